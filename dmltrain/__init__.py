@@ -1,0 +1,57 @@
+"""dmltrain: distributed parameter-server training over ordinary networks.
+
+Importing this package imports no framework. A plain PyTorch script uses three things of it (examples/plain_torch.py)::
+
+    import dmltrain
+    optimizer = dmltrain.distribute(model, optimizer)
+    dmltrain.rank(), dmltrain.num_workers()          # for the sampler
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from dmltrain.backends.torch_distributed import DistributedOptimizer
+
+__version__ = "0.1.0"
+
+
+def distribute(model: torch.nn.Module, optimizer: torch.optim.Optimizer, kvstore: str = "dist_sync"
+               ) -> DistributedOptimizer:
+    """Return `optimizer` so that each `step()` uses the gradients of all workers (their mean).
+
+    The model starts from worker 0's weights on every worker. Outside `dmltrain-launch` (no DMLC_ROLE in the environment)
+    the script trains alone, unchanged. In a scheduler or server process this call serves the job and then exits.
+    """
+    from dmltrain.backends import torch_distributed
+
+    return torch_distributed.distribute(model, optimizer, _store(kvstore))
+
+
+def rank() -> int:
+    """This worker's number, 0 .. num_workers() - 1. In a scheduler or server process: serves the job and exits."""
+    return _worker().index
+
+
+def num_workers() -> int:
+    """The number of workers of the job; 1 outside `dmltrain-launch`."""
+    return _worker().num_workers
+
+
+def _worker():
+    from dmltrain import env, kvstore
+
+    environment = env.read()
+    if environment.role != "worker":
+        kvstore.serve_and_exit(environment)
+    return environment
+
+
+def _store(kind: str):
+    from dmltrain import kvstore
+
+    environment = _worker()
+    return kvstore.create(kind if environment.launched else "local")

@@ -1,0 +1,108 @@
+"""The environment that a launcher sets, read once: DMLC_* as upstream dmlc, DMLTRAIN_* our own (docs/environment.md).
+
+The only reader of os.environ in this package.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dmltrain.errors import UserError
+
+ROLES = ("scheduler", "server", "worker")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """One process's place in its job. `index` counts within the role, in launch order."""
+
+    role: str = "worker"
+    index: int = 0
+    num_workers: int = 1
+    num_servers: int = 0
+    root_host: str = "127.0.0.1"
+    root_port: int = 0
+    node_host: str = "127.0.0.1"  # own address on the training network
+    host_name: str = ""  # for messages
+    job: str = ""
+    key: bytes = b""  # secret shared by the job's processes; empty: connections are not authenticated
+    listen_fd: int | None = None  # scheduler: an inherited socket bound to root_port
+    heartbeat_seconds: float = 1.0  # between two signs of life
+    lost_seconds: float = 6.0  # silence after which a process counts as lost
+    start_seconds: float = 120.0  # for all processes of the job to arrive
+    wait_seconds: float = 600.0  # longest wait for another worker's gradient or at a barrier
+    update_on_kvstore: bool = False  # dist_sync with the optimizer on the servers (MXNET_UPDATE_ON_KVSTORE)
+    launched: bool = False  # False: no launcher, the process trains alone
+
+    def __repr__(self) -> str:  # never shows the key
+        return f"Environment({self.role} {self.index}, job {self.job!r}, scheduler {self.root_host}:{self.root_port})"
+
+
+def read(environ: Mapping[str, str] | None = None) -> Environment:
+    """Read the launcher's variables. Raises UserError naming the variable that is missing or wrong."""
+    values = os.environ if environ is None else environ
+    if "DMLC_ROLE" not in values:
+        return Environment(host_name=socket.gethostname())
+    role = values["DMLC_ROLE"]
+    if role not in ROLES:
+        raise UserError(f"DMLC_ROLE={role!r}: expected one of {', '.join(ROLES)}")
+    num_workers = _number(values, "DMLC_NUM_WORKER", minimum=1)
+    num_servers = _number(values, "DMLC_NUM_SERVER", default=0)
+    index_name = {"worker": "DMLC_WORKER_ID", "server": "DMLC_SERVER_ID"}.get(role)
+    index = _number(values, index_name, default=_number(values, "DMLC_TASK_ID", default=0)) if index_name else 0
+    count = {"worker": num_workers, "server": num_servers}.get(role, 1)
+    if index >= count:
+        raise UserError(f"{index_name}={index}: this job has {count} {role}s, expected 0 to {count - 1}")
+    listen = values.get("DMLTRAIN_LISTEN_FD")
+    return Environment(
+        role=role, index=index, num_workers=num_workers, num_servers=num_servers,
+        root_host=values.get("DMLC_PS_ROOT_URI", "127.0.0.1"),
+        root_port=_number(values, "DMLC_PS_ROOT_PORT", default=0),
+        node_host=values.get("DMLC_NODE_HOST", "127.0.0.1"),
+        host_name=values.get("DMLTRAIN_HOST_NAME") or socket.gethostname(),
+        job=values.get("DMLTRAIN_JOB", ""), key=_key(values.get("DMLTRAIN_KEY_FILE")),
+        listen_fd=int(listen) if listen and listen.isdigit() else None,
+        heartbeat_seconds=_seconds(values, ("DMLTRAIN_HEARTBEAT_INTERVAL", "PS_HEARTBEAT_INTERVAL"), 1.0),
+        lost_seconds=_seconds(values, ("DMLTRAIN_HEARTBEAT_TIMEOUT", "PS_HEARTBEAT_TIMEOUT"), 6.0),
+        start_seconds=_seconds(values, ("DMLTRAIN_START_TIMEOUT",), 120.0),
+        wait_seconds=_seconds(values, ("DMLTRAIN_WAIT_TIMEOUT",), 600.0),
+        update_on_kvstore=values.get("MXNET_UPDATE_ON_KVSTORE", "0").lower() in ("1", "true"),
+        launched=True,
+    )
+
+
+def _number(values: Mapping[str, str], name: str, default: int | None = None, minimum: int = 0) -> int:
+    text = values.get(name, "")
+    if not text and default is not None:
+        return default
+    if not text.strip().isdecimal() or int(text) < minimum:
+        raise UserError(f"{name}={text!r}: expected a whole number, {minimum} or more; dmltrain-launch sets it")
+    return int(text)
+
+
+def _seconds(values: Mapping[str, str], names: tuple[str, ...], default: float) -> float:
+    for name in names:
+        text = values.get(name, "")
+        if not text or text == "0":
+            continue  # 0 is ps-lite's "off"; our heartbeats are always on
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = -1.0
+        if not 0.0 < seconds < 1e9:
+            raise UserError(f"{name}={text!r}: expected a number of seconds above 0")
+        return seconds
+    return default
+
+
+def _key(path: str | None) -> bytes:
+    if not path:
+        return b""
+    try:
+        return Path(path).read_bytes().strip()
+    except OSError as error:
+        raise UserError(f"DMLTRAIN_KEY_FILE={path}: {error.strerror}; the launcher makes this file") from error
