@@ -1,0 +1,109 @@
+"""Checkpoint files: PREFIX-0001.pt is the state after epoch 1. Written whole or not at all, and checked when read.
+
+A file is torch's zip format (the backend encodes and decodes it); this module knows names, bytes and what must agree
+with the run that loads it. Imports no framework.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dmltrain.errors import UserError
+
+FORMAT = 1
+
+
+def path(prefix: str, epoch: int) -> Path:
+    """The file of the state after `epoch` epochs, counted from 1 as MXNet does."""
+    return Path(f"{prefix}-{epoch:04d}.pt")
+
+
+def prepare(prefix: str) -> None:
+    """Make sure that checkpoints can be written, before hours of training. Raises UserError."""
+    probe = Path(f"{prefix}.{os.getpid()}.probe")
+    try:
+        probe.parent.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f"--model-prefix {prefix}: cannot write there: {error.strerror}") from error
+
+
+def write(target: Path, content: bytes) -> None:
+    """Replace `target` by `content`: after a crash or on a full disk it is the old file or the new one, never half.
+
+    Raises UserError when it cannot be written; an older `target` then stays and nothing else is left behind.
+    """
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+        _sync_folder(target.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise UserError(f"cannot write the checkpoint {target} ({len(content)} bytes): {_reason(error)}; "
+                        "earlier checkpoints are whole, continue from the last with --load-epoch") from error
+
+
+def _reason(error: OSError) -> str:
+    room = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return f"{error.strerror}{', make room there' if room else ''}"
+
+
+def _sync_folder(folder: Path) -> None:
+    """The rename itself is on disk only when the folder is."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read(source: Path) -> bytes:
+    """The content of a checkpoint file, whole (its checksums agree). Raises UserError when missing, cut or changed."""
+    try:
+        content = source.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"no checkpoint {source}; {_present(source)}") from None
+    except OSError as error:
+        raise UserError(f"cannot read the checkpoint {source}: {error.strerror}") from error
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            damaged = archive.testzip()
+    except Exception:  # zipfile raises a dozen types on damaged files
+        damaged = "its table of contents"
+    if damaged:
+        raise UserError(f"the checkpoint {source} is damaged or cut short: {damaged} of its {len(content)} bytes is "
+                        f"unreadable; {_present(source)}")
+    return content
+
+
+def _present(source: Path) -> str:
+    """'present: m-0001.pt, m-0002.pt': the other checkpoints of the same prefix."""
+    prefix = re.sub(r"-\d{4,}\.pt$", "", source.name)
+    names = sorted(each.name for each in source.parent.glob("*.pt")
+                   if re.fullmatch(re.escape(prefix) + r"-\d{4,}\.pt", each.name) and each != source)
+    return f"present in {source.parent}: {', '.join(names) or 'no checkpoint of this prefix'}"
+
+
+def check(source: Path, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Raise UserError unless the checkpoint belongs to the same network and optimizer as the run (`expected`)."""
+    if found.get("format") != FORMAT:
+        raise UserError(f"{source} is not a checkpoint of this program: expected format {FORMAT}, found "
+                        f"{found.get('format')!r}")
+    wrong = [f"{name.replace('_', ' ')} {found.get(name)!r}, expected {value!r}"
+             for name, value in expected.items() if found.get(name) != value]
+    if wrong:
+        raise UserError(f"the checkpoint {source} belongs to another run: {'; '.join(wrong)}")

@@ -1,0 +1,34 @@
+"""What is counted while training and validating, as sums that can be added over batches, devices and workers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums over samples. `correct_top_k` counts samples whose label is among the k largest outputs."""
+
+    samples: float = 0.0
+    correct: float = 0.0
+    correct_top_k: float = 0.0
+    cross_entropy: float = 0.0  # natural logarithm
+
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
+
+    def values(self) -> tuple[float, ...]:
+        return astuple(self)
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Sums:
+        return cls(*(float(value) for value in values))
+
+    def metrics(self, top_k: int = 0) -> dict[str, float]:
+        """Means by MXNet's metric names; nan where nothing was counted."""
+        count = self.samples or float("nan")
+        named = {"accuracy": self.correct / count}
+        if top_k:
+            named[f"top_k_accuracy_{top_k}"] = self.correct_top_k / count
+        return {**named, "cross-entropy": self.cross_entropy / count}

@@ -1,0 +1,215 @@
+"""The command line of the training programs: MXNet's common options, and ours (DESIGN 4.5).
+
+The fields of `Options` are the one table: each is an option, its type, default, help and valid values. `parse` gives an
+`Options` or raises UserError whose message lists what is valid. Imports no framework; touches no file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from dmltrain import data, kvstore, models, optimizer, schedule
+from dmltrain.errors import UserError
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def integer(minimum: int) -> Callable[[str], int]:
+    def parse_integer(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = minimum - 1
+        if value < minimum:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {minimum}")
+        return value
+
+    return parse_integer
+
+
+def number(minimum: float, *, above: bool = False) -> Callable[[str], float]:
+    """Finite numbers from `minimum` on (`above`: excluding it)."""
+    def parse_number(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or value < minimum or (above and value == minimum):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number {'above' if above else 'from'} {minimum:g}")
+        return value
+
+    return parse_number
+
+
+def integers(text: str) -> tuple[int, ...]:
+    """'200,250' -> (200, 250); '' -> ()."""
+    return tuple(integer(0)(part) for part in text.replace(" ", "").split(",") if part)
+
+
+def one_of(kind: str, names: Callable[[], Iterable[str]] | Sequence[str], remark: str = "") -> Callable[[str], str]:
+    def parse_name(text: str) -> str:
+        valid = sorted(names() if callable(names) else names)
+        if text not in valid:
+            raise argparse.ArgumentTypeError(f"unknown {kind} {text!r}{remark}; valid: {', '.join(valid)}")
+        return text
+
+    return parse_name
+
+
+def image_shape(text: str) -> tuple[int, int, int]:
+    """'3,28,28' -> (3, 28, 28): channels, height, width."""
+    sizes = integers(text)
+    if len(sizes) != 3 or min(sizes) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected channels,height,width such as 3,28,28")
+    return sizes[0], sizes[1], sizes[2]
+
+
+def device_list(text: str) -> tuple[str, ...]:
+    """'cpu' -> ('cpu',); 'cpu:2' -> ('cpu', 'cpu'); 'gpu:2' -> ('gpu:0', 'gpu:1')."""
+    kind, _, count = text.partition(":")
+    if kind not in ("cpu", "gpu"):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected cpu, cpu:COUNT or gpu:COUNT")
+    indices = range(integer(1)(count or "1"))
+    return tuple("cpu" if kind == "cpu" else f"gpu:{index}" for index in indices)
+
+
+def gpu_list(text: str) -> tuple[str, ...]:
+    """'0,2' -> ('gpu:0', 'gpu:2'); '' -> () which means the CPU, as in MXNet."""
+    indices = integers(text)
+    if len(set(indices)) != len(indices):
+        raise argparse.ArgumentTypeError(f"{text!r} names a GPU twice; to train on one device several times use --devices")
+    return tuple(f"gpu:{index}" for index in indices)
+
+
+def path(text: str) -> str:
+    return os.path.expanduser(text)
+
+
+def option(group: str, text: str, parse: Callable[[str], Any], default: Any = None, **argparse_words: Any) -> Any:
+    words = {"type": parse, "help": text, **argparse_words}
+    return dataclasses.field(default=default, metadata={"group": group, "words": words})
+
+
+@dataclass(frozen=True)
+class Options:
+    """What one training program was asked to do. `None` means: the program's or the data set's own value."""
+
+    network: str = option("Network", "the network to train", one_of("network", models.names), "mlp")
+    num_layers: int | None = option("Network", "its depth, for networks that have several (resnet)", integer(1))
+    dtype: str = option("Network", "precision of the computation; weights stay float32: " + ", ".join(DTYPES),
+                        one_of("dtype", DTYPES), "float32")
+    memory_format: str = option("Network", "layout of images: channels_last or contiguous",
+                                one_of("memory format", ("channels_last", "contiguous")), "channels_last")
+    compile: int = option("Network", "1: compile the network (torch.compile)", integer(0), 0, nargs="?", const=1)
+    backend: str = option("Network", "the framework that computes", one_of("backend", ("torch",)), "torch")
+
+    dataset: str = option("Data", "what to train on", one_of("dataset", data.names), "digits")
+    data_dir: str = option("Data", "folder with the data set's files", path, "data", metavar="DIR")
+    num_examples: int | None = option("Data", "use this many training examples", integer(1))
+    image_shape: tuple[int, int, int] | None = option("Data", "channels,height,width fed to the network", image_shape,
+                                                      metavar="C,H,W")
+    crop: int | None = option("Data", "shorthand: height and width of --image-shape", integer(1), metavar="SIZE")
+    data_nthreads: int = option("Data", "threads that prepare batches ahead", integer(1), 1, metavar="COUNT")
+
+    batch_size: int = option("Training", "samples per worker and step, split over its devices", integer(1), 128)
+    num_epochs: int = option("Training", "train until this many epochs are done", integer(0), 100)
+    optimizer: str = option("Training", "how weights are updated", one_of("optimizer", optimizer.TABLE), "sgd")
+    lr: float = option("Training", "learning rate", number(0.0), 0.1)
+    lr_factor: float = option("Training", "multiply the learning rate by this at each of --lr-step-epochs",
+                              number(0.0, above=True), 0.1)
+    lr_step_epochs: tuple[int, ...] = option("Training", "epochs at which to do so, as 30,60", integers, (), metavar="E,E")
+    warmup_epochs: float = option("Training", "raise the learning rate from 0 over the first epochs", number(0.0), 0.0)
+    warmup_strategy: str = option("Training", "the shape of that rise: " + ", ".join(schedule.WARMUPS),
+                                  one_of("warm-up strategy", schedule.WARMUPS), "linear")
+    mom: float = option("Training", "momentum", number(0.0), 0.9)
+    wd: float = option("Training", "weight decay (of weights and gammas only, as MXNet)", number(0.0), 0.0001)
+    seed: int = option("Training", "fixes initial weights, data order, augmentation and dropout", integer(0), 0)
+
+    gpus: tuple[str, ...] = option("Devices", "GPUs to use, as 0 or 0,2,5; empty: the CPU", gpu_list, (), metavar="I,I")
+    devices: tuple[str, ...] = option("Devices", "instead of --gpus: cpu, cpu:COUNT or gpu:COUNT", device_list, ())
+
+    kv_store: str = option("Distribution", "how workers share weights: " + ", ".join(kvstore.TYPES),
+                           one_of("kvstore", kvstore.TYPES), "device")
+    staleness: int | None = option("Distribution", "dist_ssp: steps that a worker may be ahead of the slowest", integer(0))
+    update_on_kvstore: int | None = option("Distribution", "dist_sync: 1 runs the optimizer on the servers; default: "
+                                           "the environment's MXNET_UPDATE_ON_KVSTORE, else 0", integer(0))
+    gc_type: str = option("Distribution", "gradient compression; this version has none",
+                          one_of("gradient compression", ("none",), " (this version has no gradient compression)"), "none")
+    gc_threshold: float = option("Distribution", "threshold of --gc-type", number(0.0, above=True), 0.5)
+
+    disp_batches: int = option("Reports", "log progress each time so many batches are done", integer(1), 20)
+    top_k: int = option("Reports", "also report top-k accuracy; 0: do not", integer(0), 0)
+    model_prefix: str | None = option("Reports", "write a checkpoint after each epoch: PREFIX-0001.pt and so on", path,
+                                      metavar="PREFIX")
+    load_epoch: int | None = option("Reports", "continue after the checkpoint of this epoch", integer(0), metavar="EPOCH")
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        """('cpu',), ('gpu:0', 'gpu:1') ..: one replica of the network on each."""
+        return self.devices or self.gpus or ("cpu",)
+
+
+def flag(name: str) -> str:
+    """'num_epochs' -> '--num-epochs'."""
+    return "--" + name.replace("_", "-")
+
+
+FLAGS = tuple(flag(field.name) for field in dataclasses.fields(Options))
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that raises instead of exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message.removeprefix("argument "))
+
+
+def parser(prog: str, description: str = "", defaults: Mapping[str, Any] | None = None) -> Parser:
+    made = Parser(prog=prog, description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    groups: dict[str, Any] = {}
+    for field in dataclasses.fields(Options):
+        group = field.metadata["group"]
+        if group not in groups:
+            groups[group] = made.add_argument_group(group)
+        groups[group].add_argument(flag(field.name), default=field.default, **field.metadata["words"])
+    made.set_defaults(**(defaults or {}))
+    return made
+
+
+def parse(argv: Sequence[str], prog: str = "train", description: str = "",
+          defaults: Mapping[str, Any] | None = None) -> Options:
+    """Options from the words after the program's name; `defaults` are the program's own. Raises UserError."""
+    values, unknown = parser(prog, description, defaults).parse_known_args(list(argv))
+    if unknown:
+        raise UserError(_unknown(unknown[0]))
+    return _checked(Options(**vars(values)))
+
+
+def _unknown(word: str) -> str:
+    name = word.split("=")[0]
+    near = difflib.get_close_matches(name, FLAGS, n=1, cutoff=0.7)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    return f"unknown option {name}{hint}; valid options: {' '.join(FLAGS)}"
+
+
+def _checked(options: Options) -> Options:
+    """The rules that concern more than one option."""
+    if options.devices and options.gpus:
+        raise UserError("--devices and --gpus both say where to compute: give one of them")
+    if options.load_epoch is not None and not options.model_prefix:
+        raise UserError("--load-epoch needs --model-prefix: the PREFIX of the checkpoint's file PREFIX-0001.pt")
+    if options.staleness is not None and options.kv_store != "dist_ssp":
+        raise UserError(f"--staleness belongs to --kv-store dist_ssp, not to {options.kv_store}")
+    if len(options.device_names) > options.batch_size:
+        raise UserError(f"--batch-size {options.batch_size} cannot be split over {len(options.device_names)} devices")
+    if options.crop is not None:
+        channels = options.image_shape[0] if options.image_shape else 3
+        options = dataclasses.replace(options, image_shape=(channels, options.crop, options.crop))
+    return options

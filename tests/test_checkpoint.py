@@ -1,0 +1,110 @@
+"""Checkpoint files: whole or not at all, and refused with a reason."""
+
+import io
+import os
+import resource
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from dmltrain import checkpoint
+from dmltrain.errors import UserError
+
+
+def archive(text: str = "weights") -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        file.writestr("data", text * 100)
+    return buffer.getvalue()
+
+
+def test_names_count_epochs_from_one():
+    assert str(checkpoint.path("out/model", 1)) == "out/model-0001.pt"
+    assert str(checkpoint.path("out/model", 12345)) == "out/model-12345.pt"
+
+
+def test_written_whole_and_nothing_else_left(tmp_path):
+    target = tmp_path / "m-0001.pt"
+    checkpoint.write(target, archive("old"))
+    checkpoint.write(target, archive("new"))
+    assert checkpoint.read(target) == archive("new")
+    assert os.listdir(tmp_path) == ["m-0001.pt"]
+
+
+WRITE_UNDER_A_LIMIT = """
+import resource, signal, sys
+from pathlib import Path
+from dmltrain import checkpoint, errors
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+try:
+    checkpoint.write(Path(sys.argv[1]), bytes(100000))
+except errors.UserError as error:
+    print(error)
+    sys.exit(2)
+"""
+
+
+def test_no_room_leaves_the_previous_one_whole(tmp_path):
+    """The file size limit stops the write half way, as a full disk does."""
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)  # POSIX
+    target = tmp_path / "m-0001.pt"
+    checkpoint.write(target, archive())
+    done = subprocess.run([sys.executable, "-c", WRITE_UNDER_A_LIMIT, str(target)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2, done.stderr
+    assert "cannot write the checkpoint" in done.stdout and str(target) in done.stdout and "File too large" in done.stdout
+    assert checkpoint.read(target) == archive()
+    assert os.listdir(tmp_path) == ["m-0001.pt"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_is_named(tmp_path):
+    """/dev/full answers each write with 'no space left on device'."""
+    target = tmp_path / "m-0001.pt"
+    (tmp_path / f".m-0001.pt.{os.getpid()}.part").symlink_to("/dev/full")
+    with pytest.raises(UserError, match="No space left on device, make room there"):
+        checkpoint.write(target, archive())
+    assert os.listdir(tmp_path) == []
+
+
+def test_missing_lists_what_is_there(tmp_path):
+    for name in ("m-0001.pt", "m-0002.pt", "other-0003.pt", "m-x.pt"):
+        (tmp_path / name).touch()
+    with pytest.raises(UserError) as caught:
+        checkpoint.read(tmp_path / "m-0009.pt")
+    assert "no checkpoint" in str(caught.value) and "m-0001.pt, m-0002.pt" in str(caught.value)
+    assert "other" not in str(caught.value) and "m-x" not in str(caught.value)
+
+
+@pytest.mark.parametrize("damage", [
+    lambda whole: whole[:len(whole) // 2], lambda whole: b"", lambda whole: b"noise" * 100,
+    lambda whole: whole[:60] + bytes([whole[60] ^ 1]) + whole[61:]], ids=["cut", "empty", "noise", "one bit"])
+def test_a_damaged_file_is_refused(tmp_path, damage):
+    target = tmp_path / "m-0001.pt"
+    target.write_bytes(damage(archive()))
+    with pytest.raises(UserError, match="damaged or cut short"):
+        checkpoint.read(target)
+
+
+def test_a_folder_is_refused(tmp_path):
+    with pytest.raises(UserError, match="cannot read the checkpoint"):
+        checkpoint.read(tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_training(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="--model-prefix .*cannot write there"):
+        checkpoint.prepare(str(tmp_path / "file" / "m"))
+    checkpoint.prepare(str(tmp_path / "new" / "m"))
+    assert os.listdir(tmp_path / "new") == []
+
+
+def test_another_networks_checkpoint_says_what_differs(tmp_path):
+    found = {"format": checkpoint.FORMAT, "network": "resnet", "num_layers": 20}
+    checkpoint.check(tmp_path, found, {"network": "resnet", "num_layers": 20})
+    with pytest.raises(UserError, match="num layers 20, expected 56"):
+        checkpoint.check(tmp_path, found, {"network": "resnet", "num_layers": 56})
+    with pytest.raises(UserError, match="expected format"):
+        checkpoint.check(tmp_path, {"weights": 1}, {})
