@@ -1,0 +1,65 @@
+"""Optimizers on the servers: torch.optim on slices, from a spec of a name and numbers (never pickled objects)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], tuple[str, ...]]] = {  # name -> class, numbers it takes
+    "sgd": (torch.optim.SGD, ("momentum", "dampening", "weight_decay", "nesterov", "maximize")),
+    "adam": (torch.optim.Adam, ("betas", "eps", "weight_decay", "amsgrad", "maximize")),
+    "adamw": (torch.optim.AdamW, ("betas", "eps", "weight_decay", "amsgrad", "maximize")),
+    "adagrad": (torch.optim.Adagrad, ("lr_decay", "weight_decay", "initial_accumulator_value", "eps", "maximize")),
+    "rmsprop": (torch.optim.RMSprop, ("alpha", "eps", "weight_decay", "momentum", "centered", "maximize")),
+}
+_FUSED = ("sgd", "adam", "adamw", "adagrad")  # one pass over memory
+
+
+class Step:
+    """One slice's optimizer. `spec`: {"name", "lr", numbers..., "rescale": factor of every gradient (default 1),
+    "keys": {str(key): {numbers that differ for this key}}}. Raises ValueError with the valid names."""
+
+    def __init__(self, spec: dict[str, Any], key: int, value: np.ndarray) -> None:
+        numbers = {**spec, **spec.get("keys", {}).get(str(key), {})}
+        name = str(numbers.pop("name", "")).lower()
+        if name not in OPTIMIZERS:
+            raise ValueError(f"unknown optimizer {name!r}: servers have {', '.join(OPTIMIZERS)}")
+        numbers.pop("keys", None)
+        self._rescale = _number("rescale", numbers.pop("rescale", 1.0))
+        rate = _number("lr", numbers.pop("lr", 0.0))
+        kind, allowed = OPTIMIZERS[name]
+        for given in numbers:
+            if given not in allowed:
+                raise ValueError(f"optimizer {name} takes lr, {', '.join(allowed)}; not {given!r}")
+        arguments = {given: tuple(_number(given, x) for x in number) if isinstance(number, list)
+                     else _number(given, number) for given, number in numbers.items()}
+        self._parameter = torch.nn.Parameter(torch.from_numpy(value), requires_grad=False)
+        self._optimizer = kind([self._parameter], lr=rate, fused=True if name in _FUSED else None, **arguments) \
+            if name in _FUSED else kind([self._parameter], lr=rate, **arguments)
+
+    def __call__(self, value: np.ndarray, gradient: np.ndarray, rate: float) -> None:
+        """One step with learning rate `rate` (with the spec's own where that is negative); changes `value` in place."""
+        self._parameter.data = torch.from_numpy(value)
+        self._parameter.grad = torch.from_numpy(gradient)
+        if self._rescale != 1.0:
+            self._parameter.grad.mul_(self._rescale)
+        if rate >= 0.0:
+            self._optimizer.param_groups[0]["lr"] = rate
+        self._optimizer.step()
+        self._parameter.grad = None
+
+    def state(self) -> dict[str, np.ndarray]:
+        """The optimizer's arrays by torch's names."""
+        return {name: torch.as_tensor(item).numpy() for name, item in self._optimizer.state[self._parameter].items()
+                if item is not None}
+
+    def load(self, state: dict[str, np.ndarray]) -> None:
+        self._optimizer.state[self._parameter] = {name: torch.from_numpy(np.array(array)) for name, array in state.items()}
+
+
+def _number(name: str, value: Any) -> float | bool:
+    if not isinstance(value, (int, float)):
+        raise ValueError(f"optimizer option {name}={value!r}: expected a number")
+    return value

@@ -1,0 +1,162 @@
+"""What every kvstore offers. Names and meaning are MXNet's (mxnet/python/mxnet/kvstore/kvstore.py)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from dmltrain.errors import JobLost, UserError
+
+Key = int | str
+Keys = Key | Sequence[Key]
+
+TYPES = {  # accepted name -> its meaning
+    "local": "local",
+    "device": "local",
+    "dist_sync": "dist_sync",
+    "dist_device_sync": "dist_sync",
+    "dist_sync_device": "dist_sync",
+    "dist_async": "dist_async",
+    "dist_async_device": "dist_async",
+    "dist_ssp": "dist_ssp",
+}
+
+
+class Handle:
+    """Something under way: `wait` returns when all of it is done, or raises JobLost."""
+
+    def __init__(self, parts: int, what: str, seconds: float) -> None:
+        self._left = parts
+        self._what = what
+        self._seconds = seconds
+        self._done = threading.Event()
+        self._lock = threading.Lock()
+        self._finish: list[Callable[[], None]] = []
+        self.error = ""
+        if parts == 0:
+            self._done.set()
+
+    def part_done(self) -> None:
+        with self._lock:
+            self._left -= 1
+            if self._left == 0:
+                self._done.set()
+
+    def fail(self, reason: str) -> None:
+        self.error = reason
+        self._done.set()
+
+    def then(self, action: Callable[[], None]) -> None:
+        """Run `action` on the waiting thread when all has arrived (copies into memory that could not be filled in place)."""
+        self._finish.append(action)
+
+    def wait(self) -> None:
+        """Raises JobLost with the reason, or when the deadline passes (the message says what was awaited)."""
+        if not self._done.wait(self._seconds):
+            raise JobLost(f"{self._what}: no answer within {self._seconds:.0f} s (DMLTRAIN_WAIT_TIMEOUT)")
+        if self.error:
+            raise JobLost(self.error)
+        while self._finish:
+            self._finish.pop()()
+
+
+class KVStore:
+    """One worker's view of the store. Arrays are numpy arrays or CPU torch tensors of float32 or float64."""
+
+    type: str = "local"
+    rank: int = 0
+    num_workers: int = 1
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+    @property
+    def is_distributed(self) -> bool:
+        return TYPES[self.type] != "local"
+
+    @property
+    def steps_on_servers(self) -> bool:
+        """True when the servers run the optimizer: a pull then gives weights, not sums of gradients."""
+        return False
+
+    def init(self, key: Keys, value: Any) -> None:
+        """Declare keys with their first values; the values of worker 0 count. All workers call this alike."""
+        raise NotImplementedError
+
+    def push(self, key: Keys, value: Any, priority: int = 0, rate: float = -1.0) -> None:
+        """Give gradients. A list for one key is one value a device, summed here. Returns at once: the memory must not
+        change until the key's next pull has returned. `rate`: the optimizer's learning rate from here on, if 0 or more."""
+        raise NotImplementedError
+
+    def pull(self, key: Keys, out: Any, priority: int = 0, wait: bool = True) -> Handle:
+        """Fill `out` (an array, or a list for several keys) with the keys' values at this worker's clock."""
+        raise NotImplementedError
+
+    def pushpull(self, key: Keys, value: Any, out: Any = None, priority: int = 0, wait: bool = True,
+                 rate: float = -1.0) -> Handle:
+        """`push`, then `pull` into `out` (into `value` when not given)."""
+        self.push(key, value, priority, rate)
+        return self.pull(key, value if out is None else out, priority, wait)
+
+    def barrier(self) -> None:
+        """Wait for all workers."""
+
+    def all_reduce(self, name: str, array: np.ndarray) -> np.ndarray:
+        """The elementwise sum of all workers' arrays (float64), in every type of store; all workers call it alike."""
+        return np.array(array, np.float64)
+
+    def set_optimizer(self, spec: dict[str, Any]) -> None:
+        """Let the store make the optimizer's steps: {"name": "sgd", "lr": 0.1, "momentum": 0.9, ...}; JSON only."""
+        raise NotImplementedError
+
+    def set_gradient_compression(self, parameters: dict[str, Any]) -> None:
+        """Accepts {"type": "none"}."""
+        kind = parameters.get("type", "none") if isinstance(parameters, dict) else parameters
+        if kind != "none":
+            raise UserError(f"gradient compression {kind!r} is not available; choose none")
+
+    def save_optimizer_states(self, path: str) -> None:
+        """Write what `load_optimizer_states` reads."""
+        raise NotImplementedError
+
+    def load_optimizer_states(self, path: str) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """This worker is done. The job goes on until every worker has closed."""
+
+
+def keys_and_values(key: Keys, value: Any) -> tuple[list[Key], list[Any]]:
+    """One key and its value, or lists of both, as lists. Raises UserError when the lengths differ."""
+    if isinstance(key, (int, str)):
+        return [key], [value]
+    keys, values = list(key), list(value)
+    if len(keys) != len(values):
+        raise UserError(f"kvstore: {len(keys)} keys but {len(values)} values")
+    return keys, values
+
+
+def as_array(value: Any) -> np.ndarray:
+    """A numpy view of an array or CPU tensor, no copy."""
+    if hasattr(value, "detach"):  # a torch tensor
+        value = value.detach()
+    if getattr(getattr(value, "device", None), "type", "cpu") != "cpu":
+        value = value.cpu()
+    return np.asarray(value)
+
+
+def summed(value: Any) -> np.ndarray:
+    """The gradient as one flat, contiguous array of float32 or float64; a list or tuple is one value a device, summed."""
+    if isinstance(value, (list, tuple)):
+        total = as_array(value[0])
+        if len(value) > 1:
+            total = np.array(total)
+            for other in value[1:]:
+                total += as_array(other)
+    else:
+        total = as_array(value)
+    if total.dtype.name not in ("float32", "float64"):
+        raise UserError(f"kvstore: values are float32 or float64, this one is {total.dtype.name}")
+    return np.ascontiguousarray(total).reshape(-1)

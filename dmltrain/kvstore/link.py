@@ -1,0 +1,220 @@
+"""Sockets: connect and accept with the handshake, read and write frames. Blocking calls, one reader and one writer thread a link.
+
+Reads go straight into the caller's memory with one system call a slice (MSG_WAITALL); writes gather queued frames.
+`Link.cut` from any thread ends both at once: blocked calls return, and the reader raises Closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from dmltrain.kvstore import wire
+from dmltrain.kvstore.handshake import Caller, Listener
+from dmltrain.kvstore.wire import FrameError, Header, Kind
+
+HANDSHAKE_SECONDS = 5.0
+GATHER_BYTES = 1 << 20  # small frames leave together up to this size
+GATHER_FRAMES = 256  # header and payload each, below IOV_MAX (1024)
+SOCKET_BUFFER = 4 << 20  # bytes; one slice
+
+
+class Closed(Exception):
+    """The other side closed the connection, or it was cut."""
+
+
+class Link:
+    """One connection after its handshake."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self._header = bytearray(wire.HEADER_SIZE)
+        self._send_lock = threading.Lock()
+
+    def read_header(self) -> Header:
+        """Raises Closed at the end of the stream, FrameError on anything that is no frame."""
+        self.read_into(memoryview(self._header))
+        return Header.unpack(self._header)
+
+    def read_into(self, target: memoryview) -> None:
+        """Fill `target` (bytes). Raises Closed when the stream ends first."""
+        done, size = 0, len(target)
+        while done < size:
+            try:
+                got = self.sock.recv_into(target[done:] if done else target, size - done, socket.MSG_WAITALL)
+            except OSError as error:
+                raise Closed(str(error)) from error
+            if not got:
+                raise Closed("end of stream" if not done else f"stream ended after {done} of {size} bytes of a frame")
+            done += got
+        self.bytes_received += size
+
+    def read_control(self, header: Header, limit: int = wire.MAX_CONTROL) -> dict[str, Any]:
+        """The JSON object that follows `header`. Raises FrameError when it is too long or no JSON object."""
+        if header.length > limit:
+            raise FrameError(f"control frame of {header.length} bytes, the limit is {limit}")
+        payload = bytearray(header.length)
+        self.read_into(memoryview(payload))
+        return wire.parse_control(payload)
+
+    def send(self, *parts: bytes | memoryview) -> None:
+        """Send the parts as one piece. Raises Closed."""
+        with self._send_lock:
+            self._send([memoryview(part).cast("B") for part in parts if len(part)])
+
+    def _send(self, views: list[memoryview]) -> None:
+        try:
+            while views:
+                sent = self.sock.sendmsg(views)
+                self.bytes_sent += sent
+                while views and sent >= len(views[0]):
+                    sent -= len(views[0])
+                    views.pop(0)
+                if sent:
+                    views[0] = views[0][sent:]
+        except OSError as error:
+            raise Closed(str(error)) from error
+
+    def cut(self) -> None:
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.cut()
+        self.sock.close()
+
+
+class Outbox:
+    """Frames waiting for one link, highest priority first, first in first out within one; sent by a thread of its own."""
+
+    def __init__(self, link: Link, name: str) -> None:
+        self._link = link
+        self._queue: list[tuple[int, int, bytes, memoryview | None, Callable[[], None] | None]] = []
+        self._order = itertools.count()
+        self._ready = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, header: bytes, payload: memoryview | None = None, priority: int = 0,
+            sent: Callable[[], None] | None = None) -> None:
+        """Queue one frame; `sent` is called once its payload may be changed again (also when the link is cut)."""
+        with self._ready:
+            heapq.heappush(self._queue, (-priority, next(self._order), header, payload, sent))
+            self._ready.notify()
+
+    def finish(self, timeout: float) -> None:
+        """Send what is queued, then end the thread."""
+        with self._ready:
+            self._closing = True
+            self._ready.notify()
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while batch := self._next():
+            views = [view for header, payload, _ in batch for view in (memoryview(header), payload) if view is not None]
+            try:
+                self._link.send(*views)
+            except Closed:
+                self._link.cut()
+            for _, _, sent in batch:
+                if sent:
+                    sent()
+
+    def _next(self) -> list[tuple[bytes, memoryview | None, Callable[[], None] | None]]:
+        with self._ready:
+            while not self._queue:
+                if self._closing:
+                    return []
+                self._ready.wait()
+            batch, size = [], 0
+            while self._queue and len(batch) < GATHER_FRAMES and size < GATHER_BYTES:
+                _, _, header, payload, sent = heapq.heappop(self._queue)
+                batch.append((header, payload, sent))
+                size += len(header) + (payload.nbytes if payload is not None else 0)
+            return batch
+
+
+def listen(host: str, port: int = 0) -> socket.socket:
+    """A listening socket. Raises OSError."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        if port:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(256)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def connect(address: tuple[str, int], caller: Caller, timeout: float) -> Link:
+    """Connect and prove who we are. Raises OSError, Closed, or FrameError with the reason of a refusal."""
+    sock = socket.create_connection(address, timeout)
+    link = Link(sock)
+    try:
+        _limit_waits(sock, HANDSHAKE_SECONDS)
+        link.send(wire.control(Kind.HELLO, caller.hello()))
+        link.send(wire.control(Kind.PROOF, caller.proof(_expect(link, Kind.CHALLENGE))))
+        _expect(link, Kind.ACCEPT)
+        _settle(sock)
+    except BaseException:
+        link.close()
+        raise
+    return link
+
+
+def accept(sock: socket.socket, listener: Listener) -> tuple[Link, str, int]:
+    """Let a caller in: (link, role, index). Raises FrameError or Closed; the link is closed then and the caller told why."""
+    link = Link(sock)
+    try:
+        _limit_waits(sock, HANDSHAKE_SECONDS)
+        hello = _expect(link, Kind.HELLO)
+        link.send(wire.control(Kind.CHALLENGE, listener.challenge(hello)))
+        listener.check(hello, _expect(link, Kind.PROOF))
+        link.send(wire.control(Kind.ACCEPT, {}))
+        _settle(sock)
+    except BaseException as error:
+        if isinstance(error, FrameError):
+            with contextlib.suppress(Closed):
+                link.send(wire.control(Kind.REFUSE, {"reason": str(error)}))
+        link.close()
+        raise
+    return link, hello["role"], hello["index"]
+
+
+def _expect(link: Link, kind: Kind) -> dict[str, Any]:
+    header = link.read_header()
+    if header.kind not in (kind, Kind.REFUSE):
+        raise FrameError(f"frame kind {header.kind} during the handshake, expected {kind.name}")
+    message = link.read_control(header, wire.MAX_HELLO)
+    if header.kind == Kind.REFUSE:
+        raise FrameError(f"refused: {str(message.get('reason'))[:500]}")
+    return message
+
+
+def _limit_waits(sock: socket.socket, seconds: float) -> None:
+    """Bound each blocking call in the kernel (a Python timeout would make the socket non-blocking and MSG_WAITALL void)."""
+    sock.settimeout(None)
+    bound = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, bound)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, bound)
+
+
+def _settle(sock: socket.socket) -> None:
+    """Settings for the life of the link. Waits are unbounded here: the scheduler's heartbeats find lost peers, and cut."""
+    _limit_waits(sock, 0)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER)

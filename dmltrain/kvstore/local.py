@@ -1,0 +1,75 @@
+"""kvstore `local` and `device`: one worker, nothing leaves the process; values of several devices are summed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dmltrain.errors import UserError
+from dmltrain.kvstore.base import Handle, Key, Keys, KVStore, as_array, keys_and_values, summed
+
+
+class LocalKVStore(KVStore):
+    def __init__(self, kind: str = "local") -> None:
+        self.type = kind
+        self._values: dict[Key, np.ndarray] = {}
+        self._shapes: dict[Key, tuple[int, ...]] = {}
+        self._steps: dict[Key, Any] = {}
+        self._spec: dict[str, Any] | None = None
+
+    @property
+    def steps_on_servers(self) -> bool:
+        return self._spec is not None
+
+    def init(self, key: Keys, value: Any) -> None:
+        for name, item in zip(*keys_and_values(key, value), strict=True):
+            if name not in self._values:
+                self._values[name] = summed(item).copy()
+                self._optimize(name)
+
+    def push(self, key: Keys, value: Any, priority: int = 0, rate: float = -1.0) -> None:
+        for name, item in zip(*keys_and_values(key, value), strict=True):
+            gradient = summed(item)
+            if name in self._steps:
+                self._steps[name](self._find(name), gradient.copy(), rate)
+            else:
+                self._find(name)[:] = gradient
+
+    def pull(self, key: Keys, out: Any, priority: int = 0, wait: bool = True) -> Handle:
+        for name, target in zip(*keys_and_values(key, out), strict=True):
+            for array in target if isinstance(target, (list, tuple)) else [target]:
+                view = as_array(array)
+                view[...] = self._find(name).reshape(view.shape)
+        return Handle(0, "local", 0.0)
+
+    def set_optimizer(self, spec: dict[str, Any]) -> None:
+        self._spec = spec
+        for name in self._values:
+            self._optimize(name)
+
+    def save_optimizer_states(self, path: str) -> None:
+        np.savez(path, **{f"{name}/{field}": array for name, step in self._steps.items()
+                          for field, array in step.state().items()})
+
+    def load_optimizer_states(self, path: str) -> None:
+        with np.load(path, allow_pickle=False) as archive:
+            for name, step in self._steps.items():
+                fields = {item.rpartition("/")[2]: archive[item] for item in archive.files
+                          if item.rpartition("/")[0] == str(name)}
+                if fields:
+                    step.load(fields)
+
+    def _optimize(self, name: Key) -> None:
+        if self._spec is not None:
+            from dmltrain.backends import torch_optimizer
+
+            try:
+                self._steps[name] = torch_optimizer.Step(self._spec, name, self._values[name])
+            except ValueError as error:
+                raise UserError(str(error)) from error
+
+    def _find(self, name: Key) -> np.ndarray:
+        if name not in self._values:
+            raise UserError(f"kvstore: key {name!r} was never given to init")
+        return self._values[name]

@@ -1,0 +1,54 @@
+"""A server's optimizer state and values as bytes (numpy's npz, never pickle), for checkpoints of jobs that step on servers."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from typing import Any
+
+import numpy as np
+
+from dmltrain.kvstore.server import Rejected
+
+_PER_ENTRY = 512  # bytes: npz's own headers, generously
+
+
+def pack(slices: dict[tuple[int, int], Any]) -> bytes:
+    """Values ("key/slice/value") and optimizer states ("key/slice/momentum_buffer", ...) of the weights."""
+    arrays = {}
+    for (key, index), piece in slices.items():
+        if piece.is_weight:
+            arrays[f"{key}/{index}/value"] = piece.value.array
+            for name, array in (piece.step.state() if piece.step else {}).items():
+                arrays[f"{key}/{index}/{name}"] = array
+    stream = io.BytesIO()
+    np.savez(stream, **arrays)
+    return stream.getvalue()
+
+
+def unpack(data: bytes | bytearray, slices: dict[tuple[int, int], Any]) -> None:
+    """Put back what `pack` made. Raises Rejected when it is of another model, another number of servers, or damaged."""
+    states: dict[tuple[int, int], dict[str, np.ndarray]] = {}
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+            for name in archive.files:
+                key, index, field = name.split("/", 2)
+                states.setdefault((int(key), int(index)), {})[field] = archive[name]
+    except (ValueError, OSError, zipfile.BadZipFile, KeyError) as error:
+        raise Rejected(f"the optimizer state cannot be read: {error}") from error
+    weights = {place for place, piece in slices.items() if piece.is_weight}
+    if set(states) != weights:
+        raise Rejected(f"the optimizer state holds {len(states)} slices, this server {len(weights)}: "
+                       "load it with the same model and number of servers as it was saved with")
+    for place, fields in states.items():
+        piece, value = slices[place], fields.pop("value", None)
+        if value is None or value.shape != piece.value.array.shape:
+            raise Rejected(f"the optimizer state of key {place[0]} slice {place[1]} is of another model")
+        piece.value.array[:] = value
+        if piece.step and fields:
+            piece.step.load(fields)
+
+
+def limit(slices: dict[tuple[int, int], Any]) -> int:
+    """The most bytes that a state of these slices takes: the value and up to four arrays of its size each."""
+    return sum(5 * (piece.value.array.nbytes + _PER_ENTRY) for piece in slices.values()) + 4096

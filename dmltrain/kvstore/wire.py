@@ -1,0 +1,117 @@
+"""Frames: a fixed 48-byte header and a payload. Pure: bytes in, values out; no sockets (link.py has those).
+
+Theory of operation. Every message of the parameter server is one frame. Control frames carry JSON of limited size; data
+frames carry the raw little-endian elements of one slice. A reader first takes 48 bytes and gives them to `Header.unpack`,
+which refuses anything that is not ours before one byte of payload is read; the payload's length is then checked against
+what the receiver expects (`MAX_CONTROL`, or the slice's own size), so that no peer can make us allocate memory.
+The checksum covers the header, whose corruption would misplace data; payloads rely on TCP's checksum and the link
+layer's CRC (docs/decisions/0002-payload-checksum.md). docs/protocol.md shows the layout.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+MAGIC = b"DMLT"
+VERSION = 1
+MAX_CONTROL = 8 << 20  # bytes of JSON; a declaration of 100,000 slices takes 3 MB
+MAX_HELLO = 4096  # bytes of JSON before a peer has proved that it belongs to the job
+
+_BODY = struct.Struct("!4sBBBBIIIQdQ")  # magic version kind dtype flags worker key slice round number length
+_CRC = struct.Struct("!I")
+HEADER_SIZE = _BODY.size + _CRC.size
+
+
+class Kind(IntEnum):
+    """What a frame is. 1 to 15: connection, 16 to 31: control (JSON), 32 on: data (one slice)."""
+
+    HELLO = 1
+    CHALLENGE = 2
+    PROOF = 3
+    ACCEPT = 4
+    REFUSE = 5
+    CONTROL = 16
+    DECLARE = 17
+    OPTIMIZER = 18
+    DONE = 19
+    ERROR = 20
+    INIT = 32
+    PUSH = 33
+    PULL = 34
+    VALUE = 35
+    READ_STATE = 36
+    STATE = 37
+
+
+DTYPES = ("float32", "float64")  # index = the header's dtype byte
+
+
+class FrameError(Exception):
+    """The peer sent something that is no frame of ours; the message says what. The connection is cut."""
+
+
+class VersionError(FrameError):
+    """A frame of another version of the protocol."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """`number` is the learning rate of a PUSH, the staleness in a VALUE; `length` is in bytes."""
+
+    kind: int
+    length: int = 0
+    worker: int = 0
+    key: int = 0
+    slice: int = 0
+    round: int = 0
+    number: float = 0.0
+    dtype: int = 0
+    flags: int = 0
+
+    def pack(self) -> bytes:
+        body = _BODY.pack(MAGIC, VERSION, self.kind, self.dtype, self.flags, self.worker, self.key, self.slice,
+                          self.round, self.number, self.length)
+        return body + _CRC.pack(zlib.crc32(body))
+
+    @staticmethod
+    def unpack(data: bytes | bytearray | memoryview) -> Header:
+        """Raises FrameError (VersionError) naming the field that is wrong, what it was and what was expected."""
+        if len(data) != HEADER_SIZE:
+            raise FrameError(f"truncated header: {len(data)} of {HEADER_SIZE} bytes")
+        magic, version, kind, dtype, flags, worker, key, index, round_, number, length = _BODY.unpack_from(data)
+        if magic != MAGIC:
+            raise FrameError(f"not a dmltrain frame: starts with {bytes(magic)!r}, expected {MAGIC!r}")
+        if version != VERSION:
+            raise VersionError(f"protocol version {version}, expected {VERSION}: install the same dmltrain everywhere")
+        if _CRC.unpack_from(data, _BODY.size)[0] != zlib.crc32(data[:_BODY.size]):
+            raise FrameError("header checksum does not match")
+        if kind not in _KINDS:
+            raise FrameError(f"unknown frame kind {kind}")
+        if dtype >= len(DTYPES):
+            raise FrameError(f"unknown element type {dtype}")
+        return Header(kind, length, worker, key, index, round_, number, dtype, flags)
+
+
+_KINDS = frozenset(int(kind) for kind in Kind)
+
+
+def control(kind: Kind, message: dict[str, Any]) -> bytes:
+    """One whole control frame."""
+    payload = json.dumps(message, separators=(",", ":")).encode()
+    return Header(kind, len(payload)).pack() + payload
+
+
+def parse_control(payload: bytes | bytearray) -> dict[str, Any]:
+    """Raises FrameError unless the payload is a JSON object."""
+    try:
+        message = json.loads(payload)
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
+        raise FrameError(f"control frame is not JSON: {error}") from error
+    if not isinstance(message, dict):
+        raise FrameError(f"control frame is a JSON {type(message).__name__}, expected an object")
+    return message
