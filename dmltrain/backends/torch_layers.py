@@ -1,0 +1,190 @@
+"""Builds a network value as a torch module, and gives it its first weights.
+
+The module is straight-line code, generated once from the tree with torch.fx: no Python loop over layers and no module calls,
+so eager mode costs hardly more than its operators and torch.compile sees one plain graph. Arrays sit flat in the module under
+the network's own names (`conv0_weight`): `named_parameters()` are exactly `network.parameters()` and `named_buffers()` exactly
+`network.auxiliary()`, in that order, and the state dict is both. Operators follow the conventions of dmltrain/layers.py;
+PyTorch's own habit is to keep the unbiased variance in `moving_var`.
+
+The module can be deep-copied, pickled, moved and cast like any other. The fast way on most devices is channels_last for both
+the module (`.to(memory_format=torch.channels_last)`) and the images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import singledispatch
+from math import prod, sqrt
+
+import torch
+from torch import fx
+from torch.nn import functional
+
+from dmltrain import layers
+from dmltrain.layers import Network, Parameter
+
+XAVIER_MAGNITUDE = 2  # variance of a weight times its fan-in (He et al. 2015), MXNet's choice for image classification
+
+
+def build(network: Network) -> torch.nn.Module:
+    """A module with forward(images: float (N, C, H, W)) -> logits (N, num_classes).
+
+    Parameters and means hold zeros, variances ones, until `initialise` or `load_state_dict` fills them.
+    """
+    graph = fx.Graph()
+    images = graph.placeholder("images")
+    graph.output(_emit(network.root, images))
+    _overwrite_where_safe(graph)
+    return fx.GraphModule(_arrays(network), graph, class_name="Network")
+
+
+def initialise(module: torch.nn.Module, network: Network, seed: int) -> None:
+    """Fill `module` (of `build(network)`) with first weights that depend on `seed` and the network only, not on devices,
+    memory formats or torch's global generators.
+
+    MXNet's initialiser for image classification, Xavier(rnd_type="gaussian", factor_type="in", magnitude=2): weights are normal
+    with variance 2 / fan-in, gammas and moving variances 1, all else 0.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    arrays = module.state_dict()
+    with torch.no_grad():
+        for parameter in (*network.parameters(), *network.auxiliary()):
+            arrays[parameter.name].copy_(_first_values(parameter, generator))
+
+
+def _first_values(parameter: Parameter, generator: torch.Generator) -> torch.Tensor:
+    if parameter.kind == "weight":
+        fan_in = prod(parameter.shape[1:])
+        return torch.randn(parameter.shape, generator=generator) * sqrt(XAVIER_MAGNITUDE / fan_in)
+    return torch.full(parameter.shape, 1.0 if parameter.kind in ("gamma", "moving_var") else 0.0)
+
+
+def _arrays(network: Network) -> torch.nn.Module:
+    """A bare module that holds the network's arrays in order; GraphModule takes over those that its graph names."""
+    holder = torch.nn.Module()
+    for parameter in network.parameters():
+        holder.register_parameter(parameter.name, torch.nn.Parameter(torch.zeros(parameter.shape)))
+    for statistic in network.auxiliary():
+        holder.register_buffer(statistic.name, torch.full(statistic.shape, float(statistic.kind == "moving_var")))
+    return holder
+
+
+@singledispatch
+def _emit(layer: layers.Layer, x: fx.Node) -> fx.Node:
+    """Append the operators of `layer` on `x` to x's graph; gives back the result's node."""
+    raise NotImplementedError(f"the torch backend has no operator for {layer.label}")
+
+
+def _call(x: fx.Node, operator: Callable, *arguments: object, **options: object) -> fx.Node:
+    return x.graph.call_function(operator, (x, *arguments), options)
+
+
+def _array(x: fx.Node, name: str) -> fx.Node:
+    return x.graph.get_attr(name)
+
+
+@_emit.register
+def _(layer: layers.Conv, x: fx.Node) -> fx.Node:
+    weight = _array(x, f"{layer.name}_weight")
+    bias = _array(x, f"{layer.name}_bias") if layer.bias else None
+    return _call(x, torch.conv2d, weight, bias, stride=layer.stride, padding=layer.pad, groups=layer.groups)
+
+
+@_emit.register
+def _(layer: layers.Dense, x: fx.Node) -> fx.Node:
+    weight = _array(x, f"{layer.name}_weight")
+    return _call(x, functional.linear, weight, _array(x, f"{layer.name}_bias") if layer.bias else None)
+
+
+@_emit.register
+def _(layer: layers.BatchNorm, x: fx.Node) -> fx.Node:
+    mean, variance = (_array(x, f"{layer.name}_{kind}") for kind in layers.AUXILIARY_KINDS)
+    gamma = None if layer.fixed_scale else _array(x, f"{layer.name}_gamma")
+    beta = _array(x, f"{layer.name}_beta")
+    momentum = 1 - layer.momentum  # PyTorch's is the share of the new statistics
+    return _call(x, functional.batch_norm, mean, variance, gamma, beta, _training(x), momentum, layer.epsilon)
+
+
+@_emit.register
+def _(layer: layers.Relu, x: fx.Node) -> fx.Node:
+    return _call(x, torch.relu)
+
+
+@_emit.register
+def _(layer: layers.Tanh, x: fx.Node) -> fx.Node:
+    return _call(x, torch.tanh)
+
+
+@_emit.register
+def _(layer: layers.MaxPool, x: fx.Node) -> fx.Node:
+    window = {"kernel_size": layer.kernel, "stride": layer.stride, "padding": layer.pad}
+    return _call(x, functional.max_pool2d, **window, ceil_mode=layer.rounding == "full")
+
+
+@_emit.register
+def _(layer: layers.AvgPool, x: fx.Node) -> fx.Node:
+    window = {"kernel_size": layer.kernel, "stride": layer.stride, "padding": layer.pad}
+    full = layer.rounding == "full"
+    return _call(x, functional.avg_pool2d, **window, ceil_mode=full, count_include_pad=layer.count_padding)
+
+
+@_emit.register
+def _(layer: layers.GlobalAvgPool, x: fx.Node) -> fx.Node:
+    return _call(x, functional.adaptive_avg_pool2d, 1)
+
+
+@_emit.register
+def _(layer: layers.Flatten, x: fx.Node) -> fx.Node:
+    return _call(x, torch.flatten, 1)
+
+
+@_emit.register
+def _(layer: layers.Dropout, x: fx.Node) -> fx.Node:
+    return _call(x, functional.dropout, layer.rate, _training(x))
+
+
+@_emit.register
+def _(layer: layers.LocalResponseNorm, x: fx.Node) -> fx.Node:
+    return _call(x, functional.local_response_norm, layer.size, layer.alpha, layer.beta, layer.offset)
+
+
+@_emit.register
+def _(layer: layers.Chain, x: fx.Node) -> fx.Node:
+    for each in layer.layers:
+        x = _emit(each, x)
+    return x
+
+
+@_emit.register
+def _(layer: layers.Concat, x: fx.Node) -> fx.Node:
+    return x.graph.call_function(torch.cat, ([_emit(branch, x) for branch in layer.branches], 1))
+
+
+@_emit.register
+def _(layer: layers.Add, x: fx.Node) -> fx.Node:
+    total, *others = (_emit(branch, x) for branch in layer.branches)
+    for other in others:
+        total = _call(total, torch.add, other)
+    return total
+
+
+def _training(x: fx.Node) -> fx.Node:
+    """The module's own train/eval flag, read once at the head of the code."""
+    graph = x.graph
+    for node in graph.nodes:
+        if node.op == "get_attr" and node.target == "training":
+            return node
+    with graph.inserting_after(next(iter(graph.nodes))):
+        return graph.get_attr("training")
+
+
+# Operators whose backward does not look at their result, and which always make a new one: their only reader may overwrite it.
+_OVERWRITABLE = frozenset({torch.conv2d, functional.linear, functional.batch_norm, torch.add, torch.Tensor.add_, torch.cat})
+_IN_PLACE: dict[Callable, Callable] = {torch.relu: torch.relu_, torch.add: torch.Tensor.add_}
+
+
+def _overwrite_where_safe(graph: fx.Graph) -> None:
+    """ReLU and addition work in place where nobody else reads their first argument, now or in backward."""
+    for node in graph.nodes:
+        if node.target in _IN_PLACE and node.args[0].target in _OVERWRITABLE and len(node.args[0].users) == 1:
+            node.target = _IN_PLACE[node.target]

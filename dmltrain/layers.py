@@ -1,0 +1,423 @@
+"""The layer vocabulary: networks as small frozen values, with their shapes and parameters worked out without any framework.
+
+A network is a tree: leaves are layers with at most one input, `Chain` runs layers one after another, `Concat` and `Add` give
+the same input to several branches and join what comes out. An empty `Chain` is the identity (a residual shortcut). The
+backends turn the tree into modules of their own; nothing here knows of them.
+
+Shapes are per sample: `(channels, height, width)` for images, `(features,)` after `Flatten`. Names are MXNet's
+(`conv0_weight`, `bn0_gamma`, `bn0_moving_mean`), so that parameter files can be read by either side.
+
+Conventions every backend must follow (they are MXNet 1.9.1's, unless said otherwise):
+
+* Convolution is cross-correlation, weight `(channels, input_channels / groups, height, width)`, zero padding on both sides,
+  output extent `floor((x + 2 pad - kernel) / stride) + 1`.
+* `Dense` computes `x W^T + b` with weight `(features, input_features)` and wants a flat input.
+* `BatchNorm.momentum` is the share of the OLD statistics that is kept: `moving = momentum * moving + (1 - momentum) * batch`
+  (PyTorch's momentum is one minus this). `epsilon` is added to the variance under the root. The batch is normalised with its
+  biased variance (divided by n = samples x height x width). Whether `moving_var` takes the biased or the unbiased (n - 1)
+  variance is the framework's own habit: MXNet takes the biased one on CPU, PyTorch and cuDNN the unbiased one; the two
+  differ by n / (n - 1) and nothing else depends on it during training.
+* `fixed_scale` is MXNet's `fix_gamma=True`: gamma is the constant 1, hence not a parameter. MXNet's files carry it all the same,
+  as an array of ones.
+* Pooling pads with "nothing" for max and zeros for average; the average counts padded zeros (MXNet's default) unless
+  `count_padding` is false. `rounding` is MXNet's `pooling_convention`: "valid" rounds the extent
+  `(x + 2 pad - kernel) / stride + 1` down, "full" rounds it up (what Caffe does, and MXNet did until it got the option in 2016). With "full" the last
+  window may overhang; what overhangs beyond the padding is not counted in an average. A window that would lie wholly outside
+  the input is refused, because frameworks disagree about it.
+* `LocalResponseNorm`: `x / (offset + alpha / size * sum of squares over size neighbouring channels) ^ beta`.
+* `Dropout` scales what is kept by `1 / (1 - rate)` while training and does nothing otherwise.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+Shape = tuple[int, ...]
+Pair = tuple[int, int]
+LEARNED_KINDS = ("weight", "bias", "gamma", "beta")
+AUXILIARY_KINDS = ("moving_mean", "moving_var")
+
+
+class ShapeError(ValueError):
+    """A layer does not fit what it is given: the message names the layer, the shapes and what was expected."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One array of a network. `kind` is one of `LEARNED_KINDS` or, for batch-norm statistics, of `AUXILIARY_KINDS`."""
+
+    name: str
+    shape: Shape
+    kind: str
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One layer of the tree as it is met on the way forward, with its shapes per sample."""
+
+    layer: Layer
+    input_shape: Shape
+    output_shape: Shape
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What all layers share. `name` may be empty for layers without parameters; errors then show the layer's type."""
+
+    name: str = ""
+
+    @property
+    def label(self) -> str:
+        kind = type(self).__name__
+        return f"{kind} {self.name!r}" if self.name else kind
+
+    def output_shape(self, shape: Shape) -> Shape:
+        """Shape after the layer. Raises ShapeError where `shape` does not fit."""
+        return shape
+
+    def parameters(self, shape: Shape) -> tuple[Parameter, ...]:
+        """The layer's own learned arrays for an input of `shape`, in MXNet's order."""
+        return ()
+
+    def auxiliary(self, shape: Shape) -> tuple[Parameter, ...]:
+        """The layer's own arrays that are kept but not learned by gradient."""
+        return ()
+
+    def multiply_adds(self, shape: Shape) -> int:
+        """Multiply-adds of one sample's forward pass (convolutions and dense layers; the rest is negligible)."""
+        return 0
+
+    def trace(self, shape: Shape) -> Iterator[Step]:
+        """Every layer below and including this one, in forward order."""
+        yield Step(self, shape, self.output_shape(shape))
+
+    def refuse(self, problem: str) -> ShapeError:
+        return ShapeError(f"{self.label}: {problem}")
+
+    def _require(self, condition: bool, problem: str) -> None:
+        if not condition:
+            raise self.refuse(problem)
+
+    def _set_pairs(self, *fields: str) -> None:
+        for field in fields:
+            value = getattr(self, field)
+            object.__setattr__(self, field, (value, value) if isinstance(value, int) else tuple(value))
+
+
+@dataclass(frozen=True)
+class Conv(Layer):
+    """2-d convolution. `kernel`, `stride`, `pad` are (height, width) or one number for both."""
+
+    channels: int = 0
+    kernel: Pair | int = 1
+    stride: Pair | int = 1
+    pad: Pair | int = 0
+    bias: bool = True
+    groups: int = 1
+
+    def __post_init__(self) -> None:
+        self._set_pairs("kernel", "stride", "pad")
+        self._require(bool(self.name), "needs a name, for its weight")
+        self._require(self.channels > 0, f"channels must be positive, is {self.channels}")
+        self._require(self.groups > 0 and self.channels % self.groups == 0, f"{self.channels} channels in {self.groups} groups")
+        _check_window(self)
+
+    def output_shape(self, shape: Shape) -> Shape:
+        channels, height, width = _image(self, shape)
+        self._require(channels % self.groups == 0, f"input {_text(shape)} has {channels} channels for {self.groups} groups")
+        return self.channels, *(_extent(self, shape, axis, up=False) for axis in (0, 1))
+
+    def parameters(self, shape: Shape) -> tuple[Parameter, ...]:
+        weight = Parameter(f"{self.name}_weight", (self.channels, shape[0] // self.groups, *self.kernel), "weight")
+        return (weight, Parameter(f"{self.name}_bias", (self.channels,), "bias")) if self.bias else (weight,)
+
+    def multiply_adds(self, shape: Shape) -> int:
+        return prod(self.output_shape(shape)) * shape[0] // self.groups * prod(self.kernel)
+
+
+@dataclass(frozen=True)
+class Dense(Layer):
+    """Fully connected layer on a flat input."""
+
+    features: int = 0
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        self._require(bool(self.name), "needs a name, for its weight")
+        self._require(self.features > 0, f"features must be positive, is {self.features}")
+
+    def output_shape(self, shape: Shape) -> Shape:
+        self._require(len(shape) == 1, f"input {_text(shape)} is not flat; put a Flatten before it")
+        return (self.features,)
+
+    def parameters(self, shape: Shape) -> tuple[Parameter, ...]:
+        weight = Parameter(f"{self.name}_weight", (self.features, shape[0]), "weight")
+        return (weight, Parameter(f"{self.name}_bias", (self.features,), "bias")) if self.bias else (weight,)
+
+    def multiply_adds(self, shape: Shape) -> int:
+        return self.features * shape[0]
+
+
+@dataclass(frozen=True)
+class BatchNorm(Layer):
+    """Batch normalisation over axis 1 (Ioffe and Szegedy 2015); conventions in the module's docstring. Defaults are MXNet's."""
+
+    epsilon: float = 1e-3
+    momentum: float = 0.9
+    fixed_scale: bool = True
+
+    def __post_init__(self) -> None:
+        self._require(bool(self.name), "needs a name, for its beta")
+        self._require(self.epsilon > 0, f"epsilon must be positive, is {self.epsilon}")
+        self._require(0 <= self.momentum <= 1, f"momentum must lie in 0..1, is {self.momentum}")
+
+    def parameters(self, shape: Shape) -> tuple[Parameter, ...]:
+        beta = Parameter(f"{self.name}_beta", shape[:1], "beta")
+        return (beta,) if self.fixed_scale else (Parameter(f"{self.name}_gamma", shape[:1], "gamma"), beta)
+
+    def auxiliary(self, shape: Shape) -> tuple[Parameter, ...]:
+        return tuple(Parameter(f"{self.name}_{kind}", shape[:1], kind) for kind in AUXILIARY_KINDS)
+
+
+@dataclass(frozen=True)
+class Relu(Layer):
+    """max(x, 0)"""
+
+
+@dataclass(frozen=True)
+class Tanh(Layer):
+    """tanh(x)"""
+
+
+@dataclass(frozen=True)
+class Pool(Layer):
+    """What both poolings share: the window, and how the output's extent is rounded ("valid" down, "full" up)."""
+
+    kernel: Pair | int = 2
+    stride: Pair | int = 1
+    pad: Pair | int = 0
+    rounding: str = "valid"
+
+    def __post_init__(self) -> None:
+        self._set_pairs("kernel", "stride", "pad")
+        _check_window(self)
+        self._require(self.rounding in ("valid", "full"), f'rounding must be "valid" or "full", is {self.rounding!r}')
+        fits = all(2 * pad <= kernel for pad, kernel in zip(self.pad, self.kernel, strict=True))
+        self._require(fits, f"pad {self.pad} is more than half of the kernel {self.kernel}")
+
+    def output_shape(self, shape: Shape) -> Shape:
+        channels, _, _ = _image(self, shape)
+        extents = tuple(_extent(self, shape, axis, up=self.rounding == "full") for axis in (0, 1))
+        for axis, extent in enumerate(extents):
+            start = (extent - 1) * self.stride[axis] - self.pad[axis]  # of the last window, in input pixels
+            self._require(start < shape[1 + axis], f"its last window lies wholly outside the input {_text(shape)}")
+        return channels, *extents
+
+
+@dataclass(frozen=True)
+class MaxPool(Pool):
+    """Largest value of each window."""
+
+
+@dataclass(frozen=True)
+class AvgPool(Pool):
+    """Mean of each window; padded zeros count as values unless `count_padding` is false."""
+
+    count_padding: bool = True
+
+
+@dataclass(frozen=True)
+class GlobalAvgPool(Layer):
+    """Mean over height and width: (C, H, W) -> (C, 1, 1)."""
+
+    def output_shape(self, shape: Shape) -> Shape:
+        return _image(self, shape)[0], 1, 1
+
+
+@dataclass(frozen=True)
+class Flatten(Layer):
+    """(C, H, W) -> (C * H * W,), channels outermost."""
+
+    def output_shape(self, shape: Shape) -> Shape:
+        return (prod(shape),)
+
+
+@dataclass(frozen=True)
+class Dropout(Layer):
+    """Each value is zeroed with probability `rate` while training."""
+
+    rate: float = 0.5
+
+    def __post_init__(self) -> None:
+        self._require(0 <= self.rate < 1, f"rate must lie in 0..1 (1 excluded), is {self.rate}")
+
+
+@dataclass(frozen=True)
+class LocalResponseNorm(Layer):
+    """Normalisation across `size` neighbouring channels (Krizhevsky et al. 2012, section 3.3). Defaults are MXNet's LRN."""
+
+    size: int = 5
+    alpha: float = 1e-4
+    beta: float = 0.75
+    offset: float = 2.0
+
+    def __post_init__(self) -> None:
+        self._require(self.size > 0 and self.size % 2 == 1, f"size must be odd and positive, is {self.size}")
+
+    def output_shape(self, shape: Shape) -> Shape:
+        return _image(self, shape)
+
+
+@dataclass(frozen=True)
+class Chain(Layer):
+    """Layers one after another; none at all is the identity. Make it with `chain(...)`."""
+
+    layers: tuple[Layer, ...] = ()
+
+    def output_shape(self, shape: Shape) -> Shape:
+        for layer in self.layers:
+            shape = layer.output_shape(shape)
+        return shape
+
+    def trace(self, shape: Shape) -> Iterator[Step]:
+        for layer in self.layers:
+            yield from layer.trace(shape)
+            shape = layer.output_shape(shape)
+
+
+@dataclass(frozen=True)
+class Join(Layer):
+    """What Concat and Add share: every branch gets the same input."""
+
+    branches: tuple[Layer, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._require(len(self.branches) >= 2, f"needs two branches or more, has {len(self.branches)}")
+
+    def branch_shapes(self, shape: Shape) -> tuple[Shape, ...]:
+        return tuple(branch.output_shape(shape) for branch in self.branches)
+
+    def trace(self, shape: Shape) -> Iterator[Step]:
+        for branch in self.branches:
+            yield from branch.trace(shape)
+        yield Step(self, shape, self.output_shape(shape))
+
+
+@dataclass(frozen=True)
+class Concat(Join):
+    """Branches side by side along axis 1; heights and widths must agree."""
+
+    def output_shape(self, shape: Shape) -> Shape:
+        shapes = self.branch_shapes(shape)
+        agree = len({one[1:] for one in shapes}) == 1
+        self._require(agree, f"branches differ in more than channels: {_texts(shapes)} from input {_text(shape)}")
+        return sum(one[0] for one in shapes), *shapes[0][1:]
+
+
+@dataclass(frozen=True)
+class Add(Join):
+    """Sum of the branches; all shapes must be equal."""
+
+    def output_shape(self, shape: Shape) -> Shape:
+        shapes = self.branch_shapes(shape)
+        self._require(len(set(shapes)) == 1, f"branches have different shapes: {_texts(shapes)} from input {_text(shape)}")
+        return shapes[0]
+
+
+def chain(*layers: Layer) -> Chain:
+    return Chain(layers=layers)
+
+
+def concat(*branches: Layer, name: str = "") -> Concat:
+    return Concat(name, branches)
+
+
+def add(*branches: Layer, name: str = "") -> Add:
+    return Add(name, branches)
+
+
+@dataclass(frozen=True)
+class Network:
+    """A classifier: `root` takes images of `input_shape` (C, H, W) to `num_classes` logits; the softmax belongs to the loss.
+
+    Raises ShapeError when made, if any layer does not fit, two arrays share a name, or the output is not (num_classes,).
+    """
+
+    name: str
+    root: Layer
+    input_shape: tuple[int, int, int]
+    num_classes: int
+
+    def __post_init__(self) -> None:
+        names = Counter(array.name for array in (*self.parameters(), *self.auxiliary()))
+        twice = [name for name, count in names.items() if count > 1]
+        if twice:
+            raise ShapeError(f"network {self.name}: two layers share the parameter name {', '.join(twice)}")
+        if self.output_shape != (self.num_classes,):
+            expected = f"expected ({self.num_classes},), one logit per class"
+            raise ShapeError(f"network {self.name}: output is {_text(self.output_shape)}, {expected}")
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """Every layer in forward order, with its shapes."""
+        return tuple(self.root.trace(self.input_shape))
+
+    @cached_property
+    def output_shape(self) -> Shape:
+        return self.root.output_shape(self.input_shape)
+
+    def parameters(self) -> list[Parameter]:
+        """Learned arrays in forward order."""
+        return [array for step in self.steps for array in step.layer.parameters(step.input_shape)]
+
+    def auxiliary(self) -> list[Parameter]:
+        """Batch-norm statistics (MXNet's auxiliary states) in forward order."""
+        return [array for step in self.steps for array in step.layer.auxiliary(step.input_shape)]
+
+    @cached_property
+    def num_parameters(self) -> int:
+        """Learned numbers in all."""
+        return sum(array.size for array in self.parameters())
+
+    def multiply_adds(self) -> int:
+        """Multiply-adds of one image's forward pass; a training step costs about three times this."""
+        return sum(step.layer.multiply_adds(step.input_shape) for step in self.steps)
+
+
+def _check_window(layer: Conv | Pool) -> None:
+    layer._require(min(layer.kernel) > 0, f"kernel must be positive, is {layer.kernel}")
+    layer._require(min(layer.stride) > 0, f"stride must be positive, is {layer.stride}")
+    layer._require(min(layer.pad) >= 0, f"pad must not be negative, is {layer.pad}")
+
+
+def _image(layer: Layer, shape: Shape) -> tuple[int, int, int]:
+    if len(shape) != 3:
+        raise layer.refuse(f"input {_text(shape)} is not an image (channels, height, width)")
+    channels, height, width = shape
+    return channels, height, width
+
+
+def _extent(layer: Conv | Pool, shape: Shape, axis: int, up: bool) -> int:
+    """Output height (axis 0) or width (axis 1); the fraction of a stride is rounded up or down."""
+    room = shape[1 + axis] + 2 * layer.pad[axis] - layer.kernel[axis]
+    if room < 0:
+        window = f"kernel {_text(layer.kernel)}" + (f" with pad {_text(layer.pad)}" if any(layer.pad) else "")
+        raise layer.refuse(f"{window} is larger than the input {_text(shape)}")
+    stride = layer.stride[axis]
+    return (-(-room // stride) if up else room // stride) + 1
+
+
+def _text(shape: Shape) -> str:
+    return "x".join(map(str, shape))
+
+
+def _texts(shapes: tuple[Shape, ...]) -> str:
+    return ", ".join(map(_text, shapes))
