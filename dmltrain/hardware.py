@@ -14,7 +14,8 @@ import psutil
 def describe() -> str:
     """'AMD EPYC, 2 cores, 23.4 GiB memory, Linux 6.1'."""
     memory = psutil.virtual_memory().total / 2**30
-    return f"{_processor()}, {len(os.sched_getaffinity(0))} cores, {memory:.1f} GiB memory, {platform.system()} {platform.release()}"
+    system = f"{platform.system()} {platform.release()}"
+    return f"{_processor()}, {len(os.sched_getaffinity(0))} cores, {memory:.1f} GiB memory, {system}"
 
 
 def _processor() -> str:

@@ -20,4 +20,5 @@ TABLE: dict[str, Callable[[float], Spec]] = {  # from --mom
     "adam": lambda momentum: Spec("Adam", {}),
     "adamw": lambda momentum: Spec("AdamW", {}),
     "adagrad": lambda momentum: Spec("Adagrad", {}),
+    "rmsprop": lambda momentum: Spec("RMSprop", {"alpha": 0.9}),  # MXNet's gamma1
 }

@@ -84,7 +84,7 @@ def gpu_list(text: str) -> tuple[str, ...]:
     """'0,2' -> ('gpu:0', 'gpu:2'); '' -> () which means the CPU, as in MXNet."""
     indices = integers(text)
     if len(set(indices)) != len(indices):
-        raise argparse.ArgumentTypeError(f"{text!r} names a GPU twice; to train on one device several times use --devices")
+        raise argparse.ArgumentTypeError(f"{text!r} names a GPU twice")
     return tuple(f"gpu:{index}" for index in indices)
 
 
@@ -101,7 +101,7 @@ def option(group: str, text: str, parse: Callable[[str], Any], default: Any = No
 class Options:
     """What one training program was asked to do. `None` means: the program's or the data set's own value."""
 
-    network: str = option("Network", "the network to train", one_of("network", models.names), "mlp")
+    network: str = option("Network", "the network to train", one_of("network", models.NETWORKS), "mlp")
     num_layers: int | None = option("Network", "its depth, for networks that have several (resnet)", integer(1))
     dtype: str = option("Network", "precision of the computation; weights stay float32: " + ", ".join(DTYPES),
                         one_of("dtype", DTYPES), "float32")
@@ -110,8 +110,8 @@ class Options:
     compile: int = option("Network", "1: compile the network (torch.compile)", integer(0), 0, nargs="?", const=1)
     backend: str = option("Network", "the framework that computes", one_of("backend", ("torch",)), "torch")
 
-    dataset: str = option("Data", "what to train on", one_of("dataset", data.names), "digits")
-    data_dir: str = option("Data", "folder with the data set's files", path, "data", metavar="DIR")
+    dataset: str = option("Data", "what to train on", one_of("dataset", data.DATASETS), "digits")
+    data_dir: str | None = option("Data", "folder with the data set's files; default: data/DATASET", path, metavar="DIR")
     num_examples: int | None = option("Data", "use this many training examples", integer(1))
     image_shape: tuple[int, int, int] | None = option("Data", "channels,height,width fed to the network", image_shape,
                                                       metavar="C,H,W")
@@ -124,7 +124,8 @@ class Options:
     lr: float = option("Training", "learning rate", number(0.0), 0.1)
     lr_factor: float = option("Training", "multiply the learning rate by this at each of --lr-step-epochs",
                               number(0.0, above=True), 0.1)
-    lr_step_epochs: tuple[int, ...] = option("Training", "epochs at which to do so, as 30,60", integers, (), metavar="E,E")
+    lr_step_epochs: tuple[int, ...] = option("Training", "epochs at which to do so, as 30,60", integers, (),
+                                             metavar="E,E")
     warmup_epochs: float = option("Training", "raise the learning rate from 0 over the first epochs", number(0.0), 0.0)
     warmup_strategy: str = option("Training", "the shape of that rise: " + ", ".join(schedule.WARMUPS),
                                   one_of("warm-up strategy", schedule.WARMUPS), "linear")
@@ -137,18 +138,21 @@ class Options:
 
     kv_store: str = option("Distribution", "how workers share weights: " + ", ".join(kvstore.TYPES),
                            one_of("kvstore", kvstore.TYPES), "device")
-    staleness: int | None = option("Distribution", "dist_ssp: steps that a worker may be ahead of the slowest", integer(0))
+    staleness: int | None = option("Distribution", "dist_ssp: steps that a worker may be ahead of the slowest",
+                                    integer(0))
     update_on_kvstore: int | None = option("Distribution", "dist_sync: 1 runs the optimizer on the servers; default: "
                                            "the environment's MXNET_UPDATE_ON_KVSTORE, else 0", integer(0))
     gc_type: str = option("Distribution", "gradient compression; this version has none",
-                          one_of("gradient compression", ("none",), " (this version has no gradient compression)"), "none")
+                          one_of("gradient compression", ("none",), " (this version has no gradient compression)"),
+                          "none")
     gc_threshold: float = option("Distribution", "threshold of --gc-type", number(0.0, above=True), 0.5)
 
     disp_batches: int = option("Reports", "log progress each time so many batches are done", integer(1), 20)
     top_k: int = option("Reports", "also report top-k accuracy; 0: do not", integer(0), 0)
     model_prefix: str | None = option("Reports", "write a checkpoint after each epoch: PREFIX-0001.pt and so on", path,
                                       metavar="PREFIX")
-    load_epoch: int | None = option("Reports", "continue after the checkpoint of this epoch", integer(0), metavar="EPOCH")
+    load_epoch: int | None = option("Reports", "continue after the checkpoint of this epoch", integer(0),
+                                    metavar="EPOCH")
 
     @property
     def device_names(self) -> tuple[str, ...]:
@@ -186,9 +190,13 @@ def parser(prog: str, description: str = "", defaults: Mapping[str, Any] | None 
 def parse(argv: Sequence[str], prog: str = "train", description: str = "",
           defaults: Mapping[str, Any] | None = None) -> Options:
     """Options from the words after the program's name; `defaults` are the program's own. Raises UserError."""
+    defaults = dict(defaults or {})
+    depth = defaults.pop("num_layers", None)
     values, unknown = parser(prog, description, defaults).parse_known_args(list(argv))
     if unknown:
         raise UserError(_unknown(unknown[0]))
+    if values.num_layers is None and values.network == defaults.get("network"):
+        values.num_layers = depth  # the program's depth is its own network's: --network lenet has none
     return _checked(Options(**vars(values)))
 
 

@@ -1,0 +1,275 @@
+"""The PyTorch backend: one worker's network on its devices (DESIGN 4.4).
+
+Gradients are sums over samples divided by the step's total over all workers, so that the sum over devices and workers
+is the mean over the step's samples, whatever their shares. Numbers stay on the device until they are asked for: a
+step never waits for the one before it.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import io
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from dmltrain import optimizer as optimizers
+from dmltrain.backends import torch_distributed, torch_layers
+from dmltrain.backends.torch_scaling import LossScale
+from dmltrain.errors import UserError
+from dmltrain.layers import Conv, Network
+from dmltrain.metric import Sums
+from dmltrain.options import Options
+
+DECAYED = ("weight", "gamma")  # name endings that weight decay applies to, as MXNet's Optimizer.set_wd_mult
+FUSED = {"SGD": ("cpu", "cuda"), "Adam": ("cpu", "cuda"), "AdamW": ("cpu", "cuda"), "Adagrad": ("cpu",)}
+
+
+class TorchBackend:
+    """`network` on options.device_names, joined to the other workers by `store`.
+
+    Its weights are fresh ones from options.seed, or those of `state`, what `state()` gave before. Raises UserError if
+    the state is another network's, or a device does not exist.
+    """
+
+    def __init__(self, network: Network, options: Options, store: Any, state: Mapping[str, Any] | None = None) -> None:
+        self._devices = [find_device(name) for name in options.device_names]
+        self._top_k = options.top_k
+        self._dtype = getattr(torch, options.dtype)
+        self._layout = image_layout(network, options.memory_format)
+        first = torch_layers.build(network)
+        torch_layers.initialise(first, network, options.seed)
+        if state:
+            load_weights(first, state["model"])
+        self._modules = [self._placed(first, device) for device in self._devices]  # one replica on each device
+        self._forwards = [torch.compile(each) if options.compile else each for each in self._modules]
+        inner = make_optimizer(self._modules[0], options)
+        self._scale = LossScale(inner, self._devices[0]) if options.dtype == "float16" else None
+        self._optimizer = torch_distributed.distribute(
+            self._modules[0], inner, store, average=False, overlap=len(self._modules) == 1)
+        if state:
+            self._load_rest(state)
+        self._copy_weights()
+        self._sums = [torch.zeros(4, dtype=torch.float64, device=device) for device in self._devices]
+        self._seen = [0] * len(self._devices)  # training samples since statistics were merged
+
+    def _placed(self, module: nn.Module, device: torch.device) -> nn.Module:
+        return copy.deepcopy(module).to(device=device, memory_format=self._layout)
+
+    # -- a step ---------------------------------------------------------------------------------------------------
+
+    def seed(self, *numbers: int) -> None:
+        """Fix what is drawn from now on (dropout), on every device."""
+        torch.manual_seed(int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:8], "little") >> 1)
+
+    def train_step(self, images: np.ndarray, labels: np.ndarray, total: int, learning_rate: float) -> None:
+        """One update from this worker's images (N, C, H, W) float32 and labels (N,) int64, N may be 0.
+
+        `total`: samples of the step that the gradient is the mean over (all workers' in a synchronous job).
+        """
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._optimizer.zero_grad()
+        for index, part in enumerate(self._parts(images, labels)):
+            loss = self._counted_loss(index, *part, train=True) if len(part[1]) else self._no_loss(index)
+            (loss * (1.0 / total) if self._scale is None else loss * (self._scale.value / total)).backward()
+            self._seen[index] += len(part[1])
+        if len(self._modules) > 1:
+            self._sum_gradients()
+            self._optimizer.push_gradients()
+        self._optimizer.step()
+        self._copy_weights()
+
+    def evaluate(self, images: np.ndarray, labels: np.ndarray) -> None:
+        """Count these samples with the present weights."""
+        with torch.no_grad():
+            for index, part in enumerate(self._parts(images, labels)):
+                if len(part[1]):
+                    self._counted_loss(index, *part, train=False)
+
+    def take_sums(self) -> Sums:
+        """What was counted since the last call, over all devices. Waits for the devices."""
+        total = Sums()
+        for sums in self._sums:
+            total += Sums.of(sums.tolist())
+            sums.zero_()
+        return total
+
+    def synchronize(self) -> None:
+        """Wait until the weights are those after the last step."""
+        self._optimizer.synchronize()
+        self._copy_weights()
+
+    def _parts(self, images: np.ndarray, labels: np.ndarray) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The batch, one equal share per device, on the devices."""
+        count = len(self._devices)
+        shares = zip(np.array_split(images, count), np.array_split(labels, count), self._devices, strict=True)
+        return [(self._moved(x, device).contiguous(memory_format=self._layout), self._moved(y, device))
+                for x, y, device in shares]
+
+    @staticmethod
+    def _moved(array: np.ndarray, device: torch.device) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+    def _counted_loss(self, index: int, images: torch.Tensor, labels: torch.Tensor, train: bool) -> torch.Tensor:
+        """Sum of the samples' cross-entropies; adds to what is counted."""
+        self._modules[index].train(train)
+        with torch.autocast(images.device.type, self._dtype, enabled=self._dtype != torch.float32):
+            logits = self._forwards[index](images)  # (N, num_classes)
+        logits = logits.float()
+        loss = functional.cross_entropy(logits, labels, reduction="sum")
+        self._sums[index] += count(logits.detach(), labels, loss.detach(), self._top_k)
+        return loss
+
+    def _no_loss(self, index: int) -> torch.Tensor:
+        """Zero, with a zero gradient for every parameter: a worker without samples takes part in the step."""
+        return sum((parameter.flatten()[0] * 0.0 for parameter in self._modules[index].parameters()), torch.zeros(()))
+
+    # -- several devices ------------------------------------------------------------------------------------------
+
+    def _sum_gradients(self) -> None:
+        """Add the other replicas' gradients to the first's, in device order."""
+        first, *others = self._modules
+        with torch.no_grad():
+            for other in others:
+                for total, part in zip(first.parameters(), other.parameters(), strict=True):
+                    total.grad.add_(part.grad.to(total.device, non_blocking=True))
+                    part.grad = None
+
+    def _copy_weights(self) -> None:
+        first, *others = self._modules
+        with torch.no_grad():
+            for other in others:
+                for source, target in zip(first.parameters(), other.parameters(), strict=True):
+                    target.copy_(source, non_blocking=True)
+
+    def merge_statistics(self, all_reduce: Callable[[str, np.ndarray], np.ndarray], num_workers: int) -> None:
+        """Replace batch-norm statistics by their mean over devices and workers, weighted by samples trained on."""
+        buffers = [statistics(module) for module in self._modules]
+        if buffers[0] and num_workers * len(self._modules) > 1:
+            flat = [np.concatenate([each.double().cpu().numpy().ravel() for each in replica]) for replica in buffers]
+            weighted = sum(seen * np.append(values, 1.0) for seen, values in zip(self._seen, flat, strict=True))
+            merged = all_reduce("batch-norm statistics", weighted)
+            if merged[-1] > 0:
+                _fill(buffers, merged[:-1] / merged[-1])
+        self._seen = [0] * len(self._devices)
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Everything that the next step depends on, apart from data and seeds. Call after `synchronize`."""
+        model = {name: each.detach().cpu().clone() for name, each in self._modules[0].state_dict().items()}
+        scale = {} if self._scale is None else {"loss_scale": self._scale.state()}
+        return {"model": model, "optimizer": self._optimizer.state_dict(), **scale}
+
+    def _load_rest(self, state: Mapping[str, Any]) -> None:
+        self._optimizer.load_state_dict(state["optimizer"])
+        if self._scale is not None and "loss_scale" in state:
+            self._scale.load_state(state["loss_scale"])
+
+    def digest(self) -> str:
+        """sha256 of all weights and statistics: equal digests mean equal networks, bit for bit."""
+        total = hashlib.sha256()
+        for name, tensor in sorted(self._modules[0].state_dict().items()):
+            total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            total.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        return total.hexdigest()
+
+    @staticmethod
+    def encode(content: Mapping[str, Any]) -> bytes:
+        """A checkpoint, as the content of its file."""
+        buffer = io.BytesIO()
+        torch.save(dict(content), buffer)
+        return buffer.getvalue()
+
+    @staticmethod
+    def decode(content: bytes) -> dict[str, Any]:
+        """The reverse; reads tensors, numbers and strings only, runs no code. Raises UserError for other content."""
+        try:
+            found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        except Exception as error:  # torch.load documents no list of types
+            raise UserError(f"not a checkpoint: {str(error).splitlines()[0][:200]}") from error
+        if not isinstance(found, dict):
+            raise UserError(f"not a checkpoint: it holds a {type(found).__name__}, expected a dictionary")
+        return found
+
+    # -- facts ----------------------------------------------------------------------------------------------------
+
+    def describe(self) -> str:
+        names = sorted({torch.cuda.get_device_name(each) for each in self._devices if each.type == "cuda"})
+        return ", ".join([f"torch {torch.__version__}", f"{torch.get_num_threads()} threads", *names])
+
+    def device_memory(self) -> float | None:
+        """Peak MiB allocated on this worker's GPUs; None on the CPU."""
+        used = [torch.cuda.max_memory_allocated(each) for each in self._devices if each.type == "cuda"]
+        return sum(used) / 2**20 if used else None
+
+
+def find_device(name: str) -> torch.device:
+    """'cpu' or 'gpu:0' -> the device. Raises UserError where this machine has no such GPU."""
+    if name == "cpu":
+        return torch.device("cpu")
+    index, present = int(name.removeprefix("gpu:")), torch.cuda.device_count()
+    if index >= present:
+        gpus = f"GPUs 0 to {present - 1}" if present else f"no GPU that PyTorch {torch.__version__} can use"
+        cores = len(os.sched_getaffinity(0))
+        raise UserError(f"GPU {index} was asked for, this machine has {gpus} and {cores} CPU cores; "
+                        f"choose with --gpus among them, or --devices cpu (--devices cpu:2 for two replicas)")
+    return torch.device("cuda", index)
+
+
+def image_layout(network: Network, name: str) -> torch.memory_format:
+    """channels_last pays where there are convolutions; a network that only flattens its images undoes it at once."""
+    convolves = any(isinstance(step.layer, Conv) for step in network.steps)
+    return torch.channels_last if name == "channels_last" and convolves else torch.contiguous_format
+
+
+def make_optimizer(module: nn.Module, options: Options) -> torch.optim.Optimizer:
+    """options.optimizer over the module's parameters, fused where torch can; biases and betas do not decay."""
+    spec = optimizers.TABLE[options.optimizer](options.mom)
+    named = list(module.named_parameters())
+    groups = [{"params": [p for name, p in named if name.endswith(DECAYED)], "weight_decay": options.wd},
+              {"params": [p for name, p in named if not name.endswith(DECAYED)], "weight_decay": 0.0}]
+    fused = {"fused": True} if named[0][1].device.type in FUSED.get(spec.name, ()) else {}
+    kind = getattr(torch.optim, spec.name)
+    return kind([group for group in groups if group["params"]], lr=options.lr, **fused, **spec.arguments)
+
+
+def count(logits: torch.Tensor, labels: torch.Tensor, loss: torch.Tensor, top_k: int) -> torch.Tensor:
+    """(samples, correct, correct in top k, cross-entropy) as a float64 tensor (4,) on the device."""
+    correct = (logits.argmax(dim=1) == labels).sum()
+    top = logits.new_zeros(())
+    if top_k:
+        top = (logits.topk(top_k, dim=1).indices == labels[:, None]).sum()
+    samples = logits.new_full((), len(labels))
+    return torch.stack([samples.double(), correct.double(), top.double(), loss.double()])
+
+
+def statistics(module: nn.Module) -> list[torch.Tensor]:
+    """Batch-norm's running means and variances (counters of batches are not statistics)."""
+    return [each for each in module.buffers() if each.is_floating_point()]
+
+
+def _fill(replicas: list[list[torch.Tensor]], values: np.ndarray) -> None:
+    """Write the flat float64 `values` into every replica's buffers."""
+    for buffers in replicas:
+        parts = np.split(values, np.cumsum([each.numel() for each in buffers])[:-1])
+        for buffer, part in zip(buffers, parts, strict=True):
+            buffer.copy_(torch.from_numpy(part.reshape(buffer.shape)))
+
+
+def load_weights(module: nn.Module, found: Mapping[str, torch.Tensor]) -> None:
+    """Raises UserError unless `found` has the module's arrays, all and with their shapes."""
+    own = module.state_dict()
+    for name in sorted({*own, *found}):
+        expected, given = (tuple(each[name].shape) if name in each else "nothing" for each in (own, found))
+        if expected != given:
+            raise UserError(f"the checkpoint is of another network: {name} expected {expected}, found {given}")
+    module.load_state_dict(found)

@@ -1,0 +1,50 @@
+"""Loss scaling for float16: gradients too small for float16 are kept, steps that overflow are left out.
+
+The decision is made from the gradients summed over all workers, which are the same everywhere, so every worker leaves
+out the same steps without a word exchanged. All of it stays on the device. (Micikevicius et al. 2018, section 3.2.)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+FIRST = 2.0**16
+GROW_AFTER = 2000  # steps without overflow before the scale doubles
+
+
+class LossScale:
+    """Multiply the loss by `value`; the fused optimizer divides gradients by it, and skips a step that overflowed."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+        self.value = torch.full((), FIRST, device=device)
+        self._good_steps = torch.zeros((), device=device)
+        _start_momentum(optimizer)
+        optimizer.register_step_pre_hook(self._before_step)
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        gradients = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+        overflowed = ~torch.stack([torch.isfinite(each).all() for each in gradients]).all()
+        optimizer.grad_scale = self.value.clone()
+        optimizer.found_inf = overflowed.float()
+        self._good_steps = torch.where(overflowed, 0.0, self._good_steps + 1)
+        grow = self._good_steps >= GROW_AFTER
+        factor = torch.where(overflowed, 0.5, torch.where(grow, 2.0, 1.0))
+        self.value.mul_(factor)
+        self._good_steps = torch.where(grow, 0.0, self._good_steps)
+
+    def state(self) -> list[float]:
+        return [self.value.item(), self._good_steps.item()]
+
+    def load_state(self, state: list[float]) -> None:
+        self.value.fill_(state[0])
+        self._good_steps.fill_(state[1])
+
+
+def _start_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """torch.optim.SGD makes its buffers in the first step and leaves them unwritten if that step is skipped."""
+    if isinstance(optimizer, torch.optim.SGD):
+        for group in optimizer.param_groups:
+            for parameter in group["params"] if group["momentum"] else ():
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)

@@ -1,0 +1,271 @@
+"""THE LOOP: what a training program does, from its command line to the last line of its log.
+
+Every process of a job runs the same program; in a scheduler or server process `kvstore.create` serves and never comes
+back. What a run draws (order, augmentation, dropout) follows from the seed, the epoch and the worker's number alone, so
+the same command gives the same weights, and a run continued from a checkpoint those of the unbroken run.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from logging import Logger
+from typing import Any
+
+import numpy as np
+
+import dmltrain
+from dmltrain import checkpoint, data, env, kvstore, models, record
+from dmltrain.data import partition
+from dmltrain.data.batches import EvalBatches, TrainBatches
+from dmltrain.data.dataset import Dataset
+from dmltrain.errors import JobLost, UserError
+from dmltrain.kvstore import KVStore
+from dmltrain.layers import Network
+from dmltrain.metric import Sums
+from dmltrain.options import Options, parse
+from dmltrain.schedule import Schedule
+
+INTERRUPTED = 130  # 128 + SIGINT
+
+
+def main(argv: Sequence[str] | None = None, *, prog: str = "", description: str = "",
+         defaults: Mapping[str, Any] | None = None) -> int:
+    """Run a training program and return its exit code. `defaults` are its own, by the names of `Options`' fields."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    prog = prog or os.path.basename(sys.argv[0])
+    try:
+        options = parse(argv, prog, description, defaults)
+        train(options, shlex.join([prog, *argv]))
+    except (UserError, JobLost) as error:
+        print(f"{prog}: error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print(f"{prog}: interrupted", file=sys.stderr, flush=True)
+        return INTERRUPTED
+    return 0
+
+
+def train(options: Options, command: str) -> None:
+    """Train as `options` say; `command` is for the log. Raises UserError or JobLost."""
+    store = open_store(options)  # a scheduler or server process serves here, and ends
+    try:
+        run = prepare(options, store, command)
+        for epoch in range(run.first_epoch, options.num_epochs):
+            train_epoch(run, epoch)
+            save(run, epoch)
+            validate(run, epoch)
+            report(run, epoch)
+        run.log.info("Final weights sha256=%s", run.backend.digest())
+    finally:
+        store.close()
+
+
+@dataclass
+class Run:
+    """What stays the same during training, and the counters of the epoch in hand."""
+
+    options: Options
+    store: KVStore
+    log: Logger
+    network: Network
+    dataset: Dataset
+    backend: Any
+    schedule: Schedule
+    batches: int  # steps in an epoch, the same on all workers
+    first_epoch: int = 0
+    facts: dict[str, float] = field(default_factory=dict)  # of the epoch, by their names in the log
+    traffic: tuple[int, int] = (0, 0)  # bytes sent and received until the epoch's start
+
+
+# -- before the first epoch -----------------------------------------------------------------------------------------
+
+
+def open_store(options: Options) -> KVStore:
+    environment = env.read()
+    if options.update_on_kvstore is not None:
+        environment = replace(environment, update_on_kvstore=bool(options.update_on_kvstore))
+    return kvstore.create(options.kv_store, staleness=options.staleness, environment=environment)
+
+
+def prepare(options: Options, store: KVStore, command: str) -> Run:
+    """Data, network and weights, checked before the first step."""
+    log = record.logger(store.rank)
+    if options.model_prefix and store.rank == 0:
+        checkpoint.prepare(options.model_prefix)
+    dataset = data.load(options.dataset, options.data_dir, num_examples=options.num_examples,
+                        image_shape=options.image_shape, seed=options.seed)
+    partition.check(len(dataset.train), store.num_workers, options.batch_size)
+    if options.top_k > dataset.num_classes:
+        raise UserError(f"--top-k {options.top_k}: {options.dataset} has {dataset.num_classes} classes")
+    network = models.create(options.network, options.num_layers, dataset.num_classes, dataset.image_shape)
+    batches = partition.num_batches(len(dataset.train), store.num_workers, options.batch_size)
+    schedule = Schedule(options.lr, batches, options.lr_factor, options.lr_step_epochs, options.warmup_epochs,
+                        options.warmup_strategy)
+    found = None if options.load_epoch is None else load(options, network)
+    backend = backend_class(options)(network, options, store, found and found["state"])
+    run = Run(options, store, log, network, dataset, backend, schedule, batches)
+    introduce(run, command)
+    if found:
+        resume(run, found)
+    log.info(record.plan(run.first_epoch, options.num_epochs - 1, batches))
+    return run
+
+
+def backend_class(options: Options) -> Any:
+    from dmltrain.backends.torch import TorchBackend  # servers, and programs that only show their help, need no torch
+
+    return {"torch": TorchBackend}[options.backend]
+
+
+def introduce(run: Run, command: str) -> None:
+    """Everything needed to repeat the run, at the top of its log."""
+    from dmltrain import hardware
+
+    options, dataset, network = run.options, run.dataset, run.network
+    devices = f"{len(options.device_names)} x {options.device_names[0].partition(':')[0]}"
+    for line in (
+        f"dmltrain {dmltrain.__version__}: {command}",
+        f"start with arguments {options}",
+        f"Network {network.name}{f' with {options.num_layers} layers' if options.num_layers else ''}: "
+        f"{network.num_parameters} parameters, input {'x'.join(map(str, network.input_shape))}, "
+        f"{network.num_classes} classes, {options.dtype}",
+        f"Data {dataset.name}{f' in {os.path.abspath(options.data_dir)}' if options.data_dir else ''}: "
+        f"{len(dataset.train)} training and {len(dataset.validation)} validation samples",
+        f"Host {env.read().host_name}: {hardware.describe()}, {run.backend.describe()}",
+        f"Batch {options.batch_size} per worker, {options.batch_size * run.store.num_workers} in all; "
+        f"seed {options.seed}",
+        f"Start training with {devices}, {run.store.num_workers} workers, {options.kv_store}",
+    ):
+        run.log.info(line)
+
+
+# -- an epoch ---------------------------------------------------------------------------------------------------------
+
+
+def train_epoch(run: Run, epoch: int) -> None:
+    """Every sample of this worker's part once. On return all workers have the same weights and statistics."""
+    options, backend, store = run.options, run.backend, run.store
+    run.traffic = (store.bytes_sent, store.bytes_received)
+    backend.seed(options.seed, epoch, store.rank)
+    started = since = time.perf_counter()
+    whole = Sums()
+    for batch in training_batches(run, epoch):
+        rate = run.schedule(epoch, batch.index)
+        backend.train_step(batch.images, batch.labels, step_total(run, batch.index), rate)
+        if batch.index and batch.index % options.disp_batches == 0:
+            recent, now = backend.take_sums(), time.perf_counter()
+            speed = recent.samples / (now - since)
+            run.log.info(record.batch(epoch, batch.index, speed, recent.metrics(options.top_k)))
+            whole, since = whole + recent, now
+    backend.synchronize()
+    whole += backend.take_sums()
+    seconds = time.perf_counter() - started
+    log_values(run, epoch, {f"Train-{name}": value for name, value in whole.metrics(options.top_k).items()})
+    log_values(run, epoch, {"Time cost": seconds})
+    run.facts = {"Speed": whole.samples / seconds, "Learning-rate": rate}
+    store.barrier()  # asynchronous workers arrive one by one; after it the weights rest
+    backend.synchronize()
+    backend.merge_statistics(store.all_reduce, store.num_workers)
+
+
+def training_batches(run: Run, epoch: int) -> Iterable[Any]:
+    options, dataset, store = run.options, run.dataset, run.store
+    order = partition.epoch_order(len(dataset.train), options.seed, epoch)
+    return TrainBatches(dataset.train, dataset.augment, dataset.image_shape,
+                        partition.shard(order, store.rank, store.num_workers), options.batch_size, run.batches,
+                        options.seed, epoch, store.rank, store.num_workers, options.data_nthreads)
+
+
+def step_total(run: Run, step: int) -> int:
+    """Samples that a step's gradient is the mean over: all workers' where they step together, else the worker's own."""
+    sizes = partition.step_sizes(len(run.dataset.train), run.store.num_workers, run.options.batch_size, step)
+    return sum(sizes) if together(run.store) else max(1, sizes[run.store.rank])
+
+
+def together(store: KVStore) -> bool:
+    """Whether all workers make each step with one gradient."""
+    return kvstore.TYPES[store.type] in ("local", "dist_sync")
+
+
+def validate(run: Run, epoch: int) -> None:
+    """Accuracy over the whole validation set; each worker counts its own part, all log the same."""
+    dataset, store = run.dataset, run.store
+    shard = partition.validation_shard(len(dataset.validation), store.rank, store.num_workers)
+    for batch in EvalBatches(dataset.validation, dataset.augment, dataset.image_shape, shard, run.options.batch_size):
+        run.backend.evaluate(batch.images, batch.labels)
+    counted = run.backend.take_sums()
+    whole = Sums.of(store.all_reduce("validation", np.array(counted.values())))
+    log_values(run, epoch, {f"Validation-{name}": value for name, value in whole.metrics(run.options.top_k).items()})
+
+
+def report(run: Run, epoch: int) -> None:
+    """What the epoch cost. Bytes include those of validation."""
+    from dmltrain import hardware
+
+    sent, received = run.traffic
+    memory = run.backend.device_memory()
+    log_values(run, epoch, {
+        "Speed": run.facts["Speed"], "Memory": hardware.peak_memory(),
+        **({} if memory is None else {"Device-Memory": memory}),
+        "Sent": run.store.bytes_sent - sent, "Received": run.store.bytes_received - received,
+        "Learning-rate": run.facts["Learning-rate"],
+        **({} if together(run.store) else {"Staleness": run.store.mean_staleness}),
+    })
+
+
+def log_values(run: Run, epoch: int, values: Mapping[str, float]) -> None:
+    for name, value in values.items():
+        run.log.info(record.value(epoch, name, value))
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def identity(options: Options, network: Network) -> dict[str, Any]:
+    """What a checkpoint and the run that continues it must have in common."""
+    return {"network": network.name, "num_layers": options.num_layers, "num_classes": network.num_classes,
+            "image_shape": list(network.input_shape), "optimizer": options.optimizer}
+
+
+def circumstances(run: Run) -> dict[str, Any]:
+    """What may differ, at the price that the continued run is not the unbroken one."""
+    options = run.options
+    return {"dataset": options.dataset, "num_examples": len(run.dataset.train), "seed": options.seed,
+            "batch_size": options.batch_size, "num_workers": run.store.num_workers, "dtype": options.dtype,
+            "devices": len(options.device_names), "kv_store": run.store.type}
+
+
+def save(run: Run, epoch: int) -> None:
+    """Write the state after `epoch` (from 0) as checkpoint number epoch + 1. Worker 0 does, for all."""
+    if not run.options.model_prefix:
+        return
+    state = run.backend.state()  # all workers: servers may hold a part of it
+    if run.store.rank == 0:
+        target = checkpoint.path(run.options.model_prefix, epoch + 1)
+        content = {"format": checkpoint.FORMAT, "version": dmltrain.__version__, "epoch": epoch + 1,
+                   **identity(run.options, run.network), "circumstances": circumstances(run), "state": state}
+        checkpoint.write(target, run.backend.encode(content))
+        run.log.info('Saved checkpoint to "%s"', target)
+
+
+def load(options: Options, network: Network) -> dict[str, Any]:
+    """The checkpoint of epoch options.load_epoch. Every worker reads the file. Raises UserError if it does not fit."""
+    source = checkpoint.path(options.model_prefix or "", options.load_epoch or 0)
+    content = backend_class(options).decode(checkpoint.read(source))
+    checkpoint.check(source, content, identity(options, network))
+    return content
+
+
+def resume(run: Run, found: Mapping[str, Any]) -> None:
+    """Start after the checkpoint's epoch, and say what is not as it was."""
+    run.first_epoch = found["epoch"]
+    before = found["circumstances"]
+    changed = [f"{name} {before.get(name)} -> {value}" for name, value in circumstances(run).items()
+               if before.get(name) != value]
+    run.log.info("Loaded checkpoint of epoch %d%s", run.first_epoch,
+                 f"; changed since: {', '.join(changed)}" if changed else "")

@@ -1,0 +1,17 @@
+"""Train a network on the 1,797 handwritten digits that come with dmltrain, so that it runs with no network.
+
+    python train_digits.py --kv-store local
+    dmltrain-launch -n 2 -s 2 train_digits.py --kv-store dist_sync
+
+--help lists all options.
+"""
+
+import sys
+
+from dmltrain import fit
+
+DEFAULTS = {"dataset": "digits", "network": "lenet", "batch_size": 32, "disp_batches": 10, "num_epochs": 10, "lr": 0.05,
+            "lr_step_epochs": "8"}
+
+if __name__ == "__main__":
+    sys.exit(fit.main(description=__doc__.splitlines()[0], defaults=DEFAULTS))
