@@ -1,0 +1,103 @@
+"""The batches of one epoch, prepared ahead in background threads.
+
+The numpy work in the threads releases the interpreter lock, so the consumer computes while the next batches are made;
+at most `threads + 2` batches are ahead. The consumer sees errors of the threads as its own. When it stops early, by
+`break` or an exception, the threads end with the batch that they are at.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from dmltrain.data import augment
+from dmltrain.data.augment import Augmentation
+from dmltrain.data.dataset import Split
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """images float32 (n, C, H, W), C-contiguous, normalised; labels int64 (n,); index: of the batch in the epoch."""
+
+    images: np.ndarray
+    labels: np.ndarray
+    index: int
+
+
+class TrainBatches:
+    """One epoch of a worker's training batches, shuffled by its shard of the order, augmented.
+
+    order_shard: `partition.shard(epoch_order(...), rank, num_workers)`; image_shape: (C, H, W) of the batches.
+    After the shard's end batches are short, down to (0, C, H, W), until `num_batches` of them are done.
+    """
+
+    def __init__(self, split: Split, augmentation: Augmentation, image_shape: tuple[int, int, int],
+                 order_shard: np.ndarray, batch_size: int, num_batches: int, seed: int, epoch: int, rank: int,
+                 num_workers: int, threads: int = 1) -> None:
+        _check_shape(split, augmentation, image_shape)
+        self._split, self._augmentation, self._shard = split, augmentation, order_shard
+        self._batch_size, self._num_batches, self._threads = batch_size, num_batches, threads
+        self._rank, self._num_workers = rank, num_workers
+        self._draws = augment.draw(augmentation, *split.images.shape[2:], len(split), seed, epoch)
+
+    def __len__(self) -> int:
+        return self._num_batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        return ahead(self._batch, self._num_batches, self._threads)
+
+    def _batch(self, index: int) -> Batch:
+        start = index * self._batch_size  # in the shard
+        samples = self._shard[start : start + self._batch_size]
+        first = self._rank + start * self._num_workers  # in the epoch's permutation
+        positions = slice(first, first + len(samples) * self._num_workers, self._num_workers)
+        images = augment.training_images(self._split.images, samples, self._augmentation, self._draws, positions)
+        return Batch(images, self._split.labels[samples], index)
+
+
+class EvalBatches:
+    """A worker's validation batches in the order of its shard, not augmented; the last one may be smaller.
+
+    shard: `partition.validation_shard(...)`; num_batches: None for as many as the shard needs (none if it is empty).
+    """
+
+    def __init__(self, split: Split, augmentation: Augmentation, image_shape: tuple[int, int, int],
+                 shard: np.ndarray, batch_size: int, num_batches: int | None = None, threads: int = 1) -> None:
+        _check_shape(split, augmentation, image_shape)
+        self._split, self._augmentation, self._shard, self._batch_size = split, augmentation, shard, batch_size
+        self._num_batches = -(-len(shard) // batch_size) if num_batches is None else num_batches
+        self._threads = threads
+
+    def __len__(self) -> int:
+        return self._num_batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        return ahead(self._batch, self._num_batches, self._threads)
+
+    def _batch(self, index: int) -> Batch:
+        samples = self._shard[index * self._batch_size : (index + 1) * self._batch_size]
+        images = augment.evaluation_images(self._split.images, samples, self._augmentation)
+        return Batch(images, self._split.labels[samples], index)
+
+
+def ahead(make: Callable[[int], Batch], count: int, threads: int) -> Iterator[Batch]:
+    """make(0), make(1), ... make(count - 1), in order, made in `threads` threads ahead of the consumer."""
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="dmltrain-batches")
+    waiting: deque[Future[Batch]] = deque()
+    try:
+        for index in range(count):
+            waiting.append(pool.submit(make, index))
+            if len(waiting) > threads + 2:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _check_shape(split: Split, augmentation: Augmentation, image_shape: tuple[int, int, int]) -> None:
+    fed = (split.images.shape[1], *augmentation.crop)
+    if tuple(image_shape) != fed:
+        raise ValueError(f"image_shape {tuple(image_shape)}, but the crops are {fed}")

@@ -1,0 +1,205 @@
+"""The files of CIFAR-10 in their four forms, each batch checked by md5 before anything looks inside it.
+
+binary  data_batch_1.bin .. test_batch.bin (maybe in cifar-10-batches-bin/), or cifar-10-binary.tar.gz.
+        A row is a label byte and 3,072 pixel bytes (planes R, G, B of 32x32).
+python  data_batch_1 .. test_batch (maybe in cifar-10-batches-py/), or cifar-10-python.tar.gz.
+        A pickle of a dict: b'data' uint8 (10000, 3072), b'labels' list of int. An unpickler reads it that can make
+        nothing but numpy arrays and plain values.
+
+Archives are read in memory, in one pass; nothing is unpacked to disk, and only plain files of the known names are
+looked at, whatever else is inside.
+"""
+
+import io
+import pickle
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from dmltrain.data import source
+from dmltrain.data.download import Remote, fetch
+from dmltrain.errors import UserError
+
+BASE_URL = "https://www.cs.toronto.edu/~kriz/"
+PIXELS = 3 * 32 * 32
+Arrays = tuple[np.ndarray, np.ndarray]  # images uint8 (rows, 3, 32, 32), labels int64 (rows,)
+
+
+@dataclass(frozen=True)
+class BatchFile:
+    """One batch; `name` without .bin. The md5 of its binary and of its python form."""
+
+    name: str
+    md5_binary: str
+    md5_python: str
+
+
+@dataclass(frozen=True)
+class Files:
+    """All batches, of `rows` images each, and the md5 of the archives."""
+
+    train: tuple[BatchFile, ...]
+    test: BatchFile
+    rows: int
+    md5_binary: str
+    md5_python: str
+
+
+CIFAR10 = Files(
+    (
+        BatchFile("data_batch_1", "5dd7e06a14cb22eb9f671a540d1b7c25", "c99cafc152244af753f735de768cd75f"),
+        BatchFile("data_batch_2", "5ea93a67294ea407fff1d09f752e9692", "d4bba439e000b95fd0a9bffe97cbabec"),
+        BatchFile("data_batch_3", "942cd6a4bcdd0dd3c604fbe906cb4421", "54ebc095f3ab1f0389bbae665268c751"),
+        BatchFile("data_batch_4", "ae636b3ba5c66a11e91e8cb52e771fcb", "634d18415352ddfa80567beed471001a"),
+        BatchFile("data_batch_5", "53f37980c15c3d472c316c40844f3f0d", "482c414d41f54cd18b22e5b47cb7c3cb"),
+    ),
+    BatchFile("test_batch", "803d5f7f4d78ea53de84dbe85f74fb6d", "40351d587109b95175f43aff81a1287e"),
+    10000,
+    "c32a1d4ab5d03f1284b67883e8d87530",
+    "c58f30108f718f92721af3b95e74349a",
+)
+
+
+@dataclass(frozen=True)
+class Form:
+    """One of the two forms: what its files, folder and archive are called, and how a batch is read."""
+
+    suffix: str
+    folder: str
+    archive: str
+    parse: Callable[[str, bytes, int], Arrays]  # file name, contents, rows
+
+    def batch_md5(self, batch: BatchFile) -> str:
+        return batch.md5_binary if self.suffix else batch.md5_python
+
+    def archive_md5(self, files: Files) -> str:
+        return files.md5_binary if self.suffix else files.md5_python
+
+    def size(self, files: Files) -> int | None:
+        """Bytes of a batch, where the form fixes them."""
+        return files.rows * (1 + PIXELS) if self.suffix else None
+
+
+def read(folder: Path, needed: tuple[BatchFile, ...], files: Files, download: bool,
+         base_url: str) -> Iterator[tuple[BatchFile, Arrays]]:
+    """Each needed batch once, in any order, from the first form that is there; else from a download.
+
+    UserError: a batch is missing, damaged or not the original.
+    """
+    for form in FORMS:
+        for place in (folder, folder / form.folder):
+            if all((place / (batch.name + form.suffix)).is_file() for batch in needed):
+                return _from_files(place, needed, files, form)
+    for form in FORMS:
+        if (archive := folder / form.archive).exists():
+            return _from_archive(archive, needed, files, form)
+    _refuse_incomplete(folder, needed)
+    if not download:
+        raise UserError(f"CIFAR-10 is not in {folder}; put {BINARY.archive} or {PYTHON.archive} (from {base_url}), or "
+                        f"the batches that are inside, into it, or allow the download")
+    remote = Remote(base_url + BINARY.archive, files.md5_binary)
+    return _from_archive(fetch(remote, folder), needed, files, BINARY)
+
+
+def _refuse_incomplete(folder: Path, needed: tuple[BatchFile, ...]) -> None:
+    """UserError when some of the needed batches are there and some are not: better asked than downloaded again."""
+    for form in FORMS:
+        for place in (folder, folder / form.folder):
+            paths = [place / (batch.name + form.suffix) for batch in needed]
+            missing = [path.name for path in paths if not path.is_file()]
+            if len(missing) < len(paths):
+                raise UserError(f"{place}: {', '.join(missing)} missing, while other batches of CIFAR-10 are there; "
+                                f"put the missing there too, or {form.archive} into {folder}")
+
+
+def _from_files(place: Path, needed: tuple[BatchFile, ...], files: Files,
+                form: Form) -> Iterator[tuple[BatchFile, Arrays]]:
+    for batch in needed:
+        path = place / (batch.name + form.suffix)
+        data = source.read(path, form.size(files), form.batch_md5(batch))
+        yield batch, form.parse(str(path), data, files.rows)
+
+
+def _from_archive(archive: Path, needed: tuple[BatchFile, ...], files: Files,
+                  form: Form) -> Iterator[tuple[BatchFile, Arrays]]:
+    wanted = {batch.name + form.suffix: batch for batch in needed}
+    for name, data in _members(archive, set(wanted), files, form):
+        batch = wanted.pop(name)
+        source.check(f"{archive}: {name}", data, form.size(files), form.batch_md5(batch))
+        yield batch, form.parse(f"{archive}: {name}", data, files.rows)
+        if not wanted:
+            return
+    raise UserError(f"{archive}: {', '.join(wanted)} missing; {_archive_state(archive, files, form)}")
+
+
+def _members(archive: Path, names: set[str], files: Files, form: Form) -> Iterator[tuple[str, bytes]]:
+    """The plain files of these names in the archive's one folder (or at its top), each the first time it comes."""
+    limit = 2 * files.rows * (1 + PIXELS)  # bytes; the python batches are 1 % larger than the binary ones
+    try:
+        with tarfile.open(archive, "r|gz") as tar:
+            for member in tar:
+                path = PurePosixPath(member.name)
+                placed = str(path.parent) in (".", form.folder)
+                if not (placed and path.name in names and member.isreg() and member.size <= limit):
+                    continue
+                names = names - {path.name}
+                yield path.name, tar.extractfile(member).read()  # type: ignore[union-attr]  # a plain file has one
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        raise UserError(f"{archive}: cannot be read: {error}; {_archive_state(archive, files, form)}") from None
+
+
+def _archive_state(archive: Path, files: Files, form: Form) -> str:
+    try:
+        found = source.md5(archive.read_bytes())
+    except OSError as error:
+        return str(error)
+    return f"its md5 is {found}, expected {form.archive_md5(files)}: delete it and download it again"
+
+
+def _parse_binary(name: str, data: bytes, rows: int) -> Arrays:
+    table = np.frombuffer(data, np.uint8).reshape(rows, 1 + PIXELS)
+    return table[:, 1:].reshape(rows, 3, 32, 32), table[:, 0].astype(np.int64)
+
+
+def _parse_python(name: str, data: bytes, rows: int) -> Arrays:
+    try:
+        content = _ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
+        images = np.asarray(content[b"data"], np.uint8).reshape(rows, 3, 32, 32)
+        labels = np.asarray(content[b"labels"], np.int64).reshape(rows)
+    except Exception as error:  # whatever a made-up pickle leads to
+        raise UserError(f"{name}: not a python batch of CIFAR-10: {error}") from None
+    return images, labels
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Makes numpy arrays, bytes and plain values; refuses every other class or function that a pickle names."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in ALLOWED_GLOBALS:
+            return ALLOWED_GLOBALS[module, name]
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no batch needs")
+
+
+def _latin1(text: str, encoding: str) -> bytes:
+    """`_codecs.encode` as pickles of protocol 2 use it for bytes."""
+    return text.encode("latin1")
+
+
+# An empty array's own recipe gives the function that makes arrays, wherever this numpy keeps it.
+_RECONSTRUCT = np.empty(0).__reduce__()[0]
+ALLOWED_GLOBALS: dict[tuple[str, str], Any] = {
+    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("_codecs", "encode"): _latin1,
+}
+
+BINARY = Form(".bin", "cifar-10-batches-bin", "cifar-10-binary.tar.gz", _parse_binary)
+PYTHON = Form("", "cifar-10-batches-py", "cifar-10-python.tar.gz", _parse_python)
+FORMS = (BINARY, PYTHON)
