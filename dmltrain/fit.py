@@ -12,7 +12,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from logging import Logger
 from typing import Any
 
@@ -52,17 +52,15 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "", description: str 
 
 def train(options: Options, command: str) -> None:
     """Train as `options` say; `command` is for the log. Raises UserError or JobLost."""
-    store = open_store(options)  # a scheduler or server process serves here, and ends
-    try:
-        run = prepare(options, store, command)
-        for epoch in range(run.first_epoch, options.num_epochs):
-            train_epoch(run, epoch)
-            save(run, epoch)
-            validate(run, epoch)
-            report(run, epoch)
-        run.log.info("Final weights sha256=%s", run.backend.digest())
-    finally:
-        store.close()
+    store = kvstore.create(options.kv_store, staleness=options.staleness)  # schedulers and servers serve here, and end
+    run = prepare(options, store, command)
+    for epoch in range(run.first_epoch, options.num_epochs):
+        train_epoch(run, epoch)
+        save(run, epoch)
+        validate(run, epoch)
+        report(run, epoch)
+    run.log.info("Final weights sha256=%s", run.backend.digest())
+    store.close()  # only here: a worker that fails leaves without a word, and the others are told that it is lost
 
 
 @dataclass
@@ -83,13 +81,6 @@ class Run:
 
 
 # -- before the first epoch -----------------------------------------------------------------------------------------
-
-
-def open_store(options: Options) -> KVStore:
-    environment = env.read()
-    if options.update_on_kvstore is not None:
-        environment = replace(environment, update_on_kvstore=bool(options.update_on_kvstore))
-    return kvstore.create(options.kv_store, staleness=options.staleness, environment=environment)
 
 
 def prepare(options: Options, store: KVStore, command: str) -> Run:
@@ -131,8 +122,7 @@ def introduce(run: Run, command: str) -> None:
     for line in (
         f"dmltrain {dmltrain.__version__}: {command}",
         f"start with arguments {options}",
-        f"Network {network.name}{f' with {options.num_layers} layers' if options.num_layers else ''}: "
-        f"{network.num_parameters} parameters, input {'x'.join(map(str, network.input_shape))}, "
+        f"Network {network.name}: {network.num_parameters} parameters, input {'x'.join(map(str, network.input_shape))}, "
         f"{network.num_classes} classes, {options.dtype}",
         f"Data {dataset.name}{f' in {os.path.abspath(options.data_dir)}' if options.data_dir else ''}: "
         f"{len(dataset.train)} training and {len(dataset.validation)} validation samples",

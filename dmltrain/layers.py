@@ -1,29 +1,30 @@
-"""The layer vocabulary: networks as small frozen values, with their shapes and parameters worked out without any framework.
+"""The layer vocabulary: networks as small frozen values, with their shapes and parameters worked out without any
+framework.
 
-A network is a tree: leaves are layers with at most one input, `Chain` runs layers one after another, `Concat` and `Add` give
-the same input to several branches and join what comes out. An empty `Chain` is the identity (a residual shortcut). The
-backends turn the tree into modules of their own; nothing here knows of them.
+A network is a tree: leaves are layers with at most one input, `Chain` runs layers one after another, `Concat` and `Add`
+give the same input to several branches and join what comes out. An empty `Chain` is the identity (a residual shortcut).
+The backends turn the tree into modules of their own; nothing here knows of them.
 
 Shapes are per sample: `(channels, height, width)` for images, `(features,)` after `Flatten`. Names are MXNet's
 (`conv0_weight`, `bn0_gamma`, `bn0_moving_mean`), so that parameter files can be read by either side.
 
 Conventions every backend must follow (they are MXNet 1.9.1's, unless said otherwise):
 
-* Convolution is cross-correlation, weight `(channels, input_channels / groups, height, width)`, zero padding on both sides,
-  output extent `floor((x + 2 pad - kernel) / stride) + 1`.
+* Convolution is cross-correlation, weight `(channels, input_channels / groups, height, width)`, zero padding on both
+  sides, output extent `floor((x + 2 pad - kernel) / stride) + 1`.
 * `Dense` computes `x W^T + b` with weight `(features, input_features)` and wants a flat input.
-* `BatchNorm.momentum` is the share of the OLD statistics that is kept: `moving = momentum * moving + (1 - momentum) * batch`
-  (PyTorch's momentum is one minus this). `epsilon` is added to the variance under the root. The batch is normalised with its
-  biased variance (divided by n = samples x height x width). Whether `moving_var` takes the biased or the unbiased (n - 1)
-  variance is the framework's own habit: MXNet takes the biased one on CPU, PyTorch and cuDNN the unbiased one; the two
-  differ by n / (n - 1) and nothing else depends on it during training.
-* `fixed_scale` is MXNet's `fix_gamma=True`: gamma is the constant 1, hence not a parameter. MXNet's files carry it all the same,
-  as an array of ones.
+* `BatchNorm.momentum` is the share of the OLD statistics that is kept: `moving = momentum * moving + (1 - momentum) *
+  batch` (PyTorch's momentum is one minus this). `epsilon` is added to the variance under the root. The batch is
+  normalised with its biased variance (divided by n = samples x height x width). Whether `moving_var` takes the biased
+  or the unbiased (n - 1) variance is the framework's own habit: MXNet takes the biased one on CPU, PyTorch and cuDNN
+  the unbiased one; the two differ by n / (n - 1) and nothing else depends on it during training.
+* `fixed_scale` is MXNet's `fix_gamma=True`: gamma is the constant 1, hence not a parameter. MXNet's files carry it all
+  the same, as an array of ones.
 * Pooling pads with "nothing" for max and zeros for average; the average counts padded zeros (MXNet's default) unless
-  `count_padding` is false. `rounding` is MXNet's `pooling_convention`: "valid" rounds the extent
-  `(x + 2 pad - kernel) / stride + 1` down, "full" rounds it up (what Caffe does, and MXNet did until it got the option in 2016). With "full" the last
-  window may overhang; what overhangs beyond the padding is not counted in an average. A window that would lie wholly outside
-  the input is refused, because frameworks disagree about it.
+  `count_padding` is false. `rounding` is MXNet's `pooling_convention`: "valid" rounds the extent `(x + 2 pad - kernel)
+  / stride + 1` down, "full" rounds it up (what Caffe does, and MXNet did until it got the option in 2016). With "full"
+  the last window may overhang; what overhangs beyond the padding is not counted in an average. A window that would lie
+  wholly outside the input is refused, because frameworks disagree about it.
 * `LocalResponseNorm`: `x / (offset + alpha / size * sum of squares over size neighbouring channels) ^ beta`.
 * `Dropout` scales what is kept by `1 / (1 - rate)` while training and does nothing otherwise.
 """
@@ -127,12 +128,13 @@ class Conv(Layer):
         self._set_pairs("kernel", "stride", "pad")
         self._require(bool(self.name), "needs a name, for its weight")
         self._require(self.channels > 0, f"channels must be positive, is {self.channels}")
-        self._require(self.groups > 0 and self.channels % self.groups == 0, f"{self.channels} channels in {self.groups} groups")
+        divides = self.groups > 0 and self.channels % self.groups == 0
+        self._require(divides, f"{self.channels} channels do not divide into {self.groups} groups")
         _check_window(self)
 
     def output_shape(self, shape: Shape) -> Shape:
-        channels, height, width = _image(self, shape)
-        self._require(channels % self.groups == 0, f"input {_text(shape)} has {channels} channels for {self.groups} groups")
+        divides = _image(self, shape)[0] % self.groups == 0
+        self._require(divides, f"the channels of input {_text(shape)} do not divide into {self.groups} groups")
         return self.channels, *(_extent(self, shape, axis, up=False) for axis in (0, 1))
 
     def parameters(self, shape: Shape) -> tuple[Parameter, ...]:
@@ -168,7 +170,7 @@ class Dense(Layer):
 
 @dataclass(frozen=True)
 class BatchNorm(Layer):
-    """Batch normalisation over axis 1 (Ioffe and Szegedy 2015); conventions in the module's docstring. Defaults are MXNet's."""
+    """Batch normalisation over channels (Ioffe and Szegedy 2015), by the conventions above. Defaults are MXNet's."""
 
     epsilon: float = 1e-3
     momentum: float = 0.9
@@ -262,7 +264,7 @@ class Dropout(Layer):
 
 @dataclass(frozen=True)
 class LocalResponseNorm(Layer):
-    """Normalisation across `size` neighbouring channels (Krizhevsky et al. 2012, section 3.3). Defaults are MXNet's LRN."""
+    """Normalisation across `size` neighbouring channels (Krizhevsky et al. 2012, 3.3). Defaults are MXNet's."""
 
     size: int = 5
     alpha: float = 1e-4
@@ -328,7 +330,8 @@ class Add(Join):
 
     def output_shape(self, shape: Shape) -> Shape:
         shapes = self.branch_shapes(shape)
-        self._require(len(set(shapes)) == 1, f"branches have different shapes: {_texts(shapes)} from input {_text(shape)}")
+        agree = len(set(shapes)) == 1
+        self._require(agree, f"branches have different shapes: {_texts(shapes)} from input {_text(shape)}")
         return shapes[0]
 
 
@@ -346,9 +349,11 @@ def add(*branches: Layer, name: str = "") -> Add:
 
 @dataclass(frozen=True)
 class Network:
-    """A classifier: `root` takes images of `input_shape` (C, H, W) to `num_classes` logits; the softmax belongs to the loss.
+    """A classifier: `root` takes images of `input_shape` (C, H, W) to `num_classes` logits; the softmax belongs to the
+    loss.
 
-    Raises ShapeError when made, if any layer does not fit, two arrays share a name, or the output is not (num_classes,).
+    Raises ShapeError when made, if any layer does not fit, two arrays share a name, or the output is not
+    (num_classes,).
     """
 
     name: str

@@ -111,7 +111,8 @@ class Options:
     backend: str = option("Network", "the framework that computes", one_of("backend", ("torch",)), "torch")
 
     dataset: str = option("Data", "what to train on", one_of("dataset", data.DATASETS), "digits")
-    data_dir: str | None = option("Data", "folder with the data set's files; default: data/DATASET", path, metavar="DIR")
+    data_dir: str | None = option("Data", "folder with the data set's files; default: data/DATASET", path,
+                                  metavar="DIR")
     num_examples: int | None = option("Data", "use this many training examples", integer(1))
     image_shape: tuple[int, int, int] | None = option("Data", "channels,height,width fed to the network", image_shape,
                                                       metavar="C,H,W")

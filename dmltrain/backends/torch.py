@@ -19,10 +19,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from dmltrain import env
 from dmltrain import optimizer as optimizers
 from dmltrain.backends import torch_distributed, torch_layers
 from dmltrain.backends.torch_scaling import LossScale
 from dmltrain.errors import UserError
+from dmltrain.kvstore import TYPES, KVStore
 from dmltrain.layers import Conv, Network
 from dmltrain.metric import Sums
 from dmltrain.options import Options
@@ -38,7 +40,7 @@ class TorchBackend:
     the state is another network's, or a device does not exist.
     """
 
-    def __init__(self, network: Network, options: Options, store: Any, state: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, network: Network, options: Options, store: KVStore, state: Mapping[str, Any] | None = None) -> None:
         self._devices = [find_device(name) for name in options.device_names]
         self._top_k = options.top_k
         self._dtype = getattr(torch, options.dtype)
@@ -49,18 +51,28 @@ class TorchBackend:
             load_weights(first, state["model"])
         self._modules = [self._placed(first, device) for device in self._devices]  # one replica on each device
         self._forwards = [torch.compile(each) if options.compile else each for each in self._modules]
-        inner = make_optimizer(self._modules[0], options)
-        self._scale = LossScale(inner, self._devices[0]) if options.dtype == "float16" else None
-        self._optimizer = torch_distributed.distribute(
-            self._modules[0], inner, store, average=False, overlap=len(self._modules) == 1)
+        self._scale: LossScale | None = None
+        self._optimizer = self._joined(options, store)
         if state:
             self._load_rest(state)
-        self._copy_weights()
         self._sums = [torch.zeros(4, dtype=torch.float64, device=device) for device in self._devices]
         self._seen = [0] * len(self._devices)  # training samples since statistics were merged
 
     def _placed(self, module: nn.Module, device: torch.device) -> nn.Module:
         return copy.deepcopy(module).to(device=device, memory_format=self._layout)
+
+    def _joined(self, options: Options, store: KVStore) -> torch_distributed.DistributedOptimizer:
+        """An optimizer of the first replica's weights whose gradient is the sum over workers."""
+        chosen = options.update_on_kvstore
+        on_servers = bool(env.read().update_on_kvstore if chosen is None else chosen)
+        inner = make_optimizer(self._modules[0], options)
+        if options.dtype == "float16":
+            if store.is_distributed and (on_servers or TYPES[store.type] != "dist_sync"):
+                raise UserError("--dtype float16 scales the loss, which needs the optimizer on the workers: use it with "
+                                "--kv-store dist_sync, or use --dtype bfloat16")
+            self._scale = LossScale(inner, self._devices[0])
+        return torch_distributed.distribute(self._modules[0], inner, store, average=False,
+                                            overlap=len(self._modules) == 1, update_on_kvstore=on_servers)
 
     # -- a step ---------------------------------------------------------------------------------------------------
 
@@ -75,7 +87,8 @@ class TorchBackend:
         """
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
-        self._optimizer.zero_grad()
+        self._optimizer.zero_grad()  # waits for weights that servers made
+        self._copy_weights()
         for index, part in enumerate(self._parts(images, labels)):
             loss = self._counted_loss(index, *part, train=True) if len(part[1]) else self._no_loss(index)
             (loss * (1.0 / total) if self._scale is None else loss * (self._scale.value / total)).backward()
@@ -84,7 +97,6 @@ class TorchBackend:
             self._sum_gradients()
             self._optimizer.push_gradients()
         self._optimizer.step()
-        self._copy_weights()
 
     def evaluate(self, images: np.ndarray, labels: np.ndarray) -> None:
         """Count these samples with the present weights."""

@@ -1,13 +1,13 @@
 """Builds a network value as a torch module, and gives it its first weights.
 
-The module is straight-line code, generated once from the tree with torch.fx: no Python loop over layers and no module calls,
-so eager mode costs hardly more than its operators and torch.compile sees one plain graph. Arrays sit flat in the module under
-the network's own names (`conv0_weight`): `named_parameters()` are exactly `network.parameters()` and `named_buffers()` exactly
-`network.auxiliary()`, in that order, and the state dict is both. Operators follow the conventions of dmltrain/layers.py;
-PyTorch's own habit is to keep the unbiased variance in `moving_var`.
+The module is straight-line code, generated once from the tree with torch.fx: no Python loop over layers and no module
+calls, so eager mode costs hardly more than its operators and torch.compile sees one plain graph. Arrays sit flat in the
+module under the network's own names (`conv0_weight`): `named_parameters()` are exactly `network.parameters()` and
+`named_buffers()` exactly `network.auxiliary()`, in that order, and the state dict is both. Operators follow the
+conventions of dmltrain/layers.py; PyTorch's own habit is to keep the unbiased variance in `moving_var`.
 
-The module can be deep-copied, pickled, moved and cast like any other. The fast way on most devices is channels_last for both
-the module (`.to(memory_format=torch.channels_last)`) and the images.
+The module can be deep-copied, pickled, moved and cast like any other. The fast way on most devices is channels_last for
+both the module (`.to(memory_format=torch.channels_last)`) and the images.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def build(network: Network) -> torch.nn.Module:
 
 
 def initialise(module: torch.nn.Module, network: Network, seed: int) -> None:
-    """Fill `module` (of `build(network)`) with first weights that depend on `seed` and the network only, not on devices,
-    memory formats or torch's global generators.
+    """Fill `module` (of `build(network)`) with first weights that depend on `seed` and the network only, not on
+    devices, memory formats or torch's global generators.
 
-    MXNet's initialiser for image classification, Xavier(rnd_type="gaussian", factor_type="in", magnitude=2): weights are normal
-    with variance 2 / fan-in, gammas and moving variances 1, all else 0.
+    MXNet's initialiser for image classification, Xavier(rnd_type="gaussian", factor_type="in", magnitude=2): weights
+    are normal with variance 2 / fan-in, gammas and moving variances 1, all else 0.
     """
     generator = torch.Generator().manual_seed(seed)
     arrays = module.state_dict()
@@ -178,8 +178,10 @@ def _training(x: fx.Node) -> fx.Node:
         return graph.get_attr("training")
 
 
-# Operators whose backward does not look at their result, and which always make a new one: their only reader may overwrite it.
-_OVERWRITABLE = frozenset({torch.conv2d, functional.linear, functional.batch_norm, torch.add, torch.Tensor.add_, torch.cat})
+# Operators that always make a new result and do not look at it in backward: its only reader may overwrite it.
+_OVERWRITABLE = frozenset(
+    {torch.conv2d, functional.linear, functional.batch_norm, torch.add, torch.Tensor.add_, torch.cat}
+)
 _IN_PLACE: dict[Callable, Callable] = {torch.relu: torch.relu_, torch.add: torch.Tensor.add_}
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from dmltrain.errors import UserError
+
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], tuple[str, ...]]] = {  # name -> class, numbers it takes
     "sgd": (torch.optim.SGD, ("momentum", "dampening", "weight_decay", "nesterov", "maximize")),
     "adam": (torch.optim.Adam, ("betas", "eps", "weight_decay", "amsgrad", "maximize")),
@@ -33,11 +35,11 @@ class Step:
         for given in numbers:
             if given not in allowed:
                 raise ValueError(f"optimizer {name} takes lr, {', '.join(allowed)}; not {given!r}")
-        arguments = {given: tuple(_number(given, x) for x in number) if isinstance(number, list)
+        arguments = {given: tuple(_number(given, x) for x in number) if isinstance(number, (list, tuple))
                      else _number(given, number) for given, number in numbers.items()}
         self._parameter = torch.nn.Parameter(torch.from_numpy(value), requires_grad=False)
-        self._optimizer = kind([self._parameter], lr=rate, fused=True if name in _FUSED else None, **arguments) \
-            if name in _FUSED else kind([self._parameter], lr=rate, **arguments)
+        fused = {"fused": True} if name in _FUSED else {}
+        self._optimizer = kind([self._parameter], lr=rate, **fused, **arguments)
 
     def __call__(self, value: np.ndarray, gradient: np.ndarray, rate: float) -> None:
         """One step with learning rate `rate` (with the spec's own where that is negative); changes `value` in place."""
@@ -56,7 +58,19 @@ class Step:
                 if item is not None}
 
     def load(self, state: dict[str, np.ndarray]) -> None:
-        self._optimizer.state[self._parameter] = {name: torch.from_numpy(np.array(array)) for name, array in state.items()}
+        self._optimizer.state[self._parameter] = {name: torch.from_numpy(np.array(item)) for name, item in state.items()}
+
+
+def make_spec(optimizer: torch.optim.Optimizer, groups: dict[int, dict[str, Any]], rescale: float) -> dict[str, Any]:
+    """`optimizer` as a spec; `groups`: key number -> its parameter group. Raises UserError when servers lack it."""
+    name = type(optimizer).__name__.lower()
+    if name not in OPTIMIZERS:
+        raise UserError(f"optimizer {type(optimizer).__name__} cannot run on the servers, which have "
+                        f"{', '.join(OPTIMIZERS)}; use one of these, or dist_sync, which takes any")
+    allowed = ("lr", *OPTIMIZERS[name][1])
+    keys = {str(key): {option: value for option, value in group.items() if option in allowed and value is not None}
+            for key, group in groups.items()}
+    return {"name": name, "rescale": rescale, "keys": keys}
 
 
 def _number(name: str, value: Any) -> float | bool:

@@ -77,6 +77,11 @@ class KVStore:
         return TYPES[self.type] != "local"
 
     @property
+    def synchronous(self) -> bool:
+        """True when all workers' steps go together: gradients of one round are summed over all workers."""
+        return TYPES[self.type] in ("local", "dist_sync")
+
+    @property
     def steps_on_servers(self) -> bool:
         """True when the servers run the optimizer: a pull then gives weights, not sums of gradients."""
         return False
@@ -123,6 +128,9 @@ class KVStore:
 
     def load_optimizer_states(self, path: str) -> None:
         raise NotImplementedError
+
+    def abort(self, reason: str) -> None:
+        """This worker cannot go on: end the job for all, with `reason` in every process's message."""
 
     def close(self) -> None:
         """This worker is done. The job goes on until every worker has closed."""

@@ -6,7 +6,9 @@ in the memory that its pull named. Server answers to requests (not pulls) come i
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 import threading
 from collections import deque
 from dataclasses import dataclass, field
@@ -71,6 +73,7 @@ class DistKVStore(KVStore):
         self._servers = [self._connect(number, host, port) for number, (host, port) in enumerate(addresses)]
         for server in self._servers:
             threading.Thread(target=self._receive, args=(server,), name=f"from {server.name}", daemon=True).start()
+        atexit.register(self._at_exit)
 
     @property
     def steps_on_servers(self) -> bool:
@@ -143,20 +146,49 @@ class DistKVStore(KVStore):
         self._stepping = True
         self.barrier()
 
-    def save_optimizer_states(self, path: str) -> None:
-        """One file a server beside `path`: `path`.server-K. Written whole or not at all."""
-        for number, server in enumerate(self._servers):
-            answer: list[bytearray] = []
-            self._request(server, Header(Kind.READ_STATE).pack(), answer).wait()
-            _write_whole(Path(f"{path}.server-{number}"), answer[0])
+    def key_number(self, name: Key) -> int:
+        """The key's number on the wire, by which an optimizer's spec names it."""
+        return self._find(name).number
 
-    def load_optimizer_states(self, path: str) -> None:
-        """Worker 0 gives the servers what `save_optimizer_states` wrote; the others wait. Weights come back too."""
+    def optimizer_states(self) -> list[bytearray]:
+        """Each server's weights and optimizer state, as bytes."""
+        answers: list[list[bytearray]] = [[] for _ in self._servers]
+        for server, answer in zip(self._servers, answers, strict=True):
+            self._request(server, Header(Kind.READ_STATE).pack(), answer).wait()
+        return [answer[0] for answer in answers]
+
+    def load_optimizer_state_bytes(self, states: list[bytes]) -> None:
+        """Worker 0 gives the servers what `optimizer_states` returned; the others wait. Raises UserError, JobLost."""
+        if len(states) != len(self._servers):
+            raise UserError(f"the optimizer's state is of a job with {len(states)} servers, this one has "
+                            f"{len(self._servers)}: continue with -s {len(states)}")
         if self.rank == 0:
-            states = [_read_state(f"{path}.server-{number}", len(self._servers)) for number in range(len(self._servers))]
             for server, state in zip(self._servers, states, strict=True):
                 self._request(server, Header(Kind.STATE, len(state)).pack() + state).wait()
         self.barrier()
+
+    def save_optimizer_states(self, path: str) -> None:
+        """One file a server beside `path`: `path`.server-K. Written whole or not at all."""
+        for number, state in enumerate(self.optimizer_states()):
+            _write_whole(Path(f"{path}.server-{number}"), state)
+
+    def load_optimizer_states(self, path: str) -> None:
+        """Worker 0 gives the servers what `save_optimizer_states` wrote; the others wait. Weights come back too."""
+        names = [f"{path}.server-{number}" for number in range(len(self._servers))]
+        self.load_optimizer_state_bytes([_read_state(name, len(self._servers)) for name in names])
+
+    def abort(self, reason: str) -> None:
+        if not self._closed:
+            self._closed = True
+            self._control.abort(reason)
+            self._control.close()
+
+    def _at_exit(self) -> None:
+        failed = getattr(sys, "last_type", None)  # set when an exception ends the program
+        if failed is None:
+            self.close()
+        else:
+            self.abort(f"ended by {failed.__name__}: {sys.last_value}")
 
     def close(self) -> None:
         if self._closed:

@@ -34,9 +34,10 @@ def create(
     if key not in NETWORKS:
         raise UserError(f"unknown network {name!r}; known networks: {', '.join(sorted(NETWORKS))}")
     if num_classes < 1 or min(image_shape) < 1:
-        raise UserError(f"network {key} needs at least one class and images of positive size, not {num_classes}, {image_shape}")
+        found = f"{num_classes} classes, images {image_shape}"
+        raise UserError(f"network {key} needs one class or more and images of positive size, found {found}")
     try:
         return NETWORKS[key](num_layers, num_classes, image_shape)
     except ShapeError as problem:
         size = "x".join(map(str, image_shape))
-        raise UserError(f"network {key} cannot take images of shape {size} (channels x height x width): {problem}") from None
+        raise UserError(f"network {key} cannot take images of {size} (channels x height x width): {problem}") from None

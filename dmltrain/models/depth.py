@@ -8,4 +8,4 @@ from dmltrain.errors import UserError
 def refuse_depth(network: str, num_layers: int | None) -> None:
     """Raises UserError if a depth was asked of a network that has only one."""
     if num_layers is not None:
-        raise UserError(f"network {network} has a single depth, found --num-layers {num_layers}; leave --num-layers out")
+        raise UserError(f"network {network} has a single depth, found {num_layers} layers; leave --num-layers out")

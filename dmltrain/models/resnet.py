@@ -2,17 +2,28 @@
 He, Zhang, Ren and Sun, "Identity Mappings in Deep Residual Networks", 2016.
 
 Images up to 32 pixels high get the CIFAR networks (three stages; MXNet itself draws that line at 28, and gives 32x32
-images an ImageNet network without its stem), larger ones the ImageNet networks (four stages behind a 7x7 stem).
-As in MXNet the first unit of every stage has a 1x1 convolution on its shortcut, even where the shapes agree, and the data goes
-through a batch norm with fixed scale.
+images an ImageNet network without its stem), larger ones the ImageNet networks (four stages behind a 7x7 stem). As in
+MXNet the first unit of every stage has a 1x1 convolution on its shortcut, even where the shapes agree, and the data
+goes through a batch norm with fixed scale.
 """
 
 from __future__ import annotations
 
 from dmltrain.errors import UserError
 from dmltrain.layers import (
-    BatchNorm, Chain, Conv, Dense, Flatten, GlobalAvgPool, Layer, MaxPool, Network, Relu, add, chain,
-)  # fmt: skip
+    BatchNorm,
+    Chain,
+    Conv,
+    Dense,
+    Flatten,
+    GlobalAvgPool,
+    Layer,
+    MaxPool,
+    Network,
+    Relu,
+    add,
+    chain,
+)
 
 SMALL_IMAGE = 32  # pixels of height, the most for a CIFAR network
 CIFAR_DEPTHS = (20, 32, 44, 50, 56, 110, 164)  # the usual ones
@@ -33,9 +44,9 @@ def build(num_layers: int | None, num_classes: int, image_shape: tuple[int, int,
     depth = num_layers if num_layers is not None else 110 if small else 50
     units, channels, bottleneck = _cifar(depth) if small else _imagenet(depth)
     stages = [
-        _unit(f"stage{s}_unit{u}", channels[s], stride=2 if s > 1 and u == 1 else 1, bottleneck=bottleneck, project=u == 1)
-        for s, count in enumerate(units, 1)
-        for u in range(1, count + 1)
+        _unit(f"stage{stage}_unit{unit}", channels[stage], 2 if stage > 1 and unit == 1 else 1, bottleneck, unit == 1)
+        for stage, count in enumerate(units, 1)
+        for unit in range(1, count + 1)
     ]
     stem = _conv("conv0", channels[0], 3) if small else _imagenet_stem(channels[0])
     head = (*_norm_relu("bn1", "relu1"), GlobalAvgPool("pool1"), Flatten(), Dense("fc1", num_classes))
@@ -50,8 +61,8 @@ def _cifar(depth: int) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
     if 8 <= depth < 164 and (depth - 2) % 6 == 0:
         return ((depth - 2) // 6,) * 3, (16, 16, 32, 64), False
     usual = ", ".join(map(str, CIFAR_DEPTHS))
-    rule = "any 6 n + 2 from 8 to 158 and any 9 n + 2 from 164 exist"
-    raise UserError(f"no resnet of {depth} layers for images up to {SMALL_IMAGE} pixels high; usual depths: {usual} ({rule})")
+    valid = f"{usual} (also any other 6 n + 2 from 8 to 158 and any 9 n + 2 from 164)"
+    raise UserError(f"no resnet of {depth} layers for images up to {SMALL_IMAGE} pixels high; valid depths: {valid}")
 
 
 def _imagenet(depth: int) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
@@ -68,7 +79,7 @@ def _imagenet_stem(channels: int) -> Chain:
 
 
 def _unit(name: str, channels: int, stride: int, bottleneck: bool, project: bool) -> Layer:
-    """One residual unit. With `project` the shortcut is a 1x1 convolution of what the first ReLU gives, else the input itself."""
+    """One residual unit; its shortcut is the input itself, or with `project` a 1x1 convolution of the first ReLU."""
     enter = _norm_relu(f"{name}_bn1", f"{name}_relu1")
     body = _bottleneck_body(name, channels, stride) if bottleneck else _basic_body(name, channels, stride)
     if project:

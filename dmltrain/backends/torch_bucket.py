@@ -1,0 +1,165 @@
+"""Buckets: parameters that are neighbours in the network share one flat gradient (and weight) memory and one kvstore key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from dmltrain.errors import UserError
+
+BUCKET_BYTES = 1 << 20  # small enough to leave early in backward, large enough that frames cost nothing
+DTYPES = (torch.float32, torch.float64)
+
+
+@dataclass(eq=False)
+class Bucket:
+    """Parameters of one group of the optimizer, one type, one device. Flat memory holds each in its own memory order."""
+
+    name: str
+    group: int  # number of the optimizer's parameter group
+    priority: int  # of its pushes and pulls: forward order first
+    parameters: list[torch.nn.Parameter]
+    pushed: bool = False
+    gradients: torch.Tensor = field(init=False)  # (elements,)
+    landing: np.ndarray = field(init=False)  # where pulled weights arrive
+    _views: list[torch.Tensor] = field(init=False)
+    _host: torch.Tensor = field(init=False)
+    _weights: torch.Tensor | None = None
+    _seen: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        first = self.parameters[0]
+        total = sum(parameter.numel() for parameter in self.parameters)
+        self.gradients = torch.zeros(total, dtype=first.dtype, device=first.device)
+        self._views = self._cut(self.gradients)
+        on_cpu = first.device.type == "cpu"
+        self._host = self.gradients if on_cpu else torch.zeros(total, dtype=first.dtype, pin_memory=True)
+
+    @property
+    def ready(self) -> bool:
+        return len(self._seen) == len(self.parameters)
+
+    def begin(self) -> None:
+        """A new step: no gradient has come yet."""
+        self._seen.clear()
+        self.pushed = False
+
+    def watch(self, when_ready: Callable[[Bucket], None]) -> None:
+        """Call `when_ready` each time that backward has completed a gradient of this bucket."""
+        for index, parameter in enumerate(self.parameters):
+            def hook(parameter: torch.nn.Parameter, index: int = index) -> None:
+                if not self.pushed:
+                    self._collect(index, parameter)
+                when_ready(self)
+
+            parameter.register_post_accumulate_grad_hook(hook)
+
+    def complete(self) -> None:
+        """Gradients that backward did not produce count as zero."""
+        for index, parameter in enumerate(self.parameters):
+            self._collect(index, parameter)
+
+    def _collect(self, index: int, parameter: torch.nn.Parameter) -> None:
+        view = self._views[index]
+        if parameter.grad is None:
+            view.zero_()
+        elif parameter.grad.data_ptr() != view.data_ptr():
+            view.copy_(parameter.grad)
+        else:
+            self._seen.add(index)
+            return
+        parameter.grad = view
+        self._seen.add(index)
+
+    def host_gradients(self) -> np.ndarray:
+        """The flat gradients in host memory, which stays as it is until the key's next pull returns."""
+        if self._host is not self.gradients:
+            self._host.copy_(self.gradients)
+        return self._host.numpy()
+
+    def take_gradients(self, factor: float) -> None:
+        """The sum has arrived in host memory."""
+        if self._host is not self.gradients:
+            self.gradients.copy_(self._host, non_blocking=True)
+        if factor != 1.0:
+            self.gradients.mul_(factor)
+
+    def host_weights(self) -> np.ndarray:
+        """A flat copy of the weights."""
+        flat = torch.empty(self.gradients.numel(), dtype=self.gradients.dtype)
+        with torch.no_grad():
+            for view, parameter in zip(self._cut(flat), self.parameters, strict=True):
+                view.copy_(parameter)
+        return flat.numpy()
+
+    def set_weights(self, weights: np.ndarray) -> None:
+        with torch.no_grad():
+            for view, parameter in zip(self._cut(torch.from_numpy(weights)), self.parameters, strict=True):
+                parameter.copy_(view)
+
+    def adopt_weights(self) -> None:
+        """Lay the parameters' own memory flat, so that pulled weights arrive in place."""
+        flat = torch.from_numpy(self.host_weights())
+        if self.gradients.device.type != "cpu":
+            flat = flat.pin_memory()
+        self.landing = flat.numpy()
+        self._weights = flat.to(self.gradients.device) if self.gradients.device.type != "cpu" else flat
+        with torch.no_grad():
+            for view, parameter in zip(self._cut(self._weights), self.parameters, strict=True):
+                parameter.data = view
+
+    def take_weights(self) -> None:
+        """Weights have arrived in `landing`."""
+        if self._weights is not None and self._weights.device.type != "cpu":
+            self._weights.copy_(torch.from_numpy(self.landing), non_blocking=True)
+
+    def _cut(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        views, offset = [], 0
+        for parameter in self.parameters:
+            views.append(flat.as_strided(parameter.size(), parameter.stride(), offset))
+            offset += parameter.numel()
+        return views
+
+
+def make_buckets(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[Bucket]:
+    """All parameters of `optimizer`, in the model's order. Raises UserError for weights of other types."""
+    group_of = {parameter: number for number, group in enumerate(optimizer.param_groups) for parameter in group["params"]}
+    open_lists: dict[tuple[int, torch.dtype, torch.device], list[torch.nn.Parameter]] = {}
+    lists: list[tuple[int, list[torch.nn.Parameter]]] = []
+    for name, parameter in _in_order(model, group_of):
+        _check(name, parameter)
+        kind = (group_of[parameter], parameter.dtype, parameter.device)
+        current = open_lists.get(kind)
+        if current is None or _bytes(current) + _bytes([parameter]) > BUCKET_BYTES:
+            current = open_lists[kind] = []
+            lists.append((group_of[parameter], current))
+        current.append(parameter)
+    return [Bucket(f"bucket {number}", group, len(lists) - number, parameters)
+            for number, (group, parameters) in enumerate(lists)]
+
+
+def _in_order(model: torch.nn.Module, wanted: dict[torch.nn.Parameter, int]) -> list[tuple[str, torch.nn.Parameter]]:
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter in wanted]
+    missing = set(wanted) - {parameter for _, parameter in named}
+    if missing:
+        raise UserError(f"the optimizer has {len(missing)} parameters that are not the model's: "
+                        "give dmltrain.distribute the model that the optimizer was made for")
+    return [(name, parameter) for name, parameter in named if parameter.requires_grad]
+
+
+def _check(name: str, parameter: torch.nn.Parameter) -> None:
+    if parameter.dtype not in DTYPES:
+        raise UserError(f"parameter {name} is {parameter.dtype}, expected float32 or float64: keep the weights in float32 "
+                        "and compute in less with torch.autocast")
+    dense = parameter.is_contiguous() or any(
+        parameter.dim() == dim and parameter.is_contiguous(memory_format=layout)
+        for dim, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)))
+    if not dense:
+        parameter.data = parameter.data.contiguous()
+
+
+def _bytes(parameters: list[torch.nn.Parameter]) -> int:
+    return sum(parameter.numel() * parameter.element_size() for parameter in parameters)

@@ -1,0 +1,152 @@
+"""The log lines of a training run: MXNet's grammar, written here by the training loop and read here by `dmltrain-parse`.
+
+    2026-11-20 12:00:00,123 Node[0] Epoch[3] Batch [20]<tab>Speed: 1733.12 samples/sec<tab>accuracy=0.312500
+    2026-11-20 12:00:09,456 Node[0] Epoch[3] Train-accuracy=0.431200
+    2026-11-20 12:00:09,457 Node[0] Epoch[3] Time cost=12.345
+    2026-11-20 12:00:10,789 Node[0] Epoch[3] Validation-accuracy=0.502100
+
+Any other fact of an epoch is one more line `Epoch[k] Name=value`. The shapes are those of MXNet's `module/base_module.py` and
+`callback.py` (Speedometer), so its `tools/parse_log.py` reads these lines. Numbers are therefore written without an exponent: that
+tool reads `1.2e-05` as 1.2. This module knows lines and names, not files: `dmltrain.report` finds the lines in logs of every age.
+Importing it costs the standard library only.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import sys
+from collections.abc import Iterator
+from decimal import Decimal
+from functools import lru_cache
+from numbers import Integral
+from typing import NamedTuple, TextIO
+
+# ---- writing --------------------------------------------------------------------------------------------------------
+
+_NAME = re.compile(r"[A-Za-z][\w@./+-]*( cost)?")
+_PLACES = {"Time cost": 3}  # decimals, as MXNet's "%.3f"
+_METRIC_PLACES = 6  # decimals of Train-* and Validation-*, as MXNet's "%f"
+
+
+def batch(epoch: int, batch: int, samples_per_second: float, metrics: dict[str, float]) -> str:
+    """The line of one batch: `metrics` (name -> value) are the training metrics so far, as in Speedometer's line."""
+    shown = "".join(f"\t{_checked(name)}={_decimal(value, _METRIC_PLACES)}" for name, value in metrics.items())
+    return f"Epoch[{epoch}] Batch [{batch}]\tSpeed: {samples_per_second:.2f} samples/sec{shown}"
+
+
+def value(epoch: int, name: str, value: float) -> str:
+    """The line of one value of an epoch, e.g. `value(3, "Train-accuracy", 0.4312)` -> `Epoch[3] Train-accuracy=0.431200`.
+
+    `name` is as MXNet names it: Train-NAME, Validation-NAME, `Time cost` (seconds), or a fact such as Speed, Memory, Sent.
+    """
+    metric = name.startswith(("Train-", "Validation-"))
+    text = _decimal(value, _METRIC_PLACES if metric else _PLACES.get(name, _METRIC_PLACES))
+    if not metric and name not in _PLACES and "." in text:
+        text = re.sub(r"(\.\d+?)0+$", r"\1", text)  # Speed=1733.12 and Staleness=1.0
+    return f"Epoch[{epoch}] {_checked(name)}={text}"
+
+
+def plan(first_epoch: int, last_epoch: int, batches: int) -> str:
+    """The line that says what is ahead, once after set-up: a live view computes the time left from it."""
+    return f"Training epochs {first_epoch} to {last_epoch}, {batches} batches each"
+
+
+def logger(rank: int, stream: TextIO | None = None) -> logging.Logger:
+    """A logger whose lines are `<time> Node[rank] message` on `stream` (now's sys.stderr by default), one write each."""
+    handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
+    handler.setFormatter(logging.Formatter(f"%(asctime)s Node[{rank}] %(message)s"))
+    log = logging.getLogger(f"dmltrain.record.{rank}")
+    log.handlers[:] = [handler]  # asked twice, a line still comes once
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    return log
+
+
+def _checked(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is no name for a log line: expected letters, digits and any of _ @ . / + -")
+    return name
+
+
+def _decimal(number: float, places: int) -> str:
+    """`number` with `places` decimals; a small one in full to 9 digits, without an exponent down to 1e-30."""
+    if isinstance(number, Integral):
+        return str(int(number))
+    number = float(number)
+    if not math.isfinite(number) or 0 < abs(number) < 1e-30:
+        return repr(number)
+    if 0 < abs(number) < 10.0 ** -(places // 2):  # below 0.001 with 6 places, below 0.1 s with 3
+        return format(Decimal(f"{number:.9g}"), "f")
+    return f"{number:.{places}f}"
+
+
+# ---- reading --------------------------------------------------------------------------------------------------------
+
+NUMBER = rb"(?:[-+]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][-+]?\d{1,4})?|[-+]?(?i:nan|inf(?:inity)?))"
+# What may follow a number. Anything else (a letter, a second point, a comma and a digit) means that it was no number: a missing
+# value is better than a wrong one. `#011` is syslog's tab, a backslash begins the `\n` or `\t` of a log kept in JSON strings.
+END = rb"(?=[\s;)\]}|%\"'\\]|#0\d\d|,(?!\d)|\.(?![\d.])|s(?:ec(?:ond)?s?)?\b|$)"
+PAIR = re.compile(rb"([A-Za-z][\w@.+/-]{0,80}(?: cost)?)[ \t]{0,4}[=:][ \t]{0,4}(?:(" + NUMBER + rb")" + END + rb")?")
+
+
+class Pair(NamedTuple):
+    """One `name=value` of a line."""
+
+    key: str  # the name in the report's spelling: train_accuracy, seconds, ...
+    value: float  # as printed: 43.12 where a log counts in percent
+    name: bytes
+    text: bytes  # the value's own characters
+    at_end: bool  # nothing follows the value: where the line was cut off, so may be the value
+
+
+def pairs(text: bytes, section: str = "") -> Iterator[Pair]:
+    """Every `name=value` and `name: value` of `text`; a word such as `validation:` without a value is a section for what follows."""
+    for found in PAIR.finditer(text):
+        name = found[1].decode("ascii", "replace")
+        if found[2] is None:
+            section = _SPLITS.get(name.lower(), section)
+        else:
+            yield Pair(key(name, section), float(found[2]), found[1], found[2], found.end() == len(text))
+
+
+_SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test", "val": "validation",
+           "valid": "validation", "validation": "validation", "eval": "validation"}
+_SPLIT = re.compile(rf"({'|'.join(sorted(_SPLITS, key=len, reverse=True))})[-_ ](.+)")
+_FACTS = {"time cost": "seconds", "time": "seconds", "time-cost": "seconds", "time_cost": "seconds", "training cost": "seconds",
+          "lr": "learning_rate", "loss": "train_loss"}
+
+
+@lru_cache(4096)
+def key(name: str, section: str = "") -> str:
+    """The report's key of a printed name: `Train-accuracy` -> train_accuracy, `Time cost` -> seconds, `Memory` -> memory.
+
+    `section` (train, validation, test or nothing) is the split of a name that does not say its own.
+    """
+    name = name.lower()
+    split = _SPLIT.fullmatch(name)
+    if name in _SPLITS:  # gluoncv's `train=0.4676 val=0.5589`
+        return _SPLITS[name] + "_accuracy"
+    if name in _FACTS and not (section and name == "loss"):
+        return _FACTS[name]
+    if split:
+        section, name = _SPLITS[split[1]], split[2]
+    return f"{section}_{metric(name)}" if section else _snake(name)
+
+
+_ACCURACY = re.compile(r"(?:sparse_|categorical_|binary_)*acc(?:uracy)?|prec@1")
+_TOP = re.compile(r"(?:acc(?:uracy)?|prec)?[-_@/]?top[-_]?(\d+)(?:[-_]acc(?:uracy)?)?|(?:acc|prec)@(\d+)|acc(\d+)")
+
+
+def metric(name: str) -> str:
+    """The report's name of a metric: `acc`, `acc-top1` -> accuracy, `acc-top5` -> top_k_accuracy_5, `cross-entropy` -> cross_entropy."""
+    name = name.lower()
+    top = _TOP.fullmatch(name)
+    if _ACCURACY.fullmatch(name) or (top and int(top[1] or top[2] or top[3]) == 1):
+        return "accuracy"
+    return f"top_k_accuracy_{int(top[1] or top[2] or top[3])}" if top else _snake(name)
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", name).strip("_")

@@ -1,0 +1,29 @@
+"""Settings for all tests: hypothesis without wall-clock limits (machines are busy), and where the real data is."""
+
+import os
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+hypothesis.settings.register_profile("project", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("project")
+
+
+def _folder(variable: str, what: str) -> Path:
+    path = os.environ.get(variable, "")
+    if not path or not Path(path).is_dir():
+        pytest.skip(f"{what} missing: set {variable} to a folder that has it")
+    return Path(path)
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """A folder with cifar10/ and mnist/."""
+    return _folder("DMLTRAIN_DATA_DIR", "real CIFAR-10 and MNIST")
+
+
+@pytest.fixture(scope="session")
+def real_logs() -> Path:
+    """A folder with mxnet/ and other/: logs of real runs with their expected values."""
+    return _folder("DMLTRAIN_LOGS_DIR", "real training logs")

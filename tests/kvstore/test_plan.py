@@ -1,0 +1,32 @@
+"""Placement: everything covered once, loads even."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dmltrain.kvstore import plan
+
+SIZES = st.lists(st.integers(1, 5000), min_size=1, max_size=30)
+
+
+@given(SIZES, st.integers(1, 5), st.integers(4, 4096))
+def test_every_element_lies_on_one_server_and_loads_are_even(sizes, servers, slice_bytes):
+    loads = [0] * servers
+    slices = plan.cut(sizes, [4] * len(sizes), loads, slice_bytes=slice_bytes)
+    for size, pieces in zip(sizes, slices, strict=True):
+        assert [piece.index for piece in pieces] == list(range(len(pieces)))
+        covered = [element for piece in pieces for element in range(piece.start, piece.start + piece.length)]
+        assert covered == list(range(size))
+        assert all(piece.length * 4 <= max(4, slice_bytes) for piece in pieces)
+    assert sum(loads) == 4 * sum(sizes)
+    assert max(loads) - min(loads) <= max(piece.length for pieces in slices for piece in pieces) * 4
+
+
+def test_an_empty_key_has_one_empty_slice():
+    assert plan.cut([0], [4], [0, 0])[0][0].length == 0
+
+
+def test_keys_declared_later_fill_emptier_servers():
+    loads = [0, 0]
+    plan.cut([100], [4], loads)
+    (later,) = plan.cut([10], [4], loads, first_key=1)
+    assert (later[0].key, later[0].server) == (1, 1)

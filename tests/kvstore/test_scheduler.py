@@ -1,0 +1,116 @@
+"""The scheduler's decisions, in milliseconds: no sockets, no clocks."""
+
+import pytest
+
+from dmltrain.kvstore.scheduler import EVERYBODY, Finish, Refuse, SchedulerCore, Send
+
+
+def started(workers=2, servers=1, **settings):
+    core = SchedulerCore(workers, servers, **settings)
+    core.tick(0.0)
+    actions = []
+    for node in [("server", i) for i in range(servers)] + [("worker", i) for i in range(workers)]:
+        actions = core.handle(node, {"op": "register", "host": "127.0.0.1", "port": 9, "host_name": f"h{node[1]}"}, 0.0)
+    return core, actions
+
+
+def reason(actions):
+    (finish,) = [action for action in actions if isinstance(action, Finish)]
+    return finish.reason
+
+
+def test_the_job_starts_when_all_are_there():
+    _, actions = started()
+    assert actions[0] == Send(EVERYBODY, {"op": "start", "servers": [["127.0.0.1", 9]], "slice_bytes": 4 << 20})
+
+
+def test_who_is_missing_at_the_start_is_named():
+    core = SchedulerCore(2, 1, start_seconds=60.0)
+    core.tick(0.0)
+    core.handle(("worker", 0), {"op": "register"}, 0.0)
+    logged = []
+    for second in range(1, 61):
+        logged += core.tick(float(second))
+        core.handle(("worker", 0), {"op": "heartbeat"}, float(second))
+    assert [log.text for log in logged] == ["waiting for server 0, worker 1"] * 6
+    assert "still not here: server 0, worker 1" in reason(core.tick(61.0))
+
+
+def test_a_barrier_is_a_set_of_workers_not_a_count():
+    core, _ = started()
+    assert core.handle(("worker", 0), {"op": "barrier", "id": "a"}, 1.0) == []
+    assert core.handle(("worker", 0), {"op": "barrier", "id": "a"}, 1.0) == []  # repeated
+    released = core.handle(("worker", 1), {"op": "barrier", "id": "a"}, 1.0)
+    assert released == [Send(("worker", w), {"op": "release", "id": "a"}) for w in (0, 1)]
+
+
+def test_a_barrier_names_who_did_not_come():
+    core, _ = started(wait_seconds=30.0)
+    core.handle(("worker", 1), {"op": "barrier", "id": "a"}, 0.0)
+    for second in range(1, 31):
+        assert core.tick(float(second)) == []
+        for node in (("worker", 0), ("worker", 1), ("server", 0)):
+            core.handle(node, {"op": "heartbeat"}, float(second))
+    assert "worker 0 did not come within 31 s" in reason(core.tick(31.0))
+
+
+def test_a_barrier_that_a_finished_worker_missed_ends_the_job():
+    core, _ = started()
+    core.handle(("worker", 1), {"op": "bye"}, 1.0)
+    assert "worker 1 has finished" in reason(core.handle(("worker", 0), {"op": "barrier", "id": "a"}, 1.0))
+
+
+@pytest.mark.parametrize("silent", [("worker", 0), ("worker", 1), ("server", 0)])
+def test_silence_is_noticed_and_named(silent):
+    core, _ = started()
+    ended_at = None
+    for tenth in range(1, 100):
+        now = tenth / 10
+        for node in (("worker", 0), ("worker", 1), ("server", 0)):
+            if node != silent:
+                assert core.handle(node, {"op": "heartbeat"}, now) in ([Send(node, {"op": "heartbeat"})], [])
+        actions = core.tick(now)
+        if actions:
+            ended_at = now
+            assert f"{silent[0]} {silent[1]} on h{silent[1]} gave no sign of life" in reason(actions)
+            assert actions[0].to == EVERYBODY
+            break
+    assert ended_at is not None and 6.0 < ended_at < 6.5
+
+
+def test_a_scheduler_that_was_stopped_itself_blames_nobody():
+    core, _ = started()
+    core.tick(1.0)
+    assert core.tick(500.0) == []
+
+
+def test_a_lost_connection_ends_the_job_but_not_after_bye():
+    core, _ = started()
+    core.handle(("worker", 0), {"op": "bye"}, 1.0)
+    assert core.lost(("worker", 0), "end of stream", 1.0) == []
+    assert "worker 1 on h1 is gone: end of stream" in reason(core.lost(("worker", 1), "end of stream", 1.0))
+    assert core.lost(("server", 0), "end of stream", 1.0) == []  # only the first loss is reported
+
+
+def test_the_job_ends_after_the_last_bye():
+    core, _ = started()
+    assert core.handle(("worker", 0), {"op": "bye"}, 1.0) == []
+    assert core.handle(("worker", 1), {"op": "bye"}, 1.0) == [Send(EVERYBODY, {"op": "shutdown"}), Finish()]
+
+
+@pytest.mark.parametrize("node, message, expected", [
+    (("worker", 0), {"op": "register"}, "is here already, from host h0"),
+    (("worker", 7), {"op": "register"}, "not part of this job"),
+    (("worker", 7), {"op": "heartbeat"}, "has not registered"),
+    (("worker", 0), {"op": "sing"}, "unknown operation 'sing'"),
+    (("server", 0), {"op": "barrier", "id": "x"}, "only workers"),
+])
+def test_nonsense_is_refused_by_name(node, message, expected):
+    core, _ = started()
+    (action,) = core.handle(node, message, 1.0)
+    assert isinstance(action, Refuse) and expected in action.reason
+
+
+def test_an_abort_names_its_author():
+    core, _ = started()
+    assert reason(core.handle(("server", 0), {"op": "abort", "reason": "disk"}, 1.0)) == "server 0 on h0: disk"

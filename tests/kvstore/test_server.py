@@ -1,0 +1,215 @@
+"""The server's decisions over an in-memory link that delays, reorders and repeats by seed."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from dmltrain.kvstore.server import MAX_LAG, Rejected, ServerCore
+
+INFINITY = float("inf")
+
+
+def declaration(kind="dist_sync", staleness=0.0, sizes=(5, 3), weight=True, dtype="float32"):
+    return {"type": kind, "staleness": staleness,
+            "keys": [{"key": k, "name": f"k{k}", "dtype": dtype, "weight": weight, "slices": [[0, size]]}
+                     for k, size in enumerate(sizes)]}
+
+
+def core_of(workers, kind="dist_sync", staleness=0.0, make_step=None, spec=None, **settings):
+    core = ServerCore(workers, make_step=make_step, **settings)
+    for worker in range(workers):
+        core.declare(worker, declaration(kind, staleness))
+    if spec:
+        core.optimize(spec)
+    return core
+
+
+def push(core, worker, key, clock, values, rate=-1.0, now=0.0):
+    values = np.asarray(values, np.float32)
+    buffer = core.buffer(worker, key, 0, values.nbytes, 0)
+    buffer.array[:] = values
+    return core.push(worker, key, 0, clock, rate, buffer, now)
+
+
+def gradient(worker, key, clock, size):
+    return np.random.default_rng([worker, key, clock]).standard_normal(size).astype(np.float32)
+
+
+def plain_sgd(spec, key, value):
+    def step(value, gradient, rate):
+        value -= np.float32(rate) * gradient
+    return step
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+def test_sums_do_not_depend_on_order_delay_or_repetition(workers, seed):
+    """Each worker pushes and pulls 6 rounds of 2 keys; messages are reordered and repeated at random."""
+    sizes, rounds, chance = (5, 3), 6, random.Random(seed)
+    core = core_of(workers)
+    pending, seen = [], {}
+    clock = dict.fromkeys(itertools.product(range(workers), range(2)), 0)
+
+    def send(worker, key):
+        clock[worker, key] += 1
+        messages = [("push", worker, key, clock[worker, key]), ("pull", worker, key, clock[worker, key])]
+        pending.extend(messages + messages[:chance.randint(0, 1)])
+
+    def receive(replies):
+        for reply in replies:
+            place = (reply.worker, reply.key, reply.round)
+            value = reply.buffer.array.copy()
+            assert place not in seen or np.array_equal(seen[place], value)
+            if place not in seen:
+                seen[place] = value
+                if reply.round < rounds:
+                    send(reply.worker, reply.key)
+            core.release(reply)
+
+    for place in clock:
+        send(*place)
+    while pending:
+        kind, worker, key, number = pending.pop(chance.randrange(len(pending)))
+        if kind == "push":
+            receive(push(core, worker, key, number, gradient(worker, key, number, sizes[key])))
+        else:
+            receive(core.pull(worker, key, 0, number))
+    assert len(seen) == workers * 2 * rounds
+    for (_, key, number), value in seen.items():
+        expected = gradient(0, key, number, sizes[key])
+        for worker in range(1, workers):
+            expected = expected + gradient(worker, key, number, sizes[key])
+        assert value.tobytes() == expected.tobytes()  # bit for bit, in rank order
+
+
+def test_one_workers_repeated_push_does_not_complete_a_round():
+    core = core_of(2)
+    core.pull(0, 0, 0, 1)
+    assert push(core, 0, 0, 1, [1] * 5) == push(core, 0, 0, 1, [1] * 5) == []
+    (reply,) = push(core, 1, 0, 1, [2] * 5)
+    assert reply.buffer.array.tolist() == [3.0] * 5
+
+
+def test_a_value_that_is_being_sent_is_never_written():
+    """Worker 1 is slow to take round 1 while worker 0 runs ahead; nobody gets half of one round and half of another."""
+    core = core_of(2)
+    push(core, 0, 0, 1, [1] * 5)
+    push(core, 1, 0, 1, [1] * 5)
+    (slow,) = core.pull(1, 0, 0, 1)
+    for clock in (2, 3):
+        push(core, 0, 0, clock, [10 * clock] * 5)
+        push(core, 1, 0, clock, [10 * clock] * 5)
+        assert slow.buffer.array.tolist() == [2.0] * 5
+    core.release(slow)
+
+
+def test_asynchronous_steps_never_touch_a_value_that_is_being_sent():
+    core = core_of(2, "dist_async", INFINITY, plain_sgd, {"name": "sgd"})
+    (reply,) = core.pull(0, 0, 0, 0)
+    before = reply.buffer.array.copy()
+    push(core, 1, 0, 1, [1] * 5, rate=0.5)
+    assert np.array_equal(reply.buffer.array, before)
+    core.release(reply)
+    (after,) = core.pull(0, 0, 0, 0)
+    assert after.buffer.array.tolist() == [-0.5] * 5
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_bounded_staleness_holds_back_exactly_the_fast(staleness):
+    core = core_of(2, "dist_ssp", float(staleness), plain_sgd, {"name": "sgd"})
+    for clock in range(1, staleness + 1):
+        push(core, 0, 0, clock, [1] * 5, rate=1.0)
+        (reply,) = core.pull(0, 0, 0, clock)
+        core.release(reply)
+    push(core, 0, 0, staleness + 1, [1] * 5, rate=1.0)
+    assert core.pull(0, 0, 0, staleness + 1) == []
+    released = push(core, 1, 0, 1, [1] * 5, rate=1.0)
+    assert [reply.worker for reply in released] == [0]
+
+
+def test_a_finished_worker_holds_nobody_back():
+    core = core_of(2, "dist_ssp", 0.0, plain_sgd, {"name": "sgd"})
+    push(core, 0, 0, 1, [1] * 5, rate=1.0)
+    assert core.pull(0, 0, 0, 1) == []
+    assert [reply.worker for reply in core.finish(1)] == [0]
+
+
+def test_the_first_value_is_set_once():
+    core = core_of(2)
+    core.initialise(0, 0, 0, np.arange(5, dtype=np.float32))
+    core.initialise(0, 0, 0, np.full(5, 9, np.float32))  # a worker that starts again
+    (reply,) = core.pull(1, 0, 0, 0)
+    assert reply.buffer.array.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_dist_sync_can_step_on_the_server_with_the_pushed_rate():
+    core = core_of(2, make_step=plain_sgd, spec={"name": "sgd"})
+    core.initialise(0, 0, 0, np.zeros(5, np.float32))
+    push(core, 0, 0, 1, [1] * 5, rate=0.5)
+    push(core, 1, 0, 1, [3] * 5, rate=0.5)
+    (reply,) = core.pull(0, 0, 0, 1)
+    assert reply.buffer.array.tolist() == [-2.0] * 5
+
+
+def test_dist_async_without_an_optimizer_is_told_so():
+    with pytest.raises(Rejected, match="call set_optimizer before the first push"):
+        push(core_of(1, "dist_async", INFINITY), 0, 0, 1, [1] * 5)
+
+
+def test_the_one_who_keeps_a_round_waiting_is_named():
+    core = core_of(3, wait_seconds=60.0)
+    push(core, 0, 0, 1, [1] * 5, now=100.0)
+    push(core, 2, 0, 1, [1] * 5, now=120.0)
+    assert core.overdue(159.0) == ""
+    assert core.overdue(161.0) == "round 1 of key 'k0' slice 0 has waited 61 s for worker 1"
+
+
+def test_workers_that_differ_are_told_how():
+    core = ServerCore(2)
+    core.declare(0, declaration())
+    with pytest.raises(Rejected, match="all workers must train the same model"):
+        core.declare(1, declaration(sizes=(6, 3)))
+    with pytest.raises(Rejected, match="start all workers with the same --kv-store"):
+        core.declare(1, declaration("dist_async", INFINITY))
+
+
+@pytest.mark.parametrize("message", [{}, {"type": "dist_sync", "staleness": "x", "keys": []}, {"keys": 3},
+                                     {"type": "dist_sync", "staleness": 0, "keys": [{"key": 1}]},
+                                     {"type": "dist_sync", "staleness": 0, "keys": [
+                                         {"key": 0, "name": "a", "dtype": "object", "weight": True, "slices": []}]},
+                                     {"type": "dist_sync", "staleness": 0, "keys": [
+                                         {"key": 0, "name": "a", "dtype": "float32", "weight": True,
+                                          "slices": [[0, 1 << 62]]}]}])
+def test_malformed_declarations_are_rejected(message):
+    with pytest.raises(Rejected, match="malformed declaration"):
+        ServerCore(1).declare(0, message)
+
+
+def test_sizes_types_and_unknown_keys_are_rejected_before_anything_is_read():
+    core = core_of(1)
+    for arguments, message in [((0, 0, 0, 1 << 60, 0), "expected 20 bytes of float32"),
+                               ((0, 0, 0, 40, 1), "expected 20 bytes of float32"), ((0, 9, 0, 20, 0), "never declared")]:
+        with pytest.raises(Rejected, match=message):
+            core.buffer(*arguments)
+
+
+def test_a_missing_push_and_a_runaway_worker_are_rejected():
+    core = core_of(2)
+    with pytest.raises(Rejected, match="a push is missing"):
+        push(core, 0, 0, 2, [1] * 5)
+    with pytest.raises(Rejected, match="ahead of the slowest"):
+        for clock in range(1, MAX_LAG + 2):
+            push(core, 0, 0, clock, [1] * 5)
+
+
+def test_memory_is_reused():
+    core = core_of(2)
+    for clock in range(1, 50):
+        for worker in (0, 1):
+            push(core, worker, 0, clock, [1] * 5)
+            for reply in core.pull(worker, 0, 0, clock):
+                core.release(reply)
+    piece = core.slices()[0, 0]
+    assert len(piece.spare) <= 3

@@ -1,0 +1,71 @@
+"""Frames: golden bytes, and nothing but FrameError for anything else."""
+
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dmltrain.kvstore import wire
+from dmltrain.kvstore.wire import FrameError, Header, Kind, VersionError
+
+GOLDEN = bytes.fromhex(
+    "444d4c5401210000"  # DMLT, version 1, PUSH, float32, no flags
+    "00000003" "00000007" "00000002"  # worker 3, key 7, slice 2
+    "000000000000000c" "3fb999999999999a" "0000000000000400"  # round 12, learning rate 0.1, 1024 bytes
+)
+
+
+def test_the_layout_never_changes_unnoticed():
+    packed = Header(Kind.PUSH, 1024, 3, 7, 2, 12, 0.1).pack()
+    assert packed == GOLDEN + zlib.crc32(GOLDEN).to_bytes(4, "big")
+    assert len(packed) == wire.HEADER_SIZE == 48
+
+
+@given(st.sampled_from(list(Kind)), *[st.integers(0, 2**32 - 1)] * 3, st.integers(0, 2**63), st.integers(0, 2**63),
+       st.floats(allow_nan=False), st.integers(0, 1))
+def test_headers_come_back_as_they_were(kind, worker, key, index, round_, length, number, dtype):
+    header = Header(int(kind), length, worker, key, index, round_, number, dtype)
+    assert Header.unpack(header.pack()) == header
+
+
+@given(st.binary(max_size=96))
+def test_noise_is_refused(data):
+    with pytest.raises(FrameError):
+        Header.unpack(data)
+
+
+@given(st.integers(0, 47), st.integers(1, 255))
+def test_any_changed_byte_is_refused(position, change):
+    damaged = bytearray(Header(Kind.PULL, 0, 1, 2, 3, 4).pack())
+    damaged[position] ^= change
+    with pytest.raises(FrameError):
+        Header.unpack(damaged)
+
+
+def test_another_version_is_named():
+    body = bytearray(Header(Kind.HELLO).pack()[:-4])
+    body[4] = 9
+    with pytest.raises(VersionError, match="version 9, expected 1"):
+        Header.unpack(bytes(body) + zlib.crc32(body).to_bytes(4, "big"))
+
+
+@pytest.mark.parametrize("position, value, message", [(5, 250, "unknown frame kind 250"), (6, 9, "unknown element type 9")])
+def test_a_wrong_field_is_named(position, value, message):
+    body = bytearray(Header(Kind.PUSH).pack()[:-4])
+    body[position] = value
+    with pytest.raises(FrameError, match=message):
+        Header.unpack(bytes(body) + zlib.crc32(body).to_bytes(4, "big"))
+
+
+@given(st.binary(max_size=200))
+def test_control_payloads_are_objects_or_refused(data):
+    try:
+        assert isinstance(wire.parse_control(data), dict)
+    except FrameError:
+        pass
+
+
+def test_deep_json_is_refused():
+    with pytest.raises(FrameError):
+        wire.parse_control(b"[" * 100_000)
