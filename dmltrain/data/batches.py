@@ -40,7 +40,8 @@ class TrainBatches:
         self._split, self._augmentation, self._shard = split, augmentation, order_shard
         self._batch_size, self._num_batches, self._threads = batch_size, num_batches, threads
         self._rank, self._num_workers = rank, num_workers
-        self._draws = augment.draw(augmentation, *split.images.shape[2:], len(split), seed, epoch)
+        height, width = split.images.shape[2:]
+        self._draws = augment.draw(augmentation, height, width, len(split), seed, epoch)
 
     def __len__(self) -> int:
         return self._num_batches

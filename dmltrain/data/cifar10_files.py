@@ -3,25 +3,21 @@
 binary  data_batch_1.bin .. test_batch.bin (maybe in cifar-10-batches-bin/), or cifar-10-binary.tar.gz.
         A row is a label byte and 3,072 pixel bytes (planes R, G, B of 32x32).
 python  data_batch_1 .. test_batch (maybe in cifar-10-batches-py/), or cifar-10-python.tar.gz.
-        A pickle of a dict: b'data' uint8 (10000, 3072), b'labels' list of int. An unpickler reads it that can make
-        nothing but numpy arrays and plain values.
+        A pickle of a dict: b'data' uint8 (10000, 3072), b'labels' list of int. array_pickle reads it.
 
 Archives are read in memory, in one pass; nothing is unpacked to disk, and only plain files of the known names are
 looked at, whatever else is inside.
 """
 
-import io
-import pickle
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import numpy as np
 
-from dmltrain.data import source
+from dmltrain.data import array_pickle, source
 from dmltrain.data.download import Remote, fetch
 from dmltrain.errors import UserError
 
@@ -168,37 +164,13 @@ def _parse_binary(name: str, data: bytes, rows: int) -> Arrays:
 
 def _parse_python(name: str, data: bytes, rows: int) -> Arrays:
     try:
-        content = _ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
+        content = array_pickle.loads(data)
         images = np.asarray(content[b"data"], np.uint8).reshape(rows, 3, 32, 32)
         labels = np.asarray(content[b"labels"], np.int64).reshape(rows)
-    except Exception as error:  # whatever a made-up pickle leads to
+    except Exception as error:  # a made-up pickle can lead to any
         raise UserError(f"{name}: not a python batch of CIFAR-10: {error}") from None
     return images, labels
 
-
-class _ArrayUnpickler(pickle.Unpickler):
-    """Makes numpy arrays, bytes and plain values; refuses every other class or function that a pickle names."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in ALLOWED_GLOBALS:
-            return ALLOWED_GLOBALS[module, name]
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no batch needs")
-
-
-def _latin1(text: str, encoding: str) -> bytes:
-    """`_codecs.encode` as pickles of protocol 2 use it for bytes."""
-    return text.encode("latin1")
-
-
-# An empty array's own recipe gives the function that makes arrays, wherever this numpy keeps it.
-_RECONSTRUCT = np.empty(0).__reduce__()[0]
-ALLOWED_GLOBALS: dict[tuple[str, str], Any] = {
-    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
-    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    ("_codecs", "encode"): _latin1,
-}
 
 BINARY = Form(".bin", "cifar-10-batches-bin", "cifar-10-binary.tar.gz", _parse_binary)
 PYTHON = Form("", "cifar-10-batches-py", "cifar-10-python.tar.gz", _parse_python)

@@ -40,15 +40,17 @@ class Remote:
         return self.url.rsplit("/", 1)[-1]
 
 
-def fetch(remote: Remote, folder: Path, *, timeout: float = 10.0, progress: Progress | None = None) -> Path:
+def fetch(remote: Remote, folder: Path, *, timeout: float = 10.0, stall: float = 60.0,
+          progress: Progress | None = None) -> Path:
     """The path of the file in the folder, downloaded unless it is there. Any failure: UserError with the cure.
 
-    timeout: seconds without one byte until the server counts as unreachable.
+    timeout: seconds without one byte until the server counts as unreachable. stall: seconds for which another process
+    that downloads the file may show no progress.
     """
     target = folder / remote.name
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _lock(folder / f".{remote.name}.lock", remote.name):
+        with _lock(target, stall):
             if not target.exists():
                 _download(remote, target, timeout, progress or terminal_progress)
     except (OSError, http.client.HTTPException, _Broken) as error:
@@ -60,7 +62,7 @@ def fetch(remote: Remote, folder: Path, *, timeout: float = 10.0, progress: Prog
 
 
 class _Broken(Exception):
-    """What came is not the file."""
+    """What came is not the file, or another process does not bring it."""
 
 
 def _reason(error: Exception) -> str:
@@ -72,7 +74,7 @@ def _reason(error: Exception) -> str:
 
 
 def _download(remote: Remote, target: Path, timeout: float, progress: Progress) -> None:
-    part = target.with_name(f".{target.name}.part")  # one name: what a killed download left is overwritten
+    part = _part(target)
     try:
         with urllib.request.urlopen(remote.url, timeout=timeout) as answer, part.open("wb") as file:
             _copy(answer, file, remote, progress)
@@ -81,6 +83,11 @@ def _download(remote: Remote, target: Path, timeout: float, progress: Progress) 
         part.rename(target)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _part(target: Path) -> Path:
+    """Where the file grows. One name, so that what a killed download left is overwritten; the lock guards it."""
+    return target.with_name(f".{target.name}.part")
 
 
 def _copy(answer: http.client.HTTPResponse, file: BinaryIO, remote: Remote, progress: Progress) -> None:
@@ -101,19 +108,32 @@ def _copy(answer: http.client.HTTPResponse, file: BinaryIO, remote: Remote, prog
 
 
 @contextlib.contextmanager
-def _lock(path: Path, name: str, poll: float = 0.1) -> Iterator[None]:
-    """Hold the lock file, which is gone afterwards; says so once when another process has it."""
-    waiting = False
+def _lock(target: Path, stall: float, poll: float = 0.1) -> Iterator[None]:
+    """Hold the target's lock file, which is gone afterwards. _Broken: its holder makes no progress for `stall` s."""
+    path = target.with_name(f".{target.name}.lock")
+    size, since, waiting = -1, time.monotonic(), False
     while (file := _try_lock(path)) is None:
         if not waiting:
-            _say(f"waiting for another process that downloads {name}")
+            _say(f"waiting for another process that downloads {target.name}")
         waiting = True
+        if (now := _size(_part(target))) != size:
+            size, since = now, time.monotonic()
+        elif time.monotonic() - since > stall:
+            raise _Broken(f"another process, which holds {path}, has not gone on for {stall:g} s")
         time.sleep(poll)
     try:
         yield
     finally:
         path.unlink(missing_ok=True)
         file.close()
+
+
+def _size(path: Path) -> int:
+    """Bytes; 0 when there is no such file."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _try_lock(path: Path) -> BinaryIO | None:

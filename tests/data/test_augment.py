@@ -1,0 +1,83 @@
+"""The fast augmentation against one image, one pixel row at a time."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dmltrain.data.augment import Augmentation, draw, evaluation_images, training_images
+
+CIFAR = {"mean": (125.0, 123.0, 114.0), "std": (51.0, 50.0, 49.0)}
+
+
+def slow(image, augmentation, top, left, mirror):
+    """float32 (C, h, w) of one uint8 (C, H, W), pixel by pixel."""
+    channels, height, width = image.shape
+    rows, columns = augmentation.crop
+    result = np.empty((channels, rows, columns))
+    for c in range(channels):
+        mean = augmentation.mean[c % len(augmentation.mean)]
+        std = augmentation.std[c % len(augmentation.std)]
+        for y in range(rows):
+            for x in range(columns):
+                source_y = top + y - augmentation.pad
+                source_x = left + (columns - 1 - x if mirror else x) - augmentation.pad
+                inside = 0 <= source_y < height and 0 <= source_x < width
+                value = float(image[c, source_y, source_x]) if inside else augmentation.fill
+                result[c, y, x] = (value - mean) / std
+    return result
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.sampled_from([(8, 8, 7, 7, 2), (6, 9, 6, 9, 0), (5, 5, 7, 7, 1), (6, 6, 3, 5, 3)]), st.booleans(),
+       st.integers(0, 1000))
+def test_equals_the_slow_reference(sizes, mirror, seed):
+    height, width, crop_height, crop_width, pad = sizes
+    images = np.random.default_rng(seed).integers(0, 256, (10, 3, height, width), dtype=np.uint8)
+    augmentation = Augmentation(pad=pad, crop=(crop_height, crop_width), mirror=mirror, **CIFAR)
+    draws = draw(augmentation, height, width, 10, seed, 1)
+    samples = np.array([3, 9, 0, 3])
+    result = training_images(images, samples, augmentation, draws, slice(1, 9, 2))
+    assert result.dtype == np.float32 and result.flags.c_contiguous
+    for row, (sample, position) in enumerate(zip(samples, (1, 3, 5, 7), strict=True)):
+        expected = slow(images[sample], augmentation, draws.top[position], draws.left[position],
+                        draws.mirror[position])
+        np.testing.assert_allclose(result[row], expected, rtol=1e-6, atol=1e-6)
+
+
+def test_every_place_and_both_sides_are_drawn_about_equally_often():
+    draws = draw(Augmentation(pad=4, crop=(28, 28), mirror=True), 32, 32, 130_000, 0, 0)
+    for offsets in (draws.top, draws.left):  # 0 to 12
+        assert offsets.min() == 0 and offsets.max() == 12
+        assert np.abs(np.bincount(offsets) - 10_000).max() < 500  # 5 standard deviations
+    assert abs(draws.mirror.mean() - 0.5) < 0.01
+    assert abs(np.corrcoef(draws.top, draws.left)[0, 1]) < 0.02
+    assert abs(np.corrcoef(draws.top, draws.mirror)[0, 1]) < 0.02
+
+
+def test_draws_depend_on_seed_epoch_and_position_only():
+    augmentation = Augmentation(pad=4, crop=(32, 32), mirror=True)
+    short, long = (draw(augmentation, 32, 32, count, 5, 6) for count in (10, 100))
+    assert np.array_equal(short.top, long.top[:10]) and np.array_equal(short.mirror, long.mirror[:10])
+    others = [draw(augmentation, 32, 32, 100, *key).top.tolist() for key in ((5, 7), (6, 6))]
+    assert long.top.tolist() not in others and others[0] != others[1]
+
+
+def test_without_mirror_and_room_to_move_nothing_is_random():
+    draws = draw(Augmentation(crop=(8, 8)), 8, 8, 100, 0, 0)
+    assert not draws.top.any() and not draws.left.any() and not draws.mirror.any()
+
+
+@pytest.mark.parametrize(("crop", "first"), [((28, 28), 2), ((32, 32), 0), ((27, 29), None)])
+def test_evaluation_takes_the_centre(crop, first):
+    images = np.random.default_rng(1).integers(0, 256, (3, 3, 32, 32), dtype=np.uint8)
+    augmentation = Augmentation(pad=4, crop=crop, mirror=True)
+    result = evaluation_images(images, np.array([2, 0]), augmentation)
+    top, left = (first, first) if first is not None else (2, 1)  # (32 - 27) // 2, (32 - 29) // 2
+    expected = images[[2, 0], :, top : top + crop[0], left : left + crop[1]] / 255
+    np.testing.assert_allclose(result, expected, atol=1e-6)
+
+
+def test_a_crop_that_does_not_fit_is_a_defect():
+    with pytest.raises(ValueError, match=r"crop \(9, 8\) of images 8x8"):
+        draw(Augmentation(crop=(9, 8)), 8, 8, 1, 0, 0)

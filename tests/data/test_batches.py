@@ -1,0 +1,178 @@
+"""The same pixels for any number of workers, and threads that come, keep their bounds and go."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from dmltrain.data import partition, synthetic
+from dmltrain.data.augment import Augmentation
+from dmltrain.data.batches import Batch, EvalBatches, TrainBatches, ahead
+from dmltrain.data.dataset import Split
+
+COUNT, SHAPE = 53, (3, 6, 5)
+AUGMENTATION = Augmentation(pad=2, crop=(6, 5), mirror=True, mean=(100.0,), std=(50.0,))
+
+
+@pytest.fixture(scope="module")
+def split():
+    data = synthetic.load(num_examples=COUNT, image_shape=SHAPE, seed=1).train
+    return Split(data.images, np.arange(COUNT))  # the label tells the sample
+
+
+def train(split, rank, num_workers, batch_size, epoch=2, threads=1):
+    order = partition.epoch_order(COUNT, 9, epoch)
+    steps = partition.num_batches(COUNT, num_workers, batch_size)
+    return TrainBatches(split, AUGMENTATION, SHAPE, partition.shard(order, rank, num_workers), batch_size, steps,
+                        9, epoch, rank, num_workers, threads)
+
+
+def pixels_by_sample(batches):
+    return {label: image for batch in batches for label, image in zip(batch.labels.tolist(), batch.images, strict=True)}
+
+
+@pytest.mark.parametrize(("num_workers", "batch_size", "threads"), [(1, 53, 1), (2, 7, 1), (3, 4, 2), (5, 10, 3)])
+def test_any_number_of_workers_sees_the_same_pixels_as_one_process(split, num_workers, batch_size, threads):
+    alone = pixels_by_sample(train(split, 0, 1, 8))
+    together = {}
+    for rank in range(num_workers):
+        part = pixels_by_sample(train(split, rank, num_workers, batch_size, threads=threads))
+        assert not together.keys() & part.keys()
+        together |= part
+    assert sorted(together) == list(range(COUNT))
+    assert all(np.array_equal(together[sample], alone[sample]) for sample in alone)
+
+
+def test_a_steps_batches_together_are_the_one_process_batch(split):
+    alone = [batch.labels for batch in train(split, 0, 1, 12)]
+    workers = [[batch.labels for batch in train(split, rank, 3, 4)] for rank in range(3)]
+    for whole, *parts in zip(alone, *workers, strict=True):
+        assert sorted(whole) == sorted(np.concatenate(parts))
+
+
+def test_batches_are_ready_for_the_network_and_sized_as_the_partition_says(split):
+    for rank in range(3):
+        batches = train(split, rank, 3, 3)
+        assert len(batches) == 6
+        for step, batch in enumerate(batches):
+            size = partition.step_sizes(COUNT, 3, 3, step)[rank]
+            assert batch.index == step
+            assert batch.images.shape == (size, *SHAPE) and batch.images.dtype == np.float32
+            assert batch.images.flags.c_contiguous and batch.images.flags.writeable
+            assert batch.labels.shape == (size,) and batch.labels.dtype == np.int64
+
+
+def test_a_worker_without_samples_in_the_last_step_gets_an_empty_batch(split):
+    assert partition.step_sizes(COUNT, 4, 13, 1) == [1, 0, 0, 0]
+    last = list(train(split, 3, 4, 13))[-1]
+    assert last.images.shape == (0, *SHAPE) and last.labels.shape == (0,)
+
+
+def test_epochs_differ_and_each_is_repeatable(split):
+    first, again, other = (pixels_by_sample(train(split, 0, 1, 8, epoch)) for epoch in (0, 0, 1))
+    assert list(first) == list(again) != list(other)
+    assert all(np.array_equal(first[sample], again[sample]) for sample in first)
+    assert any(not np.array_equal(first[sample], other[sample]) for sample in first)
+
+
+def test_the_same_batches_can_be_iterated_again(split):
+    batches = train(split, 0, 1, 8)
+    assert [batch.labels.tolist() for batch in batches] == [batch.labels.tolist() for batch in batches]
+
+
+def test_evaluation_is_in_order_and_whole(split):
+    seen = []
+    for rank in range(2):
+        shard = partition.validation_shard(COUNT, rank, 2)
+        batches = EvalBatches(split, AUGMENTATION, SHAPE, shard, 10)
+        labels = np.concatenate([batch.labels for batch in batches])
+        assert np.array_equal(labels, shard) and len(batches) == 3
+        for batch in batches:  # this crop is the whole image
+            np.testing.assert_allclose(batch.images, (split.images[batch.labels] - 100.0) / 50, atol=1e-6)
+        seen += labels.tolist()
+    assert sorted(seen) == list(range(COUNT))
+
+
+def test_evaluation_of_nothing_and_of_a_given_number_of_batches(split):
+    assert list(EvalBatches(split, AUGMENTATION, SHAPE, np.arange(0), 10)) == []
+    sizes = [len(batch.labels) for batch in EvalBatches(split, AUGMENTATION, SHAPE, np.arange(12), 10, num_batches=3)]
+    assert sizes == [10, 2, 0]
+
+
+def test_a_shape_that_is_not_the_crop_is_a_defect(split):
+    with pytest.raises(ValueError, match=r"image_shape \(3, 6, 6\)"):
+        EvalBatches(split, AUGMENTATION, (3, 6, 6), np.arange(5), 2)
+
+
+# threads
+
+
+def threads_alive():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("dmltrain-batches")]
+
+
+def numbered(index):
+    return Batch(np.empty((0, *SHAPE), np.float32), np.array([index]), index)
+
+
+def test_batches_are_made_in_another_thread_and_no_further_ahead_than_bound(eventually):
+    made = []
+
+    def make(index):
+        made.append(threading.current_thread().name)
+        return numbered(index)
+
+    batches = ahead(make, 100, threads=2)
+    assert next(batches).index == 0
+    eventually(lambda: len(made) == 5)  # 1 taken, 4 ahead
+    assert next(batches).index == 1
+    eventually(lambda: len(made) == 6)
+    batches.close()
+    assert len(made) == 6 and all(name.startswith("dmltrain-batches") for name in made)
+
+
+def test_order_is_kept_though_a_thread_is_late():
+    first_may_end = threading.Event()
+
+    def make(index):
+        if index == 0:
+            first_may_end.wait(10)
+        elif index == 2:
+            first_may_end.set()  # by the other thread, while the first one waits
+        return numbered(index)
+
+    assert [batch.index for batch in ahead(make, 8, threads=2)] == list(range(8))
+    assert first_may_end.is_set()
+
+
+def test_threads_end_with_the_epoch(split):
+    for _ in train(split, 0, 1, 8, threads=3):
+        assert threads_alive()
+    assert not threads_alive()
+
+
+def test_threads_end_when_the_consumer_breaks(split):
+    for _ in train(split, 0, 1, 2, threads=2):
+        break
+    assert not threads_alive()
+
+
+def test_threads_end_when_the_consumer_raises(split):
+    with pytest.raises(RuntimeError, match="consumer"):
+        for _ in train(split, 0, 1, 2):
+            raise RuntimeError("consumer")
+    assert not threads_alive()
+
+
+def test_an_error_in_the_thread_comes_to_the_consumer_at_its_batch():
+    def make(index):
+        if index == 3:
+            raise ZeroDivisionError("batch 3")
+        return numbered(index)
+
+    seen = []
+    with pytest.raises(ZeroDivisionError, match="batch 3"):
+        for batch in ahead(make, 10, threads=2):
+            seen.append(batch.index)
+    assert seen == [0, 1, 2]
+    assert not threads_alive()

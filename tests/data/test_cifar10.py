@@ -1,0 +1,260 @@
+"""CIFAR-10 in all its forms, whole and damaged; the real files where they are."""
+
+import dataclasses
+import hashlib
+import os
+import tarfile
+
+import numpy as np
+import pytest
+
+from dmltrain.data import cifar10
+from dmltrain.data.cifar10_files import CIFAR10
+from dmltrain.errors import UserError
+
+BINARY_TAR, PYTHON_TAR = "cifar-10-binary.tar.gz", "cifar-10-python.tar.gz"
+
+
+def load(folder, cifar, **options):
+    return cifar10.load(folder, files=cifar.files, **({"download": False} | options))
+
+
+def put(cifar, folder, form):
+    """The small CIFAR-10 in one of its forms."""
+    contents = {
+        "binary": ("", cifar.binary),
+        "binary folder": ("cifar-10-batches-bin", cifar.binary),
+        "python": ("", cifar.python),
+        "python folder": ("cifar-10-batches-py", cifar.python),
+        "binary archive": ("", {BINARY_TAR: cifar.binary_archive}),
+        "python archive": ("", {PYTHON_TAR: cifar.python_archive}),
+        "folder of the name": ("cifar10/cifar-10-batches-bin", cifar.binary),
+    }
+    place, files = contents[form]
+    cifar.write(folder / place, files)
+
+
+FORMS = ["binary", "binary folder", "python", "python folder", "binary archive", "python archive", "folder of the name"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_gives_the_same_arrays(cifar, tmp_path, form):
+    put(cifar, tmp_path, form)
+    before = sorted(tmp_path.rglob("*"))
+    data = load(tmp_path, cifar)
+    assert np.array_equal(data.train.images, cifar.images) and data.train.images.shape == (20, 3, 32, 32)
+    assert np.array_equal(data.train.labels, cifar.labels)
+    assert data.validation.images.shape == (4, 3, 32, 32) and len(data.validation) == 4
+    assert data.validation.images[0].tobytes() == cifar.binary["test_batch.bin"][1:3073]
+    assert sorted(tmp_path.rglob("*")) == before  # nothing was unpacked
+
+
+def test_the_recipe_is_mxnets(cifar, tmp_path):
+    put(cifar, tmp_path, "binary")
+    data = load(tmp_path, cifar)
+    assert (data.name, data.num_classes, data.image_shape) == ("cifar10", 10, (3, 28, 28))
+    assert (data.augment.pad, data.augment.crop, data.augment.mirror, data.augment.fill) == (4, (28, 28), True, 127)
+    whole = load(tmp_path, cifar, image_shape=(3, 32, 32))
+    assert whole.image_shape == (3, 32, 32) and whole.augment.crop == (32, 32)
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 41, 32), (3, 28, 0), (3, 28)])
+def test_a_shape_that_is_no_crop(cifar, tmp_path, shape):
+    put(cifar, tmp_path, "binary")
+    with pytest.raises(UserError, match="--image-shape .*cifar10 has images of 3,32,32 padded by 4.*at most 40,40"):
+        load(tmp_path, cifar, image_shape=shape)
+
+
+@pytest.mark.parametrize("form", ["binary", "python archive"])
+@pytest.mark.parametrize("count", [1, 4, 5, 20])
+def test_num_examples_takes_the_first(cifar, tmp_path, form, count):
+    put(cifar, tmp_path, form)
+    data = load(tmp_path, cifar, num_examples=count)
+    assert np.array_equal(data.train.images, cifar.images[:count])
+    assert np.array_equal(data.train.labels, cifar.labels[:count])
+    assert len(data.validation) == 4
+
+
+@pytest.mark.parametrize("count", [21, 0])
+def test_num_examples_beyond_what_there_is(cifar, tmp_path, count):
+    put(cifar, tmp_path, "binary")
+    with pytest.raises(UserError, match=f"--num-examples {count}: .*(20 training examples|expected 1 or more)"):
+        load(tmp_path, cifar, num_examples=count)
+
+
+@pytest.mark.parametrize(("form", "file"), [("binary", "data_batch_3.bin"), ("python", "data_batch_3"),
+                                            ("binary", "test_batch.bin")])
+def test_a_changed_byte_is_found_and_both_checksums_named(cifar, tmp_path, form, file):
+    put(cifar, tmp_path, form)
+    content = (cifar.binary | cifar.python)[file]
+    changed = bytearray(content)
+    changed[5000] ^= 1
+    (tmp_path / file).write_bytes(changed)
+    with pytest.raises(UserError) as caught:
+        load(tmp_path, cifar)
+    for essential in (str(tmp_path / file), *(hashlib.md5(data).hexdigest() for data in (content, changed))):
+        assert essential in str(caught.value)
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_wrong_size_is_named(cifar, tmp_path, change):
+    put(cifar, tmp_path, "binary")
+    path = tmp_path / "data_batch_2.bin"
+    os.truncate(path, 4 * 3073 + change)
+    with pytest.raises(UserError, match=rf"data_batch_2.bin: {4 * 3073 + change} bytes, expected {4 * 3073}"):
+        load(tmp_path, cifar)
+
+
+def test_a_subset_needs_its_batches_only_but_those_whole(cifar, tmp_path):
+    put(cifar, tmp_path, "binary")
+    (tmp_path / "data_batch_2.bin").write_bytes(b"damaged")
+    (tmp_path / "data_batch_5.bin").unlink()
+    assert len(load(tmp_path, cifar, num_examples=4).train) == 4
+    with pytest.raises(UserError, match=r"data_batch_2.bin: 7 bytes, expected 12292"):
+        load(tmp_path, cifar, num_examples=5)
+
+
+@pytest.mark.parametrize(("form", "suffix"), [("binary", ".bin"), ("python folder", "")])
+def test_a_missing_batch_is_named_and_nothing_downloaded(cifar, tmp_path, web, form, suffix):
+    put(cifar, tmp_path, form)
+    next(tmp_path.rglob("data_batch_4" + suffix)).unlink()
+    with pytest.raises(UserError, match=rf"data_batch_4{suffix} missing, while other batches .* there"):
+        load(tmp_path, cifar, download=True, base_url=web.url)
+    assert web.requests == []
+
+
+def test_an_unreadable_batch_is_named(cifar, tmp_path):
+    put(cifar, tmp_path, "python")
+    path = tmp_path / "data_batch_1"
+    path.unlink()
+    path.symlink_to("/proc/self/mem")  # reading it fails for every user, root too
+    with pytest.raises(UserError, match="data_batch_1: cannot be read: Input/output error"):
+        load(tmp_path, cifar)
+
+
+def test_nothing_there_says_what_to_put_where(cifar, tmp_path):
+    with pytest.raises(UserError) as caught:
+        load(tmp_path / "absent", cifar)
+    for essential in (str(tmp_path / "absent"), BINARY_TAR, PYTHON_TAR, "https://www.cs.toronto.edu/~kriz/"):
+        assert essential in str(caught.value)
+    assert not (tmp_path / "absent").exists()
+
+
+def test_a_data_dir_that_is_a_file(cifar, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="--data-dir .*file: not a folder"):
+        load(tmp_path / "file", cifar)
+
+
+@pytest.mark.parametrize("damage", ["cut", "noise", "empty", "not gzip"])
+def test_a_damaged_archive_is_named_with_its_checksums(cifar, tmp_path, damage):
+    whole = cifar.binary_archive
+    data = {"cut": whole[: len(whole) // 2], "noise": whole[:30000] + b"\0" * 200 + whole[30200:],
+            "empty": b"", "not gzip": b"<html>not found</html>" * 100}[damage]
+    (tmp_path / BINARY_TAR).write_bytes(data)
+    with pytest.raises(UserError) as caught:
+        load(tmp_path, cifar)
+    assert str(tmp_path / BINARY_TAR) in str(caught.value)
+    assert "md5" in str(caught.value)
+    if damage != "noise":  # which is found in a batch, if gzip does not find it
+        assert hashlib.md5(data).hexdigest() in str(caught.value)
+        assert cifar.files.md5_binary in str(caught.value)
+
+
+def test_a_changed_batch_inside_a_sound_archive(cifar, tmp_path, make_tar):
+    files = {f"cifar-10-batches-bin/{name}": data for name, data in cifar.binary.items()}
+    files["cifar-10-batches-bin/data_batch_2.bin"] = bytes(4 * 3073)
+    (tmp_path / BINARY_TAR).write_bytes(make_tar(files))
+    with pytest.raises(UserError, match=rf"{BINARY_TAR}: data_batch_2.bin: md5 .* expected "):
+        load(tmp_path, cifar)
+
+
+@pytest.mark.parametrize("name", ["../data_batch_1.bin", "/data_batch_1.bin", "elsewhere/data_batch_1.bin",
+                                  "cifar-10-batches-bin/../data_batch_1.bin"])
+def test_a_member_outside_the_archives_folder_is_not_taken(cifar, tmp_path, make_tar, name):
+    files = {f"cifar-10-batches-bin/{member}": data for member, data in cifar.binary.items()}
+    files[name] = files.pop("cifar-10-batches-bin/data_batch_1.bin")
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / BINARY_TAR).write_bytes(make_tar(files))
+    with pytest.raises(UserError, match=f"{BINARY_TAR}: data_batch_1.bin missing"):
+        load(folder, cifar)
+    assert list(tmp_path.rglob("*")) == [folder, folder / BINARY_TAR]  # and nothing is written anywhere
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE])
+def test_a_member_that_is_no_plain_file_is_not_taken(cifar, tmp_path, make_tar, kind):
+    outside = tmp_path / "outside.bin"
+    outside.write_bytes(cifar.binary["data_batch_1.bin"])
+    link = tarfile.TarInfo("cifar-10-batches-bin/data_batch_1.bin")
+    link.type, link.linkname = kind, str(outside)
+    files = {f"cifar-10-batches-bin/{name}": data for name, data in cifar.binary.items() if name != "data_batch_1.bin"}
+    (tmp_path / BINARY_TAR).write_bytes(make_tar({"link": link} | files))
+    with pytest.raises(UserError, match="data_batch_1.bin missing"):
+        load(tmp_path, cifar)
+
+
+def test_a_huge_member_is_not_read(cifar, tmp_path, make_tar):
+    files = {f"cifar-10-batches-bin/{name}": data for name, data in cifar.binary.items()}
+    files["cifar-10-batches-bin/data_batch_1.bin"] = bytes(5_000_000)
+    (tmp_path / BINARY_TAR).write_bytes(make_tar(files))
+    with pytest.raises(UserError, match="data_batch_1.bin missing"):
+        load(tmp_path, cifar)
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["checksum refuses", "unpickler refuses"])
+def test_a_pickle_that_runs_code_is_refused(cifar, tmp_path, evil_pickle, known):
+    attack, made = evil_pickle
+    put(cifar, tmp_path, "python")
+    (tmp_path / "data_batch_1").write_bytes(attack)
+    files = cifar.files
+    if known:  # even with the right checksum
+        first = dataclasses.replace(files.train[0], md5_python=hashlib.md5(attack).hexdigest())
+        files = dataclasses.replace(files, train=(first, *files.train[1:]))
+    reason = "system, which no array needs" if known else "md5 .* expected"
+    with pytest.raises(UserError, match=f"data_batch_1: .*{reason}"):
+        cifar10.load(tmp_path, files=files, download=False)
+    assert not made.exists()
+
+
+def test_a_download_serves_this_and_the_next_load(cifar, tmp_path, web):
+    web.files["/" + BINARY_TAR] = cifar.binary_archive
+    folder = tmp_path / "new"
+    for _ in range(2):
+        data = load(folder, cifar, download=True, base_url=web.url)
+        assert np.array_equal(data.train.images, cifar.images)
+    assert web.requests == ["/" + BINARY_TAR]
+    assert [path.name for path in folder.iterdir()] == [BINARY_TAR]
+
+
+def test_no_network_says_what_to_put_where(cifar, tmp_path, web):
+    with pytest.raises(UserError) as caught:
+        load(tmp_path, cifar, download=True, base_url=web.url)
+    for essential in (f"put {BINARY_TAR}", str(tmp_path), cifar.files.md5_binary, "404"):
+        assert essential in str(caught.value)
+
+
+# The real files
+
+
+def test_the_real_data(real_data):
+    data = cifar10.load(real_data / "cifar10", download=False)
+    assert data.train.images.shape == (50000, 3, 32, 32) and data.validation.images.shape == (10000, 3, 32, 32)
+    assert np.bincount(data.train.labels).tolist() == [5000] * 10
+    assert np.bincount(data.validation.labels).tolist() == [1000] * 10
+    assert data.train.labels[:5].tolist() == [6, 9, 9, 4, 1]  # frog, truck, truck, deer, automobile
+    np.testing.assert_allclose(data.train.images.mean((0, 2, 3)), cifar10.MEAN, atol=0.02)
+
+
+def test_a_part_of_the_real_data_is_the_first(real_data):
+    data = cifar10.load(real_data, num_examples=100, download=False)
+    row = (real_data / "cifar10" / "data_batch_1.bin").read_bytes()[99 * 3073 : 100 * 3073]
+    assert data.train.labels[99] == row[0] and data.train.images[99].tobytes() == row[1:]
+
+
+def test_a_file_of_the_right_size_is_not_enough(tmp_path):
+    for batch in (*CIFAR10.train, CIFAR10.test):
+        with (tmp_path / f"{batch.name}.bin").open("wb") as file:
+            file.truncate(30_730_000)  # zeros that need no disk
+    with pytest.raises(UserError, match=r"data_batch_1.bin: md5 \w{32}, expected 5dd7e06a14cb22eb9f671a540d1b7c25"):
+        cifar10.load(tmp_path, num_examples=1, download=False)

@@ -1,0 +1,177 @@
+"""Downloads through a real server: what counts, what does not, and what several processes at once do."""
+
+import hashlib
+import importlib.util
+import os
+import pty
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from dmltrain.data.download import Remote, fetch
+from dmltrain.errors import UserError
+
+BODY = os.urandom(300_000)
+MD5 = hashlib.md5(BODY).hexdigest()
+
+
+@pytest.fixture
+def remote(web):
+    web.files["/file.gz"] = BODY
+    return Remote(web.url + "file.gz", MD5)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def fetching(remote, folder, **options):
+    """Another process that fetches."""
+    program = ("import sys; from dmltrain.data.download import Remote, fetch; from pathlib import Path\n"
+               "fetch(Remote(sys.argv[1], sys.argv[2]), Path(sys.argv[3]))")
+    return subprocess.Popen([sys.executable, "-c", program, remote.url, remote.md5, str(folder)],
+                            **({"stderr": subprocess.PIPE, "text": True} | options))
+
+
+def test_the_file_is_there_and_nothing_else(remote, tmp_path, web):
+    path = fetch(remote, tmp_path / "new" / "folder")
+    assert path == tmp_path / "new" / "folder" / "file.gz" and path.read_bytes() == BODY
+    assert names(path.parent) == ["file.gz"]
+    assert fetch(remote, path.parent) == path
+    assert web.requests == ["/file.gz"]
+
+
+def test_a_length_that_is_not_announced_is_fine(remote, tmp_path, web):
+    web.announce["/file.gz"] = None
+    assert fetch(remote, tmp_path).read_bytes() == BODY
+
+
+def refused(remote, folder, reason, **options):
+    """The fetch fails for that reason, says what to do, and leaves nothing."""
+    with pytest.raises(UserError, match=reason) as caught:
+        fetch(remote, folder, **options)
+    for essential in ("file.gz", remote.url, f"put file.gz (md5 {MD5}) into {folder}"):
+        assert essential in str(caught.value)
+    assert names(folder) == []
+
+
+def test_another_content(remote, tmp_path, web):
+    web.files["/file.gz"] = b"a login page"
+    refused(remote, tmp_path, f"has md5 {hashlib.md5(b'a login page').hexdigest()}, expected {MD5}")
+
+
+def test_an_early_end(remote, tmp_path, web):
+    web.announce["/file.gz"] = len(BODY) + 5
+    refused(remote, tmp_path, f"connection ended after {len(BODY)} of {len(BODY) + 5} bytes")
+
+
+def test_not_found(remote, tmp_path, web):
+    web.files.clear()
+    refused(remote, tmp_path, "HTTP status 404")
+
+
+def test_no_connection(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # and does not listen
+        refused(Remote(f"http://127.0.0.1:{free.getsockname()[1]}/file.gz", MD5), tmp_path, "Connection refused")
+
+
+def test_a_server_that_never_answers(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        refused(Remote(f"http://127.0.0.1:{silent.getsockname()[1]}/file.gz", MD5), tmp_path, "timed out", timeout=0.1)
+
+
+def test_a_server_that_stops_in_the_middle(remote, tmp_path, web):
+    web.hold = threading.Event()
+    refused(remote, tmp_path, "timed out", timeout=0.1)
+
+
+def test_a_server_that_speaks_something_else(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        def answer():
+            connection, _ = server.accept()
+            connection.recv(4096)
+            connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+            connection.close()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        refused(Remote(f"http://127.0.0.1:{server.getsockname()[1]}/file.gz", MD5), tmp_path, "SSH-2.0")
+        thread.join()
+
+
+def test_a_folder_that_cannot_be_made(remote, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="put file.gz"):
+        fetch(remote, tmp_path / "file" / "folder")
+
+
+def test_two_processes_download_once(remote, tmp_path, web):
+    web.hold = threading.Event()
+    first, second = fetching(remote, tmp_path), fetching(remote, tmp_path)
+    readable, _, _ = select.select([first.stderr, second.stderr], [], [], 20)
+    assert readable, "neither process said that it waits"
+    assert readable[0].readline() == "waiting for another process that downloads file.gz\n"
+    web.hold.set()
+    assert (first.wait(20), second.wait(20)) == (0, 0)
+    first.stderr.close()
+    second.stderr.close()
+    assert web.requests == ["/file.gz"]
+    assert names(tmp_path) == ["file.gz"] and (tmp_path / "file.gz").read_bytes() == BODY
+
+
+def test_a_killed_download_does_not_count_and_blocks_nobody(remote, tmp_path, web, eventually):
+    web.hold = threading.Event()
+    process = fetching(remote, tmp_path)
+    eventually(lambda: web.requests and ".file.gz.part" in names(tmp_path), 20)
+    process.kill()
+    process.wait()
+    process.stderr.close()
+    assert "file.gz" not in names(tmp_path) and ".file.gz.part" in names(tmp_path)
+    web.hold.set()
+    assert fetch(remote, tmp_path).read_bytes() == BODY
+    assert names(tmp_path) == ["file.gz"]
+
+
+def test_a_frozen_download_of_another_process_is_named(remote, tmp_path, web, eventually):
+    web.hold = threading.Event()
+    process = fetching(remote, tmp_path)
+    eventually(lambda: ".file.gz.part" in names(tmp_path), 20)
+    process.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(UserError, match=r"another process, .*\.file\.gz\.lock.* has not gone on for 0.3 s"):
+            fetch(remote, tmp_path, stall=0.3)
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def test_progress_without_a_terminal_is_a_line_a_tenth(remote, tmp_path, web, capfd):
+    web.files["/file.gz"] = body = bytes(5 << 20)
+    fetch(Remote(remote.url, hashlib.md5(body).hexdigest()), tmp_path)
+    lines = capfd.readouterr().err.splitlines()
+    assert 1 <= len(lines) <= 10
+    assert all(line.startswith("downloading file.gz: ") and line.endswith(" MB/s") for line in lines)
+    assert lines[-1].startswith("downloading file.gz: 5.2 of 5.2 MB")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("rich") is None, reason="rich is not installed")
+def test_progress_on_a_terminal_is_a_bar(remote, tmp_path):
+    ours, theirs = pty.openpty()
+    process = fetching(remote, tmp_path, stderr=theirs, env=os.environ | {"TERM": "xterm"})
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            shown += os.read(ours, 4096)
+        except OSError:  # the other end is closed: the process has ended
+            break
+    os.close(ours)
+    assert process.wait(20) == 0
+    assert b"file.gz" in shown and b"\x1b[" in shown and b"300.0/300.0 kB" in shown

@@ -1,0 +1,101 @@
+"""The table of data sets; digits and synthetic, which need no files."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from dmltrain import data
+from dmltrain.data import digits
+from dmltrain.errors import UserError
+
+
+def test_an_unknown_name_lists_the_valid_ones():
+    with pytest.raises(UserError, match="unknown data set 'cifar'; expected one of cifar10, digits, mnist, synthetic"):
+        data.load("cifar")
+
+
+@pytest.mark.parametrize(("name", "there"), [("digits", 1437), ("mnist", 60000), ("cifar10", 50000)])
+def test_more_examples_than_there_are_names_both_numbers(name, there, tmp_path):
+    with pytest.raises(UserError, match=f"--num-examples {there + 1}: {name} has {there} training examples"):
+        data.load(name, tmp_path, num_examples=there + 1, download=False)
+
+
+@pytest.mark.parametrize("name", data.DATASETS)
+def test_zero_examples(name, tmp_path):
+    with pytest.raises(UserError, match="--num-examples 0: expected 1 or more"):
+        data.load(name, tmp_path, num_examples=0, download=False)
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar10"])
+def test_files_that_are_not_there_are_named_with_their_folder(name, tmp_path):
+    with pytest.raises(UserError, match=f"{tmp_path}.*put"):
+        data.load(name, tmp_path, download=False)
+
+
+def test_no_framework_is_imported():
+    program = "import sys, dmltrain.data; print([m for m in ('torch', 'mxnet', 'sklearn') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+# digits
+
+
+def test_digits_are_those_of_scikit_learn():
+    theirs = pytest.importorskip("sklearn.datasets").load_digits()
+    images, labels = digits._read()
+    assert np.array_equal(labels, theirs.target)
+    assert np.array_equal(images.reshape(-1, 64), np.floor(theirs.data * 255 / 16 + 0.5))
+
+
+def test_digits_are_split_by_class_the_same_way_each_time():
+    first, again = data.load("digits"), data.load("digits", seed=5)
+    assert (len(first.train), len(first.validation), first.image_shape, first.num_classes) == (1437, 360, (1, 8, 8), 10)
+    assert np.array_equal(first.validation.images, again.validation.images)
+    counts = np.bincount(first.validation.labels), np.bincount(first.train.labels)
+    assert np.abs(counts[0] - (counts[0] + counts[1]) / 5).max() <= 1
+    rows = {image.tobytes() for image in first.train.images} | {image.tobytes() for image in first.validation.images}
+    assert len(rows) == len({image.tobytes() for image in digits._read()[0]})  # every digit is in one of the splits
+    assert first.train.images.max() == 255
+
+
+def test_digits_are_normalised():
+    first = data.load("digits")
+    batch = next(iter(data.EvalBatches(first.train, first.augment, first.image_shape, np.arange(1437), 1437)))
+    assert abs(batch.images.mean()) < 1e-3 and abs(batch.images.std() - 1) < 1e-3
+
+
+def test_digits_take_the_first_examples():
+    assert np.array_equal(data.load("digits", num_examples=7).train.images, data.load("digits").train.images[:7])
+
+
+# synthetic
+
+
+def test_synthetic_follows_from_its_seed():
+    same = [data.load("synthetic", num_examples=50, image_shape=(3, 9, 7), seed=seed) for seed in (1, 1, 2)]
+    assert np.array_equal(same[0].train.images, same[1].train.images)
+    assert not np.array_equal(same[0].train.images, same[2].train.images)
+    assert same[0].train.images.shape == (50, 3, 9, 7) and same[0].image_shape == (3, 9, 7)
+    assert same[0].train.images[0, 0, 0].tolist() == [109, 234, 174, 103, 20, 191, 158]
+
+
+def test_synthetic_is_learnable():
+    made = data.load("synthetic", num_examples=200, image_shape=(1, 8, 8), seed=3)
+    means = np.array([made.train.images[made.train.labels == label].mean(0) for label in range(10)])
+    distances = ((made.validation.images[:, None] - means) ** 2).sum((2, 3, 4))  # (N, 10)
+    assert (distances.argmin(1) == made.validation.labels).mean() > 0.95
+
+
+def test_synthetic_is_normalised():
+    made = data.load("synthetic", num_examples=400)
+    batch = next(iter(data.EvalBatches(made.train, made.augment, made.image_shape, np.arange(400), 400)))
+    assert abs(batch.images.mean()) < 0.05 and abs(batch.images.std() - 1) < 0.05
+
+
+@pytest.mark.parametrize("shape", [(3, 0, 5), (3, 5)])
+def test_synthetic_of_no_shape(shape):
+    with pytest.raises(UserError, match="--image-shape 3,.*: expected channels,height,width"):
+        data.load("synthetic", image_shape=shape)

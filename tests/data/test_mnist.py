@@ -1,0 +1,112 @@
+"""MNIST's four files in their forms, whole and damaged; the real ones where they are."""
+
+import dataclasses
+import gzip
+import hashlib
+
+import numpy as np
+import pytest
+
+from dmltrain.data import mnist
+from dmltrain.errors import UserError
+
+TRAIN_IMAGES = "train-images-idx3-ubyte"
+
+
+def load(folder, small, **options):
+    return mnist.load(folder, files=small.files, **({"download": False} | options))
+
+
+def write(folder, contents):
+    folder.mkdir(exist_ok=True)
+    for name, data in contents.items():
+        (folder / name).write_bytes(data)
+
+
+def dotted(contents):
+    return {name.replace("-idx", ".idx"): data for name, data in contents.items()}
+
+
+@pytest.mark.parametrize("form", ["gz", "plain", "dotted", "dotted gz", "folder of the name"])
+def test_every_form_gives_the_same_arrays(mnist_files, tmp_path, form):
+    contents = {"gz": mnist_files.zipped, "plain": mnist_files.contents, "dotted": dotted(mnist_files.contents),
+                "dotted gz": dotted(mnist_files.zipped), "folder of the name": mnist_files.zipped}[form]
+    write(tmp_path / "mnist" if form == "folder of the name" else tmp_path, contents)
+    data = load(tmp_path, mnist_files)
+    assert data.train.images.shape == (12, 1, 28, 28) and data.validation.images.shape == (5, 1, 28, 28)
+    assert data.train.images.tobytes() == mnist_files.contents[TRAIN_IMAGES][16:]
+    assert data.validation.labels.tolist() == list(mnist_files.contents["t10k-labels-idx1-ubyte"][8:])
+    assert (data.image_shape, data.num_classes, data.augment.mirror) == ((1, 28, 28), 10, False)
+
+
+def test_num_examples_takes_the_first(mnist_files, tmp_path):
+    write(tmp_path, mnist_files.zipped)
+    data = load(tmp_path, mnist_files, num_examples=3)
+    assert data.train.images.tobytes() == mnist_files.contents[TRAIN_IMAGES][16 : 16 + 3 * 784]
+    assert len(data.train) == 3 and len(data.validation) == 5
+    with pytest.raises(UserError, match="--num-examples 13: mnist has 12"):
+        load(tmp_path, mnist_files, num_examples=13)
+
+
+@pytest.mark.parametrize("name", [TRAIN_IMAGES, "t10k-labels-idx1-ubyte"])
+def test_a_changed_byte_is_found_and_both_checksums_named(mnist_files, tmp_path, name):
+    changed = bytearray(mnist_files.contents[name])
+    changed[-1] ^= 1
+    write(tmp_path, mnist_files.zipped | {name + ".gz": gzip.compress(changed)})
+    expected, found = (hashlib.md5(data).hexdigest() for data in (mnist_files.contents[name], changed))
+    with pytest.raises(UserError, match=rf"{name}.gz \(unpacked\): md5 {found}, expected {expected}"):
+        load(tmp_path, mnist_files)
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_wrong_size_is_named(mnist_files, tmp_path, change):
+    size = len(mnist_files.contents[TRAIN_IMAGES])
+    data = (mnist_files.contents[TRAIN_IMAGES] + b"\0")[: size + change]
+    write(tmp_path, mnist_files.contents | {TRAIN_IMAGES: data})
+    with pytest.raises(UserError, match=f"{TRAIN_IMAGES}: {size + change} bytes, expected {size}"):
+        load(tmp_path, mnist_files)
+    (tmp_path / TRAIN_IMAGES).unlink()
+    write(tmp_path, {TRAIN_IMAGES + ".gz": gzip.compress(data)})
+    with pytest.raises(UserError, match=f"{TRAIN_IMAGES}.gz.*{size}"):
+        load(tmp_path, mnist_files)
+
+
+@pytest.mark.parametrize("data", [b"", b"<html>not found</html>", None], ids=["empty", "not gzip", "cut"])
+def test_a_damaged_gzip_file_is_named(mnist_files, tmp_path, data):
+    name = TRAIN_IMAGES + ".gz"
+    write(tmp_path, mnist_files.zipped | {name: mnist_files.zipped[name][:-20] if data is None else data})
+    with pytest.raises(UserError, match=f"{name}.*(damaged gzip|0 bytes, expected)"):
+        load(tmp_path, mnist_files)
+
+
+def test_another_idx_file_under_the_name(mnist_files, tmp_path):
+    labels = mnist_files.contents["train-labels-idx1-ubyte"]
+    other = dataclasses.replace(mnist_files.files.train_images, shape=(12,), md5=hashlib.md5(labels).hexdigest())
+    wrong = dataclasses.replace(other, shape=(4, 1))  # the same size: 4 + 4 * 2 + 4 * 1 = 4 + 4 + 12 - 4
+    data = labels[: wrong.size]
+    with pytest.raises(UserError, match=r"magic number 0x0801 .* expected 0x0802 and \[4, 1\]"):
+        mnist.parse(wrong, data)
+    assert mnist.parse(other, labels).tolist() == list(labels[8:])
+
+
+def test_a_missing_file_says_what_to_put_where(mnist_files, tmp_path):
+    write(tmp_path, mnist_files.zipped)
+    (tmp_path / "t10k-images-idx3-ubyte.gz").unlink()
+    with pytest.raises(UserError, match=f"t10k-images-idx3-ubyte.gz .* is not in {tmp_path}; put it there"):
+        load(tmp_path, mnist_files)
+
+
+def test_what_is_missing_is_downloaded_once(mnist_files, tmp_path, web):
+    web.files = {"/" + name: data for name, data in mnist_files.zipped.items()}
+    write(tmp_path, {TRAIN_IMAGES: mnist_files.contents[TRAIN_IMAGES]})
+    for _ in range(2):
+        data = load(tmp_path, mnist_files, download=True, base_url=web.url)
+        assert data.train.images.tobytes() == mnist_files.contents[TRAIN_IMAGES][16:]
+    assert sorted(web.requests) == sorted("/" + name for name in mnist_files.zipped if TRAIN_IMAGES not in name)
+
+
+def test_the_real_data(real_data):
+    data = mnist.load(real_data, download=False)
+    assert data.train.images.shape == (60000, 1, 28, 28) and data.validation.images.shape == (10000, 1, 28, 28)
+    assert data.train.labels[:5].tolist() == [5, 0, 4, 1, 9]
+    assert np.bincount(data.train.labels).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]

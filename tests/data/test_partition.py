@@ -1,0 +1,90 @@
+"""Nothing lost, nothing repeated, and n workers together do what one process with n times the batch does."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dmltrain.data import partition
+from dmltrain.errors import UserError
+
+numbers = st.integers(1, 300)
+workers = st.integers(1, 9)
+batch_sizes = st.integers(1, 40)
+seeds = st.integers(0, 2**40)
+
+
+@given(numbers, seeds, st.integers(0, 1000))
+def test_an_epochs_order_is_a_permutation(count, seed, epoch):
+    order = partition.epoch_order(count, seed, epoch)
+    assert order.dtype == np.int64
+    assert np.array_equal(np.sort(order), np.arange(count))
+    assert np.array_equal(order, partition.epoch_order(count, seed, epoch))
+
+
+def test_the_order_changes_with_seed_and_epoch():
+    orders = [tuple(partition.epoch_order(100, seed, epoch)) for seed in range(3) for epoch in range(3)]
+    assert len(set(orders)) == 9
+
+
+def test_the_order_is_the_same_on_every_machine_and_numpy():
+    assert partition.epoch_order(10, 1, 2).tolist() == [7, 1, 3, 0, 4, 8, 9, 2, 6, 5]
+
+
+def test_a_negative_seed_is_the_users_mistake():
+    with pytest.raises(UserError, match="seed is -1"):
+        partition.epoch_order(10, -1, 0)
+
+
+@given(numbers, workers)
+def test_shards_hold_every_sample_once(count, num_workers):
+    order = partition.epoch_order(count, 7, 0)
+    shards = [partition.shard(order, rank, num_workers) for rank in range(num_workers)]
+    assert sorted(np.concatenate(shards)) == list(range(count))
+    assert max(map(len, shards)) - min(map(len, shards)) <= 1
+
+
+@given(numbers, workers)
+def test_validation_shards_hold_every_sample_once_in_order(count, num_workers):
+    shards = [partition.validation_shard(count, rank, num_workers) for rank in range(num_workers)]
+    assert sorted(np.concatenate(shards)) == list(range(count))
+    assert all(shard.dtype == np.int64 and (np.diff(shard) == num_workers).all() for shard in shards)
+
+
+@given(numbers, workers, batch_sizes)
+def test_step_sizes_are_those_of_the_shards_and_add_up(count, num_workers, batch):
+    steps = partition.num_batches(count, num_workers, batch)
+    sizes = np.array([partition.step_sizes(count, num_workers, batch, step) for step in range(steps)])
+    parts = [len(partition.shard(np.arange(count), rank, num_workers)) for rank in range(num_workers)]
+    assert sizes.shape == (steps, num_workers)
+    assert sizes.sum(0).tolist() == parts
+    assert (sizes[:-1] == batch)[: count // (num_workers * batch)].all()
+    assert sizes[-1].sum() > 0
+    assert partition.step_sizes(count, num_workers, batch, steps) == [0] * num_workers
+
+
+@given(numbers, workers, batch_sizes)
+def test_the_workers_batches_of_a_step_are_one_process_batch(count, num_workers, batch):
+    order = partition.epoch_order(count, 3, 4)
+    steps = partition.num_batches(count, num_workers, batch)
+    assert steps == partition.num_batches(count, 1, num_workers * batch)
+    shards = [partition.shard(order, rank, num_workers) for rank in range(num_workers)]
+    for step in range(steps):
+        union = np.concatenate([shard[step * batch : (step + 1) * batch] for shard in shards])
+        whole = order[step * batch * num_workers : (step + 1) * batch * num_workers]
+        assert sorted(union) == sorted(whole)
+
+
+def test_a_batch_as_large_as_the_smallest_part_is_right():
+    partition.check(11, 2, 5)
+
+
+@pytest.mark.parametrize("batch", [6, 1000])
+def test_a_batch_larger_than_a_part_names_the_sizes(batch):
+    with pytest.raises(UserError, match=rf"--batch-size {batch} .* 11 training examples over 2 worker.* 5 each"):
+        partition.check(11, 2, batch)
+
+
+def test_a_batch_of_nothing():
+    with pytest.raises(UserError, match="--batch-size is 0: expected 1 or more"):
+        partition.check(11, 2, 0)
