@@ -1,0 +1,74 @@
+"""How bytes reach an agent: the contract of a channel, how an agent is started down one, and how its frames are read.
+
+A channel is an object with
+    write(data)        send all of it to the agent; OSError when the agent is gone; any thread may call it
+    read(timeout)      some bytes from the agent, b"" at its end; TimeoutError after `timeout` seconds of silence
+    close() -> str     end the agent if it still runs; how it ended, in words
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from launch import agent
+
+NOISE_BYTES = 1 << 16  # how much a login script may print before the agent speaks
+
+
+class Channel(Protocol):
+    def write(self, data: bytes) -> None: ...
+
+    def read(self, timeout: float) -> bytes: ...
+
+    def close(self) -> str: ...
+
+
+class ChannelError(Exception):
+    """What came over a channel is not what an agent says."""
+
+
+def agent_command(python: str) -> tuple[list[str], bytes]:
+    """The command that becomes the agent, and its text, to be written to the command's standard input first."""
+    text = Path(agent.__file__).read_bytes()
+    load = f"import os;s=b'';exec('while len(s)<{len(text)}:s+=os.read(0,{len(text)}-len(s)) or exit(1)');exec(s)"
+    return [python, "-I", "-S", "-X", "utf8", "-c", load, "dmltrain-agent"], text
+
+
+def send(channel: Channel, message: dict) -> None:
+    """Send one message of the agent's protocol."""
+    channel.write(json.dumps(message).encode() + b"\n")
+
+
+def frames(channel: Channel, silence: float) -> Iterator[tuple[int, int, bytes]]:
+    """(kind, task, payload) of each frame until the end; TimeoutError after `silence` seconds without a byte."""
+    data = _hello(channel, silence)
+    while True:
+        start = 0
+        while len(data) - start >= agent.HEADER.size:
+            kind, task, length = agent.HEADER.unpack_from(data, start)
+            end = start + agent.HEADER.size + length
+            if len(data) < end:
+                break
+            yield kind, task, bytes(data[start + agent.HEADER.size : end])
+            start = end
+        del data[:start]
+        more = channel.read(silence)
+        if not more:
+            return
+        data += more
+
+
+def _hello(channel: Channel, silence: float) -> bytearray:
+    """Skip to the agent's greeting; what was read after it."""
+    data = bytearray()
+    while agent.HELLO not in data:
+        more = channel.read(silence)
+        if not more or len(data) > NOISE_BYTES:
+            said = data.decode(errors="replace").strip()[-500:]
+            raise ChannelError("the agent did not start" + (f"; instead came: {said}" if said else ""))
+        data += more
+    del data[: data.index(agent.HELLO) + len(agent.HELLO)]
+    return data

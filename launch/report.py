@@ -1,0 +1,94 @@
+"""What became of a job: in words for people, and as job.json for programs. Pure."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+
+from launch.event import signal_name
+from launch.log_folder import stamp
+from launch.supervise import Process, Supervisor, as_shell
+
+
+def failure(supervisor: Supervisor, last_lines: Callable[[int], list[str]], folder: str) -> list[str]:
+    """Why the job ended before its workers were done; no lines when it did not."""
+    cause = supervisor.cause
+    if cause is None:
+        return []
+    lines = [cause.text]
+    if cause.process:
+        lines += _last_words(supervisor, cause.process, last_lines, folder)
+    if supervisor.suspect and supervisor.suspect is not cause:
+        lines.append(f"before that, {supervisor.suspect.text}")
+    lines += [f"{label} is stopped (SIGSTOP?)" for label in supervisor.stopped]
+    return lines
+
+
+def _last_words(supervisor: Supervisor, process: Process, last_lines: Callable, folder: str) -> list[str]:
+    said = last_lines(supervisor.processes.index(process))
+    log = f"{folder}/{process.task.name}.log"
+    return [f"its last lines ({log}):" if said else f"it printed nothing ({log})"] + [f"    {line}" for line in said]
+
+
+def start_line(supervisor: Supervisor, folder: str) -> str:
+    job = supervisor.job
+    parts = [_count(job.num_workers, "worker"), _count(job.num_servers, "server")] if job.num_servers else []
+    parts = [*parts, "1 scheduler"] if parts else [_count(job.num_workers, "worker")]
+    return f"job {job.name}: {', '.join(parts)} on {_count(len(supervisor.hosts), 'host')}; logs in {folder}"
+
+
+def last_line(supervisor: Supervisor) -> str:
+    """What is left of the job, as its agents saw it."""
+    left, hosts = supervisor.left, _count(len(supervisor.hosts), "host")
+    pids = [f"pid {pid} on {host}" for host, found in left.items() for pid in found or ()]
+    line = f"{len(pids)} process{'' if len(pids) == 1 else 'es'} left on {hosts}"
+    unseen = [host for host, found in left.items() if found is None]
+    words = ([", ".join(pids)] if pids else []) + ([f"not known for {', '.join(unseen)}"] if unseen else [])
+    return f"{line}: {'; '.join(words)}" if words else line
+
+
+def record(supervisor: Supervisor, version: str, launcher: str, began: float, ended: float | None) -> dict:
+    """job.json. Neither environment nor key: they may be secret."""
+    job = supervisor.job
+    return {
+        "job": job.name,
+        "mark": job.mark,
+        "command": list(job.argv),
+        "workdir": job.workdir,
+        "launcher": launcher,
+        "num_workers": job.num_workers,
+        "num_servers": job.num_servers,
+        "versions": {"dmltrain": version, "python": platform.python_version(), "system": platform.platform()},
+        "hosts": [{"name": host.name, "address": host.address} for host in supervisor.hosts.values()],
+        "started": stamp(began),
+        "ended": None if ended is None else stamp(ended),
+        "seconds": None if ended is None else round(ended - began, 3),
+        "exit_code": None if ended is None else supervisor.exit_code,
+        "cause": supervisor.cause.text if supervisor.cause else None,
+        "processes": [_row(process) for process in supervisor.processes],
+    }
+
+
+def _row(process: Process) -> dict:
+    code = process.code
+    return {
+        "role": process.task.role,
+        "rank": process.task.rank,
+        "host": process.task.host.name,
+        "pid": process.pid or None,
+        "exit_code": None if code is None else as_shell(code),
+        "signal": signal_name(-code) if code is not None and code < 0 else None,
+        "ended_by_launcher": process.ended_by_us,
+    }
+
+
+def new_job_name(program: tuple[str, ...], now: float) -> str:
+    """Program and time, such as train_cifar10-20261120-120000."""
+    script = next((word for word in program if word.endswith(".py")), program[0] if program else "job")
+    name = script.rstrip("/").rpartition("/")[2].removesuffix(".py")[:60].replace("\n", "_") or "job"
+    return time.strftime(f"{name.replace('%', '%%')}-%Y%m%d-%H%M%S", time.localtime(now))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
