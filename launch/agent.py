@@ -175,12 +175,10 @@ def spawn_refusal(error: OSError, argv: list[str], workdir: str, host: str) -> R
 class Child:
     """A process the agent started: its number in the job, its pipe (None once ended) and how to hear of its end."""
 
-    def __init__(self, task: int, popen: subprocess.Popen):
+    def __init__(self, task: int, popen: subprocess.Popen, pipe: int):
         self.task, self.popen = task, popen
-        assert popen.stdout
-        self.pipe: int | None = os.dup(popen.stdout.fileno())
-        popen.stdout.close()
-        os.set_blocking(self.pipe, False)
+        self.pipe: int | None = pipe
+        os.set_blocking(pipe, False)
         try:
             self.pidfd = os.pidfd_open(popen.pid)
         except (AttributeError, OSError):
@@ -446,14 +444,14 @@ class Agent:
         for task in message["tasks"]:
             if self.ending:
                 return
-            child = Child(task["task"], self._spawn(task, base))
+            child = self._spawn(task, base)
             self.children[child.popen.pid] = child
             self.emit("started", task=child.task, pid=child.popen.pid)
             self._listen_to(child)
             if child.pidfd >= 0:
                 self.selector.register(child.pidfd, selectors.EVENT_READ, lambda child=child: self._collect(child))
 
-    def _spawn(self, task: dict, base: dict) -> subprocess.Popen:
+    def _spawn(self, task: dict, base: dict) -> Child:
         argv, workdir, script = task["argv"], task["workdir"], task.get("script")
         if script and not os.path.isfile(os.path.join(workdir, script)):
             raise Refusal(f"script {script} not found on {self.host} (working directory {workdir})", 127)
@@ -463,22 +461,25 @@ class Agent:
         if listener is not None:
             descriptors = (listener.fileno(),)
             environment["DMLTRAIN_LISTEN_FD"] = str(listener.fileno())
+        pipe, printed = os.pipe()
         try:
-            return subprocess.Popen(
+            popen = subprocess.Popen(
                 argv,
                 cwd=workdir,
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                bufsize=0,
+                stdout=printed,
+                stderr=printed,
                 start_new_session=True,
                 pass_fds=descriptors,
             )
+            return Child(task["task"], popen, pipe)
         except (OSError, ValueError) as error:
+            os.close(pipe)
             known = error if isinstance(error, OSError) else OSError(0, str(error))
             raise spawn_refusal(known, argv, workdir, self.host) from None
         finally:
+            os.close(printed)
             if listener is not None:  # a copy kept open would answer for a dead scheduler
                 listener.close()
                 self.listener = None
