@@ -110,7 +110,9 @@ class Layer:
     def _set_pairs(self, *fields: str) -> None:
         for field in fields:
             value = getattr(self, field)
-            object.__setattr__(self, field, (value, value) if isinstance(value, int) else tuple(value))
+            pair = (value, value) if isinstance(value, int) else tuple(value)
+            self._require(len(pair) == 2, f"{field} must be one number or (height, width), is {value}")
+            object.__setattr__(self, field, pair)
 
 
 @dataclass(frozen=True)

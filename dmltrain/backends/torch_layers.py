@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import singledispatch
 from math import prod, sqrt
+from operator import iadd
 
 import torch
 from torch import fx
@@ -179,10 +180,8 @@ def _training(x: fx.Node) -> fx.Node:
 
 
 # Operators that always make a new result and do not look at it in backward: its only reader may overwrite it.
-_OVERWRITABLE = frozenset(
-    {torch.conv2d, functional.linear, functional.batch_norm, torch.add, torch.Tensor.add_, torch.cat}
-)
-_IN_PLACE: dict[Callable, Callable] = {torch.relu: torch.relu_, torch.add: torch.Tensor.add_}
+_OVERWRITABLE = frozenset({torch.conv2d, functional.linear, functional.batch_norm, torch.add, iadd, torch.cat})
+_IN_PLACE: dict[Callable, Callable] = {torch.relu: torch.relu_, torch.add: iadd}
 
 
 def _overwrite_where_safe(graph: fx.Graph) -> None:

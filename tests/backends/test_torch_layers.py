@@ -1,0 +1,339 @@
+"""Networks as torch modules: names, outputs against plain torch, gradients, layouts, first weights."""
+
+import copy
+import operator
+import pickle
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from dmltrain import models  # noqa: E402
+from dmltrain.backends import torch_layers  # noqa: E402
+from dmltrain.layers import (  # noqa: E402
+    AvgPool,
+    BatchNorm,
+    Conv,
+    Dense,
+    Dropout,
+    Flatten,
+    GlobalAvgPool,
+    Layer,
+    LocalResponseNorm,
+    MaxPool,
+    Network,
+    Relu,
+    ShapeError,
+    Tanh,
+    add,
+    chain,
+    concat,
+)
+
+NETWORKS = [
+    ("mlp", None, (1, 28, 28)),
+    ("lenet", None, (1, 28, 28)),
+    ("resnet", 20, (3, 28, 28)),
+    ("resnet", 50, (3, 32, 32)),
+    ("resnet", 164, (3, 28, 28)),
+    ("resnet", 18, (3, 40, 40)),
+    ("inception-bn-28-small", None, (3, 28, 28)),
+]
+EVERY_LAYER = Network(
+    "every-layer",
+    chain(
+        Conv("conv", 6, kernel=3, pad=1, groups=2),
+        BatchNorm("bn", fixed_scale=False),
+        Relu(),
+        LocalResponseNorm(size=3, alpha=0.1),
+        concat(
+            chain(Relu(), MaxPool(kernel=3, stride=2, rounding="full")),
+            AvgPool(kernel=3, stride=2, pad=1, rounding="valid"),
+            chain(Conv("side", 2, kernel=1, stride=2, bias=False), Tanh(), Relu()),
+        ),
+        add(Conv("left", 4), chain(Conv("right", 4), Tanh()), Conv("third", 4)),
+        Dropout(rate=0.5),
+        Relu(),
+        GlobalAvgPool(),
+        Flatten(),
+        BatchNorm("flat", epsilon=1e-2),
+        Dense("fc", 3, bias=False),
+    ),
+    (4, 8, 8),
+    3,
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def built(network, seed=0):
+    module = torch_layers.build(network)
+    torch_layers.initialise(module, network, seed)
+    return module
+
+
+def images(network, count=4, seed=0):
+    return torch.randn(count, *network.input_shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(params=NETWORKS, ids=lambda each: f"{each[0]}-{each[1]}")
+def network(request):
+    name, depth, image = request.param
+    return models.create(name, depth, 10, image)
+
+
+def test_arrays_are_the_networks(network):
+    module = torch_layers.build(network)
+    parameters = [(name, tuple(each.shape)) for name, each in module.named_parameters()]
+    assert parameters == [(each.name, each.shape) for each in network.parameters()]
+    buffers = [(name, tuple(each.shape)) for name, each in module.named_buffers()]
+    assert buffers == [(each.name, each.shape) for each in network.auxiliary()]
+    assert list(module.state_dict()) == [each.name for each in (*network.parameters(), *network.auxiliary())]
+    assert sum(each.numel() for each in module.parameters()) == network.num_parameters
+
+
+def test_forward_and_backward_reach_every_parameter(network):
+    module = built(network)
+    logits = module(images(network))
+    assert logits.shape == (4, 10)
+    torch.nn.functional.cross_entropy(logits, torch.arange(4)).backward()
+    for name, parameter in module.named_parameters():
+        assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), name
+        # a bias right before a batch norm changes nothing, so its gradient is rounding error
+        assert parameter.grad.abs().max() > 0 or name.endswith("bias"), name
+
+
+def test_operators_give_the_shapes_the_vocabulary_infers(network):
+    """Runs the module's graph node by node, against network.steps."""
+    module = built(network)
+    made = []
+
+    class Recorder(torch.fx.Interpreter):
+        def call_function(self, target, args, kwargs):
+            made.append(tuple(super().call_function(target, args, kwargs).shape))
+            return torch.zeros(made[-1])
+
+    Recorder(module).run(images(network, count=2))
+    assert made == [(2, *step.output_shape) for step in network.steps]
+
+
+def test_channels_last_gives_the_same(network):
+    plain, last = built(network).double(), built(network).double().to(memory_format=torch.channels_last)
+    batch = images(network).double()
+    results = plain(batch), last(batch.to(memory_format=torch.channels_last))
+    assert torch.allclose(*results, rtol=1e-9, atol=1e-9)
+    for result in results:
+        result.square().sum().backward()
+    for (name, one), other in zip(plain.named_parameters(), last.parameters(), strict=True):
+        assert torch.allclose(one.grad, other.grad, rtol=1e-6, atol=1e-6), name
+
+
+def test_convolutions_keep_channels_last_between_layers():
+    network = models.create("inception-bn-28-small")
+    module = built(network).to(memory_format=torch.channels_last)
+    strides = []
+
+    class Recorder(torch.fx.Interpreter):
+        def call_function(self, target, args, kwargs):
+            result = super().call_function(target, args, kwargs)
+            strides.append(result.is_contiguous(memory_format=torch.channels_last) if result.dim() == 4 else True)
+            return result
+
+    Recorder(module).run(images(network).to(memory_format=torch.channels_last))
+    assert all(strides)
+
+
+def test_state_dict_round_trip(network):
+    one, other = built(network, seed=1), built(network, seed=2)
+    batch = images(network)
+    one(batch)  # moves the statistics
+    other.load_state_dict(one.state_dict())
+    assert torch.equal(one.eval()(batch), other.eval()(batch))
+
+
+@pytest.mark.parametrize("copier", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_copies_are_independent_and_equal(copier):
+    network = models.create("resnet", 20)
+    module = built(network)
+    other = copier(module)
+    assert list(other.state_dict()) == list(module.state_dict())
+    assert torch.equal(other(images(network)), module(images(network)))
+    with torch.no_grad():
+        other.conv0_weight.zero_()
+    assert module.conv0_weight.abs().sum() > 0
+
+
+def test_every_layer_equals_plain_torch():
+    module, functional = built(EVERY_LAYER).double().train(), torch.nn.functional
+    batch, w = images(EVERY_LAYER).double(), dict(module.state_dict())
+    w = {name: each.clone() for name, each in w.items()}
+    torch.manual_seed(3)
+    found = module(batch)
+    x = functional.conv2d(batch, w["conv_weight"], w["conv_bias"], padding=1, groups=2)
+    x = functional.batch_norm(x, None, None, w["bn_gamma"], w["bn_beta"], True, 0.1, 1e-3)
+    x = functional.local_response_norm(functional.relu(x), 3, alpha=0.1, beta=0.75, k=2.0)
+    pooled = functional.max_pool2d(functional.relu(x), 3, 2, ceil_mode=True)
+    averaged = functional.avg_pool2d(x, 3, 2, padding=1)
+    side = functional.relu(torch.tanh(functional.conv2d(x, w["side_weight"], stride=2)))
+    x = torch.cat([pooled, averaged, side], dim=1)
+    right = torch.tanh(functional.conv2d(x, w["right_weight"], w["right_bias"]))
+    third = functional.conv2d(x, w["third_weight"], w["third_bias"])
+    x = functional.conv2d(x, w["left_weight"], w["left_bias"]) + right + third
+    torch.manual_seed(3)
+    x = functional.relu(functional.dropout(x, 0.5, training=True)).mean((2, 3))
+    x = (x - x.mean(0)) / (x.var(0, unbiased=False) + 1e-2).sqrt() + w["flat_beta"]
+    assert torch.allclose(found, x @ w["fc_weight"].T, rtol=1e-10, atol=1e-12)
+
+
+def test_every_layers_gradients_are_right_for_parameters_and_images():
+    """Against finite differences: what works in place must not spoil what backward needs."""
+    module = built(EVERY_LAYER).double()
+    names = [name for name, _ in module.named_parameters()]
+    batch = images(EVERY_LAYER, count=3).double().requires_grad_()
+
+    def logits(batch, *arrays):
+        torch.manual_seed(5)  # the same dropout each time
+        return torch.func.functional_call(module, dict(zip(names, arrays, strict=True)), (batch,))
+
+    arrays = [each.detach().clone().requires_grad_() for each in module.parameters()]
+    assert torch.autograd.gradcheck(logits, (batch, *arrays), eps=1e-6, atol=1e-5, fast_mode=True)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    "first", [(), (Dropout(rate=0.25),), (Conv("c", 2), concat(Relu(), Tanh())), (concat(chain(), Relu()),)]
+)
+def test_relu_never_writes_on_what_others_read(first, training):
+    network = Network("n", chain(*first, Relu(), Flatten(), Dense("d", 2)), (2, 3, 3), 2)
+    module = built(network).train(training)
+    batch = images(network)
+    before = batch.clone()
+    module(batch).sum().backward()
+    assert torch.equal(batch, before)
+
+
+def test_relu_and_addition_work_in_place_where_they_may():
+    module = torch_layers.build(models.create("resnet", 20))
+    used = [node.target for node in module.graph.nodes if node.op == "call_function"]
+    assert torch.relu not in used and torch.relu_ in used
+    assert torch.add not in used and operator.iadd in used
+
+
+def test_statistics_move_by_one_minus_momentum():
+    network = Network("n", chain(BatchNorm("b", momentum=0.75), Flatten(), Dense("d", 1)), (2, 3, 3), 1)
+    module, batch = built(network), images(network) + 7
+    module(batch)
+    assert torch.allclose(module.b_moving_mean, 0.25 * batch.mean((0, 2, 3)))
+    assert torch.allclose(module.b_moving_var, 0.75 + 0.25 * batch.var((0, 2, 3)))
+
+
+def test_evaluation_uses_and_keeps_the_statistics():
+    network = models.create("resnet", 20)
+    module, batch = built(network).eval(), images(network)
+    before = copy.deepcopy(module.state_dict())
+    alone = torch.cat([module(each[None]) for each in batch])
+    assert torch.allclose(module(batch), alone, atol=1e-5)
+    assert all(torch.equal(before[name], each) for name, each in module.state_dict().items())
+
+
+@pytest.mark.parametrize("kernel, stride, pad", [(2, 2, 0), (3, 2, 0), (3, 2, 1), (5, 3, 2), (3, 1, 1), (1, 3, 0)])
+@pytest.mark.parametrize("rounding", ["valid", "full"])
+@pytest.mark.parametrize("kind", [MaxPool, AvgPool])
+def test_pooling_shapes_are_torchs(kernel, stride, pad, rounding, kind):
+    tried = 0
+    for size in range(5, 12):
+        pool = kind("p", kernel=kernel, stride=stride, pad=pad, rounding=rounding)
+        try:
+            expected = pool.output_shape((2, size, size))
+        except ShapeError:
+            continue
+        network = Network("n", chain(pool, GlobalAvgPool(), Flatten(), Dense("d", 1)), (2, size, size), 1)
+        first = next(node for node in torch_layers.build(network).graph.nodes if node.op == "call_function")
+        assert first.target(torch.zeros(1, 2, size, size), **first.kwargs).shape[1:] == expected
+        tried += 1
+    assert tried >= 2
+
+
+def test_average_counts_padding_unless_told_otherwise():
+    for counted, corner in ((True, 4 / 9), (False, 1.0)):
+        pool = AvgPool(kernel=3, pad=1, count_padding=counted)
+        network = Network("n", chain(pool, Flatten(), Dense("d", 9, bias=False)), (1, 3, 3), 9)
+        module = torch_layers.build(network)
+        module.load_state_dict({"d_weight": torch.eye(9)})
+        assert module(torch.ones(1, 1, 3, 3))[0, 0].item() == pytest.approx(corner)
+
+
+def test_initialise_depends_on_the_seed_alone():
+    network = models.create("resnet", 20)
+    torch.manual_seed(1)
+    one = built(network, seed=5)
+    torch.manual_seed(2)
+    before = torch.get_rng_state()
+    other = torch_layers.build(network).to(memory_format=torch.channels_last)
+    torch_layers.initialise(other, network, 5)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(one.state_dict()[name], each) for name, each in other.state_dict().items())
+    different = built(network, seed=6)
+    weights = [each.name for each in network.parameters() if each.kind == "weight"]
+    assert all(not torch.equal(one.state_dict()[name], different.state_dict()[name]) for name in weights)
+
+
+def test_initialise_overwrites_everything():
+    network = models.create("resnet", 20)
+    module, fresh = built(network), built(network)
+    with torch.no_grad():
+        for each in module.state_dict().values():
+            each.fill_(9)
+    torch_layers.initialise(module, network, 0)
+    assert all(torch.equal(fresh.state_dict()[name], each) for name, each in module.state_dict().items())
+
+
+def test_first_weights_have_mxnets_distribution():
+    network = models.create("inception-bn-28-small")
+    arrays = built(network).state_dict()
+    for each in (*network.parameters(), *network.auxiliary()):
+        values = arrays[each.name]
+        if each.kind == "weight":
+            fan_in = values[0].numel()
+            scaled = values * (fan_in / 2) ** 0.5  # standard normal
+            assert scaled.mean().item() == pytest.approx(0, abs=5 / each.size**0.5), each.name
+            assert scaled.var().item() == pytest.approx(1, abs=5 * (2 / each.size) ** 0.5), each.name
+        else:
+            assert (values == (1 if each.kind in ("gamma", "moving_var") else 0)).all(), each.name
+
+
+def test_compiles_to_one_graph():
+    network = models.create("resnet", 8)
+    module, batch = built(network), images(network)
+    compiled = torch.compile(copy.deepcopy(module), fullgraph=True, backend="eager")
+    assert torch.equal(compiled(batch), module(batch))
+    module.eval(), compiled.eval()
+    assert torch.equal(compiled(batch), module(batch))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_trains_under_autocast(dtype):
+    network = models.create("resnet", 20)
+    module = built(network).to(memory_format=torch.channels_last)
+    batch = images(network).to(memory_format=torch.channels_last)
+    expected = module(batch)
+    with torch.autocast("cpu", dtype=dtype):
+        found = module(batch)
+    assert torch.allclose(found.float(), expected, atol=0.1)
+    found.float().square().sum().backward()
+    assert all(torch.isfinite(each.grad).all() for each in module.parameters())
+
+
+def test_a_layer_without_an_operator_is_named():
+    class Stranger(Layer):
+        pass
+
+    network = Network("n", chain(Stranger("odd"), Flatten(), Dense("d", 1)), (1, 2, 2), 1)
+    with pytest.raises(NotImplementedError, match="no operator for Stranger 'odd'"):
+        torch_layers.build(network)

@@ -1,0 +1,204 @@
+"""The networks: parameter counts from MXNet and by hand, shapes, names, depths, and what is refused.
+
+MXNET_COUNTS are the sums over `list_arguments()` (without the data) of MXNet's symbols, bound in MXNet 1.9.1:
+example/image-classification/symbols/{mlp,lenet,resnet}.py and symbol_inception-bn-28-small.py (of 2015, its poolings
+rounding up).
+MXNet also counts the gammas that `fix_gamma` fixes to 1; they are the second number and are no parameters here.
+"""
+
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+
+from dmltrain import models
+from dmltrain.errors import UserError
+from dmltrain.layers import BatchNorm, Conv, MaxPool
+
+SMALL = (3, 28, 28)
+LARGE = (3, 224, 224)
+MXNET_COUNTS = [  # network, layers, classes, image, arguments in MXNet, of which fixed gammas
+    ("mlp", None, 10, (1, 28, 28), 109_386, 0),
+    ("mlp", None, 10, SMALL, 310_090, 0),
+    ("lenet", None, 10, (1, 28, 28), 431_080, 0),
+    ("lenet", None, 10, (3, 32, 32), 657_080, 0),
+    ("inception-bn-28-small", None, 10, SMALL, 1_652_826, 1_712),
+    ("inception-bn-28-small", None, 10, (3, 32, 32), 1_662_906, 1_712),
+    ("resnet", 20, 10, SMALL, 272_544, 3),
+    ("resnet", 32, 10, SMALL, 466_976, 3),
+    ("resnet", 44, 10, SMALL, 661_408, 3),
+    ("resnet", 50, 10, (3, 32, 32), 758_624, 3),
+    ("resnet", 56, 10, SMALL, 855_840, 3),
+    ("resnet", 110, 10, SMALL, 1_730_784, 3),
+    ("resnet", 164, 10, SMALL, 1_703_264, 3),
+    ("resnet", 18, 1000, LARGE, 11_691_950, 3),
+    ("resnet", 34, 1000, LARGE, 21_800_110, 3),
+    ("resnet", 50, 1000, LARGE, 25_549_486, 3),
+    ("resnet", 101, 1000, LARGE, 44_541_614, 3),
+    ("resnet", 152, 1000, LARGE, 60_185_262, 3),
+    ("resnet", 200, 1000, LARGE, 64_666_286, 3),
+    ("resnet", 269, 1000, LARGE, 102_065_838, 3),
+]
+
+
+@pytest.mark.parametrize(("name", "layers", "classes", "image", "arguments", "fixed"), MXNET_COUNTS)
+def test_parameter_counts_are_mxnets(name, layers, classes, image, arguments, fixed):
+    network = models.create(name, layers, classes, image)
+    assert network.num_parameters == arguments - fixed
+    scales = [step for step in network.steps if isinstance(step.layer, BatchNorm) and step.layer.fixed_scale]
+    assert sum(step.input_shape[0] for step in scales) == fixed
+    assert network.output_shape == (classes,)
+
+
+def basic_resnet_count(units: int, channels: tuple[int, ...], classes: int) -> int:
+    """CIFAR ResNet v2 (He et al. 2016, figure 4e) of units norm, 3x3, norm, 3x3; a 1x1 shortcut per stage."""
+    count = 3 + 9 * 3 * channels[0]  # the data's shift; the first convolution
+    for before, here in pairwise(channels):
+        count += 2 * before + 9 * before * here + 2 * here + 9 * here * here + before * here  # first unit, projected
+        count += (units - 1) * (2 * here + 9 * here * here) * 2
+    return count + 2 * channels[-1] + (channels[-1] + 1) * classes
+
+
+def bottleneck_resnet_count(units: int, channels: tuple[int, ...], classes: int) -> int:
+    """The same with units norm, 1x1 to a quarter, norm, 3x3, norm, 1x1."""
+    count = 3 + 9 * 3 * channels[0]
+    for before, here in pairwise(channels):
+        inner = here // 4
+        rest = 2 * inner + 9 * inner * inner + 2 * inner + inner * here
+        count += 2 * before + before * inner + rest + before * here
+        count += (units - 1) * (2 * here + here * inner + rest)
+    return count + 2 * channels[-1] + (channels[-1] + 1) * classes
+
+
+@pytest.mark.parametrize("depth", [20, 32, 44, 50, 56, 110])
+@pytest.mark.parametrize("size", [28, 32])
+def test_basic_resnet_counts_by_hand(depth, size):
+    expected = basic_resnet_count((depth - 2) // 6, (16, 16, 32, 64), 100)
+    assert models.create("resnet", depth, 100, (3, size, size)).num_parameters == expected
+
+
+def test_bottleneck_resnet_count_by_hand():
+    assert models.create("resnet", 164).num_parameters == bottleneck_resnet_count(18, (16, 64, 128, 256), 10)
+
+
+def test_lenet_and_mlp_counts_by_hand():
+    lenet = (25 + 1) * 20 + (25 * 20 + 1) * 50 + (4 * 4 * 50 + 1) * 500 + 501 * 10
+    assert models.create("lenet", image_shape=(1, 28, 28)).num_parameters == lenet
+    assert models.create("mlp", image_shape=(1, 8, 8)).num_parameters == 65 * 128 + 129 * 64 + 65 * 10
+
+
+def test_lenet_multiply_adds_by_hand():
+    expected = 20 * 24 * 24 * 25 + 50 * 8 * 8 * 25 * 20 + 800 * 500 + 500 * 10
+    assert models.create("lenet", image_shape=(1, 28, 28)).multiply_adds() == expected
+
+
+def outputs(network, *names):
+    return [step.output_shape for name in names for step in network.steps if step.layer.name == name]
+
+
+@pytest.mark.parametrize("size", [28, 32])
+def test_cifar_resnet_shapes(size):
+    network = models.create("resnet", 20, 10, (3, size, size))
+    found = outputs(network, "conv0", "stage1_unit3_conv2", "stage2_unit3_conv2", "stage3_unit3_conv2", "pool1")
+    half, quarter = size // 2, size // 4
+    assert found == [(16, size, size), (16, size, size), (32, half, half), (64, quarter, quarter), (64, 1, 1)]
+
+
+def test_imagenet_resnet_shapes():
+    network = models.create("resnet", 50, 1000, LARGE)
+    found = outputs(network, "conv0", "pooling0", "stage1_unit3_conv3", "stage4_unit3_conv3")
+    assert found == [(64, 112, 112), (64, 56, 56), (256, 56, 56), (2048, 7, 7)]
+
+
+def test_inception_shapes():
+    network = models.create("inception-bn-28-small")
+    joined = [step.output_shape for step in network.steps if type(step.layer).__name__ == "Concat"]
+    assert joined == [
+        (64, 28, 28), (80, 28, 28), (160, 14, 14), (160, 14, 14), (160, 14, 14), (160, 14, 14), (144, 14, 14),
+        (240, 7, 7), (336, 7, 7), (336, 7, 7),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("depth", [20, 32, 44, 50, 56, 110, 164, 173])
+def test_resnet_depth_is_the_number_of_weighted_layers_on_the_longest_way(depth):
+    names = [each.name for each in models.create("resnet", depth).parameters() if each.name.endswith("_weight")]
+    assert len([name for name in names if "_sc_" not in name]) == depth
+
+
+def test_names_are_mxnets():
+    resnet = [each.name for each in models.create("resnet", 20).parameters()]
+    assert resnet[:4] == ["bn_data_beta", "conv0_weight", "stage1_unit1_bn1_gamma", "stage1_unit1_bn1_beta"]
+    assert resnet[-4:] == ["bn1_gamma", "bn1_beta", "fc1_weight", "fc1_bias"]
+    inception = [each.name for each in models.create("inception-bn-28-small").parameters()]
+    assert inception[:4] == ["convolution0_weight", "convolution0_bias", "batchnorm0_beta", "convolution1_weight"]
+    assert [each.name for each in models.create("resnet", 20).auxiliary()][:2] == [
+        "bn_data_moving_mean", "bn_data_moving_var",
+    ]  # fmt: skip
+
+
+def test_resnet_batch_norm_constants_are_mxnets():
+    norms = [step.layer for step in models.create("resnet", 20).steps if isinstance(step.layer, BatchNorm)]
+    assert {(norm.epsilon, norm.momentum) for norm in norms} == {(2e-5, 0.9)}
+    assert [norm.name for norm in norms if norm.fixed_scale] == ["bn_data"]
+    convolutions = [step.layer for step in models.create("resnet", 20).steps if isinstance(step.layer, Conv)]
+    assert not any(conv.bias for conv in convolutions)
+
+
+def test_inception_leaves_to_mxnets_defaults_what_its_file_does():
+    steps = models.create("inception-bn-28-small").steps
+    norms = {(s.layer.epsilon, s.layer.momentum, s.layer.fixed_scale) for s in steps if isinstance(s.layer, BatchNorm)}
+    assert norms == {(1e-3, 0.9, True)}
+    assert all(step.layer.bias for step in steps if isinstance(step.layer, Conv))
+    assert [step.layer.rounding for step in steps if isinstance(step.layer, MaxPool)] == ["full", "full"]
+
+
+@pytest.mark.parametrize("spelling", ["inception-bn-28-small", "inception_bn_28_small", "Inception-BN-28-small"])
+def test_spellings(spelling):
+    assert models.create(spelling) == models.create("inception-bn-28-small")
+
+
+def test_usual_depths_are_mxnets_defaults():
+    assert models.create("resnet") == models.create("resnet", 110)
+    assert models.create("resnet", None, 1000, LARGE) == models.create("resnet", 50, 1000, LARGE)
+
+
+def test_equal_requests_give_equal_values():
+    assert models.create("resnet", 20) == models.create("resnet", 20)
+    assert models.create("resnet", 20) != models.create("resnet", 32)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "essentials"),
+    [
+        (("vgg7",), ["unknown network 'vgg7'", "inception-bn-28-small, lenet, mlp, resnet"]),
+        (("resnet", 18), ["no resnet of 18 layers", "20, 32, 44, 50, 56, 110, 164"]),
+        (("resnet", 2), ["no resnet of 2 layers"]),
+        (("resnet", 165), ["no resnet of 165 layers"]),
+        (("resnet", -4), ["no resnet of -4 layers"]),
+        (("resnet", 20, 1000, LARGE), ["no resnet of 20 layers", "18, 34, 50, 101, 152, 200, 269"]),
+        (("mlp", 3), ["network mlp has a single depth", "3 layers"]),
+        (("lenet", 20), ["network lenet has a single depth"]),
+        (("inception_bn_28_small", 20), ["network inception-bn-28-small has a single depth"]),
+        (("lenet", None, 10, (1, 8, 8)), ["network lenet cannot take images of 1x8x8", "'convolution1'", "20x2x2"]),
+        (("inception-bn-28-small", None, 10, (3, 16, 16)), ["cannot take images of 3x16x16", "'global_pool'"]),
+        (("mlp", None, 0), ["network mlp needs one class or more", "0 classes"]),
+        (("mlp", None, 10, (0, 8, 8)), ["images of positive size", "(0, 8, 8)"]),
+    ],
+)
+def test_wrong_requests_are_users_errors(arguments, essentials):
+    with pytest.raises(UserError) as caught:
+        models.create(*arguments)
+    for essential in essentials:
+        assert essential in str(caught.value)
+
+
+def test_no_framework_is_imported():
+    program = """
+import sys
+from dmltrain import models
+models.create("resnet", 20)
+print(sorted({"torch", "mxnet", "numpy"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

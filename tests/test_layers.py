@@ -1,0 +1,206 @@
+"""The layer vocabulary: shapes, parameters, and what is refused."""
+
+from dataclasses import FrozenInstanceError
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dmltrain.layers import (
+    Add,
+    AvgPool,
+    BatchNorm,
+    Concat,
+    Conv,
+    Dense,
+    Dropout,
+    Flatten,
+    GlobalAvgPool,
+    LocalResponseNorm,
+    MaxPool,
+    Network,
+    Parameter,
+    Relu,
+    ShapeError,
+    Tanh,
+    add,
+    chain,
+    concat,
+)
+
+IMAGE = (3, 28, 28)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "expected"),
+    [
+        (Conv("c", 8, kernel=3, pad=1), IMAGE, (8, 28, 28)),
+        (Conv("c", 8, kernel=3, stride=2, pad=1), IMAGE, (8, 14, 14)),
+        (Conv("c", 8, kernel=(1, 7), pad=(0, 3)), (4, 17, 19), (8, 17, 19)),
+        (Conv("c", 8, kernel=7, stride=2, pad=3), (3, 224, 224), (8, 112, 112)),
+        (Conv("c", 8, kernel=2, stride=2), (3, 7, 7), (8, 3, 3)),
+        (MaxPool(kernel=3, stride=2), IMAGE, (3, 13, 13)),
+        (MaxPool(kernel=3, stride=2, rounding="full"), IMAGE, (3, 14, 14)),
+        (MaxPool(kernel=3, stride=2, pad=1), (3, 112, 112), (3, 56, 56)),
+        (AvgPool(kernel=7), (336, 7, 7), (336, 1, 1)),
+        (AvgPool(kernel=(2, 3), stride=(2, 3)), (5, 6, 9), (5, 3, 3)),
+        (GlobalAvgPool(), (64, 7, 9), (64, 1, 1)),
+        (BatchNorm("b"), IMAGE, IMAGE),
+        (BatchNorm("b"), (10,), (10,)),
+        (Relu(), IMAGE, IMAGE),
+        (Tanh(), (10,), (10,)),
+        (Dropout(), IMAGE, IMAGE),
+        (LocalResponseNorm(), IMAGE, IMAGE),
+        (Flatten(), IMAGE, (3 * 28 * 28,)),
+        (Dense("d", 10), (20,), (10,)),
+        (chain(), IMAGE, IMAGE),
+        (chain(Conv("c", 8, kernel=5), MaxPool(kernel=2, stride=2), Flatten()), IMAGE, (8 * 12 * 12,)),
+        (concat(Conv("c", 8), Conv("d", 4), chain()), IMAGE, (15, 28, 28)),
+        (add(Conv("c", 3), chain()), IMAGE, IMAGE),
+    ],
+)
+def test_output_shape(layer, shape, expected):
+    assert layer.output_shape(shape) == expected
+
+
+@given(st.integers(1, 20), st.integers(1, 6), st.integers(1, 5), st.integers(0, 3), st.booleans())
+def test_pooled_extent_counts_windows(size, kernel, stride, pad, full):
+    if 2 * pad > kernel or size + 2 * pad < kernel:
+        return
+    starts = list(range(-pad, size + pad, stride))
+    whole = [start for start in starts if start + kernel <= size + pad]
+    # rounding up adds one overhanging window where whole ones leave something of the padded input uncovered
+    overhangs = full and whole[-1] + kernel < size + pad
+    layer = MaxPool("p", kernel=kernel, stride=stride, pad=pad, rounding="full" if full else "valid")
+    if overhangs and whole[-1] + stride >= size:
+        with pytest.raises(ShapeError, match="'p': its last window lies wholly outside"):
+            layer.output_shape((1, size, size))
+    else:
+        assert layer.output_shape((1, size, size)) == (1,) + (len(whole) + overhangs,) * 2
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "expected"),
+    [
+        (Conv("c", 8, kernel=(3, 5)), IMAGE, [("c_weight", (8, 3, 3, 5)), ("c_bias", (8,))]),
+        (Conv("c", 8, kernel=3, bias=False, groups=2), (4, 9, 9), [("c_weight", (8, 2, 3, 3))]),
+        (Dense("d", 10), (20,), [("d_weight", (10, 20)), ("d_bias", (10,))]),
+        (Dense("d", 10, bias=False), (20,), [("d_weight", (10, 20))]),
+        (BatchNorm("b", fixed_scale=False), IMAGE, [("b_gamma", (3,)), ("b_beta", (3,))]),
+        (BatchNorm("b", fixed_scale=True), IMAGE, [("b_beta", (3,))]),
+        (Relu("r"), IMAGE, []),
+    ],
+)
+def test_parameters(layer, shape, expected):
+    found = layer.parameters(shape)
+    assert [(each.name, each.shape) for each in found] == expected
+    assert all(each.name.endswith(each.kind) for each in found)
+
+
+def test_batch_norm_statistics_are_auxiliary():
+    assert BatchNorm("b").auxiliary(IMAGE) == (
+        Parameter("b_moving_mean", (3,), "moving_mean"),
+        Parameter("b_moving_var", (3,), "moving_var"),
+    )
+
+
+def test_network_lists_arrays_in_forward_order_and_counts_learned_ones_only():
+    body = chain(Conv("a", 4, kernel=3, pad=1, bias=False), BatchNorm("b", fixed_scale=False), Relu())
+    network = Network(
+        "n", chain(concat(body, Conv("c", 2)), GlobalAvgPool(), Flatten(), Dense("d", 5)), (3, 8, 8), 5
+    )
+    assert [each.name for each in network.parameters()] == [
+        "a_weight", "b_gamma", "b_beta", "c_weight", "c_bias", "d_weight", "d_bias",
+    ]  # fmt: skip
+    assert [each.name for each in network.auxiliary()] == ["b_moving_mean", "b_moving_var"]
+    assert network.num_parameters == 4 * 3 * 9 + 4 + 4 + 2 * 3 + 2 + 5 * 6 + 5
+    assert network.multiply_adds() == 4 * 3 * 9 * 64 + 2 * 3 * 64 + 5 * 6
+    assert network.output_shape == (5,)
+
+
+def test_steps_carry_every_layers_shapes():
+    network = Network("n", chain(Conv("c", 4, kernel=5), Relu(), Flatten(), Dense("d", 2)), (1, 8, 8), 2)
+    assert [(type(step.layer).__name__, step.input_shape, step.output_shape) for step in network.steps] == [
+        ("Conv", (1, 8, 8), (4, 4, 4)),
+        ("Relu", (4, 4, 4), (4, 4, 4)),
+        ("Flatten", (4, 4, 4), (64,)),
+        ("Dense", (64,), (2,)),
+    ]
+
+
+def test_layers_are_values():
+    assert Conv("c", 8, kernel=3) == Conv("c", 8, kernel=(3, 3))
+    assert hash(chain(Conv("c", 8), Relu())) == hash(chain(Conv("c", 8), Relu()))
+    with pytest.raises(FrozenInstanceError):
+        Conv("c", 8).channels = 9
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Conv("", 8), "Conv: needs a name"),
+        (lambda: Conv("c"), "Conv 'c': channels must be positive, is 0"),
+        (lambda: Conv("c", 8, kernel=0), r"Conv 'c': kernel must be positive, is \(0, 0\)"),
+        (lambda: Conv("c", 8, stride=(1, 0)), r"Conv 'c': stride must be positive, is \(1, 0\)"),
+        (lambda: Conv("c", 8, pad=-1), "Conv 'c': pad must not be negative"),
+        (lambda: Conv("c", 8, groups=3), "Conv 'c': 8 channels do not divide into 3 groups"),
+        (lambda: Conv("c", 8, kernel=(3, 3, 3)), r"Conv 'c': kernel must be one number or \(height, width\)"),
+        (lambda: Dense("", 8), "Dense: needs a name"),
+        (lambda: Dense("d", 0), "Dense 'd': features must be positive, is 0"),
+        (lambda: BatchNorm(), "BatchNorm: needs a name"),
+        (lambda: BatchNorm("b", epsilon=0), "BatchNorm 'b': epsilon must be positive, is 0"),
+        (lambda: BatchNorm("b", momentum=1.5), r"BatchNorm 'b': momentum must lie in 0..1, is 1.5"),
+        (lambda: MaxPool("p", rounding="up"), "MaxPool 'p': rounding must be \"valid\" or \"full\", is 'up'"),
+        (lambda: AvgPool("p", kernel=3, pad=2), r"AvgPool 'p': pad \(2, 2\) is more than half of the kernel \(3, 3\)"),
+        (lambda: Dropout("o", rate=1.0), r"Dropout 'o': rate must lie in 0..1 \(1 excluded\), is 1.0"),
+        (lambda: LocalResponseNorm("l", size=4), "LocalResponseNorm 'l': size must be odd and positive, is 4"),
+        (lambda: Concat("j", (Relu(),)), "Concat 'j': needs two branches or more, has 1"),
+        (lambda: Add("j"), "Add 'j': needs two branches or more, has 0"),
+    ],
+)
+def test_values_are_checked_when_made(make, message):
+    with pytest.raises(ShapeError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "message"),
+    [
+        (Conv("c", 8, kernel=5), (3, 4, 28), "Conv 'c': kernel 5x5 is larger than the input 3x4x28"),
+        (Conv("c", 8, kernel=7, pad=1), (3, 4, 4), "Conv 'c': kernel 7x7 with pad 1x1 is larger than the input 3x4x4"),
+        (Conv("c", 8), (100,), "Conv 'c': input 100 is not an image"),
+        (Conv("c", 8, groups=2), IMAGE, "Conv 'c': the channels of input 3x28x28 do not divide into 2 groups"),
+        (AvgPool("p", kernel=7), (336, 2, 2), "AvgPool 'p': kernel 7x7 is larger than the input 336x2x2"),
+        (AvgPool(kernel=7), (336, 2, 2), "AvgPool: kernel 7x7 is larger"),
+        (MaxPool("p"), (5,), "MaxPool 'p': input 5 is not an image"),
+        (GlobalAvgPool("g"), (5,), "GlobalAvgPool 'g': input 5 is not an image"),
+        (LocalResponseNorm("l"), (5,), "LocalResponseNorm 'l': input 5 is not an image"),
+        (Dense("d", 10), IMAGE, "Dense 'd': input 3x28x28 is not flat; put a Flatten before it"),
+        (
+            add(Conv("c", 8), chain(), name="sum"),
+            IMAGE,
+            "Add 'sum': branches have different shapes: 8x28x28, 3x28x28 from input 3x28x28",
+        ),
+        (
+            concat(Conv("c", 8, kernel=3, stride=2, pad=1), MaxPool(kernel=3, stride=2), name="both"),
+            IMAGE,
+            "Concat 'both': branches differ in more than channels: 8x14x14, 3x13x13 from input 3x28x28",
+        ),
+        (chain(Flatten(), chain(Relu(), Conv("deep", 8))), IMAGE, "Conv 'deep': input 2352 is not an image"),
+    ],
+)
+def test_a_layer_that_does_not_fit_is_named_with_the_shapes(layer, shape, message):
+    with pytest.raises(ShapeError, match=message):
+        layer.output_shape(shape)
+
+
+def test_network_refuses_names_used_twice():
+    with pytest.raises(ShapeError, match="network n: two layers share the parameter name d_weight, d_bias"):
+        Network("n", chain(Flatten(), Dense("d", 4), Dense("d", 4)), (1, 2, 2), 4)
+
+
+def test_network_refuses_an_output_that_is_not_one_logit_per_class():
+    with pytest.raises(ShapeError, match=r"network n: output is 4, expected \(3,\), one logit per class"):
+        Network("n", chain(Flatten(), Dense("d", 4)), (1, 2, 2), 3)
+    with pytest.raises(ShapeError, match="network n: output is 1x2x2, expected"):
+        Network("n", chain(), (1, 2, 2), 1)
