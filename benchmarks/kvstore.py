@@ -1,0 +1,132 @@
+"""How fast gradients cross the parameter server: dmltrain against MXNet 1.9.1's `dist_sync` and gloo's all-reduce.
+
+In a step every worker pushes all keys and pulls all keys (ResNet-50's parameters as 100 arrays, 102 MB) over TCP on
+loopback. A step's time is the slower worker's, measured inside the workers; no barrier is timed. All systems' processes
+are started once and stay, blocked in their sockets, while the others have their turn (the table's `idle` column is the
+proof: cores taken then). Turns are interleaved A B A B, `--repeats` times; a ratio is the median over the pairs. Before
+each step the gradients are written anew, and each step's result is checked, both untimed. All have default settings.
+
+    python benchmarks/kvstore.py [--format table|json] [--systems dmltrain,mxnet,gloo] [--repeats 5] [--megabytes 102]
+"""
+
+import argparse
+import json
+import platform
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import machine
+from kvstore_report import report, table
+from kvstore_team import Contest, Team, TeamFailed
+from kvstore_workload import KEYS, bytes_of, shapes_of
+
+# In the order of their turns: what is compared runs one after the other.
+CONTESTS = (
+    Contest("mxnet", "sum", "MXNet dist_sync, sum only", "kvstore_mxnet.py", launcher_threads=False),
+    Contest("dmltrain", "sum", "dmltrain dist_sync, sum only", "kvstore_dmltrain.py"),
+    Contest("mxnet", "momentum", "MXNet dist_sync, momentum on server", "kvstore_mxnet.py", launcher_threads=False),
+    Contest("dmltrain", "momentum-worker", "dmltrain dist_sync, momentum on workers", "kvstore_dmltrain.py"),
+    Contest("dmltrain", "momentum-server", "dmltrain dist_sync, momentum on server", "kvstore_dmltrain.py"),
+    Contest("gloo", "tensors", "gloo all-reduce, 100 tensors", "kvstore_gloo.py", servers=False),
+    Contest("gloo", "flat", "gloo all-reduce, one flat tensor", "kvstore_gloo.py", servers=False),
+)
+SYSTEMS = {"dmltrain": "dmltrain", "mxnet": "mxnet", "gloo": "torch"}  # name -> distribution it needs
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--format", choices=["table", "json"], default="table")
+    parser.add_argument("--systems", default=",".join(SYSTEMS), help="comma-separated, of %(default)s")
+    parser.add_argument("--repeats", type=int, default=5, help="blocks of each contest (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=10, help="timed steps of a block (default %(default)s)")
+    parser.add_argument("--warm-up", type=int, default=3, help="untimed steps before them (default %(default)s)")
+    parser.add_argument("--megabytes", type=float, help=f"size of the {KEYS} keys (default ResNet-50's 102)")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--servers", type=int, default=1)
+    parser.add_argument("--mxnet-call", choices=["keys", "lists", "pushpull"], default="lists", help="its use of keys")
+    arguments = parser.parse_args(argv)
+    arguments.systems = arguments.systems.split(",")
+    for name in arguments.systems:
+        if name not in SYSTEMS:
+            parser.error(f"unknown system {name!r}; the systems are {', '.join(SYSTEMS)}")
+    if min(arguments.repeats, arguments.steps, arguments.workers, arguments.servers) < 1 or arguments.warm_up < 0:
+        parser.error("--repeats, --steps, --workers and --servers are at least 1, --warm-up at least 0")
+    if arguments.megabytes is not None and not arguments.megabytes > 0:
+        parser.error("--megabytes is more than 0")
+    return arguments
+
+
+def installed(distribution: str) -> str | None:
+    """Version of an installed distribution, or None; dmltrain counts as installed from a checkout too."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        if distribution != "dmltrain":
+            return None
+        import dmltrain
+
+        return getattr(dmltrain, "__version__", "checkout")
+
+
+@contextmanager
+def teams_of(arguments: argparse.Namespace) -> Iterator[list[Team]]:
+    """The started teams of all chosen contests; ends them, whatever happens."""
+    options = [] if arguments.megabytes is None else ["--megabytes", str(arguments.megabytes)]
+    teams = []
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvstore-benchmark-")))
+        for contest in (contest for contest in CONTESTS if contest.system in arguments.systems):
+            print(f"starting {contest.label}", file=sys.stderr)
+            call = ["--call", arguments.mxnet_call] if contest.system == "mxnet" else []
+            place = folder / f"{contest.system}-{contest.mode}"
+            place.mkdir()
+            teams.append(Team(contest, arguments.workers, arguments.servers, options + call, place))
+            stack.callback(teams[-1].stop)
+        yield teams
+
+
+def run(arguments: argparse.Namespace, size: int) -> tuple[list[Team], list[dict[str, float]]]:
+    """Give all teams and the machine's own measurement their turns; returns the teams and the machine's seconds."""
+    limits = []
+    with teams_of(arguments) as teams:
+        for repeat in range(arguments.repeats):
+            limits.append(machine.measure(size))
+            for team in teams:
+                team.take_turn(arguments.warm_up, arguments.steps)
+            print(f"turn {repeat + 1} of {arguments.repeats} done", file=sys.stderr)
+    return teams, limits
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the benchmark and print it; 1 if a system failed."""
+    arguments = parse(argv)
+    versions = {name: installed(distribution) for name, distribution in SYSTEMS.items()}
+    for name in [name for name in arguments.systems if versions[name] is None]:
+        print(f"kvstore.py: {name} is left out: {SYSTEMS[name]} is not installed", file=sys.stderr)
+        arguments.systems.remove(name)
+    size = bytes_of(shapes_of(arguments.megabytes))
+    try:
+        teams, limits = run(arguments, size)
+    except TeamFailed as error:
+        print(f"kvstore.py: error: {error}", file=sys.stderr)
+        return 1
+    facts = {
+        "command": shlex.join(["python", "benchmarks/kvstore.py", *(sys.argv[1:] if argv is None else argv)]),
+        "workload": {"bytes": size, "keys": KEYS, "workers": arguments.workers, "servers": arguments.servers},
+        "turns": {"repeats": arguments.repeats, "warm_up": arguments.warm_up, "steps": arguments.steps},
+        "machine": machine.describe(),
+        "versions": {"python": platform.python_version(), **versions},
+    }
+    result = report(teams, limits, facts)
+    print(json.dumps(result, indent=1) if arguments.format == "json" else table(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

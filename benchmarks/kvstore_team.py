@@ -1,0 +1,181 @@
+"""One contestant's processes in the kvstore benchmark: started once, kept idle between their blocks, ended for sure.
+
+A parameter-server job is a scheduler, servers and workers with the DMLC_* environment; a gloo job has workers only.
+The driver speaks with each worker over an inherited pipe (kvstore_loop.py); each process's output goes to a file.
+"""
+
+import json
+import os
+import secrets
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import psutil
+from kvstore_loop import PIPE_VARIABLE
+
+LOOPBACK = "127.0.0.1"
+START_DEADLINE = 120.0  # s; importing a framework in four processes on a busy machine
+BLOCK_DEADLINE = 300.0  # s
+STOP_DEADLINE = 15.0  # s
+
+
+class TeamFailed(Exception):
+    """A contestant's process ended or did not answer in time; the message has the end of its output."""
+
+
+@dataclass(frozen=True)
+class Contest:
+    """One row of the table: a system, what it does, and how its worker program is called."""
+
+    system: str  # as in --systems
+    mode: str  # the program's --mode
+    label: str
+    program: str  # file beside this one
+    servers: bool = True  # has a scheduler and servers
+    launcher_threads: bool = True  # OMP_NUM_THREADS as dmltrain-launch sets it; False: the system's own default
+
+
+@dataclass(frozen=True)
+class Block:
+    """One turn of a team."""
+
+    seconds: float  # of a step: the slower worker's, median over the steps after warm-up
+    worker_cpu_seconds: float  # of a step, all workers' together, mean
+    server_cpu_seconds: float  # of a step, all servers' together, mean
+
+
+class Team:
+    """The running processes of one contest."""
+
+    def __init__(self, contest: Contest, workers: int, servers: int, options: list[str], folder: Path) -> None:
+        self.contest = contest
+        self.folder = folder
+        program = Path(__file__).with_name(contest.program)
+        self.command = [sys.executable, str(program), "--mode", contest.mode, *options]
+        self.processes: list[tuple[str, psutil.Popen]] = []
+        self.pipes: list[Connection] = []
+        self.base = environment(contest, workers, servers, folder)
+        self.cpu_idle, self.clock_idle = 0.0, 0.0  # CPU seconds and seconds while others had their turns
+        self.blocks: list[Block] = []
+        try:
+            for role, count in (("scheduler", 1), ("server", servers), ("worker", workers)):
+                for rank in range(count if role == "worker" or contest.servers else 0):
+                    self.start(role, rank)
+            for rank in range(workers):
+                self.answer(rank, START_DEADLINE)
+        except BaseException:
+            self.stop()
+            raise
+        self.cpu_seen, self.clock_seen = self.cpu_seconds(), time.monotonic()
+
+    def start(self, role: str, rank: int) -> None:
+        """Start one process."""
+        variables = self.base | role_variables(role, rank, self.base)
+        near, far = Pipe()
+        name = f"{role}-{rank}"
+        with far, (self.folder / f"{name}.log").open("wb") as log:
+            variables[PIPE_VARIABLE] = str(far.fileno())
+            process = psutil.Popen(
+                self.command, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[far.fileno()]
+            )
+        self.processes.append((name, process))
+        if role == "worker":
+            self.pipes.append(near)
+
+    def take_turn(self, warm_up: int, steps: int) -> None:
+        """Run `warm_up` steps and then `steps` that count; adds to `blocks`."""
+        self.cpu_idle += self.cpu_seconds() - self.cpu_seen
+        self.clock_idle += time.monotonic() - self.clock_seen
+        served = self.cpu_seconds("server")
+        for pipe in self.pipes:
+            pipe.send_bytes(json.dumps({"steps": warm_up + steps}).encode())
+        answers = [json.loads(self.answer(rank, BLOCK_DEADLINE)) for rank in range(len(self.pipes))]
+        self.cpu_seen, self.clock_seen = self.cpu_seconds(), time.monotonic()
+        slower = [max(step) for step in zip(*(answer["seconds"] for answer in answers), strict=True)]
+        worked = sum(statistics.mean(answer["cpu_seconds"]) for answer in answers)
+        served = (self.cpu_seconds("server") - served) / (warm_up + steps)
+        self.blocks.append(Block(statistics.median(slower[warm_up:]), worked, served))
+
+    def answer(self, rank: int, seconds: float) -> bytes:
+        """The worker's next message; raises TeamFailed when any process of the team ends or the time is over."""
+        deadline = time.monotonic() + seconds
+        while not self.pipes[rank].poll(0.2):
+            for name, process in self.processes:
+                if process.poll() is not None:
+                    raise TeamFailed(self.complaint(name, f"ended with {process.returncode}"))
+            if time.monotonic() > deadline:
+                raise TeamFailed(self.complaint(f"worker-{rank}", f"did not answer within {seconds:.0f} s"))
+        try:
+            return self.pipes[rank].recv_bytes()
+        except EOFError:
+            raise TeamFailed(self.complaint(f"worker-{rank}", "ended")) from None
+
+    def complaint(self, name: str, what: str) -> str:
+        """Who failed, how, and the last lines of its output."""
+        tail = (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace").splitlines()[-12:]
+        return "\n  ".join([f"{self.contest.label}: {name} {what}; its last lines:", *tail])
+
+    def cpu_seconds(self, role: str = "") -> float:
+        """User and system seconds so far of the processes of one role, or of all."""
+        times = [process.cpu_times() for name, process in self.processes if name.startswith(role)]
+        return sum(each.user + each.system for each in times)
+
+    def idle_cores(self) -> float:
+        """Cores that the team kept busy while others had their turns: near 0, or the comparison is unfair."""
+        return self.cpu_idle / self.clock_idle if self.clock_idle else 0.0
+
+    def stop(self) -> None:
+        """Let the workers leave, then end whatever is left."""
+        for pipe in self.pipes:
+            pipe.close()
+        _, left = psutil.wait_procs([process for _, process in self.processes], STOP_DEADLINE if self.pipes else 0)
+        for process in left:
+            process.kill()
+        psutil.wait_procs(left)
+
+
+def environment(contest: Contest, workers: int, servers: int, folder: Path) -> dict[str, str]:
+    """What all processes of a team share."""
+    key_file = folder / "key"
+    key_file.touch(mode=0o600)
+    key_file.write_text(secrets.token_hex(32))
+    variables = dict(os.environ) | {
+        "DMLC_PS_ROOT_URI": LOOPBACK,
+        "DMLC_PS_ROOT_PORT": str(free_port()),
+        "DMLC_NODE_HOST": LOOPBACK,
+        "DMLC_NUM_WORKER": str(workers),
+        "DMLC_NUM_SERVER": str(servers),
+        "MASTER_ADDR": LOOPBACK,
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": str(workers),
+        "LOCAL_WORLD_SIZE": str(workers),
+        "DMLTRAIN_JOB": f"benchmark-{contest.system}-{contest.mode}-{os.getpid()}",
+        "DMLTRAIN_KEY_FILE": str(key_file),
+    }
+    variables.pop("OMP_NUM_THREADS", None)
+    if contest.launcher_threads:
+        variables["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // workers))
+    return variables
+
+
+def role_variables(role: str, rank: int, base: dict[str, str]) -> dict[str, str]:
+    """What differs between a team's processes."""
+    variables = {"DMLC_ROLE": role, "DMLC_TASK_ID": str(rank)}
+    if role == "worker":
+        return variables | {"DMLC_WORKER_ID": str(rank), "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    if "OMP_NUM_THREADS" in base:
+        variables["OMP_NUM_THREADS"] = "1"
+    return variables | ({"DMLC_SERVER_ID": str(rank)} if role == "server" else {})
+
+
+def free_port() -> int:
+    """A TCP port of loopback that is free now."""
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        return int(listener.getsockname()[1])
