@@ -90,7 +90,9 @@ def _crop(images: np.ndarray, samples: np.ndarray, augmentation: Augmentation, t
         inside = padded
         padded = np.full((count, channels, height + 2 * pad, width + 2 * pad), augmentation.fill, np.uint8)
         padded[:, :, pad:-pad, pad:-pad] = inside
-    places = np.lib.stride_tricks.sliding_window_view(padded, augmentation.crop, axis=(2, 3))
+    # numpy 1.26's stub knows of one axis only.
+    places = np.lib.stride_tricks.sliding_window_view(  # type: ignore[call-overload]
+        padded, augmentation.crop, axis=(2, 3))
     return places[np.arange(len(samples)), :, top, left]
 
 

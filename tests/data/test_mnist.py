@@ -67,7 +67,8 @@ def test_a_wrong_size_is_named(mnist_files, tmp_path, change):
         load(tmp_path, mnist_files)
     (tmp_path / TRAIN_IMAGES).unlink()
     write(tmp_path, {TRAIN_IMAGES + ".gz": gzip.compress(data)})
-    with pytest.raises(UserError, match=f"{TRAIN_IMAGES}.gz.*{size}"):
+    found = f"{size - 1} bytes, expected {size}" if change < 0 else f"more than the expected {size} bytes"
+    with pytest.raises(UserError, match=f"{TRAIN_IMAGES}.gz.*: {found}"):
         load(tmp_path, mnist_files)
 
 
