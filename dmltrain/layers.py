@@ -24,7 +24,8 @@ Conventions every backend must follow (they are MXNet 1.9.1's, unless said other
   `count_padding` is false. `rounding` is MXNet's `pooling_convention`: "valid" rounds the extent `(x + 2 pad - kernel)
   / stride + 1` down, "full" rounds it up (what Caffe does, and MXNet did until it got the option in 2016). With "full"
   the last window may overhang; what overhangs beyond the padding is not counted in an average. A window that would lie
-  wholly outside the input is refused, because frameworks disagree about it.
+  wholly outside the input is refused, because frameworks disagree about it. (MXNet 1.9.1's oneDNN gets the float32
+  gradient of an unpadded overhanging average wrong; its own operator, under MXNET_MKLDNN_ENABLED=0, has it right.)
 * `LocalResponseNorm`: `x / (offset + alpha / size * sum of squares over size neighbouring channels) ^ beta`.
 * `Dropout` scales what is kept by `1 / (1 - rate)` while training and does nothing otherwise.
 """

@@ -218,6 +218,18 @@ def test_relu_never_writes_on_what_others_read(first, training):
     assert torch.equal(batch, before)
 
 
+def test_branches_do_not_see_what_others_do_in_place():
+    sums = add(chain(), Relu()), add(Conv("d", 2), chain()), chain(add(chain(), Tanh()), Relu())
+    root = chain(Conv("c", 2), concat(Relu(), Tanh(), *sums), Flatten(), Dense("e", 1))
+    network = Network("n", root, (2, 3, 3), 1)
+    module, batch = built(network), images(network)
+    x = torch.conv2d(batch, module.c_weight, module.c_bias)
+    d = torch.conv2d(x, module.d_weight, module.d_bias)
+    parts = [x.relu(), x.tanh(), x + x.relu(), d + x, (x + x.tanh()).relu()]
+    expected = torch.cat(parts, 1).flatten(1) @ module.e_weight.T + module.e_bias
+    assert torch.allclose(module(batch), expected, atol=1e-6)
+
+
 def test_relu_and_addition_work_in_place_where_they_may():
     module = torch_layers.build(models.create("resnet", 20))
     used = [node.target for node in module.graph.nodes if node.op == "call_function"]
