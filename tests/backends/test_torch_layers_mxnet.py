@@ -1,8 +1,8 @@
 """The torch modules against MXNet 1.9.1 itself: the same weights give the same logits, gradients and statistics.
 
 The networks are built a second time here, as MXNet symbols, by MXNet's own operators and options. All but local
-response normalisation, which MXNet lacks there, runs in float64: in float32 a ReLU or a maximum that is nearly undecided
-may fall to different sides, and then gradients differ by percents, even between a framework's own float32 and float64.
+response normalisation, which MXNet lacks there, runs in float64: in float32 a nearly undecided ReLU or maximum may fall
+to different sides, and then gradients differ by percents, even between a framework's own float32 and float64.
 """
 
 from functools import singledispatch
@@ -17,6 +17,8 @@ mx = pytest.importorskip("mxnet", reason="mxnet is not installed: outputs are no
 
 from dmltrain import layers, models  # noqa: E402
 from dmltrain.backends import torch_layers  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
 
 EVERY_LAYER = layers.Network(
     "every-layer",
