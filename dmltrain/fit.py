@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "", description: str 
     prog = prog or os.path.basename(sys.argv[0])
     try:
         options = parse(argv, prog, description, defaults)
-        train(options, shlex.join([prog, *argv]))
+        train(options, shlex.join([sys.argv[0], *argv]))
     except (UserError, JobLost) as error:
         print(f"{prog}: error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
@@ -103,7 +103,10 @@ def prepare(options: Options, store: KVStore, command: str) -> Run:
     introduce(run, command)
     if found:
         resume(run, found)
-    log.info(record.plan(run.first_epoch, options.num_epochs - 1, batches))
+    if run.first_epoch < options.num_epochs:
+        log.info(record.plan(run.first_epoch, options.num_epochs - 1, batches))
+    else:
+        log.info("Nothing to train: %d of --num-epochs %d epochs are done", run.first_epoch, options.num_epochs)
     return run
 
 
@@ -122,8 +125,8 @@ def introduce(run: Run, command: str) -> None:
     for line in (
         f"dmltrain {dmltrain.__version__}: {command}",
         f"start with arguments {options}",
-        f"Network {network.name}: {network.num_parameters} parameters, input {'x'.join(map(str, network.input_shape))}, "
-        f"{network.num_classes} classes, {options.dtype}",
+        f"Network {network.name}: {network.num_parameters} parameters, input "
+        f"{'x'.join(map(str, network.input_shape))}, {network.num_classes} classes, {options.dtype}",
         f"Data {dataset.name}{f' in {os.path.abspath(options.data_dir)}' if options.data_dir else ''}: "
         f"{len(dataset.train)} training and {len(dataset.validation)} validation samples",
         f"Host {env.read().host_name}: {hardware.describe()}, {run.backend.describe()}",

@@ -40,7 +40,8 @@ class TorchBackend:
     the state is another network's, or a device does not exist.
     """
 
-    def __init__(self, network: Network, options: Options, store: KVStore, state: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, network: Network, options: Options, store: KVStore,
+                 state: Mapping[str, Any] | None = None) -> None:
         self._devices = [find_device(name) for name in options.device_names]
         self._top_k = options.top_k
         self._dtype = getattr(torch, options.dtype)
@@ -50,7 +51,7 @@ class TorchBackend:
         if state:
             load_weights(first, state["model"])
         self._modules = [self._placed(first, device) for device in self._devices]  # one replica on each device
-        self._forwards = [torch.compile(each) if options.compile else each for each in self._modules]
+        self._forwards = [compiled(each) if options.compile else each for each in self._modules]
         self._scale: LossScale | None = None
         self._optimizer = self._joined(options, store)
         if state:
@@ -68,8 +69,8 @@ class TorchBackend:
         inner = make_optimizer(self._modules[0], options)
         if options.dtype == "float16":
             if store.is_distributed and (on_servers or TYPES[store.type] != "dist_sync"):
-                raise UserError("--dtype float16 scales the loss, which needs the optimizer on the workers: use it with "
-                                "--kv-store dist_sync, or use --dtype bfloat16")
+                raise UserError("--dtype float16 scales the loss, which needs the optimizer on the workers: use "
+                                "--kv-store dist_sync with it, or --dtype bfloat16")
             self._scale = LossScale(inner, self._devices[0])
         return torch_distributed.distribute(self._modules[0], inner, store, average=False,
                                             overlap=len(self._modules) == 1, update_on_kvstore=on_servers)
@@ -241,6 +242,22 @@ def image_layout(network: Network, name: str) -> torch.memory_format:
     """channels_last pays where there are convolutions; a network that only flattens its images undoes it at once."""
     convolves = any(isinstance(step.layer, Conv) for step in network.steps)
     return torch.channels_last if name == "channels_last" and convolves else torch.contiguous_format
+
+
+def compiled(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    """torch.compile, whose work happens, and can fail, at the first call."""
+    from torch._dynamo.exc import TorchDynamoException  # a second of imports, for those who compile
+
+    forward = torch.compile(module)
+
+    def call(images: torch.Tensor) -> torch.Tensor:
+        try:
+            return forward(images)
+        except TorchDynamoException as error:
+            raise UserError(f"--compile: {str(error).splitlines()[0][:200]}; on a CPU torch.compile needs a C++ "
+                            "compiler such as g++; train without --compile where it fails") from error
+
+    return call
 
 
 def make_optimizer(module: nn.Module, options: Options) -> torch.optim.Optimizer:

@@ -1,0 +1,345 @@
+"""Training programs as users run them: their logs, exit codes, checkpoints and exact repetition."""
+
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dmltrain import checkpoint, fit
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples"
+DIGITS = {"dataset": "digits", "network": "mlp", "batch_size": 32, "disp_batches": 10, "kv_store": "local"}
+RESNET = ["--network", "resnet", "--num-layers", "8", "--batch-size", "64"]
+STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} Node\[(\d+)\] "
+
+
+class Log:
+    """What a program wrote, by line."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def values(self, name: str, node: int = 0) -> list[str]:
+        """The values of `Epoch[k] name=value` of one worker, in order."""
+        return re.findall(rf"Node\[{node}\] Epoch\[\d+\] {re.escape(name)}=(\S+)", self.text)
+
+    def digest(self, node: int = 0) -> str:
+        return re.search(rf"Node\[{node}\] Final weights sha256=([0-9a-f]{{64}})", self.text)[1]
+
+    def results(self, node: int = 0) -> list[tuple[str, ...]]:
+        """All that two equal runs have in common: metrics with their epochs and batches, and the last digest."""
+        found = re.findall(rf"Node\[{node}\] (Epoch\[\d+\]) (Train-\S+|Validation-\S+|Batch \[\d+\])(?:.*?\t(acc.*))?",
+                           self.text)
+        return [*found, (self.digest(node),)]
+
+
+@pytest.fixture
+def run(capfd):
+    def run_here(*words: str, code: int = 0) -> Log:
+        """The program in this process, where torch is imported already."""
+        found = fit.main([str(word) for word in words], prog="train", defaults=DIGITS)
+        text = capfd.readouterr().err
+        assert found == code, text
+        assert "Traceback" not in text
+        return Log(text)
+
+    return run_here
+
+
+# -- the log ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_lines_say_everything_needed_to_repeat_the_run(run):
+    text = run("--num-epochs", 1, "--seed", 7).text
+    head = text[:text.index("Training epochs")]
+    for essential in ("dmltrain 0.", "mlp: 17226 parameters", "input 1x8x8", "10 classes", "float32", "1437 training",
+                      "360 validation", "1 x cpu, 1 workers, local", "Batch 32 per worker", "seed 7", "torch ",
+                      "threads", "GiB memory", "num_epochs=1", socket.gethostname()):
+        assert essential in head, essential
+    assert "Training epochs 0 to 0, 45 batches each\n" in text
+    assert all(re.match(STAMP, line) for line in text.splitlines())
+
+
+def test_an_epochs_lines(run):
+    log = run("--num-epochs", 2, "--top-k", 3, "--lr-step-epochs", 1, "--lr", 0.05)
+    names = ("accuracy", "top_k_accuracy_3", "cross-entropy")
+    for name in [f"{kind}-{each}" for kind in ("Train", "Validation") for each in names]:
+        assert len(log.values(name)) == 2, name
+    for name in ("Time cost", "Speed", "Memory", "Sent", "Received"):
+        assert len(log.values(name)) == 2 and all(float(value) >= 0 for value in log.values(name)), name
+    assert [float(value) for value in log.values("Learning-rate")] == [0.05, pytest.approx(0.005)]
+    assert float(log.values("Validation-accuracy")[1]) > 0.85
+    batches = re.findall(r"Epoch\[1\] Batch \[(\d+)\]\tSpeed: [\d.]+ samples/sec\taccuracy=([\d.]+)\t", log.text)
+    assert [int(number) for number, _ in batches] == [10, 20, 30, 40]
+
+
+def test_nothing_left_to_train(run):
+    assert "Nothing to train: 0 of --num-epochs 0" in run("--num-epochs", 0).text
+
+
+# -- the same again ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [RESNET, [*RESNET, "--devices", "cpu:2", "--optimizer", "adam"]], ids=" ".join)
+def test_the_same_command_gives_the_same_run(run, words):
+    first, second = (run(*words, "--num-epochs", 2, "--num-examples", 300) for _ in range(2))
+    assert first.results() == second.results() and len(first.results()) > 6
+    assert run(*words, "--num-epochs", 2, "--num-examples", 300, "--seed", 1).digest() != first.digest()
+
+
+@pytest.mark.parametrize("words", [
+    RESNET, ["--optimizer", "adam"], [*RESNET, "--devices", "cpu:2"], ["--dtype", "float16"],
+    ["--warmup-epochs", "2", "--lr-step-epochs", "2"]], ids=" ".join)
+def test_a_resumed_run_is_the_unbroken_one(run, tmp_path, words):
+    words = [*words, "--num-examples", 300, "--model-prefix", tmp_path / "m"]
+    whole = run(*words, "--num-epochs", 3)
+    kept = checkpoint.path(tmp_path / "m", 3).read_bytes()
+    checkpoint.path(tmp_path / "m", 3).unlink()
+    resumed = run(*words, "--num-epochs", 3, "--load-epoch", 1)
+    assert resumed.results() == [each for each in whole.results() if each[0] != "Epoch[0]"]
+    assert "Loaded checkpoint of epoch 1\n" in resumed.text
+    assert len(kept) == len(checkpoint.path(tmp_path / "m", 3).read_bytes())
+
+
+def test_what_changed_since_the_checkpoint_is_said(run, tmp_path):
+    run("--num-epochs", 1, "--model-prefix", tmp_path / "m")
+    log = run("--num-epochs", 2, "--model-prefix", tmp_path / "m", "--load-epoch", 1, "--batch-size", 16, "--seed", 3)
+    assert "changed since: seed 0 -> 3, batch_size 32 -> 16\n" in log.text
+
+
+# -- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words, essentials", [
+    (["--nonsense", "1"], ["unknown option --nonsense", "--num-epochs"]),
+    (["--network", "nonsense"], ["nonsense", "lenet, mlp, resnet"]),
+    (["--network", "resnet", "--num-layers", "21"], ["21", "20, 32, 44"]),
+    (["--dataset", "nonsense"], ["nonsense", "cifar10, digits, mnist, synthetic"]),
+    (["--kv-store", "nonsense"], ["nonsense", "dist_sync", "local"]),
+    (["--kv-store", "dist_sync"], ["dist_sync", "dmltrain-launch", "--kv-store local"]),
+    (["--batch-size", "2000"], ["--batch-size 2000", "1437"]),
+    (["--num-examples", "9999"], ["--num-examples 9999", "1437"]),
+    (["--top-k", "11"], ["--top-k 11", "10 classes"]),
+    (["--image-shape", "3,32,32"], ["3,32,32", "1,8,8"]),
+    (["--dataset", "cifar10", "--data-dir", "/nonexistent"], ["/nonexistent"]),
+    (["--model-prefix", "/dev/null/m"], ["--model-prefix /dev/null/m"]),
+    (["--model-prefix", "/nonexistent/m", "--load-epoch", "3"], ["/nonexistent"]),
+])
+def test_a_mistake_is_explained(run, words, essentials):
+    text = run(*words, code=2).text
+    assert text.startswith("train: error: ") and text.count("\n") == 1
+    for essential in essentials:
+        assert essential in text
+
+
+def test_checkpoints_that_do_not_fit(run, tmp_path):
+    words = ["--model-prefix", tmp_path / "m", "--num-epochs", 2]
+    run("--num-epochs", 1, *words[:2])
+    target = checkpoint.path(tmp_path / "m", 1)
+    text = run(*words, "--load-epoch", 7, code=2).text
+    assert "no checkpoint" in text and "m-0007.pt" in text and "m-0001.pt" in text
+    text = run(*words, "--load-epoch", 1, *RESNET, code=2).text
+    assert "network 'mlp', expected 'resnet-8'" in text
+    text = run(*words, "--load-epoch", 1, "--optimizer", "adam", code=2).text
+    assert "optimizer 'sgd', expected 'adam'" in text
+    target.write_bytes(target.read_bytes()[:-100])
+    assert "damaged or cut short" in run(*words, "--load-epoch", 1, code=2).text
+
+
+LIMITED = """
+import resource, signal, sys
+from dmltrain import fit
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (50000, 50000))
+sys.exit(fit.main(prog="train", defaults={"dataset": "digits", "network": "mlp"}))
+"""
+
+
+def test_no_room_for_a_checkpoint_ends_the_run_and_keeps_the_previous_one(run, tmp_path):
+    """A limit on file sizes stops the write half way, as a full disk does."""
+    words = ["--kv-store", "local", "--model-prefix", str(tmp_path / "m")]
+    run(*words, "--num-epochs", 1)
+    kept = checkpoint.path(tmp_path / "m", 1).read_bytes()
+    done = subprocess.run([sys.executable, "-c", LIMITED, *words, "--num-epochs", "2", "--load-epoch", "1"],
+                          capture_output=True, text=True, timeout=120, env=environment())
+    assert done.returncode == 2, done.stderr
+    assert "m-0002.pt" in done.stderr and "File too large" in done.stderr and "Traceback" not in done.stderr
+    assert os.listdir(tmp_path) == ["m-0001.pt"] and checkpoint.path(tmp_path / "m", 1).read_bytes() == kept
+
+
+# -- processes --------------------------------------------------------------------------------------------------------
+
+
+def environment(**more: str) -> dict[str, str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("DMLC_", "DMLTRAIN_"))}
+    return {**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
+
+
+class Job:
+    """A scheduler, servers and workers of one program on this machine; their standard errors are in files."""
+
+    def __init__(self, folder: Path, workers: int, servers: int, *command: object) -> None:
+        folder.mkdir()
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        key = folder / "key"
+        key.write_text(secrets.token_hex(32))
+        self.folder = folder
+        self.base = environment(
+            DMLC_NUM_WORKER=str(workers), DMLC_NUM_SERVER=str(servers), DMLC_PS_ROOT_URI="127.0.0.1",
+            DMLC_PS_ROOT_PORT=str(port), DMLC_NODE_HOST="127.0.0.1", DMLTRAIN_JOB="test", DMLTRAIN_KEY_FILE=str(key))
+        self.command = [sys.executable, *map(str, command)]
+        counts = {"scheduler": 1, "server": servers, "worker": workers}
+        self.processes = {(role, index): self.start(role, index)
+                          for role, count in counts.items() for index in range(count)}
+
+    def start(self, role: str, index: int) -> subprocess.Popen:
+        own = {"DMLC_ROLE": role, "DMLC_TASK_ID": str(index), f"DMLC_{role.upper()}_ID": str(index)}
+        with open(self.folder / f"{role}-{index}", "wb") as file:
+            return subprocess.Popen(self.command, env={**self.base, **own}, stderr=file)
+
+    def text(self, role: str = "worker", index: int = 0) -> str:
+        return (self.folder / f"{role}-{index}").read_text()
+
+    def log(self, worker: int = 0) -> Log:
+        return Log(self.text("worker", worker))
+
+    def wait_for(self, pattern: str, seconds: float = 60) -> None:
+        """Until worker 0 has written it."""
+        end = time.monotonic() + seconds
+        while not re.search(pattern, self.text()):
+            assert time.monotonic() < end and self.processes["worker", 0].poll() is None, self.text()
+            time.sleep(0.02)
+
+    def codes(self, seconds: float = 120) -> dict[tuple[str, int], int]:
+        end = time.monotonic() + seconds
+        return {name: process.wait(max(0.1, end - time.monotonic())) for name, process in self.processes.items()}
+
+
+@contextmanager
+def job(folder: Path, workers: int, servers: int, *command: object):
+    made = Job(folder, workers, servers, *command)
+    try:
+        yield made
+    finally:
+        for process in made.processes.values():
+            process.kill()
+            process.wait()
+
+
+def finished(folder: Path, workers: int, servers: int, *words: object) -> list[Log]:
+    """The logs of all workers of a job that ends well."""
+    with job(folder, workers, servers, EXAMPLES / "train_digits.py", *words) as running:
+        codes = running.codes()
+        assert set(codes.values()) == {0}, (codes, running.text())
+        return [running.log(worker) for worker in range(workers)]
+
+
+SYNC = ["--kv-store", "dist_sync", "--batch-size", "32", "--num-examples", "300"]
+
+
+def test_synchronous_workers_agree_and_repeat_and_resume(tmp_path):
+    """300 samples over 2 workers and batches of 32: the last step has 22 each."""
+    words = [*SYNC, "--num-epochs", 3, "--model-prefix", tmp_path / "m"]
+    first = finished(tmp_path / "first", 2, 2, *words)
+    assert first[0].digest(0) == first[1].digest(1)
+    assert first[0].values("Validation-accuracy", 0) == first[1].values("Validation-accuracy", 1) != []
+    assert first[0].values("Train-accuracy", 0) != first[1].values("Train-accuracy", 1)
+    assert all(int(value) > 4 * 77819 for value in first[0].values("Sent"))
+    resumed = finished(tmp_path / "resumed", 2, 2, *words, "--load-epoch", 2)
+    for rank in (0, 1):
+        assert resumed[rank].results(rank) == [each for each in first[rank].results(rank)
+                                               if each[0] not in ("Epoch[0]", "Epoch[1]")]
+
+
+def test_workers_with_unequal_and_empty_parts_make_the_steps_of_one_process(tmp_path, run):
+    """97 samples, 3 workers, batches of 32: in the last step only worker 0 has a sample."""
+    import torch
+
+    words = ["--network", "mlp", "--num-examples", 97, "--num-epochs", 2, "--lr", 0.05]
+    finished(tmp_path / "three", 3, 1, *words, "--kv-store", "dist_sync", "--batch-size", 32,
+             "--model-prefix", tmp_path / "three" / "m")
+    run(*words, "--batch-size", 96, "--model-prefix", tmp_path / "one")
+    three, one = (torch.load(checkpoint.path(prefix, 2), weights_only=True)["state"]["model"]
+                  for prefix in (tmp_path / "three" / "m", tmp_path / "one"))
+    for name, value in one.items():
+        difference = np.abs(three[name].numpy() - value.numpy()).max() / np.abs(value.numpy()).max()
+        assert difference < 1e-5, name
+
+
+@pytest.mark.parametrize("words", [
+    ["--kv-store", "dist_async"], ["--kv-store", "dist_ssp", "--staleness", "1"],
+    ["--kv-store", "dist_sync", "--update-on-kvstore", "1"]], ids=" ".join)
+def test_the_optimizer_on_the_servers_learns(tmp_path, words):
+    words = [*words, "--network", "mlp", "--lr", 0.02]
+    logs = finished(tmp_path / "job", 2, 1, *words, "--num-epochs", 5, "--model-prefix", tmp_path / "m")
+    assert float(logs[0].values("Validation-accuracy", 0)[-1]) > 0.85
+    assert logs[0].values("Validation-accuracy", 0) == logs[1].values("Validation-accuracy", 1)
+    assert logs[0].digest(0) == logs[1].digest(1)
+    assert bool(logs[0].values("Staleness")) == ("dist_sync" not in words)
+    if "dist_async" in words:
+        resumed = finished(tmp_path / "resumed", 2, 1, *words, "--num-epochs", 6, "--model-prefix", tmp_path / "m",
+                           "--load-epoch", 5)
+        assert float(resumed[0].values("Validation-accuracy", 0)[-1]) > 0.85
+
+
+@pytest.mark.parametrize("role", ["scheduler", "server"])
+def test_servers_that_are_not_needed_leave_at_once_without_torch(role):
+    program = ("import sys\nfrom dmltrain import fit\ntry:\n    fit.main(['--kv-store', 'local'], prog='train')\n"
+               "except SystemExit as end:\n    print(end.code, 'torch' in sys.modules)")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60,
+                          env=environment(DMLC_ROLE=role, DMLC_NUM_WORKER="1", DMLC_NUM_SERVER="1"))
+    assert done.stdout == "0 False\n", done.stderr
+
+
+def test_no_servers_for_dist_sync(tmp_path):
+    with job(tmp_path / "job", 1, 0, EXAMPLES / "train_digits.py", "--kv-store", "dist_sync") as running:
+        assert running.processes["worker", 0].wait(60) == 2
+        text = running.text()
+    assert text.startswith("train_digits.py: error: ") and "-s 0" in text and "Traceback" not in text
+
+
+def test_a_lost_server_ends_the_workers_with_75_and_no_traceback(tmp_path):
+    with job(tmp_path / "job", 2, 1, EXAMPLES / "train_digits.py", *SYNC, "--num-epochs", 100000) as running:
+        running.wait_for(r"Epoch\[0\] Validation-accuracy")
+        running.processes["server", 0].kill()
+        killed = time.monotonic()
+        for rank in (0, 1):
+            assert running.processes["worker", rank].wait(15) == 75, running.text("worker", rank)
+            assert "train_digits.py: error: " in running.text("worker", rank)
+            assert "Traceback" not in running.text("worker", rank)
+        assert time.monotonic() - killed < 10
+
+
+def test_interrupted(tmp_path):
+    command = [sys.executable, EXAMPLES / "train_digits.py", "--kv-store", "local", "--num-epochs", "100000"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment()) as process:
+        for line in process.stderr:
+            if "Validation-accuracy" in line:
+                process.send_signal(signal.SIGINT)
+                break
+        rest = process.stderr.read()
+        assert process.wait(30) == 130
+    assert "train_digits.py: interrupted\n" in rest and "Traceback" not in rest
+
+
+@pytest.mark.parametrize("program, data, words", [
+    ("train_mnist.py", "mnist", []),
+    ("train_cifar10.py", "cifar10", ["--num-layers", "8", "--batch-size", "64"])])
+def test_real_data(real_data, program, data, words):
+    done = subprocess.run([sys.executable, EXAMPLES / program, "--kv-store", "local", "--data-dir", real_data / data,
+                           "--num-examples", "1280", "--num-epochs", "1", *words], capture_output=True, text=True,
+                          timeout=200, env=environment())
+    assert done.returncode == 0, done.stderr
+    assert float(Log(done.stderr).values("Train-accuracy")[0]) > 0.15
+    assert "10000 validation samples" in done.stderr
