@@ -20,6 +20,7 @@ from launch.session import Connect, Session
 from launch.supervise import FAULT_CODE, Supervisor
 
 NAME = "dmltrain-launch"
+IMPATIENT_SECONDS = 2.0  # how long who sent a signal waits for a terminal that stands still
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -64,16 +65,15 @@ def run(supervisor: Supervisor, connect: Connect, options: Options, folder: LogF
     output = Output(folder, names, make_display(options, names))
     try:
         Session(supervisor, connect, output, on_all_started=record).run(folder.path)
+        code, lines = supervisor.exit_code, report.failure(supervisor, output.last_lines, path)
+        try:
+            record(time.time())
+        except LaunchError as error:
+            code, lines = code or FAULT_CODE, [*lines, f"error: {error}"]
     finally:
-        output.close()
-    for line in report.failure(supervisor, output.last_lines, path):
+        output.close(IMPATIENT_SECONDS if supervisor.interrupted else None)
+    for line in lines:
         say(line if line.startswith(" ") else f"{NAME}: {line}")
-    code = supervisor.exit_code
-    try:
-        record(time.time())
-    except LaunchError as error:
-        say(f"{NAME}: error: {error}")
-        code = code or FAULT_CODE
     say(report.last_line(supervisor))
     return code
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 
@@ -11,7 +10,7 @@ from rich.live import Live as Screen
 from rich.table import Table
 from rich.text import Text
 
-from launch.output import LOCK_SECONDS, tag
+from launch.output import tag
 from launch.progress import Progress
 
 REFRESHES_PER_SECOND = 2
@@ -23,7 +22,6 @@ class Live:
     def __init__(self, names: Sequence[str], console: Console | None = None):
         self._names = names
         self._workers = {task: Progress() for task, name in enumerate(names) if name.startswith("worker-")}
-        self._lock = threading.Lock()
         self._console = console or Console(highlight=False, soft_wrap=True)
         self._screen = Screen(
             console=self._console,
@@ -42,13 +40,10 @@ class Live:
         if others:
             prefix = tag(self._names[task], task)
             text = b"\n".join(prefix + line for line in others).decode(errors="replace")
-            with self._lock:
-                self._console.print(Text.from_ansi(text))
+            self._console.print(Text.from_ansi(text))
 
     def close(self) -> None:
-        if self._lock.acquire(timeout=LOCK_SECONDS):
-            self._screen.stop()
-            self._lock.release()
+        self._screen.stop()
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False)

@@ -25,7 +25,7 @@ from launch.output import Output
 from launch.supervise import SILENCE_SECONDS, Action, Recover, Send, Supervisor
 
 BEAT_SECONDS = 2.0
-READER_SECONDS = 2.0  # for the last output to reach a terminal
+READER_SECONDS = 2.0  # for the last output to reach the logs
 KEY_BYTES = 32
 Connect = Callable[[Host, str], Channel]  # opens a channel to a new agent for the job of that mark
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -53,6 +53,8 @@ class Session:
                 while not self.supervisor.over:
                     event = self._next()
                     self._do(self.supervisor.handle(event, time.monotonic()))
+                    if self.supervisor.ending:
+                        self.output.hurry()
                     if isinstance(event, Started) and self.supervisor.started:
                         self._tell_started()
             finally:

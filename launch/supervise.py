@@ -109,7 +109,7 @@ class Supervisor:
         self.left: dict[str, tuple[int, ...] | None] = {}  # by host; None when nobody could look
         self._ready: dict[str, Ready] = {}
         self._recovering: set[str] = set()
-        self._ending = False
+        self.ending = self.interrupted = False
         # times at which something is due
         self._timeout_at = self._suspect_at = self._finish_at = self._give_up_at = math.inf
 
@@ -179,7 +179,7 @@ class Supervisor:
     def _prepared(self, event: Ready) -> list[Action]:
         """When the last host is ready the ports are known, and every process can be told all it needs."""
         self._ready[event.host] = event
-        if self._ending or self._ready.keys() != self.hosts.keys():
+        if self.ending or self._ready.keys() != self.hosts.keys():
             return []
         ports: dict[str, int] = {}
         for ready in self._ready.values():
@@ -204,8 +204,8 @@ class Supervisor:
         return {"do": "start", "unset": OWNED, "tasks": rows}
 
     def _exited(self, process: Process, code: int, now: float) -> list[Action]:
-        process.code, process.ended_by_us = code, self._ending
-        if self._ending:
+        process.code, process.ended_by_us = code, self.ending
+        if self.ending:
             return []
         done = all(each.code == 0 for each in self.processes if each.task.role == WORKER)
         if code == LOST_A_PEER and not done:
@@ -246,7 +246,8 @@ class Supervisor:
         return [Recover(event.host), *actions]
 
     def _interrupted(self, number: int, now: float) -> list[Action]:
-        if not self._ending:
+        self.interrupted = True
+        if not self.ending:
             return self._fail(Cause(128 + number, f"the launcher got {signal_name(number)}"), now)
         self.grace = 0.0
         return self._end(now)
@@ -268,11 +269,11 @@ class Supervisor:
 
     def _fail(self, cause: Cause, now: float) -> list[Action]:
         self.cause = self.cause or cause
-        return [] if self._ending else self._end(now)
+        return [] if self.ending else self._end(now)
 
     def _end(self, now: float) -> list[Action]:
         """Ask every agent to end the job's processes; again, to hurry."""
-        self._ending = True
+        self.ending = True
         self._timeout_at = self._suspect_at = self._finish_at = math.inf
         self._give_up_at = now + self._patience
         asked = [name for name in self.hosts if name not in self.left and name not in self._recovering]

@@ -1,0 +1,169 @@
+"""`launcher`: starts dmltrain-launch as a user does, in a folder of its own, and checks that nothing survives a test."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DEADLINE = 30.0  # s; for what takes a fraction of a second on an idle machine
+
+
+def wait_for(condition: Callable[[], object], what: str, seconds: float = DEADLINE) -> object:
+    """What `condition` returns once it is true; fails after `seconds`, saying what did not happen."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.01)
+    pytest.fail(f"not within {seconds} s: {what}")
+
+
+def carriers(*entries: str) -> dict[int, str]:
+    """pid -> command line of the living processes that have one of `entries` (NAME=value) in their environment."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            environ = (folder / "environ").read_bytes().split(b"\0")
+            state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+            if any(entry.encode() in environ for entry in entries) and state not in "ZX":
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ")
+                found[int(folder.name)] = command.decode(errors="replace")
+        except OSError:
+            continue
+    return found
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: bytes
+    err: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"exit code {self.code} after {self.seconds:.1f} s\n{self.out.decode(errors='replace')}\n{self.err}"
+
+
+class Launched:
+    """A running dmltrain-launch."""
+
+    def __init__(self, arguments: list[str], folder: Path, logs: Path, **popen: object):
+        self.folder, self.logs, self.began = folder, logs, time.monotonic()
+        self.out, self.err = folder / "out", folder / "err"
+        command = [sys.executable, "-m", "launch.cli", *arguments]
+        options = {"stdout": self.out.open("wb"), **popen}
+        self.process = subprocess.Popen(
+            command, cwd=folder, stdin=subprocess.DEVNULL, stderr=self.err.open("wb"), **options
+        )
+
+    @property
+    def record(self) -> dict:
+        return json.loads((self.logs / "job.json").read_text())
+
+    @property
+    def mark(self) -> str:
+        wait_for((self.logs / "job.json").exists, f"job.json; {self.err.read_text()}")
+        return self.record["mark"]
+
+    def log(self, name: str) -> bytes:
+        path = self.logs / f"{name}.log"
+        return path.read_bytes() if path.exists() else b""
+
+    def pid(self, role: str, rank: int = 0) -> int:
+        """The pid of a process, once the launcher has recorded it."""
+
+        def recorded() -> int:
+            if not (self.logs / "job.json").exists():
+                return 0
+            rows = self.record["processes"]
+            return next(row["pid"] or 0 for row in rows if (row["role"], row["rank"]) == (role, rank))
+
+        return wait_for(recorded, f"pid of {role} {rank} in job.json; {self.err.read_text()}")
+
+    def agent(self) -> int:
+        found = wait_for(lambda: carriers(f"DMLTRAIN_AGENT={self.mark}"), "an agent")
+        return next(iter(found))
+
+    def wait_ready(self, *names: str) -> None:
+        """Until each process has printed the word ready."""
+        for name in names:
+            wait_for(lambda name=name: b"ready" in self.log(name), f"{name} ready; {self.err.read_text()}")
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, seconds: float = DEADLINE) -> Result:
+        """The end of the launcher; `Result.seconds` count from the call."""
+        began = time.monotonic()
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            said = f"{self.out.read_bytes()[-2000:]!r} {self.err.read_text()}"
+            pytest.fail(f"the launcher has not ended within {seconds} s: {said}")
+        out = self.out.read_bytes()
+        return Result(self.process.returncode, out, self.err.read_text(), time.monotonic() - began)
+
+    def left(self) -> dict[int, str]:
+        if not (self.logs / "job.json").exists():
+            return {}
+        return carriers(f"DMLTRAIN_JOB={self.mark}", f"DMLTRAIN_AGENT={self.mark}")
+
+    def end(self) -> None:
+        """Kill what a failing test has left."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for pid in self.left():
+            os.kill(pid, signal.SIGKILL)
+
+
+class Launcher:
+    def __init__(self, folder: Path):
+        self.folder, self.launched = folder, []
+        self.environment = dict(os.environ, PYTHONPATH=str(ROOT), TMPDIR=str(folder / "tmp"))
+        (folder / "tmp").mkdir()
+
+    def script(self, text: str, name: str = "program.py") -> Path:
+        path = self.folder / name
+        path.write_text(text)
+        return path
+
+    def start(self, *arguments: object, logs: str = "logs", **popen: object) -> Launched:
+        words = ["--log-dir", str(self.folder / logs), *map(str, arguments)]
+        environment = {**self.environment, **popen.pop("env", {})}
+        self.launched.append(Launched(words, self.folder, self.folder / logs, env=environment, **popen))
+        return self.launched[-1]
+
+    def run(self, *arguments: object, **popen: object) -> Result:
+        return self.start(*arguments, **popen).wait()
+
+    def log(self, name: str) -> bytes:
+        return self.launched[-1].log(name)
+
+    @property
+    def record(self) -> dict:
+        return self.launched[-1].record
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[Launcher]:
+    made = Launcher(tmp_path)
+    yield made
+    try:
+        for launched in made.launched:
+            assert not launched.left(), f"left: {launched.left()}"
+        assert not list((tmp_path / "tmp").iterdir()), "the private folder is left"
+    finally:
+        for launched in made.launched:
+            launched.end()

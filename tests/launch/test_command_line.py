@@ -1,0 +1,464 @@
+"""dmltrain-launch as users call it: what reaches the processes, what comes back, where it is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+DUMP = """
+import json, os, sys
+path = f"dump-{os.environ['DMLC_ROLE']}-{os.environ['DMLC_TASK_ID']}.json"
+environment = {name: os.fsencode(value).hex() for name, value in os.environ.items()}
+json.dump({"argv": [os.fsencode(word).hex() for word in sys.argv], "environment": environment}, open(path, "w"))
+"""
+AWKWARD = ["a b", "it's", 'say "x"', "$HOME", "$(id)", "`id`", "a;b", "a\nb", "größe", "", "-n", "7", "--", "*", "\\"]
+AWKWARD += ["\udcff"]  # a byte that is not UTF-8
+
+
+def dumped(launcher, name: str) -> dict:
+    found = json.loads((launcher.folder / f"dump-{name}.json").read_text())
+    return {
+        "argv": [os.fsdecode(bytes.fromhex(word)) for word in found["argv"]],
+        "environment": {key: os.fsdecode(bytes.fromhex(value)) for key, value in found["environment"].items()},
+    }
+
+
+def test_arguments_and_environment_arrive_unchanged_in_every_role(launcher):
+    script = launcher.script(DUMP)
+    values = [word for word in AWKWARD if word]
+    settings = [part for index, value in enumerate(values) for part in ("--env", f"X{index}={value}")]
+    result = launcher.run("-n", 2, "-s", 1, *settings, script, *AWKWARD)
+    assert result.code == 0, result
+    for name in ("scheduler-0", "server-0", "worker-0", "worker-1"):
+        found = dumped(launcher, name)
+        assert found["argv"][1:] == AWKWARD
+        assert [found["environment"][f"X{index}"] for index in range(len(values))] == values
+
+
+def test_a_latin_1_locale_changes_no_byte(launcher):
+    script = launcher.script(DUMP)
+    environment = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    result = launcher.run("-n", 1, "-s", 0, "--env", "X=größe", script, "größe", env=environment)
+    assert result.code == 0, result
+    found = dumped(launcher, "worker-0")
+    assert found["argv"][1:] == ["größe"]
+    assert found["environment"]["X"] == "größe"
+
+
+def test_what_comes_after_the_program_is_the_programs(launcher):
+    """dmlc's tracker takes `train.py -n 7` for seven workers."""
+    script = launcher.script(DUMP)
+    assert launcher.run("-n", 2, "-s", 0, script, "-n", "7", "--timeout", "0.001", "--help").code == 0
+    assert dumped(launcher, "worker-1")["argv"] == [str(script), "-n", "7", "--timeout", "0.001", "--help"]
+    assert not (launcher.folder / "dump-worker-2.json").exists()
+
+
+@pytest.mark.parametrize("before", [[], ["--"], [sys.executable], ["env", "A=b", sys.executable]])
+def test_a_script_bare_or_with_its_interpreter(launcher, before):
+    script = launcher.script(DUMP)
+    assert launcher.run("-n", 1, "-s", 0, *before, script, "x").code == 0
+    assert dumped(launcher, "worker-0")["argv"][1:] == ["x"]
+
+
+def test_the_environment_tells_each_process_its_place(launcher):
+    script = launcher.script(DUMP)
+    inherited = {"RANK": "9", "DMLC_ROLE": "x"}
+    result = launcher.run("-n", 2, "--num-servers=2", "--env", "OMP_NUM_THREADS=3", script, env=inherited)
+    assert result.code == 0, result
+    names = "scheduler-0", "server-1", "worker-1"
+    scheduler, server, worker = (dumped(launcher, name)["environment"] for name in names)
+    for each in (scheduler, server, worker):
+        assert each["DMLC_NUM_WORKER"] == each["DMLC_NUM_SERVER"] == "2"
+        assert each["DMLC_PS_ROOT_URI"] == each["DMLC_NODE_HOST"] == "127.0.0.1"
+        assert each["DMLC_PS_ROOT_PORT"] == scheduler["DMLC_PS_ROOT_PORT"]
+        assert each["DMLTRAIN_JOB"] == launcher.launched[-1].mark
+        assert each["OMP_NUM_THREADS"] == "3"
+    assert (scheduler["DMLC_ROLE"], server["DMLC_ROLE"], worker["DMLC_ROLE"]) == ("scheduler", "server", "worker")
+    assert server["DMLC_SERVER_ID"] == worker["DMLC_WORKER_ID"] == worker["RANK"] == worker["LOCAL_RANK"] == "1"
+    assert worker["WORLD_SIZE"] == worker["LOCAL_WORLD_SIZE"] == "2"
+    assert worker["MASTER_ADDR"] == "127.0.0.1"
+    assert worker["MASTER_PORT"] not in ("0", worker["DMLC_PS_ROOT_PORT"])
+    assert "RANK" not in server, "an inherited RANK is nobody's"
+
+
+def test_without_servers_there_is_no_scheduler(launcher):
+    script = launcher.script(DUMP)
+    assert launcher.run("-n", 1, "-s", 0, script).code == 0
+    assert [row["role"] for row in launcher.record["processes"]] == ["worker"]
+    assert "DMLC_PS_ROOT_URI" not in dumped(launcher, "worker-0")["environment"]
+
+
+def test_settings_for_one_role(launcher):
+    script = launcher.script(DUMP)
+    assert launcher.run("-n", 1, "-s", 1, "--env-worker", "A:1", "--env-server", "B=2", script).code == 0
+    worker, server = (dumped(launcher, name)["environment"] for name in ("worker-0", "server-0"))
+    assert (worker.get("A"), worker.get("B"), server.get("A"), server.get("B")) == ("1", None, None, "2")
+
+
+def test_an_empty_job_is_quick(launcher):
+    began = time.monotonic()
+    result = launcher.run("--launcher", "local", "-n", 2, "-s", 2, "true")
+    assert result.code == 0
+    assert result.err.splitlines()[-1] == "0 processes left on 1 host"
+    assert time.monotonic() - began < 3  # the bar is 1 s on an idle machine; benchmarks have the figure
+
+
+def test_logs_have_every_byte_and_the_terminal_has_tagged_lines(launcher):
+    script = launcher.script(
+        r"""
+import os
+os.write(1, b"first\n\xff\xfe not text\r\n")
+os.write(2, b"to stderr\n")
+os.write(1, b"no newline at the end")
+"""
+    )
+    result = launcher.run("-n", 1, "-s", 0, script)
+    assert launcher.log("worker-0") == b"first\n\xff\xfe not text\r\nto stderr\nno newline at the end"
+    assert result.out.splitlines(keepends=True) == [
+        b"[worker-0] first\n",
+        b"[worker-0] \xff\xfe not text\r\n",
+        b"[worker-0] to stderr\n",
+        b"[worker-0] no newline at the end\n",
+    ]
+
+
+def test_long_lines_pass_in_bounded_pieces(launcher):
+    script = launcher.script("import sys; sys.stdout.write('x' * 10_000_000 + '\\nend\\n')")
+    result = launcher.run("-n", 1, "-s", 0, script)
+    assert launcher.log("worker-0") == b"x" * 10_000_000 + b"\nend\n"
+    lines = [line.removeprefix(b"[worker-0] ") for line in result.out.splitlines()]
+    assert b"".join(lines) == b"x" * 10_000_000 + b"end"
+    assert max(map(len, lines)) < 200_000
+
+
+def test_lines_of_many_processes_stay_whole(launcher):
+    script = launcher.script("import os\nfor n in range(2000): print('<', os.environ['RANK'], n, 'x' * 50, '>')")
+    result = launcher.run("-n", 4, "-s", 0, script)
+    lines = result.out.decode().splitlines()
+    for rank in range(4):
+        expected = [f"[worker-{rank}] < {rank} {n} {'x' * 50} >" for n in range(2000)]
+        assert [line for line in lines if line.startswith(f"[worker-{rank}]")] == expected
+    assert len(lines) == 8000
+
+
+def test_quiet_keeps_the_logs(launcher):
+    result = launcher.run("-n", 1, "-s", 0, "--quiet", "echo", "hello")
+    assert (result.out, launcher.log("worker-0")) == (b"", b"hello\n")
+
+
+def test_a_reader_that_goes_away_costs_the_display_alone(launcher):
+    script = launcher.script("for n in range(20000): print(n)")
+    reading, writing = os.pipe()
+    launched = launcher.start("-n", 1, "-s", 0, script, stdout=writing)
+    os.close(writing)
+    os.read(reading, 10)
+    os.close(reading)
+    assert launched.wait().code == 0
+    assert launched.log("worker-0").endswith(b"\n19999\n")
+
+
+def test_the_record_of_a_job(launcher):
+    script = '[ "$DMLC_ROLE" != worker ] || exit 3; sleep 60'
+    result = launcher.run("-n", 1, "-s", 1, "--job", "trial", "sh", "-c", script)
+    assert result.code == 3, result
+    record = launcher.record
+    assert (record["job"], record["exit_code"], record["num_workers"], record["num_servers"]) == ("trial", 3, 1, 1)
+    assert record["command"][:2] == ["sh", "-c"]
+    assert record["started"] <= record["ended"]
+    assert record["versions"]["python"].startswith("3.")
+    assert [(row["role"], row["rank"], row["host"]) for row in record["processes"]] == [
+        ("scheduler", 0, "localhost"),
+        ("server", 0, "localhost"),
+        ("worker", 0, "localhost"),
+    ]
+    assert record["processes"][2]["exit_code"] == 3 and not record["processes"][2]["ended_by_launcher"]
+    assert record["processes"][1]["signal"] == "SIGTERM" and record["processes"][1]["ended_by_launcher"]
+
+
+def test_the_key_is_nowhere_but_in_its_file(launcher):
+    script = launcher.script(
+        """
+import os, time
+path = os.environ["DMLTRAIN_KEY_FILE"]
+key = open(path).read()
+modes = [oct(os.stat(each).st_mode & 0o777) for each in (path, os.path.dirname(path))]
+open(f"seen-{os.getpid()}", "w").write("\\n".join([key, *modes]))
+print("ready", flush=True)
+time.sleep(60)
+"""
+    )
+    launched = launcher.start("-n", 1, "-s", 1, script, env={"PLAIN_SECRET": "hush-hush"})
+    launched.wait_ready("worker-0", "server-0", "scheduler-0")
+    seen = [path.read_text().split() for path in launcher.folder.glob("seen-*")]
+    keys = {each[0] for each in seen}
+    assert len(keys) == 1
+    assert {tuple(each[1:]) for each in seen} == {("0o600", "0o700")}
+    (key,) = keys
+    assert len(bytes.fromhex(key)) == 32
+    pids = [launched.process.pid, *launched.left()]
+    assert len(pids) == 5
+    for pid in pids:
+        for name in ("cmdline", "environ"):
+            with open(f"/proc/{pid}/{name}", "rb") as file:
+                text = file.read()
+            assert key.encode() not in text
+            assert name == "environ" or b"hush-hush" not in text, "the environment is no part of any argv"
+    launched.signal(2)
+    result = launched.wait()
+    kept = b"".join(path.read_bytes() for path in launched.logs.iterdir()) + result.out + result.err.encode()
+    assert key.encode() not in kept
+    assert b"hush-hush" not in kept
+
+
+# -- the scheduler's port --------------------------------------------------------------------------------------------
+
+LISTEN = """
+import os, socket, sys, time
+address = os.environ["DMLC_PS_ROOT_URI"], int(os.environ["DMLC_PS_ROOT_PORT"])
+role = os.environ["DMLC_ROLE"]
+if role == "scheduler":
+    if sys.argv[1] == "inherit":
+        listener = socket.socket(fileno=int(os.environ["DMLTRAIN_LISTEN_FD"]))
+        assert listener.getsockname() == address
+    else:  # as ps-lite does, which knows nothing of the inherited socket
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    listener.listen()
+    listener.accept()[0].sendall(b"hello")
+elif role == "worker":
+    for _ in range(1000):
+        try:
+            connection = socket.create_connection(address)
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+    assert connection.recv(5) == b"hello"
+    print("port", address[1])
+"""
+
+
+@pytest.mark.parametrize("how", ["inherit", "bind"])
+def test_the_scheduler_has_its_port(launcher, how):
+    result = launcher.run("-n", 1, "-s", 1, launcher.script(LISTEN), how)
+    assert result.code == 0, result
+
+
+def test_a_given_port_is_used(launcher):
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+    result = launcher.run("-n", 1, "-s", 1, "--port", port, launcher.script(LISTEN), "inherit")
+    assert result.code == 0, result
+    assert launcher.log("worker-0") == b"port %d\n" % port
+
+
+def test_a_port_in_use_is_named(launcher):
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+        result = launcher.run("-n", 1, "-s", 1, "--port", port, "true")
+    assert result.code == 2
+    assert f"port {port} of 127.0.0.1 on localhost cannot be had: Address already in use; choose another" in result.err
+
+
+def test_a_dead_schedulers_port_answers_nobody(launcher):
+    """A copy of the socket kept open by the agent would leave clients waiting in its backlog."""
+    script = launcher.script(
+        """
+import os, socket, sys, time
+role = os.environ["DMLC_ROLE"]
+if role == "scheduler":
+    socket.socket(fileno=int(os.environ["DMLTRAIN_LISTEN_FD"])).listen()
+    print("ready", flush=True)
+    sys.exit()
+while not b"ready" in open("logs/scheduler-0.log", "rb").read():
+    time.sleep(0.01)
+address = os.environ["DMLC_PS_ROOT_URI"], int(os.environ["DMLC_PS_ROOT_PORT"])
+for _ in range(500):
+    try:
+        socket.create_connection(address).close()
+        time.sleep(0.01)
+    except ConnectionRefusedError:
+        sys.exit()
+sys.exit("still open")
+"""
+    )
+    result = launcher.run("-n", 1, "-s", 1, script)
+    assert result.code == 0, result
+
+
+# -- the live view ---------------------------------------------------------------------------------------------------
+
+
+def on_a_terminal(launcher, *arguments: object) -> tuple[int, str]:
+    """The exit code and what a terminal of 100 columns gets."""
+    ours, theirs = pty.openpty()
+    os.set_blocking(ours, False)
+    subprocess.run(["stty", "cols", "100", "rows", "30"], stdin=theirs, check=True)
+    launched = launcher.start(*arguments, stdout=theirs, env={"TERM": "xterm-256color"})
+    os.close(theirs)
+    text = b""
+    while True:
+        select.select([ours], [], [], 30)
+        try:
+            data = os.read(ours, 65536)
+        except OSError:  # EIO: the last writer has closed it
+            break
+        if not data:
+            break
+        text += data
+    os.close(ours)
+    return launched.wait().code, text.decode(errors="replace")
+
+
+TRAIN = r"""
+import os, sys, time
+if os.environ["DMLC_ROLE"] == "worker":
+    log = lambda text: print(f"2026-11-20 12:00:00,123 Node[{os.environ['RANK']}] {text}", file=sys.stderr)
+    log("Training epochs 0 to 3, 100 batches each")
+    log("Epoch[1] Batch [20]\tSpeed: 1733.12 samples/sec\taccuracy=0.312500")
+    print("something \udce4 else".encode(errors="surrogateescape").decode(errors="replace"))
+    print("[not markup] :smile:")
+    sys.stdout.flush()
+    time.sleep(2)
+"""
+
+
+def test_a_terminal_shows_one_row_for_each_worker(launcher):
+    code, text = on_a_terminal(launcher, "-n", 2, "-s", 1, launcher.script(TRAIN))
+    assert code == 0, text
+    headings = "epoch", "batch", "samples/s", "accuracy", "time left"
+    for expected in (*headings, "1/3", "20/100", "1733.1", "0.3125", "0:0"):
+        assert expected in text, text
+    assert "[not markup] :smile:" in text
+    assert "Batch [20]" not in text, "progress lines are the rows"
+    assert b"Batch [20]" in launcher.log("worker-0")
+    assert text.rstrip().endswith("\x1b[?25h") or "\x1b[?25h" in text, "the cursor is back"
+
+
+def test_no_live_gives_plain_lines_on_a_terminal(launcher):
+    line = "Epoch[1] Batch [20]\tSpeed: 1 samples/sec"
+    code, text = on_a_terminal(launcher, "-n", 1, "-s", 0, "--no-live", "echo", line)
+    assert code == 0
+    assert "[worker-0] \x1b[0mEpoch[1] Batch [20]" in text
+
+
+# -- mistakes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-n", "2", "--nonsense", "x"], "unknown option --nonsense; the options are -n/--num-workers, -s/"),
+        (["-n", "0", "true"], "-n is 0: expected a whole number, 1 or more"),
+        (["-n", "x", "true"], "-n is x: expected a whole number"),
+        (["-n", "1", "-s", "-1", "true"], "-s is -1: expected a whole number, 0 or more"),
+        (["true"], "-n/--num-workers is missing"),
+        (["-n", "2"], "no program given"),
+        (["-n"], "-n needs a value: -n N"),
+        (["-n", "1", "-H", "hosts", "true"], "-H is about jobs on other hosts; here there is local (all processes on"),
+        (["-n", "1", "--launcher", "yarn", "true"], "--launcher yarn: there is local (all processes on this machine)"),
+        (["-n", "1", "--env", "1A=b", "true"], "--env 1A=b: expected NAME=VALUE"),
+        (["-n", "1", "--env", "NOT_SET_HERE", "true"], "--env NOT_SET_HERE: it is not set here"),
+        (["-n", "1", "--env", "DMLC_ROLE=worker", "true"], "--env DMLC_ROLE: the launcher itself sets this"),
+        (["-n", "1", "--port", "70000", "true"], "--port is 70000: expected 0 (any free port) to 65535"),
+        (["-n", "1", "--timeout", "nan", "true"], "--timeout is nan: expected a number of seconds"),
+        (["-n", "1", "--job", "a/b", "true"], "--job is 'a/b': expected a name for a folder"),
+        (["-n", "1", "--quiet=yes", "true"], "--quiet takes no value, not 'yes'"),
+    ],
+)
+def test_a_mistake_gets_one_line_and_code_2(launcher, arguments, message):
+    result = launcher.run(*arguments)
+    assert result.code == 2
+    assert result.err.startswith("dmltrain-launch: error: ")
+    assert message in result.err
+    assert result.err.count("\n") == 1, "no traceback"
+    assert not launcher.launched[-1].logs.exists(), "nothing was begun"
+
+
+def test_programs_that_cannot_be_started(launcher):
+    plain = launcher.script("echo hello\n", "plain")
+    orphan = launcher.script("#!/no/such/interpreter\n", "orphan")
+    orphan.chmod(0o755)
+    broken = launcher.script("neither ELF nor #!\n", "broken")
+    broken.chmod(0o755)
+    cases = [
+        ("nothing-of-this-name", 127, "program nothing-of-this-name not found in PATH on localhost"),
+        (launcher.folder / "gone", 127, "gone not found on localhost"),
+        ("gone.py", 127, "script gone.py not found on localhost (working directory"),
+        (plain, 126, f"program {plain} is not executable on localhost: chmod +x {plain}"),
+        (orphan, 127, f"the interpreter in the first line (#!) of {orphan} was not found"),
+        (broken, 126, f"program {broken} cannot be run on localhost: Exec format error"),
+        (launcher.folder, 126, f"{launcher.folder} is a folder on localhost, not a program"),
+    ]
+    for program, code, message in cases:
+        result = launcher.run("-n", 2, "-s", 1, program)
+        assert (result.code, message in result.err) == (code, True), f"{program}: {result}"
+        assert "Traceback" not in result.err
+        assert result.err.splitlines()[-1] == "0 processes left on 1 host"
+
+
+def test_help_and_version_are_quick(launcher):
+    for option, expected in (("--help", b"--num-workers"), ("--version", b"dmltrain-launch ")):
+        result = launcher.run(option)
+        assert result.code == 0
+        assert expected in result.out
+    heavy = "import sys, launch.cli; sys.exit(sum(name in sys.modules for name in ('rich', 'psutil', 'paramiko')))"
+    assert subprocess.run([sys.executable, "-c", heavy], env=launcher.environment).returncode == 0
+
+
+# -- the log folder --------------------------------------------------------------------------------------------------
+
+
+def test_a_second_run_sets_the_first_ones_logs_aside(launcher):
+    assert launcher.run("-n", 2, "-s", 0, "echo", "one").code == 0
+    (launcher.folder / "logs" / "model-0001.params").write_text("kept")
+    assert launcher.run("-n", 1, "-s", 0, "echo", "two").code == 0
+    logs = launcher.folder / "logs"
+    assert sorted(os.listdir(logs)) == ["job.json", "model-0001.params", "previous-1", "worker-0.log"]
+    assert (logs / "worker-0.log").read_text() == "two\n"
+    assert sorted(os.listdir(logs / "previous-1")) == ["job.json", "worker-0.log", "worker-1.log"]
+
+
+def test_logs_of_something_else_are_left_alone(launcher):
+    (launcher.folder / "logs").mkdir()
+    (launcher.folder / "logs" / "worker-0.log").write_text("precious")
+    result = launcher.run("-n", 1, "-s", 0, "true")
+    assert result.code == 2
+    assert "holds worker-0.log but no job.json, so it is no earlier run's folder" in result.err
+    assert (launcher.folder / "logs" / "worker-0.log").read_text() == "precious"
+
+
+def test_two_jobs_do_not_share_a_log_folder(launcher):
+    first = launcher.start("-n", 1, "-s", 0, "sh", "-c", "echo ready; sleep 60")
+    first.wait_ready("worker-0")
+    second = launcher.start("-n", 1, "-s", 0, "true")
+    result = second.wait()
+    assert result.code == 2
+    assert "another job is writing its logs here" in result.err
+    first.signal(15)
+    assert first.wait().code == 143
+
+
+def test_a_log_folder_that_cannot_be_made(launcher):
+    (launcher.folder / "file").write_text("")
+    result = launcher.run("-n", 1, "-s", 0, "true", logs="file/logs")
+    assert result.code == 2
+    assert f"cannot write to {launcher.folder}/file/logs: Not a directory; choose another --log-dir" in result.err
+
+
+def test_the_default_log_folder_is_named_after_program_and_time(launcher):
+    script = launcher.script("")
+    command = [sys.executable, "-m", "launch.cli", "-n", "1", "-s", "0", script.name]
+    for _ in range(2):
+        subprocess.run(command, cwd=launcher.folder, env=launcher.environment, check=True, stderr=subprocess.DEVNULL)
+    made = sorted(path.name for path in (launcher.folder / "logs").iterdir())
+    assert len(made) == 2
+    assert all(name.startswith("program-20") for name in made)

@@ -1,0 +1,466 @@
+"""What goes wrong in a job: each fault, its exit code, its name in the report, the time it takes.
+
+That no process and no private folder is left is checked by the `launcher` fixture at the end of every test.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+# Every process says that it is ready and sleeps; what it does then is the argument.
+PROGRAM = """
+import os, signal, subprocess, sys, time
+name = os.environ["DMLC_ROLE"] + "-" + os.environ["DMLC_TASK_ID"]
+what = sys.argv[1]
+if what == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if what == "lost-peer" and name == "worker-0":
+    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
+print("a line of", name)
+print("ready", flush=True)
+time.sleep(120)
+"""
+QUICK = 8.0  # s; the contract says 10, an idle machine takes tenths
+
+
+def code_of(number: int) -> int:
+    return 128 + number
+
+
+@pytest.fixture
+def sleeping(launcher):
+    """Starts a job of 2 workers and 2 servers in which everything sleeps, and waits until it does."""
+
+    def start(what: str = "sleep", *options: object, **popen: object):
+        launched = launcher.start("-n", 2, "-s", 2, *options, launcher.script(PROGRAM), what, **popen)
+        launched.wait_ready("scheduler-0", "server-0", "server-1", "worker-0", "worker-1")
+        launched.pid("worker", 1)
+        return launched
+
+    return start
+
+
+@pytest.mark.parametrize(("role", "rank"), [("worker", 1), ("server", 0), ("scheduler", 0)])
+def test_a_killed_process_ends_the_job_and_is_named(sleeping, role, rank):
+    launched = sleeping()
+    pid = launched.pid(role, rank)
+    os.kill(pid, signal.SIGKILL)
+    result = launched.wait()
+    assert result.code == code_of(signal.SIGKILL), result
+    assert result.seconds < QUICK
+    assert f"{role} {rank} (pid {pid} on localhost) was killed by SIGKILL" in result.err
+    assert f"    a line of {role}-{rank}" in result.err, "its last lines"
+    assert result.err.splitlines()[-1] == "0 processes left on 1 host"
+    record = launched.record
+    assert record["exit_code"] == 137
+    assert [row["signal"] for row in record["processes"] if not row["ended_by_launcher"]] == ["SIGKILL"]
+
+
+@pytest.mark.parametrize("role", ["worker", "server", "scheduler"])
+def test_killed_at_once(launcher, role):
+    result = launcher.run("-n", 2, "-s", 2, "sh", "-c", f'[ "$DMLC_ROLE" = {role} ] && kill -9 $$; exec sleep 120')
+    assert result.code == 137, result
+    assert f"{role} " in result.err and "was killed by SIGKILL" in result.err
+    assert result.seconds < QUICK
+
+
+def test_a_server_killed_at_exit_is_a_failure(launcher):
+    script = '[ "$DMLC_ROLE" = worker ] && touch done && exit 0; while [ ! -e done ]; do sleep 0.01; done; kill -9 $$'
+    result = launcher.run("-n", 1, "-s", 1, "sh", "-c", script)
+    assert result.code == 137, result
+
+
+def test_a_failing_workers_code_is_the_jobs(launcher):
+    """dmlc's local tracker and MXNet's launch.py exit with 0 here."""
+    script = '[ "$DMLC_WORKER_ID" = 1 ] && echo why >&2 && exit 3; exec sleep 120'
+    result = launcher.run("-n", 2, "-s", 1, "sh", "-c", script)
+    assert result.code == 3, result
+    assert "worker 1 (pid " in result.err and "exited with code 3" in result.err and "    why" in result.err
+
+
+def test_a_server_that_is_done_early_is_fine(launcher):
+    result = launcher.run("-n", 1, "-s", 1, "sh", "-c", '[ "$DMLC_ROLE" = worker ] && exec sleep 0.3; exit 0')
+    assert result.code == 0, result
+
+
+def test_servers_that_stay_are_ended_after_the_workers(launcher):
+    began = time.monotonic()
+    result = launcher.run("-n", 1, "-s", 2, "sh", "-c", '[ "$DMLC_ROLE" = worker ] && exit 0; exec sleep 120')
+    assert result.code == 0, result
+    assert time.monotonic() - began < QUICK
+
+
+def test_who_lost_a_peer_yields_to_the_cause(launcher):
+    """worker 0 ends with 75 first; that server 0 fails a little later is why."""
+    script = """
+case $DMLC_ROLE in
+  worker) [ $DMLC_WORKER_ID = 1 ] && exec sleep 120; touch gone; exit 75;;
+  server) while [ ! -e gone ]; do sleep 0.01; done; sleep 0.2; exit 9;;
+  scheduler) exec sleep 120;;
+esac
+"""
+    result = launcher.run("-n", 2, "-s", 1, "sh", "-c", script)
+    assert result.code == 9, result
+    lines = result.err.splitlines()
+    assert "server 0" in lines[1] and "exited with code 9" in lines[1]
+    assert any("before that, worker 0" in line and "exited with code 75 (it lost another" in line for line in lines)
+
+
+def test_a_frozen_process_is_named_when_others_lose_it(sleeping):
+    launched = sleeping("lost-peer")
+    frozen = launched.pid("worker", 1)
+    os.kill(frozen, signal.SIGSTOP)
+    os.kill(launched.pid("worker", 0), signal.SIGUSR1)
+    result = launched.wait()
+    assert result.code == 75, result
+    assert f"worker 1 (pid {frozen} on localhost) is stopped (SIGSTOP?)" in result.err
+    assert "worker 0 (pid" in result.err and "exited with code 75" in result.err
+    assert result.seconds < QUICK
+
+
+def test_a_process_frozen_at_exit_is_a_failure(launcher):
+    result = launcher.run("-n", 1, "-s", 1, "sh", "-c", '[ "$DMLC_ROLE" != server ] || kill -STOP $$')
+    assert result.code == code_of(signal.SIGSTOP), result
+    assert "server 0 (pid " in result.err and "is stopped (SIGSTOP?)" in result.err
+
+
+def test_what_ignores_term_is_killed_after_grace(sleeping):
+    launched = sleeping("stubborn", "--grace", 0.5)
+    os.kill(launched.pid("worker", 0), signal.SIGKILL)
+    result = launched.wait()
+    assert result.code == 137
+    assert 0.5 <= result.seconds < QUICK
+    killed = [row for row in launched.record["processes"] if row["ended_by_launcher"]]
+    assert [row["signal"] for row in killed] == ["SIGKILL"] * 4
+
+
+# -- the launcher's own end ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_launcher_ends_the_job(sleeping, number):
+    launched = sleeping()
+    launched.signal(number)
+    result = launched.wait()
+    assert result.code == code_of(number), result
+    assert f"the launcher got {number.name}" in result.err
+    assert result.err.splitlines()[-1] == "0 processes left on 1 host"
+    assert result.seconds < QUICK
+
+
+def test_ctrl_c_reaches_the_launcher_alone(sleeping):
+    """A terminal's Ctrl-C goes to the whole foreground process group."""
+    launched = sleeping(start_new_session=True)
+    os.killpg(launched.process.pid, signal.SIGINT)
+    result = launched.wait()
+    assert result.code == 130
+    assert {row["signal"] for row in launched.record["processes"]} == {"SIGTERM"}, "ended by the agent, in order"
+
+
+def test_a_second_ctrl_c_hurries(sleeping):
+    launched = sleeping("stubborn", "--grace", 100)
+    launched.signal(signal.SIGINT)
+    time.sleep(0.2)  # any time below the grace will do
+    launched.signal(signal.SIGINT)
+    result = launched.wait()
+    assert result.code == 130
+    assert result.seconds < QUICK
+
+
+def test_ctrl_c_before_anything_runs(launcher):
+    launched = launcher.start("-n", 40, "-s", 0, "sleep", "120")
+    while not launched.logs.exists():
+        time.sleep(0.001)
+    launched.signal(signal.SIGINT)
+    result = launched.wait()
+    assert result.code == 130, result
+    assert "Traceback" not in result.err
+
+
+def test_timeout(sleeping):
+    launched = sleeping("sleep", "--timeout", 3)
+    os.kill(launched.pid("server", 1), signal.SIGSTOP)
+    result = launched.wait()
+    assert result.code == 124, result
+    assert "the job took more than 3 s; not ended: scheduler 0 (pid" in result.err
+    assert "server 1 (pid " in result.err and "is stopped (SIGSTOP?)" in result.err
+
+
+@pytest.mark.parametrize("what", ["sleep", "stubborn"])
+def test_kill_9_of_the_launcher(sleeping, what):
+    launched = sleeping(what, "--grace", 0.5)
+    agent = launched.agent()
+    launched.signal(signal.SIGKILL)
+    result = launched.wait()
+    assert result.code == -signal.SIGKILL
+    gone(launched, 10)
+    text = (launched.logs / "agent-localhost.log").read_text().splitlines()
+    assert f"agent on localhost (pid {agent}): the launcher's end of the channel closed; ended the job" in text[-2]
+    assert text[-1] == "0 processes left on 1 host"
+    assert launched.record["exit_code"] is None
+
+
+def gone(launched, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while launched.left() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not launched.left()
+
+
+@pytest.mark.parametrize("what", ["sleep", "stubborn"])
+def test_kill_9_of_the_agent(sleeping, what):
+    launched = sleeping(what, "--grace", 0.5)
+    agent = launched.agent()
+    os.kill(agent, signal.SIGKILL)
+    result = launched.wait()
+    assert result.code == 125, result
+    assert f"the agent on localhost (pid {agent}) was killed by SIGKILL" in result.err
+    assert result.err.splitlines()[-1] == "0 processes left on 1 host"
+    assert result.seconds < QUICK
+
+
+def test_term_of_the_agent(sleeping):
+    launched = sleeping()
+    os.kill(launched.agent(), signal.SIGTERM)
+    result = launched.wait()
+    assert result.code == 125, result
+    assert "the agent on localhost was ended by SIGTERM" in result.err
+
+
+@pytest.mark.slow
+def test_a_frozen_agent_is_replaced(sleeping):
+    launched = sleeping()
+    agent = launched.agent()
+    os.kill(agent, signal.SIGSTOP)
+    result = launched.wait()
+    assert result.code == 125, result
+    assert f"the agent on localhost (pid {agent}) said nothing for 10 s" in result.err
+    assert result.err.splitlines()[-1] == "0 processes left on 1 host"
+    assert result.seconds < 20
+
+
+@pytest.mark.slow
+def test_a_frozen_launcher_loses_its_job(sleeping):
+    launched = sleeping()
+    launched.signal(signal.SIGSTOP)
+    gone(launched, 20)
+    assert (launched.logs / "agent-localhost.log").read_text().endswith("\n0 processes left on 1 host\n")
+    launched.signal(signal.SIGCONT)
+    assert launched.wait().code == 125
+
+
+# -- what hides ------------------------------------------------------------------------------------------------------
+
+HIDING = r"""
+import os, sys, time
+def daemon(environment):
+    if os.fork():
+        return
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    for descriptor in range(3):
+        os.close(descriptor)
+    os.execve("/bin/sleep", ["sleep", "%s"], environment)
+daemon(dict(os.environ))
+daemon({})
+print("ready", flush=True)
+if len(sys.argv) > 1:
+    time.sleep(120)
+"""
+
+
+def sleepers(seconds: str) -> list[int]:
+    """Pids of `sleep <seconds>`: for those who carry no mark."""
+    words = f"sleep\0{seconds}\0".encode()
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if path.read_bytes() == words:
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def both_hidden(seconds: str) -> None:
+    end = time.monotonic() + 10
+    while len(sleepers(seconds)) < 2 and time.monotonic() < end:
+        time.sleep(0.01)
+    assert len(sleepers(seconds)) == 2
+
+
+def test_daemons_of_a_finished_worker_are_ended(launcher):
+    seconds = f"{os.getpid()}.11"  # tells these processes from all others
+    result = launcher.run("-n", 1, "-s", 0, launcher.script(HIDING % seconds))
+    assert result.code == 0, result
+    assert result.err.splitlines()[-1] == "0 processes left on 1 host"
+    assert not sleepers(seconds)
+
+
+def test_daemons_are_ended_when_the_launcher_is_killed(launcher):
+    seconds = f"{os.getpid()}.12"
+    launched = launcher.start("-n", 1, "-s", 0, launcher.script(HIDING % seconds), "stay")
+    both_hidden(seconds)
+    launched.signal(signal.SIGKILL)
+    launched.wait()
+    gone(launched, 10)
+    assert not sleepers(seconds)
+
+
+def test_a_daemon_is_found_by_its_mark_when_the_agent_is_killed(launcher):
+    seconds = f"{os.getpid()}.13"
+    launched = launcher.start("-n", 1, "-s", 0, launcher.script((HIDING % seconds).replace("daemon({})\n", "")), "stay")
+    launched.wait_ready("worker-0")
+    os.kill(launched.agent(), signal.SIGKILL)
+    assert launched.wait().code == 125
+    assert not sleepers(seconds)
+
+
+def test_a_job_within_a_job_ends_with_it(launcher):
+    inner = f"{launcher.folder}/inner"
+    program = ["python3", "-m", "launch.cli", "-n", "2", "-s", "0", "--log-dir", inner, "sleep", f"{os.getpid()}.14"]
+    launched = launcher.start("-n", 1, "-s", 0, *program)
+    end = time.monotonic() + 20
+    while len(sleepers(f"{os.getpid()}.14")) < 2 and time.monotonic() < end:
+        time.sleep(0.01)
+    assert len(sleepers(f"{os.getpid()}.14")) == 2, launched.log("worker-0")
+    launched.signal(signal.SIGTERM)
+    assert launched.wait().code == 143
+    assert not sleepers(f"{os.getpid()}.14")
+
+
+# -- load ------------------------------------------------------------------------------------------------------------
+
+FLOOD = """
+import os
+block = (b"x" * 99 + b"\\n") * 640  # 64 kB
+written = os.open("written", os.O_WRONLY | os.O_CREAT)
+for count in range(1, {blocks} + 1):
+    os.write(1, block)
+    os.pwrite(written, b"%20d" % (count * len(block)), 0)
+"""
+
+
+def memory(pid: int) -> int:
+    """Peak resident memory in MiB."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) // 1024
+    return 0
+
+
+def test_a_worker_that_prints_too_much_slows_itself(launcher):
+    reading, writing = os.pipe()  # a terminal that nobody reads
+    launched = launcher.start("-n", 1, "-s", 0, launcher.script(FLOOD.format(blocks=1000)), stdout=writing)
+    os.close(writing)
+    agent, written, before = launched.agent(), launcher.folder / "written", -1
+    end = time.monotonic() + 20
+    while time.monotonic() < end:  # until it has stood still for a second
+        now = int(written.read_bytes() or 0) if written.exists() else 0
+        if now == before and now:
+            break
+        before = now
+        time.sleep(1)
+    assert 0 < now < 20e6, "bytes in all the buffers between the worker and the terminal"
+    assert max(memory(launched.process.pid), memory(agent)) < 80
+    got = bytearray()
+    while data := os.read(reading, 1 << 20):
+        got += data
+    os.close(reading)
+    assert launched.wait().code == 0
+    assert launched.log("worker-0").count(b"\n") == got.count(b"\n[worker-0] ") + 1 == 640_000
+
+
+def test_a_terminal_that_stands_still_does_not_keep_a_job_from_its_end(launcher):
+    reading, writing = os.pipe()
+    script = launcher.script(FLOOD.format(blocks=10**9))
+    launched = launcher.start("-n", 1, "-s", 0, "--grace", 0.5, script, stdout=writing)
+    os.close(writing)
+    end = time.monotonic() + 20
+    while not (launcher.folder / "written").exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    launched.signal(signal.SIGINT)
+    result = launched.wait()
+    os.close(reading)
+    assert result.code == 130, result
+    assert result.err.splitlines()[-1] == "0 processes left on 1 host"
+    assert result.seconds < QUICK
+
+
+def test_full_speed_in_bounded_memory(launcher):
+    launched = launcher.start("-n", 1, "-s", 0, launcher.script(FLOOD.format(blocks=1600)))
+    agent, peaks = launched.agent(), [0]
+    while launched.process.poll() is None:
+        for pid in (agent, launched.process.pid):
+            try:
+                peaks.append(memory(pid))
+            except OSError:
+                continue
+        time.sleep(0.02)
+    result = launched.wait()
+    assert result.code == 0
+    assert (launched.logs / "worker-0.log").stat().st_size == 1600 * 64_000
+    assert 0 < max(peaks) < 80
+    (launched.logs / "worker-0.log").unlink()
+    launched.out.unlink()
+
+
+def seconds_of_processor(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_waiting_costs_nothing(launcher):
+    """dmlc's tracker spins a core when a peer closes early; here every process closes its output and one exits."""
+    script = '[ "$DMLC_ROLE" = server ] && exit 0; echo ready; exec >/dev/null 2>&1; exec sleep 120'
+    launched = launcher.start("-n", 2, "-s", 1, "sh", "-c", script)
+    launched.wait_ready("worker-0", "worker-1")
+    pids = launched.process.pid, launched.agent()
+    before = sum(map(seconds_of_processor, pids))
+    time.sleep(2)  # the time measured
+    assert sum(map(seconds_of_processor, pids)) - before < 0.3
+    launched.signal(signal.SIGINT)
+    assert launched.wait().code == 130
+
+
+def test_a_full_disk_ends_the_job_with_a_clear_error(launcher):
+    def small_files() -> None:  # a write beyond fails as on a full disk
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    launched = launcher.start("-n", 1, "-s", 0, "sh", "-c", "exec yes", preexec_fn=small_files)
+    result = launched.wait()
+    assert result.code == 125, result
+    assert f"cannot write to {launched.logs}/worker-0.log: File too large; choose another --log-dir, or" in result.err
+    assert "Traceback" not in result.err
+    assert result.err.splitlines()[-1] == "0 processes left on 1 host"
+
+
+def test_a_stranger_at_the_schedulers_port_is_the_programs_affair(launcher):
+    """A peer that connects and closes at once neither ends the job nor costs the agent anything."""
+    script = launcher.script(
+        """
+import os, socket, time
+if os.environ["DMLC_ROLE"] == "scheduler":
+    listener = socket.socket(fileno=int(os.environ["DMLTRAIN_LISTEN_FD"]))
+    listener.listen()
+    print("port", listener.getsockname()[1], "ready", flush=True)
+    listener.accept()
+    open("accepted", "w").close()
+while not os.path.exists("accepted"):
+    time.sleep(0.01)
+"""
+    )
+    launched = launcher.start("-n", 1, "-s", 1, script)
+    launched.wait_ready("scheduler-0")
+    port = int(launched.log("scheduler-0").split()[1])
+    threading.Thread(target=lambda: socket.create_connection(("127.0.0.1", port)).close()).start()
+    assert launched.wait().code == 0
