@@ -23,8 +23,9 @@ def distribute(model: torch.nn.Module, optimizer: torch.optim.Optimizer, kvstore
                ) -> DistributedOptimizer:
     """Return `optimizer` so that each `step()` uses the gradients of all workers (their mean).
 
-    The model starts from worker 0's weights on every worker. Outside `dmltrain-launch` (no DMLC_ROLE in the environment)
-    the script trains alone, unchanged. In a scheduler or server process this call serves the job and then exits.
+    The model starts from worker 0's weights on every worker. `kvstore` is one of dmltrain.kvstore.TYPES. Outside
+    `dmltrain-launch` (no DMLC_ROLE in the environment) the script trains alone, unchanged. In a scheduler or server
+    process this call serves the job and then exits.
     """
     from dmltrain.backends import torch_distributed
 
@@ -42,8 +43,9 @@ def num_workers() -> int:
 
 
 def _worker():
-    from dmltrain import env, kvstore
+    from dmltrain import env, errors, kvstore
 
+    errors.end_scripts_without_traceback()
     environment = env.read()
     if environment.role != "worker":
         kvstore.serve_and_exit(environment)

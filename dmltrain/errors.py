@@ -1,13 +1,37 @@
 """The errors whose cause is outside the code that raises them; everything else is a defect and shows a traceback."""
 
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from types import TracebackType
+
 
 class UserError(Exception):
-    """Something the user gave is wrong. The message is complete: what, where, what was expected, the cure. Exit code 2."""
+    """Something the user gave is wrong. The message is complete: what, where, what was expected, the cure."""
 
     exit_code = 2
 
 
 class JobLost(Exception):
-    """Another process of the job died, froze or ended the job; the message names it. Exit code 75 (EX_TEMPFAIL)."""
+    """Another process of the job died, froze or ended the job; the message names it. Exit code: EX_TEMPFAIL."""
 
     exit_code = 75
+
+
+def end_scripts_without_traceback() -> None:
+    """For scripts that do not catch these errors: one line on standard error and the error's exit code."""
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _end
+
+
+def _end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if not isinstance(error, (UserError, JobLost)):
+        sys.__excepthook__(kind, error, trace)
+        return
+    sys.stderr.write(f"{os.path.basename(sys.argv[0])}: error: {error}\n")
+    atexit._run_exitfuncs()  # tells the job why; os._exit below would leave it out
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(error.exit_code)

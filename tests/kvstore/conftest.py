@@ -1,0 +1,89 @@
+"""Real jobs of scheduler, servers and workers on this machine, started by their environment alone (no launcher)."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = Path(__file__).parent / "programs"
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class RunningJob:
+    processes: dict[str, subprocess.Popen] = field(default_factory=dict)  # "worker-0" -> process
+    folder: Path = Path()
+    port: int = 0
+    key: Path = Path()
+
+    def output(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def outputs(self) -> str:
+        return "\n".join(f"--- {name} (exit {process.poll()})\n{self.output(name)}"
+                         for name, process in self.processes.items())
+
+    def wait(self, seconds: float = 120.0) -> dict[str, int]:
+        """Exit codes by name; fails the test, with all output, when a process is still there after `seconds`."""
+        deadline = time.monotonic() + seconds
+        for process in self.processes.values():
+            try:
+                process.wait(max(0.01, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                pytest.fail(f"still running after {seconds} s:\n{self.outputs()}")
+        return {name: process.returncode for name, process in self.processes.items()}
+
+    def wait_for_line(self, name: str, text: str, seconds: float = 60.0) -> None:
+        deadline = time.monotonic() + seconds
+        while text not in self.output(name):
+            if time.monotonic() > deadline or self.processes[name].poll() is not None:
+                pytest.fail(f"{name} never printed {text!r}:\n{self.outputs()}")
+            time.sleep(0.02)
+
+    def succeed(self, seconds: float = 60.0) -> None:
+        codes = self.wait(seconds)
+        assert set(codes.values()) == {0}, self.outputs()
+
+
+@pytest.fixture
+def start_job(tmp_path):
+    """start_job(program, *arguments, workers=2, servers=1, env={}) -> RunningJob; what is left at the end is killed."""
+    jobs = []
+
+    def start(program, *arguments, workers=2, servers=1, env=None, key=b"6b6579"):
+        job = RunningJob(folder=tmp_path / f"job{len(jobs)}")
+        job.folder.mkdir()
+        jobs.append(job)
+        job.key = job.folder / "key"
+        job.key.write_bytes(key)
+        listening = socket.create_server(("127.0.0.1", 0))
+        job.port = listening.getsockname()[1]
+        shared = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "DMLC_NUM_WORKER": str(workers),
+                  "DMLC_NUM_SERVER": str(servers), "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(job.port),
+                  "DMLTRAIN_JOB": "test", "DMLTRAIN_KEY_FILE": str(job.key), **(env or {})}
+        command = [sys.executable, str(PROGRAMS / program), *map(str, arguments)]
+        roles = [("scheduler", 0)] + [("server", i) for i in range(servers)] + [("worker", i) for i in range(workers)]
+        for role, index in roles:
+            own = {"DMLC_ROLE": role, "DMLC_TASK_ID": str(index), f"DMLC_{role.upper()}_ID": str(index)}
+            inherited = ()
+            if role == "scheduler":
+                own["DMLTRAIN_LISTEN_FD"] = str(listening.fileno())
+                inherited = (listening.fileno(),)
+            with open(job.folder / f"{role}-{index}.log", "wb") as output:
+                job.processes[f"{role}-{index}"] = subprocess.Popen(
+                    command, env={**shared, **own}, stdout=output, stderr=subprocess.STDOUT, pass_fds=inherited,
+                    cwd=job.folder)
+        listening.close()
+        return job
+
+    yield start
+    for job in jobs:
+        for process in job.processes.values():
+            if process.poll() is None:
+                process.kill()
+                process.wait()

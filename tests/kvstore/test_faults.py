@@ -1,0 +1,174 @@
+"""Death, freeze and strangers, with real processes: the job ends within 10 s, everybody says who was lost."""
+
+import signal
+import socket
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dmltrain.kvstore import link, wire
+from dmltrain.kvstore.handshake import Caller
+from dmltrain.kvstore.wire import FrameError, Header, Kind
+
+LOST = 75
+
+
+def others(job, victim):
+    return {name: code for name, code in job.wait(15.0).items() if name != victim}
+
+
+@pytest.mark.parametrize("victim", ["worker-1", "server-0", "scheduler-0"])
+@pytest.mark.parametrize("kind", ["dist_sync", "dist_async"])
+def test_a_killed_process_ends_the_job(start_job, victim, kind):
+    job = start_job("endless.py", kind)
+    job.wait_for_line("worker-0", "ready")
+    job.wait_for_line("worker-1", "ready")
+    killed = time.monotonic()
+    job.processes[victim].kill()
+    codes = others(job, victim)
+    assert time.monotonic() - killed < 10.0
+    assert job.processes[victim].returncode == -signal.SIGKILL
+    assert set(codes.values()) == {LOST}, job.outputs()
+    assert victim.replace("-0", "").replace("-", " ") in job.output("worker-0"), job.outputs()
+
+
+@pytest.mark.parametrize("victim", ["worker-1", "server-0", "scheduler-0"])
+def test_a_frozen_process_ends_the_job(start_job, victim):
+    job = start_job("endless.py", "dist_sync", env={"DMLTRAIN_HEARTBEAT_TIMEOUT": "3"})
+    job.wait_for_line("worker-0", "ready")
+    job.wait_for_line("worker-1", "ready")
+    frozen = time.monotonic()
+    job.processes[victim].send_signal(signal.SIGSTOP)
+    survivors = {name: process for name, process in job.processes.items() if name != victim}
+    for process in survivors.values():
+        process.wait(max(0.1, frozen + 10.0 - time.monotonic()))
+    assert {process.returncode for process in survivors.values()} == {LOST}, job.outputs()
+    assert "gave no sign of life" in job.output("worker-0")
+    assert victim.replace("-0", "").replace("-", " ") in job.output("worker-0"), job.outputs()
+
+
+def test_a_frozen_process_is_named_within_ten_seconds_by_default(start_job):
+    job = start_job("endless.py", "dist_sync")
+    job.wait_for_line("worker-0", "ready")
+    frozen = time.monotonic()
+    job.processes["worker-1"].send_signal(signal.SIGSTOP)
+    job.processes["worker-0"].wait(10.0)
+    assert 5.0 < time.monotonic() - frozen < 10.0
+    assert "worker 1" in job.output("worker-0")
+
+
+def test_a_worker_that_dies_before_it_registers_is_named(start_job):
+    job = start_job("endless.py", "dist_sync", env={"DMLTRAIN_START_TIMEOUT": "4"})
+    job.processes["worker-1"].kill()
+    assert set(others(job, "worker-1").values()) == {LOST}
+    assert "worker 1" in job.output("worker-0"), job.outputs()
+
+
+def test_workers_that_wait_for_each_other_too_long_are_named(start_job):
+    job = start_job("endless.py", "dist_sync", env={"DMLTRAIN_WAIT_TIMEOUT": "2"}, workers=2)
+    job.wait_for_line("worker-0", "ready")
+    started = time.monotonic()
+    job.processes["worker-1"].send_signal(signal.SIGSTOP)  # silent for less than a heartbeat's limit, more than the wait's
+    job.processes["worker-0"].wait(10.0)
+    assert time.monotonic() - started < 6.0
+    assert "worker 1" in job.output("worker-0"), job.outputs()
+
+
+def test_a_wrong_key_is_refused(start_job):
+    job = start_job("endless.py", "dist_sync", env={"DMLTRAIN_START_TIMEOUT": "3"}, workers=1)
+    job.wait_for_line("worker-0", "ready")
+    stranger = Caller.new("test", b"wrong", "worker", 0)
+    with pytest.raises(FrameError, match="does not know this job's key"):
+        link.connect(("127.0.0.1", job.port), stranger, 5.0)
+    job.wait_for_line("scheduler-0", "cut off a stranger")
+    assert job.processes["worker-0"].poll() is None
+
+
+def noise(port: int, data: bytes) -> bytes:
+    """What the listener answers before it hangs up."""
+    answer = b""
+    with socket.create_connection(("127.0.0.1", port), 5.0) as stranger:
+        stranger.settimeout(8.0)
+        try:
+            stranger.sendall(data)
+            stranger.shutdown(socket.SHUT_WR)
+            while piece := stranger.recv(65536):
+                answer += piece
+        except OSError:
+            pass  # cut off in the middle of its noise
+    return answer
+
+
+@pytest.fixture
+def training(start_job):
+    """A job in the middle of its training, with the ports of scheduler and server."""
+    job = start_job("endless.py", "dist_sync", workers=1)
+    job.wait_for_line("worker-0", "ready")
+    pid = job.processes["server-0"].pid
+    inodes = {line.split()[9]: int(line.split()[1].partition(":")[2], 16) for line in open("/proc/net/tcp").readlines()[1:]
+              if line.split()[3] == "0A"}
+    from pathlib import Path
+    own = {str(fd.readlink())[8:-1] for fd in Path(f"/proc/{pid}/fd").iterdir() if str(fd.readlink()).startswith("socket:")}
+    (server_port,) = [port for inode, port in inodes.items() if inode in own]
+    return job, [job.port, server_port]
+
+
+STRANGE = {
+    "noise": b"GET / HTTP/1.1\r\nHost: example\r\n\r\n" * 10,
+    "truncated frame": Header(Kind.HELLO, 100).pack()[:20],
+    "truncated payload": Header(Kind.HELLO, 100).pack() + b"{",
+    "huge length": Header(Kind.HELLO, 1 << 60).pack() + b"x" * 5000,
+    "data before the handshake": Header(Kind.PUSH, 4, 0, 0, 0, 1).pack() + b"\0\0\0\0",
+    "empty": b"",
+    "not an object": Header(Kind.HELLO, 2).pack() + b"[]",
+}
+
+
+def test_strangers_are_cut_off_and_logged_and_training_goes_on(training):
+    job, ports = training
+    for port, owner in zip(ports, ("scheduler-0", "server-0"), strict=True):
+        for count, (name, data) in enumerate(STRANGE.items(), 1):
+            noise(port, data)
+            deadline = time.monotonic() + 10.0
+            while job.output(owner).count("cut off a stranger") < count:
+                assert time.monotonic() < deadline, f"{name} was not logged:\n{job.output(owner)}"
+                time.sleep(0.01)
+        wrong_version = bytearray(Header(Kind.HELLO, 2).pack()[:-4])
+        wrong_version[4] = 77
+        import zlib
+        answer = noise(port, bytes(wrong_version) + zlib.crc32(wrong_version).to_bytes(4, "big") + b"{}")
+        assert b"protocol version 77, expected 1" in answer
+    assert all(process.poll() is None for process in job.processes.values()), job.outputs()
+    job.processes["worker-0"].send_signal(signal.SIGINT)  # it still trains, and ends the job as it would have
+    job.wait(10.0)
+
+
+def test_noise_of_any_shape_never_harms(training):
+    job, ports = training
+
+    @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+    @given(st.binary(max_size=300) | st.binary(max_size=100).map(lambda b: wire.MAGIC + b"\x01\x01" + b))
+    def fuzz(data):
+        for port in ports:
+            noise(port, data)
+
+    fuzz()
+    assert all(process.poll() is None for process in job.processes.values()), job.outputs()
+
+
+def test_a_recorded_connection_proves_nothing(training):
+    """Record a whole handshake as a caller that has the key, then play the caller's bytes again."""
+    job, (port, _) = training
+    caller = Caller.new("test", job.key.read_bytes(), "worker", 5)
+    hello = wire.control(Kind.HELLO, caller.hello())
+    with socket.create_connection(("127.0.0.1", port), 5.0) as sock:
+        sock.sendall(hello)
+        header = Header.unpack(sock.recv(wire.HEADER_SIZE, socket.MSG_WAITALL))
+        proof = wire.control(Kind.PROOF, caller.proof(wire.parse_control(sock.recv(header.length, socket.MSG_WAITALL))))
+        sock.sendall(proof)
+        assert Header.unpack(sock.recv(wire.HEADER_SIZE, socket.MSG_WAITALL)).kind == Kind.ACCEPT
+    answer = noise(port, hello + proof)
+    assert b"does not know this job's key" in answer
+    assert all(process.poll() is None for process in job.processes.values())

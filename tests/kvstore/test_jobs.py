@@ -1,0 +1,46 @@
+"""Whole jobs of real processes: results, and what the old systems get wrong."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+
+@pytest.mark.parametrize("workers, servers", [(1, 1), (2, 2), (3, 1)])
+def test_push_and_pull_as_mxnet_users_expect(start_job, workers, servers):
+    job = start_job("collective.py", workers=workers, servers=servers)
+    job.succeed()
+    assert "all as expected" in job.output("worker-0")
+
+
+def test_training_is_exact(start_job, tmp_path):
+    """dist_sync with n workers and s servers: bit-identical over s and arrival order, and one process's result within
+    1e-5. Every second job pauses at random before its pushes, so that the order of arrival differs."""
+    job = start_job("train_mlp.py", "plain", 0, tmp_path / "plain.npy", workers=1, servers=0,
+                    env={"DMLTRAIN_LISTEN_FD": ""})
+    job.processes.pop("scheduler-0").wait()
+    job.succeed()
+    plain = np.load(tmp_path / "plain.npy")
+    for workers in (1, 2, 4):
+        results = []
+        for servers, pauses in itertools.chain(zip((1, 2, 3), (0, 1, 2), strict=True)):
+            path = tmp_path / f"{workers}-{servers}.npy"
+            start_job("train_mlp.py", "dist_sync", pauses, path, workers=workers, servers=servers).succeed()
+            results.append(np.load(path))
+        assert results[0].tobytes() == results[1].tobytes() == results[2].tobytes()
+        difference = np.linalg.norm(results[0] - plain) / np.linalg.norm(plain)
+        assert difference < 1e-5, f"{workers} workers: {difference}"
+
+
+def test_stepping_on_the_server_is_the_same_mathematics(start_job, tmp_path):
+    """One worker: dist_async with SGD momentum on the server against the same optimizer in the worker."""
+    for kind in ("dist_sync", "dist_async"):
+        start_job("train_mlp.py", kind, 0, tmp_path / f"{kind}.npy", workers=1).succeed()
+    sync, server = (np.load(tmp_path / f"{kind}.npy") for kind in ("dist_sync", "dist_async"))
+    assert np.linalg.norm(sync - server) / np.linalg.norm(sync) < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["dist_async", "dist_ssp"])
+def test_two_workers_without_waiting_for_each_other(start_job, tmp_path, kind):
+    start_job("train_mlp.py", kind, 1, tmp_path / "w.npy", workers=2, servers=2).succeed()
+    assert np.isfinite(np.load(tmp_path / "w.npy")).all()
