@@ -32,6 +32,7 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 import tempfile
 import time
 from typing import NamedTuple
@@ -267,8 +268,7 @@ class Agent:
         self.incoming, self.backlog = bytearray(), bytearray(HELLO)
         self.selector = selectors.DefaultSelector()  # epoll: hands out events in the order they happened
         self.children: dict[int, Child] = {}  # by pid
-        self.sockets: list[socket.socket] = []
-        self.listener: socket.socket | None = None
+        self.sockets: dict[str, socket.socket] = {}  # by purpose, held so that nobody else gets their ports
         self.host, self.mark, self.grace, self.silence = "this host", "", 5.0, 10.0
         self.log_folder: str | None = None
         self.folder: RunFolder | None = None
@@ -281,7 +281,8 @@ class Agent:
 
     # -- the loop ------------------------------------------------------------------------------------------------
 
-    def serve(self) -> None:
+    def serve(self) -> str:
+        """Serve one job to its end; why the launcher was given up, or ""."""
         self._watch_signals()
         for descriptor in (self.stdin, self.stdout):
             os.set_blocking(descriptor, False)
@@ -294,6 +295,7 @@ class Agent:
             self._tend(time.monotonic())
         if self.lost and self.log_folder:
             self._write_last_line(self.log_folder, self.ending.left or [])
+        return self.lost
 
     def _watch_signals(self) -> None:
         wake, self.waker = os.pipe()
@@ -417,15 +419,9 @@ class Agent:
         if job.get("key"):
             self.folder.create(job["key"])
         bind = job.get("bind") or {}
-        ports = {}
-        for purpose in ("scheduler", "master"):
-            if bind.get(purpose) is not None:
-                held = self._bind(bind["address"], bind[purpose])
-                ports[purpose] = held.getsockname()[1]
-                if purpose == "scheduler":
-                    self.listener = held
-                else:
-                    self.sockets.append(held)
+        for purpose in {"scheduler", "master"} & set(bind):
+            self.sockets[purpose] = self._bind(bind["address"], bind[purpose])
+        ports = {purpose: held.getsockname()[1] for purpose, held in self.sockets.items()}
         self.emit("ready", pid=os.getpid(), cores=len(os.sched_getaffinity(0)), ports=ports)
 
     def _bind(self, address: str, port: int) -> socket.socket:
@@ -456,10 +452,8 @@ class Agent:
         if script and not os.path.isfile(os.path.join(workdir, script)):
             raise Refusal(f"script {script} not found on {self.host} (working directory {workdir})", 127)
         environment = dict(base, **task["environment"])
-        listener = self.listener if task.get("listens") else None
-        descriptors: tuple[int, ...] = ()
+        listener = self.sockets.pop("scheduler", None) if task.get("listens") else None
         if listener is not None:
-            descriptors = (listener.fileno(),)
             environment["DMLTRAIN_LISTEN_FD"] = str(listener.fileno())
         pipe, printed = os.pipe()
         try:
@@ -471,7 +465,7 @@ class Agent:
                 stdout=printed,
                 stderr=printed,
                 start_new_session=True,
-                pass_fds=descriptors,
+                pass_fds=[listener.fileno()] if listener is not None else [],
             )
             return Child(task["task"], popen, pipe)
         except (OSError, ValueError) as error:
@@ -482,7 +476,6 @@ class Agent:
             os.close(printed)
             if listener is not None:  # a copy kept open would answer for a dead scheduler
                 listener.close()
-                self.listener = None
 
     def _listen_to(self, child: Child) -> None:
         if child.pipe is not None and not self.paused and child.pipe not in self.selector.get_map():
@@ -572,7 +565,7 @@ class Agent:
         for child in self.children.values():
             self._collect(child)
             self._drain(child)
-        for held in self.sockets:
+        for held in self.sockets.values():
             held.close()
         if self.folder:
             self.folder.remove()
@@ -590,7 +583,7 @@ class Agent:
 def main() -> None:
     os.environ.pop("DMLTRAIN_AGENT", None)  # ours alone; what we start does not inherit it
     become_subreaper()
-    Agent().serve()
+    sys.exit(Agent().serve() or 0)  # words go to standard error: a launcher that was only frozen may yet read them
 
 
 if __name__ == "__main__":

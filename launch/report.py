@@ -10,6 +10,8 @@ from launch.event import signal_name
 from launch.log_folder import stamp
 from launch.supervise import Process, Supervisor, as_shell
 
+WIDTH = 400  # characters shown of a line in a report
+
 
 def failure(supervisor: Supervisor, last_lines: Callable[[int], list[str]], folder: str) -> list[str]:
     """Why the job ended before its workers were done; no lines when it did not."""
@@ -28,7 +30,8 @@ def failure(supervisor: Supervisor, last_lines: Callable[[int], list[str]], fold
 def _last_words(supervisor: Supervisor, process: Process, last_lines: Callable, folder: str) -> list[str]:
     said = last_lines(supervisor.processes.index(process))
     log = f"{folder}/{process.task.name}.log"
-    return [f"its last lines ({log}):" if said else f"it printed nothing ({log})"] + [f"    {line}" for line in said]
+    heading = f"its last lines ({log}):" if said else f"it printed nothing ({log})"
+    return [heading, *(f"    {line[:WIDTH]}" for line in said)]
 
 
 def start_line(supervisor: Supervisor, folder: str) -> str:
@@ -40,10 +43,10 @@ def start_line(supervisor: Supervisor, folder: str) -> str:
 
 def last_line(supervisor: Supervisor) -> str:
     """What is left of the job, as its agents saw it."""
-    left, hosts = supervisor.left, _count(len(supervisor.hosts), "host")
-    pids = [f"pid {pid} on {host}" for host, found in left.items() for pid in found or ()]
-    line = f"{len(pids)} process{'' if len(pids) == 1 else 'es'} left on {hosts}"
-    unseen = [host for host, found in left.items() if found is None]
+    seen = {host: pids for host, pids in supervisor.left.items() if pids is not None}
+    pids = [f"pid {pid} on {host}" for host, found in seen.items() for pid in found]
+    unseen = [host for host in supervisor.hosts if host not in seen]
+    line = f"{len(pids)} process{'' if len(pids) == 1 else 'es'} left on {_count(len(seen), 'host')}"
     words = ([", ".join(pids)] if pids else []) + ([f"not known for {', '.join(unseen)}"] if unseen else [])
     return f"{line}: {'; '.join(words)}" if words else line
 

@@ -22,11 +22,11 @@ from launch.channels import Channel
 from launch.event import Event, Interrupted, Lost, OutputFailed, Started, Tick, from_agent
 from launch.job import Host
 from launch.output import Output
-from launch.supervise import SILENCE_SECONDS, Action, Recover, Send, Supervisor
+from launch.supervise import Action, Recover, Send, Supervisor
 
-BEAT_SECONDS = 2.0
 READER_SECONDS = 2.0  # for the last output to reach the logs
 KEY_BYTES = 32
+BEATS = 5  # heartbeats in the time after which silence means death
 Connect = Callable[[Host, str], Channel]  # opens a channel to a new agent for the job of that mark
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -104,13 +104,13 @@ class Session:
                 channels.send(self.channels[host], message)
 
     def _beat(self) -> None:
-        while not self.closing.wait(BEAT_SECONDS):
+        while not self.closing.wait(self.supervisor.silence / BEATS):
             for host in list(self.channels):
                 self._send(host, {"do": "beat"})
 
     def _read(self, host: str, channel: Channel) -> None:
         try:
-            for kind, task, payload in channels.frames(channel, SILENCE_SECONDS):
+            for kind, task, payload in channels.frames(channel, self.supervisor.silence):
                 if kind == agent.OUTPUT:
                     self._take(task, payload)
                 elif event := from_agent(host, json.loads(payload)):
@@ -118,7 +118,7 @@ class Session:
             reason = channel.close()
         except TimeoutError:
             channel.close()
-            reason = f"said nothing for {SILENCE_SECONDS:g} s"
+            reason = f"said nothing for {self.supervisor.silence:g} s"
         except (channels.ChannelError, ValueError, KeyError, TypeError, OSError) as error:
             reason = f"{channel.close()}: {error}"
         self.events.put(Lost(host, reason))

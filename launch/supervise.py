@@ -99,8 +99,9 @@ class Cause:
 class Supervisor:
     """The state of one job. `handle` each event, do the actions, until `over`; wake with a Tick at `deadline`."""
 
-    def __init__(self, job: Job, hosts: Sequence[Host], grace: float, timeout: float = 0.0):
-        self.job, self.hosts, self.grace = job, {host.name: host for host in hosts}, grace
+    def __init__(self, job: Job, hosts: Sequence[Host], grace: float, timeout: float = 0.0,
+                 silence: float = SILENCE_SECONDS):  # fmt: skip
+        self.job, self.hosts, self.grace, self.silence = job, {host.name: host for host in hosts}, grace, silence
         self.timeout = timeout or math.inf  # s from begin()
         self.processes = [Process(task) for task in tasks(job, hosts, Ports())]
         self.cause: Cause | None = None
@@ -149,7 +150,7 @@ class Supervisor:
 
     def job_message(self, host: str, **more: object) -> dict:
         """The first message to an agent of this job."""
-        return dict(do="job", mark=self.job.mark, host=host, grace=self.grace, silence=SILENCE_SECONDS, **more)
+        return dict(do="job", mark=self.job.mark, host=host, grace=self.grace, silence=self.silence, **more)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take in one event; what is to be done about it."""

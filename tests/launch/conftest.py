@@ -1,4 +1,4 @@
-"""`launcher`: starts dmltrain-launch as a user does, in a folder of its own, and checks that nothing survives a test."""
+"""`launcher`: starts dmltrain-launch as a user does, in a folder of its own; nothing survives a test unnoticed."""
 
 from __future__ import annotations
 

@@ -235,28 +235,6 @@ def test_term_of_the_agent(sleeping):
     assert "the agent on localhost was ended by SIGTERM" in result.err
 
 
-@pytest.mark.slow
-def test_a_frozen_agent_is_replaced(sleeping):
-    launched = sleeping()
-    agent = launched.agent()
-    os.kill(agent, signal.SIGSTOP)
-    result = launched.wait()
-    assert result.code == 125, result
-    assert f"the agent on localhost (pid {agent}) said nothing for 10 s" in result.err
-    assert result.err.splitlines()[-1] == "0 processes left on 1 host"
-    assert result.seconds < 20
-
-
-@pytest.mark.slow
-def test_a_frozen_launcher_loses_its_job(sleeping):
-    launched = sleeping()
-    launched.signal(signal.SIGSTOP)
-    gone(launched, 20)
-    assert (launched.logs / "agent-localhost.log").read_text().endswith("\n0 processes left on 1 host\n")
-    launched.signal(signal.SIGCONT)
-    assert launched.wait().code == 125
-
-
 # -- what hides ------------------------------------------------------------------------------------------------------
 
 HIDING = r"""

@@ -1,0 +1,245 @@
+"""The agent itself, over its channel: its protocol, the order of ends, its life line; and the reading of its frames."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from launch import agent, channels
+from launch.channels import ChannelError, frames
+from launch.channels.local import LocalChannel
+from launch.job import Host, Job
+from launch.log_folder import LogFolder
+from launch.output import Output, Silent
+from launch.session import Session
+from launch.supervise import Supervisor
+
+SILENCE = 20.0  # s; the channel's, for tests that are about something else
+
+
+class Conversation:
+    """An agent with a job on a host "here"."""
+
+    def __init__(self, folder: Path, python: str = sys.executable, silence: float = SILENCE):
+        self.mark = f"test-{os.getpid()}-{random.randrange(10**9)}"
+        self.channel = LocalChannel(Host("here", "127.0.0.1", python), self.mark)
+        self.folder = folder
+        self.printed: dict[int, bytes] = {}
+        self.heard = self._hear()
+        self.send(do="job", mark=self.mark, host="here", key="00", grace=0.5, silence=silence, log_folder=str(folder))
+        self.ready = self.until("ready")
+
+    def send(self, **message: object) -> None:
+        channels.send(self.channel, message)
+
+    def start(self, *commands: list[str]) -> list[int]:
+        """Start one task for each command; their pids."""
+        rows = [
+            {"task": task, "argv": argv, "environment": {"DMLTRAIN_JOB": self.mark}, "workdir": str(self.folder)}
+            for task, argv in enumerate(commands)
+        ]
+        self.send(do="start", unset=[], tasks=rows)
+        return [self.until("started")["pid"] for _ in commands]
+
+    def _hear(self):
+        for kind, task, payload in frames(self.channel, SILENCE):
+            if kind == agent.OUTPUT:
+                self.printed[task] = self.printed.get(task, b"") + payload
+            else:
+                yield json.loads(payload)
+
+    def until(self, event: str) -> dict:
+        """The next event of that name; what comes before it is passed over."""
+        return next(each for each in self.heard if each["event"] == event)
+
+    def stop(self) -> dict:
+        self.send(do="stop", grace=0.5)
+        return self.until("ended")
+
+
+@pytest.fixture(params=["pidfds", "no pidfds"])
+def any_python(request, tmp_path):
+    """A Python for the agent: as it is, and without pidfd_open, as before Linux 5.3."""
+    if request.param == "pidfds":
+        return sys.executable
+    path = tmp_path / "python"
+    path.write_text(
+        f"#!{sys.executable}\nimport os, sys\ndel os.pidfd_open\nexec(sys.argv[sys.argv.index('-c') + 1])\n"
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_task_from_start_to_end(tmp_path, any_python):
+    talk = Conversation(tmp_path, any_python)
+    (pid,) = talk.start(["sh", "-c", "echo out; echo err >&2; printf end; exit 7"])
+    assert talk.until("exited") == {"event": "exited", "task": 0, "code": 7}
+    assert talk.printed == {0: b"out\nerr\nend"}, "all of it before the exit"
+    assert talk.stop()["left"] == []
+    assert talk.channel.close() == "exited with 0"
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_orphans_are_adopted_and_collected(tmp_path, any_python):
+    talk = Conversation(tmp_path, any_python)
+    talk.start(["sh", "-c", "(setsid sh -c 'sleep 0.1; exit 3' &) ; exec sleep 120"])
+    time.sleep(0.3)  # the time in which the orphan ends
+    zombies = [each for each in map(agent.process, children(talk.ready["pid"])) if each and each.state == "Z"]
+    assert zombies == []
+    assert talk.stop()["left"] == []
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_ends_are_reported_in_the_order_they_happened(tmp_path):
+    """Also when the agent was busy meanwhile: it stands still here while all of them die."""
+    talk = Conversation(tmp_path)
+    pids = talk.start(*[["sleep", "120"] for _ in range(20)])
+    order = list(range(20))
+    random.Random(3).shuffle(order)
+    os.kill(talk.ready["pid"], signal.SIGSTOP)
+    for task in order:
+        os.kill(pids[task], signal.SIGKILL)
+        while agent.process(pids[task]).state != "Z":
+            time.sleep(0.001)
+    os.kill(talk.ready["pid"], signal.SIGCONT)
+    assert [talk.until("exited")["task"] for _ in order] == order
+    talk.stop()
+
+
+def test_silence_ends_the_job(tmp_path):
+    talk = Conversation(tmp_path, silence=0.5)
+    (pid,) = talk.start(["sleep", "120"])
+    for _ in range(10):  # a heart that beats keeps it alive
+        time.sleep(0.1)
+        talk.send(do="beat")
+        talk.until("beat")
+    assert Path(f"/proc/{pid}").exists()
+    with pytest.raises(StopIteration):
+        talk.until("ended")
+    assert talk.channel.close() == "exited with 1: no word from the launcher for 0.5 s"
+    assert not Path(f"/proc/{pid}").exists()
+    assert (tmp_path / "agent-here.log").read_text().endswith("0 processes left on 1 host\n")
+
+
+def test_a_refusal_leaves_no_private_folder(tmp_path):
+    talk = Conversation(tmp_path)
+    talk.send(do="start", unset=[], tasks=[{"task": 0, "argv": ["no-such"], "environment": {}, "workdir": "/no/such"}])
+    refused = talk.until("refused")
+    assert (refused["code"], refused["message"]) == (127, "the working directory /no/such does not exist on here")
+    assert talk.stop()["left"] == []
+
+
+def test_members_are_descendants_and_carriers(tmp_path):
+    mark = f"members-{os.getpid()}"
+    environment = dict(os.environ, DMLTRAIN_JOB=mark)
+    marked = subprocess.Popen(["sh", "-c", "env -i /bin/sleep 120; true"], env=environment, start_new_session=True)
+    child = subprocess.Popen(["sleep", "120"])
+    other = subprocess.Popen(["sleep", "120"], env=dict(os.environ, DMLTRAIN_JOB=mark + "x"), start_new_session=True)
+    try:
+        while not children(marked.pid):
+            time.sleep(0.01)
+        found = agent.members(mark, root=child.pid)
+        assert set(found) == {marked.pid, *children(marked.pid)}, "the root itself is none"
+        assert child.pid in agent.members(mark, root=os.getpid())
+        assert other.pid not in found
+    finally:
+        for pid in (*children(marked.pid), marked.pid, child.pid, other.pid):
+            os.kill(pid, signal.SIGKILL)
+        for each in (marked, child, other):
+            each.wait()
+
+
+def test_a_later_process_with_the_same_pid_is_spared():
+    victim = subprocess.Popen(["sleep", "120"])
+    known = agent.process(victim.pid)
+    agent.send_signal(known._replace(start=known.start - 1), signal.SIGKILL)
+    assert victim.poll() is None
+    agent.send_signal(known, signal.SIGKILL)
+    assert victim.wait() == -signal.SIGKILL
+
+
+def test_the_agent_needs_nothing_but_the_standard_library():
+    command, text = channels.agent_command(sys.executable)
+    assert {"-I", "-S"} <= set(command), "neither site-packages nor PYTHONPATH"
+    assert b"import launch" not in text and b"from launch" not in text
+    assert sum(map(len, command)) < 1000, "its text is on its standard input"
+
+
+# -- the reading end -------------------------------------------------------------------------------------------------
+
+
+class Script:
+    """A channel that says what it is told to, piece by piece."""
+
+    def __init__(self, *pieces: bytes):
+        self.pieces = list(pieces)
+
+    def read(self, timeout: float) -> bytes:
+        return self.pieces.pop(0) if self.pieces else b""
+
+
+def frame(kind: int, task: int, payload: bytes) -> bytes:
+    return agent.HEADER.pack(kind, task, len(payload)) + payload
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_frames_arrive_whole_however_they_are_cut(size):
+    said = b"Welcome to host!\n" + agent.HELLO + frame(1, 0, b"a" * 20) + frame(2, 65535, b"") + frame(1, 3, b"\0\n")
+    pieces = [said[start : start + size] for start in range(0, len(said), size)]
+    assert list(frames(Script(*pieces), 1)) == [(1, 0, b"a" * 20), (2, 65535, b""), (1, 3, b"\0\n")]
+
+
+def test_a_host_that_says_something_else():
+    with pytest.raises(ChannelError, match="instead came: python3: command not found"):
+        list(frames(Script(b"python3: command not found\n"), 1))
+    with pytest.raises(ChannelError, match="did not start"):
+        list(frames(Script(*[b"noise" * 1000] * 100), 1))
+
+
+def test_an_agent_that_cannot_start_is_lost_with_its_reason(tmp_path):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'out of luck' >&2\nexit 9\n")
+    python.chmod(0o755)
+    supervisor = run_session(tmp_path, Host("here", "127.0.0.1", str(python)), ("true",))
+    assert supervisor.exit_code == 125
+    assert "the agent on here exited with 9: out of luck" in supervisor.cause.text
+
+
+def run_session(tmp_path: Path, host: Host, argv: tuple[str, ...], silence: float = 10.0, on_all_started=lambda: None):
+    job = Job("session", f"session-{os.getpid()}-{random.randrange(10**9)}", argv, 1, 0, str(tmp_path))
+    supervisor = Supervisor(job, [host], grace=0.5, silence=silence)
+    output = Output(LogFolder(tmp_path / "logs"), ["worker-0"], Silent())
+    Session(supervisor, LocalChannel, output, on_all_started).run(tmp_path / "logs")
+    output.close()
+    return supervisor
+
+
+def test_a_frozen_agent_is_replaced(tmp_path):
+    frozen = []
+
+    def freeze() -> None:
+        me = os.getpid()
+        frozen.extend(pid for pid in children(me) if b"dmltrain-agent" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        os.kill(frozen[0], signal.SIGSTOP)
+
+    began = time.monotonic()
+    host = Host("here", "127.0.0.1", sys.executable)
+    supervisor = run_session(tmp_path, host, ("sleep", "120"), silence=1.0, on_all_started=freeze)
+    assert supervisor.exit_code == 125
+    assert supervisor.cause.text == f"the agent on here (pid {frozen[0]}) said nothing for 1 s"
+    assert supervisor.left == {"here": ()}
+    assert time.monotonic() - began < 10
+    assert agent.members(supervisor.job.mark, root=frozen[0]) == {}
+    assert threading.active_count() < 10

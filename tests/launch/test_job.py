@@ -1,0 +1,76 @@
+"""Which process runs where, with which argv and environment."""
+
+from __future__ import annotations
+
+import pytest
+
+from launch import LaunchError
+from launch.job import Host, Job, Ports, Setting, places, tasks
+
+ONE = [Host("localhost", "127.0.0.1", "/usr/bin/python3", cores=8)]
+TWO = [Host("a", "10.0.0.1", "python3", cores=4), Host("b", "10.0.0.2", "/opt/python", cores=6)]
+
+
+def job(argv=("train.py", "x"), workers=2, servers=2, **more) -> Job:
+    return Job("name", "mark", tuple(argv), workers, servers, "/work", **more)
+
+
+def test_launch_order_is_scheduler_servers_workers_round_robin():
+    found = [(role, rank, host.name) for role, rank, host in places(job(workers=3, servers=2), TWO)]
+    assert found == [
+        ("scheduler", 0, "a"),
+        ("server", 0, "a"),
+        ("server", 1, "b"),
+        ("worker", 0, "a"),
+        ("worker", 1, "b"),
+        ("worker", 2, "a"),
+    ]
+
+
+def test_places_on_two_hosts():
+    found = {task.name: task.environment for task in tasks(job(workers=3), TWO, Ports(9000, 9001))}
+    assert found["worker-0"]["MASTER_ADDR"] == found["worker-1"]["MASTER_ADDR"] == "10.0.0.1"
+    assert [found[f"worker-{rank}"]["LOCAL_RANK"] for rank in range(3)] == ["0", "0", "1"]
+    assert [found[f"worker-{rank}"]["LOCAL_WORLD_SIZE"] for rank in range(3)] == ["2", "1", "2"]
+    assert [found[f"worker-{rank}"]["OMP_NUM_THREADS"] for rank in range(3)] == ["2", "6", "2"]
+    assert found["worker-1"]["DMLC_NODE_HOST"] == "10.0.0.2"
+    assert {each["DMLC_PS_ROOT_URI"] for each in found.values()} == {"10.0.0.1"}
+    assert {each["DMLC_PS_ROOT_PORT"] for each in found.values()} == {"9000"}
+
+
+def test_a_bare_script_gets_each_hosts_python():
+    assert [task.argv for task in tasks(job(servers=0), TWO, Ports())] == [
+        ("python3", "train.py", "x"),
+        ("/opt/python", "train.py", "x"),
+    ]
+    assert tasks(job(("python", "train.py"), servers=0), ONE, Ports())[0].argv == ("python", "train.py")
+
+
+def test_threads_of_a_host_are_shared_by_its_workers():
+    found = {task.name: task.environment["OMP_NUM_THREADS"] for task in tasks(job(workers=3), ONE, Ports())}
+    assert list(found.values()) == ["1", "1", "1", "2", "2", "2"]
+    assert list(found) == ["scheduler-0", "server-0", "server-1", "worker-0", "worker-1", "worker-2"]
+    crowded = tasks(job(workers=20, servers=0), ONE, Ports())
+    assert {task.environment["OMP_NUM_THREADS"] for task in crowded} == {"1"}
+
+
+def test_settings_win_but_not_over_the_contract():
+    settings = (Setting("OMP_NUM_THREADS", "5"), Setting("A", "all"), Setting("A", "w", "worker"), Setting("RANK", "9"))
+    found = {task.name: task.environment for task in tasks(job(settings=settings), ONE, Ports())}
+    assert found["worker-1"]["OMP_NUM_THREADS"] == found["server-0"]["OMP_NUM_THREADS"] == "5"
+    assert (found["worker-1"]["A"], found["server-1"]["A"]) == ("w", "all")
+    assert found["worker-1"]["RANK"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"argv": ()}, "no program given"),
+        ({"workers": 0}, "num-workers is 0: expected 1 or more"),
+        ({"servers": -1}, "num-servers is -1: expected 0 or more"),
+        ({"port": 65536}, "--port is 65536"),
+    ],
+)
+def test_a_job_is_checked_when_made(wrong, message):
+    with pytest.raises(LaunchError, match=message):
+        job(**wrong)

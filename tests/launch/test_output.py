@@ -1,0 +1,128 @@
+"""From log lines to rows, and from chunks to lines."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from launch import LaunchError
+from launch.live import duration, row
+from launch.log_folder import LogFolder
+from launch.output import ENDING_BYTES, WAITING_BYTES, Output, tag
+from launch.progress import Progress
+
+PREFIX = b"2026-11-20 12:00:00,123 Node[0] "
+
+
+class Kept:
+    """A display that keeps what it is shown, once it is let."""
+
+    def __init__(self):
+        self.shown: list[tuple[int, bytes]] = []
+        self.let = threading.Event()
+        self.let.set()
+
+    def show(self, task, lines):
+        self.let.wait(30)
+        self.shown.append((task, lines))
+
+    def close(self):
+        self.shown.append((-1, b"closed"))
+
+
+def test_chunks_become_whole_lines(tmp_path):
+    display = Kept()
+    output = Output(LogFolder(tmp_path), ["worker-0", "worker-1"], display)
+    output.write(0, b"one\ntw")
+    output.write(1, b"other\n")
+    output.write(0, b"o\nthree\nfo")
+    output.write(0, b"ur")
+    output.close()
+    assert display.shown == [(0, b"one\n"), (1, b"other\n"), (0, b"two\nthree\n"), (0, b"four\n"), (-1, b"closed")]
+    assert (tmp_path / "worker-0.log").read_bytes() == b"one\ntwo\nthree\nfour"
+    assert output.last_lines(0, 2) == ["three", "four"]
+
+
+def test_a_slow_display_holds_the_writer_until_the_job_ends(tmp_path):
+    display = Kept()
+    display.let.clear()
+    output = Output(LogFolder(tmp_path), ["worker-0"], display)
+    chunk, count = b"x" * 99_999 + b"\n", 2 * ENDING_BYTES // 100_000
+    written = threading.Semaphore(0)
+
+    def write() -> None:
+        for _ in range(count):
+            output.write(0, chunk)
+            written.release()
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    some = 0
+    while written.acquire(timeout=1):
+        some += 1
+    assert WAITING_BYTES / 100_000 <= some < count / 10
+    output.hurry()
+    thread.join(30)
+    assert not thread.is_alive(), "writes do not block any more"
+    display.let.set()
+    output.close(30)
+    shown = sum(len(lines) for _, lines in display.shown)
+    assert ENDING_BYTES <= shown < ENDING_BYTES + 300_000, "what fits is shown"
+    assert (tmp_path / "worker-0.log").stat().st_size == count * 100_000, "the log has all"
+    (tmp_path / "worker-0.log").unlink()
+
+
+def test_a_log_that_cannot_be_written_is_said_once(tmp_path):
+    display = Kept()
+    output = Output(LogFolder(tmp_path), ["worker-0"], display)
+    output._files[0] = os.open("/dev/full", os.O_WRONLY)
+    with pytest.raises(LaunchError, match="worker-0.log: No space left on device; choose another --log-dir"):
+        output.write(0, b"one\n")
+    output.write(0, b"two\n")
+    output.close()
+    assert display.shown[:-1] == [(0, b"one\n"), (0, b"two\n")]
+
+
+def test_tags():
+    assert tag("worker-0", None) == b"[worker-0] "
+    assert tag("worker-0", 1) == b"\x1b[32m[worker-0] \x1b[0m"
+
+
+def test_progress_of_our_lines():
+    progress = Progress()
+    assert row(progress, 0.0) == ("-", "-", "-", "-", "-")
+    assert not progress.read(PREFIX + b"Training epochs 2 to 3, 100 batches each", 10.0)
+    assert progress.read(PREFIX + b"Epoch[2] Batch [50]\tSpeed: 1733.12 samples/sec\taccuracy=0.312500", 20.0)
+    assert row(progress, 20.0) == ("2/3", "50/100", "1733.1", "0.3125", "0:30")
+    assert not progress.read(PREFIX + b"Epoch[2] Time cost=19.000", 30.0)
+    assert not progress.read(PREFIX + b"Epoch[2] Validation-accuracy=0.500000", 30.0)
+    assert row(progress, 30.0) == ("2/3", "100/100", "1733.1", "0.5000", "0:20")
+    progress.read(PREFIX + b"Epoch[3] Batch [100]\tSpeed: 1.5e+03 samples/sec\taccuracy=nan", 50.0)
+    assert row(progress, 50.0) == ("3/3", "100/100", "1500.0", "nan", "0:00")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"INFO:root:Epoch[0] Batch [20]\tSpeed: 1000.50 samples/sec\tTrain-accuracy=0.25",
+        b"INFO:root:Epoch[0] Batch [0-20]\tSpeed: 1000.50 samples/sec\taccuracy=0.250000",
+        b"2015-11-20 12:00:00,123 Node[1] Epoch[0] Batch [20]\tSpeed: 1000.50 samples/sec\tTrain-accuracy=0.250000",
+    ],
+)
+def test_progress_of_mxnets_lines(line):
+    progress = Progress()
+    assert progress.read(line, 1.0)
+    assert row(progress, 2.0) == ("0", "20", "1000.5", "0.2500", "-"), "no plan, no time left"
+
+
+@pytest.mark.parametrize("line", [b"", b"Epoch[x] Batch [1]", b"Epoch[1] Batch [1]\tSpeed: e samples/sec", b"\xff\0"])
+def test_other_lines_do_no_harm(line):
+    progress = Progress()
+    progress.read(line, 0.0)
+    row(progress, 1.0)
+
+
+def test_durations():
+    assert [duration(seconds) for seconds in (0.4, 61, 3723)] == ["0:00", "1:01", "1:02:03"]

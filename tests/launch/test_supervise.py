@@ -1,0 +1,213 @@
+"""The rules of a job's end, on the bare state machine: events and the time in, actions out."""
+
+from __future__ import annotations
+
+import math
+
+from launch import report
+from launch.event import Ended, Exited, Interrupted, Lost, OutputFailed, Ready, Refused, Started, Stopped, Tick
+from launch.job import Host, Job
+from launch.supervise import FINISH_SECONDS, SUSPECT_SECONDS, Recover, Send, Supervisor
+
+HOSTS = [Host("a", "10.0.0.1", "python3"), Host("b", "10.0.0.2", "python3")]
+SCHEDULER, SERVER_0, SERVER_1, WORKER_0, WORKER_1 = range(5)  # workers 0 and 1 are on a and b, as the servers are
+
+
+class Clock:
+    """A supervisor in the middle of its job, and the time."""
+
+    def __init__(self, timeout: float = 0.0):
+        self.job = Job("name", "mark", ("true",), 2, 2, "/", ())
+        self.supervisor = Supervisor(self.job, HOSTS, grace=5.0, timeout=timeout)
+        self.now = 0.0
+        self.first = self.supervisor.begin("the key", "/logs", self.now)
+        self.say(Ready("a", 10, 4, {"scheduler": 9000, "master": 9001}))
+        self.start = self.say(Ready("b", 20, 2))
+        for task in range(5):
+            self.say(Started("a", task, 100 + task))
+
+    def say(self, *events) -> list:
+        actions = []
+        for event in events:
+            actions += self.supervisor.handle(event, self.now)
+        return actions
+
+    def exit(self, task: int, code: int) -> list:
+        return self.say(Exited("a", task, code))
+
+    def tick(self) -> list:
+        """The time that the supervisor asked for has come."""
+        assert self.supervisor.deadline < math.inf, "nothing is due"
+        self.now = self.supervisor.deadline
+        return self.say(Tick())
+
+    def end(self) -> Supervisor:
+        self.say(Ended("a", ()), Ended("b", ()))
+        assert self.supervisor.over
+        return self.supervisor
+
+
+STOP = [Send("a", {"do": "stop", "grace": 5.0}), Send("b", {"do": "stop", "grace": 5.0})]
+
+
+def test_the_ports_are_known_before_anything_starts():
+    clock = Clock()
+    assert [each.message["bind"] for each in clock.first] == [
+        {"address": "10.0.0.1", "scheduler": 0, "master": 0},
+        {"address": "10.0.0.2"},
+    ]
+    assert [each.host for each in clock.start] == ["a", "b"]
+    rows = [row for each in clock.start for row in each.message["tasks"]]
+    assert {row["environment"]["DMLC_PS_ROOT_PORT"] for row in rows} == {"9000"}
+    assert [row["task"] for row in rows if row["listens"]] == [SCHEDULER]
+    assert sorted(row["task"] for row in rows) == list(range(5))
+
+
+def test_the_first_failure_decides():
+    clock = Clock()
+    assert clock.exit(SERVER_1, -11) == STOP
+    assert clock.exit(WORKER_0, 1) == []
+    assert clock.exit(WORKER_1, -15) == []
+    supervisor = clock.end()
+    assert supervisor.exit_code == 139
+    assert supervisor.cause.text == "server 1 (pid 102 on b) was killed by SIGSEGV"
+
+
+def test_a_lost_peer_yields_to_a_failure_soon_after():
+    clock = Clock()
+    assert clock.exit(WORKER_0, 75) == []
+    clock.now += SUSPECT_SECONDS / 2
+    assert clock.exit(SERVER_0, -9) == STOP
+    supervisor = clock.end()
+    assert supervisor.exit_code == 137
+    lines = report.failure(supervisor, lambda task: ["last"], "logs")
+    assert lines[0] == "server 0 (pid 101 on a) was killed by SIGKILL"
+    assert lines[3].startswith("before that, worker 0 (pid 103 on a) exited with code 75")
+
+
+def test_a_lost_peer_alone_is_the_cause():
+    clock = Clock()
+    clock.exit(WORKER_0, 75)
+    assert clock.supervisor.deadline == SUSPECT_SECONDS
+    assert clock.exit(WORKER_1, 75) == []
+    assert clock.tick() == STOP
+    assert clock.end().exit_code == 75
+    assert clock.supervisor.cause.process.task.rank == 0, "the first"
+
+
+def test_when_all_have_lost_a_peer_nobody_is_waited_for():
+    clock = Clock()
+    for task in range(4):
+        assert clock.exit(task, 75) == []
+    assert clock.exit(WORKER_1, 75) == STOP
+
+
+def test_after_the_workers_the_rest_has_a_moment():
+    clock = Clock()
+    clock.exit(WORKER_0, 0)
+    assert clock.supervisor.deadline == math.inf
+    clock.exit(WORKER_1, 0)
+    assert clock.supervisor.deadline == FINISH_SECONDS
+    clock.exit(SERVER_0, 75)  # it saw the workers go: nothing was lost
+    clock.exit(SERVER_1, 0)
+    assert clock.tick() == STOP
+    clock.exit(SCHEDULER, -15)
+    assert clock.end().exit_code == 0
+    assert report.failure(clock.supervisor, lambda task: [], "logs") == []
+
+
+def test_when_all_are_done_nobody_is_waited_for():
+    clock = Clock()
+    for task in (WORKER_1, SERVER_0, WORKER_0, SCHEDULER):
+        assert clock.exit(task, 0) == []
+    assert clock.exit(SERVER_1, 0) == STOP
+    assert clock.end().exit_code == 0
+
+
+def test_a_failure_while_the_rest_finishes_counts():
+    clock = Clock()
+    clock.exit(WORKER_0, 0)
+    clock.exit(WORKER_1, 0)
+    assert clock.exit(SERVER_0, 4) == STOP
+    assert clock.end().exit_code == 4
+
+
+def test_stopped_processes_are_named():
+    clock = Clock()
+    clock.exit(WORKER_0, 3)
+    clock.say(Stopped("b", ((104, WORKER_1), (999, WORKER_1), (998, None))))
+    lines = report.failure(clock.end(), lambda task: [], "logs")
+    assert lines[-3:] == [
+        "worker 1 (pid 104 on b) is stopped (SIGSTOP?)",
+        "a descendant (pid 999) of worker 1 (pid 104 on b) is stopped (SIGSTOP?)",
+        "a process (pid 998 on b) is stopped (SIGSTOP?)",
+    ]
+    assert clock.supervisor.exit_code == 3
+
+
+def test_a_lost_agent_is_replaced_once():
+    clock = Clock()
+    assert clock.say(Lost("b", "was killed by SIGKILL")) == [Recover("b"), STOP[0]]
+    assert clock.supervisor.cause.text == "the agent on b (pid 20) was killed by SIGKILL"
+    clock.say(Ready("b", 21, 2), Ended("b", ()))
+    clock.say(Ended("a", ()), Lost("b", "exited with 0"))
+    assert clock.supervisor.over
+    assert clock.supervisor.exit_code == 125
+    assert report.last_line(clock.supervisor) == "0 processes left on 2 hosts"
+
+
+def test_a_host_that_is_lost_twice_is_not_known():
+    clock = Clock()
+    clock.say(Lost("b", "said nothing"), Ended("a", ()), Lost("b", "said nothing"))
+    assert clock.supervisor.over
+    assert report.last_line(clock.supervisor) == "0 processes left on 1 host: not known for b"
+
+
+def test_an_agent_that_does_not_end_is_replaced_in_time():
+    clock = Clock()
+    clock.exit(WORKER_0, 1)
+    clock.say(Ended("a", ()))
+    assert clock.tick() == [Recover("b")]
+    assert clock.tick() == []
+    assert clock.supervisor.over and clock.supervisor.left["b"] is None
+    assert clock.supervisor.exit_code == 1, "still the first failure's"
+
+
+def test_what_is_left_is_an_error():
+    clock = Clock()
+    for task in range(5):
+        clock.exit(task, 0)
+    clock.say(Ended("a", (7, 8)), Ended("b", ()))
+    assert clock.supervisor.exit_code == 125
+    assert report.last_line(clock.supervisor) == "2 processes left on 2 hosts: pid 7 on a, pid 8 on a"
+
+
+def test_interruptions():
+    clock = Clock()
+    assert clock.say(Interrupted(2)) == STOP
+    assert clock.say(Interrupted(15)) == [Send(host, {"do": "stop", "grace": 0.0}) for host in "ab"]
+    assert clock.end().exit_code == 130
+
+
+def test_the_time_is_up():
+    clock = Clock(timeout=60.0)
+    clock.exit(SERVER_0, 0)
+    assert clock.tick() == STOP
+    assert clock.end().exit_code == 124
+    assert "server 0" not in clock.supervisor.cause.text
+    assert "worker 0 (pid 103 on a), worker 1 (pid 104 on b)" in clock.supervisor.cause.text
+
+
+def test_a_refusal_and_a_full_disk():
+    for event, code in ((Refused("b", "program x not found", 127), 127), (OutputFailed("cannot write"), 125)):
+        clock = Clock()
+        assert clock.say(event) == STOP
+        assert clock.end().exit_code == code
+
+
+def test_nothing_starts_once_the_end_has_begun():
+    supervisor = Supervisor(Clock().job, HOSTS, grace=5.0)
+    supervisor.begin("key", None, 0.0)
+    supervisor.handle(Ready("a", 10, 4, {"scheduler": 9000, "master": 9001}), 0.0)
+    assert supervisor.handle(Interrupted(2), 0.0) == STOP
+    assert supervisor.handle(Ready("b", 20, 2), 0.0) == []
