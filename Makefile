@@ -1,0 +1,40 @@
+# make demo: set up, train on this machine, print the tables.   make test: set up, run all tests.
+# make check: style.   make bench: the benchmarks behind the README's figures.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
+MXNET := $(shell $(PYTHON) -c 'import sys; print(",mxnet" if sys.version_info < (3, 12) else "")')
+
+.PHONY: demo test check bench clean
+
+demo: $(VENV)/demo.done
+	$(BIN)/dmltrain-launch --launcher local -n 2 -s 2 --job demo --log-dir logs/demo \
+	    examples/train_digits.py --kv-store dist_sync
+	$(BIN)/dmltrain-parse logs/demo
+	@echo
+	@echo "Logs: logs/demo/worker-0.log, worker-1.log, server-0.log, server-1.log, scheduler-0.log; the job: logs/demo/job.json"
+	@echo "Next: $(BIN)/dmltrain-launch -n 2 -s 2 examples/train_cifar10.py --data-dir data \\"
+	@echo "          --network resnet --num-layers 20 --kv-store dist_sync --batch-size 64 --num-epochs 2"
+
+test: $(VENV)/test.done
+	$(BIN)/python -m pytest $(PYTEST_ARGUMENTS)
+
+check: $(VENV)/test.done
+	$(BIN)/ruff check .
+
+bench: $(VENV)/test.done
+	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/kvstore.py
+
+clean:
+	rm -rf $(VENV) build *.egg-info
+
+$(VENV)/demo.done: setup.py constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --editable '.[torch]'
+	@touch $@
+
+$(VENV)/test.done: $(VENV)/demo.done
+	$(PIP) --editable '.[torch,plot,dev$(MXNET)]'
+	@touch $@
