@@ -108,7 +108,7 @@ def test_an_empty_job_is_quick(launcher):
     result = launcher.run("--launcher", "local", "-n", 2, "-s", 2, "true")
     assert result.code == 0
     assert result.err.splitlines()[-1] == "0 processes left on 1 host"
-    assert time.monotonic() - began < 3  # the bar is 1 s on an idle machine; benchmarks have the figure
+    assert time.monotonic() - began < 5  # the bar is 1 s on an idle machine; benchmarks have the figure
 
 
 def test_logs_have_every_byte_and_the_terminal_has_tagged_lines(launcher):

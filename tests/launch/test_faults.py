@@ -15,18 +15,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.launch.conftest import wait_for
+
 # Every process says that it is ready and sleeps; what it does then is the argument.
 PROGRAM = """
 import os, signal, subprocess, sys, time
 name = os.environ["DMLC_ROLE"] + "-" + os.environ["DMLC_TASK_ID"]
 what = sys.argv[1]
 if what == "stubborn":
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"asked\\n"))
 if what == "lost-peer" and name == "worker-0":
     signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
 print("a line of", name)
 print("ready", flush=True)
-time.sleep(120)
+while True:
+    time.sleep(120)
 """
 QUICK = 8.0  # s; the contract says 10, an idle machine takes tenths
 
@@ -168,7 +171,7 @@ def test_ctrl_c_reaches_the_launcher_alone(sleeping):
 def test_a_second_ctrl_c_hurries(sleeping):
     launched = sleeping("stubborn", "--grace", 100)
     launched.signal(signal.SIGINT)
-    time.sleep(0.2)  # any time below the grace will do
+    wait_for(lambda: b"asked" in launched.log("worker-0"), "the end to begin")
     launched.signal(signal.SIGINT)
     result = launched.wait()
     assert result.code == 130
@@ -177,20 +180,18 @@ def test_a_second_ctrl_c_hurries(sleeping):
 
 def test_ctrl_c_before_anything_runs(launcher):
     launched = launcher.start("-n", 40, "-s", 0, "sleep", "120")
-    while not launched.logs.exists():
-        time.sleep(0.001)
+    wait_for(launched.logs.exists, "the log folder")
     launched.signal(signal.SIGINT)
     result = launched.wait()
     assert result.code == 130, result
     assert "Traceback" not in result.err
 
 
-def test_timeout(sleeping):
-    launched = sleeping("sleep", "--timeout", 3)
-    os.kill(launched.pid("server", 1), signal.SIGSTOP)
-    result = launched.wait()
+def test_timeout(launcher):
+    script = '[ "$DMLC_SERVER_ID" = 1 ] && kill -STOP $$; exec sleep 120'
+    result = launcher.run("-n", 1, "-s", 2, "--timeout", 2, "sh", "-c", script)
     assert result.code == 124, result
-    assert "the job took more than 3 s; not ended: scheduler 0 (pid" in result.err
+    assert "the job took more than 2 s; not ended: scheduler 0 (pid" in result.err
     assert "server 1 (pid " in result.err and "is stopped (SIGSTOP?)" in result.err
 
 
@@ -209,10 +210,7 @@ def test_kill_9_of_the_launcher(sleeping, what):
 
 
 def gone(launched, seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while launched.left() and time.monotonic() < end:
-        time.sleep(0.02)
-    assert not launched.left()
+    wait_for(lambda: not launched.left(), "the end of all processes", seconds)
 
 
 @pytest.mark.parametrize("what", ["sleep", "stubborn"])
@@ -270,10 +268,7 @@ def sleepers(seconds: str) -> list[int]:
 
 
 def both_hidden(seconds: str) -> None:
-    end = time.monotonic() + 10
-    while len(sleepers(seconds)) < 2 and time.monotonic() < end:
-        time.sleep(0.01)
-    assert len(sleepers(seconds)) == 2
+    wait_for(lambda: len(sleepers(seconds)) == 2, "two processes that hide")
 
 
 def test_daemons_of_a_finished_worker_are_ended(launcher):
@@ -307,10 +302,7 @@ def test_a_job_within_a_job_ends_with_it(launcher):
     inner = f"{launcher.folder}/inner"
     program = ["python3", "-m", "launch.cli", "-n", "2", "-s", "0", "--log-dir", inner, "sleep", f"{os.getpid()}.14"]
     launched = launcher.start("-n", 1, "-s", 0, *program)
-    end = time.monotonic() + 20
-    while len(sleepers(f"{os.getpid()}.14")) < 2 and time.monotonic() < end:
-        time.sleep(0.01)
-    assert len(sleepers(f"{os.getpid()}.14")) == 2, launched.log("worker-0")
+    both_hidden(f"{os.getpid()}.14")
     launched.signal(signal.SIGTERM)
     assert launched.wait().code == 143
     assert not sleepers(f"{os.getpid()}.14")
@@ -363,9 +355,7 @@ def test_a_terminal_that_stands_still_does_not_keep_a_job_from_its_end(launcher)
     script = launcher.script(FLOOD.format(blocks=10**9))
     launched = launcher.start("-n", 1, "-s", 0, "--grace", 0.5, script, stdout=writing)
     os.close(writing)
-    end = time.monotonic() + 20
-    while not (launcher.folder / "written").exists() and time.monotonic() < end:
-        time.sleep(0.01)
+    wait_for((launcher.folder / "written").exists, "output")
     launched.signal(signal.SIGINT)
     result = launched.wait()
     os.close(reading)
