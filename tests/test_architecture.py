@@ -1,0 +1,78 @@
+"""Imports point one way, and nothing heavy is imported before it is used."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FRAMEWORKS = {"torch", "mxnet"}
+MAY_IMPORT = {  # room of dmltrain -> rooms it may import; what is not listed may import anything
+    "errors": set(),
+    "env": {"errors"},
+    "layers": {"errors"},
+    "models": {"layers", "errors"},
+    "record": {"errors", "env"},
+    "report": {"record", "errors"},
+    "data": {"errors"},
+    "kvstore": {"env", "errors", "backends"},  # backends: only the servers' optimizers, when a job wants them
+    "backends": {"layers", "models", "kvstore", "errors", "options", "optimizer", "metric", "env"},
+}
+
+
+def imports(path: Path, top_level_only: bool = False) -> set[str]:
+    tree = ast.parse(path.read_text())
+    nodes = tree.body if top_level_only else ast.walk(tree)
+    found = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def sources(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def room(path: Path) -> str:
+    return path.relative_to(ROOT / "dmltrain").parts[0].removesuffix(".py")
+
+
+def test_launch_and_dmltrain_import_nothing_of_each_other():
+    assert not [(path.name, name) for path in sources("launch") for name in imports(path) if name.startswith("dmltrain")]
+    assert not [(path.name, name) for path in sources("dmltrain") for name in imports(path)
+                if name.partition(".")[0] == "launch"]
+
+
+@pytest.mark.parametrize("name", MAY_IMPORT)
+def test_rooms_import_only_what_lies_below_them(name):
+    paths = [path for path in sources("dmltrain") if room(path) == name]
+    assert paths
+    for path in paths:
+        used = {full.split(".")[1] for full in imports(path) if full.startswith("dmltrain.")}
+        assert used <= MAY_IMPORT[name] | {name, "__version__"}, f"{path}: {sorted(used - MAY_IMPORT[name])}"
+
+
+def test_frameworks_are_imported_in_backends_only():
+    for path in sources("dmltrain"):
+        if room(path) not in ("backends", "__init__"):
+            found = {full.partition(".")[0] for full in imports(path)} & FRAMEWORKS
+            assert not found, f"{path} imports {found}"
+
+
+def test_the_agent_needs_the_standard_library_only():
+    outside = {full.partition(".")[0] for full in imports(ROOT / "launch/agent.py")} - set(sys.stdlib_module_names)
+    assert not outside
+
+
+@pytest.mark.parametrize("program", ["import dmltrain, dmltrain.kvstore, dmltrain.fit",
+                                     "import launch.cli; launch.cli.launch(['--help'])",
+                                     "import dmltrain.report.cli"])
+def test_no_framework_before_it_is_used(program):
+    check = f"import sys\n{program}\nprint(sorted({FRAMEWORKS} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
