@@ -53,14 +53,18 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "", description: str 
 def train(options: Options, command: str) -> None:
     """Train as `options` say; `command` is for the log. Raises UserError or JobLost."""
     store = kvstore.create(options.kv_store, staleness=options.staleness)  # schedulers and servers serve here, and end
-    run = prepare(options, store, command)
-    for epoch in range(run.first_epoch, options.num_epochs):
-        train_epoch(run, epoch)
-        save(run, epoch)
-        validate(run, epoch)
-        report(run, epoch)
-    run.log.info("Final weights sha256=%s", run.backend.digest())
-    store.close()  # only here: a worker that fails leaves without a word, and the others are told that it is lost
+    try:
+        run = prepare(options, store, command)
+        for epoch in range(run.first_epoch, options.num_epochs):
+            train_epoch(run, epoch)
+            save(run, epoch)
+            validate(run, epoch)
+            report(run, epoch)
+        run.log.info("Final weights sha256=%s", run.backend.digest())
+    except BaseException as error:
+        store.abort(str(error) or type(error).__name__)  # the others end at once, and say why
+        raise
+    store.close()
 
 
 @dataclass
