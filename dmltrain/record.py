@@ -1,23 +1,21 @@
-"""The log lines of a training run: MXNet's grammar, written here by the training loop and read here by `dmltrain-parse`.
+"""The log lines of a training run: MXNet's grammar, written by the training loop and read by `dmltrain-parse`.
 
     2026-11-20 12:00:00,123 Node[0] Epoch[3] Batch [20]<tab>Speed: 1733.12 samples/sec<tab>accuracy=0.312500
     2026-11-20 12:00:09,456 Node[0] Epoch[3] Train-accuracy=0.431200
     2026-11-20 12:00:09,457 Node[0] Epoch[3] Time cost=12.345
     2026-11-20 12:00:10,789 Node[0] Epoch[3] Validation-accuracy=0.502100
 
-Any other fact of an epoch is one more line `Epoch[k] Name=value`. The shapes are those of MXNet's `module/base_module.py` and
-`callback.py` (Speedometer), so its `tools/parse_log.py` reads these lines. Numbers are therefore written without an exponent: that
-tool reads `1.2e-05` as 1.2. This module knows lines and names, not files: `dmltrain.report` finds the lines in logs of every age.
-Importing it costs the standard library only.
+Any other fact of an epoch is one more line `Epoch[k] Name=value`. The shapes are those of MXNet's
+`module/base_module.py` and `callback.py` (Speedometer), so its `tools/parse_log.py` reads these lines. Numbers are
+therefore written without an exponent: that tool reads `1.2e-05` as 1.2. This module knows lines and names, not files:
+`dmltrain.report` finds the lines in logs of every age. Importing it costs the standard library only.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import re
 import sys
-from collections.abc import Iterator
 from decimal import Decimal
 from functools import lru_cache
 from numbers import Integral
@@ -37,9 +35,9 @@ def batch(epoch: int, batch: int, samples_per_second: float, metrics: dict[str, 
 
 
 def value(epoch: int, name: str, value: float) -> str:
-    """The line of one value of an epoch, e.g. `value(3, "Train-accuracy", 0.4312)` -> `Epoch[3] Train-accuracy=0.431200`.
+    """The line of one value of an epoch: `value(3, "Train-accuracy", 0.4312)` -> `Epoch[3] Train-accuracy=0.431200`.
 
-    `name` is as MXNet names it: Train-NAME, Validation-NAME, `Time cost` (seconds), or a fact such as Speed, Memory, Sent.
+    `name` is as MXNet names it: Train-NAME, Validation-NAME, `Time cost` (seconds), or a fact such as Speed or Sent.
     """
     metric = name.startswith(("Train-", "Validation-"))
     text = _decimal(value, _METRIC_PLACES if metric else _PLACES.get(name, _METRIC_PLACES))
@@ -54,7 +52,7 @@ def plan(first_epoch: int, last_epoch: int, batches: int) -> str:
 
 
 def logger(rank: int, stream: TextIO | None = None) -> logging.Logger:
-    """A logger whose lines are `<time> Node[rank] message` on `stream` (now's sys.stderr by default), one write each."""
+    """A logger whose lines are `<time> Node[rank] message` on `stream` (by default sys.stderr), one write each."""
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
     handler.setFormatter(logging.Formatter(f"%(asctime)s Node[{rank}] %(message)s"))
     log = logging.getLogger(f"dmltrain.record.{rank}")
@@ -75,7 +73,7 @@ def _decimal(number: float, places: int) -> str:
     if isinstance(number, Integral):
         return str(int(number))
     number = float(number)
-    if not math.isfinite(number) or 0 < abs(number) < 1e-30:
+    if number and not 1e-30 <= abs(number) < 1e30:  # nan and the infinities too
         return repr(number)
     if 0 < abs(number) < 10.0 ** -(places // 2):  # below 0.001 with 6 places, below 0.1 s with 3
         return format(Decimal(f"{number:.9g}"), "f")
@@ -85,10 +83,11 @@ def _decimal(number: float, places: int) -> str:
 # ---- reading --------------------------------------------------------------------------------------------------------
 
 NUMBER = rb"(?:[-+]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][-+]?\d{1,4})?|[-+]?(?i:nan|inf(?:inity)?))"
-# What may follow a number. Anything else (a letter, a second point, a comma and a digit) means that it was no number: a missing
-# value is better than a wrong one. `#011` is syslog's tab, a backslash begins the `\n` or `\t` of a log kept in JSON strings.
-END = rb"(?=[\s;)\]}|%\"'\\]|#0\d\d|,(?!\d)|\.(?![\d.])|s(?:ec(?:ond)?s?)?\b|$)"
-PAIR = re.compile(rb"([A-Za-z][\w@.+/-]{0,80}(?: cost)?)[ \t]{0,4}[=:][ \t]{0,4}(?:(" + NUMBER + rb")" + END + rb")?")
+# What may follow a number. Anything else (a letter, a second point, a comma and a digit) means that it was no number: a
+# missing value is better than a wrong one. `#011` is syslog's tab; a backslash begins the `\n` of a log kept as JSON.
+END = rb"(?=[\s;()\]}|<%\"'`\\]|#0\d\d|,(?!\d)|\.(?=\s|$)|s(?:ec(?:ond)?s?)?\b|$)"
+PAIR = re.compile(rb"(?<![\w@.+/-])([A-Za-z][\w@.+/-]{0,80}(?: cost)?)[ \t]{0,4}[=:][ \t]{0,4}"
+                  rb"(?:(" + NUMBER + rb")" + END + rb")?")
 
 
 class Pair(NamedTuple):
@@ -101,26 +100,28 @@ class Pair(NamedTuple):
     at_end: bool  # nothing follows the value: where the line was cut off, so may be the value
 
 
-def pairs(text: bytes, section: str = "") -> Iterator[Pair]:
-    """Every `name=value` and `name: value` of `text`; a word such as `validation:` without a value is a section for what follows."""
-    for found in PAIR.finditer(text):
-        name = found[1].decode("ascii", "replace")
-        if found[2] is None:
-            section = _SPLITS.get(name.lower(), section)
+def pairs(text: bytes, section: str = "") -> list[Pair]:
+    """Every `name=value` and `name: value` of `text`; `validation:` alone is the section of what follows."""
+    pairs = []
+    for name, number in PAIR.findall(text):
+        if number:
+            pairs.append(Pair(_key(name, section), float(number), name, number, False))
         else:
-            yield Pair(key(name, section), float(found[2]), found[1], found[2], found.end() == len(text))
+            section = _SPLITS.get(name.decode("ascii").lower(), section)
+    if pairs and text.endswith(pairs[-1].text):
+        pairs[-1] = Pair(*pairs[-1][:4], True)
+    return pairs
 
 
 _SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test", "val": "validation",
            "valid": "validation", "validation": "validation", "eval": "validation"}
 _SPLIT = re.compile(rf"({'|'.join(sorted(_SPLITS, key=len, reverse=True))})[-_ ](.+)")
-_FACTS = {"time cost": "seconds", "time": "seconds", "time-cost": "seconds", "time_cost": "seconds", "training cost": "seconds",
-          "lr": "learning_rate", "loss": "train_loss"}
+_FACTS = {"time cost": "seconds", "time": "seconds", "time-cost": "seconds", "time_cost": "seconds",
+          "training cost": "seconds", "lr": "learning_rate", "loss": "train_loss", "speed": "speed"}
 
 
-@lru_cache(4096)
 def key(name: str, section: str = "") -> str:
-    """The report's key of a printed name: `Train-accuracy` -> train_accuracy, `Time cost` -> seconds, `Memory` -> memory.
+    """The report's key of a printed name: `Train-accuracy` -> train_accuracy, `Time cost` -> seconds, `Sent` -> sent.
 
     `section` (train, validation, test or nothing) is the split of a name that does not say its own.
     """
@@ -135,12 +136,17 @@ def key(name: str, section: str = "") -> str:
     return f"{section}_{metric(name)}" if section else _snake(name)
 
 
+@lru_cache(4096)
+def _key(name: bytes, section: str) -> str:
+    return key(name.decode("ascii"), section)
+
+
 _ACCURACY = re.compile(r"(?:sparse_|categorical_|binary_)*acc(?:uracy)?|prec@1")
 _TOP = re.compile(r"(?:acc(?:uracy)?|prec)?[-_@/]?top[-_]?(\d+)(?:[-_]acc(?:uracy)?)?|(?:acc|prec)@(\d+)|acc(\d+)")
 
 
 def metric(name: str) -> str:
-    """The report's name of a metric: `acc`, `acc-top1` -> accuracy, `acc-top5` -> top_k_accuracy_5, `cross-entropy` -> cross_entropy."""
+    """The report's name of a metric: `acc-top1` -> accuracy, `acc-top5` -> top_k_accuracy_5, `a-b` -> a_b."""
     name = name.lower()
     top = _TOP.fullmatch(name)
     if _ACCURACY.fullmatch(name) or (top and int(top[1] or top[2] or top[3]) == 1):

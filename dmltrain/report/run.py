@@ -13,8 +13,8 @@ Values = dict[str, array]  # key (train_accuracy, seconds, ...) -> every value p
 class Found:
     """What one file says of one run.
 
-    epochs: epoch as printed -> values of its epoch lines. snapshots: epoch -> training metrics of its last batch line, for logs that
-    print no training metric per epoch. first: what the log counts its epochs from (0 or 1), or None where it counts iterations.
+    epochs: epoch as printed -> values of its epoch lines. snapshots: epoch -> training metrics of its last batch line,
+    for logs that print none per epoch. first: what epochs are counted from (0 or 1), None where iterations are counted.
     """
 
     epochs: dict[int, Values] = field(default_factory=dict)
@@ -25,11 +25,11 @@ class Found:
 
 @dataclass(frozen=True)
 class Run:
-    """One run: what a row of JSON and a group of columns of a table show.
+    """One run: an entry of the JSON list, a group of columns of a table.
 
-    log: the path as the user gave it. part: 1, 2, ... where one file holds several runs, else 0. files: the files it was read from.
-    epochs: ascending, as printed. from_last_batch: the epochs whose training metrics are those of a last batch line.
-    faults: what is wrong with the input (the program ends with 2). notes: what a reader of the table should know.
+    log: the path as the user gave it. files: what it was read from. part: 1, 2, ... where one file holds several runs,
+    else 0. epochs: ascending, as printed. from_last_batch: the epochs whose training metrics are those of a last batch
+    line. faults: what is wrong with the input (the program ends with 2). notes: what a reader of the table should know.
     """
 
     log: str
@@ -45,16 +45,17 @@ class Run:
 def merge(log: str, files: Iterable[tuple[str, Found]], part: int = 0, faults: tuple[str, ...] = ()) -> Run:
     """The run whose workers wrote `files` (path, what was found in it): their values side by side."""
     files = list(files)
-    epochs: dict[int, Values] = {}
-    for _, found in files:
+    epochs = dict(files[0][1].epochs) if files else {}
+    for _, found in files[1:]:
         for epoch, values in found.epochs.items():
             for key, numbers in values.items():
                 epochs.setdefault(epoch, {}).setdefault(key, array("d")).extend(numbers)
     stood_in = _stand_in(epochs, [found.snapshots for _, found in files])
     _derive(epochs)
-    firsts = [found.first for _, found in files]
-    return Run(log, tuple(path for path, _ in files), dict(sorted(epochs.items())), min(firsts, key=lambda n: n is None, default=0),
-               part, stood_in, faults, tuple(f"{path}: {note}" for path, found in files for note in found.notes))
+    first = files[0][1].first if files else 0
+    notes = tuple(f"{path}: {note}" for path, found in files for note in found.notes)
+    paths = tuple(path for path, _ in files)
+    return Run(log, paths, dict(sorted(epochs.items())), first, part, stood_in, faults, notes)
 
 
 def _stand_in(epochs: dict[int, Values], snapshots: list[dict[int, dict[str, float]]]) -> tuple[int, ...]:
@@ -72,9 +73,10 @@ def _stand_in(epochs: dict[int, Values], snapshots: list[dict[int, dict[str, flo
 
 
 def _derive(epochs: dict[int, Values]) -> None:
-    """gluoncv prints errors, `err-top1=0.2267`: accuracy is one minus it, a hundred minus it where a log counts in percent."""
+    """gluoncv prints errors, `err-top1=0.2267`: accuracy is 1 minus it, 100 minus it where a log counts in percent."""
     for split in ("train", "validation"):
-        for error, accuracy in ((f"{split}_err_top1", f"{split}_accuracy"), (f"{split}_err_top5", f"{split}_top_k_accuracy_5")):
+        for error, accuracy in (("err_top1", "accuracy"), ("err_top5", "top_k_accuracy_5")):
+            error, accuracy = f"{split}_{error}", f"{split}_{accuracy}"
             holders = [values for values in epochs.values() if error in values and accuracy not in values]
             whole = 100.0 if any(number > 1 for values in holders for number in values[error]) else 1.0
             for values in holders:

@@ -1,13 +1,13 @@
-"""What logs look like. A dialect is a class with `feed(block)`, for each block of a file in turn, and `found()` -> [Found] at its end.
+"""What logs look like. A new dialect is a file and a row in DIALECTS.
 
-A new one is a file and a row in DIALECTS; the first that finds epochs in a file has read it.
+The first dialect that finds epochs in a file has read it.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from dmltrain.report.blocks import Block
+from dmltrain.report.block import Block
 from dmltrain.report.dialect.caffe import Caffe
 from dmltrain.report.dialect.keras import Keras
 from dmltrain.report.dialect.mxnet import MXNet
@@ -15,9 +15,11 @@ from dmltrain.report.run import Found
 
 
 class Dialect(Protocol):
-    def feed(self, block: Block) -> None: ...
+    def feed(self, block: Block) -> bool:
+        """Read the next block of a file; True where its lines are of this dialect, so that no other need look."""
 
-    def found(self) -> list[Found]: ...
+    def found(self) -> list[Found]:
+        """At the end of the file: the runs in it."""
 
 
 DIALECTS: tuple[type[Dialect], ...] = (MXNet, Caffe, Keras)

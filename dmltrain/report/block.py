@@ -1,8 +1,8 @@
 """A log file as blocks of whole lines, in bounded memory whatever the file holds.
 
-Bytes, because decoding a gigabyte of text costs more than finding the few lines that matter. UTF-16 (PowerShell's `>`) is turned into
-UTF-8 and terminal colours are taken out, so that readers see plain lines. A carriage return ends a line as a newline does: progress
-bars draw over themselves with it.
+Bytes, because decoding a gigabyte of text costs more than finding the few lines that matter. UTF-16 (PowerShell's
+`>`) is turned into UTF-8 and terminal colours are taken out, so that readers see plain lines. A carriage return ends a
+line as a newline does: progress bars draw over themselves with it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _COLOUR = re.compile(rb"\x1b\[[0-9;:?]{0,32}[ -/]?[@-~]")
 class Block:
     """Whole lines of a log, or a piece of one.
 
-    data: the bytes. limit: records that begin at or after it belong to the next block, which shows them again. whole: False
-    for what follows the last line end of the file, which may be cut off anywhere.
+    data: the bytes. limit: records that begin at or after it belong to the next block, which shows them again.
+    whole: False for what follows the last line end of the file, which may be cut off anywhere.
     """
 
     def __init__(self, data: bytes, limit: int | None = None, whole: bool = True) -> None:
@@ -39,10 +39,10 @@ class Block:
         return self._held[text]
 
 
-def blocks(stream: BinaryIO) -> Iterator[Block]:
-    """The blocks of `stream` from its present position to its end. OSError as the stream raises it."""
+def blocks(stream: BinaryIO, size: int = CHUNK) -> Iterator[Block]:
+    """The blocks of `stream` to its end, read `size` bytes at a time. OSError as the stream raises it."""
     rest = b""
-    for chunk in _plain(stream):
+    for chunk in _plain(stream, size):
         data = rest + chunk
         if b"\x1b" in data:
             data = _COLOUR.sub(b"", data)
@@ -59,16 +59,17 @@ def blocks(stream: BinaryIO) -> Iterator[Block]:
         yield Block(rest, whole=False)
 
 
-def _plain(stream: BinaryIO) -> Iterator[bytes]:
+def _plain(stream: BinaryIO, size: int) -> Iterator[bytes]:
     """Chunks in an encoding that holds ASCII as it is."""
-    chunk = stream.read(CHUNK)
+    chunk = stream.read(size)
     decode = _decoder(chunk)
     while chunk:
         yield decode(chunk)
-        chunk = stream.read(CHUNK)
+        chunk = stream.read(size)
 
 
 def _decoder(start: bytes) -> Callable[[bytes], bytes]:
+    """What makes such chunks of a file that begins with `start`."""
     if not start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return bytes
     utf16 = codecs.getincrementaldecoder("utf-16")("replace")

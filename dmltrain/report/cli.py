@@ -1,0 +1,114 @@
+"""The program dmltrain-parse; all printing of this package is here.
+
+Exit codes: 0 done; 2 something in the input was wrong (the rest is still shown); 141 the reader of the output left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from dmltrain import record
+from dmltrain.errors import UserError
+from dmltrain.report import plot, reading
+from dmltrain.report.run import Run
+from dmltrain.report.table import AGGREGATES, Table, table
+from dmltrain.report.text import FORMATS
+
+_EXAMPLES = """examples:
+  dmltrain-parse logs/r20                              the run in a folder: the workers' logs taken together
+  dmltrain-parse logs/r20 logs/r50 old.log             three runs side by side
+  dmltrain-parse old.log --aggregate max --format csv
+  dmltrain-parse logs/r20 --metric-names accuracy top_k_accuracy_5 --plot r20.png
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; returns its exit code."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files are not always text
+    try:
+        code = _report(_arguments(argv))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered goes nowhere
+        return 141
+    except KeyboardInterrupt:
+        return 130
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="dmltrain-parse", formatter_class=argparse.RawDescriptionHelpFormatter, epilog=_EXAMPLES,
+        description="Tables of accuracy and time per epoch from the logs of dmltrain, MXNet, gluoncv, Keras and Caffe.")
+    parser.add_argument("logs", nargs="*", metavar="LOG",
+                        help="a log file, a folder with the logs of one run, or - (standard input)")
+    parser.add_argument("--format", choices=list(FORMATS), default="markdown",
+                        help="none: separated by tabs (default: markdown)")
+    parser.add_argument("--aggregate", choices=list(AGGREGATES), default="mean",
+                        help="over the workers of a run (default: mean)")
+    parser.add_argument("--metric-names", nargs="+", default=["accuracy"], metavar="NAME",
+                        help="metrics to show (default: accuracy)")
+    parser.add_argument("--plot", metavar="FILE", help="also draw accuracy and time per epoch, e.g. into out.png")
+    arguments = parser.parse_args(argv)
+    if not arguments.logs:  # `--metric-names accuracy x.log` takes the log for a name
+        arguments.logs = [name for name in arguments.metric_names if os.path.exists(name)]
+        arguments.metric_names = [name for name in arguments.metric_names if not os.path.exists(name)] or ["accuracy"]
+    if not arguments.logs:
+        parser.error("no log named: expected a log file or a folder with the logs of one run (before --metric-names)")
+    return arguments
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    runs, faults = _read(arguments.logs)
+    faults += [fault for run in runs for fault in run.faults]
+    tables = [table(run, arguments.aggregate) for run in runs]
+    sys.stdout.write(FORMATS[arguments.format](tables, arguments.metric_names))
+    sys.stdout.flush()  # before the messages, where both go to one place
+    if arguments.plot:
+        faults += _plot(runs, arguments)
+    for note in [note for run in runs for note in run.notes] + _unknown_metrics(tables, arguments.metric_names):
+        _say("note", note)
+    for fault in faults:
+        _say("error", fault)
+    return 2 if faults else 0
+
+
+def _read(paths: Sequence[str]) -> tuple[list[Run], list[str]]:
+    runs: list[Run] = []
+    faults: list[str] = []
+    for path in paths:
+        try:
+            runs += reading.read(path)
+        except UserError as error:
+            faults.append(str(error))
+    return runs, faults
+
+
+def _plot(runs: Sequence[Run], arguments: argparse.Namespace) -> list[str]:
+    one = "mean" if arguments.aggregate == "all" else arguments.aggregate
+    try:
+        plot.save([table(run, one) for run in runs if run.epochs], arguments.plot)
+    except UserError as error:
+        return [str(error)]
+    return []
+
+
+def _unknown_metrics(tables: Sequence[Table], names: Sequence[str]) -> list[str]:
+    """Names that no run has are most likely mistyped."""
+    keys = {key for one in tables for key in one.keys}
+    known = sorted({key.partition("_")[2] for key in keys if key.startswith(("train_", "validation_"))})
+    unknown = [name for name in names
+               if not {key := record.metric(name), f"train_{key}", f"validation_{key}"} & keys]
+    return [f"no metric {name} in any log: they have {', '.join(known)}" for name in unknown if known]
+
+
+def _say(kind: str, text: str) -> None:
+    print(f"dmltrain-parse: {kind}: {text}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

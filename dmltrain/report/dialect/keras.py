@@ -1,0 +1,67 @@
+"""Keras' progress bars, of every version.
+
+    Epoch 1/5
+    131072/131072 [==============================] - 26s - loss: 0.7221 - acc: 0.4988      2017; later `26s 200us/step`
+    1563/1563 ━━━━━━━━━━ 5s 3ms/step - accuracy: 0.4500 - loss: 1.5 - val_accuracy: 0.51   Keras 3; verbose=2: no bar
+
+An epoch counts when its bar is full. One file often holds several runs one after the other: each is a run of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+
+from dmltrain import record
+from dmltrain.report.block import Block
+from dmltrain.report.run import Found, Values
+
+_HEADER = re.compile(rb"Epoch (\d{1,9})/\d")
+_METRIC = rb"(?: +- +[A-Za-z][\w.]{0,60}: +" + record.NUMBER + record.END + rb")"
+_EVENT = re.compile(
+    rb"Epoch (\d{1,9})/\d{1,9}\b"
+    rb"|(?<![\d:.])(?<!ETA: )(\d{1,9})s(?:(?: +-)? +[\d.]{1,12}[mun]?s/(?:step|epoch|sample|batch)){0,2}"
+    rb"(" + _METRIC + rb"{1,40})")
+_COUNT = re.compile(rb"(\d{1,12})/(\d{1,12})(?!\d)")
+_BAR = 400  # bytes before the seconds in which the bar's count stands
+
+
+class Keras:
+    """Reads blocks of a log; see the module."""
+
+    def __init__(self) -> None:
+        self._runs: list[dict[int, Values]] = []
+        self._epoch = 0
+
+    def feed(self, block: Block) -> bool:
+        if not self._runs and not (block.holds(b"Epoch ") and _HEADER.search(block.data)):
+            return False
+        for event in _EVENT.finditer(block.data):
+            if event.start() >= block.limit:
+                break
+            if event[1]:
+                self._begin(int(event[1]))
+            elif self._runs and (block.whole or event.end() < len(block.data)) and _full(event):
+                self._end(event)
+        return True
+
+    def found(self) -> list[Found]:
+        return [Found(run, first=1) for run in self._runs if run]
+
+    def _begin(self, epoch: int) -> None:
+        if not self._runs or epoch <= self._epoch:
+            self._runs.append({})
+        self._epoch = epoch
+
+    def _end(self, event: re.Match[bytes]) -> None:
+        values = {pair.key: array("d", (pair.value,)) for pair in record.pairs(event[3], "train")}
+        values["seconds"] = array("d", (float(event[2]),))
+        self._runs[-1][self._epoch] = values  # a later full bar of the epoch says more
+
+
+def _full(event: re.Match[bytes]) -> bool:
+    """Whether the bar in front of the seconds, if any, has come to its end."""
+    start = max(0, event.start() - _BAR)
+    line = re.split(rb"[\r\n\x08]", event.string[start:event.start()])[-1]
+    counts = _COUNT.findall(line)
+    return not counts or counts[-1][0] == counts[-1][1]

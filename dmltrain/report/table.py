@@ -1,0 +1,57 @@
+"""A run -> its table: for each epoch, one number per key out of the numbers of all workers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dmltrain.report.run import Run
+
+Cell = float | list[float] | None  # None: the log does not say
+
+MAIN = ("train_accuracy", "validation_accuracy", "seconds")  # keys that every row has
+
+
+def mean(numbers: Sequence[float]) -> float:
+    """nan where one of them is: a worker that diverged must be seen."""
+    if not all(map(math.isfinite, numbers)):
+        return sum(numbers)  # nan or an infinity
+    return math.fsum(numbers) / len(numbers)
+
+
+def largest(numbers: Sequence[float]) -> float:
+    """The largest of those that are numbers, nan if none is."""
+    return max((number for number in numbers if not math.isnan(number)), default=math.nan)
+
+
+def last(numbers: Sequence[float]) -> float:
+    return numbers[-1]
+
+
+AGGREGATES: dict[str, Callable[[Sequence[float]], Cell]] = {"mean": mean, "max": largest, "last": last, "all": list}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A run with its numbers settled. rows: epoch as printed, ascending -> key -> cell; every row has every key."""
+
+    run: Run
+    keys: tuple[str, ...]
+    rows: dict[int, dict[str, Cell]]
+
+    def counted(self) -> dict[int, dict[str, Cell]]:
+        """The rows by epochs counted from 1, or by iterations as they are."""
+        shift = 1 - self.run.first if self.run.first is not None else 0
+        return {epoch + shift: row for epoch, row in self.rows.items()}
+
+
+def table(run: Run, aggregate: str = "mean") -> Table:
+    """`run` with the numbers of each epoch's workers taken together by one of AGGREGATES."""
+    others = {key: None for values in run.epochs.values() for key in values if key not in MAIN}
+    keys = (*MAIN, *others)
+    one = AGGREGATES[aggregate]
+    missing = [] if aggregate == "all" else None
+    rows = {epoch: {key: one(values[key]) if key in values else missing for key in keys}
+            for epoch, values in run.epochs.items()}
+    return Table(run, keys, rows)

@@ -1,0 +1,139 @@
+"""Tables -> text, one function per format.
+
+The table is that of MXNet's tools/parse_log.py: epochs counted from 1, `%f` for metrics, `%.1f` for seconds. Several
+runs stand side by side, each with its name before its columns. JSON is the whole of what was read: all keys, epochs as
+the log prints them.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dmltrain import record
+from dmltrain.report.table import Cell, Table
+
+Show = Callable[[float], str]
+NOTHING = "-"  # the log does not say
+
+
+def markdown(tables: Sequence[Table], metrics: Sequence[str]) -> str:
+    grid = _grid(tables, metrics, _short)
+    lines = [grid[0], ["---"] * len(grid[0]), *grid[1:]] if grid else []
+    return "".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |\n" for line in lines)
+
+
+def tabs(tables: Sequence[Table], metrics: Sequence[str]) -> str:
+    """What MXNet's tool calls `none`."""
+    return "".join("\t".join(line) + "\n" for line in _grid(tables, metrics, _short))
+
+
+def comma_separated(tables: Sequence[Table], metrics: Sequence[str]) -> str:
+    """The same table for programs: numbers to 12 digits, an empty cell where there is none."""
+    text = io.StringIO()
+    lines = _grid(tables, metrics, _long)
+    csv.writer(text, lineterminator="\n").writerows(
+        ["" if cell == NOTHING else cell.strip() for cell in line] for line in lines)
+    return text.getvalue()
+
+
+def as_json(tables: Sequence[Table], metrics: Sequence[str]) -> str:
+    """[{"log", "epochs": [{"epoch", "train_accuracy", "validation_accuracy", "seconds", ...}]}], whatever `metrics`."""
+    return json.dumps([_json_run(table) for table in tables], indent=1, allow_nan=False) + "\n"
+
+
+FORMATS: dict[str, Callable[[Sequence[Table], Sequence[str]], str]] = {
+    "markdown": markdown, "csv": comma_separated, "json": as_json, "none": tabs}
+
+
+def _json_run(table: Table) -> dict[str, object]:
+    run = table.run
+    rows = [{"epoch": epoch, **{key: _json_cell(cell) for key, cell in row.items()}}
+            for epoch, row in table.rows.items()]
+    return {"log": run.log, **({"part": run.part} if run.part else {}), "files": list(run.files),
+            "train_from_last_batch": list(run.from_last_batch), "epochs": rows}
+
+
+def _json_cell(cell: Cell) -> object:
+    """JSON has no nan and no infinity: "nan", "inf", "-inf"."""
+    if isinstance(cell, list):
+        return [_json_cell(number) for number in cell]
+    return cell if cell is None or math.isfinite(cell) else str(cell)
+
+
+# ---- the grid -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Column:
+    heading: str
+    key: str
+    rows: dict[int, dict[str, Cell]]  # by counted epoch
+    show: Show
+
+    def text(self, epoch: int) -> str:
+        cell = self.rows.get(epoch, {}).get(self.key)
+        if isinstance(cell, list):
+            return " ".join(map(self.show, cell)) or NOTHING
+        return NOTHING if cell is None else self.show(cell)
+
+
+def _grid(tables: Sequence[Table], metrics: Sequence[str], show: Show) -> list[list[str]]:
+    """Heading and lines of the one table of all runs that have epochs; nothing where none has."""
+    tables = [table for table in tables if table.rows]
+    if not tables:
+        return []
+    columns = [column for table, name in zip(tables, labels(tables), strict=True)
+               for column in _columns(table, metrics, f"{name} " if len(tables) > 1 else "", show)]
+    epochs = sorted({epoch for column in columns for epoch in column.rows})
+    return [["epoch", *(column.heading for column in columns)],
+            *([f"{epoch:2d}", *(column.text(epoch) for column in columns)] for epoch in epochs)]
+
+
+def _columns(table: Table, metrics: Sequence[str], prefix: str, show: Show) -> list[_Column]:
+    keys = {name: record.metric(name) for name in metrics}
+    facts = {name: key for name, key in keys.items() if key in table.keys}  # --metric-names speed: an epoch has one
+    split = {name: key for name, key in keys.items() if name not in facts}
+    shown = [*((f"train-{name}", f"train_{key}") for name, key in split.items()),
+             *((f"val-{name}", f"validation_{key}") for name, key in split.items()), *facts.items()]
+    rows = table.counted()
+    return [*(_Column(prefix + heading, key, rows, show) for heading, key in shown),
+            _Column(f"{prefix}time", "seconds", rows, _tenths if show is _short else show)]
+
+
+def _short(number: float) -> str:
+    """`%f`; a number too small or too large for that in 6 digits."""
+    return f"{number:f}" if number == 0 or 1e-4 <= abs(number) < 1e9 else f"{number:.6g}"
+
+
+def _tenths(number: float) -> str:
+    return f"{number:.1f}" if abs(number) < 1e9 else f"{number:.6g}"
+
+
+def _long(number: float) -> str:
+    return f"{number:.12g}"
+
+
+# ---- names of runs --------------------------------------------------------------------------------------------------
+
+
+def labels(tables: Sequence[Table]) -> list[str]:
+    """The shortest ends of the runs' paths that tell them apart; numbered where even whole paths are the same."""
+    paths = [tuple(_printable(os.path.normpath(table.run.log)).removesuffix(".log").split(os.sep)) for table in tables]
+    depth = 1
+    while depth < max(map(len, paths), default=0) and len({path[-depth:] for path in paths}) < len(set(paths)):
+        depth += 1
+    names = ["/".join(path[-depth:]) + (f"#{table.run.part}" if table.run.part else "")
+             for path, table in zip(paths, tables, strict=True)]
+    return [name if names.index(name) == place else f"{name} ({names[:place].count(name) + 1})"
+            for place, name in enumerate(names)]
+
+
+def _printable(path: str) -> str:
+    """A path may hold newlines and bytes that are no text; a heading may not."""
+    return "".join(letter if letter.isprintable() else "?" for letter in path)

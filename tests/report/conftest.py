@@ -1,0 +1,49 @@
+"""What the tests of the report share: the real logs, the program as a process, and reading a text as if it were a log."""
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dmltrain.report import reading, run, table
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def logs() -> Path:
+    """The folder of real logs, with mxnet/ and other/."""
+    folder = os.environ.get("DMLTRAIN_LOGS_DIR")
+    if not folder:
+        pytest.skip("DMLTRAIN_LOGS_DIR is not set: a folder with mxnet/ and other/, real logs and their *.expected.json")
+    return Path(folder)
+
+
+@pytest.fixture
+def parse() -> Callable[..., subprocess.CompletedProcess]:
+    """Run dmltrain-parse: `parse(*arguments, **what subprocess.run takes)`. No run ever shows a traceback."""
+
+    def call(*arguments: object, **options) -> subprocess.CompletedProcess:
+        options = {"capture_output": True, "text": True, "timeout": 60, **options}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})}
+        command = [sys.executable, "-m", "dmltrain.report.cli", *map(str, arguments)]
+        done = subprocess.run(command, env=environment, **options)
+        assert "Traceback" not in str(done.stderr)
+        return done
+
+    return call
+
+
+@pytest.fixture
+def rows() -> Callable[..., dict]:
+    """The rows of a log given as text or bytes: epoch -> key -> value. A text with several runs: the rows of the first."""
+
+    def read(log: str | bytes, aggregate: str = "mean") -> dict:
+        found, _ = reading.scan(io.BytesIO(log.encode() if isinstance(log, str) else log))
+        return table.table(run.merge("x.log", [("x.log", found[0])]), aggregate).rows if found else {}
+
+    return read
