@@ -126,6 +126,8 @@ def test_a_frozen_process_is_named_when_others_lose_it(sleeping):
     assert result.code == 75, result
     assert f"worker 1 (pid {frozen} on localhost) is stopped (SIGSTOP?)" in result.err
     assert "worker 0 (pid" in result.err and "exited with code 75" in result.err
+    signals = {row["pid"]: row["signal"] for row in launched.record["processes"]}
+    assert signals[frozen] == "SIGTERM", "it was made to run again, and could end in order"
     assert result.seconds < QUICK
 
 
@@ -162,6 +164,7 @@ def test_a_signal_to_the_launcher_ends_the_job(sleeping, number):
 def test_ctrl_c_reaches_the_launcher_alone(sleeping):
     """A terminal's Ctrl-C goes to the whole foreground process group."""
     launched = sleeping(start_new_session=True)
+    assert os.getsid(launched.agent()) == launched.agent(), "the agent is in no group but its own"
     os.killpg(launched.process.pid, signal.SIGINT)
     result = launched.wait()
     assert result.code == 130
@@ -328,19 +331,25 @@ def memory(pid: int) -> int:
     return 0
 
 
+def stalled(launcher) -> int:
+    """Wait until the printing process has stood still for a second; the bytes it has written."""
+    written, seen = launcher.folder / "written", [0]
+
+    def stands_still() -> bool:
+        time.sleep(1)
+        seen.append(int(written.read_bytes() or 0) if written.exists() else 0)
+        return 0 < seen[-1] == seen[-2]
+
+    wait_for(stands_still, "a stall")
+    return seen[-1]
+
+
 def test_a_worker_that_prints_too_much_slows_itself(launcher):
     reading, writing = os.pipe()  # a terminal that nobody reads
     launched = launcher.start("-n", 1, "-s", 0, launcher.script(FLOOD.format(blocks=1000)), stdout=writing)
     os.close(writing)
-    agent, written, before = launched.agent(), launcher.folder / "written", -1
-    end = time.monotonic() + 20
-    while time.monotonic() < end:  # until it has stood still for a second
-        now = int(written.read_bytes() or 0) if written.exists() else 0
-        if now == before and now:
-            break
-        before = now
-        time.sleep(1)
-    assert 0 < now < 20e6, "bytes in all the buffers between the worker and the terminal"
+    agent = launched.agent()
+    assert stalled(launcher) < 20e6, "bytes in all the buffers between the worker and the terminal"
     assert max(memory(launched.process.pid), memory(agent)) < 80
     got = bytearray()
     while data := os.read(reading, 1 << 20):
@@ -355,7 +364,7 @@ def test_a_terminal_that_stands_still_does_not_keep_a_job_from_its_end(launcher)
     script = launcher.script(FLOOD.format(blocks=10**9))
     launched = launcher.start("-n", 1, "-s", 0, "--grace", 0.5, script, stdout=writing)
     os.close(writing)
-    wait_for((launcher.folder / "written").exists, "output")
+    stalled(launcher)
     launched.signal(signal.SIGINT)
     result = launched.wait()
     os.close(reading)
