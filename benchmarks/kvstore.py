@@ -2,9 +2,10 @@
 
 In a step every worker pushes all keys and pulls all keys (ResNet-50's parameters as 100 arrays, 102 MB) over TCP on
 loopback. A step's time is the slower worker's, measured inside the workers; no barrier is timed. All systems' processes
-are started once and stay, blocked in their sockets, while the others have their turn (the table's `idle` column is the
-proof: cores taken then). Turns are interleaved A B A B, `--repeats` times; a ratio is the median over the pairs. Before
-each step the gradients are written anew, and each step's result is checked, both untimed. All have default settings.
+are started once and stay, blocked in their sockets, while the others have their turn. Turns are interleaved A B A B,
+`--repeats` times; a ratio is the median over the pairs. Before each step the gradients are written anew, and after it
+the result is checked, both untimed. All have default settings. Two columns say whether to trust the times, both should
+be near 0: `idle`, the cores that a system took out of turn; `others`, those that the rest of the machine took in turn.
 
     python benchmarks/kvstore.py [--format table|json] [--systems dmltrain,mxnet,gloo] [--repeats 5] [--megabytes 102]
 """
@@ -22,7 +23,7 @@ from pathlib import Path
 
 import machine
 from kvstore_report import report, table
-from kvstore_team import Contest, Team, TeamFailed
+from kvstore_team import CHECKOUT, Contest, Team, TeamFailed
 from kvstore_workload import KEYS, bytes_of, shapes_of
 
 # In the order of their turns: what is compared runs one after the other.
@@ -63,15 +64,16 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def installed(distribution: str) -> str | None:
-    """Version of an installed distribution, or None; dmltrain counts as installed from a checkout too."""
+    """Version of an installed distribution, or None; of dmltrain this checkout's."""
+    if distribution == "dmltrain":
+        sys.path.insert(0, str(CHECKOUT))
+        import dmltrain
+
+        return dmltrain.__version__
     try:
         return version(distribution)
     except PackageNotFoundError:
-        if distribution != "dmltrain":
-            return None
-        import dmltrain
-
-        return getattr(dmltrain, "__version__", "checkout")
+        return None
 
 
 @contextmanager

@@ -56,6 +56,7 @@ def contest(team: Team) -> dict:
         "seconds_of_each_turn": [block.seconds for block in team.blocks],
         "worker_cpu_seconds": statistics.median(block.worker_cpu_seconds for block in team.blocks),
         "server_cpu_seconds": statistics.median(block.server_cpu_seconds for block in team.blocks),
+        "other_cores": statistics.median(block.other_cores for block in team.blocks),  # taken by all the rest
         "idle_cores": team.idle_cores(),  # taken while others had their turn
         "command": team.command[1:],
         "omp_num_threads": team.base.get("OMP_NUM_THREADS"),
@@ -71,12 +72,12 @@ def table(result: dict) -> str:
         f"{machine['processor']}, {machine['cores']} cores, {machine['system']}; "
         + ", ".join(f"{name} {number}" for name, number in result["versions"].items() if number),
         "",
-        f"{'':44}{'median':>8}{'min':>8}{'max':>8}   CPU: workers  servers    idle",
+        f"{'':44}{'median':>8}{'min':>8}{'max':>8}   CPU: workers  servers    idle  others",
     ]
     for row in result["contests"]:
         lines.append(
             f"{row['label']:44}{milliseconds(row['seconds'])}{row['worker_cpu_seconds'] * 1e3:15.0f}"
-            f"{row['server_cpu_seconds'] * 1e3:9.0f}{row['idle_cores']:8.1%}"
+            f"{row['server_cpu_seconds'] * 1e3:9.0f}{row['idle_cores']:8.2f}{row['other_cores']:8.2f}"
         )
     for name, label in LIMITS.items():
         rate = work["bytes"] / result["limits"][name]["median"] / 1e9

@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 from kvstore_loop import PIPE_VARIABLE
 
+CHECKOUT = Path(__file__).resolve().parents[1]  # the dmltrain that is measured lies beside the benchmark
 LOOPBACK = "127.0.0.1"
 START_DEADLINE = 120.0  # s; importing a framework in four processes on a busy machine
 BLOCK_DEADLINE = 300.0  # s
@@ -49,6 +50,7 @@ class Block:
     seconds: float  # of a step: the slower worker's, median over the steps after warm-up
     worker_cpu_seconds: float  # of a step, all workers' together, mean
     server_cpu_seconds: float  # of a step, all servers' together, mean
+    other_cores: float  # taken by everything else on the machine during the turn
 
 
 class Team:
@@ -93,15 +95,17 @@ class Team:
         """Run `warm_up` steps and then `steps` that count; adds to `blocks`."""
         self.cpu_idle += self.cpu_seconds() - self.cpu_seen
         self.clock_idle += time.monotonic() - self.clock_seen
-        served = self.cpu_seconds("server")
+        served, busy, start = self.cpu_seconds("server"), busy_seconds(), time.monotonic()
+        own = self.cpu_seconds()
         for pipe in self.pipes:
             pipe.send_bytes(json.dumps({"steps": warm_up + steps}).encode())
         answers = [json.loads(self.answer(rank, BLOCK_DEADLINE)) for rank in range(len(self.pipes))]
         self.cpu_seen, self.clock_seen = self.cpu_seconds(), time.monotonic()
+        others = (busy_seconds() - busy - (self.cpu_seen - own)) / (self.clock_seen - start)
         slower = [max(step) for step in zip(*(answer["seconds"] for answer in answers), strict=True)]
         worked = sum(statistics.mean(answer["cpu_seconds"]) for answer in answers)
         served = (self.cpu_seconds("server") - served) / (warm_up + steps)
-        self.blocks.append(Block(statistics.median(slower[warm_up:]), worked, served))
+        self.blocks.append(Block(statistics.median(slower[warm_up:]), worked, served, max(0.0, others)))
 
     def answer(self, rank: int, seconds: float) -> bytes:
         """The worker's next message; raises TeamFailed when any process of the team ends or the time is over."""
@@ -158,6 +162,7 @@ def environment(contest: Contest, workers: int, servers: int, folder: Path) -> d
         "LOCAL_WORLD_SIZE": str(workers),
         "DMLTRAIN_JOB": f"benchmark-{contest.system}-{contest.mode}-{os.getpid()}",
         "DMLTRAIN_KEY_FILE": str(key_file),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")])),
     }
     variables.pop("OMP_NUM_THREADS", None)
     if contest.launcher_threads:
@@ -173,6 +178,12 @@ def role_variables(role: str, rank: int, base: dict[str, str]) -> dict[str, str]
     if "OMP_NUM_THREADS" in base:
         variables["OMP_NUM_THREADS"] = "1"
     return variables | ({"DMLC_SERVER_ID": str(rank)} if role == "server" else {})
+
+
+def busy_seconds() -> float:
+    """CPU seconds that all processes of the machine (and, in a virtual one, its neighbours) have taken so far."""
+    times = psutil.cpu_times()
+    return times.user + times.nice + times.system + getattr(times, "steal", 0.0)
 
 
 def free_port() -> int:
