@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import socket
 import threading
 import time
 from typing import Any
 
 from dmltrain.env import Environment
+from dmltrain.errors import UserError
 from dmltrain.kvstore import link, optimizer_state, wire
 from dmltrain.kvstore.control import Control
 from dmltrain.kvstore.link import Closed, Link, Outbox
@@ -26,7 +28,7 @@ class ServerProcess:
         self._core = ServerCore(environment.num_workers, make_step=make_step, wait_seconds=environment.wait_seconds)
         self._lock = threading.Lock()  # guards _core
         self._outboxes: dict[int, Outbox] = {}
-        self._listening = link.listen(environment.node_host)
+        self._listening = _listen(environment.node_host)
         self._name = f"server {environment.index}"
         self._control = Control(environment, self._listening.getsockname()[1], self._failed)
 
@@ -59,6 +61,7 @@ class ServerProcess:
             outbox.put(wire.control(Kind.ERROR, {"reason": str(error)}))
             outbox.finish(DRAIN_SECONDS)
         connection.close()
+        outbox.finish(DRAIN_SECONDS)
         with self._lock:
             self._reply(self._core.finish(worker))
 
@@ -126,6 +129,14 @@ class ServerProcess:
     def _sent(self, reply: Reply) -> None:
         with self._lock:
             self._core.release(reply)
+
+
+def _listen(host: str) -> socket.socket:
+    try:
+        return link.listen(host)
+    except OSError as error:
+        raise UserError(f"this server cannot listen on DMLC_NODE_HOST={host}: {error.strerror}; "
+                        "give an address of this host") from error
 
 
 def make_step(spec: dict[str, Any], key: int, value: Any) -> Any:

@@ -1,0 +1,80 @@
+"""Which store one gets, and the stores that need no servers."""
+
+import numpy as np
+import pytest
+
+from dmltrain import kvstore
+from dmltrain.env import Environment
+from dmltrain.errors import UserError
+
+ALONE = Environment()
+LAUNCHED = Environment(launched=True, num_workers=2)
+
+
+@pytest.mark.parametrize("kind, options, environment, message", [
+    ("dist", {}, ALONE, "choose one of local, device, dist_sync"),
+    ("dist_sync", {}, ALONE, "dmltrain-launch -n WORKERS"),
+    ("dist_sync", {}, LAUNCHED, "needs at least one server, this job has none (-s 0)"),
+    ("dist_sync", {"staleness": 3}, LAUNCHED, "--staleness belongs to kvstore dist_ssp"),
+])
+def test_mistakes_are_explained(kind, options, environment, message):
+    with pytest.raises(UserError) as raised:
+        kvstore.create(kind, environment=environment, **options)
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", ["local", "device"])
+def test_one_worker_alone_sums_its_devices(kind):
+    kv = kvstore.create(kind, environment=ALONE)
+    kv.init(["a", "b"], [np.zeros(2, np.float32), np.ones((2, 2), np.float32)])
+    kv.push("a", [np.array([1, 2], np.float32), np.array([10, 20], np.float32)])
+    outs = [np.zeros(2, np.float32), np.zeros(2, np.float32)]
+    kv.pull("a", outs)
+    assert [out.tolist() for out in outs] == [[11, 22], [11, 22]]
+    square = np.zeros((2, 2), np.float32)
+    kv.pull("b", square)
+    assert square.tolist() == [[1, 1], [1, 1]]
+
+
+def test_an_optimizer_in_the_local_store_and_its_state(tmp_path):
+    stores = []
+    for _ in range(2):
+        kv = kvstore.create("local", environment=ALONE)
+        kv.init("w", np.zeros(3, np.float32))
+        kv.set_optimizer({"name": "sgd", "lr": 0.5, "momentum": 0.9})
+        stores.append(kv)
+    first, second = stores
+    gradient, out = np.ones(3, np.float32), np.zeros(3, np.float32)
+    first.pushpull("w", gradient, out)
+    assert out.tolist() == [-0.5] * 3
+    first.save_optimizer_states(str(tmp_path / "states.npz"))
+    second.push("w", gradient)
+    second.load_optimizer_states(str(tmp_path / "states.npz"))
+    for kv in stores:
+        kv.pushpull("w", gradient, out)
+        assert out.tolist() == pytest.approx([-0.5 - 0.5 * 1.9] * 3)
+
+
+@pytest.mark.parametrize("spec, message", [
+    ({"name": "magic"}, "unknown optimizer 'magic': servers have sgd, adam"),
+    ({"name": "sgd", "lr": 0.1, "speed": 3}, "optimizer sgd takes lr, momentum"),
+    ({"name": "sgd", "lr": "fast"}, "lr='fast': expected a number"),
+])
+def test_optimizer_specs_are_names_and_numbers(spec, message):
+    kv = kvstore.create("local", environment=ALONE)
+    kv.init("w", np.zeros(3, np.float32))
+    with pytest.raises(UserError) as raised:
+        kv.set_optimizer(spec)
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("action, message", [
+    (lambda kv: kv.push("x", np.zeros(1, np.float32)), "key 'x' was never given to init"),
+    (lambda kv: kv.init(["a", "b"], [np.zeros(1, np.float32)]), "2 keys but 1 values"),
+    (lambda kv: kv.init("a", np.zeros(1, np.int64)), "float32 or float64, this one is int64"),
+    (lambda kv: kv.set_gradient_compression({"type": "2bit"}), "gradient compression '2bit' is not available"),
+])
+def test_wrong_use_is_explained(action, message):
+    with pytest.raises(UserError) as raised:
+        action(kvstore.create("local", environment=ALONE))
+    assert message in str(raised.value)

@@ -1,0 +1,53 @@
+"""The launcher's variables: read once, checked, the key never shown."""
+
+import pytest
+
+from dmltrain import env
+from dmltrain.errors import UserError
+
+WORKER = {"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "3", "DMLC_NUM_SERVER": "2", "DMLC_WORKER_ID": "1",
+          "DMLC_PS_ROOT_URI": "10.0.0.1", "DMLC_PS_ROOT_PORT": "9000", "DMLC_NODE_HOST": "10.0.0.2"}
+
+
+def test_without_a_launcher_a_program_trains_alone():
+    alone = env.read({})
+    assert (alone.role, alone.num_workers, alone.index, alone.launched) == ("worker", 1, 0, False)
+
+
+def test_a_worker_finds_its_place():
+    place = env.read(WORKER)
+    assert (place.index, place.num_workers, place.num_servers) == (1, 3, 2)
+    assert (place.root_host, place.root_port, place.node_host) == ("10.0.0.1", 9000, "10.0.0.2")
+
+
+def test_upstreams_task_id_is_enough():
+    assert env.read({**WORKER, "DMLC_WORKER_ID": "", "DMLC_TASK_ID": "2"}).index == 2
+
+
+def test_heartbeats_cannot_be_switched_off_and_ps_lites_names_count():
+    assert env.read({**WORKER, "PS_HEARTBEAT_TIMEOUT": "0"}).lost_seconds == 6.0
+    assert env.read({**WORKER, "PS_HEARTBEAT_TIMEOUT": "20"}).lost_seconds == 20.0
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"DMLC_ROLE": "king"}, "DMLC_ROLE='king': expected one of scheduler, server, worker"),
+    ({"DMLC_NUM_WORKER": ""}, "DMLC_NUM_WORKER=''"),
+    ({"DMLC_NUM_WORKER": "0"}, "1 or more"),
+    ({"DMLC_WORKER_ID": "3"}, "this job has 3 workers, expected 0 to 2"),
+    ({"DMLC_PS_ROOT_PORT": "many"}, "DMLC_PS_ROOT_PORT='many'"),
+    ({"DMLTRAIN_KEY_FILE": "/does/not/exist"}, "DMLTRAIN_KEY_FILE=/does/not/exist: No such file"),
+    ({"DMLTRAIN_WAIT_TIMEOUT": "soon"}, "DMLTRAIN_WAIT_TIMEOUT='soon': expected a number of seconds"),
+    ({"DMLTRAIN_WAIT_TIMEOUT": "nan"}, "expected a number of seconds"),
+])
+def test_what_is_wrong_is_named(change, message):
+    with pytest.raises(UserError) as raised:
+        env.read({**WORKER, **change})
+    assert message in str(raised.value)
+
+
+def test_the_key_is_read_and_never_shown(tmp_path):
+    path = tmp_path / "key"
+    path.write_text("a-secret\n")
+    place = env.read({**WORKER, "DMLTRAIN_KEY_FILE": str(path)})
+    assert place.key == b"a-secret"
+    assert "a-secret" not in repr(place) + str(place)
