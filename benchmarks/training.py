@@ -4,8 +4,8 @@
 
 All contestants are the real programs, started once, training all the time with the same data, batch, layout and
 precision. They take turns: one runs, the others are stopped (SIGSTOP), round after round (A B C, C B A, ...), so that
-whatever else the machine does hits them alike. Speeds are those that the programs print; an interval that a stop fell into
-is left out. The ratio is the median over the rounds.
+whatever else the machine does hits them alike. Speeds are those that the programs print; an interval that a stop fell
+into is left out. The ratio is the median over the rounds.
 """
 
 import argparse
@@ -85,14 +85,16 @@ class Contestant:
         while len(self._printed()) < count:
             ended = [process.args for process in self.processes if process.poll() is not None]
             if ended or time.monotonic() > end:
-                raise ContestantFailed(f"{self.name}: {'ended' if ended else f'nothing for {seconds} s'}: {self._text()[-2000:]}")
+                reason = "ended" if ended else f"printed nothing for {seconds} s"
+                raise ContestantFailed(f"{self.name} {reason}: {self._text()[-2000:]}")
             time.sleep(0.02)
 
 
 def contestants(network: str, options: argparse.Namespace, folder: Path) -> list[Contestant]:
-    words = ["--batch-size", str(options.batch_size), "--dtype", options.dtype, "--lr", "0.05", "--disp-batches", str(DISPLAY),
-             "--num-epochs", "1000", "--num-examples", str(options.num_examples)]
-    words += ["--dataset", "cifar10", "--data-dir", options.data_dir] if options.data_dir else ["--dataset", "synthetic"]
+    words = ["--batch-size", str(options.batch_size), "--dtype", options.dtype, "--lr", "0.05", "--num-epochs", "1000",
+             "--disp-batches", str(DISPLAY), "--num-examples", str(options.num_examples)]
+    words += ["--dataset", "cifar10" if options.data_dir else "synthetic"]
+    words += ["--data-dir", options.data_dir] if options.data_dir else []
     chosen = NETWORKS[network]
     plain = [sys.executable, str(CHECKOUT / "benchmarks/training_plain.py"), *words, "--network", chosen[1]]
     ours = [sys.executable, str(CHECKOUT / "examples/train_cifar10.py"), *words, *chosen]
@@ -128,6 +130,8 @@ def measure(network: str, options: argparse.Namespace) -> dict:
             for number in range(options.turns):
                 for contestant in field_of if number % 2 == 0 else reversed(field_of):
                     contestant.turn(options.seconds)
+                    print(f"{network} round {number + 1}: {contestant.name} {contestant.speeds[-1]:.1f} images/s",
+                          file=sys.stderr, flush=True)
         finally:
             for contestant in field_of:
                 contestant.end()
@@ -145,13 +149,14 @@ def table(results: dict[str, dict]) -> str:
     lines = ["| network | way | images/s | of plain | least and most of all rounds |", "|---|---|---:|---:|---|"]
     for network, result in results.items():
         for name, speed in result["images_per_second"].items():
-            ratios = result["ratio_to_plain_of_each_turn"].get(name)
-            shown = f"{result['ratio_to_plain'][name]:.3f} | {min(ratios):.3f} to {max(ratios):.3f}" if ratios else " | "
+            ratios = result["ratio_to_plain_of_each_turn"].get(name, [1.0])
+            shown = f"{statistics.median(ratios):.3f} | {min(ratios):.3f} to {max(ratios):.3f}"
             lines.append(f"| {network} | {name} | {speed:.1f} | {shown} |")
     return "\n".join(lines)
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that stopped contestants are ended, too
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", choices=sorted(NETWORKS), default=list(NETWORKS))
     parser.add_argument("--data-dir", help="CIFAR-10's folder; synthetic images of the same shape without it")

@@ -1,7 +1,7 @@
-"""What a good PyTorch programmer writes by hand: the other side of the training benchmark. No part of dmltrain but its data.
+"""What a good PyTorch programmer writes by hand: the other side of the training benchmark. Of dmltrain only its data.
 
-The networks are those of dmltrain.models (tests/benchmarks/test_training.py holds them together), the loop has what makes
-it fast: channels_last, a fused optimizer, set_to_none, in-place ReLU and sums, numbers read only when they are printed.
+The networks are those of dmltrain.models (tests/benchmarks/test_training.py holds them together), the loop has what
+makes it fast: channels_last, a fused optimizer, set_to_none, in-place ReLU and sums, numbers read only to be printed.
 """
 
 import argparse
@@ -42,8 +42,8 @@ def resnet(depth: int = 20) -> nn.Module:
         for unit in range((depth - 2) // 6):
             layers.append(Unit(inputs, channels, 2 if stage and not unit else 1, project=not unit))
             inputs = channels
-    head = [nn.BatchNorm2d(64, eps=2e-5), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)]
-    return nn.Sequential(*layers, *head)
+    layers += [nn.BatchNorm2d(64, eps=2e-5), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(64, 10))
 
 
 def convolution(inputs: int, channels: int, kernel: int, stride: int = 1) -> nn.Sequential:
@@ -66,7 +66,8 @@ def inception() -> nn.Module:
     """MXNet's inception-bn-28-small."""
     layers: list[nn.Module] = [convolution(3, 96, 3)]
     inputs = 96
-    for narrow, wide in [(32, 32), (32, 48), (0, 80), (112, 48), (96, 64), (80, 80), (48, 96), (0, 96), (176, 160), (176, 160)]:
+    for narrow, wide in [(32, 32), (32, 48), (0, 80), (112, 48), (96, 64), (80, 80), (48, 96), (0, 96), (176, 160),
+                         (176, 160)]:
         if narrow:
             layers.append(Fork(convolution(inputs, narrow, 1), convolution(inputs, wide, 3)))
             inputs = narrow + wide

@@ -12,7 +12,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from logging import Logger
 from typing import Any
 
@@ -52,6 +52,8 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "", description: str 
 
 def train(options: Options, command: str) -> None:
     """Train as `options` say; `command` is for the log. Raises UserError or JobLost."""
+    if options.update_on_kvstore is None:
+        options = replace(options, update_on_kvstore=int(env.read().update_on_kvstore))
     store = kvstore.create(options.kv_store, staleness=options.staleness)  # schedulers and servers serve here, and end
     try:
         run = prepare(options, store, command)
@@ -211,7 +213,7 @@ def report(run: Run, epoch: int) -> None:
         **({} if memory is None else {"Device-Memory": memory}),
         "Sent": run.store.bytes_sent - sent, "Received": run.store.bytes_received - received,
         "Learning-rate": run.facts["Learning-rate"],
-        **({} if together(run.store) else {"Staleness": run.store.mean_staleness}),
+        **({} if together(run.store) else {"Staleness": getattr(run.store, "mean_staleness", 0.0)}),
     })
 
 
@@ -238,16 +240,15 @@ def circumstances(run: Run) -> dict[str, Any]:
 
 
 def save(run: Run, epoch: int) -> None:
-    """Write the state after `epoch` (from 0) as checkpoint number epoch + 1. Worker 0 does, for all."""
-    if not run.options.model_prefix:
+    """Write the state after `epoch` (from 0) as checkpoint number epoch + 1. Worker 0 does; the others are on their way
+    to the end of `validate`, so the state rests."""
+    if not run.options.model_prefix or run.store.rank != 0:
         return
-    state = run.backend.state()  # all workers: servers may hold a part of it
-    if run.store.rank == 0:
-        target = checkpoint.path(run.options.model_prefix, epoch + 1)
-        content = {"format": checkpoint.FORMAT, "version": dmltrain.__version__, "epoch": epoch + 1,
-                   **identity(run.options, run.network), "circumstances": circumstances(run), "state": state}
-        checkpoint.write(target, run.backend.encode(content))
-        run.log.info('Saved checkpoint to "%s"', target)
+    target = checkpoint.path(run.options.model_prefix, epoch + 1)
+    content = {"format": checkpoint.FORMAT, "version": dmltrain.__version__, "epoch": epoch + 1,
+               **identity(run.options, run.network), "circumstances": circumstances(run), "state": run.backend.state()}
+    checkpoint.write(target, run.backend.encode(content))
+    run.log.info('Saved checkpoint to "%s"', target)
 
 
 def load(options: Options, network: Network) -> dict[str, Any]:

@@ -12,9 +12,9 @@ import psutil
 
 
 def describe() -> str:
-    """'AMD EPYC, 2 cores, 23.4 GiB memory, Linux 6.1'."""
+    """'AMD EPYC, 2 cores, 23.4 GiB memory, Linux 6.1, Python 3.11.2'."""
     memory = psutil.virtual_memory().total / 2**30
-    system = f"{platform.system()} {platform.release()}"
+    system = f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
     return f"{_processor()}, {len(os.sched_getaffinity(0))} cores, {memory:.1f} GiB memory, {system}"
 
 

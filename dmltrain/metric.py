@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 
 
@@ -22,7 +22,7 @@ class Sums:
         return astuple(self)
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Sums:
+    def of(cls, values: Iterable[float]) -> Sums:
         return cls(*(float(value) for value in values))
 
     def metrics(self, top_k: int = 0) -> dict[str, float]:

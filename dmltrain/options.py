@@ -11,7 +11,7 @@ import dataclasses
 import difflib
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -53,14 +53,18 @@ def integers(text: str) -> tuple[int, ...]:
     return tuple(integer(0)(part) for part in text.replace(" ", "").split(",") if part)
 
 
-def one_of(kind: str, names: Callable[[], Iterable[str]] | Sequence[str], remark: str = "") -> Callable[[str], str]:
+def one_of(kind: str, names: Collection[str], remark: str = "") -> Callable[[str], str]:
     def parse_name(text: str) -> str:
-        valid = sorted(names() if callable(names) else names)
-        if text not in valid:
-            raise argparse.ArgumentTypeError(f"unknown {kind} {text!r}{remark}; valid: {', '.join(valid)}")
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"unknown {kind} {text!r}{remark}; valid: {', '.join(sorted(names))}")
         return text
 
     return parse_name
+
+
+def network_name(text: str) -> str:
+    """As forgiving as MXNet's scripts: 'Inception_BN_28_small' -> 'inception-bn-28-small'."""
+    return one_of("network", models.NETWORKS)(text.strip().lower().replace("_", "-"))
 
 
 def image_shape(text: str) -> tuple[int, int, int]:
@@ -101,7 +105,7 @@ def option(group: str, text: str, parse: Callable[[str], Any], default: Any = No
 class Options:
     """What one training program was asked to do. `None` means: the program's or the data set's own value."""
 
-    network: str = option("Network", "the network to train", one_of("network", models.NETWORKS), "mlp")
+    network: str = option("Network", "the network to train", network_name, "mlp")
     num_layers: int | None = option("Network", "its depth, for networks that have several (resnet)", integer(1))
     dtype: str = option("Network", "precision of the computation; weights stay float32: " + ", ".join(DTYPES),
                         one_of("dtype", DTYPES), "float32")

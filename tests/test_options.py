@@ -26,7 +26,8 @@ def test_the_old_command_line_works_as_it_is():
 
 
 @pytest.mark.parametrize("flag, value, expected", [
-    ("--network", "lenet", "lenet"), ("--num-layers", "20", 20), ("--kv-store", "dist_sync", "dist_sync"),
+    ("--network", "lenet", "lenet"), ("--network", "Inception_BN_28_small", "inception-bn-28-small"),
+    ("--num-layers", "20", 20), ("--kv-store", "dist_sync", "dist_sync"),
     ("--num-epochs", "7", 7), ("--num-examples", "600", 600), ("--lr", "1e-3", 0.001), ("--lr-factor", "0.5", 0.5),
     ("--lr-step-epochs", "10,20", (10, 20)), ("--lr-step-epochs", "", ()), ("--warmup-epochs", "5", 5.0),
     ("--warmup-strategy", "sqrt", "sqrt"), ("--optimizer", "adam", "adam"), ("--mom", "0", 0.0),

@@ -12,14 +12,13 @@ import hashlib
 import io
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 
-from dmltrain import env
 from dmltrain import optimizer as optimizers
 from dmltrain.backends import torch_distributed, torch_layers
 from dmltrain.backends.torch_scaling import LossScale
@@ -27,7 +26,9 @@ from dmltrain.errors import UserError
 from dmltrain.kvstore import TYPES, KVStore
 from dmltrain.layers import Conv, Network
 from dmltrain.metric import Sums
-from dmltrain.options import Options
+
+if TYPE_CHECKING:
+    from dmltrain.options import Options
 
 DECAYED = ("weight", "gamma")  # name endings that weight decay applies to, as MXNet's Optimizer.set_wd_mult
 FUSED = {"SGD": ("cpu", "cuda"), "Adam": ("cpu", "cuda"), "AdamW": ("cpu", "cuda"), "Adagrad": ("cpu",)}
@@ -60,12 +61,11 @@ class TorchBackend:
         self._seen = [0] * len(self._devices)  # training samples since statistics were merged
 
     def _placed(self, module: nn.Module, device: torch.device) -> nn.Module:
-        return copy.deepcopy(module).to(device=device, memory_format=self._layout)
+        return copy.deepcopy(module).to(device).to(memory_format=self._layout)  # type: ignore[call-overload]
 
     def _joined(self, options: Options, store: KVStore) -> torch_distributed.DistributedOptimizer:
         """An optimizer of the first replica's weights whose gradient is the sum over workers."""
-        chosen = options.update_on_kvstore
-        on_servers = bool(env.read().update_on_kvstore if chosen is None else chosen)
+        on_servers = bool(options.update_on_kvstore)
         inner = make_optimizer(self._modules[0], options)
         if options.dtype == "float16":
             if store.is_distributed and (on_servers or TYPES[store.type] != "dist_sync"):
@@ -153,6 +153,7 @@ class TorchBackend:
         with torch.no_grad():
             for other in others:
                 for total, part in zip(first.parameters(), other.parameters(), strict=True):
+                    assert total.grad is not None and part.grad is not None  # backward has run on all
                     total.grad.add_(part.grad.to(total.device, non_blocking=True))
                     part.grad = None
 
@@ -168,7 +169,7 @@ class TorchBackend:
         buffers = [statistics(module) for module in self._modules]
         if buffers[0] and num_workers * len(self._modules) > 1:
             flat = [np.concatenate([each.double().cpu().numpy().ravel() for each in replica]) for replica in buffers]
-            weighted = sum(seen * np.append(values, 1.0) for seen, values in zip(self._seen, flat, strict=True))
+            weighted = np.sum([seen * np.append(values, 1.0) for seen, values in zip(self._seen, flat, strict=True)], 0)
             merged = all_reduce("batch-norm statistics", weighted)
             if merged[-1] > 0:
                 _fill(buffers, merged[:-1] / merged[-1])

@@ -43,8 +43,8 @@ def _by_shape(parameters):
 
 
 def test_it_runs(tmp_path):
-    command = [sys.executable, str(BENCHMARKS / "training.py"), "--networks", "resnet-20", "--turns", "1", "--seconds", "0.1",
-               "--batch-size", "8", "--num-examples", "4000", "--threads", "1", "--format", "json"]
+    command = [sys.executable, str(BENCHMARKS / "training.py"), "--networks", "resnet-20", "--turns", "1",
+               "--seconds", "0.1", "--batch-size", "8", "--num-examples", "4000", "--threads", "1", "--format", "json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["networks"]["resnet-20"]
