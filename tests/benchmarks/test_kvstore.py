@@ -29,7 +29,7 @@ def run(*arguments: str, mark: str = "") -> subprocess.CompletedProcess:
     """Run the benchmark as a user does; `mark` is in the environment of all its processes."""
     environ = os.environ | {"KVSTORE_TEST_MARK": mark}
     command = [sys.executable, str(ROOT / "benchmarks" / "kvstore.py"), *arguments]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600)
 
 
 def test_json_has_the_ratios_and_every_system():
