@@ -27,7 +27,7 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 NETWORKS = {"resnet-20": ["--network", "resnet", "--num-layers", "20"],
             "inception-bn-28-small": ["--network", "inception-bn-28-small"]}
 SPEED = re.compile(r"Batch \[\d+\]\tSpeed: ([\d.]+) samples/sec")
-DISPLAY = 5  # batches between two printed speeds
+DISPLAY = 2  # batches between two printed speeds
 START_SECONDS = 120.0
 FOREVER = "100000"  # s; a stopped process must not count as lost
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import io
 import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 from dmltrain import optimizer as optimizers
-from dmltrain.backends import torch_distributed, torch_layers
+from dmltrain.backends import torch_distributed, torch_layers, torch_state
 from dmltrain.backends.torch_scaling import LossScale
 from dmltrain.errors import UserError
 from dmltrain.kvstore import TYPES, KVStore
@@ -50,7 +49,7 @@ class TorchBackend:
         first = torch_layers.build(network)
         torch_layers.initialise(first, network, options.seed)
         if state:
-            load_weights(first, state["model"])
+            torch_state.load_weights(first, state["model"])
         self._modules = [self._placed(first, device) for device in self._devices]  # one replica on each device
         self._forwards = [compiled(each) if options.compile else each for each in self._modules]
         self._scale: LossScale | None = None
@@ -92,7 +91,8 @@ class TorchBackend:
         self._copy_weights()
         for index, part in enumerate(self._parts(images, labels)):
             loss = self._counted_loss(index, *part, train=True) if len(part[1]) else self._no_loss(index)
-            (loss * (1.0 / total) if self._scale is None else loss * (self._scale.value / total)).backward()
+            scale = 1.0 if self._scale is None else self._scale.value.to(loss.device)
+            (loss * (scale / total)).backward()
             self._seen[index] += len(part[1])
         if len(self._modules) > 1:
             self._sum_gradients()
@@ -190,29 +190,10 @@ class TorchBackend:
 
     def digest(self) -> str:
         """sha256 of all weights and statistics: equal digests mean equal networks, bit for bit."""
-        total = hashlib.sha256()
-        for name, tensor in sorted(self._modules[0].state_dict().items()):
-            total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            total.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-        return total.hexdigest()
+        return torch_state.digest(self._modules[0].state_dict())
 
-    @staticmethod
-    def encode(content: Mapping[str, Any]) -> bytes:
-        """A checkpoint, as the content of its file."""
-        buffer = io.BytesIO()
-        torch.save(dict(content), buffer)
-        return buffer.getvalue()
-
-    @staticmethod
-    def decode(content: bytes) -> dict[str, Any]:
-        """The reverse; reads tensors, numbers and strings only, runs no code. Raises UserError for other content."""
-        try:
-            found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        except Exception as error:  # torch.load documents no list of types
-            raise UserError(f"not a checkpoint: {str(error).splitlines()[0][:200]}") from error
-        if not isinstance(found, dict):
-            raise UserError(f"not a checkpoint: it holds a {type(found).__name__}, expected a dictionary")
-        return found
+    encode = staticmethod(torch_state.encode)
+    decode = staticmethod(torch_state.decode)
 
     # -- facts ----------------------------------------------------------------------------------------------------
 
@@ -293,13 +274,3 @@ def _fill(replicas: list[list[torch.Tensor]], values: np.ndarray) -> None:
         parts = np.split(values, np.cumsum([each.numel() for each in buffers])[:-1])
         for buffer, part in zip(buffers, parts, strict=True):
             buffer.copy_(torch.from_numpy(part.reshape(buffer.shape)))
-
-
-def load_weights(module: nn.Module, found: Mapping[str, torch.Tensor]) -> None:
-    """Raises UserError unless `found` has the module's arrays, all and with their shapes."""
-    own = module.state_dict()
-    for name in sorted({*own, *found}):
-        expected, given = (tuple(each[name].shape) if name in each else "nothing" for each in (own, found))
-        if expected != given:
-            raise UserError(f"the checkpoint is of another network: {name} expected {expected}, found {given}")
-    module.load_state_dict(found)
