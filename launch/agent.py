@@ -44,6 +44,8 @@ NO_TASK = 0xFFFF
 READ_BYTES = 1 << 16  # a pipe's default capacity
 BACKLOG_BYTES = 1 << 20  # unsent output above which the processes are no longer read
 KILL_SECONDS = 3.0  # how long a killed process may take to vanish
+FROZEN_SECONDS = 5.0  # how long a task may be stopped (state T)
+FROZEN_LOOK_SECONDS = 1.0
 LOOK_SECONDS = 0.02, 0.2  # first and longest time between two looks at what is left
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
@@ -179,6 +181,7 @@ class Child:
     def __init__(self, task: int, popen: subprocess.Popen, pipe: int):
         self.task, self.popen = task, popen
         self.pipe: int | None = pipe
+        self.frozen_since: float | None = None  # when it was first seen stopped
         os.set_blocking(pipe, False)
         try:
             self.pidfd = os.pidfd_open(popen.pid)
@@ -273,6 +276,7 @@ class Agent:
         self.log_folder: str | None = None
         self.folder: RunFolder | None = None
         self.heard = time.monotonic()
+        self.look_for_frozen_at = self.heard
         self.paused = False
         self.lost = ""  # why the launcher is thought to be gone
         self.ending: Ending | None = None
@@ -314,6 +318,8 @@ class Agent:
         due = self.heard + self.silence
         if self.ending and not self.ending.over:
             due = min(due, self.ending.look_at)
+        if self.children and not self.ending:
+            due = min(due, self.look_for_frozen_at)
         return max(0.0, due - now)
 
     def _tend(self, now: float) -> None:
@@ -328,6 +334,20 @@ class Agent:
             self.ending.look(now)
             if self.ending.left is not None:
                 self._finish(self.ending.left)
+        if not self.ending and now >= self.look_for_frozen_at:
+            self.look_for_frozen_at = now + FROZEN_LOOK_SECONDS
+            self._report_frozen(now)
+
+    def _report_frozen(self, now: float) -> None:
+        """A task that is stopped for FROZEN_SECONDS is a failure: nobody else may know that it exists yet, or still."""
+        for child in self.children.values():
+            found = process(child.popen.pid) if child.popen.returncode is None else None
+            if found is None or found.state != "T":
+                child.frozen_since = None
+            elif child.frozen_since is None:
+                child.frozen_since = now
+            elif now - child.frozen_since >= FROZEN_SECONDS:
+                self.emit("frozen", task=child.task, seconds=round(now - child.frozen_since))
 
     def _lose(self, why: str) -> None:
         """The launcher is gone: nobody reads any more, so end everything alone."""

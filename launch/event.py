@@ -42,6 +42,15 @@ class Exited:
 
 
 @dataclass(frozen=True)
+class Frozen:
+    """A task has been stopped (state T) for so long that it counts as lost."""
+
+    host: str
+    task: int
+    seconds: int
+
+
+@dataclass(frozen=True)
 class Stopped:
     """Processes found in state T when the job was ended: (pid, task or None)."""
 
@@ -84,7 +93,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = Ready | Refused | Started | Exited | Stopped | Ended | Lost | Interrupted | OutputFailed | Tick
+Event = Ready | Refused | Started | Exited | Frozen | Stopped | Ended | Lost | Interrupted | OutputFailed | Tick
 
 
 def from_agent(host: str, message: dict) -> Event | None:
@@ -99,6 +108,8 @@ def from_agent(host: str, message: dict) -> Event | None:
             return Started(host, **facts)
         case "exited":
             return Exited(host, **facts)
+        case "frozen":
+            return Frozen(host, **facts)
         case "stopped":
             return Stopped(host, tuple((each["pid"], each["task"]) for each in facts["processes"]))
         case "ended":

@@ -1,6 +1,6 @@
 """What a job does about what happens to it. Pure: events and the time in, actions out; `launch.session` does the I/O.
 
-Rules. The first process to fail decides the job's end and its exit code. A process that exits with 75 says that
+Rules. The first process to fail decides the job's end and its exit code; one that stays stopped has failed. A process that exits with 75 says that
 another one was lost, so it yields to another failure that follows within SUSPECT_SECONDS. When all workers have
 exited 0, servers and scheduler have FINISH_SECONDS to end by themselves. The end is one for all hosts: every agent
 is asked once, and asked again only to hurry. The job is over when each has said what is left on its host; an agent
@@ -19,6 +19,7 @@ from launch.event import (
     Ended,
     Event,
     Exited,
+    Frozen,
     Interrupted,
     Lost,
     OutputFailed,
@@ -163,6 +164,10 @@ class Supervisor:
                 self.processes[task].pid = pid
             case Exited():
                 return self._exited(self.processes[event.task], event.code, now)
+            case Frozen(_, task, seconds):
+                process = self.processes[task]
+                text = f"{process.label} has been stopped (SIGSTOP?) for {seconds} s"
+                return self._fail(Cause(128 + signal.SIGSTOP, text, process), now)
             case Stopped():
                 self._note_stopped(event)
             case Ended(host, left):

@@ -1,0 +1,184 @@
+"""The whole through its front door: launcher, servers, training, logs, tables; and every fault of DESIGN's kinds."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LAUNCH = [sys.executable, "-m", "launch.cli"]
+PARSE = [sys.executable, "-m", "dmltrain.report.cli"]
+
+
+@dataclass
+class Launched:
+    process: subprocess.Popen
+    mark: str
+    output: Path
+
+    def text(self) -> str:
+        return self.output.read_text(errors="replace")
+
+    def members(self) -> dict[tuple[str, int], int]:
+        """(role, rank) -> pid of the job's processes, found by a variable that all of them inherit."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            try:
+                environ = dict(item.split(b"=", 1) for item in (entry / "environ").read_bytes().split(b"\0") if b"=" in item)
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            except (OSError, ValueError):
+                continue
+            if environ.get(b"TEST_MARK") == self.mark.encode() and state != "Z":
+                role = environ.get(b"DMLC_ROLE", b"launcher").decode()
+                found[role, int(environ.get(b"DMLC_TASK_ID", b"0"))] = int(entry.name)
+        return found
+
+    def wait_for(self, condition, what: str, seconds: float = 30.0):
+        deadline = time.monotonic() + seconds
+        while not (value := condition()):
+            assert time.monotonic() < deadline, f"{what}: did not happen\n{self.text()}"
+            time.sleep(0.01)
+        return value
+
+    def end(self, seconds: float) -> int:
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"still running after {seconds} s:\n{self.text()}")
+
+
+@pytest.fixture
+def launched(tmp_path):
+    jobs = []
+
+    def launch(*arguments, env=None) -> Launched:
+        mark, output = uuid.uuid4().hex, tmp_path / f"output-{len(jobs)}"
+        variables = {**os.environ, "PYTHONPATH": str(ROOT), "TEST_MARK": mark, **(env or {})}
+        with open(output, "wb") as stream:
+            process = subprocess.Popen([*LAUNCH, *map(str, arguments)], cwd=tmp_path, env=variables, stdout=stream,
+                                       stderr=subprocess.STDOUT, start_new_session=True)
+        jobs.append(Launched(process, mark, output))
+        return jobs[-1]
+
+    yield launch
+    for job in jobs:
+        if job.process.poll() is None:
+            job.process.terminate()
+            job.process.wait(20)
+        for pid in job.members().values():
+            os.kill(pid, signal.SIGKILL)
+
+
+def table(*arguments, cwd) -> str:
+    done = subprocess.run([*PARSE, *map(str, arguments)], cwd=cwd, env={**os.environ, "PYTHONPATH": str(ROOT)},
+                          capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("kind", ["dist_sync", "dist_async"])
+def test_launch_train_and_read_the_tables(launched, tmp_path, kind):
+    job = launched("-n", 2, "-s", 2, "--log-dir", "logs/d", ROOT / "examples/train_digits.py", "--network", "mlp",
+                   "--kv-store", kind, "--num-epochs", 6, "--lr", 0.05)
+    assert job.end(120) == 0, job.text()
+    assert job.text().rstrip().endswith("0 processes left on 1 host")
+    (run,) = json.loads(table("logs/d", "--format", "json", cwd=tmp_path))
+    assert [epoch["epoch"] for epoch in run["epochs"]] == list(range(6))
+    assert run["epochs"][-1]["validation_accuracy"] > 0.9
+    assert all(epoch["seconds"] > 0 and 0 < epoch["train_accuracy"] <= 1 for epoch in run["epochs"])
+    assert re.search(r"^\|\s*6 \|", table("logs/d", cwd=tmp_path), re.MULTILINE)
+    facts = json.loads((tmp_path / "logs/d/job.json").read_text())
+    assert facts["exit_code"] == 0 and "train_digits.py" in json.dumps(facts)
+    names = {path.name for path in (tmp_path / "logs/d").iterdir()}
+    assert {"worker-0.log", "worker-1.log", "server-0.log", "server-1.log", "scheduler-0.log", "job.json"} <= names
+
+
+def test_servers_that_a_job_does_not_need_do_no_harm(launched):
+    job = launched("-n", 1, "-s", 1, "--log-dir", "l", ROOT / "examples/train_digits.py", "--network", "mlp",
+                   "--kv-store", "local", "--num-epochs", 1)
+    assert job.end(60) == 0, job.text()
+
+
+def test_dist_sync_without_servers_is_explained(launched):
+    job = launched("-n", 1, "-s", 0, "--log-dir", "l", ROOT / "examples/train_digits.py", "--kv-store", "dist_sync")
+    assert job.end(60) == 2
+    assert "needs at least one server" in job.text() and "Traceback" not in job.text()
+
+
+@pytest.mark.parametrize("kind", ["dist_sync", "dist_async"])
+def test_a_plain_torch_script_trains_through_the_servers(launched, kind):
+    job = launched("-n", 2, "-s", 2, "--log-dir", "l", ROOT / "examples/plain_torch.py", kind)
+    assert job.end(120) == 0, job.text()
+    accuracies = [float(text) for text in re.findall(r"Validation-accuracy=(\S+)", job.text())]
+    assert len(accuracies) == 2 and min(accuracies) > 0.85
+    if kind == "dist_sync":
+        assert accuracies[0] == accuracies[1]
+
+
+def test_a_plain_torch_script_ends_with_a_message_when_a_worker_is_lost(launched):
+    job = launched("-n", 2, "-s", 1, "--log-dir", "l", ROOT / "examples/plain_torch.py")
+    pid = job.wait_for(lambda: "all here" in job.text() and job.members().get(("worker", 1)), "start", 60)
+    os.kill(pid, signal.SIGKILL)
+    assert job.end(20) == 137, job.text()
+    assert "Traceback" not in job.text() and "worker 1" in job.text()
+
+
+# -- faults -----------------------------------------------------------------------------------------------------------
+
+PHASES = ("start", "middle", "exit")
+
+
+def at_phase(job: Launched, phase: str, role: str, rank: int) -> int:
+    """Wait for the phase; the pid of (role, rank)."""
+    if phase == "start":
+        return job.wait_for(lambda: job.members().get((role, rank)), f"start of {role} {rank}")
+    text = {"middle": "ready", "exit": "closing"}[phase]
+    job.wait_for(lambda: job.text().count(f"] {text}") == 2, phase)
+    return job.members()[role, rank]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["kill", "stop"])
+@pytest.mark.parametrize("role, rank", [("worker", 1), ("server", 0), ("scheduler", 0)])
+def test_a_fault_ends_the_job_and_is_named(launched, tmp_path, role, rank, number, phase):
+    job = launched("-n", 2, "-s", 1, "--log-dir", "l", ROOT / "tests/programs/phases.py", phase, tmp_path)
+    os.kill(at_phase(job, phase, role, rank), number)
+    began = time.monotonic()
+    (tmp_path / "go").touch()
+    code = job.end(20)
+    assert time.monotonic() - began < 10.0, job.text()
+    text = job.text()
+    if number == signal.SIGKILL:
+        assert code == 128 + signal.SIGKILL, text
+        assert re.search(rf"{role} {rank} \(pid \d+ on localhost\) was killed by SIGKILL", text), text
+    else:
+        assert code != 0, text
+        assert re.search(rf"{role} {rank} \(pid \d+ on localhost\).*stopped", text), text
+    assert text.rstrip().endswith("0 processes left on 1 host"), text
+    assert not job.members()
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_to_the_launcher_ends_everything(launched, tmp_path, number, code):
+    job = launched("-n", 2, "-s", 1, "--log-dir", "l", ROOT / "tests/programs/phases.py", "middle", tmp_path)
+    at_phase(job, "middle", "worker", 0)
+    job.process.send_signal(number)
+    assert job.end(10) == code, job.text()
+    assert job.text().rstrip().endswith("0 processes left on 1 host") and not job.members()
+
+
+def test_a_killed_launcher_leaves_nothing(launched, tmp_path):
+    job = launched("-n", 2, "-s", 1, "--log-dir", "l", ROOT / "tests/programs/phases.py", "middle", tmp_path)
+    at_phase(job, "middle", "worker", 0)
+    job.process.kill()
+    job.process.wait()
+    job.wait_for(lambda: not job.members(), "the end of all processes", 10)
+    assert "0 processes left on 1 host" in (tmp_path / "l/agent-localhost.log").read_text()
