@@ -19,20 +19,34 @@ from dmltrain import record
 def test_lines_are_mxnets() -> None:
     metrics = {"accuracy": 0.3125, "top_k_accuracy_5": 0.75}
     assert record.batch(3, 20, 1733.1234, metrics) == (
-        "Epoch[3] Batch [20]\tSpeed: 1733.12 samples/sec\taccuracy=0.312500\ttop_k_accuracy_5=0.750000")
+        "Epoch[3] Batch [20]\tSpeed: 1733.12 samples/sec\taccuracy=0.312500\ttop_k_accuracy_5=0.750000"
+    )
     assert record.value(3, "Train-accuracy", 0.4312) == "Epoch[3] Train-accuracy=0.431200"
     assert record.value(3, "Validation-accuracy", 1.0) == "Epoch[3] Validation-accuracy=1.000000"
     assert record.value(3, "Time cost", 12.3454) == "Epoch[3] Time cost=12.345"
     assert record.plan(0, 3, 391) == "Training epochs 0 to 3, 391 batches each"
 
 
-@pytest.mark.parametrize("name, value, text", [
-    ("Speed", 1733.12, "1733.12"), ("Memory", 512.3, "512.3"), ("Staleness", 1.0, "1.0"), ("Staleness", 0.0, "0.0"),
-    ("Sent", 123456789012, "123456789012"), ("Received", 0, "0"),
-    ("Learning-rate", 0.1, "0.1"), ("Learning-rate", 1.2e-05, "0.000012"), ("Train-loss", 3e-9, "0.000000003"),
-    ("Train-accuracy", math.nan, "nan"), ("Train-cross-entropy", math.inf, "inf"), ("Time cost", 0.0123, "0.0123"),
-    ("Train-cross-entropy", -math.inf, "-inf"), ("Train-accuracy", 0, "0"), ("Train-loss", 1e-40, "1e-40"),
-])
+@pytest.mark.parametrize(
+    "name, value, text",
+    [
+        ("Speed", 1733.12, "1733.12"),
+        ("Memory", 512.3, "512.3"),
+        ("Staleness", 1.0, "1.0"),
+        ("Staleness", 0.0, "0.0"),
+        ("Sent", 123456789012, "123456789012"),
+        ("Received", 0, "0"),
+        ("Learning-rate", 0.1, "0.1"),
+        ("Learning-rate", 1.2e-05, "0.000012"),
+        ("Train-loss", 3e-9, "0.000000003"),
+        ("Train-accuracy", math.nan, "nan"),
+        ("Train-cross-entropy", math.inf, "inf"),
+        ("Time cost", 0.0123, "0.0123"),
+        ("Train-cross-entropy", -math.inf, "-inf"),
+        ("Train-accuracy", 0, "0"),
+        ("Train-loss", 1e-40, "1e-40"),
+    ],
+)
 def test_numbers(name: str, value: float, text: str) -> None:
     assert record.value(7, name, value) == f"Epoch[7] {name}={text}"
 
@@ -48,14 +62,21 @@ def test_a_name_that_could_not_be_read_back_is_refused(name: str) -> None:
 def test_a_line_is_one_write_and_carries_time_and_rank() -> None:
     """Over a datagram socket: each write of the process arrives as a message of its own."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-    program = ("from dmltrain import record\n"
-               "record.logger(9)\n"  # asked twice: still one line each
-               "log = record.logger(2)\n"
-               "record.logger(2)\n"
-               "log.info(record.value(0, 'Train-accuracy', 0.5))\n"
-               "log.info('100% done')\n")
-    subprocess.run([sys.executable, "-c", program], stderr=theirs.fileno(), check=True, timeout=60,
-                   env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    program = (
+        "from dmltrain import record\n"
+        "record.logger(9)\n"  # asked twice: still one line each
+        "log = record.logger(2)\n"
+        "record.logger(2)\n"
+        "log.info(record.value(0, 'Train-accuracy', 0.5))\n"
+        "log.info('100% done')\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program],
+        stderr=theirs.fileno(),
+        check=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     ours.settimeout(10)
     messages = [ours.recv(1000).decode() for _ in range(2)]
     ours.setblocking(False)
@@ -68,51 +89,120 @@ def test_a_line_is_one_write_and_carries_time_and_rank() -> None:
 
 def test_importing_it_costs_the_standard_library_only() -> None:
     program = "import sys; from dmltrain import record; print(*sys.modules)"
-    modules = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60,
-                             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}).stdout.split()
+    modules = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    ).stdout.split()
     assert not {"numpy", "torch", "mxnet", "matplotlib", "dmltrain.report"} & set(modules)
 
 
 # ---- reading --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name, key", [
-    ("Train-accuracy", "train_accuracy"), ("Validation-accuracy", "validation_accuracy"), ("Time cost", "seconds"),
-    ("time cost", "seconds"), ("time", "seconds"), ("Speed", "speed"), ("Device-Memory", "device_memory"),
-    ("Learning-rate", "learning_rate"), ("lr", "learning_rate"), ("Train-top_k_accuracy_5", "train_top_k_accuracy_5"),
-    ("Train-cross-entropy", "train_cross_entropy"), ("val_acc", "validation_accuracy"), ("train", "train_accuracy"),
-    ("val", "validation_accuracy"), ("Validation-acc-top5", "validation_top_k_accuracy_5"), ("loss", "train_loss"),
-    ("Test-accuracy", "test_accuracy"), ("Validation-correct-count", "validation_correct_count"),
-])
+@pytest.mark.parametrize(
+    "name, key",
+    [
+        ("Train-accuracy", "train_accuracy"),
+        ("Validation-accuracy", "validation_accuracy"),
+        ("Time cost", "seconds"),
+        ("time cost", "seconds"),
+        ("time", "seconds"),
+        ("Speed", "speed"),
+        ("Device-Memory", "device_memory"),
+        ("Learning-rate", "learning_rate"),
+        ("lr", "learning_rate"),
+        ("Train-top_k_accuracy_5", "train_top_k_accuracy_5"),
+        ("Train-cross-entropy", "train_cross_entropy"),
+        ("val_acc", "validation_accuracy"),
+        ("train", "train_accuracy"),
+        ("val", "validation_accuracy"),
+        ("Validation-acc-top5", "validation_top_k_accuracy_5"),
+        ("loss", "train_loss"),
+        ("Test-accuracy", "test_accuracy"),
+        ("Validation-correct-count", "validation_correct_count"),
+    ],
+)
 def test_keys(name: str, key: str) -> None:
     assert record.key(name) == key
 
 
-@pytest.mark.parametrize("name, key", [
-    ("acc-top1", "validation_accuracy"), ("acc_top5", "validation_top_k_accuracy_5"), ("accuracy_top5", "validation_top_k_accuracy_5"),
-    ("err-top1", "validation_err_top1"), ("loss", "validation_loss"), ("time", "seconds"), ("prec@1", "validation_accuracy"),
-])
+@pytest.mark.parametrize(
+    "name, key",
+    [
+        ("acc-top1", "validation_accuracy"),
+        ("acc_top5", "validation_top_k_accuracy_5"),
+        ("accuracy_top5", "validation_top_k_accuracy_5"),
+        ("err-top1", "validation_err_top1"),
+        ("loss", "validation_loss"),
+        ("time", "seconds"),
+        ("prec@1", "validation_accuracy"),
+    ],
+)
 def test_keys_in_a_section(name: str, key: str) -> None:
     assert record.key(name, "validation") == key
 
 
-@pytest.mark.parametrize("text, value", [
-    ("0.5", 0.5), (".5", 0.5), ("5.", 5), ("-3", -3), ("1.2e-05", 1.2e-05), ("1E+3", 1000), ("nan", math.nan), ("-inf", -math.inf),
-    ("NaN", math.nan), ("43.12%", 43.12), ("0.5, b", 0.5), ("0.5,b=1", 0.5), ("12.5s", 12.5), ("12.5 sec", 12.5), ("0.5)", 0.5),
-    ("0.5\\n\"", 0.5), ("0.5#011b", 0.5), ("1e999", math.inf), ("0.5.", 0.5), ("0.859832935560859", 0.859832935560859),
-])
+@pytest.mark.parametrize(
+    "text, value",
+    [
+        ("0.5", 0.5),
+        (".5", 0.5),
+        ("5.", 5),
+        ("-3", -3),
+        ("1.2e-05", 1.2e-05),
+        ("1E+3", 1000),
+        ("nan", math.nan),
+        ("-inf", -math.inf),
+        ("NaN", math.nan),
+        ("43.12%", 43.12),
+        ("0.5, b", 0.5),
+        ("0.5,b=1", 0.5),
+        ("12.5s", 12.5),
+        ("12.5 sec", 12.5),
+        ("0.5)", 0.5),
+        ('0.5\\n"', 0.5),
+        ("0.5#011b", 0.5),
+        ("1e999", math.inf),
+        ("0.5.", 0.5),
+        ("0.859832935560859", 0.859832935560859),
+    ],
+)
 def test_numbers_are_read(text: str, value: float) -> None:
     found = record.pairs(f"a={text}".encode())[0].value
     assert found == value or (math.isnan(found) and math.isnan(value))
 
 
-@pytest.mark.parametrize("text", ["", "abc", "0.5.6", "0,4312", "12:30:45", "1.#QNAN", "0x1F", "1_000", "0.5Epoch", "2026-11-20",
-                                  "-", "e5", "12ms", "1.2.3", "0.29INFO:root"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "abc",
+        "0.5.6",
+        "0,4312",
+        "12:30:45",
+        "1.#QNAN",
+        "0x1F",
+        "1_000",
+        "0.5Epoch",
+        "2026-11-20",
+        "-",
+        "e5",
+        "12ms",
+        "1.2.3",
+        "0.29INFO:root",
+    ],
+)
 def test_what_is_no_number_is_left_out(text: str) -> None:
     assert record.pairs(f"a={text}".encode()) == []
 
 
-NAMES = st.sampled_from(["Train-accuracy", "Validation-accuracy", "Train-cross-entropy", "Time cost", "Speed", "Sent", "Staleness"])
+NAMES = st.sampled_from(
+    ["Train-accuracy", "Validation-accuracy", "Train-cross-entropy", "Time cost", "Speed", "Sent", "Staleness"]
+)
 
 
 @given(NAMES, st.floats(allow_nan=False), st.integers(0, 10**9 - 1))
@@ -121,8 +211,10 @@ def test_what_is_written_is_read_back(name: str, value: float, epoch: int) -> No
     (pair,) = record.pairs(text.encode())
     assert header == f"Epoch[{epoch}"
     assert pair.key == record.key(name)
-    assert math.isclose(pair.value, value, rel_tol=1e-8, abs_tol=0.0005 if name == "Time cost" else 5e-7) \
+    assert (
+        math.isclose(pair.value, value, rel_tol=1e-8, abs_tol=0.0005 if name == "Time cost" else 5e-7)
         or pair.value == value
+    )
 
 
 @given(st.dictionaries(st.sampled_from(["accuracy", "top_k_accuracy_5", "cross-entropy"]), st.floats(0, 1)))
@@ -136,9 +228,11 @@ def test_a_batch_line_is_read_back(metrics: dict[str, float]) -> None:
 
 
 def as_mxnet_reads(lines: list[str], metric: str = "accuracy") -> dict[int, list[float]]:
-    """{epoch: [train, validation, time]} by the three patterns of MXNet's tools/parse_log.py, which takes means over workers."""
-    patterns = [re.compile(r".*Epoch\[(\d+)\] " + what + r".*=([.\d]+)")
-                for what in (f"Train-{metric}", f"Validation-{metric}", "Time")]
+    """{epoch: [train, validation, time]} by the patterns of MXNet's tools/parse_log.py: means over workers."""
+    patterns = [
+        re.compile(r".*Epoch\[(\d+)\] " + what + r".*=([.\d]+)")
+        for what in (f"Train-{metric}", f"Validation-{metric}", "Time")
+    ]
     sums: dict[int, list[list[float]]] = {}
     for line in lines:
         matches = [(place, found) for place, pattern in enumerate(patterns) if (found := pattern.match(line))]
@@ -151,13 +245,20 @@ def as_mxnet_reads(lines: list[str], metric: str = "accuracy") -> dict[int, list
 def test_mxnets_own_reader_reads_our_lines() -> None:
     lines = []
     for worker in range(2):
-        said = [f"2026-11-20 12:00:00,123 Node[{worker}] {line}" for epoch in range(3) for line in (
-            record.batch(epoch, 20, 1000, {"accuracy": 0.1}),
-            record.value(epoch, "Train-accuracy", 0.25 + epoch / 10 + worker / 100),
-            record.value(epoch, "Train-top_k_accuracy_5", 0.9),
-            record.value(epoch, "Time cost", 12.5 + worker),
-            record.value(epoch, "Validation-accuracy", 0.5),
-            record.value(epoch, "Speed", 1733.12), record.value(epoch, "Memory", 512.3), record.value(epoch, "Sent", 99))]
+        said = [
+            f"2026-11-20 12:00:00,123 Node[{worker}] {line}"
+            for epoch in range(3)
+            for line in (
+                record.batch(epoch, 20, 1000, {"accuracy": 0.1}),
+                record.value(epoch, "Train-accuracy", 0.25 + epoch / 10 + worker / 100),
+                record.value(epoch, "Train-top_k_accuracy_5", 0.9),
+                record.value(epoch, "Time cost", 12.5 + worker),
+                record.value(epoch, "Validation-accuracy", 0.5),
+                record.value(epoch, "Speed", 1733.12),
+                record.value(epoch, "Memory", 512.3),
+                record.value(epoch, "Sent", 99),
+            )
+        ]
         lines += [record.plan(0, 2, 391), *said]
     read = as_mxnet_reads(lines)
     assert list(read) == [0, 1, 2]
@@ -166,7 +267,11 @@ def test_mxnets_own_reader_reads_our_lines() -> None:
 
 def test_mxnets_own_reader_reads_our_small_numbers() -> None:
     """Where it takes 1.2e-05 for 1.2; so no exponent is ever in our lines."""
-    old = as_mxnet_reads(["Epoch[0] Train-accuracy=1.2e-05", "Epoch[0] Validation-accuracy=0.5", "Epoch[0] Time cost=1.0"])
+    old = as_mxnet_reads(
+        ["Epoch[0] Train-accuracy=1.2e-05", "Epoch[0] Validation-accuracy=0.5", "Epoch[0] Time cost=1.0"]
+    )
     assert old[0][0] == 1.2
-    ours = as_mxnet_reads([record.value(0, name, 1.2e-05) for name in ("Train-accuracy", "Validation-accuracy", "Time cost")])
+    ours = as_mxnet_reads(
+        [record.value(0, name, 1.2e-05) for name in ("Train-accuracy", "Validation-accuracy", "Time cost")]
+    )
     assert ours[0] == pytest.approx([1.2e-05] * 3)

@@ -1,7 +1,7 @@
 """A log file as blocks of whole lines, in bounded memory whatever the file holds.
 
 Bytes, because decoding a gigabyte of text costs more than finding the few lines that matter. UTF-16 (PowerShell's
-`>`) is turned into UTF-8 and terminal colours are taken out, so that readers see plain lines. A carriage return ends a
+`>`, with or without a mark) is turned into UTF-8 and terminal colours are taken out, so that readers see plain lines. A carriage return ends a
 line as a newline does: progress bars draw over themselves with it.
 """
 
@@ -70,7 +70,8 @@ def _plain(stream: BinaryIO, size: int) -> Iterator[bytes]:
 
 def _decoder(start: bytes) -> Callable[[bytes], bytes]:
     """What makes such chunks of a file that begins with `start`."""
-    if not start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    marked = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    if not marked and (start[1:64:2].strip(b"\0") or b"\0" in start[:64:2] or len(start) < 2):
         return bytes
-    utf16 = codecs.getincrementaldecoder("utf-16")("replace")
+    utf16 = codecs.getincrementaldecoder("utf-16" if marked else "utf-16-le")("replace")
     return lambda chunk: utf16.decode(chunk).encode("utf-8", "replace")

@@ -27,14 +27,9 @@ _EXAMPLES = """examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; returns its exit code."""
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names of files are not always text
     try:
-        code = _report(_arguments(argv))
-        sys.stdout.flush()
-        return code
+        return _report(_arguments(argv))
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered goes nowhere
         return 141
     except KeyboardInterrupt:
         return 130
@@ -66,8 +61,7 @@ def _report(arguments: argparse.Namespace) -> int:
     runs, faults = _read(arguments.logs)
     faults += [fault for run in runs for fault in run.faults]
     tables = [table(run, arguments.aggregate) for run in runs]
-    sys.stdout.write(FORMATS[arguments.format](tables, arguments.metric_names))
-    sys.stdout.flush()  # before the messages, where both go to one place
+    faults += _write(FORMATS[arguments.format](tables, arguments.metric_names))
     if arguments.plot:
         faults += _plot(runs, arguments)
     for note in [note for run in runs for note in run.notes] + _unknown_metrics(tables, arguments.metric_names):
@@ -86,6 +80,21 @@ def _read(paths: Sequence[str]) -> tuple[list[Run], list[str]]:
         except UserError as error:
             faults.append(str(error))
     return runs, faults
+
+
+def _write(text: str) -> list[str]:
+    """To standard output, all of it: an unbuffered stream (python -u) may take less at a time."""
+    rest = memoryview(text.encode(sys.stdout.encoding or "utf-8", "backslashreplace"))  # names need not be text
+    try:
+        while rest:
+            rest = rest[sys.stdout.buffer.write(rest):]
+        sys.stdout.buffer.flush()  # before the messages, where both go to one place
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered goes nowhere
+        if isinstance(error, BrokenPipeError):
+            raise
+        return [f"the report cannot be written: {error.strerror}"]
+    return []
 
 
 def _plot(runs: Sequence[Run], arguments: argparse.Namespace) -> list[str]:
@@ -107,7 +116,8 @@ def _unknown_metrics(tables: Sequence[Table], names: Sequence[str]) -> list[str]
 
 
 def _say(kind: str, text: str) -> None:
-    print(f"dmltrain-parse: {kind}: {text}", file=sys.stderr)
+    line = f"dmltrain-parse: {kind}: {text}"
+    print(line.encode("utf-8", "backslashreplace").decode(), file=sys.stderr)
 
 
 if __name__ == "__main__":

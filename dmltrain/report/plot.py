@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,8 +19,16 @@ def save(tables: Sequence[Table], path: str) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UserError(f"--plot needs matplotlib ({error}): pip install 'dmltrain[plot]'") from None
+    if not tables:
+        raise UserError(f"--plot {path}: no run has an epoch to draw")
     figure = Figure(figsize=(11, 4.5), layout="constrained")  # inches
     FigureCanvasAgg(figure)
+    with warnings.catch_warnings(action="ignore"):  # a letter that the font lacks, numbers near the largest
+        _draw(figure, tables)
+        _write(figure, path)
+
+
+def _draw(figure: Any, tables: Sequence[Table]) -> None:
     accuracy, seconds = figure.subplots(1, 2)
     for number, (table, name) in enumerate(zip(tables, labels(tables), strict=True)):
         colour = f"C{number % 10}"
@@ -29,7 +38,6 @@ def save(tables: Sequence[Table], path: str) -> None:
     _finish(accuracy, "accuracy")
     _finish(seconds, "seconds per epoch")
     seconds.set_ylim(bottom=0)
-    _write(figure, path)
 
 
 def _line(axes: Any, table: Table, key: str, label: str, **style: str) -> None:

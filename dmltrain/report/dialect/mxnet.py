@@ -26,6 +26,7 @@ _LONGEST_LINE = 1000  # bytes after the header; a longer line is noise
 _LINE = re.compile(rb"[^\r\n]{0,%d}" % _LONGEST_LINE)
 _LEAD = re.compile(rb"(?:[\s:,|-]|Rank ?\[\d{1,6}\])*")  # between header and first name
 _NODE = re.compile(rb"Node\[(\d{1,6})\] ?\[?(?:Epoch|Iter)")
+_NEAR = 4096  # bytes before an epoch's last batch line in which one with a metric is looked for, where epochs are many
 _FEW = 16  # epochs in a block; with more, a walk over its batch lines is cheaper than a search for each epoch's last
 _MOST_CELLS = 10_000  # remembered for speed
 
@@ -117,11 +118,11 @@ class MXNet:
         data = block.data
         numbers = set(form.batch_line.findall(data))
         if len(numbers) > _FEW:
-            last = {found[1]: found.start() for found in form.batch_line.finditer(data)}
+            last, reach = {found[1]: found.start() for found in form.batch_line.finditer(data)}, _NEAR
         else:
-            last = dict.fromkeys(numbers, block.limit)
+            last, reach = dict.fromkeys(numbers, block.limit), block.limit
         for number, at in last.items():
-            at = _last_with_metric(form, data, number, min(at, block.limit - 1))
+            at = _last_with_metric(form, data, number, min(at, block.limit - 1), reach)
             if at >= 0:
                 self._batches[int(number)] = _line(form, data, at, at + len(form.opening))
         return len(numbers)
@@ -170,11 +171,12 @@ def _line(form: _Form, data: bytes, start: int, header_end: int) -> bytes:
     return line
 
 
-def _last_with_metric(form: _Form, data: bytes, number: bytes, at: int) -> int:
-    """Where the last batch line of an epoch that has a metric begins, at or before `at`; -1 where none is near."""
+def _last_with_metric(form: _Form, data: bytes, number: bytes, at: int, reach: int) -> int:
+    """Where an epoch's last batch line with a metric begins: at `at` or up to `reach` bytes before; -1: nowhere."""
     header = form.opening + number + b"]"
+    first = max(0, at - reach)
     for _ in range(_FEW):
-        at = data.rfind(header, 0, at + len(header))
+        at = data.rfind(header, first, at + len(header))
         if at < 0 or (form.batch_line.match(data, at) and b"=" in _LINE.match(data, at)[0]):
             return at
         at -= 1

@@ -1,0 +1,107 @@
+"""Large and hostile logs: memory stays bounded, time grows no faster than the input, nothing is lost in between."""
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dmltrain.report import reading
+from dmltrain.report.block import LONGEST_LINE, blocks
+
+MIB = 1 << 20
+
+PEAK = """
+import resource, sys
+from dmltrain.report import reading
+reading.read(sys.argv[1])  # what importing and a small log cost
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+(run,) = reading.read(sys.argv[2])
+print(len(run.epochs), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)  # KiB
+"""
+
+
+def batch_lines(epochs: int, batches: int) -> bytes:
+    def epoch_lines(epoch: int) -> bytes:
+        stamp = b"2026-11-20 12:00:00,123 Node[0] "
+        lines = [
+            stamp + b"Epoch[%d] Batch [%d]\tSpeed: 1733.12 samples/sec\taccuracy=0.312500\n" % (epoch, batch)
+            for batch in range(batches)
+        ]
+        return b"".join(lines) + stamp + b"Epoch[%d] Train-accuracy=0.431200\n" % epoch
+
+    return b"".join(map(epoch_lines, range(epochs)))
+
+
+@pytest.mark.parametrize("log", ["many lines", "one line", "no line", "a coloured line"])
+def test_memory_is_bounded(tmp_path: Path, log: str) -> None:
+    """50 MB of log cost a few blocks of memory, whatever their shape."""
+    small, large = tmp_path / "small.log", tmp_path / "large.log"
+    small.write_bytes(batch_lines(2, 10))
+    piece = {
+        "many lines": batch_lines(10, 1000),
+        "one line": batch_lines(10, 1000).replace(b"\n", b" "),
+        "no line": bytes(MIB),
+        "a coloured line": b"\x1b[32m " * (MIB // 6) + b" Epoch[1] Train-accuracy=0.5 ",
+    }[log]
+    with large.open("wb") as file:
+        while file.tell() < 50 * MIB:
+            file.write(piece)
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, str(small), str(large)], capture_output=True, text=True, timeout=120
+    )
+    epochs, grown = map(int, done.stdout.split())
+    assert epochs == {"many lines": 10, "one line": 10, "no line": 0, "a coloured line": 1}[log]
+    assert grown < 16 * 1024  # KiB
+
+
+def test_ten_megabytes_on_one_line() -> None:
+    """Records on a line without end are all found once, also where a piece of the line ends in one."""
+    record = "Epoch[{0}] Batch [5]\tSpeed: 9.5 samples/sec\taccuracy=0.{0:06d} Epoch[{0}] Time cost={0}.5 "
+    text = "".join(record.format(epoch) + "x" * 977 for epoch in range(10_000)) + "\n"
+    assert len(text) > 10_000_000
+    found, _ = reading.scan(io.BytesIO(text.encode()))
+    assert {epoch: list(values["seconds"]) for epoch, values in found[0].epochs.items()} == {
+        e: [e + 0.5] for e in range(10_000)
+    }
+    assert found[0].snapshots == {epoch: {"train_accuracy": float(f"0.{epoch:06d}")} for epoch in range(10_000)}
+
+
+HOSTILE = {  # 2 MB each
+    "headers": b"Epoch[1] " * 250_000,
+    "batch headers": b"Epoch[1] Batch" * 150_000,
+    "names": b"Epoch[1] " + b"a" * 2_000_000,
+    "headers and names": b"Epoch[1] abc-" * 150_000,
+    "equals": b"Epoch[1] a=" * 200_000,
+    "digits": b"Epoch[1] a=" + b"1" * 2_000_000,
+    "many epochs": b"".join(b"Epoch[%d] Batch [1]\tx\n" % epoch for epoch in range(100_000)),
+    "no metric": b"Epoch[1] Batch [1]\tSpeed: 5 samples/sec\n" * 50_000,
+    "gluon": b"[Epoch 1] training:" * 100_000,
+    "r": b"[1] Train-" * 200_000,
+    "keras": b"Epoch 1/5\n" + b"1s - a: 1" * 200_000,
+    "caffe open": b"solver.cpp " + b"Iteration 5 (" * 150_000,
+    "keras metrics": b"Epoch 1/5\n1s" + b" - a: 1" * 300_000,
+    "caffe": b"solver.cpp Iteration 5, Testing net (#0)" * 50_000,
+    "blanks": b"Epoch[1]" + b" " * 2_000_000,
+    "escapes": b"\x1b[" * 1_000_000,
+    "brackets": b"[" * 2_000_000,
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_no_input_takes_for_ever(name: str, end: bytes) -> None:
+    """Were the time of any to grow with the square of its size, this would take hours and not a second."""
+    reading.scan(io.BytesIO(HOSTILE[name] + end))
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 64, 1000, 4096, LONGEST_LINE])
+@pytest.mark.parametrize("ends", [b"\n", b"\r\n", b"\r"])
+def test_blocks_are_whole_lines_whatever_is_read_at_once(size: int, ends: bytes) -> None:
+    text = batch_lines(2, 20).replace(b"\n", ends) + b"a rest"
+    cut = list(blocks(io.BytesIO(text), size))
+    assert b"".join(block.data for block in cut) == text
+    assert all(block.data[-1:] in b"\r\n" and block.limit == len(block.data) for block in cut[:-1])
+    assert [block.whole for block in cut] == [True] * (len(cut) - 1) + [False]

@@ -1,0 +1,126 @@
+"""A log cut off anywhere: what is read is what was written, or nothing; never a shorter number."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dmltrain.report import reading
+
+OURS = "".join(
+    f"2026-11-20 12:00:00,123 Node[0] Epoch[{epoch}] {line}\n"
+    for epoch in range(3)
+    for line in (
+        f"Batch [20]\tSpeed: 1733.12 samples/sec\taccuracy=0.{epoch}12345\ttop_k_accuracy_5=0.{epoch}98765",
+        f"Batch [40]\tSpeed: 1699.87 samples/sec\taccuracy=0.{epoch}54321\ttop_k_accuracy_5=0.{epoch}56789",
+        f"Train-accuracy=0.{epoch}31278",
+        f"Train-top_k_accuracy_5=0.{epoch}99998",
+        f"Time cost=1{epoch}.345",
+        f"Validation-accuracy=0.{epoch}02177",
+        "Speed=1733.12",
+        "Sent=123456",
+        "Learning-rate=0.000012",
+    )
+)
+R = "".join(
+    f"Batch [100] Train-accuracy=0.9{epoch}\n[{epoch}] Train-accuracy=0.9{epoch}0952{epoch}809525\n"
+    f"[{epoch}] Validation-accuracy=0.9{epoch}\n"
+    for epoch in range(1, 5)
+)
+GLUON = "".join(
+    f"Epoch[{epoch}] Batch [49]\tSpeed: 1899.565520 samples/sec\taccuracy=0.{epoch}83496\tlr=0.003133\n"
+    f"[Epoch {epoch}] training: accuracy=0.{epoch}51063\n[Epoch {epoch}] speed: 4809 samples/sec\t"
+    f"time cost: 27{epoch}.770618\n[Epoch {epoch}] validation: err-top1=0.{epoch}26662 err-top5=0.0{epoch}3795\n"
+    for epoch in range(3)
+)
+KERAS = "".join(
+    f"Epoch {epoch}/4\n1024/1024 [====] - 1{epoch}s - loss: 0.{epoch}221 - acc: 0.{epoch}988 - val_acc: 0.{epoch}765\n"
+    for epoch in range(1, 4)
+)
+CAFFE = "".join(
+    f"I0605 03:34:07.4 27501 solver.cpp:341] Iteration {step}000, Testing net (#0)\n"
+    f"I0605 03:34:07.4 27501 solver.cpp:409]     Test net output #0: accuracy = 0.{step}790403\n"
+    f"I0605 03:34:07.4 27501 solver.cpp:237] Iteration {step}240, loss = {step}.86874\n"
+    for step in range(1, 5)
+)
+FLOATS = "".join(
+    f"Epoch[{epoch}] Train-accuracy={value!r}\n"
+    for epoch, value in enumerate([0.25, 0.3125, 1 / 3, 2 / 7, 1e-05, 3.25e-05])
+)
+
+
+def numbers(log: bytes) -> set[tuple[int, str, float]]:
+    found, _ = reading.scan(io.BytesIO(log))
+    return {
+        (epoch, key, number)
+        for one in found
+        for epoch, values in one.epochs.items()
+        for key, array in values.items()
+        for number in array
+    } | {
+        (epoch, f"snapshot of {key}", number)
+        for one in found
+        for epoch, metrics in one.snapshots.items()
+        for key, number in metrics.items()
+    }
+
+
+def allowed(log: bytes, *, whole: bool) -> set[tuple[int, str, float]]:
+    """Every value that stands in `log`: what is read of it up to any of its line ends."""
+    ends = [place + 1 for place in range(len(log)) if log[place : place + 1] == b"\n"]
+    return set().union(*(numbers(log[:end]) for end in (ends if whole else ends[-1:])))
+
+
+@pytest.mark.parametrize(
+    "log", [OURS, R, GLUON, KERAS, CAFFE, FLOATS], ids=["ours", "r", "gluon", "keras", "caffe", "floats"]
+)
+def test_no_cut_gives_a_wrong_value(log: str) -> None:
+    data = log.encode()
+    right = allowed(data, whole=True)
+    assert len(right) > 5
+    for end in range(len(data)):
+        assert numbers(data[:end]) <= right, data[:end][-60:]
+
+
+def test_no_cut_of_a_real_log_gives_a_wrong_value(logs: Path) -> None:
+    for name in (
+        "mxnet_train-log-demo2",
+        "mxnet_cifar10_incept_6",
+        "coderzbx_nohup_root",
+        "mxnet_R_mnist_1",
+        "mxnet_mnist_readme_1",
+    ):
+        data = (logs / "mxnet" / f"{name}.log").read_bytes()[-3000:]
+        for end in range(len(data) - 250, len(data)):
+            cut = data[:end]
+            assert numbers(cut) <= numbers(
+                cut[: cut.rfind(b"\n") + 1] + data[cut.rfind(b"\n") + 1 : data.find(b"\n", end) + 1]
+            ) | numbers(cut[: cut.rfind(b"\n") + 1]), (name, cut[-60:])
+
+
+def test_a_last_line_that_is_all_there_counts(rows: Callable) -> None:
+    """An excerpt pasted without its last newline: the value is as long as the others of its name."""
+    assert rows(OURS.rstrip())[2]["learning_rate"] == 0.000012
+    assert (
+        rows("Epoch[0] Train-accuracy=0.500000\nEpoch[0] Validation-accuracy=0.641021")[0]["validation_accuracy"]
+        == 0.641021
+    )
+    assert rows("Epoch[0] Time cost=10.500\nEpoch[1] Time cost=10.501\nEpoch[2] Time cost=9.876")[2]["seconds"] == 9.876
+    assert (
+        rows("Epoch[0] Train-accuracy=0.500000\nEpoch[1] Batch [20]\tSpeed: 9.5 samples/sec\taccuracy=0.250000")[1][
+            "train_accuracy"
+        ]
+        == 0.25
+    )
+
+
+def test_what_is_left_out_is_said(parse: Callable, tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    log.write_text("Epoch[0] Train-accuracy=0.500000\nEpoch[0] Validation-accuracy=0.6410")
+    done = parse(log)
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-1] == "|  1 | 0.500000 | - | - |"
+    assert (
+        done.stderr == f"dmltrain-parse: note: {log}: the last line is cut off; its Validation-accuracy is left out\n"
+    )

@@ -1,0 +1,119 @@
+"""Any bytes at all: reading raises nothing, gives what a table can show, and does not depend on the size of a block."""
+
+import io
+from pathlib import Path
+from unittest import mock
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dmltrain.report import block, reading
+from dmltrain.report.run import merge
+from dmltrain.report.table import AGGREGATES, table
+from dmltrain.report.text import FORMATS
+
+PARTS = [
+    b"Epoch[",
+    b"0",
+    b"1",
+    b"17",
+    b"] ",
+    b"]",
+    b"[Epoch ",
+    b"Iteration[",
+    b"Iter[",
+    b"Batch [20]",
+    b"\tSpeed: 5.5 samples/sec\t",
+    b"[",
+    b"Train-accuracy=",
+    b"Validation-",
+    b"Time cost=",
+    b"accuracy=",
+    b"training: ",
+    b"validation: ",
+    b"err-top1=",
+    b"0.5",
+    b"0.250000",
+    b"nan",
+    b"-inf",
+    b"1.2e-05",
+    b"43%",
+    b"=",
+    b":",
+    b" ",
+    b"\n",
+    b"\n",
+    b"\r",
+    b"\r\n",
+    b"#011",
+    b"\\n",
+    b"\x1b[31m",
+    b"\x1b",
+    b"\0",
+    b"Node[0] ",
+    b"Node[1] ",
+    b"Epoch 1/5\n",
+    b"12s - loss: 0.5 - acc: 0.5",
+    b"5/5 [==] - ",
+    b"ETA: ",
+    b"solver.cpp",
+    b"Iteration 5, ",
+    b"Testing net (#0)",
+    b"Test net output #0: accuracy = ",
+    b"loss = ",
+    b"\xff\xfe",
+    b"\xc3\xa9",
+    b"x" * 50,
+    b".",
+]
+LOGS = st.one_of(
+    st.binary(max_size=300),
+    st.lists(st.one_of(st.sampled_from(PARTS), st.binary(max_size=3)), max_size=60).map(b"".join),
+)
+
+
+def show(log: bytes) -> list[str]:
+    """Every form of report of `log`."""
+    found, fault = reading.scan(io.BytesIO(log))
+    assert bool(found) != bool(fault)
+    runs = [merge("x.log", [("x.log", one)], part) for part, one in enumerate(found)]
+    return [
+        shape([table(run, how) for run in runs], ["accuracy", "loss"])
+        for shape in FORMATS.values()
+        for how in AGGREGATES
+    ]
+
+
+@settings(max_examples=400, deadline=None)
+@given(LOGS)
+def test_any_bytes_can_be_read_and_shown(log: bytes) -> None:
+    show(log)
+
+
+@settings(max_examples=300, deadline=None)
+@given(LOGS, st.integers(1, 40))
+def test_what_is_read_does_not_depend_on_how_much_is_read_at_once(log: bytes, size: int) -> None:
+    whole = show(log)
+    with mock.patch.object(reading, "blocks", lambda stream: block.blocks(stream, size)):
+        assert show(log) == whole
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_a_real_log_with_anything_in_it(logs: Path, data: st.DataObject) -> None:
+    name = data.draw(
+        st.sampled_from(
+            [
+                "mxnet_nb_module_cifar10_1",
+                "gluoncv_ucf101_vgg16",
+                "issue_1410_3nodes_truncated",
+                "mxnet_R_mnist_1",
+                "mxnet_train-log-demo2",
+            ]
+        )
+    )
+    log = bytearray((logs / "mxnet" / f"{name}.log").read_bytes()[:20_000])
+    for _ in range(data.draw(st.integers(1, 5))):
+        place = data.draw(st.integers(0, len(log)))
+        log[place : place + data.draw(st.integers(0, 200))] = data.draw(LOGS)
+    show(bytes(log))

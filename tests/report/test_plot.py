@@ -1,0 +1,99 @@
+"""Pictures: really drawn, and every reason why one cannot be."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dmltrain.report import plot, reading
+from dmltrain.report.table import table
+
+pytest.importorskip("matplotlib")
+LOG = "".join(
+    f"Epoch[{epoch}] Train-accuracy={epoch / 10}\nEpoch[{epoch}] Validation-accuracy={epoch / 11}\n"
+    f"Epoch[{epoch}] Time cost={10 + epoch}\n"
+    for epoch in range(5)
+)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "r$20_a.log"
+    path.write_text(LOG)
+    return path
+
+
+@pytest.mark.parametrize("ending, start", [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
+def test_a_plot_is_written(parse: Callable, log: Path, tmp_path: Path, ending: str, start: bytes) -> None:
+    picture = tmp_path / f"out.{ending}"
+    done = parse(log, log, "--plot", picture, "--aggregate", "all")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("| epoch |")  # the table is there all the same
+    assert picture.read_bytes().startswith(start)
+
+
+def test_what_is_drawn(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lines of the figure: the values, by epochs counted from 1, train and validation of a run in one colour."""
+    figures = []
+    monkeypatch.setattr(plot, "_write", lambda figure, path: figures.append(figure))
+    plot.save([table(run) for run in reading.read(str(log)) * 2], str(tmp_path / "out.png"))
+    accuracy, seconds = figures[0].axes
+    assert [list(line.get_xdata()) for line in seconds.lines] == [[1, 2, 3, 4, 5]] * 2
+    assert [list(line.get_ydata()) for line in seconds.lines] == [[10, 11, 12, 13, 14]] * 2
+    assert [line.get_label() for line in accuracy.lines] == [
+        r"r\$20_a validation",
+        r"r\$20_a train",
+        r"r\$20_a (2) validation",
+        r"r\$20_a (2) train",
+    ]
+    assert list(accuracy.lines[1].get_ydata()) == [0, 0.1, 0.2, 0.3, 0.4]
+    assert accuracy.lines[0].get_color() == accuracy.lines[1].get_color() != accuracy.lines[2].get_color()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Epoch[0] Train-accuracy=nan\n",
+        "Epoch[0] Time cost=1e308\nEpoch[1] Time cost=-1e308\n",
+        "Epoch[999999999] Train-accuracy=inf\nEpoch[0] Train-accuracy=0.5\n",
+        "Epoch[0] Speed=5\n",
+    ],
+)
+def test_values_that_are_hard_to_draw(parse: Callable, log: Path, tmp_path: Path, text: str) -> None:
+    log.write_text(text)
+    done = parse(log, "--plot", tmp_path / "out.png")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "out.png").exists()
+
+
+@pytest.mark.parametrize(
+    "name, essential", [("out.xyz", "png"), ("gone/out.png", "No such file or directory"), ("", "cannot be written")]
+)
+def test_a_plot_that_cannot_be_written(parse: Callable, log: Path, tmp_path: Path, name: str, essential: str) -> None:
+    (tmp_path / "folder.png").mkdir()
+    done = parse(log, "--plot", tmp_path / name if name else tmp_path / "folder.png")
+    assert done.returncode == 2
+    assert "dmltrain-parse: error: --plot " in done.stderr and essential in done.stderr
+    assert done.stdout.startswith("| epoch |")
+
+
+def test_without_matplotlib(process: Callable, log: Path, tmp_path: Path) -> None:
+    """A module of that name which cannot be imported stands before the real one."""
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "matplotlib.py").write_text("raise ImportError('No module named matplotlib')\n")
+    root = Path(__file__).resolve().parents[2]
+    environment = {"PYTHONPATH": f"{tmp_path / 'broken'}{os.pathsep}{root}"}
+    done = process(log, "--plot", tmp_path / "out.png", env=environment)
+    assert done.returncode == 2
+    assert "pip install 'dmltrain[plot]'" in done.stderr
+    assert done.stdout.startswith("| epoch |")
+    assert process(log, env=environment).returncode == 0  # nothing else needs it
+
+
+def test_nothing_to_draw(parse: Callable, log: Path, tmp_path: Path) -> None:
+    log.write_text("nothing\n")
+    done = parse(log, "--plot", tmp_path / "out.png")
+    assert done.returncode == 2
+    assert "no run has an epoch to draw" in done.stderr
+    assert not (tmp_path / "out.png").exists()

@@ -1,0 +1,354 @@
+"""dmltrain-parse as its users run it: formats, folders, several runs, and every wrong input."""
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dmltrain import record
+
+
+def worker_log(rank: int, epochs: int = 3, metrics: bool = True) -> str:
+    """The log of a worker; its values differ by its rank."""
+    lines = ["Start training with 1 x cpu, 2 workers, dist_sync", record.plan(0, epochs - 1, 391)]
+    for epoch in range(epochs if metrics else 0):
+        accuracy = 0.5 + epoch / 10 + rank / 100
+        lines += [
+            record.batch(epoch, 20, 1733.1, {"accuracy": 0.1}),
+            record.value(epoch, "Train-accuracy", accuracy),
+            record.value(epoch, "Train-top_k_accuracy_5", 0.9),
+            record.value(epoch, "Time cost", 10.25 + rank),
+            record.value(epoch, "Validation-accuracy", 0.75),
+            record.value(epoch, "Sent", 1000 + rank),
+        ]
+    return "".join(f"2026-11-20 12:00:00,123 Node[{rank}] {line}\n" for line in lines)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The log folder of a run with two workers, a server and a scheduler."""
+    folder = tmp_path / "logs" / "r20"
+    folder.mkdir(parents=True)
+    for rank in range(2):
+        (folder / f"worker-{rank}.log").write_text(worker_log(rank))
+    (folder / "server-0.log").write_text("2026-11-20 12:00:00,123 Server[0] serves 2 workers\n")
+    (folder / "scheduler-0.log").write_text("")
+    (folder / "job.json").write_text('{"epochs": "Epoch[0] Train-accuracy=0.999"}')
+    return folder
+
+
+# ---- tables ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_one_run(run: Path, parse: Callable) -> None:
+    done = parse(run)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == (
+        "| epoch | train-accuracy | val-accuracy | time |\n| --- | --- | --- | --- |\n"
+        "|  1 | 0.505000 | 0.750000 | 10.8 |\n"
+        "|  2 | 0.605000 | 0.750000 | 10.8 |\n"
+        "|  3 | 0.705000 | 0.750000 | 10.8 |\n"
+    )
+
+
+def test_runs_side_by_side(run: Path, parse: Callable) -> None:
+    (run.parent / "other.log").write_text(worker_log(0, epochs=1) + "Epoch[4] Train-accuracy=0.9\n")
+    lines = parse(run / "worker-0.log", run.parent / "other.log", run).stdout.splitlines()
+    assert lines[0] == (
+        "| epoch | worker-0 train-accuracy | worker-0 val-accuracy | worker-0 time | other train-accuracy "
+        "| other val-accuracy | other time | r20 train-accuracy | r20 val-accuracy | r20 time |"
+    )
+    assert lines[2] == "|  1 | 0.500000 | 0.750000 | 10.2 | 0.500000 | 0.750000 | 10.2 | 0.505000 | 0.750000 | 10.8 |"
+    assert lines[3] == "|  2 | 0.600000 | 0.750000 | 10.2 | - | - | - | 0.605000 | 0.750000 | 10.8 |"
+    assert lines[5] == "|  5 | - | - | - | 0.900000 | - | - | - | - | - |"
+
+
+def test_runs_of_one_name_are_told_apart(run: Path, parse: Callable) -> None:
+    other = run.parent / "r|21"
+    other.mkdir()
+    (other / "worker-0.log").write_text(worker_log(0))
+    heading = parse(run / "worker-0.log", other / "worker-0.log", other / "worker-0.log").stdout.splitlines()[0]
+    assert [cell for cell in heading.split(" | ") if "time" in cell] == [
+        "r20/worker-0 time",
+        r"r\|21/worker-0 time",
+        r"r\|21/worker-0 (2) time |",
+    ]
+
+
+@pytest.mark.parametrize(
+    "aggregate, train, time",
+    [
+        ("mean", "0.505000", "10.8"),
+        ("max", "0.510000", "11.2"),
+        ("last", "0.510000", "11.2"),
+        ("all", "0.500000 0.510000", "10.2 11.2"),
+    ],
+)
+def test_aggregates(run: Path, parse: Callable, aggregate: str, train: str, time: str) -> None:
+    line = parse(run, "--aggregate", aggregate).stdout.splitlines()[2].split(" | ")
+    assert (line[1], line[3]) == (train, time + " |")
+
+
+def test_workers_are_in_the_order_of_their_numbers(run: Path, parse: Callable) -> None:
+    for rank in range(2, 12):
+        (run / f"worker-{rank}.log").write_text(worker_log(rank, epochs=1))
+    (read,) = json.loads(parse(run, "--format", "json", "--aggregate", "all").stdout)
+    assert read["epochs"][0]["sent"] == list(range(1000, 1012))
+    assert [Path(name).name for name in read["files"]] == [f"worker-{rank}.log" for rank in range(12)]
+
+
+def test_tabs(run: Path, parse: Callable) -> None:
+    assert parse(run, "--format", "none").stdout.splitlines()[:2] == [
+        "epoch\ttrain-accuracy\tval-accuracy\ttime",
+        " 1\t0.505000\t0.750000\t10.8",
+    ]
+
+
+def test_csv(run: Path, parse: Callable) -> None:
+    log = run.parent / 'a "b", c.log'
+    log.write_text("Epoch[0] Train-accuracy=0.1234567\nEpoch[0] Time cost=10.257\nEpoch[1] Train-accuracy=1.2e-05\n")
+    read = list(csv.DictReader(io.StringIO(parse(log, "--format", "csv").stdout)))
+    assert read == [
+        {"epoch": "1", "train-accuracy": "0.1234567", "val-accuracy": "", "time": "10.257"},
+        {"epoch": "2", "train-accuracy": "1.2e-05", "val-accuracy": "", "time": ""},
+    ]
+    both = list(csv.DictReader(io.StringIO(parse(log, run, "--format", "csv").stdout)))
+    assert both[0]['a "b", c train-accuracy'] == "0.1234567"
+    assert both[0]["r20 time"] == "10.75"
+
+
+def test_json(run: Path, parse: Callable) -> None:
+    log = run.parent / "x.log"
+    log.write_text(
+        "Epoch[7] Train-accuracy=nan\nEpoch[7] Train-loss=inf\nEpoch[7] Time cost=1.5\nEpoch[9] Batch [5]\t"
+        "Speed: 9.5 samples/sec\taccuracy=0.5\nEpoch[9] Validation-accuracy=0.25\n"
+    )
+    text = parse(log, run, "--format", "json").stdout
+    assert "NaN" not in text and "Infinity" not in text
+    first, second = json.loads(text)
+    assert first == {
+        "log": str(log),
+        "files": [str(log)],
+        "train_from_last_batch": [9],
+        "epochs": [
+            {"epoch": 7, "train_accuracy": "nan", "validation_accuracy": None, "seconds": 1.5, "train_loss": "inf"},
+            {"epoch": 9, "train_accuracy": 0.5, "validation_accuracy": 0.25, "seconds": None, "train_loss": None},
+        ],
+    }
+    assert second["log"] == str(run)
+    assert second["epochs"][0] == {
+        "epoch": 0,
+        "train_accuracy": 0.505,
+        "validation_accuracy": 0.75,
+        "seconds": 10.75,
+        "train_top_k_accuracy_5": 0.9,
+        "sent": 1000.5,
+    }
+
+
+def test_json_of_all_values_has_lists(run: Path, parse: Callable) -> None:
+    (run / "worker-1.log").write_text("Epoch[0] Train-accuracy=nan\n")
+    (read,) = json.loads(parse(run, "--format", "json", "--aggregate", "all").stdout)
+    assert read["epochs"][0]["train_accuracy"] == [0.5, "nan"]
+    assert read["epochs"][0]["seconds"] == [10.25]
+    (run / "worker-0.log").write_text("Epoch[0] Validation-accuracy=0.5\n")
+    (read,) = json.loads(parse(run, "--format", "json", "--aggregate", "all").stdout)
+    assert read["epochs"][0]["seconds"] == []
+
+
+def test_json_keeps_the_parts_of_a_file(parse: Callable, tmp_path: Path) -> None:
+    log = tmp_path / "keras.log"
+    log.write_text("Epoch 1/1\n12s - loss: 0.7 - acc: 0.5\nEpoch 1/1\n11s - loss: 0.6 - acc: 0.6\n")
+    assert [
+        (one["log"], one["part"], one["epochs"][0]["seconds"])
+        for one in json.loads(parse(log, "--format", "json").stdout)
+    ] == [(str(log), 1, 12), (str(log), 2, 11)]
+    assert parse(log).stdout.startswith("| epoch | keras#1 train-accuracy |")
+
+
+def test_metric_names(run: Path, parse: Callable) -> None:
+    lines = parse(run, "--metric-names", "accuracy", "top_k_accuracy_5", "sent").stdout.splitlines()
+    assert lines[0] == (
+        "| epoch | train-accuracy | train-top_k_accuracy_5 | val-accuracy | val-top_k_accuracy_5 | sent | time |"
+    )
+    assert lines[2] == "|  1 | 0.505000 | 0.900000 | 0.750000 | - | 1000.500000 | 10.8 |"
+
+
+def test_metric_names_before_the_log(run: Path, parse: Callable) -> None:
+    """argparse takes everything after --metric-names for a name; a log among them is still a log."""
+    assert parse("--metric-names", "accuracy", run).stdout == parse(run).stdout
+
+
+def test_an_unknown_metric_is_said(run: Path, parse: Callable) -> None:
+    done = parse(run, "--metric-names", "acuracy")
+    assert done.returncode == 0
+    assert "no metric acuracy in any log: they have accuracy, top_k_accuracy_5" in done.stderr
+
+
+def test_a_restart_in_one_log_is_said(parse: Callable, tmp_path: Path) -> None:
+    log = tmp_path / "worker-0.log"
+    log.write_text(worker_log(0, epochs=2) + worker_log(0, epochs=3))
+    done = parse(log, "--aggregate", "last")
+    assert done.returncode == 0
+    assert "epoch 0 stands there more than once for a worker, as after a restart (2 such epochs)" in done.stderr
+    log.write_text(worker_log(0) + worker_log(1))
+    assert parse(log).stderr == ""
+
+
+def test_standard_input(process: Callable) -> None:
+    assert process("-", input=worker_log(0)).stdout.splitlines()[2] == "|  1 | 0.500000 | 0.750000 | 10.2 |"
+
+
+def test_a_fifo(parse: Callable, tmp_path: Path) -> None:
+    fifo = tmp_path / "pipe"
+    os.mkfifo(fifo)
+    writer = threading.Thread(target=lambda: fifo.write_text(worker_log(0)))
+    writer.start()
+    assert parse(fifo).stdout.splitlines()[2] == "|  1 | 0.500000 | 0.750000 | 10.2 |"
+    writer.join()
+
+
+# ---- wrong input ----------------------------------------------------------------------------------------------------
+
+
+def failed(done: subprocess.CompletedProcess, *essentials: str) -> None:
+    assert done.returncode == 2
+    assert "dmltrain-parse: error: " in done.stderr
+    for essential in essentials:
+        assert essential in done.stderr
+
+
+CONTENTS = {
+    "empty": (b"", "the file is empty"),
+    "blank": (b"\n\n", "no epoch in it"),
+    "text": (b"hello\n", "no epoch in it: expected lines such as"),
+    "usage": (b"usage: train.py [-h]\ntrain.py: error: unrecognized arguments: -x\n", "no epoch in it"),
+    "binary": (bytes(range(256)) * 100, "a binary file"),
+    "NULs": (bytes(100_000), "a binary file"),
+    "gzip": (b"\x1f\x8b\x08\0\0\0", "compressed with gzip: unpack it first"),
+    "one byte": (b"\xff", "no epoch in it"),
+    "half of UTF-16": (b"\xff\xfeE\0", "no epoch in it"),
+    "a cut header": (b"Epoch[1", "no epoch in it"),
+}
+
+
+@pytest.mark.parametrize("name", CONTENTS)
+def test_a_file_without_epochs(parse: Callable, run: Path, name: str) -> None:
+    contents, essential = CONTENTS[name]
+    log = run.parent / "bad.log"
+    log.write_bytes(contents)
+    failed(parse(log), f"{log}: ", essential)
+    assert parse(log).stdout == ""
+    both = parse(log, run)
+    failed(both, f"{log}: ", essential)
+    assert both.stdout == parse(run).stdout  # the other's table is there, alone
+    assert json.loads(parse(log, "--format", "json").stdout)[0]["epochs"] == []
+
+
+def test_a_missing_file(parse: Callable, run: Path) -> None:
+    both = parse(run / "nothing.log", run)
+    failed(both, f"{run}/nothing.log: cannot be read: No such file or directory")
+    assert both.stdout == parse(run).stdout
+    assert parse(run / "nothing.log", "--format", "json").stdout == "[]\n"
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "", "a\nb", "x" * 5000, "/proc/self/mem", "/dev/null/x", "\udcff.log"])
+def test_paths_that_cannot_be_read(parse: Callable, path: str) -> None:
+    failed(parse(path))
+
+
+def test_a_nul_in_a_path() -> None:
+    from dmltrain.errors import UserError
+    from dmltrain.report import reading
+
+    with pytest.raises(UserError, match="cannot be read"):
+        reading.read("a\0b")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is unreadable for root")
+def test_an_unreadable_file(parse: Callable, run: Path) -> None:
+    (run / "worker-1.log").chmod(0)
+    failed(parse(run / "worker-1.log"), "Permission denied")
+    run.chmod(0)
+    failed(parse(run), "Permission denied")
+    run.chmod(0o700)
+
+
+def test_a_worker_of_a_folder_that_cannot_be_read(parse: Callable, run: Path) -> None:
+    (run / "worker-1.log").unlink()
+    (run / "worker-1.log").symlink_to("gone")
+    done = parse(run)
+    failed(done, "worker-1.log: cannot be read: No such file or directory")
+    assert done.stdout.splitlines()[2] == "|  1 | 0.500000 | 0.750000 | 10.2 |"
+
+
+def test_a_fifo_in_a_folder_is_not_waited_for(parse: Callable, run: Path) -> None:
+    os.mkfifo(run / "pipe.log")
+    (run / "folder.log").mkdir()
+    assert parse(run).returncode == 0
+
+
+def test_folders_without_a_run(parse: Callable, run: Path, tmp_path: Path) -> None:
+    failed(parse(run.parent), "a folder of runs, not a run: name one or several of", "logs/r20")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    failed(parse(empty), f"{empty}: no *.log file in this folder")
+    (empty / "server-0.log").write_text("waits\n")
+    failed(parse(empty), f"{empty}: no epoch in any of its logs (server-0.log)")
+
+
+@pytest.mark.parametrize(
+    "arguments, essential",
+    [
+        ((), "no log named"),
+        (("--format", "xml", "x"), "'markdown', 'csv', 'json', 'none'"),
+        (("--aggregate", "median", "x"), "'mean', 'max', 'last', 'all'"),
+        (("--metric-names", "x"), "no log named"),
+        (("x", "--metric-names"), "--metric-names"),
+        (("--nonsense", "x"), "--nonsense"),
+    ],
+)
+def test_wrong_arguments(parse: Callable, arguments: tuple[str, ...], essential: str) -> None:
+    failed(parse(*arguments), essential)
+
+
+@pytest.mark.parametrize("shape", ["markdown", "csv", "json"])
+def test_the_reader_of_the_output_leaves(run: Path, shape: str) -> None:
+    """As `| head -1`: the process ends quietly, without a traceback, also where Python does not buffer."""
+    (run / "worker-0.log").write_text(worker_log(0, epochs=5000))  # more than a pipe holds
+    parser = subprocess.Popen(
+        [sys.executable, "-u", "-m", "dmltrain.report.cli", str(run), "--format", shape],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert parser.stdout.readline()
+    parser.stdout.close()
+    assert parser.wait(timeout=60) == 141
+    assert parser.stderr.read() == b""
+
+
+def test_a_full_disk(process: Callable, run: Path) -> None:
+    with open("/dev/full", "w") as full:
+        failed(process(run, stdout=full), "the report cannot be written: No space left on device")
+
+
+def test_exit_codes_and_streams_of_the_process(process: Callable, run: Path) -> None:
+    done = process(run, run / "nothing.log")
+    failed(done, "nothing.log: cannot be read")
+    assert done.stdout.startswith("| epoch |")
+    assert process(run).returncode == 0
+
+
+def test_a_terminal_that_knows_ascii_only(process: Callable, run: Path) -> None:
+    log = run.parent / "größe\n.log"
+    log.write_text(worker_log(0))
+    done = process(log, run, env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"})
+    assert done.returncode == 0
+    assert r"gr\xf6\xdfe? time" in done.stdout.splitlines()[0]

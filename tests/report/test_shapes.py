@@ -1,0 +1,313 @@
+"""Shapes of logs: whatever stands around a record, and the records of other programs and ages."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+PLAIN = """Epoch[0] Batch [20]\tSpeed: 1733.12 samples/sec\taccuracy=0.100000
+Epoch[0] Train-accuracy=0.250000
+Epoch[0] Time cost=12.345
+Epoch[0] Validation-accuracy=0.300000
+Epoch[1] Batch [20]\tSpeed: 1733.12 samples/sec\taccuracy=0.200000
+Epoch[1] Train-accuracy=0.350000
+Epoch[1] Time cost=11.500
+Epoch[1] Validation-accuracy=0.400000
+"""
+READ = {
+    0: {"train_accuracy": 0.25, "validation_accuracy": 0.3, "seconds": 12.345},
+    1: {"train_accuracy": 0.35, "validation_accuracy": 0.4, "seconds": 11.5},
+}
+
+
+def each_line(before: str, after: str = "") -> str:
+    return "".join(f"{before}{line}{after}\n" for line in PLAIN.splitlines())
+
+
+AROUND = {
+    "nothing": PLAIN,
+    "python logging": each_line("INFO:root:"),
+    "ours": each_line("2026-11-20 12:00:00,123 Node[0] "),
+    "ISO time, level, process": each_line("2026-11-20T12:00:00.123456+02:00 INFO [train.py:77] (pid 4711) "),
+    "kubernetes": each_line("worker-0 2026-11-20T12:00:00.123456789Z stderr F "),
+    "syslog": each_line("Nov 20 12:00:00 gpu17 train[4711]: ").replace("\t", "#011"),
+    "journal with colours": each_line("\x1b[1;32m", "\x1b[0m"),
+    "colours inside": PLAIN.replace("Epoch[", "\x1b[31mEpoch\x1b[0m[").replace("=", "\x1b[1m=\x1b[22m"),
+    "docker's JSON": "".join(
+        f'{{"log":"INFO:root:{line}\\n","stream":"stderr","time":"2018-04-29T08:57:19.155Z"}}\n'
+        for line in PLAIN.replace("\t", "\\t").splitlines()
+    ),
+    "mpirun's tags": each_line("[1,3]<stderr>:"),
+    "quoted in a mail": each_line("> > "),
+    "in a table": each_line("| ", " |"),
+    "in HTML": each_line("", "<br>"),
+    "blanks at the end": each_line("", "  \t "),
+    "CRLF": PLAIN.replace("\n", "\r\n"),
+    "old Mac": PLAIN.replace("\n", "\r"),
+    "blank lines": PLAIN.replace("\n", "\n\n"),
+    "a progress bar before each": each_line(" 50%|#####     | 5/10\r 60%|######    | 6/10\r"),
+    "NULs between": PLAIN.replace("\n", "\n\0\0\0\n"),
+    "binary noise between": PLAIN.replace("\n", "\n\udcff\udcfe\udc80PK\3\4\n"),
+    "traceback between": PLAIN.replace(
+        "Epoch[1] B", 'Traceback (most recent call last):\n  File "x.py", line 3\nE: no\nEpoch[1] B'
+    ),
+    "written to two handlers": "".join(f"INFO:root:{line}\n{line}\n" for line in PLAIN.splitlines()),
+    "a repeated line for each of two workers": "".join(
+        f"Node[{w}] {line}\n" for line in PLAIN.splitlines() for w in (0, 1)
+    ),
+    "Iteration": PLAIN.replace("Epoch[", "Iteration["),
+    "Iter": PLAIN.replace("Epoch[", "Iter["),
+    "Epoch and a blank": PLAIN.replace("Epoch[", "Epoch ["),
+    "blanks around =": PLAIN.replace("=", " = "),
+    "Rank": PLAIN.replace("] T", "] Rank[3] T").replace("] V", "] Rank[3] V"),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be with mark", "utf-16-le"])
+def test_whatever_stands_around(rows: Callable, name: str, encoding: str) -> None:
+    text = AROUND[name]
+    encoding, _, mark = encoding.partition(" with ")
+    if encoding.startswith("utf-16"):
+        text = text.encode(errors="surrogateescape").decode("latin-1")
+    assert rows(("\ufeff" * bool(mark) + text).encode(encoding, "surrogateescape")) == READ
+
+
+def test_percent_stays_percent(rows: Callable) -> None:
+    read = rows("Epoch[0] Train-accuracy=43.12%\nEpoch[0] Validation-accuracy=41.00 %\n")
+    assert (read[0]["train_accuracy"], read[0]["validation_accuracy"]) == (43.12, 41)
+
+
+@pytest.mark.parametrize(
+    "written, value",
+    [
+        ("1.2e-05", 1.2e-05),
+        ("1E-3", 0.001),
+        ("nan", math.nan),
+        ("-nan", math.nan),
+        ("inf", math.inf),
+        ("0", 0),
+        ("1", 1),
+        (".5", 0.5),
+    ],
+)
+def test_numbers(rows: Callable, written: str, value: float) -> None:
+    read = rows(f"Epoch[0] Train-accuracy={written}\nEpoch[0] Validation-accuracy={written} \n")[0]
+    for key in ("train_accuracy", "validation_accuracy"):
+        assert read[key] == value or math.isnan(read[key]) and math.isnan(value)
+
+
+# ---- records of others ----------------------------------------------------------------------------------------------
+
+
+def test_gluoncv(rows: Callable) -> None:
+    read = rows(
+        "Epoch[0] Batch [49]\tSpeed: 1899.5 samples/sec\taccuracy=0.883496\tlr=0.003133\n"
+        "[Epoch 0] training: accuracy=0.751063 loss=1.5\n"
+        "[Epoch 0] speed: 4809 samples/sec\ttime cost: 275.770618\n"
+        "[Epoch 0] validation: err-top1=0.25 err-top5=0.0625 loss=0.9\n"
+    )
+    assert read == {
+        0: {
+            "train_accuracy": 0.751063,
+            "validation_accuracy": 0.75,
+            "seconds": 275.770618,
+            "train_loss": 1.5,
+            "speed": 4809,
+            "validation_err_top1": 0.25,
+            "validation_err_top5": 0.0625,
+            "validation_top_k_accuracy_5": 0.9375,
+            "validation_loss": 0.9,
+        }
+    }
+
+
+def test_errors_in_percent(rows: Callable) -> None:
+    read = rows("[Epoch 0] validation: err-top1=22.5 err-top5=6.5\n[Epoch 1] validation: err-top1=0.5 err-top5=0.25\n")
+    assert [row["validation_accuracy"] for row in read.values()] == [77.5, 99.5]
+
+
+def test_mixup_has_no_train_accuracy(rows: Callable) -> None:
+    read = rows(
+        "Epoch[0] Batch [49]\tSpeed: 1899.5 samples/sec\trmse=0.020000\tlr=0.1\n"
+        "[Epoch 0] training: rmse=0.019000\n[Epoch 0] validation: err-top1=0.25 err-top5=0.05\n"
+    )
+    assert (read[0]["train_accuracy"], read[0]["train_rmse"], read[0]["validation_accuracy"]) == (None, 0.019, 0.75)
+
+
+def test_gluons_examples(rows: Callable) -> None:
+    read = rows(
+        "[Epoch 3 Batch 100] Training: accuracy=0.111\n[Epoch 3] Training: accuracy=0.5\n"
+        "[Epoch 3] Validation: accuracy=0.625, top_k_accuracy_5=0.875\n[Epoch 3] time cost: 12.5\n"
+    )
+    assert read == {
+        3: {"train_accuracy": 0.5, "validation_accuracy": 0.625, "seconds": 12.5, "validation_top_k_accuracy_5": 0.875}
+    }
+
+
+def test_several_metrics_in_a_line(rows: Callable) -> None:
+    read = rows("Epoch[0] Train-accuracy=0.5 Train-top_k_accuracy_5=0.75\tTime cost=1.5\n")
+    assert read[0] == {
+        "train_accuracy": 0.5,
+        "validation_accuracy": None,
+        "seconds": 1.5,
+        "train_top_k_accuracy_5": 0.75,
+    }
+
+
+def test_our_own_facts(rows: Callable) -> None:
+    read = rows(
+        "2026-11-20 12:00:00,123 Node[0] Training epochs 0 to 3, 391 batches each\n"
+        + each_line("Node[0] ")
+        + "Epoch[1] Speed=1733.12\nEpoch[1] Memory=512.3\nEpoch[1] Device-Memory=99.5\nEpoch[1] Sent=123456789012\n"
+        "Epoch[1] Received=0\nEpoch[1] Learning-rate=0.1\nEpoch[1] Staleness=1.0\n"
+    )
+    assert read[1] == {
+        **READ[1],
+        "speed": 1733.12,
+        "memory": 512.3,
+        "device_memory": 99.5,
+        "sent": 123456789012,
+        "received": 0,
+        "learning_rate": 0.1,
+        "staleness": 1,
+    }
+    assert read[0]["sent"] is None
+
+
+def test_r(rows: Callable) -> None:
+    read = rows(
+        "Batch [100] Train-accuracy=0.6563\n[1] Train-accuracy=0.859832935560859\n[1] Validation-accuracy=0.9\n"
+        'Batch [100] Train-accuracy=0.9529\n[1] "[2] Train-accuracy=0.9583"\n'
+    )
+    assert read == {
+        1: {"train_accuracy": 0.859832935560859, "validation_accuracy": 0.9, "seconds": None},
+        2: {"train_accuracy": 0.9583, "validation_accuracy": None, "seconds": None},
+    }
+
+
+KERAS = {
+    "2": "Epoch 1/2\n\n 128/1024 [==>...] - ETA: 7s - loss: 0.9 - acc: 0.1\b\b\b\r"
+    + "1024/1024 [====] - 12s 200us/step - loss: 0.7 - acc: 0.5 - val_loss: 0.8 - val_acc: 0.4\n"
+    + "Epoch 00001: val_acc improved from -inf to 0.4, saving\nEpoch 2/2\n"
+    + "1024/1024 [====] - 11s 1ms/step - loss: 6.0e-01 - acc: 0.6 - val_loss: nan - val_acc: 0.5\n",
+    "2, verbose=2": "Epoch 1/2\n - 12s - loss: 0.7 - acc: 0.5 - val_loss: 0.8 - val_acc: 0.4\nEpoch 2/2\n"
+    "32/32 - 11s - loss: 0.6 - acc: 0.6 - val_loss: nan - val_acc: 0.5 - 11s/epoch - 9ms/step\n",
+    "3": "Epoch 1/2\n\x1b[1m  1/32\x1b[0m \x1b[37m━━━━\x1b[0m \x1b[1m9s\x1b[0m 3ms/step - accuracy: 0.1 - loss: 0.9\r"
+    "\x1b[1m32/32\x1b[0m \x1b[32m━━━━\x1b[0m \x1b[1m12s\x1b[0m 3ms/step - accuracy: 0.5 - loss: 0.7 "
+    "- val_accuracy: 0.4 - val_loss: 0.8\nEpoch 2/2\n"
+    "32/32 ━━━━━━━━━━━━━━━━━━━━ 11s 3ms/step - accuracy: 0.6 - loss: 0.6 - val_accuracy: 0.5 - val_loss: nan\n",
+}
+
+
+@pytest.mark.parametrize("version", KERAS)
+def test_keras(rows: Callable, version: str) -> None:
+    read = rows(KERAS[version])
+    assert [
+        (row["train_accuracy"], row["validation_accuracy"], row["seconds"], row["train_loss"]) for row in read.values()
+    ] == [(0.5, 0.4, 12, 0.7), (0.6, 0.5, 11, 0.6)]
+    assert math.isnan(read[2]["validation_loss"])
+
+
+def test_caffe_with_two_test_nets_and_new_iteration_lines(rows: Callable) -> None:
+    prefix = "I0605 03:34:07.498641 27501 solver.cpp:341] "
+    read = rows(
+        f"{prefix}Iteration 0, Testing net (#0)\n{prefix}    Test net output #0: accuracy = 0.1\n"
+        f"{prefix}Iteration 0, Testing net (#1)\n{prefix}    Test net output #0: accuracy = 0.9\n"
+        f"{prefix}Iteration 0 (0 iter/s, 2.3s/20 iters), loss = 2.5\n{prefix}    Train net output #0: accuracy = 0.25\n"
+        f"{prefix}Iteration 500, Testing net (#0)\n{prefix}    Test net output #0: accuracy = 0.5\n"
+        f"{prefix}    Test net output #1: loss = 1.5 (* 1 = 1.5 loss)\n"
+    )
+    assert read == {
+        0: {
+            "train_accuracy": None,
+            "validation_accuracy": 0.1,
+            "seconds": None,
+            "validation_loss": None,
+            "train_loss": None,
+        },
+        500: {
+            "train_accuracy": 0.25,
+            "validation_accuracy": 0.5,
+            "seconds": None,
+            "validation_loss": 1.5,
+            "train_loss": 2.5,
+        },
+    }
+
+
+# ---- several values, and none ---------------------------------------------------------------------------------------
+
+
+def test_workers_without_tags_and_out_of_step(rows: Callable) -> None:
+    text = (
+        "Epoch[1] Train-accuracy=0.4\nEpoch[0] Train-accuracy=0.1\nEpoch[1] Train-accuracy=0.6\n"
+        "Epoch[0] Train-accuracy=0.3\nEpoch[0] Time cost=5\n"
+    )
+    assert {
+        how: [row["train_accuracy"] for row in rows(text, how).values()] for how in ("mean", "max", "last", "all")
+    } == {"mean": [pytest.approx(0.2), 0.5], "max": [0.3, 0.6], "last": [0.3, 0.6], "all": [[0.1, 0.3], [0.4, 0.6]]}
+    assert [row["seconds"] for row in rows(text, "all").values()] == [[5], []]
+
+
+def test_last_batch_line_stands_in_for_an_epoch_without_training_metric(rows: Callable) -> None:
+    text = (
+        "Epoch[0] Batch [50]\tSpeed: 9.5 samples/sec\tTrain-accuracy=0.1\n"
+        "Epoch[0] Batch [100]\tSpeed: 9.5 samples/sec\tTrain-accuracy=0.2\tTrain-top_k_accuracy_5=0.7\n"
+        "Epoch[0] Batch [150]\tSpeed: 9.5 samples/sec\nEpoch[0] Resetting Data Iterator\nEpoch[0] Time cost=7.5\n"
+    )
+    assert rows(text) == {
+        0: {"train_accuracy": 0.2, "validation_accuracy": None, "seconds": 7.5, "train_top_k_accuracy_5": 0.7}
+    }
+
+
+@pytest.mark.parametrize("epochs", [3, 40])  # few and many epochs in a block are searched in two ways
+def test_last_batch_lines_of_workers_out_of_step(rows: Callable, epochs: int) -> None:
+    lines = [
+        f"Node[{worker}] Epoch[{epoch}] Batch [{batch}]\tSpeed: 9.5 samples/sec\taccuracy={epoch}.{batch}{worker}"
+        for epoch in range(epochs)
+        for batch in range(1, 4)
+        for worker in (0, 1)
+    ]
+    swapped = [line for pair in zip(lines[1::2], lines[::2], strict=True) for line in pair]
+    assert [row["train_accuracy"] for row in rows("\n".join(swapped) + "\n").values()] == [
+        float(f"{epoch}.30") for epoch in range(epochs)
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Epoch[0] Resetting Data Iterator\n",
+        "Epoch[] Train-accuracy=0.5\n",
+        "Epoch[x] Train-accuracy=0.5\n",
+        'Epoch[0] Saved checkpoint to "m-0001.params"; n=5\n',
+        "Epoch[-1] Train-accuracy=0.5\n",
+        "Node[0] Train-accuracy=0.5\n",
+        "Epoch[99999999999] Train-accuracy=0.5\n",
+        "Epoch [3/10], Step [100/500], Loss: 0.5\n",
+        "Batch [3] Train-accuracy=0.5\n",
+        "Iter[4]\t\t CE loss 3.7, ppl 41.9. Eval duration = 539.9 seconds\n",
+        "Epoch[0] Batch [50]\tSpeed: 9.5 samples/sec\n",
+        "Epoch[0] Train-accuracy=\n",
+        "Epoch[0] Train-accuracy=0.5.6\n",
+        "Epoch[0] Train-accuracy=0.5INFO:root:\n",
+        "Epoch 1/5\n",
+        "Epoch 1/5\n 128/1024 [==>...] - ETA: 7s - loss: 0.9 - acc: 0.1\n",
+        "[12] Train-accuracy\n",
+        "solver.cpp:341] Iteration 5000, Testing net (#0)\n",
+    ],
+)
+def test_what_is_no_value_gives_no_row(rows: Callable, text: str) -> None:
+    assert rows(text) == {}
+
+
+def test_two_processes_in_one_line(rows: Callable) -> None:
+    """Neither number is taken where it is not certain which is which; the rest of the line counts for its own epoch."""
+    read = rows(
+        "INFO:root:Epoch[0] Train-accuracy=0.345INFO:root:Epoch[1] Train-accuracy=0.5\n\nEpoch[0] Time cost=1.5\n"
+    )
+    assert read == {
+        0: {"train_accuracy": None, "validation_accuracy": None, "seconds": 1.5},
+        1: {"train_accuracy": 0.5, "validation_accuracy": None, "seconds": None},
+    }
