@@ -136,7 +136,9 @@ class _Distributed(DistributedOptimizer):
         if bucket.pushed:
             raise UserError("backward() ran twice before step(): its first gradients have been sent already; "
                             "put all but the last backward() under `with optimizer.accumulate():`")
-        if bucket.ready and self._overlap and not self._holding:
+        if self._holding:
+            bucket.begin()  # the gradients that count as the last are those of a later backward
+        elif bucket.ready and self._overlap:
             self._push(bucket)
 
     def _push(self, bucket: Bucket) -> None:
