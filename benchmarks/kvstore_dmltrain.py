@@ -23,7 +23,8 @@ class Dmltrain:
     def __init__(self, shapes: list[tuple[int, ...]], mode: str) -> None:
         self.kv = dmltrain.kvstore.create("dist_sync")
         self.keys = list(range(len(shapes)))
-        self.values, self.outs, self.weights = arena(shapes), arena(shapes), []
+        self.values, self.outs = arena(shapes), arena(shapes)
+        self.weights: list[torch.Tensor] = []
         if mode == "momentum-server":
             self.kv.set_optimizer({"name": "sgd", "lr": LEARNING_RATE, "momentum": MOMENTUM})
         self.kv.init(self.keys, self.outs)
