@@ -60,9 +60,9 @@ class Contestant:
         before = len(self._printed())
         self._signal(signal.SIGCONT)
         time.sleep(seconds)
-        self._wait_for(before + 4, START_SECONDS)
+        self._wait_for(before + 5, START_SECONDS)
         self._signal(signal.SIGSTOP)
-        self.speeds.append(statistics.harmonic_mean(self._printed()[before + 1:]))  # the first saw the stop
+        self.speeds.append(statistics.harmonic_mean(self._printed()[before + 2:]))  # the others may span the stop
 
     def end(self) -> None:
         for process in self.processes:
