@@ -26,6 +26,7 @@ setup(
         "plot": ["matplotlib>=3.7"],
         "dev": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "ruff>=0.6", "matplotlib>=3.7"],
     },
-    entry_points={"console_scripts": ["dmltrain-launch = launch.cli:main", "dmltrain-parse = dmltrain.report.cli:main"]},
+    entry_points={"console_scripts": ["dmltrain-launch = launch.cli:main",
+                                      "dmltrain-parse = dmltrain.report.cli:main"]},
     classifiers=["Programming Language :: Python :: 3", "Operating System :: POSIX :: Linux"],
 )

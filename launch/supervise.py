@@ -1,10 +1,11 @@
 """What a job does about what happens to it. Pure: events and the time in, actions out; `launch.session` does the I/O.
 
-Rules. The first process to fail decides the job's end and its exit code; one that stays stopped has failed. A process that exits with 75 says that
-another one was lost, so it yields to another failure that follows within SUSPECT_SECONDS. When all workers have
-exited 0, servers and scheduler have FINISH_SECONDS to end by themselves. The end is one for all hosts: every agent
-is asked once, and asked again only to hurry. The job is over when each has said what is left on its host; an agent
-that cannot say it is replaced, once, by a new one that finds the job's processes by their mark.
+Rules. The first process to fail decides the job's end and its exit code; one that stays stopped has failed. A
+process that exits with 75 says that another one was lost, so it yields to another failure that follows within
+SUSPECT_SECONDS. When all workers have exited 0, servers and scheduler have FINISH_SECONDS to end by themselves. The
+end is one for all hosts: every agent is asked once, and asked again only to hurry. The job is over when each has
+said what is left on its host; an agent that cannot say it is replaced, once, by a new one that finds the job's
+processes by their mark.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ class Launched:
         found = {}
         for entry in Path("/proc").iterdir():
             try:
-                environ = dict(item.split(b"=", 1) for item in (entry / "environ").read_bytes().split(b"\0") if b"=" in item)
+                items = (entry / "environ").read_bytes().split(b"\0")
+                environ = dict(item.split(b"=", 1) for item in items if b"=" in item)
                 state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
             except (OSError, ValueError):
                 continue

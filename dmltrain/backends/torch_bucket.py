@@ -1,4 +1,6 @@
-"""Buckets: parameters that are neighbours in the network share one flat gradient (and weight) memory and one kvstore key."""
+"""Buckets: parameters that are neighbours in the network share one flat gradient (and weight) memory and one kvstore
+key.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ DTYPES = (torch.float32, torch.float64)
 
 @dataclass(eq=False)
 class Bucket:
-    """Parameters of one group of the optimizer, one type, one device. Flat memory holds each in its own memory order."""
+    """Parameters of one group of the optimizer, one type, one device. Flat memory holds each in its own memory
+    order.
+    """
 
     name: str
     group: int  # number of the optimizer's parameter group
@@ -126,7 +130,8 @@ class Bucket:
 
 def make_buckets(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[Bucket]:
     """All parameters of `optimizer`, in the model's order. Raises UserError for weights of other types."""
-    group_of = {parameter: number for number, group in enumerate(optimizer.param_groups) for parameter in group["params"]}
+    groups = enumerate(optimizer.param_groups)
+    group_of = {parameter: number for number, group in groups for parameter in group["params"]}
     open_lists: dict[tuple[int, torch.dtype, torch.device], list[torch.nn.Parameter]] = {}
     lists: list[tuple[int, list[torch.nn.Parameter]]] = []
     for name, parameter in _in_order(model, group_of):
@@ -152,8 +157,8 @@ def _in_order(model: torch.nn.Module, wanted: dict[torch.nn.Parameter, int]) -> 
 
 def _check(name: str, parameter: torch.nn.Parameter) -> None:
     if parameter.dtype not in DTYPES:
-        raise UserError(f"parameter {name} is {parameter.dtype}, expected float32 or float64: keep the weights in float32 "
-                        "and compute in less with torch.autocast")
+        raise UserError(f"parameter {name} is {parameter.dtype}, expected float32 or float64: keep the weights in "
+                        "float32 and compute in less with torch.autocast")
     dense = parameter.is_contiguous() or any(
         parameter.dim() == dim and parameter.is_contiguous(memory_format=layout)
         for dim, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)))

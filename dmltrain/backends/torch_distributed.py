@@ -1,6 +1,7 @@
 """A torch optimizer whose steps use all workers' gradients: what `dmltrain.distribute` returns.
 
-Gradients live in flat buckets of about a mebibyte, in forward order (torch_bucket.py), each a key of the kvstore. A bucket leaves as soon as backward has produced its last gradient. Then either
+Gradients live in flat buckets of about a mebibyte, in forward order (torch_bucket.py), each a key of the kvstore. A
+bucket leaves as soon as backward has produced its last gradient. Then either
 - the servers only sum: the sum comes back into the same memory, and the worker's own optimizer makes the step (any
   torch optimizer; dist_sync's default); or
 - the servers make the step (dist_async, dist_ssp, and dist_sync with update_on_kvstore): the weights come back into the

@@ -58,7 +58,8 @@ class Step:
                 if item is not None}
 
     def load(self, state: dict[str, np.ndarray]) -> None:
-        self._optimizer.state[self._parameter] = {name: torch.from_numpy(np.array(item)) for name, item in state.items()}
+        tensors = {name: torch.from_numpy(np.array(array)) for name, array in state.items()}
+        self._optimizer.state[self._parameter] = tensors
 
 
 def make_spec(optimizer: torch.optim.Optimizer, groups: dict[int, dict[str, Any]], rescale: float) -> dict[str, Any]:

@@ -50,7 +50,9 @@ class Handle:
         self._done.set()
 
     def then(self, action: Callable[[], None]) -> None:
-        """Run `action` on the waiting thread when all has arrived (copies into memory that could not be filled in place)."""
+        """Run `action` on the waiting thread when all has arrived (copies into memory that could not be filled in
+        place).
+        """
         self._finish.append(action)
 
     def wait(self) -> None:
@@ -92,7 +94,8 @@ class KVStore:
 
     def push(self, key: Keys, value: Any, priority: int = 0, rate: float = -1.0) -> None:
         """Give gradients. A list for one key is one value a device, summed here. Returns at once: the memory must not
-        change until the key's next pull has returned. `rate`: the optimizer's learning rate from here on, if 0 or more."""
+        change until the key's next pull has returned. `rate`: the optimizer's learning rate from here on, if 0 or
+        more."""
         raise NotImplementedError
 
     def pull(self, key: Keys, out: Any, priority: int = 0, wait: bool = True) -> Handle:
@@ -121,6 +124,18 @@ class KVStore:
         kind = parameters.get("type", "none") if isinstance(parameters, dict) else parameters
         if kind != "none":
             raise UserError(f"gradient compression {kind!r} is not available; choose none")
+
+    def key_number(self, key: Key) -> int:
+        """The number by which an optimizer's spec names the key (its "keys")."""
+        raise NotImplementedError
+
+    def optimizer_states(self) -> list[bytearray]:
+        """Each server's weights and optimizer state, as bytes."""
+        raise NotImplementedError
+
+    def load_optimizer_state_bytes(self, states: list[bytes]) -> None:
+        """Worker 0 gives the servers what `optimizer_states` returned; the others wait. Raises UserError, JobLost."""
+        raise NotImplementedError
 
     def save_optimizer_states(self, path: str) -> None:
         """Write what `load_optimizer_states` reads."""
@@ -156,7 +171,9 @@ def as_array(value: Any) -> np.ndarray:
 
 
 def summed(value: Any) -> np.ndarray:
-    """The gradient as one flat, contiguous array of float32 or float64; a list or tuple is one value a device, summed."""
+    """The gradient as one flat, contiguous array of float32 or float64; a list or tuple is one value a device,
+    summed.
+    """
     if isinstance(value, (list, tuple)):
         total = as_array(value[0])
         if len(value) > 1:

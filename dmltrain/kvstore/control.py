@@ -1,8 +1,9 @@
-"""A server's or worker's line to the scheduler: registers, sends signs of life, reaches barriers, learns that the job is lost.
+"""A server's or worker's line to the scheduler: registers, sends signs of life, reaches barriers, learns that the job
+is lost.
 
-`failure` is set once, with the reason, when the job is lost; `on_failure` is then called on this module's thread, so that
-the owner can wake whoever waits. A process that does not end by itself within EXIT_SECONDS after that is ended here:
-nobody hangs in silence.
+`failure` is set once, with the reason, when the job is lost; `on_failure` is then called on this module's thread, so
+that the owner can wake whoever waits. A process that does not end by itself within EXIT_SECONDS after that is ended
+here: nobody hangs in silence.
 """
 
 from __future__ import annotations
@@ -28,8 +29,11 @@ EXIT_SECONDS = 3.0
 class Control:
     """One process's control link. All methods may be called from any thread."""
 
-    def __init__(self, environment: Environment, port: int = 0, on_failure: Callable[[str], None] | None = None) -> None:
-        """Connect and register; `port` is where a server listens. Raises JobLost when the scheduler cannot be reached."""
+    def __init__(self, environment: Environment, port: int = 0,
+                 on_failure: Callable[[str], None] | None = None) -> None:
+        """Connect and register; `port` is where a server listens. Raises JobLost when the scheduler cannot be
+        reached.
+        """
         self.failure = ""
         self.table: dict[str, Any] = {}
         self.shutdown = threading.Event()

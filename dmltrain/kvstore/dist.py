@@ -146,19 +146,16 @@ class DistKVStore(KVStore):
         self._stepping = True
         self.barrier()
 
-    def key_number(self, name: Key) -> int:
-        """The key's number on the wire, by which an optimizer's spec names it."""
-        return self._find(name).number
+    def key_number(self, key: Key) -> int:
+        return self._find(key).number
 
     def optimizer_states(self) -> list[bytearray]:
-        """Each server's weights and optimizer state, as bytes."""
         answers: list[list[bytearray]] = [[] for _ in self._servers]
         for server, answer in zip(self._servers, answers, strict=True):
             self._request(server, Header(Kind.READ_STATE).pack(), answer).wait()
         return [answer[0] for answer in answers]
 
     def load_optimizer_state_bytes(self, states: list[bytes]) -> None:
-        """Worker 0 gives the servers what `optimizer_states` returned; the others wait. Raises UserError, JobLost."""
         if len(states) != len(self._servers):
             raise UserError(f"the optimizer's state is of a job with {len(states)} servers, this one has "
                             f"{len(self._servers)}: continue with -s {len(states)}")
@@ -214,7 +211,8 @@ class DistKVStore(KVStore):
     def _declare(self, keys: list[Key], arrays: list[np.ndarray], is_weight: bool) -> None:
         fresh = [(key, array) for key, array in zip(keys, arrays, strict=True) if key not in self._entries]
         first = len(self._entries)
-        slices = plan.cut([array.size for _, array in fresh], [array.itemsize for _, array in fresh], self._loads, first)
+        sizes, itemsizes = [array.size for _, array in fresh], [array.itemsize for _, array in fresh]
+        slices = plan.cut(sizes, itemsizes, self._loads, first)
         for offset, ((key, array), pieces) in enumerate(zip(fresh, slices, strict=True)):
             self._entries[key] = _Entry(first + offset, array.size, array.dtype.name, pieces)
         for number, server in enumerate(self._servers):

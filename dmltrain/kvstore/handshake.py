@@ -1,9 +1,9 @@
 """Who may connect: a mutual HMAC-SHA256 challenge over the job's key (RFC 2104; after ISO/IEC 9798-4). Pure.
 
-Caller sends `hello`; listener answers with `challenge` (its nonce and its proof over both nonces); the caller checks that
-and sends its own `proof`; the listener checks it. Nonces are fresh, so a recorded connection proves nothing later, and the
-two proofs name their side, so neither can be reflected. With an empty key both sides agree on "no authentication"; the
-job's name is still checked.
+Caller sends `hello`; listener answers with `challenge` (its nonce and its proof over both nonces); the caller checks
+that and sends its own `proof`; the listener checks it. Nonces are fresh, so a recorded connection proves nothing later,
+and the two proofs name their side, so neither can be reflected. With an empty key both sides agree on "no
+authentication"; the job's name is still checked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Sockets: connect and accept with the handshake, read and write frames. Blocking calls, one reader and one writer thread a link.
+"""Sockets: connect and accept with the handshake, read and write frames. Blocking calls, one reader and one writer
+thread a link.
 
 Reads go straight into the caller's memory with one system call a slice (MSG_WAITALL); writes gather queued frames.
 `Link.cut` from any thread ends both at once: blocked calls return, and the reader raises Closed.
@@ -22,8 +23,8 @@ from dmltrain.kvstore.wire import FrameError, Header, Kind
 HANDSHAKE_SECONDS = 5.0
 GATHER_BYTES = 1 << 20  # small frames leave together up to this size
 GATHER_FRAMES = 256  # header and payload each, below IOV_MAX (1024)
-SOCKET_BUFFER = 1 << 20  # bytes; measured best on loopback, and above the bandwidth-delay product of 25 Gbit/s at 0.3 ms
-CHUNK = 1 << 20  # bytes a system call sends at most: what is copied is still in the cache when the receiver takes it
+SOCKET_BUFFER = 1 << 20  # bytes; measured best on loopback, and more than is under way at 25 Gbit/s and 0.3 ms
+CHUNK = 1 << 20  # bytes a system call sends at most, so that they are still in the cache when the receiver takes them
 
 
 class Closed(Exception):
@@ -95,7 +96,9 @@ class Link:
 
 
 class Outbox:
-    """Frames waiting for one link, highest priority first, first in first out within one; sent by a thread of its own."""
+    """Frames waiting for one link, highest priority first, first in first out within one; sent by a thread of its
+    own.
+    """
 
     def __init__(self, link: Link, name: str) -> None:
         self._link = link
@@ -181,7 +184,9 @@ def connect(address: tuple[str, int], caller: Caller, timeout: float) -> Link:
 
 
 def accept(sock: socket.socket, listener: Listener) -> tuple[Link, str, int]:
-    """Let a caller in: (link, role, index). Raises FrameError or Closed; the link is closed then and the caller told why."""
+    """Let a caller in: (link, role, index). Raises FrameError or Closed; the link is closed then and the caller told
+    why.
+    """
     link = Link(sock)
     try:
         _limit_waits(sock, HANDSHAKE_SECONDS)
@@ -210,7 +215,9 @@ def _expect(link: Link, kind: Kind) -> dict[str, Any]:
 
 
 def _limit_waits(sock: socket.socket, seconds: float) -> None:
-    """Bound each blocking call in the kernel (a Python timeout would make the socket non-blocking and MSG_WAITALL void)."""
+    """Bound each blocking call in the kernel (a Python timeout would make the socket non-blocking and MSG_WAITALL
+    void).
+    """
     sock.settimeout(None)
     bound = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, bound)
@@ -218,7 +225,9 @@ def _limit_waits(sock: socket.socket, seconds: float) -> None:
 
 
 def _settle(sock: socket.socket) -> None:
-    """Settings for the life of the link. Waits are unbounded here: the scheduler's heartbeats find lost peers, and cut."""
+    """Settings for the life of the link. Waits are unbounded here: the scheduler's heartbeats find lost peers, and
+    cut.
+    """
     _limit_waits(sock, 0)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -227,7 +236,8 @@ def _settle(sock: socket.socket) -> None:
 def tune(sock: socket.socket, host: str) -> None:
     """Settings that count from the connection's first packet; for listening sockets, which hand them on, too.
 
-    Congestion control is for shared wires: on loopback a pacing one (BBR) only costs time, so loss-based ones are used there.
+    Congestion control is for shared wires: on loopback a pacing one (BBR) only costs time, so loss-based ones are
+    used there.
     """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER)

@@ -1,4 +1,6 @@
-"""A server's optimizer state and values as bytes (numpy's npz, never pickle), for checkpoints of jobs that step on servers."""
+"""A server's optimizer state and values as bytes (numpy's npz, never pickle), for checkpoints of jobs that step on
+servers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The scheduler's decisions: who is here, barriers, who is lost, when the job ends. Pure; scheduler_process.py moves bytes.
+"""The scheduler's decisions: who is here, barriers, who is lost, when the job ends. Pure; scheduler_process.py moves
+bytes.
 
 Theory of operation. Every process connects, registers and sends a heartbeat each second; the scheduler answers each, so
 that a frozen scheduler is noticed too. When all have registered, everybody gets the servers' addresses (`start`).

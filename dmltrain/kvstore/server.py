@@ -1,4 +1,5 @@
-"""One server's decisions: what to do with each push and pull. Pure (arrays in, replies out); server_process.py moves bytes.
+"""One server's decisions: what to do with each push and pull. Pure (arrays in, replies out); server_process.py moves
+bytes.
 
 Theory of operation. A server holds slices of keys. Every worker numbers its pushes of a slice 1, 2, ...: its clock. One
 rule covers all kvstores: a pull at clock c is answered once the slowest worker's clock is at least c - staleness; 0 is
@@ -6,13 +7,14 @@ synchronous, infinity asynchronous, between them bounded staleness (SSP; Ho et a
 via a Stale Synchronous Parallel Parameter Server", section 3).
 
 - Rounds (synchronous): a round is the set of workers whose push has come, never a count of messages, so a repeated push
-  counts once. When the set is complete the gradients are added in the order of the workers' ranks: the sum does not depend
-  on who came first, nor on how slices lie on servers. The value becomes the sum, or, with an optimizer, one step is made.
+  counts once. When the set is complete the gradients are added in the order of the workers' ranks: the sum does not
+  depend on who came first, nor on how slices lie on servers. The value becomes the sum, or, with an optimizer, one
+  step is made.
 - At once (asynchronous, SSP): each push is one optimizer step.
 
 Buffers. A push is received into a buffer that this module hands out (`buffer`), the sum is made in the first worker's
-buffer, which then is the value: no copies. A value that is still being sent is never written: writers take a fresh buffer
-(`Reply.release` ends the reading), so nobody pulls half of one round and half of another.
+buffer, which then is the value: no copies. A value that is still being sent is never written: writers take a fresh
+buffer (`Reply.release` ends the reading), so nobody pulls half of one round and half of another.
 """
 
 from __future__ import annotations
@@ -95,8 +97,8 @@ class ServerCore:
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise Rejected(f"malformed declaration: {error!r}") from error
         if self._mode not in (None, mode):
-            raise Rejected(f"worker {worker} uses kvstore {mode[0]} (staleness {mode[1]:g}), the others {self._mode[0]} "
-                           f"(staleness {self._mode[1]:g}): start all workers with the same --kv-store")
+            raise Rejected(f"worker {worker} uses kvstore {mode[0]} (staleness {mode[1]:g}), the others "
+                           f"{self._mode[0]} (staleness {self._mode[1]:g}): start all with the same --kv-store")
         self._mode, self.staleness = mode, mode[1]
         for entry in keys:
             known = self._declared.setdefault(entry["key"], entry)
@@ -235,8 +237,8 @@ class ServerCore:
 
     def _apply(self, piece: _Slice, gradient: Buffer, rate: float) -> None:
         if piece.step is None:
-            raise Rejected(f"kvstore {self._mode and self._mode[0]} makes the optimizer's step on the server and has no "
-                           "optimizer: call set_optimizer before the first push")
+            raise Rejected(f"kvstore {self._mode and self._mode[0]} makes the optimizer's step on the server and has "
+                           "no optimizer: call set_optimizer before the first push")
         if piece.value.readers:  # somebody is being sent this value: step on a copy
             fresh = piece.spare.pop() if piece.spare else Buffer(np.empty_like(piece.value.array))
             fresh.array[:] = piece.value.array

@@ -1,11 +1,11 @@
 """Frames: a fixed 48-byte header and a payload. Pure: bytes in, values out; no sockets (link.py has those).
 
 Theory of operation. Every message of the parameter server is one frame. Control frames carry JSON of limited size; data
-frames carry the raw little-endian elements of one slice. A reader first takes 48 bytes and gives them to `Header.unpack`,
-which refuses anything that is not ours before one byte of payload is read; the payload's length is then checked against
-what the receiver expects (`MAX_CONTROL`, or the slice's own size), so that no peer can make us allocate memory.
-The checksum covers the header, whose corruption would misplace data; payloads rely on TCP's checksum and the link
-layer's CRC (docs/decisions/0002-payload-checksum.md). docs/protocol.md shows the layout.
+frames carry the raw little-endian elements of one slice. A reader first takes 48 bytes and gives them to
+`Header.unpack`, which refuses anything that is not ours before one byte of payload is read; the payload's length is
+then checked against what the receiver expects (`MAX_CONTROL`, or the slice's own size), so that no peer can make us
+allocate memory. The checksum covers the header, whose corruption would misplace data; payloads rely on TCP's checksum
+and the link layer's CRC (docs/decisions/0002-payload-checksum.md). docs/protocol.md shows the layout.
 """
 
 from __future__ import annotations

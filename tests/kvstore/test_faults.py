@@ -3,7 +3,9 @@
 import signal
 import socket
 import time
+import zlib
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -70,7 +72,7 @@ def test_workers_that_wait_for_each_other_too_long_are_named(start_job):
     job = start_job("endless.py", "dist_sync", env={"DMLTRAIN_WAIT_TIMEOUT": "2"}, workers=2)
     job.wait_for_line("worker-0", "ready")
     started = time.monotonic()
-    job.processes["worker-1"].send_signal(signal.SIGSTOP)  # silent for less than a heartbeat's limit, more than the wait's
+    job.processes["worker-1"].send_signal(signal.SIGSTOP)  # longer than a wait may take, shorter than a heartbeat may
     job.processes["worker-0"].wait(10.0)
     assert time.monotonic() - started < 6.0
     assert "worker 1" in job.output("worker-0"), job.outputs()
@@ -106,13 +108,9 @@ def training(start_job):
     """A job in the middle of its training, with the ports of scheduler and server."""
     job = start_job("endless.py", "dist_sync", workers=1)
     job.wait_for_line("worker-0", "ready")
-    pid = job.processes["server-0"].pid
-    inodes = {line.split()[9]: int(line.split()[1].partition(":")[2], 16) for line in open("/proc/net/tcp").readlines()[1:]
-              if line.split()[3] == "0A"}
-    from pathlib import Path
-    own = {str(fd.readlink())[8:-1] for fd in Path(f"/proc/{pid}/fd").iterdir() if str(fd.readlink()).startswith("socket:")}
-    (server_port,) = [port for inode, port in inodes.items() if inode in own]
-    return job, [job.port, server_port]
+    server = psutil.Process(job.processes["server-0"].pid)
+    (port,) = [each.laddr.port for each in server.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+    return job, [job.port, port]
 
 
 STRANGE = {
@@ -137,7 +135,6 @@ def test_strangers_are_cut_off_and_logged_and_training_goes_on(training):
                 time.sleep(0.01)
         wrong_version = bytearray(Header(Kind.HELLO, 2).pack()[:-4])
         wrong_version[4] = 77
-        import zlib
         answer = noise(port, bytes(wrong_version) + zlib.crc32(wrong_version).to_bytes(4, "big") + b"{}")
         assert b"protocol version 77, expected 1" in answer
     assert all(process.poll() is None for process in job.processes.values()), job.outputs()

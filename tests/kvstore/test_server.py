@@ -171,7 +171,7 @@ def test_workers_that_differ_are_told_how():
     core.declare(0, declaration())
     with pytest.raises(Rejected, match="all workers must train the same model"):
         core.declare(1, declaration(sizes=(6, 3)))
-    with pytest.raises(Rejected, match="start all workers with the same --kv-store"):
+    with pytest.raises(Rejected, match="start all with the same --kv-store"):
         core.declare(1, declaration("dist_async", INFINITY))
 
 
@@ -190,7 +190,8 @@ def test_malformed_declarations_are_rejected(message):
 def test_sizes_types_and_unknown_keys_are_rejected_before_anything_is_read():
     core = core_of(1)
     for arguments, message in [((0, 0, 0, 1 << 60, 0), "expected 20 bytes of float32"),
-                               ((0, 0, 0, 40, 1), "expected 20 bytes of float32"), ((0, 9, 0, 20, 0), "never declared")]:
+                               ((0, 0, 0, 40, 1), "expected 20 bytes of float32"),
+                               ((0, 9, 0, 20, 0), "never declared")]:
         with pytest.raises(Rejected, match=message):
             core.buffer(*arguments)
 

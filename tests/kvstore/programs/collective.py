@@ -1,4 +1,6 @@
-"""What MXNet's own distributed kvstore tests check: init, push, pull, pushpull, several devices, small and large keys."""
+"""What MXNet's own distributed kvstore tests check: init, push, pull, pushpull, several devices, small and large
+keys.
+"""
 
 import sys
 

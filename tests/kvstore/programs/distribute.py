@@ -91,8 +91,8 @@ store.barrier()
 state = optimizer.state_dict()
 assert ("servers" in state) == (store.type != "dist_sync")
 optimizer.load_state_dict(state)
-for wrong, message in [(lambda: torch_distributed.distribute(
-        torch.nn.Linear(2, 2).half(), torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=1.0), store), "not the model's"),
+stranger = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=1.0)
+for wrong, message in [(lambda: torch_distributed.distribute(model.head, stranger, store), "not the model's"),
                        (lambda: optimizer.add_param_group({"params": []}), "before dmltrain.distribute")]:
     try:
         wrong()

@@ -1,7 +1,7 @@
 """A small network without batch norm on a union batch that the workers share by stride; prints and saves its weights.
 
-Arguments: kvstore, seed of random pauses before each step (0: none), file for the weights. Without DMLC_ROLE: one process
-on the whole union batch, plain PyTorch.
+Arguments: kvstore, seed of random pauses before each step (0: none), file for the weights. Without DMLC_ROLE: one
+process on the whole union batch, plain PyTorch.
 """
 
 import random
