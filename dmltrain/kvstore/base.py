@@ -73,6 +73,7 @@ class KVStore:
     num_workers: int = 1
     bytes_sent: int = 0
     bytes_received: int = 0
+    mean_staleness: float = 0.0  # updates by others between this worker's pull and its push, running mean
 
     @property
     def is_distributed(self) -> bool:

@@ -58,7 +58,6 @@ class DistKVStore(KVStore):
     def __init__(self, kind: str, meaning: str, staleness: float, environment: Environment) -> None:
         self.type = kind
         self.rank, self.num_workers = environment.index, environment.num_workers
-        self.mean_staleness = 0.0  # updates by others between this worker's pull and its push, running mean
         self._meaning, self._staleness = meaning, staleness
         self._environment = environment
         self._entries: dict[Key, _Entry] = {}
