@@ -213,7 +213,7 @@ def report(run: Run, epoch: int) -> None:
         **({} if memory is None else {"Device-Memory": memory}),
         "Sent": run.store.bytes_sent - sent, "Received": run.store.bytes_received - received,
         "Learning-rate": run.facts["Learning-rate"],
-        **({} if together(run.store) else {"Staleness": run.store.mean_staleness}),
+        **({} if together(run.store) else {"Staleness": run.store.take_staleness()}),
     })
 
 

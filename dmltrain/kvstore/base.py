@@ -73,7 +73,6 @@ class KVStore:
     num_workers: int = 1
     bytes_sent: int = 0
     bytes_received: int = 0
-    mean_staleness: float = 0.0  # updates by others between this worker's pull and its push, running mean
 
     @property
     def is_distributed(self) -> bool:
@@ -147,6 +146,10 @@ class KVStore:
 
     def abort(self, reason: str) -> None:
         """This worker cannot go on: end the job for all, with `reason` in every process's message."""
+
+    def take_staleness(self) -> float:
+        """Since the last call: updates of a slice by others between this worker's pull of it and its push, mean."""
+        return 0.0
 
     def close(self) -> None:
         """This worker is done. The job goes on until every worker has closed."""

@@ -62,6 +62,7 @@ class DistKVStore(KVStore):
         self._environment = environment
         self._entries: dict[Key, _Entry] = {}
         self._loads = [0] * environment.num_servers
+        self._staleness_seen = np.zeros(2)  # sum and count
         self._barriers = 0
         self._stepping = False
         self._closed = False
@@ -172,6 +173,12 @@ class DistKVStore(KVStore):
         """Worker 0 gives the servers what `save_optimizer_states` wrote; the others wait. Weights come back too."""
         names = [f"{path}.server-{number}" for number in range(len(self._servers))]
         self.load_optimizer_state_bytes([_read_state(name, len(self._servers)) for name in names])
+
+    def take_staleness(self) -> float:
+        with self._lock:
+            total, count = self._staleness_seen
+            self._staleness_seen = np.zeros(2)
+        return float(total / max(1.0, count))
 
     def abort(self, reason: str) -> None:
         if not self._closed:
@@ -295,6 +302,7 @@ class DistKVStore(KVStore):
             place = (header.key, header.slice, header.round)
             with self._lock:
                 waiting = server.pulls[place]
+                self._staleness_seen += (header.number, 1.0)
                 target, handle = waiting.popleft()
                 if not waiting:
                     del server.pulls[place]
@@ -302,7 +310,6 @@ class DistKVStore(KVStore):
                 raise FrameError(f"{header.length} bytes for key {header.key}, expected {target.nbytes}")
             if header.length:
                 server.link.read_into(target)
-            self.mean_staleness += 0.01 * (header.number - self.mean_staleness)
             handle.part_done()
         elif header.kind == Kind.ERROR:
             reason = str(server.link.read_control(header).get("reason"))
