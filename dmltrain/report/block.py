@@ -1,8 +1,8 @@
 """A log file as blocks of whole lines, in bounded memory whatever the file holds.
 
-Bytes, because decoding a gigabyte of text costs more than finding the few lines that matter. UTF-16 (PowerShell's
-`>`, with or without a mark) is turned into UTF-8 and terminal colours are taken out, so that readers see plain lines. A carriage return ends a
-line as a newline does: progress bars draw over themselves with it.
+Bytes, because decoding a gigabyte of text costs more than finding the few lines that matter. UTF-16 (PowerShell's `>`,
+with or without a mark) is turned into UTF-8 and terminal colours are taken out, so that readers see plain lines. A
+carriage return ends a line as a newline does: progress bars draw over themselves with it.
 """
 
 from __future__ import annotations

@@ -84,6 +84,9 @@ def _read(paths: Sequence[str]) -> tuple[list[Run], list[str]]:
 
 def _write(text: str) -> list[str]:
     """To standard output, all of it: an unbuffered stream (python -u) may take less at a time."""
+    if not hasattr(sys.stdout, "buffer"):  # not a file: something that collects text
+        sys.stdout.write(text)
+        return []
     rest = memoryview(text.encode(sys.stdout.encoding or "utf-8", "backslashreplace"))  # names need not be text
     try:
         while rest:

@@ -23,7 +23,8 @@ def save(tables: Sequence[Table], path: str) -> None:
         raise UserError(f"--plot {path}: no run has an epoch to draw")
     figure = Figure(figsize=(11, 4.5), layout="constrained")  # inches
     FigureCanvasAgg(figure)
-    with warnings.catch_warnings(action="ignore"):  # a letter that the font lacks, numbers near the largest
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a letter that the font lacks, numbers near the largest
         _draw(figure, tables)
         _write(figure, path)
 
@@ -42,7 +43,7 @@ def _draw(figure: Any, tables: Sequence[Table]) -> None:
 
 def _line(axes: Any, table: Table, key: str, label: str, **style: str) -> None:
     cells = ((epoch, row[key]) for epoch, row in table.counted().items())
-    points = [(epoch, cell) for epoch, cell in cells if cell is not None and math.isfinite(cell)]
+    points = [(epoch, cell) for epoch, cell in cells if isinstance(cell, float) and math.isfinite(cell)]
     if points:
         marker = "o" if len(points) < 40 else ""
         axes.plot(*zip(*points, strict=True), marker=marker, markersize=3, label=label.replace("$", r"\$"), **style)

@@ -72,7 +72,9 @@ def _unreadable(path: str, error: OSError | ValueError) -> str:
 
 def _folder_run(path: str) -> Run:
     names = sorted(_names(path), key=_natural)
-    files, faults, without = [], [], []
+    files: list[tuple[str, Found]] = []
+    faults: list[str] = []
+    without: list[str] = []
     for name in (name for name in names if name.endswith(".log")):
         log = os.path.join(path, name)
         try:
@@ -85,7 +87,7 @@ def _folder_run(path: str) -> Run:
             without.append(name)
     if not files and not faults:
         faults.append(_no_logs(path, names, without))
-    return merge(path, files, faults=tuple(faults))
+    return merge(path, files, faults=faults, notes=_unlike(path, [os.path.basename(log) for log, _ in files]))
 
 
 def _names(path: str) -> list[str]:
@@ -101,6 +103,13 @@ def _scan_file(log: str) -> list[Found]:
         return []
     with open(log, "rb") as stream:
         return scan(stream)[0]
+
+
+def _unlike(path: str, logs: list[str]) -> list[str]:
+    """Logs of one run are named alike, worker-0.log and worker-1.log; others may be no workers of one run."""
+    if len({re.sub(r"[0-9]+", "", log) for log in logs}) <= 1:
+        return []
+    return [f"{path}: {_some(logs)} are taken for the workers of one run; name the files to see them side by side"]
 
 
 def _no_logs(path: str, names: list[str], without: list[str]) -> str:

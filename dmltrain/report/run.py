@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 Values = dict[str, array]  # key (train_accuracy, seconds, ...) -> every value printed for it, in the order of the log
@@ -14,7 +14,7 @@ class Found:
     """What one file says of one run.
 
     epochs: epoch as printed -> values of its epoch lines. snapshots: epoch -> training metrics of its last batch line,
-    for logs that print none per epoch. first: what epochs are counted from (0 or 1), None where iterations are counted.
+    for those not printed per epoch. first: what epochs are counted from (0 or 1), None where iterations are counted.
     """
 
     epochs: dict[int, Values] = field(default_factory=dict)
@@ -28,7 +28,7 @@ class Run:
     """One run: an entry of the JSON list, a group of columns of a table.
 
     log: the path as the user gave it. files: what it was read from. part: 1, 2, ... where one file holds several runs,
-    else 0. epochs: ascending, as printed. from_last_batch: the epochs whose training metrics are those of a last batch
+    else 0. epochs: ascending, as printed. from_last_batch: the epochs whose training accuracy is that of a last batch
     line. faults: what is wrong with the input (the program ends with 2). notes: what a reader of the table should know.
     """
 
@@ -42,34 +42,34 @@ class Run:
     notes: tuple[str, ...] = ()
 
 
-def merge(log: str, files: Iterable[tuple[str, Found]], part: int = 0, faults: tuple[str, ...] = ()) -> Run:
+def merge(log: str, files: Sequence[tuple[str, Found]], part: int = 0, faults: Sequence[str] = (),
+          notes: Sequence[str] = ()) -> Run:
     """The run whose workers wrote `files` (path, what was found in it): their values side by side."""
-    files = list(files)
     epochs = dict(files[0][1].epochs) if files else {}
     for _, found in files[1:]:
         for epoch, values in found.epochs.items():
             for key, numbers in values.items():
                 epochs.setdefault(epoch, {}).setdefault(key, array("d")).extend(numbers)
-    stood_in = _stand_in(epochs, [found.snapshots for _, found in files])
+    from_last_batch = _stand_in(epochs, [found.snapshots for _, found in files])
     _derive(epochs)
-    first = files[0][1].first if files else 0
-    notes = tuple(f"{path}: {note}" for path, found in files for note in found.notes)
-    paths = tuple(path for path, _ in files)
-    return Run(log, paths, dict(sorted(epochs.items())), first, part, stood_in, faults, notes)
+    paths, first = tuple(path for path, _ in files), files[0][1].first if files else 0
+    notes = (*notes, *(f"{path}: {note}" for path, found in files for note in found.notes))
+    return Run(log, paths, dict(sorted(epochs.items())), first, part, from_last_batch, tuple(faults), notes)
 
 
 def _stand_in(epochs: dict[int, Values], snapshots: list[dict[int, dict[str, float]]]) -> tuple[int, ...]:
-    """Give each epoch without a training metric that of its last batch line in each file; return those epochs.
+    """Give epochs the training metrics that only their batch lines have; return those whose accuracy is such a one.
 
-    Only the last line counts, also where several workers share a file: a batch line is a glimpse, not a worker's epoch.
+    Only the last line of a file counts, also where several workers write into it: it is a glimpse of an epoch.
     """
-    lacking = {epoch for found in snapshots for epoch in found
-               if not any(key.startswith("train_") for key in epochs.get(epoch, ()))}
+    lacking = {(epoch, key) for found in snapshots for epoch, metrics in found.items() for key in metrics
+               if key not in epochs.get(epoch, ())}
     for found in snapshots:
-        for epoch in lacking & found.keys():
-            for key, number in found[epoch].items():
-                epochs.setdefault(epoch, {}).setdefault(key, array("d")).append(number)
-    return tuple(sorted(lacking))
+        for epoch, metrics in found.items():
+            for key, number in metrics.items():
+                if (epoch, key) in lacking:
+                    epochs.setdefault(epoch, {}).setdefault(key, array("d")).append(number)
+    return tuple(sorted(epoch for epoch, key in lacking if key == "train_accuracy"))
 
 
 def _derive(epochs: dict[int, Values]) -> None:

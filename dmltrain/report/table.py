@@ -51,7 +51,7 @@ def table(run: Run, aggregate: str = "mean") -> Table:
     others = {key: None for values in run.epochs.values() for key in values if key not in MAIN}
     keys = (*MAIN, *others)
     one = AGGREGATES[aggregate]
-    missing = [] if aggregate == "all" else None
+    missing: Cell = [] if aggregate == "all" else None
     rows = {epoch: {key: one(values[key]) if key in values else missing for key in keys}
             for epoch, values in run.epochs.items()}
     return Table(run, keys, rows)

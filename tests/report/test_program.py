@@ -295,6 +295,14 @@ def test_a_fifo_in_a_folder_is_not_waited_for(parse: Callable, run: Path) -> Non
     assert parse(run).returncode == 0
 
 
+def test_unlike_logs_in_a_folder_are_said(parse: Callable, run: Path) -> None:
+    assert parse(run).stderr == ""
+    (run / "old.log").write_text(worker_log(2))
+    done = parse(run)
+    assert done.returncode == 0
+    assert "old.log, worker-0.log, worker-1.log are taken for the workers of one run" in done.stderr
+
+
 def test_folders_without_a_run(parse: Callable, run: Path, tmp_path: Path) -> None:
     failed(parse(run.parent), "a folder of runs, not a run: name one or several of", "logs/r20")
     empty = tmp_path / "empty"

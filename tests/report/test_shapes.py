@@ -261,6 +261,15 @@ def test_last_batch_line_stands_in_for_an_epoch_without_training_metric(rows: Ca
     }
 
 
+def test_batch_lines_stand_in_only_for_what_is_not_printed_per_epoch(rows: Callable) -> None:
+    text = (
+        "Epoch[0] Batch [50]\tSpeed: 9.5 samples/sec\taccuracy=0.1\trmse=0.9\tlr=0.5\n"
+        "Epoch[0] Train-rmse=0.7\nEpoch[1] Train-accuracy=0.3\n"
+        "Epoch[1] Batch [50]\tSpeed: 9.5 samples/sec\taccuracy=0.2\n"
+    )
+    assert [(row["train_accuracy"], row["train_rmse"]) for row in rows(text).values()] == [(0.1, 0.7), (0.3, None)]
+
+
 @pytest.mark.parametrize("epochs", [3, 40])  # few and many epochs in a block are searched in two ways
 def test_last_batch_lines_of_workers_out_of_step(rows: Callable, epochs: int) -> None:
     lines = [

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from dmltrain import record
 from dmltrain.record import Pair
@@ -23,8 +23,7 @@ from dmltrain.report.block import Block
 from dmltrain.report.run import Found, Values
 
 _LONGEST_LINE = 1000  # bytes after the header; a longer line is noise
-_LINE = re.compile(rb"[^\r\n]{0,%d}" % _LONGEST_LINE)
-_LEAD = re.compile(rb"(?:[\s:,|-]|Rank ?\[\d{1,6}\])*")  # between header and first name
+_LEAD = re.compile(rb"\A(?:[\s:,|-]|Rank ?\[\d{1,6}\])*")  # between header and first name
 _NODE = re.compile(rb"Node\[(\d{1,6})\] ?\[?(?:Epoch|Iter)")
 _NEAR = 4096  # bytes before an epoch's last batch line in which one with a metric is looked for, where epochs are many
 _FEW = 16  # epochs in a block; with more, a walk over its batch lines is cheaper than a search for each epoch's last
@@ -37,9 +36,10 @@ class _Form:
     def __init__(self, mark: bytes, opening: bytes, batch: bytes = rb" Batch", guard: bytes = b"", ahead: bytes = b""):
         self.mark, self.opening = mark, opening
         header = re.escape(opening) + guard + rb"(\d{1,9})\]" + ahead
-        # MXNet's and our epoch lines hold one value, taken at once; of others only those with a value are looked at.
+        # MXNet's and our epoch lines hold one value, taken at once; other lines are looked at by `_pairs`, which takes
+        # longer, so not that frequent one of old logs, "Epoch[3] Resetting Data Iterator".
         value = rb"(?: ([A-Za-z][\w-]{0,60}(?: cost)?)=(" + record.NUMBER + rb")(?=\r?\n))?"
-        self.epoch_line = re.compile(header + rb"(?!" + batch + rb")(?=[^=:\r\n]{0,100}[=:])" + value)
+        self.epoch_line = re.compile(header + rb"(?!" + batch + rb"| Resetting)" + value)
         self.batch_line = re.compile(header + batch)
 
 
@@ -55,10 +55,11 @@ class MXNet:
 
     def __init__(self) -> None:
         self._epochs: dict[int, Values] = {}
-        self._cells: dict[tuple[bytes, bytes], array] = {}  # (epoch, name) as printed -> the array in _epochs
+        self._cells: dict[tuple[bytes, ...], array] = {}  # (epoch, name) as printed -> the array in _epochs
         self._batches: dict[int, bytes] = {}  # epoch -> its last batch line, from the header on
         self._forms: set[_Form] = set()  # in which values were found
         self._nodes: set[bytes] = set()  # workers that the lines name
+        self._crowded = False  # whether the block before was of many epochs, as this then is
         self._last = b""  # the last whole block: the evidence on a cut line
         self._notes: list[str] = []
 
@@ -72,9 +73,7 @@ class MXNet:
         return own
 
     def found(self) -> list[Found]:
-        lines = {epoch: line for epoch, line in self._batches.items()
-                 if not any(key.startswith("train_") for key in self._epochs.get(epoch, ()))}
-        snapshots = {epoch: metrics for epoch, line in lines.items() if (metrics := _metrics(line))}
+        snapshots = {epoch: metrics for epoch, line in self._batches.items() if (metrics := _metrics(line))}
         if not self._epochs and not snapshots:
             return []
         first = 1 if self._forms == {_OF_R} else 0
@@ -100,32 +99,35 @@ class MXNet:
             cells.clear()
         return self._locate_batches(form, block) > 0 or lines > 0
 
-    def _add(self, form: _Form, found: re.Match[bytes], pairs: Iterable[Pair]) -> None:
+    def _add(self, form: _Form, found: re.Match[bytes], pairs: list[Pair]) -> None:
         if not pairs:
             return
         self._forms.add(form)
         values = self._epochs.setdefault(int(found[1]), {})
         for pair in pairs:
-            cell = values.get(pair.key)
-            if cell is None:
-                cell = values[pair.key] = array("d")
-            cell.append(pair.value)
+            if pair.key not in values:
+                values[pair.key] = array("d")
+            values[pair.key].append(pair.value)
         if found[2]:
-            self._cells[found.group(1, 2)] = cell
+            self._cells[found.group(1, 2)] = values[pair.key]
 
     def _locate_batches(self, form: _Form, block: Block) -> int:
         """Keep each epoch's last batch line that has a metric; returns how many epochs have batch lines."""
         data = block.data
-        numbers = set(form.batch_line.findall(data))
-        if len(numbers) > _FEW:
+        numbers: set[bytes] = set() if self._crowded else set(form.batch_line.findall(data))
+        self._crowded = self._crowded or len(numbers) > _FEW
+        if self._crowded:
             last, reach = {found[1]: found.start() for found in form.batch_line.finditer(data)}, _NEAR
+            self._crowded = len(last) > _FEW
         else:
-            last, reach = dict.fromkeys(numbers, block.limit), block.limit
+            last, reach = {number: data.rfind(form.opening + number + b"]") for number in numbers}, block.limit
         for number, at in last.items():
-            at = _last_with_metric(form, data, number, min(at, block.limit - 1), reach)
-            if at >= 0:
-                self._batches[int(number)] = _line(form, data, at, at + len(form.opening))
-        return len(numbers)
+            line = _line(form, data, at, at + len(form.opening))
+            if at >= block.limit or b"=" not in line or not form.batch_line.match(line):
+                line = _last_with_metric(form, data, number, min(at, block.limit) - 1, reach)
+            if line:
+                self._batches[int(number)] = line
+        return len(last)
 
     # -- the last line, where no newline ends it --------------------------------------------------------------------
 
@@ -160,7 +162,7 @@ class MXNet:
 
 def _line(form: _Form, data: bytes, start: int, header_end: int) -> bytes:
     """The text from `start` to the end of its line, or into the next header where two processes wrote into one line."""
-    line = _LINE.match(data, start)[0]
+    line = data[start:start + _LONGEST_LINE].partition(b"\n")[0].partition(b"\r")[0]
     if len(line) == _LONGEST_LINE:
         line += b"~"  # no value ends here
     another = line.find(form.opening, header_end - start)
@@ -171,16 +173,19 @@ def _line(form: _Form, data: bytes, start: int, header_end: int) -> bytes:
     return line
 
 
-def _last_with_metric(form: _Form, data: bytes, number: bytes, at: int, reach: int) -> int:
-    """Where an epoch's last batch line with a metric begins: at `at` or up to `reach` bytes before; -1: nowhere."""
+def _last_with_metric(form: _Form, data: bytes, number: bytes, at: int, reach: int) -> bytes:
+    """An epoch's last batch line with a metric that begins at `at` or up to `reach` bytes before, if any is near."""
     header = form.opening + number + b"]"
     first = max(0, at - reach)
     for _ in range(_FEW):
         at = data.rfind(header, first, at + len(header))
-        if at < 0 or (form.batch_line.match(data, at) and b"=" in _LINE.match(data, at)[0]):
-            return at
+        if at < 0:
+            break
+        line = _line(form, data, at, at + len(form.opening))
+        if b"=" in line and form.batch_line.match(line):
+            return line
         at -= 1
-    return -1
+    return b""
 
 
 def _pairs(form: _Form, found: re.Match[bytes]) -> list[Pair]:
@@ -188,8 +193,8 @@ def _pairs(form: _Form, found: re.Match[bytes]) -> list[Pair]:
     if found[2]:
         return [Pair(record.key(found[2].decode("ascii")), float(found[3]), found[2], found[3], False)]
     line = _line(form, found.string, found.end(), found.end())
-    lead = _LEAD.match(line).end()
-    return record.pairs(line[lead:]) if record.PAIR.match(line, lead) else []
+    text = _LEAD.sub(b"", line, 1)
+    return record.pairs(text) if record.PAIR.match(text) else []
 
 
 def _metrics(line: bytes) -> dict[str, float]:
