@@ -145,6 +145,27 @@ def test_gluons_examples(rows: Callable) -> None:
     }
 
 
+def test_gluons_estimator(rows: Callable) -> None:
+    """As MXNet 1.9.1 prints it; validation comes first, and calls every epoch 0."""
+    text = (
+        "[Epoch 0] Begin, current learning rate: 0.0010\nValidation Begin\n"
+        "[Epoch 0] Finished in 0.020s, validation accuracy: 0.0938\n"
+        "[Epoch 0] Finished in 0.141s, training accuracy: 0.1875, training softmaxcrossentropyloss: 2.3125\n"
+        "[Epoch 1] Begin, current learning rate: 0.0010\nValidation Begin\n"
+        "[Epoch 1][Batch 4][Samples 160] time/interval: 0.004s\n"
+        "[Epoch 0] Finished in 0.006s, validation accuracy: 0.25\n"
+        "[Epoch 1] Finished in 0.042s, training accuracy: 0.5\n"
+        "[Epoch 2] Finished in 0.022s\nTrain finished using total 0s with 3 epochs. training accuracy: 0.5\n"
+    )
+    read = rows(text)
+    assert [(row["train_accuracy"], row["validation_accuracy"], row["seconds"]) for row in read.values()] == [
+        (0.1875, 0.0938, 0.141),
+        (0.5, 0.25, 0.042),
+        (None, None, 0.022),
+    ]
+    assert read[0]["train_softmaxcrossentropyloss"] == 2.3125
+
+
 def test_several_metrics_in_a_line(rows: Callable) -> None:
     read = rows("Epoch[0] Train-accuracy=0.5 Train-top_k_accuracy_5=0.75\tTime cost=1.5\n")
     assert read[0] == {

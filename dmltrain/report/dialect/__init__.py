@@ -9,6 +9,7 @@ from typing import Protocol
 
 from dmltrain.report.block import Block
 from dmltrain.report.dialect.caffe import Caffe
+from dmltrain.report.dialect.estimator import Estimator
 from dmltrain.report.dialect.keras import Keras
 from dmltrain.report.dialect.mxnet import MXNet
 from dmltrain.report.run import Found
@@ -22,4 +23,4 @@ class Dialect(Protocol):
         """At the end of the file: the runs in it."""
 
 
-DIALECTS: tuple[type[Dialect], ...] = (MXNet, Caffe, Keras)
+DIALECTS: tuple[type[Dialect], ...] = (MXNet, Estimator, Caffe, Keras)

@@ -82,26 +82,27 @@ class MXNet:
     # -- lines ------------------------------------------------------------------------------------------------------
 
     def _read(self, form: _Form, block: Block) -> bool:
-        """The inner loop: under a microsecond per epoch line. Returns whether the block has lines of this form."""
+        """The inner loop: under a microsecond per epoch line. Returns whether the block has values in this form."""
         cells, known, lines = self._cells, len(self._cells), 0
-        for lines, found in enumerate(form.epoch_line.finditer(block.data), 1):  # noqa: B007
+        for found in form.epoch_line.finditer(block.data):
             if found.start() >= block.limit:
                 break
             cell = cells.get(found.group(1, 2))
             if cell is not None:
                 cell.append(float(found[3]))
+                lines += 1
             else:
-                self._add(form, found, _pairs(form, found))
+                lines += self._add(form, found, _pairs(form, found))
         if lines and block.holds(b"Node["):
             again = lines > len(cells) - known  # a value is there a second time: of another worker, or after a restart?
             self._nodes.update(_NODE.findall(block.data, 0, len(block.data) if again else 1000))
         if len(cells) > _MOST_CELLS:
             cells.clear()
-        return self._locate_batches(form, block) > 0 or lines > 0
+        return self._locate_batches(form, block) or lines > 0
 
-    def _add(self, form: _Form, found: re.Match[bytes], pairs: list[Pair]) -> None:
+    def _add(self, form: _Form, found: re.Match[bytes], pairs: list[Pair]) -> bool:
         if not pairs:
-            return
+            return False
         self._forms.add(form)
         values = self._epochs.setdefault(int(found[1]), {})
         for pair in pairs:
@@ -110,10 +111,11 @@ class MXNet:
             values[pair.key].append(pair.value)
         if found[2]:
             self._cells[found.group(1, 2)] = values[pair.key]
+        return True
 
-    def _locate_batches(self, form: _Form, block: Block) -> int:
-        """Keep each epoch's last batch line that has a metric; returns how many epochs have batch lines."""
-        data = block.data
+    def _locate_batches(self, form: _Form, block: Block) -> bool:
+        """Keep each epoch's last batch line that has a metric; returns whether there are any."""
+        data, kept = block.data, False
         numbers: set[bytes] = set() if self._crowded else set(form.batch_line.findall(data))
         self._crowded = self._crowded or len(numbers) > _FEW
         if self._crowded:
@@ -127,7 +129,8 @@ class MXNet:
                 line = _last_with_metric(form, data, number, min(at, block.limit) - 1, reach)
             if line:
                 self._batches[int(number)] = line
-        return len(last)
+                kept = True
+        return kept
 
     # -- the last line, where no newline ends it --------------------------------------------------------------------
 
