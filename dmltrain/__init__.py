@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dmltrain.errors import UserError
+
 if TYPE_CHECKING:
     import torch
 
@@ -29,7 +31,8 @@ def distribute(model: torch.nn.Module, optimizer: torch.optim.Optimizer, kvstore
     """
     from dmltrain.backends import torch_distributed
 
-    return torch_distributed.distribute(model, optimizer, _store(kvstore))
+    store = _store(kvstore)
+    return torch_distributed.distribute(model, optimizer, store, update_on_kvstore=_worker().update_on_kvstore)
 
 
 def rank() -> int:
@@ -56,4 +59,11 @@ def _store(kind: str):
     from dmltrain import kvstore
 
     environment = _worker()
-    return kvstore.create(kind if environment.launched else "local")
+    if environment.launched and _stores and kind != _stores[0].type:
+        raise UserError(f"this process uses kvstore {_stores[0].type}; use it for every model")
+    if not _stores or not environment.launched:
+        _stores[:] = [kvstore.create(kind if environment.launched else "local")]
+    return _stores[0]
+
+
+_stores: list = []  # the process's place in its job is one, however many models it trains

@@ -58,6 +58,11 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
     if index >= count:
         raise UserError(f"{index_name}={index}: this job has {count} {role}s, expected 0 to {count - 1}")
     listen = values.get("DMLTRAIN_LISTEN_FD")
+    heartbeat = _seconds(values, ("DMLTRAIN_HEARTBEAT_INTERVAL", "PS_HEARTBEAT_INTERVAL"), 1.0)
+    lost = _seconds(values, ("DMLTRAIN_HEARTBEAT_TIMEOUT", "PS_HEARTBEAT_TIMEOUT"), 6.0)
+    if lost < 3 * max(1.0, heartbeat):
+        raise UserError(f"a heartbeat timeout of {lost:g} s (DMLTRAIN_HEARTBEAT_TIMEOUT) is too short for an interval "
+                        f"of {heartbeat:g} s (DMLTRAIN_HEARTBEAT_INTERVAL): expected 3 intervals, and 3 s, or more")
     return Environment(
         role=role, index=index, num_workers=num_workers, num_servers=num_servers,
         root_host=values.get("DMLC_PS_ROOT_URI", "127.0.0.1"),
@@ -65,9 +70,8 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         node_host=values.get("DMLC_NODE_HOST", "127.0.0.1"),
         host_name=values.get("DMLTRAIN_HOST_NAME") or socket.gethostname(),
         job=values.get("DMLTRAIN_JOB", ""), key=_key(values.get("DMLTRAIN_KEY_FILE")),
-        listen_fd=int(listen) if listen and listen.isdigit() else None,
-        heartbeat_seconds=_seconds(values, ("DMLTRAIN_HEARTBEAT_INTERVAL", "PS_HEARTBEAT_INTERVAL"), 1.0),
-        lost_seconds=_seconds(values, ("DMLTRAIN_HEARTBEAT_TIMEOUT", "PS_HEARTBEAT_TIMEOUT"), 6.0),
+        listen_fd=_number(values, "DMLTRAIN_LISTEN_FD") if listen else None,
+        heartbeat_seconds=heartbeat, lost_seconds=lost,
         start_seconds=_seconds(values, ("DMLTRAIN_START_TIMEOUT",), 120.0),
         wait_seconds=_seconds(values, ("DMLTRAIN_WAIT_TIMEOUT",), 600.0),
         update_on_kvstore=values.get("MXNET_UPDATE_ON_KVSTORE", "0").lower() in ("1", "true"),
@@ -103,6 +107,9 @@ def _key(path: str | None) -> bytes:
     if not path:
         return b""
     try:
-        return Path(path).read_bytes().strip()
+        key = Path(path).read_bytes().strip()
     except OSError as error:
         raise UserError(f"DMLTRAIN_KEY_FILE={path}: {error.strerror}; the launcher makes this file") from error
+    if not key:
+        raise UserError(f"DMLTRAIN_KEY_FILE={path} is empty: expected the job's key; unset it to run without one")
+    return key

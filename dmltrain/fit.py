@@ -54,6 +54,8 @@ def train(options: Options, command: str) -> None:
     """Train as `options` say; `command` is for the log. Raises UserError or JobLost."""
     if options.update_on_kvstore is None:
         options = replace(options, update_on_kvstore=int(env.read().update_on_kvstore))
+    if env.read().role == "worker":
+        backend_class(options)  # importing a framework can take seconds in which no sign of life leaves this process
     store = kvstore.create(options.kv_store, staleness=options.staleness)  # schedulers and servers serve here, and end
     try:
         run = prepare(options, store, command)

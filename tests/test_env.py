@@ -38,6 +38,9 @@ def test_heartbeats_cannot_be_switched_off_and_ps_lites_names_count():
     ({"DMLTRAIN_KEY_FILE": "/does/not/exist"}, "DMLTRAIN_KEY_FILE=/does/not/exist: No such file"),
     ({"DMLTRAIN_WAIT_TIMEOUT": "soon"}, "DMLTRAIN_WAIT_TIMEOUT='soon': expected a number of seconds"),
     ({"DMLTRAIN_WAIT_TIMEOUT": "nan"}, "expected a number of seconds"),
+    ({"DMLTRAIN_HEARTBEAT_TIMEOUT": "2"}, "too short for an interval of 1 s"),
+    ({"DMLTRAIN_KEY_FILE": "/dev/null"}, "/dev/null is empty"),
+    ({"DMLTRAIN_LISTEN_FD": "x"}, "DMLTRAIN_LISTEN_FD='x'"),
 ])
 def test_what_is_wrong_is_named(change, message):
     with pytest.raises(UserError) as raised:

@@ -70,6 +70,9 @@ class TorchBackend:
             if store.is_distributed and (on_servers or TYPES[store.type] != "dist_sync"):
                 raise UserError("--dtype float16 scales the loss, which needs the optimizer on the workers: use "
                                 "--kv-store dist_sync with it, or --dtype bfloat16")
+            if not inner.defaults.get("fused"):  # LossScale works through the fused kernels
+                raise UserError(f"--dtype float16 scales the loss, which optimizer {options.optimizer} cannot follow "
+                                "here: use sgd, nag, adam or adamw, or --dtype bfloat16")
             self._scale = LossScale(inner, self._devices[0])
         return torch_distributed.distribute(self._modules[0], inner, store, average=False,
                                             overlap=len(self._modules) == 1, update_on_kvstore=on_servers)

@@ -32,6 +32,7 @@ class Bucket:
     _views: list[torch.Tensor] = field(init=False)
     _host: torch.Tensor = field(init=False)
     _weights: torch.Tensor | None = None
+    _version: int = 0  # of the gradients' memory, as autograd counts its changes
     _seen: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -84,6 +85,15 @@ class Bucket:
             self._host.copy_(self.gradients)
         return self._host.numpy()
 
+    def note_version(self) -> None:
+        self._version = self.gradients._version
+
+    def check_unchanged(self) -> None:
+        """Raises UserError when the gradients were changed after they had been sent."""
+        if self.gradients._version != self._version:
+            raise UserError("gradients were changed between backward() and step(), after they had been sent: call "
+                            "optimizer.reduce_gradients() before clipping or unscaling them")
+
     def take_gradients(self, factor: float) -> None:
         """The sum has arrived in host memory."""
         if self._host is not self.gradients:
@@ -128,8 +138,9 @@ class Bucket:
         return views
 
 
-def make_buckets(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[Bucket]:
-    """All parameters of `optimizer`, in the model's order. Raises UserError for weights of other types."""
+def make_buckets(model: torch.nn.Module, optimizer: torch.optim.Optimizer, prefix: str) -> list[Bucket]:
+    """All parameters of `optimizer`, in the model's order; names start with `prefix`. Raises UserError for weights of
+    other types."""
     groups = enumerate(optimizer.param_groups)
     group_of = {parameter: number for number, group in groups for parameter in group["params"]}
     open_lists: dict[tuple[int, torch.dtype, torch.device], list[torch.nn.Parameter]] = {}
@@ -142,7 +153,7 @@ def make_buckets(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> li
             current = open_lists[kind] = []
             lists.append((group_of[parameter], current))
         current.append(parameter)
-    return [Bucket(f"bucket {number}", group, len(lists) - number, parameters)
+    return [Bucket(f"{prefix}.{number}", group, len(lists) - number, parameters)
             for number, (group, parameters) in enumerate(lists)]
 
 

@@ -38,7 +38,7 @@ def distribute(model: torch.nn.Module, optimizer: torch.optim.Optimizer, store: 
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
-    """The given optimizer, to be used in its place; also by learning-rate schedulers and gradient scalers.
+    """The given optimizer, to be used in its place, also by learning-rate schedulers.
 
     This class is the one for a single worker: it only passes on.
     """
@@ -75,6 +75,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def push_gradients(self) -> None:
         """Send all gradients, for a caller that has completed them itself (overlap=False)."""
 
+    def reduce_gradients(self) -> None:
+        """Wait until the gradients are those of all workers. Needed only where something reads or changes them between
+        backward() and step(): clipping, a gradient scaler's unscale_."""
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         return self.inner.step(closure)
 
@@ -90,6 +94,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self.inner.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if "servers" in state_dict:
+            raise UserError("this state was saved with the optimizer on the servers, here it is on the worker: "
+                            "continue with the kvstore (and update_on_kvstore) it was saved with")
         self.inner.load_state_dict(state_dict)
 
 
@@ -102,11 +109,11 @@ class _Distributed(DistributedOptimizer):
         self.store = store
         self._average, self._overlap, self._holding = average, overlap, False
         self._handles: list[tuple[Bucket, Handle]] = []
-        self._buckets = make_buckets(model, optimizer)
+        self._buckets = make_buckets(model, optimizer, store.new_name("bucket"))
         self._keys = [bucket.name for bucket in self._buckets]
         store.init(self._keys, [bucket.host_weights() for bucket in self._buckets])
         self._take_first_weights()
-        _share_buffers(model, store)
+        _share_rest(model, self._buckets, store)
         for bucket in self._buckets:
             bucket.watch(self._gradient_ready)
 
@@ -155,6 +162,7 @@ class _StepOnWorkers(_Distributed):
     def _push(self, bucket: Bucket) -> None:
         bucket.pushed = True
         gradients = bucket.host_gradients()
+        bucket.note_version()
         handle = self.store.pushpull(bucket.name, gradients, priority=bucket.priority, wait=False)
         self._handles.append((bucket, handle))
 
@@ -163,12 +171,17 @@ class _StepOnWorkers(_Distributed):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self.push_gradients()
-        self._wait()
+        self.reduce_gradients()
         self.inner.step()
         for bucket in self._buckets:
             bucket.begin()
         return loss
+
+    def reduce_gradients(self) -> None:
+        self.push_gradients()
+        for bucket, _ in self._handles:
+            bucket.check_unchanged()
+        self._wait()
 
     def _wait(self) -> None:
         factor = 1.0 / self.store.num_workers if self._average and self.store.num_workers > 1 else 1.0
@@ -185,14 +198,20 @@ class _StepOnServers(_Distributed):
                  overlap: bool) -> None:
         super().__init__(model, optimizer, store, average, overlap)
         factor = 1.0 / store.num_workers if average and TYPES[store.type] == "dist_sync" else 1.0
-        groups = {number: optimizer.param_groups[bucket.group] for number, bucket in enumerate(self._buckets)}
-        store.set_optimizer(make_spec(optimizer, {self._number(n): group for n, group in groups.items()}, factor))
+        groups = {store.key_number(bucket.name): optimizer.param_groups[bucket.group] for bucket in self._buckets}
+        store.set_optimizer(make_spec(optimizer, groups, factor))
+        self._settings = self._fixed_settings()
         for bucket in self._buckets:
             bucket.adopt_weights()
         model.register_forward_pre_hook(lambda *_: self._before_forward())
 
-    def _number(self, index: int) -> int:
-        return self.store.key_number(self._keys[index])
+    def _fixed_settings(self) -> list[dict[str, Any]]:
+        return [{name: value for name, value in group.items() if name not in ("params", "lr", "initial_lr")}
+                for group in self.inner.param_groups]
+
+    def reduce_gradients(self) -> None:
+        raise UserError("the optimizer runs on the servers: gradients cannot be changed after backward(); use "
+                        "dist_sync with the optimizer on the workers to clip or unscale the sum")
 
     @torch.compiler.disable
     def _before_forward(self) -> None:
@@ -208,6 +227,9 @@ class _StepOnServers(_Distributed):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._fixed_settings() != self._settings:
+            raise UserError("only the learning rate can be changed while the optimizer runs on the servers; use "
+                            "dist_sync with the optimizer on the workers for schedules of momentum or weight decay")
         self.push_gradients()
         self._pull()
         return loss
@@ -247,13 +269,16 @@ class _StepOnServers(_Distributed):
             bucket.begin()
 
 
-def _share_buffers(model: torch.nn.Module, store: KVStore) -> None:
-    """Worker 0's floating-point buffers (batch-norm statistics) for everybody."""
-    buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
-    if not buffers or store.num_workers == 1:
+def _share_rest(model: torch.nn.Module, buckets: list[Bucket], store: KVStore) -> None:
+    """Worker 0's frozen parameters and floating-point buffers (batch-norm statistics, masks) for everybody."""
+    trained = {parameter for bucket in buckets for parameter in bucket.parameters}
+    tensors = [each for each in (*model.parameters(), *model.buffers())
+               if each.is_floating_point() and each not in trained]
+    if not tensors or store.num_workers == 1:
         return
     with torch.no_grad():
-        flat = torch.cat([buffer.double().cpu().reshape(-1) for buffer in buffers])
-        shared = torch.from_numpy(store.all_reduce("first buffers", (flat * (store.rank == 0)).numpy()))
-        for buffer, part in zip(buffers, shared.split([buffer.numel() for buffer in buffers]), strict=True):
-            buffer.copy_(part.reshape(buffer.shape))
+        flat = torch.cat([tensor.double().cpu().reshape(-1) for tensor in tensors])
+        own = flat if store.rank == 0 else torch.zeros_like(flat)  # not flat * 0: infinity would become nan
+        shared = torch.from_numpy(store.all_reduce(store.new_name("first buffers"), own.numpy()))
+        for tensor, part in zip(tensors, shared.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(part.reshape(tensor.shape))

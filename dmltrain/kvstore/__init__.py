@@ -48,8 +48,10 @@ def _connect(kind: str, meaning: str, staleness: float | None, environment: Envi
                         "start it with -s 1 or more, or use --kv-store local")
     from dmltrain.kvstore.dist import DistKVStore
 
+    if DistKVStore.present:
+        raise UserError("this process has a distributed kvstore already: create one and use it for everything")
     bound = {"dist_sync": 0.0, "dist_async": float("inf"), "dist_ssp": 3.0 if staleness is None else float(staleness)}
-    if bound[meaning] < 0.0:
+    if not bound[meaning] >= 0.0:
         raise UserError(f"--staleness {staleness}: expected 0 or more clocks")
     return DistKVStore(kind, meaning, bound[meaning], environment)
 

@@ -73,20 +73,11 @@ class KVStore:
     num_workers: int = 1
     bytes_sent: int = 0
     bytes_received: int = 0
+    _names: int = 0
 
     @property
     def is_distributed(self) -> bool:
         return TYPES[self.type] != "local"
-
-    @property
-    def synchronous(self) -> bool:
-        """True when all workers' steps go together: gradients of one round are summed over all workers."""
-        return TYPES[self.type] in ("local", "dist_sync")
-
-    @property
-    def steps_on_servers(self) -> bool:
-        """True when the servers run the optimizer: a pull then gives weights, not sums of gradients."""
-        return False
 
     def init(self, key: Keys, value: Any) -> None:
         """Declare keys with their first values; the values of worker 0 count. All workers call this alike."""
@@ -124,6 +115,11 @@ class KVStore:
         kind = parameters.get("type", "none") if isinstance(parameters, dict) else parameters
         if kind != "none":
             raise UserError(f"gradient compression {kind!r} is not available; choose none")
+
+    def new_name(self, what: str) -> str:
+        """`what` with a number, different at each call; workers that call alike get the same."""
+        self._names += 1
+        return f"{what} {self._names}"
 
     def key_number(self, key: Key) -> int:
         """The number by which an optimizer's spec names the key (its "keys")."""

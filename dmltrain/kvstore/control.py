@@ -1,9 +1,9 @@
 """A server's or worker's line to the scheduler: registers, sends signs of life, reaches barriers, learns that the job
 is lost.
 
-`failure` is set once, with the reason, when the job is lost; `on_failure` is then called on this module's thread, so
-that the owner can wake whoever waits. A process that does not end by itself within EXIT_SECONDS after that is ended
-here: nobody hangs in silence.
+`failure` is set once, with the reason, when the job is lost; `on_end` is called on this module's thread then, and at
+the job's regular end with '', so that the owner can wake whoever waits. A process of a lost job that does not end by
+itself within EXIT_SECONDS is ended here: nobody hangs in silence.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Control:
     """One process's control link. All methods may be called from any thread."""
 
     def __init__(self, environment: Environment, port: int = 0,
-                 on_failure: Callable[[str], None] | None = None) -> None:
+                 on_end: Callable[[str], None] | None = None) -> None:
         """Connect and register; `port` is where a server listens. Raises JobLost when the scheduler cannot be
         reached.
         """
@@ -38,7 +38,7 @@ class Control:
         self.table: dict[str, Any] = {}
         self.shutdown = threading.Event()
         self._environment = environment
-        self._on_failure = on_failure
+        self._on_end = on_end
         self._changed = threading.Condition()
         self._released: set[str] = set()
         self._heard = time.monotonic()
@@ -81,9 +81,9 @@ class Control:
                 return
             self.failure = reason
             self._changed.notify_all()
-        if self._on_failure:
-            self._on_failure(reason)
         threading.Thread(target=self._end_process, name="exit-watchdog", daemon=True).start()
+        if self._on_end:
+            self._on_end(reason)
 
     def _connect(self) -> Link:
         environment = self._environment
@@ -120,7 +120,7 @@ class Control:
                 if header.kind == Kind.REFUSE:
                     return self.fail(f"{self._scheduler} refused this process: {message.get('reason')}")
                 self._take(message)
-        except (Closed, FrameError, OSError, ValueError) as error:
+        except Exception as error:  # whatever it is, nobody may wait for the scheduler any more
             self.fail(f"lost {self._scheduler}: {error}")
 
     def _take(self, message: dict[str, Any]) -> None:
@@ -136,6 +136,8 @@ class Control:
                 self._closing = True
                 self.shutdown.set()
             self._changed.notify_all()
+        if self.shutdown.is_set() and self._on_end:
+            self._on_end("")
 
     def _beat(self) -> None:
         last = time.monotonic()

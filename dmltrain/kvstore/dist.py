@@ -25,8 +25,10 @@ from dmltrain.kvstore.control import Control
 from dmltrain.kvstore.handshake import Caller
 from dmltrain.kvstore.link import Closed, Link, Outbox
 from dmltrain.kvstore.plan import Slice
+from dmltrain.kvstore.state_file import read_state, write_whole
 from dmltrain.kvstore.wire import FrameError, Header, Kind
 
+LAST = -(1 << 30)  # priority of requests: after the pushes before them
 LINGER_SECONDS = 2.0  # after a server's link broke, for the scheduler to say who was lost
 
 
@@ -39,6 +41,7 @@ class _Entry:
     dtype: str
     slices: list[Slice]
     clock: int = 0
+    priority: int = 0  # of the last push: its pull must not overtake it
 
 
 @dataclass
@@ -55,7 +58,10 @@ class _Server:
 class DistKVStore(KVStore):
     """dist_sync, dist_async and dist_ssp. `meaning` is one of these; see dmltrain.kvstore.create."""
 
+    present = False  # one for each process: it is the process's place in the job
+
     def __init__(self, kind: str, meaning: str, staleness: float, environment: Environment) -> None:
+        DistKVStore.present = True
         self.type = kind
         self.rank, self.num_workers = environment.index, environment.num_workers
         self._meaning, self._staleness = meaning, staleness
@@ -66,18 +72,15 @@ class DistKVStore(KVStore):
         self._barriers = 0
         self._stepping = False
         self._closed = False
-        self._lock = threading.Lock()  # guards pulls, requests and clocks
+        self._lock = threading.Lock()  # guards pulls, requests and staleness
         self._servers: list[_Server] = []
-        self._control = Control(environment, on_failure=self._fail)
+        self._process = os.getpid()
+        self._control = Control(environment, on_end=self._end)
         addresses = self._control.wait_for_start()["servers"]
         self._servers = [self._connect(number, host, port) for number, (host, port) in enumerate(addresses)]
         for server in self._servers:
             threading.Thread(target=self._receive, args=(server,), name=f"from {server.name}", daemon=True).start()
         atexit.register(self._at_exit)
-
-    @property
-    def steps_on_servers(self) -> bool:
-        return self._stepping
 
     @property
     def bytes_sent(self) -> int:  # type: ignore[override]
@@ -106,7 +109,7 @@ class DistKVStore(KVStore):
         for name, item in zip(keys, values, strict=True):
             entry, array = self._find(name), summed(item)
             self._check_size(name, entry, array)
-            entry.clock += 1
+            entry.clock, entry.priority = entry.clock + 1, priority
             self._send(entry, Kind.PUSH, array, priority, rate)
 
     def pull(self, key: Keys, out: Any, priority: int = 0, wait: bool = True) -> Handle:
@@ -167,12 +170,12 @@ class DistKVStore(KVStore):
     def save_optimizer_states(self, path: str) -> None:
         """One file a server beside `path`: `path`.server-K. Written whole or not at all."""
         for number, state in enumerate(self.optimizer_states()):
-            _write_whole(Path(f"{path}.server-{number}"), state)
+            write_whole(Path(f"{path}.server-{number}"), state)
 
     def load_optimizer_states(self, path: str) -> None:
         """Worker 0 gives the servers what `save_optimizer_states` wrote; the others wait. Weights come back too."""
         names = [f"{path}.server-{number}" for number in range(len(self._servers))]
-        self.load_optimizer_state_bytes([_read_state(name, len(self._servers)) for name in names])
+        self.load_optimizer_state_bytes([read_state(name) for name in names])
 
     def take_staleness(self) -> float:
         with self._lock:
@@ -187,6 +190,8 @@ class DistKVStore(KVStore):
             self._control.close()
 
     def _at_exit(self) -> None:
+        if os.getpid() != self._process:
+            return  # a forked child ends
         failed = getattr(sys, "last_type", None)  # set when an exception ends the program
         if failed is None:
             self.close()
@@ -196,9 +201,11 @@ class DistKVStore(KVStore):
     def close(self) -> None:
         if self._closed:
             return
+        sent = [server.outbox.finish(self._environment.wait_seconds) for server in self._servers]
+        if not all(sent) and not self._control.failure:
+            self.abort("its last pushes could not be sent")
+            raise JobLost("the servers did not take this worker's last pushes")
         self._closed = True
-        for server in self._servers:
-            server.outbox.finish(timeout=5.0)
         self._control.bye()
         for server in self._servers:
             server.link.cut()
@@ -250,6 +257,8 @@ class DistKVStore(KVStore):
     def _pull(self, name: Key, entry: _Entry, target: Any, priority: int, handle: Handle) -> None:
         targets = list(target) if isinstance(target, (list, tuple)) else [target]
         arrays = [as_array(item) for item in targets]
+        if any(getattr(getattr(item, "device", None), "type", "cpu") != "cpu" for item in targets):
+            raise UserError(f"kvstore: pull of key {name!r} needs memory of the CPU; copy to the device afterwards")
         for array in arrays:
             self._check_size(name, entry, array)
         first = arrays[0]
@@ -267,14 +276,14 @@ class DistKVStore(KVStore):
             with self._lock:
                 server.pulls.setdefault((piece.key, piece.index, entry.clock), deque()).append((part, handle))
             header = Header(Kind.PULL, 0, self.rank, piece.key, piece.index, entry.clock)
-            server.outbox.put(header.pack(), None, priority)
+            server.outbox.put(header.pack(), None, min(priority, entry.priority))
 
     def _request(self, server: _Server, frame: bytes, answer: list[bytearray] | None = None,
                  payload: memoryview | None = None) -> Handle:
         handle = Handle(1, f"request to {server.name}", self._environment.wait_seconds)
         with self._lock:  # one order for both queues
             server.requests.append((handle, [] if answer is None else answer))
-            server.outbox.put(frame, payload, priority=1 << 30)
+            server.outbox.put(frame, payload, LAST)
         if self._control.failure:
             handle.fail(self._control.failure)
         return handle
@@ -294,8 +303,8 @@ class DistKVStore(KVStore):
                 self._take(server, server.link.read_header())
         except (Closed, OSError) as error:
             self._server_lost(f"{server.name} closed the connection: {error}")
-        except (FrameError, KeyError, IndexError) as error:
-            self._server_lost(f"{server.name} sent what was not asked for: {error}")
+        except Exception as error:  # whatever it is, nobody may wait for this server any more
+            self._server_lost(f"{server.name} sent what was not asked for: {error!r}")
 
     def _take(self, server: _Server, header: Header) -> None:
         if header.kind == Kind.VALUE:
@@ -334,7 +343,9 @@ class DistKVStore(KVStore):
             return
         self._control.fail(reason)
 
-    def _fail(self, reason: str) -> None:
+    def _end(self, reason: str) -> None:
+        if not reason:
+            return
         with self._lock:
             for server in self._servers:
                 for waiting in server.pulls.values():
@@ -365,24 +376,3 @@ def _bytes(array: np.ndarray) -> memoryview:
 
 def _names(keys: list[Key]) -> str:
     return f"key {keys[0]!r}" if len(keys) == 1 else f"{len(keys)} keys from {keys[0]!r} on"
-
-
-def _read_state(path: str, servers: int) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; the optimizer's state of a job with {servers} servers "
-                        "was expected there") from error
-
-
-def _write_whole(path: Path, data: bytearray) -> None:
-    part = path.with_name(path.name + ".part")
-    try:
-        with open(part, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise UserError(f"{path}: {error.strerror}; the optimizer's state was not saved") from error

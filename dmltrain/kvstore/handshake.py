@@ -36,7 +36,7 @@ class Caller:
     def proof(self, challenge: dict[str, Any]) -> dict[str, str]:
         """Answer the listener's challenge. Raises FrameError when the listener does not know the job's key."""
         nonce, proof = _text(challenge, "nonce"), _text(challenge, "proof")
-        if not hmac.compare_digest(proof.encode(), _sign(self.key, "listener", self.hello(), nonce).encode()):
+        if not hmac.compare_digest(_bytes(proof), _sign(self.key, "listener", self.hello(), nonce).encode()):
             raise FrameError("the other side does not know this job's key: is another job listening there?")
         return {"proof": _sign(self.key, "caller", self.hello(), nonce)}
 
@@ -66,14 +66,18 @@ class Listener:
     def check(self, hello: dict[str, Any], answer: dict[str, Any]) -> None:
         """Raises FrameError when the caller's proof is wrong."""
         expected = _sign(self.key, "caller", hello, self.nonce)
-        if not hmac.compare_digest(_text(answer, "proof").encode(), expected.encode()):
+        if not hmac.compare_digest(_bytes(_text(answer, "proof")), expected.encode()):
             raise FrameError("the caller does not know this job's key")
 
 
 def _sign(key: bytes, side: str, hello: dict[str, Any], nonce: str) -> str:
     fields = [side, hello["job"], hello["role"], str(hello["index"]), hello["nonce"], nonce]
-    text = "".join(f"{len(field.encode('utf-8', 'replace'))}:{field}," for field in fields)  # netstrings: no ambiguity
-    return hmac.new(key, text.encode("utf-8", "replace"), "sha256").hexdigest()
+    text = b"".join(b"%d:%s," % (len(_bytes(field)), _bytes(field)) for field in fields)  # netstrings: no ambiguity
+    return hmac.new(key, text, "sha256").hexdigest()
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "replace")  # JSON can hold lone surrogates
 
 
 def _text(message: dict[str, Any], name: str) -> str:

@@ -52,6 +52,8 @@ class Link:
         while done < size:
             try:
                 got = self.sock.recv_into(target[done:] if done else target, size - done, socket.MSG_WAITALL)
+            except BlockingIOError as error:
+                raise Closed(f"silent for {HANDSHAKE_SECONDS:g} s during the handshake") from error
             except OSError as error:
                 raise Closed(str(error)) from error
             if not got:
@@ -116,13 +118,14 @@ class Outbox:
             heapq.heappush(self._queue, (-priority, next(self._order), header, payload, sent))
             self._ready.notify()
 
-    def finish(self, timeout: float) -> None:
-        """Send what is queued, then end the thread."""
+    def finish(self, timeout: float) -> bool:
+        """Send what is queued, then end the thread; False when that took longer than `timeout` seconds."""
         with self._ready:
             self._closing = True
             self._ready.notify()
         if self._thread is not threading.current_thread():
             self._thread.join(timeout)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while batch := self._next():
@@ -188,6 +191,8 @@ def accept(sock: socket.socket, listener: Listener) -> tuple[Link, str, int]:
     why.
     """
     link = Link(sock)
+    deadline = threading.Timer(HANDSHAKE_SECONDS, link.cut)  # for all of it: a stranger may send byte after byte
+    deadline.start()
     try:
         _limit_waits(sock, HANDSHAKE_SECONDS)
         hello = _expect(link, Kind.HELLO)
@@ -201,6 +206,8 @@ def accept(sock: socket.socket, listener: Listener) -> tuple[Link, str, int]:
                 link.send(wire.control(Kind.REFUSE, {"reason": str(error)}))
         link.close()
         raise
+    finally:
+        deadline.cancel()
     return link, hello["role"], hello["index"]
 
 
@@ -210,7 +217,7 @@ def _expect(link: Link, kind: Kind) -> dict[str, Any]:
         raise FrameError(f"frame kind {header.kind} during the handshake, expected {kind.name}")
     message = link.read_control(header, wire.MAX_HELLO)
     if header.kind == Kind.REFUSE:
-        raise FrameError(f"refused: {str(message.get('reason'))[:500]}")
+        raise FrameError(f"refused: {str(message.get('reason'))[:500]!r}")
     return message
 
 

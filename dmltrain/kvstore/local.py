@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dmltrain.errors import UserError
 from dmltrain.kvstore.base import Handle, Key, Keys, KVStore, as_array, keys_and_values, summed
+from dmltrain.kvstore.state_file import read_state, write_whole
 
 
 class LocalKVStore(KVStore):
     def __init__(self, kind: str = "local") -> None:
         self.type = kind
         self._values: dict[Key, np.ndarray] = {}
-        self._shapes: dict[Key, tuple[int, ...]] = {}
         self._steps: dict[Key, Any] = {}
         self._spec: dict[str, Any] | None = None
-
-    @property
-    def steps_on_servers(self) -> bool:
-        return self._spec is not None
 
     def init(self, key: Keys, value: Any) -> None:
         for name, item in zip(*keys_and_values(key, value), strict=True):
@@ -49,11 +47,13 @@ class LocalKVStore(KVStore):
             self._optimize(name)
 
     def save_optimizer_states(self, path: str) -> None:
-        np.savez(path, **{f"{name}/{field}": array for name, step in self._steps.items()
-                          for field, array in step.state().items()})
+        stream = io.BytesIO()
+        np.savez(stream, **{f"{name}/{field}": array for name, step in self._steps.items()
+                            for field, array in step.state().items()})
+        write_whole(Path(path), stream.getbuffer())
 
     def load_optimizer_states(self, path: str) -> None:
-        with np.load(path, allow_pickle=False) as archive:
+        with np.load(io.BytesIO(read_state(path)), allow_pickle=False) as archive:
             for name, step in self._steps.items():
                 fields = {item.rpartition("/")[2]: archive[item] for item in archive.files
                           if item.rpartition("/")[0] == str(name)}

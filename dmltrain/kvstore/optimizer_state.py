@@ -36,7 +36,7 @@ def unpack(data: bytes | bytearray, slices: dict[tuple[int, int], Any]) -> None:
             for name in archive.files:
                 key, index, field = name.split("/", 2)
                 states.setdefault((int(key), int(index)), {})[field] = archive[name]
-    except (ValueError, OSError, zipfile.BadZipFile, KeyError) as error:
+    except (ValueError, OSError, EOFError, TypeError, zipfile.BadZipFile, KeyError) as error:
         raise Rejected(f"the optimizer state cannot be read: {error}") from error
     weights = {place for place, piece in slices.items() if piece.is_weight}
     if set(states) != weights:
@@ -44,7 +44,8 @@ def unpack(data: bytes | bytearray, slices: dict[tuple[int, int], Any]) -> None:
                        "load it with the same model and number of servers as it was saved with")
     for place, fields in states.items():
         piece, value = slices[place], fields.pop("value", None)
-        if value is None or value.shape != piece.value.array.shape:
+        shapes = {array.shape for array in fields.values()} - {()}  # counters of steps are scalars
+        if value is None or {value.shape, *shapes} != {piece.value.array.shape}:
             raise Rejected(f"the optimizer state of key {place[0]} slice {place[1]} is of another model")
         piece.value.array[:] = value
         if piece.step and fields:

@@ -13,8 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from dmltrain.kvstore.plan import SLICE_BYTES
-
 Node = tuple[str, int]  # role, index
 EVERYBODY: Node = ("all", 0)
 
@@ -132,7 +130,8 @@ class SchedulerCore:
         for name, (since, arrived) in self._barriers.items():
             if now - since > self.wait_seconds:
                 missing = ", ".join(f"worker {w}" for w in range(self.num_workers) if w not in arrived)
-                return self._abort(f"barrier {name!r}: {missing} did not come within {now - since:.0f} s")
+                return self._abort(f"barrier {name!r}: {missing} did not come within {now - since:.0f} s "
+                                   "(DMLTRAIN_WAIT_TIMEOUT)")
         return []
 
     def _register(self, node: Node, message: dict[str, Any]) -> list[Send | Refuse | Finish | Log]:
@@ -147,7 +146,7 @@ class SchedulerCore:
             return []
         self._started = True
         servers = [list(self._peers["server", s].address) for s in range(self.num_servers)]
-        return [Send(EVERYBODY, {"op": "start", "servers": servers, "slice_bytes": SLICE_BYTES}),
+        return [Send(EVERYBODY, {"op": "start", "servers": servers}),
                 Log(f"all here: {self.num_workers} workers, {self.num_servers} servers")]
 
     def _barrier(self, node: Node, name: str) -> list[Send | Refuse | Finish | Log]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import queue
 import socket
 import sys
@@ -110,8 +111,12 @@ def accept_loop(listening: socket.socket, environment: Environment, name: str, s
     while True:
         try:
             sock, peer = listening.accept()
-        except OSError:
-            return
+        except OSError as error:
+            if listening.fileno() < 0 or error.errno in (errno.EBADF, errno.EINVAL):
+                return  # closed: the job is over
+            log(f"{name}: cannot accept a connection: {error.strerror}")
+            time.sleep(0.1)
+            continue
         strangers.acquire()
         threading.Thread(target=greet, args=(sock, peer), name=f"link {peer[0]}:{peer[1]}", daemon=True).start()
 

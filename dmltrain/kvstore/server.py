@@ -1,10 +1,10 @@
 """One server's decisions: what to do with each push and pull. Pure (arrays in, replies out); server_process.py moves
 bytes.
 
-Theory of operation. A server holds slices of keys. Every worker numbers its pushes of a slice 1, 2, ...: its clock. One
-rule covers all kvstores: a pull at clock c is answered once the slowest worker's clock is at least c - staleness; 0 is
-synchronous, infinity asynchronous, between them bounded staleness (SSP; Ho et al. 2013, "More Effective Distributed ML
-via a Stale Synchronous Parallel Parameter Server", section 3).
+Theory of operation. A server holds slices of keys. Every worker numbers its pushes of a slice 1, 2, ...: its clock.
+One rule covers all kvstores: a pull at clock c is answered once the slowest worker's clock (of those that have not
+finished) is at least c - staleness; 0 is synchronous, infinity asynchronous, between them bounded staleness (SSP; Ho
+et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", section 3).
 
 - Rounds (synchronous): a round is the set of workers whose push has come, never a count of messages, so a repeated push
   counts once. When the set is complete the gradients are added in the order of the workers' ranks: the sum does not
@@ -30,7 +30,7 @@ from dmltrain.kvstore.wire import DTYPES
 
 Step = Callable[[np.ndarray, np.ndarray, float], None]  # (value, gradient, learning rate): changes value in place
 MakeStep = Callable[[dict[str, Any], int, np.ndarray], Step]  # (spec, key, value)
-MAX_LAG = 64  # rounds that one worker may be ahead of the slowest with pushes, before it is told off
+MAX_LAG = 64  # rounds that wait for others in memory, at most
 
 
 class Rejected(Exception):
@@ -68,7 +68,7 @@ class _Slice:
     seen: list[int] = field(default_factory=list)  # steps at each worker's last pull
     rounds: dict[int, dict[int, Buffer]] = field(default_factory=dict)
     since: dict[int, float] = field(default_factory=dict)  # round -> when its first push came, s
-    waiting: list[tuple[int, int]] = field(default_factory=list)  # pulls: worker, clock
+    waiting: list[tuple[int, int, float]] = field(default_factory=list)  # pulls: worker, clock, since when (s)
     step: Step | None = None
 
 
@@ -85,6 +85,7 @@ class ServerCore:
     _declared: dict[int, dict[str, Any]] = field(default_factory=dict)
     _mode: tuple[str, float] | None = None
     _finished: set[int] = field(default_factory=set)
+    _absence: str = ""
 
     # -- what is stored -------------------------------------------------------------------------------------------
 
@@ -168,8 +169,8 @@ class ServerCore:
         if clock != piece.clocks[worker] + 1:
             raise Rejected(f"worker {worker} pushes key {key} slice {index} at clock {clock}, "
                            f"expected {piece.clocks[worker] + 1}: a push is missing")
-        if clock - min(piece.clocks) > MAX_LAG:
-            raise Rejected(f"worker {worker} is {MAX_LAG} pushes of key {key} ahead of the slowest without a pull")
+        if not self._at_once(piece) and clock - piece.completed > MAX_LAG:
+            raise Rejected(f"worker {worker} has pushed key {key} {MAX_LAG} times more than the others, without a pull")
         piece.clocks[worker] = clock
         if self._at_once(piece):
             self._apply(piece, data, rate)
@@ -178,10 +179,10 @@ class ServerCore:
             self._collect(piece, worker, clock, rate, data, now)
         return self._answer(key, index, piece)
 
-    def pull(self, worker: int, key: int, index: int, clock: int) -> list[Reply]:
+    def pull(self, worker: int, key: int, index: int, clock: int, now: float = 0.0) -> list[Reply]:
         """The worker's pull at its `clock`: answered now, or later among the replies of somebody's push."""
         piece = self._find(key, index)
-        piece.waiting.append((worker, clock))
+        piece.waiting.append((worker, clock, now))
         return self._answer(key, index, piece)
 
     def finish(self, worker: int) -> list[Reply]:
@@ -197,14 +198,41 @@ class ServerCore:
             piece.spare.append(reply.buffer)
 
     def overdue(self, now: float) -> str:
-        """Empty, or who has kept a round waiting for longer than `wait_seconds`."""
-        for (key, index), piece in self._slices.items():
-            for number, since in piece.since.items():
-                if now - since > self.wait_seconds:
-                    missing = [str(w) for w in range(self.num_workers) if w not in piece.rounds[number]]
-                    return (f"round {number} of key {self._declared[key]['name']!r} slice {index} has waited "
-                            f"{now - since:.0f} s for worker {', '.join(missing)}")
+        """Empty, or who keeps others waiting: for longer than `wait_seconds`, or for ever because it has finished.
+
+        The latter is said when it is still so at the next call: for a lost worker the scheduler has better words.
+        """
+        places = self._slices.items()
+        absent = next(filter(None, (self._absent(key, index, piece) for (key, index), piece in places)), "")
+        before, self._absence = self._absence, absent
+        if absent and absent == before:
+            return absent
+        return next(filter(None, (self._late(key, index, piece, now) for (key, index), piece in places)), "")
+
+    def _absent(self, key: int, index: int, piece: _Slice) -> str:
+        for number, pushes in piece.rounds.items():
+            gone = sorted(self._finished - pushes.keys())
+            if gone:
+                return (f"round {number} of {self._name(key, index)}: worker {gone[0]} has finished already and will "
+                        "never push it; all workers must make the same number of steps")
         return ""
+
+    def _late(self, key: int, index: int, piece: _Slice, now: float) -> str:
+        for number, since in piece.since.items():
+            if now - since > self.wait_seconds:
+                missing = [str(w) for w in range(self.num_workers) if w not in piece.rounds[number]]
+                return (f"round {number} of {self._name(key, index)} has waited {now - since:.0f} s for worker "
+                        f"{', '.join(missing)} (DMLTRAIN_WAIT_TIMEOUT)")
+        for worker, clock, since in piece.waiting:
+            if self._at_once(piece) and now - since > self.wait_seconds:
+                slow = [str(w) for w, reached in enumerate(piece.clocks)
+                        if w not in self._finished and reached < clock - self.staleness]
+                return (f"worker {worker} has waited {now - since:.0f} s at clock {clock} of {self._name(key, index)} "
+                        f"for worker {', '.join(slow)} (DMLTRAIN_WAIT_TIMEOUT)")
+        return ""
+
+    def _name(self, key: int, index: int) -> str:
+        return f"key {self._declared[key]['name']!r} slice {index}"
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -261,7 +289,7 @@ class ServerCore:
             reached = piece.completed
         ready = [pull for pull in piece.waiting if pull[1] <= reached]
         piece.waiting = [pull for pull in piece.waiting if pull[1] > reached]
-        return [self._reply(key, index, piece, worker, clock) for worker, clock in ready]
+        return [self._reply(key, index, piece, worker, clock) for worker, clock, _ in ready]
 
     def _reply(self, key: int, index: int, piece: _Slice, worker: int, clock: int) -> Reply:
         others = max(0, piece.steps - piece.seen[worker] - 1)  # steps by others since this worker's last pull

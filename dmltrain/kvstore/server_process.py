@@ -6,6 +6,7 @@ import functools
 import socket
 import threading
 import time
+import traceback
 from typing import Any
 
 from dmltrain.env import Environment
@@ -17,6 +18,7 @@ from dmltrain.kvstore.scheduler_process import accept_loop, log
 from dmltrain.kvstore.server import Rejected, Reply, ServerCore
 from dmltrain.kvstore.wire import FrameError, Header, Kind
 
+OVERDUE_SECONDS = 1.0  # between two looks at who keeps others waiting
 DRAIN_SECONDS = 1.0  # for answers still queued when a link ends
 
 
@@ -30,21 +32,19 @@ class ServerProcess:
         self._outboxes: dict[int, Outbox] = {}
         self._listening = _listen(environment.node_host)
         self._name = f"server {environment.index}"
-        self._control = Control(environment, self._listening.getsockname()[1], self._failed)
+        self._ended = threading.Event()
+        self._control = Control(environment, self._listening.getsockname()[1], on_end=lambda reason: self._ended.set())
 
     def run(self) -> str:
         threading.Thread(target=accept_loop, name="accept", daemon=True,
                          args=(self._listening, self._environment, self._name, self._serve)).start()
-        while not self._control.shutdown.wait(1.0) and not self._control.failure:
+        while not self._ended.wait(OVERDUE_SECONDS):
             with self._lock:
                 reason = self._core.overdue(time.monotonic())
             if reason:
                 self._control.abort(reason)
         self._control.close()
         return self._control.failure
-
-    def _failed(self, reason: str) -> None:
-        self._control.shutdown.set()
 
     def _serve(self, connection: Link, role: str, worker: int) -> None:
         if role != "worker" or worker >= self._environment.num_workers or worker in self._outboxes:
@@ -59,9 +59,11 @@ class ServerProcess:
         except (Rejected, FrameError) as error:
             log(f"{self._name}: worker {worker}: {error}")
             outbox.put(wire.control(Kind.ERROR, {"reason": str(error)}))
-            outbox.finish(DRAIN_SECONDS)
-        connection.close()
+        except Exception as error:  # a defect of this program: the job must end at once, and say so
+            traceback.print_exc()
+            outbox.put(wire.control(Kind.ERROR, {"reason": f"{self._name}: {type(error).__name__}: {error}"}))
         outbox.finish(DRAIN_SECONDS)
+        connection.close()
         with self._lock:
             self._reply(self._core.finish(worker))
 
@@ -71,7 +73,7 @@ class ServerProcess:
             self._push(connection, worker, header)
         elif kind == Kind.PULL:
             with self._lock:
-                self._reply(self._core.pull(worker, header.key, header.slice, header.round))
+                self._reply(self._core.pull(worker, header.key, header.slice, header.round, time.monotonic()))
         elif kind in (Kind.DECLARE, Kind.OPTIMIZER):
             message = connection.read_control(header)
             with self._lock:
@@ -107,7 +109,9 @@ class ServerProcess:
         return buffer
 
     def _restore(self, connection: Link, header: Header) -> None:
-        if header.length > optimizer_state.limit(self._core.slices()):
+        with self._lock:
+            limit = optimizer_state.limit(self._core.slices())
+        if header.length > limit:
             raise FrameError(f"optimizer state of {header.length} bytes is larger than this server's slices can have")
         data = bytearray(header.length)
         connection.read_into(memoryview(data))
@@ -145,5 +149,5 @@ def make_step(spec: dict[str, Any], key: int, value: Any) -> Any:
 
     try:
         return torch_optimizer.Step(spec, key, value)
-    except ValueError as error:
-        raise Rejected(str(error)) from error
+    except (ValueError, TypeError, IndexError, AttributeError) as error:
+        raise Rejected(f"this optimizer cannot be made: {error}") from error

@@ -41,6 +41,12 @@ def test_a_reflected_proof_is_refused():
         listener.check(caller.hello(), {"proof": challenge["proof"]})
 
 
+def test_text_that_no_encoding_takes_is_refused():
+    caller, listener = pair()
+    with pytest.raises(FrameError, match="does not know this job's key"):
+        listener.check(caller.hello(), {"proof": "\ud800"})
+
+
 def test_another_role_cannot_use_the_proof():
     caller, listener = pair()
     proof = caller.proof(listener.challenge(caller.hello()))

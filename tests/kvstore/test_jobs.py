@@ -51,6 +51,19 @@ def test_optimizer_state_on_servers_is_saved_and_loaded(start_job, tmp_path):
     assert sorted(path.name for path in tmp_path.glob("state*")) == ["state.server-0", "state.server-1"]
 
 
+def test_a_request_that_no_server_can_serve_ends_the_job_at_once(start_job, tmp_path):
+    for case, essentials in (("betas", "this optimizer cannot be made"), ("state", "cannot be read")):
+        job = start_job("bad_request.py", case, tmp_path / "state", workers=1)
+        assert job.wait(30.0)["worker-0"] == 75, job.outputs()
+        assert essentials in job.output("worker-0")
+
+
+def test_a_worker_that_stops_early_is_named_at_once(start_job):
+    job = start_job("early_end.py")
+    assert job.wait(30.0)["worker-0"] == 75, job.outputs()
+    assert "worker 1 has finished already and will never push it" in job.output("worker-0")
+
+
 def test_training_ends_with_a_message_when_models_differ(start_job):
     job = start_job("different_models.py")
     codes = job.wait(60.0)

@@ -163,7 +163,7 @@ def test_the_one_who_keeps_a_round_waiting_is_named():
     push(core, 0, 0, 1, [1] * 5, now=100.0)
     push(core, 2, 0, 1, [1] * 5, now=120.0)
     assert core.overdue(159.0) == ""
-    assert core.overdue(161.0) == "round 1 of key 'k0' slice 0 has waited 61 s for worker 1"
+    assert core.overdue(161.0) == "round 1 of key 'k0' slice 0 has waited 61 s for worker 1 (DMLTRAIN_WAIT_TIMEOUT)"
 
 
 def test_workers_that_differ_are_told_how():
@@ -214,3 +214,30 @@ def test_memory_is_reused():
                 core.release(reply)
     piece = core.slices()[0, 0]
     assert len(piece.spare) <= 3
+
+
+@pytest.mark.parametrize("kind, staleness", [("dist_async", INFINITY), ("dist_ssp", 200.0)])
+def test_a_fast_worker_may_run_far_ahead_where_nobody_waits(kind, staleness):
+    core = core_of(2, kind, staleness, plain_sgd, {"name": "sgd"})
+    for clock in range(1, 2 * MAX_LAG):
+        push(core, 0, 0, clock, [1] * 5, rate=1.0)
+        (reply,) = core.pull(0, 0, 0, clock)
+        core.release(reply)
+    core.finish(1)
+    assert reply.buffer.array[0] == 1 - 2 * MAX_LAG
+
+
+def test_a_round_that_a_finished_worker_will_never_complete_is_named_at_once():
+    core = core_of(2)
+    push(core, 0, 0, 1, [1] * 5)
+    core.finish(1)
+    assert core.overdue(1.0) == ""  # the scheduler may still say that it was lost
+    assert "worker 1 has finished already and will never push it" in core.overdue(2.0)
+
+
+def test_who_holds_back_a_bounded_stale_pull_is_named():
+    core = core_of(2, "dist_ssp", 0.0, plain_sgd, {"name": "sgd"}, wait_seconds=60.0)
+    push(core, 0, 0, 1, [1] * 5, rate=1.0)
+    core.pull(0, 0, 0, 1, now=10.0)
+    assert core.overdue(69.0) == ""
+    assert "worker 0 has waited 61 s at clock 1 of key 'k0' slice 0 for worker 1" in core.overdue(71.0)

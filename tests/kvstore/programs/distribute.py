@@ -23,6 +23,8 @@ class Net(torch.nn.Module):
         self.unused = torch.nn.Linear(5, 5)
         self.frozen = torch.nn.Parameter(torch.ones(3), requires_grad=False)
         self.body[1].running_mean.fill_(rank + 1.0)
+        self.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1))
+        self.other_frozen = torch.nn.Parameter(torch.full((2,), rank + 5.0), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.body(x)) * self.frozen
@@ -40,7 +42,8 @@ def everybody_has(tensors, what: str) -> None:
 
 
 everybody_has([*model.parameters(), model.body[1].running_mean], "the first weights and statistics")
-assert (model.body[1].running_mean == 1.0).all()
+assert (model.body[1].running_mean == 1.0).all() and (model.other_frozen == 5.0).all()
+assert model.mask.tolist() == [[0.0, -float("inf")], [0.0, 0.0]]
 
 # learning-rate schedulers take it for an optimizer
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.1)
@@ -83,6 +86,30 @@ try:
     raise SystemExit("a second backward must be refused")
 except UserError as error:
     assert "optimizer.accumulate()" in str(error)
+optimizer.step()
+optimizer.synchronize()
+store.barrier()
+
+# gradients that are changed after they were sent
+optimizer.zero_grad()
+loss().backward()
+if store.type == "dist_sync":
+    torch.nn.utils.clip_grad_norm_(model.head.parameters(), 1e-3)
+    model.body[0].weight.grad.mul_(2.0)
+    try:
+        optimizer.step()
+        raise SystemExit("changed gradients must be refused")
+    except UserError as error:
+        assert "optimizer.reduce_gradients()" in str(error)
+    optimizer._wait()
+    for bucket in optimizer._buckets:
+        bucket.begin()
+    optimizer.zero_grad()
+    loss().backward()
+    optimizer.reduce_gradients()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    assert norm > 1e-3
+    everybody_has([each.grad for each in model.parameters() if each.grad is not None], "clipped gradients")
 optimizer.step()
 optimizer.synchronize()
 store.barrier()

@@ -9,24 +9,26 @@ import sys
 import time
 
 import numpy as np
-import torch
 
 import dmltrain
+
+rank, workers = dmltrain.rank(), dmltrain.num_workers()  # servers stay in this line, and need no torch
+
+import torch  # noqa: E402
+
+from dmltrain import kvstore  # noqa: E402
+from dmltrain.backends import torch_distributed  # noqa: E402
 
 STEPS, UNION = 12, 50  # 50 samples a step: not divisible by 4 workers
 
 
 def main() -> None:
     kind, pauses, path = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-    rank, workers = dmltrain.rank(), dmltrain.num_workers()
     torch.manual_seed(3 if rank == 0 else 99)  # all start from worker 0's weights
     model = torch.nn.Sequential(torch.nn.Linear(20, 700), torch.nn.ReLU(), torch.nn.Linear(700, 600), torch.nn.ReLU(),
                                 torch.nn.Linear(600, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
-    if workers > 1 or kind != "plain":
-        from dmltrain import kvstore
-        from dmltrain.backends import torch_distributed
-
+    if kind != "plain":
         store = kvstore.create(kind)
         optimizer = torch_distributed.distribute(model, optimizer, store, average=False)
     data = np.random.default_rng(7)
@@ -40,6 +42,8 @@ def main() -> None:
         logits = model(images[rank::workers])
         (torch.nn.functional.cross_entropy(logits, labels[rank::workers], reduction="sum") / UNION).backward()
         optimizer.step()
+    if isinstance(optimizer, torch_distributed.DistributedOptimizer):
+        optimizer.synchronize()
     if rank == 0:
         np.save(path, np.concatenate([parameter.detach().numpy().ravel() for parameter in model.parameters()]))
 

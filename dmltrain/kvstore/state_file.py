@@ -1,0 +1,31 @@
+"""Files of optimizer states: written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dmltrain.errors import UserError
+
+
+def read_state(path: str) -> bytes:
+    """Raises UserError when the file cannot be read."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; the optimizer's state was expected there, one file for each server "
+                        "of the job that saved it") from error
+
+
+def write_whole(path: Path, data: bytes | bytearray | memoryview) -> None:
+    """Write, fsync, rename. Raises UserError; what was at `path` stays then."""
+    part = path.with_name(path.name + ".part")
+    try:
+        with open(part, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise UserError(f"{path}: {error.strerror}; the optimizer's state was not saved") from error
