@@ -91,11 +91,12 @@ def test_a_task_from_start_to_end(tmp_path, any_python):
 
 def test_orphans_are_adopted_and_collected(tmp_path, any_python):
     talk = Conversation(tmp_path, any_python)
-    (pid,) = talk.start(["sh", "-c", "(setsid sh -c 'echo $$; exec sleep 0.2' &) ; exec sleep 120"])
-    while not talk.printed.get(0, b"").endswith(b"\n"):
-        talk.send(do="beat")
-        talk.until("beat")
-    orphan, end = int(talk.printed[0]), time.monotonic() + 20
+    (pid,) = talk.start(["sh", "-c", "(setsid sh -c 'echo $$ >orphan; exec sleep 0.2' &) ; exec sleep 120"])
+    said, end = tmp_path / "orphan", time.monotonic() + 20
+    while not (said.exists() and said.read_text().endswith("\n")):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    orphan = int(said.read_text())
     while agent.process(orphan) and time.monotonic() < end:
         time.sleep(0.01)
     assert children(talk.ready["pid"]) == [pid], "the orphan is no zombie"
