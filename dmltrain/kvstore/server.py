@@ -132,11 +132,15 @@ class ServerCore:
             piece.initial = False
 
     def optimize(self, spec: dict[str, Any]) -> None:
-        """From now on each round (or push) of a weight makes a step of the optimizer `spec`. Raises Rejected."""
+        """From now on each round (or push) of a weight makes a step of the optimizer `spec`; only of the keys that its
+        "keys" name, if it has that: another model's optimizer stays. Raises Rejected."""
         if self.make_step is None:
             raise Rejected("this server has no optimizers")
+        named = spec.get("keys")
+        if not isinstance(named, (dict, type(None))):
+            raise Rejected(f"the optimizer's \"keys\" are {named!r}, expected an object of key numbers")
         for (key, _), piece in self._slices.items():
-            if piece.is_weight:
+            if piece.is_weight and (named is None or str(key) in named):
                 piece.step = self.make_step(spec, key, piece.value.array)
         self.spec = spec
 

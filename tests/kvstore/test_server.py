@@ -241,3 +241,20 @@ def test_who_holds_back_a_bounded_stale_pull_is_named():
     core.pull(0, 0, 0, 1, now=10.0)
     assert core.overdue(69.0) == ""
     assert "worker 0 has waited 61 s at clock 1 of key 'k0' slice 0 for worker 1" in core.overdue(71.0)
+
+
+def test_a_second_models_optimizer_leaves_the_first_ones_alone():
+    def make(spec, key, value):
+        return lambda value, gradient, rate: np.add(value, spec["by"], out=value)
+
+    core = core_of(1, "dist_async", INFINITY, make, {"by": 1.0, "keys": {"0": {}}})
+    core.optimize({"by": 10.0, "keys": {"1": {}}})
+    for key, size, expected in ((0, 5, 1.0), (1, 3, 10.0)):
+        push(core, 0, key, 1, [1] * size)
+        (reply,) = core.pull(0, key, 0, 1)
+        assert reply.buffer.array.tolist() == [expected] * size
+
+
+def test_an_optimizers_keys_are_an_object():
+    with pytest.raises(Rejected, match="expected an object of key numbers"):
+        core_of(1, "dist_async", INFINITY, plain_sgd, {"name": "sgd", "keys": 5})
