@@ -20,7 +20,7 @@ def main() -> None:
     images, labels = (torch.from_numpy(x) for x in (digits.train.images, digits.train.labels))
     dataset = TensorDataset(images.float().flatten(1) / 255, labels)
     model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     optimizer = dmltrain.distribute(model, optimizer, *sys.argv[1:])  # (2)
     sampler = DistributedSampler(dataset, dmltrain.num_workers(), dmltrain.rank())  # (3)
     for epoch in range(5):
