@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launch import LaunchError
+from launch.host import Host
 
 SCHEDULER, SERVER, WORKER = "scheduler", "server", "worker"
 
@@ -16,16 +17,6 @@ OWNED = (
     *("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     *("DMLTRAIN_JOB", "DMLTRAIN_KEY_FILE", "DMLTRAIN_LISTEN_FD", "DMLTRAIN_HOST_NAME", "DMLTRAIN_AGENT"),
 )
-
-
-@dataclass(frozen=True)
-class Host:
-    """A machine: `name` in messages, `address` (IP) on the training network, its `python` and its usable `cores`."""
-
-    name: str
-    address: str
-    python: str
-    cores: int = 1
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 from launch import LaunchError, agent, channels
 from launch.channels import Channel
 from launch.event import Event, Interrupted, Lost, OutputFailed, Started, Tick, from_agent
-from launch.job import Host
+from launch.host import Host
 from launch.output import Output
 from launch.supervise import Action, Recover, Send, Supervisor
 

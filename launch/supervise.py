@@ -31,7 +31,8 @@ from launch.event import (
     Tick,
     signal_name,
 )
-from launch.job import OWNED, SCHEDULER, WORKER, Host, Job, Ports, Task, host_of, tasks
+from launch.host import Host
+from launch.job import OWNED, SCHEDULER, WORKER, Job, Ports, Task, host_of, tasks
 
 LOST_A_PEER = 75  # exit code of a process that ended because another process of the job was lost
 SUSPECT_SECONDS = 1.0

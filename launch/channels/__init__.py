@@ -9,11 +9,14 @@ A channel is an object with
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Protocol
 
 from launch import agent
+from launch.agent import bundle
+from launch.host import Host
 
 NOISE_BYTES = 1 << 16  # how much a login script may print before the agent speaks
 
@@ -32,9 +35,21 @@ class ChannelError(Exception):
 
 def agent_command(python: str) -> tuple[list[str], bytes]:
     """The command that becomes the agent, and its text, to be written to the command's standard input first."""
-    text = Path(agent.__file__).read_bytes()
+    text = bundle.text()
     load = f"import os;s=b'';exec('while len(s)<{len(text)}:s+=os.read(0,{len(text)}-len(s)) or exit(1)');exec(s)"
     return [python, "-I", "-S", "-X", "utf8", "-c", load, "dmltrain-agent"], text
+
+
+def remote_command(host: Host, mark: str) -> tuple[str, bytes]:
+    """The same for a shell on `host`, whichever shell that is; without python= this Python's path, or else python3.
+
+    DMLTRAIN_AGENT=`mark` is in the agent's environment, so that another agent of the job can find and end it.
+    """
+    command, text = agent_command("")
+    fallback = "" if host.python else 'command -v "$p" >/dev/null 2>&1 || p=python3; '
+    script = f'p={shlex.quote(host.python or sys.executable)}; {fallback}'
+    script += f'DMLTRAIN_AGENT={shlex.quote(mark)} exec "$p" {shlex.join(command[1:])}'
+    return f"exec /bin/sh -c {shlex.quote(script)}", text
 
 
 def send(channel: Channel, message: dict) -> None:

@@ -6,7 +6,7 @@ import os
 import sys
 
 from launch.channels.local import LocalChannel
-from launch.job import Host
+from launch.host import Host
 from launch.options import Options
 
 LOOPBACK = "127.0.0.1"

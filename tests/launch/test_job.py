@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from launch import LaunchError
-from launch.job import Host, Job, Ports, Setting, places, tasks
+from launch.host import Host
+from launch.job import Job, Ports, Setting, places, tasks
 
 ONE = [Host("localhost", "127.0.0.1", "/usr/bin/python3", cores=8)]
 TWO = [Host("a", "10.0.0.1", "python3", cores=4), Host("b", "10.0.0.2", "/opt/python", cores=6)]

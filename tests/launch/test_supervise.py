@@ -6,7 +6,8 @@ import math
 
 from launch import report
 from launch.event import Ended, Exited, Interrupted, Lost, OutputFailed, Ready, Refused, Started, Stopped, Tick
-from launch.job import Host, Job
+from launch.host import Host
+from launch.job import Job
 from launch.supervise import FINISH_SECONDS, SUSPECT_SECONDS, Recover, Send, Supervisor
 
 HOSTS = [Host("a", "10.0.0.1", "python3"), Host("b", "10.0.0.2", "python3")]

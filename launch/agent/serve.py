@@ -1,266 +1,26 @@
-"""The agent: the one program that runs on each host of a job, beside the job's processes.
-
-Contract: standard library only, one file, Python 3.8 or later, because its text is sent down its own standard
-input to hosts that have nothing installed. It knows nothing of roles or of training: it starts what it is told,
-passes on what that prints, reports exits in the order they happened, and leaves no process behind.
-
-Theory of operation. Standard input carries one JSON object per line from the launcher:
-    {"do": "job", "mark", "host", "key", "bind": {...}, "silence", "grace", "log_folder"}     answered by `ready`
-    {"do": "start", "unset": [names], "tasks": [{"task", "argv", "environment", "workdir", ...}]}  by `started`
-    {"do": "stop", "grace": seconds}         TERM, after `grace` KILL, answered by `ended`; the agent then exits
-    {"do": "beat"}                           the launcher lives; answered by `beat`
-Standard output carries HELLO and then frames: kind (1 byte), task (2), length (4), payload. An OUTPUT frame is
-what a process wrote, byte for byte; an EVENT frame is a JSON object with "event". When the output backs up, the
-agent stops reading from the processes, so a process that prints too much slows itself and costs no memory.
-
-The life line: when standard input ends or is silent for `silence` seconds, the agent does what `stop` does, and
-writes its last line into <log_folder>/agent-<host>.log, as nobody else can.
-
-Whose processes: everything that descends from the agent (it is a subreaper, so orphans stay below it), and
-everything whose environment has DMLTRAIN_JOB=<mark>, with descendants: daemons and leavings of a killed agent.
-"""
+"""The agent's loop; its protocol is in `launch.agent`."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import selectors
-import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
-import tempfile
 import time
-from typing import NamedTuple
 
-HELLO = b"\0dmltrain-agent 1\n"  # what comes before it on standard output is a login script's chatter
-HEADER = struct.Struct("!BHI")  # kind, task, length of the payload in bytes
-OUTPUT, EVENT = 1, 2
-NO_TASK = 0xFFFF
+from launch.agent import EVENT, HEADER, HELLO, NO_TASK, OUTPUT, Refusal
+from launch.agent.ending import LOOK_SECONDS, Ending
+from launch.agent.process import Process, become_subreaper, process
+from launch.agent.spawn import Child, RunFolder, bound_socket, spawn_refusal
+
 READ_BYTES = 1 << 16  # a pipe's default capacity
 BACKLOG_BYTES = 1 << 20  # unsent output above which the processes are no longer read
-KILL_SECONDS = 3.0  # how long a killed process may take to vanish
 FROZEN_SECONDS = 5.0  # how long a task may be stopped (state T)
 FROZEN_LOOK_SECONDS = 1.0
-LOOK_SECONDS = 0.02, 0.2  # first and longest time between two looks at what is left
-PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-
-
-class Process(NamedTuple):
-    """One line of /proc/PID/stat: `start` (ticks since boot) tells a process from a later one with its pid."""
-
-    pid: int
-    parent: int
-    state: str
-    start: int
-
-
-def process(pid: int) -> Process | None:
-    """The process `pid` as /proc has it now; None when it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            text = file.read()
-    except OSError:
-        return None
-    fields = text[text.rindex(b")") + 2 :].split()  # the command's name, in brackets, may hold anything
-    return Process(pid, int(fields[1]), fields[0].decode(), int(fields[19]))
-
-
-def living() -> dict[int, Process]:
-    """All processes of this host that are not zombies."""
-    found = (process(int(name)) for name in os.listdir("/proc") if name.isdigit())
-    return {each.pid: each for each in found if each is not None and each.state not in "ZX"}
-
-
-def carries(pid: int, marks: tuple[bytes, ...]) -> bool:
-    """Whether the process was started with one of `marks` (b"NAME=value") in its environment."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return any(entry in marks for entry in file.read().split(b"\0"))
-    except OSError:  # gone, or another user's
-        return False
-
-
-def members(mark: str, root: int) -> dict[int, Process]:
-    """The living processes of job `mark`: carriers of its mark, its other agents, and all below them and `root`."""
-    everyone = living()
-    marks = tuple(name + mark.encode() for name in (b"DMLTRAIN_JOB=", b"DMLTRAIN_AGENT="))
-    children: dict[int, list[int]] = {}
-    for each in everyone.values():
-        children.setdefault(each.parent, []).append(each.pid)
-    pending = [root] + [pid for pid in everyone if pid != root and carries(pid, marks)]
-    found: set[int] = set()
-    while pending:
-        pid = pending.pop()
-        if pid not in found:
-            found.add(pid)
-            pending.extend(children.get(pid, ()))
-    return {pid: everyone[pid] for pid in found if pid != root and pid in everyone}
-
-
-def send_signal(target: Process, number: int) -> None:
-    """Signal `target`, and never a later process that got its pid (where the kernel has pidfds: 5.3)."""
-    try:
-        if not hasattr(os, "pidfd_open"):
-            raise OSError(errno.ENOSYS, "no pidfds in this Python")
-        descriptor = os.pidfd_open(target.pid)
-        try:
-            now = process(target.pid)
-            if now is not None and now.start == target.start:
-                signal.pidfd_send_signal(descriptor, number)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        if error.errno == errno.ENOSYS:
-            os.kill(target.pid, number)
-        # else it is gone, or another user's: then it stays and is reported as left
-
-
-def become_subreaper() -> None:
-    """Have orphaned descendants become this process's children; where that fails, the mark finds them."""
-    try:
-        import ctypes
-
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    except (ImportError, OSError, AttributeError):
-        pass
-
-
-def bound_socket(address: str, port: int) -> socket.socket:
-    """A TCP socket bound to `address`:`port` that does not listen yet.
-
-    SO_REUSEADDR lets a program that binds for itself with the same option (ps-lite's ZeroMQ, torch's TCPStore)
-    have the port as long as nobody listens, while the kernel gives it to nobody who asks for any free port.
-    """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    held = socket.socket(family, socket.SOCK_STREAM)
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        held.bind((address, port))
-    except OSError:
-        held.close()
-        raise
-    return held
-
-
-class Refusal(Exception):
-    """What was asked cannot be done here; `code` is the exit code it asks of the launcher."""
-
-    def __init__(self, message: str, code: int):
-        super().__init__(message)
-        self.code = code
-
-
-def spawn_refusal(error: OSError, argv: list[str], workdir: str, host: str) -> Refusal:
-    """Say why `argv` could not be started, with the code a shell gives: 127 not found, 126 not executable."""
-    name = argv[0]
-    if os.path.isdir(os.path.join(workdir, name)):
-        return Refusal(f"{name} is a folder on {host}, not a program", 126)
-    if isinstance(error, FileNotFoundError) and error.filename == workdir and not os.path.isdir(workdir):
-        return Refusal(f"the working directory {workdir} does not exist on {host}", 127)
-    if isinstance(error, FileNotFoundError):
-        if os.path.exists(os.path.join(workdir, name)) and "/" in name:
-            return Refusal(f"the interpreter in the first line (#!) of {name} was not found on {host}", 127)
-        where = "" if "/" in name else " in PATH"
-        cure = "; a bare script.py is run by the launcher's own Python" if name.startswith("python") else ""
-        message = f"program {name} not found{where} on {host} (working directory {workdir}){cure}"
-        return Refusal(message, 127)
-    if isinstance(error, PermissionError):
-        return Refusal(f"program {name} is not executable on {host}: chmod +x {name}", 126)
-    cure = "; does its first line lack #! and an interpreter?" if error.errno == errno.ENOEXEC else ""
-    return Refusal(f"program {name} cannot be run on {host}: {error.strerror or error}{cure}", 126)
-
-
-class Child:
-    """A process the agent started: its number in the job, its pipe (None once ended) and how to hear of its end."""
-
-    def __init__(self, task: int, popen: subprocess.Popen, pipe: int):
-        self.task, self.popen = task, popen
-        self.pipe: int | None = pipe
-        self.frozen_since: float | None = None  # when it was first seen stopped
-        os.set_blocking(pipe, False)
-        try:
-            self.pidfd = os.pidfd_open(popen.pid)
-        except (AttributeError, OSError):
-            self.pidfd = -1  # found by SIGCHLD alone
-
-
-class RunFolder:
-    """The private folder (0700) of one job on this host; it holds the job's key in a file of mode 0600."""
-
-    def __init__(self, mark: str):
-        self.prefix = f"dmltrain-{mark}."
-        self.key_file = ""
-
-    def create(self, key: str) -> None:
-        try:
-            folder = tempfile.mkdtemp(prefix=self.prefix)
-            self.key_file = os.path.join(folder, "key")
-            with open(os.open(self.key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                file.write(key)
-        except OSError as error:
-            self.remove()
-            message = f"cannot write the job's private folder in {tempfile.gettempdir()}: {error.strerror}"
-            raise Refusal(message, 125) from None
-
-    def remove(self) -> None:
-        """Remove the job's folders, those of a killed agent too."""
-        folder = tempfile.gettempdir()
-        for name in os.listdir(folder):
-            if name.startswith(self.prefix):
-                shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
-
-
-class Ending:
-    """The end of a job on this host: TERM to every process, KILL after `grace` seconds, until none is left.
-
-    Call `look` at `look_at`; it is over once `left` (pids) is not None.
-    """
-
-    def __init__(self, mark: str, now: float, grace: float):
-        self.mark = mark
-        self.asked: set[tuple[int, int]] = set()  # (pid, start)
-        self.kill_at = now + grace
-        self.look_at, self.pause = now, LOOK_SECONDS[0]
-        self.empty_looks = 0
-        self.left: list[int] | None = None
-
-    @property
-    def over(self) -> bool:
-        return self.left is not None
-
-    def sooner(self, now: float, grace: float) -> None:
-        self.kill_at = min(self.kill_at, now + grace)
-        self.look_at = now
-
-    def members(self) -> dict[int, Process]:
-        return members(self.mark, os.getpid()) if self.mark else {}
-
-    def look(self, now: float) -> None:
-        """See who is left, and do what the hour asks."""
-        found = self.members()
-        self.empty_looks = 0 if found else self.empty_looks + 1
-        if self.empty_looks >= 2 or now >= self.kill_at + KILL_SECONDS:  # twice, as a fork can slip past one look
-            self.left = sorted(found)
-        elif now >= self.kill_at:
-            for each in found.values():
-                send_signal(each, signal.SIGKILL)
-        else:
-            self.ask(found)
-        self.look_at = min(now + self.pause, max(now + LOOK_SECONDS[0], self.kill_at)) if found else now
-        self.pause = min(2 * self.pause, LOOK_SECONDS[1])
-
-    def ask(self, found: dict[int, Process]) -> None:
-        for each in found.values():
-            if (each.pid, each.start) not in self.asked:
-                self.asked.add((each.pid, each.start))
-                send_signal(each, signal.SIGTERM)
-            if each.state == "T":
-                send_signal(each, signal.SIGCONT)  # a stopped process hears TERM only when it runs again
 
 
 class Agent:
@@ -604,7 +364,3 @@ def main() -> None:
     os.environ.pop("DMLTRAIN_AGENT", None)  # ours alone; what we start does not inherit it
     become_subreaper()
     sys.exit(Agent().serve() or 0)  # words go to standard error: a launcher that was only frozen may yet read them
-
-
-if __name__ == "__main__":
-    main()

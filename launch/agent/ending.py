@@ -1,0 +1,59 @@
+"""The end of a job on this host."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from launch.agent import KILL_SECONDS
+from launch.agent.process import Process, members, send_signal
+
+LOOK_SECONDS = 0.02, 0.2  # first and longest time between two looks at what is left
+
+
+class Ending:
+    """The end of a job on this host: TERM to every process, KILL after `grace` seconds, until none is left.
+
+    Call `look` at `look_at`; it is over once `left` (pids) is not None.
+    """
+
+    def __init__(self, mark: str, now: float, grace: float):
+        self.mark = mark
+        self.asked: set[tuple[int, int]] = set()  # (pid, start)
+        self.kill_at = now + grace
+        self.look_at, self.pause = now, LOOK_SECONDS[0]
+        self.empty_looks = 0
+        self.left: list[int] | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.left is not None
+
+    def sooner(self, now: float, grace: float) -> None:
+        self.kill_at = min(self.kill_at, now + grace)
+        self.look_at = now
+
+    def members(self) -> dict[int, Process]:
+        return members(self.mark, os.getpid()) if self.mark else {}
+
+    def look(self, now: float) -> None:
+        """See who is left, and do what the hour asks."""
+        found = self.members()
+        self.empty_looks = 0 if found else self.empty_looks + 1
+        if self.empty_looks >= 2 or now >= self.kill_at + KILL_SECONDS:  # twice, as a fork can slip past one look
+            self.left = sorted(found)
+        elif now >= self.kill_at:
+            for each in found.values():
+                send_signal(each, signal.SIGKILL)
+        else:
+            self.ask(found)
+        self.look_at = min(now + self.pause, max(now + LOOK_SECONDS[0], self.kill_at)) if found else now
+        self.pause = min(2 * self.pause, LOOK_SECONDS[1])
+
+    def ask(self, found: dict[int, Process]) -> None:
+        for each in found.values():
+            if (each.pid, each.start) not in self.asked:
+                self.asked.add((each.pid, each.start))
+                send_signal(each, signal.SIGTERM)
+            if each.state == "T":
+                send_signal(each, signal.SIGCONT)  # a stopped process hears TERM only when it runs again

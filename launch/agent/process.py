@@ -1,0 +1,90 @@
+"""Processes of this host as /proc has them: whose they are, and how to signal them. Linux."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from typing import NamedTuple
+
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+
+
+class Process(NamedTuple):
+    """One line of /proc/PID/stat: `start` (ticks since boot) tells a process from a later one with its pid."""
+
+    pid: int
+    parent: int
+    state: str
+    start: int
+
+
+def process(pid: int) -> Process | None:
+    """The process `pid` as /proc has it now; None when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read()
+    except OSError:
+        return None
+    fields = text[text.rindex(b")") + 2 :].split()  # the command's name, in brackets, may hold anything
+    return Process(pid, int(fields[1]), fields[0].decode(), int(fields[19]))
+
+
+def living() -> dict[int, Process]:
+    """All processes of this host that are not zombies."""
+    found = (process(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    return {each.pid: each for each in found if each is not None and each.state not in "ZX"}
+
+
+def carries(pid: int, marks: tuple[bytes, ...]) -> bool:
+    """Whether the process was started with one of `marks` (b"NAME=value") in its environment."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return any(entry in marks for entry in file.read().split(b"\0"))
+    except OSError:  # gone, or another user's
+        return False
+
+
+def members(mark: str, root: int) -> dict[int, Process]:
+    """The living processes of job `mark`: carriers of its mark, its other agents, and all below them and `root`."""
+    everyone = living()
+    marks = tuple(name + mark.encode() for name in (b"DMLTRAIN_JOB=", b"DMLTRAIN_AGENT="))
+    children: dict[int, list[int]] = {}
+    for each in everyone.values():
+        children.setdefault(each.parent, []).append(each.pid)
+    pending = [root] + [pid for pid in everyone if pid != root and carries(pid, marks)]
+    found: set[int] = set()
+    while pending:
+        pid = pending.pop()
+        if pid not in found:
+            found.add(pid)
+            pending.extend(children.get(pid, ()))
+    return {pid: everyone[pid] for pid in found if pid != root and pid in everyone}
+
+
+def send_signal(target: Process, number: int) -> None:
+    """Signal `target`, and never a later process that got its pid (where the kernel has pidfds: 5.3)."""
+    try:
+        if not hasattr(os, "pidfd_open"):
+            raise OSError(errno.ENOSYS, "no pidfds in this Python")
+        descriptor = os.pidfd_open(target.pid)
+        try:
+            now = process(target.pid)
+            if now is not None and now.start == target.start:
+                signal.pidfd_send_signal(descriptor, number)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno == errno.ENOSYS:
+            os.kill(target.pid, number)
+        # else it is gone, or another user's: then it stays and is reported as left
+
+
+def become_subreaper() -> None:
+    """Have orphaned descendants become this process's children; where that fails, the mark finds them."""
+    try:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    except (ImportError, OSError, AttributeError):
+        pass

@@ -1,0 +1,89 @@
+"""Starting a process of the job: its pipe, its private folder, the ports held for it, and why it cannot be started."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+
+from launch.agent import Refusal
+
+
+def bound_socket(address: str, port: int) -> socket.socket:
+    """A TCP socket bound to `address`:`port` that does not listen yet.
+
+    SO_REUSEADDR lets a program that binds for itself with the same option (ps-lite's ZeroMQ, torch's TCPStore)
+    have the port as long as nobody listens, while the kernel gives it to nobody who asks for any free port.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    held = socket.socket(family, socket.SOCK_STREAM)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        held.bind((address, port))
+    except OSError:
+        held.close()
+        raise
+    return held
+
+
+def spawn_refusal(error: OSError, argv: list[str], workdir: str, host: str) -> Refusal:
+    """Say why `argv` could not be started, with the code a shell gives: 127 not found, 126 not executable."""
+    name = argv[0]
+    if os.path.isdir(os.path.join(workdir, name)):
+        return Refusal(f"{name} is a folder on {host}, not a program", 126)
+    if isinstance(error, FileNotFoundError) and error.filename == workdir and not os.path.isdir(workdir):
+        return Refusal(f"the working directory {workdir} does not exist on {host}", 127)
+    if isinstance(error, FileNotFoundError):
+        if os.path.exists(os.path.join(workdir, name)) and "/" in name:
+            return Refusal(f"the interpreter in the first line (#!) of {name} was not found on {host}", 127)
+        where = "" if "/" in name else " in PATH"
+        cure = "; a bare script.py is run by the launcher's own Python" if name.startswith("python") else ""
+        message = f"program {name} not found{where} on {host} (working directory {workdir}){cure}"
+        return Refusal(message, 127)
+    if isinstance(error, PermissionError):
+        return Refusal(f"program {name} is not executable on {host}: chmod +x {name}", 126)
+    cure = "; does its first line lack #! and an interpreter?" if error.errno == errno.ENOEXEC else ""
+    return Refusal(f"program {name} cannot be run on {host}: {error.strerror or error}{cure}", 126)
+
+
+class Child:
+    """A process the agent started: its number in the job, its pipe (None once ended) and how to hear of its end."""
+
+    def __init__(self, task: int, popen: subprocess.Popen, pipe: int):
+        self.task, self.popen = task, popen
+        self.pipe: int | None = pipe
+        self.frozen_since: float | None = None  # when it was first seen stopped
+        os.set_blocking(pipe, False)
+        try:
+            self.pidfd = os.pidfd_open(popen.pid)
+        except (AttributeError, OSError):
+            self.pidfd = -1  # found by SIGCHLD alone
+
+
+class RunFolder:
+    """The private folder (0700) of one job on this host; it holds the job's key in a file of mode 0600."""
+
+    def __init__(self, mark: str):
+        self.prefix = f"dmltrain-{mark}."
+        self.key_file = ""
+
+    def create(self, key: str) -> None:
+        try:
+            folder = tempfile.mkdtemp(prefix=self.prefix)
+            self.key_file = os.path.join(folder, "key")
+            with open(os.open(self.key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(key)
+        except OSError as error:
+            self.remove()
+            message = f"cannot write the job's private folder in {tempfile.gettempdir()}: {error.strerror}"
+            raise Refusal(message, 125) from None
+
+    def remove(self) -> None:
+        """Remove the job's folders, those of a killed agent too."""
+        folder = tempfile.gettempdir()
+        for name in os.listdir(folder):
+            if name.startswith(self.prefix):
+                shutil.rmtree(os.path.join(folder, name), ignore_errors=True)

@@ -1,0 +1,70 @@
+"""A channel whose far end hangs on a child process of ours: its pipes; in its own session, so that Ctrl-C spares it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+
+from launch import LaunchError
+
+READ_BYTES = 1 << 18
+CLOSE_SECONDS = 1.0  # an agent that has said its last word needs no longer to exit
+
+
+class ProcessChannel:
+    """See `launch.channels`. Starts `command` and writes `text` to it first; LaunchError when it cannot be started."""
+
+    def __init__(self, command: Sequence[str], text: bytes, environment: Mapping[str, str] | None = None):
+        self._lock = threading.Lock()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed with the channel
+        try:
+            self._child = child = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                bufsize=0,
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise LaunchError(f"cannot start {command[0]}: {error.strerror}", 125) from None
+        assert child.stdin and child.stdout
+        self._to, self._from = child.stdin.fileno(), child.stdout.fileno()
+        self._poll = select.poll()
+        self._poll.register(self._from, select.POLLIN)
+        with contextlib.suppress(OSError):  # one that ended at once is named by whoever reads
+            self.write(text)
+
+    def write(self, data: bytes) -> None:
+        with self._lock:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(self._to, view) :]
+
+    def read(self, timeout: float) -> bytes:
+        if not self._poll.poll(timeout * 1000):
+            raise TimeoutError
+        return os.read(self._from, READ_BYTES)
+
+    def close(self) -> str:
+        try:
+            code = self._child.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+            return "did not answer and was killed"
+        said = self.said()
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"exited with {code}" + "".join(f": {line}" for line in said[-1:])
+
+    def said(self) -> list[str]:
+        """The lines that the child has written to standard error so far."""
+        return os.pread(self._stderr.fileno(), READ_BYTES, 0).decode(errors="replace").strip().splitlines()
