@@ -1,0 +1,128 @@
+"""A file of options says what the command line says, and its mistakes have a line."""
+
+from __future__ import annotations
+
+import pytest
+
+from launch import LaunchError, config
+from launch.options import OPTIONS, Options, parse
+
+
+def write(tmp_path, text: str) -> str:
+    path = tmp_path / "job.yaml"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    return str(path)
+
+
+def trial(row, name, value):
+    row.apply(Options(), value, name, {"HOME": "/home/me"})
+
+
+def test_a_file_says_what_the_command_line_says(tmp_path):
+    path = write(tmp_path, """
+# a job
+num-workers: 5
+--num_servers: 3
+env: {A: b, C: "d e", LR: 0.10, EMPTY: "", HOME: , ON: on, T: 22:30}
+env_worker: [OMP_NUM_THREADS:3, X=y]
+quiet: true
+no-live: false
+job: on
+timeout: 1e3
+program: [train.py, --lr, 0.1, "a b", -n, 7, "", true]
+""")
+    words = config.arguments(path, OPTIONS, trial)
+    assert words == [
+        *("--num-workers", "5", "--num-servers", "3"),
+        *("--env", "A=b", "--env", "C=d e", "--env", "LR=0.10", "--env", "EMPTY=", "--env", "HOME"),
+        *("--env", "ON=on", "--env", "T=22:30"),
+        *("--env-worker", "OMP_NUM_THREADS:3", "--env-worker", "X=y", "--quiet", "--job", "on", "--timeout", "1e3"),
+        *("--", "train.py", "--lr", "0.1", "a b", "-n", "7", "", "true"),
+    ]
+    options = parse(words, {"HOME": "/home/me"})
+    assert options.num_workers == 5 and options.quiet and options.live and options.timeout == 1000
+    assert options.program == ("train.py", "--lr", "0.1", "a b", "-n", "7", "", "true")
+    assert {each.name: each.value for each in options.settings}["HOME"] == "/home/me"
+
+
+def test_short_names_and_a_program_in_one_line(tmp_path):
+    path = write(tmp_path, "n: 2\n-s: 1\nprogram: python -m train --name 'a b' \"$x\" | tee\n")
+    assert config.arguments(path, OPTIONS) == [
+        *("--num-workers", "2", "--num-servers", "1"),
+        *("--", "python", "-m", "train", "--name", "a b", "$x", "|", "tee"),
+    ]
+
+
+def test_the_command_line_overrides_the_file(tmp_path):
+    path = write(tmp_path, "num-workers: 5\nnum-servers: 3\nprogram: train.py --lr 1\n")
+    words = config.merged([path], ["-n", "2"], (), OPTIONS)
+    options = parse(words, {})
+    assert (options.num_workers, options.num_servers, options.program) == (2, 3, ("train.py", "--lr", "1"))
+    assert parse(config.merged([path], ["-n", "2", "--"], (), OPTIONS), {}).program == ("train.py", "--lr", "1")
+
+
+def test_the_program_of_the_command_line_is_kept_whole(tmp_path):
+    path = write(tmp_path, "num-workers: 5\n")
+    argv = ["--quiet", "other.py", "-n", "9"]
+    options = parse(config.merged([path], argv, ("other.py", "-n", "9"), OPTIONS), {})
+    assert (options.num_workers, options.quiet, options.program) == (5, True, ("other.py", "-n", "9"))
+
+
+def test_two_programs_are_refused(tmp_path):
+    path = write(tmp_path, "num-workers: 5\nprogram: train.py\n")
+    with pytest.raises(LaunchError, match=r"job.yaml:2: program is given twice, here and on the command line"):
+        config.merged([path], ["other.py"], ("other.py",), OPTIONS)
+    with pytest.raises(LaunchError, match=r"job.yaml:2: program is given twice, here and in .*job.yaml:2"):
+        config.merged([path, path], [], (), OPTIONS)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("num-workers: 5\nnum-wrokers: 6\n", r"job.yaml:2: unknown option num-wrokers; did you mean num-workers\?"),
+        ("n: 5\nxyzzy: 6\n", r"job.yaml:2: unknown option xyzzy; there is .*num-workers.*program"),
+        ("? [a]\n: b\n", r"job.yaml:1: unknown option of this kind"),
+        ("n: 5\n\nnum_workers: 6\n", r"job.yaml:3: num-workers is given twice, first in line 1"),
+        ("{n: 5, n: 6}", r"job.yaml:1: n is given twice"),
+        ("program: a\nprogram: b\n", r"job.yaml:2: program is given twice, first in line 1"),
+        ("config: other.yaml\n", r"job.yaml:1: config is an option of the command line only"),
+        ("quiet: 3\n", r"job.yaml:1: --quiet takes no value: expected true or false"),
+        ("quiet: [true]\n", r"job.yaml:1: --quiet takes no value: expected true or false"),
+        ("num-workers: {a: 5}\n", r"job.yaml:1: --num-workers takes no names with values: expected N"),
+        ("num-workers: five\n", r"job.yaml:1: --num-workers is five: expected a whole number, 1 or more"),
+        ("job:\n", r"job.yaml:1: nothing here: expected --job NAME"),
+        ("env:\n  - A=b\n  - [C]\n", r"job.yaml:3: a list here: expected for each --env K\[=V\], a word or number"),
+        ("env:\n  A: b\n  C: {d: e}\n", r"job.yaml:3: names with values here: expected a value for C"),
+        ("env:\n  - A=b\n  - 1bad=x\n", r"job.yaml:3: --env 1bad=x: expected NAME=VALUE"),
+        ("env: {DMLC_ROLE: worker}\n", r"job.yaml:1: --env DMLC_ROLE: the launcher itself sets this"),
+        ("program: 'a \"b'\n", r"job.yaml:1: program: no closing quotation"),
+        ("program: []\n", r"job.yaml:1: program is empty"),
+        ("program: ''\n", r"job.yaml:1: program is empty"),
+        ("program: {a: b}\n", r"job.yaml:1: names with values here: expected a list of arguments"),
+        ("n: 5\nprogram: [a, [b]]\n", r"job.yaml:2: a list here"),
+        ("n: 5\nenv: {A: b\nquiet: true\n", r"job.yaml:\d: no YAML: "),
+        ("n: 5\n\tquiet: true\n", r"job.yaml:2: no YAML: "),
+        ("- n\n", r"job.yaml:1: expected lines such as"),
+        ("", r"job.yaml:1: expected lines such as"),
+        ("a: \0", r"job.yaml: no YAML: "),
+        ("a: \udcff", r"job.yaml: not UTF-8 at byte 3"),
+        ("n: 5\n---\nn: 6\n", r"job.yaml:\d: no YAML: "),
+        ("<<: {n: 5}\n", r"job.yaml:1: unknown option <<"),
+    ],
+)
+def test_mistakes_have_a_line(tmp_path, text, message):
+    with pytest.raises(LaunchError, match=message) as caught:
+        config.arguments(write(tmp_path, text), OPTIONS, trial)
+    assert caught.value.code == 2
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    with pytest.raises(LaunchError, match=r"cannot read .*absent.yaml: No such file"):
+        config.arguments(str(tmp_path / "absent.yaml"), OPTIONS)
+    with pytest.raises(LaunchError, match=r"cannot read .*: Is a directory"):
+        config.arguments(str(tmp_path), OPTIONS)
+
+
+def test_anchors_do_not_loop(tmp_path):
+    with pytest.raises(LaunchError, match=r"job.yaml:1: a list here"):
+        config.arguments(write(tmp_path, "env: &a [*a]\n"), OPTIONS)
