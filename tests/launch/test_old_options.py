@@ -1,0 +1,140 @@
+"""Every option of dmlc's and MXNet's launchers is ours, works, or is refused with a cure."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from launch import LaunchError
+from launch.job import Setting
+from launch.old_options import ALIASES, REFUSED, ROWS, cluster_elsewhere, mebibytes
+from launch.options import OPTIONS, Options
+
+TABLE = {name: row for row in (*ROWS, *REFUSED) for name in row.names}
+HOSTS = {"-H", "--hostfile", "--sync-dst-dir", "-SH", "-WH", "--max-restarts"}  # of jobs on other hosts
+
+
+@dataclass(frozen=True)
+class Fields(Options):
+    """With what the table's rows set."""
+
+    host_ip: str = ""
+    log_level: str = "INFO"
+    log_file: str = ""
+    worker_memory: int = 0
+    server_memory: int = 0
+
+
+def apply(name: str, value: str = "", options: Options | None = None, **environ: str) -> Options:
+    return TABLE[name].apply(options or Fields(), value, name, environ)
+
+
+def source(package: str, file: str) -> str:
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip(f"{package} missing: pip install 'dmltrain[mxnet]'")
+    return (Path(spec.submodule_search_locations[0]) / file).read_text()
+
+
+@pytest.mark.parametrize("package, file, count", [("dmlc_tracker", "opts.py", 30), ("mxnet", "tools/launch.py", 8)])
+def test_no_option_of_theirs_is_unknown(package, file, count):
+    calls = re.findall(r"add_argument\(\s*((?:'-[-\w]+',\s*)+)", source(package, file))
+    names = [name for call in calls for name in re.findall(r"'(-[-\w]+)'", call)]
+    assert len(names) >= count, "the source was read"
+    ours = {name for option in OPTIONS for name in option.names} | HOSTS
+    unknown = {name for name in names if name not in ours and name not in TABLE and name not in ALIASES}
+    assert not unknown
+    assert set(ALIASES.values()) <= ours, "an alias is of something"
+
+
+def test_values_are_taken_where_theirs_are_taken():
+    """An option that takes a value there and none here would leave the value as the program's name."""
+    text = source("dmlc_tracker", "opts.py")
+    for name, row in TABLE.items():
+        found = re.search(rf"add_argument\(\s*'{name}',(.*?)\)\n", text, re.DOTALL)
+        if found:
+            assert bool(row.value) == ("store_true" not in found[1]), name
+
+
+@pytest.mark.parametrize("role", ["worker", "server"])
+def test_cores_are_threads_of_a_role(role):
+    before = Fields(settings=(Setting("OMP_NUM_THREADS", "9"),))
+    after = apply(f"--{role}-cores", "3", before)
+    assert after.settings == (*before.settings, Setting("OMP_NUM_THREADS", "3", role))
+    for wrong in ("0", "-1", "two", "1.5", ""):
+        with pytest.raises(LaunchError, match=f"--{role}-cores is {wrong}: expected a whole number"):
+            apply(f"--{role}-cores", wrong)
+
+
+@pytest.mark.parametrize(
+    "text, size", [("4g", 4096), ("1G", 1024), ("0.5g", 512), ("512m", 512), ("1.9M", 1), ("1.g", 1024)]
+)
+def test_memory_is_read_as_dmlc_reads_it(text, size):
+    assert mebibytes(text) == size
+    assert apply("--worker-memory", text).worker_memory == size
+    assert apply("--server-memory", text).server_memory == size
+
+
+@pytest.mark.parametrize("text", ["", "4", "g", "4k", "-1g", "0.1m", "4gb", "nang", "infg", "1e3m", "1_0g"])
+def test_other_sizes_are_refused(text):
+    with pytest.raises(LaunchError, match=r"--worker-memory is .*: expected a number and g \(GiB\) or m \(MiB\)"):
+        apply("--worker-memory", text)
+
+
+def test_p3_sets_what_mxnet_sets_and_the_user_wins():
+    options = apply("--p3", options=Fields(settings=(Setting("DMLC_PS_WATER_MARK", "5"),)))
+    values = {each.name: each.value for each in options.settings}  # the last one counts
+    assert values == {"DMLC_PS_VAN_TYPE": "p3", "DMLC_PS_WATER_MARK": "5"}
+    text = source("mxnet", "tools/launch.py")
+    assert "'DMLC_PS_VAN_TYPE=p3 DMLC_PS_WATER_MARK=10'" in text, "what MXNet sets"
+    assert {each.name: each.value for each in apply("--p3").settings}["DMLC_PS_WATER_MARK"] == "10"
+
+
+def test_own_libraries_come_first():
+    last = lambda options: options.settings[-1]  # noqa: E731
+    assert last(apply("--ship-libcxx", "/opt/gcc/lib")) == Setting("LD_LIBRARY_PATH", "/opt/gcc/lib")
+    inherited = apply("--ship-libcxx", "/opt/gcc/lib", LD_LIBRARY_PATH="/a:/b")
+    assert last(inherited) == Setting("LD_LIBRARY_PATH", "/opt/gcc/lib:/a:/b")
+    given = apply("--ship-libcxx", "lib", Fields(settings=(Setting("LD_LIBRARY_PATH", "/c"),)), LD_LIBRARY_PATH="/a")
+    assert last(given) == Setting("LD_LIBRARY_PATH", "lib:/c")
+
+
+def test_the_launchers_own_lines():
+    assert apply("--log-file", "launch.log").log_file == "launch.log"
+    assert apply("--log-level", "DEBUG").log_level == "DEBUG"
+    with pytest.raises(LaunchError, match="--log-level is WARN: expected INFO or DEBUG"):
+        apply("--log-level", "WARN")
+    with pytest.raises(LaunchError, match="--log-file is empty"):
+        apply("--log-file", "")
+
+
+def test_the_address_hosts_connect_back_to():
+    assert apply("--host-ip", "10.77.0.254").host_ip == "10.77.0.254"
+    assert apply("--host-ip", "FD00::1").host_ip == "fd00::1"
+    assert apply("--host-ip", "auto").host_ip == ""
+    with pytest.raises(LaunchError, match="--host-ip is login: expected an IP address"):
+        apply("--host-ip", "login")
+
+
+def test_file_cache_is_off_or_refused():
+    assert apply("--auto-file-cache", "False") == Fields()
+    with pytest.raises(LaunchError, match="--auto-file-cache True: .* --sync-dst-dir DIR"):
+        apply("--auto-file-cache", "True")
+
+
+@pytest.mark.parametrize("row", REFUSED, ids=lambda row: row.names[0])
+def test_what_is_refused_says_why_and_what_to_do(row):
+    with pytest.raises(LaunchError) as caught:
+        row.apply(Fields(), "x" if row.value else "", row.names[0], {})
+    about, _, cure = str(caught.value).partition("; ")
+    assert about.startswith(f"{row.names[0]} is about ") and cure
+    assert caught.value.code == 2
+
+
+def test_clusters_of_theirs():
+    assert "Hadoop's YARN" in cluster_elsewhere("yarn") and "-H" in cluster_elsewhere("yarn")
+    assert cluster_elsewhere("local") == ""
