@@ -15,7 +15,6 @@ from __future__ import annotations
 import difflib
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import yaml
@@ -37,40 +36,11 @@ class Row(Protocol):
 Trial = Callable[[Row, str, str], object]
 
 
-@dataclass(frozen=True)
-class Config:
-    """What a file says: options as on the command line, the program, and where that is written ("job.yaml:7")."""
-
-    options: tuple[str, ...]
-    program: tuple[str, ...] = ()
-    where: str = ""
-
-
 def arguments(path: str, table: Sequence[Row], trial: Trial | None = None) -> list[str]:
-    """The argv that says what the file says; LaunchError names file, line and reason."""
-    config = read(path, table, trial)
-    return [*config.options, "--", *config.program] if config.program else list(config.options)
+    """The argv that says what the file says: its options, and -- and the program when it names one.
 
-
-def merged(paths: Sequence[str], argv: Sequence[str], program: Sequence[str], table: Sequence[Row],
-           trial: Trial | None = None) -> list[str]:  # fmt: skip
-    """`argv` as if the files' options came first, and with a file's program when it has none (`program` is its own)."""
-    options: list[str] = []
-    found, given = "on the command line" if program else "", list(program)
-    for path in paths:
-        config = read(path, table, trial)
-        options += config.options
-        if config.program and given:
-            raise LaunchError(f"{config.where}: {PROGRAM} is given twice, here and {found}; leave one of them out")
-        if config.program:
-            found, given = f"in {config.where}", list(config.program)
-    if not given or program:
-        return [*options, *argv]
-    return [*options, *argv, *([] if argv[-1:] == ["--"] else ["--"]), *given]
-
-
-def read(path: str, table: Sequence[Row], trial: Trial | None = None) -> Config:
-    """What the file says. `trial(row, name, value)` may refuse a value by LaunchError, which then gets its line."""
+    `trial(row, name, value)` may refuse a value by LaunchError, which then gets its line; every error has one.
+    """
     return _File(path, table, trial).read()
 
 
@@ -79,10 +49,9 @@ class _File:
         self.path, self.trial = path, trial
         self.rows = {_bare(name): row for row in table for name in row.names}
 
-    def read(self) -> Config:
+    def read(self) -> list[str]:
         options: list[str] = []
-        program: tuple[str, ...] = ()
-        where = ""
+        program: list[str] = []
         seen: dict[int, int] = {}  # lines, by the identity of what is said there
         for key, node in self._root().value:
             name = _bare(key.value) if isinstance(key, yaml.ScalarNode) else ""
@@ -92,10 +61,10 @@ class _File:
                 raise self._error(key, f"{name} is given twice, {first}; a list repeats an option")
             seen[id(what)] = _line(key)
             if what is PROGRAM:
-                program, where = tuple(self._program(node)), f"{self.path}:{_line(key)}"
+                program = ["--", *self._program(node)]
             else:
                 options += self._option(what, node)
-        return Config(tuple(options), program, where)
+        return options + program
 
     def _root(self) -> yaml.MappingNode:
         try:

@@ -1,8 +1,8 @@
-"""The options of dmlc-core's tracker and of MXNet's launch.py that are not ours under the same name. Pure.
+"""The options of dmlc-core's tracker and of MXNet's launch.py that are not in `launch.options` by themselves. Pure.
 
 Each of them is an alias of one of ours (ALIASES), does what its name says (ROWS), or is refused with the reason and
 the cure (REFUSED): none is taken and then forgotten. ROWS set fields of `launch.options.Options` of the same meaning:
-`host_ip`, `log_level`, `log_file`, and `worker_memory` and `server_memory` in MiB (0: no limit).
+`host_ip`, `log_level`, and `worker_memory` and `server_memory` in MiB (0: no limit).
 Sources: dmlc-core tracker/dmlc_tracker/opts.py (2015 to 2022, --kube-*, --slurm-* and --local-num-attempt included),
 MXNet tools/launch.py (1.9.1 and master, which has --p3 and BytePS's options).
 """
@@ -23,13 +23,8 @@ P3 = {"DMLC_PS_VAN_TYPE": "p3", "DMLC_PS_WATER_MARK": "10"}  # as MXNet's launch
 
 # theirs: ours
 ALIASES = {
-    "--jobname": "--job",
     "--local-num-attempt": "--max-restarts",
-    "--scheduler-port": "--port",
-    "--host-file": "--hostfile",
-    "--worker-hostfile": "-WH",
-    "--server-hostfile": "-SH",
-    "--cluster": "--launcher",
+    "--scheduler-port": "--port",  # BytePS's
 }
 
 Apply = Callable[[Any, str, str, Mapping[str, str]], Any]
@@ -57,12 +52,6 @@ def _log_level(options: Any, value: str, name: str, environ: Mapping[str, str]) 
     if value not in ("INFO", "DEBUG"):
         raise LaunchError(f"{name} is {value}: expected INFO or DEBUG")
     return replace(options, log_level=value)
-
-
-def _log_file(options: Any, value: str, name: str, environ: Mapping[str, str]) -> Any:
-    if not value:
-        raise LaunchError(f"{name} is empty: expected a file for the launcher's own lines")
-    return replace(options, log_file=value)
 
 
 def _cores(role: str) -> Apply:
@@ -123,7 +112,6 @@ ROWS = (
         _memory("worker_memory")),
     Row(("--server-memory",), "4g", "memory of each server", _memory("server_memory")),
     Row(("--host-ip",), "IP", "address of this machine that the hosts reach (default: found)", _host_ip),
-    Row(("--log-file",), "FILE", "the launcher's own lines go there too", _log_file),
     Row(("--log-level",), "LEVEL", "of the launcher's own lines: INFO or DEBUG", _log_level),
     Row(("--ship-libcxx",), "DIR", "folder on the hosts that comes first in LD_LIBRARY_PATH", _ship_libcxx),
     Row(("--auto-file-cache",), "BOOL", "false, or it is refused: --sync-dst-dir copies files", _auto_file_cache),

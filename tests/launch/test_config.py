@@ -55,25 +55,10 @@ def test_short_names_and_a_program_in_one_line(tmp_path):
 
 def test_the_command_line_overrides_the_file(tmp_path):
     path = write(tmp_path, "num-workers: 5\nnum-servers: 3\nprogram: train.py --lr 1\n")
-    words = config.merged([path], ["-n", "2"], (), OPTIONS)
-    options = parse(words, {})
+    options = parse(["-n", "2", "--config", path], {})
     assert (options.num_workers, options.num_servers, options.program) == (2, 3, ("train.py", "--lr", "1"))
-    assert parse(config.merged([path], ["-n", "2", "--"], (), OPTIONS), {}).program == ("train.py", "--lr", "1")
-
-
-def test_the_program_of_the_command_line_is_kept_whole(tmp_path):
-    path = write(tmp_path, "num-workers: 5\n")
-    argv = ["--quiet", "other.py", "-n", "9"]
-    options = parse(config.merged([path], argv, ("other.py", "-n", "9"), OPTIONS), {})
-    assert (options.num_workers, options.quiet, options.program) == (5, True, ("other.py", "-n", "9"))
-
-
-def test_two_programs_are_refused(tmp_path):
-    path = write(tmp_path, "num-workers: 5\nprogram: train.py\n")
-    with pytest.raises(LaunchError, match=r"job.yaml:2: program is given twice, here and on the command line"):
-        config.merged([path], ["other.py"], ("other.py",), OPTIONS)
-    with pytest.raises(LaunchError, match=r"job.yaml:2: program is given twice, here and in .*job.yaml:2"):
-        config.merged([path, path], [], (), OPTIONS)
+    options = parse(["-n", "2", "--config", path, "other.py", "-n", "9"], {})
+    assert (options.num_workers, options.num_servers, options.program) == (2, 3, ("other.py", "-n", "9"))
 
 
 @pytest.mark.parametrize(

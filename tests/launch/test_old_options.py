@@ -15,7 +15,6 @@ from launch.old_options import ALIASES, REFUSED, ROWS, cluster_elsewhere, mebiby
 from launch.options import OPTIONS, Options
 
 TABLE = {name: row for row in (*ROWS, *REFUSED) for name in row.names}
-HOSTS = {"-H", "--hostfile", "--sync-dst-dir", "-SH", "-WH", "--max-restarts"}  # of jobs on other hosts
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,6 @@ class Fields(Options):
 
     host_ip: str = ""
     log_level: str = "INFO"
-    log_file: str = ""
     worker_memory: int = 0
     server_memory: int = 0
 
@@ -45,7 +43,7 @@ def test_no_option_of_theirs_is_unknown(package, file, count):
     calls = re.findall(r"add_argument\(\s*((?:'-[-\w]+',\s*)+)", source(package, file))
     names = [name for call in calls for name in re.findall(r"'(-[-\w]+)'", call)]
     assert len(names) >= count, "the source was read"
-    ours = {name for option in OPTIONS for name in option.names} | HOSTS
+    ours = {name for option in OPTIONS for name in option.names}
     unknown = {name for name in names if name not in ours and name not in TABLE and name not in ALIASES}
     assert not unknown
     assert set(ALIASES.values()) <= ours, "an alias is of something"
@@ -104,12 +102,9 @@ def test_own_libraries_come_first():
 
 
 def test_the_launchers_own_lines():
-    assert apply("--log-file", "launch.log").log_file == "launch.log"
     assert apply("--log-level", "DEBUG").log_level == "DEBUG"
     with pytest.raises(LaunchError, match="--log-level is WARN: expected INFO or DEBUG"):
         apply("--log-level", "WARN")
-    with pytest.raises(LaunchError, match="--log-file is empty"):
-        apply("--log-file", "")
 
 
 def test_the_address_hosts_connect_back_to():
