@@ -32,7 +32,7 @@ class Environment:
     key: bytes = b""  # secret shared by the job's processes; empty: connections are not authenticated
     listen_fd: int | None = None  # scheduler: an inherited socket bound to root_port
     heartbeat_seconds: float = 1.0  # between two signs of life
-    lost_seconds: float = 6.0  # silence after which a process counts as lost
+    lost_seconds: float = 8.5  # silence after which a process counts as lost
     start_seconds: float = 120.0  # for all processes of the job to arrive
     wait_seconds: float = 600.0  # longest wait for another worker's gradient or at a barrier
     update_on_kvstore: bool = False  # dist_sync with the optimizer on the servers (MXNET_UPDATE_ON_KVSTORE)
@@ -59,7 +59,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         raise UserError(f"{index_name}={index}: this job has {count} {role}s, expected 0 to {count - 1}")
     listen = values.get("DMLTRAIN_LISTEN_FD")
     heartbeat = _seconds(values, ("DMLTRAIN_HEARTBEAT_INTERVAL", "PS_HEARTBEAT_INTERVAL"), 1.0)
-    lost = _seconds(values, ("DMLTRAIN_HEARTBEAT_TIMEOUT", "PS_HEARTBEAT_TIMEOUT"), 6.0)
+    lost = _seconds(values, ("DMLTRAIN_HEARTBEAT_TIMEOUT", "PS_HEARTBEAT_TIMEOUT"), 8.5)
     if lost < 3 * max(1.0, heartbeat):
         raise UserError(f"a heartbeat timeout of {lost:g} s (DMLTRAIN_HEARTBEAT_TIMEOUT) is too short for an interval "
                         f"of {heartbeat:g} s (DMLTRAIN_HEARTBEAT_INTERVAL): expected 3 intervals, and 3 s, or more")

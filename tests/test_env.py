@@ -25,7 +25,7 @@ def test_upstreams_task_id_is_enough():
 
 
 def test_heartbeats_cannot_be_switched_off_and_ps_lites_names_count():
-    assert env.read({**WORKER, "PS_HEARTBEAT_TIMEOUT": "0"}).lost_seconds == 6.0
+    assert env.read({**WORKER, "PS_HEARTBEAT_TIMEOUT": "0"}).lost_seconds == 8.5
     assert env.read({**WORKER, "PS_HEARTBEAT_TIMEOUT": "20"}).lost_seconds == 20.0
 
 

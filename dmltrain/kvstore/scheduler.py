@@ -58,7 +58,7 @@ class SchedulerCore:
 
     num_workers: int
     num_servers: int
-    lost_seconds: float = 6.0
+    lost_seconds: float = 8.5  # a cable out for 5 s and TCP's pause after it are no loss
     start_seconds: float = 120.0
     wait_seconds: float = 600.0
     now: float = 0.0
@@ -100,7 +100,7 @@ class SchedulerCore:
         return self._abort(f"{self._describe(node)} is gone: {reason}")
 
     def tick(self, now: float) -> list[Send | Refuse | Finish | Log]:
-        """Time passes; call it about once a second."""
+        """Time passes; call it a few times a second."""
         slept, self.now = now - self.now > self.lost_seconds / 2, now
         if self._began is None:
             self._began = self._complained = now

@@ -19,6 +19,7 @@ from dmltrain.kvstore.link import Closed, Link
 from dmltrain.kvstore.scheduler import EVERYBODY, Finish, Log, Node, Refuse, SchedulerCore, Send
 from dmltrain.kvstore.wire import FrameError, Kind
 
+TICK_SECONDS = 0.25
 MAX_STRANGERS = 64  # connections in their handshake at once
 
 
@@ -37,7 +38,7 @@ class SchedulerProcess:
         self._core.tick(time.monotonic())
         threading.Thread(target=accept_loop, name="accept", daemon=True,
                          args=(self._listening, self._environment, "scheduler", self._serve)).start()
-        next_tick = time.monotonic() + 1.0
+        next_tick = time.monotonic() + TICK_SECONDS
         while True:
             actions: list[Any] = []
             origin = None
@@ -45,7 +46,7 @@ class SchedulerProcess:
                 origin, node, event = self._events.get(timeout=max(0.0, next_tick - time.monotonic()))
                 actions = self._event(origin, node, event)
             except queue.Empty:
-                next_tick = time.monotonic() + 1.0
+                next_tick = time.monotonic() + TICK_SECONDS
                 actions = self._core.tick(time.monotonic())
             for action in actions:
                 if isinstance(action, Finish):
