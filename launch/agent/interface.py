@@ -1,0 +1,77 @@
+"""The addresses of this host: what `ip address` shows. Linux and other systems with getifaddrs(3)."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+UP, LOOPBACK, RUNNING = 0x1, 0x8, 0x40  # net/if.h
+PLACE = {socket.AF_INET: (4, 4), socket.AF_INET6: (8, 16)}  # offset and length in bytes of a sockaddr's address
+
+
+def interfaces() -> list[dict]:
+    """One row for each address of each interface that is up, in the kernel's order; [] where ctypes is missing.
+
+    {"name", "address", "prefix": bits, "loopback", "running": a cable is in, "speed": Mbit/s or None}
+    """
+    try:
+        return list(_rows())
+    except (ImportError, OSError, AttributeError):
+        return []
+
+
+def _rows():
+    import ctypes
+
+    class Address(ctypes.Structure):  # struct ifaddrs
+        pass
+
+    Address._fields_ = [
+        ("next", ctypes.POINTER(Address)),
+        ("name", ctypes.c_char_p),
+        ("flags", ctypes.c_uint),
+        ("address", ctypes.c_void_p),
+        ("netmask", ctypes.c_void_p),
+        ("peer", ctypes.c_void_p),
+        ("data", ctypes.c_void_p),
+    ]
+    library = ctypes.CDLL(None, use_errno=True)
+    first = ctypes.POINTER(Address)()
+    if library.getifaddrs(ctypes.byref(first)):
+        raise OSError(ctypes.get_errno(), "getifaddrs")
+    try:
+        at = first
+        while at:
+            row = _row(ctypes, at.contents)
+            if row:
+                yield row
+            at = at.contents.next
+    finally:
+        library.freeifaddrs(first)
+
+
+def _row(ctypes, entry) -> dict | None:
+    if not entry.flags & UP or not entry.address or not entry.netmask:
+        return None
+    family = ctypes.c_ushort.from_address(entry.address).value
+    if family not in PLACE:
+        return None
+    offset, length = PLACE[family]
+    mask = ctypes.string_at(entry.netmask + offset, length)
+    name = entry.name.decode(errors="replace")
+    return {
+        "name": name,
+        "address": socket.inet_ntop(family, ctypes.string_at(entry.address + offset, length)),
+        "prefix": sum(bin(byte).count("1") for byte in mask),
+        "loopback": bool(entry.flags & LOOPBACK),
+        "running": bool(entry.flags & RUNNING),
+        "speed": _speed(name),
+    }
+
+
+def _speed(name: str) -> int | None:
+    """Of the link in Mbit/s; None where the kernel does not know it."""
+    with contextlib.suppress(OSError, ValueError), open(f"/sys/class/net/{name}/speed") as file:
+        speed = int(file.read())
+        return speed if speed > 0 else None
+    return None

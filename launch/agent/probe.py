@@ -1,0 +1,239 @@
+"""What this host is and has, and whether the job's program would run here.
+
+The request: {"workdir", "argv", "script": the bare Python file or "", "python": what runs it ("": this interpreter),
+"needs": [modules], "environment": {added to the host's}, "unset": [names taken from it], "packages": [whose versions]}.
+All but `argv` may be missing; what was not asked for is None in the answer.
+
+The answer is `facts(request)`, which is fast, and what two child processes say: nvidia-smi, and the interpreter that
+will run the script. `Probe` waits for them without blocking and without threads, as the agent's loop reaps the
+children of this process itself: watch its `fileno()`, and `poll()` then and at its `deadline`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import glob
+import os
+import platform
+import re
+import resource
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+from launch.agent import inspection
+from launch.agent.interface import interfaces
+
+PACKAGES = ("dmltrain", "torch", "mxnet", "numpy")
+INSPECTION_SECONDS = 20.0  # the first start of a Python that lies on a network file system takes seconds
+GPU_SECONDS = 3.0  # a driver in trouble never answers
+MIB = 1 << 20
+READ_BYTES = 1 << 16
+TAIL_CHARACTERS = 300  # shown of what a failed child said
+
+
+def facts(request: dict) -> dict:
+    """What this process can see by itself, in a few milliseconds; sizes in MiB, times in seconds."""
+    workdir = request.get("workdir")
+    return {
+        "hostname": socket.gethostname(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": memory(),
+        "interfaces": interfaces(),
+        "open_files": list(resource.getrlimit(resource.RLIMIT_NOFILE)),  # soft, hard; -1 is no limit
+        "disk": {path: free_space(path) for path in [workdir, "/tmp", "/dev/shm"] if path},
+        "workdir": state_of_folder(workdir) if workdir else None,
+        "program": state_of_program(request) if request.get("argv") else None,
+        "script": state_of_script(request) if request.get("script") else None,
+        "time": time.time(),
+    }
+
+
+def memory() -> int | None:
+    with contextlib.suppress(OSError), open("/proc/meminfo") as file:
+        for line in file:
+            if line.startswith("MemTotal:"):
+                return int(line.split()[1]) // 1024  # from KiB
+    return None
+
+
+def free_space(path: str) -> int | None:
+    """MiB that this user may still write at `path`, or where it would be made; None when nobody knows."""
+    while not os.path.isdir(path) and path not in ("", "/"):
+        path = os.path.dirname(path)
+    try:
+        found = os.statvfs(path or "/")
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize // MIB
+
+
+def state_of_folder(path: str) -> dict:
+    return {"path": path, "exists": os.path.isdir(path), "writable": os.access(path, os.W_OK | os.X_OK)}
+
+
+def state_of_script(request: dict) -> dict:
+    path = os.path.join(request.get("workdir") or "/", request["script"])
+    return {"path": request["script"], "exists": os.path.isfile(path), "readable": os.access(path, os.R_OK)}
+
+
+def state_of_program(request: dict) -> dict:
+    """{"name", "path": "" when it is not there, "folder", "executable"} of the program that would be started."""
+    name = python_of(request) if request.get("script") else request["argv"][0]
+    found = [path for path in places(name, request) if os.path.exists(path)]
+    good = [path for path in found if os.path.isfile(path) and os.access(path, os.X_OK)]
+    path = (good or found or [""])[0]
+    return {"name": name, "path": path, "folder": os.path.isdir(path), "executable": bool(good)}
+
+
+def places(name: str, request: dict) -> list[str]:
+    """Where a program of that name would be looked for."""
+    workdir = request.get("workdir") or "/"
+    if "/" in name:
+        return [os.path.join(workdir, name)]
+    return [os.path.join(workdir, folder, name) for folder in os.get_exec_path(environment(request))]
+
+
+def environment(request: dict) -> dict[str, str]:
+    """What the processes of the job will have."""
+    unset = set(request.get("unset") or ())
+    inherited = {name: value for name, value in os.environ.items() if name not in unset}
+    return dict(inherited, **(request.get("environment") or {}))
+
+
+def python_of(request: dict) -> str:
+    return request.get("python") or sys.executable
+
+
+def gpus_of_listing(text: str) -> list[dict]:
+    """The rows of `nvidia-smi -L`: [{"index", "name", "uuid"}]."""
+    rows = re.findall(r"^GPU (\d+): (.*?) \(UUID: ([^)]+)\)", text, re.MULTILINE)
+    return [{"index": int(index), "name": name, "uuid": uuid} for index, name, uuid in rows]
+
+
+def gpus_of_driver(folder: str = "/proc/driver/nvidia/gpus") -> list[dict]:
+    """The same as the driver has it, in the order of the PCI bus, which nvidia-smi follows too."""
+    rows = []
+    for index, path in enumerate(sorted(glob.glob(os.path.join(glob.escape(folder), "*", "information")))):
+        with contextlib.suppress(OSError), open(path, errors="replace") as file:
+            values = dict(re.findall(r"^(.+?):[ \t]*(.*)$", file.read(), re.MULTILINE))
+            rows.append({"index": index, "name": values.get("Model", ""), "uuid": values.get("GPU UUID", "")})
+    return rows
+
+
+class Output:
+    """What a child process prints, to the end of its output or until `deadline`; `error` says why there is none."""
+
+    def __init__(self, selector: selectors.BaseSelector, command: list[str], deadline: float, **popen: object):
+        self.selector, self.deadline = selector, deadline
+        self.printed, self.error = bytearray(), ""
+        self.child: subprocess.Popen | None = None
+        try:
+            self.child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                **popen,
+            )
+        except (OSError, ValueError) as error:
+            missing = isinstance(error, OSError) and error.errno == errno.ENOENT
+            self.error = f"{command[0]} cannot be started: {'not found' if missing else error}"
+            return
+        os.set_blocking(self.child.stdout.fileno(), False)
+        selector.register(self.child.stdout, selectors.EVENT_READ, self)
+
+    @property
+    def over(self) -> bool:
+        return self.child is None
+
+    def read(self) -> None:
+        try:
+            data = os.read(self.child.stdout.fileno(), READ_BYTES)
+        except BlockingIOError:
+            return
+        self.printed += data
+        if not data:
+            self.close()
+
+    def give_up(self, why: str) -> None:
+        """Kill the child, without waiting: one that hangs in a sick driver does not even die of a KILL."""
+        if self.over:
+            return
+        self.error = why
+        if self.child.poll() is None:
+            with contextlib.suppress(OSError):
+                os.killpg(self.child.pid, signal.SIGKILL)
+        self.close()
+
+    def close(self) -> None:
+        self.selector.unregister(self.child.stdout)
+        self.child.stdout.close()
+        self.child.poll()
+        self.child = None
+
+
+class Probe:
+    """Begins at once. `poll()` gives None until it gives the answer, which has besides `facts`:
+
+    "gpus": [{"index", "name", "uuid"}]; "seconds" that the probe took; and "inspection": {"executable", "version",
+    "packages": {name: version or None}, "missing": [needed, not found], "local": [needed, found beside the script]},
+    or {"error": why there is none}.
+    """
+
+    def __init__(self, request: dict, listing: tuple[str, ...] = ("nvidia-smi", "-L")):
+        self.request, self.began = request, time.monotonic()
+        self.selector = selectors.DefaultSelector()
+        workdir = request.get("workdir") or "/"
+        asked = {**request, "packages": request.get("packages") or PACKAGES}
+        self.listing = Output(self.selector, list(listing), self.began + GPU_SECONDS)
+        self.inspection = Output(
+            self.selector,
+            inspection.command(python_of(request), asked),
+            self.began + INSPECTION_SECONDS,
+            cwd=workdir if os.path.isdir(workdir) else "/",
+            env=environment(request),
+        )
+        self.facts = facts(request)  # while the children work
+
+    def fileno(self) -> int:
+        """Readable when there is something to do for `poll`."""
+        return self.selector.fileno()
+
+    @property
+    def deadline(self) -> float:
+        """When, in seconds of time.monotonic(), to call `poll` without an event."""
+        return min([each.deadline for each in (self.listing, self.inspection) if not each.over] or [self.began])
+
+    def poll(self) -> dict | None:
+        """The answer; None before there is one."""
+        for key, _ in self.selector.select(0):
+            key.data.read()
+        for each in (self.listing, self.inspection):
+            if time.monotonic() >= each.deadline:
+                each.give_up("no answer in time")
+        if not (self.listing.over and self.inspection.over):
+            return None
+        gpus = gpus_of_listing(bytes(self.listing.printed).decode(errors="replace")) or gpus_of_driver()
+        took = time.monotonic() - self.began
+        return dict(self.facts, gpus=gpus, inspection=self._inspected(), seconds=took, time=time.time())
+
+    def _inspected(self) -> dict:
+        printed = bytes(self.inspection.printed)
+        said = printed.decode(errors="replace").strip()[-TAIL_CHARACTERS:]
+        error = self.inspection.error or f"{python_of(self.request)} did not answer: {said or 'it said nothing'}"
+        return inspection.answer(printed) or {"error": error}
+
+    def close(self) -> None:
+        """After the answer, or instead of it."""
+        for each in (self.listing, self.inspection):
+            each.give_up("given up")
+        self.selector.close()

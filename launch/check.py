@@ -1,0 +1,175 @@
+"""What `--check` prints: a row for each host, who reaches whom in which time, and what is wrong with its cure. Pure.
+
+`lines(check)` is Markdown, for files and pipes; `lines(check, width)` is drawn with lines and colours for a terminal.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from launch.host import Host
+from launch.preflight import USER, Problem
+
+UNKNOWN = "-"
+HEADINGS = ("#", "host", "address", "NIC", "Python", "dmltrain", "torch", "mxnet", "cores", "memory", "GPUs",
+            "disk free", "open files", "clock")  # fmt: skip
+LEFT = {"host", "address", "NIC", "Python", "dmltrain", "torch", "mxnet", "GPUs"}  # the other columns are numbers
+
+
+@dataclass(frozen=True)
+class Check:
+    """What is known of the hosts by name; a host of which no facts came gets a row of dashes."""
+
+    hosts: Sequence[Host]  # with the chosen addresses
+    facts: Mapping[str, Mapping] = field(default_factory=dict)  # as `launch.agent.probe` gives them, with "skew"
+    reached: Mapping[str, Mapping[str, Mapping]] = field(default_factory=dict)  # as `launch.agent.reach` gives them
+    problems: Sequence[Problem] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 2 when a job could not start."""
+        return USER if any(each.fatal for each in self.problems) else 0
+
+
+def lines(check: Check, width: int = 0) -> list[str]:
+    """The report; for a terminal of `width` columns, or Markdown when that is 0."""
+    tables = [table for table in (host_table(check), path_table(check)) if table]
+    texts = [(_drawn if width else _markdown)(*table, width) for table in tables]
+    return [line for text in [*texts, _verdict(check, width)] for line in [*text, ""]][:-1]
+
+
+def host_table(check: Check) -> tuple[str, list[list[str]]]:
+    """Title and rows; the first row is the headings. Columns that are unknown on every host are left out."""
+    rows = [_row(number, host, check.facts.get(host.name) or {}) for number, host in enumerate(check.hosts, 1)]
+    kept = [index for index in range(len(HEADINGS)) if index < 3 or any(row[index] != UNKNOWN for row in rows)]
+    return "Hosts", [[row[index] for index in kept] for row in [HEADINGS, *rows]]
+
+
+def _row(number: int, host: Host, facts: Mapping) -> list[str]:
+    inspection = facts.get("inspection") or {}
+    packages = inspection.get("packages") or {}
+    return [
+        str(number),
+        host.name,
+        host.address or UNKNOWN,
+        host.interface or UNKNOWN,
+        inspection.get("version") or facts.get("python") or UNKNOWN,
+        *(packages.get(name) or UNKNOWN for name in ("dmltrain", "torch", "mxnet")),
+        str(facts.get("cores") or UNKNOWN),
+        _size(facts.get("memory")),
+        _gpus(facts.get("gpus")),
+        _size(next(iter((facts.get("disk") or {}).values()), None)),  # the working directory's comes first
+        _files(facts.get("open_files")),
+        f"{facts['skew']:+.3f} s" if "skew" in facts else UNKNOWN,
+    ]
+
+
+def _size(mebibytes: int | None) -> str:
+    if mebibytes is None:
+        return UNKNOWN
+    return f"{mebibytes} MiB" if mebibytes < 10240 else f"{mebibytes / 1024:.0f} GiB"
+
+
+def _gpus(gpus: Sequence[Mapping] | None) -> str:
+    """Such as: 2 x NVIDIA H100."""
+    if gpus is None:
+        return UNKNOWN
+    names = [gpu["name"] for gpu in gpus]
+    return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "none"
+
+
+def _files(limits: Sequence[int] | None) -> str:
+    if not limits:
+        return UNKNOWN
+    return str(limits[0]) if limits[0] >= 0 else "unlimited"
+
+
+def path_table(check: Check) -> tuple[str, list[list[str]]] | None:
+    """Who reaches whom: milliseconds, or why not. Columns are the hosts' numbers. None when nobody has tried."""
+    if not check.reached:
+        return None
+    rows = [["#", "from", *(f"to {number}" for number in range(1, len(check.hosts) + 1))]]
+    for number, host in enumerate(check.hosts, 1):
+        peers = check.reached.get(host.name) or {}
+        rows.append([str(number), host.name, *(_path(host, other, peers.get(other.name)) for other in check.hosts)])
+    return "Round trips between the hosts' addresses, in ms", rows
+
+
+def _path(host: Host, other: Host, path: Mapping | None) -> str:
+    if host.name == other.name:
+        return "."
+    if not path:
+        return UNKNOWN
+    return path.get("error") or f"{path['ms']:.2f}"
+
+
+def _verdict(check: Check, width: int) -> list[str]:
+    """The problems, fatal ones first, each with its cure below it."""
+    text = []
+    for problem in sorted(check.problems, key=lambda each: not each.fatal):
+        kind = "error" if problem.fatal else "warning"
+        host = f"{problem.host}: " if problem.host else ""
+        text += [f"{kind}: {host}{line}" if index == 0 else f"  {line}"
+                 for index, line in enumerate(problem.message.splitlines())]  # fmt: skip
+        text += [f"  cure: {problem.cure}"] if problem.cure else []
+    errors = sum(each.fatal for each in check.problems)
+    counts = f"{_count(errors, 'error')}, {_count(len(check.problems) - errors, 'warning')}"
+    summary = f"{_count(len(check.hosts), 'host')}: {counts}; a job {'cannot' if errors else 'can'} start"
+    if width:
+        return [*text, summary]
+    return [*(f"- {line}" if not line.startswith(" ") else line for line in text), *([""] if text else []), summary]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _markdown(title: str, rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    shown = ["| " + " | ".join(_aligned(rows, row, column, widths) for column in range(len(row))) + " |"
+             for row in cells]  # fmt: skip
+    rule = ["-" * size if _is_text(rows, column) else "-" * (size - 1) + ":" for column, size in enumerate(widths)]
+    rule = [each.rjust(3, "-") for each in rule]
+    return [f"## {title}", "", shown[0], "| " + " | ".join(rule) + " |", *shown[1:]]
+
+
+def _aligned(rows: Sequence[Sequence[str]], row: Sequence[str], column: int, widths: Sequence[int]) -> str:
+    size = max(3, widths[column])
+    return row[column].ljust(size) if _is_text(rows, column) else row[column].rjust(size)
+
+
+def _is_text(rows: Sequence[Sequence[str]], column: int) -> bool:
+    return rows[0][column] in LEFT | {"from"}
+
+
+def _drawn(title: str, rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    from rich import box  # takes a while to import
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, highlight=False)
+    console.print(Text(title, style="bold"))
+    for columns in _that_fit(rows, width):
+        table = Table(box=box.SIMPLE_HEAD)
+        for column in columns:
+            side = "left" if _is_text(rows, column) else "right"
+            table.add_column(rows[0][column], justify=side, overflow="fold")
+        for row in rows[1:]:
+            table.add_row(*(Text(row[column]) for column in columns))
+        console.print(table)
+    return [line.rstrip() for line in console.file.getvalue().rstrip("\n").split("\n")]
+
+
+def _that_fit(rows: Sequence[Sequence[str]], width: int) -> list[list[int]]:
+    """The columns in as few tables of at most `width` as they take; number and name of the host begin each."""
+    wide = [max(len(row[column]) for row in rows) + 2 for column in range(len(rows[0]))]  # with a space on both sides
+    tables: list[list[int]] = [[0, 1]]
+    for column in range(2, len(wide)):
+        if sum(wide[each] for each in [*tables[-1], column]) + len(tables[-1]) + 3 > width and len(tables[-1]) > 2:
+            tables.append([0, 1])
+        tables[-1].append(column)
+    return tables

@@ -1,0 +1,208 @@
+"""Which address each host has on the network that all hosts of a job share. Pure: what hosts have is an argument.
+
+Rules, the first that applies to a host:
+1. addr= in the hosts file. One of the host's interfaces must have it.
+2. --interface NAME: the host's first IPv4 address there, else its first IPv6 address.
+3. --subnet 10.0.0.0/24: the host's first address in it.
+4. A single host: the address that SSH reached, if an interface has it, else 127.0.0.1.
+5. The network that all hosts are on (for a host with addr=, that of this address). Neither loopback nor link-local
+   ones count, nor unplugged ones, nor one in which two hosts have the same address: that is a bridge inside each
+   (docker0). Of several: one that is no virtual bridge's (docker0, virbr0, cni0, ...), IPv4 (ps-lite knows no other),
+   the one over whose interfaces SSH reached most hosts, the fastest link, the lowest network number; in this order.
+6. No such network (hosts with a router between them): the address that SSH reached, if an interface has it; else the
+   host's only address.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from launch import LaunchError
+from launch.host import Host
+
+VIRTUAL = re.compile(r"(docker|podman|virbr|lxcbr|lxdbr|lxc|cni|veth|vnet|vmnet|vboxnet)\d|br-|flannel|cali|kube-")
+CURE = "choose it with --interface NAME or --subnet 10.0.0.0/24, or give addr= in the hosts file"
+LOOPBACK = "127.0.0.1"
+NETWORK = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+@dataclass(frozen=True)
+class Address:
+    """An address that an interface of a host has; `speed` of its link in Mbit/s, 0 when unknown."""
+
+    ip: str
+    nic: str
+    network: NETWORK
+    loopback: bool = False
+    running: bool = True
+    speed: int = 0
+
+    @property
+    def shareable(self) -> bool:
+        return self.running and not (self.loopback or self.network.is_loopback or self.network.is_link_local)
+
+    def __str__(self) -> str:
+        return f"{self.ip}/{self.network.prefixlen} on {self.nic}{'' if self.running else ' (unplugged)'}"
+
+
+Addresses = Mapping[str, Sequence[Address]]  # of each host by name
+
+
+def choose(hosts: Sequence[Host], interfaces: Mapping[str, Sequence[dict]], interface: str = "", subnet: str = "",
+           reached: Mapping[str, str] | None = None) -> dict[str, tuple[str, str]]:  # fmt: skip
+    """(IP, name of its interface) of each host by name; LaunchError names hosts, what they have, and the cure.
+
+    `interfaces` are what `launch.agent.interface` found on each; where it found none, an address is taken on trust
+    and its interface is "". `reached` are the IPs that SSH reached ("" or missing: unknown).
+    """
+    have = {host.name: _addresses(interfaces.get(host.name) or ()) for host in hosts}
+    peers = {name: address for name, address in (reached or {}).items() if address}
+    chosen = {host.name: _given(host, have[host.name]) for host in hosts if host.address}
+    rest = [host for host in hosts if not host.address]
+    if interface:
+        chosen.update(_on_interface(rest, have, interface))
+    elif subnet:
+        chosen.update(_in_subnet(rest, have, subnet))
+    elif len(hosts) == 1:
+        chosen.update({host.name: _alone(have[host.name], peers.get(host.name, "")) for host in rest})
+    elif rest:
+        chosen.update(_shared(rest, {**have, **{name: [address] for name, address in chosen.items()}}, peers))
+    _refuse_twins(hosts, chosen)
+    return {host.name: (chosen[host.name].ip, chosen[host.name].nic) for host in hosts}
+
+
+def _addresses(rows: Iterable[dict]) -> list[Address]:
+    found = []
+    for row in rows:
+        network = ipaddress.ip_interface(f"{row['address']}/{row['prefix']}").network
+        more = {"loopback": row.get("loopback", False), "running": row.get("running", True)}
+        found.append(Address(row["address"], row["name"], network, speed=row.get("speed") or 0, **more))
+    return found
+
+
+def _given(host: Host, have: Sequence[Address]) -> Address:
+    where = f"{host.where}: " if host.where else ""
+    try:
+        ip = ipaddress.ip_address(host.address)
+    except ValueError:
+        message = f"{where}addr={host.address} of {host.name} is no IP address; {host.name} has {_listing(have)}"
+        raise LaunchError(message) from None
+    found = _having(have, str(ip))
+    if found or not have:
+        return found or _on_trust(str(ip))
+    loopback = next((each for each in have if each.loopback and ip in each.network), None)
+    if loopback:  # all of 127.0.0.0/8 is this host's
+        return Address(str(ip), loopback.nic, loopback.network, loopback=True)
+    raise LaunchError(f"{where}no interface of {host.name} has addr={host.address}: it has {_listing(have)}")
+
+
+def _on_interface(hosts: Sequence[Host], have: Addresses, nic: str) -> dict[str, Address]:
+    found = {host.name: _first(each for each in have[host.name] if each.nic == nic) for host in hosts}
+    return _complete(found, have, f"--interface {nic}: no address of that interface", "--subnet 10.0.0.0/24 or addr=")
+
+
+def _in_subnet(hosts: Sequence[Host], have: Addresses, subnet: str) -> dict[str, Address]:
+    try:
+        network = ipaddress.ip_network(subnet, strict=False)
+    except ValueError as error:
+        raise LaunchError(f"--subnet {subnet}: expected a network such as 10.0.0.0/24 ({error})") from None
+    inside = {
+        host.name: _first(each for each in have[host.name] if ipaddress.ip_address(each.ip) in network)
+        for host in hosts
+    }
+    return _complete(inside, have, f"--subnet {subnet}: no address in it", "another --subnet, --interface or addr=")
+
+
+def _complete(found: Mapping[str, Address | None], have: Addresses, what: str, cure: str) -> dict[str, Address]:
+    without = [name for name, address in found.items() if address is None]
+    if without:
+        raise LaunchError("\n".join([*(f"{what} on {name}, which has {_listing(have[name])}" for name in without),
+                                     f"use {cure}"]))  # fmt: skip
+    return {name: address for name, address in found.items() if address}
+
+
+def _alone(have: Sequence[Address], reached: str) -> Address:
+    return _having(have, reached) or _having(have, LOOPBACK) or _on_trust(LOOPBACK)
+
+
+def _shared(hosts: Sequence[Host], have: Addresses, peers: Mapping[str, str]) -> dict[str, Address]:
+    """The addresses of `hosts` on the network common to all in `have`; else those that SSH reached."""
+    common = _common(have)
+    if not common:
+        return {host.name: _routed(host.name, have, peers.get(host.name, "")) for host in hosts}
+    best = min(common.values(), key=lambda members: _rank(members, have, peers))
+    return {host.name: best[host.name] for host in hosts}
+
+
+def _common(have: Addresses) -> dict[NETWORK, dict[str, Address]]:
+    """The networks that all hosts are on and have each their own address in: each host's first one there."""
+    found: dict[NETWORK, dict[str, Address]] = {}
+    for name, addresses in have.items():
+        for each in addresses:
+            if each.shareable:
+                found.setdefault(each.network, {}).setdefault(name, each)
+    return {
+        network: members
+        for network, members in found.items()
+        if len(members) == len(have) == len({each.ip for each in members.values()})
+    }
+
+
+def _rank(members: Mapping[str, Address], have: Addresses, peers: Mapping[str, str]) -> tuple:
+    """Lowest is best."""
+    network = next(iter(members.values())).network
+    over = sum(
+        any(each.nic == address.nic and each.ip == peers.get(name) for each in have[name])
+        for name, address in members.items()
+    )
+    virtual = any(VIRTUAL.match(each.nic) for each in members.values())
+    speed = min(each.speed for each in members.values())
+    return virtual, network.version, -over, -speed, int(network.network_address), network.prefixlen
+
+
+def _routed(name: str, have: Addresses, reached: str) -> Address:
+    if not have[name] and reached and not ipaddress.ip_address(reached).is_loopback:
+        return _on_trust(reached)
+    usable = [each for each in have[name] if each.shareable]
+    found = _having(usable, reached)
+    if found:
+        return found
+    if len(usable) == 1:
+        return usable[0]
+    lines = [f"{host}: {_listing(addresses)}" for host, addresses in have.items()]
+    came = f"; SSH reached it at {reached}, which none of its interfaces has" if reached else ""
+    raise LaunchError("\n".join([f"no network is common to all hosts, and {name} has no address to be reached at{came}",
+                                 *lines, CURE]))  # fmt: skip
+
+
+def _refuse_twins(hosts: Sequence[Host], chosen: Mapping[str, Address]) -> None:
+    by_ip: dict[str, str] = {}
+    for host in hosts:
+        ip = chosen[host.name].ip
+        if ip in by_ip:
+            cure = f"one machine is listed once, with slots=; two need addresses of their own: {CURE}"
+            raise LaunchError(f"{by_ip[ip]} and {host.name} have the same address, {chosen[host.name]}; {cure}")
+        by_ip[ip] = host.name
+
+
+def _having(have: Sequence[Address], ip: str) -> Address | None:
+    return next((each for each in have if each.ip == ip), None)
+
+
+def _first(addresses: Iterable[Address]) -> Address | None:
+    """The first, of IPv4 before IPv6; no link-local one, which means nothing without its interface's name."""
+    found = [each for each in addresses if not each.network.is_link_local]
+    return min(found, key=lambda each: each.network.version, default=None)
+
+
+def _on_trust(ip: str) -> Address:
+    return Address(ip, "", ipaddress.ip_network(ip))
+
+
+def _listing(have: Sequence[Address]) -> str:
+    if not have:
+        return "told no addresses (its Python lacks ctypes)"
+    return ", ".join(str(each) for each in have if each.shareable or not each.running) or "no address but loopback"

@@ -1,0 +1,233 @@
+"""What stands between a job and its start, judged from what the hosts' agents have found. Pure.
+
+`request(job, host)` is what the agent is asked to look for (`launch.agent.probe`); `problems` and `differences`
+judge the answers; `paths` judges who reaches whom. A problem with a code is fatal: it is the launcher's exit code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from launch.agent.reach import NO_ROUTE, REFUSED, SILENT, STRANGER
+from launch.host import Host
+from launch.job import OWNED, Job, workdir_of
+
+USER, NOT_EXECUTABLE, NOT_FOUND = 2, 126, 127  # exit codes; the latter two as a shell gives them
+OLDEST_PYTHON = (3, 10)  # python_requires of dmltrain's setup.py
+SKEW_SECONDS = 1.0  # log lines of several hosts are compared by their times
+OPEN_FILES = 256, 4  # what a process needs anyway (libraries, data), and for each other process of the job
+DISK_MIB = {"/tmp": 100, "/dev/shm": 256}  # Docker's 64 MiB of /dev/shm are too few for a model's gradients
+WORKDIR_MIB = 500  # logs, checkpoints
+COMPARED = ("dmltrain", "torch", "mxnet")
+EXTRAS = {"torch": "dmltrain[torch]", "mxnet": "dmltrain[mxnet]"}
+DISTRIBUTIONS = {"PIL": "pillow", "cv2": "opencv-python", "yaml": "pyyaml", "sklearn": "scikit-learn",
+                 "skimage": "scikit-image", "google": "protobuf"}  # fmt: skip  those not named as their module
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something wrong on `host` ("" is the whole job): what was found and expected, the cure; `code` 0 is a warning."""
+
+    host: str
+    message: str
+    cure: str = ""
+    code: int = 0
+
+    @property
+    def fatal(self) -> bool:
+        return self.code != 0
+
+    @property
+    def text(self) -> str:
+        """One line."""
+        host = f"{self.host}: " if self.host else ""
+        return f"{host}{self.message}{'; ' if self.cure else ''}{self.cure}"
+
+
+def request(job: Job, host: Host) -> dict:
+    """What the agent of `host` is asked to look for."""
+    settings = {each.name: each.value for each in job.settings if not each.role}
+    return {
+        "workdir": workdir_of(job, host),
+        "argv": list(job.argv),
+        "script": job.script,
+        "python": host.python,
+        "needs": list(job.needs),
+        "environment": {**settings, **dict(host.environment)},
+        "unset": list(OWNED),
+        "gpus": list(host.gpus),
+        "processes": job.num_workers + job.num_servers + 1,
+    }
+
+
+def clock_skew(facts: Mapping, sent: float, received: float) -> float:
+    """Seconds that a host's clock is ahead of ours; `sent` and `received` are the question's and answer's times."""
+    there = max(0.0, received - sent - facts.get("seconds", 0.0))  # what of the round trip was spent on the way
+    return facts["time"] - (received - there / 2)
+
+
+def problems(host: Host, facts: Mapping, request: Mapping) -> list[Problem]:
+    """What is wrong on one host; facts["skew"], if there, is its clock's in seconds. What is not known is not wrong."""
+    found = _of_program(host, facts, request)
+    if not any(each.code in (NOT_FOUND, NOT_EXECUTABLE) for each in found):
+        found += _of_python(host, facts, request)
+    return found + _of_gpus(host, facts) + _of_machine(host, facts, request)
+
+
+def _of_program(host: Host, facts: Mapping, request: Mapping) -> list[Problem]:
+    """The working directory, else the program, else the script."""
+    workdir, program, script = (facts.get(name) for name in ("workdir", "program", "script"))
+    if workdir and not workdir["exists"]:
+        cure = "copy it there with --sync-dst-dir DIR, or name another with workdir= in the hosts file"
+        return [Problem(host.name, f"the working directory {workdir['path']} does not exist", cure, NOT_FOUND)]
+    found = []
+    if program and not program["executable"]:
+        found.append(_program(host, program, request))
+    elif script and not script["exists"]:
+        message = f"script {script['path']} not found (working directory {request['workdir']})"
+        cure = "copy it there with --sync-dst-dir DIR, or name the directory that has it with workdir="
+        found.append(Problem(host.name, message, cure, NOT_FOUND))
+    elif script and not script["readable"]:
+        message = f"script {script['path']} cannot be read by the user that runs it"
+        found.append(Problem(host.name, message, f"chmod +r {script['path']}", NOT_EXECUTABLE))
+    if workdir and not workdir["writable"]:
+        message = f"the working directory {workdir['path']} is not writable: checkpoints cannot be saved in it"
+        found.append(Problem(host.name, message, "workdir= in the hosts file names another"))
+    return found
+
+
+def _program(host: Host, program: Mapping, request: Mapping) -> Problem:
+    name = program["name"]
+    if program["folder"]:
+        return Problem(host.name, f"{name} is a folder, not a program", code=NOT_EXECUTABLE)
+    if program["path"]:
+        return Problem(host.name, f"program {program['path']} is not executable", f"chmod +x {name}", NOT_EXECUTABLE)
+    if request.get("script"):
+        cure = "name the host's Python with python= in the hosts file"
+        return Problem(host.name, f"Python {name} not found", cure, NOT_FOUND)
+    where = f"working directory {request['workdir']}" if "/" in name else "PATH of a non-interactive login there"
+    cure = "give its whole path" + (", or copy it there with --sync-dst-dir DIR" if "/" in name else "")
+    return Problem(host.name, f"program {name} not found ({where})", cure, NOT_FOUND)
+
+
+def _of_python(host: Host, facts: Mapping, request: Mapping) -> list[Problem]:
+    """Whether the interpreter of the script is new enough and finds what the script needs."""
+    inspection, needs = facts.get("inspection") or {}, list(request.get("needs") or ())
+    if inspection.get("error"):
+        if not request.get("script"):
+            return []
+        return [Problem(host.name, f"what its Python can import is not known: {inspection['error']}")]
+    if not inspection:
+        return []
+    python = f"{inspection['executable']} ({inspection['version']})"
+    numbers = tuple(int(part) for part in re.findall(r"\d+", inspection["version"])[:2])
+    if "dmltrain" in needs and numbers < OLDEST_PYTHON:
+        oldest = ".".join(map(str, OLDEST_PYTHON))
+        message = f"{python} is too old for dmltrain, which needs Python {oldest} or later"
+        return [Problem(host.name, message, "name another with python= in the hosts file", USER)]
+    return _of_modules(host, inspection, python, needs)
+
+
+def _of_modules(host: Host, inspection: Mapping, python: str, needs: Sequence[str]) -> list[Problem]:
+    missing, packages = inspection["missing"], inspection["packages"]
+    first_local = min((needs.index(name) for name in inspection["local"]), default=len(needs))
+    found = []
+    # a module beside the script may change where later ones are found, as MXNet's find_mxnet.py does
+    for sure in (True, False):
+        names = [name for name in missing if (needs.index(name) < first_local) == sure]
+        if names:
+            message = f"{python} lacks {', '.join(names)}, which the script imports"
+            found.append(Problem(host.name, message, _install(inspection["executable"], names), USER if sure else 0))
+    if "dmltrain" in needs and "dmltrain" not in missing and not (packages.get("torch") or packages.get("mxnet")):
+        message = f"{python} has dmltrain, but neither torch nor mxnet to train with"
+        found.append(Problem(host.name, message, _install(inspection["executable"], ["torch"])))
+    return found
+
+
+def _install(python: str, modules: Sequence[str]) -> str:
+    """The command that installs `modules` for `python`."""
+    wanted = list(dict.fromkeys(EXTRAS.get(name, DISTRIBUTIONS.get(name, name)) for name in modules))
+    if any(name.startswith("dmltrain[") for name in wanted):
+        wanted = [name for name in wanted if name != "dmltrain"]
+    quoted = " ".join(f"'{name}'" if "[" in name else name for name in wanted)
+    return f"{python} -m pip install {quoted}, or name another Python with python= in the hosts file"
+
+
+def _of_gpus(host: Host, facts: Mapping) -> list[Problem]:
+    """gpus= are indices or UUIDs (or the beginning of one), as CUDA_VISIBLE_DEVICES takes them."""
+    if not host.gpus or facts.get("gpus") is None:
+        return []
+    have = facts["gpus"]
+    known = {str(gpu["index"]) for gpu in have}
+    absent = [
+        each for each in host.gpus
+        if each not in known
+        and not (each.startswith("GPU-") and any(gpu["uuid"].startswith(each) for gpu in have))
+        and not (each.startswith("MIG-") and have)  # nvidia-smi -L is not asked for these
+    ]  # fmt: skip
+    if not absent:
+        return []
+    listing = ", ".join(f"{gpu['index']} ({gpu['name']})" for gpu in have) or "none (by nvidia-smi -L)"
+    message = f"gpus={','.join(host.gpus)}: there is no GPU {', '.join(absent)}; it has {listing}"
+    return [Problem(host.name, message, "correct gpus= in the hosts file", USER)]
+
+
+def _of_machine(host: Host, facts: Mapping, request: Mapping) -> list[Problem]:
+    """Clock, open files and disks: the job may yet run."""
+    found = []
+    skew = facts.get("skew", 0.0)
+    if abs(skew) > SKEW_SECONDS:
+        way = "ahead of" if skew > 0 else "behind"
+        message = f"its clock is {abs(skew):.1f} s {way} this machine's: the times in its logs will not compare"
+        found.append(Problem(host.name, message, "run an NTP client there (chrony, systemd-timesyncd)"))
+    soft, hard = facts.get("open_files") or (-1, -1)
+    needed = OPEN_FILES[0] + OPEN_FILES[1] * request.get("processes", 0)
+    if 0 <= soft < needed:
+        how = "ulimit -n in the shell's start-up file" if hard < 0 or hard >= needed else "as root"
+        message = f"a process may open {soft} files, this job's may need {needed}"
+        found.append(Problem(host.name, message, f"raise it: {how}, or nofile in /etc/security/limits.conf"))
+    for path, free in (facts.get("disk") or {}).items():
+        wanted = DISK_MIB.get(path, WORKDIR_MIB)
+        if free is not None and free < wanted:
+            message = f"{free} MiB are free at {path}, {wanted} or more expected"
+            found.append(Problem(host.name, message, "docker run --shm-size=8g" if path == "/dev/shm" else ""))
+    return found
+
+
+def differences(facts: Mapping[str, Mapping]) -> list[Problem]:
+    """Versions that are not the same on all hosts (by name), as warnings: results may depend on who computes what."""
+    found = []
+    for package in COMPARED:
+        hosts: dict[str, list[str]] = {}
+        for name, each in facts.items():
+            version = ((each.get("inspection") or {}).get("packages") or {}).get(package)
+            if version:
+                hosts.setdefault(version, []).append(name)
+        if len(hosts) > 1:
+            listing = "; ".join(f"{version} on {', '.join(names)}" for version, names in hosts.items())
+            message = f"hosts have different versions of {package}: {listing}"
+            found.append(Problem("", message, "install the same on all"))
+    return found
+
+
+CHOICE = "choose another with --interface, --subnet or addr="
+CURES = {
+    REFUSED: f"a firewall there rejects it, or this is not the network that they share: {CHOICE}",
+    NO_ROUTE: f"they share no network at this address: {CHOICE}",
+    SILENT: "its agent stands still: is that host overloaded?",
+    STRANGER: f"in the network of this host another machine has this address: {CHOICE}",
+}
+DROPPED = f"a firewall drops packets to high ports, or this is not the network that they share: {CHOICE}"
+
+
+def paths(addresses: Mapping[str, str], reached: Mapping[str, Mapping[str, Mapping]]) -> list[Problem]:
+    """Who does not reach whom at its address; `reached` are the answers of `launch.agent.reach` by host."""
+    return [
+        Problem(name, f"cannot reach {peer} at {addresses.get(peer)}: {path['error']}",
+                CURES.get(path["error"], DROPPED), USER)
+        for name, peers in reached.items()
+        for peer, path in peers.items()
+        if path.get("error")
+    ]  # fmt: skip
