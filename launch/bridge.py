@@ -1,0 +1,289 @@
+"""The bridge: the small program that mpirun starts on each host, since mpirun's own standard input reaches one process.
+
+Contract: standard library only, Python 3.8 or later, because it travels as text. It knows nothing of jobs: it starts
+one command (an agent) in a session of its own and is its standard input and output.
+
+Theory of operation. The environment's VARIABLE has all that the bridge is told, as JSON: {"program": this text,
+"addresses", "port", "certificate", "token", "seconds"}. The bridge connects to the launcher at whichever address
+answers with TLS and exactly that certificate (by its SHA-256: names, authorities and dates, and so the clocks of the
+hosts, play no part), and then says one line of JSON:
+    {"token", "index", "host", "pid"}       index: which of mpirun's processes it is, from its own command line
+From then on each side sends frames: length (4 bytes) and payload.
+    launcher -> bridge    first the command for a shell; then what the agent reads; a frame of length 0 is its end
+    bridge -> launcher    what the agent writes; a frame of length 0 is its end, after it {"code", "said"} as JSON:
+                          the agent's exit code (minus n for signal n) and the last that it wrote to standard error
+The life line: when the connection ends, or the bridge, the agent's standard input ends, and the agent then ends
+everything by itself; the bridge waits for that. It exits with 0 whatever became of the agent, because at anything
+else mpirun would end the other hosts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import selectors
+import socket
+import ssl
+import struct
+import subprocess
+import sys
+import time
+
+VARIABLE = "DMLTRAIN_BRIDGE"
+LENGTH = struct.Struct("!I")  # of a frame's payload, in bytes
+READ_BYTES = 1 << 16
+BACKLOG_BYTES = 1 << 18  # unsent, above which no more is read
+SAID_BYTES = 2000  # of the agent's standard error
+HANDSHAKE_SECONDS = 5.0
+FLUSH_SECONDS = 2.0  # for the last words, when the agent has ended
+POLL_SECONDS = 0.05  # between looks at an agent that has closed its output and not yet ended
+# Only to free what is left of a connection: the heartbeats of launcher and agent notice its loss sooner, and a cut
+# that heals within 5 s must be survived.
+KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, USER_TIMEOUT = 5, 3, 3, 12_000  # s, s, probes, ms
+# What mpirun tells its processes: an MPI program of the job's would take itself for one of them.
+MPI_OWN = re.compile(r"(OMPI|ORTE|OPAL|PRTE|PMIX|PMI|HYDI?)_|MPI_LOCAL|MPIR_CVAR_CH3_INTERFACE_HOSTNAME")
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Let the kernel end a connection whose other side is gone, whether data waits or not."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+# -- reaching the launcher ---------------------------------------------------------------------------------------------
+
+
+def reach(addresses: list[str], port: int, certificate: str, seconds: float) -> ssl.SSLSocket:
+    """A connection to the launcher by the first address that proves to be it; OSError names what each one did."""
+    deadline = time.monotonic() + seconds
+    failed: dict[str, str] = {}
+    with selectors.DefaultSelector() as selector, contextlib.ExitStack() as others:
+        for address in addresses:
+            try:
+                selector.register(_dial(address, port, others), selectors.EVENT_WRITE, address)
+            except OSError as error:
+                failed[address] = str(error.strerror or error)
+        while len(failed) < len(addresses) and time.monotonic() < deadline:
+            for key, _ in selector.select(deadline - time.monotonic()):
+                selector.unregister(key.fileobj)
+                try:
+                    return _secure(key.fileobj, certificate)
+                except OSError as error:
+                    failed[key.data] = str(error.strerror or error)
+    raise OSError("; ".join(f"{each}: {failed.get(each, f'no answer in {seconds:g} s')}" for each in addresses))
+
+
+def _dial(address: str, port: int, others: contextlib.ExitStack) -> socket.socket:
+    connection = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    others.callback(connection.close)  # one that is wrapped in TLS has been detached, and this does it no harm
+    connection.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        connection.connect((address, port))
+    return connection
+
+
+def _secure(connection: socket.socket, certificate: str) -> ssl.SSLSocket:
+    code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if code:
+        raise OSError(code, os.strerror(code))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the one certificate is compared below
+    connection.settimeout(HANDSHAKE_SECONDS)
+    secured = context.wrap_socket(connection)
+    shown = secured.getpeercert(binary_form=True) or b""
+    if hashlib.sha256(shown).hexdigest() != certificate:
+        secured.close()
+        raise OSError("somebody else answers there, with another certificate")
+    keep_alive(secured)
+    return secured
+
+
+# -- between launcher and agent ----------------------------------------------------------------------------------------
+
+
+class Bridge:
+    """Bytes both ways, without ever waiting for one side only. `serve` returns when the agent has ended."""
+
+    def __init__(self, link: ssl.SSLSocket):
+        self.link: ssl.SSLSocket | None = link
+        self.received, self.to_launcher, self.to_agent = bytearray(), bytearray(), bytearray()
+        self.agent: subprocess.Popen[bytes] | None = None
+        self.stdin_ended = self.stdout_ended = False
+        self.said = b""
+        link.setblocking(False)
+
+    def serve(self) -> None:
+        while self.agent is None and self.link:
+            self._wait([])
+            self._receive()
+        if self.agent is None:
+            return
+        while not (self.stdout_ended and self.agent.poll() is not None):
+            for stream in self._wait(self._pipes()):
+                self._move(stream)
+            self._receive()
+            self._send()
+        self._hear(self.agent.stderr)
+        self._report(self.agent.returncode)
+
+    def _pipes(self) -> list[tuple[object, int]]:
+        """The agent's pipes that can be used now."""
+        pipes = [(self.agent.stderr, selectors.EVENT_READ)] if not self.agent.stderr.closed else []
+        if not self.stdout_ended and len(self.to_launcher) < BACKLOG_BYTES:
+            pipes.append((self.agent.stdout, selectors.EVENT_READ))
+        if self.to_agent:
+            pipes.append((self.agent.stdin, selectors.EVENT_WRITE))
+        return pipes
+
+    def _wait(self, pipes: list[tuple[object, int]]) -> list[object]:
+        """Which pipes are ready, as soon as anything is."""
+        with selectors.DefaultSelector() as selector:
+            for stream, events in pipes:
+                selector.register(stream, events)
+            if self.link:
+                reads = selectors.EVENT_READ if len(self.to_agent) < BACKLOG_BYTES else 0
+                writes = selectors.EVENT_WRITE if self.to_launcher else 0
+                if reads | writes:
+                    selector.register(self.link, reads | writes)
+            ready = selector.select(POLL_SECONDS if self.stdout_ended else None)
+        return [key.fileobj for key, _ in ready if key.fileobj is not self.link]
+
+    def _move(self, stream: object) -> None:
+        if stream is self.agent.stdin:
+            try:
+                del self.to_agent[: os.write(stream.fileno(), self.to_agent[:READ_BYTES])]
+            except BlockingIOError:
+                return
+            except OSError:  # it reads no more; its end will tell why
+                self.stdin_ended = True
+                self.to_agent.clear()
+            self._close_stdin_when_due()
+        elif stream is self.agent.stderr:
+            self._hear(stream)
+        else:
+            data = os.read(stream.fileno(), READ_BYTES)
+            self.stdout_ended = not data
+            self._frame(data)
+
+    def _hear(self, stream) -> None:
+        """Take in what the agent has written to standard error, without waiting for more."""
+        with contextlib.suppress(BlockingIOError, ValueError):
+            data = os.read(stream.fileno(), READ_BYTES)
+            self.said = (self.said + data)[-SAID_BYTES:]
+            if not data:
+                stream.close()
+
+    def _frame(self, data: bytes) -> None:
+        if self.link:
+            self.to_launcher += LENGTH.pack(len(data)) + data
+
+    # -- the connection ----------------------------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        """All that has come: TLS keeps some where no selector sees it."""
+        while self.link and len(self.to_agent) < BACKLOG_BYTES:
+            try:
+                data = self.link.recv(READ_BYTES)
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return
+            except OSError:
+                data = b""
+            if not data:
+                return self._hang_up()
+            self.received += data
+            self._take_frames()
+
+    def _take_frames(self) -> None:
+        while len(self.received) >= LENGTH.size:
+            end = LENGTH.size + LENGTH.unpack_from(self.received)[0]
+            if len(self.received) < end:
+                return
+            payload = bytes(self.received[LENGTH.size : end])
+            del self.received[:end]
+            if self.agent is None:
+                self._start(payload)
+            elif not payload:
+                self.stdin_ended = True
+                self._close_stdin_when_due()
+            elif not self.stdin_ended:
+                self.to_agent += payload
+
+    def _start(self, command: bytes) -> None:
+        home = os.path.expanduser("~")
+        environment = {name: value for name, value in os.environ.items() if not MPI_OWN.match(name)}
+        self.agent = subprocess.Popen(
+            ["/bin/sh", "-c", command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+            cwd=home if os.path.isdir(home) else "/",
+            env=environment,
+        )
+        for pipe in (self.agent.stdin, self.agent.stdout, self.agent.stderr):
+            os.set_blocking(pipe.fileno(), False)
+
+    def _hang_up(self) -> None:
+        """The launcher is gone: nothing more goes to it, and the agent learns it by the end of its input."""
+        self.link.close()
+        self.link = None
+        self.to_launcher.clear()
+        self.stdin_ended = True
+        if self.agent:
+            self.to_agent.clear()
+            self._close_stdin_when_due()
+
+    def _close_stdin_when_due(self) -> None:
+        if self.stdin_ended and not self.to_agent and not self.agent.stdin.closed:
+            self.agent.stdin.close()
+
+    def _send(self) -> None:
+        while self.link and self.to_launcher:
+            try:
+                del self.to_launcher[: self.link.send(self.to_launcher[:READ_BYTES])]
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return
+            except OSError:
+                return self._hang_up()
+
+    def _report(self, code: int) -> None:
+        """The last words, if they can be said soon."""
+        last = {"code": code, "said": self.said.decode(errors="replace").strip()}
+        self._frame(json.dumps(last).encode())
+        deadline = time.monotonic() + FLUSH_SECONDS
+        while self.link and self.to_launcher and time.monotonic() < deadline:
+            self._send()
+            with selectors.DefaultSelector() as selector:
+                if self.link:
+                    selector.register(self.link, selectors.EVENT_WRITE)
+                    selector.select(POLL_SECONDS)
+        if self.link:
+            self.link.close()
+
+
+def main() -> None:
+    call = json.loads(os.environ.pop(VARIABLE))
+    host = socket.gethostname()
+    try:
+        link = reach(call["addresses"], call["port"], call["certificate"], call["seconds"])
+    except OSError as error:
+        sys.exit(f"{host} cannot reach the launcher at port {call['port']}: {error}")
+    hello = {"token": call["token"], "index": int(sys.argv[2]), "host": host, "pid": os.getpid()}
+    try:
+        link.sendall(json.dumps(hello).encode() + b"\n")
+    except OSError as error:
+        sys.exit(f"{host} lost the launcher at once: {error}")
+    Bridge(link).serve()
+
+
+if __name__ == "__main__":
+    main()

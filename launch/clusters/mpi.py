@@ -1,0 +1,198 @@
+"""Hosts reached through mpirun: one for all of them, which starts a bridge on each that calls back.
+
+The launcher must be reachable from the hosts at any port, at one of this machine's addresses or at --host-ip. A host
+that is connected to again, because its agent was lost, gets an mpirun of its own. mpirun may hang when a host is lost,
+so nothing here waits for it without a deadline.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from launch import LaunchError, bridge, channels
+from launch.channels.mpi import MpiChannel
+from launch.channels.reception import Caller, Reception
+from launch.host import Host
+from launch.mpirun import Mpirun, bridge_command, check, command, complaint, kind
+from launch.options import Options
+
+LOOPBACK = "127.0.0.1"
+NATURAL_END_SECONDS = 0.5  # for bridges and mpirun to end by themselves when their connections have
+
+
+def hosts(options: Options) -> list[Host]:
+    """The hosts of the options, else of the batch system's allocation, else this machine; LaunchError."""
+    if options.hostfile or options.hosts or options.worker_hostfile or options.server_hostfile:
+        from launch.clusters import ssh
+
+        return ssh.hosts_of(options)
+    found = allocation(os.environ)
+    if not found and (options.include or options.exclude):
+        raise LaunchError("--include and --exclude choose from hosts: give them with -H FILE or --hosts")
+    return found or [Host("localhost", LOOPBACK)]
+
+
+def allocation(environ: Mapping[str, str]) -> list[Host]:
+    """The hosts that Slurm or PBS gave this job; none outside such a job."""
+    if nodes := environ.get("SLURM_JOB_NODELIST"):
+        where = "SLURM_JOB_NODELIST"
+        names = _slurm_names(nodes)
+    elif file := environ.get("PBS_NODEFILE"):
+        where = f"PBS_NODEFILE {file}"
+        try:
+            names = Path(file).read_text().split()
+        except OSError as error:
+            raise LaunchError(f"{where}: {error.strerror}") from None
+    else:
+        return []
+    return [Host(name, where=where) for name in dict.fromkeys(names)]
+
+
+def _slurm_names(nodes: str) -> list[str]:
+    try:
+        ran = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(f"SLURM_JOB_NODELIST is set, but scontrol cannot read it: {error}; "
+                          "give the hosts with --hosts") from None  # fmt: skip
+    if ran.returncode or not ran.stdout.strip():
+        raise LaunchError(f"SLURM_JOB_NODELIST={nodes}: scontrol says {ran.stderr.strip()!r}; give hosts with --hosts")
+    return ran.stdout.split()
+
+
+def addresses(hosts: Sequence[Host], host_ip: str) -> list[str]:
+    """Where bridges on `hosts` may find this machine."""
+    if host_ip:
+        return [host_ip]
+    own = [each.address for found in psutil.net_if_addrs().values() for each in found
+           if each.family in (socket.AF_INET, socket.AF_INET6)]  # fmt: skip
+    if all(_is_here(host.target, own) for host in hosts):
+        return [LOOPBACK]
+    # a link-local address means nothing without the other machine's name for its interface
+    return [each for each in own if not each.startswith("127.") and each != "::1" and "%" not in each]
+
+
+def _is_here(name: str, own: Sequence[str]) -> bool:
+    try:
+        found = {str(row[4][0]) for row in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        return False
+    return all(each in own or each.startswith("127.") for each in found)
+
+
+class Cluster:
+    """See `launch.clusters`. `connect` is called from several threads; the first call starts mpirun for all hosts."""
+
+    def __init__(self, options: Options):
+        self.options = options
+        self.hosts = hosts(options)
+        check(self.hosts)
+        self._kind = kind(options.mpirun)
+        self._lock = threading.Lock()
+        self._reception: Reception | None = None
+        self._runs: list[Run] = []
+        self._unused: dict[str, tuple[Run, int]] = {}  # by host: its place in a run that nobody has asked for yet
+        self._addresses: list[str] = []
+
+    def connect(self, host: Host, mark: str, timeout: float | None = None) -> MpiChannel:
+        """A channel to a new agent; LaunchError after `timeout` seconds (--connect-timeout when None) at the latest."""
+        seconds = self.options.connect_timeout if timeout is None else timeout
+        deadline = time.monotonic() + seconds
+        with self._lock:
+            run, index = self._place(host, seconds)
+        caller = run.caller(index, deadline, seconds)
+        return MpiChannel(caller.stream, str(caller), *channels.remote_command(host, mark), run.mpirun.fate)
+
+    def _place(self, host: Host, seconds: float) -> tuple[Run, int]:
+        if not self._reception:
+            self._addresses = addresses(self.hosts, self.options.host_ip)
+            local = self._addresses == [LOOPBACK]
+            self._reception = Reception(self.options.host_ip or (LOOPBACK if local else ""))
+            run = self._start(self.hosts, seconds)
+            self._unused = {each.name: (run, index) for index, each in enumerate(self.hosts)}
+        return self._unused.pop(host.name, None) or (self._start([host], seconds), 0)
+
+    def _start(self, hosts: Sequence[Host], seconds: float) -> Run:
+        assert self._reception
+        commands = [bridge_command(host, index, bridge.VARIABLE) for index, host in enumerate(hosts)]
+        argv = command(self.options.mpirun, self._kind, self.options.mpirun_args, hosts, commands, bridge.VARIABLE)
+        self._runs.append(Run(self._reception, self._addresses, hosts, argv, seconds))
+        return self._runs[-1]
+
+    def close(self) -> None:
+        """End every mpirun, and with it the bridges; agents that still run end everything by themselves."""
+        with self._lock:
+            runs, self._runs = self._runs, []
+            enders = [threading.Thread(target=run.close, daemon=True) for run in runs]
+            for ender in enders:
+                ender.start()
+            for ender in enders:
+                ender.join()
+            if self._reception:
+                self._reception.close()
+
+
+class Run:
+    """One mpirun and the bridges that it starts, one for each of `hosts`."""
+
+    def __init__(self, reception: Reception, addresses: Sequence[str], hosts: Sequence[Host], argv: Sequence[str],
+                 seconds: float):  # fmt: skip
+        self.hosts, self.began = hosts, time.monotonic()
+        self._reception = reception
+        self._changed = threading.Condition()
+        self._callers: dict[int, Caller] = {}
+        self._over = False
+        self._token = reception.expect(self._take)
+        program = Path(bridge.__file__).read_text()
+        told = {"program": program, "addresses": addresses, "port": reception.port,
+                "certificate": reception.certificate, "token": self._token, "seconds": seconds}  # fmt: skip
+        self.mpirun = Mpirun(argv, {bridge.VARIABLE: json.dumps(told)}, self._ended)
+
+    def caller(self, index: int, deadline: float, seconds: float) -> Caller:
+        """The bridge of hosts[index]; LaunchError when it does not come."""
+        name = self.hosts[index].name
+        with self._changed:
+            self._changed.wait_for(lambda: index in self._callers or self._over, deadline - time.monotonic())
+            if index in self._callers:
+                return self._callers[index]
+        if self._over:
+            raise LaunchError(f"{name} was not reached: {complaint(self.mpirun)}", 2)
+        said = self.mpirun.said
+        more = f"mpirun has said\n{said}" if said else f"does `ssh {self.hosts[index].target} true` work from here?"
+        raise LaunchError(f"{name} was not reached by mpirun within {seconds:g} s (--connect-timeout); {more}", 125)
+
+    def _take(self, caller: Caller) -> bool:
+        with self._changed:
+            if self._over or caller.index not in range(len(self.hosts)) or caller.index in self._callers:
+                return False
+            self._callers[caller.index] = caller
+            self._changed.notify_all()
+            return True
+
+    def _ended(self, code: int) -> None:
+        """mpirun is gone, and bridges that it leaves must go too; those that ended themselves have said all."""
+        self._reception.forget(self._token)
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+        if code:
+            time.sleep(NATURAL_END_SECONDS)
+            self._abort()
+
+    def _abort(self) -> None:
+        for caller in list(self._callers.values()):
+            caller.stream.abort()
+
+    def close(self) -> None:
+        self._reception.forget(self._token)
+        self._abort()
+        if not self.mpirun.fate(NATURAL_END_SECONDS):
+            self.mpirun.end()
