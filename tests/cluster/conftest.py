@@ -1,0 +1,81 @@
+"""`testbed`: five hosts, whole and idle before every test; `login`: where the launcher runs.
+
+The checkout, this Python and pytest's folders (`tmp_path` too) are seen by all hosts; anything else in /tmp is not.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.layout import BASE, LOGIN, Settings
+from tests.cluster.testbed import Testbed, missing
+
+ROOT = Path(__file__).parents[2]
+NAME = "pytest"  # of the test beds made here, with the pid of the pytest
+DATA = ("DMLTRAIN_DATA_DIR", "DMLTRAIN_LOGS_DIR")
+
+
+@dataclass(frozen=True)
+class OnHost:
+    """Commands on one host, in the environment and folder of the caller: see `Testbed.start` and `Testbed.run`."""
+
+    testbed: Testbed
+    host: str
+
+    def start(self, argv: Sequence[str], **popen: Any) -> subprocess.Popen[Any]:
+        return self.testbed.start(self.host, argv, **popen)
+
+    def run(self, argv: Sequence[str], **popen: Any) -> subprocess.CompletedProcess:
+        return self.testbed.run(self.host, argv, **popen)
+
+
+@pytest.fixture(scope="session")
+def needs_testbed() -> None:
+    lacking = missing()
+    if lacking:
+        pytest.skip(f"no test bed: it needs {lacking}")
+
+
+@pytest.fixture(scope="session")
+def _testbed(needs_testbed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
+    remove_orphans()
+    data = [os.environ[name] for name in DATA if os.path.isdir(os.environ.get(name, ""))]
+    share = [ROOT, sys.prefix, sys.base_prefix, tmp_path_factory.getbasetemp(), *data]
+    bed = Testbed(f"{NAME}{os.getpid()}")
+    try:
+        bed.up(Settings(share=tuple(os.path.abspath(folder) for folder in share)))
+        yield bed
+    finally:
+        bed.down()
+
+
+@pytest.fixture
+def testbed(_testbed: Testbed) -> Iterator[Testbed]:
+    """Hosts login and h1 to h5, whole and idle."""
+    _testbed.up()
+    _testbed.sweep()
+    yield _testbed
+    _testbed.thaw(*_testbed.hosts)
+    _testbed.sweep()
+
+
+@pytest.fixture
+def login(testbed: Testbed) -> OnHost:
+    """The host that the launcher runs on."""
+    return OnHost(testbed, LOGIN)
+
+
+def remove_orphans() -> None:
+    """Test beds of a pytest that was killed."""
+    for path in BASE.glob(f"{NAME}*"):
+        pid = path.name.removeprefix(NAME)
+        if pid.isdigit() and not Path("/proc", pid).exists():
+            Testbed(path.name).down()

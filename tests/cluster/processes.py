@@ -1,0 +1,107 @@
+"""The processes of a host as the machine sees them, read from /proc."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.command import TestbedError
+
+SECONDS = 20.0  # the longest that a change of state may take, on a busy machine
+DEAD, STOPPED = "ZX", "Tt"  # states
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process: `pid` is the machine's number for it, `inner` the host's own."""
+
+    pid: int
+    inner: int
+    name: str
+    state: str  # a letter, as in ps: S sleeps, T is stopped
+    argv: tuple[str, ...]
+    environment: tuple[str, ...]  # NAME=value, as it was when the program started
+
+    def __str__(self) -> str:
+        return f"{self.inner} ({self.state}) {' '.join(self.argv) or self.name}"
+
+
+def same_namespace(first: int, second: int, kind: str = "pid") -> bool:
+    """Whether two processes share their namespace of this kind; no where one is gone."""
+    try:
+        return os.path.samestat(os.stat(f"/proc/{first}/ns/{kind}"), os.stat(f"/proc/{second}/ns/{kind}"))
+    except OSError:
+        return False
+
+
+def beside(pid: int) -> list[Process]:
+    """Every living process in the PID namespace of `pid`, itself included."""
+    pids = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
+    found = (read(each) for each in pids if same_namespace(each, pid))
+    return [each for each in found if each and each.state not in DEAD]
+
+
+def read(pid: int) -> Process | None:
+    """None where there is no such process (any more)."""
+    folder = Path("/proc", str(pid))
+    try:
+        status = dict(line.split(":\t", 1) for line in (folder / "status").read_text().splitlines() if ":\t" in line)
+        argv, environment = (strings((folder / name).read_bytes()) for name in ("cmdline", "environ"))
+    except OSError:
+        return None
+    return Process(pid, int(status["NSpid"].split()[-1]), status["Name"], status["State"][0], argv, environment)
+
+
+def strings(block: bytes) -> tuple[str, ...]:
+    """The strings of a block in which each ends with a zero byte."""
+    return tuple(block.removesuffix(b"\0").decode(errors="surrogateescape").split("\0")) if block else ()
+
+
+def shown(process: Process, secret: str, environment: bool) -> list[str]:
+    """Where /proc shows `secret`: command line, name, names of open files, and the environment if asked for."""
+    places = {"command line": process.argv, "name": [process.name], "open files": open_files(process.pid),
+              "environment": process.environment if environment else ()}
+    return [f"{place} of {process}" for place, texts in places.items() if any(secret in text for text in texts)]
+
+
+def open_files(pid: int) -> list[str]:
+    """The names of its open files."""
+    names = []
+    for entry in Path("/proc", str(pid), "fd").glob("*"):
+        try:
+            names.append(os.readlink(entry))
+        except OSError:
+            continue
+    return names
+
+
+def send(pid: int, number: int) -> None:
+    """Send a signal to a process that may be gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def wait(condition: Callable[[], Any], what: Callable[[], str]) -> None:
+    """Until `condition()`; TestbedError with `what()` did not happen when it takes too long."""
+    end = time.monotonic() + SECONDS
+    while not condition():
+        if time.monotonic() > end:
+            raise TestbedError(f"not within {SECONDS:.0f} s: {what()}")
+        time.sleep(0.005)
+
+
+def kill(living: Callable[[], list[Process]], whose: str) -> None:
+    """Kill what `living()` lists until it lists nothing."""
+    def gone() -> bool:
+        left = living()
+        for process in left:
+            send(process.pid, signal.SIGKILL)
+        return not left
+
+    wait(gone, lambda: f"the end of the processes of {whose}: {', '.join(map(str, living()))}")
