@@ -1,0 +1,504 @@
+"""Lists of hosts: the lines of a hosts file, YAML inventories, --hosts, --include and --exclude, -WH and -SH."""
+
+from __future__ import annotations
+
+import os
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch import LaunchError
+from launch.host import Host
+from launch.host_attribute import ATTRIBUTES
+from launch.host_range import MOST, expand, split_list
+from launch.host_roles import by_roles
+from launch.host_selection import select
+from launch.hosts import MOST_BYTES, from_list, parse, read
+from launch.role import SCHEDULER, SERVER, WORKER
+
+EXAMPLE = Path(__file__).parents[2] / "hosts.example"
+
+
+def text(content: str) -> list[Host]:
+    return parse(content.encode(), "hosts")
+
+
+def inventory(content: str) -> list[Host]:
+    return parse(textwrap.dedent(content).encode(), "hosts.yaml")
+
+
+def names(hosts: list[Host]) -> list[str]:
+    return [host.name for host in hosts]
+
+
+def refusal(function, *arguments) -> str:
+    with pytest.raises(LaunchError) as caught:
+        function(*arguments)
+    assert caught.value.code == 2
+    return str(caught.value)
+
+
+# -- lines
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("h1", Host("h1")),
+        ("h1:2222", Host("h1", port=2222)),
+        ("anna@h1", Host("h1", user="anna")),
+        ("DOM\\\\anna@h1:22", Host("h1", user="DOM\\anna", port=22)),
+        ("10.0.0.7:2222", Host("10.0.0.7", port=2222)),
+        ("[2001:db8::1]:2222", Host("2001:db8::1", port=2222)),
+        ("[2001:db8::1]", Host("2001:db8::1")),
+        ("2001:db8::1", Host("2001:db8::1")),
+        ("h1 slots=4", Host("h1", slots=4)),
+        ("h1 slots=4 max_slots=8", Host("h1", slots=4)),
+        ("h1 slots=4 max-slots=8", Host("h1", slots=4)),
+        ("h1 max_slots=8", Host("h1", slots=8)),
+        ("h1 max-slots=8", Host("h1", slots=8)),
+        ("  h1\tslots=4   # four", Host("h1", slots=4)),
+        ("h1 addr=10.0.0.1", Host("h1", "10.0.0.1")),
+        ("h1 addr=2001:DB8::1", Host("h1", "2001:db8::1")),
+        ("h1 addr=[2001:db8::1]", Host("h1", "2001:db8::1")),
+        ("h1 interface=eth1.100", Host("h1", interface="eth1.100")),
+        ("h1 hostname=h1.example.org user=anna port=4", Host("h1", hostname="h1.example.org", user="anna", port=4)),
+        ("anna@h1:2222 user=anna port=2222", Host("h1", user="anna", port=2222)),
+        ("h1 python=python3.11", Host("h1", python="python3.11")),
+        ("h1 python='/my python/bin/python'", Host("h1", python="/my python/bin/python")),
+        ("h1 workdir=/data/my\\ project", Host("h1", workdir="/data/my project")),
+        ("h1 gpus=0,2", Host("h1", gpus=("0", "2"))),
+        ("h1 gpus=0-2,7", Host("h1", gpus=("0", "1", "2", "7"))),
+        ("h1 gpus=GPU-8932f937-d72c", Host("h1", gpus=("GPU-8932f937-d72c",))),
+        ("h1 roles=worker,server,scheduler", Host("h1", roles=(SCHEDULER, SERVER, WORKER))),
+        ("h1 roles=worker", Host("h1", roles=(WORKER,))),
+        ("h1 env.A=1 env.B='x #y' env.C=", Host("h1", environment=(("A", "1"), ("B", "x #y"), ("C", "")))),
+        ("h1 env.A=a#b env.B=\"it's $HOME\"", Host("h1", environment=(("A", "a#b"), ("B", "it's $HOME")))),
+        ("h1 env.A=b=c", Host("h1", environment=(("A", "b=c"),))),
+    ],
+)
+def test_a_line_of_a_hosts_file(line, expected):
+    found = text(line)
+    assert found == [Host(**{**vars(expected), "where": "hosts:1"})]
+
+
+def test_comments_and_blank_lines_are_nothing_and_lines_keep_their_numbers():
+    found = text("# the lab\n\n   \nh1 # the first\n   # indented\nh2 slots=2\n")
+    assert [(host.name, host.slots, host.where) for host in found] == [("h1", None, "hosts:4"), ("h2", 2, "hosts:6")]
+
+
+@pytest.mark.parametrize("content", [b"\xef\xbb\xbfh1 slots=2\nh2\n", b"h1 slots=2\r\nh2\r\n", b"h1 slots=2\rh2"])
+def test_files_of_other_systems_read_the_same(content):
+    assert [(host.name, host.slots) for host in parse(content, "hosts")] == [("h1", 2), ("h2", None)]
+
+
+def test_ranges():
+    assert names(text("node[01-03]")) == ["node01", "node02", "node03"]
+    assert names(text("n[1,3,5-7]")) == ["n1", "n3", "n5", "n6", "n7"]
+    assert names(text("n[8-11]-ib.lab")) == ["n8-ib.lab", "n9-ib.lab", "n10-ib.lab", "n11-ib.lab"]
+    assert names(text("r[1-2]n[07,10]")) == ["r1n07", "r1n10", "r2n07", "r2n10"]
+    assert names(text("10.0.0.[9-10]")) == ["10.0.0.9", "10.0.0.10"]
+    assert [(host.user, host.port, host.slots) for host in text("anna@n[1-2]:2222 slots=3")] == [("anna", 2222, 3)] * 2
+
+
+def test_ranges_in_addr_and_hostname_go_in_step_with_the_name():
+    found = text("n[1-3] addr=10.0.0.[11-13] hostname=n[1-3].lab")
+    assert [(host.name, host.address, host.hostname) for host in found] == [
+        ("n1", "10.0.0.11", "n1.lab"),
+        ("n2", "10.0.0.12", "n2.lab"),
+        ("n3", "10.0.0.13", "n3.lab"),
+    ]
+
+
+@given(
+    st.text("abcxyz-.", max_size=5),
+    st.lists(st.integers(0, 9999), min_size=1, max_size=5, unique=True),
+    st.integers(0, 6),
+    st.text("abcxyz-.", max_size=5),
+)
+def test_ranges_round_trip(prefix, numbers, width, suffix):
+    written = [f"{number:0{width}d}" for number in numbers]
+    assert expand(f"{prefix}[{','.join(written)}]{suffix}") == [f"{prefix}{each}{suffix}" for each in written]
+
+
+@given(st.integers(0, 9999), st.integers(0, 99), st.sampled_from([0, 5, 6]))
+def test_a_range_has_every_number_once_as_wide_as_it_is_written(first, more, width):
+    low, high = f"{first:0{width}d}", f"{first + more:0{width}d}"
+    assert expand(f"n[{low}-{high}]") == [f"n{number:0{width}d}" for number in range(first, first + more + 1)]
+
+
+@given(st.lists(st.sampled_from(["a", "n[1,3]", "b:2", "r[1-2]n[3,4,5]"]), min_size=1))
+def test_a_list_is_split_outside_of_ranges(parts):
+    assert split_list(",".join(parts)) == parts
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("h1 slot=4", "unknown attribute 'slot': is it slots?"),
+        ("h1 Slots=4", "unknown attribute 'Slots': is it slots?"),
+        ("h1 zzz=4", "unknown attribute 'zzz': there is slots, max_slots"),
+        ("h1 h2", "h2: expected ATTRIBUTE=VALUE without spaces, such as slots=4; one host per line"),
+        ("h1 slots = 4", "slots: expected ATTRIBUTE=VALUE without spaces"),
+        ("h1 slots=4 slots=4", "slots= is given twice"),
+        ("h1 slots=0", "slots=0: expected a whole number, 1 or more"),
+        ("h1 slots=-1", "slots=-1: expected a whole number, 1 or more"),
+        ("h1 slots=four", "slots=four: expected a whole number"),
+        ("h1 slots=", "slots=: expected a whole number"),
+        ("h1 slots=4 max_slots=2", "max_slots=2 is less than slots=4"),
+        ("h1 max-slots=x", "max-slots=x: expected a whole number"),
+        ("h1:4", "h1:4: 4 would be the port of sshd; for slots write h1 slots=4"),
+        ("h1:x", "port=x: expected the port of its sshd, 1 to 65535"),
+        ("h1:70000", "port=70000: expected the port"),
+        ("h1:", "h1:: a number is missing after the :"),
+        ("h1 port=0", "port=0: expected the port"),
+        ("h1:22 port=2222", "port is given twice: 22 with the name, and port=2222"),
+        ("anna@h1 user=bob", "user is given twice: anna with the name, and user=bob"),
+        ("@h1", "@h1: a user's name is missing before the @"),
+        ("-anna@h1", "user=-anna: expected the name of a user"),
+        ("-oProxyCommand=x", "'-oProxyCommand=x' is no host name"),
+        ("h1#x", "'h1#x' is no host name: expected letters, digits, . _ and -, no - first; a comment needs a space"),
+        ("h1,h2", "'h1,h2' is no host name: expected letters, digits, . _ and -, no - first; one host per line"),
+        ("[fe80::g]:22", "[fe80::g] is no IP address"),
+        ("h1 addr=h1.lab", "addr=h1.lab: expected an IP address such as 10.0.0.1; a name will not do"),
+        ("h1 addr=0.0.0.0", "addr=0.0.0.0: expected the address of one machine"),
+        ("h1 addr=10.0.0.256", "addr=10.0.0.256: expected an IP address"),
+        ("n[1-2] addr=10.0.0.1", "addr=10.0.0.1: n[1-2] stands for 2 hosts and this for 1; expected a range"),
+        ("h1 hostname=-x", "hostname=-x: '-x' is no host name"),
+        ("h1 interface=a/b", "interface=a/b: expected the name of a network interface"),
+        ("h1 interface=0123456789abcdef", "expected the name of a network interface"),
+        ("h1 roles=worker,sever", "roles=worker,sever: unknown role 'sever': is it server?"),
+        ("h1 roles=", "unknown role ''"),
+        ("h1 gpus=0;2", "gpus=0;2: expected numbers of devices, such as 0,2 or 0-3"),
+        ("h1 gpus=", "gpus=: expected numbers of devices"),
+        ("h1 gpus=0,0", "gpus=0,0: a device is named twice"),
+        ("h1 gpus=3-1", "gpus=3-1: [3-1]: 3 is more than 1"),
+        ("h1 python=~/bin/python", "python=~/bin/python: expected a command such as python3.11, or a path from / on"),
+        ("h1 python=bin/python", "python=bin/python: expected a command"),
+        ("h1 workdir=project", "workdir=project: expected a path from / on"),
+        ("h1 env.1A=x", "env.1A: expected the name of an environment variable"),
+        ("h1 env.=x", "env.: expected the name of an environment variable"),
+        ("h1 env.DMLC_ROLE=worker", "env.DMLC_ROLE: the launcher itself sets DMLC_ROLE for every process"),
+        ("h1 env.A='x", "a quote is not closed"),
+        ("h1 env.A=x\\", "a backslash ends the line"),
+        ("n[1-3", "n[1-3: a bracket stands alone; a range is written node[01-08]"),
+        ("n[a-c]", "[a-c] is no range: expected numbers"),
+        ("n[]", "[] is no range"),
+        ("n[3-1]", "[3-1]: 3 is more than 1; the smaller number comes first"),
+        ("n[01-100]", "[01-100]: 01 and 100 have different widths"),
+        ("n[0-999999999999]", f"stands for more than {MOST} names"),
+        ("n[1-200]x[1-200]", f"stands for more than {MOST} names"),
+        ("- h1", "- is no host but YAML; the name of a YAML inventory ends in .yaml"),
+    ],
+)
+def test_what_is_wrong_with_a_line_is_said_with_its_number(line, message):
+    said = refusal(text, f"# hosts\nh0\n{line}\n")
+    assert said.startswith("hosts:3: ")
+    assert message in said
+
+
+def test_a_host_that_comes_twice_is_named_with_both_lines():
+    assert refusal(text, "h1\nh2\n\nH1 slots=2").startswith("hosts:4: H1 is there already at hosts:1; ")
+    assert refusal(text, "n[1-3]\nn2").startswith("hosts:2: n2 is there already at hosts:1; ")
+    assert names(text("a hostname=h1 port=2201\nb hostname=h1 port=2202")) == ["a", "b"]
+
+
+def test_an_error_never_repeats_the_value_of_a_variable():
+    for line in ("h1 env.1A=hush", "h1 env.RANK=hush", "h1 env.A=hush env.A=hush", "h1 env.A='hush"):
+        assert "hush" not in refusal(text, line)
+
+
+# -- files
+
+
+def test_a_file_is_read_and_named_as_it_was_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("hosts").write_text("h1\nh2\n")
+    assert [host.where for host in read("hosts")] == ["hosts:1", "hosts:2"]
+    Path("lab.YML").write_text("- h1\n")
+    assert read(Path("lab.YML")) == [Host("h1", where="lab.YML:1")]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "hosts: no host is named; expected one per line, such as h1 slots=2"),
+        (b"# none\n\n", "hosts: no host is named"),
+        (b"\xef\xbb\xbf", "hosts: no host is named"),
+        (b"h1\nh\xfc2\n", "hosts:2: byte 0xfc is not UTF-8; expected a hosts file"),
+        (b"h1\n\x7fELF\x02\x01\x00\n", "hosts:2: binary data; expected a hosts file"),
+        ("h1\n".encode("utf-16"), "hosts is UTF-16; save it as UTF-8"),
+        (b"h1\n" * (MOST_BYTES // 3 + 1), "hosts is larger than 1 MiB; expected a hosts file"),
+    ],
+)
+def test_what_is_no_hosts_file(tmp_path, monkeypatch, content, message):
+    monkeypatch.chdir(tmp_path)
+    Path("hosts").write_bytes(content)
+    assert refusal(read, "hosts").startswith(message)
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    assert refusal(read, tmp_path / "none").startswith(f"{tmp_path}/none: no such file; expected a hosts file")
+    assert refusal(read, tmp_path).startswith(f"{tmp_path} is a folder; expected a hosts file")
+    assert "cannot be read: Not a directory" in refusal(read, "/dev/null/hosts")
+    assert "cannot be read: embedded null byte" in refusal(read, "a\0b")
+    if os.geteuid() != 0:  # root reads everything
+        (tmp_path / "closed").touch(mode=0)
+        assert "cannot be read: Permission denied" in refusal(read, tmp_path / "closed")
+
+
+def test_a_device_without_end_is_no_hosts_file():
+    assert refusal(read, "/dev/zero").startswith("/dev/zero is larger than 1 MiB")
+
+
+# -- YAML
+
+
+def test_an_inventory():
+    found = inventory("""
+        defaults: {user: anna, slots: 2, env: {A: yes, B: default}}
+        hosts:
+          - node[01-02] env.B='of the line'
+          - bob@n3:2222
+          - name: n[4-5]
+            addr: 10.0.0.[4-5]
+            gpus: [0, 2]
+            roles: worker,server
+            slots: 4
+            env:
+              B: 010
+              C: ''
+          - {name: "2001:db8::1", roles: [server], gpus: 0-1, env.D: "two\\nlines"}
+    """)
+    env = (("A", "yes"), ("B", "default"))
+    four = {"user": "anna", "slots": 4, "gpus": ("0", "2"), "roles": (SERVER, WORKER), "where": "hosts.yaml:6"}
+    four["environment"] = (("A", "yes"), ("B", "010"), ("C", ""))
+    line = {"user": "anna", "slots": 2, "environment": (("A", "yes"), ("B", "of the line")), "where": "hosts.yaml:4"}
+    assert found == [
+        Host("node01", **line),
+        Host("node02", **line),
+        Host("n3", user="bob", port=2222, slots=2, environment=env, where="hosts.yaml:5"),
+        Host("n4", "10.0.0.4", **four),
+        Host("n5", "10.0.0.5", **four),
+        Host("2001:db8::1", user="anna", slots=2, gpus=("0", "1"), roles=(SERVER,),
+             environment=(*env, ("D", "two\nlines")), where="hosts.yaml:14"),
+    ]  # fmt: skip
+
+
+def test_an_inventory_may_be_a_list_alone():
+    assert names(inventory("- h1 slots=2 # two\n- {name: h2}\n")) == ["h1", "h2"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "hosts.yaml: no host is named"),
+        ("hosts: []", "hosts.yaml: no host is named"),
+        ("h1\n", "hosts.yaml:1: expected a list of hosts, or a mapping with hosts: and perhaps defaults:"),
+        ("hosts:\n  h1: {}\n", "hosts.yaml:2: expected a list of hosts"),
+        ("defaults: {}\n", "hosts.yaml:1: hosts: is missing"),
+        ("host: [h1]\n", "hosts.yaml:1: unknown key 'host': is it hosts?"),
+        ("- h1\n- [h2]\n", "hosts.yaml:2: expected a host"),
+        ("- h1\n-\n", "hosts.yaml:2: expected a host"),
+        ("- h1\n- slots: 2\n", "hosts.yaml:2: name: is missing"),
+        ("- h1\n- name: h2\n  slot: 2\n", "hosts.yaml:3: unknown attribute 'slot': is it slots?"),
+        ("- h1\n- name: h2\n  slots: x\n", "hosts.yaml:3: slots=x: expected a whole number"),
+        ("- h1\n- name: h2\n  slots: [2]\n", "hosts.yaml:3: slots: expected one value, such as 4"),
+        ("- h1\n- name: h2\n  slots:\n", "hosts.yaml:3: slots: has no value"),
+        ("- h1\n- name: h2\n  gpus: [[0]]\n", "hosts.yaml:3: gpus: expected one value, such as 0,2"),
+        ("- name: h1\n  env: A=b\n", "hosts.yaml:2: env: expected a mapping"),
+        ("- name: h1\n  env:\n    RANK: 1\n", "hosts.yaml:3: env.RANK: the launcher itself sets RANK"),
+        ("- name: h1\n  env:\n    A: {}\n", "hosts.yaml:3: env.A: expected one value"),
+        ("- name: h1\n  env: {A: \"\\0\"}\n", "hosts.yaml:2: env.A: a NUL cannot be in an environment variable"),
+        ("- name: h1\n  workdir: \"/a\\nb\"\n", "hosts.yaml:2: workdir='/a\\nb': a control character is in it"),
+        ("- name: h1\n  slots: 1\n  slots: 2\n", "hosts.yaml:3: slots: is there already at hosts.yaml:2"),
+        ("- name: h1\n  [a]: 2\n", "hosts.yaml:2: expected the name of an attribute"),
+        ("- h1\n- h2\n- name: h1\n", "hosts.yaml:3: h1 is there already at hosts.yaml:1"),
+        ("defaults:\n  addr: 10.0.0.1\nhosts: [h1]\n", "hosts.yaml:2: defaults: no two hosts share addr"),
+        ("defaults:\n  slot: 1\nhosts: [h1]\n", "hosts.yaml:2: unknown attribute 'slot': is it slots?"),
+        ("defaults:\n  slots: x\nhosts: [h1]\n", "hosts.yaml:2: slots=x: expected"),
+        ("defaults: 3\nhosts: [h1]\n", "hosts.yaml:1: defaults: expected a mapping"),
+        ("- h1\n- 'h2\n", "hosts.yaml:3: this is not YAML: while scanning a quoted scalar"),
+        ("- h1\n\t- h2\n", "hosts.yaml:2: this is not YAML: while scanning"),
+        ("- {name: node[01-08]}\n", "hosts.yaml:1: this is not YAML: while parsing a flow mapping"),
+        ("- h1\n--- \n- h2\n", "hosts.yaml:2: this is not YAML: expected a single document"),
+        ("- *h1\n", "hosts.yaml:1: this is not YAML: found undefined alias"),
+        ("- &a [*a]\n", "hosts.yaml:1: expected a host"),
+        ("- !!python/object/apply:os.abort []\n", "hosts.yaml:1: expected a host"),
+        ("[" * 5000, "hosts.yaml: nested too deeply"),
+    ],
+)
+def test_what_is_wrong_with_an_inventory_is_said_with_its_line(content, message):
+    said = refusal(parse, content.encode(), "hosts.yaml")
+    assert said.startswith(message)
+
+
+# -- the command line
+
+
+def test_hosts_of_the_command_line_have_slots():
+    found = from_list("a:2, anna@b,n[1,3]:4,[2001:db8::1]:2")
+    assert [(host.name, host.user, host.slots, host.port, host.where) for host in found] == [
+        ("a", "", 2, 0, "--hosts"),
+        ("b", "anna", None, 0, "--hosts"),
+        ("n1", "", 4, 0, "--hosts"),
+        ("n3", "", 4, 0, "--hosts"),
+        ("2001:db8::1", "", 2, 0, "--hosts"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given_text", "message"),
+    [
+        ("", "--hosts: no host is named; expected --hosts h1:2,h2:2"),
+        ("a,,b", "--hosts a,,b: a name is missing between two commas or at the end"),
+        ("a,", "--hosts a,: a name is missing"),
+        ("a:x", "--hosts: slots=x: expected a whole number, 1 or more"),
+        ("a:0", "--hosts: slots=0: expected"),
+        ("a,b,a", "--hosts: a is named twice; for two slots write a:2"),
+        ("a slots=2", "--hosts: 'a slots=2' is no host name"),
+        ("n[1-", "--hosts: n[1-: a bracket stands alone"),
+    ],
+)
+def test_what_is_wrong_with_hosts_of_the_command_line(given_text, message):
+    assert refusal(from_list, given_text).startswith(message)
+
+
+# -- --include and --exclude
+
+LAB = "h1\nnode[01-04] slots=2\ngpu1 gpus=0,2,5\nworker-[0-1] slots=4\n[2001:db8::1]"
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "expected"),
+    [
+        ("", "", ["h1", "node01", "node02", "node03", "node04", "gpu1", "worker-0", "worker-1", "2001:db8::1"]),
+        ("node[02-03],h1", "", ["h1", "node02", "node03"]),
+        ("node*", "node01,node0[3-4]", ["node02"]),
+        ("?1,GPU1", "", ["h1", "gpu1"]),
+        ("", "*[0-9],2001*", None),
+        ("*-[0-1],[2001:db8::1]", "worker-0", ["worker-1", "2001:db8::1"]),
+        ("h1@gpu1", "", ["h1", "gpu1"]),
+    ],
+)
+def test_hosts_are_selected_in_the_order_of_the_file(include, exclude, expected):
+    if expected is None:
+        assert "no host is left of h1, node01" in refusal(select, text(LAB), include, exclude)
+    else:
+        assert names(select(text(LAB), include, exclude)) == expected
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "expected"),
+    [
+        ("worker-0@worker-1:0,2", "", [("worker-0", 4, ()), ("worker-1", 2, ("0", "2"))]),
+        ("worker-*", "worker-1:0", [("worker-0", 4, ()), ("worker-1", 3, ("1", "2", "3"))]),
+        ("worker-*", "worker-1:0,1,2,3", [("worker-0", 4, ())]),
+        ("gpu1:2,5", "", [("gpu1", None, ("2", "5"))]),
+        ("h1:3", "", [("h1", None, ("3",))]),
+    ],
+)
+def test_gpus_are_selected_as_deepspeed_writes_them(include, exclude, expected):
+    found = select(text(LAB), include, exclude)
+    assert [(host.name, host.slots, host.gpus) for host in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "message"),
+    [
+        ("node09", "", "--include node09: no host has such a name; is it node0"),
+        ("", "zzz", "--exclude zzz: no host has such a name; there is h1, node01"),
+        ("h1,zz*", "", "--include zz*: no host has such a name"),
+        ("h1,", "", "--include h1,: a name is missing; expected names, ranges or globs with commas"),
+        ("h1@", "", "--include h1@: a name is missing"),
+        ("h1:x", "", "--include h1:x: expected DeepSpeed's h1@h2:0,2"),
+        ("h1,gpu1:0", "", "--include h1,gpu1:0: expected DeepSpeed's"),
+        ("n[1", "", "--include n[1: n[1: a bracket stands alone"),
+        ("gpu1:1", "", "--include gpu1:1: no gpu 1 on gpu1: it has gpus 0,2,5 (hosts:3)"),
+        ("", "h1:0", "--exclude h1:0: no gpu 0 on h1: it says neither gpus= nor slots= (hosts:1)"),
+    ],
+)
+def test_a_selection_of_what_is_not_there_is_refused(include, exclude, message):
+    assert refusal(select, text(LAB), include, exclude).startswith(message)
+
+
+# -- -WH and -SH
+
+
+def test_worker_and_server_hosts_from_two_files():
+    workers, servers = parse(b"a\nb slots=2\nc", "workers"), parse(b"d\nc addr=10.0.0.3", "servers")
+    assert by_roles(workers, servers) == [
+        Host("a", roles=(WORKER,), where="workers:1"),
+        Host("b", slots=2, roles=(WORKER,), where="workers:2"),
+        Host("c", "10.0.0.3", roles=(SERVER, WORKER), where="workers:3, servers:2"),
+        Host("d", roles=(SCHEDULER, SERVER), where="servers:1"),
+    ]
+
+
+def test_two_files_that_disagree_about_a_host():
+    said = refusal(by_roles, parse(b"a slots=2", "workers"), parse(b"b\na slots=1", "servers"))
+    assert said.startswith("servers:2: a is in both files, and its slots differs from that at workers:1")
+    said = refusal(by_roles, parse(b"a", "workers"), parse(b"b roles=server", "servers"))
+    assert said.startswith("servers:1: b has roles=, but -SH already says its role")
+    assert refusal(by_roles, parse(b"a", "workers"), []).startswith("-SH: no host is named")
+
+
+# -- whatever comes
+
+
+WORDS = ("slots=2", "addr=", "n[1-3]", "env.A=", "hosts:", "name: ", "\u2028", "é")
+ALPHABET = st.sampled_from([*"h1 \t\n\r#='\"\\@:[],-.*{}&!|>%~\0", *WORDS])
+ANYTHING = st.one_of(st.text(), st.lists(ALPHABET).map("".join))
+
+
+@given(ANYTHING, st.sampled_from(["hosts", "hosts.yaml"]))
+def test_any_text_gives_hosts_or_a_refusal_that_says_where(content, name):
+    try:
+        found = parse(content.encode("utf-8", "surrogatepass"), name)
+    except LaunchError as error:
+        assert re.match(re.escape(name) + r"(:\d+: |: | is )", str(error)), error
+    else:
+        assert found and all(re.fullmatch(re.escape(name) + r":\d+", host.where) for host in found)
+
+
+@given(st.binary(), st.sampled_from(["hosts", "hosts.yaml"]))
+def test_any_bytes_give_hosts_or_a_refusal(content, name):
+    try:
+        assert parse(content, name)
+    except LaunchError as error:
+        assert str(error).startswith(name)
+
+
+@given(ANYTHING, ANYTHING)
+def test_any_option_gives_hosts_or_a_refusal(one, two):
+    try:
+        assert from_list(one)
+    except LaunchError as error:
+        assert str(error).startswith("--hosts")
+    try:
+        assert select(text(LAB), one, two)
+    except LaunchError as error:
+        assert str(error).startswith(("--include", "--exclude"))
+
+
+# -- hosts.example
+
+
+def test_the_example_is_a_hosts_file_that_shows_every_attribute():
+    content = EXAMPLE.read_text()
+    hosts = read(EXAMPLE)
+    assert {"n1", "2001:db8::4", "node08", "rack3-n7", "m4"} <= set(names(hosts))
+    code = "\n".join(line for line in content.splitlines() if not line.startswith("#"))
+    assert [name for name in [*ATTRIBUTES, "env.NCCL_DEBUG"] if f" {name}=" not in code] == []
+    told = {name for host in hosts for name, value in vars(host).items() if value not in ("", (), 0, None)}
+    assert told == set(vars(Host("")))  # every field of a host comes to have a value
+
+
+def test_the_inventory_in_the_example_reads():
+    block = re.search(r"^#   defaults:.*?(?=^#\n)", EXAMPLE.read_text(), re.MULTILINE | re.DOTALL)[0]
+    found = inventory("\n".join(line.removeprefix("#") for line in block.splitlines()))
+    assert (len(found), found[0].user, found[8].gpus) == (9, "anna", ("0", "2"))

@@ -1,0 +1,255 @@
+"""Which process runs on which host, under every policy."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch import LaunchError
+from launch.host import Host
+from launch.placement import POLICIES, gpus_of, listing, place
+from launch.role import SCHEDULER, SERVER, WORKER
+
+ROLE_SETS = [(), (), (), (WORKER,), (SERVER,), (SCHEDULER,), (SERVER, WORKER), (SCHEDULER, SERVER)]
+
+
+def hosts(*attributes: dict) -> list[Host]:
+    return [Host(f"h{number}", where=f"hosts:{number}", **each) for number, each in enumerate(attributes, 1)]
+
+
+def plain(count: int, **attributes) -> list[Host]:
+    return hosts(*[attributes] * count)
+
+
+def names(placed, role: str) -> list[str]:
+    return [host.name for each, _, host in placed if each == role]
+
+
+def split(num_workers: int, num_servers: int, those: list[Host], policy: str) -> tuple[str, str, str]:
+    """The host's numbers of scheduler, servers and workers."""
+    placed = place(num_workers, num_servers, those, policy)
+    return tuple("".join(name[1:] for name in names(placed, role)) for role in (SCHEDULER, SERVER, WORKER))
+
+
+def refusal(*arguments) -> str:
+    with pytest.raises(LaunchError) as caught:
+        place(*arguments)
+    assert caught.value.code == 2
+    return str(caught.value)
+
+
+# -- the policies
+
+
+@pytest.mark.parametrize("policy", ["dmlc", "pack", "spread"])
+def test_on_one_host_everything_is_there_in_launch_order(policy):
+    one = plain(1)
+    assert place(3, 2, one, policy) == [
+        (SCHEDULER, 0, one[0]),
+        (SERVER, 0, one[0]),
+        (SERVER, 1, one[0]),
+        (WORKER, 0, one[0]),
+        (WORKER, 1, one[0]),
+        (WORKER, 2, one[0]),
+    ]
+    assert place(2, 0, one, policy) == [(WORKER, 0, one[0]), (WORKER, 1, one[0])]
+
+
+@pytest.mark.parametrize(
+    ("workers", "servers", "those", "expected"),
+    [
+        (5, 5, plain(5), ("1", "12345", "12345")),
+        (3, 2, plain(2), ("1", "12", "121")),
+        (3, 1, plain(3), ("1", "1", "231")),  # the workers go on where the servers end
+        (4, 0, plain(3), ("", "", "1231")),
+        (5, 3, plain(3, slots=2), ("1", "123", "12312")),
+        (7, 3, hosts({"slots": 1}, {}, {"slots": 2}), ("1", "123", "1232322")),  # 1 is full, then 3
+        (3, 2, hosts({"roles": (WORKER,)}, {"roles": (SERVER,)}, {}), ("3", "23", "131")),
+    ],
+)
+def test_dmlc_is_one_round_robin_of_servers_and_workers(workers, servers, those, expected):
+    assert split(workers, servers, those, "dmlc") == expected
+
+
+@given(st.integers(1, 30), st.integers(0, 30), st.integers(1, 9))
+def test_dmlc_without_limits_is_the_formula_of_its_tracker(workers, servers, count):
+    those = plain(count)
+    placed = place(workers, servers, those)
+    assert [host for role, _, host in placed if role != SCHEDULER] == [
+        those[index % count] for index in range(servers + workers)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("workers", "servers", "those", "expected"),
+    [
+        (5, 3, plain(3, slots=2), ("1", "112", "11223")),
+        (3, 3, hosts({"gpus": ("0", "1")}, {"cores": 8}), ("1", "112", "112")),
+        (6, 1, hosts({"slots": 1, "gpus": ("0", "1")}, {"cores": 8}), ("1", "1", "122222")),
+        (3, 2, hosts({"slots": 2, "roles": (WORKER,)}, {"slots": 2}), ("2", "22", "112")),
+        (4, 0, hosts({"slots": 4}, {}), ("", "", "1111")),  # what is not needed need not be known
+        (9, 9, hosts({"roles": (SERVER,)}, {"roles": (WORKER,)}), ("1", "1" * 9, "2" * 9)),  # each has one host alone
+    ],
+)
+def test_pack_fills_a_host_before_the_next(workers, servers, those, expected):
+    assert split(workers, servers, those, "pack") == expected
+
+
+@pytest.mark.parametrize(
+    ("workers", "servers", "those", "expected"),
+    [
+        (2, 2, plain(5), ("1", "12", "12")),
+        (3, 1, plain(3), ("1", "1", "123")),
+        (5, 4, hosts({"slots": 1}, {}, {"slots": 2}), ("1", "1232", "12323")),
+        (3, 3, hosts({"roles": (WORKER,)}, {}, {}), ("2", "232", "123")),
+    ],
+)
+def test_spread_deals_each_role_from_the_first_host(workers, servers, those, expected):
+    assert split(workers, servers, those, "spread") == expected
+
+
+@pytest.mark.parametrize(
+    ("workers", "servers", "those", "expected"),
+    [
+        (4, 1, plain(5), ("5", "5", "1234")),
+        (2, 2, plain(5), ("4", "45", "12")),
+        (5, 5, plain(5), ("4", "45454", "12312")),
+        (8, 2, plain(5), ("5", "55", "12341234")),
+        (3, 0, plain(2), ("", "", "121")),
+        (2, 4, plain(3, slots=2), ("2", "2323", "11")),
+        (2, 2, hosts({"roles": (SERVER,)}, {}, {}), ("1", "11", "23")),
+        (2, 4, hosts({"roles": (SERVER,)}, {}, {}), ("1", "1313", "22")),
+        (9, 1, hosts({"roles": (SERVER,)}, {"roles": (WORKER,)}), ("1", "1", "2" * 9)),
+    ],
+)
+def test_dedicated_gives_the_servers_the_last_hosts(workers, servers, those, expected):
+    assert split(workers, servers, those, "dedicated") == expected
+
+
+def test_the_scheduler_goes_where_roles_name_it():
+    assert split(1, 1, hosts({}, {"roles": (SCHEDULER,)}), "dmlc") == ("2", "1", "1")
+    assert split(1, 1, hosts({"roles": (WORKER,)}, {"roles": (SERVER,)}, {}), "dmlc") == ("3", "2", "3")
+    assert split(1, 1, hosts({"roles": (WORKER,)}, {"roles": (SERVER,)}), "dmlc") == ("2", "2", "1")
+    assert split(1, 1, hosts({"slots": 1}), "dmlc") == ("1", "1", "1")
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((1, 1, []), "there is no host to run on"),
+        ((1, 1, plain(1), "packed"), f"--placement packed: there is {listing()}"),
+        (
+            (5, 6, plain(5, slots=1)),
+            "-s 6: the hosts have slots for 5 servers: h1 1, h2 1, h3 1, h4 1, h5 1; give slots= more, or fewer",
+        ),
+        ((3, 2, hosts({"slots": 2}, {"roles": (SERVER,)})), "-n 3: the hosts have slots for 2 workers: h1 2, h2 0;"),
+        ((2, 1, plain(1, slots=1)), "-n 2: the hosts have slots for 1 worker: h1 1; give"),
+        ((1, 11, plain(10, slots=1)), "-s 11: the hosts have slots for 10 servers: h1 1, h2 1, h3 1, h4 1, h5 1, h6"),
+        (
+            (1, 1, plain(2, roles=(WORKER,))),
+            "-s 1: no host takes servers: h1 roles=worker, h2 roles=worker; add server to roles= of one",
+        ),
+        ((1, 0, plain(2), "pack"), "--placement pack: how many workers fill h1 (hosts:1) is not known; give it slots="),
+        (
+            (5, 1, plain(2, gpus=("0", "1")), "pack"),
+            "-n 5 --placement pack: the hosts are full with 4 workers: h1 2, h2 2; give slots= to say how many",
+        ),
+        ((1, 1, plain(1), "dedicated"), "--placement dedicated: the last of 1 host cannot take 1 server and leave"),
+        ((5, 5, plain(5, slots=1), "dedicated"), "--placement dedicated: the last of 5 hosts cannot take 5 servers"),
+    ],
+)
+def test_what_does_not_fit_is_refused(arguments, message):
+    assert refusal(*arguments).startswith(message)
+
+
+def test_a_long_list_of_hosts_is_cut():
+    assert "h8 1, and 2 more; give" in refusal(1, 11, plain(10, slots=1))
+
+
+# -- whatever comes
+
+HOSTS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "slots": st.one_of(st.none(), st.integers(1, 5)),
+            "roles": st.sampled_from(ROLE_SETS),
+            "gpus": st.sampled_from([(), ("0",), ("0", "1", "2")]),
+            "cores": st.integers(1, 4),
+        }
+    ),
+    min_size=1,
+    max_size=6,
+).map(lambda drawn: hosts(*drawn))
+
+
+@given(st.integers(1, 12), st.integers(0, 12), HOSTS, st.sampled_from(sorted(POLICIES)))
+def test_every_process_has_one_place_within_the_limits_of_its_host(num_workers, num_servers, those, policy):
+    try:
+        placed = place(num_workers, num_servers, those, policy)
+    except LaunchError as error:
+        assert not surely_fits(num_workers, num_servers, those, policy), error
+        assert refusal(num_workers, num_servers, those, policy) == str(error)
+        return
+    ranks = [(SCHEDULER, 0)] * (num_servers > 0) + [(SERVER, rank) for rank in range(num_servers)]
+    assert [each[:2] for each in placed] == ranks + [(WORKER, rank) for rank in range(num_workers)]
+    for (role, host), count in Counter((role, host) for role, _, host in placed).items():
+        if role != SCHEDULER:
+            assert not host.roles or role in host.roles
+            assert host.slots is None or count <= host.slots
+    if policy == "dedicated":
+        assert not set(names(placed, SERVER)) & set(names(placed, WORKER))
+    assert place(num_workers, num_servers, those, policy) == placed
+
+
+def surely_fits(num_workers: int, num_servers: int, those: list[Host], policy: str) -> bool:
+    """Whether the policy must find a place for everything."""
+
+    def room(role: str, some: list[Host]) -> float:
+        able = [host for host in some if not host.roles or role in host.roles]
+        return sum(float("inf") if host.slots is None else host.slots for host in able)
+
+    if room(WORKER, those) < num_workers or room(SERVER, those) < num_servers:
+        return False
+    if policy in ("dmlc", "spread"):
+        return True
+    if policy == "pack":
+        return not any(host.slots is None for host in those)
+    limited = any(host.slots is not None or host.roles for host in those)
+    return not num_servers or (len(those) > 1 and not limited)
+
+
+@given(st.integers(1, 12), st.integers(0, 8), st.integers(1, 3))
+def test_every_worker_of_a_host_gets_its_share_of_the_gpus(num_workers, num_gpus, num_hosts):
+    gpus = tuple(map(str, range(num_gpus)))
+    placed = place(num_workers, 0, plain(num_hosts, gpus=gpus))
+    for host in {each[2] for each in placed}:
+        ranks = [rank for _, rank, each in placed if each == host]
+        shares = [gpus_of(placed, rank, host) for rank in ranks]
+        if not gpus:
+            assert set(shares) == {()}
+        elif len(ranks) <= num_gpus:
+            assert sum(shares, ()) == gpus
+            assert max(map(len, shares)) - min(map(len, shares)) <= 1
+        else:
+            assert all(len(share) == 1 for share in shares)
+            counts = Counter(shares)
+            assert len(counts) == num_gpus
+            assert max(counts.values()) - min(counts.values()) <= 1
+
+
+def test_shares_of_gpus():
+    def shares(num_workers: int, gpus: str) -> list[str]:
+        those = hosts({"gpus": tuple(gpus)})
+        placed = place(num_workers, 1, those)
+        return ["".join(gpus_of(placed, rank, those[0])) for rank in range(num_workers)]
+
+    assert shares(1, "0257") == ["0257"]
+    assert shares(2, "0257") == ["02", "57"]
+    assert shares(3, "0257") == ["0", "2", "57"]
+    assert shares(4, "02") == ["0", "2", "0", "2"]
