@@ -189,16 +189,22 @@ class Probe:
     or {"error": why there is none}.
     """
 
-    def __init__(self, request: dict, listing: tuple[str, ...] = ("nvidia-smi", "-L")):
+    def __init__(
+        self,
+        request: dict,
+        listing: tuple[str, ...] = ("nvidia-smi", "-L"),
+        gpu_seconds: float = GPU_SECONDS,
+        inspection_seconds: float = INSPECTION_SECONDS,
+    ):
         self.request, self.began = request, time.monotonic()
         self.selector = selectors.DefaultSelector()
         workdir = request.get("workdir") or "/"
         asked = {**request, "packages": request.get("packages") or PACKAGES}
-        self.listing = Output(self.selector, list(listing), self.began + GPU_SECONDS)
+        self.listing = Output(self.selector, list(listing), self.began + gpu_seconds)
         self.inspection = Output(
             self.selector,
             inspection.command(python_of(request), asked),
-            self.began + INSPECTION_SECONDS,
+            self.began + inspection_seconds,
             cwd=workdir if os.path.isdir(workdir) else "/",
             env=environment(request),
         )

@@ -1,0 +1,295 @@
+"""What an agent finds out about its host: against what psutil and the system say, and through real interpreters."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launch.agent.interface import interfaces
+from launch.agent.probe import Probe, facts, gpus_of_driver
+from tests.launch.conftest import DEADLINE, ROOT, wait_for
+
+NO_LISTING = ("/nonexistent/nvidia-smi",)
+LISTING = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1f2e)
+  MIG 1g.10gb     Device  0: (UUID: MIG-77)
+GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-aa00)
+"""
+
+
+def finish(probe: Probe) -> dict:
+    """The answer, as the agent's loop waits for it."""
+    end = time.monotonic() + DEADLINE
+    while time.monotonic() < end:
+        answer = probe.poll()
+        if answer is not None:
+            probe.close()
+            return answer
+        select.select([probe], [], [], max(0.0, min(probe.deadline, end) - time.monotonic()))
+    pytest.fail("the probe has not ended")
+
+
+def look(listing: tuple[str, ...] = NO_LISTING, **request: object) -> dict:
+    return json.loads(json.dumps(finish(Probe(request, listing))))
+
+
+def executable(path: Path, text: str) -> str:
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)
+
+
+def working_python(name: str) -> str:
+    """The path of that interpreter; skips where there is none."""
+    places = [shutil.which(name), *map(str, Path.home().glob(f".pyenv/versions/*/bin/{name}"))]
+    for path in filter(None, places):
+        if subprocess.run([path, "-c", ""], capture_output=True).returncode == 0:
+            return path
+    pytest.skip(f"no {name} on this machine")
+
+
+# -- the host ------------------------------------------------------------------------------------------------------
+
+
+def test_facts_are_what_the_system_says(tmp_path):
+    found = facts({"workdir": str(tmp_path), "argv": ["sh"]})
+    assert found["hostname"] == socket.gethostname()
+    assert found["kernel"] == os.uname().release
+    assert (found["python"], found["executable"]) == (platform.python_version(), sys.executable)
+    assert found["cores"] == len(psutil.Process().cpu_affinity())
+    assert found["memory"] == psutil.virtual_memory().total >> 20
+    assert tuple(found["open_files"]) == resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert abs(found["time"] - time.time()) < DEADLINE
+    for path in (str(tmp_path), "/tmp", "/dev/shm"):
+        assert abs(found["disk"][path] - (psutil.disk_usage(path).free >> 20)) < 2000, path  # others write meanwhile
+    assert found["workdir"] == {"path": str(tmp_path), "exists": True, "writable": True}
+    assert found["program"] == {"name": "sh", "path": shutil.which("sh"), "folder": False, "executable": True}
+
+
+def test_interfaces_are_those_that_psutil_sees():
+    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+    families = (socket.AF_INET, socket.AF_INET6)
+    expected = {
+        (name, each.address.partition("%")[0])
+        for name, addresses in psutil.net_if_addrs().items()
+        for each in addresses
+        if name in up and each.family in families
+    }
+    found = interfaces()
+    assert {(each["name"], each["address"]) for each in found} == expected
+    lo = next(each for each in found if each["address"] == "127.0.0.1")
+    assert (lo["prefix"], lo["loopback"], lo["running"]) == (8, True, True)
+
+
+def test_a_down_interface_is_left_out_and_an_unplugged_one_is_marked():
+    setup = """ip link add cable type veth peer far && ip link add dark type veth peer dark-far
+        ip address add 10.9.0.1/20 dev cable && ip address add fd00:9::1/48 dev cable nodad && ip link set cable up
+        ip address add 10.8.0.1/24 dev dark"""
+    script = "import json; from launch.agent.interface import interfaces; print(json.dumps(interfaces()))"
+    if shutil.which("ip") is None or subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode:
+        pytest.skip("needs root and iproute2 for a network namespace")
+    shell = f'set -e; {setup}\n"$0" -c "$1"; ip link set far up\n"$0" -c "$1"'
+    command = ["unshare", "-n", "sh", "-c", shell, sys.executable, script]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    unplugged, plugged = ([row for row in json.loads(line) if "%" not in row["address"]] for line in
+                          done.stdout.splitlines())  # fmt: skip
+    assert [(row["name"], row["address"], row["prefix"], row["running"]) for row in unplugged if
+            not row["address"].startswith("fe80")] == [("cable", "10.9.0.1", 20, False),
+                                                       ("cable", "fd00:9::1", 48, False)]  # fmt: skip
+    assert {row["running"] for row in plugged} == {True}
+
+
+def test_free_space_of_a_folder_that_is_yet_to_be_made(tmp_path):
+    found = facts({"workdir": str(tmp_path / "a/b")})
+    assert found["workdir"] == {"path": str(tmp_path / "a/b"), "exists": False, "writable": False}
+    assert found["disk"][str(tmp_path / "a/b")] > 0
+
+
+# -- the program ---------------------------------------------------------------------------------------------------
+
+
+def test_programs_are_found_as_they_would_be_started(tmp_path):
+    good = executable(tmp_path / "good", "#!/bin/sh\n")
+    (tmp_path / "plain").write_text("")
+    (tmp_path / "folder").mkdir()
+
+    def state(name: str, **more: object) -> tuple:
+        program = facts({"workdir": str(tmp_path), "argv": [name], **more})["program"]
+        return program["path"], program["folder"], program["executable"]
+
+    assert state("./good") == (f"{tmp_path}/./good", False, True)
+    assert state("good") == ("", False, False)
+    assert state("good", environment={"PATH": str(tmp_path)}) == (good, False, True)
+    assert state("./plain") == (f"{tmp_path}/./plain", False, False)
+    assert state("./folder")[1:] == (True, False)
+    assert state("train.py", script="train.py", python="/opt/none/python3") == ("", False, False)
+
+
+def test_a_script_is_looked_for_in_the_working_directory(tmp_path):
+    (tmp_path / "train.py").write_text("")
+    request = {"workdir": str(tmp_path), "argv": ["train.py"]}
+    found = facts({**request, "script": "train.py"})
+    assert found["script"] == {"path": "train.py", "exists": True, "readable": True}
+    assert found["program"]["path"] == sys.executable
+    assert facts({**request, "script": "other.py"})["script"]["exists"] is False
+
+
+# -- the modules ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def empty_python(tmp_path_factory) -> str:
+    """A Python of its own, with nothing installed."""
+    folder = tmp_path_factory.mktemp("venv")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    return str(folder / "bin/python")
+
+
+def site_packages(python: str) -> Path:
+    script = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    return Path(subprocess.run([python, "-c", script], capture_output=True, text=True, check=True).stdout.strip())
+
+
+def test_another_python_is_asked_what_it_lacks(tmp_path, empty_python):
+    (tmp_path / "train.py").write_text("")
+    request = {"workdir": str(tmp_path), "argv": ["train.py"], "script": "train.py", "needs": ["json", "numpy", "yaml"]}
+    assert look(**request)["inspection"]["missing"] == []
+    there = look(**request, python=empty_python)["inspection"]
+    assert there["missing"] == ["numpy", "yaml"]
+    assert (there["executable"], there["version"]) == (empty_python, platform.python_version())
+    assert there["packages"] == dict.fromkeys(["dmltrain", "torch", "mxnet", "numpy"])
+
+
+def test_versions_come_without_an_import(tmp_path, empty_python):
+    site = site_packages(empty_python)
+    for name in ("torch", "mxnet", "numpy"):
+        (site / name).mkdir()
+        (site / name / "__init__.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\n")
+    (site / "torch-2.9.1+cpu.dist-info").mkdir()
+    (site / "torch_geometric-2.5.dist-info").mkdir()
+    (site / "mxnet_cu112-1.9.1.dist-info").mkdir()  # the module of another name's distribution
+    try:
+        found = look(workdir=str(tmp_path), python=empty_python, environment={"PYTHONPATH": str(ROOT)})["inspection"]
+    finally:
+        for path in [*site.glob("torch*"), *site.glob("mxnet*"), *site.glob("numpy*")]:
+            shutil.rmtree(path)
+    version = subprocess.run([sys.executable, "-c", "import dmltrain; print(dmltrain.__version__)"], cwd=ROOT,
+                             capture_output=True, text=True, check=True).stdout.strip()  # fmt: skip
+    assert found["packages"] == {"dmltrain": version, "torch": "2.9.1+cpu", "mxnet": "1.9.1", "numpy": "unknown"}
+    assert not (tmp_path / "imported").exists()
+
+
+def test_modules_beside_the_script_are_found_through_a_link_too(tmp_path, empty_python):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real/train.py").write_text("")
+    (tmp_path / "real/common.py").write_text("")
+    (tmp_path / "train.py").symlink_to("real/train.py")
+    request = {"workdir": str(tmp_path), "script": "train.py", "argv": ["train.py"], "needs": ["common", "numpy"]}
+    found = look(**request, python=empty_python)["inspection"]
+    assert (found["missing"], found["local"]) == (["numpy"], ["common"])
+
+
+def test_the_jobs_environment_decides_what_is_found(tmp_path, empty_python, monkeypatch):
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/extra.py").write_text("")
+    (tmp_path / "lib/sitecustomize.py").write_text("print('welcome to this Python')")
+    request = {"workdir": str(tmp_path), "python": empty_python, "needs": ["extra"]}
+    there = {"PYTHONPATH": str(tmp_path / "lib")}
+    assert look(**request)["inspection"]["missing"] == ["extra"]
+    assert look(**request, environment=there)["inspection"]["missing"] == []
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "lib"))
+    assert look(**request)["inspection"]["missing"] == []
+    assert look(**request, unset=["PYTHONPATH"])["inspection"]["missing"] == ["extra"]
+
+
+@pytest.mark.parametrize("name", ["python2.7", "python3.6", "python3.8"])
+def test_a_python_that_is_too_old_says_so(tmp_path, name):
+    python = working_python(name)
+    found = look(workdir=str(tmp_path), python=python, needs=["dmltrain"])["inspection"]
+    assert found["version"].startswith(name.replace("python", "") + ".")
+
+
+@pytest.mark.parametrize("name", ["python3.8", "python3.9"])
+def test_the_probe_itself_runs_in_an_old_python(tmp_path, name):
+    script = f"""import json, select, sys; sys.path.insert(0, {str(ROOT)!r})
+from launch.agent.probe import Probe
+from launch.agent.reach import Reach
+Reach("127.0.0.1", "token", "here").close()
+probe = Probe({{"workdir": "/", "argv": ["sh"], "needs": ["json", "nonesuch"]}})
+while probe.poll() is None: select.select([probe], [], [], 1)
+print(json.dumps(probe.poll()))"""
+    python = working_python(name)
+    done = subprocess.run([python, "-I", "-S", "-c", script], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert found["inspection"]["missing"] == ["nonesuch"]
+    assert {each["address"] for each in found["interfaces"]} == {each["address"] for each in interfaces()}
+
+
+# -- what goes wrong -----------------------------------------------------------------------------------------------
+
+
+def test_no_such_python(tmp_path):
+    found = look(workdir=str(tmp_path), python="/opt/none/python3")["inspection"]
+    assert found == {"error": "/opt/none/python3 cannot be started: not found"}
+
+
+def test_what_a_broken_python_says_is_passed_on(tmp_path):
+    broken = executable(tmp_path / "python", "#!/bin/sh\necho libpython.so: cannot open >&2; exit 127\n")
+    found = look(workdir=str(tmp_path), python=broken)["inspection"]
+    assert found == {"error": f"{broken} did not answer: libpython.so: cannot open"}
+
+
+def test_children_that_hang_are_given_up_and_killed(tmp_path):
+    hung = executable(tmp_path / "hung", f"#!/bin/sh\necho $$ >> {tmp_path}/pids\nexec sleep 300\n")
+    request = {"workdir": str(tmp_path), "python": hung}
+    found = finish(Probe(request, (hung,), gpu_seconds=0.5, inspection_seconds=1.0))
+    assert found["inspection"] == {"error": "no answer in time"}
+    assert 1.0 <= found["seconds"] < DEADLINE
+    pids = [int(line) for line in (tmp_path / "pids").read_text().split()]
+    assert len(pids) == 2
+    wait_for(lambda: not any(alive(pid) for pid in pids), "the end of both children")
+
+
+def test_a_probe_given_up_leaves_no_child(tmp_path):
+    hung = executable(tmp_path / "hung", f"#!/bin/sh\necho $$ >> {tmp_path}/pids\nexec sleep 300\n")
+    probe = Probe({"workdir": str(tmp_path), "python": hung}, NO_LISTING)
+    pid = int(wait_for(lambda: (tmp_path / "pids").exists() and (tmp_path / "pids").read_text().strip(), "its pid"))
+    assert probe.poll() is None
+    probe.close()
+    wait_for(lambda: not alive(pid), "the end of the child")
+
+
+def alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+# -- GPUs ----------------------------------------------------------------------------------------------------------
+
+
+def test_gpus_are_those_that_nvidia_smi_lists(tmp_path):
+    listing = executable(tmp_path / "nvidia-smi", f"#!/bin/sh\ncat <<'END'\n{LISTING}END\n")
+    assert look(listing=(listing, "-L"), workdir=str(tmp_path))["gpus"] == [
+        {"index": 0, "name": "NVIDIA H100 80GB HBM3", "uuid": "GPU-1f2e"},
+        {"index": 1, "name": "NVIDIA H100 80GB HBM3", "uuid": "GPU-aa00"},
+    ]
+
+
+def test_gpus_are_those_of_the_driver_without_nvidia_smi(tmp_path):
+    for slot, uuid in (("0000:65:00.0", "GPU-b"), ("0000:17:00.0", "GPU-a")):
+        (tmp_path / slot).mkdir()
+        (tmp_path / slot / "information").write_text(f"Model: \t\t NVIDIA A40\nIRQ:   \t 5\nGPU UUID: \t {uuid}\n")
+    assert gpus_of_driver(str(tmp_path)) == [
+        {"index": 0, "name": "NVIDIA A40", "uuid": "GPU-a"},
+        {"index": 1, "name": "NVIDIA A40", "uuid": "GPU-b"},
+    ]

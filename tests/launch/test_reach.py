@@ -1,0 +1,161 @@
+"""Agents that try each other's addresses: over loopback, past strangers, and in a network that drops packets."""
+
+from __future__ import annotations
+
+import json
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from launch.agent.reach import NO_ROUTE, REFUSED, SECONDS, SILENT, STRANGER, TIMED_OUT, Reach
+from tests.launch.conftest import DEADLINE, ROOT
+
+TOKEN = "train-0123"
+
+
+@pytest.fixture
+def agents() -> Iterator[list[Reach]]:
+    """h2 at 127.0.0.2 to h6 at 127.0.0.6."""
+    made = [Reach(f"127.0.0.{number}", TOKEN, f"h{number}") for number in range(2, 7)]
+    yield made
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def stranger() -> Iterator[socket.socket]:
+    """Another program's open port, at 127.0.0.9."""
+    with socket.create_server(("127.0.0.9", 0)) as listener:
+        yield listener
+
+
+def finish(*agents: Reach) -> list[dict]:
+    """The results of all, as the loops of their hosts wait for them."""
+    end = time.monotonic() + DEADLINE
+    while time.monotonic() < end:
+        results = [each.poll() for each in agents]
+        if None not in results:
+            return results
+        due = min(each.deadline for each in agents)
+        select.select(agents, [], [], max(0.0, min(due, end) - time.monotonic()))
+    pytest.fail("not all have a result")
+
+
+def address(agent: Reach) -> list:
+    return list(agent.listener.getsockname())
+
+
+def test_all_reach_all_at_once(agents):
+    names = {each: f"h{number}" for number, each in enumerate(agents, 2)}
+    for agent in agents:
+        agent.begin([[names[other], *address(other)] for other in agents if other is not agent])
+    for agent, result in zip(agents, finish(*agents), strict=True):
+        assert result.keys() == {name for other, name in names.items() if other is not agent}
+        assert all(0 < path["ms"] < SECONDS * 1000 and "error" not in path for path in result.values()), result
+
+
+def test_an_agent_answers_before_and_after_its_own_turn(agents):
+    first, second = agents[:2]
+    second.begin([])
+    assert finish(second) == [{}]
+    first.begin([["h3", *address(second)]])
+    assert "ms" in finish_first(first, second)["h3"]
+
+
+def test_what_is_wrong_with_each_peer_is_said_at_once(agents, stranger):
+    first, second = agents[:2]
+    with socket.create_server(("127.0.0.8", 0)) as closed:
+        port = closed.getsockname()[1]
+    first.begin([["gone", "127.0.0.8", port], ["h3", *address(second)], ["silent", *stranger.getsockname()]], 1.5)
+    result = finish_first(first, second)
+    assert result["gone"] == {"error": REFUSED}
+    assert result["silent"] == {"error": SILENT}  # its kernel accepts, nobody answers: as with a frozen agent
+    assert "ms" in result["h3"]
+
+
+@pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH_9.2\r\n", b"", None], ids=["banner", "closes", "echoes"])
+def test_a_strangers_port_is_not_taken_for_the_peer(agents, stranger, answer):
+    first = agents[0]
+    first.begin([["h7", *stranger.getsockname()]])
+    first.poll()
+    connection, _ = stranger.accept()
+    with connection:
+        while first.poll() is None and not select.select([connection], [], [], 0.01)[0]:
+            pass
+        question = connection.recv(1000)
+        connection.sendall(question if answer is None else answer)
+    assert finish(first) == [{"h7": {"error": STRANGER}}]
+
+
+def test_another_host_or_another_job_is_not_taken_for_the_peer(agents):
+    first, second = agents[:2]
+    other = Reach("127.0.0.7", "another job", "h7")
+    try:
+        first.begin([["h9", *address(second)], ["h7", *address(other)], ["itself", *address(first)]])
+        result = finish_first(first, second, other)
+        assert result == dict.fromkeys(["h9", "h7", "itself"], {"error": STRANGER})
+    finally:
+        other.close()
+
+
+def test_a_stranger_that_connects_learns_nothing_and_stops_nobody(agents):
+    first, second = agents[:2]
+    with socket.create_connection(address(second)) as nosy, socket.create_connection(address(second)) as mute:
+        nosy.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        first.begin([["h3", *address(second)]])
+        assert "ms" in finish_first(first, second)["h3"]
+        nosy.settimeout(DEADLINE)
+        assert nosy.recv(1000) == b""
+        mute.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            mute.recv(1)
+
+
+def finish_first(agent: Reach, *others: Reach) -> dict:
+    """The result of `agent`, while the others only answer."""
+    for each in others:
+        each.begin([])
+    return finish(agent, *others)[0]
+
+
+def test_an_address_of_another_machine_cannot_be_listened_at():
+    with pytest.raises(OSError):
+        Reach("192.0.2.77", TOKEN, "h2")
+
+
+def test_ipv6(agents):
+    try:
+        there = Reach("::1", TOKEN, "six")
+    except OSError:
+        pytest.skip("no IPv6 on this machine")
+    try:
+        agents[0].begin([["six", "::1", there.port]])
+        assert "ms" in finish_first(agents[0], there)["six"]
+    finally:
+        there.close()
+
+
+def test_dropped_packets_and_missing_routes_are_told_apart():
+    """In a namespace whose cable ends in nothing: packets to 10.9.0.2 vanish, to 10.8.0.2 there is no way."""
+    if shutil.which("ip") is None or subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode:
+        pytest.skip("needs root and iproute2 for a network namespace")
+    setup = """set -e; ip link set lo up; ip link add cable type veth peer far; ip address add 10.9.0.1/24 dev cable
+        ip link set cable up; ip link set far up; ip neigh add 10.9.0.2 lladdr 02:00:00:00:00:02 dev cable
+        exec "$0" -c "$1" """
+    script = """import json, select, time; from launch.agent.reach import Reach
+agent = Reach("10.9.0.1", "token", "h1")
+agent.begin([["dropped", "10.9.0.2", 5000], ["routeless", "10.8.0.2", 5000]], seconds=1.0)
+began = time.monotonic()
+while agent.poll() is None: select.select([agent], [], [], max(0.0, agent.deadline - time.monotonic()))
+print(json.dumps([agent.poll(), time.monotonic() - began]))"""
+    command = ["unshare", "-n", "sh", "-c", setup, sys.executable, script]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    result, seconds = json.loads(done.stdout)
+    assert result == {"dropped": {"error": TIMED_OUT}, "routeless": {"error": NO_ROUTE}}
+    assert 0.99 <= seconds < DEADLINE
