@@ -16,7 +16,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from launch import LaunchError
-from launch.job import SERVER, WORKER, Setting
+from launch.job import Setting
+from launch.role import SERVER, WORKER
 
 CLUSTER_VARIABLE = "DMLC_SUBMIT_CLUSTER"  # dmlc's default for --cluster
 P3 = {"DMLC_PS_VAN_TYPE": "p3", "DMLC_PS_WATER_MARK": "10"}  # as MXNet's launch.py sets them
