@@ -58,7 +58,7 @@ def _row(ctypes, entry) -> dict | None:
         return None
     offset, length = PLACE[family]
     mask = ctypes.string_at(entry.netmask + offset, length)
-    name = entry.name.decode(errors="replace")
+    name = entry.name.decode(errors="replace").partition(":")[0]  # eth0:1 is a label of eth0's second address
     return {
         "name": name,
         "address": socket.inet_ntop(family, ctypes.string_at(entry.address + offset, length)),

@@ -78,18 +78,19 @@ def test_facts_are_what_the_system_says(tmp_path):
 
 
 def test_interfaces_are_those_that_psutil_sees():
-    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
-    families = (socket.AF_INET, socket.AF_INET6)
-    expected = {
-        (name, each.address.partition("%")[0])
-        for name, addresses in psutil.net_if_addrs().items()
-        for each in addresses
-        if name in up and each.family in families
-    }
-    found = interfaces()
-    assert {(each["name"], each["address"]) for each in found} == expected
-    lo = next(each for each in found if each["address"] == "127.0.0.1")
-    assert (lo["prefix"], lo["loopback"], lo["running"]) == (8, True, True)
+    def seen() -> set:
+        up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+        return {
+            (name.partition(":")[0], each.address.partition("%")[0])
+            for name, addresses in psutil.net_if_addrs().items()
+            for each in addresses
+            if name in up and each.family in (socket.AF_INET, socket.AF_INET6)
+        }
+
+    # other tests may be adding or removing interfaces
+    wait_for(lambda: {(each["name"], each["address"]) for each in interfaces()} == seen(), f"both the same: {seen()}")
+    lo = next(each for each in interfaces() if each["address"] == "127.0.0.1")
+    assert (lo["name"], lo["prefix"], lo["loopback"], lo["running"]) == ("lo", 8, True, True)
 
 
 def test_a_down_interface_is_left_out_and_an_unplugged_one_is_marked():
