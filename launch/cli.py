@@ -1,26 +1,20 @@
-"""`dmltrain-launch`: arguments -> job -> exit code. The only print and the only exit of this package."""
+"""`dmltrain-launch`: arguments -> what they ask for -> exit code. The only print and the only exit of this package."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import secrets
+import shutil
 import sys
 import time
 import traceback
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
-from launch import LaunchError, report, version
-from launch.clusters import cluster
-from launch.job import Job, places
-from launch.log_folder import LogFolder, default_path
+from launch import LaunchError, version
+from launch.clusters import Cluster, cluster
 from launch.options import Options, parse, usage
-from launch.output import Display, Output, Plain, Silent
-from launch.session import Connect, Session
+from launch.start import NAME, Start, as_utf8, coloured, limits, make_job, name_and_path, used_hosts
 from launch.supervise import FAULT_CODE, Supervisor
-
-NAME = "dmltrain-launch"
-IMPATIENT_SECONDS = 2.0  # how long who sent a signal waits for a terminal that stands still
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -39,81 +33,120 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def launch(argv: Sequence[str]) -> int:
-    """Run what the command line says; its exit code."""
+    """Do what the command line says; its exit code."""
     options = parse(argv, {name: as_utf8(value) for name, value in os.environ.items()})
-    if options.help or options.version:
-        print(usage() if options.help else f"{NAME} {version()}", end="" if options.help else "\n")
-        return 0
-    began = time.time()
-    name, path = _name_and_path(options, began)
+    return MODES[options.mode](options)
+
+
+def run(options: Options) -> int:
+    """Start a job and see it through."""
+    name, path = name_and_path(options, time.time())
     job = make_job(options, name)
-    place = cluster(options.launcher)
-    supervisor = Supervisor(job, place.hosts(options), options.grace, options.timeout)
-    return run(supervisor, place.connect, options, LogFolder(path), str(path), began)
+    with opened(options) as place:
+        place.hosts = used_hosts(job, place.hosts)
+        return Start(options, job, place, path, speaker(options)).run()
 
 
-def run(supervisor: Supervisor, connect: Connect, options: Options, folder: LogFolder, path: str, began: float) -> int:
-    """Run the job and say what became of it; its exit code."""
-    names = [f"{role}-{rank}" for role, rank, _ in places(supervisor.job, list(supervisor.hosts.values()))]
-    release = version()
+def check(options: Options) -> int:
+    """Look at the hosts and start nothing."""
+    from launch.check import Check, lines
+    from launch.output import Output, Silent
+    from launch.session import Session
 
-    def record(ended: float | None = None) -> None:
-        folder.write_record(report.record(supervisor, release, options.launcher, began, ended))
+    asked = options if options.num_workers else Options(**{**vars(options), "num_workers": 1})
+    job = make_job(asked if asked.program else Options(**{**vars(asked), "program": ("true",)}), "check")
+    with opened(options) as place:
+        supervisor = Supervisor(job, place.hosts, limits(options), check=True)
+        Session(supervisor, place, Output(None, [], Silent()), lambda: None).run(None)
+        found = supervisor.preparation
+        result = Check(list(place.hosts), found.facts, found.reached, found.problems)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    for line in lines(result, width):
+        print(line)
+    return result.exit_code or supervisor.exit_code
 
-    record()
-    say(report.start_line(supervisor, path))
-    output = Output(folder, names, make_display(options, names))
+
+def dry_run(options: Options) -> int:
+    """Print what would run where."""
+    from launch import dry_run
+
+    job = make_job(options, name_and_path(options, time.time())[0])
+    with opened(options) as place:
+        for line in dry_run.lines(job, used_hosts(job, place.hosts), options):
+            print(line)
+    return 0
+
+
+def logs(options: Options) -> int:
+    """Print a job's logs."""
+    from launch import show
+
+    why = show.show(options.target, options.show, options.follow, sys.stdout.fileno(), coloured())
+    if why:
+        say(f"{NAME}: {why}")
+    return FAULT_CODE if why else 0
+
+
+def processes(options: Options) -> int:
+    from launch import visit
+
+    return visit.processes(options, print)
+
+
+def kill(options: Options) -> int:
+    from launch import visit
+
+    return visit.kill(options, say)
+
+
+def help_(options: Options) -> int:
+    print(usage(), end="")
+    return 0
+
+
+def version_(options: Options) -> int:
+    print(f"{NAME} {version()}")
+    return 0
+
+
+# What the options' mode does.
+MODES: dict[str, Callable[[Options], int]] = {
+    "": run,
+    "check": check,
+    "dry-run": dry_run,
+    "ps": processes,
+    "kill": kill,
+    "logs": logs,
+    "help": help_,
+    "version": version_,
+}
+
+
+@contextlib.contextmanager
+def opened(options: Options):
+    """The hosts of the options, for as long as they are needed."""
+    place: Cluster = cluster(options.place, options)
     try:
-        Session(supervisor, connect, output, on_all_started=record).run(folder.path)
-        code, lines = supervisor.exit_code, report.failure(supervisor, output.last_lines, path)
-        try:
-            record(time.time())
-        except LaunchError as error:
-            code, lines = code or FAULT_CODE, [*lines, f"error: {error}"]
+        yield place
     finally:
-        output.close(IMPATIENT_SECONDS if supervisor.interrupted else None)
-    for line in lines:
-        say(line if line.startswith(" ") else f"{NAME}: {line}")
-    say(report.last_line(supervisor))
-    return code
+        place.close()
 
 
-def make_job(options: Options, name: str) -> Job:
-    if options.num_workers is None:
-        raise LaunchError(f"-n/--num-workers is missing: {NAME} -n 2 -s 2 train.py ...")
-    return Job(
-        name=name,
-        mark=f"{name}-{secrets.token_hex(8)}",
-        argv=options.program,
-        num_workers=options.num_workers,
-        num_servers=options.num_workers if options.num_servers is None else options.num_servers,
-        workdir=as_utf8(os.getcwd()),
-        settings=options.settings,
-        port=options.port,
-    )
+def speaker(options: Options) -> Callable[[str], None]:
+    """`say`, into --log-file as well."""
+    if not options.log_file:
+        return say
+    try:
+        file = open(options.log_file, "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115  until the end
+    except OSError as error:
+        raise LaunchError(f"--log-file {options.log_file}: {error.strerror}") from None
 
+    def both(line: str) -> None:
+        say(line)
+        with contextlib.suppress(OSError):
+            print(line, file=file, flush=True)
 
-def make_display(options: Options, names: Sequence[str]) -> Display:
-    terminal = sys.stdout.isatty()
-    if options.quiet:
-        return Silent()
-    if terminal and options.live and os.environ.get("TERM", "dumb") != "dumb":
-        from launch.live import Live  # rich takes a while to import
-
-        return Live(names)
-    return Plain(sys.stdout.fileno(), names, coloured=terminal and "NO_COLOR" not in os.environ)
-
-
-def _name_and_path(options: Options, now: float) -> tuple[str, Path]:
-    name = options.job or report.new_job_name(options.program, now)
-    if options.log_dir:
-        return name, Path(options.log_dir)
-    return default_path(name, exact=bool(options.job))
-
-
-def as_utf8(text: str) -> str:
-    """What the system gave as bytes, as UTF-8 whatever the locale; bytes that are not UTF-8 survive as surrogates."""
-    return os.fsencode(text).decode("utf-8", "surrogateescape")
+    return both
 
 
 def say(line: str) -> None:

@@ -7,13 +7,63 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
+class Connected:
+    """An agent is being started; `peer` is the IP that its host was reached at, "" when the channel does not tell."""
+
+    host: str
+    peer: str = ""
+
+
+@dataclass(frozen=True)
+class Unreached:
+    """No agent could be started on a host."""
+
+    host: str
+    message: str
+    code: int
+
+
+@dataclass(frozen=True)
 class Ready:
-    """An agent has prepared: its pid, the host's usable cores, and the ports it holds by purpose."""
+    """An agent has made the job's private folder: its pid, the host's usable cores, and the agent's interpreter."""
 
     host: str
     pid: int
     cores: int
+    python: str = ""
+
+
+@dataclass(frozen=True)
+class Copied:
+    """The working directory is on the host."""
+
+    host: str
+    summary: str
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What the host is and has: see `launch.agent.probe`. `skew` is how far its clock is ahead, in seconds."""
+
+    host: str
+    facts: dict
+    skew: float = 0.0
+
+
+@dataclass(frozen=True)
+class Bound:
+    """An agent holds these TCP ports, by purpose."""
+
+    host: str
     ports: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reached:
+    """How a host reaches the others' addresses: see `launch.agent.reach`."""
+
+    host: str
+    peers: dict[str, dict]
 
 
 @dataclass(frozen=True)
@@ -75,6 +125,14 @@ class Lost:
 
 
 @dataclass(frozen=True)
+class Quiet:
+    """Nothing has come from a host for `seconds`, which is long for a beating heart; 0: something has come again."""
+
+    host: str
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Interrupted:
     """The launcher got a signal that asks it to end."""
 
@@ -93,30 +151,53 @@ class Tick:
     """Time has passed."""
 
 
-Event = Ready | Refused | Started | Exited | Frozen | Stopped | Ended | Lost | Interrupted | OutputFailed | Tick
+Event = (
+    Connected
+    | Unreached
+    | Ready
+    | Copied
+    | Probed
+    | Bound
+    | Reached
+    | Refused
+    | Started
+    | Exited
+    | Frozen
+    | Stopped
+    | Ended
+    | Lost
+    | Quiet
+    | Interrupted
+    | OutputFailed
+    | Tick
+)
+
+# Events whose fields are those of the agent's JSON.
+BY_NAME = {
+    "ready": Ready,
+    "probed": Probed,
+    "bound": Bound,
+    "reached": Reached,
+    "refused": Refused,
+    "started": Started,
+    "exited": Exited,
+    "frozen": Frozen,
+}
 
 
 def from_agent(host: str, message: dict) -> Event | None:
     """The event in an agent's JSON; None for a mere sign of life."""
-    facts = {name: value for name, value in message.items() if name != "event"}
-    match message["event"]:
-        case "ready":
-            return Ready(host, **facts)
-        case "refused":
-            return Refused(host, **facts)
-        case "started":
-            return Started(host, **facts)
-        case "exited":
-            return Exited(host, **facts)
-        case "frozen":
-            return Frozen(host, **facts)
-        case "stopped":
-            return Stopped(host, tuple((each["pid"], each["task"]) for each in facts["processes"]))
-        case "ended":
-            return Ended(host, tuple(facts["left"]))
-        case "beat":
-            return None
-    raise ValueError(f"unknown event {message['event']!r} from the agent on {host}")
+    name = message["event"]
+    facts = {field: value for field, value in message.items() if field != "event"}
+    if name in BY_NAME:
+        return BY_NAME[name](host, **facts)
+    if name == "stopped":
+        return Stopped(host, tuple((each["pid"], each["task"]) for each in facts["processes"]))
+    if name == "ended":
+        return Ended(host, tuple(facts["left"]))
+    if name == "beat":
+        return None
+    raise ValueError(f"unknown event {name!r} from the agent on {host}")
 
 
 def signal_name(number: int) -> str:

@@ -12,7 +12,7 @@ class Host:
     `address` is its IP on the training network, "" until the agents have found it; `interface` the NIC that has it.
     `python` runs bare scripts there: "" is this Python's path where that exists, else python3.
     `slots` is how many workers, and how many servers, it takes (None: any number); `roles` which roles (empty: all).
-    `gpus` are the devices that its workers share; `workdir` replaces the launcher's. `where` is who named it: "hosts:3".
+    `gpus` are the devices that its workers share; `workdir` replaces the launcher's. `where` names its line: "hosts:3".
     """
 
     name: str

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from launch import LaunchError
 from launch.host import Host
-
-SCHEDULER, SERVER, WORKER = "scheduler", "server", "worker"
+from launch.placement import gpus_of, place
+from launch.role import SERVER, WORKER
+from launch.secret import secrets
 
 # What a process is told about its place in the job; inherited values of these names are never passed on.
 OWNED = (
@@ -16,6 +17,7 @@ OWNED = (
     *("DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_TASK_ID"),
     *("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     *("DMLTRAIN_JOB", "DMLTRAIN_KEY_FILE", "DMLTRAIN_LISTEN_FD", "DMLTRAIN_HOST_NAME", "DMLTRAIN_AGENT"),
+    "DMLTRAIN_RESTART",
 )
 
 
@@ -26,6 +28,7 @@ class Setting:
     name: str
     value: str
     role: str = ""
+    secret: bool = False  # never printed, never recorded
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,14 @@ class Job:
     workdir: str
     settings: tuple[Setting, ...] = ()
     port: int = 0  # of the scheduler; 0 is any free one
+    placement: str = "dmlc"  # see `launch.placement`
+    copy_to: str = ""  # where the launcher's working directory is copied to on every host; "" is nowhere
+    over_network: bool = False  # whether the hosts are others than this machine
+    interface: str = ""  # the NIC of the training network; "" is the one that all hosts share
+    subnet: str = ""  # the same as a network, such as 10.0.0.0/24
+    needs: tuple[str, ...] = ()  # modules that the script imports
+    memory: Mapping[str, int] = field(default_factory=dict)  # MiB by role; none is no limit
+    restart: int = 0  # how often the job has been started anew
 
     def __post_init__(self) -> None:
         if not self.argv:
@@ -58,6 +69,12 @@ class Job:
             raise LaunchError(f"-s/--num-servers is {self.num_servers}: expected 0 or more")
         if not 0 <= self.port <= 65535:
             raise LaunchError(f"--port is {self.port}: expected 0 (any free port) to 65535")
+
+    def secrets(self, hosts: Sequence[Host]) -> tuple[str, ...]:
+        """Values of the environment that are never to be shown."""
+        named = {each.name for each in self.settings if each.secret}
+        pairs = [(each.name, each.value) for each in self.settings]
+        return secrets([*pairs, *(pair for host in hosts for pair in host.environment)], named)
 
     @property
     def script(self) -> str:
@@ -81,10 +98,13 @@ class Task:
 
 
 def places(job: Job, hosts: Sequence[Host]) -> list[tuple[str, int, Host]]:
-    """Role, rank and host of every process, in launch order; servers first and round robin, as dmlc's tracker does."""
-    roles = [(SERVER, rank) for rank in range(job.num_servers)] + [(WORKER, rank) for rank in range(job.num_workers)]
-    placed = [(role, rank, hosts[index % len(hosts)]) for index, (role, rank) in enumerate(roles)]
-    return ([(SCHEDULER, 0, hosts[0])] if job.num_servers else []) + placed
+    """Role, rank and host of every process, in launch order."""
+    return place(job.num_workers, job.num_servers, hosts, job.placement)
+
+
+def workdir_of(job: Job, host: Host) -> str:
+    """Where the processes run on `host`."""
+    return host.workdir or job.copy_to or job.workdir
 
 
 def host_of(job: Job, hosts: Sequence[Host], role: str) -> Host | None:
@@ -107,12 +127,11 @@ def _argv(job: Job, host: Host) -> tuple[str, ...]:
 
 def _environment(job: Job, placed: list, role: str, rank: int, host: Host, ports: Ports) -> dict[str, str]:
     beside = [each for each in placed if each[0] == WORKER and each[2] == host]  # the workers of this host
-    values = {
-        # one core's share of a host per worker, or all workers' threads fight for all cores
-        "OMP_NUM_THREADS": str(max(1, host.cores // len(beside)) if role == WORKER else 1),
-        "PYTHONUNBUFFERED": "1",  # a Python program's last prints are in the log when it is killed
-    }
+    values = _defaults(role, host, len(beside))
+    if role == WORKER and host.gpus:
+        values["CUDA_VISIBLE_DEVICES"] = ",".join(gpus_of(placed, rank, host))
     values.update((each.name, each.value) for each in job.settings if each.role in ("", role))
+    values.update(host.environment)
     values.update(_contract(job, placed, role, rank, host, ports))
     if role == WORKER:
         values.update(
@@ -122,6 +141,23 @@ def _environment(job: Job, placed: list, role: str, rank: int, host: Host, ports
             WORLD_SIZE=str(job.num_workers),
             LOCAL_RANK=str(beside.index((role, rank, host))),
             LOCAL_WORLD_SIZE=str(len(beside)),
+        )
+    return values
+
+
+def _defaults(role: str, host: Host, workers: int) -> dict[str, str]:
+    """What the user may set otherwise. `workers` are those of the host."""
+    values = {
+        # one core's share of a host per worker, or all workers' threads fight for all cores
+        "OMP_NUM_THREADS": str(max(1, host.cores // workers) if role == WORKER else 1),
+        "PYTHONUNBUFFERED": "1",  # a Python program's last prints are in the log when it is killed
+        "PYTHONFAULTHANDLER": "1",  # and its stacks, when SIGABRT asks for them
+    }
+    if host.interface:
+        values.update(
+            DMLC_INTERFACE=host.interface,
+            NCCL_SOCKET_IFNAME=f"={host.interface}",  # the = asks for this very name; without it a prefix would do
+            GLOO_SOCKET_IFNAME=host.interface,
         )
     return values
 
@@ -136,6 +172,7 @@ def _contract(job: Job, placed: list, role: str, rank: int, host: Host, ports: P
         "DMLC_TASK_ID": str(rank),
         "DMLTRAIN_JOB": job.mark,
         "DMLTRAIN_HOST_NAME": host.name,
+        "DMLTRAIN_RESTART": str(job.restart),
     }
     if job.num_servers:
         values["DMLC_PS_ROOT_URI"] = placed[0][2].address

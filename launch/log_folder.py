@@ -18,14 +18,14 @@ from pathlib import Path
 from launch import LaunchError
 
 RECORD = "job.json"
-OURS = re.compile(r"(scheduler|server|worker)-\d+\.log|agent-.*\.log|job\.json")
+OURS = re.compile(r"(scheduler|server|worker)-\d+\.log|agent-.*\.log|job\.json|restart-\d+")
 
 
 class LogFolder:
     """Makes and locks `path`; LaunchError when it cannot be ours to write to."""
 
     def __init__(self, path: str | Path):
-        self.path = Path(path).absolute()
+        self.shown, self.path = str(path), Path(path).absolute()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock()

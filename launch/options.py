@@ -11,33 +11,78 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from launch import LaunchError
+from launch import LaunchError, old_options
 from launch.clusters import CLUSTERS, listing
-from launch.job import OWNED, SERVER, WORKER, Setting
+from launch.job import OWNED, Setting
+from launch.placement import POLICIES
+from launch.role import SERVER, WORKER
 
 # Set where the launcher runs, these are meant for the processes of the job wherever they run.
 FORWARDED = re.compile(r"(PS|MXNET|NCCL|GLOO)_\w+|OMP_NUM_THREADS|PYTHONPATH|PYTHONUNBUFFERED|DMLC_INTERFACE")
+FILE = "a file"
 USAGE = "usage: dmltrain-launch [options] -n WORKERS [-s SERVERS] program [arguments of the program]"
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says. Times in seconds; `timeout` 0 is none; `num_servers` None is one per worker."""
+    """What the command line says. Times in seconds, 0 is no limit; `num_servers` None is one per worker."""
 
-    launcher: str = "local"
+    launcher: str = ""  # "" is ssh when hosts are given, else local
     num_workers: int | None = None
     num_servers: int | None = None
+    # hosts
+    hostfile: str = ""
+    hosts: str = ""
+    worker_hostfile: str = ""
+    server_hostfile: str = ""
+    include: str = ""
+    exclude: str = ""
+    placement: str = "dmlc"
+    interface: str = ""
+    subnet: str = ""
+    # how they are reached
+    ssh: str = "paramiko"
+    ssh_port: int = 0
+    identity: str = ""
+    accept_new_host_keys: bool = False
+    connect_timeout: float = 10.0
+    mpirun: str = "mpirun"
+    mpirun_args: tuple[str, ...] = ()
+    host_ip: str = ""
+    # what runs there
     settings: tuple[Setting, ...] = ()
-    log_dir: str = ""
-    job: str = ""
+    sync_dst_dir: str = ""
+    sync_exclude: tuple[str, ...] = ()
     port: int = 0
+    worker_memory: int = 0  # MiB, 0 is no limit
+    server_memory: int = 0
+    # logs and limits
+    log_dir: str = ""
+    log_file: str = ""
+    log_level: str = "INFO"
+    job: str = ""
     grace: float = 5.0
     timeout: float = 0.0
+    start_timeout: float = 60.0
+    max_restarts: int = 0
     quiet: bool = False
     live: bool = True
-    help: bool = False
-    version: bool = False
+    # instead of starting a job
+    mode: str = ""  # help, version, check, dry-run, ps, kill or logs
+    target: str = ""  # the job that ps, kill or logs is about
+    follow: bool = False
+    show: str = ""
+    config: str = ""
     program: tuple[str, ...] = ()
+
+    @property
+    def names_hosts(self) -> bool:
+        return bool(self.hostfile or self.hosts or self.worker_hostfile or self.server_hostfile)
+
+    @property
+    def place(self) -> str:
+        """The launcher to use."""
+        return self.launcher or ("ssh" if self.names_hosts else "local")
 
 
 @dataclass(frozen=True)
@@ -70,7 +115,8 @@ def _set(field: str, constant: Any) -> Callable:
 
 def _launcher(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
     if value not in CLUSTERS:
-        raise LaunchError(f"{name} {value}: there is {listing()}")
+        why = old_options.cluster_elsewhere(value)
+        raise LaunchError(f"{name} {value}: there is {listing()}" + (f"; {why}" if why else ""))
     return replace(options, launcher=value)
 
 
@@ -86,52 +132,144 @@ def _log_dir(options: Options, value: str, name: str, environ: Mapping[str, str]
     return replace(options, log_dir=value)
 
 
+def _text(field: str, what: str) -> Callable:
+    def apply(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
+        if not value:
+            raise LaunchError(f"{name} is empty: expected {what}")
+        return replace(options, **{field: value})
+
+    return apply
+
+
+def _add(field: str) -> Callable:
+    return lambda options, value, name, environ: replace(options, **{field: (*getattr(options, field), value)})
+
+
+def _choice(field: str, choices: Sequence[str]) -> Callable:
+    def apply(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
+        if value not in choices:
+            raise LaunchError(f"{name} {value}: there is {', '.join(choices)}")
+        return replace(options, **{field: value})
+
+    return apply
+
+
+def _mode(mode: str) -> Callable:
+    return lambda options, value, name, environ: replace(options, mode=mode, target=value)
+
+
 def _setting(role: str) -> Callable:
     def apply(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
         match = re.fullmatch(r"([A-Za-z_]\w*)(?:[=:](.*))?", value, re.DOTALL | re.ASCII)
         if not match:
             raise LaunchError(f"{name} {value}: expected NAME=VALUE, NAME:VALUE, or NAME to pass on the launcher's own")
         variable, text = match.groups()
-        if variable in OWNED:
-            raise LaunchError(f"{name} {variable}: the launcher itself sets this for every process")
         if text is None and variable not in environ:
             raise LaunchError(f"{name} {variable}: it is not set here; give {variable}=VALUE")
-        setting = Setting(variable, environ[variable] if text is None else text, role)
-        return replace(options, settings=(*options.settings, setting))
+        return _with_setting(options, name, Setting(variable, environ[variable] if text is None else text, role))
 
     return apply
+
+
+def _secret(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
+    if value not in environ:
+        raise LaunchError(f"{name} {value.partition('=')[0]}: expected the NAME of a variable that is set here")
+    return _with_setting(options, name, Setting(value, environ[value], secret=True))
+
+
+def _with_setting(options: Options, name: str, setting: Setting) -> Options:
+    if setting.name in OWNED:
+        raise LaunchError(f"{name} {setting.name}: the launcher itself sets this for every process")
+    return replace(options, settings=(*options.settings, setting))
 
 
 OPTIONS = (
     Option(("-n", "--num-workers"), "N", "number of workers", _number("num_workers", int, 1)),
     Option(("-s", "--num-servers"), "N", "number of servers (default: one per worker; 0: workers only)",
            _number("num_servers", int, 0)),
-    Option(("--launcher", "--cluster"), "NAME", f"where to run: {listing()}", _launcher),
+    Option(("--launcher", "--cluster"), "NAME", f"where to run: {listing()} (default: ssh with hosts, else local)",
+           _launcher),
+    Option(("-H", "--hostfile", "--host-file"), "FILE", "the hosts; hosts.example explains", _text("hostfile", FILE)),
+    Option(("--hosts",), "A:2,B:4", "the hosts and their slots, on the command line", _text("hosts", "hosts")),
+    Option(("-WH", "--worker-hostfile"), "FILE", "the hosts of the workers", _text("worker_hostfile", FILE)),
+    Option(("-SH", "--server-hostfile"), "FILE", "the hosts of scheduler and servers", _text("server_hostfile", FILE)),
+    Option(("--include",), "NAMES", "of the hosts only these: names, ranges node[01-08], patterns",
+           _text("include", "host names")),
+    Option(("--exclude",), "NAMES", "and without these", _text("exclude", "host names")),
+    Option(("--placement",), "POLICY", "dmlc (servers first, round robin), pack, spread, or dedicated (servers alone)",
+           _choice("placement", POLICIES)),
+    Option(("--interface",), "NIC", "network interface of the training (default: the network that all hosts share)",
+           _text("interface", "an interface such as eth1")),
+    Option(("--subnet",), "NET", "the same as a network: 10.0.0.0/24", _text("subnet", "a network")),
+    Option(("--ssh",), "KIND", "paramiko (default), or system: the ssh command with all that its configuration can do",
+           _choice("ssh", ("paramiko", "system"))),
+    Option(("--ssh-port",), "PORT", "port of the hosts' sshd, where neither hosts file nor ssh configuration says",
+           _number("ssh_port", int, 1)),
+    Option(("-i", "--identity"), "FILE", "private key for SSH", _text("identity", FILE)),
+    Option(("--accept-new-host-keys",), "", "trust and remember host keys that are not known yet",
+           _set("accept_new_host_keys", True)),
+    Option(("--connect-timeout",), "SECONDS", "for reaching a host (default: 10)",
+           _number("connect_timeout", float, 1)),
+    Option(("--mpirun",), "PATH", "the mpirun of --launcher mpi (Open MPI or MPICH)", _text("mpirun", "a program")),
+    Option(("--mpirun-args",), "ARG", "one more argument for mpirun; repeat as needed", _add("mpirun_args")),
+    Option(("--sync-dst-dir",), "DIR", "copy the working directory to DIR on every host, and run there",
+           _text("sync_dst_dir", "a folder")),
+    Option(("--sync-exclude",), "PATTERN", "leave this out of the copy, as .gitignore would; repeat as needed",
+           _add("sync_exclude")),
     Option(("--env",), "K[=V]", "environment variable for all processes: K=V, K:V, or K as it is here", _setting("")),
     Option(("--env-server",), "K[=V]", "the same for the servers only", _setting(SERVER)),
     Option(("--env-worker",), "K[=V]", "the same for the workers only", _setting(WORKER)),
+    Option(("--secret",), "NAME", "pass on the variable NAME as it is here, and never show its value", _secret),
     Option(("--log-dir",), "DIR", "folder for the logs and job.json (default: logs/JOB)", _log_dir),
-    Option(("--job",), "NAME", "name of the job (default: program and time)", _job),
+    Option(("--log-file",), "FILE", "the launcher's own lines go there too", _text("log_file", FILE)),
+    Option(("--job", "--jobname"), "NAME", "name of the job (default: program and time)", _job),
     Option(("--port",), "PORT", "TCP port of the scheduler (default: any free one)", _number("port", int, 0)),
     Option(("--grace",), "SECONDS", "between asking processes to end and killing them (default: 5)",
            _number("grace", float, 0)),
-    Option(("--timeout",), "SECONDS", "end the job after this time, with exit code 124 (default: never)",
+    Option(("--timeout",), "SECONDS", "end the job after this time, with all stacks and exit code 124 (default: never)",
            _number("timeout", float, 0)),
+    Option(("--start-timeout",), "SECONDS", "for all processes to be started, without the copying (default: 60)",
+           _number("start_timeout", float, 0)),
+    Option(("--max-restarts",), "N", "start the job anew after a failure, at most N times (default: 0)",
+           _number("max_restarts", int, 0)),
     Option(("--quiet",), "", "no output of the processes on the terminal; the logs have it", _set("quiet", True)),
     Option(("--no-live",), "", "plain lines on a terminal too", _set("live", False)),
-    Option(("--version",), "", "print the version", _set("version", True)),
-    Option(("-h", "--help"), "", "print this", _set("help", True)),
+    Option(("--config",), "FILE", "YAML file with these options; the command line overrides it", _text("config", FILE)),
+    Option(("--check",), "", "look at the hosts, print what they are and lack, start nothing", _mode("check")),
+    Option(("--dry-run",), "", "print what would run where, start nothing", _mode("dry-run")),
+    Option(("--ps",), "JOB", "list the processes of a job (its name, or its log folder)", _mode("ps")),
+    Option(("--kill",), "JOB", "end a job and whatever is left of it on its hosts", _mode("kill")),
+    Option(("--logs",), "JOB", "print the logs of a job", _mode("logs")),
+    Option(("--follow",), "", "with --logs: go on until the job ends", _set("follow", True)),
+    Option(("--show",), "WHO", "with --logs: only these, such as worker:0,scheduler", _text("show", "roles")),
+    Option(("--version",), "", "print the version", _mode("version")),
+    Option(("-h", "--help"), "", "print this", _mode("help")),
 )
+OPTIONS = (*OPTIONS, *(Option(*row) for row in old_options.ROWS))
 BY_NAME = {name: option for option in OPTIONS for name in option.names}
-
-# Options of dmlc's and MXNet's launchers that are about other hosts.
-ELSEWHERE = ("-H", "--hostfile", "--host-file", "--hosts", "--host-ip", "--sync-dst-dir", "--hdfs-tempdir", "--p3")
+BY_NAME |= {theirs: BY_NAME[ours] for theirs, ours in old_options.ALIASES.items()}
+BY_NAME |= {name: Option(*row) for row in old_options.REFUSED for name in row.names}
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     """The options of `argv` (without the program's own name); LaunchError says what is wrong with it."""
     settings = tuple(Setting(name, value) for name, value in environ.items() if FORWARDED.fullmatch(name))
-    options, rest = Options(settings=settings), list(argv)
+    given, program = split(argv)
+    files = [value for option, name, value in given if name == "--config"]
+    for file in files:
+        from launch import config  # which imports yaml
+
+        more, its_program = split(config.arguments(file, OPTIONS))
+        given, program = [*more, *given], program or its_program
+    options = Options(settings=settings)
+    for option, name, value in given:
+        options = option.apply(options, value, name, environ)
+    return replace(options, program=program)
+
+
+def split(argv: Sequence[str]) -> tuple[list[tuple[Option, str, str]], tuple[str, ...]]:
+    """(option, the name it was given by, value) of each option, and the program with its arguments."""
+    given, rest = [], list(argv)
     while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
         name, glued = _split(rest.pop(0))
         option = _lookup(name)
@@ -140,12 +278,14 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         if not option.value and glued is not None:
             raise LaunchError(f"{name} takes no value, not {glued!r}")
         value = "" if not option.value else rest.pop(0) if glued is None else glued
-        options = option.apply(options, value, name, environ)
-    return replace(options, program=tuple(rest[1:] if rest[:1] == ["--"] else rest))
+        given.append((option, name, value))
+    return given, tuple(rest[1:] if rest[:1] == ["--"] else rest)
 
 
 def _split(argument: str) -> tuple[str, str | None]:
     """--name=value and -n2 into name and value."""
+    if argument in BY_NAME:
+        return argument, None
     if argument.startswith("--"):
         name, equals, value = argument.partition("=")
         return name, value if equals else None
@@ -155,8 +295,6 @@ def _split(argument: str) -> tuple[str, str | None]:
 def _lookup(name: str) -> Option:
     if name in BY_NAME:
         return BY_NAME[name]
-    if name in ELSEWHERE:
-        raise LaunchError(f"{name} is about jobs on other hosts; here there is {listing()}, which takes no such option")
     valid = ", ".join("/".join(option.names) for option in OPTIONS)
     raise LaunchError(f"unknown option {name}; the options are {valid}")
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from launch.event import signal_name
+from launch.host import Host
 from launch.log_folder import stamp
+from launch.options import Options
 from launch.supervise import Process, Supervisor, as_shell
 
+TABLE_SECONDS = 60.0
 WIDTH = 400  # characters shown of a line in a report
 
 
@@ -45,13 +52,15 @@ def last_line(supervisor: Supervisor) -> str:
     """What is left of the job, as its agents saw it."""
     seen = {host: pids for host, pids in supervisor.left.items() if pids is not None}
     pids = [f"pid {pid} on {host}" for host, found in seen.items() for pid in found]
-    unseen = [host for host in supervisor.hosts if host not in seen]
-    line = f"{len(pids)} process{'' if len(pids) == 1 else 'es'} left on {_count(len(seen), 'host')}"
+    unseen = [host for host, pids in supervisor.left.items() if pids is None]
+    unreached = [host for host in supervisor.hosts if host in supervisor.unreached]
+    line = f"{_count(len(pids), 'process', 'es')} left on {_count(len(seen), 'host')}"
     words = ([", ".join(pids)] if pids else []) + ([f"not known for {', '.join(unseen)}"] if unseen else [])
+    words += [f"never reached: {', '.join(unreached)}"] if unreached else []
     return f"{line}: {'; '.join(words)}" if words else line
 
 
-def record(supervisor: Supervisor, version: str, launcher: str, began: float, ended: float | None) -> dict:
+def record(supervisor: Supervisor, version: str, options: Options, began: float, ended: float | None) -> dict:
     """job.json. Neither environment nor key: they may be secret."""
     job = supervisor.job
     return {
@@ -59,11 +68,13 @@ def record(supervisor: Supervisor, version: str, launcher: str, began: float, en
         "mark": job.mark,
         "command": list(job.argv),
         "workdir": job.workdir,
-        "launcher": launcher,
+        "launcher": options.place,
+        "launched_from": {"host": platform.node(), "pid": os.getpid()},
+        "reached_by": {name: getattr(options, name) for name in REACHED_BY},
         "num_workers": job.num_workers,
         "num_servers": job.num_servers,
         "versions": {"dmltrain": version, "python": platform.python_version(), "system": platform.platform()},
-        "hosts": [{"name": host.name, "address": host.address} for host in supervisor.hosts.values()],
+        "hosts": [_host(host) for host in supervisor.hosts.values()],
         "started": stamp(began),
         "ended": None if ended is None else stamp(ended),
         "seconds": None if ended is None else round(ended - began, 3),
@@ -71,6 +82,32 @@ def record(supervisor: Supervisor, version: str, launcher: str, began: float, en
         "cause": supervisor.cause.text if supervisor.cause else None,
         "processes": [_row(process) for process in supervisor.processes],
     }
+
+
+# What is needed to reach the hosts of a job again.
+REACHED_BY = ("ssh", "ssh_port", "identity", "accept_new_host_keys", "mpirun", "mpirun_args", "host_ip")
+HOST_FACTS = ("name", "address", "interface", "hostname", "user", "port", "python")
+
+
+def _host(host: Host) -> dict:
+    return {name: getattr(host, name) for name in HOST_FACTS}
+
+
+def end_of_attempt(supervisor: Supervisor, folder: str) -> dict:
+    """Why an attempt ended, for the record of the job."""
+    text = supervisor.cause.text if supervisor.cause else None
+    return {"exit_code": supervisor.exit_code, "cause": text, "ended": stamp(time.time()), "logs": folder}
+
+
+def print_table(folder: Path) -> None:
+    """The table of a training job's epochs, as dmltrain-parse gives it; nothing for other programs, or without it."""
+    try:
+        log = (folder / "worker-0.log").read_bytes()
+        if b"Epoch[" in log:
+            sys.stdout.flush()
+            subprocess.run([sys.executable, "-m", "dmltrain.report.cli", str(folder)], timeout=TABLE_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return
 
 
 def _row(process: Process) -> dict:
@@ -93,5 +130,5 @@ def new_job_name(program: tuple[str, ...], now: float) -> str:
     return time.strftime(f"{name.replace('%', '%%')}-%Y%m%d-%H%M%S", time.localtime(now))
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}{'' if number == 1 else plural}"

@@ -1,7 +1,7 @@
-"""The I/O around a `Supervisor`: channels, one reading thread for each, heartbeats, signals, and the one event queue.
+"""The I/O around a `Supervisor`: connections to the agents, signals, and the one event queue.
 
-The readers hand output straight to `Output` and events to the queue, so a terminal that blocks slows the processes
-and never the supervisor.
+The connections' readers hand output straight to `Output` and events to the queue, so a terminal that blocks slows the
+processes and never the supervisor.
 """
 
 from __future__ import annotations
@@ -17,50 +17,78 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from launch import LaunchError, agent, channels
-from launch.channels import Channel
-from launch.event import Event, Interrupted, Lost, OutputFailed, Started, Tick, from_agent
+from launch import LaunchError, agent
+from launch.action import Action, Connect, Copy, Send
+from launch.clusters import Cluster
+from launch.connection import Connection
+from launch.event import (
+    Connected,
+    Copied,
+    Event,
+    Interrupted,
+    OutputFailed,
+    Probed,
+    Refused,
+    Started,
+    Tick,
+    Unreached,
+    from_agent,
+)
 from launch.host import Host
 from launch.output import Output
-from launch.supervise import Action, Recover, Send, Supervisor
+from launch.preflight import clock_skew
+from launch.supervise import Supervisor
+from launch.sync import Sync
 
 READER_SECONDS = 2.0  # for the last output to reach the logs
 KEY_BYTES = 32
-BEATS = 5  # heartbeats in the time after which silence means death
-Connect = Callable[[Host, str], Channel]  # opens a channel to a new agent for the job of that mark
+CONNECTING = 32  # hosts that are being connected to at one time
+RECONNECT_SECONDS = 4.0
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Session:
     """Runs one job to its end. `on_all_started` is called when every process has a pid; it may raise LaunchError."""
 
-    def __init__(self, supervisor: Supervisor, connect: Connect, output: Output, on_all_started: Callable[[], None]):
-        self.supervisor, self.connect, self.output, self.on_all_started = supervisor, connect, output, on_all_started
+    def __init__(self, supervisor: Supervisor, cluster: Cluster, output: Output, on_all_started: Callable[[], None],
+                 copier: Sync | None = None, trace: Callable[[Event], None] | None = None):  # fmt: skip
+        self.supervisor, self.cluster, self.output, self.on_all_started = supervisor, cluster, output, on_all_started
+        self.copier, self.trace = copier, trace
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()  # whose put may interrupt itself
-        self.channels: dict[str, Channel] = {}
+        self.connections: dict[str, Connection] = {}
         self.readers: list[threading.Thread] = []
-        self.closing = threading.Event()
+        self.closing = False
+        self._asked_at: dict[str, float] = {}  # s, when the last message was sent
+        self._turns = threading.Semaphore(CONNECTING)
 
     def run(self, log_folder: Path | None) -> None:
         """From the first connection to the last agent's last word; `log_folder` is one that the agents can write to."""
         key = secrets.token_hex(KEY_BYTES)
         with self._signals():
-            threading.Thread(target=self._beat, daemon=True).start()
             try:
-                for host in self.supervisor.hosts.values():
-                    self._open(host)
                 self._do(self.supervisor.begin(key, str(log_folder) if log_folder else None, time.monotonic()))
                 while not self.supervisor.over:
                     event = self._next()
+                    if self.trace:
+                        self.trace(event)
                     self._do(self.supervisor.handle(event, time.monotonic()))
                     if self.supervisor.ending:
                         self.output.hurry()
+                        if self.copier:
+                            self.copier.cancel()
                     if isinstance(event, Started) and self.supervisor.started:
                         self._tell_started()
             finally:
-                self.closing.set()
-                for reader in self.readers:
-                    reader.join(READER_SECONDS)
+                self._close()
+
+    def _close(self) -> None:
+        self.closing = True
+        if self.copier:
+            self.copier.cancel()
+        for connection in list(self.connections.values()):
+            connection.finish()
+        for reader in self.readers:
+            reader.join(READER_SECONDS)
 
     def _next(self) -> Event:
         deadline = self.supervisor.deadline
@@ -79,51 +107,59 @@ class Session:
         for action in actions:
             match action:
                 case Send(host, message):
-                    self._send(host, message)
-                case Recover(host):
-                    self._recover(self.supervisor.hosts[host])
+                    self._asked_at[host] = time.time()
+                    if host in self.connections:
+                        self.connections[host].send(message)
+                case Connect(host, again):
+                    self._in_thread(self._connect, self.supervisor.hosts[host], again)
+                case Copy(host, folder):
+                    self._in_thread(self._copy, host, folder)
 
-    def _open(self, host: Host) -> None:
-        try:
-            channel = self.connect(host, self.supervisor.job.mark)
-        except LaunchError as error:
-            return self.events.put(Lost(host.name, f"could not be started: {error}"))
-        self.channels[host.name] = channel
-        reader = threading.Thread(target=self._read, args=(host.name, channel), daemon=True)
-        self.readers.append(reader)
-        reader.start()
+    def _in_thread(self, function: Callable, *arguments: object) -> None:
+        threading.Thread(target=function, args=arguments, daemon=True).start()
 
-    def _recover(self, host: Host) -> None:
-        self._open(host)
-        self._send(host.name, self.supervisor.job_message(host.name))
-        self._send(host.name, {"do": "stop", "grace": self.supervisor.grace})
-
-    def _send(self, host: str, message: dict) -> None:
-        if host in self.channels:
-            with contextlib.suppress(OSError):  # its reader reports the agent's end
-                channels.send(self.channels[host], message)
-
-    def _beat(self) -> None:
-        while not self.closing.wait(self.supervisor.silence / BEATS):
-            for host in list(self.channels):
-                self._send(host, {"do": "beat"})
-
-    def _read(self, host: str, channel: Channel) -> None:
-        try:
-            for kind, task, payload in channels.frames(channel, self.supervisor.silence):
-                if kind == agent.OUTPUT:
-                    self._take(task, payload)
-                elif event := from_agent(host, json.loads(payload)):
-                    self.events.put(event)
-            reason = channel.close()
-        except TimeoutError:
+    def _connect(self, host: Host, again: bool) -> None:
+        with self._turns:
+            if self.closing:
+                return
+            try:
+                timeout = RECONNECT_SECONDS if again else None
+                channel = self.cluster.connect(host, self.supervisor.job.mark, timeout)
+            except LaunchError as error:
+                return self.events.put(Unreached(host.name, str(error), error.code))
+        if self.closing:
             channel.close()
-            reason = f"said nothing for {self.supervisor.silence:g} s"
-        except (channels.ChannelError, ValueError, KeyError, TypeError, OSError) as error:
-            reason = f"{channel.close()}: {error}"
-        self.events.put(Lost(host, reason))
+            return
+        silence = self.supervisor.limits.silence
+        connection = Connection(host.name, channel, silence, self._take, self.events.put)
+        self.connections[host.name] = connection
+        self.events.put(Connected(host.name, getattr(channel, "peer", "")))
+        connection.start()
+        self.readers.append(connection.reader)
 
-    def _take(self, task: int, payload: bytes) -> None:
+    def _copy(self, host: str, folder: str) -> None:
+        try:
+            summary = self.copier.copy(host, folder, self.connections[host].channel.write)
+        except LaunchError as error:
+            return self.events.put(Refused(host, str(error), error.code))
+        except OSError:  # its reader reports the agent's end
+            return
+        if summary is not None:
+            self.events.put(Copied(host, summary))
+
+    def _take(self, host: str, kind: int, task: int, payload: bytes) -> None:
+        if kind == agent.OUTPUT:
+            return self._keep(task, payload)
+        message = json.loads(payload)
+        if self.copier and self.copier.take(host, message):
+            return
+        if message["event"] == "probed":
+            skew = clock_skew(message["facts"], self._asked_at[host], time.time())
+            return self.events.put(Probed(host, message["facts"], skew))
+        if event := from_agent(host, message):
+            self.events.put(event)
+
+    def _keep(self, task: int, payload: bytes) -> None:
         try:
             self.output.write(task, payload)
         except LaunchError as error:

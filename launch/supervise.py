@@ -1,11 +1,11 @@
 """What a job does about what happens to it. Pure: events and the time in, actions out; `launch.session` does the I/O.
 
-Rules. The first process to fail decides the job's end and its exit code; one that stays stopped has failed. A
-process that exits with 75 says that another one was lost, so it yields to another failure that follows within
-SUSPECT_SECONDS. When all workers have exited 0, servers and scheduler have FINISH_SECONDS to end by themselves. The
-end is one for all hosts: every agent is asked once, and asked again only to hurry. The job is over when each has
-said what is left on its host; an agent that cannot say it is replaced, once, by a new one that finds the job's
-processes by their mark.
+Rules. `launch.prepare` brings the hosts to where processes can start. The first process to fail decides the job's end
+and its exit code; one that stays stopped has failed. A process that exits with 75 says that another one was lost, so
+it yields to another failure that follows within SUSPECT_SECONDS, and to a host that has gone quiet. When all workers
+have exited 0, servers and scheduler have FINISH_SECONDS to end by themselves. The end is one for all hosts: every
+agent is asked once, and asked again only to hurry. The job is over when each has said what is left on its host; an
+agent that cannot say it is replaced, once, by a new one that finds the job's processes by their mark.
 """
 
 from __future__ import annotations
@@ -13,10 +13,15 @@ from __future__ import annotations
 import math
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from launch import LaunchError
+from launch.action import Action, Connect, Send
 from launch.agent import KILL_SECONDS
 from launch.event import (
+    Bound,
+    Connected,
+    Copied,
     Ended,
     Event,
     Exited,
@@ -24,40 +29,41 @@ from launch.event import (
     Interrupted,
     Lost,
     OutputFailed,
+    Probed,
+    Quiet,
+    Reached,
     Ready,
     Refused,
     Started,
     Stopped,
     Tick,
+    Unreached,
     signal_name,
 )
 from launch.host import Host
-from launch.job import OWNED, SCHEDULER, WORKER, Job, Ports, Task, host_of, tasks
+from launch.job import OWNED, Job, Ports, Task, tasks, workdir_of
+from launch.role import SCHEDULER, WORKER
+from launch.prepare import Preparation
 
 LOST_A_PEER = 75  # exit code of a process that ended because another process of the job was lost
 SUSPECT_SECONDS = 1.0
 FINISH_SECONDS = 0.5
 ANSWER_SECONDS = 3.0  # how long an agent may take to answer beyond what it was given
-SILENCE_SECONDS = 10.0  # without a word from the other side, agent and launcher think each other gone
-TIMEOUT_CODE, FAULT_CODE = 124, 125
+AGENT_SILENCE_SECONDS = 10.0  # without a word from the launcher, an agent ends the job on its host
+SILENCE_SECONDS = 9.0  # without a word from an agent, the launcher gives it up
+USAGE_CODE, TIMEOUT_CODE, FAULT_CODE = 2, 124, 125
 
 
 @dataclass(frozen=True)
-class Send:
-    """Send a message of the agent's protocol to the agent of `host`."""
+class Limits:
+    """Seconds: between TERM and KILL, for the whole job, until the first process starts (copying excluded), and of
+    silence on either side of a channel."""
 
-    host: str
-    message: dict
-
-
-@dataclass(frozen=True)
-class Recover:
-    """Start another agent on `host` and have it end the job's processes there."""
-
-    host: str
-
-
-Action = Send | Recover
+    grace: float = 5.0
+    timeout: float = math.inf
+    start: float = math.inf
+    silence: float = SILENCE_SECONDS
+    agent_silence: float = AGENT_SILENCE_SECONDS
 
 
 @dataclass
@@ -100,30 +106,40 @@ class Cause:
 
 
 class Supervisor:
-    """The state of one job. `handle` each event, do the actions, until `over`; wake with a Tick at `deadline`."""
+    """The state of one job. `handle` each event, do the actions, until `over`; wake with a Tick at `deadline`.
 
-    def __init__(self, job: Job, hosts: Sequence[Host], grace: float, timeout: float = 0.0,
-                 silence: float = SILENCE_SECONDS):  # fmt: skip
-        self.job, self.hosts, self.grace, self.silence = job, {host.name: host for host in hosts}, grace, silence
-        self.timeout = timeout or math.inf  # s from begin()
-        self.processes = [Process(task) for task in tasks(job, hosts, Ports())]
+    With `check` the job ends before its first process starts.
+    """
+
+    def __init__(self, job: Job, hosts: Sequence[Host], limits: Limits = Limits(), check: bool = False):
+        self.job, self.limits, self.check, self.grace = job, limits, check, limits.grace
+        self.preparation = Preparation(job, hosts, check)
+        self.processes = [Process(task) for task in tasks(job, list(hosts), Ports())]
         self.cause: Cause | None = None
         self.suspect: Cause | None = None  # a process that lost another one, and came first
         self.stopped: list[str] = []  # labels of processes found in state T
         self.left: dict[str, tuple[int, ...] | None] = {}  # by host; None when nobody could look
-        self._ready: dict[str, Ready] = {}
+        self.unreached: set[str] = set()  # hosts that never had an agent
+        self.quiet: dict[str, float] = {}  # by host, s
+        self._warned = 0
+        self._asked: set[str] = set()  # hosts whose agent was told of the job
         self._recovering: set[str] = set()
         self.ending = self.interrupted = False
         # times at which something is due
-        self._timeout_at = self._suspect_at = self._finish_at = self._give_up_at = math.inf
+        self._timeout_at = self._start_at = self._suspect_at = self._finish_at = self._give_up_at = math.inf
+
+    @property
+    def hosts(self) -> dict[str, Host]:
+        """By name; with what the agents have found out, once they have."""
+        return self.preparation.hosts
 
     @property
     def over(self) -> bool:
-        return self.left.keys() == self.hosts.keys()
+        return self.ending and self.left.keys() | self.unreached == self.hosts.keys()
 
     @property
     def deadline(self) -> float:
-        return min(self._timeout_at, self._suspect_at, self._finish_at, self._give_up_at)
+        return min(self._timeout_at, self._start_at, self._suspect_at, self._finish_at, self._give_up_at)
 
     @property
     def started(self) -> bool:
@@ -135,35 +151,40 @@ class Supervisor:
             return self.cause.code
         return FAULT_CODE if any(pids or pids is None for pids in self.left.values()) else 0
 
+    @property
+    def restartable(self) -> bool:
+        """Whether the same job, started anew, may end otherwise: a process or a host was lost."""
+        fault = self.cause is not None and (self.cause.process is not None or self.cause.code == FAULT_CODE)
+        return fault and self.started and not self.interrupted and self.exit_code not in (USAGE_CODE, TIMEOUT_CODE)
+
+    def take_warnings(self) -> list[str]:
+        """What the preparation warns of, once."""
+        problems, self._warned = self.preparation.problems[self._warned :], len(self.preparation.problems)
+        return [problem.text for problem in problems if not problem.fatal]
+
     # -- events --------------------------------------------------------------------------------------------------
 
     def begin(self, key: str, log_folder: str | None, now: float) -> list[Action]:
-        """The first messages: prepare the job on every host. The key goes nowhere else."""
-        self._timeout_at = now + self.timeout
-        hosts = list(self.hosts.values())
-        actions: list[Action] = []
-        for host in hosts:
-            bind: dict = {"address": host.address}
-            if host == host_of(self.job, hosts, SCHEDULER):
-                bind["scheduler"] = self.job.port
-            if host == host_of(self.job, hosts, WORKER):
-                bind["master"] = 0
-            actions.append(Send(host.name, self.job_message(host.name, key=key, bind=bind, log_folder=log_folder)))
-        return actions
-
-    def job_message(self, host: str, **more: object) -> dict:
-        """The first message to an agent of this job."""
-        return dict(do="job", mark=self.job.mark, host=host, grace=self.grace, silence=self.silence, **more)
+        """The first actions. The key goes to the agents and nowhere else."""
+        self._timeout_at, self._start_at = now + self.limits.timeout, now + self.limits.start
+        self._secret = {"key": key, "log_folder": log_folder}
+        return self.preparation.begin()
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take in one event; what is to be done about it."""
         match event:
-            case Ready():
-                return self._prepared(event)
+            case Connected():
+                return self._connected(event)
+            case Ready() | Copied() | Probed() | Bound() | Reached():
+                return self._prepared(event, now)
+            case Unreached():
+                return self._unreached(event, now)
             case Refused(_, message, code):
                 return self._fail(Cause(code, message), now)
             case Started(_, task, pid):
                 self.processes[task].pid = pid
+                if self.started:
+                    self._start_at = math.inf
             case Exited():
                 return self._exited(self.processes[event.task], event.code, now)
             case Frozen(_, task, seconds):
@@ -174,6 +195,8 @@ class Supervisor:
                 self._note_stopped(event)
             case Ended(host, left):
                 self.left[host] = left
+            case Quiet(host, seconds):
+                self.quiet[host] = seconds
             case Lost():
                 return self._lost(event, now)
             case Interrupted(number):
@@ -184,32 +207,70 @@ class Supervisor:
                 return self._tick(now)
         return []
 
-    def _prepared(self, event: Ready) -> list[Action]:
-        """When the last host is ready the ports are known, and every process can be told all it needs."""
-        self._ready[event.host] = event
-        if self.ending or self._ready.keys() != self.hosts.keys():
-            return []
-        ports: dict[str, int] = {}
-        for ready in self._ready.values():
-            ports.update(ready.ports)
-        hosts = [replace(host, cores=self._ready[name].cores) for name, host in self.hosts.items()]
-        self.processes = [Process(task) for task in tasks(self.job, hosts, Ports(**ports))]
-        return [Send(host.name, self._start_message(host.name)) for host in hosts]
+    # -- the start -----------------------------------------------------------------------------------------------
 
-    def _start_message(self, host: str) -> dict:
+    def _connected(self, event: Connected) -> list[Action]:
+        host = event.host
+        if host in self.unreached:
+            return []  # it came too late: without a job its agent ends by itself
+        again = host in self._recovering
+        self._asked.add(host)
+        first = Send(host, self._job_message(host, {} if again else self._secret))
+        if again:
+            return [first, self._stop_message(host)]
+        self.preparation.handle(event)
+        return [first]
+
+    def _job_message(self, host: str, secret: dict) -> dict:
+        silence = self.limits.agent_silence
+        return dict(do="job", mark=self.job.mark, host=host, grace=self.grace, silence=silence, **secret)
+
+    def _prepared(self, event: Event, now: float) -> list[Action]:
+        if self.ending:
+            return []
+        try:
+            actions = self.preparation.handle(event)
+        except LaunchError as error:
+            return self._fail(Cause(error.code, str(error)), now)
+        if isinstance(event, Copied):
+            self._start_at = now + self.limits.start
+        return self._prepared_by(actions, now)
+
+    def _prepared_by(self, actions: list[Action], now: float) -> list[Action]:
+        if not self.preparation.done and self.hosts:
+            return actions
+        if self.check:
+            return self._end(now)
+        hosts = list(self.hosts.values())
+        self.processes = [Process(task) for task in tasks(self.job, hosts, self.preparation.chosen_ports)]
+        return [Send(host.name, self._start_message(host)) for host in hosts]
+
+    def _start_message(self, host: Host) -> dict:
         rows = [
             {
                 "task": index,
                 "argv": each.task.argv,
                 "environment": each.task.environment,
-                "workdir": self.job.workdir,
+                "workdir": workdir_of(self.job, host),
                 "script": self.job.script,
                 "listens": each.task.role == SCHEDULER,
+                "memory": self.job.memory.get(each.task.role, 0),
             }
             for index, each in enumerate(self.processes)
-            if each.task.host.name == host
+            if each.task.host.name == host.name
         ]
         return {"do": "start", "unset": OWNED, "tasks": rows}
+
+    def _unreached(self, event: Unreached, now: float) -> list[Action]:
+        if event.host in self._recovering:
+            self.left[event.host] = None
+            return []
+        if self.check and not self.ending:
+            return self._prepared_by(self.preparation.leave_out(event.host, event.message, event.code), now)
+        self.unreached.add(event.host)
+        return self._fail(Cause(event.code, event.message), now)
+
+    # -- the course ----------------------------------------------------------------------------------------------
 
     def _exited(self, process: Process, code: int, now: float) -> list[Action]:
         process.code, process.ended_by_us = code, self.ending
@@ -242,16 +303,17 @@ class Supervisor:
                 self.cause = Cause(128 + signal.SIGSTOP, f"{label} did not end: it is stopped", self.processes[task])
 
     def _lost(self, event: Lost, now: float) -> list[Action]:
-        if event.host in self.left:
+        if event.host in self.left or event.host in self.unreached:
             return []  # it had ended
         if event.host in self._recovering:
             self.left[event.host] = None
             return []
-        pid = f" (pid {self._ready[event.host].pid})" if event.host in self._ready else ""
+        agent = self.preparation.agents.get(event.host)
+        pid = f" (pid {agent.pid})" if agent else ""
         self._recovering.add(event.host)
         actions = self._fail(Cause(FAULT_CODE, f"the agent on {event.host}{pid} {event.reason}"), now)
         self._give_up_at = now + self._patience
-        return [Recover(event.host), *actions]
+        return [Connect(event.host, again=True), *actions]
 
     def _interrupted(self, number: int, now: float) -> list[Action]:
         self.interrupted = True
@@ -267,25 +329,47 @@ class Supervisor:
             return [action for each in actions for action in each]
         if now >= self._timeout_at:
             running = ", ".join(each.label for each in self.processes if each.code is None)
-            text = f"the job took more than {self.timeout:g} s; not ended: {running}"
-            return self._fail(Cause(TIMEOUT_CODE, text), now)
+            text = f"the job took more than {self.limits.timeout:g} s; not ended: {running}"
+            return self._fail(Cause(TIMEOUT_CODE, text), now, dump=True)
+        if now >= self._start_at:
+            return self._late(now)
         if self.suspect and now >= self._suspect_at:
-            return self._fail(self.suspect, now)
+            return self._fail(self._suspicion(), now)
         return self._end(now) if now >= self._finish_at else []
+
+    def _late(self, now: float) -> list[Action]:
+        if self.preparation.step == "copy":  # as long as bytes flow
+            self._start_at = math.inf
+            return []
+        waiting = self.preparation.waiting or ", ".join(each.label for each in self.processes if not each.pid)
+        text = f"the job has not started within {self.limits.start:g} s (--start-timeout); waiting for {waiting}"
+        return self._fail(Cause(TIMEOUT_CODE, text), now)
+
+    def _suspicion(self) -> Cause:
+        """Who lost another process is the cause, unless a whole host has gone quiet: that is whom it lost."""
+        quiet = max(self.quiet, key=lambda host: self.quiet[host], default=None)
+        if quiet is None or not self.quiet[quiet]:
+            return self.suspect
+        text = f"nothing has come from {quiet} for {self.quiet[quiet]:.0f} s: is the host down, or its network cut?"
+        return Cause(FAULT_CODE, text)
 
     # -- the end -------------------------------------------------------------------------------------------------
 
-    def _fail(self, cause: Cause, now: float) -> list[Action]:
+    def _fail(self, cause: Cause, now: float, dump: bool = False) -> list[Action]:
         self.cause = self.cause or cause
-        return [] if self.ending else self._end(now)
+        return [] if self.ending else self._end(now, dump)
 
-    def _end(self, now: float) -> list[Action]:
-        """Ask every agent to end the job's processes; again, to hurry."""
+    def _end(self, now: float, dump: bool = False) -> list[Action]:
+        """Ask every agent to end the job's processes; again, to hurry. `dump`: print their stacks first."""
         self.ending = True
-        self._timeout_at = self._suspect_at = self._finish_at = math.inf
+        self._timeout_at = self._start_at = self._suspect_at = self._finish_at = math.inf
         self._give_up_at = now + self._patience
-        asked = [name for name in self.hosts if name not in self.left and name not in self._recovering]
-        return [Send(name, {"do": "stop", "grace": self.grace}) for name in asked]
+        self.unreached |= self.hosts.keys() - self._asked
+        asked = [name for name in self.hosts if name in self._asked - self.left.keys() - self._recovering]
+        return [self._stop_message(name, dump) for name in asked]
+
+    def _stop_message(self, host: str, dump: bool = False) -> Send:
+        return Send(host, {"do": "stop", "grace": self.grace, **({"dump": True} if dump else {})})
 
     @property
     def _patience(self) -> float:

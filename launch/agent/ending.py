@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 
 from launch.agent import KILL_SECONDS
 from launch.agent.process import Process, members, send_signal
 
 LOOK_SECONDS = 0.02, 0.2  # first and longest time between two looks at what is left
+
+
+def dump_stacks(found: dict[int, Process]) -> None:
+    """Have each Python process print the stacks of its threads, by faulthandler, and end.
+
+    PYTHONFAULTHANDLER makes Python do so for SIGABRT; without it SIGABRT only ends the process, which is due anyway.
+    """
+    for each in found.values():
+        if runs_python(each.pid):
+            with contextlib.suppress(OSError, ValueError):
+                resource.prlimit(each.pid, resource.RLIMIT_CORE, (0, 0))  # a stack is wanted, not a core file
+            send_signal(each, signal.SIGABRT)
+            if each.state == "T":
+                send_signal(each, signal.SIGCONT)
+
+
+def runs_python(pid: int) -> bool:
+    try:
+        return os.path.basename(os.readlink(f"/proc/{pid}/exe")).startswith("python")
+    except OSError:
+        return False
 
 
 class Ending:

@@ -13,9 +13,12 @@ import sys
 import time
 
 from launch.agent import EVENT, HEADER, HELLO, NO_TASK, OUTPUT, Refusal
-from launch.agent.ending import LOOK_SECONDS, Ending
+from launch.agent.ending import LOOK_SECONDS, Ending, dump_stacks
+from launch.agent.probe import Probe
 from launch.agent.process import Process, become_subreaper, process
-from launch.agent.spawn import Child, RunFolder, bound_socket, spawn_refusal
+from launch.agent.reach import Reach
+from launch.agent.receive import Receiver
+from launch.agent.spawn import Child, RunFolder, bound_socket, environment_here, limit_memory, spawn_refusal
 
 READ_BYTES = 1 << 16  # a pipe's default capacity
 BACKLOG_BYTES = 1 << 20  # unsent output above which the processes are no longer read
@@ -35,6 +38,13 @@ class Agent:
         self.host, self.mark, self.grace, self.silence = "this host", "", 5.0, 10.0
         self.log_folder: str | None = None
         self.folder: RunFolder | None = None
+        self.key = ""
+        self.probe: Probe | None = None
+        self.reach: Reach | None = None
+        self.reached = False
+        self.receiver: Receiver | None = None
+        self.receiving = False  # whether it has work without a message
+        self.raw = 0  # bytes to come that are a file's
         self.heard = time.monotonic()
         self.look_for_frozen_at = self.heard
         self.paused = False
@@ -75,11 +85,14 @@ class Agent:
         """Seconds until something has to be done without an event."""
         if self.ending and self.lost:
             return max(0.0, self.ending.look_at - now)
+        if self.receiving:
+            return 0.0
         due = self.heard + self.silence
         if self.ending and not self.ending.over:
             due = min(due, self.ending.look_at)
         if self.children and not self.ending:
             due = min(due, self.look_for_frozen_at)
+        due = min([due, *(each.deadline for each in (self.probe, self.reach) if each)])
         return max(0.0, due - now)
 
     def _tend(self, now: float) -> None:
@@ -94,6 +107,10 @@ class Agent:
             self.ending.look(now)
             if self.ending.left is not None:
                 self._finish(self.ending.left)
+        self._poll_probe()
+        self._poll_reach()
+        if self.receiving and self.receiver:
+            self.receiving = self.receiver.step()
         if not self.ending and now >= self.look_for_frozen_at:
             self.look_for_frozen_at = now + FROZEN_LOOK_SECONDS
             self._report_frozen(now)
@@ -132,19 +149,41 @@ class Agent:
             return self._lose("the launcher's end of the channel closed")
         self.heard = time.monotonic()
         self.incoming += data
-        *lines, rest = self.incoming.split(b"\n")
-        self.incoming = bytearray(rest)
-        for line in lines:
+        while self.incoming:
+            if self.raw:
+                self._take_raw()
+                continue
+            line, newline, rest = self.incoming.partition(b"\n")
+            if not newline:
+                return
+            self.incoming = rest
             self._obey(json.loads(line))
+
+    def _take_raw(self) -> None:
+        """Bytes of a file that is being copied here."""
+        data = bytes(self.incoming[: self.raw])
+        self.raw -= len(data)
+        del self.incoming[: len(data)]
+        if self.receiver:
+            self.receiver.take(data)
 
     def _obey(self, message: dict) -> None:
         try:
             if message["do"] == "job":
                 self.prepare(message)
+            elif message["do"] == "probe":
+                self.examine(message["request"])
+            elif message["do"] in ("sync", "file"):
+                self.receive(message)
+            elif message["do"] == "bind":
+                self.bind(message)
+            elif message["do"] == "reach" and self.reach:
+                self.reach.begin(message["peers"])
+                self._poll_reach()
             elif message["do"] == "start":
                 self.start(message)
             elif message["do"] == "stop":
-                self.stop(message["grace"])
+                self.stop(message["grace"], message.get("dump", False))
             elif message["do"] == "beat" and not self.backlog:  # what is under way says that we live
                 self.emit("beat")
         except Refusal as refusal:
@@ -192,17 +231,70 @@ class Agent:
     # -- the job -------------------------------------------------------------------------------------------------
 
     def prepare(self, job: dict) -> None:
-        """Make the job's private folder and its ports; answers `ready`."""
+        """Make the job's private folder; answers `ready`."""
         self.mark, self.host = job["mark"], job["host"]
         self.grace, self.silence, self.log_folder = job["grace"], job["silence"], job.get("log_folder")
-        self.folder = RunFolder(self.mark)
-        if job.get("key"):
-            self.folder.create(job["key"])
-        bind = job.get("bind") or {}
-        for purpose in {"scheduler", "master"} & set(bind):
-            self.sockets[purpose] = self._bind(bind["address"], bind[purpose])
+        self.folder, self.key = RunFolder(self.mark), job.get("key") or ""
+        if self.key:
+            self.folder.create(self.key)
+        self.emit("ready", pid=os.getpid(), cores=len(os.sched_getaffinity(0)), python=sys.executable)
+
+    def bind(self, wanted: dict) -> None:
+        """Hold the ports that the job needs here; answers `bound`."""
+        for purpose in {"scheduler", "master"} & set(wanted):
+            self.sockets[purpose] = self._bind(wanted["address"], wanted[purpose])
         ports = {purpose: held.getsockname()[1] for purpose, held in self.sockets.items()}
-        self.emit("ready", pid=os.getpid(), cores=len(os.sched_getaffinity(0)), ports=ports)
+        if wanted.get("reach"):
+            ports["reach"] = self._open_reach(wanted["address"])
+        self.emit("bound", ports=ports)
+
+    def _open_reach(self, address: str) -> int:
+        """Answer the other agents from now on; the port they ask at."""
+        try:
+            self.reach = Reach(address, self.key, self.host)
+        except OSError as error:
+            raise Refusal(f"{address} on {self.host} cannot be listened at: {error.strerror}", 2) from None
+        self.selector.register(self.reach, selectors.EVENT_READ, self._poll_reach)
+        return self.reach.port
+
+    def _poll_reach(self) -> None:
+        peers = self.reach.poll() if self.reach else None
+        if peers is not None and not self.reached:
+            self.reached = True
+            self.emit("reached", peers=peers)
+
+    def receive(self, message: dict) -> None:
+        """Take in the launcher's working directory: see `launch.agent.receive`."""
+        if self.receiver is None:
+            self.receiver = Receiver(self.host, self.emit)
+        if message["do"] == "sync":
+            self.receiver.begin(message)
+            self.receiving = True
+        else:
+            self.raw = self.receiver.expect(message)
+
+    def examine(self, request: dict) -> None:
+        """Look at this host; answers `probed`."""
+        self.probe = Probe(dict(request, workdir=os.path.expanduser(request["workdir"])))
+        self.selector.register(self.probe, selectors.EVENT_READ, self._poll_probe)
+
+    def _poll_probe(self) -> None:
+        facts = self.probe.poll() if self.probe else None
+        if facts is not None:
+            self.emit("probed", facts=facts)
+            self._close_probe()
+
+    def _close_probe(self) -> None:
+        if self.probe:
+            self.selector.unregister(self.probe)
+            self.probe.close()
+            self.probe = None
+
+    def _close_reach(self) -> None:
+        if self.reach:
+            self.selector.unregister(self.reach)
+            self.reach.close()
+            self.reach = None
 
     def _bind(self, address: str, port: int) -> socket.socket:
         try:
@@ -215,7 +307,8 @@ class Agent:
 
     def start(self, message: dict) -> None:
         """Start the tasks, in order; answers one `started` each."""
-        base = {name: value for name, value in os.environ.items() if name not in message["unset"]}
+        self._close_reach()  # all have reached all, or nothing would start
+        base = environment_here(message["unset"])
         base["DMLTRAIN_KEY_FILE"] = self.folder.key_file if self.folder else ""
         for task in message["tasks"]:
             if self.ending:
@@ -228,7 +321,7 @@ class Agent:
                 self.selector.register(child.pidfd, selectors.EVENT_READ, lambda child=child: self._collect(child))
 
     def _spawn(self, task: dict, base: dict) -> Child:
-        argv, workdir, script = task["argv"], task["workdir"], task.get("script")
+        argv, workdir, script = task["argv"], os.path.expanduser(task["workdir"]), task.get("script")
         if script and not os.path.isfile(os.path.join(workdir, script)):
             raise Refusal(f"script {script} not found on {self.host} (working directory {workdir})", 127)
         environment = dict(base, **task["environment"])
@@ -247,6 +340,7 @@ class Agent:
                 start_new_session=True,
                 pass_fds=[listener.fileno()] if listener is not None else [],
             )
+            limit_memory(popen.pid, task.get("memory", 0))
             return Child(task["task"], popen, pipe)
         except (OSError, ValueError) as error:
             os.close(pipe)
@@ -321,13 +415,15 @@ class Agent:
 
     # -- the end -------------------------------------------------------------------------------------------------
 
-    def stop(self, grace: float) -> None:
-        """End every process of the job; a second call can only make it sooner."""
+    def stop(self, grace: float, dump: bool = False) -> None:
+        """End every process of the job; a second call can only make it sooner. `dump`: print Python's stacks first."""
         now = time.monotonic()
         if self.ending:
             return self.ending.sooner(now, grace)
         self.ending = Ending(self.mark, now, grace)
         found = self.ending.members()
+        if dump:
+            dump_stacks(found)
         stopped = [each.pid for each in found.values() if each.state in "Tt"]
         if stopped:
             self.emit("stopped", processes=[{"pid": pid, "task": self._task_of(pid, found)} for pid in stopped])
@@ -342,6 +438,10 @@ class Agent:
         return None
 
     def _finish(self, left: list[int]) -> None:
+        self._close_probe()
+        self._close_reach()
+        if self.receiver:
+            self.receiver.finish()
         for child in self.children.values():
             self._collect(child)
             self._drain(child)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 
 from launch.agent import Refusal
@@ -47,6 +49,22 @@ def spawn_refusal(error: OSError, argv: list[str], workdir: str, host: str) -> R
         return Refusal(f"program {name} is not executable on {host}: chmod +x {name}", 126)
     cure = "; does its first line lack #! and an interpreter?" if error.errno == errno.ENOEXEC else ""
     return Refusal(f"program {name} cannot be run on {host}: {error.strerror or error}{cure}", 126)
+
+
+def environment_here(unset: list[str]) -> dict[str, str]:
+    """The agent's own environment without the names in `unset`; in a virtual environment its programs come first."""
+    values = {name: value for name, value in os.environ.items() if name not in unset}
+    folder = os.path.dirname(sys.executable)
+    path = values.get("PATH", os.defpath)
+    if os.path.exists(os.path.join(folder, os.pardir, "pyvenv.cfg")) and folder not in path.split(os.pathsep):
+        values["PATH"] = folder + os.pathsep + path
+    return values
+
+
+def limit_memory(pid: int, mebibytes: int) -> None:
+    """Limit the data segment of `pid` (RLIMIT_DATA, which counts private mappings as well); 0 is no limit."""
+    if mebibytes:
+        resource.prlimit(pid, resource.RLIMIT_DATA, (mebibytes << 20, mebibytes << 20))
 
 
 class Child:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 
+from launch import LaunchError
 from launch.channels.local import LocalChannel
 from launch.host import Host
 from launch.options import Options
@@ -12,9 +14,21 @@ from launch.options import Options
 LOOPBACK = "127.0.0.1"
 
 
-def hosts(options: Options) -> list[Host]:
-    return [Host("localhost", LOOPBACK, sys.executable, len(os.sched_getaffinity(0)))]
+class Cluster:
+    """See `launch.clusters`."""
 
+    def __init__(self, options: Options, hosts: Sequence[Host] | None = None):
+        if options.names_hosts:
+            given = options.hostfile or options.hosts or options.worker_hostfile or options.server_hostfile
+            raise LaunchError(
+                f"--launcher local runs everything on this machine, but hosts are given ({given}): "
+                "leave --launcher out, or say --launcher ssh or mpi"
+            )
+        cores = len(os.sched_getaffinity(0))
+        self.hosts = list(hosts or [Host("localhost", LOOPBACK, sys.executable, cores)])
 
-def connect(host: Host, mark: str) -> LocalChannel:
-    return LocalChannel(host, mark)
+    def connect(self, host: Host, mark: str, timeout: float | None = None) -> LocalChannel:
+        return LocalChannel(host, mark)
+
+    def close(self) -> None:
+        pass

@@ -23,7 +23,7 @@ from launch.job import Job
 from launch.log_folder import LogFolder
 from launch.output import Output, Silent
 from launch.session import Session
-from launch.supervise import Supervisor
+from launch.supervise import Limits, Supervisor
 
 SILENCE = 20.0  # s; the channel's, for tests that are about something else
 
@@ -225,11 +225,18 @@ def test_an_agent_that_cannot_start_is_lost_with_its_reason(tmp_path):
     assert "the agent on here exited with 9: out of luck" in supervisor.cause.text
 
 
+class OneHost:
+    """A cluster of this machine, by whatever Python the host says."""
+
+    def connect(self, host: Host, mark: str, timeout: float | None = None) -> LocalChannel:
+        return LocalChannel(host, mark)
+
+
 def run_session(tmp_path: Path, host: Host, argv: tuple[str, ...], silence: float = 10.0, on_all_started=lambda: None):
     job = Job("session", f"session-{os.getpid()}-{random.randrange(10**9)}", argv, 1, 0, str(tmp_path))
-    supervisor = Supervisor(job, [host], grace=0.5, silence=silence)
+    supervisor = Supervisor(job, [host], Limits(grace=0.5, silence=silence, agent_silence=silence))
     output = Output(LogFolder(tmp_path / "logs"), ["worker-0"], Silent())
-    Session(supervisor, LocalChannel, output, on_all_started).run(tmp_path / "logs")
+    Session(supervisor, OneHost(), output, on_all_started).run(tmp_path / "logs")
     output.close()
     return supervisor
 

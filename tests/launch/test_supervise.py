@@ -5,10 +5,27 @@ from __future__ import annotations
 import math
 
 from launch import report
-from launch.event import Ended, Exited, Interrupted, Lost, OutputFailed, Ready, Refused, Started, Stopped, Tick
+from launch.action import Connect, Send
+from launch.event import (
+    Bound,
+    Connected,
+    Ended,
+    Exited,
+    Interrupted,
+    Lost,
+    OutputFailed,
+    Quiet,
+    Reached,
+    Ready,
+    Refused,
+    Started,
+    Stopped,
+    Tick,
+    Unreached,
+)
 from launch.host import Host
 from launch.job import Job
-from launch.supervise import FINISH_SECONDS, SUSPECT_SECONDS, Recover, Send, Supervisor
+from launch.supervise import FINISH_SECONDS, SUSPECT_SECONDS, Limits, Supervisor
 
 HOSTS = [Host("a", "10.0.0.1", "python3"), Host("b", "10.0.0.2", "python3")]
 SCHEDULER, SERVER_0, SERVER_1, WORKER_0, WORKER_1 = range(5)  # workers 0 and 1 are on a and b, as the servers are
@@ -17,13 +34,18 @@ SCHEDULER, SERVER_0, SERVER_1, WORKER_0, WORKER_1 = range(5)  # workers 0 and 1 
 class Clock:
     """A supervisor in the middle of its job, and the time."""
 
-    def __init__(self, timeout: float = 0.0):
+    def __init__(self, timeout: float = math.inf):
         self.job = Job("name", "mark", ("true",), 2, 2, "/", ())
-        self.supervisor = Supervisor(self.job, HOSTS, grace=5.0, timeout=timeout)
+        self.supervisor = Supervisor(self.job, HOSTS, Limits(grace=5.0, timeout=timeout))
         self.now = 0.0
-        self.first = self.supervisor.begin("the key", "/logs", self.now)
-        self.say(Ready("a", 10, 4, {"scheduler": 9000, "master": 9001}))
-        self.start = self.say(Ready("b", 20, 2))
+        self.connect = self.supervisor.begin("the key", "/logs", self.now)
+        self.first = self.say(Connected("a", "10.0.0.1"), Connected("b", "10.0.0.2"))
+        self.say(Ready("a", 10, 4))
+        self.bind = self.say(Ready("b", 20, 2))
+        self.say(Bound("a", {"scheduler": 9000, "master": 9001, "reach": 9002}))
+        self.reach = self.say(Bound("b", {"reach": 9003}))
+        self.say(Reached("a", {"b": {"ms": 0.1}}))
+        self.start = self.say(Reached("b", {"a": {"ms": 0.1}}))
         for task in range(5):
             self.say(Started("a", task, 100 + task))
 
@@ -53,10 +75,13 @@ STOP = [Send("a", {"do": "stop", "grace": 5.0}), Send("b", {"do": "stop", "grace
 
 def test_the_ports_are_known_before_anything_starts():
     clock = Clock()
-    assert [each.message["bind"] for each in clock.first] == [
-        {"address": "10.0.0.1", "scheduler": 0, "master": 0},
-        {"address": "10.0.0.2"},
+    assert clock.connect == [Connect("a"), Connect("b")]
+    assert [each.message["do"] for each in clock.first] == ["job", "job"]
+    assert [each.message for each in clock.bind] == [
+        {"do": "bind", "address": "10.0.0.1", "reach": True, "scheduler": 0, "master": 0},
+        {"do": "bind", "address": "10.0.0.2", "reach": True},
     ]
+    assert clock.reach[0].message == {"do": "reach", "peers": [["b", "10.0.0.2", 9003]]}
     assert [each.host for each in clock.start] == ["a", "b"]
     rows = [row for each in clock.start for row in each.message["tasks"]]
     assert {row["environment"]["DMLC_PS_ROOT_PORT"] for row in rows} == {"9000"}
@@ -148,7 +173,7 @@ def test_stopped_processes_are_named():
 
 def test_a_lost_agent_is_replaced_once():
     clock = Clock()
-    assert clock.say(Lost("b", "was killed by SIGKILL")) == [Recover("b"), STOP[0]]
+    assert clock.say(Lost("b", "was killed by SIGKILL")) == [Connect("b", again=True), STOP[0]]
     assert clock.supervisor.cause.text == "the agent on b (pid 20) was killed by SIGKILL"
     clock.say(Ready("b", 21, 2), Ended("b", ()))
     clock.say(Ended("a", ()), Lost("b", "exited with 0"))
@@ -168,7 +193,7 @@ def test_an_agent_that_does_not_end_is_replaced_in_time():
     clock = Clock()
     clock.exit(WORKER_0, 1)
     clock.say(Ended("a", ()))
-    assert clock.tick() == [Recover("b")]
+    assert clock.tick() == [Connect("b", again=True)]
     assert clock.tick() == []
     assert clock.supervisor.over and clock.supervisor.left["b"] is None
     assert clock.supervisor.exit_code == 1, "still the first failure's"

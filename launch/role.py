@@ -1,0 +1,3 @@
+"""The roles of a job's processes."""
+
+SCHEDULER, SERVER, WORKER = "scheduler", "server", "worker"

@@ -1,0 +1,169 @@
+"""From options to a job and its hosts, and a job's attempts, one after another, until one ends well."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from launch import LaunchError, report, version
+from launch.clusters import Cluster
+from launch.host import Host
+from launch.job import Job, places
+from launch.log_folder import LogFolder, default_path
+from launch.needs import needs
+from launch.options import Options
+from launch.output import Display, Output, Plain, Silent
+from launch.role import SERVER, WORKER
+from launch.secret import redact, redact_all
+from launch.session import Session
+from launch.supervise import FAULT_CODE, Limits, Supervisor
+from launch.sync import Sync
+from launch.sync_manifest import manifest
+
+NAME = "dmltrain-launch"
+IMPATIENT_SECONDS = 2.0  # how long who sent a signal waits for a terminal that stands still
+RESTART_SECONDS = 1.0  # between the end of an attempt and the next
+Say = Callable[[str], None]
+
+
+def as_utf8(text: str) -> str:
+    """What the system gave as bytes, as UTF-8 whatever the locale; bytes that are not UTF-8 survive as surrogates."""
+    return os.fsencode(text).decode("utf-8", "surrogateescape")
+
+
+def make_job(options: Options, name: str) -> Job:
+    """The job that the options describe; LaunchError when they do not."""
+    if options.num_workers is None:
+        raise LaunchError(f"-n/--num-workers is missing: {NAME} -n 2 -s 2 train.py ...")
+    job = Job(
+        name=name,
+        mark=f"{name}-{secrets.token_hex(8)}",
+        argv=options.program,
+        num_workers=options.num_workers,
+        num_servers=options.num_workers if options.num_servers is None else options.num_servers,
+        workdir=as_utf8(os.getcwd()),
+        settings=options.settings,
+        port=options.port,
+        placement=options.placement,
+        copy_to=options.sync_dst_dir,
+        over_network=options.place != "local",
+        interface=options.interface,
+        subnet=options.subnet,
+        memory={WORKER: options.worker_memory, SERVER: options.server_memory},
+    )
+    return replace(job, needs=_needs(job.script)) if job.over_network else job
+
+
+def _needs(script: str) -> tuple[str, ...]:
+    """What the script imports, where it can be read here; what it needs elsewhere is then known before it starts."""
+    try:
+        return tuple(needs(Path(script).read_text())) if script else ()
+    except (OSError, UnicodeDecodeError, SyntaxError):
+        return ()
+
+
+def used_hosts(job: Job, hosts: Sequence[Host]) -> list[Host]:
+    """The hosts that have a process of the job, in their order; LaunchError when they have no room for it."""
+    used = {host.name for _, _, host in places(job, hosts)}
+    return [host for host in hosts if host.name in used]
+
+
+def name_and_path(options: Options, now: float) -> tuple[str, Path]:
+    """The job's name and the folder of its logs."""
+    name = options.job or report.new_job_name(options.program, now)
+    if options.log_dir:
+        return name, Path(options.log_dir)
+    return default_path(name, exact=bool(options.job))
+
+
+def limits(options: Options) -> Limits:
+    endless = float("inf")
+    return Limits(options.grace, options.timeout or endless, options.start_timeout or endless)
+
+
+class Start:
+    """A job and its attempts. `run` gives the exit code of the last."""
+
+    def __init__(self, options: Options, job: Job, place: Cluster, path: Path, say: Say):
+        self.options, self.job, self.place, self._say = options, job, place, say
+        self.began = time.time()
+        self.path, self.folder = path, LogFolder(path)  # of this attempt
+        self.first = self.folder  # has the record of all
+        self.ends: list[dict] = []  # of the attempts before this one
+        self.hidden = job.secrets(place.hosts)
+
+    def run(self) -> int:
+        while True:
+            supervisor, code = self._attempt()
+            restarts = len(self.ends)
+            if not code or restarts >= self.options.max_restarts or not supervisor.restartable:
+                return code
+            self.ends.append(redact_all(report.end_of_attempt(supervisor, str(self.path)), self.hidden))
+            self.say(f"{NAME}: restart {restarts + 1} of {self.options.max_restarts}")
+            time.sleep(RESTART_SECONDS)
+            self.job = replace(self.job, restart=restarts + 1)
+            self.path = Path(self.first.shown) / f"restart-{self.job.restart}"
+            self.folder = LogFolder(self.path)
+
+    def say(self, line: str) -> None:
+        self._say(redact(line, self.hidden))
+
+    def _attempt(self) -> tuple[Supervisor, int]:
+        supervisor = Supervisor(self.job, self.place.hosts, limits(self.options))
+        names = [f"{role}-{rank}" for role, rank, _ in places(self.job, self.place.hosts)]
+        folder = self.folder.path
+        self._record(supervisor)
+        self.say(report.start_line(supervisor, str(self.path)))
+        output = Output(self.folder, names, make_display(self.options, names))
+        copier = self._copier() if self.job.copy_to else None
+        session = Session(supervisor, self.place, output, lambda: self._record(supervisor), copier, self._trace())
+        try:
+            session.run(folder)
+            code, lines = supervisor.exit_code, report.failure(supervisor, output.last_lines, str(self.path))
+            try:
+                self._record(supervisor, time.time())
+            except LaunchError as error:
+                code, lines = code or FAULT_CODE, [*lines, f"error: {error}"]
+        finally:
+            output.close(IMPATIENT_SECONDS if supervisor.interrupted else None)
+        for line in lines:
+            self.say(line if line.startswith(" ") else f"{NAME}: {line}")
+        if not code and not self.options.quiet:
+            report.print_table(folder)
+        self.say(report.last_line(supervisor))
+        return supervisor, code
+
+    def _copier(self) -> Sync:
+        source, excluded = Path(self.job.workdir), self.options.sync_exclude
+        return Sync(lambda: manifest(source, excluded, [self.first.path]), [host.name for host in self.place.hosts])
+
+    def _record(self, supervisor: Supervisor, ended: float | None = None) -> None:
+        for warning in supervisor.take_warnings():
+            self.say(f"{NAME}: warning: {warning}")
+        facts = report.record(supervisor, version(), self.options, self.began, ended)
+        self.first.write_record({**redact_all(facts, self.hidden), "restarts": self.ends})
+
+    def _trace(self) -> Callable[[object], None] | None:
+        if self.options.log_level != "DEBUG":
+            return None
+        return lambda event: self.say(f"{NAME}: debug: {event}")
+
+
+def make_display(options: Options, names: Sequence[str]) -> Display:
+    if options.quiet:
+        return Silent()
+    if sys.stdout.isatty() and options.live and os.environ.get("TERM", "dumb") != "dumb":
+        from launch.live import Live  # rich takes a while to import
+
+        return Live(names)
+    return Plain(sys.stdout.fileno(), names, coloured())
+
+
+def coloured() -> bool:
+    """Whether colours are wanted."""
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ

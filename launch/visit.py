@@ -1,0 +1,138 @@
+"""--ps and --kill: short visits to the hosts of a job that another launcher has started, by what job.json says."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from launch import LaunchError, agent, channels, show
+from launch.agent import KILL_SECONDS
+from launch.clusters import Cluster, cluster
+from launch.host import Host
+from launch.log_folder import RECORD
+from launch.options import Options
+from launch.supervise import AGENT_SILENCE_SECONDS, FAULT_CODE, SILENCE_SECONDS
+
+LAUNCHER_SECONDS = 15.0  # for a launcher to end its job
+Answers = dict[str, "dict | LaunchError"]
+
+
+def processes(options: Options, tell: Callable[[str], None]) -> int:
+    """Print the job's processes on all its hosts."""
+    from launch.processes import table
+
+    record = read(options.target)
+    answers = visit(options, record, [{"do": "list", "mark": record["mark"]}], "listing")
+    rows = {host: answer["rows"] for host, answer in answers.items() if isinstance(answer, dict)}
+    for line in table(rows):
+        tell(line)
+    return _tell_unreached(answers, tell)
+
+
+def kill(options: Options, tell: Callable[[str], None]) -> int:
+    """End the job: by its launcher where that lives on this machine, then whatever is left on its hosts."""
+    record = read(options.target)
+    if end_launcher(record):
+        tell(f"the launcher of job {record['job']} has ended it")
+    start = {"do": "job", "mark": record["mark"], "host": "", "grace": options.grace, "silence": AGENT_SILENCE_SECONDS}
+    answers = visit(options, record, [start, {"do": "stop", "grace": options.grace}], "ended")
+    left = {host: answer["left"] for host, answer in answers.items() if isinstance(answer, dict)}
+    unreached = _tell_unreached(answers, tell)
+    pids = [f"pid {pid} on {host}" for host, found in left.items() for pid in found]
+    tell(f"{len(pids)} process{'' if len(pids) == 1 else 'es'} left on {len(left)} host{'' if len(left) == 1 else 's'}"
+         + (f": {', '.join(pids)}" if pids else ""))  # fmt: skip
+    return unreached or (FAULT_CODE if pids else 0)
+
+
+def read(job: str) -> dict[str, Any]:
+    """job.json of the job of that name or folder; LaunchError when there is none."""
+    path = show.find(job) / RECORD
+    try:
+        record = json.loads(path.read_text())
+        return record if record["hosts"] and record["mark"] else record["hosts"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise LaunchError(f"{path} is not the record of a job: it cannot be found on its hosts") from None
+
+
+def end_launcher(record: Mapping[str, Any]) -> bool:
+    """Ask the launcher of the job to end it, and wait until it has; whether there was one here."""
+    here = record.get("launched_from") or {}
+    pid = here.get("pid", 0)
+    if record.get("ended") or here.get("host") != platform.node() or not _is_launcher(pid):
+        return False
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + LAUNCHER_SECONDS
+    while _is_launcher(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return True
+
+
+def _is_launcher(pid: int) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"launch" in command and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def visit(options: Options, record: Mapping[str, Any], messages: list[dict], last: str) -> Answers:
+    """Send `messages` to a new agent on each host of the job; the event `last` of each, or why there is none."""
+    hosts = [Host(**each) for each in record["hosts"]]
+    place = cluster(record["launcher"], _as_then(options, record), hosts)
+    answers: queue.SimpleQueue[tuple[str, dict | LaunchError]] = queue.SimpleQueue()
+
+    def call(host: Host) -> None:
+        try:
+            answers.put((host.name, _converse(place, host, record["mark"], messages, last, options.grace)))
+        except LaunchError as error:
+            answers.put((host.name, error))
+
+    try:
+        for host in hosts:
+            threading.Thread(target=call, args=(host,), daemon=True).start()
+        found = dict(answers.get() for _ in hosts)
+    finally:
+        place.close()
+    return {host.name: found[host.name] for host in hosts}
+
+
+def _as_then(options: Options, record: Mapping[str, Any]) -> Options:
+    """The options by which the job's launcher reached the hosts, unless the command line says otherwise now."""
+    then = {name: tuple(value) if isinstance(value, list) else value for name, value in record["reached_by"].items()}
+    plain = Options()
+    changed = {name: value for name, value in then.items() if getattr(options, name) == getattr(plain, name)}
+    return replace(options, **changed)
+
+
+def _converse(place: Cluster, host: Host, mark: str, messages: list[dict], last: str, grace: float) -> dict:
+    channel = place.connect(host, mark)
+    try:
+        for message in messages:
+            channels.send(channel, {**message, "host": host.name})
+        deadline = SILENCE_SECONDS + grace + KILL_SECONDS
+        for kind, _, payload in channels.frames(channel, deadline):
+            if kind == agent.EVENT and (event := json.loads(payload))["event"] == last:
+                return event
+        raise LaunchError(f"the agent on {host.name} ended without an answer", FAULT_CODE)
+    except (OSError, channels.ChannelError) as error:
+        raise LaunchError(f"the agent on {host.name} {channel.close()}: {error}", FAULT_CODE) from None
+    finally:
+        channel.close()
+
+
+def _tell_unreached(answers: Answers, tell: Callable[[str], None]) -> int:
+    errors = {host: answer for host, answer in answers.items() if isinstance(answer, LaunchError)}
+    for host, error in errors.items():
+        tell(f"not known for {host}: {error}")
+    return FAULT_CODE if errors else 0
