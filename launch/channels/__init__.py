@@ -18,6 +18,7 @@ from launch import agent
 from launch.agent import bundle
 from launch.host import Host
 
+TOO_OLD = "too old a Python:"  # what one before 3.8 says, and its version
 NOISE_BYTES = 1 << 16  # how much a login script may print before the agent speaks
 
 
@@ -36,7 +37,8 @@ class ChannelError(Exception):
 def agent_command(python: str) -> tuple[list[str], bytes]:
     """The command that becomes the agent, and its text, to be written to the command's standard input first."""
     text = bundle.text()
-    load = f"import os;s=b'';exec('while len(s)<{len(text)}:s+=os.read(0,{len(text)}-len(s)) or exit(1)');exec(s)"
+    load = f"import os,sys;sys.version_info<(3,8)and sys.exit('{TOO_OLD} %d.%d'%sys.version_info[:2]);s=b'';"
+    load += f"exec('while len(s)<{len(text)}:s+=os.read(0,{len(text)}-len(s)) or sys.exit(1)');exec(s)"
     return [python, "-I", "-S", "-X", "utf8", "-c", load, "dmltrain-agent"], text
 
 

@@ -66,5 +66,6 @@ class ProcessChannel:
         return f"exited with {code}" + "".join(f": {line}" for line in said[-1:])
 
     def said(self) -> list[str]:
-        """The lines that the child has written to standard error so far."""
-        return os.pread(self._stderr.fileno(), READ_BYTES, 0).decode(errors="replace").strip().splitlines()
+        """The last lines that the child has written to standard error so far."""
+        start = max(0, os.fstat(self._stderr.fileno()).st_size - READ_BYTES)
+        return os.pread(self._stderr.fileno(), READ_BYTES, start).decode(errors="replace").strip().splitlines()

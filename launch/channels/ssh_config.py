@@ -1,0 +1,157 @@
+"""What ~/.ssh/config and /etc/ssh/ssh_config say about a host, as a value.
+
+Understood here: HostName, User, Port, IdentityFile, IdentitiesOnly, ProxyJump, ProxyCommand, HostKeyAlias,
+UserKnownHostsFile, GlobalKnownHostsFile, HashKnownHosts, ConnectTimeout; Host, Match and Include (ssh_config(5)).
+Everything else is for the system's own ssh.
+"""
+
+from __future__ import annotations
+
+import getpass
+import glob
+import os
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from paramiko import SSHConfig
+from paramiko.ssh_exception import ConfigParseError, CouldNotCanonicalize
+
+from launch import LaunchError
+
+USER_FILE, SYSTEM_FILE = "~/.ssh/config", "/etc/ssh/ssh_config"
+SSH_PORT = 22
+DEFAULT_IDENTITIES = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
+DEFAULT_USER_KNOWN = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
+DEFAULT_GLOBAL_KNOWN = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
+INCLUDE_DEPTH = 16  # as ssh's own
+CURE = "or leave it to the system's ssh with --ssh system"
+
+
+@dataclass(frozen=True)
+class Target:
+    """Who is to be reached, as the user named it: what is "", 0 or empty here is what the configuration says."""
+
+    name: str
+    user: str = ""
+    port: int = 0
+    identity: str = ""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How one host is reached. `connect_timeout` in seconds, 0: none given; `hops` in the order they are passed."""
+
+    hostname: str
+    port: int
+    user: str
+    identities: tuple[str, ...]  # paths of private keys, some of which may not exist
+    identities_only: bool
+    hops: tuple[str, ...]  # [user@]host[:port]
+    proxy_command: str
+    known_as: str  # the name in known_hosts
+    user_known_hosts: tuple[Path, ...]
+    global_known_hosts: tuple[Path, ...]
+    hash_known_hosts: bool
+    connect_timeout: float
+
+    @property
+    def destination(self) -> str:
+        return f"{self.hostname} port {self.port}"
+
+
+class Config:
+    """The configuration files, read once; LaunchError when they cannot be understood."""
+
+    def __init__(self, files: tuple[str, ...] = (USER_FILE, SYSTEM_FILE)):
+        lines = [line for name in files for line in ("Host *", *_lines(Path(name).expanduser(), 0))]
+        self._text = "\n".join(lines)
+
+    def settings(self, target: Target) -> Settings:
+        """What holds for `target`: for each keyword the first value found, the target's own before any file's."""
+        own = [("User", target.user), ("Port", target.port), ("IdentityFile", target.identity)]
+        text = "\n".join(f"{keyword} {value}" for keyword, value in own if value)
+        try:
+            found = SSHConfig.from_text(f"{text}\n{self._text}").lookup(target.name)
+            return _settings(found, bool(target.identity))
+        except (ConfigParseError, CouldNotCanonicalize, ValueError, KeyError) as error:
+            raise LaunchError(f"{USER_FILE} or {SYSTEM_FILE}, for {target.name}: {error}; mend it, {CURE}") from None
+
+
+def _settings(found: dict, given: bool) -> Settings:
+    user = found.get("user") or getpass.getuser()
+    hops, command = _proxy(found)
+    return Settings(
+        hostname=found["hostname"],
+        port=int(found.get("port", SSH_PORT)),
+        user=user,
+        identities=tuple(found.get("identityfile") or map(os.path.expanduser, DEFAULT_IDENTITIES)),
+        identities_only=_yes(found, "identitiesonly"),
+        hops=hops,
+        proxy_command=command.replace("%%", "%"),
+        known_as=found.get("hostkeyalias", ""),
+        user_known_hosts=_paths(found.get("userknownhostsfile", DEFAULT_USER_KNOWN)),
+        global_known_hosts=_paths(found.get("globalknownhostsfile", DEFAULT_GLOBAL_KNOWN)),
+        hash_known_hosts=_yes(found, "hashknownhosts"),
+        connect_timeout=float(found.get("connecttimeout", 0)),
+    )
+
+
+def _yes(found: dict, keyword: str) -> bool:
+    return found.get(keyword, "no").lower() in ("yes", "true")
+
+
+def _proxy(found: dict) -> tuple[tuple[str, ...], str]:
+    """The hops and the command; of two that are given the first counts, and "none" is neither."""
+    for keyword, value in found.items():
+        none = value is None or str(value).lower() == "none"
+        if keyword == "proxyjump":
+            return () if none else tuple(hop.strip() for hop in value.split(",")), ""
+        if keyword == "proxycommand":
+            return (), "" if none else value
+    return (), ""
+
+
+def _paths(value: str) -> tuple[Path, ...]:
+    return tuple(Path(word).expanduser() for word in shlex.split(value) if word != "none")
+
+
+def hop(text: str) -> Target:
+    """[user@]host[:port], host perhaps [in:brackets], as ProxyJump has it; ValueError when it is not that."""
+    rest = text.removeprefix("ssh://").rstrip("/")
+    user, _, rest = rest.rpartition("@")
+    name, port = rest, ""
+    if rest.startswith("["):
+        name, _, port = rest[1:].partition("]")
+        port = port.removeprefix(":")
+    elif rest.count(":") == 1:
+        name, port = rest.split(":")
+    return Target(name, user, int(port or 0))
+
+
+def _lines(path: Path, depth: int, block: str = "Host *") -> Iterator[str]:
+    """The lines of a file, those that it includes in their place; the block that an Include is in goes on after it."""
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return
+    except (OSError, UnicodeDecodeError) as error:
+        raise LaunchError(f"{path} cannot be read: {error}; mend it, {CURE}") from None
+    for line in text.splitlines():
+        keyword, _, value = line.strip().replace("=", " ", 1).partition(" ")
+        if keyword.lower() == "include" and depth < INCLUDE_DEPTH:
+            for included in _included(value, path):
+                yield from _lines(included, depth + 1, block)
+                yield block
+            continue
+        if keyword.lower() in ("host", "match"):
+            block = line
+        yield line
+
+
+def _included(value: str, path: Path) -> list[Path]:
+    """Where the patterns of an Include lead; a relative one starts at the folder of the file's kind."""
+    folder = Path("/etc/ssh") if path.is_relative_to("/etc/ssh") else Path("~/.ssh").expanduser()
+    patterns = [str(folder / os.path.expanduser(word)) for word in shlex.split(value)]
+    return [Path(name) for pattern in patterns for name in sorted(glob.glob(pattern))]

@@ -1,0 +1,154 @@
+"""The bytes below an SSH connection: a TCP connection, the pipes of a ProxyCommand, or a channel of a jump host.
+
+A `Line` is what paramiko takes for a socket. It adds what a plain one lacks: reads in big pieces, a limit to how long
+a write may stand still, and an end that takes everything below it along.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import queue
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+
+READ_BYTES = 1 << 18
+STALL_SECONDS = 8.0  # a write that moves nothing for so long has failed
+# Unacknowledged data for so long ends the connection: longer than a cut of 5 s with the 1.4 s that TCP and ARP then
+# take to go on, shorter than the silence after which the launcher gives the host up.
+USER_TIMEOUT_SECONDS = 8.0
+KEEPALIVE_SECONDS, KEEPALIVE_PROBES = 2, 3  # when nothing is under way, where USER_TIMEOUT does not count
+LINE_CLOSE_SECONDS = 1.0
+
+
+class Line:
+    """A socket or a channel of paramiko's; `end` closes it with all that is below."""
+
+    def __init__(self, below: socket.socket, end: Callable[[], None]):
+        self._below, self._end = below, end
+        self._ahead, self._start = b"", 0
+        self._stalled_since: float | None = None
+        self._closed = False
+
+    def settimeout(self, seconds: float | None) -> None:
+        self._below.settimeout(seconds)
+
+    def recv(self, count: int) -> bytes:
+        """At most `count` bytes; b"" at the end. One thread only."""
+        if self._start == len(self._ahead):
+            self._ahead, self._start = self._below.recv(READ_BYTES), 0
+        piece = self._ahead[self._start : self._start + count]
+        self._start += len(piece)
+        return piece
+
+    def send(self, data: bytes) -> int:
+        """How much was sent; OSError when nothing could be for STALL_SECONDS. One thread at a time."""
+        try:
+            count = self._below.send(data)
+        except TimeoutError:
+            now = time.monotonic()
+            self._stalled_since = self._stalled_since or now
+            if now - self._stalled_since >= STALL_SECONDS:
+                raise OSError(errno.ETIMEDOUT, f"nothing could be sent for {STALL_SECONDS:g} s") from None
+            raise
+        self._stalled_since = None
+        return count
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            with contextlib.suppress(OSError):
+                self._end()
+
+
+def tcp(host: str, port: int, seconds: float) -> Line:
+    """A TCP connection; OSError, of which TimeoutError and socket.gaierror say more."""
+    until, last = time.monotonic() + seconds, OSError(errno.EADDRNOTAVAIL, "no address")
+    for family, kind, protocol, _, address in addresses(host, port, seconds):
+        connection = socket.socket(family, kind, protocol)
+        try:
+            connection.settimeout(max(0.01, until - time.monotonic()))
+            connection.connect(address)
+        except OSError as error:
+            connection.close()
+            last = error
+            continue
+        _notice_cuts(connection)
+        return Line(connection, connection.close)
+    raise last
+
+
+def addresses(host: str, port: int, seconds: float, look_up: Callable = socket.getaddrinfo) -> list[tuple]:
+    """As socket.getaddrinfo gives them, but within `seconds`: a resolver that is silent has a patience of its own."""
+    answers: queue.SimpleQueue = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put(look_up(host, port, type=socket.SOCK_STREAM))
+        except (OSError, UnicodeError) as error:
+            answers.put(error)
+
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        answer = answers.get(timeout=seconds)
+    except queue.Empty:
+        raise socket.gaierror(socket.EAI_AGAIN, f"no name server answered within {seconds:g} s") from None
+    if isinstance(answer, UnicodeError):
+        raise socket.gaierror(socket.EAI_NONAME, "it is no name of a host")
+    if isinstance(answer, OSError):
+        raise answer
+    return answer
+
+
+def _notice_cuts(connection: socket.socket) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(USER_TIMEOUT_SECONDS * 1000))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_SECONDS)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_SECONDS)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+
+
+class ProxyCommand:
+    """A command whose standard input and output are the connection; in a session of its own, so Ctrl-C spares it."""
+
+    def __init__(self, command: str):
+        self.command = command
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed with the line
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._child = subprocess.Popen(
+                ["/bin/sh", "-c", f"exec {command}"],
+                stdin=theirs,
+                stdout=theirs,
+                stderr=self._stderr,
+                start_new_session=True,
+            )
+        self.line = Line(self._socket, self._end)
+
+    def failure(self) -> str:
+        """How the command ended and the last it said, "" while it runs or when it ended well."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._child.wait(LINE_CLOSE_SECONDS)
+            said = os.pread(self._stderr.fileno(), READ_BYTES, 0).decode(errors="replace").strip().splitlines()
+            return f"exited with {code}" + "".join(f": {line}" for line in said[-1:]) if code else ""
+        return ""
+
+    def _end(self) -> None:
+        """The command has lost its connection; one that does not end by that is killed, without anybody waiting."""
+
+        def reap() -> None:
+            try:
+                self._child.wait(LINE_CLOSE_SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._child.pid, signal.SIGKILL)
+                self._child.wait()
+
+        self._socket.close()
+        threading.Thread(target=reap, daemon=True).start()

@@ -1,0 +1,57 @@
+"""Ask for a secret on the terminal, from any thread; it can be called off, and leaves the terminal as it was."""
+
+from __future__ import annotations
+
+import os
+import select
+import termios
+import threading
+
+LOOK_SECONDS = 0.2  # between looks at whether the question has been called off
+LEAVE_SECONDS = 2.0
+
+
+class TerminalPrompt:
+    """`ask` asks one question at a time; after `close` it asks no more. OSError when there is no terminal."""
+
+    def __init__(self, path: str = "/dev/tty"):
+        self._path = path
+        self._turn = threading.Lock()
+        self._closed = threading.Event()
+
+    def ask(self, question: str) -> str:
+        """The answer, without its newline; EOFError when it was called off or the terminal is gone."""
+        with self._turn:
+            terminal = os.open(self._path, os.O_RDWR | os.O_NOCTTY)
+            try:
+                before = termios.tcgetattr(terminal)
+                quiet = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+                termios.tcsetattr(terminal, termios.TCSAFLUSH, quiet)
+                try:
+                    os.write(terminal, question.encode())
+                    return self._line(terminal)
+                finally:
+                    termios.tcsetattr(terminal, termios.TCSAFLUSH, before)
+                    os.write(terminal, b"\n")
+            except termios.error as error:
+                raise OSError(*error.args) from None
+            finally:
+                os.close(terminal)
+
+    def _line(self, terminal: int) -> str:
+        typed = b""
+        while not self._closed.is_set():
+            if select.select([terminal], [], [], LOOK_SECONDS)[0]:
+                more = os.read(terminal, 1024)
+                if not more:
+                    break
+                typed += more
+                if typed.endswith(b"\n"):
+                    return typed[:-1].decode(errors="replace")
+        raise EOFError
+
+    def close(self) -> None:
+        """Call the question off; returns when the terminal echoes again."""
+        self._closed.set()
+        if self._turn.acquire(timeout=LEAVE_SECONDS):
+            self._turn.release()

@@ -1,0 +1,82 @@
+"""The processes of a job on other hosts, each reached by SSH."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from launch import LaunchError, hosts
+from launch.channels import Channel
+from launch.channels.ssh_prompt import TerminalPrompt
+from launch.host import Host
+from launch.host_roles import by_roles
+from launch.host_selection import select
+from launch.options import Options
+
+Connect = Callable[[Host, str, float], Channel]  # host, mark of the job, seconds
+
+
+def hosts_of(options: Options) -> list[Host]:
+    """The hosts that the options name; LaunchError says what is wrong with them."""
+    if options.worker_hostfile or options.server_hostfile:
+        if not (options.worker_hostfile and options.server_hostfile):
+            raise LaunchError("-WH and -SH go together: one file of hosts for workers, one for servers")
+        if options.hostfile or options.hosts:
+            raise LaunchError("-WH and -SH name all hosts: leave out -H and --hosts")
+        found = by_roles(hosts.read(options.worker_hostfile), hosts.read(options.server_hostfile))
+    elif options.hostfile and options.hosts:
+        raise LaunchError("-H and --hosts both name the hosts: give one of them")
+    elif options.hostfile:
+        found = hosts.read(options.hostfile)
+    elif options.hosts:
+        found = hosts.from_list(options.hosts)
+    else:
+        raise LaunchError(
+            "which hosts? Name them with -H FILE (one a line) or --hosts a,b; --launcher local needs none"
+        )
+    return select(found, options.include, options.exclude)
+
+
+class Cluster:
+    """The hosts of a job. `connect` may be called by several threads; it asks for a passphrase at most once."""
+
+    def __init__(self, options: Options, prompt: TerminalPrompt | None = None):
+        self.hosts = hosts_of(options)
+        if options.identity and not Path(options.identity).expanduser().is_file():
+            raise LaunchError(f"the key {options.identity} does not exist")
+        self._seconds = options.connect_timeout
+        self._prompt = prompt or TerminalPrompt()
+        self._connect = CHANNELS[options.ssh](options, self._prompt)
+
+    def connect(self, host: Host, mark: str, timeout: float | None = None) -> Channel:
+        """A channel to a new agent for the job `mark` within `timeout` seconds; LaunchError when there is none."""
+        return self._connect(host, mark, self._seconds if timeout is None else timeout)
+
+    def close(self) -> None:
+        """Ask no more questions, and leave the terminal as it was."""
+        with contextlib.suppress(OSError):
+            self._prompt.close()
+
+
+def _paramiko(options: Options, prompt: TerminalPrompt) -> Connect:
+    from launch.channels import ssh_paramiko  # takes a moment to import
+    from launch.channels.ssh_config import Config
+    from launch.channels.ssh_key import Keys
+    from launch.channels.ssh_login import Access
+
+    identity = os.path.expanduser(options.identity)
+    access = Access(Config(), Keys(prompt.ask), options.accept_new_host_keys, options.ssh_port, identity)
+    return lambda host, mark, seconds: ssh_paramiko.connect(host, mark, access, seconds)
+
+
+def _system(options: Options, prompt: TerminalPrompt) -> Connect:
+    from launch.channels import ssh_system
+
+    ssh = ssh_system.Ssh(("ssh",), options.ssh_port, options.identity, options.accept_new_host_keys)
+    return lambda host, mark, seconds: ssh_system.connect(host, mark, ssh, seconds)
+
+
+# --ssh: how a host is reached
+CHANNELS: dict[str, Callable[[Options, TerminalPrompt], Connect]] = {"paramiko": _paramiko, "system": _system}

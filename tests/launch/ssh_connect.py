@@ -1,0 +1,33 @@
+"""Both ways to connect through SSH, as tests call them: with a home folder's configuration and a deadline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from launch.channels import Channel, ssh_paramiko, ssh_system
+from launch.channels.ssh_config import Config
+from launch.channels.ssh_key import Keys
+from launch.channels.ssh_login import Access
+from launch.host import Host
+from tests.launch.sshd import Home
+
+KINDS = ("paramiko", "system")
+SECONDS = 20.0  # generous: the machine may be busy
+
+
+def nobody(question: str) -> str:
+    raise OSError("there is no terminal")
+
+
+def connector(kind: str, home: Home) -> Callable[..., Channel]:
+    """connect(host, seconds, accept_new, port, identity, mark) -> Channel by the channel `kind`."""
+
+    def connect(host: Host, seconds: float = SECONDS, accept_new: bool = False, port: int = 0, identity: str = "",
+                mark: str = "test") -> Channel:  # fmt: skip
+        if kind == "paramiko":
+            access = Access(Config((str(home.config),)), Keys(nobody), accept_new, port, identity)
+            return ssh_paramiko.connect(host, mark, access, seconds)
+        ssh = ssh_system.Ssh(("ssh", "-F", str(home.config)), port, identity, accept_new)
+        return ssh_system.connect(host, mark, ssh, seconds)
+
+    return connect
