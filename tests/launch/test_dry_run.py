@@ -1,0 +1,121 @@
+"""--dry-run: the commands are those that would run, and none of them tells a secret."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+
+from launch import dry_run
+from launch.host import Host
+from launch.job import Job, Ports, Setting, tasks
+from launch.secret import is_secret, redact, redact_all, secrets
+
+NASTY = "a b'c\"d $HOME; `x` \\ \n é *"
+
+
+def printed(job: Job, hosts: list[Host], **more) -> list[str]:
+    def workdir(host: Host) -> str:
+        return host.workdir or job.workdir
+
+    every = tasks(job, hosts, Ports(job.port))
+    return dry_run.lines(job, every, "ssh", workdir, python="/usr/bin/python3", **more)
+
+
+def commands(text: list[str]) -> dict[str, str]:
+    """The shell's command of each process."""
+    found, name = {}, ""
+    for line in "\n".join(text).split("\n"):
+        if line.startswith("  ") and line[2:3].isalpha():
+            name = line.strip()
+            found[name] = ""
+        elif name and (line.startswith(" ") or found[name].count("'") % 2):  # the latter inside a quoted newline
+            found[name] += line + "\n"
+    return found
+
+
+def test_what_runs_where(tmp_path):
+    hosts = [Host("h1"), Host("h2", hostname="10.0.0.2", user="me", port=2222, python="/opt/py", workdir="/data/me")]
+    text = printed(Job("fit", "mark", ("train.py", "--lr", "0.1"), 3, 2, str(tmp_path)), hosts)
+    assert text[0] == "dry run of job fit: 6 processes on 2 hosts by ssh; nothing is started"
+    heads = [line for line in text if line and not line.startswith("    ")]
+    assert heads[1:] == [
+        *(f"h1: 4 processes in {tmp_path}", "  scheduler 0", "  server 0", "  worker 0", "  worker 2"),
+        *("h2 (me@10.0.0.2:2222): 2 processes in /data/me", "  server 1", "  worker 1"),
+    ]
+    assert any(line.endswith("/usr/bin/python3 train.py --lr 0.1") for line in text)
+    assert any(line.endswith("/opt/py train.py --lr 0.1") for line in text)
+    body = "\n".join(text)
+    assert "'DMLC_PS_ROOT_PORT=<chosen by the agent>'" in body and "'MASTER_PORT=<chosen by the agent>'" in body
+    assert "'DMLC_PS_ROOT_URI=<address of h1>'" in body and "'DMLC_NODE_HOST=<address of h2>'" in body
+    assert "'OMP_NUM_THREADS=<cores of h2 / " in body and "mark" not in body
+    assert max(map(len, text)) <= dry_run.WIDTH + 8 + len(str(tmp_path))
+
+
+def test_what_is_known_is_told():
+    job = Job("fit", "m", ("hostname",), 2, 1, "/w", (Setting("OMP_NUM_THREADS", "3", "worker"),), port=9000)
+    body = "\n".join(printed(job, [Host("localhost", "127.0.0.1", cores=8)]))
+    assert "DMLC_PS_ROOT_PORT=9000" in body and "DMLC_NODE_HOST=127.0.0.1" in body and "OMP_NUM_THREADS=3" in body
+    job = Job("fit", "m", ("hostname",), 2, 1, "/w")
+    body = "\n".join(printed(job, [Host("localhost", "127.0.0.1", cores=8)], cores_known=True))
+    assert body.count("OMP_NUM_THREADS=4") == 2 and "/usr/bin/python3" not in body
+
+
+def test_a_shell_runs_what_is_printed(tmp_path):
+    """Copied into a shell, a command runs the program with these very arguments and variables."""
+    folder = tmp_path / "it's a $place"
+    folder.mkdir()
+    code = "import json, os, sys; print(json.dumps([sys.argv[1:], os.getcwd(), os.environ['V'], os.environ['RANK']]))"
+    job = Job("fit", "m", ("python3", "-c", code, NASTY, ""), 2, 0, str(folder), (Setting("V", NASTY),))
+    found = commands(printed(job, [Host("localhost", "127.0.0.1")]))
+    assert list(found) == ["worker 0", "worker 1"]
+    for rank, command in enumerate(found.values()):
+        for shell in ("bash", "sh"):
+            said = json.loads(subprocess.check_output([shell, "-c", command]))
+            assert said == [[NASTY, ""], str(folder), NASTY, str(rank)]
+
+
+def test_no_secret_is_printed():
+    settings = (
+        *(Setting("MY_PLACE", "sesame"), Setting("HF_TOKEN", "hf_it's"), Setting("db_password", "p w\n2")),
+        *(Setting("MAX_TOKENS", "4096"), Setting("TOKENIZERS_PARALLELISM", "true"), Setting("EMPTY_KEY", "")),
+    )
+    argv = ("train.py", "--auth=hf_it's", "--where", "sesame/street", "--url=http://me:p w\n2@h", "--n", "4096")
+    text = printed(Job("sesame", "m", argv, 1, 1, "/w", settings), [Host("h1")], named=("MY_PLACE",))
+    body = "\n".join(text)
+    for value in ("sesame", "hf_it", "p w", "w\n2"):
+        assert value not in body
+    for shown in ("'HF_TOKEN=***'", "'MY_PLACE=***'", "'db_password=***'", "'--auth=***' --where '***/street'"):
+        assert shown in body
+    assert "'--url=http://me:***@h'" in body
+    assert "'MAX_TOKENS=***'" in body and "--n 4096" in body, "a number that only sounds secret is left elsewhere"
+    assert "TOKENIZERS_PARALLELISM=true" in body and "EMPTY_KEY=" in body
+
+
+@pytest.mark.parametrize(
+    "name, secret",
+    [
+        *(("AWS_SECRET_ACCESS_KEY", True), ("AWS_ACCESS_KEY_ID", True), ("WANDB_API_KEY", True), ("token", True)),
+        *(("GIT_CREDENTIALS", True), ("SSH_PASSPHRASE", True), ("MYSQL_PWD", False), ("KEYBOARD", False)),
+        *(("DMLTRAIN_KEY_FILE", False), ("TOKENIZERS_PARALLELISM", False), ("PWD", False), ("HOME", False)),
+    ],
+)
+def test_names_that_look_secret(name, secret):
+    assert is_secret(name) is secret
+    assert is_secret(name, {name})
+
+
+def test_redacting():
+    assert redact("abcab", ("ab", "abc")) == "******", "the longer one first"
+    assert redact("a.b axb", ("a.b",)) == "*** axb"
+    assert redact("text", ()) == "text"
+    assert redact_all({"argv": ["x", ("secret",)], "secret": 5, "n": None}, ("secret",)) == {
+        "argv": ["x", ("***",)], "***": 5, "n": None,
+    }  # fmt: skip
+
+
+def test_which_values_are_secret():
+    pairs = [("A_KEY", "long enough"), ("B_KEY", "abc"), ("C_KEY", "1e-5"), ("D", "1"), ("E_TOKEN", ""), ("F", "x")]
+    assert secrets(pairs) == ("long enough",)
+    assert secrets(pairs, {"B_KEY", "D"}) == ("1", "abc", "long enough"), "a named one whatever it is"
