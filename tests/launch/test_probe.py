@@ -94,21 +94,22 @@ def test_interfaces_are_those_that_psutil_sees():
 
 
 def test_a_down_interface_is_left_out_and_an_unplugged_one_is_marked():
-    setup = """ip link add cable type veth peer far && ip link add dark type veth peer dark-far
-        ip address add 10.9.0.1/20 dev cable && ip address add fd00:9::1/48 dev cable nodad && ip link set cable up
-        ip address add 10.8.0.1/24 dev dark"""
-    script = "import json; from launch.agent.interface import interfaces; print(json.dumps(interfaces()))"
     if shutil.which("ip") is None or subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode:
         pytest.skip("needs root and iproute2 for a network namespace")
-    shell = f'set -e; {setup}\n"$0" -c "$1"; ip link set far up\n"$0" -c "$1"'
-    command = ["unshare", "-n", "sh", "-c", shell, sys.executable, script]
+    setup = """set -e; ip link add cable type veth peer far; ip link add dark type veth peer dark-far
+        ip address add 10.9.0.1/20 dev cable; ip address add fd00:9::1/48 dev cable nodad; ip link set cable up
+        ip address add 10.8.0.1/24 dev dark
+        "$0" -c "$1" False; ip link set far up; "$0" -c "$1" True"""
+    script = f"""import json, sys, time; from launch.agent.interface import interfaces
+def rows(): return [row for row in interfaces() if not row["address"].startswith("fe80")]
+end = time.monotonic() + {DEADLINE}  # the kernel notices a cable within a second or so
+while {{str(row["running"]) for row in rows()}} != {{sys.argv[1]}} and time.monotonic() < end: time.sleep(0.02)
+print(json.dumps(rows()))"""
+    command = ["unshare", "-n", "sh", "-c", setup, sys.executable, script]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    unplugged, plugged = ([row for row in json.loads(line) if "%" not in row["address"]] for line in
-                          done.stdout.splitlines())  # fmt: skip
-    assert [(row["name"], row["address"], row["prefix"], row["running"]) for row in unplugged if
-            not row["address"].startswith("fe80")] == [("cable", "10.9.0.1", 20, False),
-                                                       ("cable", "fd00:9::1", 48, False)]  # fmt: skip
-    assert {row["running"] for row in plugged} == {True}
+    for line, running in zip(done.stdout.splitlines(), (False, True), strict=True):
+        found = [(row["name"], row["address"], row["prefix"], row["running"]) for row in json.loads(line)]
+        assert found == [("cable", "10.9.0.1", 20, running), ("cable", "fd00:9::1", 48, running)]
 
 
 def test_free_space_of_a_folder_that_is_yet_to_be_made(tmp_path):
