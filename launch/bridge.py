@@ -39,7 +39,8 @@ BACKLOG_BYTES = 1 << 18  # unsent, above which no more is read
 SAID_BYTES = 2000  # of the agent's standard error
 HANDSHAKE_SECONDS = 5.0
 FLUSH_SECONDS = 2.0  # for the last words, when the agent has ended
-POLL_SECONDS = 0.05  # between looks at an agent that has closed its output and not yet ended
+LOOK_SECONDS = 1.0  # between looks at whether the agent has ended
+POLL_SECONDS = 0.05  # the same when it has closed its output, and so is about to
 # Only to free what is left of a connection: the heartbeats of launcher and agent notice its loss sooner, and a cut
 # that heals within 5 s must be survived.
 KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, USER_TIMEOUT = 5, 3, 3, 12_000  # s, s, probes, ms
@@ -118,6 +119,7 @@ class Bridge:
         self.agent: subprocess.Popen[bytes] | None = None
         self.stdin_ended = self.stdout_ended = False
         self.said = b""
+        self._all_said = False
         link.setblocking(False)
 
     def serve(self) -> None:
@@ -126,13 +128,19 @@ class Bridge:
             self._receive()
         if self.agent is None:
             return
-        while not (self.stdout_ended and self.agent.poll() is not None):
-            for stream in self._wait(self._pipes()):
+        while not self._all_said:
+            ready = self._wait(self._pipes())
+            for stream in ready:
                 self._move(stream)
             self._receive()
             self._send()
+            self._all_said = self.agent.poll() is not None and self._is_drained(ready)
         self._hear(self.agent.stderr)
         self._report(self.agent.returncode)
+
+    def _is_drained(self, ready: list[object]) -> bool:
+        """Whether nothing more comes from an agent that has ended; what it started may yet hold its output open."""
+        return self.stdout_ended or not self.link or not (ready or len(self.to_launcher) >= BACKLOG_BYTES)
 
     def _pipes(self) -> list[tuple[object, int]]:
         """The agent's pipes that can be used now."""
@@ -153,7 +161,7 @@ class Bridge:
                 writes = selectors.EVENT_WRITE if self.to_launcher else 0
                 if reads | writes:
                     selector.register(self.link, reads | writes)
-            ready = selector.select(POLL_SECONDS if self.stdout_ended else None)
+            ready = selector.select(POLL_SECONDS if self.stdout_ended else LOOK_SECONDS)
         return [key.fileobj for key, _ in ready if key.fileobj is not self.link]
 
     def _move(self, stream: object) -> None:
@@ -257,6 +265,8 @@ class Bridge:
 
     def _report(self, code: int) -> None:
         """The last words, if they can be said soon."""
+        if not self.stdout_ended:
+            self._frame(b"")
         last = {"code": code, "said": self.said.decode(errors="replace").strip()}
         self._frame(json.dumps(last).encode())
         deadline = time.monotonic() + FLUSH_SECONDS

@@ -94,8 +94,9 @@ class MpiChannel:
     def _await_end(self) -> None:
         """Ask the agent to end, by the end of its input, and give it a moment to do so."""
         deadline = time.monotonic() + CLOSE_SECONDS
-        with contextlib.suppress(OSError):
-            if self._last is None and not self._lost:
+        if self._last is None and not self._lost:
+            with contextlib.suppress(OSError):  # its last words may yet be there to be read
                 self._stream.write(frame(b""))
+        with contextlib.suppress(TimeoutError):
             while self._last is None and not self._lost:
                 self.read(deadline - time.monotonic())

@@ -111,7 +111,10 @@ class TlsStream:
     def _receive(self, deadline: float) -> None:
         if not self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
             raise TimeoutError
-        data = self._connection.recv(READ_BYTES)
+        try:
+            data = self._connection.recv(READ_BYTES)
+        except TimeoutError as error:  # the kernel's word that the other side is gone, not silence
+            raise ConnectionAbortedError(error.errno, error.strerror) from None
         with self._cipher:
             if data:
                 self._incoming.write(data)

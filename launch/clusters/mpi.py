@@ -22,7 +22,7 @@ from launch import LaunchError, bridge, channels
 from launch.channels.mpi import MpiChannel
 from launch.channels.reception import Caller, Reception
 from launch.host import Host
-from launch.mpirun import Mpirun, bridge_command, check, command, complaint, kind
+from launch.mpirun import Mpirun, bridge_command, check, command, complaint, kind, sweep
 from launch.options import Options
 
 LOOPBACK = "127.0.0.1"
@@ -196,3 +196,4 @@ class Run:
         self._abort()
         if not self.mpirun.fate(NATURAL_END_SECONDS):
             self.mpirun.end()
+        sweep(self._token)  # ssh waits long for a host that is lost

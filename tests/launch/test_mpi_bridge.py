@@ -1,0 +1,412 @@
+"""Bridge, reception and channel together, as under mpirun but without one; commands stand in for agents."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import os
+import queue
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launch import LaunchError, bridge
+from launch.channels.mpi import MpiChannel
+from launch.channels.reception import Caller, Reception
+from launch.channels.tls import certificate
+from launch.host import Host
+from launch.mpirun import bridge_command
+
+DEADLINE = 30.0  # s; for what takes a fraction of a second on an idle machine
+FIVE_MB = bytes(range(256)) * (5_000_000 // 256)
+
+
+def wait_for(condition, what: str) -> None:
+    end = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < end, f"not within {DEADLINE} s: {what}"
+        time.sleep(0.01)
+
+
+class Desk:
+    """A reception on loopback, and the bridges that tests send to it."""
+
+    def __init__(self):
+        self.reception = Reception("127.0.0.1")
+        self.came: queue.Queue[Caller] = queue.Queue()
+        self.token = self.reception.expect(self._take)
+        self.bridges: list[subprocess.Popen] = []
+
+    def _take(self, caller: Caller) -> bool:
+        self.came.put(caller)
+        return True
+
+    def start(self, **told: object) -> subprocess.Popen:
+        """A bridge, which is told the truth but for `told`."""
+        call = {
+            "program": Path(bridge.__file__).read_text(),
+            "addresses": ["127.0.0.1"],
+            "port": self.reception.port,
+            "certificate": self.reception.certificate,
+            "token": self.token,
+            "seconds": 5,
+        }
+        environment = dict(os.environ, OMPI_COMM_WORLD_RANK="7", **{bridge.VARIABLE: json.dumps({**call, **told})})
+        command = bridge_command(Host("here", python=sys.executable), 7, bridge.VARIABLE)
+        self.bridges.append(
+            subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        )
+        return self.bridges[-1]
+
+    def channel(self, command: str, text: bytes = b"", **told: object) -> MpiChannel:
+        """A channel to `command` behind a new bridge."""
+        self.start(**told)
+        self.caller = self.came.get(timeout=DEADLINE)
+        return MpiChannel(self.caller.stream, str(self.caller), command, text, lambda seconds: "")
+
+    def end(self) -> None:
+        self.reception.close()
+        while not self.came.empty():
+            self.came.get().stream.close()
+        for each in self.bridges:
+            try:
+                each.wait(DEADLINE)
+            except subprocess.TimeoutExpired:
+                os.killpg(each.pid, signal.SIGKILL)
+                each.wait()
+                pytest.fail("a bridge has not ended")
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    made = Desk()
+    yield made
+    if hasattr(made, "caller"):
+        made.caller.stream.close()
+    made.end()
+
+
+def read_all(channel: MpiChannel) -> bytes:
+    data = b""
+    while more := channel.read(DEADLINE):
+        data += more
+    return data
+
+
+# -- the contract of a channel -----------------------------------------------------------------------------------------
+
+
+def test_the_text_is_the_first_that_the_command_reads_and_what_it_writes_comes_back(desk):
+    channel = desk.channel("exec cat", b"text ")
+    channel.write(b"and more")
+    got = b""
+    while len(got) < 13:
+        got += channel.read(DEADLINE)
+    assert got == b"text and more"
+    assert channel.close() == "exited with 0"
+
+
+def test_five_megabytes_both_ways_at_once_arrive_unchanged(desk):
+    channel = desk.channel(f"exec head -c {len(FIVE_MB)}")
+    writer = threading.Thread(target=channel.write, args=(FIVE_MB,))
+    writer.start()
+    assert read_all(channel) == FIVE_MB
+    writer.join(DEADLINE)
+    assert channel.close() == "exited with 0"
+
+
+def test_messages_of_several_threads_do_not_cut_each_other(desk):
+    lines = [bytes([letter]) * 300_000 + b"\n" for letter in b"abcdef"]
+    total = sum(map(len, lines))
+    channel = desk.channel(f"exec head -c {total}")
+    writers = [threading.Thread(target=channel.write, args=(line,)) for line in lines]
+    for writer in writers:
+        writer.start()
+    assert sorted(read_all(channel).splitlines(keepends=True)) == lines
+    for writer in writers:
+        writer.join(DEADLINE)
+    channel.close()
+
+
+def test_silence_is_a_timeout_and_nothing_is_lost_by_it(desk):
+    channel = desk.channel("read line; echo got $line")
+    with pytest.raises(TimeoutError):
+        channel.read(0.05)
+    channel.write(b"it\n")
+    assert read_all(channel) == b"got it\n"
+    assert channel.close() == "exited with 0"
+
+
+def test_writing_after_the_end_is_an_error(desk):
+    channel = desk.channel("exit 0")
+    assert read_all(channel) == b""
+    assert channel.read(DEADLINE) == b""
+    with pytest.raises(OSError):
+        channel.write(b"x")
+    channel.close()
+    with pytest.raises(OSError):
+        channel.write(b"x")
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("exit 3", "exited with 3"),
+        ("echo one >&2; echo two >&2; exit 125", "exited with 125: two"),
+        ("kill -9 $$", "was killed by SIGKILL"),
+        ("exec no-such-python", "exited with 127: "),
+    ],
+)
+def test_how_the_command_ended_is_told(desk, command, words):
+    channel = desk.channel(command)
+    read_all(channel)
+    closed = channel.close()
+    assert closed == words or (words.endswith(": ") and closed.startswith(words) and "no-such-python" in closed)
+
+
+def test_the_last_output_comes_before_the_end(desk):
+    channel = desk.channel(f"head -c {len(FIVE_MB)} /dev/zero; echo oh >&2; kill -TERM $$")
+    assert len(read_all(channel)) == len(FIVE_MB)
+    assert channel.close() == "was killed by SIGTERM"
+
+
+def test_output_that_somebody_else_holds_open_does_not_keep_the_end_back(desk):
+    channel = desk.channel("sleep 20 & echo $!; kill -9 $$")
+    began = time.monotonic()
+    sleeper = int(read_all(channel))
+    assert channel.close() == "was killed by SIGKILL"
+    assert time.monotonic() - began < 15
+    os.kill(sleeper, signal.SIGKILL)
+
+
+def test_much_on_standard_error_blocks_nobody(desk):
+    channel = desk.channel("yes words | head -c 3000000 >&2; echo last >&2; echo done; exit 4")
+    assert read_all(channel) == b"done\n"
+    assert channel.close() == "exited with 4: last"
+
+
+def test_close_ends_the_input_of_a_command_that_still_runs(desk):
+    assert desk.channel("cat; exit 9").close() == "exited with 9"
+
+
+def test_close_does_not_wait_for_a_command_that_goes_on(desk):
+    channel = desk.channel("read line; exec sleep 2")
+    began = time.monotonic()
+    assert channel.close() == "did not answer and was left to end by itself"
+    assert time.monotonic() - began < 1.9
+    with pytest.raises(OSError):
+        channel.write(b"x")
+
+
+# -- what the command finds --------------------------------------------------------------------------------------------
+
+
+def test_the_command_inherits_neither_the_token_nor_what_mpirun_said(desk):
+    channel = desk.channel("env; tr '\\0' '\\n' < /proc/self/environ")
+    found = read_all(channel)
+    assert b"PATH=" in found
+    assert desk.token.encode() not in found and bridge.VARIABLE.encode() not in found
+    assert b"OMPI_COMM_WORLD_RANK" not in found
+    channel.close()
+
+
+def test_the_token_is_in_no_command_line(desk):
+    channel = desk.channel("exec cat")
+    seen = 0
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes()
+        except OSError:
+            continue
+        seen += b"dmltrain-bridge" in words
+        assert desk.token.encode() not in words
+    assert seen, "the bridge's own command line was looked at"
+    channel.close()
+
+
+def test_the_command_is_in_a_session_of_its_own(desk):
+    channel = desk.channel("echo $$; cut -d' ' -f6 /proc/$$/stat")
+    pid, session = read_all(channel).split()
+    assert pid == session
+    channel.close()
+
+
+# -- the life line -----------------------------------------------------------------------------------------------------
+
+
+def ends_by_its_input(folder: Path) -> str:
+    """A command that says in a file that its input has ended."""
+    return f"echo up; cat; echo input ended > {folder}/end"
+
+
+def test_a_bridge_that_is_killed(desk, tmp_path):
+    channel = desk.channel(ends_by_its_input(tmp_path))
+    assert channel.read(DEADLINE) == b"up\n"
+    os.kill(desk.caller.pid, signal.SIGKILL)
+    assert channel.read(DEADLINE) == b""
+    assert channel.close().startswith(f"lost its bridge (pid {desk.caller.pid} on ")
+    wait_for((tmp_path / "end").exists, "the end of the command's input")
+    assert desk.bridges[0].wait(DEADLINE) == 0, "mpirun must see no failure, or it would end the other hosts"
+
+
+def test_a_connection_that_ends(desk, tmp_path):
+    channel = desk.channel(ends_by_its_input(tmp_path))
+    assert channel.read(DEADLINE) == b"up\n"
+    desk.caller.stream.abort()
+    assert desk.bridges[0].wait(DEADLINE) == 0
+    assert (tmp_path / "end").read_text() == "input ended\n", "the bridge has waited for the command"
+    with pytest.raises(OSError):
+        channel.write(b"x")
+    assert channel.close().startswith("lost its bridge")
+
+
+def test_a_connection_that_ends_while_output_waits(desk):
+    channel = desk.channel("exec yes")
+    channel.read(DEADLINE)
+    desk.caller.stream.abort()
+    channel.close()
+    command = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(desk.caller.pid)], capture_output=True, text=True)
+    for line in command.stdout.splitlines():  # nobody has told `yes`, which does not read, to end
+        os.kill(int(line.split()[0]), signal.SIGKILL)
+    assert desk.bridges[0].wait(DEADLINE) == 0
+
+
+def test_a_bridge_that_was_never_asked_for_anything_ends_with_its_connection(desk):
+    started = desk.start()
+    desk.came.get(timeout=DEADLINE).stream.close()
+    assert started.wait(DEADLINE) == 0
+
+
+# -- strangers ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_token_is_refused(desk):
+    stranger = desk.start(token="0" * 64)
+    assert stranger.wait(DEADLINE) == 0
+    assert desk.came.empty()
+
+
+def test_a_token_serves_no_longer_than_it_is_expected(desk):
+    desk.reception.forget(desk.token)
+    assert desk.start().wait(DEADLINE) == 0
+    assert desk.came.empty()
+
+
+def dial(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), DEADLINE)
+
+
+def dial_tls(port: int) -> ssl.SSLSocket:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context.wrap_socket(dial(port))
+
+
+@pytest.mark.parametrize("noise", [b"GET / HTTP/1.0\r\n\r\n", os.urandom(100_000), b"\x16\x03\x01\xff\xff" + bytes(9)])
+def test_noise_is_cut_off_and_disturbs_nobody(desk, noise):
+    with dial(desk.reception.port) as stranger:
+        try:
+            stranger.sendall(noise)
+            stranger.shutdown(socket.SHUT_WR)
+            while stranger.recv(1000):
+                pass
+        except OSError:
+            pass  # cut off while it was talking
+        assert desk.channel("exit 0").read(DEADLINE) == b""
+    assert desk.came.empty()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"\n", b"[]\n", b'{"token": 3}\n', b'{"token": "x"}\n', b'{"token": null}\n', b"[" * 998 + b"\n", b"x" * 5000],
+)
+def test_a_stranger_who_speaks_tls_but_does_not_know_the_token_is_cut_off(desk, line):
+    with dial_tls(desk.reception.port) as stranger:
+        stranger.sendall(line)
+        with contextlib.suppress(ConnectionResetError, ssl.SSLEOFError):
+            assert stranger.recv(1000) == b""
+    assert desk.came.empty()
+
+
+def test_silent_strangers_do_not_keep_others_out(desk):
+    silent = [dial(desk.reception.port) for _ in range(50)]
+    channel = desk.channel("echo hello")
+    assert read_all(channel) == b"hello\n"
+    channel.close()
+    for each in silent:
+        each.close()
+
+
+class Impostor:
+    """Somebody else who answers TLS, with a certificate of his own, and keeps what he hears."""
+
+    def __init__(self):
+        self.context, _ = certificate()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.heard = b""
+        self.over = threading.Event()
+        threading.Thread(target=self._answer, daemon=True).start()
+
+    def _answer(self) -> None:
+        connection, _ = self.listener.accept()
+        try:
+            with self.context.wrap_socket(connection, server_side=True) as secured:
+                while data := secured.recv(1000):
+                    self.heard += data
+        except OSError:
+            pass
+        self.over.set()
+
+
+def test_a_bridge_says_nothing_to_somebody_with_another_certificate(desk):
+    impostor = Impostor()
+    started = desk.start(port=impostor.listener.getsockname()[1])
+    _, said = started.communicate(timeout=DEADLINE)
+    assert started.returncode == 1, "mpirun is to end"
+    assert "127.0.0.1: somebody else answers there, with another certificate" in said
+    assert impostor.over.wait(DEADLINE)
+    assert impostor.heard == b""
+    impostor.listener.close()
+
+
+def test_a_bridge_tries_every_address(desk):
+    channel = desk.channel("echo hello", addresses=["127.0.0.9", "::1", "127.0.0.1"])  # one listens at the last only
+    assert read_all(channel) == b"hello\n"
+    channel.close()
+
+
+def test_a_bridge_that_reaches_nobody_says_what_it_tried(desk):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+    started = desk.start(port=port, addresses=["127.0.0.1", "127.0.0.9"])
+    _, said = started.communicate(timeout=DEADLINE)
+    assert started.returncode == 1
+    assert f"cannot reach the launcher at port {port}: 127.0.0.1: Connection refused; 127.0.0.9: " in said
+
+
+# -- odds and ends -----------------------------------------------------------------------------------------------------
+
+
+def test_the_bridge_is_python_3_8():
+    ast.parse(Path(bridge.__file__).read_text(), feature_version=(3, 8))
+
+
+def test_an_address_of_another_machine_cannot_be_listened_at():
+    with pytest.raises(LaunchError, match="192.0.2.77.*--host-ip"):
+        Reception("192.0.2.77")
+
+
+def test_the_port_is_free_when_the_reception_is_closed():
+    reception = Reception("127.0.0.1")
+    reception.close()
+    with pytest.raises(ConnectionRefusedError):
+        dial(reception.port)

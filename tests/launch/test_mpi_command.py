@@ -1,0 +1,199 @@
+"""mpirun's command line and the choice of hosts, without mpirun."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launch import LaunchError, mpirun
+from launch.bridge import MPI_OWN
+from launch.clusters import mpi
+from launch.host import Host
+from launch.mpirun import MPICH, OPEN_MPI, bridge_command, check, command, kind
+from launch.options import Options
+
+HOSTS = [Host(f"node{index:02}") for index in range(64)]
+
+
+def argv(kind: str, hosts: list[Host], *arguments: str) -> list[str]:
+    bridges = [["bridge", str(index)] for index in range(len(hosts))]
+    return command("mpirun", kind, arguments, hosts, bridges, "TOLD")
+
+
+def contexts(words: list[str]) -> list[list[str]]:
+    """The parts between the colons."""
+    parts: list[list[str]] = [[]]
+    for word in words:
+        if word == ":":
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    return parts
+
+
+def test_open_mpi_on_two_hosts():
+    assert " ".join(argv(OPEN_MPI, HOSTS[:2], "--mca", "a", "b")) == (
+        "mpirun --mca a b --bind-to none --oversubscribe -np 1 -host node00:1 -wdir / -x TOLD bridge 0 "
+        ": -np 1 -host node01:1 -wdir / -x TOLD bridge 1"
+    )
+
+
+def test_mpich_on_two_hosts():
+    assert " ".join(argv(MPICH, HOSTS[:2], "-iface", "eth1")) == (
+        "mpirun -iface eth1 -genvlist TOLD -hosts node00:1,node01:1 -np 1 -wdir / bridge 0 : -np 1 -wdir / bridge 1"
+    )
+
+
+@pytest.mark.parametrize("which", [OPEN_MPI, MPICH])
+def test_64_hosts_have_a_process_each_in_their_order(which):
+    words = argv(which, HOSTS)
+    parts = contexts(words)
+    assert [part[-1] for part in parts] == [str(index) for index in range(64)]
+    assert all(part[part.index("-np") + 1] == "1" for part in parts)
+    if which == OPEN_MPI:
+        named = [part[part.index("-host") + 1] for part in parts]
+    else:
+        named = words[words.index("-hosts") + 1].split(",")
+    assert named == [f"node{index:02}:1" for index in range(64)]
+
+
+def test_the_name_that_ssh_knows_is_the_one_that_mpirun_gets():
+    assert "10.0.0.7:1" in argv(OPEN_MPI, [Host("gpu7", hostname="10.0.0.7")])
+
+
+def test_the_python_of_a_host_may_have_any_name():
+    text = bridge_command(Host("a", python="/opt/my python/it's"), 3, "TOLD")[2]
+    assert text.startswith("p='/opt/my python/it'\"'\"'s'; \"$p\" -I")
+    assert "python3" not in text, "a Python that was asked for is not replaced by another"
+
+
+@pytest.mark.parametrize(
+    ("host", "words"),
+    [
+        (Host("a", user="ann", where="hosts:3"), ["hosts:3", "~/.ssh/config", "Host a", "User ann"]),
+        (Host("a", hostname="10.0.0.1", port=2222), ["Host 10.0.0.1", "Port 2222"]),
+        (Host("fd00::1"), ["fd00::1", "IPv4"]),
+        (Host("-oProxyCommand=x"), ["-oProxyCommand=x"]),
+        (Host("a,b"), ["a,b"]),
+    ],
+)
+def test_what_mpirun_cannot_be_told_is_refused_with_the_cure(host, words):
+    with pytest.raises(LaunchError) as caught:
+        check([Host("fine"), host])
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_no_mpirun():
+    with pytest.raises(LaunchError, match="no-such-mpirun is not installed.*openmpi-bin.*mpich.*--mpirun") as caught:
+        kind("no-such-mpirun")
+    assert caught.value.code == 127
+
+
+def program(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("says", "expected"),
+    [
+        ("mpirun (Open MPI) 4.1.6", OPEN_MPI),
+        ("mpirun.openmpi (OpenRTE) 4.1.4", OPEN_MPI),
+        ("mpirun (PRRTE) 3.0.2", OPEN_MPI),
+        ("HYDRA build details:", MPICH),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.9", MPICH),
+    ],
+)
+def test_kinds_are_told_apart_by_their_version(tmp_path, says, expected):
+    assert kind(program(tmp_path / "mpirun", f"echo '{says}'")) == expected
+
+
+def test_an_mpirun_of_another_kind(tmp_path):
+    with pytest.raises(LaunchError, match="'LAM 7.1': expected Open MPI or MPICH"):
+        kind(program(tmp_path / "mpirun", "echo LAM 7.1"))
+
+
+def test_a_program_that_is_no_mpirun(tmp_path):
+    path = tmp_path / "mpirun"
+    path.write_bytes(b"\0")
+    path.chmod(0o755)
+    with pytest.raises(LaunchError, match="mpirun --version") as caught:
+        kind(str(path))
+    assert caught.value.code == 126
+
+
+def test_an_agent_does_not_take_itself_for_a_process_of_mpirun():
+    told = ["OMPI_COMM_WORLD_RANK", "OMPI_MCA_ess", "PMIX_RANK", "PMI_FD", "PMI_RANK", "MPI_LOCALNRANKS", "HYDI_X",
+            "MPIR_CVAR_CH3_INTERFACE_HOSTNAME"]  # fmt: skip
+    assert all(MPI_OWN.match(name) for name in told)
+    assert not any(MPI_OWN.match(name) for name in ["PATH", "MPI_HOME", "MPICC", "PMIXED", "OMP_NUM_THREADS"])
+
+
+# -- hosts -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_hosts_of_a_pbs_job_are_each_taken_once(tmp_path):
+    (tmp_path / "nodes").write_text("n2\nn2\nn1\n")
+    assert [host.name for host in mpi.allocation({"PBS_NODEFILE": str(tmp_path / "nodes")})] == ["n2", "n1"]
+
+
+def test_a_pbs_file_that_is_not_there(tmp_path):
+    with pytest.raises(LaunchError, match="PBS_NODEFILE .*none: No such file"):
+        mpi.allocation({"PBS_NODEFILE": str(tmp_path / "none")})
+
+
+def test_a_slurm_job_is_asked_for_its_hosts(tmp_path, monkeypatch):
+    program(tmp_path / "scontrol", 'echo "$1 $2 $3" | grep -qx "show hostnames n\\[1-2\\]" && echo n1 && echo n2')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert [host.name for host in mpi.allocation({"SLURM_JOB_NODELIST": "n[1-2]"})] == ["n1", "n2"]
+
+
+def test_a_slurm_job_without_scontrol(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LaunchError, match="SLURM_JOB_NODELIST.*scontrol.*--hosts"):
+        mpi.allocation({"SLURM_JOB_NODELIST": "n[1-2]"})
+
+
+def test_without_hosts_and_without_a_batch_job_it_is_this_machine(monkeypatch):
+    for name in ("SLURM_JOB_NODELIST", "PBS_NODEFILE"):
+        monkeypatch.delenv(name, raising=False)
+    assert [host.name for host in mpi.hosts(Options())] == ["localhost"]
+    with pytest.raises(LaunchError, match="--exclude"):
+        mpi.hosts(replace(Options(), exclude="a"))
+
+
+def test_bridges_on_this_machine_call_back_over_loopback_and_nobody_else_can():
+    assert mpi.addresses([Host("localhost"), Host("127.0.0.2")], "") == ["127.0.0.1"]
+
+
+def test_bridges_elsewhere_are_told_every_address_but_loopback():
+    told = mpi.addresses([Host("localhost"), Host("192.0.2.99")], "")
+    assert not any(each.startswith(("127.", "fe80")) or each == "::1" for each in told)
+    assert mpi.addresses([Host("192.0.2.99")], "10.1.2.3") == ["10.1.2.3"]
+
+
+def test_the_last_words_are_without_ornament(tmp_path):
+    words = "echo -----; echo; echo one; echo two >&2; exit 3"
+    ended = mpirun.Mpirun([program(tmp_path / "m", words)], {}, lambda _: None)
+    assert ended.fate(10) == "mpirun exited with 3"
+    assert ended.said == "one\ntwo"
+    assert mpirun.complaint(ended) == "mpirun exited with 3, having said\none\ntwo"
+
+
+def test_a_talkative_mpirun_is_remembered_in_part(tmp_path):
+    ended = mpirun.Mpirun([program(tmp_path / "m", "yes | head -c 10000000; echo last")], {}, lambda _: None)
+    assert ended.fate(30) == "mpirun exited with 0"
+    assert ended.said.endswith("y\nlast")
+    assert len(ended.said) < mpirun.SAID_BYTES
+
+
+def test_an_mpirun_that_ignores_term_is_killed(tmp_path):
+    stubborn = mpirun.Mpirun([program(tmp_path / "m", "trap '' TERM; echo up; while :; do sleep 0.1; done")], {}, print)
+    while "up" not in stubborn.said and not stubborn.fate(0.01):
+        pass
+    stubborn.end()
+    assert stubborn.fate() == "mpirun was killed by SIGKILL"
