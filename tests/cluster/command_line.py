@@ -51,13 +51,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def given(old: Settings, arguments: argparse.Namespace) -> Settings:
-    """`old`, with what the command line says."""
-    folders = {name: tuple(os.path.abspath(folder) for folder in getattr(arguments, name))
-               for name in ("private", "share") if getattr(arguments, name) is not None}
-    values = {name: getattr(arguments, name) for name in ("hosts", "rate") if getattr(arguments, name) is not None}
-    if "share" not in folders:  # what is asked for now overrules what was shared before
-        folders["share"] = tuple(folder for folder in old.share if folder not in folders.get("private", ()))
-    return replace(old, **values, **folders)
+    """`old`, with what the command line says; what is private now is shared no longer."""
+    values = {name: value for name, value in vars(arguments).items() if name in ("hosts", "rate") and value is not None}
+    private = old.private if arguments.private is None else tuple(map(os.path.abspath, arguments.private))
+    share = [folder for folder in old.share if folder not in private]
+    if arguments.share is not None:
+        share = list(map(os.path.abspath, arguments.share))
+    return replace(old, private=private, share=tuple(share), **values)
 
 
 def defaults() -> Settings:

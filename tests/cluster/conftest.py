@@ -48,10 +48,10 @@ def needs_testbed() -> None:
 def _testbed(needs_testbed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
     remove_orphans()
     data = [os.environ[name] for name in DATA if os.path.isdir(os.environ.get(name, ""))]
-    share = [ROOT, sys.prefix, sys.base_prefix, tmp_path_factory.getbasetemp(), *data]
+    share = [str(ROOT), sys.prefix, sys.base_prefix, str(tmp_path_factory.getbasetemp()), *data]
     bed = Testbed(f"{NAME}{os.getpid()}")
     try:
-        bed.up(Settings(share=tuple(os.path.abspath(folder) for folder in share)))
+        bed.up(Settings(share=tuple(map(os.path.abspath, share))))
         yield bed
     finally:
         bed.down()
@@ -71,6 +71,14 @@ def testbed(_testbed: Testbed) -> Iterator[Testbed]:
 def login(testbed: Testbed) -> OnHost:
     """The host that the launcher runs on."""
     return OnHost(testbed, LOGIN)
+
+
+@pytest.fixture
+def other(needs_testbed: None) -> Iterator[Testbed]:
+    """A second test bed by another name, which the test itself brings up."""
+    bed = Testbed(f"other{os.getpid()}")
+    yield bed
+    bed.down()
 
 
 def remove_orphans() -> None:

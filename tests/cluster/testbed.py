@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import shutil
@@ -242,7 +243,7 @@ class Testbed:
         """Kill what `processes` lists, and sessions of sshd, on these hosts or all."""
         with self._change(names):
             for name in names or self.hosts:
-                processes.kill(lambda name=name: self._not_the_hosts_own(name), name)
+                processes.kill(functools.partial(self._not_the_hosts_own, name), name)
 
     def _not_the_hosts_own(self, host: str) -> list[Process]:
         listener = sshd.listener(self.layout, host)

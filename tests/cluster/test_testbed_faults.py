@@ -1,0 +1,112 @@
+"""Faults of hosts and links happen as they are named, and are undone."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.conftest import OnHost
+from tests.cluster.layout import LOGIN
+from tests.cluster.probes import SSH, output, python, reaches, with_argv
+from tests.cluster.testbed import Testbed, TestbedError
+from tests.launch.conftest import wait_for
+
+WORKERS = [f"h{number}" for number in range(1, 6)]
+
+
+# Accepts one connection, says so, then says what comes of a read that waits for argv[1] seconds.
+LISTEN = """
+import socket, sys
+server = socket.create_server(("", 7000)); print("ready", flush=True)
+connection, _ = server.accept(); print("connected", flush=True); connection.settimeout(float(sys.argv[1]))
+try: print("heard", connection.recv(100), flush=True)
+except OSError as error: print("heard", type(error).__name__, flush=True)
+"""
+CONNECT = "import socket, sys, time; c = socket.create_connection((sys.argv[1], 7000), 20); time.sleep(600)"
+
+
+def test_power_loss_takes_all_processes_and_peers_hear_nothing(testbed: Testbed):
+    listening = testbed.start("h2", python(LISTEN, 1.0), stdout=subprocess.PIPE, text=True)
+    assert listening.stdout.readline() == "ready\n"
+    connecting = testbed.start("h1", python(CONNECT, testbed.address("h2")))
+    assert listening.stdout.readline() == "connected\n"
+    pids = [process.pid for process in testbed.processes("h1")]
+    testbed.kill("h1")
+    assert len(pids) == 1 and not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert testbed.processes("h1") == [] and testbed.pid_1("h1") is None
+    assert connecting.wait(10) == -signal.SIGKILL
+    assert listening.communicate(timeout=20)[0] == "heard TimeoutError\n"  # a process's end would be heard as b""
+    assert not reaches(testbed, "h2", "h1", 0.5)
+    assert [row.state for row in testbed.status() if row.host == "h1"] == ["dead"]
+    with pytest.raises(TestbedError, match="h1 is dead: boot it"):
+        testbed.run("h1", ["true"])
+
+
+def test_a_booted_host_is_as_new(testbed: Testbed):
+    output(testbed, "h1", "touch", "/tmp/old")
+    testbed.kill("h1")
+    testbed.boot("h1")
+    assert "old" not in output(testbed, "h1", "ls", "/tmp").split()
+    assert output(testbed, "h2", *SSH, "h1", "hostname") == "h1"
+    assert all(row.sound for row in testbed.status())
+
+
+def test_a_partition_has_two_sides_until_it_is_healed(testbed: Testbed):
+    testbed.partition("h1", "h2")
+    assert reaches(testbed, "h1", "h2") and reaches(testbed, "h3", LOGIN)
+    assert not reaches(testbed, "h1", "h3", 0.5) and not reaches(testbed, LOGIN, "h2", 0.5)
+    assert output(testbed, "h1", "cat", "/sys/class/net/eth0/carrier") == "1"
+    testbed.partition("h1")
+    assert not reaches(testbed, "h1", "h2", 0.5)
+    testbed.heal()
+    assert reaches(testbed, "h1", "h3") and reaches(testbed, LOGIN, "h2") and reaches(testbed, "h1", "h2")
+    assert {row.link for row in testbed.status()} == {"up"}
+
+
+def test_a_pulled_cable_is_seen_by_its_host(testbed: Testbed):
+    testbed.unplug("h1")
+    assert output(testbed, "h1", "cat", "/sys/class/net/eth0/carrier") == "0"
+    assert not reaches(testbed, "h2", "h1", 0.5)
+    testbed.heal("h1")
+    assert output(testbed, "h1", "cat", "/sys/class/net/eth0/carrier") == "1"
+    assert reaches(testbed, "h2", "h1")
+
+
+def test_a_frozen_host_takes_connections_and_says_nothing(testbed: Testbed):
+    testbed.start("h1", ["sh", "-c", "while :; do /bin/true; done"])  # has a new child at every moment
+    wait_for(lambda: testbed.processes("h1"), "the loop runs")
+    testbed.freeze("h1")
+    assert {process.state for process in testbed.processes("h1")} == {"T"}
+    greet = 'exec 3<>"/dev/tcp/$0/22"; echo connected; head -c 4 <&3'
+    argv = ["timeout", "2", "bash", "-c", greet, testbed.address("h1")]
+    assert testbed.run("h2", argv).stdout == "connected\n"
+    testbed.thaw("h1")
+    assert testbed.run("h2", ["timeout", "20", *argv[2:]]).stdout == "connected\nSSH-"
+
+
+def test_without_sshd_its_programs_live_on_and_clients_end(testbed: Testbed, login: OnHost):
+    client = login.start([*SSH, "h1", "exec sleep 1002"], stderr=subprocess.DEVNULL)
+    (sleeping,) = wait_for(lambda: with_argv(testbed, "h1", "sleep", "1002"), "sleep runs on h1")
+    testbed.kill_sshd("h1")
+    assert client.wait(20) == 255
+    assert [process.pid for process in testbed.processes("h1")] == [sleeping.pid]
+    assert not reaches(testbed, LOGIN, "h1")
+    testbed.start_sshd("h1")
+    assert login.run([*SSH, "h1", "true"]).returncode == 0
+
+
+def test_up_undoes_every_fault(testbed: Testbed):
+    testbed.kill("h1")
+    testbed.freeze("h2")
+    testbed.unplug("h3")
+    testbed.kill_sshd("h4")
+    testbed.partition("h5")
+    (testbed.dot_ssh / "known_hosts").write_text("")
+    assert [row.host for row in testbed.status() if row.sound] == [LOGIN]
+    testbed.up()
+    assert all(row.sound for row in testbed.status())
+    for host in WORKERS:
+        assert output(testbed, LOGIN, *SSH, host, "hostname") == host
