@@ -218,7 +218,7 @@ def test_interruptions():
 def test_the_time_is_up():
     clock = Clock(timeout=60.0)
     clock.exit(SERVER_0, 0)
-    assert clock.tick() == STOP
+    assert clock.tick() == [Send(host, {"do": "stop", "grace": 5.0, "dump": True}) for host in "ab"]
     assert clock.end().exit_code == 124
     assert "server 0" not in clock.supervisor.cause.text
     assert "worker 0 (pid 103 on a), worker 1 (pid 104 on b)" in clock.supervisor.cause.text
@@ -231,9 +231,95 @@ def test_a_refusal_and_a_full_disk():
         assert clock.end().exit_code == code
 
 
-def test_nothing_starts_once_the_end_has_begun():
-    supervisor = Supervisor(Clock().job, HOSTS, grace=5.0)
+def before_the_start(**limits: float) -> Supervisor:
+    """Both hosts connected, one of them ready."""
+    supervisor = Supervisor(Clock().job, HOSTS, Limits(**limits))
     supervisor.begin("key", None, 0.0)
-    supervisor.handle(Ready("a", 10, 4, {"scheduler": 9000, "master": 9001}), 0.0)
+    for event in (Connected("a"), Connected("b"), Ready("a", 10, 4)):
+        supervisor.handle(event, 0.0)
+    return supervisor
+
+
+def test_nothing_starts_once_the_end_has_begun():
+    supervisor = before_the_start()
     assert supervisor.handle(Interrupted(2), 0.0) == STOP
     assert supervisor.handle(Ready("b", 20, 2), 0.0) == []
+
+
+def test_a_late_start_names_who_is_waited_for():
+    supervisor = before_the_start(start=30.0)
+    assert supervisor.deadline == 30.0
+    assert supervisor.handle(Tick(), 30.0) == STOP
+    assert supervisor.exit_code == 124
+    assert supervisor.cause.text.endswith("within 30 s (--start-timeout); waiting for b (connecting)")
+
+
+def test_a_host_that_was_never_reached_has_nothing_left():
+    supervisor = Supervisor(Clock().job, HOSTS)
+    supervisor.begin("key", None, 0.0)
+    supervisor.handle(Connected("a"), 0.0)
+    assert supervisor.handle(Unreached("b", "b: no route to host", 2), 0.0) == STOP[:1]
+    supervisor.handle(Ended("a", ()), 0.0)
+    assert supervisor.over and supervisor.exit_code == 2
+    assert report.last_line(supervisor) == "0 processes left on 1 host: never reached: b"
+
+
+def test_an_interrupted_start_does_not_wait_for_a_connection():
+    supervisor = Supervisor(Clock().job, HOSTS)
+    supervisor.begin("key", None, 0.0)
+    supervisor.handle(Connected("a"), 0.0)
+    supervisor.handle(Interrupted(2), 0.0)
+    supervisor.handle(Ended("a", ()), 0.0)
+    assert supervisor.over
+    assert supervisor.handle(Connected("b"), 0.0) == [], "too late: it gets no job"
+
+
+def test_a_path_that_is_cut_ends_the_start():
+    clock = Clock()
+    supervisor = before_the_start()
+    supervisor.handle(Ready("b", 20, 2), 0.0)
+    supervisor.handle(Bound("a", {"scheduler": 1, "master": 2, "reach": 3}), 0.0)
+    supervisor.handle(Bound("b", {"reach": 4}), 0.0)
+    supervisor.handle(Reached("a", {"b": {"error": "timed out"}}), 0.0)
+    assert supervisor.handle(Reached("b", {"a": {"ms": 1.0}}), 0.0) == STOP
+    assert supervisor.exit_code == 2
+    assert supervisor.cause.text.startswith("a: cannot reach b at 10.0.0.2: timed out; ")
+    assert clock.supervisor.cause is None
+
+
+def test_whoever_lost_a_peer_yields_to_a_host_that_has_gone_quiet():
+    clock = Clock()
+    clock.say(Quiet("b", 7.0))
+    clock.exit(WORKER_0, 75)
+    assert clock.tick() == STOP
+    assert clock.supervisor.cause.text == "nothing has come from b for 7 s: is the host down, or its network cut?"
+    clock.say(Lost("b", "said nothing for 9 s"), Ended("a", ()), Unreached("b", "no route", 125))
+    assert clock.supervisor.over and clock.supervisor.exit_code == 125
+    assert report.last_line(clock.supervisor) == "0 processes left on 1 host: not known for b"
+
+
+def test_a_host_that_speaks_again_is_not_to_blame():
+    clock = Clock()
+    clock.say(Quiet("b", 7.0), Quiet("b", 0.0))
+    clock.exit(WORKER_0, 75)
+    clock.tick()
+    assert clock.supervisor.cause.process.task.name == "worker-0"
+
+
+def test_a_check_goes_on_without_the_hosts_it_cannot_reach():
+    supervisor = Supervisor(Clock().job, HOSTS, check=True)
+    supervisor.begin("key", None, 0.0)
+    supervisor.handle(Unreached("b", "b: no route to host", 2), 0.0)
+    (first,) = supervisor.handle(Connected("a", "10.0.0.1"), 0.0)
+    assert first.message["do"] == "job"
+    (probe,) = supervisor.handle(Ready("a", 10, 4), 0.0)
+    assert probe.message["do"] == "probe"
+    assert [(each.host, each.code) for each in supervisor.preparation.problems] == [("b", 2)]
+
+
+def test_only_lost_processes_and_hosts_are_worth_a_restart():
+    for event, worth in ((Exited("a", WORKER_0, 1), True), (Lost("b", "x"), True), (Exited("a", WORKER_0, 2), False),
+                         (Interrupted(2), False), (Refused("b", "no", 2), False)):  # fmt: skip
+        clock = Clock()
+        clock.say(event)
+        assert clock.supervisor.restartable is worth, event
