@@ -83,14 +83,14 @@ def _values(job: Job, task: Task, tasks: Sequence[Task], cores_known: bool) -> M
 
 def _command(workdir: str, environment: Mapping[str, str], argv: Sequence[str]) -> list[str]:
     """`cd ... && env A=b ... program ...`, in lines that a shell takes as one."""
-    words = ["env", *(shlex.quote(f"{name}={value}") for name, value in sorted(environment.items()))]
-    rows = [f"cd {shlex.quote(workdir)} &&"]
-    for word in [*words, shlex.join(argv)]:
-        if len(rows[-1]) + 1 + len(word) <= WIDTH and len(rows) > 1:
+    rows = ["env"]
+    for name, value in sorted(environment.items()):
+        word = shlex.quote(f"{name}={value}")
+        if len(rows[-1]) + 1 + len(word) <= WIDTH:
             rows[-1] += f" {word}"
         else:
             rows.append(word)
-    return [f"    {rows[0]} \\", *(f"      {row} \\" for row in rows[1:-1]), f"      {rows[-1]}"]
+    return [f"    cd {shlex.quote(workdir)} && \\", *(f"      {row} \\" for row in rows), f"      {shlex.join(argv)}"]
 
 
 def _count(number: int, what: str, plural: str) -> str:

@@ -1,0 +1,94 @@
+"""What the processes of a job on this host do, for --ps: rows for `launch.processes`. Only reads /proc. Linux."""
+
+from __future__ import annotations
+
+import os
+
+from launch.agent.process import Process, members
+
+NOBODY = -1  # a pid that has no children: the job's processes are told by their mark alone
+ARGUMENT_BYTES = 4096  # of a command; a longer one is cut between arguments, so that a secret is whole or not there
+
+
+def rows(mark: str) -> list[dict]:
+    """A row for each process of job `mark` but this one. Times in seconds, memory (resident) in MiB.
+
+    Role and rank are those of the process's own environment or of its nearest ancestor's; an agent's role is "agent".
+    """
+    found = members(mark, NOBODY)
+    found.pop(os.getpid(), None)
+    places = {pid: _place(_environment(pid), mark) for pid in found}
+    listed = (_row(each, _inherited(each, found, places)) for each in found.values())
+    return sorted((row for row in listed if row is not None), key=lambda row: row["pid"])
+
+
+def _row(each: Process, place: dict) -> dict | None:
+    """None when it has just ended."""
+    try:
+        with open(f"/proc/{each.pid}/stat", "rb") as file:
+            text = file.read()
+        with open("/proc/uptime", "rb") as file:
+            uptime = float(file.read().split()[0])
+    except OSError:
+        return None
+    # man 5 proc; fields counted from the state, the third one
+    fields = text[text.rindex(b")") + 2 :].split()
+    ticks = os.sysconf("SC_CLK_TCK")
+    name = text[text.index(b"(") + 1 : text.rindex(b")")].decode("utf-8", "replace")
+    return {
+        "pid": each.pid,
+        "parent": each.parent,
+        "role": place.get("role", ""),
+        "rank": place.get("rank"),
+        "state": fields[0].decode(),
+        "cpu_seconds": round((int(fields[11]) + int(fields[12])) / ticks, 2),
+        "rss_mib": round(int(fields[21]) * os.sysconf("SC_PAGE_SIZE") / 2**20, 1),
+        "age_seconds": round(max(0.0, uptime - int(fields[19]) / ticks), 1),
+        "command": _command(each.pid) or [f"[{name}]"],
+    }
+
+
+def _command(pid: int) -> list[str]:
+    """Its arguments; [] when it has none, or has just ended."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            arguments = file.read().split(b"\0")[:-1]
+    except OSError:
+        return []
+    words, size = [], 0
+    for argument in arguments:
+        size += len(argument)
+        if size > ARGUMENT_BYTES:
+            return [*words, "..."]
+        words.append(argument.decode("utf-8", "surrogateescape"))
+    return words
+
+
+def _environment(pid: int) -> dict[bytes, bytes]:
+    """What the process was started with; {} when that may not be read."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            pairs = (entry.partition(b"=") for entry in file.read().split(b"\0"))
+            return {name: value for name, _, value in pairs}
+    except OSError:
+        return {}
+
+
+def _place(environment: dict[bytes, bytes], mark: str) -> dict | None:
+    """Role and rank by the environment; None when it does not tell."""
+    if environment.get(b"DMLTRAIN_JOB") == mark.encode() and b"DMLC_ROLE" in environment:
+        rank = environment.get(b"DMLC_TASK_ID", b"")
+        role = environment[b"DMLC_ROLE"].decode("utf-8", "replace")
+        return {"role": role, "rank": int(rank) if rank.isdigit() else None}
+    return {"role": "agent"} if environment.get(b"DMLTRAIN_AGENT") == mark.encode() else None
+
+
+def _inherited(each: Process, found: dict[int, Process], places: dict[int, dict | None]) -> dict:
+    """Its own place, or that of its nearest ancestor in the job; what descends from an agent alone has none."""
+    pid = each.pid
+    while pid in found:
+        place = places[pid]
+        if place is not None:
+            return {} if place["role"] == "agent" and pid != each.pid else place
+        pid = found[pid].parent
+    return {}

@@ -1,0 +1,77 @@
+"""The table of --ps: what `launch.agent.listing` tells of every host, for people. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+
+from launch.role import SCHEDULER, SERVER, WORKER
+from launch.secret import redact
+
+COLUMNS = ("HOST", "ROLE", "RANK", "PID", "STATE", "CPU", "RSS MiB", "AGE", "COMMAND")
+RIGHT = {"RANK", "PID", "CPU", "RSS MiB", "AGE"}
+ORDER = (SCHEDULER, SERVER, WORKER, "", "agent")
+STATES = {  # man 5 proc
+    "R": "running",
+    "S": "sleeping",
+    "D": "disk",
+    "T": "stopped",
+    "t": "traced",
+    "I": "idle",
+}
+
+
+def lines(hosts: Mapping[str, Sequence[dict]], secrets: Collection[str] = (), width: int = 0) -> list[str]:
+    """A row for each process of `hosts` (name: its rows), and a sum.
+
+    `secrets` are shown as ***; lines are cut to `width` characters, 0 is as long as they are.
+    """
+    rows = [(host, row) for host, found in hosts.items() for row in sorted(found, key=_order)]
+    cells = [COLUMNS, *(_cells(host, row, secrets) for host, row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    printed = [_line(each, widths) for each in cells] if rows else []
+    if width:
+        printed = [line if len(line) <= width else line[: max(0, width - 3)] + "..." for line in printed]
+    some = f"{len(rows)} process{'' if len(rows) == 1 else 'es'}"
+    return [*printed, f"{some} on {len(hosts)} host{'' if len(hosts) == 1 else 's'}"]
+
+
+def _order(row: dict) -> tuple:
+    role = row["role"] if row["role"] in ORDER else ""
+    return ORDER.index(role), -1 if row["rank"] is None else row["rank"], row["pid"]
+
+
+def _cells(host: str, row: dict, secrets: Collection[str]) -> tuple[str, ...]:
+    return (
+        host,
+        row["role"] or "-",
+        "-" if row["rank"] is None else str(row["rank"]),
+        str(row["pid"]),
+        STATES.get(row["state"], row["state"]),
+        _duration(row["cpu_seconds"]),
+        f"{row['rss_mib']:.0f}",
+        _duration(row["age_seconds"]),
+        _printable(shlex.join(redact(word, secrets) for word in row["command"])),
+    )
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = (
+        cell.rjust(width) if column in RIGHT else cell.ljust(width)
+        for cell, width, column in zip(cells, widths, COLUMNS, strict=True)
+    )
+    return "  ".join(padded).rstrip()
+
+
+def _duration(seconds: float) -> str:
+    """9.8 s, 5:07, 26:05:07; hours go on counting."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
+
+
+def _printable(text: str) -> str:
+    """In one line, with nothing that a terminal obeys."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -1,0 +1,150 @@
+"""--ps: the processes of a job as /proc has them, and as people read them."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launch import processes
+from launch.agent import listing
+from tests.launch.conftest import wait_for
+
+PARENT = """
+import os, subprocess, sys, time
+bare = {"PATH": os.environ["PATH"]}
+child = subprocess.Popen(["sleep", "600"], env=bare)
+block = b"x" * (64 << 20)
+end = time.process_time() + 0.5
+while time.process_time() < end: pass
+print("ready", child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def mark() -> Iterator[str]:
+    """A job's mark; what carries it is killed."""
+    name = f"listing-{secrets.token_hex(6)}"
+    yield name
+    for row in listing.rows(name):
+        os.kill(row["pid"], signal.SIGKILL)
+
+
+def start(mark: str, role: str, rank: int, *argv: str, **more: str) -> subprocess.Popen:
+    environment = dict(os.environ, DMLTRAIN_JOB=mark, DMLC_ROLE=role, DMLC_TASK_ID=str(rank), **more)
+    return subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE)
+
+
+def line(child: subprocess.Popen) -> list[bytes]:
+    return child.stdout.readline().split()
+
+
+def test_a_process_and_its_descendant(mark):
+    parent = start(mark, "worker", 3, sys.executable, "-c", PARENT, "one", "a b\nc", "")
+    child = int(line(parent)[1])
+    found = {row["pid"]: row for row in listing.rows(mark)}
+    assert set(found) == {parent.pid, child}
+    row = found[parent.pid]
+    assert (row["role"], row["rank"], row["parent"]) == ("worker", 3, os.getpid())
+    assert row["command"] == [sys.executable, "-c", PARENT, "one", "a b\nc", ""]
+    assert 64 <= row["rss_mib"] < 200 and row["state"] in "SR"
+    assert 0.5 <= row["cpu_seconds"] < 20 and row["cpu_seconds"] <= row["age_seconds"] + 0.1 < 60
+    bare = found[child]
+    assert (bare["role"], bare["rank"], bare["parent"]) == ("worker", 3, parent.pid), "by its ancestor"
+    assert bare["command"] == ["sleep", "600"] and bare["rss_mib"] < 64
+    json.dumps(list(found.values()))
+
+
+def test_only_this_job(mark):
+    other = start(f"{mark}-other", "worker", 0, "sleep", "600")
+    try:
+        assert listing.rows(mark) == []
+        assert [row["pid"] for row in listing.rows(f"{mark}-other")] == [other.pid]
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_states_agents_and_orphans(mark):
+    stopped = start(mark, "server", 1, "sleep", "600")
+    stopped.send_signal(signal.SIGSTOP)
+    agent = subprocess.Popen(["sleep", "600"], env=dict(os.environ, DMLTRAIN_AGENT=mark))
+    orphan = start(mark, "worker", 0, "sh", "-c", "sleep 600 >/dev/null & echo $!")
+    pid = int(line(orphan)[0])
+    orphan.wait()
+    wait_for(lambda: {row["state"] for row in listing.rows(mark) if row["pid"] == stopped.pid} == {"T"}, "SIGSTOP")
+    found = {row["pid"]: row for row in listing.rows(mark)}
+    assert set(found) == {stopped.pid, agent.pid, pid}
+    assert (found[agent.pid]["role"], found[agent.pid]["rank"]) == ("agent", None)
+    assert (found[pid]["role"], found[pid]["rank"]) == ("worker", 0)
+
+
+def test_long_commands_are_cut_between_arguments(mark):
+    long = start(mark, "worker", 0, "sh", "-c", "sleep 600; : $@", "x" * 3000, "y" * 3000, "z", "\udcff")
+    row = wait_for(lambda: [each for each in listing.rows(mark) if each["pid"] == long.pid], "the process")[0]
+    assert row["command"] == ["sh", "-c", "sleep 600; : $@", "x" * 3000, "..."]
+    other = start(mark, "worker", 1, "sh", "-c", "sleep 600; : $@", "\udcff")
+    row = next(each for each in listing.rows(mark) if each["pid"] == other.pid)
+    assert json.loads(json.dumps(row))["command"][-1] == "\udcff"
+
+
+def test_looking_takes_little_time(mark):
+    start(mark, "worker", 0, "sleep", "600")
+    began = time.process_time()
+    assert len(listing.rows(mark)) == 1
+    assert time.process_time() - began < 1.0, "of a core, with all processes of this machine to look through"
+
+
+def test_it_is_python_3_8():
+    source = Path(listing.__file__).read_text()
+    ast.parse(source, feature_version=(3, 8))
+    imported = {node.module for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)}
+    assert imported == {"__future__", "launch.agent.process"}
+
+
+def row(pid: int, role: str = "worker", rank: int | None = 0, **more: object) -> dict:
+    facts = {"parent": 1, "state": "S", "cpu_seconds": 1.0, "rss_mib": 99.6, "age_seconds": 2.0, "command": ["sleep"]}
+    return {"pid": pid, "role": role, "rank": rank, **facts, **more}
+
+
+def test_the_table():
+    hosts = {
+        "h1": [
+            row(9, "agent", None),
+            row(8, "worker", 10, cpu_seconds=93784.0, age_seconds=59.94),
+            row(7, "worker", 2, cpu_seconds=307, state="T", command=["python", "a b", "--key=se'same"]),
+            row(3, "", None),
+            row(4, "server", 0),
+            row(5, "scheduler", 0),
+        ],
+        "host-2": [row(123456, "worker", 0, rss_mib=20000, state="X", command=["x\n\x1b[31m\udcff", "é"])],
+        "h3": [],
+    }
+    assert processes.lines(hosts, ("se'same",)) == [
+        "HOST    ROLE       RANK     PID  STATE          CPU  RSS MiB     AGE  COMMAND",
+        "h1      scheduler     0       5  sleeping     1.0 s      100   2.0 s  sleep",
+        "h1      server        0       4  sleeping     1.0 s      100   2.0 s  sleep",
+        "h1      worker        2       7  stopped       5:07      100   2.0 s  python 'a b' '--key=***'",
+        "h1      worker       10       8  sleeping  26:03:04      100  59.9 s  sleep",
+        "h1      -             -       3  sleeping     1.0 s      100   2.0 s  sleep",
+        "h1      agent         -       9  sleeping     1.0 s      100   2.0 s  sleep",
+        "host-2  worker        0  123456  X            1.0 s    20000   2.0 s  'x\\n\\x1b[31m\\udcff' 'é'",
+        "7 processes on 3 hosts",
+    ]
+    cut = processes.lines(hosts, (), 60)
+    assert {len(line) for line in cut[1:-1]} == {60} and all(line.endswith("...") for line in cut[1:-1])
+
+
+def test_an_empty_table():
+    assert processes.lines({"h1": []}) == ["0 processes on 1 host"]
+    assert processes.lines({"h1": [row(1)]})[-1] == "1 process on 1 host"
