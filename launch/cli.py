@@ -59,7 +59,8 @@ def check(options: Options) -> int:
         supervisor = Supervisor(job, place.hosts, limits(options), check=True)
         Session(supervisor, place, Output(None, [], Silent()), lambda: None).run(None)
         found = supervisor.preparation
-        result = Check(list(place.hosts), found.facts, found.reached, found.problems)
+        hosts = [found.hosts.get(host.name, host) for host in place.hosts]
+        result = Check(hosts, found.facts, found.reached, found.problems)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     for line in lines(result, width):
         print(line)

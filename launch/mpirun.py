@@ -1,10 +1,10 @@
 """mpirun: which one it is, its command line, and the process with its last words.
 
 Settings, and why: no process is bound to a core (the job's processes would all share that of the bridge); the number
-of slots is not mpirun's business; the launcher's machine reaches every host itself (`plm_rsh_no_tree_spawn`), since
-often only it has the key; `-wdir /`, because the launcher's folder need not exist elsewhere. What a bridge is told is
-passed in the environment, by its name: argv is public. (mpirun's own connections are as open as mpirun makes them.)
-User and port of a host are for ~/.ssh/config: mpirun takes neither.
+of slots is not mpirun's business; the launcher's machine reaches every host itself (`no_tree_spawn`), since often only
+it has the key; names of hosts are not cut at the first dot; `-wdir /`, because the launcher's folder need not exist
+elsewhere. What a bridge is told is passed in the environment, by its name: argv is public. (mpirun's own connections
+are as open as mpirun makes them.) User and port of a host are for ~/.ssh/config: mpirun takes neither.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from launch.host import Host
 
 OPEN_MPI, MPICH = "Open MPI", "MPICH"
 KINDS = {OPEN_MPI: re.compile(r"Open MPI|OpenRTE|PRRTE"), MPICH: re.compile(r"HYDRA|Intel\(R\) MPI")}  # in --version
-ENVIRONMENT = {"OMPI_MCA_plm_rsh_no_tree_spawn": "1", "PRTE_MCA_plm_ssh_no_tree_spawn": "1"}  # Open MPI up to 4, from 5
+ENVIRONMENT = {
+    **{"OMPI_MCA_plm_rsh_no_tree_spawn": "1", "OMPI_MCA_orte_keep_fqdn_hostnames": "1"},  # Open MPI up to 4
+    **{"PRTE_MCA_plm_ssh_no_tree_spawn": "1", "PRTE_MCA_prte_keep_fqdn_hostnames": "1"},  # from 5
+}
 VERSION_SECONDS = 10.0
 END_SECONDS = 2.0  # between TERM and KILL
 LAST_WORDS_SECONDS = 0.5  # for what mpirun has written to be read when it has ended

@@ -16,114 +16,17 @@ import os
 import re
 import select
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from launch import LaunchError
+from launch.log_choice import Source, all_logs, find, selected
 from launch.log_folder import RECORD
 from launch.output import LINE_BYTES, tag
-from launch.role import SCHEDULER, SERVER, WORKER
 
 POLL_SECONDS = 0.2
 PATIENCE_SECONDS = 20.0  # of quiet after the launcher's death: its agents end within 10 s of silence, grace and KILL
-LISTED = 10  # jobs in an error
-AGENT = "agent"
-LOG = re.compile(rf"({SCHEDULER}|{SERVER}|{WORKER})-(\d+)\.log|({AGENT})-(.+)\.log")
-RESTART = re.compile(r"restart-(\d+)")
 STAMP = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:,\d{3})?")
-ORDER = (SCHEDULER, SERVER, WORKER, AGENT)
-
-
-@dataclass(frozen=True)
-class Source:
-    """Whose log: a rank of a role, or the agent of a host."""
-
-    role: str
-    which: int | str
-
-    @property
-    def order(self) -> tuple[int, int, str]:
-        """Its place in the order of launch."""
-        rank = self.which if isinstance(self.which, int) else 0
-        return ORDER.index(self.role), rank, str(self.which)
-
-    def __str__(self) -> str:
-        return f"{self.role}-{self.which}"
-
-
-# -- which logs ------------------------------------------------------------------------------------------------------
-
-
-def find(job: str, root: Path = Path("logs")) -> Path:
-    """The folder of `job`, a name below `root` or a folder; LaunchError lists the jobs there are, newest first."""
-    for folder in (root / job, Path(job)):
-        if job and folder.is_dir() and ((folder / RECORD).is_file() or any(_logs_in(folder))):
-            return folder
-    records = sorted(root.glob(f"*/{RECORD}"), key=lambda record: record.stat().st_mtime, reverse=True)
-    names = [record.parent.name for record in records]
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    there_is = f"there is {', '.join(names[:LISTED])}{more}" if names else "there is none yet"
-    raise LaunchError(f"no job {job or 'without a name'} in {root}/, and no folder with a job's logs; {there_is}")
-
-
-def _logs_in(folder: Path) -> Iterator[tuple[Source, Path]]:
-    for name in os.listdir(folder):
-        match = LOG.fullmatch(name)
-        if match:
-            source = Source(match[1], int(match[2])) if match[1] else Source(match[3], match[4])
-            yield source, folder / name
-
-
-def _all_logs(folder: Path) -> Iterator[tuple[int, Source, Path]]:
-    """(restart, source, path) of every log of the job."""
-    yield from ((0, *each) for each in _logs_in(folder))
-    for name in os.listdir(folder):
-        match = RESTART.fullmatch(name)
-        if match:
-            yield from ((int(match[1]), *each) for each in _logs_in(folder / name))
-
-
-def selected(text: str, there: Iterable[Source]) -> Callable[[Source], bool]:
-    """The choice of --show: worker, worker:0, worker:0-3, agent:HOST, comma separated; LaunchError lists `there`."""
-    there = set(there)
-    tests = [_test(item.strip(), there, text) for item in text.split(",")] if text else [lambda source: True]
-    return lambda source: any(test(source) for test in tests)
-
-
-def _test(item: str, there: set[Source], text: str) -> Callable[[Source], bool]:
-    role, colon, which = item.partition(":")
-    ranks = re.fullmatch(r"(\d+)(?:-(\d+))?", which)
-
-    def test(source: Source) -> bool:
-        if source.role != role or not colon:
-            return source.role == role
-        if isinstance(source.which, str):
-            return source.which == which
-        return ranks is not None and int(ranks[1]) <= source.which <= int(ranks[2] or ranks[1])
-
-    if not any(map(test, there)):
-        raise LaunchError(f"--show {text}: no log is of {item or 'nothing'}; there is {_listing(there) or 'none yet'}")
-    return test
-
-
-def _listing(there: set[Source]) -> str:
-    """scheduler:0, worker:0-4, agent:h1."""
-    words = []
-    for role in ORDER:
-        ranks = sorted(each.which for each in there if each.role == role and isinstance(each.which, int))
-        runs: list[list[int]] = []
-        for rank in ranks:
-            if runs and rank == runs[-1][1] + 1:
-                runs[-1][1] = rank
-            else:
-                runs.append([rank, rank])
-        words += [f"{role}:{first}" if first == last else f"{role}:{first}-{last}" for first, last in runs]
-        words += sorted(f"{role}:{each.which}" for each in there if each.role == role and isinstance(each.which, str))
-    return ", ".join(words)
-
-
-# -- lines -----------------------------------------------------------------------------------------------------------
 
 
 class Log:
@@ -209,7 +112,7 @@ class Reader:
         return some
 
     def _discover(self) -> None:
-        found = [each for each in _all_logs(self._folder) if each[2] not in self._logs and self._wanted(each[1])]
+        found = [each for each in all_logs(self._folder) if each[2] not in self._logs and self._wanted(each[1])]
         for restart, source, path in sorted(found, key=lambda each: (each[0], each[1].order)):
             colour = self._colours.setdefault(source, len(self._colours))
             name = f"restart-{restart}/{source}" if restart else str(source)
@@ -220,9 +123,6 @@ class Reader:
     def close(self) -> None:
         for log in self._logs.values():
             log.close()
-
-
-# -- how long --------------------------------------------------------------------------------------------------------
 
 
 class Record:
@@ -274,7 +174,7 @@ def show(job: str, selection: str, follow: bool, descriptor: int, coloured: bool
     """
     folder = find(job, root)
     record = Record(folder)
-    there = {source for _, source, _ in _all_logs(folder)} | set(record.sources)
+    there = {source for _, source, _ in all_logs(folder)} | set(record.sources)
     reader, printer = Reader(folder, selected(selection, there), coloured), Printer(descriptor)
     quiet_since = time.monotonic()
     try:
@@ -292,5 +192,7 @@ def show(job: str, selection: str, follow: bool, descriptor: int, coloured: bool
             time.sleep(POLL_SECONDS)
     except BrokenPipeError:
         return ""  # as for `--logs JOB | head`
+    except OSError as error:
+        raise LaunchError(f"cannot show the logs of {folder}: {error.filename or ''} {error.strerror}") from None
     finally:
         reader.close()

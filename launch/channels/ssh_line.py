@@ -32,6 +32,7 @@ class Line:
 
     def __init__(self, below: socket.socket, end: Callable[[], None]):
         self._below, self._end = below, end
+        self.stall = STALL_SECONDS
         self._ahead, self._start = b"", 0
         self._stalled_since: float | None = None
         self._closed = False
@@ -48,14 +49,14 @@ class Line:
         return piece
 
     def send(self, data: bytes) -> int:
-        """How much was sent; OSError when nothing could be for STALL_SECONDS. One thread at a time."""
+        """How much was sent; OSError when nothing could be for `stall` seconds. One thread at a time."""
         try:
             count = self._below.send(data)
         except TimeoutError:
             now = time.monotonic()
             self._stalled_since = self._stalled_since or now
-            if now - self._stalled_since >= STALL_SECONDS:
-                raise OSError(errno.ETIMEDOUT, f"nothing could be sent for {STALL_SECONDS:g} s") from None
+            if now - self._stalled_since >= self.stall:
+                raise OSError(errno.ETIMEDOUT, f"nothing could be sent for {self.stall:g} s") from None
             raise
         self._stalled_since = None
         return count

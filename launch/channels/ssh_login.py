@@ -22,7 +22,7 @@ from launch import LaunchError
 from launch.channels.ssh_config import Config, Target, hop
 from launch.channels.ssh_key import Keys
 from launch.channels.ssh_known_hosts import Key, known, verify
-from launch.channels.ssh_line import Line, ProxyCommand, tcp
+from launch.channels.ssh_line import STALL_SECONDS, Line, ProxyCommand, tcp
 
 logging.getLogger("paramiko").addHandler(logging.NullHandler())  # or its tracebacks go to standard error
 
@@ -79,6 +79,7 @@ class Access:
     accept_new: bool = False
     port: int = 0  # of hosts that have none of their own
     identity: str = ""  # path of a key to try first
+    stall: float = STALL_SECONDS  # how long a write may stand still
 
     def log_in(self, target: Target, label: str, seconds: float) -> tuple[paramiko.Transport, Deadline]:
         """An authenticated connection and the deadline that it met; LaunchError, about `label`, when there is none."""
@@ -111,6 +112,7 @@ class _Login:
     def _once(self) -> paramiko.Transport:
         proxy = ProxyCommand(self.settings.proxy_command) if self.settings.proxy_command else None
         line = proxy.line if proxy else self._through_hops() if self.settings.hops else self._direct()
+        line.stall = self.access.stall
         transport = paramiko.Transport(line, default_window_size=WINDOW_BYTES, default_max_packet_size=PACKET_BYTES)
         try:
             with self._explained(proxy):

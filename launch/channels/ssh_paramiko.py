@@ -12,7 +12,6 @@ import paramiko
 from launch import LaunchError, channels
 from launch.channels.ssh_config import Target
 from launch.channels.ssh_greeting import NoAgent, await_agent, explain, label, silent
-from launch.channels.ssh_line import STALL_SECONDS
 from launch.channels.ssh_login import WINDOW_BYTES, Access, Deadline
 from launch.host import Host
 
@@ -26,7 +25,7 @@ def connect(host: Host, mark: str, access: Access, seconds: float) -> ParamikoCh
     target = Target(host.target, host.user, host.port or access.port, access.identity)
     transport, deadline = access.log_in(target, label(host), seconds)
     try:
-        return ParamikoChannel(transport, host, mark, deadline)
+        return ParamikoChannel(transport, host, mark, deadline, access.stall)
     except BaseException:
         transport.close()
         raise
@@ -35,9 +34,9 @@ def connect(host: Host, mark: str, access: Access, seconds: float) -> ParamikoCh
 class ParamikoChannel:
     """See `launch.channels`. Takes over an authenticated `transport`; LaunchError when no agent speaks in time."""
 
-    def __init__(self, transport: paramiko.Transport, host: Host, mark: str, deadline: Deadline):
+    def __init__(self, transport: paramiko.Transport, host: Host, mark: str, deadline: Deadline, stall: float):
         self._transport, self._lock, self._stderr = transport, threading.Lock(), b""
-        self._ahead = b""
+        self._ahead, self._stall = b"", stall
         self.exit_code: int | None = None
         command, text = channels.remote_command(host, mark)
         watchdog = threading.Timer(deadline.left, transport.close)  # not every wait of paramiko's takes a timeout
@@ -61,14 +60,14 @@ class ParamikoChannel:
 
     def _open(self, command: str, deadline: Deadline) -> None:
         self._channel = channel = self._transport.open_session(timeout=deadline.left)
-        channel.settimeout(STALL_SECONDS)  # for writes; reads ask first whether there is something
+        channel.settimeout(self._stall)  # for writes; reads ask first whether there is something
         self._poll = select.poll()
         self._poll.register(channel.fileno(), select.POLLIN)
         channel.exec_command(command)
 
     def write(self, data: bytes) -> None:
-        if not self._lock.acquire(timeout=STALL_SECONDS):
-            raise TimeoutError(f"another write has stood still for {STALL_SECONDS:g} s")
+        if not self._lock.acquire(timeout=self._stall):
+            raise TimeoutError(f"another write has stood still for {self._stall:g} s")
         try:
             start = 0
             while start < len(data):

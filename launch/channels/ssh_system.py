@@ -41,6 +41,7 @@ class Ssh:
     port: int = 0
     identity: str = ""
     accept_new: bool = False
+    stall: float = STALL_SECONDS  # how long a write may stand still
 
     def argv(self, host: Host, seconds: float, command: str) -> list[str]:
         """The command line that runs `command` on `host`."""
@@ -77,7 +78,7 @@ class SystemChannel(ProcessChannel):
 
     def __init__(self, host: Host, mark: str, ssh: Ssh, until: float, seconds: float):
         command, text = channels.remote_command(host, mark)
-        self._ahead = b""
+        self._ahead, self._stall = b"", ssh.stall
         super().__init__(ssh.argv(host, until - time.monotonic(), command), b"")
         os.set_blocking(self._to, False)
         watchdog = threading.Timer(max(0.0, until - time.monotonic()), self._cut)
@@ -109,7 +110,7 @@ class SystemChannel(ProcessChannel):
         return self._child.returncode
 
     def write(self, data: bytes) -> None:
-        self._send(data, STALL_SECONDS)
+        self._send(data, self._stall)
 
     def _send(self, data: bytes, stall: float) -> None:
         """Write; TimeoutError when nothing could be for `stall` seconds."""

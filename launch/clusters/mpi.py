@@ -29,9 +29,9 @@ LOOPBACK = "127.0.0.1"
 NATURAL_END_SECONDS = 0.5  # for bridges and mpirun to end by themselves when their connections have
 
 
-def hosts(options: Options) -> list[Host]:
+def hosts_of(options: Options) -> list[Host]:
     """The hosts of the options, else of the batch system's allocation, else this machine; LaunchError."""
-    if options.hostfile or options.hosts or options.worker_hostfile or options.server_hostfile:
+    if options.names_hosts:
         from launch.clusters import ssh
 
         return ssh.hosts_of(options)
@@ -91,9 +91,9 @@ def _is_here(name: str, own: Sequence[str]) -> bool:
 class Cluster:
     """See `launch.clusters`. `connect` is called from several threads; the first call starts mpirun for all hosts."""
 
-    def __init__(self, options: Options):
+    def __init__(self, options: Options, hosts: Sequence[Host] | None = None):
         self.options = options
-        self.hosts = hosts(options)
+        self.hosts = hosts_of(options) if hosts is None else list(hosts)
         check(self.hosts)
         self._kind = kind(options.mpirun)
         self._lock = threading.Lock()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from launch import LaunchError, hosts
@@ -42,8 +42,8 @@ def hosts_of(options: Options) -> list[Host]:
 class Cluster:
     """The hosts of a job. `connect` may be called by several threads; it asks for a passphrase at most once."""
 
-    def __init__(self, options: Options, prompt: TerminalPrompt | None = None):
-        self.hosts = hosts_of(options)
+    def __init__(self, options: Options, hosts: Sequence[Host] | None = None, prompt: TerminalPrompt | None = None):
+        self.hosts = hosts_of(options) if hosts is None else list(hosts)
         if options.identity and not Path(options.identity).expanduser().is_file():
             raise LaunchError(f"the key {options.identity} does not exist")
         self._seconds = options.connect_timeout

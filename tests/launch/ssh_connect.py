@@ -20,14 +20,14 @@ def nobody(question: str) -> str:
 
 
 def connector(kind: str, home: Home) -> Callable[..., Channel]:
-    """connect(host, seconds, accept_new, port, identity, mark) -> Channel by the channel `kind`."""
+    """connect(host, seconds, accept_new, port, identity, mark, stall) -> Channel by the channel `kind`."""
 
     def connect(host: Host, seconds: float = SECONDS, accept_new: bool = False, port: int = 0, identity: str = "",
-                mark: str = "test") -> Channel:  # fmt: skip
+                mark: str = "test", stall: float = 8.0) -> Channel:  # fmt: skip
         if kind == "paramiko":
-            access = Access(Config((str(home.config),)), Keys(nobody), accept_new, port, identity)
+            access = Access(Config((str(home.config),)), Keys(nobody), accept_new, port, identity, stall)
             return ssh_paramiko.connect(host, mark, access, seconds)
-        ssh = ssh_system.Ssh(("ssh", "-F", str(home.config)), port, identity, accept_new)
+        ssh = ssh_system.Ssh(("ssh", "-F", str(home.config)), port, identity, accept_new, stall)
         return ssh_system.connect(host, mark, ssh, seconds)
 
     return connect

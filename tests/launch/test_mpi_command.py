@@ -161,9 +161,9 @@ def test_a_slurm_job_without_scontrol(tmp_path, monkeypatch):
 def test_without_hosts_and_without_a_batch_job_it_is_this_machine(monkeypatch):
     for name in ("SLURM_JOB_NODELIST", "PBS_NODEFILE"):
         monkeypatch.delenv(name, raising=False)
-    assert [host.name for host in mpi.hosts(Options())] == ["localhost"]
+    assert [host.name for host in mpi.hosts_of(Options())] == ["localhost"]
     with pytest.raises(LaunchError, match="--exclude"):
-        mpi.hosts(replace(Options(), exclude="a"))
+        mpi.hosts_of(replace(Options(), exclude="a"))
 
 
 def test_bridges_on_this_machine_call_back_over_loopback_and_nobody_else_can():

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from launch import LaunchError
+from launch.log_choice import Source, find, selected
 from launch.log_folder import LogFolder
-from launch.show import Source, find, selected, show
+from launch.show import show
 from tests.launch.conftest import ROOT, wait_for
 
 
@@ -270,6 +271,19 @@ def test_a_reader_that_goes_away(tmp_path):
     out = subprocess.check_output(["bash", "-c", command], env=dict(os.environ, PYTHONPATH=str(ROOT)))
     assert out == b"[worker-0] line\n"
     assert b"show" not in (tmp_path / "err").read_bytes()
+
+
+def test_what_cannot_be_read_or_written_is_said(tmp_path):
+    make(tmp_path / "job", {"worker-0.log": b"line\n"})
+    with pytest.raises(LaunchError, match="cannot show the logs of .*job: .*No space left"), open("/dev/full", "wb") as full:
+        show(str(tmp_path / "job"), "", False, full.fileno())
+    (tmp_path / "job/worker-1.log").mkdir()
+    with pytest.raises(LaunchError, match="cannot show the logs of .*job: .*Is a directory"):
+        shown(tmp_path / "job")
+    (tmp_path / "job/restart-1").write_text("no folder")
+    (tmp_path / "job/job.json").write_text("{")
+    with pytest.raises(LaunchError, match="cannot read .*job.json: "):
+        shown(tmp_path / "job", "worker:0")
 
 
 def test_a_real_job_is_followed(launcher):

@@ -1,0 +1,206 @@
+"""The folder that a copy goes to, on the agent's host, and the few things done in it; no path leads out of it.
+
+Folders are reached by descriptors, name by name, never through a symbolic link. A file is written under a temporary
+name and renamed, so nothing half-written ever has a name of its own. A temporary file is locked as long as its
+writer lives, which tells those of a killed agent, to be removed, from those of another job at work in the same folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+
+from launch.agent import Refusal
+
+PREFIX = b".dmltrain-sync-"  # of temporary names; never copied from anywhere
+MIB = 1 << 20
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def shown(path: bytes) -> str:
+    """The path for a message of one line."""
+    text = path.decode("utf-8", "backslashreplace")
+    return text if text.isprintable() else ascii(text)
+
+
+def checked(path: str) -> bytes:
+    """The path of an entry as bytes; Refusal unless it is relative and leads downwards only."""
+    name = path.encode("utf-8", "surrogateescape")
+    if b"\0" in name or any(part in (b"", b".", b"..") for part in name.split(b"/")):
+        raise Refusal(f"the launcher names {shown(name)} as a path to copy to: that is no path inside a folder", 125)
+    return name
+
+
+class Temporary:
+    """A file being written: its descriptor, its name, and the folder that has it, whose descriptor it owns."""
+
+    def __init__(self, folder: int):
+        self.folder = os.dup(folder)
+        try:
+            while not self._create():
+                os.close(self.descriptor)  # another agent took it for a left one, before it was locked
+        except OSError:
+            os.close(self.folder)
+            raise
+
+    def _create(self) -> bool:
+        self.name = PREFIX + os.urandom(8).hex().encode()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self.descriptor = os.open(self.name, flags, 0o600, dir_fd=self.folder)
+        return _lock(self.descriptor) and _names(self.folder, self.name, self.descriptor)
+
+    def install(self, folder: int, name: bytes, mode: int, mtime: int) -> None:
+        """Give it its properties and its place."""
+        with contextlib.suppress(OSError):  # file systems that have neither
+            os.fchmod(self.descriptor, mode)
+            os.utime(self.descriptor, ns=(mtime, mtime))
+        os.rename(self.name, name, src_dir_fd=self.folder, dst_dir_fd=folder)
+        self._close()
+
+    def discard(self) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(self.name, dir_fd=self.folder)
+        self._close()
+
+    def _close(self) -> None:
+        os.close(self.descriptor)  # which also unlocks it
+        os.close(self.folder)
+
+
+class Destination:
+    """The folder `to`, made when it is not there. OSError when that cannot be done."""
+
+    def __init__(self, to: str):
+        self.path = os.path.expanduser(to.encode("utf-8", "surrogateescape"))
+        os.makedirs(self.path, exist_ok=True)
+        self.root = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.device = os.fstat(self.root).st_dev
+        self.at = b"", self.root  # the folder that was asked for last
+
+    def close(self) -> None:
+        self._keep(b"", self.root)
+        os.close(self.root)
+
+    def folder(self, path: bytes) -> int:
+        """A descriptor of the folder `path`, valid until the next call; OSError also when a link leads there."""
+        if self.at[0] == path:
+            return self.at[1]
+        current = self.root
+        for part in path.split(b"/") if path else ():
+            try:
+                inner = os.open(part, _FOLDER, dir_fd=current)
+            finally:
+                if current != self.root:
+                    os.close(current)
+            current = inner
+        self._keep(path, current)
+        return current
+
+    def _keep(self, path: bytes, descriptor: int) -> None:
+        if self.at[1] != self.root:
+            os.close(self.at[1])
+        self.at = path, descriptor
+
+    def parent(self, path: bytes) -> tuple[int, bytes]:
+        """The descriptor of the folder that has `path`, and the name there."""
+        folder, _, name = path.rpartition(b"/")
+        return self.folder(folder), name
+
+    def look(self, path: bytes) -> os.stat_result | None:
+        """What is there, a link as such; None when nothing is."""
+        try:
+            folder, name = self.parent(path)
+            return os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+
+    def read(self, path: bytes) -> int:
+        """A descriptor to read the file with."""
+        folder, name = self.parent(path)
+        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+
+    def read_link(self, path: bytes) -> bytes:
+        """The link's target; b"" when it is no link."""
+        folder, name = self.parent(path)
+        try:
+            return os.fsencode(os.readlink(name, dir_fd=folder))
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return b""
+
+    def temporary(self, path: bytes) -> Temporary:
+        """A file to become `path`: in the root, where left ones are looked for, unless `path` is on another disk."""
+        folder, _ = self.parent(path)
+        elsewhere = os.fstat(folder).st_dev != self.device
+        return Temporary(folder if elsewhere else self.root)
+
+    def link(self, path: bytes, target: bytes, mtime: int) -> None:
+        folder, name = self.parent(path)
+        temporary = PREFIX + os.urandom(8).hex().encode()
+        os.symlink(target, temporary, dir_fd=folder)
+        try:
+            os.utime(temporary, ns=(mtime, mtime), dir_fd=folder, follow_symlinks=False)
+            os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError:
+            os.unlink(temporary, dir_fd=folder)
+            raise
+
+    def make_folder(self, path: bytes) -> None:
+        folder, name = self.parent(path)
+        with contextlib.suppress(FileExistsError):  # another host may be at the same on a shared file system
+            os.mkdir(name, dir_fd=folder)
+
+    def remove_left(self) -> None:
+        """Remove what killed agents left here."""
+        for name in os.listdir(self.root):
+            if os.fsencode(name).startswith(PREFIX):
+                self._remove_if_left(os.fsencode(name))
+
+    def _remove_if_left(self, name: bytes) -> None:
+        try:
+            descriptor = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.root)
+        except OSError:
+            return
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(name, dir_fd=self.root)
+        except OSError:  # its writer lives, or this file system has no locks: then nobody can know
+            pass
+        finally:
+            os.close(descriptor)
+
+    def refusal(self, error: OSError, path: bytes, host: str) -> Refusal:
+        """Why `path` cannot be written."""
+        what = f"{shown(path)} in {shown(self.path)}" if path else shown(self.path)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            room = os.fstatvfs(self.root)
+            free = room.f_bavail * room.f_frsize / MIB
+            return Refusal(f"no room left on {host} while {what} was written ({free:.1f} MiB free): "
+                           f"make room there, or choose another --sync-dst-dir", 2)
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            return Refusal(f"{what} on {host} cannot be written: a link or a file is where a folder on the way should "
+                           f"be; remove it there, or leave it out with --sync-exclude", 2)
+        return Refusal(f"cannot write {what} on {host}: {error.strerror}; "
+                       f"choose another --sync-dst-dir, or leave it out with --sync-exclude", 2)
+
+
+def _lock(descriptor: int) -> bool:
+    """Lock the file; False when another process has it. Where there are no locks, nobody removes left files either."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in (errno.EAGAIN, errno.EACCES)
+    return True
+
+
+def _names(folder: int, name: bytes, descriptor: int) -> bool:
+    """Whether the name in the folder still is this file's."""
+    try:
+        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(found.st_mode) and os.path.samestat(found, os.fstat(descriptor))

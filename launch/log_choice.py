@@ -1,0 +1,111 @@
+"""Which logs: the folder of a job by its name, the logs in it, and the choice of --show among them. Only reads."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch import LaunchError
+from launch.log_folder import RECORD
+from launch.role import SCHEDULER, SERVER, WORKER
+
+LISTED = 10  # jobs in an error
+AGENT = "agent"
+LOG = re.compile(rf"({SCHEDULER}|{SERVER}|{WORKER})-(\d+)\.log|({AGENT})-(.+)\.log")
+RESTART = re.compile(r"restart-(\d+)")
+ORDER = (SCHEDULER, SERVER, WORKER, AGENT)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Whose log: a rank of a role, or the agent of a host."""
+
+    role: str
+    which: int | str
+
+    @property
+    def order(self) -> tuple[int, int, str]:
+        """Its place in the order of launch."""
+        rank = self.which if isinstance(self.which, int) else 0
+        return ORDER.index(self.role), rank, str(self.which)
+
+    def __str__(self) -> str:
+        return f"{self.role}-{self.which}"
+
+
+def find(job: str, root: Path = Path("logs")) -> Path:
+    """The folder of `job`, a name below `root` or a folder; LaunchError lists the jobs there are, newest first."""
+    for folder in (root / job, Path(job)):
+        if job and folder.is_dir() and ((folder / RECORD).is_file() or any(_logs_in(folder))):
+            return folder
+    names = [record.parent.name for record in sorted(root.glob(f"*/{RECORD}"), key=_changed, reverse=True)]
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    there_is = f"there is {', '.join(names[:LISTED])}{more}" if names else "there is none yet"
+    raise LaunchError(f"no job {job or 'without a name'} in {root}/, and no folder with a job's logs; {there_is}")
+
+
+def _changed(path: Path) -> float:
+    """When it was written last; 0 when it has just gone."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _logs_in(folder: Path) -> Iterator[tuple[Source, Path]]:
+    for name in os.listdir(folder):
+        match = LOG.fullmatch(name)
+        if match:
+            source = Source(match[1], int(match[2])) if match[1] else Source(match[3], match[4])
+            yield source, folder / name
+
+
+def all_logs(folder: Path) -> Iterator[tuple[int, Source, Path]]:
+    """(restart, source, path) of every log of the job."""
+    yield from ((0, *each) for each in _logs_in(folder))
+    for name in os.listdir(folder):
+        match = RESTART.fullmatch(name)
+        if match and (folder / name).is_dir():
+            yield from ((int(match[1]), *each) for each in _logs_in(folder / name))
+
+
+def selected(text: str, there: Iterable[Source]) -> Callable[[Source], bool]:
+    """The choice of --show: worker, worker:0, worker:0-3, agent:HOST, comma separated; LaunchError lists `there`."""
+    there = set(there)
+    tests = [_test(item.strip(), there, text) for item in text.split(",")] if text else [lambda source: True]
+    return lambda source: any(test(source) for test in tests)
+
+
+def _test(item: str, there: set[Source], text: str) -> Callable[[Source], bool]:
+    role, colon, which = item.partition(":")
+    ranks = re.fullmatch(r"(\d+)(?:-(\d+))?", which)
+
+    def test(source: Source) -> bool:
+        if source.role != role or not colon:
+            return source.role == role
+        if isinstance(source.which, str):
+            return source.which == which
+        return ranks is not None and int(ranks[1]) <= source.which <= int(ranks[2] or ranks[1])
+
+    if not any(map(test, there)):
+        raise LaunchError(f"--show {text}: no log is of {item or 'nothing'}; there is {_listing(there) or 'none yet'}")
+    return test
+
+
+def _listing(there: set[Source]) -> str:
+    """scheduler:0, worker:0-4, agent:h1."""
+    words = []
+    for role in ORDER:
+        ranks = sorted(each.which for each in there if each.role == role and isinstance(each.which, int))
+        runs: list[list[int]] = []
+        for rank in ranks:
+            if runs and rank == runs[-1][1] + 1:
+                runs[-1][1] = rank
+            else:
+                runs.append([rank, rank])
+        words += [f"{role}:{first}" if first == last else f"{role}:{first}-{last}" for first, last in runs]
+        words += sorted(f"{role}:{each.which}" for each in there if each.role == role and isinstance(each.which, str))
+    return ", ".join(words)

@@ -1,0 +1,189 @@
+"""Copying the launcher's working directory to a folder on every host, by content, before a job starts.
+
+    sync = Sync(partial(manifest, working_directory, excludes, leave_out), hosts)
+    sync.copy(host, folder, channel.write)    in a thread for each host; a summary, or None when it came to nothing
+    sync.take(host, event)                    with whatever an agent says, from any thread; True when it was about this
+    sync.cancel()                             ends all threads in `copy` soon
+    sync.progress(), sync.lines()             for the display, from any thread
+
+All hosts end up with the same: a file that changes between its announcement and its sending is announced anew to
+all, and `copy` returns on none before it is on all. A host whose folder is the working directory itself, directly or on
+a shared file system, is found by a file that its agent makes there under a random name, and left as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from launch import LaunchError
+from launch.agent.destination import shown
+from launch.sync_manifest import Manifest, Over, encoded
+from launch.sync_send import Write, message, offer, push
+
+ROUNDS = 3  # how often changed files are announced anew
+EVENTS = ("destination", "wanted", "synced")
+MB = 1e6
+
+
+@dataclass
+class Progress:
+    """One host's copying: files and bytes that went and, once its agent has said so, that have to go."""
+
+    folder: str = ""  # where it goes, as the host names it
+    same: bool = False  # it is the source itself
+    heard: queue.SimpleQueue[dict | None] = field(default_factory=queue.SimpleQueue)
+    files: int = 0
+    sent: int = 0
+    total: int = 0
+    version: int = -1  # of the manifest, that the host has
+
+
+class Sync:
+    """See the module. `source(cancelled=...)` is called in the first of the threads; `copy` passes on its LaunchError."""
+
+    def __init__(self, source: Callable[..., Manifest], hosts: Collection[str]):
+        self.hosts = {host: Progress() for host in hosts}
+        self._source = source
+        self._cancelled = False
+        self._listing = threading.Lock()
+        self._all = threading.Condition()  # guards what follows and each host's version
+        self._manifest: Manifest | None = None
+        self._changes: list[tuple[int, ...]] = []  # files announced anew: [0] made version 1 of the manifest
+        self._copying = set(hosts)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was not copied, and why."""
+        return self._manifest.notes if self._manifest else ()
+
+    def take(self, host: str, event: dict) -> bool:
+        """Take in what an agent says; whether it is about the copying alone."""
+        if host in self.hosts and event["event"] == "refused":
+            self.hosts[host].heard.put(None)
+        if host not in self.hosts or event["event"] not in EVENTS:
+            return False
+        self.hosts[host].heard.put(event)
+        return True
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        with self._all:
+            self._all.notify_all()
+        for each in self.hosts.values():
+            each.heard.put(None)
+
+    def progress(self) -> tuple[int, int]:
+        """Bytes that went to all hosts, and that have to go as far as is known."""
+        return sum(each.sent for each in self.hosts.values()), sum(each.total for each in self.hosts.values())
+
+    def lines(self) -> list[str]:
+        """A line for each host."""
+        return [f"{host}: {self.summary(host)}" for host in self.hosts]
+
+    def summary(self, host: str) -> str:
+        """How far the host is: `12 of 340 files, 1.2 MB sent`."""
+        if self._manifest is None:
+            return "waiting for the list of files"
+        if self.hosts[host].same:
+            return "has this very folder, nothing to copy"
+        each = self.hosts[host]
+        return f"{each.files} of {self._manifest.files} files, {each.sent / MB:.1f} MB sent"
+
+    def copy(self, host: str, folder: str, write: Write) -> str | None:
+        """Copy to `folder` on `host`; the summary once all hosts have the same, or None when the agent has refused, its
+        channel has broken or all was cancelled, which others report. LaunchError when a file cannot be read."""
+
+        def guarded(data: bytes) -> None:
+            if self._cancelled:
+                raise Over
+            try:
+                write(data)
+            except OSError:
+                raise Over from None
+
+        try:
+            self._copy(host, folder, guarded)
+            return self.summary(host)
+        except Over:
+            return None
+        finally:
+            with self._all:
+                self._copying.discard(host)
+                self._all.notify_all()
+
+    def _copy(self, host: str, folder: str, write: Write) -> None:
+        progress = self.hosts[host]
+        write(message(do="sync", to=folder))
+        answer = self._hear(host, "destination")
+        progress.folder = answer["to"]
+        version, manifest = self._current()
+        if answer["probe"] and os.path.lexists(os.path.join(manifest.folder, encoded(answer["probe"]))):
+            progress.same = True
+            return write(message(do="sync", same=True))
+        indices: Collection[int] = range(len(manifest.entries))
+        for _ in range(ROUNDS + 1):
+            offer(manifest, indices, write)
+            changed = self._round(host, manifest, write)
+            indices = self._agreed(host, version, changed)
+            if not indices:
+                return
+            version, manifest = self._current()
+        names = ", ".join(shown(encoded(manifest.entries[index].path)) for index in list(indices)[:3])
+        raise LaunchError(f"{names}: changes again and again while it is copied to {host}; "
+                          f"wait until nothing writes there, or leave it out with --sync-exclude")
+
+    def _round(self, host: str, manifest: Manifest, write: Write) -> list[int]:
+        """Send what the agent wants; the files that did not come as announced."""
+        progress = self.hosts[host]
+        wanted = self._hear(host, "wanted")
+        progress.total += wanted["bytes"]
+
+        def sent(count: int) -> None:
+            progress.sent += count
+
+        push(manifest, wanted["entries"], write, sent)
+        synced = self._hear(host, "synced")
+        progress.files += synced["files"]
+        return synced["changed"]
+
+    def _hear(self, host: str, event: str) -> dict:
+        heard = self.hosts[host].heard.get()
+        if heard is None or self._cancelled:
+            raise Over
+        if heard["event"] != event:
+            raise LaunchError(f"the agent on {host} said {heard['event']} while {event} was awaited", 125)
+        return heard
+
+    def _current(self) -> tuple[int, Manifest]:
+        with self._listing:
+            if self._manifest is None:
+                self._manifest = self._source(cancelled=lambda: self._cancelled)
+        with self._all:
+            return len(self._changes), self._manifest
+
+    def _agreed(self, host: str, version: int, changed: Collection[int]) -> list[int]:
+        """Wait for the other hosts; the files that are to be announced anew, none when all hosts have the same."""
+        with self._all:
+            new = set(changed).difference(*self._changes[version:])
+            if new and self._manifest:
+                self._manifest, still = self._manifest.renewed(sorted(new))
+                self._changes.append(still)
+            while True:
+                anew = {index for part in self._changes[version:] for index in part}
+                if anew:
+                    return sorted(anew)
+                version = self.hosts[host].version = len(self._changes)
+                self._all.notify_all()
+                self._all.wait_for(lambda: self._cancelled or self._at_rest(version))  # noqa: B023  called here only
+                if self._cancelled:
+                    raise Over
+                if len(self._changes) == version:
+                    return []
+
+    def _at_rest(self, version: int) -> bool:
+        """Whether there is a newer version, or none is under way."""
+        return len(self._changes) > version or all(self.hosts[host].version == version for host in self._copying)

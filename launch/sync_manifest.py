@@ -1,0 +1,200 @@
+"""What a folder holds that is to be copied, by content: the walk, the hashes, and what came of files that changed.
+
+Paths are relative, "/" between names, bytes that are no UTF-8 as surrogates (PEP 383), whatever this machine's locale.
+Left out: .git, what .gitignore files and --sync-exclude name, the copying's own temporary files, `leave_out`. Symbolic
+links are entries of their own and never followed. What is no file, folder or link is skipped with a note.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from launch import LaunchError, sync_ignore
+from launch.agent.destination import PREFIX, shown
+from launch.sync_ignore import Chain
+
+FILE, FOLDER, LINK = "file", "folder", "link"
+NEVER = (b".git",)
+READ_BYTES = 1 << 20
+THREADS = 8  # hashing releases the interpreter; more than a disk and a few cores can use
+
+
+class Over(Exception):
+    """The copying was given up."""
+
+Key = tuple[bytes, int, int, int]  # path, size, mtime_ns, inode: as long as it is the same, so is the content
+Hashes = dict[Key, str]
+
+@dataclass(frozen=True)
+class Entry:
+    """A file, folder or link. `size` in bytes, `mtime` in ns since 1970, `mode` a file's permission bits."""
+
+    path: str
+    kind: str
+    mode: int = 0
+    mtime: int = 0
+    size: int = 0
+    sha256: str = ""  # of a file's first `size` bytes, in hexadecimal
+    target: str = ""  # of a link, as it is written there
+
+@dataclass(frozen=True)
+class Manifest:
+    """What is to be copied from `folder` (absolute, links resolved); each folder's entry comes before what is in it."""
+
+    folder: bytes
+    entries: tuple[Entry, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> int:
+        return sum(entry.kind == FILE for entry in self.entries)
+
+    def where(self, index: int) -> bytes:
+        """The path of an entry on this machine."""
+        return os.path.join(self.folder, encoded(self.entries[index].path))
+
+    def renewed(self, indices: Sequence[int], hashes: Hashes | None = None) -> tuple[Manifest, tuple[int, ...]]:
+        """The manifest with these files as they are now, and which of them still are files."""
+        entries, still = list(self.entries), []
+        for index in indices:
+            entry = _file(self.where(index), entries[index].path, {} if hashes is None else hashes)
+            if entry is not None:
+                entries[index] = entry
+                still.append(index)
+        return replace(self, entries=tuple(entries)), tuple(still)
+
+def encoded(path: str) -> bytes:
+    return path.encode("utf-8", "surrogateescape")
+
+def decoded(path: bytes) -> str:
+    return path.decode("utf-8", "surrogateescape")
+
+def manifest(
+    folder: str | Path,
+    excludes: Sequence[str] = (),
+    leave_out: Sequence[str | Path] = (),
+    hashes: Hashes | None = None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> Manifest:
+    """What `folder` holds now. `hashes` is what is known of contents, and is added to. `leave_out` are paths, absolute
+    or relative to the working directory, that need not exist or be inside. LaunchError says what cannot be read; Over
+    comes soon after `cancelled` has become true."""
+    top = os.path.realpath(os.fsencode(folder))
+    chosen = sync_ignore.chosen(excludes)
+    out = {os.path.realpath(os.fsencode(path)) for path in leave_out}
+    chain = (*sync_ignore.above(Path(os.fsdecode(top))), chosen)
+    known: Hashes = {} if hashes is None else hashes
+    notes: list[str] = []
+
+    def complete(entry: Entry) -> Entry | None:
+        where = os.path.join(top, encoded(entry.path))
+        return _file(where, entry.path, known, cancelled) if entry.kind == FILE else entry
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        entries = pool.map(complete, list(_walk(top, chain, out, notes)))
+        return Manifest(top, tuple(entry for entry in entries if entry is not None), tuple(notes))
+
+def _walk(top: bytes, chain: Chain, out: set[bytes], notes: list[str]) -> Iterator[Entry]:
+    """The entries below `top`, files with their names only; without recursion, as trees may be deep."""
+    pending: list[tuple[str, Chain]] = [("", chain)]
+    while pending:
+        base, chain = pending.pop()
+        where = os.path.join(top, encoded(base))
+        listed = _listed(where)
+        if listed is None:
+            continue
+        if base:
+            yield Entry(base[:-1], FOLDER)
+        text = sync_ignore.gitignore(Path(os.fsdecode(where)))
+        if text is not None:  # the chosen patterns stay the last
+            chain = (*chain[:-1], sync_ignore.below(text, base), chain[-1])
+        folders = []
+        for each in listed:
+            path = base + decoded(each.name)
+            folder = each.is_dir(follow_symlinks=False)
+            if each.path in out or sync_ignore.ignored(chain, path + "/" * folder):
+                continue
+            if folder:
+                folders.append((path + "/", chain))
+            elif each.is_symlink():
+                yield from _link(each.path, path)
+            elif each.is_file(follow_symlinks=False):
+                yield Entry(path, FILE)
+            else:
+                notes.append(f"{shown(encoded(path))} is not copied: it is a socket, a pipe or a device")
+        pending += reversed(folders)
+
+def _listed(folder: bytes) -> list[os.DirEntry[bytes]] | None:
+    """What the folder holds, by name; None when it has vanished."""
+    try:
+        with os.scandir(folder) as found:
+            each = [entry for entry in found if entry.name not in NEVER and not entry.name.startswith(PREFIX)]
+            return sorted(each, key=lambda entry: entry.name)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise unreadable(folder, error) from None
+
+def _link(where: bytes, path: str) -> Iterator[Entry]:
+    try:
+        yield Entry(path, LINK, mtime=os.lstat(where).st_mtime_ns, target=decoded(os.readlink(where)))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise unreadable(where, error) from None
+
+def _file(where: bytes, path: str, known: Hashes, cancelled: Callable[[], bool] = lambda: False) -> Entry | None:
+    """The file with its hash, of as many bytes as it had when it was opened; None when it is no file any more."""
+    descriptor = opened(where)
+    if descriptor is None:
+        return None
+    try:
+        found = os.fstat(descriptor)
+        key = where, found.st_size, found.st_mtime_ns, found.st_ino
+        size, digest = (found.st_size, known[key]) if key in known else _digest(descriptor, found.st_size, cancelled)
+    except OSError as error:
+        raise unreadable(where, error) from None
+    finally:
+        os.close(descriptor)
+    if size == found.st_size:
+        known[key] = digest
+    return Entry(path, FILE, stat.S_IMODE(found.st_mode) & 0o777, found.st_mtime_ns, size, digest)
+
+def _digest(descriptor: int, size: int, cancelled: Callable[[], bool]) -> tuple[int, str]:
+    """How many bytes there are, at most `size`, and their SHA-256."""
+    digest, got, buffer = hashlib.sha256(), 0, bytearray(min(READ_BYTES, max(size, 1)))
+    with memoryview(buffer) as view:
+        while got < size:
+            if cancelled():
+                raise Over
+            count = os.readv(descriptor, [view[: size - got]])
+            if not count:
+                break
+            digest.update(view[:count])
+            got += count
+    return got, digest.hexdigest()
+
+def opened(where: bytes) -> int | None:
+    """A descriptor of the file; None when there is none, or something else has its name."""
+    try:
+        descriptor = os.open(where, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        if os.path.islink(where):
+            return None
+        raise unreadable(where, error) from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        return None
+    return descriptor
+
+def unreadable(where: bytes, error: OSError) -> LaunchError:
+    cure = "make it readable, or leave it out with --sync-exclude"
+    return LaunchError(f"cannot read {shown(where)} to copy it: {error.strerror}; {cure}")

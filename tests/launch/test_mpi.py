@@ -1,0 +1,342 @@
+"""Agents on this machine through real mpiruns, of both kinds."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launch import LaunchError, agent, channels
+from launch.bridge import VARIABLE
+from launch.channels import frames
+from launch.channels.mpi import MpiChannel
+from launch.clusters.mpi import Cluster
+from launch.host import Host
+from launch.options import Options
+
+DEADLINE = 60.0  # s; for what takes a fraction of a second on an idle machine
+ROOT = os.geteuid() == 0
+AWKWARD = ["two words", "it's", 'say "hi"', "$HOME `id` $(id)", "a;b&c|d", "line\nline", "tab\t", "é 漢 🎉", "*", ""]
+
+
+def wait_for(condition: Callable[[], object], what: str) -> object:
+    end = time.monotonic() + DEADLINE
+    while not (found := condition()):
+        assert time.monotonic() < end, f"not within {DEADLINE} s: {what}"
+        time.sleep(0.01)
+    return found
+
+
+def environment(pid: int) -> dict[str, str]:
+    try:
+        rows = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return {}
+    return dict(row.decode(errors="replace").partition("=")[::2] for row in rows)
+
+
+def living() -> list[int]:
+    return [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+
+
+class Conversation:
+    """An agent behind a channel, with a job of its own."""
+
+    def __init__(self, channel: MpiChannel, mark: str, folder: Path):
+        self.channel, self.folder, self.mark = channel, folder, mark
+        self.printed: dict[int, bytes] = {}
+        self.heard = self._hear()
+        self.send(do="job", mark=mark, host="here", key="feed", grace=0.5, silence=30.0, log_folder=str(folder))
+        self.ready = self.until("ready")
+
+    def send(self, **message: object) -> None:
+        channels.send(self.channel, message)
+
+    def _hear(self) -> Iterator[dict]:
+        for kind, task, payload in frames(self.channel, DEADLINE):
+            if kind == agent.OUTPUT:
+                self.printed[task] = self.printed.get(task, b"") + payload
+            else:
+                yield json.loads(payload)
+
+    def until(self, event: str) -> dict:
+        return next(each for each in self.heard if each["event"] == event)
+
+    def start(self, *argv: str, **variables: str) -> int:
+        """Start task 0; its pid."""
+        task = {"task": 0, "argv": argv, "workdir": str(self.folder),
+                "environment": {"DMLTRAIN_JOB": self.mark, **variables}}  # fmt: skip
+        self.send(do="start", unset=[], tasks=[task])
+        return self.until("started")["pid"]
+
+    def stop(self) -> str:
+        """End it all properly; how the channel says that the agent ended."""
+        self.send(do="stop", grace=0.2)
+        assert self.until("ended")["left"] == []
+        assert list(self.heard) == []
+        return self.channel.close()
+
+
+class Mpi:
+    """One kind of mpirun, and what a test has started with it."""
+
+    def __init__(self, name: str, folder: Path):
+        self.name, self.folder = name, folder
+        self.arguments = ("--allow-run-as-root",) if ROOT and name == "mpirun.openmpi" else ()
+        self.mark = f"test-{os.getpid()}-{random.randrange(10**9)}"
+        self.clusters: list[Cluster] = []
+
+    def cluster(self, *hosts: Host, **options: object) -> Cluster:
+        given = {"mpirun": self.name, "mpirun_args": self.arguments, "connect_timeout": DEADLINE, **options}
+        self.clusters.append(Cluster(replace(Options(), **given)))
+        self.clusters[-1].hosts = list(hosts) or [Host("localhost", python=sys.executable)]
+        return self.clusters[-1]
+
+    def talk(self, cluster: Cluster, index: int = 0) -> Conversation:
+        """With a job for each host: they are one machine, and an agent ends all of its job there."""
+        channel = cluster.connect(cluster.hosts[index], f"{self.mark}-{index}")
+        return Conversation(channel, f"{self.mark}-{index}", self.folder)
+
+    @property
+    def mpiruns(self) -> list[int]:
+        """The pids of the mpiruns that this test has started and that live."""
+        runs = [run for cluster in self.clusters for run in cluster._runs]
+        return [run.mpirun.process.pid for run in runs if not run.mpirun.fate()]
+
+    def bridges(self) -> list[int]:
+        """The pids of the living bridges of this test."""
+        found = []
+        for pid in living():
+            try:
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            told = environment(pid).get(VARIABLE, "")
+            if b"dmltrain-bridge" in words and any(run._token in told for each in self.clusters for run in each._runs):
+                found.append(pid)
+        return found
+
+    def left(self) -> list[int]:
+        """Processes of this test's jobs and agents."""
+        names = ("DMLTRAIN_AGENT", "DMLTRAIN_JOB")
+        return [pid for pid in living() if any(self.mark in environment(pid).get(name, "") for name in names)]
+
+
+@pytest.fixture(params=["mpirun.openmpi", "mpirun.mpich"])
+def mpi(request, tmp_path) -> Iterator[Mpi]:
+    if not shutil.which(request.param):
+        pytest.skip(f"{request.param} is missing: install openmpi-bin and mpich")
+    made = Mpi(request.param, tmp_path)
+    yield made
+    tokens = [run._token for cluster in made.clusters for run in cluster._runs]
+    for cluster in made.clusters:
+        cluster.close()
+    told = [pid for pid in living() if any(token in environment(pid).get(VARIABLE, "") for token in tokens)]
+    assert not told, f"mpirun, ssh or bridges are left: {told}"
+    wait_for(lambda: not made.left(), "the end of every process")
+
+
+def test_an_agent_runs_what_it_is_told_and_ends(mpi):
+    talk = mpi.talk(mpi.cluster())
+    talk.start(sys.executable, "-c", "import os; print(os.getcwd(), end='')")
+    assert talk.until("exited")["code"] == 0
+    assert talk.printed[0] == str(mpi.folder).encode()
+    assert talk.stop() == "exited with 0"
+
+
+def test_two_hosts_share_one_mpirun_and_connect_at_once(mpi):
+    cluster = mpi.cluster(Host("localhost"), Host("127.0.0.1"))
+    talks: list[Conversation] = []
+    threads = [threading.Thread(target=lambda i=i: talks.append(mpi.talk(cluster, i))) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE)
+    assert len(talks) == 2
+    assert len(mpi.mpiruns) == 1
+    assert len(mpi.bridges()) == 2
+    assert talks[0].ready["pid"] != talks[1].ready["pid"]
+    assert talks[0].stop() == "exited with 0"
+    talks[1].send(do="beat")
+    talks[1].until("beat")  # the end of one is not that of the other
+    assert talks[1].stop() == "exited with 0"
+
+
+def test_arguments_and_environment_values_arrive_unchanged(mpi):
+    talk = mpi.talk(mpi.cluster())
+    names = [f"AWKWARD_{index}" for index in range(len(AWKWARD))]
+    show = f"import json, os, sys; print(json.dumps([sys.argv[1:], [os.environ[name] for name in {names}]]))"
+    talk.start(sys.executable, "-c", show, *AWKWARD, **dict(zip(names, AWKWARD, strict=True)))
+    assert talk.until("exited")["code"] == 0
+    assert json.loads(talk.printed[0]) == [AWKWARD, AWKWARD]
+    talk.stop()
+
+
+def test_five_megabytes_come_back(mpi):
+    talk = mpi.talk(mpi.cluster())
+    talk.start(sys.executable, "-c", "import os; os.write(1, bytes(5_000_000))")
+    talk.until("exited")
+    talk.stop()
+    assert talk.printed[0] == bytes(5_000_000)
+
+
+def test_processes_see_all_cores_and_nothing_of_mpirun(mpi):
+    talk = mpi.talk(mpi.cluster())
+    show = "import json, os; print(json.dumps([sorted(os.sched_getaffinity(0)), list(os.environ)]))"
+    talk.start(sys.executable, "-c", show)
+    talk.until("exited")
+    cores, names = json.loads(talk.printed[0])
+    assert cores == sorted(os.sched_getaffinity(0))
+    assert not [name for name in names if name.startswith(("OMPI_", "PMIX_", "PMI_", "HYD", VARIABLE))]
+    talk.stop()
+
+
+def test_no_secret_is_in_any_command_line_or_in_what_mpirun_says(mpi):
+    cluster = mpi.cluster()
+    talk = mpi.talk(cluster)
+    talk.start(sys.executable, "-c", "import time; time.sleep(60)", PASSWORD="hush-hush")
+    token = cluster._runs[0]._token
+    lines = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            lines.append((folder / "cmdline").read_bytes())
+        except OSError:
+            continue
+    assert any(b"dmltrain-bridge" in line for line in lines)
+    assert not [line for line in lines if token.encode() in line or b"hush-hush" in line]
+    assert token not in cluster._runs[0].mpirun.said
+    talk.stop()
+
+
+# -- faults ------------------------------------------------------------------------------------------------------------
+
+
+def busy(mpi: Mpi) -> tuple[Cluster, Conversation, int]:
+    """An agent with a process that would run for long."""
+    cluster = mpi.cluster()
+    talk = mpi.talk(cluster)
+    return cluster, talk, talk.start(sys.executable, "-c", "import time; time.sleep(600)")
+
+
+def test_mpirun_is_killed_and_the_agent_ends_everything(mpi):
+    cluster, talk, pid = busy(mpi)
+    (mpirun,) = mpi.mpiruns
+    began = time.monotonic()
+    os.kill(mpirun, signal.SIGKILL)
+    assert list(talk.heard) == []
+    assert "mpirun was killed by SIGKILL" in talk.channel.close()
+    wait_for(lambda: not mpi.left(), "the end of every process")
+    assert time.monotonic() - began < 15
+    with pytest.raises(OSError):
+        talk.channel.write(b"x")
+
+
+def test_the_bridge_is_killed_and_another_is_reached_by_an_mpirun_of_its_own(mpi):
+    cluster, talk, pid = busy(mpi)
+    os.kill(mpi.bridges()[0], signal.SIGKILL)
+    assert list(talk.heard) == []
+    assert talk.channel.close().startswith("lost its bridge (pid ")
+    again = mpi.talk(cluster)
+    assert again.stop() == "exited with 0"
+    wait_for(lambda: not mpi.left(), "the end of every process")
+    assert len(cluster._runs) == 2
+
+
+def test_a_killed_bridge_leaves_the_other_hosts_alone(mpi):
+    cluster = mpi.cluster(Host("localhost"), Host("127.0.0.1"))
+    talks = [mpi.talk(cluster, index) for index in range(2)]
+    number = next(pid for pid in mpi.bridges() if f"(pid {pid} " in talks[0].channel._bridge)
+    os.kill(number, signal.SIGKILL)
+    assert list(talks[0].heard) == []
+    talks[0].channel.close()
+    talks[1].start(sys.executable, "-c", "import time; time.sleep(0.5); print('done')")
+    assert talks[1].until("exited")["code"] == 0
+    assert talks[1].stop() == "exited with 0"
+
+
+def test_the_agent_is_killed(mpi):
+    cluster, talk, pid = busy(mpi)
+    os.kill(talk.ready["pid"], signal.SIGKILL)
+    assert list(talk.heard) == []
+    assert talk.channel.close() == "was killed by SIGKILL"
+    again = mpi.talk(cluster)
+    again.stop()  # the new one ends what the old one has left
+    assert pid not in mpi.left()
+
+
+def test_close_ends_everything_that_still_runs(mpi):
+    cluster, talk, pid = busy(mpi)
+    began = time.monotonic()
+    cluster.close()
+    assert time.monotonic() - began < 5
+    wait_for(lambda: not mpi.left(), "the end of every process")
+
+
+# -- mpirun that does not do it ----------------------------------------------------------------------------------------
+
+
+def refusal(mpi: Mpi, cluster: Cluster) -> LaunchError:
+    with pytest.raises(LaunchError) as caught:
+        cluster.connect(cluster.hosts[0], mpi.mark)
+    return caught.value
+
+
+def test_a_host_without_that_python_is_named_at_once(mpi):
+    began = time.monotonic()
+    error = refusal(mpi, mpi.cluster(Host("localhost", python="/no/such/python")))
+    assert "localhost was not reached: mpirun exited with 127, having said" in str(error)
+    assert "/no/such/python: not found" in str(error)
+    assert time.monotonic() - began < DEADLINE
+
+
+def test_a_host_that_nobody_knows(mpi):
+    error = refusal(mpi, mpi.cluster(Host("no-such-host.invalid"), host_ip="127.0.0.1", connect_timeout=3.0))
+    assert str(error).startswith("no-such-host.invalid was not reached")
+    assert "resolve hostname no-such-host.invalid" in str(error)  # what ssh said, through mpirun
+
+
+@pytest.mark.skipif(not ROOT, reason="only root is refused")
+def test_open_mpi_refuses_root_and_says_how_to_go_on(tmp_path):
+    if not shutil.which("mpirun.openmpi"):
+        pytest.skip("mpirun.openmpi is missing: install openmpi-bin")
+    if "OMPI_ALLOW_RUN_AS_ROOT" in os.environ:
+        pytest.skip("OMPI_ALLOW_RUN_AS_ROOT is set here")
+    mpi = Mpi("mpirun.openmpi", tmp_path)
+    mpi.arguments = ()
+    cluster = mpi.cluster()
+    error = refusal(mpi, cluster)
+    cluster.close()
+    assert error.code == 2
+    assert "You can override this protection by adding the --allow-run-as-root option" in str(error)
+    assert "--mpirun-args=--allow-run-as-root" in str(error)
+
+
+def test_an_mpirun_that_hangs_is_not_waited_for(tmp_path):
+    hangs = tmp_path / "mpirun"
+    hangs.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "(Open MPI) 4" && exit\necho trying; exec sleep 60\n')
+    hangs.chmod(0o755)
+    mpi = Mpi(str(hangs), tmp_path)
+    cluster = mpi.cluster(connect_timeout=0.5)
+    began = time.monotonic()
+    error = refusal(mpi, cluster)
+    assert "localhost was not reached by mpirun within 0.5 s (--connect-timeout); mpirun has said\ntrying" in str(error)
+    assert error.code == 125
+    cluster.close()
+    assert time.monotonic() - began < 10
+    assert not mpi.mpiruns
+
+
+def test_no_mpirun_here(tmp_path):
+    with pytest.raises(LaunchError, match="no-such-mpirun is not installed here") as caught:
+        Mpi("no-such-mpirun", tmp_path).cluster()
+    assert caught.value.code == 127
