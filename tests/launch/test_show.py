@@ -275,7 +275,8 @@ def test_a_reader_that_goes_away(tmp_path):
 
 def test_what_cannot_be_read_or_written_is_said(tmp_path):
     make(tmp_path / "job", {"worker-0.log": b"line\n"})
-    with pytest.raises(LaunchError, match="cannot show the logs of .*job: .*No space left"), open("/dev/full", "wb") as full:
+    problem = "cannot show the logs of .*job: .*No space left"
+    with open("/dev/full", "wb") as full, pytest.raises(LaunchError, match=problem):
         show(str(tmp_path / "job"), "", False, full.fileno())
     (tmp_path / "job/worker-1.log").mkdir()
     with pytest.raises(LaunchError, match="cannot show the logs of .*job: .*Is a directory"):
