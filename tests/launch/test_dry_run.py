@@ -9,18 +9,15 @@ import pytest
 
 from launch import dry_run
 from launch.host import Host
-from launch.job import Job, Ports, Setting, tasks
+from launch.job import Job, Setting
+from launch.options import Options
 from launch.secret import is_secret, redact, redact_all, secrets
 
 NASTY = "a b'c\"d $HOME; `x` \\ \n é *"
 
 
-def printed(job: Job, hosts: list[Host], **more) -> list[str]:
-    def workdir(host: Host) -> str:
-        return host.workdir or job.workdir
-
-    every = tasks(job, hosts, Ports(job.port))
-    return dry_run.lines(job, every, "ssh", workdir, python="/usr/bin/python3", **more)
+def printed(job: Job, hosts: list[Host], launcher: str = "ssh") -> list[str]:
+    return dry_run.lines(job, hosts, Options(launcher=launcher), python="/usr/bin/python3")
 
 
 def commands(text: list[str]) -> dict[str, str]:
@@ -58,7 +55,7 @@ def test_what_is_known_is_told():
     body = "\n".join(printed(job, [Host("localhost", "127.0.0.1", cores=8)]))
     assert "DMLC_PS_ROOT_PORT=9000" in body and "DMLC_NODE_HOST=127.0.0.1" in body and "OMP_NUM_THREADS=3" in body
     job = Job("fit", "m", ("hostname",), 2, 1, "/w")
-    body = "\n".join(printed(job, [Host("localhost", "127.0.0.1", cores=8)], cores_known=True))
+    body = "\n".join(printed(job, [Host("localhost", "127.0.0.1", cores=8)], "local"))
     assert body.count("OMP_NUM_THREADS=4") == 2 and "/usr/bin/python3" not in body
 
 
@@ -70,21 +67,31 @@ def test_a_shell_runs_what_is_printed(tmp_path):
     job = Job("fit", "m", ("python3", "-c", code, NASTY, ""), 2, 0, str(folder), (Setting("V", NASTY),))
     found = commands(printed(job, [Host("localhost", "127.0.0.1")]))
     assert list(found) == ["worker 0", "worker 1"]
+    assert "ulimit" not in found["worker 0"]
     for rank, command in enumerate(found.values()):
         for shell in ("bash", "sh"):
             said = json.loads(subprocess.check_output([shell, "-c", command]))
             assert said == [[NASTY, ""], str(folder), NASTY, str(rank)]
 
 
+def test_the_limit_of_memory_is_the_agents(tmp_path):
+    code = "import resource; print(resource.getrlimit(resource.RLIMIT_DATA)[0] >> 20)"
+    job = Job("fit", "m", ("python3", "-c", code), 1, 0, str(tmp_path), memory={"worker": 512})
+    command = commands(printed(job, [Host("localhost", "127.0.0.1")]))["worker 0"]
+    for shell in ("bash", "sh"):
+        assert subprocess.check_output([shell, "-c", command]) == b"512\n"
+
+
 def test_no_secret_is_printed():
     settings = (
-        *(Setting("MY_PLACE", "sesame"), Setting("HF_TOKEN", "hf_it's"), Setting("db_password", "p w\n2")),
+        *(Setting("MY_PLACE", "sesame", secret=True), Setting("HF_TOKEN", "hf_it's"), Setting("db_password", "p w\n2")),
         *(Setting("MAX_TOKENS", "4096"), Setting("TOKENIZERS_PARALLELISM", "true"), Setting("EMPTY_KEY", "")),
     )
-    argv = ("train.py", "--auth=hf_it's", "--where", "sesame/street", "--url=http://me:p w\n2@h", "--n", "4096")
-    text = printed(Job("sesame", "m", argv, 1, 1, "/w", settings), [Host("h1")], named=("MY_PLACE",))
+    argv = ("train.py", "wandbs", "--auth=hf_it's", "--where", "sesame/street", "--url=http://me:p w\n2@h")
+    host = Host("h1", environment=(("WANDB_API_KEY", "wandbs"),))
+    text = printed(Job("sesame", "m", (*argv, "--n", "4096"), 1, 1, "/w", settings), [host])
     body = "\n".join(text)
-    for value in ("sesame", "hf_it", "p w", "w\n2"):
+    for value in ("sesame", "wandbs", "hf_it", "p w", "w\n2"):
         assert value not in body
     for shown in ("'HF_TOKEN=***'", "'MY_PLACE=***'", "'db_password=***'", "'--auth=***' --where '***/street'"):
         assert shown in body
