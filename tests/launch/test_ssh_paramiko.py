@@ -76,11 +76,11 @@ def test_a_slow_typist_does_not_use_up_the_deadline(sshds, home):  # noqa: F811
     encrypt(home)
 
     def ask(question: str) -> str:
-        time.sleep(1.5)
+        time.sleep(3.2)
         return PASSPHRASE
 
     shared = access(home, ask)
-    ssh_paramiko.connect(sshds().host(), "m", shared, 1.4)
+    ssh_paramiko.connect(sshds().host(), "m", shared, 3.0)
 
 
 def test_an_encrypted_key_without_a_terminal(sshds, home):  # noqa: F811
