@@ -21,7 +21,7 @@ STATES = {  # man 5 proc
 }
 
 
-def lines(hosts: Mapping[str, Sequence[dict]], secrets: Collection[str] = (), width: int = 0) -> list[str]:
+def table(hosts: Mapping[str, Sequence[dict]], secrets: Collection[str] = (), width: int = 0) -> list[str]:
     """A row for each process of `hosts` (name: its rows), and a sum.
 
     `secrets` are shown as ***; lines are cut to `width` characters, 0 is as long as they are.

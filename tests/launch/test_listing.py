@@ -130,7 +130,7 @@ def test_the_table():
         "host-2": [row(123456, "worker", 0, rss_mib=20000, state="X", command=["x\n\x1b[31m\udcff", "é"])],
         "h3": [],
     }
-    assert processes.lines(hosts, ("se'same",)) == [
+    assert processes.table(hosts, ("se'same",)) == [
         "HOST    ROLE       RANK     PID  STATE          CPU  RSS MiB     AGE  COMMAND",
         "h1      scheduler     0       5  sleeping     1.0 s      100   2.0 s  sleep",
         "h1      server        0       4  sleeping     1.0 s      100   2.0 s  sleep",
@@ -141,10 +141,10 @@ def test_the_table():
         "host-2  worker        0  123456  X            1.0 s    20000   2.0 s  'x\\n\\x1b[31m\\udcff' 'é'",
         "7 processes on 3 hosts",
     ]
-    cut = processes.lines(hosts, (), 60)
+    cut = processes.table(hosts, (), 60)
     assert {len(line) for line in cut[1:-1]} == {60} and all(line.endswith("...") for line in cut[1:-1])
 
 
 def test_an_empty_table():
-    assert processes.lines({"h1": []}) == ["0 processes on 1 host"]
-    assert processes.lines({"h1": [row(1)]})[-1] == "1 process on 1 host"
+    assert processes.table({"h1": []}) == ["0 processes on 1 host"]
+    assert processes.table({"h1": [row(1)]})[-1] == "1 process on 1 host"
