@@ -1,12 +1,12 @@
 # make demo: set up, train on this machine, print the tables.   make test: set up, run all tests.
-# make check: style.   make bench: the benchmarks behind the README's figures.
+# make check: style.   make bench: the benchmarks behind the README's figures.   make testbed: five hosts to try (root).
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 MXNET := $(shell $(PYTHON) -c 'import sys; print(",mxnet" if sys.version_info < (3, 12) else "")')
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check bench testbed clean
 
 demo: $(VENV)/demo.done
 	$(BIN)/dmltrain-launch --launcher local -n 2 -s 2 --job demo --log-dir logs/demo \
@@ -26,6 +26,9 @@ check: $(VENV)/test.done
 bench: $(VENV)/test.done
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/kvstore.py
+
+testbed: $(VENV)/demo.done
+	$(BIN)/python tests/cluster/testbed.py up
 
 clean:
 	rm -rf $(VENV) build *.egg-info

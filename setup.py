@@ -18,7 +18,8 @@ setup(
     python_requires=">=3.10",
     packages=find_packages(include=["dmltrain*", "launch*"]),
     package_data={"dmltrain.data": ["digits.csv.gz", "digits.LICENSE.txt"]},
-    install_requires=["numpy>=1.24", "paramiko>=3.4", "psutil>=5.9", "pyyaml>=6.0", "rich>=13.0"],
+    install_requires=["cryptography>=41", "numpy>=1.24", "paramiko>=3.4", "pathspec>=1.0", "psutil>=5.9", "pyyaml>=6.0",
+                      "rich>=13.0"],
     extras_require={
         "torch": ["torch>=2.4"],
         "mxnet": ['mxnet==1.9.1; python_version < "3.12"', *MXNET_NEEDS],

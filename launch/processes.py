@@ -51,8 +51,13 @@ def _cells(host: str, row: dict, secrets: Collection[str]) -> tuple[str, ...]:
         _duration(row["cpu_seconds"]),
         f"{row['rss_mib']:.0f}",
         _duration(row["age_seconds"]),
-        _printable(shlex.join(redact(word, secrets) for word in row["command"])),
+        _printable(shlex.join(redact(word, secrets) for word in _command(row))),
     )
+
+
+def _command(row: dict) -> list[str]:
+    """An agent's is its name: its text is the same everywhere."""
+    return row["command"][-1:] if row["role"] == "agent" else row["command"]
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

@@ -7,7 +7,9 @@ import json
 import os
 import platform
 import queue
+import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -29,12 +31,13 @@ Answers = dict[str, "dict | LaunchError"]
 
 def processes(options: Options, tell: Callable[[str], None]) -> int:
     """Print the job's processes on all its hosts."""
-    from launch.processes import table
+    from launch.processes import lines
 
     record = read(options.target)
     answers = visit(options, record, [{"do": "list", "mark": record["mark"]}], "listing")
     rows = {host: answer["rows"] for host, answer in answers.items() if isinstance(answer, dict)}
-    for line in table(rows):
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    for line in lines(rows, width=width):
         tell(line)
     return _tell_unreached(answers, tell)
 

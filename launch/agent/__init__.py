@@ -5,10 +5,15 @@ input (`launch.agent.bundle`) to hosts that have nothing installed. It knows not
 what it is told, passes on what that prints, reports exits in the order they happened, and leaves no process behind.
 
 Theory of operation. Standard input carries one JSON object per line from the launcher:
-    {"do": "job", "mark", "host", "key", "bind": {...}, "silence", "grace", "log_folder"}     answered by `ready`
+    {"do": "job", "mark", "host", "key", "silence", "grace", "log_folder"}           answered by `ready`
+    {"do": "sync", ...}, {"do": "file", ...}  copy the launcher's folder here: see `launch.agent.receive`
+    {"do": "probe", "request": {...}}         look at the host: see `launch.agent.probe`; answered by `probed`
+    {"do": "bind", "address", "scheduler", "master", "reach"}   hold these ports; answered by `bound`
+    {"do": "reach", "peers": [[name, address, port]]}           try the other hosts; answered by `reached`
     {"do": "start", "unset": [names], "tasks": [{"task", "argv", "environment", "workdir", ...}]}  by `started`
-    {"do": "stop", "grace": seconds}         TERM, after `grace` KILL, answered by `ended`; the agent then exits
-    {"do": "beat"}                           the launcher lives; answered by `beat`
+    {"do": "stop", "grace": seconds, "dump"}  TERM, after `grace` KILL, answered by `ended`; the agent then exits
+    {"do": "list", "mark"}                    whatever runs of that job, for a visitor; answered by `listing`
+    {"do": "beat"}                            the launcher lives; answered by `beat`
 Standard output carries HELLO and then frames: kind (1 byte), task (2), length (4), payload. An OUTPUT frame is
 what a process wrote, byte for byte; an EVENT frame is a JSON object with "event". When the output backs up, the
 agent stops reading from the processes, so a process that prints too much slows itself and costs no memory.

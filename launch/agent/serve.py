@@ -14,6 +14,7 @@ import time
 
 from launch.agent import EVENT, HEADER, HELLO, NO_TASK, OUTPUT, Refusal
 from launch.agent.ending import LOOK_SECONDS, Ending, dump_stacks
+from launch.agent.listing import rows
 from launch.agent.probe import Probe
 from launch.agent.process import Process, become_subreaper, process
 from launch.agent.reach import Reach
@@ -173,6 +174,8 @@ class Agent:
                 self.prepare(message)
             elif message["do"] == "probe":
                 self.examine(message["request"])
+            elif message["do"] == "list":
+                self.emit("listing", rows=rows(message["mark"]))
             elif message["do"] in ("sync", "file"):
                 self.receive(message)
             elif message["do"] == "bind":
