@@ -26,6 +26,7 @@ from launch.mpirun import Mpirun, bridge_command, check, command, complaint, kin
 from launch.options import Options
 
 LOOPBACK = "127.0.0.1"
+SAID_CHARACTERS = 400  # of mpirun's words, where a line has to do
 NATURAL_END_SECONDS = 0.5  # for bridges and mpirun to end by themselves when their connections have
 
 
@@ -109,7 +110,7 @@ class Cluster:
         with self._lock:
             run, index = self._place(host, seconds)
         caller = run.caller(index, deadline, seconds)
-        return MpiChannel(caller.stream, str(caller), *channels.remote_command(host, mark), run.mpirun.fate)
+        return MpiChannel(caller.stream, str(caller), *channels.remote_command(host, mark), run.fate)
 
     def _place(self, host: Host, seconds: float) -> tuple[Run, int]:
         if not self._reception:
@@ -168,6 +169,12 @@ class Run:
         said = self.mpirun.said
         more = f"mpirun has said\n{said}" if said else f"does `ssh {self.hosts[index].target} true` work from here?"
         raise LaunchError(f"{name} was not reached by mpirun within {seconds:g} s (--connect-timeout); {more}", 125)
+
+    def fate(self, seconds: float) -> str:
+        """How mpirun ended and what it has said, in words; "" when it runs on in silence."""
+        said = " ".join(self.mpirun.said.split())[:SAID_CHARACTERS]
+        ended = self.mpirun.fate(seconds)
+        return "; ".join([ended] * bool(ended) + [f"mpirun has said: {said}"] * bool(said))
 
     def _take(self, caller: Caller) -> bool:
         with self._changed:
