@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from launch import LaunchError, old_options
@@ -18,7 +19,7 @@ from launch.placement import POLICIES
 from launch.role import SERVER, WORKER
 
 # Set where the launcher runs, these are meant for the processes of the job wherever they run.
-FORWARDED = re.compile(r"(PS|MXNET|NCCL|GLOO)_\w+|OMP_NUM_THREADS|PYTHONPATH|PYTHONUNBUFFERED|DMLC_INTERFACE")
+FORWARDED = re.compile(r"(PS|MXNET|NCCL|GLOO)_\w+|OMP_NUM_THREADS|KMP_AFFINITY|PYTHONPATH|PYTHONUNBUFFERED|DMLC_INTERFACE")
 FILE = "a file"
 USAGE = "usage: dmltrain-launch [options] -n WORKERS [-s SERVERS] program [arguments of the program]"
 
@@ -145,6 +146,17 @@ def _add(field: str) -> Callable:
     return lambda options, value, name, environ: replace(options, **{field: (*getattr(options, field), value)})
 
 
+def _more(field: str, what: str) -> Callable:
+    """Repeated, the option names more of them."""
+    one = _text(field, what)
+
+    def apply(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
+        before = getattr(options, field)
+        return one(options, f"{before},{value}" if before and value else value, name, environ)
+
+    return apply
+
+
 def _choice(field: str, choices: Sequence[str]) -> Callable:
     def apply(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
         if value not in choices:
@@ -190,12 +202,12 @@ OPTIONS = (
     Option(("--launcher", "--cluster"), "NAME", f"where to run: {listing()} (default: ssh with hosts, else local)",
            _launcher),
     Option(("-H", "--hostfile", "--host-file"), "FILE", "the hosts; hosts.example explains", _text("hostfile", FILE)),
-    Option(("--hosts",), "A:2,B:4", "the hosts and their slots, on the command line", _text("hosts", "hosts")),
+    Option(("--hosts",), "A:2,B:4", "the hosts and their slots, on the command line", _more("hosts", "hosts")),
     Option(("-WH", "--worker-hostfile"), "FILE", "the hosts of the workers", _text("worker_hostfile", FILE)),
     Option(("-SH", "--server-hostfile"), "FILE", "the hosts of scheduler and servers", _text("server_hostfile", FILE)),
     Option(("--include",), "NAMES", "of the hosts only these: names, ranges node[01-08], patterns",
-           _text("include", "host names")),
-    Option(("--exclude",), "NAMES", "and without these", _text("exclude", "host names")),
+           _more("include", "host names")),
+    Option(("--exclude",), "NAMES", "and without these", _more("exclude", "host names")),
     Option(("--placement",), "POLICY", "dmlc (servers first, round robin), pack, spread, or dedicated (servers alone)",
            _choice("placement", POLICIES)),
     Option(("--interface",), "NIC", "network interface of the training (default: the network that all hosts share)",
@@ -255,16 +267,25 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     """The options of `argv` (without the program's own name); LaunchError says what is wrong with it."""
     settings = tuple(Setting(name, value) for name, value in environ.items() if FORWARDED.fullmatch(name))
     given, program = split(argv)
-    files = [value for option, name, value in given if name == "--config"]
-    for file in files:
+    options = Options(settings=settings)
+    for file in reversed([value for _, name, value in given if name == "--config"]):  # a later file overrides
         from launch import config  # which imports yaml
 
-        more, its_program = split(config.arguments(file, OPTIONS))
+        more, its_program = split(config.arguments(file, OPTIONS, partial(_try, environ)))
+        overridden = {name for _, name, _ in given} & HOST_LISTS
+        more = [each for each in more if each[1] not in overridden]
         given, program = [*more, *given], program or its_program
-    options = Options(settings=settings)
     for option, name, value in given:
         options = option.apply(options, value, name, environ)
     return replace(options, program=program)
+
+
+HOST_LISTS = {"--hosts", "--include", "--exclude"}  # repeated, they name more; on the command line, others
+
+
+def _try(environ: Mapping[str, str], option: Option, name: str, value: str) -> None:
+    """Refuse what the option would refuse."""
+    option.apply(Options(), value, name, environ)
 
 
 def split(argv: Sequence[str]) -> tuple[list[tuple[Option, str, str]], tuple[str, ...]]:

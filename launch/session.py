@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launch import LaunchError, agent
 from launch.action import Action, Connect, Copy, Send
@@ -38,7 +39,9 @@ from launch.host import Host
 from launch.output import Output
 from launch.preflight import clock_skew
 from launch.supervise import Supervisor
-from launch.sync import Sync
+
+if TYPE_CHECKING:
+    from launch.sync import Sync  # takes a moment to import, and few jobs need it
 
 READER_SECONDS = 2.0  # for the last output to reach the logs
 KEY_BYTES = 32

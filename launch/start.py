@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launch import LaunchError, report, version
 from launch.clusters import Cluster
@@ -22,8 +23,9 @@ from launch.role import SERVER, WORKER
 from launch.secret import redact, redact_all
 from launch.session import Session
 from launch.supervise import FAULT_CODE, Limits, Supervisor
-from launch.sync import Sync
-from launch.sync_manifest import manifest
+
+if TYPE_CHECKING:
+    from launch.sync import Sync  # takes a moment to import, and few jobs need it
 
 NAME = "dmltrain-launch"
 IMPATIENT_SECONDS = 2.0  # how long who sent a signal waits for a terminal that stands still
@@ -139,6 +141,9 @@ class Start:
         return supervisor, code
 
     def _copier(self) -> Sync:
+        from launch.sync import Sync
+        from launch.sync_manifest import manifest
+
         source, excluded = Path(self.job.workdir), self.options.sync_exclude
         return Sync(lambda: manifest(source, excluded, [self.first.path]), [host.name for host in self.place.hosts])
 

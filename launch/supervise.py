@@ -42,8 +42,8 @@ from launch.event import (
 )
 from launch.host import Host
 from launch.job import OWNED, Job, Ports, Task, tasks, workdir_of
-from launch.role import SCHEDULER, WORKER
 from launch.prepare import Preparation
+from launch.role import SCHEDULER, WORKER
 
 LOST_A_PEER = 75  # exit code of a process that ended because another process of the job was lost
 SUSPECT_SECONDS = 1.0

@@ -31,13 +31,14 @@ Answers = dict[str, "dict | LaunchError"]
 
 def processes(options: Options, tell: Callable[[str], None]) -> int:
     """Print the job's processes on all its hosts."""
-    from launch.processes import lines
+    from launch.processes import table
+    from launch.secret import secrets
 
     record = read(options.target)
     answers = visit(options, record, [{"do": "list", "mark": record["mark"]}], "listing")
     rows = {host: answer["rows"] for host, answer in answers.items() if isinstance(answer, dict)}
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-    for line in lines(rows, width=width):
+    for line in table(rows, secrets(os.environ.items()), width):
         tell(line)
     return _tell_unreached(answers, tell)
 
