@@ -22,6 +22,7 @@ from launch import LaunchError, bridge, channels
 from launch.channels.mpi import MpiChannel
 from launch.channels.reception import Caller, Reception
 from launch.host import Host
+from launch.host_selection import select
 from launch.mpirun import Mpirun, bridge_command, check, command, complaint, kind, sweep
 from launch.options import Options
 
@@ -39,7 +40,7 @@ def hosts_of(options: Options) -> list[Host]:
     found = allocation(os.environ)
     if not found and (options.include or options.exclude):
         raise LaunchError("--include and --exclude choose from hosts: give them with -H FILE or --hosts")
-    return found or [Host("localhost", LOOPBACK)]
+    return select(found, options.include, options.exclude) if found else [Host("localhost", LOOPBACK)]
 
 
 def allocation(environ: Mapping[str, str]) -> list[Host]:

@@ -158,6 +158,13 @@ def test_a_slurm_job_without_scontrol(tmp_path, monkeypatch):
         mpi.allocation({"SLURM_JOB_NODELIST": "n[1-2]"})
 
 
+def test_some_hosts_of_an_allocation(tmp_path, monkeypatch):
+    (tmp_path / "nodes").write_text("n1\nn2\nn3\n")
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    monkeypatch.setenv("PBS_NODEFILE", str(tmp_path / "nodes"))
+    assert [host.name for host in mpi.hosts_of(replace(Options(), exclude="n2"))] == ["n1", "n3"]
+
+
 def test_without_hosts_and_without_a_batch_job_it_is_this_machine(monkeypatch):
     for name in ("SLURM_JOB_NODELIST", "PBS_NODEFILE"):
         monkeypatch.delenv(name, raising=False)
