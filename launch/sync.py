@@ -43,7 +43,7 @@ class Progress:
 
 
 class Sync:
-    """See the module. `source(cancelled=...)` is called in the first of the threads; `copy` passes on its LaunchError."""
+    """See the module. `source(cancelled=...)` is called once, in one of the threads; `copy` raises its LaunchError."""
 
     def __init__(self, source: Callable[..., Manifest], hosts: Collection[str]):
         self.hosts = {host: Progress() for host in hosts}

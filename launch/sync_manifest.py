@@ -28,8 +28,10 @@ THREADS = 8  # hashing releases the interpreter; more than a disk and a few core
 class Over(Exception):
     """The copying was given up."""
 
+
 Key = tuple[bytes, int, int, int]  # path, size, mtime_ns, inode: as long as it is the same, so is the content
 Hashes = dict[Key, str]
+
 
 @dataclass(frozen=True)
 class Entry:

@@ -71,10 +71,10 @@ class Temporary:
 
 
 class Destination:
-    """The folder `to`, made when it is not there. OSError when that cannot be done."""
+    """The folder `path` (absolute), made when it is not there. OSError when that cannot be done."""
 
-    def __init__(self, to: str):
-        self.path = os.path.expanduser(to.encode("utf-8", "surrogateescape"))
+    def __init__(self, path: bytes):
+        self.path = path
         os.makedirs(self.path, exist_ok=True)
         self.root = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.device = os.fstat(self.root).st_dev
