@@ -51,6 +51,11 @@ class Preparation:
         return self._steps[0] if self._steps else ""
 
     @property
+    def waiting_for(self) -> set[str]:
+        """The hosts that have not done the step under way."""
+        return self._waiting if self._steps else set()
+
+    @property
     def waiting(self) -> str:
         """Who is waited for, and what they are doing."""
         return f"{', '.join(sorted(self._waiting))} ({WORDS[self.step]})" if self._steps else ""

@@ -1,11 +1,13 @@
 """What a job does about what happens to it. Pure: events and the time in, actions out; `launch.session` does the I/O.
 
-Rules. `launch.prepare` brings the hosts to where processes can start. The first process to fail decides the job's end
-and its exit code; one that stays stopped has failed. A process that exits with 75 says that another one was lost, so
-it yields to another failure that follows within SUSPECT_SECONDS, and to a host that has gone quiet. When all workers
-have exited 0, servers and scheduler have FINISH_SECONDS to end by themselves. The end is one for all hosts: every
-agent is asked once, and asked again only to hurry. The job is over when each has said what is left on its host; an
-agent that cannot say it is replaced, once, by a new one that finds the job's processes by their mark.
+Rules. `launch.prepare` brings the hosts to where processes can start; what keeps one host from it is told together with
+what keeps the others, for which the end waits as long as connecting takes, and otherwise TOGETHER_SECONDS. The first
+process to fail decides the job's end and its exit code; one that stays stopped has failed. A process that exits with
+75 says that another one was lost, so it yields to another failure that follows within SUSPECT_SECONDS, and to a host
+that has gone quiet. When all workers have exited 0, servers and scheduler have FINISH_SECONDS to end by themselves. The
+end is one for all hosts: every agent is asked once, and asked again only to hurry. The job is over when each has said
+what is left on its host; an agent that cannot say it is replaced, once, by a new one that finds the job's processes by
+their mark.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import math
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launch import LaunchError
 from launch.action import Action, Connect, Send
@@ -47,6 +49,7 @@ from launch.role import SCHEDULER, WORKER
 
 LOST_A_PEER = 75  # exit code of a process that ended because another process of the job was lost
 SUSPECT_SECONDS = 1.0
+TOGETHER_SECONDS = 1.0  # between the first host that cannot do a step of the preparation and the job's end
 FINISH_SECONDS = 0.5
 ANSWER_SECONDS = 3.0  # how long an agent may take to answer beyond what it was given
 AGENT_SILENCE_SECONDS = 10.0  # without a word from the launcher, an agent ends the job on its host
@@ -121,12 +124,14 @@ class Supervisor:
         self.left: dict[str, tuple[int, ...] | None] = {}  # by host; None when nobody could look
         self.unreached: set[str] = set()  # hosts that never had an agent
         self.quiet: dict[str, float] = {}  # by host, s
+        self._faults: dict[str, Cause] = {}  # by host: why it cannot do its part of the preparation
         self._warned = 0
         self._asked: set[str] = set()  # hosts whose agent was told of the job
         self._recovering: set[str] = set()
         self.ending = self.interrupted = False
         # times at which something is due
         self._timeout_at = self._start_at = self._suspect_at = self._finish_at = self._give_up_at = math.inf
+        self._together_at = math.inf
 
     @property
     def hosts(self) -> dict[str, Host]:
@@ -139,7 +144,8 @@ class Supervisor:
 
     @property
     def deadline(self) -> float:
-        return min(self._timeout_at, self._start_at, self._suspect_at, self._finish_at, self._give_up_at)
+        return min(self._timeout_at, self._start_at, self._together_at, self._suspect_at, self._finish_at,
+                   self._give_up_at)  # fmt: skip
 
     @property
     def started(self) -> bool:
@@ -179,8 +185,8 @@ class Supervisor:
                 return self._prepared(event, now)
             case Unreached():
                 return self._unreached(event, now)
-            case Refused(_, message, code):
-                return self._fail(Cause(code, message), now)
+            case Refused():
+                return self._refused(event, now)
             case Started(_, task, pid):
                 self.processes[task].pid = pid
                 if self.started:
@@ -234,7 +240,7 @@ class Supervisor:
             return self._fail(Cause(error.code, str(error)), now)
         if isinstance(event, Copied):
             self._start_at = now + self.limits.start
-        return self._prepared_by(actions, now)
+        return self._told_together(now) if self._faults else self._prepared_by(actions, now)
 
     def _prepared_by(self, actions: list[Action], now: float) -> list[Action]:
         if not self.preparation.done and self.hosts:
@@ -268,7 +274,27 @@ class Supervisor:
         if self.check and not self.ending:
             return self._prepared_by(self.preparation.leave_out(event.host, event.message, event.code), now)
         self.unreached.add(event.host)
-        return self._fail(Cause(event.code, event.message), now)
+        self._faults[event.host] = Cause(event.code, event.message)
+        return self._told_together(now)
+
+    def _refused(self, event: Refused, now: float) -> list[Action]:
+        cause = Cause(event.code, event.message)
+        if self.preparation.done or self.ending:
+            return self._fail(cause, now)
+        self._faults[event.host] = cause
+        self._together_at = min(self._together_at, now + TOGETHER_SECONDS)
+        return self._told_together(now)
+
+    def _told_together(self, now: float) -> list[Action]:
+        """The end, unless another host may yet say that it is no better off."""
+        if self.ending or self.preparation.waiting_for - self._faults.keys():
+            return []
+        return self._fail(self._known_faults[0], now)
+
+    @property
+    def _known_faults(self) -> list[Cause]:
+        """In the order of the hosts."""
+        return [self._faults[name] for name in self.hosts if name in self._faults]
 
     # -- the course ----------------------------------------------------------------------------------------------
 
@@ -333,6 +359,8 @@ class Supervisor:
             return self._fail(Cause(TIMEOUT_CODE, text), now, dump=True)
         if now >= self._start_at:
             return self._late(now)
+        if now >= self._together_at:
+            return self._fail(self._known_faults[0], now)
         if self.suspect and now >= self._suspect_at:
             return self._fail(self._suspicion(), now)
         return self._end(now) if now >= self._finish_at else []
@@ -356,13 +384,16 @@ class Supervisor:
     # -- the end -------------------------------------------------------------------------------------------------
 
     def _fail(self, cause: Cause, now: float, dump: bool = False) -> list[Action]:
+        if self._faults:  # what several hosts have in common is said once
+            texts = dict.fromkeys([cause.text, *(fault.text for fault in self._known_faults)])
+            cause = replace(cause, text="\n".join(texts))
         self.cause = self.cause or cause
         return [] if self.ending else self._end(now, dump)
 
     def _end(self, now: float, dump: bool = False) -> list[Action]:
         """Ask every agent to end the job's processes; again, to hurry. `dump`: print their stacks first."""
         self.ending = True
-        self._timeout_at = self._start_at = self._suspect_at = self._finish_at = math.inf
+        self._timeout_at = self._start_at = self._together_at = self._suspect_at = self._finish_at = math.inf
         self._give_up_at = now + self._patience
         self.unreached |= self.hosts.keys() - self._asked
         asked = [name for name in self.hosts if name in self._asked - self.left.keys() - self._recovering]

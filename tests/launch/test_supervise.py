@@ -25,7 +25,7 @@ from launch.event import (
 )
 from launch.host import Host
 from launch.job import Job
-from launch.supervise import FINISH_SECONDS, SUSPECT_SECONDS, Limits, Supervisor
+from launch.supervise import FINISH_SECONDS, SUSPECT_SECONDS, TOGETHER_SECONDS, Limits, Supervisor
 
 HOSTS = [Host("a", "10.0.0.1", "python3"), Host("b", "10.0.0.2", "python3")]
 SCHEDULER, SERVER_0, SERVER_1, WORKER_0, WORKER_1 = range(5)  # workers 0 and 1 are on a and b, as the servers are
@@ -258,10 +258,42 @@ def test_a_host_that_was_never_reached_has_nothing_left():
     supervisor = Supervisor(Clock().job, HOSTS)
     supervisor.begin("key", None, 0.0)
     supervisor.handle(Connected("a"), 0.0)
-    assert supervisor.handle(Unreached("b", "b: no route to host", 2), 0.0) == STOP[:1]
+    assert supervisor.handle(Unreached("b", "b: no route to host", 2), 0.0) == []
+    assert supervisor.handle(Ready("a", 10, 4), 0.0) == STOP[:1]
     supervisor.handle(Ended("a", ()), 0.0)
     assert supervisor.over and supervisor.exit_code == 2
     assert report.last_line(supervisor) == "0 processes left on 1 host: never reached: b"
+
+
+def test_every_host_that_cannot_be_reached_is_named_in_the_order_of_the_hosts():
+    supervisor = Supervisor(Clock().job, HOSTS)
+    supervisor.begin("key", None, 0.0)
+    assert supervisor.handle(Unreached("b", "b: no such name", 2), 0.0) == []
+    assert not supervisor.ending, "a is still being connected to"
+    supervisor.handle(Unreached("a", "a: no route to host", 125), 3.0)
+    assert supervisor.over and supervisor.exit_code == 125
+    assert supervisor.cause.text == "a: no route to host\nb: no such name"
+
+
+def test_what_hosts_refuse_in_the_same_second_is_told_together():
+    supervisor = before_the_start()
+    assert supervisor.handle(Refused("a", "a: no room", 2), 5.0) == []
+    assert supervisor.handle(Refused("b", "b: no room", 2), 5.5) == STOP
+    assert supervisor.cause.text == "a: no room\nb: no room"
+    supervisor = before_the_start()
+    supervisor.handle(Refused("a", "a: no room", 2), 5.0)
+    assert supervisor.deadline == 5.0 + TOGETHER_SECONDS
+    assert supervisor.handle(Tick(), 6.0) == STOP, "what b is at may take long"
+    assert supervisor.cause.text == "a: no room"
+
+
+def test_a_cause_that_comes_in_between_hides_no_fault():
+    supervisor = Supervisor(Clock().job, HOSTS)
+    supervisor.begin("key", None, 0.0)
+    supervisor.handle(Unreached("b", "b: no such name", 2), 0.0)
+    supervisor.handle(Interrupted(2), 1.0)
+    assert supervisor.exit_code == 130
+    assert supervisor.cause.text == "the launcher got SIGINT\nb: no such name"
 
 
 def test_an_interrupted_start_does_not_wait_for_a_connection():
