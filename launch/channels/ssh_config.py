@@ -84,7 +84,7 @@ def _settings(found: dict, given: bool) -> Settings:
     hops, command = _proxy(found)
     return Settings(
         hostname=found["hostname"],
-        port=int(found.get("port", SSH_PORT)),
+        port=int(_number(found, "port", SSH_PORT)),
         user=user,
         identities=tuple(found.get("identityfile") or map(os.path.expanduser, DEFAULT_IDENTITIES)),
         identities_only=_yes(found, "identitiesonly"),
@@ -94,12 +94,19 @@ def _settings(found: dict, given: bool) -> Settings:
         user_known_hosts=_paths(found.get("userknownhostsfile", DEFAULT_USER_KNOWN)),
         global_known_hosts=_paths(found.get("globalknownhostsfile", DEFAULT_GLOBAL_KNOWN)),
         hash_known_hosts=_yes(found, "hashknownhosts"),
-        connect_timeout=float(found.get("connecttimeout", 0)),
+        connect_timeout=_number(found, "connecttimeout", 0),
     )
 
 
 def _yes(found: dict, keyword: str) -> bool:
     return found.get(keyword, "no").lower() in ("yes", "true")
+
+
+def _number(found: dict, keyword: str, default: float) -> float:
+    try:
+        return float(found.get(keyword, default))
+    except ValueError:
+        raise ValueError(f"{keyword} is {found[keyword]}: expected a number") from None
 
 
 def _proxy(found: dict) -> tuple[tuple[str, ...], str]:

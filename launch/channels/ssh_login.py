@@ -105,7 +105,9 @@ class _Login:
             except Busy as error:
                 wait = pause * random.uniform(0.5, 1)
                 if self.deadline.left <= wait:
-                    raise self._late(str(error)) from None
+                    tried = f"for {self.deadline.seconds:g} s {error}"
+                    cure = "raise MaxStartups in its sshd_config, or is that port another program's?"
+                    raise LaunchError(f"{self.label}: {tried}; {cure}", UNREACHABLE) from None
             time.sleep(wait)
             pause = min(2 * pause, RETRY_SECONDS[1])
 
@@ -197,7 +199,7 @@ class _Login:
                 message = f"{self.label}: what answers at {self._there} is no SSH server that can be used: {text}"
                 raise LaunchError(message, UNREACHABLE) from None
             why = failure and f"; ProxyCommand {proxy.command} {failure}"
-            raise Busy(f"{self._there} closes the connection at once (MaxStartups of its sshd?){why}") from None
+            raise Busy(f"{self._there} closed every connection before it had said who it is{why}") from None
 
     @property
     def _there(self) -> str:

@@ -7,6 +7,7 @@ import os
 import random
 import re
 import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -45,15 +46,14 @@ class Ssh:
 
     def argv(self, host: Host, seconds: float, command: str) -> list[str]:
         """The command line that runs `command` on `host`."""
-        given = [
-            ("-o", f"ConnectTimeout={max(1, round(seconds))}"),
-            ("-o", "StrictHostKeyChecking=accept-new" if self.accept_new else ""),
-            ("-p", str(host.port or self.port or "")),
-            ("-l", host.user),
-            ("-i", self.identity),
-        ]
-        more = [word for pair in given if pair[1] for word in pair]
-        return [*self.command, *OPTIONS, *more, "--", host.target, command]
+        patience = ["-o", f"ConnectTimeout={max(1, round(seconds))}"]
+        trust = ["-o", "StrictHostKeyChecking=accept-new"] if self.accept_new else []
+        return [*self.command, *OPTIONS, *patience, *trust, *self.given(host), "--", host.target, command]
+
+    def given(self, host: Host) -> list[str]:
+        """What the user has said about the host elsewhere than in ssh's own configuration."""
+        options = [("-p", str(host.port or self.port or "")), ("-l", host.user), ("-i", self.identity)]
+        return [word for option in options if option[1] for word in option]
 
 
 def connect(host: Host, mark: str, ssh: Ssh, seconds: float) -> SystemChannel:
@@ -68,7 +68,7 @@ def connect(host: Host, mark: str, ssh: Ssh, seconds: float) -> SystemChannel:
             said = "\n".join(failure.err)
             wait = pause * random.uniform(0.5, 1)
             if not re.search(BUSY, said) or re.search(NO_WAY, said) or time.monotonic() + wait >= until:
-                raise _login_error(said, host, seconds) from None
+                raise _login_error(said, host, ssh, seconds) from None
         time.sleep(wait)
         pause = min(2 * pause, RETRY_SECONDS[1])
 
@@ -157,23 +157,26 @@ def _late(host: Host, seconds: float, said: str) -> LaunchError:
     return LaunchError(f"{label(host)}: {what}; {cure}", UNREACHABLE)
 
 
-def _login_error(said: str, host: Host, seconds: float) -> LaunchError:
+def _login_error(said: str, host: Host, ssh: Ssh, seconds: float) -> LaunchError:
     """What ssh said on standard error, as one sentence with a cure."""
     where = label(host)
+    by_hand = shlex.join([*ssh.command, *ssh.given(host), host.target])
     if "HOST IDENTIFICATION HAS CHANGED" in said:
         return LaunchError(f"{where}: {_changed(said)}")
     if "Host key verification failed" in said or "host key is known for" in said:
         return LaunchError(
-            f"{where}: its host key is not known here: run ssh {host.target} once, which shows its fingerprint and "
-            "asks, or add --accept-new-host-keys"
+            f"{where}: its host key is not known here: run {by_hand} once, which shows its fingerprint and asks, "
+            "or add --accept-new-host-keys"
         )
     for pattern, cure, code in FAILURES:
         if found := re.search(rf"^.*(?:{pattern}).*$", said, re.MULTILINE):
-            return LaunchError(f"{where}: {found[0].removeprefix('ssh: ').strip()}; {cure}", code)
+            before = said[: found.start()].strip().splitlines()[-1:]  # a ProxyCommand's own words, perhaps
+            what = ": ".join([*before, found[0].removeprefix("ssh: ").strip()])
+            return LaunchError(f"{where}: {what}; {cure}", code)
     if re.search("timed out|Timeout", said):
         return _late(host, seconds, said)
     last = said.splitlines()[-1:] or ["it said nothing; perhaps the remote command was killed"]
-    return LaunchError(f"{where}: ssh failed: {last[0]}; does ssh {host.target} true work?", UNREACHABLE)
+    return LaunchError(f"{where}: ssh failed: {last[0]}; does {by_hand} true work?", UNREACHABLE)
 
 
 # (what ssh says, the cure, exit code)
@@ -185,7 +188,7 @@ FAILURES = (
     (NO_WAY, "can the jump host reach it?", UNREACHABLE),
     ("Connection refused", "is sshd running there, and on that port?", UNREACHABLE),
     ("No route to host|Network is unreachable", "is the host up and on this network?", UNREACHABLE),
-    (BUSY, "it closes the connection at once (MaxStartups of its sshd?)", UNREACHABLE),
+    (BUSY, "raise MaxStartups in its sshd_config, or is that port another program's?", UNREACHABLE),
     ("Bad configuration option|Bad owner or permissions|terminating, [0-9]+ bad", "mend ~/.ssh/config", 2),
 )  # fmt: skip
 

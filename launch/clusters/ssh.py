@@ -40,7 +40,7 @@ def hosts_of(options: Options) -> list[Host]:
 
 
 class Cluster:
-    """The hosts of a job. `connect` may be called by several threads; it asks for a passphrase at most once."""
+    """See `launch.clusters`. A passphrase is asked for once, whatever the number of hosts."""
 
     def __init__(self, options: Options, hosts: Sequence[Host] | None = None, prompt: TerminalPrompt | None = None):
         self.hosts = hosts_of(options) if hosts is None else list(hosts)

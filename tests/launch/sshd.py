@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import shutil
@@ -109,8 +110,11 @@ class Sshd:
 
     def stop(self) -> None:
         """End it, its connections, and what they run: the agents end when their input does."""
-        for pid in (*self.children(), self.process.pid) if self.process.poll() is None else ():
-            os.kill(pid, signal.SIGKILL)
+        children = self.children() if self.process.poll() is None else []
+        self.process.kill()
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.process.wait()
 
 

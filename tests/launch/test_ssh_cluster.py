@@ -1,0 +1,78 @@
+"""The cluster `ssh`: which hosts the options name, and how they are reached."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from launch import LaunchError
+from launch.clusters.ssh import CHANNELS, Cluster, hosts_of
+from launch.options import Options
+from tests.launch.sshd import home, sshds  # noqa: F401  fixtures
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hosts").write_text("h1 slots=2\nh2\nh3\n")
+    (tmp_path / "workers").write_text("w1\nboth\n")
+    (tmp_path / "servers").write_text("both\ns1\n")
+
+
+def names(**options: object) -> list[str]:
+    return [host.name for host in hosts_of(replace(Options(), **options))]
+
+
+def test_the_hosts_that_the_options_name(files):
+    assert names(hostfile="hosts") == ["h1", "h2", "h3"]
+    assert names(hosts="a:2,b") == ["a", "b"]
+    assert names(hostfile="hosts", include="h1,h3") == ["h1", "h3"]
+    assert names(hostfile="hosts", exclude="h1") == ["h2", "h3"]
+    found = {host.name: host.roles for host in hosts_of(Options(worker_hostfile="workers", server_hostfile="servers"))}
+    assert found.keys() == {"w1", "both", "s1"}
+    assert "server" not in found["w1"] and "worker" not in found["s1"]
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({}, "which hosts?.*-H FILE.*--hosts"),
+        ({"hostfile": "hosts", "hosts": "a"}, "-H and --hosts both"),
+        ({"worker_hostfile": "workers"}, "-WH and -SH go together"),
+        ({"worker_hostfile": "workers", "server_hostfile": "servers", "hosts": "a"}, "leave out -H"),
+        ({"hostfile": "none"}, "none: no such file"),
+    ],
+)
+def test_what_is_wrong_with_them(files, options, said):
+    with pytest.raises(LaunchError, match=said) as caught:
+        names(**options)
+    assert caught.value.code == 2
+
+
+def test_a_key_that_does_not_exist(files):
+    with pytest.raises(LaunchError, match="the key /no/such/key does not exist"):
+        Cluster(Options(hostfile="hosts", identity="/no/such/key"))
+
+
+def test_a_name_of_a_way_is_a_row_of_the_table():
+    assert set(CHANNELS) == {"paramiko", "system"}
+
+
+def test_hosts_of_a_file_are_reached_as_the_options_say(sshds, home, tmp_path):  # noqa: F811
+    """Five hosts, their ports in the file and in --ssh-port, none known before; a deadline of its own for one call."""
+    made = [sshds(known=False) for _ in range(5)]
+    lines = [f"h{sshd.port} hostname=127.0.0.1 port={sshd.port}" for sshd in made[1:]]
+    (tmp_path / "hosts").write_text("\n".join(["127.0.0.1", *lines]) + "\n")
+    options = Options(hostfile=str(tmp_path / "hosts"), ssh_port=made[0].port, identity=str(home.key))
+    home.key.with_suffix(".pub").unlink()
+    with pytest.raises(LaunchError, match="its host key is not known here"):
+        Cluster(options).connect(Cluster(options).hosts[0], "test")
+    cluster = Cluster(replace(options, accept_new_host_keys=True))
+    with ThreadPoolExecutor(5) as pool:
+        opened = list(pool.map(lambda host: cluster.connect(host, "test", timeout=20.0), cluster.hosts))
+    assert len(opened) == 5
+    assert [sshd.logins for sshd in made] == [1] * 5
+    cluster.close()
+    cluster.close()
