@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,36 @@ def test_arguments_and_environment_arrive_unchanged(testbed: Testbed, tmp_path: 
         assert found["folder"] == os.path.realpath(folder)
     assert {found["host"] for found in written.values()} == ({"login"} if name == "local" else {"h1", "h2"})
     front.wait_idle()
+
+
+@pytest.mark.parametrize("name", ["ssh", "ssh-system", "open-mpi"])
+def test_sixty_processes_on_one_host_take_one_login(testbed: Testbed, tmp_path: Path, name: str):
+    front = Front(testbed, tmp_path)
+    before = testbed.logins("h1")
+    done = front.run(*way(name, "h1"), "-n", 30, "-s", 29, "sh", "-c", "echo $DMLC_ROLE:$DMLC_TASK_ID")
+    assert done.code == 0, done
+    said = sorted(path.read_text().strip() for path in (tmp_path / "logs").glob("*.log"))
+    assert said == sorted(["scheduler:0"] + [f"{role}:{rank}" for role, count in (("server", 29), ("worker", 30))
+                                             for rank in range(count)])  # fmt: skip
+    assert testbed.logins("h1") - before == 1
+
+
+@pytest.mark.parametrize("name", ["ssh", "ssh-system", "open-mpi", "mpich"])
+def test_64_processes_on_five_hosts_start_within_five_seconds(testbed: Testbed, tmp_path: Path, name: str):
+    """From the launcher's own start to the last process's first instruction, in the best of a few attempts: the
+    machine may be busy with something else."""
+    front = Front(testbed, tmp_path)
+    program = ["sh", "-c", 'date +%s.%N > "$0/$DMLC_ROLE-$DMLC_TASK_ID"']
+    took = []
+    for attempt in range(5):
+        folder = tmp_path / f"started-{attempt}"
+        folder.mkdir()
+        began = time.time()
+        done = front.run(*way(name, "h[1-5]"), "-n", 32, "-s", 31, *program, folder, logs=f"logs-{attempt}")
+        assert done.code == 0, done
+        times = [float(path.read_text()) for path in folder.iterdir()]
+        assert len(times) == 64
+        took.append(max(times) - began)
+        if min(took) < 5:
+            return
+    pytest.fail(f"64 processes took {took} s to start")
