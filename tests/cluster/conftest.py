@@ -84,6 +84,6 @@ def other(needs_testbed: None) -> Iterator[Testbed]:
 def remove_orphans() -> None:
     """Test beds of a pytest that was killed."""
     for path in BASE.glob(f"{NAME}*"):
-        pid = path.name.removeprefix(NAME)
+        pid = path.name.removeprefix(NAME).partition("_")[0]
         if pid.isdigit() and not Path("/proc", pid).exists():
             Testbed(path.name).down()

@@ -1,0 +1,98 @@
+"""The fault matrix: which fault in which phase of a job on three hosts, and what must come of it. Pure.
+
+h1 has the scheduler, server 0 and worker 0; h2 and h3 have a server and a worker each. Faults of a host are h2's, if
+the cell does not say otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PHASES = {
+    "before": "two agents are there, h3's is still being started; a process dies in its first instant",
+    "start": "all processes run, but the last worker has not joined the job yet",
+    "middle": "rounds are under way",
+    "exit": "worker 0 has ended, and the others are about to",
+}
+END_SECONDS = 15.0  # from the fault to the launcher's end
+AGENT_SECONDS = 20.0  # from the fault to the end of all processes on a host that the launcher cannot reach
+HEALED_SECONDS = 5.0  # a cut shorter than this is survived
+
+ALL, OTHERS = r"0 processes left on 3 hosts", r"0 processes left on 2 hosts: not known for {host}"
+# h3, whose agent is still being started, may or may not have got the job
+SOON = r"0 processes left on (3 hosts|2 hosts: never reached: h3)"
+NOBODY = r"0 processes left on 0 hosts: not known for h1, h2, h3"
+ONE = r"0 processes left on 1 host: not known for {host}; never reached: h3"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Of the launcher: exit code, words about the cause and the last line, both as regular expressions.
+
+    In them {pid} is the victim's pid on its own host, and {host} is the host that the cell is about.
+    """
+
+    code: int
+    cause: str = ""
+    last: str = ALL
+    last_before: str = ""  # where it differs in the phase `before`
+
+
+AGENT = r"the agent on {host} \(pid {pid}\) "
+SILENT = r"the agent on {host} \(pid {pid}\) (said nothing for 9 s|was lost with its connection)"
+FAULTS = {
+    "worker": Expected(137, r"worker 1 \(pid {pid} on h2\) was killed by SIGKILL"),
+    "server": Expected(137, r"server 1 \(pid {pid} on h2\) was killed by SIGKILL"),
+    "scheduler": Expected(137, r"scheduler 0 \(pid {pid} on h1\) was killed by SIGKILL"),
+    "agent": Expected(125, AGENT + "was killed by", last_before=SOON),
+    "session": Expected(125, AGENT + "was lost with its connection", last_before=SOON),
+    "sshd": Expected(125, AGENT + "was lost with its connection", OTHERS, ONE),
+    "host": Expected(125, SILENT, OTHERS),
+    "link": Expected(125, SILENT, OTHERS),
+    "healing link": Expected(0),
+    "launcher killed": Expected(-9, last=""),
+    "launcher cut off": Expected(125, r"the agent on h[123] \(pid \d+\) said nothing for 9 s", NOBODY),
+    "Ctrl-C": Expected(130, "the launcher got SIGINT", last_before=SOON),
+}
+SILENCING = {"host", "link", "launcher cut off"}  # the launcher waits before it believes them
+
+
+@dataclass(frozen=True)
+class Cell:
+    fault: str
+    phase: str
+    way: str = "paramiko"  # paramiko, system (ssh) or mpi
+    host: str = "h2"
+
+    def __str__(self) -> str:
+        more = [self.host] * (self.host != "h2") + [self.way] * (self.way != "paramiko")
+        return ", ".join([f"{self.fault} {self.phase}", *more])
+
+    @property
+    def expected(self) -> Expected:
+        return FAULTS[self.fault]
+
+    @property
+    def last(self) -> str:
+        """The launcher's last line."""
+        early = self.expected.last_before if self.phase == "before" else ""
+        return early or self.expected.last
+
+    @property
+    def unreachable(self) -> set[str]:
+        """Hosts whose own agents have to end the job."""
+        if self.fault.startswith("launcher"):
+            return {"h1", "h2", "h3"}
+        return {self.host} if self.fault in ("link", "sshd") else set()
+
+
+MATRIX = [Cell(fault, phase) for fault in FAULTS if fault != "sshd" for phase in PHASES]
+# beside it: all of sshd, not the session alone; the scheduler's host; and the other two ways to reach hosts
+MORE = [Cell("sshd", "middle"), Cell("link", "middle", host="h1"), Cell("host", "middle", host="h1")]
+OTHER_WAYS = [
+    Cell(fault, "middle", way)
+    for way in ("system", "mpi")
+    for fault in ("worker", "agent", "host", "link", "launcher killed", "Ctrl-C")
+]
+# those that wait longest come first, so that the end of them all is not theirs alone
+CELLS = sorted([*MATRIX, *MORE, *OTHER_WAYS], key=lambda cell: cell.fault not in SILENCING)

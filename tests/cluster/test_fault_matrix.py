@@ -1,0 +1,122 @@
+"""Every fault in every phase of a real job on three hosts: how it ends, when, with which words, and what is left.
+
+The cells are tried side by side, each on a test bed of its own, as they mostly wait; each test judges one of them.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.cells import AGENT_SECONDS, CELLS, END_SECONDS, HEALED_SECONDS, Cell
+from tests.cluster.conftest import NAME
+from tests.cluster.layout import Settings
+from tests.cluster.testbed import Testbed
+from tests.cluster.trial import HOSTS, ROOT, WORKERS, Outcome, Trial
+
+AT_ONCE = 8  # test beds
+LEAVING_SECONDS = 5.0  # for an agent to end when its last word is said
+TRIAL_SECONDS = 250.0  # for the longest queue
+
+pytestmark = pytest.mark.timeout(TRIAL_SECONDS + 30)
+
+
+@pytest.fixture(scope="module")
+def trials(request: pytest.FixtureRequest, needs_testbed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
+    """Cell -> the future of its outcome, for the cells that tests have been chosen for."""
+    chosen = [item.callspec.params["cell"] for item in request.session.items if item.path == request.path]
+    folder = tmp_path_factory.mktemp("matrix")
+    beds: queue.SimpleQueue[Testbed] = queue.SimpleQueue()
+    made = [Testbed(f"{NAME}{os.getpid()}_{number}") for number in range(min(AT_ONCE, len(chosen)))]
+    for bed in made:
+        beds.put(bed)
+    settings = Settings(hosts=3, share=tuple({str(ROOT), sys.prefix, sys.base_prefix, str(folder)}))
+
+    def attempt(cell: Cell) -> Outcome:
+        bed = beds.get()
+        try:
+            bed.up(settings)
+            bed.sweep()
+            return Trial(cell, bed, _made(folder / re.sub(r"\W+", "-", str(cell)))).run()
+        except Exception:
+            return Outcome(cell, trouble=traceback.format_exc())
+        finally:
+            beds.put(bed)
+
+    with ThreadPoolExecutor(len(made)) as pool:
+        try:
+            yield {cell: pool.submit(attempt, cell) for cell in chosen}
+        finally:
+            pool.shutdown(cancel_futures=True)
+            for bed in made:
+                bed.down()
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_a_fault(trials: dict[Cell, Future], cell: Cell):
+    outcome = trials[cell].result(TRIAL_SECONDS)
+    print(outcome.row)
+    assert not outcome.trouble, outcome
+    assert outcome.happened, f"the fault did not happen\n{outcome}"
+    assert outcome.code == cell.expected.code, outcome
+    for judge in (_ends_in_time, _says_why, _leaves_nothing):
+        judge(outcome)
+    if more := MORE.get(cell.fault):
+        more(outcome)
+
+
+def _ends_in_time(outcome: Outcome) -> None:
+    assert outcome.seconds is not None and outcome.seconds < END_SECONDS, outcome
+
+
+def _says_why(outcome: Outcome) -> None:
+    cell, lines = outcome.cell, outcome.words.splitlines()
+    known = {"pid": outcome.pid, "host": cell.host}
+    assert "Traceback" not in outcome.words, outcome
+    assert re.search(cell.expected.cause.format(**known), outcome.words), outcome
+    if cell.last:
+        assert re.fullmatch(cell.last.format(**known), lines[-1]), outcome
+
+
+def _leaves_nothing(outcome: Outcome) -> None:
+    """Of the job's processes none when the launcher has ended; the agents themselves a moment later."""
+    assert not outcome.at_end, f"when the launcher ended there were {outcome.at_end}\n{outcome}"
+    for name, when in outcome.gone.items():
+        alone = name in outcome.cell.unreachable
+        limit = AGENT_SECONDS if alone else outcome.seconds + LEAVING_SECONDS
+        assert when is not None and when < limit, f"processes on {name}\n{outcome}"
+    assert not outcome.folders, f"private folders are left: {outcome.folders}"
+
+
+def _went_on(outcome: Outcome) -> None:
+    """As if nothing had been: it was cut off long enough to matter, and the job ended well."""
+    assert 3.0 < outcome.cut_seconds < HEALED_SECONDS, outcome
+    assert all("closing" in outcome.log_lines[name] for name in WORKERS), outcome
+
+
+def _agents_ended_it(outcome: Outcome) -> None:
+    """Where agents had a job, each has written what the launcher could not."""
+    had_one = HOSTS if outcome.cell.phase != "before" else HOSTS[:2]
+    for name in had_one:
+        assert "ended the job" in outcome.agents.get(name, ""), outcome
+        assert outcome.agents[name].splitlines()[-1] == "0 processes left on 1 host"
+
+
+MORE: dict[str, Callable[[Outcome], None]] = {
+    "healing link": _went_on,
+    "launcher killed": _agents_ended_it,
+    "launcher cut off": _agents_ended_it,
+}

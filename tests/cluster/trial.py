@@ -1,0 +1,380 @@
+"""One cell of the fault matrix tried on a test bed: a real job, a real fault, and what came of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.cluster import host, network, sshd
+from tests.cluster.cells import AGENT_SECONDS, Cell
+from tests.cluster.layout import LOGIN
+from tests.cluster.processes import DEAD, Process, send
+from tests.cluster.testbed import Testbed
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = Path(__file__).parent / "programs/training.py"
+HOSTS = ("h1", "h2", "h3")
+WORKERS = ("worker-0", "worker-1", "worker-2")
+START_SECONDS = 60.0  # for the phase to be reached; an idle machine takes 3
+PATIENCE_SECONDS = 10.0  # that a trial goes on beyond what is allowed, to see how it ends
+LOOK_SECONDS = 0.3  # between looks at what is left
+CUT_SECONDS = 4.5  # of a cut that is survived
+# In the place of a host's Python: a slow file system, or so. It goes on when there is a file `go`.
+SLOW_PYTHON = """#!{python} -IS
+import os, sys, time
+open("{folder}/held", "w").close()
+until = time.monotonic() + 60
+while not os.path.exists("{folder}/go") and time.monotonic() < until:
+    time.sleep(0.02)
+os.execv({python!r}, [{python!r}, *sys.argv[1:]])
+"""
+
+
+@dataclass
+class Outcome:
+    """What was seen. Seconds count from the fault; None is never."""
+
+    cell: Cell
+    code: int | None = None
+    seconds: float | None = None  # to the launcher's end
+    words: str = ""  # what the launcher said, without the trace of events
+    log_lines: dict[str, str] = field(default_factory=dict)  # by process
+    happened: str = ""  # what shows that the fault did happen
+    pid: int = 0  # of the victim, on its own host
+    cut_seconds: float = 0.0  # how long a healed link was cut
+    at_end: list[str] = field(default_factory=list)  # processes of the job on reachable hosts when the launcher ended
+    gone: dict[str, float | None] = field(default_factory=dict)  # by host, seconds to the last process's end
+    folders: list[str] = field(default_factory=list)  # private folders that are left
+    agents: dict[str, str] = field(default_factory=dict)  # by host: what an agent wrote that ended the job alone
+    trouble: str = ""  # why the trial itself went wrong
+
+    @property
+    def row(self) -> str:
+        gone = "  ".join(f"{name} {'-' if when is None else f'{when:.1f}'}" for name, when in self.gone.items())
+        took = "-" if self.seconds is None else f"{self.seconds:.1f}"
+        return f"{str(self.cell):32} code {self.code}  {took:>5} s  gone: {gone}"
+
+    def __str__(self) -> str:
+        logs = "\n".join(f"--- {name}\n{text[-1500:]}" for name, text in self.log_lines.items())
+        return f"{self.row}\n{self.happened}\n{self.trouble}\n--- launcher\n{self.words}\nat its end: {self.at_end}\n{logs}"
+
+
+class Trouble(AssertionError):
+    """The trial did not come to its fault."""
+
+
+class Trial:
+    def __init__(self, cell: Cell, bed: Testbed, folder: Path):
+        self.cell, self.bed, self.folder = cell, bed, folder
+        self.logs, self.said = folder / "logs", folder / "said"
+        self.outcome = Outcome(cell)
+        self.namespaces = {name: _namespace(bed.pid_1(name)) for name in (LOGIN, *HOSTS)}
+        self.lost: set[str] = set()  # hosts without power
+        self.struck = 0.0  # s of time.monotonic()
+
+    def run(self) -> Outcome:
+        self.job = self._start()
+        try:
+            self._reach_phase()
+            self.struck = time.monotonic()
+            STRIKES[self.cell.fault](self)
+            self._watch()
+        except Trouble as trouble:
+            self.outcome.trouble = str(trouble)
+        finally:
+            self.job.kill()
+            self.job.wait()
+            self._note_words()
+        return self.outcome
+
+    # -- the job -------------------------------------------------------------------------------------------------
+
+    def _start(self) -> subprocess.Popen:
+        lines = [name + self._slow() * (name == "h3" and self._held) for name in HOSTS]
+        (self.folder / "hosts").write_text("\n".join(lines) + "\n")
+        if self._dies_at_once:
+            (self.folder / f"doomed-{VICTIMS[self.cell.fault]}").touch()
+        way = {"paramiko": (), "system": ("--ssh", "system"),
+               "mpi": ("--launcher", "mpi", "--mpirun-args=--allow-run-as-root")}[self.cell.way]  # fmt: skip
+        command = [sys.executable, "-m", "launch.cli", "-n", 3, "-s", 3, "-H", self.folder / "hosts", *way, "--quiet",
+                   "--log-level", "DEBUG", "--log-dir", self.logs,
+                   sys.executable, PROGRAM, self.cell.phase, self.folder]  # fmt: skip
+        environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
+        with open(self.said, "wb") as said:
+            return self.bed.start(LOGIN, [str(word) for word in command], cwd=self.folder, env=environment,
+                                  stdin=subprocess.DEVNULL, stdout=said, stderr=said)  # fmt: skip
+
+    @property
+    def _dies_at_once(self) -> bool:
+        return self.cell.phase == "before" and self.cell.fault in VICTIMS
+
+    @property
+    def _held(self) -> bool:
+        return self.cell.phase == "before" and not self._dies_at_once
+
+    def _slow(self) -> str:
+        path = self.folder / "slow-python"
+        path.write_text(SLOW_PYTHON.format(python=sys.executable, folder=self.folder))
+        path.chmod(0o755)
+        return f" python={path}"
+
+    def _reach_phase(self) -> None:
+        reached: dict[str, Callable[[], object]] = {
+            "before": lambda: self._agent("h1") and self._agent("h2") and (self.folder / "held").exists(),
+            "start": lambda: all("begun" in self.log(name) for name in (*WORKERS, "scheduler-0", "server-1")),
+            "middle": lambda: all("ready" in self.log(name) for name in WORKERS),
+            "exit": lambda: "code=0" in self.heard("Exited") and all("closing" in self.log(name) for name in WORKERS),
+        }
+        if not self._dies_at_once:
+            self.wait(reached[self.cell.phase], f"phase {self.cell.phase}")
+
+    def wait(self, condition: Callable[[], object], what: str) -> object:
+        until = time.monotonic() + START_SECONDS
+        while not (found := condition()):
+            if time.monotonic() > until:
+                raise Trouble(f"not within {START_SECONDS:.0f} s: {what}")
+            if self.job.poll() is not None:
+                raise Trouble(f"the launcher ended before {what}")
+            time.sleep(0.05)
+        return found
+
+    def let_go(self) -> None:
+        (self.folder / "go").touch()
+
+    def log(self, name: str) -> str:
+        path = self.logs / f"{name}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def heard(self, event: str) -> str:
+        """The lines about such events in the launcher's trace."""
+        return "\n".join(re.findall(rf"debug: ({event}\(.*)", self.said.read_text(errors="replace")))
+
+    def _agent(self, name: str) -> int:
+        """The pid of the host's agent, as the host itself counts, once it is ready."""
+        found = re.search(rf"host='{name}', pid=(\d+)", self.heard("Ready"))
+        return int(found[1]) if found else 0
+
+    def victim(self, name: str, inner: int) -> Process:
+        """Note it, and give it as the machine sees it."""
+        self.outcome.pid = inner
+        return next(each for each in self.bed.processes(name) if each.inner == inner)
+
+    def agent(self) -> Process:
+        """The agent of the host that the cell is about."""
+        return self.victim(self.cell.host, self._agent(self.cell.host))
+
+    # -- what comes of it ----------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Until nothing is left, or for too long."""
+        outcome, until = self.outcome, self.struck + AGENT_SECONDS + PATIENCE_SECONDS
+        outcome.gone = {name: None for name in (LOGIN, *HOSTS) if name not in self.lost}
+        while time.monotonic() < until:
+            try:
+                self.job.wait(LOOK_SECONDS)
+            except subprocess.TimeoutExpired:
+                pass
+            now = time.monotonic() - self.struck
+            left = self._left()
+            if outcome.seconds is None and self.job.returncode is not None:
+                outcome.seconds, outcome.code = now, self.job.returncode
+                outcome.at_end = self._of_the_job(left)
+            for name, found in left.items():
+                if name in outcome.gone:
+                    outcome.gone[name] = None if found else outcome.gone[name] or now
+            if outcome.seconds is not None and None not in outcome.gone.values():
+                break
+            time.sleep(0 if outcome.seconds is None else LOOK_SECONDS)
+        outcome.folders = [f"{name}:{folder}" for name in outcome.gone for folder in self._private_folders(name)]
+
+    def _left(self) -> dict[str, list[int]]:
+        """By host: the machine's pids of what runs there beside PID 1 and sshd."""
+        by_namespace: dict[str, list[int]] = {}
+        for entry in os.listdir("/proc"):
+            if entry.isdigit() and (namespace := _namespace(int(entry))):
+                by_namespace.setdefault(namespace, []).append(int(entry))
+        left = {}
+        for name, namespace in self.namespaces.items():
+            own = self.bed.pid_1(name)
+            left[name] = [pid for pid in by_namespace.get(namespace, []) if pid != own and _is_guest(pid)]
+        return left
+
+    def _of_the_job(self, left: dict[str, list[int]]) -> list[str]:
+        """Which of these processes on hosts that can be reached the job has started."""
+        reachable = set(HOSTS) - self.cell.unreachable
+        return [f"{name}: {pid} {_command(pid)}" for name in reachable for pid in left[name] if _in_a_job(pid)]
+
+    def _private_folders(self, name: str) -> list[str]:
+        pid = self.bed.pid_1(name)
+        return [str(path) for path in Path(f"/proc/{pid}/root/tmp").glob("dmltrain-*")] if pid else []
+
+    def _note_words(self) -> None:
+        lines = self.said.read_text(errors="replace").splitlines()
+        self.outcome.words = "\n".join(line for line in lines if not line.startswith("dmltrain-launch: debug: "))
+        self.outcome.log_lines = {path.stem: path.read_text(errors="replace") for path in self.logs.glob("*-?.log")}
+        self.outcome.agents = {path.stem.removeprefix("agent-"): path.read_text() for path in
+                               self.logs.glob("agent-*.log")}  # fmt: skip
+
+
+def _namespace(pid: int | None) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return ""
+
+
+def _is_guest(pid: int) -> bool:
+    try:
+        name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
+        return not name.startswith("sshd") and rest.split()[0] not in DEAD
+    except OSError:
+        return False
+
+
+def _in_a_job(pid: int) -> bool:
+    try:
+        return b"DMLTRAIN_JOB=" in Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[-100:]
+    except OSError:
+        return "(gone)"
+
+
+# -- the faults ----------------------------------------------------------------------------------------------------------
+
+VICTIMS = {"worker": "worker-1", "server": "server-1", "scheduler": "scheduler-0"}
+
+
+def kill_process(trial: Trial) -> None:
+    role, _, rank = VICTIMS[trial.cell.fault].partition("-")
+    name = "h1" if role == "scheduler" else "h2"
+    index = ["scheduler-0", "server-0", "server-1", "server-2", *WORKERS].index(f"{role}-{rank}")
+    pid = trial.wait(lambda: re.search(rf"task={index}, pid=(\d+)", trial.heard("Started")), f"{role} {rank}'s start")
+    if trial._dies_at_once:
+        struck = trial.folder / "struck"
+        trial.wait(struck.exists, "the victim's end")
+        trial.struck = time.monotonic() - (time.time() - struck.stat().st_mtime)
+        trial.outcome.pid, trial.outcome.happened = int(pid[1]), "it killed itself"
+    else:
+        kill(trial, trial.victim(name, int(pid[1])))
+    if trial.cell.phase == "exit":
+        trial.let_go()
+
+
+def kill(trial: Trial, victim: Process) -> None:
+    trial.struck = time.monotonic()
+    send(victim.pid, signal.SIGKILL)
+    while _is_guest(victim.pid) and time.monotonic() < trial.struck + PATIENCE_SECONDS:
+        time.sleep(0.001)
+    trial.outcome.happened = f"killed {victim}" if not _is_guest(victim.pid) else ""
+
+
+def kill_agent(trial: Trial) -> None:
+    kill(trial, trial.agent())
+    go_on(trial)
+
+
+def go_on(trial: Trial) -> None:
+    if trial.cell.phase in ("before", "exit"):
+        trial.let_go()
+
+
+def kill_session(trial: Trial) -> None:
+    trial.agent()
+    listener = sshd.listener(trial.bed.layout, trial.cell.host)
+    sessions = [each for each in host.everything(trial.bed.layout, trial.cell.host)
+                if sshd.is_sshd(each) and each.pid != listener.pid]  # fmt: skip
+    trial.struck = time.monotonic()
+    for each in sessions:
+        send(each.pid, signal.SIGKILL)
+    trial.outcome.happened = f"killed {', '.join(map(str, sessions))}" if sessions else ""
+    go_on(trial)
+
+
+def kill_sshd(trial: Trial) -> None:
+    trial.agent()
+    trial.struck = time.monotonic()
+    sshd.kill(trial.bed.layout, trial.cell.host)
+    trial.outcome.happened = "" if sshd.listener(trial.bed.layout, trial.cell.host) else "no sshd"
+    go_on(trial)
+
+
+def lose_host(trial: Trial) -> None:
+    trial.agent()
+    trial.struck = time.monotonic()
+    trial.lost.add(trial.cell.host)
+    host.power_off(trial.bed.layout, trial.cell.host)
+    trial.outcome.happened = "" if trial.bed.pid_1(trial.cell.host) else "the host is dead"
+    go_on(trial)
+
+
+def cut(trial: Trial, name: str) -> None:
+    trial.struck = time.monotonic()
+    network.cut_off(trial.bed.layout, [name])
+    state = network.link_state(trial.bed.layout, name)
+    trial.outcome.happened = f"{name}'s link is {state}" if state == "cut off" else ""
+
+
+def cut_link(trial: Trial) -> None:
+    trial.agent()
+    cut(trial, trial.cell.host)
+    go_on(trial)
+
+
+def cut_launcher_off(trial: Trial) -> None:
+    cut(trial, LOGIN)
+    go_on(trial)
+
+
+def cut_and_heal(trial: Trial) -> None:
+    cut(trial, trial.cell.host)
+    if trial.cell.phase != "middle":
+        trial.let_go()
+    time.sleep(max(0.0, trial.struck + CUT_SECONDS - time.monotonic()))
+    network.heal(trial.bed.layout, [trial.cell.host])
+    trial.outcome.cut_seconds = time.monotonic() - trial.struck
+    if trial.job.poll() is not None or network.link_state(trial.bed.layout, trial.cell.host) != "up":
+        trial.outcome.happened = ""
+    trial.let_go()
+
+
+def kill_launcher(trial: Trial) -> None:
+    launcher = trial.bed.command_pid(trial.job)
+    trial.struck = time.monotonic()
+    send(launcher, signal.SIGKILL)
+    trial.outcome.happened = f"killed {launcher}"
+    go_on(trial)
+
+
+def interrupt(trial: Trial) -> None:
+    launcher = trial.bed.command_pid(trial.job)
+    trial.struck = time.monotonic()
+    send(launcher, signal.SIGINT)
+    trial.outcome.happened = f"SIGINT to {launcher}"
+    go_on(trial)
+
+
+STRIKES: dict[str, Callable[[Trial], None]] = {
+    **dict.fromkeys(VICTIMS, kill_process),
+    "agent": kill_agent,
+    "session": kill_session,
+    "sshd": kill_sshd,
+    "host": lose_host,
+    "link": cut_link,
+    "healing link": cut_and_heal,
+    "launcher killed": kill_launcher,
+    "launcher cut off": cut_launcher_off,
+    "Ctrl-C": interrupt,
+}
