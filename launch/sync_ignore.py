@@ -3,7 +3,7 @@
 Paths are relative, with "/" between names; a folder's ends in "/". Bytes that are no UTF-8 are surrogates (PEP 383).
 Nearer files win over farther ones, --sync-exclude over all. A line that is no pattern counts for nothing, as in git.
 To be asked on the way down: what is below an ignored folder is not looked at. Unlike git's, "?" and "[...]" stand for
-a character, not a byte.
+a character, not a byte, and [[:alpha:]] and its like are not known.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class Rules:
 
     def says(self, path: str) -> bool | None:
         """Whether `path` is ignored; None when no pattern is about it."""
-        inside = self.prefix + path[len(self.base) :].rstrip("/").replace("\n", "\0")  # to re, "." is no line end
+        inside = self.prefix + path[len(self.base) :].rstrip("/")
+        inside = inside.replace("\n", "\0")  # to re, "." is no line end
         for pattern in reversed(self.patterns):
             if (path.endswith("/") or not pattern.folders_only) and pattern.regex.fullmatch(inside):
                 return pattern.ignores

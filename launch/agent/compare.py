@@ -59,7 +59,10 @@ def _same(destination: Destination, row: Row, host: str) -> Generator[None, None
         where = shown(os.path.join(destination.path, row.path))
         raise Refusal(f"{where} is {kind} on {host}, and a {row.kind} where it is copied from: {cure}", 2)
     if row.kind == LINK:
-        return destination.read_link(row.path) == row.target
+        same = destination.read_link(row.path) == row.target
+        if same and found.st_mtime_ns != row.mtime:
+            destination.set_link_time(row.path, row.mtime)
+        return same
     if row.kind == FILE:
         return (yield from _same_content(destination, row, found))
     return True

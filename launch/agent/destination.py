@@ -132,6 +132,11 @@ class Destination:
                 raise
             return b""
 
+    def set_link_time(self, path: bytes, mtime: int) -> None:
+        folder, name = self.parent(path)
+        with contextlib.suppress(OSError):  # a read-only disk, or one without times for links
+            os.utime(name, ns=(mtime, mtime), dir_fd=folder, follow_symlinks=False)
+
     def temporary(self, path: bytes) -> Temporary:
         """A file to become `path`: in the root, where left ones are looked for, unless `path` is on another disk."""
         folder, _ = self.parent(path)
@@ -143,11 +148,11 @@ class Destination:
         temporary = PREFIX + os.urandom(8).hex().encode()
         os.symlink(target, temporary, dir_fd=folder)
         try:
-            os.utime(temporary, ns=(mtime, mtime), dir_fd=folder, follow_symlinks=False)
             os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
         except OSError:
             os.unlink(temporary, dir_fd=folder)
             raise
+        self.set_link_time(path, mtime)
 
     def make_folder(self, path: bytes) -> None:
         folder, name = self.parent(path)

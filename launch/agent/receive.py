@@ -104,7 +104,7 @@ class Receiver:
             return do(*arguments)
         except Refusal as refusal:
             message, code = str(refusal), refusal.code
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             message, code = f"what the launcher sends to {self.host} to be copied is not understood: {error!r}", 125
         except OSError as error:
             message, code = f"copying to {self.host} failed: {error.strerror}", 2

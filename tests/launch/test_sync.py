@@ -1,0 +1,665 @@
+"""Copying a folder to hosts: what is copied, what travels, what stands when it is cut off, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import shutil
+import socket
+import stat
+import subprocess
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launch import LaunchError
+from launch.agent.destination import PREFIX
+from launch.agent.receive import Incoming, Receiver
+from launch.sync import Sync
+from launch.sync_manifest import Entry, Manifest, Over, manifest
+from launch.sync_send import LINE_BYTES, WRITE_BYTES, message, offer, push
+
+SECONDS = 60.0  # for anything to happen, on a busy machine
+NO_HASH = "0" * 64
+
+
+class Agent:
+    """A Receiver with the loop that the agent has around it; `write` is the far end of its standard input."""
+
+    def __init__(self, host: str = "h1", tell: Callable[[str, dict], object] = lambda host, event: None):
+        self.events: list[dict] = []
+        self.files: list[int] = []  # entries of which something came
+        self.tell, self.host = tell, host
+        self.receiver, self.incoming = Receiver(host, self._emit), Incoming()
+
+    def _emit(self, event: str, **facts: object) -> None:
+        self.events.append(json.loads(json.dumps({**facts, "event": event})))
+        self.tell(self.host, self.events[-1])
+
+    def write(self, data: bytes) -> None:
+        for each in self.incoming.feed(data):
+            if isinstance(each, bytes):
+                self.receiver.take(each)
+            elif each["do"] == "file":
+                self.files.append(each["entry"])
+                self.receiver.expect(each)
+            else:
+                self.receiver.begin(each)
+                while self.receiver.step():
+                    pass
+
+    def last(self, event: str) -> dict:
+        assert self.events[-1]["event"] == event, self.events[-1]
+        return self.events[-1]
+
+
+def copy(source: Path, to: Path, **options: object) -> tuple[Sync, Agent]:
+    """Copy in memory to one host; the refusal's text is raised."""
+    agent = Agent()
+    sync = Sync(partial(manifest, source, **options), ["h1"])
+    agent.tell = sync.take
+    done = sync.copy("h1", str(to), agent.write)
+    agent.receiver.finish()
+    if agent.events[-1]["event"] == "refused":
+        raise LaunchError(agent.events[-1]["message"], agent.events[-1]["code"])
+    assert done is not None
+    return sync, agent
+
+
+def announce(agent: Agent, to: Path, rows: list[list]) -> dict:
+    """Announce rows that no launcher of ours would make; what the agent said last."""
+    agent.write(message(do="sync", to=str(to)) + message(do="sync", entries=rows, last=True))
+    return agent.events[-1]
+
+
+def tree(folder: Path) -> dict[bytes, tuple]:
+    """All that a copy has to keep: kinds, contents, targets, modes, times."""
+    found: dict[bytes, tuple] = {}
+    for where, folders, files in os.walk(os.fsencode(folder)):
+        for name in folders + files:
+            path = os.path.join(where, name)
+            key, facts = os.path.relpath(path, os.fsencode(folder)), os.lstat(path)
+            if stat.S_ISLNK(facts.st_mode):
+                found[key] = ("link", os.readlink(path), facts.st_mtime_ns)
+            elif stat.S_ISDIR(facts.st_mode):
+                found[key] = ("folder",)
+            else:
+                with open(path, "rb") as file:
+                    found[key] = ("file", file.read(), stat.S_IMODE(facts.st_mode), facts.st_mtime_ns)
+    return found
+
+
+def fill(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "source"
+    return fill(folder, {"train.py": "print(1)\n", "lib/net.py": "x = 1\n", "lib/deep/a.txt": "a", "empty": ""})
+
+
+# -- what is copied --------------------------------------------------------------------------------------------------
+
+
+def test_a_copy_has_contents_links_modes_times_and_empty_folders(source, tmp_path):
+    (source / "run.sh").write_text("#!/bin/sh\n")
+    (source / "run.sh").chmod(0o755)
+    (source / "private").write_text("key")
+    (source / "private").chmod(0o600)
+    os.utime(source / "train.py", ns=(1, 1_234_567_890_123_456_789))
+    (source / "nothing" / "here").mkdir(parents=True)
+    (source / "inside").symlink_to("lib/net.py")
+    (source / "outside").symlink_to("/etc/passwd")
+    (source / "folder").symlink_to("../..")
+    (source / "dangling").symlink_to("no such")
+    sync, agent = copy(source, tmp_path / "to" / "be" / "made")
+    assert tree(tmp_path / "to" / "be" / "made") == tree(source)
+    assert agent.last("synced")["files"] == 6
+    assert sync.lines() == ["h1: 6 of 6 files, 0.0 MB sent"]
+
+
+def test_only_what_differs_travels(source, tmp_path):
+    to = tmp_path / "to"
+    copy(source, to)
+    (source / "lib/net.py").write_text("y = 2\n")  # as long as before
+    (source / "new").write_text("new")
+    (source / "train.py").chmod(0o755)  # no reason to send it
+    os.utime(source / "lib/deep/a.txt", ns=(1, 5))
+    sync, agent = copy(source, to)
+    names = {entry.path for index, entry in enumerate(manifest(source).entries) if index in agent.files}
+    assert names == {"lib/net.py", "new"}
+    assert tree(to) == tree(source)
+    assert sync.progress() == (9, 9)
+    assert sync.lines() == ["h1: 2 of 5 files, 0.0 MB sent"]
+
+
+def test_what_else_is_at_the_destination_stays(source, tmp_path):
+    to = fill(tmp_path / "to", {"checkpoint": "mine", "lib/own.py": "mine"})
+    copy(source, to)
+    assert (to / "checkpoint").read_text() == (to / "lib/own.py").read_text() == "mine"
+
+
+def test_a_file_replaces_a_link_of_its_name_and_not_what_that_names(source, tmp_path):
+    to = tmp_path / "to"
+    to.mkdir()
+    (tmp_path / "precious").write_text("precious")
+    (to / "train.py").symlink_to(tmp_path / "precious")
+    copy(source, to)
+    assert (tmp_path / "precious").read_text() == "precious"
+    assert tree(to) == tree(source)
+
+
+def test_sockets_and_pipes_are_skipped_with_a_note(source, tmp_path, monkeypatch):
+    os.mkfifo(source / "pipe")
+    monkeypatch.chdir(source)  # a socket's path is short
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as listener:
+        listener.bind("socket")
+        sync, _ = copy(source, tmp_path / "to")
+    assert sync.notes == tuple(
+        f"{name} is not copied: it is a socket, a pipe or a device" for name in ("pipe", "socket")
+    )
+    assert "pipe" not in os.listdir(tmp_path / "to")
+
+
+def test_the_log_folder_git_and_temporary_files_are_left_out(source, tmp_path):
+    fill(source, {"logs/job/worker-0.log": "x", "logs/old/worker-0.log": "x", ".git/HEAD": "x", "sub/.git": "x"})
+    (source / os.fsdecode(PREFIX + b"1")).write_text("x")
+    found = manifest(source, leave_out=[source / "logs/job", "/elsewhere"])
+    paths = {entry.path for entry in found.entries}
+    assert {"logs", "logs/old", "logs/old/worker-0.log", "sub"} <= paths
+    assert not [path for path in paths if "job" in path or ".git" in path or "dmltrain" in path]
+
+
+def test_a_destination_inside_the_source_is_not_copied_into_itself(source):
+    for _ in range(2):
+        copy(source, source / "copy", leave_out=[source / "copy"])
+    assert not (source / "copy" / "copy").exists()
+
+
+NAMES = st.binary(min_size=1, max_size=6).filter(
+    lambda name: not set(name) & {0, ord("/")} and name not in (b".", b"..", b".git", b".gitignore")
+)
+TREES = st.recursive(
+    st.one_of(st.binary(max_size=40), st.tuples(st.binary(min_size=1, max_size=9).filter(lambda name: 0 not in name))),
+    lambda inner: st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def plant(folder: bytes, inside: dict) -> None:
+    os.mkdir(folder)
+    for name, what in inside.items():
+        path = os.path.join(folder, name)
+        if isinstance(what, dict):
+            plant(path, what)
+        elif isinstance(what, tuple):
+            os.symlink(what[0], path)
+        else:
+            with open(path, "wb") as file:
+                file.write(what)
+
+
+@settings(max_examples=60)
+@given(st.dictionaries(NAMES, TREES, max_size=5), st.dictionaries(NAMES, TREES, max_size=5))
+def test_any_tree_arrives_and_arrives_over_another_or_is_refused(tmp_path_factory, first, second):
+    folder = tmp_path_factory.mktemp("any")
+    plant(os.fsencode(folder / "first"), first)
+    plant(os.fsencode(folder / "second"), second)
+    copy(folder / "first", folder / "to")
+    before = tree(folder / "to")
+    assert before == tree(folder / "first")
+    try:
+        copy(folder / "second", folder / "to")
+    except LaunchError as error:
+        assert "--sync-exclude" in str(error)
+        assert tree(folder / "to") == before
+    else:
+        assert tree(folder / "to") == before | tree(folder / "second")
+
+
+# -- what is ignored -------------------------------------------------------------------------------------------------
+
+PATTERNS = (
+    "a", "/a", "a/", "b/*", "!b/a", "**/x.o", "*.o", "!keep", "data/**", "!data/keep", "a/**/b", "build/", "!build/",
+    "# c", "\\#h", "\\!b", "*", "!*/", "!a", "?", "[ab]", "[!ab]", "a b", "a\\ b", "e \\ ", "e ", "/b/a", "**",
+    "**/b/**", "data/**/", "n*", "[z-a]", "!", "/", "", "a\r",
+)  # fmt: skip
+
+
+def grow(folder: Path, dice: random.Random, depth: int = 0) -> None:
+    for name in dice.sample(["a", "b", "build", "data", "x.o", "keep", "a b", "n\nl.o", "e ", "#h", "!b"], 5):
+        if depth < 3 and dice.random() < 0.5:
+            (folder / name).mkdir()
+            grow(folder / name, dice, depth + 1)
+        else:
+            (folder / name).write_text("")
+    if dice.random() < 0.4:
+        (folder / ".gitignore").write_text("\n".join(dice.sample(PATTERNS, 4)))
+
+
+def by_git(folder: Path, *more: str) -> set[str]:
+    command = ["git", "-C", str(folder), "ls-files", "-z", "--others", "--exclude-standard", *more]
+    return {os.fsdecode(name) for name in subprocess.run(command, capture_output=True, check=True).stdout.split(b"\0")}
+
+
+def files(found: Manifest) -> set[str]:
+    return {entry.path for entry in found.entries if entry.kind != "folder"}
+
+
+def test_ignored_is_what_git_ignores(tmp_path):
+    """Also from folders inside the repository, to which the files above it still apply."""
+    if not shutil.which("git"):
+        pytest.skip("git is missing")
+    dice, compared = random.Random(7), 0
+    for number in range(40):
+        top = tmp_path / str(number)
+        top.mkdir()
+        grow(top, dice)
+        subprocess.run(["git", "init", "-q", top], check=True)
+        assert files(manifest(top)) == by_git(top) - {""}
+        excludes = dice.sample([each for each in PATTERNS if each not in ("", "# c", "!", "/", "[z-a]", "a\r")], 2)
+        assert files(manifest(top, excludes)) == by_git(top, *(f"--exclude={each}" for each in excludes)) - {""}
+        for inner in (path for path in top.iterdir() if path.is_dir() and path.name != ".git"):
+            if subprocess.run(["git", "-C", top, "check-ignore", "-q", f"./{inner.name}"]).returncode:
+                assert files(manifest(inner)) == by_git(inner) - {""}
+                compared += 1
+    assert compared > 20
+
+
+def test_a_folder_that_the_repository_ignores_is_copied_when_it_is_the_one(tmp_path):
+    fill(tmp_path, {".git/HEAD": "", ".gitignore": "runs/\n", "runs/one/train.py": ""})
+    assert files(manifest(tmp_path / "runs" / "one")) == {"train.py"}
+    assert files(manifest(tmp_path)) == {".gitignore"}
+
+
+def test_sync_exclude_wins_over_gitignore(source):
+    fill(source, {".gitignore": "*.txt\n", "big.ckpt": ""})
+    assert files(manifest(source, ["*.ckpt", "!a.txt"])) == {
+        ".gitignore", "empty", "lib/deep/a.txt", "lib/net.py", "train.py"
+    }  # fmt: skip
+    with pytest.raises(LaunchError, match=r"--sync-exclude !: expected a pattern"):
+        manifest(source, ["!"])
+
+
+# -- what changes meanwhile ------------------------------------------------------------------------------------------
+
+
+def test_a_log_that_grows_arrives_as_it_was_announced(source, tmp_path):
+    announced = manifest(source)
+    with open(source / "train.py", "a") as file:
+        file.write("print(2)\n")
+    sync = Sync(lambda cancelled: announced, ["h1"])
+    agent = Agent(tell=sync.take)
+    assert sync.copy("h1", str(tmp_path / "to"), agent.write)
+    assert (tmp_path / "to/train.py").read_text() == "print(1)\n"
+
+
+class Meddling:
+    """Something that changes a file of the source just before it is sent, `times` times."""
+
+    def __init__(self, path: Path, times: float):
+        self.path, self.times = path, times
+
+    def tell(self, sync: Sync, host: str, event: dict) -> None:
+        if event["event"] == "wanted" and event["entries"] and self.times > 0:
+            self.times -= 1
+            self.path.write_text(f"changed {self.times}")
+        sync.take(host, event)
+
+
+def test_a_file_that_changes_meanwhile_is_sent_anew_to_all(source, tmp_path):
+    meddling, sync = Meddling(source / "train.py", 1), Sync(partial(manifest, source), ["h1", "h2", "h3"])
+    agents = [Agent(host, partial(meddling.tell, sync)) for host in sync.hosts]
+    assert len(in_threads(sync, agents, tmp_path)) == 3
+    for agent in agents:
+        assert tree(tmp_path / agent.host) == tree(source)
+    assert any(event.get("changed") for agent in agents for event in agent.events)
+
+
+def test_a_file_that_keeps_changing_is_named(source, tmp_path):
+    meddling, sync = Meddling(source / "train.py", 99), Sync(partial(manifest, source), ["h1"])
+    agent = Agent(tell=partial(meddling.tell, sync))
+    with pytest.raises(LaunchError, match=r"train.py: changes again and again .* --sync-exclude"):
+        sync.copy("h1", str(tmp_path / "to"), agent.write)
+    assert not (tmp_path / "to/train.py").exists()
+    assert (tmp_path / "to/lib/net.py").exists()
+
+
+def test_a_file_that_vanishes_meanwhile_is_no_failure(source, tmp_path):
+    sync = Sync(partial(manifest, source), ["h1"])
+
+    def tell(host: str, event: dict) -> None:
+        if event["event"] == "wanted":
+            (source / "train.py").unlink(missing_ok=True)
+        sync.take(host, event)
+
+    assert sync.copy("h1", str(tmp_path / "to"), Agent(tell=tell).write)
+    assert tree(tmp_path / "to") == tree(source)
+
+
+def test_a_file_that_cannot_be_read_is_named(source):
+    if os.geteuid() == 0:
+        found = manifest(source)
+        with pytest.raises(LaunchError, match="cannot read .*: Too many levels|cannot read .*: File name too long"):
+            push(Manifest(b"/" + b"x" * 300, found.entries), [1], lambda data: None, lambda count: None)
+        return
+    (source / "train.py").chmod(0)
+    with pytest.raises(LaunchError, match="cannot read .*train.py to copy it: Permission denied; .*--sync-exclude"):
+        manifest(source)
+
+
+def in_threads(sync: Sync, agents: list[Agent], to: Path) -> list[str]:
+    done: list[str | None] = []
+    threads = [
+        threading.Thread(target=lambda each=each: done.append(sync.copy(each.host, str(to / each.host), each.write)))
+        for each in agents
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+        assert not thread.is_alive()
+    return [each for each in done if each is not None]
+
+
+# -- the same folder -------------------------------------------------------------------------------------------------
+
+
+def test_the_source_itself_is_found_and_left_alone(source, tmp_path):
+    (tmp_path / "alias").symlink_to(source)  # as a file system that is shared under another name
+    before = tree(source)
+    sync, agent = copy(source, tmp_path / "alias")
+    assert sync.lines() == ["h1: has this very folder, nothing to copy"]
+    assert [event["event"] for event in agent.events] == ["destination"]
+    assert tree(source) == before
+
+
+def test_a_source_that_its_hosts_can_only_read_is_up_to_date(source, tmp_path, read_only):
+    to = read_only(source)
+    sync, agent = copy(source, to)
+    assert agent.last("synced")["files"] == 0
+    (source / "train.py").write_text("changed")
+    other = fill(tmp_path / "other", {"train.py": "other"})
+    with pytest.raises(LaunchError, match=f"cannot write {to} on h1: Read-only file system; choose another"):
+        copy(other, to)
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Callable[[Path], Path]]:
+    """Another name for a folder, under which it can only be read."""
+    mounted = []
+
+    def bind(folder: Path) -> Path:
+        to = tmp_path / "read-only"
+        to.mkdir()
+        for command in (["mount", "--bind", folder, to], ["mount", "-o", "remount,ro,bind", to]):
+            if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
+                pytest.skip("mounting is not allowed here: needs root")
+            mounted[:] = [to]
+        return to
+
+    yield bind
+    for each in mounted:
+        subprocess.run(["umount", each], check=True)
+
+
+# -- what is cut off -------------------------------------------------------------------------------------------------
+
+
+def test_what_is_cut_off_leaves_no_half_file_and_goes_on_with_the_rest(tmp_path):
+    source, to = tmp_path / "source", tmp_path / "to"
+    for number in range(5):
+        (source / str(number)).parent.mkdir(exist_ok=True)
+        (source / str(number)).write_bytes(os.urandom(WRITE_BYTES))
+    agent, went = Agent(), 0
+
+    class CutOff(Exception):
+        pass
+
+    def write(data: bytes) -> None:
+        nonlocal went
+        went += len(data)
+        if went > 2.5 * WRITE_BYTES:
+            agent.write(data[: len(data) // 2])
+            raise CutOff
+        agent.write(data)
+
+    found = manifest(source)
+    agent.write(message(do="sync", to=str(to)))
+    offer(found, range(5), agent.write)
+    with pytest.raises(CutOff):
+        push(found, agent.last("wanted")["entries"], write, lambda count: None)
+    assert [name for name in os.listdir(to) if name.startswith(os.fsdecode(PREFIX))]  # the half one
+    agent.receiver.finish()
+    there = os.listdir(to)
+    assert 1 <= len(there) <= 3
+    assert tree(to).items() <= tree(source).items()
+    _, resumed = copy(source, to)
+    assert {found.entries[index].path for index in resumed.files} == set(map(str, range(5))) - set(there)
+    assert tree(to) == tree(source)
+
+
+def test_what_a_killed_agent_left_is_removed_and_what_another_writes_is_not(source, tmp_path):
+    to = fill(tmp_path / "to", {os.fsdecode(PREFIX + b"left"): "half a file"})
+    other = Agent()
+    rows = [[0, "file", "slow", 0o644, 0, 3, hashlib.sha256(b"abc").hexdigest()]]
+    announce(other, to, rows)
+    other.write(message(do="file", entry=0, bytes=2) + b"ab")
+    copy(source, to)
+    assert len([name for name in os.listdir(to) if name.startswith(os.fsdecode(PREFIX))]) == 1
+    other.write(message(do="file", entry=0, bytes=1) + b"c")
+    assert (to / "slow").read_text() == "abc"
+    assert not [name for name in os.listdir(to) if name.startswith(os.fsdecode(PREFIX))]
+
+
+def test_cancelling_and_a_broken_channel_end_the_copy_with_nothing(source, tmp_path):
+    sync = Sync(partial(manifest, source), ["h1", "h2"])
+    done: list[str | None] = []
+    waits = threading.Thread(target=lambda: done.append(sync.copy("h1", str(tmp_path), lambda data: None)))
+    waits.start()
+
+    def broken(data: bytes) -> None:
+        raise BrokenPipeError
+
+    assert sync.copy("h2", str(tmp_path), broken) is None
+    sync.cancel()
+    waits.join(SECONDS)
+    assert done == [None]
+    with pytest.raises(Over):
+        manifest(source, cancelled=lambda: True)
+
+
+# -- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/etc/x", "../x", "a/../../x", "a//x", "a/./x", "", ".", "a\0b"])
+def test_a_path_that_leads_out_is_refused(tmp_path, path):
+    said = announce(Agent(), tmp_path / "to", [[0, "file", path, 0o644, 0, 0, NO_HASH]])
+    assert said["event"] == "refused" and said["code"] == 125
+    assert "no path inside a folder" in said["message"]
+    assert os.listdir(tmp_path) == ["to"]
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_link_on_the_way_is_never_followed(source, tmp_path, inside):
+    to, outside = tmp_path / "to", tmp_path / "outside"
+    outside.mkdir()
+    to.mkdir()
+    (to / "real").mkdir()
+    (to / "lib").symlink_to("real" if inside else outside)
+    with pytest.raises(LaunchError, match=r"to/lib is a link on h1, and a folder where it is copied from: remove it"):
+        copy(source, to)
+    said = announce(Agent(), to, [[0, "file", "lib/x", 0o644, 0, 0, NO_HASH]])  # without the folder's own row
+    assert said["event"] == "refused" and "a link or a file is where a folder" in said["message"]
+    rows = [[0, "link", "way", 0, 0, 0, str(outside)], [1, "file", "way/x", 0o644, 0, 1, NO_HASH]]
+    agent = Agent()
+    announce(agent, to, rows)
+    agent.write(message(do="file", entry=1, bytes=1) + b"x")
+    assert agent.last("refused")["code"] == 2
+    assert os.listdir(outside) == os.listdir(to / "real") == []
+
+
+def test_a_folder_and_a_file_of_one_name_are_refused_before_anything_is_written(source, tmp_path):
+    to = fill(tmp_path / "to", {"lib": "a file", "train.py/inside": "x"})
+    with pytest.raises(LaunchError, match="--sync-exclude"):
+        copy(source, to)
+    assert sorted(os.listdir(to)) == ["lib", "train.py"]
+
+
+def test_a_destination_that_cannot_be_made_is_refused(source, tmp_path):
+    fill(tmp_path, {"file": ""})
+    with pytest.raises(LaunchError, match="file/to to copy to cannot be made on h1: Not a directory; choose another"):
+        copy(source, tmp_path / "file" / "to")
+    with pytest.raises(LaunchError, match="--sync-dst-dir here on h1: expected an absolute path"):
+        copy(source, Path("here"))
+
+
+def test_a_destination_in_the_home_folder(source, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    sync, _ = copy(source, Path("~/job"))
+    assert sync.hosts["h1"].folder == str(tmp_path / "home/job")
+    assert tree(tmp_path / "home/job") == tree(source)
+
+
+def test_nonsense_is_refused_and_what_follows_it_is_passed_over(tmp_path):
+    agent = Agent()
+    announce(agent, tmp_path, [[0, "file", "x", 0o644, 0, 3, NO_HASH]])
+    agent.write(message(do="file", entry=7, bytes=3) + b"abc" + message(do="file", entry=0, bytes=3) + b"abc")
+    assert [event["event"] for event in agent.events] == ["destination", "wanted", "refused"]
+    assert agent.last("refused")["code"] == 125
+    assert os.listdir(tmp_path) == []
+    for rows in ([["x"]], [[0, "file", 5, 0, 0, 0, ""]], None):
+        assert announce(Agent(), tmp_path, rows)["event"] == "refused"
+    agent = Agent()
+    announce(agent, tmp_path, [[0, "file", "x", 0o644, 0, 3, NO_HASH]])
+    agent.write(message(do="file", entry=0, bytes=4) + b"abcd")
+    assert "more of x than it announced" in agent.last("refused")["message"]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 1 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a disk of 1 MiB cannot be mounted here: needs root")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_no_room_is_refused_before_anything_is_written(source, small):
+    (source / "big").write_bytes(bytes(3 << 19))  # 1.5 MiB, and 4 small files of a page each
+    with pytest.raises(LaunchError, match=r"not enough room in .*small on h1: 1.5 MiB needed, 1.0 MiB free; ") as said:
+        copy(source, small)
+    assert said.value.code == 2
+    assert os.listdir(small) == []
+
+
+def test_a_file_needs_room_beside_the_one_that_it_replaces(source, small):
+    (source / "big").write_bytes(bytes(600 << 10))
+    copy(source, small)
+    copy(source, small)  # it has all, and needs no room
+    (source / "big").write_bytes(b"x" * (600 << 10))
+    with pytest.raises(LaunchError, match="0.6 MiB needed, 0.4 MiB free"):
+        copy(source, small)
+    assert (small / "big").read_bytes() == bytes(600 << 10)
+
+
+def test_a_disk_that_fills_up_meanwhile_is_refused(source, small):
+    (source / "big").write_bytes(bytes(600 << 10))
+    found, agent = manifest(source), Agent()
+    agent.write(message(do="sync", to=str(small)))
+    offer(found, range(len(found.entries)), agent.write)
+    (small / "filler").write_bytes(bytes(500 << 10))
+    push(found, agent.last("wanted")["entries"], agent.write, lambda count: None)
+    said = agent.last("refused")
+    assert "no room left on h1 while big in" in said["message"] and said["code"] == 2
+    assert "big" not in os.listdir(small) and not list(small.glob(".dmltrain*"))
+
+
+# -- the wire --------------------------------------------------------------------------------------------------------
+
+
+def test_many_entries_are_announced_in_lines_of_64_kib():
+    entries = tuple(Entry(f"some/folder/file-{number}", "file", sha256=NO_HASH) for number in range(5000))
+    writes: list[bytes] = []
+    offer(Manifest(b"/", entries), range(5000), writes.append)
+    assert len(writes) > 5 and max(map(len, writes)) <= LINE_BYTES + 100
+    parsed = [json.loads(line) for line in writes]
+    assert [each["last"] for each in parsed] == [False] * (len(writes) - 1) + [True]
+    assert [row[0] for each in parsed for row in each["entries"]] == list(range(5000))
+
+
+def test_every_write_ends_with_a_message(tmp_path):
+    """So other threads' messages may come between any two; large files and small, down a pipe, cut anywhere."""
+    source, to = tmp_path / "source", tmp_path / "to"
+    source.mkdir()
+    dice = random.Random(3)
+    for number in range(300):
+        (source / str(number)).write_bytes(dice.randbytes(dice.choice((0, 1, 100, 5000))))
+    (source / "big").write_bytes(dice.randbytes(3 * WRITE_BYTES + 7))
+    sync, beats, sizes = Sync(partial(manifest, source), ["h1"]), [], []
+    agent = Agent(tell=sync.take)
+    begin, (far, near) = agent.receiver.begin, os.pipe()
+    agent.receiver.begin = lambda message: beats.append(1) if message["do"] == "beat" else begin(message)
+
+    def read() -> None:
+        while data := os.read(far, dice.randrange(1, 1 << 16)):
+            agent.write(data)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+
+    def write(data: bytes) -> None:
+        sizes.append(len(data))
+        for view in (memoryview(data), memoryview(message(do="beat"))):
+            while view:
+                view = view[os.write(near, view) :]
+
+    done = sync.copy("h1", str(to), write)
+    os.close(near)
+    reader.join(SECONDS)
+    os.close(far)
+    assert done == f"301 of 301 files, {sync.progress()[0] / 1e6:.1f} MB sent"
+    assert tree(to) == tree(source)
+    assert len(beats) == len(sizes) and max(sizes) <= WRITE_BYTES
+
+
+def test_a_step_is_short_however_much_there_is_to_compare(tmp_path):
+    (tmp_path / "big").write_bytes(bytes(64 << 20))
+    now, agent = iter(range(10**9)), Agent()
+    agent.receiver.clock = lambda: next(now) * 0.01  # each look at the clock finds 10 ms gone
+    found, steps = manifest(tmp_path), 0
+    agent.write(message(do="sync", to=str(tmp_path)))
+    rows = [[0, "file", "big", 0o644, found.entries[0].mtime, 64 << 20, found.entries[0].sha256]]
+    agent.receiver.begin({"do": "sync", "entries": rows, "last": True})
+    while agent.receiver.step():
+        steps += 1
+    assert steps >= 64 // 6
+    assert agent.last("synced")["files"] == 0
+
+
+def test_the_sender_needs_little_memory(tmp_path):
+    (tmp_path / "big").write_bytes(bytes(40 << 20))
+    went: list[int] = []
+    tracemalloc.start()
+    try:
+        push(manifest(tmp_path), [0], lambda data: None, went.append)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+    assert sum(went) == 40 << 20
