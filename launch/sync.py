@@ -1,6 +1,6 @@
 """Copying the launcher's working directory to a folder on every host, by content, before a job starts.
 
-    sync = Sync(partial(manifest, working_directory, excludes, leave_out), hosts)
+    sync = Sync(folder, partial(manifest, folder, excludes, leave_out), hosts)
     sync.copy(host, folder, channel.write)    in a thread for each host; a summary, or None when it came to nothing
     sync.take(host, event)                    with whatever an agent says, from any thread; True when it was about this
     sync.cancel()                             ends all threads in `copy` soon
@@ -18,6 +18,7 @@ import queue
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from launch import LaunchError
 from launch.agent.destination import shown
@@ -43,11 +44,12 @@ class Progress:
 
 
 class Sync:
-    """See the module. `source(cancelled=...)` is called once, in one of the threads; `copy` raises its LaunchError."""
+    """See the module. `source(cancelled=...)` is the manifest of `folder`; it is called once, in one of the threads,
+    and not at all when every host has the folder itself. `copy` raises its LaunchError."""
 
-    def __init__(self, source: Callable[..., Manifest], hosts: Collection[str]):
+    def __init__(self, folder: str | Path, source: Callable[..., Manifest], hosts: Collection[str]):
         self.hosts = {host: Progress() for host in hosts}
-        self._source = source
+        self._folder, self._source = os.path.realpath(os.fsencode(folder)), source
         self._cancelled = False
         self._listing = threading.Lock()
         self._all = threading.Condition()  # guards what follows and each host's version
@@ -86,10 +88,10 @@ class Sync:
 
     def summary(self, host: str) -> str:
         """How far the host is: `12 of 340 files, 1.2 MB sent`."""
-        if self._manifest is None:
-            return "waiting for the list of files"
         if self.hosts[host].same:
             return "has this very folder, nothing to copy"
+        if self._manifest is None:
+            return "waiting for the list of files"
         each = self.hosts[host]
         return f"{each.files} of {self._manifest.files} files, {each.sent / MB:.1f} MB sent"
 
@@ -120,18 +122,17 @@ class Sync:
         write(message(do="sync", to=folder))
         answer = self._hear(host, "destination")
         progress.folder = answer["to"]
-        version, manifest = self._current()
-        if answer["probe"] and os.path.lexists(os.path.join(manifest.folder, encoded(answer["probe"]))):
+        if answer["probe"] and os.path.lexists(os.path.join(self._folder, encoded(answer["probe"]))):
             progress.same = True
             return write(message(do="sync", same=True))
+        version, manifest = self._current()
         indices: Collection[int] = range(len(manifest.entries))
         for _ in range(ROUNDS + 1):
             offer(manifest, indices, write)
             changed = self._round(host, manifest, write)
-            indices = self._agreed(host, version, changed)
+            version, manifest, indices = self._agreed(host, version, changed)
             if not indices:
                 return
-            version, manifest = self._current()
         names = ", ".join(shown(encoded(manifest.entries[index].path)) for index in list(indices)[:3])
         raise LaunchError(f"{names}: changes again and again while it is copied to {host}; "
                           f"wait until nothing writes there, or leave it out with --sync-exclude")
@@ -165,24 +166,26 @@ class Sync:
         with self._all:
             return len(self._changes), self._manifest
 
-    def _agreed(self, host: str, version: int, changed: Collection[int]) -> list[int]:
-        """Wait for the other hosts; the files that are to be announced anew, none when all hosts have the same."""
+    def _agreed(self, host: str, version: int, changed: Collection[int]) -> tuple[int, Manifest, list[int]]:
+        """Wait for the other hosts; the manifest as it is now, and what of it is to be announced anew: nothing when
+        all hosts have the same."""
         with self._all:
+            assert self._manifest is not None
             new = set(changed).difference(*self._changes[version:])
-            if new and self._manifest:
+            if new:
                 self._manifest, still = self._manifest.renewed(sorted(new))
                 self._changes.append(still)
             while True:
                 anew = {index for part in self._changes[version:] for index in part}
                 if anew:
-                    return sorted(anew)
+                    return len(self._changes), self._manifest, sorted(anew)
                 version = self.hosts[host].version = len(self._changes)
                 self._all.notify_all()
                 self._all.wait_for(lambda: self._cancelled or self._at_rest(version))  # noqa: B023  called here only
                 if self._cancelled:
                     raise Over
                 if len(self._changes) == version:
-                    return []
+                    return version, self._manifest, []
 
     def _at_rest(self, version: int) -> bool:
         """Whether there is a newer version, or none is under way."""

@@ -65,7 +65,7 @@ class Agent:
 def copy(source: Path, to: Path, **options: object) -> tuple[Sync, Agent]:
     """Copy in memory to one host; the refusal's text is raised."""
     agent = Agent()
-    sync = Sync(partial(manifest, source, **options), ["h1"])
+    sync = Sync(source, partial(manifest, source, **options), ["h1"])
     agent.tell = sync.take
     done = sync.copy("h1", str(to), agent.write)
     agent.receiver.finish()
@@ -301,7 +301,7 @@ def test_a_log_that_grows_arrives_as_it_was_announced(source, tmp_path):
     announced = manifest(source)
     with open(source / "train.py", "a") as file:
         file.write("print(2)\n")
-    sync = Sync(lambda cancelled: announced, ["h1"])
+    sync = Sync(source, lambda cancelled: announced, ["h1"])
     agent = Agent(tell=sync.take)
     assert sync.copy("h1", str(tmp_path / "to"), agent.write)
     assert (tmp_path / "to/train.py").read_text() == "print(1)\n"
@@ -321,7 +321,7 @@ class Meddling:
 
 
 def test_a_file_that_changes_meanwhile_is_sent_anew_to_all(source, tmp_path):
-    meddling, sync = Meddling(source / "train.py", 1), Sync(partial(manifest, source), ["h1", "h2", "h3"])
+    meddling, sync = Meddling(source / "train.py", 1), Sync(source, partial(manifest, source), ["h1", "h2", "h3"])
     agents = [Agent(host, partial(meddling.tell, sync)) for host in sync.hosts]
     assert len(in_threads(sync, agents, tmp_path)) == 3
     for agent in agents:
@@ -330,7 +330,7 @@ def test_a_file_that_changes_meanwhile_is_sent_anew_to_all(source, tmp_path):
 
 
 def test_a_file_that_keeps_changing_is_named(source, tmp_path):
-    meddling, sync = Meddling(source / "train.py", 99), Sync(partial(manifest, source), ["h1"])
+    meddling, sync = Meddling(source / "train.py", 99), Sync(source, partial(manifest, source), ["h1"])
     agent = Agent(tell=partial(meddling.tell, sync))
     with pytest.raises(LaunchError, match=r"train.py: changes again and again .* --sync-exclude"):
         sync.copy("h1", str(tmp_path / "to"), agent.write)
@@ -339,7 +339,7 @@ def test_a_file_that_keeps_changing_is_named(source, tmp_path):
 
 
 def test_a_file_that_vanishes_meanwhile_is_no_failure(source, tmp_path):
-    sync = Sync(partial(manifest, source), ["h1"])
+    sync = Sync(source, partial(manifest, source), ["h1"])
 
     def tell(host: str, event: dict) -> None:
         if event["event"] == "wanted":
@@ -466,7 +466,7 @@ def test_what_a_killed_agent_left_is_removed_and_what_another_writes_is_not(sour
 
 
 def test_cancelling_and_a_broken_channel_end_the_copy_with_nothing(source, tmp_path):
-    sync = Sync(partial(manifest, source), ["h1", "h2"])
+    sync = Sync(source, partial(manifest, source), ["h1", "h2"])
     done: list[str | None] = []
     waits = threading.Thread(target=lambda: done.append(sync.copy("h1", str(tmp_path), lambda data: None)))
     waits.start()
@@ -612,7 +612,7 @@ def test_every_write_ends_with_a_message(tmp_path):
     for number in range(300):
         (source / str(number)).write_bytes(dice.randbytes(dice.choice((0, 1, 100, 5000))))
     (source / "big").write_bytes(dice.randbytes(3 * WRITE_BYTES + 7))
-    sync, beats, sizes = Sync(partial(manifest, source), ["h1"]), [], []
+    sync, beats, sizes = Sync(source, partial(manifest, source), ["h1"]), [], []
     agent = Agent(tell=sync.take)
     begin, (far, near) = agent.receiver.begin, os.pipe()
     agent.receiver.begin = lambda message: beats.append(1) if message["do"] == "beat" else begin(message)
