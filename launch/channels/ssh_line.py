@@ -1,7 +1,7 @@
 """The bytes below an SSH connection: a TCP connection, the pipes of a ProxyCommand, or a channel of a jump host.
 
-A `Line` is what paramiko takes for a socket. It adds what a plain one lacks: reads in big pieces, a limit to how long
-a write may stand still, and an end that takes everything below it along.
+A `Line` is what paramiko takes for a socket. It adds what a plain one lacks: a limit to how long a write may stand
+still, and an end that takes everything below it along.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import threading
 import time
 from collections.abc import Callable
 
-READ_BYTES = 1 << 18
 STALL_SECONDS = 8.0  # a write that moves nothing for so long has failed
 # Unacknowledged data for so long ends the connection: longer than a cut of 5 s with the 1.4 s that TCP and ARP then
 # take to go on, shorter than the silence after which the launcher gives the host up.
 USER_TIMEOUT_SECONDS = 8.0
 KEEPALIVE_SECONDS, KEEPALIVE_PROBES = 2, 3  # when nothing is under way, where USER_TIMEOUT does not count
 LINE_CLOSE_SECONDS = 1.0
+STDERR_BYTES = 1 << 16  # of a ProxyCommand's, to find its last words in
 
 
 class Line:
@@ -33,7 +33,6 @@ class Line:
     def __init__(self, below: socket.socket, end: Callable[[], None]):
         self._below, self._end = below, end
         self.stall = STALL_SECONDS
-        self._ahead, self._start = b"", 0
         self._stalled_since: float | None = None
         self._closed = False
 
@@ -41,12 +40,7 @@ class Line:
         self._below.settimeout(seconds)
 
     def recv(self, count: int) -> bytes:
-        """At most `count` bytes; b"" at the end. One thread only."""
-        if self._start == len(self._ahead):
-            self._ahead, self._start = self._below.recv(READ_BYTES), 0
-        piece = self._ahead[self._start : self._start + count]
-        self._start += len(piece)
-        return piece
+        return self._below.recv(count)
 
     def send(self, data: bytes) -> int:
         """How much was sent; OSError when nothing could be for `stall` seconds. One thread at a time."""
@@ -137,7 +131,7 @@ class ProxyCommand:
         """How the command ended and the last it said, "" while it runs or when it ended well."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._child.wait(LINE_CLOSE_SECONDS)
-            said = os.pread(self._stderr.fileno(), READ_BYTES, 0).decode(errors="replace").strip().splitlines()
+            said = os.pread(self._stderr.fileno(), STDERR_BYTES, 0).decode(errors="replace").strip().splitlines()
             return f"exited with {code}" + "".join(f": {line}" for line in said[-1:]) if code else ""
         return ""
 
