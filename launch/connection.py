@@ -63,10 +63,14 @@ class Connection:
                 self.take(self.host, kind, task, payload)
             reason = self.channel.close()
         except TimeoutError:
-            self.channel.close()
-            reason = f"said nothing for {self.silence:g} s"
+            self._end(f"said nothing for {self.silence:g} s")
+            self.channel.close()  # afterwards, as it waits for a word that will hardly come
+            return
         except (channels.ChannelError, ValueError, KeyError, TypeError, OSError) as error:
             reason = f"{self.channel.close()}: {error}"
+        self._end(reason)
+
+    def _end(self, reason: str) -> None:
         self.finish()
         self.tell(Lost(self.host, reason))
 

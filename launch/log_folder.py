@@ -17,7 +17,7 @@ from pathlib import Path
 
 from launch import LaunchError
 
-RECORD = "job.json"
+RECORD, LOGS = "job.json", "logs"
 OURS = re.compile(r"(scheduler|server|worker)-\d+\.log|agent-.*\.log|job\.json|restart-\d+")
 
 
@@ -90,10 +90,10 @@ def unwritable(path: Path, error: OSError) -> LaunchError:
 def default_path(job: str, exact: bool) -> tuple[str, Path]:
     """The job's name and a folder below logs/ for it; a name that is not `exact` gets -2, -3 ... until it is new."""
     name, number = job, 1
-    while not exact and (Path("logs") / name).exists():
+    while not exact and (Path(LOGS) / name).exists():
         number += 1
         name = f"{job}-{number}"
-    return name, Path("logs") / name
+    return name, Path(LOGS) / name
 
 
 def stamp(seconds: float) -> str:

@@ -19,7 +19,9 @@ from launch.placement import POLICIES
 from launch.role import SERVER, WORKER
 
 # Set where the launcher runs, these are meant for the processes of the job wherever they run.
-FORWARDED = re.compile(r"(PS|MXNET|NCCL|GLOO)_\w+|OMP_NUM_THREADS|KMP_AFFINITY|PYTHONPATH|PYTHONUNBUFFERED|DMLC_INTERFACE")
+FORWARDED = re.compile(
+    r"(PS|MXNET|NCCL|GLOO)_\w+|OMP_NUM_THREADS|KMP_AFFINITY|PYTHONPATH|PYTHONUNBUFFERED|DMLC_INTERFACE"
+)
 FILE = "a file"
 USAGE = "usage: dmltrain-launch [options] -n WORKERS [-s SERVERS] program [arguments of the program]"
 

@@ -52,7 +52,7 @@ def last_line(supervisor: Supervisor) -> str:
     """What is left of the job, as its agents saw it."""
     seen = {host: pids for host, pids in supervisor.left.items() if pids is not None}
     pids = [f"pid {pid} on {host}" for host, found in seen.items() for pid in found]
-    unseen = [host for host, pids in supervisor.left.items() if pids is None]
+    unseen = [host for host in supervisor.hosts if supervisor.left.get(host, ()) is None]
     unreached = [host for host in supervisor.hosts if host in supervisor.unreached]
     line = f"{_count(len(pids), 'process', 'es')} left on {_count(len(seen), 'host')}"
     words = ([", ".join(pids)] if pids else []) + ([f"not known for {', '.join(unseen)}"] if unseen else [])

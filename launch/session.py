@@ -119,7 +119,13 @@ class Session:
                     self._in_thread(self._copy, host, folder)
 
     def _in_thread(self, function: Callable, *arguments: object) -> None:
-        threading.Thread(target=function, args=arguments, daemon=True).start()
+        def run() -> None:
+            try:
+                function(*arguments)
+            except Exception as error:  # a fault of ours ends the job; nobody may wait for this thread for ever
+                self.events.put(OutputFailed(f"fault of the launcher: {error!r}"))
+
+        threading.Thread(target=run, daemon=True).start()
 
     def _connect(self, host: Host, again: bool) -> None:
         with self._turns:

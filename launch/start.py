@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch import LaunchError, report, version
 from launch.clusters import Cluster
+from launch.event import Copied, Event
 from launch.host import Host
 from launch.job import Job, places
-from launch.log_folder import LogFolder, default_path
+from launch.log_folder import LOGS, LogFolder, default_path
 from launch.needs import needs
 from launch.options import Options
 from launch.output import Display, Output, Plain, Silent
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
 NAME = "dmltrain-launch"
 IMPATIENT_SECONDS = 2.0  # how long who sent a signal waits for a terminal that stands still
+COPY_SECONDS = 2.0
 RESTART_SECONDS = 1.0  # between the end of an attempt and the next
 Say = Callable[[str], None]
 
@@ -98,6 +102,7 @@ class Start:
         self.first = self.folder  # has the record of all
         self.ends: list[dict] = []  # of the attempts before this one
         self.hidden = job.secrets(place.hosts)
+        self._copied = threading.Event()
 
     def run(self) -> int:
         while True:
@@ -123,9 +128,10 @@ class Start:
         self.say(report.start_line(supervisor, str(self.path)))
         output = Output(self.folder, names, make_display(self.options, names))
         copier = self._copier() if self.job.copy_to else None
-        session = Session(supervisor, self.place, output, lambda: self._record(supervisor), copier, self._trace())
+        session = Session(supervisor, self.place, output, lambda: self._record(supervisor), copier, self._trace)
         try:
             session.run(folder)
+            self._copied.set()
             code, lines = supervisor.exit_code, report.failure(supervisor, output.last_lines, str(self.path))
             try:
                 self._record(supervisor, time.time())
@@ -144,8 +150,12 @@ class Start:
         from launch.sync import Sync
         from launch.sync_manifest import manifest
 
-        source, excluded = Path(self.job.workdir), self.options.sync_exclude
-        return Sync(lambda: manifest(source, excluded, [self.first.path]), [host.name for host in self.place.hosts])
+        logs = self.first.path.parent if self.first.path.parent.name == LOGS else self.first.path
+        folder, left_out = self.job.workdir, [str(logs), self.job.copy_to]
+        source = partial(manifest, folder, self.options.sync_exclude, left_out)
+        copier = Sync(folder, source, [host.name for host in self.place.hosts])
+        threading.Thread(target=self._tell_progress, args=(copier,), daemon=True).start()
+        return copier
 
     def _record(self, supervisor: Supervisor, ended: float | None = None) -> None:
         for warning in supervisor.take_warnings():
@@ -153,10 +163,20 @@ class Start:
         facts = report.record(supervisor, version(), self.options, self.began, ended)
         self.first.write_record({**redact_all(facts, self.hidden), "restarts": self.ends})
 
-    def _trace(self) -> Callable[[object], None] | None:
-        if self.options.log_level != "DEBUG":
-            return None
-        return lambda event: self.say(f"{NAME}: debug: {event}")
+    def _trace(self, event: Event) -> None:
+        if isinstance(event, Copied):
+            self.say(f"{NAME}: {event.host}: {event.summary}")
+        if self.options.log_level == "DEBUG":
+            self.say(f"{NAME}: debug: {event}")
+
+    def _tell_progress(self, copier: Sync) -> None:
+        """Say now and then how far the copying is, until it is over."""
+        before = 0
+        while not self._copied.wait(COPY_SECONDS):
+            done, total = copier.progress()
+            if done != before:
+                self.say(f"{NAME}: copying: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
+            before = done
 
 
 def make_display(options: Options, names: Sequence[str]) -> Display:

@@ -311,6 +311,8 @@ class Agent:
     def start(self, message: dict) -> None:
         """Start the tasks, in order; answers one `started` each."""
         self._close_reach()  # all have reached all, or nothing would start
+        if self.receiver:
+            self.receiver.finish()
         base = environment_here(message["unset"])
         base["DMLTRAIN_KEY_FILE"] = self.folder.key_file if self.folder else ""
         for task in message["tasks"]:

@@ -141,7 +141,8 @@ class SystemChannel(ProcessChannel):
             return "did not answer and was cut off"
         how = super().close()
         if self._child.returncode == SSH_FAILED:
-            return "was lost with its connection" + "".join(f" ({line})" for line in self.said()[-1:])
+            said = self.said()[-1:]  # it has a word for every end of a connection
+            return f"was lost with its connection ({said[0]})" if said else "was killed by a signal"  # which, it hides
         return how
 
     def _cut(self) -> None:
