@@ -1,0 +1,117 @@
+"""No secret is seen where others may look: /proc of every host and of this machine, logs, records, what is printed.
+
+The secrets of a job are its key, the values of --secret NAME, and values of the hosts file whose names say so.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.launching import WAYS, Front, way
+from tests.cluster.layout import LOGIN
+from tests.cluster.processes import Process, read, shown
+from tests.cluster.testbed import Testbed
+from tests.launch.conftest import wait_for
+
+SECRET = "hush $'\"; ñ\nsecond-line-5417"
+PART = "second-line-5417"  # what no quoting or encoding changes
+PASSWORD = "swordfish-8821"
+# Writes what it knows where only this test looks, and waits until it may fail.
+PROGRAM = """
+import json, os, time
+place = f"{os.environ['DMLC_ROLE']}-{os.environ['DMLC_TASK_ID']}"
+key = open(os.environ["DMLTRAIN_KEY_FILE"]).read()
+mode = os.stat(os.environ["DMLTRAIN_KEY_FILE"]).st_mode
+with open("draft-" + place, "w") as file:
+    json.dump({"key": key, "mode": mode, "secret": os.environ["MY_VALUE"],
+               "password": os.environ.get("DB_PASSWORD")}, file)
+os.rename("draft-" + place, place + ".json")
+while not os.path.exists("go"):
+    time.sleep(0.01)
+raise SystemExit(7 if place == "worker-1" else 0)
+"""
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_no_secret_is_seen_while_a_job_runs_or_after_it(testbed: Testbed, tmp_path: Path, name: str):
+    front = Front(testbed, tmp_path)
+    script = front.script(PROGRAM).name
+    options = [*way(name, "h1,h2"), "-n", 2, "-s", 1, "--secret", "MY_VALUE", "--log-level", "DEBUG"]
+    if name != "local":
+        (tmp_path / "hosts").write_text(f"h1 env.DB_PASSWORD={PASSWORD}\nh2 env.DB_PASSWORD={PASSWORD}\n")
+        options[options.index("--hosts") : options.index("--hosts") + 2] = ["-H", "hosts"]
+    launched = front.start(*options, "--log-file", "launcher.log", script, env={"MY_VALUE": SECRET})
+    written = wait_for(lambda: found if len(found := front.written()) == 4 else None, f"all start; {launched.err}")
+    (key,) = {each["key"] for each in written.values()}
+    assert len(key) >= 64
+    assert {each["secret"] for each in written.values()} == {SECRET}  # the program does get it
+    assert {each["mode"] & 0o777 for each in written.values()} == {0o600}
+    if name != "local":
+        assert {each["password"] for each in written.values()} == {PASSWORD}
+
+    secrets = [key, PART, PASSWORD]
+    assert len([each for each in machine() if of_job(each) and has(each, PART)]) == 4  # so the looking itself works
+    assert not [place for secret in secrets for process in machine() for place in shown(process, secret, False)]
+    # in the environment of the job's own processes, of the launcher, and of what that starts beside it
+    strangers = [str(each) for host in testbed.hosts if host != LOGIN for each in testbed.processes(host)
+                 if (has(each, PART) or has(each, PASSWORD)) and not of_job(each)]
+    assert not strangers
+    assert not [str(each) for each in machine() if has(each, key)]
+
+    listed = front.ask("--ps", "logs", logs="ps")
+    dry = front.ask("--dry-run", *options, script, env={"MY_VALUE": SECRET}, logs="dry")
+    assert dry.code == 0 and "MY_VALUE" in dry.out and listed.code == 0, (dry, listed)
+    (tmp_path / "go").touch()
+    done = launched.wait()
+    assert done.code == 7 and "worker 1" in done.err, done
+    assert "debug: " in done.err
+    texts = {path.name: path.read_text(errors="replace") for path in tmp_path.rglob("*") if shows_to_others(path)}
+    assert {"logs.err", "job.json", "worker-1.log", "dry.out", "ps.out", "launcher.log"} <= texts.keys()
+    assert not [file for file, text in texts.items() for secret in secrets if secret in text]
+    assert len(launched.record["restarts"]) == 0 and launched.record["exit_code"] == 7
+    front.wait_idle()
+    for host in testbed.hosts:  # the key's file is gone with the job
+        assert testbed.run(host, ["sh", "-c", "ls -d /tmp/dmltrain-*"]).stdout == ""
+
+
+def machine() -> list[Process]:
+    """Every process of this machine, and so of every host; but those that only look."""
+    pids = (int(entry) for entry in os.listdir("/proc") if entry.isdigit() and int(entry) != os.getpid())
+    return [each for each in map(read, pids) if each]
+
+
+def has(process: Process, text: str) -> bool:
+    return any(text in entry for entry in process.environment)
+
+
+def of_job(process: Process) -> bool:
+    return any(entry.startswith("DMLTRAIN_JOB=") for entry in process.environment)
+
+
+def shows_to_others(path: Path) -> bool:
+    """Not what the program itself has noted, nor the hosts file that the user wrote."""
+    return path.is_file() and (path.name == "job.json" or path.suffix != ".json" and path.name != "hosts")
+
+
+@pytest.mark.parametrize("name", ["ssh", "open-mpi"])
+@pytest.mark.parametrize("fault", ["no such program", "no such folder", "agent killed"])
+def test_no_secret_is_in_the_words_of_a_failure(testbed: Testbed, tmp_path: Path, name: str, fault: str):
+    front = Front(testbed, tmp_path)
+    script = front.script("import time\nprint('ready', flush=True)\ntime.sleep(600)\n").name
+    program = ["no-such-program", PART] if fault == "no such program" else [script, "x"]
+    (tmp_path / "hosts").write_text(f"h1 env.API_TOKEN={PASSWORD}" + " workdir=/none" * (fault == "no such folder"))
+    options = [*way(name, "h1")[:-2], "-H", "hosts", "-n", 1, "-s", 0, "--secret", "MY_VALUE", "--grace", 1]
+    launched = front.start(*options, *program, env={"MY_VALUE": PART})
+    if fault == "agent killed":
+        launched.wait_for_words("ready", "worker-0")
+        (agent,) = [each for each in testbed.processes("h1") if "dmltrain-agent" in each.argv]
+        os.kill(agent.pid, 11)
+    done = launched.wait()
+    assert done.code not in (0, None) and "error" not in done.out, done
+    said = done.out + done.err + (tmp_path / "logs" / "job.json").read_text()
+    assert "Traceback" not in said
+    assert PART not in said and PASSWORD not in said, said
+    front.wait_idle()
