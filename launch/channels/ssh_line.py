@@ -127,6 +127,12 @@ class ProxyCommand:
             )
         self.line = Line(self._socket, self._end)
 
+    def kill(self) -> None:
+        """End it, and what it has started, at once."""
+        if self._child.poll() is None:
+            os.killpg(self._child.pid, signal.SIGKILL)
+            self._child.wait()
+
     def failure(self) -> str:
         """How the command ended and the last it said, "" while it runs or when it ended well."""
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -13,7 +13,7 @@ import random
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import paramiko
 from paramiko.ssh_exception import BadAuthenticationType, IncompatiblePeer
@@ -80,6 +80,12 @@ class Access:
     port: int = 0  # of hosts that have none of their own
     identity: str = ""  # path of a key to try first
     stall: float = STALL_SECONDS  # how long a write may stand still
+    proxies: list[ProxyCommand] = field(default_factory=list, compare=False)
+
+    def close(self) -> None:
+        """End every ProxyCommand; one that does not look at its input would outlive this process."""
+        for proxy in self.proxies:
+            proxy.kill()
 
     def log_in(self, target: Target, label: str, seconds: float) -> tuple[paramiko.Transport, Deadline]:
         """An authenticated connection and the deadline that it met; LaunchError, about `label`, when there is none."""
@@ -113,6 +119,7 @@ class _Login:
 
     def _once(self) -> paramiko.Transport:
         proxy = ProxyCommand(self.settings.proxy_command) if self.settings.proxy_command else None
+        self.access.proxies.extend([proxy] if proxy else ())
         line = proxy.line if proxy else self._through_hops() if self.settings.hops else self._direct()
         line.stall = self.access.stall
         transport = paramiko.Transport(line, default_window_size=WINDOW_BYTES)

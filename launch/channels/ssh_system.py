@@ -14,7 +14,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from launch import LaunchError, channels
@@ -43,6 +43,17 @@ class Ssh:
     identity: str = ""
     accept_new: bool = False
     stall: float = STALL_SECONDS  # how long a write may stand still
+    starting: set[SystemChannel] = field(default_factory=set, compare=False)
+    over: threading.Event = field(default_factory=threading.Event, compare=False)
+
+    def close(self) -> None:
+        """End every ssh that is still on its way, and start no more."""
+        self.over.set()
+        until = time.monotonic() + CLOSE_SECONDS
+        while self.starting and time.monotonic() < until:
+            for channel in list(self.starting):
+                channel.cut()
+            time.sleep(0.01)
 
     def argv(self, host: Host, seconds: float, command: str) -> list[str]:
         """The command line that runs `command` on `host`."""
@@ -67,6 +78,8 @@ def connect(host: Host, mark: str, ssh: Ssh, seconds: float) -> SystemChannel:
         except NoAgent as failure:
             said = "\n".join(failure.err)
             wait = pause * random.uniform(0.5, 1)
+            if ssh.over.is_set():
+                raise LaunchError(f"{label(host)}: the job is over", UNREACHABLE) from None
             if not re.search(BUSY, said) or re.search(NO_WAY, said) or time.monotonic() + wait >= until:
                 raise _login_error(said, host, ssh, seconds) from None
         time.sleep(wait)
@@ -81,8 +94,9 @@ class SystemChannel(ProcessChannel):
         self._ahead, self._stall = b"", ssh.stall
         super().__init__(ssh.argv(host, until - time.monotonic(), command), b"")
         os.set_blocking(self._to, False)
-        watchdog = threading.Timer(max(0.0, until - time.monotonic()), self._cut)
+        watchdog = threading.Timer(max(0.0, until - time.monotonic()), self.cut)
         watchdog.start()
+        ssh.starting.add(self)
         try:
             self._start(text, until)
         except NoAgent as failure:
@@ -95,12 +109,13 @@ class SystemChannel(ProcessChannel):
             raise silent(host, seconds) from None
         finally:
             watchdog.cancel()
+            ssh.starting.discard(self)
 
     def _start(self, text: bytes, until: float) -> None:
         try:
             self._send(text, max(0.0, until - time.monotonic()))  # ssh takes it once it is connected
         except TimeoutError:
-            self._cut()
+            self.cut()
         except OSError:
             pass  # ssh has ended, and says why
         self._ahead = await_agent(self, until)
@@ -136,7 +151,7 @@ class SystemChannel(ProcessChannel):
         try:
             self._child.wait(CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
-            self._cut()
+            self.cut()
             super().close()
             return "did not answer and was cut off"
         how = super().close()
@@ -145,7 +160,7 @@ class SystemChannel(ProcessChannel):
             return f"was lost with its connection ({said[0]})" if said else "was killed by a signal"  # which, it hides
         return how
 
-    def _cut(self) -> None:
+    def cut(self) -> None:
         """End ssh and what it has started to get there; KILL would leave that behind."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGTERM)

@@ -16,6 +16,7 @@ from launch.host_selection import select
 from launch.options import Options
 
 Connect = Callable[[Host, str, float], Channel]  # host, mark of the job, seconds
+Close = Callable[[], None]  # ends what is still on its way to a host
 
 
 def hosts_of(options: Options) -> list[Host]:
@@ -48,19 +49,20 @@ class Cluster:
             raise LaunchError(f"the key {options.identity} does not exist")
         self._seconds = options.connect_timeout
         self._prompt = prompt or TerminalPrompt()
-        self._connect = CHANNELS[options.ssh](options, self._prompt)
+        self._connect, self._close = CHANNELS[options.ssh](options, self._prompt)
 
     def connect(self, host: Host, mark: str, timeout: float | None = None) -> Channel:
         """A channel to a new agent for the job `mark` within `timeout` seconds; LaunchError when there is none."""
         return self._connect(host, mark, self._seconds if timeout is None else timeout)
 
     def close(self) -> None:
-        """Ask no more questions, and leave the terminal as it was."""
+        """Ask no more questions, leave the terminal as it was, and no process that was to reach a host."""
         with contextlib.suppress(OSError):
             self._prompt.close()
+        self._close()
 
 
-def _paramiko(options: Options, prompt: TerminalPrompt) -> Connect:
+def _paramiko(options: Options, prompt: TerminalPrompt) -> tuple[Connect, Close]:
     from launch.channels import ssh_paramiko  # takes a moment to import
     from launch.channels.ssh_config import Config
     from launch.channels.ssh_key import Keys
@@ -68,15 +70,16 @@ def _paramiko(options: Options, prompt: TerminalPrompt) -> Connect:
 
     identity = os.path.expanduser(options.identity)
     access = Access(Config(), Keys(prompt.ask), options.accept_new_host_keys, options.ssh_port, identity)
-    return lambda host, mark, seconds: ssh_paramiko.connect(host, mark, access, seconds)
+    return lambda host, mark, seconds: ssh_paramiko.connect(host, mark, access, seconds), access.close
 
 
-def _system(options: Options, prompt: TerminalPrompt) -> Connect:
+def _system(options: Options, prompt: TerminalPrompt) -> tuple[Connect, Close]:
     from launch.channels import ssh_system
 
     ssh = ssh_system.Ssh(("ssh",), options.ssh_port, options.identity, options.accept_new_host_keys)
-    return lambda host, mark, seconds: ssh_system.connect(host, mark, ssh, seconds)
+    return lambda host, mark, seconds: ssh_system.connect(host, mark, ssh, seconds), ssh.close
 
 
 # --ssh: how a host is reached
-CHANNELS: dict[str, Callable[[Options, TerminalPrompt], Connect]] = {"paramiko": _paramiko, "system": _system}
+Channels = Callable[[Options, TerminalPrompt], tuple[Connect, Close]]
+CHANNELS: dict[str, Channels] = {"paramiko": _paramiko, "system": _system}
