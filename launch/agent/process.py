@@ -46,13 +46,21 @@ def carries(pid: int, marks: tuple[bytes, ...]) -> bool:
 
 
 def members(mark: str, root: int) -> dict[int, Process]:
-    """The living processes of job `mark`: carriers of its mark, its other agents, and all below them and `root`."""
+    """The living processes of job `mark`: carriers of its mark, agents older than `root`, and all below these and it.
+
+    A younger agent is no business of an older one: it has come to end that one, or to say that there are two here.
+    """
     everyone = living()
-    marks = tuple(name + mark.encode() for name in (b"DMLTRAIN_JOB=", b"DMLTRAIN_AGENT="))
+    of_job, of_agent = (name + mark.encode() for name in (b"DMLTRAIN_JOB=", b"DMLTRAIN_AGENT="))
+    own = everyone.get(root)
     children: dict[int, list[int]] = {}
     for each in everyone.values():
         children.setdefault(each.parent, []).append(each.pid)
-    pending = [root] + [pid for pid in everyone if pid != root and carries(pid, marks)]
+    pending = [root]
+    for pid, each in everyone.items():
+        older = own is None or (each.start, pid) < (own.start, root)
+        if pid != root and carries(pid, (of_job, of_agent) if older else (of_job,)):
+            pending.append(pid)
     found: set[int] = set()
     while pending:
         pid = pending.pop()
