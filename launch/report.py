@@ -17,6 +17,7 @@ from launch.options import Options
 from launch.supervise import Process, Supervisor, as_shell
 
 TABLE_SECONDS = 60.0
+LINE_BYTES = 1 << 16
 WIDTH = 400  # characters shown of a line in a report
 
 
@@ -102,8 +103,9 @@ def end_of_attempt(supervisor: Supervisor, folder: str) -> dict:
 def print_table(folder: Path) -> None:
     """The table of a training job's epochs, as dmltrain-parse gives it; nothing for other programs, or without it."""
     try:
-        log = (folder / "worker-0.log").read_bytes()
-        if b"Epoch[" in log:
+        with open(folder / "worker-0.log", "rb") as log:
+            trains = any(b"Epoch[" in line for line in iter(lambda: log.readline(LINE_BYTES), b""))
+        if trains:
             sys.stdout.flush()
             subprocess.run([sys.executable, "-m", "dmltrain.report.cli", str(folder)], timeout=TABLE_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
