@@ -14,7 +14,8 @@ From then on each side sends frames: length (4 bytes) and payload.
                           the agent's exit code (minus n for signal n) and the last that it wrote to standard error
 The life line: when the connection ends, or the bridge, the agent's standard input ends, and the agent then ends
 everything by itself; the bridge waits for that. It exits with 0 whatever became of the agent, because at anything
-else mpirun would end the other hosts.
+else mpirun would end the other hosts. When the launcher has gone silent, so has mpirun, whose daemon here would wait
+for it for minutes; the bridge then ends that as well.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import json
 import os
 import re
 import selectors
+import signal
 import socket
 import ssl
 import struct
@@ -40,6 +42,8 @@ SAID_BYTES = 2000  # of the agent's standard error
 HANDSHAKE_SECONDS = 5.0
 FLUSH_SECONDS = 2.0  # for the last words, when the agent has ended
 LOOK_SECONDS = 1.0  # between looks at whether the agent has ended
+SILENT_SECONDS = 6.0  # without a word from the launcher, which says one a second: more than a cut that heals
+DAEMONS = ("orted", "prted", "hydra_pmi_proxy")  # of Open MPI up to 4, from 5, and MPICH
 POLL_SECONDS = 0.05  # the same when it has closed its output, and so is about to
 # Only to free what is left of a connection: the heartbeats of launcher and agent notice its loss sooner, and a cut
 # that heals within 5 s must be survived.
@@ -120,6 +124,7 @@ class Bridge:
         self.stdin_ended = self.stdout_ended = False
         self.said = b""
         self._all_said = False
+        self.heard = time.monotonic()  # the launcher
         link.setblocking(False)
 
     def serve(self) -> None:
@@ -206,6 +211,7 @@ class Bridge:
                 data = b""
             if not data:
                 return self._hang_up()
+            self.heard = time.monotonic()
             self.received += data
             self._take_frames()
 
@@ -292,7 +298,20 @@ def main() -> None:
         link.sendall(json.dumps(hello).encode() + b"\n")
     except OSError as error:
         sys.exit(f"{host} lost the launcher at once: {error}")
-    Bridge(link).serve()
+    bridge = Bridge(link)
+    bridge.serve()
+    if time.monotonic() - bridge.heard > SILENT_SECONDS:
+        end_daemon()
+
+
+def end_daemon() -> None:
+    """End mpirun's daemon, if that is what started our shell."""
+    with contextlib.suppress(OSError):
+        with open(f"/proc/{os.getppid()}/stat") as file:
+            daemon = file.read().rpartition(")")[2].split()[1]
+        with open(f"/proc/{daemon}/comm") as file:
+            if file.read().strip() in DAEMONS:
+                os.kill(int(daemon), signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ ENVIRONMENT = {
     **{"PRTE_MCA_plm_ssh_no_tree_spawn": "1", "PRTE_MCA_prte_keep_fqdn_hostnames": "1"},  # from 5
 }
 VERSION_SECONDS = 10.0
-END_SECONDS = 1.0  # between TERM and KILL: of a lost host it waits for ever
+END_SECONDS = 0.5  # between TERM and KILL, which also ends the daemons: after TERM it waits for a lost host for ever
 LAST_WORDS_SECONDS = 0.5  # for what mpirun has written to be read when it has ended
 SAID_BYTES = 16_000
 SAID_LINES = 30

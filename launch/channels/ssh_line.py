@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 STALL_SECONDS = 8.0  # a write that moves nothing for so long has failed
 # Unacknowledged data for so long ends the connection: longer than a cut of 5 s with the 1.4 s that TCP and ARP then
@@ -35,15 +35,30 @@ class Line:
         self.stall = STALL_SECONDS
         self._stalled_since: float | None = None
         self._closed = False
+        self.failure: OSError | None = None  # the first, which paramiko may take for a mere end
 
     def settimeout(self, seconds: float | None) -> None:
         self._below.settimeout(seconds)
 
     def recv(self, count: int) -> bytes:
-        return self._below.recv(count)
+        with self._failures_noted():
+            return self._below.recv(count)
 
     def send(self, data: bytes) -> int:
         """How much was sent; OSError when nothing could be for `stall` seconds. One thread at a time."""
+        with self._failures_noted():
+            return self._send(data)
+
+    @contextlib.contextmanager
+    def _failures_noted(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno and not self.failure and not self._closed:
+                self.failure = error
+            raise
+
+    def _send(self, data: bytes) -> int:
         try:
             count = self._below.send(data)
         except TimeoutError:

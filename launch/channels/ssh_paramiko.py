@@ -105,7 +105,7 @@ class ParamikoChannel:
         alive, status = self._transport.is_active(), self._channel.exit_status
         with contextlib.suppress(OSError):
             self._take_stderr()
-        why = self._transport.get_exception()
+        why = getattr(self._transport.sock, "failure", None) or self._transport.get_exception()
         self._transport.close()
         if not known:
             return "did not answer and was cut off"

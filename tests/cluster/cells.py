@@ -22,6 +22,7 @@ ALL, OTHERS = r"0 processes left on 3 hosts", r"0 processes left on 2 hosts: not
 # h3, whose agent is still being started, may or may not have got the job
 SOON = r"0 processes left on (3 hosts|2 hosts: never reached: h3)"
 NOBODY = r"0 processes left on 0 hosts: not known for h1, h2, h3"
+NOBODY_YET = r"0 processes left on 0 hosts: not known for h1, h2; never reached: h3"
 ONE = r"0 processes left on 1 host: not known for {host}; never reached: h3"
 
 
@@ -39,7 +40,10 @@ class Expected:
 
 
 AGENT = r"the agent on {host} \(pid {pid}\) "
-SILENT = r"the agent on {host} \(pid {pid}\) (said nothing for 9 s|was lost with its connection)"
+SILENT = (
+    r"the agent on {host} \(pid {pid}\) (said nothing for 9 s|was lost with its connection \(\w.* timed out\))"
+    r"|nothing has come from {host} for \d s: is the host down, or its network cut\?"
+)
 FAULTS = {
     "worker": Expected(137, r"worker 1 \(pid {pid} on h2\) was killed by SIGKILL"),
     "server": Expected(137, r"server 1 \(pid {pid} on h2\) was killed by SIGKILL"),
@@ -51,7 +55,7 @@ FAULTS = {
     "link": Expected(125, SILENT, OTHERS),
     "healing link": Expected(0),
     "launcher killed": Expected(-9, last=""),
-    "launcher cut off": Expected(125, r"the agent on h[123] \(pid \d+\) said nothing for 9 s", NOBODY),
+    "launcher cut off": Expected(125, SILENT.replace("{host}", "h[123]").replace("{pid}", r"\d+"), NOBODY, NOBODY_YET),
     "Ctrl-C": Expected(130, "the launcher got SIGINT", last_before=SOON),
 }
 SILENCING = {"host", "link", "launcher cut off"}  # the launcher waits before it believes them

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -63,7 +64,8 @@ class Outcome:
 
     def __str__(self) -> str:
         logs = "\n".join(f"--- {name}\n{text[-1500:]}" for name, text in self.log_lines.items())
-        return f"{self.row}\n{self.happened}\n{self.trouble}\n--- launcher\n{self.words}\nat its end: {self.at_end}\n{logs}"
+        told = [self.row, self.happened, self.trouble, "--- launcher", self.words, f"at its end: {self.at_end}", logs]
+        return "\n".join(told)
 
 
 class Trouble(AssertionError):
@@ -177,10 +179,8 @@ class Trial:
         outcome, until = self.outcome, self.struck + AGENT_SECONDS + PATIENCE_SECONDS
         outcome.gone = {name: None for name in (LOGIN, *HOSTS) if name not in self.lost}
         while time.monotonic() < until:
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self.job.wait(LOOK_SECONDS)
-            except subprocess.TimeoutExpired:
-                pass
             now = time.monotonic() - self.struck
             left = self._left()
             if outcome.seconds is None and self.job.returncode is not None:
@@ -252,7 +252,7 @@ def _command(pid: int) -> str:
         return "(gone)"
 
 
-# -- the faults ----------------------------------------------------------------------------------------------------------
+# -- the faults --------------------------------------------------------------------------------------------------------
 
 VICTIMS = {"worker": "worker-1", "server": "server-1", "scheduler": "scheduler-0"}
 
