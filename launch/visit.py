@@ -76,6 +76,7 @@ def end_launcher(record: Mapping[str, Any]) -> bool:
         return False
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGCONT)  # one that is stopped hears TERM only when it runs again
     deadline = time.monotonic() + LAUNCHER_SECONDS
     while _is_launcher(pid) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -13,18 +13,16 @@ from launch.agent.process import Process, members, send_signal
 LOOK_SECONDS = 0.02, 0.2  # first and longest time between two looks at what is left
 
 
-def dump_stacks(found: dict[int, Process]) -> None:
-    """Have each Python process print the stacks of its threads, by faulthandler, and end.
+def dump_stack(each: Process) -> None:
+    """Have a Python process print the stacks of its threads, by faulthandler, and end.
 
     PYTHONFAULTHANDLER makes Python do so for SIGABRT; without it SIGABRT only ends the process, which is due anyway.
     """
-    for each in found.values():
-        if runs_python(each.pid):
-            with contextlib.suppress(OSError, ValueError):
-                resource.prlimit(each.pid, resource.RLIMIT_CORE, (0, 0))  # a stack is wanted, not a core file
-            send_signal(each, signal.SIGABRT)
-            if each.state == "T":
-                send_signal(each, signal.SIGCONT)
+    with contextlib.suppress(OSError, ValueError):
+        resource.prlimit(each.pid, resource.RLIMIT_CORE, (0, 0))  # a stack is wanted, not a core file
+    send_signal(each, signal.SIGABRT)
+    if each.state == "T":
+        send_signal(each, signal.SIGCONT)
 
 
 def runs_python(pid: int) -> bool:
@@ -72,6 +70,13 @@ class Ending:
             self.ask(found)
         self.look_at = min(now + self.pause, max(now + LOOK_SECONDS[0], self.kill_at)) if found else now
         self.pause = min(2 * self.pause, LOOK_SECONDS[1])
+
+    def dump(self, found: dict[int, Process]) -> None:
+        """Have Python processes print their stacks; no TERM for these: it would end them before they have."""
+        for each in found.values():
+            if runs_python(each.pid):
+                self.asked.add((each.pid, each.start))
+                dump_stack(each)
 
     def ask(self, found: dict[int, Process]) -> None:
         for each in found.values():

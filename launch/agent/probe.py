@@ -27,6 +27,7 @@ import time
 
 from launch.agent import inspection
 from launch.agent.interface import interfaces
+from launch.agent.spawn import environment_here
 
 PACKAGES = ("dmltrain", "torch", "mxnet", "numpy")
 INSPECTION_SECONDS = 20.0  # the first start of a Python that lies on a network file system takes seconds
@@ -103,9 +104,7 @@ def places(name: str, request: dict) -> list[str]:
 
 def environment(request: dict) -> dict[str, str]:
     """What the processes of the job will have."""
-    unset = set(request.get("unset") or ())
-    inherited = {name: value for name, value in os.environ.items() if name not in unset}
-    return dict(inherited, **(request.get("environment") or {}))
+    return dict(environment_here(request.get("unset") or []), **(request.get("environment") or {}))
 
 
 def python_of(request: dict) -> str:

@@ -13,7 +13,7 @@ import sys
 import time
 
 from launch.agent import EVENT, HEADER, HELLO, NO_TASK, OUTPUT, Refusal
-from launch.agent.ending import LOOK_SECONDS, Ending, dump_stacks
+from launch.agent.ending import LOOK_SECONDS, Ending
 from launch.agent.listing import rows
 from launch.agent.probe import Probe
 from launch.agent.process import Process, become_subreaper, process
@@ -428,7 +428,7 @@ class Agent:
         self.ending = Ending(self.mark, now, grace)
         found = self.ending.members()
         if dump:
-            dump_stacks(found)
+            self.ending.dump(found)
         stopped = [each.pid for each in found.values() if each.state in "Tt"]
         if stopped:
             self.emit("stopped", processes=[{"pid": pid, "task": self._task_of(pid, found)} for pid in stopped])

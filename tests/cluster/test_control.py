@@ -1,0 +1,393 @@
+"""Looking at jobs on real hosts and steering them: --check, --dry-run, --ps, --kill, --logs, restarts, time limits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.launching import Front, Launched, way
+from tests.cluster.testbed import Testbed
+from tests.launch.conftest import wait_for
+
+WAIT = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"
+
+
+@pytest.fixture
+def front(testbed: Testbed, tmp_path: Path) -> Front:
+    return Front(testbed, tmp_path)
+
+
+def waiting_job(front: Front, *options: object, logs: str = "logs") -> Launched:
+    """A scheduler, a server and two workers on h1 and h2, all at work."""
+    launched = front.start("--hosts", "h1,h2", "-n", 2, "-s", 1, *options, front.script(WAIT).name, logs=logs)
+    launched.wait_for_words("ready", "scheduler-0", "server-0", "worker-0", "worker-1")
+    wait_for(lambda: all(row["pid"] for row in launched.record["processes"]), "pids in job.json")
+    return launched
+
+
+# -- before the start --------------------------------------------------------------------------------------------------
+
+
+def test_check_names_what_each_host_lacks(testbed: Testbed, front: Front):
+    (front.folder / "hosts").write_text("h1\nh2 workdir=/no/such/folder\nh3\nh4\nh5\n")
+    testbed.kill("h4")
+    script = front.script("import no_such_module\n").name
+    done = front.ask("--check", "-H", "hosts", "--connect-timeout", 3, "-n", 5, "-s", 5, script)
+    assert done.code in (2, 125), done
+    rows = {cells[1]: cells for cells in cells_of(done.out) if len(cells) > 8}  # the table of hosts
+    assert {host: rows[host][2] for host in ("h1", "h3", "h5")} == {
+        host: testbed.address(host) for host in ("h1", "h3", "h5")}  # fmt: skip
+    errors = [line for line in done.out.splitlines() if "error: " in line]
+    assert [line.split("error: ")[1][:2] for line in errors if "/no/such/folder" in line] == ["h2"], done
+    assert [line for line in errors if "error: h4" in line], done
+    lacking = [line.split("error: ")[1][:2] for line in errors if "no_such_module" in line]
+    assert {"h1", "h3", "h5"} <= set(lacking), done
+    assert "a job cannot start" in done.out
+    front.wait_idle()
+
+
+def test_check_of_sound_hosts_shows_who_reaches_whom(testbed: Testbed, front: Front):
+    done = front.ask("--check", "--hosts", "h[1-5]", "-n", 5)
+    assert done.code == 0 and "5 hosts: 0 errors" in done.out and "a job can start" in done.out, done
+    trips = [cells[2:] for cells in cells_of(done.out) if len(cells) == 7 and cells[0].isdigit()]
+    times = [[cell for cell in row if re.fullmatch(r"\d+\.\d\d", cell)] for row in trips]
+    assert [len(row) for row in times] == [4] * 5, done
+    front.wait_idle()
+
+
+def cells_of(table: str) -> list[list[str]]:
+    """The rows of Markdown tables."""
+    return [re.split(r" *\| *", line)[1:-1] for line in table.splitlines() if line.startswith("|")]
+
+
+def test_dry_run_reaches_no_host(testbed: Testbed, front: Front):
+    before = [testbed.logins(host) for host in testbed.hosts]
+    script = front.script("open('it ran', 'w')\n").name
+    done = front.ask("--dry-run", "--hosts", "h[1-5]", "-n", 5, "-s", 5, script, "two words")
+    assert done.code == 0, done
+    assert all(f"\nh{number}: " in done.out for number in range(1, 6)) and f"{script} 'two words'" in done.out
+    assert "DMLC_ROLE=scheduler" in done.out and done.out.count("DMLC_ROLE=worker") == 5
+    assert [testbed.logins(host) for host in testbed.hosts] == before
+    assert not (front.folder / "it ran").exists() and not (front.folder / "logs").exists()
+
+
+# -- while it runs -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ssh", "open-mpi"])
+def test_ps_lists_every_process(testbed: Testbed, front: Front, name: str):
+    launched = waiting_job(front, *way(name, "h1,h2")[:-2])
+    done = front.ask("--ps", "logs")
+    assert done.code == 0, done
+    rows = [line.split()[:5] for line in done.out.splitlines() if line.startswith("h")]
+    expected = [[row["host"], row["role"], str(row["rank"]), str(row["pid"]), "sleeping"]
+                for row in launched.record["processes"]]  # fmt: skip
+    assert sorted(row for row in rows if row[1] != "agent") == sorted(expected)
+    assert sorted(row[0] for row in rows if row[1] == "agent") == ["h1", "h2"]
+    launched.process.send_signal(signal.SIGINT)
+    assert launched.wait().code == 130
+    front.wait_idle()
+    after = front.ask("--ps", "logs")
+    assert after.code == 0 and "0 processes on 2 hosts" in after.out, after
+
+
+def test_kill_ends_a_job_by_its_launcher(testbed: Testbed, front: Front):
+    launched = waiting_job(front)
+    done = front.ask("--kill", "logs")
+    assert done.code == 0 and "0 processes left on 2 hosts" in done.err, done
+    assert launched.wait().code == 128 + signal.SIGTERM
+    assert not any(testbed.processes(host) for host in ("h1", "h2"))
+    front.wait_idle()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_kill_ends_a_job_without_its_launcher(testbed: Testbed, front: Front, number: int):
+    launched = waiting_job(front)
+    pid = testbed.command_pid(launched.process)
+    os.kill(pid, number)
+    try:
+        done = front.visit("--kill", "logs", "--grace", 1).wait()
+        assert done.code == 0 and "0 processes left on 2 hosts" in done.err, done
+        left = [str(each) for host in ("h1", "h2") for each in testbed.processes(host) if "program.py" in each.argv]
+        assert not left
+    finally:
+        if number == signal.SIGSTOP:
+            os.kill(pid, signal.SIGCONT)
+    launched.process.wait(60)
+    front.wait_idle()
+
+
+def test_logs_of_a_running_job_are_shown_and_followed(testbed: Testbed, front: Front):
+    program = """
+        import os, time
+        place = f"{os.environ['DMLC_ROLE']}-{os.environ['DMLC_TASK_ID']}"
+        print("first of", place, flush=True)
+        while not os.path.exists("go"):
+            time.sleep(0.01)
+        print("last of", place, flush=True)
+    """
+    script = front.script("if True:" + program).name
+    launched = front.start("--hosts", "h1,h2", "-n", 2, "-s", 1, script)
+    launched.wait_for_words("first of", "scheduler-0", "server-0", "worker-0", "worker-1")
+    shown = front.ask("--logs", "logs", "--show", "worker:0")
+    assert (shown.code, shown.out) == (0, "[worker-0] first of worker-0\n"), shown
+    follower = front.visit("--logs", "logs", "--show", "worker:1,server", "--follow", logs="follow")
+    wait_for(lambda: follower.out.count("first of") == 2, "what is there is followed")
+    (front.folder / "go").touch()
+    assert launched.wait().code == 0
+    followed = follower.wait()
+    assert followed.code == 0 and sorted(followed.out.splitlines()) == [
+        f"[{place}] {word} of {place}" for place in ("server-0", "worker-1") for word in ("first", "last")
+    ], followed
+
+
+# -- restarts and limits -----------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_fails_once_is_started_again(testbed: Testbed, front: Front):
+    program = "import os, sys\nagain = os.environ['DMLTRAIN_RESTART']\nprint('attempt', again)\n" \
+              "sys.exit(9 if (os.environ['DMLC_ROLE'], os.environ.get('DMLC_WORKER_ID'), again) == " \
+              "('worker', '1', '0') else 0)\n"
+    launched = front.start("--hosts", "h1,h2", "-n", 2, "-s", 1, "--max-restarts", 2, front.script(program).name)
+    done = launched.wait()
+    assert done.code == 0 and "restart 1 of 2" in done.err and "restart 2" not in done.err, done
+    assert launched.log("worker-1") == "attempt 0\n"
+    assert (launched.logs / "restart-1" / "worker-1.log").read_text() == "attempt 1\n"
+    assert sorted(path.name for path in launched.logs.iterdir() if path.is_dir()) == ["restart-1"]
+    record = launched.record
+    assert record["exit_code"] == 0 and [each["exit_code"] for each in record["restarts"]] == [9]
+    assert "worker 1" in record["restarts"][0]["cause"]
+    front.wait_idle()
+
+
+def test_a_job_that_always_fails_is_started_as_often_as_allowed(testbed: Testbed, front: Front):
+    program = ["sh", "-c", '[ "$DMLC_WORKER_ID" != 1 ] || exit 9']
+    launched = front.start("--hosts", "h1,h2", "-n", 2, "-s", 0, "--max-restarts", 2, *program)
+    done = launched.wait()
+    assert done.code == 9 and "restart 2 of 2" in done.err, done
+    assert sorted(path.name for path in launched.logs.iterdir() if path.is_dir()) == ["restart-1", "restart-2"]
+    assert [each["exit_code"] for each in launched.record["restarts"]] == [9, 9]
+    assert launched.record["exit_code"] == 9
+
+
+def test_start_timeout_names_the_host_that_is_waited_for(testbed: Testbed, front: Front):
+    testbed.freeze("h2")  # its kernel still takes connections
+    try:
+        done = front.run("--hosts", "h1,h2", "-n", 2, "--start-timeout", 3, "--connect-timeout", 60, "hostname")
+    finally:
+        testbed.thaw("h2")
+    assert done.code == 124 and "--start-timeout" in done.err and "h2" in done.err, done
+    assert 3 <= done.seconds < 18
+    front.wait_idle()
+
+
+@pytest.mark.parametrize("name", ["ssh", "open-mpi"])
+def test_timeout_ends_the_job_with_all_stacks_in_the_logs(testbed: Testbed, front: Front, name: str):
+    program = "import time\ndef deep_inside():\n    print('ready', flush=True)\n    time.sleep(600)\ndeep_inside()\n"
+    script = front.script(program).name
+    names = ["scheduler-0", *(f"{role}-{rank}" for role in ("server", "worker") for rank in range(5))]
+    for seconds in (3, 10, 30):  # on a busy machine they may not even have started
+        options = [*way(name, "h[1-5]"), "-n", 5, "-s", 5, "--timeout", seconds]
+        launched = front.start(*options, script, logs=f"logs-{seconds}")
+        done = launched.wait()
+        assert done.code == 124 and f"more than {seconds} s" in done.err, done
+        assert seconds <= done.seconds < seconds + 15
+        if all("ready" in launched.log(each) for each in names):
+            break
+    assert [each for each in names if "in deep_inside" not in launched.log(each)] == []
+    front.wait_idle()
+
+
+# -- where things run --------------------------------------------------------------------------------------------------
+
+SAY = ["sh", "-c", 'echo "$DMLC_ROLE-$DMLC_TASK_ID" "$(hostname)" "$PWD" "gpus=$CUDA_VISIBLE_DEVICES" "note=$NOTE" '
+                   '"$DMLC_NODE_HOST" "$DMLC_INTERFACE" "$DMLC_PS_ROOT_URI"']  # fmt: skip
+
+
+def said(launched: Launched) -> dict[str, list[str]]:
+    """What the processes of SAY have said after their names, by their names."""
+    done = launched.wait()
+    assert done.code == 0, done
+    lines = [path.read_text().split() for path in launched.logs.glob("*-*.log")]
+    return {words[0]: words[1:] for words in lines}
+
+
+def hosts_of(launched: Launched) -> dict[str, str]:
+    return {name: words[0] for name, words in said(launched).items()}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--hosts", "h1:1,h2:2", "-n", 3, "-s", 0], {"worker-0": "h1", "worker-1": "h2", "worker-2": "h2"}),
+        (["-H", "hosts", "--include", "h[2-4]", "--exclude", "h3", "-n", 2, "-s", 0],
+         {"worker-0": "h2", "worker-1": "h4"}),
+        (["-WH", "workers", "-SH", "servers", "-n", 2, "-s", 2],
+         {"scheduler-0": "h1", "server-0": "h1", "server-1": "h2", "worker-0": "h3", "worker-1": "h4"}),
+        (["-H", "hosts", "--placement", "pack", "-n", 3, "-s", 1],
+         {"scheduler-0": "h1", "server-0": "h1", "worker-0": "h1", "worker-1": "h1", "worker-2": "h2"}),
+        (["-H", "hosts", "--placement", "dedicated", "-n", 3, "-s", 2],
+         {"scheduler-0": "h4", "server-0": "h4", "server-1": "h5", "worker-0": "h1", "worker-1": "h2",
+          "worker-2": "h3"}),
+    ],
+    ids=["slots", "include", "roles", "pack", "dedicated"],
+)  # fmt: skip
+def test_processes_run_where_the_options_say(testbed: Testbed, front: Front, options: list, expected: dict):
+    (front.folder / "hosts").write_text("h[1-5] slots=2\n")
+    (front.folder / "workers").write_text("h3\nh4\n")
+    (front.folder / "servers").write_text("h1\nh2\n")
+    assert hosts_of(front.start(*options, *SAY)) == expected
+
+
+def test_attributes_of_hosts_reach_their_processes(testbed: Testbed, front: Front):
+    (front.folder / "elsewhere").mkdir()
+    (front.folder / "hosts").write_text(
+        f"h1 gpus=0,2 env.NOTE='of one' workdir={front.folder}/elsewhere\nh2 gpus=1 env.NOTE=of-two\n"
+    )
+    with three_gpus(testbed, front.folder, "h1", "h2"):
+        found = said(front.start("-H", "hosts", "-n", 3, "-s", 0, *SAY))
+    words = {name: " ".join(each[1:]) for name, each in found.items()}
+    assert words["worker-0"].startswith(f"{front.folder}/elsewhere gpus=0 note=of one"), words
+    assert words["worker-1"].startswith(f"{front.folder} gpus=1 note=of-two"), words
+    assert words["worker-2"].startswith(f"{front.folder}/elsewhere gpus=2 note=of one"), words
+
+
+@contextlib.contextmanager
+def three_gpus(testbed: Testbed, folder: Path, *hosts: str) -> Iterator[None]:
+    """Have the driver's tool say that each of these hosts has three devices."""
+    tools = folder / "tools"
+    tools.mkdir()
+    said = "".join(f"GPU {number}: A card (UUID: GPU-{number})\n" for number in range(3))
+    (tools / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<'END'\n{said}END\n")
+    (tools / "nvidia-smi").chmod(0o755)
+    for host in hosts:
+        assert testbed.run(host, ["mount", "--bind", str(tools), "/usr/local/sbin"]).returncode == 0
+    try:
+        yield
+    finally:
+        for host in hosts:
+            testbed.run(host, ["umount", "/usr/local/sbin"])
+
+
+@pytest.mark.parametrize("options", [["--interface", "eth0"], ["--subnet", "10.99.0.0/24"]])
+def test_the_training_network_can_be_chosen(testbed: Testbed, front: Front, options: list):
+    found = said(front.start("--hosts", "h2,h3", "-n", 2, "-s", 2, *options, *SAY))
+    scheduler = testbed.address(found["scheduler-0"][0])
+    for words in found.values():
+        assert words[-3:] == [testbed.address(words[0]), "eth0", scheduler]
+    wrong = [options[0], {"--interface": "eth7", "--subnet": "10.98.0.0/24"}[options[0]]]
+    refused = front.run("--hosts", "h2,h3", "-n", 2, *wrong, *SAY, logs="refused")
+    assert refused.code == 2 and wrong[1] in refused.err and "h2" in refused.err, refused
+
+
+def test_a_configuration_file_says_the_same_as_the_command_line(testbed: Testbed, front: Front):
+    script = front.script("import os, sys\nprint(sys.argv[1:], os.environ['NOTE'], os.uname().nodename)\n").name
+    (front.folder / "job.yaml").write_text(
+        f"hosts: h1,h2\nnum-workers: 3\nnum_servers: 0\nenv: {{NOTE: 'a b'}}\nprogram: [{script}, --lr, 0.10]\n"
+    )
+    launched = front.start("--config", "job.yaml", "-n", 2)  # the command line comes later
+    assert launched.wait().code == 0, launched.err
+    assert [launched.log(f"worker-{rank}") for rank in (0, 1)] == [f"['--lr', '0.10'] a b h{n}\n" for n in (1, 2)]
+    assert not launched.log("worker-2")
+
+
+# -- hosts that have less ----------------------------------------------------------------------------------------------
+
+
+def test_the_working_directory_is_copied_to_hosts_that_do_not_see_it(testbed: Testbed, front: Front):
+    project = front.folder / "project"
+    for name, text in {
+        "train.py": "import model, os\nfound = sorted(os.listdir('.'))\n"
+                    "print(model.NAME, os.getcwd(), found, open('data/a b').read())",
+        "model.py": "NAME = 'net'\n", ".gitignore": "*.ckpt\n/out/\n", "old.ckpt": "x", "out/big": "x",
+        "data/a b": "ñ", "notes.txt": "left out by --sync-exclude", ".git/config": "x",
+    }.items():  # fmt: skip
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(text)
+    front.folder = project
+    options = ["--hosts", "h1,h2", "-n", 2, "-s", 0, "--sync-dst-dir", "/tmp/copied"]
+    options += ["--sync-exclude", "notes.txt", "--sync-exclude", "*.out", "--sync-exclude", "*.err"]
+    launched = front.start(*options, "train.py")
+    assert launched.wait().code == 0, launched.err
+    expected = f"net /tmp/copied {['.gitignore', 'data', 'model.py', 'train.py']} ñ\n"
+    assert re.sub(r"'__pycache__', ", "", launched.log("worker-0")) == expected
+    assert re.sub(r"'__pycache__', ", "", launched.log("worker-1")) == expected
+    stamps = [inodes(testbed, host) for host in ("h1", "h2")]
+    (project / "model.py").write_text("NAME = 'other net'\n")
+    again = front.start(*options, "train.py", logs="again")
+    assert again.wait().code == 0, again.err
+    assert again.log("worker-1").startswith("other net /tmp/copied")
+    for before, host in zip(stamps, ("h1", "h2"), strict=True):
+        after = inodes(testbed, host)
+        assert {name for name in before if after[name] != before[name]} == {"model.py"}
+    assert not testbed.run("h3", ["ls", "/tmp/copied"]).stdout
+
+
+def inodes(testbed: Testbed, host: str) -> dict[str, str]:
+    """Inode and time of each copied file: one that is copied anew gets others."""
+    command = ["find", "/tmp/copied", "-type", "f", "-not", "-path", "*/__pycache__/*", "-printf", "%P\t%i %T@\n"]
+    return dict(line.split("\t") for line in testbed.run(host, command).stdout.splitlines())
+
+
+def test_a_host_that_has_nothing_installed_runs_a_plain_program(testbed: Testbed, front: Front):
+    """The system's own Python, without this project or its packages, in a folder of the host's own."""
+    system = next((each for each in ("/usr/bin/python3", "/usr/local/bin/python3") if os.path.exists(each)), None)
+    if not system:
+        pytest.skip("no python3 of the system")
+    (front.folder / "hosts").write_text(f"h1 python={system} workdir=/tmp/own\n")
+    testbed.run("h1", ["mkdir", "/tmp/own"])
+    testbed.run("h1", ["sh", "-c", "echo 'import sys; print(sys.executable)' > /tmp/own/plain.py"])
+    launched = front.start("-H", "hosts", "-n", 1, "-s", 1, "plain.py")
+    assert launched.wait().code == 0, launched.err
+    assert launched.log("worker-0").strip() == system
+
+
+def test_python_is_the_launchers_own(testbed: Testbed, front: Front):
+    """`python program.py` means on hosts what it means here: sshd's PATH alone would find another one, or none."""
+    folder = os.path.dirname(sys.executable)
+    if not os.path.exists(os.path.join(folder, os.pardir, "pyvenv.cfg")):
+        pytest.skip("this Python is not in a virtual environment")
+    script = front.script("import sys\nprint(sys.prefix)\n").name
+    launched = front.start("--hosts", "h1,h2", "-n", 2, "-s", 0, "python", script)
+    assert launched.wait().code == 0, launched.err
+    assert [launched.log(f"worker-{rank}") for rank in (0, 1)] == [f"{sys.prefix}\n"] * 2
+
+
+# -- output that never ends --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ssh", "ssh-system", "open-mpi"])
+def test_endless_output_costs_the_launcher_no_memory(testbed: Testbed, front: Front, name: str):
+    line = "x" * 99
+    program = ["sh", "-c", f"exec yes {line}"]
+    launched = front.start(*way(name, "h1,h2"), "-n", 2, "-s", 0, "--quiet", *program)
+    log = launched.logs / "worker-0.log"
+    try:
+        wait_for(lambda: log.exists() and log.stat().st_size > 30e6, f"30 MB of output; {launched.err}", 120)
+        pid = testbed.command_pid(launched.process)
+        most = int(re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())[1]) / 1024
+    finally:
+        launched.process.send_signal(signal.SIGINT)
+    done = launched.wait()
+    assert done.code == 130, done
+    assert most < 80, f"{most} MiB"
+    front.wait_idle()
+    lines = log.read_bytes().split(b"\n")
+    assert set(lines[:-1]) == {line.encode()} and len(lines[-1]) < 100  # nothing lost, nothing mixed
+
+
+def test_a_terminal_that_stands_still_slows_the_job_and_not_its_end(testbed: Testbed, front: Front):
+    launched = front.start("--hosts", "h1", "-n", 1, "-s", 0, "sh", "-c", "exec yes")
+    wait_for(lambda: launched.log("worker-0"), "output")
+    began = time.monotonic()
+    launched.process.send_signal(signal.SIGINT)
+    assert launched.wait().code == 130
+    assert time.monotonic() - began < 15
