@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import threading
@@ -27,6 +28,9 @@ from launch.mpirun import Mpirun, bridge_command, check, command, complaint, kin
 from launch.options import Options
 
 LOOPBACK = "127.0.0.1"
+# what ssh and the shell say of a host that is down, and of a user's mistake
+UNREACHABLE = re.compile("Connection (refused|timed out|reset)|No route to host|Network is unreachable")
+MISTAKE = re.compile("Could not resolve hostname|Permission denied|Host key verification failed|: not found")
 SAID_CHARACTERS = 400  # of mpirun's words, where a line has to do
 NATURAL_END_SECONDS = 0.5  # for bridges and mpirun to end by themselves when their connections have
 
@@ -159,17 +163,30 @@ class Run:
         self.mpirun = Mpirun(argv, {bridge.VARIABLE: json.dumps(told)}, self._ended)
 
     def caller(self, index: int, deadline: float, seconds: float) -> Caller:
-        """The bridge of hosts[index]; LaunchError when it does not come."""
-        name = self.hosts[index].name
+        """The bridge of hosts[index]; LaunchError when it does not come.
+
+        All wait for all: an mpirun that cannot reach one host may end the bridges on the others, too, and its words are
+        about all hosts. So each host's error is the same.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: index in self._callers or self._over, deadline - time.monotonic())
-            if index in self._callers:
+            self._changed.wait_for(lambda: self._over or not self._missing(), deadline - time.monotonic())
+            missing = self._missing()
+            if index in self._callers and not (missing and self._over):
                 return self._callers[index]
+        names = ", ".join(host.name for host in missing)
+        were = f"{names} {'were' if len(missing) > 1 else 'was'} not reached"
         if self._over:
-            raise LaunchError(f"{name} was not reached: {complaint(self.mpirun)}", 2)
+            code = 125 if UNREACHABLE.search(self.mpirun.said) else 2
+            raise LaunchError(f"{were}: {complaint(self.mpirun)}", code)
         said = self.mpirun.said
-        more = f"mpirun has said\n{said}" if said else f"does `ssh {self.hosts[index].target} true` work from here?"
-        raise LaunchError(f"{name} was not reached by mpirun within {seconds:g} s (--connect-timeout); {more}", 125)
+        each = missing[0].target if len(missing) == 1 else "HOST"
+        more = f"mpirun has said\n{said}" if said else f"does `ssh {each} true` work from here?"
+        code = 2 if MISTAKE.search(said) else 125
+        raise LaunchError(f"{were} by mpirun within {seconds:g} s (--connect-timeout); {more}", code)
+
+    def _missing(self) -> list[Host]:
+        """The hosts whose bridges have not called."""
+        return [host for index, host in enumerate(self.hosts) if index not in self._callers]
 
     def fate(self, seconds: float) -> str:
         """How mpirun ended and what it has said, in words; "" when it runs on in silence."""
