@@ -144,6 +144,12 @@ def _text(field: str, what: str) -> Callable:
     return apply
 
 
+def _folder_there(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
+    if not value.startswith(("/", "~")):
+        raise LaunchError(f"{name} is {value!r}: expected a folder on every host, by its path from / or ~/ on")
+    return replace(options, sync_dst_dir=value)
+
+
 def _add(field: str) -> Callable:
     return lambda options, value, name, environ: replace(options, **{field: (*getattr(options, field), value)})
 
@@ -227,7 +233,7 @@ OPTIONS = (
     Option(("--mpirun",), "PATH", "the mpirun of --launcher mpi (Open MPI or MPICH)", _text("mpirun", "a program")),
     Option(("--mpirun-args",), "ARG", "one more argument for mpirun; repeat as needed", _add("mpirun_args")),
     Option(("--sync-dst-dir",), "DIR", "copy the working directory to DIR on every host, and run there",
-           _text("sync_dst_dir", "a folder")),
+           _folder_there),
     Option(("--sync-exclude",), "PATTERN", "leave this out of the copy, as .gitignore would; repeat as needed",
            _add("sync_exclude")),
     Option(("--env",), "K[=V]", "environment variable for all processes: K=V, K:V, or K as it is here", _setting("")),
