@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import queue
 import secrets
 import signal
@@ -47,6 +46,9 @@ READER_SECONDS = 2.0  # for the last output to reach the logs
 KEY_BYTES = 32
 CONNECTING = 32  # hosts that are being connected to at one time
 RECONNECT_SECONDS = 4.0
+# Python runs signal handlers when the main thread wakes; one that was sent while this process was stopped (Ctrl-Z and
+# `kill %1`) may be taken by another thread, which does not wake it.
+SIGNAL_SECONDS = 1.0
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -94,11 +96,10 @@ class Session:
             reader.join(READER_SECONDS)
 
     def _next(self) -> Event:
-        deadline = self.supervisor.deadline
-        try:
-            return self.events.get(timeout=None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            return Tick()
+        while (left := self.supervisor.deadline - time.monotonic()) > 0 or not self.events.empty():
+            with contextlib.suppress(queue.Empty):
+                return self.events.get(timeout=max(0.0, min(left, SIGNAL_SECONDS)))
+        return Tick()
 
     def _tell_started(self) -> None:
         try:

@@ -75,8 +75,8 @@ def end_launcher(record: Mapping[str, Any]) -> bool:
     if record.get("ended") or here.get("host") != platform.node() or not _is_launcher(pid):
         return False
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGTERM)
         os.kill(pid, signal.SIGCONT)  # one that is stopped hears TERM only when it runs again
+        os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + LAUNCHER_SECONDS
     while _is_launcher(pid) and time.monotonic() < deadline:
         time.sleep(0.05)

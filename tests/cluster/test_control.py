@@ -108,21 +108,31 @@ def test_kill_ends_a_job_by_its_launcher(testbed: Testbed, front: Front):
     front.wait_idle()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_kill_ends_a_job_without_its_launcher(testbed: Testbed, front: Front, number: int):
+def test_kill_ends_a_job_whose_launcher_is_stopped(testbed: Testbed, front: Front):
+    launched = waiting_job(front)
+    os.kill(testbed.command_pid(launched.process), signal.SIGSTOP)
+    done = front.ask("--kill", "logs")
+    assert done.code == 0 and "0 processes left on 2 hosts" in done.err, done
+    assert launched.wait().code == 128 + signal.SIGTERM
+    front.wait_idle()
+
+
+def test_kill_ends_a_job_whose_launcher_was_killed(testbed: Testbed, front: Front):
+    launched = waiting_job(front, "--grace", 60)
+    launched.process.kill()
+    done = front.ask("--kill", "logs", "--grace", 1)
+    assert done.code == 0 and "0 processes left on 2 hosts" in done.err, done
+    assert not any(each.argv[-1:] == ("program.py",) for host in ("h1", "h2") for each in testbed.processes(host))
+    front.wait_idle()
+
+
+def test_a_signal_to_a_stopped_launcher_is_heard_when_it_goes_on(testbed: Testbed, front: Front):
+    """As a shell's `kill %1` has it after Ctrl-Z."""
     launched = waiting_job(front)
     pid = testbed.command_pid(launched.process)
-    os.kill(pid, number)
-    try:
-        done = front.visit("--kill", "logs", "--grace", 1).wait()
-        assert done.code == 0 and "0 processes left on 2 hosts" in done.err, done
-        left = [str(each) for host in ("h1", "h2") for each in testbed.processes(host) if "program.py" in each.argv]
-        assert not left
-    finally:
-        if number == signal.SIGSTOP:
-            os.kill(pid, signal.SIGCONT)
-    launched.process.wait(60)
-    front.wait_idle()
+    for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGCONT):
+        os.kill(pid, number)
+    assert launched.wait(15).code == 128 + signal.SIGTERM
 
 
 def test_logs_of_a_running_job_are_shown_and_followed(testbed: Testbed, front: Front):
