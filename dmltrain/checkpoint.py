@@ -26,6 +26,16 @@ def path(prefix: str, epoch: int) -> Path:
     return Path(f"{prefix}-{epoch:04d}.pt")
 
 
+def last(prefix: str) -> int:
+    """The newest epoch that has a file; 0 when none has."""
+    name = re.compile(re.escape(Path(prefix).name) + r"-(\d{4,})\.pt")
+    try:
+        matches = [name.fullmatch(each) for each in os.listdir(Path(prefix).parent)]
+    except OSError:
+        return 0
+    return max((int(match[1]) for match in matches if match), default=0)
+
+
 def prepare(prefix: str) -> None:
     """Make sure that checkpoints can be written, before hours of training. Raises UserError."""
     probe = Path(f"{prefix}.{os.getpid()}.probe")

@@ -27,7 +27,7 @@ from dmltrain.errors import JobLost, UserError
 from dmltrain.kvstore import KVStore
 from dmltrain.layers import Network
 from dmltrain.metric import Sums
-from dmltrain.options import Options, parse
+from dmltrain.options import LAST, Options, parse
 from dmltrain.schedule import Schedule
 
 INTERRUPTED = 130  # 128 + SIGINT
@@ -105,6 +105,7 @@ def prepare(options: Options, store: KVStore, command: str) -> Run:
     batches = partition.num_batches(len(dataset.train), store.num_workers, options.batch_size)
     schedule = Schedule(options.lr, batches, options.lr_factor, options.lr_step_epochs, options.warmup_epochs,
                         options.warmup_strategy)
+    options = with_epoch(options, store)
     found = None if options.load_epoch is None else load(options, network)
     backend = backend_class(options)(network, options, store, found and found["state"])
     run = Run(options, store, log, network, dataset, backend, schedule, batches)
@@ -251,6 +252,15 @@ def save(run: Run, epoch: int) -> None:
                **identity(run.options, run.network), "circumstances": circumstances(run), "state": run.backend.state()}
     checkpoint.write(target, run.backend.encode(content))
     run.log.info('Saved checkpoint to "%s"', target)
+
+
+def with_epoch(options: Options, store: KVStore) -> Options:
+    """--load-epoch last as a number: what worker 0, which writes the checkpoints, finds; None when it finds none."""
+    if options.load_epoch != LAST:
+        return options
+    newest = checkpoint.last(options.model_prefix or "") if store.rank == 0 else 0
+    agreed = int(store.all_reduce("newest checkpoint", np.array([newest]))[0])
+    return replace(options, load_epoch=agreed or None)
 
 
 def load(options: Options, network: Network) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from dmltrain import data, kvstore, models, optimizer, schedule
 from dmltrain.errors import UserError
 
+LAST = -1  # --load-epoch last
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -32,6 +33,10 @@ def integer(minimum: int) -> Callable[[str], int]:
         return value
 
     return parse_integer
+
+
+def epoch_or_last(text: str) -> int:
+    return LAST if text == "last" else integer(0)(text)
 
 
 def number(minimum: float, *, above: bool = False) -> Callable[[str], float]:
@@ -156,8 +161,8 @@ class Options:
     top_k: int = option("Reports", "also report top-k accuracy; 0: do not", integer(0), 0)
     model_prefix: str | None = option("Reports", "write a checkpoint after each epoch: PREFIX-0001.pt and so on", path,
                                       metavar="PREFIX")
-    load_epoch: int | None = option("Reports", "continue after the checkpoint of this epoch", integer(0),
-                                    metavar="EPOCH")
+    load_epoch: int | None = option("Reports", "continue after the checkpoint of this epoch; last: after the newest, "
+                                    "or from the beginning when there is none", epoch_or_last, metavar="EPOCH")
 
     @property
     def device_names(self) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Which address each host has on the network that all hosts of a job share. Pure: what hosts have is an argument.
 
 Rules, the first that applies to a host:
-1. addr= in the hosts file. One of the host's interfaces must have it.
+1. addr= in the hosts file, which one of the host's interfaces must have; or interface= there.
 2. --interface NAME: the host's first IPv4 address there, else its first IPv6 address.
 3. --subnet 10.0.0.0/24: the host's first address in it.
 4. A single host: the address that SSH reached, if an interface has it, else 127.0.0.1.
@@ -61,9 +61,12 @@ def choose(hosts: Sequence[Host], interfaces: Mapping[str, Sequence[dict]], inte
     have = {host.name: _addresses(interfaces.get(host.name) or ()) for host in hosts}
     peers = {name: address for name, address in (reached or {}).items() if address}
     chosen = {host.name: _given(host, have[host.name]) for host in hosts if host.address}
-    rest = [host for host in hosts if not host.address]
+    named = [host for host in hosts if host.interface and not host.address]
+    for host in named:
+        chosen.update(_on_interface([host], have, host.interface, f"{host.where or host.name}: interface"))
+    rest = [host for host in hosts if host.name not in chosen]
     if interface:
-        chosen.update(_on_interface(rest, have, interface))
+        chosen.update(_on_interface(rest, have, interface, "--interface"))
     elif subnet:
         chosen.update(_in_subnet(rest, have, subnet))
     elif len(hosts) == 1:
@@ -99,9 +102,9 @@ def _given(host: Host, have: Sequence[Address]) -> Address:
     raise LaunchError(f"{where}no interface of {host.name} has addr={host.address}: it has {_listing(have)}")
 
 
-def _on_interface(hosts: Sequence[Host], have: Addresses, nic: str) -> dict[str, Address]:
+def _on_interface(hosts: Sequence[Host], have: Addresses, nic: str, what: str) -> dict[str, Address]:
     found = {host.name: _first(each for each in have[host.name] if each.nic == nic) for host in hosts}
-    return _complete(found, have, f"--interface {nic}: no address of that interface", "--subnet 10.0.0.0/24 or addr=")
+    return _complete(found, have, f"{what} {nic}: no address of that interface", "--subnet 10.0.0.0/24 or addr=")
 
 
 def _in_subnet(hosts: Sequence[Host], have: Addresses, subnet: str) -> dict[str, Address]:

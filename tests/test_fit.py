@@ -250,13 +250,15 @@ SYNC = ["--kv-store", "dist_sync", "--batch-size", "32", "--num-examples", "300"
 
 def test_synchronous_workers_agree_and_repeat_and_resume(tmp_path):
     """300 samples over 2 workers and batches of 32: the last step has 22 each."""
-    words = [*SYNC, "--num-epochs", 3, "--model-prefix", tmp_path / "m"]
+    words = [*SYNC, "--num-epochs", 3, "--model-prefix", tmp_path / "m", "--load-epoch", "last"]  # there is none yet
     first = finished(tmp_path / "first", 2, 2, *words)
     assert first[0].digest(0) == first[1].digest(1)
     assert first[0].values("Validation-accuracy", 0) == first[1].values("Validation-accuracy", 1) != []
     assert first[0].values("Train-accuracy", 0) != first[1].values("Train-accuracy", 1)
     assert all(int(value) > 4 * 77819 for value in first[0].values("Sent"))
-    resumed = finished(tmp_path / "resumed", 2, 2, *words, "--load-epoch", 2)
+    checkpoint.path(tmp_path / "m", 3).unlink()
+    resumed = finished(tmp_path / "resumed", 2, 2, *words)
+    assert "Loaded checkpoint of epoch 2\n" in resumed[1].text
     for rank in (0, 1):
         assert resumed[rank].results(rank) == [each for each in first[rank].results(rank)
                                                if each[0] not in ("Epoch[0]", "Epoch[1]")]

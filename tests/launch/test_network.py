@@ -199,3 +199,11 @@ def test_one_machine_under_two_names():
 def test_this_machine_as_it_is():
     (ip, nic), = choose([H1], {"h1": interfaces()}).values()
     assert (ip, nic) == ("127.0.0.1", "lo")
+
+
+def test_a_hosts_own_interface_in_the_hosts_file():
+    have = pair("eth0 10.1.0.1/24", "eth1 10.2.0.1/24")
+    hosts = [Host("h1", interface="eth1"), Host("h2", interface="eth1")]
+    assert choose(hosts, have) == {"h1": ("10.2.0.1", "eth1"), "h2": ("10.2.0.2", "eth1")}
+    said = refusal([Host("h1", interface="eth9", where="hosts:1"), H2], have)
+    assert said.startswith("hosts:1: interface eth9: no address of that interface on h1, which has 10.1.0.1/24 on eth0")
