@@ -83,7 +83,7 @@ class TlsStream:
                 self._receive(deadline)
 
     def read(self, timeout: float) -> bytes:
-        """Some bytes, b"" at the end, orderly or not; TimeoutError after `timeout` seconds; OSError when the connection was lost."""
+        """Some bytes, b"" at any end; TimeoutError after `timeout` seconds; OSError when the connection was lost."""
         deadline = time.monotonic() + timeout
         while True:
             data = self._decipher()
