@@ -11,7 +11,6 @@ MXNET := $(shell $(PYTHON) -c 'import sys; print(",mxnet" if sys.version_info < 
 demo: $(VENV)/demo.done
 	$(BIN)/dmltrain-launch --launcher local -n 2 -s 2 --job demo --log-dir logs/demo \
 	    examples/train_digits.py --kv-store dist_sync
-	$(BIN)/dmltrain-parse logs/demo
 	@echo
 	@echo "Logs: logs/demo/worker-0.log, worker-1.log, server-0.log, server-1.log, scheduler-0.log; the job: logs/demo/job.json"
 	@echo "Next: $(BIN)/dmltrain-launch -n 2 -s 2 examples/train_cifar10.py --data-dir data \\"

@@ -41,7 +41,7 @@ class Expected:
 
 AGENT = r"the agent on {host} \(pid {pid}\) "
 SILENT = (
-    r"the agent on {host} \(pid {pid}\) (said nothing for 9 s|was lost with its connection \(\w.* timed out\))"
+    r"the agent on {host} \(pid {pid}\) (said nothing for 9 s|was lost with its connection \(.*([Tt]imed out|Timeout).*\))"
     r"|nothing has come from {host} for \d s: is the host down, or its network cut\?"
 )
 FAULTS = {
