@@ -1,0 +1,253 @@
+"""What the launcher costs: time to start a job, its share of a core and its memory while one runs, and the rate at
+which it takes in output. On the project's own test bed (docs/testbed.md): real sshd, real mpirun, links of 1 Gbit/s.
+
+    sudo .venv/bin/python benchmarks/launcher.py [--format json]
+
+Hosts and launcher share this machine's cores, so the rates are what is left of them by sshd and by those who print.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import machine
+import psutil
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(CHECKOUT))
+
+from tests.cluster.layout import LOGIN, Settings  # noqa: E402
+from tests.cluster.testbed import Testbed, TestbedError, missing  # noqa: E402
+
+HOSTS = 5
+HOST_LIST = f"h[1-{HOSTS}]"
+MB, MIB = 1e6, 2**20  # bytes
+DEADLINE = 60.0  # s; for what takes a few
+# name: the launcher's options, and the program they need
+WAYS = {
+    "ssh": (["--launcher", "ssh", "--hosts", HOST_LIST], ""),
+    "ssh system": (["--launcher", "ssh", "--ssh", "system", "--hosts", HOST_LIST], "ssh"),
+    "Open MPI": (["--launcher", "mpi", "--mpirun", "mpirun.openmpi", "--hosts", HOST_LIST], "mpirun.openmpi"),
+    "MPICH": (["--launcher", "mpi", "--mpirun", "mpirun.mpich", "--hosts", HOST_LIST], "mpirun.mpich"),
+    "local": (["--launcher", "local"], ""),
+}
+SIZES = {5: ["-n", "5", "-s", "0"], 64: ["-n", "32", "-s", "31"]}  # processes, the scheduler included
+NOTE_TIME = ["sh", "-c", 'date +%s.%N > "$0/$DMLC_ROLE-$DMLC_TASK_ID"']
+# A line per second and process, as long as a training's are
+TRAINING_LINE = "2026-11-20 12:00:00,123 Node[0] Epoch[3] Batch [20]\tSpeed: 1733.12 samples/sec\taccuracy=0.312500"
+LOG_ON = ["sh", "-c", f"while :; do echo '{TRAINING_LINE}'; sleep 1; done"]
+PRINT_ON = ["sh", "-c", f"exec yes '{TRAINING_LINE}'"]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The test bed, and a folder that all its hosts see."""
+
+    testbed: Testbed
+    folder: Path
+
+    def start(self, way: str, logs: str, *arguments: str) -> subprocess.Popen:
+        """A launcher on the login host; its output goes nowhere, its own words to `logs`.err."""
+        argv = [sys.executable, "-m", "launch.cli", *WAYS[way][0], "--log-dir", logs, *arguments]
+        environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "OMPI_ALLOW_RUN_AS_ROOT": "1",
+                       "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # fmt: skip
+        with (self.folder / f"{logs}.err").open("wb") as words:
+            return self.testbed.start(LOGIN, argv, cwd=self.folder, env=environment, stdin=subprocess.DEVNULL,
+                                      stdout=subprocess.DEVNULL, stderr=words)  # fmt: skip
+
+    def words(self, logs: str) -> str:
+        return (self.folder / f"{logs}.err").read_text(errors="replace")
+
+    @contextmanager
+    def running(self, way: str, logs: str, *arguments: str) -> Iterator[psutil.Process]:
+        """A job, for as long as it is measured, once all its processes have printed; its launcher."""
+        started = self.start(way, logs, *arguments)
+        try:
+            await_(lambda: logged(self.folder / logs) > 0, lambda: self.words(logs))
+            yield psutil.Process(self.testbed.command_pid(started))
+        finally:
+            started.send_signal(signal.SIGINT)
+            started.wait(DEADLINE)
+            shutil.rmtree(self.folder / logs, ignore_errors=True)
+
+
+def await_(condition: Callable[[], object], why_not: Callable[[], str]) -> None:
+    end = time.monotonic() + DEADLINE
+    while not condition():
+        if time.monotonic() > end:
+            raise TestbedError(f"not within {DEADLINE:g} s: {why_not()}")
+        time.sleep(0.02)
+
+
+def logged(logs: Path) -> int:
+    """Bytes in the logs of all workers; 0 as long as one has none."""
+    sizes = [path.stat().st_size for path in logs.glob("worker-*.log")]
+    return sum(sizes) if len(sizes) == HOSTS and all(sizes) else 0
+
+
+def start_seconds(bench: Bench, way: str, size: int) -> dict[str, float]:
+    """From the launcher's start to its last process's first instruction, and to its own end."""
+    places = bench.folder / "started"
+    places.mkdir()
+    began = time.time()
+    started = bench.start(way, "logs", *SIZES[size], *NOTE_TIME, str(places))
+    if started.wait(DEADLINE):
+        raise TestbedError(f"{way}: {bench.words('logs')}")
+    ended = time.time()
+    times = [float(path.read_text()) for path in places.iterdir()]
+    if len(times) != size:
+        raise TestbedError(f"{way}: {len(times)} of {size} processes ran")
+    for folder in (places, bench.folder / "logs"):
+        shutil.rmtree(folder)
+    return {"to_the_last_process": max(times) - began, "whole_job": ended - began}
+
+
+def cost(bench: Bench, way: str, seconds: float) -> dict[str, float]:
+    """Share of a core and memory while ten processes on five hosts log a line per second each."""
+    with bench.running(way, "cost", "-n", str(HOSTS), "-s", str(HOSTS), *LOG_ON) as launcher:
+        time.sleep(1.0)  # what the start has left to do
+        beside = launcher.children(recursive=True)  # ssh, mpirun
+        before, began = cpu_seconds(launcher), time.monotonic()
+        before_beside = sum(map(cpu_seconds, beside))
+        time.sleep(seconds)
+        took = time.monotonic() - began
+        share, share_beside = cpu_seconds(launcher) - before, sum(map(cpu_seconds, beside)) - before_beside
+        status = Path(f"/proc/{launcher.pid}/status").read_text()
+        return {
+            "cores": share / took,
+            "memory_bytes": launcher.memory_info().rss,
+            "most_memory_bytes": int(status.partition("VmHWM:")[2].split()[0]) * 1024,
+            "cores_of_its_children": share_beside / took,
+            "memory_bytes_of_its_children": sum(each.memory_info().rss for each in beside),
+        }
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+def streaming(bench: Bench, way: str, seconds: float, *options: str) -> dict[str, float]:
+    """Bytes per second into the logs while a worker on each host prints without end."""
+    logs = bench.folder / "stream"
+    with bench.running(way, "stream", "-n", str(HOSTS), "-s", "0", *options, *PRINT_ON) as launcher:
+        time.sleep(0.5)
+        before, began, cpu = logged(logs), time.monotonic(), cpu_seconds(launcher)
+        time.sleep(seconds)
+        bytes_, took = logged(logs) - before, time.monotonic() - began
+        status = Path(f"/proc/{launcher.pid}/status").read_text()
+        return {
+            "bytes_per_second": bytes_ / took,
+            "cores": (cpu_seconds(launcher) - cpu) / took,
+            "most_memory_bytes": int(status.partition("VmHWM:")[2].split()[0]) * 1024,
+        }
+
+
+def run(bench: Bench, ways: Sequence[str], repeats: int, seconds: float) -> dict[str, dict]:
+    """All figures of each way."""
+    found: dict[str, dict] = {}
+    for way in ways:
+        print(f"launcher.py: {way}", file=sys.stderr)
+        starts = {size: [start_seconds(bench, way, size) for _ in range(repeats)] for size in SIZES}
+        found[way] = {
+            "start_seconds": {str(size): spread(turns) for size, turns in starts.items()},
+            **({} if way == "local" else {
+                "five_hosts_at_work": cost(bench, way, 3 * seconds),
+                "streaming": streaming(bench, way, seconds, "--quiet"),
+                "streaming_with_display": streaming(bench, way, seconds),
+            }),
+        }  # fmt: skip
+    return found
+
+
+def spread(turns: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Median, least and most of each figure."""
+    columns = {name: [turn[name] for turn in turns] for name in turns[0]}
+    return {name: {"median": statistics.median(values), "min": min(values), "max": max(values)}
+            for name, values in columns.items()}  # fmt: skip
+
+
+def table(result: dict) -> str:
+    """The figures in Markdown, as the README has them."""
+    lines = ["| | 5 processes start in | 64 processes start in | CPU, 5 hosts log | memory | log streaming |",
+             "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    for way, found in result["ways"].items():
+        cells = [f"{found['start_seconds'][size]['to_the_last_process']['median']:.2f} s" for size in map(str, SIZES)]
+        if "streaming" in found:
+            work, rate = found["five_hosts_at_work"], found["streaming"]["bytes_per_second"]
+            cells += [f"{100 * work['cores']:.1f} % of a core", f"{work['most_memory_bytes'] / MIB:.0f} MiB",
+                      f"{rate / MB:.0f} MB/s"]  # fmt: skip
+        lines.append(f"| {way} | {' | '.join(cells + ['-'] * (5 - len(cells)))} |")
+    return "\n".join(lines)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], epilog="Needs root, as the test bed does.")
+    parser.add_argument("--format", choices=("table", "json"), default="table")
+    parser.add_argument("--repeats", type=int, default=5, help="starts of each kind (default %(default)s)")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of streaming; a third of the time at work")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="default: all")
+    arguments = parser.parse_args(argv)
+    if arguments.repeats < 1 or not 0 < arguments.seconds < math.inf:
+        parser.error("--repeats is at least 1, --seconds more than 0")
+    return arguments
+
+
+def installed(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark and print it; 2 when this machine cannot have a test bed."""
+    arguments = parse(argv)
+    lacking = missing()
+    if lacking:
+        print(f"launcher.py: error: no test bed: it needs {lacking}", file=sys.stderr)
+        return 2
+    ways = [way for way in arguments.ways if not WAYS[way][1] or shutil.which(WAYS[way][1])]
+    for way in set(arguments.ways).difference(ways):
+        print(f"launcher.py: {way} is left out: {WAYS[way][1]} is not installed", file=sys.stderr)
+    bed = Testbed(f"bench{os.getpid()}")
+    with tempfile.TemporaryDirectory(prefix="launcher-benchmark-") as folder:
+        try:
+            share = {str(CHECKOUT), sys.prefix, sys.base_prefix, folder}
+            bed.up(Settings(hosts=HOSTS, share=tuple(sorted(share))))
+            found = run(Bench(bed, Path(folder)), ways, arguments.repeats, arguments.seconds)
+        except TestbedError as error:
+            print(f"launcher.py: error: {error}", file=sys.stderr)
+            return 1
+        finally:
+            bed.down()
+    result = {
+        "command": shlex.join(["python", "benchmarks/launcher.py", *(sys.argv[1:] if argv is None else argv)]),
+        "turns": {"repeats": arguments.repeats, "seconds": arguments.seconds},
+        "machine": machine.describe(),
+        "versions": {"python": platform.python_version(), "paramiko": installed("paramiko")},
+        "ways": found,
+    }
+    print(json.dumps(result, indent=1) if arguments.format == "json" else table(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
