@@ -41,7 +41,7 @@ class Expected:
 
 AGENT = r"the agent on {host} \(pid {pid}\) "
 SILENT = (
-    r"the agent on {host} \(pid {pid}\) (said nothing for 9 s|was lost with its connection \(.*([Tt]imed out|Timeout).*\))"
+    r"the agent on {host} \(pid {pid}\) (said nothing for 9 s|was lost with its connection \(.*(timed out|Timeout).*\))"
     r"|nothing has come from {host} for \d s: is the host down, or its network cut\?"
 )
 FAULTS = {
@@ -58,6 +58,14 @@ FAULTS = {
     "launcher cut off": Expected(125, SILENT.replace("{host}", "h[123]").replace("{pid}", r"\d+"), NOBODY, NOBODY_YET),
     "Ctrl-C": Expected(130, "the launcher got SIGINT", last_before=SOON),
 }
+# what comes of a fault of h3 while its agent is being started
+NEVER = r"0 processes left on 2 hosts: never reached: h3"
+CONNECTING = {
+    "agent": Expected(125, "h3 .*the agent did not start: it was killed by", NEVER),
+    "session": Expected(125, "h3 .*the agent did not start: it was lost with its connection", NEVER),
+    "host": Expected(125, "h3 .*the agent did not start", NEVER),
+    "link": Expected(125, "h3 .*the agent did not start", NEVER),
+}
 SILENCING = {"host", "link", "launcher cut off"}  # the launcher waits before it believes them
 
 
@@ -73,8 +81,13 @@ class Cell:
         return ", ".join([f"{self.fault} {self.phase}", *more])
 
     @property
+    def connecting(self) -> bool:
+        """Whether it is about a host whose agent is still being started."""
+        return (self.phase, self.host) == ("before", "h3")
+
+    @property
     def expected(self) -> Expected:
-        return FAULTS[self.fault]
+        return CONNECTING[self.fault] if self.connecting else FAULTS[self.fault]
 
     @property
     def last(self) -> str:
@@ -91,12 +104,18 @@ class Cell:
 
 
 MATRIX = [Cell(fault, phase) for fault in FAULTS if fault != "sshd" for phase in PHASES]
-# beside it: all of sshd, not the session alone; the scheduler's host; and the other two ways to reach hosts
-MORE = [Cell("sshd", "middle"), Cell("link", "middle", host="h1"), Cell("host", "middle", host="h1")]
+# beside it: all of sshd, not the session alone; the scheduler's host, and the launcher's; the host whose agent is still
+# being started; and the other two ways to reach hosts
+MORE = [
+    Cell("sshd", "middle"),
+    *(Cell(fault, "middle", host="h1") for fault in ("host", "link", "healing link")),
+    Cell("healing link", "middle", host="login"),
+    *(Cell(fault, "before", host="h3") for fault in CONNECTING),
+]
 OTHER_WAYS = [
     Cell(fault, "middle", way)
     for way in ("system", "mpi")
-    for fault in ("worker", "agent", "host", "link", "launcher killed", "Ctrl-C")
+    for fault in ("worker", "agent", "host", "link", "healing link", "launcher killed", "Ctrl-C")
 ]
 # those that wait longest come first, so that the end of them all is not theirs alone
 CELLS = sorted([*MATRIX, *MORE, *OTHER_WAYS], key=lambda cell: cell.fault not in SILENCING)

@@ -74,7 +74,7 @@ def test_a_fault(trials: dict[Cell, Future], cell: Cell):
     assert outcome.code == cell.expected.code, outcome
     for judge in (_ends_in_time, _says_why, _leaves_nothing):
         judge(outcome)
-    if more := MORE.get(cell.fault):
+    if more := ALSO.get(cell.fault):
         more(outcome)
 
 
@@ -115,7 +115,7 @@ def _agents_ended_it(outcome: Outcome) -> None:
         assert outcome.agents[name].splitlines()[-1] == "0 processes left on 1 host"
 
 
-MORE: dict[str, Callable[[Outcome], None]] = {
+ALSO: dict[str, Callable[[Outcome], None]] = {
     "healing link": _went_on,
     "launcher killed": _agents_ended_it,
     "launcher cut off": _agents_ended_it,

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ HOSTS = ("h1", "h2", "h3")
 WORKERS = ("worker-0", "worker-1", "worker-2")
 START_SECONDS = 60.0  # for the phase to be reached; an idle machine takes 3
 PATIENCE_SECONDS = 10.0  # that a trial goes on beyond what is allowed, to see how it ends
-LOOK_SECONDS = 0.3  # between looks at what is left
+LOOK_SECONDS = 0.5  # between looks at what is left, which take CPU from the hosts
 CUT_SECONDS = 4.2  # of a cut that is survived
 # In the place of a host's Python: a slow file system, or so. It goes on when there is a file `go`.
 SLOW_PYTHON = """#!{python} -IS
@@ -170,7 +171,9 @@ class Trial:
         return next(each for each in self.bed.processes(name) if each.inner == inner)
 
     def agent(self) -> Process:
-        """The agent of the host that the cell is about."""
+        """The agent of the host that the cell is about, or what is to become it."""
+        if self.cell.connecting:
+            return next(each for each in self.bed.processes(self.cell.host) if "dmltrain-agent" in each.argv)
         return self.victim(self.cell.host, self._agent(self.cell.host))
 
     # -- what comes of it ----------------------------------------------------------------------------------------
@@ -179,21 +182,23 @@ class Trial:
         """Until nothing is left, or for too long."""
         outcome, until = self.outcome, self.struck + AGENT_SECONDS + PATIENCE_SECONDS
         outcome.gone = {name: None for name in (LOGIN, *HOSTS) if name not in self.lost}
-        while time.monotonic() < until:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.job.wait(LOOK_SECONDS)
-            now = time.monotonic() - self.struck
-            left = self._left()
-            if outcome.seconds is None and self.job.returncode is not None:
-                outcome.seconds, outcome.code = now, self.job.returncode
-                outcome.at_end = self._of_the_job(left)
+        ended = threading.Event()
+        threading.Thread(target=self._await_launcher, args=[ended], daemon=True).start()
+        while time.monotonic() < until and (outcome.code is None or None in outcome.gone.values()):
+            ended.wait(LOOK_SECONDS) if outcome.code is None else time.sleep(LOOK_SECONDS)
+            over, now, left = ended.is_set(), time.monotonic() - self.struck, self._left()
+            if over and outcome.code is None:
+                outcome.code, outcome.at_end = self.job.returncode, self._of_the_job(left)
             for name, found in left.items():
                 if name in outcome.gone:
                     outcome.gone[name] = None if found else outcome.gone[name] or now
-            if outcome.seconds is not None and None not in outcome.gone.values():
-                break
-            time.sleep(0 if outcome.seconds is None else LOOK_SECONDS)
         outcome.folders = [f"{name}:{folder}" for name in outcome.gone for folder in self._private_folders(name)]
+
+    def _await_launcher(self, ended: threading.Event) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.job.wait(AGENT_SECONDS + PATIENCE_SECONDS)
+            self.outcome.seconds = time.monotonic() - self.struck
+            ended.set()
 
     def _left(self) -> dict[str, list[int]]:
         """By host: the machine's pids of what runs there beside PID 1 and sshd."""
