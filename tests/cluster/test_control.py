@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -353,11 +352,12 @@ def test_a_host_that_has_nothing_installed_runs_a_plain_program(testbed: Testbed
     if not system:
         pytest.skip("no python3 of the system")
     (front.folder / "hosts").write_text(f"h1 python={system} workdir=/tmp/own\n")
+    program = "import importlib.util as u, sys; print(sys.executable, u.find_spec('dmltrain'), u.find_spec('launch'))"
     testbed.run("h1", ["mkdir", "/tmp/own"])
-    testbed.run("h1", ["sh", "-c", "echo 'import sys; print(sys.executable)' > /tmp/own/plain.py"])
-    launched = front.start("-H", "hosts", "-n", 1, "-s", 1, "plain.py")
+    testbed.run("h1", ["sh", "-c", 'echo "$0" > /tmp/own/plain.py', program])
+    launched = front.start("-H", "hosts", "-n", 1, "-s", 1, "--env", "PYTHONPATH=", "plain.py")
     assert launched.wait().code == 0, launched.err
-    assert launched.log("worker-0").strip() == system
+    assert launched.log("worker-0") == f"{system} None None\n"
 
 
 def test_python_is_the_launchers_own(testbed: Testbed, front: Front):
@@ -377,27 +377,20 @@ def test_python_is_the_launchers_own(testbed: Testbed, front: Front):
 @pytest.mark.parametrize("name", ["ssh", "ssh-system", "open-mpi"])
 def test_endless_output_costs_the_launcher_no_memory(testbed: Testbed, front: Front, name: str):
     line = "x" * 99
-    program = ["sh", "-c", f"exec yes {line}"]
-    launched = front.start(*way(name, "h1,h2"), "-n", 2, "-s", 0, "--quiet", *program)
-    log = launched.logs / "worker-0.log"
+    launched = front.start(*way(name, "h[1-5]"), "-n", 5, "-s", 0, "sh", "-c", f"exec yes {line}")
+    logs = [launched.logs / f"worker-{rank}.log" for rank in range(5)]
     try:
-        wait_for(lambda: log.exists() and log.stat().st_size > 30e6, f"30 MB of output; {launched.err}", 120)
+        wait_for(lambda: all(log.exists() and log.stat().st_size > 10e6 for log in logs),
+                 f"10 MB of output of each; {launched.err}", 120)  # fmt: skip
         pid = testbed.command_pid(launched.process)
-        most = int(re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())[1]) / 1024
+        most = int(re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())[1])
     finally:
         launched.process.send_signal(signal.SIGINT)
-    done = launched.wait()
-    assert done.code == 130, done
-    assert most < 80, f"{most} MiB"
+    assert launched.wait().code == 130, launched.err
+    assert most * 1024 < 80e6, f"{most} KiB"
     front.wait_idle()
-    lines = log.read_bytes().split(b"\n")
-    assert set(lines[:-1]) == {line.encode()} and len(lines[-1]) < 100  # nothing lost, nothing mixed
-
-
-def test_a_terminal_that_stands_still_slows_the_job_and_not_its_end(testbed: Testbed, front: Front):
-    launched = front.start("--hosts", "h1", "-n", 1, "-s", 0, "sh", "-c", "exec yes")
-    wait_for(lambda: launched.log("worker-0"), "output")
-    began = time.monotonic()
-    launched.process.send_signal(signal.SIGINT)
-    assert launched.wait().code == 130
-    assert time.monotonic() - began < 15
+    for log in logs:  # nothing is lost or mixed, whatever the rate
+        lines = log.read_bytes().split(b"\n")
+        assert set(lines[:-1]) == {line.encode()} and len(lines[-1]) < 100
+        log.unlink()
+    (front.folder / "logs.out").unlink()

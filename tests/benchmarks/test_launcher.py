@@ -1,0 +1,46 @@
+"""benchmarks/launcher.py measures real jobs, and the launcher keeps its bars."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.requirements import missing
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def result() -> dict:
+    lacking = missing()
+    if lacking:
+        pytest.skip(f"no test bed: it needs {lacking}")
+    command = [sys.executable, str(ROOT / "benchmarks" / "launcher.py"), "--format", "json"]
+    command += ["--repeats", "1", "--seconds", "1", "--ways", "ssh", "local"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_every_way_has_its_figures(result: dict):
+    assert list(result["ways"]) == ["ssh", "local"]
+    for found in result["ways"].values():
+        for size in ("5", "64"):
+            start = found["start_seconds"][size]
+            assert 0 < start["to_the_last_process"]["median"] < start["whole_job"]["median"]
+    assert result["machine"]["cores"] == len(os.sched_getaffinity(0))
+
+
+def test_the_launcher_costs_less_than_two_percent_of_a_core_and_80_mb(result: dict):
+    work = result["ways"]["ssh"]["five_hosts_at_work"]
+    assert work["cores"] < 0.02
+    assert 0 < work["memory_bytes"] <= work["most_memory_bytes"] < 80e6
+
+
+def test_the_launcher_takes_in_50_mb_a_second(result: dict):
+    for name in ("streaming", "streaming_with_display"):
+        assert result["ways"]["ssh"][name]["bytes_per_second"] > 50e6
+        assert result["ways"]["ssh"][name]["most_memory_bytes"] < 80e6
