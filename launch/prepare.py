@@ -104,7 +104,7 @@ class Preparation:
             self._choose_addresses()
         elif self.step == "reach":
             addresses = {name: host.address for name, host in self.hosts.items()}
-            self._note(preflight.paths(addresses, self.reached))
+            self._note(preflight.paths(addresses, {name: self.reached[name] for name in self.hosts}))
         elif self.step == "connect":
             self.hosts = {name: self._with_agent(host) for name, host in self.hosts.items()}
         del self._steps[0]
@@ -136,7 +136,7 @@ class Preparation:
         for name, host in self.hosts.items():
             facts = self.facts[name] = {**self.facts[name], "skew": self.skews[name]}
             self._note(preflight.problems(host, facts, preflight.request(self.job, host)), last=False)
-        self._note(preflight.differences(self.facts))
+        self._note(preflight.differences({name: self.facts[name] for name in self.hosts}))
 
     def _note(self, problems: Sequence[Problem], last: bool = True) -> None:
         """Keep the problems; the `last` of several calls raises what is fatal among all, unless this is a check."""
