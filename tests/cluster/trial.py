@@ -29,6 +29,7 @@ START_SECONDS = 60.0  # for the phase to be reached; an idle machine takes 3
 PATIENCE_SECONDS = 10.0  # that a trial goes on beyond what is allowed, to see how it ends
 LOOK_SECONDS = 0.5  # between looks at what is left, which take CPU from the hosts
 CUT_SECONDS = 4.2  # of a cut that is survived
+FIRST = ("nice", "-n", "-10")  # the launcher's machine has other cores than the hosts, and than other trials
 # In the place of a host's Python: a slow file system, or so. It goes on when there is a file `go`.
 SLOW_PYTHON = """#!{python} -IS
 import os, sys, time
@@ -107,7 +108,7 @@ class Trial:
             (self.folder / f"doomed-{VICTIMS[self.cell.fault]}").touch()
         way = {"paramiko": (), "system": ("--ssh", "system"),
                "mpi": ("--launcher", "mpi", "--mpirun-args=--allow-run-as-root")}[self.cell.way]  # fmt: skip
-        command = [sys.executable, "-m", "launch.cli", "-n", 3, "-s", 3, "-H", self.folder / "hosts", *way, "--quiet",
+        command = [*FIRST, sys.executable, "-m", "launch.cli", "-n", 3, "-s", 3, "-H", self.folder / "hosts", *way, "--quiet",
                    "--log-level", "DEBUG", "--log-dir", self.logs,
                    sys.executable, PROGRAM, self.cell.phase, self.folder]  # fmt: skip
         environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
