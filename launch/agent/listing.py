@@ -76,11 +76,11 @@ def _environment(pid: int) -> dict[bytes, bytes]:
 
 def _place(environment: dict[bytes, bytes], mark: str) -> dict | None:
     """Role and rank by the environment; None when it does not tell."""
-    if environment.get(b"DMLTRAIN_JOB") == mark.encode() and b"DMLC_ROLE" in environment:
+    if environment.get(b"DMLTRAIN_JOB") == os.fsencode(mark) and b"DMLC_ROLE" in environment:
         rank = environment.get(b"DMLC_TASK_ID", b"")
         role = environment[b"DMLC_ROLE"].decode("utf-8", "replace")
         return {"role": role, "rank": int(rank) if rank.isdigit() else None}
-    return {"role": "agent"} if environment.get(b"DMLTRAIN_AGENT") == mark.encode() else None
+    return {"role": "agent"} if environment.get(b"DMLTRAIN_AGENT") == os.fsencode(mark) else None
 
 
 def _inherited(each: Process, found: dict[int, Process], places: dict[int, dict | None]) -> dict:

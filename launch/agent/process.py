@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import os
 import signal
 from typing import NamedTuple
@@ -51,7 +51,7 @@ def members(mark: str, root: int) -> dict[int, Process]:
     A younger agent is no business of an older one: it has come to end that one, or to say that there are two here.
     """
     everyone = living()
-    of_job, of_agent = (name + mark.encode() for name in (b"DMLTRAIN_JOB=", b"DMLTRAIN_AGENT="))
+    of_job, of_agent = (name + os.fsencode(mark) for name in (b"DMLTRAIN_JOB=", b"DMLTRAIN_AGENT="))
     own = everyone.get(root)
     children: dict[int, list[int]] = {}
     for each in everyone.values():
@@ -72,20 +72,19 @@ def members(mark: str, root: int) -> dict[int, Process]:
 
 def send_signal(target: Process, number: int) -> None:
     """Signal `target`, and never a later process that got its pid (where the kernel has pidfds: 5.3)."""
-    try:
-        if not hasattr(os, "pidfd_open"):
-            raise OSError(errno.ENOSYS, "no pidfds in this Python")
-        descriptor = os.pidfd_open(target.pid)
+    with contextlib.suppress(OSError):  # it is gone, or another user's: then it stays and is reported as left
+        try:
+            descriptor = os.pidfd_open(target.pid)
+        except ProcessLookupError:
+            return
+        except (AttributeError, OSError):  # an old Python or kernel, a container that forbids it, no descriptor left
+            return os.kill(target.pid, number)
         try:
             now = process(target.pid)
             if now is not None and now.start == target.start:
                 signal.pidfd_send_signal(descriptor, number)
         finally:
             os.close(descriptor)
-    except OSError as error:
-        if error.errno == errno.ENOSYS:
-            os.kill(target.pid, number)
-        # else it is gone, or another user's: then it stays and is reported as left
 
 
 def become_subreaper() -> None:
