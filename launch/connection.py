@@ -66,8 +66,9 @@ class Connection:
             self._end(f"said nothing for {self.silence:g} s")
             self.channel.close()  # afterwards, as it waits for a word that will hardly come
             return
-        except (channels.ChannelError, ValueError, KeyError, TypeError, OSError) as error:
-            reason = f"{self.channel.close()}: {error}"
+        except Exception as error:  # what came is no agent's, or a fault of ours: nobody else would notice this end
+            told = isinstance(error, (channels.ChannelError, OSError))
+            reason = f"{self.channel.close()}: {error if told else repr(error)}"
         self._end(reason)
 
     def _end(self, reason: str) -> None:
