@@ -7,6 +7,7 @@ once a job is ending, no terminal may keep it from its end, so what does not fit
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import threading
@@ -123,11 +124,20 @@ class Waiting:
                 if not self._lines:
                     break
                 task, lines = self._lines.popleft()
-            self._display.show(task, lines)
+            self._show(task, lines)
             with self._changed:
                 self._bytes -= len(lines)
                 self._changed.notify_all()
         self._display.close()
+
+    def _show(self, task: int, lines: bytes) -> None:
+        """A display that breaks (a terminal that is gone, or has no such characters) costs itself, never the job."""
+        try:
+            self._display.show(task, lines)
+        except Exception:
+            with contextlib.suppress(Exception):
+                self._display.close()
+            self._display = Silent()
 
 
 class Silent:
