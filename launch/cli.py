@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import sys
 import time
 import traceback
@@ -26,6 +27,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = error.code
     except KeyboardInterrupt:  # before there was a job
         code = 130
+    except BrokenPipeError:  # nobody reads the rest of a listing: `--dry-run ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains when it flushes at its end
+        code = 128 + signal.SIGPIPE
     except Exception:  # a fault of ours; the agents end the job when they hear no more of us
         traceback.print_exc()
         code = FAULT_CODE
@@ -155,7 +159,8 @@ def say(line: str) -> None:
     try:
         print(line, file=sys.stderr, flush=True)
     except (OSError, UnicodeEncodeError):
-        os.write(2, line.encode("ascii", "backslashreplace") + b"\n")
+        with contextlib.suppress(OSError):
+            os.write(2, line.encode("ascii", "backslashreplace") + b"\n")
 
 
 if __name__ == "__main__":
