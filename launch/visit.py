@@ -48,7 +48,8 @@ def kill(options: Options, tell: Callable[[str], None]) -> int:
     record = read(options.target)
     if end_launcher(record):
         tell(f"the launcher of job {record['job']} has ended it")
-    start = {"do": "job", "mark": record["mark"], "host": "", "grace": options.grace, "silence": AGENT_SILENCE_SECONDS}
+    silence = AGENT_SILENCE_SECONDS + options.grace  # no beats come from a visitor
+    start = {"do": "job", "mark": record["mark"], "host": "", "grace": options.grace, "silence": silence}
     answers = visit(options, record, [start, {"do": "stop", "grace": options.grace}], "ended")
     left = {host: answer["left"] for host, answer in answers.items() if isinstance(answer, dict)}
     unreached = _tell_unreached(answers, tell)
@@ -63,7 +64,7 @@ def read(job: str) -> dict[str, Any]:
     path = show.find(job) / RECORD
     try:
         record = json.loads(path.read_text())
-        return record if record["hosts"] and record["mark"] else record["hosts"]
+        return record if record["hosts"] and record["mark"] and record["reached_by"] else record["hosts"]
     except (OSError, ValueError, KeyError, TypeError):
         raise LaunchError(f"{path} is not the record of a job: it cannot be found on its hosts") from None
 
@@ -102,6 +103,8 @@ def visit(options: Options, record: Mapping[str, Any], messages: list[dict], las
             answers.put((host.name, _converse(place, host, record["mark"], messages, last, options.grace)))
         except LaunchError as error:
             answers.put((host.name, error))
+        except Exception as error:  # a fault of ours; nobody may wait for this thread for ever
+            answers.put((host.name, LaunchError(f"fault of the launcher: {error!r}", FAULT_CODE)))
 
     try:
         for host in hosts:
