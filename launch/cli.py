@@ -55,6 +55,7 @@ def check(options: Options) -> int:
     """Look at the hosts and start nothing."""
     from launch.check import Check, lines
     from launch.output import Output, Silent
+    from launch.preflight import Problem
     from launch.session import Session
 
     asked = options if options.num_workers else Options(**{**vars(options), "num_workers": 1})
@@ -64,11 +65,12 @@ def check(options: Options) -> int:
         Session(supervisor, place, Output(None, [], Silent()), lambda: None).run(None)
         found = supervisor.preparation
         hosts = [found.hosts.get(host.name, host) for host in place.hosts]
-        result = Check(hosts, found.facts, found.reached, found.problems)
+        cause = [Problem("", supervisor.cause.text, code=supervisor.cause.code)] if supervisor.cause else []
+        result = Check(hosts, found.facts, found.reached, [*found.problems, *cause])
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     for line in lines(result, width):
         print(line)
-    return result.exit_code or supervisor.exit_code
+    return supervisor.exit_code or result.exit_code
 
 
 def dry_run(options: Options) -> int:
