@@ -52,7 +52,7 @@ def make_job(options: Options, name: str) -> Job:
         argv=options.program,
         num_workers=options.num_workers,
         num_servers=options.num_workers if options.num_servers is None else options.num_servers,
-        workdir=as_utf8(os.getcwd()),
+        workdir=_folder_here(),
         settings=options.settings,
         port=options.port,
         placement=options.placement,
@@ -63,6 +63,13 @@ def make_job(options: Options, name: str) -> Job:
         memory={WORKER: options.worker_memory, SERVER: options.server_memory},
     )
     return replace(job, needs=_needs(job.script)) if job.over_network else job
+
+
+def _folder_here() -> str:
+    try:
+        return as_utf8(os.getcwd())
+    except OSError as error:
+        raise LaunchError(f"the working directory is gone: {error.strerror}; cd to one that is there") from None
 
 
 def _needs(script: str) -> tuple[str, ...]:

@@ -45,6 +45,8 @@ def spawn_refusal(error: OSError, argv: list[str], workdir: str, host: str) -> R
         cure = "; a bare script.py is run by the launcher's own Python" if name.startswith("python") else ""
         message = f"program {name} not found{where} on {host} (working directory {workdir}){cure}"
         return Refusal(message, 127)
+    if isinstance(error, PermissionError) and error.filename == workdir:
+        return Refusal(f"the working directory {workdir} may not be entered on {host}", 126)
     if isinstance(error, PermissionError):
         return Refusal(f"program {name} is not executable on {host}: chmod +x {name}", 126)
     cure = "; does its first line lack #! and an interpreter?" if error.errno == errno.ENOEXEC else ""
