@@ -80,10 +80,11 @@ class Line:
 def tcp(host: str, port: int, seconds: float) -> Line:
     """A TCP connection; OSError, of which TimeoutError and socket.gaierror say more."""
     until, last = time.monotonic() + seconds, OSError(errno.EADDRNOTAVAIL, "no address")
-    for family, kind, protocol, _, address in addresses(host, port, seconds):
+    found = addresses(host, port, seconds)
+    for number, (family, kind, protocol, _, address) in enumerate(found):
         connection = socket.socket(family, kind, protocol)
-        try:
-            connection.settimeout(max(0.01, until - time.monotonic()))
+        try:  # each has its share of the time: behind a silent IPv6 address there may be one of IPv4 that answers
+            connection.settimeout(max(0.01, (until - time.monotonic()) / (len(found) - number)))
             connection.connect(address)
         except OSError as error:
             connection.close()
