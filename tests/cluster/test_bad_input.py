@@ -462,8 +462,8 @@ def test_gpus_that_hosts_do_not_have_are_told(bad: Bad):
 
 def test_two_names_of_one_machine_are_told(bad: Bad):
     words = ["h1 and 10.99.0.1 have the same address, 10.99.0.1/24 on eth0", "listed once, with slots="]
-    done = bad.refused(USER, words, "-n", 3, "-s", 0, "--hosts", "h1,10.99.0.1,h2", bad.program)
-    assert done.seconds < 5.0, "the two agents on one machine do not wait for each other"
+    # if its two agents waited for each other, it would be for the whole grace
+    bad.refused(USER, words, "-n", 3, "-s", 0, "--hosts", "h1,10.99.0.1,h2", "--grace", 20, bad.program)
 
 
 # -- mpirun --------------------------------------------------------------------------------------------------
