@@ -114,15 +114,19 @@ class Start:
     def run(self) -> int:
         while True:
             supervisor, code = self._attempt()
-            restarts = len(self.ends)
-            if not code or restarts >= self.options.max_restarts or not supervisor.restartable:
+            if not self._goes_on(supervisor):
                 return code
+            restarts = len(self.ends)
             self.ends.append(redact_all(report.end_of_attempt(supervisor, str(self.path)), self.hidden))
             self.say(f"{NAME}: restart {restarts + 1} of {self.options.max_restarts}")
             time.sleep(RESTART_SECONDS)
             self.job = replace(self.job, restart=restarts + 1)
             self.path = Path(self.first.shown) / f"restart-{self.job.restart}"
             self.folder = LogFolder(self.path)
+
+    def _goes_on(self, supervisor: Supervisor) -> bool:
+        """Whether there is another attempt after this one."""
+        return supervisor.restartable and len(self.ends) < self.options.max_restarts
 
     def say(self, line: str) -> None:
         self._say(redact(line, self.hidden))
@@ -141,7 +145,7 @@ class Start:
             self._copied.set()
             code, lines = supervisor.exit_code, report.failure(supervisor, output.last_lines, str(self.path))
             try:
-                self._record(supervisor, time.time())
+                self._record(supervisor, None if self._goes_on(supervisor) else time.time())
             except LaunchError as error:
                 code, lines = code or FAULT_CODE, [*lines, f"error: {error}"]
         finally:
