@@ -95,6 +95,9 @@ def _is_launcher(pid: int) -> bool:
 def visit(options: Options, record: Mapping[str, Any], messages: list[dict], last: str) -> Answers:
     """Send `messages` to a new agent on each host of the job; the event `last` of each, or why there is none."""
     hosts = [Host(**each) for each in record["hosts"]]
+    there = record["launched_from"]["host"]
+    if record["launcher"] == "local" and there != platform.node():
+        raise LaunchError(f"job {record['job']} runs on {there}, which started it with --launcher local: ask there")
     place = cluster(record["launcher"], _as_then(options, record), hosts)
     answers: queue.SimpleQueue[tuple[str, dict | LaunchError]] = queue.SimpleQueue()
 
