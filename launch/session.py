@@ -92,8 +92,9 @@ class Session:
             self.copier.cancel()
         for connection in list(self.connections.values()):
             connection.finish()
+        until = time.monotonic() + READER_SECONDS  # for all together
         for reader in self.readers:
-            reader.join(READER_SECONDS)
+            reader.join(max(0.0, until - time.monotonic()))
 
     def _next(self) -> Event:
         while (left := self.supervisor.deadline - time.monotonic()) > 0 or not self.events.empty():
