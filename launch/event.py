@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Connected:
-    """An agent is being started; `peer` is the IP that its host was reached at, "" when the channel does not tell."""
+    """An agent is being started."""
 
     host: str
-    peer: str = ""
 
 
 @dataclass(frozen=True)
@@ -25,12 +24,15 @@ class Unreached:
 
 @dataclass(frozen=True)
 class Ready:
-    """An agent has made the job's private folder: its pid, the host's usable cores, and the agent's interpreter."""
+    """An agent has made the job's private folder: its pid, the host's usable cores, the agent's interpreter, and the
+    address of the host that SSH reached.
+    """
 
     host: str
     pid: int
     cores: int
     python: str = ""
+    reached: str = ""
 
 
 @dataclass(frozen=True)

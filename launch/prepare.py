@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from launch import LaunchError, network, preflight
 from launch.action import Action, Connect, Copy, Send
-from launch.event import Bound, Connected, Copied, Event, Probed, Reached, Ready
+from launch.event import Bound, Copied, Event, Probed, Reached, Ready
 from launch.host import Host
 from launch.job import Job, Ports, host_of, workdir_of
 from launch.preflight import Problem
@@ -34,7 +34,6 @@ class Preparation:
         self.skews: dict[str, float] = {}  # s
         self.reached: dict[str, dict[str, dict]] = {}
         self.ports: dict[str, dict[str, int]] = {}
-        self._peers: dict[str, str] = {}
         several = len(self.hosts) > 1
         probes = job.over_network or check
         steps = ["connect", "copy" * bool(job.copy_to), "probe" * probes, "bind", "reach" * several]
@@ -73,9 +72,6 @@ class Preparation:
     def handle(self, event: Event) -> list[Action]:
         """Take in what a host has done; what all do next once all have."""
         match event:
-            case Connected(host, peer):
-                self._peers[host] = peer
-                return []
             case Ready(host):
                 self.agents[host] = event
             case Copied():
@@ -147,9 +143,10 @@ class Preparation:
 
     def _choose_addresses(self) -> None:
         interfaces = {name: facts["interfaces"] for name, facts in self.facts.items()}
+        reached = {name: agent.reached for name, agent in self.agents.items()}
         hosts = list(self.hosts.values())
         try:
-            chosen = network.choose(hosts, interfaces, self.job.interface, self.job.subnet, self._peers)
+            chosen = network.choose(hosts, interfaces, self.job.interface, self.job.subnet, reached)
         except LaunchError as error:
             return self._note([Problem("", str(error), code=error.code)])
         for name, (address, interface) in chosen.items():

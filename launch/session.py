@@ -144,7 +144,7 @@ class Session:
         silence = self.supervisor.limits.silence
         connection = Connection(host.name, channel, silence, self._take, self.events.put)
         self.connections[host.name] = connection
-        self.events.put(Connected(host.name, getattr(channel, "peer", "")))
+        self.events.put(Connected(host.name))
         connection.start()
         self.readers.append(connection.reader)
 

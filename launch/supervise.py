@@ -222,10 +222,7 @@ class Supervisor:
         again = host in self._recovering
         self._asked.add(host)
         first = Send(host, self._job_message(host, {} if again else self._secret))
-        if again:
-            return [first, self._stop_message(host)]
-        self.preparation.handle(event)
-        return [first]
+        return [first, self._stop_message(host)] if again else [first]
 
     def _job_message(self, host: str, secret: dict) -> dict:
         silence = self.limits.agent_silence

@@ -19,7 +19,7 @@ from launch.agent.probe import Probe
 from launch.agent.process import Process, become_subreaper, process
 from launch.agent.reach import Reach
 from launch.agent.receive import Receiver
-from launch.agent.spawn import Child, RunFolder, bound_socket, environment_here, limit_memory, spawn_refusal
+from launch.agent.spawn import Child, RunFolder, bound_socket, environment_here, limit_memory, reached_at, spawn_refusal
 
 READ_BYTES = 1 << 16  # a pipe's default capacity
 BACKLOG_BYTES = 1 << 20  # unsent output above which the processes are no longer read
@@ -240,7 +240,7 @@ class Agent:
         self.folder, self.key = RunFolder(self.mark), job.get("key") or ""
         if self.key:
             self.folder.create(self.key)
-        self.emit("ready", pid=os.getpid(), cores=len(os.sched_getaffinity(0)), python=sys.executable)
+        self.emit("ready", pid=os.getpid(), cores=len(os.sched_getaffinity(0)), python=sys.executable, reached=reached_at())
 
     def bind(self, wanted: dict) -> None:
         """Hold the ports that the job needs here; answers `bound`."""

@@ -63,6 +63,12 @@ def environment_here(unset: list[str]) -> dict[str, str]:
     return values
 
 
+def reached_at() -> str:
+    """The address of this host that SSH reached, as its sshd says; "" when it was not SSH."""
+    words = os.environ.get("SSH_CONNECTION", "").split()  # client's address and port, ours
+    return words[2] if len(words) == 4 else ""
+
+
 def limit_memory(pid: int, mebibytes: int) -> None:
     """Limit the data segment of `pid` (RLIMIT_DATA, which counts private mappings as well); 0 is no limit."""
     if mebibytes:
