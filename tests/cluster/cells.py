@@ -69,11 +69,21 @@ CONNECTING = {
 SILENCING = {"host", "link", "launcher cut off"}  # the launcher waits before it believes them
 
 
+# how the launcher reaches the hosts: the program that it needs, and its options
+WAYS = {
+    "paramiko": ("", ()),
+    "system": ("ssh", ("--ssh", "system")),
+    "mpi": ("mpirun.openmpi", ("--launcher", "mpi", "--mpirun", "mpirun.openmpi",
+                               "--mpirun-args=--allow-run-as-root")),
+    "mpich": ("mpirun.mpich", ("--launcher", "mpi", "--mpirun", "mpirun.mpich")),
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Cell:
     fault: str
     phase: str
-    way: str = "paramiko"  # paramiko, system (ssh) or mpi
+    way: str = "paramiko"  # a key of WAYS
     host: str = "h2"
 
     def __str__(self) -> str:
@@ -117,5 +127,6 @@ OTHER_WAYS = [
     for way in ("system", "mpi")
     for fault in ("worker", "agent", "host", "link", "healing link", "launcher killed", "Ctrl-C")
 ]
+OTHER_WAYS += [Cell(fault, "middle", "mpich") for fault in ("agent", "link", "launcher killed")]
 # those that wait longest come first, so that the end of them all is not theirs alone
 CELLS = sorted([*MATRIX, *MORE, *OTHER_WAYS], key=lambda cell: cell.fault not in SILENCING)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import queue
 import re
+import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.cells import AGENT_SECONDS, CELLS, END_SECONDS, HEALED_SECONDS, Cell
+from tests.cluster.cells import AGENT_SECONDS, CELLS, END_SECONDS, HEALED_SECONDS, WAYS, Cell
 from tests.cluster.conftest import NAME
 from tests.cluster.layout import Settings
 from tests.cluster.testbed import Testbed
@@ -53,11 +54,17 @@ def trials(request: pytest.FixtureRequest, needs_testbed: None, tmp_path_factory
 
     with ThreadPoolExecutor(len(made)) as pool:
         try:
-            yield {cell: pool.submit(attempt, cell) for cell in chosen}
+            yield {cell: pool.submit(attempt, cell) for cell in chosen if not _lacking(cell)}
         finally:
             pool.shutdown(cancel_futures=True)
             for bed in made:
                 bed.down()
+
+
+def _lacking(cell: Cell) -> str:
+    """The program that the cell needs, where it is not installed."""
+    program, _ = WAYS[cell.way]
+    return program if program and not shutil.which(program) else ""
 
 
 def _made(folder: Path) -> Path:
@@ -67,6 +74,8 @@ def _made(folder: Path) -> Path:
 
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 def test_a_fault(trials: dict[Cell, Future], cell: Cell):
+    if lacking := _lacking(cell):
+        pytest.skip(f"{lacking} is missing")
     outcome = trials[cell].result(TRIAL_SECONDS)
     print(outcome.row)
     assert not outcome.trouble, outcome

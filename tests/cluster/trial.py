@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.cluster import host, network, sshd
-from tests.cluster.cells import AGENT_SECONDS, Cell
+from tests.cluster.cells import AGENT_SECONDS, WAYS, Cell
 from tests.cluster.command import ip
 from tests.cluster.layout import LOGIN
 from tests.cluster.processes import DEAD, Process, send
@@ -106,10 +106,9 @@ class Trial:
         (self.folder / "hosts").write_text("\n".join(lines) + "\n")
         if self._dies_at_once:
             (self.folder / f"doomed-{VICTIMS[self.cell.fault]}").touch()
-        way = {"paramiko": (), "system": ("--ssh", "system"),
-               "mpi": ("--launcher", "mpi", "--mpirun-args=--allow-run-as-root")}[self.cell.way]  # fmt: skip
-        command = [*FIRST, sys.executable, "-m", "launch.cli", "-n", 3, "-s", 3, "-H", self.folder / "hosts", *way, "--quiet",
-                   "--log-level", "DEBUG", "--log-dir", self.logs,
+        _, way = WAYS[self.cell.way]
+        command = [*FIRST, sys.executable, "-m", "launch.cli", "-n", 3, "-s", 3, "-H", self.folder / "hosts", *way,
+                   "--quiet", "--log-level", "DEBUG", "--log-dir", self.logs,
                    sys.executable, PROGRAM, self.cell.phase, self.folder]  # fmt: skip
         environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
         with open(self.said, "wb") as said:
