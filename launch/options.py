@@ -223,7 +223,7 @@ OPTIONS = (
     Option(("--subnet",), "NET", "the same as a network: 10.0.0.0/24", _text("subnet", "a network")),
     Option(("--ssh",), "KIND", "paramiko (default), or system: the ssh command with all that its configuration can do",
            _choice("ssh", ("paramiko", "system"))),
-    Option(("--ssh-port",), "PORT", "port of the hosts' sshd, where neither hosts file nor ssh configuration says",
+    Option(("--ssh-port",), "PORT", "port of sshd where the hosts file names none (default: the ssh configuration's)",
            _number("ssh_port", int, 1)),
     Option(("-i", "--identity"), "FILE", "private key for SSH", _text("identity", FILE)),
     Option(("--accept-new-host-keys",), "", "trust and remember host keys that are not known yet",

@@ -71,7 +71,7 @@ def record(supervisor: Supervisor, version: str, options: Options, began: float,
         "workdir": job.workdir,
         "launcher": options.place,
         "launched_from": {"host": platform.node(), "pid": os.getpid()},
-        "reached_by": {name: getattr(options, name) for name in REACHED_BY},
+        "reached_by": {name: getattr(options, name) for name in REACHED_BY} | {"identity": _absolute(options.identity)},
         "num_workers": job.num_workers,
         "num_servers": job.num_servers,
         "versions": {"dmltrain": version, "python": platform.python_version(), "system": platform.platform()},
@@ -88,6 +88,11 @@ def record(supervisor: Supervisor, version: str, options: Options, began: float,
 # What is needed to reach the hosts of a job again.
 REACHED_BY = ("ssh", "ssh_port", "identity", "accept_new_host_keys", "mpirun", "mpirun_args", "host_ip")
 HOST_FACTS = ("name", "address", "interface", "hostname", "user", "port", "python")
+
+
+def _absolute(path: str) -> str:
+    """Who looks for the job may do so from another folder."""
+    return os.path.abspath(os.path.expanduser(path)) if path else ""
 
 
 def _host(host: Host) -> dict:
