@@ -178,7 +178,8 @@ class Start:
         if isinstance(event, Copied):
             self.say(f"{NAME}: {event.host}: {event.summary}")
         if self.options.log_level == "DEBUG":
-            self.say(f"{NAME}: debug: {replace(event, **redact_all(vars(event), self.hidden))}")  # before repr quotes it
+            shown = replace(event, **redact_all(vars(event), self.hidden))  # before repr quotes what is in it
+            self.say(f"{NAME}: debug: {shown}")
 
     def _tell_progress(self, copier: Sync) -> None:
         """Say now and then how far the copying is, until it is over."""
