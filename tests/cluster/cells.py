@@ -18,6 +18,7 @@ END_SECONDS = 15.0  # from the fault to the launcher's end
 AGENT_SECONDS = 20.0  # from the fault to the end of all processes on a host that the launcher cannot reach
 HEALED_SECONDS = 5.0  # a cut shorter than this is survived
 
+VICTIMS = {"worker": "worker-1", "server": "server-1", "scheduler": "scheduler-0"}
 ALL, OTHERS = r"0 processes left on 3 hosts", r"0 processes left on 2 hosts: not known for {host}"
 # h3, whose agent is still being started, may or may not have got the job
 SOON = r"0 processes left on (3 hosts|2 hosts: never reached: h3)"

@@ -19,6 +19,7 @@ import pytest
 
 from tests.cluster.cells import AGENT_SECONDS, CELLS, END_SECONDS, HEALED_SECONDS, WAYS, Cell
 from tests.cluster.conftest import NAME
+from tests.cluster.faults import STRIKES
 from tests.cluster.layout import Settings
 from tests.cluster.testbed import Testbed
 from tests.cluster.trial import HOSTS, ROOT, WORKERS, Outcome, Trial
@@ -46,7 +47,7 @@ def trials(request: pytest.FixtureRequest, needs_testbed: None, tmp_path_factory
         try:
             bed.up(settings)
             bed.sweep()
-            return Trial(cell, bed, _made(folder / re.sub(r"\W+", "-", str(cell)))).run()
+            return Trial(cell, bed, _made(folder / re.sub(r"\W+", "-", str(cell)))).run(STRIKES[cell.fault])
         except Exception:
             return Outcome(cell, trouble=traceback.format_exc())
         finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -14,21 +13,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.cluster import host, network, sshd
-from tests.cluster.cells import AGENT_SECONDS, WAYS, Cell
-from tests.cluster.command import ip
+from tests.cluster.cells import AGENT_SECONDS, VICTIMS, WAYS, Cell
 from tests.cluster.layout import LOGIN
-from tests.cluster.processes import DEAD, Process, send
+from tests.cluster.left import command_line, in_a_job, is_guest, namespace
+from tests.cluster.processes import Process
 from tests.cluster.testbed import Testbed
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).parent / "programs/training.py"
 HOSTS = ("h1", "h2", "h3")
 WORKERS = ("worker-0", "worker-1", "worker-2")
+TASKS = ("scheduler-0", "server-0", "server-1", "server-2", *WORKERS)  # in the launcher's order
 START_SECONDS = 60.0  # for the phase to be reached; an idle machine takes 3
 PATIENCE_SECONDS = 10.0  # that a trial goes on beyond what is allowed, to see how it ends
 LOOK_SECONDS = 0.5  # between looks at what is left, which take CPU from the hosts
-CUT_SECONDS = 4.2  # of a cut that is survived
 FIRST = ("nice", "-n", "-10")  # the launcher's machine has other cores than the hosts, and than other trials
 # In the place of a host's Python: a slow file system, or so. It goes on when there is a file `go`.
 SLOW_PYTHON = """#!{python} -IS
@@ -80,16 +78,16 @@ class Trial:
         self.cell, self.bed, self.folder = cell, bed, folder
         self.logs, self.said = folder / "logs", folder / "said"
         self.outcome = Outcome(cell)
-        self.namespaces = {name: _namespace(bed.pid_1(name)) for name in (LOGIN, *HOSTS)}
+        self.namespaces = {name: namespace(bed.pid_1(name)) for name in (LOGIN, *HOSTS)}
         self.lost: set[str] = set()  # hosts without power
         self.struck = 0.0  # s of time.monotonic()
 
-    def run(self) -> Outcome:
+    def run(self, strike: Callable[[Trial], None]) -> Outcome:
         self.job = self._start()
         try:
             self._reach_phase()
             self.struck = time.monotonic()
-            STRIKES[self.cell.fault](self)
+            strike(self)
             self._watch()
         except Trouble as trouble:
             self.outcome.trouble = str(trouble)
@@ -104,7 +102,7 @@ class Trial:
     def _start(self) -> subprocess.Popen:
         lines = [name + self._slow() * (name == "h3" and self._held) for name in HOSTS]
         (self.folder / "hosts").write_text("\n".join(lines) + "\n")
-        if self._dies_at_once:
+        if self.dies_at_once:
             (self.folder / f"doomed-{VICTIMS[self.cell.fault]}").touch()
         _, way = WAYS[self.cell.way]
         command = [*FIRST, sys.executable, "-m", "launch.cli", "-n", 3, "-s", 3, "-H", self.folder / "hosts", *way,
@@ -116,12 +114,12 @@ class Trial:
                                   stdin=subprocess.DEVNULL, stdout=said, stderr=said)  # fmt: skip
 
     @property
-    def _dies_at_once(self) -> bool:
+    def dies_at_once(self) -> bool:
         return self.cell.phase == "before" and self.cell.fault in VICTIMS
 
     @property
     def _held(self) -> bool:
-        return self.cell.phase == "before" and not self._dies_at_once
+        return self.cell.phase == "before" and not self.dies_at_once
 
     def _slow(self) -> str:
         path = self.folder / "slow-python"
@@ -136,7 +134,7 @@ class Trial:
             "middle": lambda: all("ready" in self.log(name) for name in WORKERS),
             "exit": lambda: "code=0" in self.heard("Exited") and all("closing" in self.log(name) for name in WORKERS),
         }
-        if not self._dies_at_once:
+        if not self.dies_at_once:
             self.wait(reached[self.cell.phase], f"phase {self.cell.phase}")
 
     def wait(self, condition: Callable[[], object], what: str) -> object:
@@ -204,18 +202,20 @@ class Trial:
         """By host: the machine's pids of what runs there beside PID 1 and sshd."""
         by_namespace: dict[str, list[int]] = {}
         for entry in os.listdir("/proc"):
-            if entry.isdigit() and (namespace := _namespace(int(entry))):
-                by_namespace.setdefault(namespace, []).append(int(entry))
+            if entry.isdigit():
+                by_namespace.setdefault(namespace(int(entry)), []).append(int(entry))
         left = {}
-        for name, namespace in self.namespaces.items():
+        for name, place in self.namespaces.items():
             own = self.bed.pid_1(name)
-            left[name] = [pid for pid in by_namespace.get(namespace, []) if pid != own and _is_guest(pid)]
+            if own is None:  # without power; the number of its namespace may be another's by now
+                continue
+            left[name] = [pid for pid in by_namespace.get(place, []) if pid != own and is_guest(pid)]
         return left
 
     def _of_the_job(self, left: dict[str, list[int]]) -> list[str]:
         """Which of these processes on hosts that can be reached the job has started."""
         reachable = set(HOSTS) - self.cell.unreachable
-        return [f"{name}: {pid} {_command(pid)}" for name in reachable for pid in left[name] if _in_a_job(pid)]
+        return [f"{name}: {pid} {command_line(pid)}" for name in reachable for pid in left.get(name, []) if in_a_job(pid)]
 
     def _private_folders(self, name: str) -> list[str]:
         pid = self.bed.pid_1(name)
@@ -227,160 +227,3 @@ class Trial:
         self.outcome.log_lines = {path.stem: path.read_text(errors="replace") for path in self.logs.glob("*-?.log")}
         self.outcome.agents = {path.stem.removeprefix("agent-"): path.read_text() for path in
                                self.logs.glob("agent-*.log")}  # fmt: skip
-
-
-def _namespace(pid: int | None) -> str:
-    try:
-        return os.readlink(f"/proc/{pid}/ns/pid")
-    except OSError:
-        return ""
-
-
-def _is_guest(pid: int) -> bool:
-    try:
-        name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
-        return not name.startswith("sshd") and rest.split()[0] not in DEAD
-    except OSError:
-        return False
-
-
-def _in_a_job(pid: int) -> bool:
-    try:
-        return b"DMLTRAIN_JOB=" in Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return False
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[-100:]
-    except OSError:
-        return "(gone)"
-
-
-# -- the faults --------------------------------------------------------------------------------------------------------
-
-VICTIMS = {"worker": "worker-1", "server": "server-1", "scheduler": "scheduler-0"}
-
-
-def kill_process(trial: Trial) -> None:
-    role, _, rank = VICTIMS[trial.cell.fault].partition("-")
-    name = "h1" if role == "scheduler" else "h2"
-    index = ["scheduler-0", "server-0", "server-1", "server-2", *WORKERS].index(f"{role}-{rank}")
-    pid = trial.wait(lambda: re.search(rf"task={index}, pid=(\d+)", trial.heard("Started")), f"{role} {rank}'s start")
-    if trial._dies_at_once:
-        struck = trial.folder / "struck"
-        trial.wait(struck.exists, "the victim's end")
-        trial.struck = time.monotonic() - (time.time() - struck.stat().st_mtime)
-        trial.outcome.pid, trial.outcome.happened = int(pid[1]), "it killed itself"
-    else:
-        kill(trial, trial.victim(name, int(pid[1])))
-    if trial.cell.phase == "exit":
-        trial.let_go()
-
-
-def kill(trial: Trial, victim: Process) -> None:
-    trial.struck = time.monotonic()
-    send(victim.pid, signal.SIGKILL)
-    while _is_guest(victim.pid) and time.monotonic() < trial.struck + PATIENCE_SECONDS:
-        time.sleep(0.001)
-    trial.outcome.happened = f"killed {victim}" if not _is_guest(victim.pid) else ""
-
-
-def kill_agent(trial: Trial) -> None:
-    kill(trial, trial.agent())
-    go_on(trial)
-
-
-def go_on(trial: Trial) -> None:
-    if trial.cell.phase in ("before", "exit"):
-        trial.let_go()
-
-
-def kill_session(trial: Trial) -> None:
-    trial.agent()
-    listener = sshd.listener(trial.bed.layout, trial.cell.host)
-    sessions = [each for each in host.everything(trial.bed.layout, trial.cell.host)
-                if sshd.is_sshd(each) and each.pid != listener.pid]  # fmt: skip
-    trial.struck = time.monotonic()
-    for each in sessions:
-        send(each.pid, signal.SIGKILL)
-    trial.outcome.happened = f"killed {', '.join(map(str, sessions))}" if sessions else ""
-    go_on(trial)
-
-
-def kill_sshd(trial: Trial) -> None:
-    trial.agent()
-    trial.struck = time.monotonic()
-    sshd.kill(trial.bed.layout, trial.cell.host)
-    trial.outcome.happened = "" if sshd.listener(trial.bed.layout, trial.cell.host) else "no sshd"
-    go_on(trial)
-
-
-def lose_host(trial: Trial) -> None:
-    trial.agent()
-    trial.struck = time.monotonic()
-    trial.lost.add(trial.cell.host)
-    host.power_off(trial.bed.layout, trial.cell.host)
-    trial.outcome.happened = "" if trial.bed.pid_1(trial.cell.host) else "the host is dead"
-    go_on(trial)
-
-
-def cut(trial: Trial, name: str) -> None:
-    trial.struck = time.monotonic()
-    network.cut_off(trial.bed.layout, [name])
-    state = network.link_state(trial.bed.layout, name)
-    trial.outcome.happened = f"{name}'s link is {state}" if state == "cut off" else ""
-
-
-def cut_link(trial: Trial) -> None:
-    trial.agent()
-    cut(trial, trial.cell.host)
-    go_on(trial)
-
-
-def cut_launcher_off(trial: Trial) -> None:
-    cut(trial, LOGIN)
-    go_on(trial)
-
-
-def cut_and_heal(trial: Trial) -> None:
-    cut(trial, trial.cell.host)
-    if trial.cell.phase != "middle":
-        trial.let_go()
-    time.sleep(max(0.0, trial.struck + CUT_SECONDS - time.monotonic()))
-    ip(trial.bed.layout.switch, f"link set {trial.cell.host} master {network.BRIDGE}")  # one command: it has to be soon
-    trial.outcome.cut_seconds = time.monotonic() - trial.struck
-    if trial.job.poll() is not None or network.link_state(trial.bed.layout, trial.cell.host) != "up":
-        trial.outcome.happened = ""
-    trial.let_go()
-
-
-def kill_launcher(trial: Trial) -> None:
-    launcher = trial.bed.command_pid(trial.job)
-    trial.struck = time.monotonic()
-    send(launcher, signal.SIGKILL)
-    trial.outcome.happened = f"killed {launcher}"
-    go_on(trial)
-
-
-def interrupt(trial: Trial) -> None:
-    launcher = trial.bed.command_pid(trial.job)
-    trial.struck = time.monotonic()
-    send(launcher, signal.SIGINT)
-    trial.outcome.happened = f"SIGINT to {launcher}"
-    go_on(trial)
-
-
-STRIKES: dict[str, Callable[[Trial], None]] = {
-    **dict.fromkeys(VICTIMS, kill_process),
-    "agent": kill_agent,
-    "session": kill_session,
-    "sshd": kill_sshd,
-    "host": lose_host,
-    "link": cut_link,
-    "healing link": cut_and_heal,
-    "launcher killed": kill_launcher,
-    "launcher cut off": cut_launcher_off,
-    "Ctrl-C": interrupt,
-}
