@@ -80,8 +80,17 @@ class Launched:
 
     def wait_for_words(self, word: str, *names: str) -> None:
         """Until each of these processes has printed `word`."""
-        for name in names:
-            wait_for(lambda name=name: word in self.log(name), f"{name} prints {word}; {self.err}", LONGEST)
+        def printed() -> bool:
+            missing = [name for name in names if word not in self.log(name)]
+            if missing and self.process.poll() is not None:
+                pytest.fail(f"{missing} never printed {word}; the launcher exited with {self.process.returncode}, "
+                            f"having said {self.err}")  # fmt: skip
+            return not missing
+
+        try:
+            wait_for(printed, word, LONGEST)
+        except pytest.fail.Exception as failure:
+            pytest.fail(f"{failure}; the launcher has said {self.err}")
 
     def wait(self, seconds: float = LONGEST) -> Result:
         try:
