@@ -240,7 +240,8 @@ class Agent:
         self.folder, self.key = RunFolder(self.mark), job.get("key") or ""
         if self.key:
             self.folder.create(self.key)
-        self.emit("ready", pid=os.getpid(), cores=len(os.sched_getaffinity(0)), python=sys.executable, reached=reached_at())
+        self.emit("ready", pid=os.getpid(), cores=len(os.sched_getaffinity(0)), python=sys.executable,
+                  reached=reached_at())  # fmt: skip
 
     def bind(self, wanted: dict) -> None:
         """Hold the ports that the job needs here; answers `bound`."""

@@ -364,7 +364,7 @@ def test_no_live_gives_plain_lines_on_a_terminal(launcher):
         (["-n", "2"], "no program given"),
         (["-n"], "-n needs a value: -n N"),
         (["-n", "1", "-H", "missing", "true"], "missing: no such file; expected a hosts file"),
-            (["-n", "1", "--launcher", "local", "--hosts", "a", "true"], "--launcher local runs everything on this machine"),
+        (["-n", "1", "--launcher", "local", "--hosts", "a", "true"], "--launcher local runs everything on this"),
         (["-n", "1", "--launcher", "yarn", "true"], "--launcher yarn: there is local (all processes on this machine)"),
         (["-n", "1", "--env", "1A=b", "true"], "--env 1A=b: expected NAME=VALUE"),
         (["-n", "1", "--env", "NOT_SET_HERE", "true"], "--env NOT_SET_HERE: it is not set here"),
