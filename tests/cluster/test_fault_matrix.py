@@ -1,6 +1,7 @@
 """Every fault in every phase of a real job on three hosts: how it ends, when, with which words, and what is left.
 
 The cells are tried side by side, each on a test bed of its own, as they mostly wait; each test judges one of them.
+With -rA pytest shows the matrix.
 """
 
 from __future__ import annotations

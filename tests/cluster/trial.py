@@ -214,8 +214,8 @@ class Trial:
 
     def _of_the_job(self, left: dict[str, list[int]]) -> list[str]:
         """Which of these processes on hosts that can be reached the job has started."""
-        reachable = set(HOSTS) - self.cell.unreachable
-        return [f"{name}: {pid} {command_line(pid)}" for name in reachable for pid in left.get(name, []) if in_a_job(pid)]
+        found = [(name, pid) for name in left.keys() - self.cell.unreachable - {LOGIN} for pid in left[name]]
+        return [f"{name}: {pid} {command_line(pid)}" for name, pid in found if in_a_job(pid)]
 
     def _private_folders(self, name: str) -> list[str]:
         pid = self.bed.pid_1(name)
