@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from launch import LaunchError, version
 from launch.clusters import Cluster, cluster
@@ -56,13 +57,17 @@ def check(options: Options) -> int:
     from launch.check import Check, lines
     from launch.output import Output, Silent
     from launch.preflight import Problem
-    from launch.session import Session
+    from launch.session import Session, catching
 
     asked = options if options.num_workers else Options(**{**vars(options), "num_workers": 1})
     job = make_job(asked if asked.program else Options(**{**vars(asked), "program": ("true",)}), "check")
+    if job.copy_to:  # which would bring folder and program: there is nothing to look for yet
+        job = replace(job, copy_to="", workdir="/", argv=("true",), needs=())
     with opened(options) as place:
         supervisor = Supervisor(job, place.hosts, limits(options), check=True)
-        Session(supervisor, place, Output(None, [], Silent()), lambda: None).run(None)
+        session = Session(supervisor, place, Output(None, [], Silent()), lambda: None)
+        with catching(session.interrupt):
+            session.run(None)
         found = supervisor.preparation
         hosts = [found.hosts.get(host.name, host) for host in place.hosts]
         cause = [Problem("", supervisor.cause.text, code=supervisor.cause.code)] if supervisor.cause else []

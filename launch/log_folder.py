@@ -17,8 +17,8 @@ from pathlib import Path
 
 from launch import LaunchError
 
-RECORD, LOGS = "job.json", "logs"
-OURS = re.compile(r"(scheduler|server|worker)-\d+\.log|agent-.*\.log|job\.json|restart-\d+")
+RECORD, KILLED, LOGS = "job.json", "killed", "logs"
+OURS = re.compile(r"(scheduler|server|worker)-\d+\.log|agent-.*\.log|job\.json|restart-\d+|killed")
 
 
 class LogFolder:
@@ -57,6 +57,11 @@ class LogFolder:
         aside.mkdir()
         for each in old:
             each.rename(aside / each.name)
+
+    @property
+    def killed(self) -> bool:
+        """Whether somebody wants the job to end, wherever its launcher is."""
+        return (self.path / KILLED).exists()
 
     def open_log(self, name: str) -> int:
         """The descriptor of a new, empty log file."""

@@ -23,6 +23,7 @@ FORWARDED = re.compile(
     r"(PS|MXNET|NCCL|GLOO)_\w+|OMP_NUM_THREADS|KMP_AFFINITY|PYTHONPATH|PYTHONUNBUFFERED|DMLC_INTERFACE"
 )
 FILE = "a file"
+STARTS = ("", "check", "dry-run")  # modes that are about a job to be started
 USAGE = "usage: dmltrain-launch [options] -n WORKERS [-s SERVERS] program [arguments of the program]"
 
 
@@ -98,15 +99,16 @@ class Option:
     apply: Callable[[Options, str, str, Mapping[str, str]], Options]
 
 
-def _number(field: str, convert: Callable[[str], Any], least: float) -> Callable:
+def _number(field: str, convert: Callable[[str], Any], least: float, most: float = math.inf) -> Callable:
     def apply(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
         try:
             number = convert(value)
         except ValueError:
             number = math.nan
-        if not (least <= number < math.inf):
+        if not (least <= number < math.inf) or number > most:
             kind = "a whole number" if convert is int else "a number of seconds"
-            raise LaunchError(f"{name} is {value}: expected {kind}, {least} or more")
+            limit = f"to {most}" if most < math.inf else "or more"
+            raise LaunchError(f"{name} is {value}: expected {kind}, {least} {limit}")
         return replace(options, **{field: number})
 
     return apply
@@ -182,7 +184,8 @@ def _setting(role: str) -> Callable:
     def apply(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
         match = re.fullmatch(r"([A-Za-z_]\w*)(?:[=:](.*))?", value, re.DOTALL | re.ASCII)
         if not match:
-            raise LaunchError(f"{name} {value}: expected NAME=VALUE, NAME:VALUE, or NAME to pass on the launcher's own")
+            word = re.split("[=:]", value, maxsplit=1)[0]  # the rest may be secret
+            raise LaunchError(f"{name} {word}: expected NAME=VALUE, NAME:VALUE, or NAME to pass on the launcher's own")
         variable, text = match.groups()
         if text is None and variable not in environ:
             raise LaunchError(f"{name} {variable}: it is not set here; give {variable}=VALUE")
@@ -224,7 +227,7 @@ OPTIONS = (
     Option(("--ssh",), "KIND", "paramiko (default), or system: the ssh command with all that its configuration can do",
            _choice("ssh", ("paramiko", "system"))),
     Option(("--ssh-port",), "PORT", "port of sshd where the hosts file names none (default: the ssh configuration's)",
-           _number("ssh_port", int, 1)),
+           _number("ssh_port", int, 1, 65535)),
     Option(("-i", "--identity"), "FILE", "private key for SSH", _text("identity", FILE)),
     Option(("--accept-new-host-keys",), "", "trust and remember host keys that are not known yet",
            _set("accept_new_host_keys", True)),
@@ -285,7 +288,31 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         given, program = [*more, *given], program or its_program
     for option, name, value in given:
         options = option.apply(options, value, name, environ)
-    return replace(options, program=program)
+    options = replace(options, program=program)
+    if not options.launcher and environ.get(old_options.CLUSTER_VARIABLE):
+        options = _launcher(options, environ[old_options.CLUSTER_VARIABLE], old_options.CLUSTER_VARIABLE, environ)
+    _refuse_unused(options, [name for _, name, _ in given])
+    return options
+
+
+# Options that only some launchers have a use for.
+ONLY = {
+    **dict.fromkeys(("--ssh", "--ssh-port", "-i", "--identity", "--accept-new-host-keys"), ("ssh",)),
+    **dict.fromkeys(("--mpirun", "--mpirun-args"), ("mpi",)),
+    **dict.fromkeys(("--include", "--exclude", "--interface", "--subnet"), ("ssh", "mpi")),
+}
+
+
+def _refuse_unused(options: Options, names: Sequence[str]) -> None:
+    """No option is taken and then forgotten."""
+    for name in names:
+        if options.mode in STARTS and options.place not in ONLY.get(name, (options.place,)):
+            those = " or ".join(ONLY[name])
+            raise LaunchError(f"{name} is for --launcher {those}, and this job's is {options.place}: leave it out")
+    if options.sync_exclude and not options.sync_dst_dir:
+        raise LaunchError("--sync-exclude leaves files out of a copy: give --sync-dst-dir too, or leave it out")
+    if (options.follow or options.show) and options.mode != "logs":
+        raise LaunchError("--follow and --show are for --logs JOB")
 
 
 HOST_LISTS = {"--hosts", "--include", "--exclude"}  # repeated, they name more; on the command line, others

@@ -34,6 +34,7 @@ class Preparation:
         self.skews: dict[str, float] = {}  # s
         self.reached: dict[str, dict[str, dict]] = {}
         self.ports: dict[str, dict[str, int]] = {}
+        self._scheduler, self._master = host_of(job, hosts, SCHEDULER), host_of(job, hosts, WORKER)
         several = len(self.hosts) > 1
         probes = job.over_network or check
         steps = ["connect", "copy" * bool(job.copy_to), "probe" * probes, "bind", "reach" * several]
@@ -155,11 +156,10 @@ class Preparation:
     # -- bind and reach ------------------------------------------------------------------------------------------
 
     def _ports_of(self, host: Host) -> dict:
-        hosts = list(self.hosts.values())
-        wanted: dict = {"address": host.address, "reach": len(hosts) > 1}
-        if host == host_of(self.job, hosts, SCHEDULER):
+        wanted: dict = {"address": host.address, "reach": len(self.hosts) > 1}
+        if self._scheduler and host.name == self._scheduler.name:
             wanted["scheduler"] = self.job.port
-        if host == host_of(self.job, hosts, WORKER):
+        if self._master and host.name == self._master.name:
             wanted["master"] = 0
         return wanted
 

@@ -86,7 +86,7 @@ def record(supervisor: Supervisor, version: str, options: Options, began: float,
 
 
 # What is needed to reach the hosts of a job again.
-REACHED_BY = ("ssh", "ssh_port", "identity", "accept_new_host_keys", "mpirun", "mpirun_args", "host_ip")
+REACHED_BY = ("ssh", "ssh_port", "identity", "mpirun", "mpirun_args", "host_ip")
 HOST_FACTS = ("name", "address", "interface", "hostname", "user", "port", "python")
 
 

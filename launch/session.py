@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from launch.sync import Sync  # takes a moment to import, and few jobs need it
 
 READER_SECONDS = 2.0  # for the last output to reach the logs
+CONNECTING_SECONDS = 0.5  # for an agent that has no job yet to go
 KEY_BYTES = 32
 CONNECTING = 32  # hosts that are being connected to at one time
 RECONNECT_SECONDS = 4.0
@@ -62,6 +63,7 @@ class Session:
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()  # whose put may interrupt itself
         self.connections: dict[str, Connection] = {}
         self.readers: list[threading.Thread] = []
+        self._connecting: list[threading.Thread] = []
         self.closing = False
         self._asked_at: dict[str, float] = {}  # s, when the last message was sent
         self._turns = threading.Semaphore(CONNECTING)
@@ -69,22 +71,21 @@ class Session:
     def run(self, log_folder: Path | None) -> None:
         """From the first connection to the last agent's last word; `log_folder` is one that the agents can write to."""
         key = secrets.token_hex(KEY_BYTES)
-        with self._signals():
-            try:
-                self._do(self.supervisor.begin(key, str(log_folder) if log_folder else None, time.monotonic()))
-                while not self.supervisor.over:
-                    event = self._next()
-                    if self.trace:
-                        self.trace(event)
-                    self._do(self.supervisor.handle(event, time.monotonic()))
-                    if self.supervisor.ending:
-                        self.output.hurry()
-                        if self.copier:
-                            self.copier.cancel()
-                    if isinstance(event, Started) and self.supervisor.started:
-                        self._tell_started()
-            finally:
-                self._close()
+        try:
+            self._do(self.supervisor.begin(key, str(log_folder) if log_folder else None, time.monotonic()))
+            while not self.supervisor.over:
+                event = self._next()
+                if self.trace:
+                    self.trace(event)
+                self._do(self.supervisor.handle(event, time.monotonic()))
+                if self.supervisor.ending:
+                    self.output.hurry()
+                    if self.copier:
+                        self.copier.cancel()
+                if isinstance(event, Started) and self.supervisor.started:
+                    self._tell_started()
+        finally:
+            self._close()
 
     def _close(self) -> None:
         self.closing = True
@@ -92,9 +93,8 @@ class Session:
             self.copier.cancel()
         for connection in list(self.connections.values()):
             connection.finish()
-        until = time.monotonic() + READER_SECONDS  # for all together
-        for reader in self.readers:
-            reader.join(max(0.0, until - time.monotonic()))
+        join(self.readers, READER_SECONDS)
+        join(self._connecting, CONNECTING_SECONDS)
 
     def _next(self) -> Event:
         while (left := self.supervisor.deadline - time.monotonic()) > 0 or not self.events.empty():
@@ -116,18 +116,20 @@ class Session:
                     if host in self.connections:
                         self.connections[host].send(message)
                 case Connect(host, again):
-                    self._in_thread(self._connect, self.supervisor.hosts[host], again)
+                    self._connecting.append(self._in_thread(self._connect, self.supervisor.hosts[host], again))
                 case Copy(host, folder):
                     self._in_thread(self._copy, host, folder)
 
-    def _in_thread(self, function: Callable, *arguments: object) -> None:
+    def _in_thread(self, function: Callable, *arguments: object) -> threading.Thread:
         def run() -> None:
             try:
                 function(*arguments)
             except Exception as error:  # a fault of ours ends the job; nobody may wait for this thread for ever
                 self.events.put(OutputFailed(f"fault of the launcher: {error!r}"))
 
-        threading.Thread(target=run, daemon=True).start()
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        return thread
 
     def _connect(self, host: Host, again: bool) -> None:
         with self._turns:
@@ -176,16 +178,26 @@ class Session:
         except LaunchError as error:
             self.events.put(OutputFailed(str(error)))
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        def interrupted(number: int, frame: object) -> None:
-            self.events.put(Interrupted(number))
+    def interrupt(self, number: int) -> None:
+        """A signal asks the job to end."""
+        self.events.put(Interrupted(number))
 
-        # nohup's wish is kept; a shell that starts background jobs with SIGINT ignored is not obeyed
-        numbers = [n for n in ENDING_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
-        before = {number: signal.signal(number, interrupted) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+
+def join(threads: list[threading.Thread], seconds: float) -> None:
+    """Wait for all together."""
+    until = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+
+
+@contextlib.contextmanager
+def catching(interrupted: Callable[[int], None]) -> Iterator[None]:
+    """Hand the signals that ask the launcher to end to `interrupted`, in the main thread."""
+    # nohup's wish is kept; a shell that starts background jobs with SIGINT ignored is not obeyed
+    numbers = [n for n in ENDING_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, lambda number, frame: interrupted(number)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import sys
 import threading
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from launch import LaunchError, report, version
 from launch.clusters import Cluster
-from launch.event import Copied, Event
+from launch.event import Copied, Event, signal_name
 from launch.host import Host
 from launch.job import Job, places
 from launch.log_folder import LOGS, LogFolder, default_path
@@ -24,7 +25,7 @@ from launch.options import Options
 from launch.output import Display, Output, Plain, Silent
 from launch.role import SERVER, WORKER
 from launch.secret import redact, redact_all
-from launch.session import Session
+from launch.session import Session, catching
 from launch.supervise import FAULT_CODE, Limits, Supervisor
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 NAME = "dmltrain-launch"
 IMPATIENT_SECONDS = 2.0  # how long who sent a signal waits for a terminal that stands still
 COPY_SECONDS = 2.0
-RESTART_SECONDS = 1.0  # between the end of an attempt and the next
+RESTART_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 30.0  # between the end of an attempt and the next; doubles
 Say = Callable[[str], None]
 
 
@@ -48,7 +49,7 @@ def make_job(options: Options, name: str) -> Job:
         raise LaunchError(f"-n/--num-workers is missing: {NAME} -n 2 -s 2 train.py ...")
     job = Job(
         name=name,
-        mark=f"{name}-{secrets.token_hex(8)}",
+        mark=new_mark(name),
         argv=options.program,
         num_workers=options.num_workers,
         num_servers=options.num_workers if options.num_servers is None else options.num_servers,
@@ -70,6 +71,11 @@ def _folder_here() -> str:
         return as_utf8(os.getcwd())
     except OSError as error:
         raise LaunchError(f"the working directory is gone: {error.strerror}; cd to one that is there") from None
+
+
+def new_mark(name: str) -> str:
+    """By which the processes of one attempt are known; without what a shell would take for its own."""
+    return f"{re.sub('[^A-Za-z0-9_.-]', '_', name)}-{secrets.token_hex(8)}"
 
 
 def _needs(script: str) -> tuple[str, ...]:
@@ -110,23 +116,40 @@ class Start:
         self.ends: list[dict] = []  # of the attempts before this one
         self.hidden = job.secrets(place.hosts)
         self._copied = threading.Event()
+        self._interrupted, self._signal = threading.Event(), 0
+        self._session: Session | None = None
 
     def run(self) -> int:
-        while True:
-            supervisor, code = self._attempt()
-            if not self._goes_on(supervisor):
-                return code
-            restarts = len(self.ends)
-            self.ends.append(redact_all(report.end_of_attempt(supervisor, str(self.path)), self.hidden))
-            self.say(f"{NAME}: restart {restarts + 1} of {self.options.max_restarts}")
-            time.sleep(RESTART_SECONDS)
-            self.job = replace(self.job, restart=restarts + 1)
-            self.path = Path(self.first.shown) / f"restart-{self.job.restart}"
-            self.folder = LogFolder(self.path)
+        with catching(self._interrupt):
+            while True:
+                supervisor, code = self._attempt()
+                if not self._goes_on(supervisor):
+                    return code
+                self._next_attempt(supervisor)
+                if self._interrupted.wait(min(RESTART_SECONDS * 2 ** (self.job.restart - 1), LONGEST_PAUSE_SECONDS)):
+                    self._record(supervisor, time.time())
+                    self.say(f"{NAME}: the launcher got {signal_name(self._signal)}")
+                    self.say(report.last_line(supervisor))
+                    return 128 + self._signal
+
+    def _next_attempt(self, supervisor: Supervisor) -> None:
+        self.ends.append(redact_all(report.end_of_attempt(supervisor, str(self.path)), self.hidden))
+        number = len(self.ends)
+        self.say(f"{NAME}: restart {number} of {self.options.max_restarts}")
+        self.job = replace(self.job, restart=number, mark=new_mark(self.job.name))  # an old agent may still be ending
+        self.path = Path(self.first.shown) / f"restart-{number}"
+        self.folder = LogFolder(self.path)
+
+    def _interrupt(self, number: int) -> None:
+        self._signal = number
+        self._interrupted.set()
+        if self._session:
+            self._session.interrupt(number)
 
     def _goes_on(self, supervisor: Supervisor) -> bool:
-        """Whether there is another attempt after this one."""
-        return supervisor.restartable and len(self.ends) < self.options.max_restarts
+        """Whether there is another attempt after this one. A host that reboots may miss the first of them."""
+        lost = supervisor.restartable or (self.ends and supervisor.unreached and not supervisor.interrupted)
+        return bool(lost) and len(self.ends) < self.options.max_restarts and not self.first.killed
 
     def say(self, line: str) -> None:
         self._say(redact(line, self.hidden))
@@ -140,8 +163,12 @@ class Start:
         output = Output(self.folder, names, make_display(self.options, names))
         copier = self._copier() if self.job.copy_to else None
         session = Session(supervisor, self.place, output, lambda: self._record(supervisor), copier, self._trace)
+        self._session = session
+        if self._interrupted.is_set():
+            session.interrupt(self._signal)
         try:
             session.run(folder)
+            self._session = None
             self._copied.set()
             code, lines = supervisor.exit_code, report.failure(supervisor, output.last_lines, str(self.path))
             try:
@@ -165,6 +192,7 @@ class Start:
         folder, left_out = self.job.workdir, [str(logs), self.job.copy_to]
         source = partial(manifest, folder, self.options.sync_exclude, left_out)
         copier = Sync(folder, source, [host.name for host in self.place.hosts])
+        self._copied.clear()
         threading.Thread(target=self._tell_progress, args=(copier,), daemon=True).start()
         return copier
 

@@ -21,7 +21,7 @@ from launch import LaunchError, agent, channels, show
 from launch.agent import KILL_SECONDS
 from launch.clusters import Cluster, cluster
 from launch.host import Host
-from launch.log_folder import RECORD
+from launch.log_folder import KILLED, RECORD
 from launch.options import Options
 from launch.supervise import AGENT_SILENCE_SECONDS, FAULT_CODE, SILENCE_SECONDS
 
@@ -45,8 +45,9 @@ def processes(options: Options, tell: Callable[[str], None]) -> int:
 
 def kill(options: Options, tell: Callable[[str], None]) -> int:
     """End the job: by its launcher where that lives on this machine, then whatever is left on its hosts."""
-    record = read(options.target)
-    if end_launcher(record):
+    record, folder = read(options.target), show.find(options.target)
+    (folder / KILLED).touch()  # so that a launcher elsewhere does not start the job anew
+    if end_launcher(record, show.Record(folder)):
         tell(f"the launcher of job {record['job']} has ended it")
     silence = AGENT_SILENCE_SECONDS + options.grace  # no beats come from a visitor
     start = {"do": "job", "mark": record["mark"], "host": "", "grace": options.grace, "silence": silence}
@@ -69,11 +70,11 @@ def read(job: str) -> dict[str, Any]:
         raise LaunchError(f"{path} is not the record of a job: it cannot be found on its hosts") from None
 
 
-def end_launcher(record: Mapping[str, Any]) -> bool:
-    """Ask the launcher of the job to end it, and wait until it has; whether there was one here."""
+def end_launcher(record: Mapping[str, Any], folder: show.Record) -> bool:
+    """Ask the launcher of the job to end it, and wait; whether there was one here and it has."""
     here = record.get("launched_from") or {}
     pid = here.get("pid", 0)
-    if record.get("ended") or here.get("host") != platform.node() or not _is_launcher(pid):
+    if record.get("ended") or here.get("host") != platform.node() or folder.abandoned or not _is_launcher(pid):
         return False
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)  # one that is stopped hears TERM only when it runs again
@@ -81,7 +82,7 @@ def end_launcher(record: Mapping[str, Any]) -> bool:
     deadline = time.monotonic() + LAUNCHER_SECONDS
     while _is_launcher(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return True
+    return not _is_launcher(pid)
 
 
 def _is_launcher(pid: int) -> bool:

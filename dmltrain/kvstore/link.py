@@ -239,7 +239,7 @@ def _settle(sock: socket.socket) -> None:
     _limit_waits(sock, 0)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    with contextlib.suppress(OSError):  # Linux 6.15: go on within a second of a network's return, not some seconds later
+    with contextlib.suppress(OSError):  # Linux 6.15: go on within a second of a network's return
         sock.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, RETRANSMIT_MS)
 
 

@@ -104,12 +104,15 @@ class RunFolder:
                 file.write(key)
         except OSError as error:
             self.remove()
-            message = f"cannot write the job's private folder in {tempfile.gettempdir()}: {error.strerror}"
-            raise Refusal(message, 125) from None
+            raise Refusal(f"cannot make the job's private folder (TMPDIR, /tmp ...): {error.strerror}", 125) from None
 
     def remove(self) -> None:
         """Remove the job's folders, those of a killed agent too."""
-        folder = tempfile.gettempdir()
-        for name in os.listdir(folder):
+        try:
+            folder = tempfile.gettempdir()
+            names = os.listdir(folder)
+        except OSError:  # then there is none
+            return
+        for name in names:
             if name.startswith(self.prefix):
                 shutil.rmtree(os.path.join(folder, name), ignore_errors=True)

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from launch import LaunchError
 
 READ_BYTES = 1 << 18
+ENDED = -1  # no descriptor
+LOCK_SECONDS = 0.1
 CLOSE_SECONDS = 1.0  # an agent that has said its last word needs no longer to exit
 
 
@@ -53,7 +55,17 @@ class ProcessChannel:
             raise TimeoutError
         return os.read(self._from, READ_BYTES)
 
+    def _end_input(self) -> None:
+        """The agent's life line: it ends when this does. A write under way to one that stands still keeps it open."""
+        if self._lock.acquire(timeout=LOCK_SECONDS):
+            if self._child.stdin:
+                self._child.stdin.close()
+            self._to = ENDED  # writes fail from now on
+            self._lock.release()
+
     def close(self) -> str:
+        if self._to != ENDED:
+            self._end_input()
         try:
             code = self._child.wait(CLOSE_SECONDS)
         except subprocess.TimeoutExpired:

@@ -65,7 +65,7 @@ class Config:
     """The configuration files, read once; LaunchError when they cannot be understood."""
 
     def __init__(self, files: tuple[str, ...] = (USER_FILE, SYSTEM_FILE)):
-        lines = [line for name in files for line in ("Host *", *_lines(Path(name).expanduser(), 0))]
+        lines = [line for name in files for line in ("Host *", *_lines(Path(os.path.expanduser(name)), 0))]
         self._text = "\n".join(lines)
 
     def settings(self, target: Target) -> Settings:
@@ -75,7 +75,7 @@ class Config:
         try:
             found = SSHConfig.from_text(f"{text}\n{self._text}").lookup(target.name)
             return _settings(found, bool(target.identity))
-        except (ConfigParseError, CouldNotCanonicalize, ValueError, KeyError) as error:
+        except (ConfigParseError, CouldNotCanonicalize, ValueError, KeyError, ImportError) as error:  # ImportError: Match exec wants invoke
             raise LaunchError(f"{USER_FILE} or {SYSTEM_FILE}, for {target.name}: {error}; mend it, {CURE}") from None
 
 
@@ -121,7 +121,7 @@ def _proxy(found: dict) -> tuple[tuple[str, ...], str]:
 
 
 def _paths(value: str) -> tuple[Path, ...]:
-    return tuple(Path(word).expanduser() for word in shlex.split(value) if word != "none")
+    return tuple(Path(os.path.expanduser(word)) for word in shlex.split(value) if word != "none")
 
 
 def hop(text: str) -> Target:
@@ -159,6 +159,6 @@ def _lines(path: Path, depth: int, block: str = "Host *") -> Iterator[str]:
 
 def _included(value: str, path: Path) -> list[Path]:
     """Where the patterns of an Include lead; a relative one starts at the folder of the file's kind."""
-    folder = Path("/etc/ssh") if path.is_relative_to("/etc/ssh") else Path("~/.ssh").expanduser()
+    folder = Path("/etc/ssh") if path.is_relative_to("/etc/ssh") else Path(os.path.expanduser("~/.ssh"))
     patterns = [str(folder / os.path.expanduser(word)) for word in shlex.split(value)]
     return [Path(name) for pattern in patterns for name in sorted(glob.glob(pattern))]

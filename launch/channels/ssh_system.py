@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from launch import LaunchError, channels
-from launch.channels.process import CLOSE_SECONDS, ProcessChannel
+from launch.channels.process import CLOSE_SECONDS, ENDED, ProcessChannel
 from launch.channels.ssh_greeting import NoAgent, await_agent, explain, label, silent
 from launch.host import Host
 
@@ -132,6 +132,8 @@ class SystemChannel(ProcessChannel):
         if not self._lock.acquire(timeout=stall):
             raise TimeoutError(f"another write has stood still for {stall:g} s")
         try:
+            if self._to == ENDED:
+                raise BrokenPipeError("the channel is closed")
             view, room = memoryview(data), select.poll()
             room.register(self._to, select.POLLOUT)
             while view:

@@ -113,15 +113,17 @@ class Cluster:
         seconds = self.options.connect_timeout if timeout is None else timeout
         deadline = time.monotonic() + seconds
         with self._lock:
-            run, index = self._place(host, seconds)
+            run, index = self._place(host, seconds, alone=timeout is not None)
         caller = run.caller(index, deadline, seconds)
         return MpiChannel(caller.stream, str(caller), *channels.remote_command(host, mark), run.fate)
 
-    def _place(self, host: Host, seconds: float) -> tuple[Run, int]:
+    def _place(self, host: Host, seconds: float, alone: bool) -> tuple[Run, int]:
+        """`alone`: the host is visited again after a loss, and other hosts' troubles must not keep it from that."""
         if not self._reception:
             self._addresses = addresses(self.hosts, self.options.host_ip)
             local = self._addresses == [LOOPBACK]
             self._reception = Reception(self.options.host_ip or (LOOPBACK if local else ""))
+        if not alone and host.name not in self._unused:  # the job's first attempt, or another
             run = self._start(self.hosts, seconds)
             self._unused = {each.name: (run, index) for index, each in enumerate(self.hosts)}
         return self._unused.pop(host.name, None) or (self._start([host], seconds), 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from launch import LaunchError, hosts
 from launch.channels import Channel
@@ -45,7 +44,7 @@ class Cluster:
 
     def __init__(self, options: Options, hosts: Sequence[Host] | None = None, prompt: TerminalPrompt | None = None):
         self.hosts = hosts_of(options) if hosts is None else list(hosts)
-        if options.identity and not Path(options.identity).expanduser().is_file():
+        if options.identity and not os.path.isfile(os.path.expanduser(options.identity)):
             raise LaunchError(f"the key {options.identity} does not exist")
         self._seconds = options.connect_timeout
         self._prompt = prompt or TerminalPrompt()

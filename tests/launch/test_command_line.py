@@ -365,8 +365,13 @@ def test_no_live_gives_plain_lines_on_a_terminal(launcher):
         (["-n"], "-n needs a value: -n N"),
         (["-n", "1", "-H", "missing", "true"], "missing: no such file; expected a hosts file"),
         (["-n", "1", "--launcher", "local", "--hosts", "a", "true"], "--launcher local runs everything on this"),
+        (["-n", "1", "--include", "a", "true"], "--include is for --launcher ssh or mpi, and this job's is local"),
+        (["-n", "1", "--mpirun", "x", "--hosts", "a", "true"], "--mpirun is for --launcher mpi, and this job's is ssh"),
+        (["-n", "1", "--sync-exclude", "a", "true"], "--sync-exclude leaves files out of a copy: give --sync-dst-dir too"),
+        (["-n", "1", "--follow", "true"], "--follow and --show are for --logs JOB"),
+        (["-n", "1", "--ssh-port", "70000", "--hosts", "a", "true"], "expected a whole number, 1 to 65535"),
         (["-n", "1", "--launcher", "yarn", "true"], "--launcher yarn: there is local (all processes on this machine)"),
-        (["-n", "1", "--env", "1A=b", "true"], "--env 1A=b: expected NAME=VALUE"),
+        (["-n", "1", "--env", "1A=b", "true"], "--env 1A: expected NAME=VALUE"),
         (["-n", "1", "--env", "NOT_SET_HERE", "true"], "--env NOT_SET_HERE: it is not set here"),
         (["-n", "1", "--env", "DMLC_ROLE=worker", "true"], "--env DMLC_ROLE: the launcher itself sets this"),
         (["-n", "1", "--port", "70000", "true"], "--port is 70000: expected 0 (any free port) to 65535"),
@@ -463,3 +468,9 @@ def test_the_default_log_folder_is_named_after_program_and_time(launcher):
     made = sorted(path.name for path in (launcher.folder / "logs").iterdir())
     assert len(made) == 2
     assert all(name.startswith("program-20") for name in made)
+
+
+def test_dmlcs_variable_chooses_the_launcher(launcher):
+    result = launcher.run("-n", 1, "true", env={"DMLC_SUBMIT_CLUSTER": "yarn"})
+    assert result.code == 2 and "DMLC_SUBMIT_CLUSTER yarn: there is local" in result.err
+    assert launcher.run("-n", 1, "-s", 0, "true", env={"DMLC_SUBMIT_CLUSTER": "local"}).code == 0
