@@ -54,9 +54,9 @@ def run(options: Options) -> int:
 
 def check(options: Options) -> int:
     """Look at the hosts and start nothing."""
-    from launch.check import Check, lines
     from launch.output import Output, Silent
     from launch.preflight import Problem
+    from launch.preflight.table import Check, lines
     from launch.session import Session, catching
 
     asked = options if options.num_workers else Options(**{**vars(options), "num_workers": 1})
@@ -80,7 +80,7 @@ def check(options: Options) -> int:
 
 def dry_run(options: Options) -> int:
     """Print what would run where."""
-    from launch import dry_run
+    from launch.commands import dry_run
 
     job = make_job(options, name_and_path(options, time.time())[0])
     with opened(options) as place:
@@ -91,7 +91,7 @@ def dry_run(options: Options) -> int:
 
 def logs(options: Options) -> int:
     """Print a job's logs."""
-    from launch import show
+    from launch.commands import show
 
     why = show.show(options.target, options.show, options.follow, sys.stdout.fileno(), coloured())
     if why:
@@ -100,13 +100,13 @@ def logs(options: Options) -> int:
 
 
 def processes(options: Options) -> int:
-    from launch import visit
+    from launch.commands import visit
 
     return visit.processes(options, print)
 
 
 def kill(options: Options) -> int:
-    from launch import visit
+    from launch.commands import visit
 
     return visit.kill(options, say)
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from launch import LaunchError, network, preflight
+from launch import LaunchError, preflight
 from launch.action import Action, Connect, Copy, Send
 from launch.event import Bound, Copied, Event, Probed, Reached, Ready
 from launch.host import Host
 from launch.job import Job, Ports, host_of, workdir_of
-from launch.preflight import Problem
+from launch.preflight import Problem, network
 from launch.role import SCHEDULER, WORKER
 
 WORDS = {"connect": "connecting", "copy": "copying", "probe": "being looked at", "bind": "choosing ports",

@@ -20,9 +20,9 @@ from launch.event import Copied, Event, signal_name
 from launch.host import Host
 from launch.job import Job, places
 from launch.log_folder import LOGS, LogFolder, default_path
-from launch.needs import needs
 from launch.options import Options
 from launch.output import Display, Output, Plain, Silent
+from launch.preflight.needs import needs
 from launch.role import SERVER, WORKER
 from launch.secret import redact, redact_all
 from launch.session import Session, catching
@@ -186,7 +186,7 @@ class Start:
 
     def _copier(self) -> Sync:
         from launch.sync import Sync
-        from launch.sync_manifest import manifest
+        from launch.sync.manifest import manifest
 
         logs = self.first.path.parent if self.first.path.parent.name == LOGS else self.first.path
         folder, left_out = self.job.workdir, [str(logs), self.job.copy_to]

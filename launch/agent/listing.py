@@ -1,4 +1,4 @@
-"""What the processes of a job on this host do, for --ps: rows for `launch.processes`. Only reads /proc. Linux."""
+"""What a job's processes on this host do, for --ps: rows for `launch.commands.processes`. Only reads /proc. Linux."""
 
 from __future__ import annotations
 

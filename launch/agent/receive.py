@@ -1,7 +1,7 @@
 """The agent's side of copying the working directory: what is here is compared, what differs is written as it comes.
 
 Messages, in this order; an entry is [index, kind, path, mode, mtime, size, SHA-256 or a link's target], in the terms
-of `launch.sync_manifest.Entry`:
+of `launch.sync.manifest.Entry`:
     {"do": "sync", "to": DIR}                  answered by `destination`: "to" as an absolute path; "probe": the name of
                                                a file that is in DIR until the next message, "" when none can be made
     {"do": "sync", "same": true}               DIR is the source itself: that was all

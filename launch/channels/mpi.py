@@ -1,4 +1,4 @@
-"""A channel to an agent behind a bridge (`launch.bridge`), which mpirun has started on the agent's host."""
+"""A channel to an agent behind a bridge (`launch.channels.bridge`), which mpirun has started on the agent's host."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from launch.bridge import LENGTH
+from launch.channels.bridge import LENGTH
 from launch.channels.tls import TlsStream
 
 CLOSE_SECONDS = 1.0  # an agent that has said its last word needs no longer to exit

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from launch import LaunchError
-from launch.bridge import keep_alive
+from launch.channels.bridge import keep_alive
 from launch.channels.tls import TlsStream, certificate
 
 GREETING_SECONDS = 10.0  # for the TLS handshake and one line

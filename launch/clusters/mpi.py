@@ -19,12 +19,13 @@ from pathlib import Path
 
 import psutil
 
-from launch import LaunchError, bridge, channels
+from launch import LaunchError, channels
+from launch.channels import bridge
 from launch.channels.mpi import MpiChannel
+from launch.channels.mpirun import Mpirun, bridge_command, check, command, complaint, kind, sweep
 from launch.channels.reception import Caller, Reception
 from launch.host import Host
-from launch.host_selection import select
-from launch.mpirun import Mpirun, bridge_command, check, command, complaint, kind, sweep
+from launch.hosts.selection import select
 from launch.options import Options
 
 LOOPBACK = "127.0.0.1"

@@ -10,8 +10,8 @@ from launch import LaunchError, hosts
 from launch.channels import Channel
 from launch.channels.ssh_prompt import TerminalPrompt
 from launch.host import Host
-from launch.host_roles import by_roles
-from launch.host_selection import select
+from launch.hosts.roles import by_roles
+from launch.hosts.selection import select
 from launch.options import Options
 
 Connect = Callable[[Host, str, float], Channel]  # host, mark of the job, seconds

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from launch.check import Check, lines
 from launch.host import Host
 from launch.preflight import Problem, problems, request
+from launch.preflight.table import Check, lines
 from tests.launch.test_preflight import HOST, job  # noqa: F401  a fixture
 from tests.launch.test_probe import look
 

@@ -367,7 +367,7 @@ def test_no_live_gives_plain_lines_on_a_terminal(launcher):
         (["-n", "1", "--launcher", "local", "--hosts", "a", "true"], "--launcher local runs everything on this"),
         (["-n", "1", "--include", "a", "true"], "--include is for --launcher ssh or mpi, and this job's is local"),
         (["-n", "1", "--mpirun", "x", "--hosts", "a", "true"], "--mpirun is for --launcher mpi, and this job's is ssh"),
-        (["-n", "1", "--sync-exclude", "a", "true"], "--sync-exclude leaves files out of a copy: give --sync-dst-dir too"),
+        (["-n", "1", "--sync-exclude", "a", "true"], "--sync-exclude leaves files out of a copy: give --sync-dst"),
         (["-n", "1", "--follow", "true"], "--follow and --show are for --logs JOB"),
         (["-n", "1", "--ssh-port", "70000", "--hosts", "a", "true"], "expected a whole number, 1 to 65535"),
         (["-n", "1", "--launcher", "yarn", "true"], "--launcher yarn: there is local (all processes on this machine)"),

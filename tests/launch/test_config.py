@@ -78,7 +78,7 @@ def test_the_command_line_overrides_the_file(tmp_path):
         ("job:\n", r"job.yaml:1: nothing here: expected --job NAME"),
         ("env:\n  - A=b\n  - [C]\n", r"job.yaml:3: a list here: expected for each --env K\[=V\], a word or number"),
         ("env:\n  A: b\n  C: {d: e}\n", r"job.yaml:3: names with values here: expected a value for C"),
-        ("env:\n  - A=b\n  - 1bad=x\n", r"job.yaml:3: --env 1bad=x: expected NAME=VALUE"),
+        ("env:\n  - A=b\n  - 1bad=x\n", r"job.yaml:3: --env 1bad: expected NAME=VALUE"),
         ("env: {DMLC_ROLE: worker}\n", r"job.yaml:1: --env DMLC_ROLE: the launcher itself sets this"),
         ("program: 'a \"b'\n", r"job.yaml:1: program: no closing quotation"),
         ("program: []\n", r"job.yaml:1: program is empty"),

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from launch import dry_run
+from launch.commands import dry_run
 from launch.host import Host
 from launch.job import Job, Setting
 from launch.options import Options

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from launch import LaunchError
 from launch.host import Host
-from launch.host_attribute import ATTRIBUTES
-from launch.host_range import MOST, expand, split_list
-from launch.host_roles import by_roles
-from launch.host_selection import select
 from launch.hosts import MOST_BYTES, from_list, parse, read
+from launch.hosts.attribute import ATTRIBUTES
+from launch.hosts.range import MOST, expand, split_list
+from launch.hosts.roles import by_roles
+from launch.hosts.selection import select
 from launch.role import SCHEDULER, SERVER, WORKER
 
 EXAMPLE = Path(__file__).parents[2] / "hosts.example"

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from launch import processes
 from launch.agent import listing
+from launch.commands import processes
 from tests.launch.conftest import wait_for
 
 PARENT = """

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from launch import LaunchError, agent, channels
-from launch.bridge import VARIABLE
 from launch.channels import frames
+from launch.channels.bridge import VARIABLE
 from launch.channels.mpi import MpiChannel
 from launch.clusters.mpi import Cluster
 from launch.host import Host

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from launch import LaunchError, mpirun
-from launch.bridge import MPI_OWN
+from launch import LaunchError
+from launch.channels import mpirun
+from launch.channels.bridge import MPI_OWN
+from launch.channels.mpirun import MPICH, OPEN_MPI, bridge_command, check, command, kind
 from launch.clusters import mpi
 from launch.host import Host
-from launch.mpirun import MPICH, OPEN_MPI, bridge_command, check, command, kind
 from launch.options import Options
 
 HOSTS = [Host(f"node{index:02}") for index in range(64)]

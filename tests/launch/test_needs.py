@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launch.needs import needs
+from launch.preflight.needs import needs
 
 
 @pytest.mark.parametrize(

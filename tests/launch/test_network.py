@@ -7,7 +7,7 @@ import pytest
 from launch import LaunchError
 from launch.agent.interface import interfaces
 from launch.host import Host
-from launch.network import choose
+from launch.preflight.network import choose
 
 LO = {"name": "lo", "address": "127.0.0.1", "prefix": 8, "loopback": True, "running": True, "speed": None}
 H1, H2, H3 = Host("h1"), Host("h2"), Host("h3")

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from launch import LaunchError
-from launch.log_choice import Source, find, selected
+from launch.commands.log_choice import Source, find, selected
+from launch.commands.show import show
 from launch.log_folder import LogFolder
-from launch.show import show
 from tests.launch.conftest import ROOT, wait_for
 
 
@@ -94,7 +94,7 @@ def test_long_lines_and_large_logs_take_little_memory(tmp_path):
     (tmp_path / "job/worker-1.log").write_text(text)
     code = f"""
 import resource
-from launch.show import show
+from launch.commands.show import show
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 with open({str(tmp_path / "out")!r}, "wb") as out:
     show({str(tmp_path / "job")!r}, "", False, out.fileno())
@@ -266,7 +266,7 @@ def test_a_quiet_job_whose_launcher_lives_is_followed_on(tmp_path):
 
 def test_a_reader_that_goes_away(tmp_path):
     make(tmp_path / "job", {"worker-0.log": b"line\n" * 1_000_000})
-    code = f"from launch.show import show; print(show({str(tmp_path / 'job')!r}, '', False, 1) == '')"
+    code = f"from launch.commands.show import show; print(show({str(tmp_path / 'job')!r}, '', False, 1) == '')"
     command = f"{sys.executable} -c {code!r} 2>{tmp_path}/err | head -1"
     out = subprocess.check_output(["bash", "-c", command], env=dict(os.environ, PYTHONPATH=str(ROOT)))
     assert out == b"[worker-0] line\n"

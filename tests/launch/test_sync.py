@@ -25,8 +25,8 @@ from launch import LaunchError
 from launch.agent.destination import PREFIX
 from launch.agent.receive import Incoming, Receiver
 from launch.sync import Sync
-from launch.sync_manifest import Entry, Manifest, Over, manifest
-from launch.sync_send import LINE_BYTES, WRITE_BYTES, message, offer, push
+from launch.sync.manifest import Entry, Manifest, Over, manifest
+from launch.sync.send import LINE_BYTES, WRITE_BYTES, message, offer, push
 
 SECONDS = 60.0  # for anything to happen, on a busy machine
 NO_HASH = "0" * 64

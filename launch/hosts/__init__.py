@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from launch import LaunchError
 from launch.host import Host
-from launch.host_entry import Text, entry
-from launch.host_range import split_list
-from launch.hosts_text import LINE_END
-from launch.hosts_text import parse as parse_text
+from launch.hosts.entry import Text, entry
+from launch.hosts.range import split_list
+from launch.hosts.text import LINE_END
+from launch.hosts.text import parse as parse_text
 
 MOST_BYTES = 1 << 20  # a thousand hosts take a tenth of it; more is no list of hosts
 EXPECTED = "expected a hosts file: one host per line, such as h1 slots=2 (hosts.example explains)"
@@ -39,7 +39,7 @@ def parse(data: bytes, name: str) -> list[Host]:
     """The hosts of a file's content; `name` is what errors call the file, and its ending tells what is in it."""
     text = _decoded(data, name)
     if name.lower().endswith((".yaml", ".yml")):
-        from launch.hosts_yaml import parse as parse_yaml  # yaml takes a while to import
+        from launch.hosts.inventory import parse as parse_yaml  # yaml takes a while to import
 
         return _checked(parse_yaml(text, name), name)
     return _checked(parse_text(text, name), name)

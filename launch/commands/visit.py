@@ -17,9 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launch import LaunchError, agent, channels, show
+from launch import LaunchError, agent, channels
 from launch.agent import KILL_SECONDS
 from launch.clusters import Cluster, cluster
+from launch.commands import show
 from launch.host import Host
 from launch.log_folder import KILLED, RECORD
 from launch.options import Options
@@ -31,7 +32,7 @@ Answers = dict[str, "dict | LaunchError"]
 
 def processes(options: Options, tell: Callable[[str], None]) -> int:
     """Print the job's processes on all its hosts."""
-    from launch.processes import table
+    from launch.commands.processes import table
     from launch.secret import secrets
 
     record = read(options.target)

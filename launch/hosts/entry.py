@@ -15,8 +15,8 @@ from typing import Any
 
 from launch import LaunchError
 from launch.host import Host
-from launch.host_attribute import ATTRIBUTES, ENV, check_known, convert, host_name, ip_address, variable
-from launch.host_range import expand
+from launch.hosts.attribute import ATTRIBUTES, ENV, check_known, convert, host_name, ip_address, variable
+from launch.hosts.range import expand
 
 EACH = ("addr", "hostname")  # what no two hosts share: a range in it goes in step with the name's
 LOWEST_PORT = 22  # host:4 means four slots, as MPICH writes them, and is refused; port=4 is taken at its word

@@ -9,9 +9,9 @@ from fnmatch import fnmatchcase
 
 from launch import LaunchError
 from launch.host import Host
-from launch.host_attribute import DEVICE
-from launch.host_entry import errors_at
-from launch.host_range import expand, split_list
+from launch.hosts.attribute import DEVICE
+from launch.hosts.entry import errors_at
+from launch.hosts.range import expand, split_list
 
 INCLUDE, EXCLUDE = "--include", "--exclude"
 EXPECTED = "expected names, ranges or globs with commas, such as h1,node[01-04],gpu*"

@@ -3,7 +3,7 @@
     line     = [[USER@]NAME[:PORT] {ATTRIBUTE=VALUE}] [# comment]
 
 dmlc's, Open MPI's and DeepSpeed's files are such files. MPICH's are too, but for `host:4`: its four slots would be
-sshd's port here, as in dmlc's, and `launch.host_entry` refuses ports that small. Values are quoted as in a shell.
+sshd's port here, as in dmlc's, and `launch.hosts.entry` refuses ports that small. Values are quoted as in a shell.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Sequence
 
 from launch.host import Host
-from launch.host_entry import NONE, Given, Text, entry, errors_at
+from launch.hosts.entry import NONE, Given, Text, entry, errors_at
 
 LINE_END = re.compile(r"\r\n|\n|\r")
 YAML_STARTS = ("-", "---", "hosts:", "defaults:")

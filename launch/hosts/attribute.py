@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from launch.host_range import expand
+from launch.hosts.range import expand
 from launch.job import OWNED
 from launch.role import SCHEDULER, SERVER, WORKER
 

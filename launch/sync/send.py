@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 
-from launch.sync_manifest import FILE, Entry, Manifest, opened, unreadable
+from launch.sync.manifest import FILE, Entry, Manifest, opened, unreadable
 
 LINE_BYTES = 1 << 16  # of a message that announces entries, about
 WRITE_BYTES = 1 << 18  # of one write: a heartbeat waits no longer than this takes, 0.2 s at 10 Mbit/s

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from launch import LaunchError
 from launch.agent.destination import shown
-from launch.sync_manifest import Manifest, Over, encoded
-from launch.sync_send import Write, message, offer, push
+from launch.sync.manifest import Manifest, Over, encoded
+from launch.sync.send import Write, message, offer, push
 
 ROUNDS = 3  # how often changed files are announced anew
 EVENTS = ("destination", "wanted", "synced")

@@ -15,9 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launch import LaunchError, sync_ignore
+from launch import LaunchError
 from launch.agent.destination import PREFIX, shown
-from launch.sync_ignore import Chain
+from launch.sync import ignore as sync_ignore
+from launch.sync.ignore import Chain
 
 FILE, FOLDER, LINK = "file", "folder", "link"
 NEVER = (b".git",)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from launch import LaunchError
-from launch.log_choice import Source, all_logs, find, selected
+from launch.commands.log_choice import Source, all_logs, find, selected
 from launch.log_folder import RECORD
 from launch.output import LINE_BYTES, tag
 

@@ -16,9 +16,9 @@ import yaml
 
 from launch import LaunchError
 from launch.host import Host
-from launch.host_attribute import ATTRIBUTES, ENV, check_known, unknown
-from launch.host_entry import EACH, NONE, Given, Text, entry, errors_at
-from launch.hosts_text import from_line
+from launch.hosts.attribute import ATTRIBUTES, ENV, check_known, unknown
+from launch.hosts.entry import EACH, NONE, Given, Text, entry, errors_at
+from launch.hosts.text import from_line
 
 LISTS = ("gpus", "roles")
 EXPECTED = "expected a list of hosts, or a mapping with hosts: and perhaps defaults:"

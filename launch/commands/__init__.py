@@ -1,0 +1,1 @@
+"""What dmltrain-launch does besides starting a job: each a module, imported when asked for."""
