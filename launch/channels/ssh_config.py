@@ -75,7 +75,7 @@ class Config:
         try:
             found = SSHConfig.from_text(f"{text}\n{self._text}").lookup(target.name)
             return _settings(found, bool(target.identity))
-        except (ConfigParseError, CouldNotCanonicalize, ValueError, KeyError, ImportError) as error:  # of invoke, for Match exec
+        except (ConfigParseError, CouldNotCanonicalize, ValueError, KeyError, ImportError) as error:
             raise LaunchError(f"{USER_FILE} or {SYSTEM_FILE}, for {target.name}: {error}; mend it, {CURE}") from None
 
 
