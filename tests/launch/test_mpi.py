@@ -141,8 +141,12 @@ def mpi(request, tmp_path) -> Iterator[Mpi]:
     tokens = [run._token for cluster in made.clusters for run in cluster._runs]
     for cluster in made.clusters:
         cluster.close()
-    told = [pid for pid in living() if any(token in environment(pid).get(VARIABLE, "") for token in tokens)]
-    assert not told, f"mpirun, ssh or bridges are left: {told}"
+
+
+    def told() -> list[int]:
+        return [pid for pid in living() if any(token in environment(pid).get(VARIABLE, "") for token in tokens)]
+
+    wait_for(lambda: not told(), "the end of mpirun, ssh and bridges")
     wait_for(lambda: not made.left(), "the end of every process")
 
 
