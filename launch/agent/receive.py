@@ -78,10 +78,9 @@ class Receiver:
         """Work for a moment; whether there is more to do."""
         return bool(self._guard(self._step))
 
-    def expect(self, message: dict) -> int:
-        """Take a {"do": "file"}; how many bytes of the file follow, to be given to `take` in any pieces."""
+    def expect(self, message: dict) -> None:
+        """Take a {"do": "file"}, whose bytes follow, to be given to `take` in any pieces."""
         self._guard(self._expect, message)
-        return message["bytes"]
 
     def take(self, data: bytes) -> None:
         self._guard(self._take, data)

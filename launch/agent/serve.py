@@ -18,7 +18,7 @@ from launch.agent.listing import rows
 from launch.agent.probe import Probe
 from launch.agent.process import Process, become_subreaper, process
 from launch.agent.reach import Reach
-from launch.agent.receive import Receiver
+from launch.agent.receive import Incoming, Receiver
 from launch.agent.spawn import Child, RunFolder, bound_socket, environment_here, limit_memory, reached_at, spawn_refusal
 
 READ_BYTES = 1 << 16  # a pipe's default capacity
@@ -32,7 +32,7 @@ class Agent:
 
     def __init__(self, stdin: int = 0, stdout: int = 1):
         self.stdin, self.stdout = stdin, stdout
-        self.incoming, self.backlog = bytearray(), bytearray(HELLO)
+        self.incoming, self.backlog = Incoming(), bytearray(HELLO)
         self.selector = selectors.DefaultSelector()  # epoll: hands out events in the order they happened
         self.children: dict[int, Child] = {}  # by pid
         self.sockets: dict[str, socket.socket] = {}  # by purpose, held so that nobody else gets their ports
@@ -45,7 +45,6 @@ class Agent:
         self.reached = False
         self.receiver: Receiver | None = None
         self.receiving = False  # whether it has work without a message
-        self.raw = 0  # bytes to come that are a file's
         self.heard = time.monotonic()
         self.look_for_frozen_at = self.heard
         self.paused = False
@@ -149,24 +148,11 @@ class Agent:
         if not data:
             return self._lose("the launcher's end of the channel closed")
         self.heard = time.monotonic()
-        self.incoming += data
-        while self.incoming:
-            if self.raw:
-                self._take_raw()
-                continue
-            line, newline, rest = self.incoming.partition(b"\n")
-            if not newline:
-                return
-            self.incoming = rest
-            self._obey(json.loads(line))
-
-    def _take_raw(self) -> None:
-        """Bytes of a file that is being copied here."""
-        data = bytes(self.incoming[: self.raw])
-        self.raw -= len(data)
-        del self.incoming[: len(data)]
-        if self.receiver:
-            self.receiver.take(data)
+        for piece in self.incoming.feed(data):
+            if isinstance(piece, dict):
+                self._obey(piece)
+            elif self.receiver:  # bytes of a file that is being copied here
+                self.receiver.take(piece)
 
     def _obey(self, message: dict) -> None:
         try:
@@ -275,7 +261,7 @@ class Agent:
             self.receiver.begin(message)
             self.receiving = True
         else:
-            self.raw = self.receiver.expect(message)
+            self.receiver.expect(message)
 
     def examine(self, request: dict) -> None:
         """Look at this host; answers `probed`."""
