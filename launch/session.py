@@ -46,7 +46,7 @@ READER_SECONDS = 2.0  # for the last output to reach the logs
 CONNECTING_SECONDS = 0.5  # for an agent that has no job yet to go
 KEY_BYTES = 32
 CONNECTING = 32  # hosts that are being connected to at one time
-RECONNECT_SECONDS = 4.0
+RECONNECT_SECONDS = 3.5
 # Python runs signal handlers when the main thread wakes; one that was sent while this process was stopped (Ctrl-Z and
 # `kill %1`) may be taken by another thread, which does not wake it.
 SIGNAL_SECONDS = 1.0

@@ -53,7 +53,7 @@ TOGETHER_SECONDS = 1.0  # between the first host that cannot do a step of the pr
 FINISH_SECONDS = 0.5
 ANSWER_SECONDS = 3.0  # how long an agent may take to answer beyond what it was given
 AGENT_SILENCE_SECONDS = 10.0  # without a word from the launcher, an agent ends the job on its host
-SILENCE_SECONDS = 9.0  # without a word from an agent, the launcher gives it up
+SILENCE_SECONDS = 9.5  # without a word from an agent, the launcher gives it up
 USAGE_CODE, TIMEOUT_CODE, FAULT_CODE = 2, 124, 125
 
 

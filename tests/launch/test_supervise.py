@@ -325,7 +325,7 @@ def test_whoever_lost_a_peer_yields_to_a_host_that_has_gone_quiet():
     clock.exit(WORKER_0, 75)
     assert clock.tick() == STOP
     assert clock.supervisor.cause.text == "nothing has come from b for 7 s: is the host down, or its network cut?"
-    clock.say(Lost("b", "said nothing for 9 s"), Ended("a", ()), Unreached("b", "no route", 125))
+    clock.say(Lost("b", "said nothing for 9.5 s"), Ended("a", ()), Unreached("b", "no route", 125))
     assert clock.supervisor.over and clock.supervisor.exit_code == 125
     assert report.last_line(clock.supervisor) == "0 processes left on 1 host: not known for b"
 
