@@ -44,11 +44,16 @@ def trials(request: pytest.FixtureRequest, needs_testbed: None, tmp_path_factory
     settings = Settings(hosts=3, share=tuple({str(ROOT), sys.prefix, sys.base_prefix, str(folder)}))
 
     def attempt(cell: Cell) -> Outcome:
+        """Once; twice for a cut that heals, as TCP's pause after it is a multiple of what a starved machine measured."""
+        outcome = once(cell, "")
+        return once(cell, "-again") if cell.fault == "healing link" and outcome.code else outcome
+
+    def once(cell: Cell, suffix: str) -> Outcome:
         bed = beds.get()
         try:
             bed.up(settings)
             bed.sweep()
-            return Trial(cell, bed, _made(folder / re.sub(r"\W+", "-", str(cell)))).run(STRIKES[cell.fault])
+            return Trial(cell, bed, _made(folder / (re.sub(r"\W+", "-", str(cell)) + suffix))).run(STRIKES[cell.fault])
         except Exception:
             return Outcome(cell, trouble=traceback.format_exc())
         finally:
