@@ -42,7 +42,8 @@ class Expected:
 
 AGENT = r"the agent on {host} \(pid {pid}\) "
 SILENT = (
-    r"the agent on {host} \(pid {pid}\) (said nothing for 9.5 s|was lost with its connection \(.*(timed out|Timeout).*\))"
+    r"the agent on {host} \(pid {pid}\) "
+    r"(said nothing for 9.5 s|was lost with its connection \(.*(timed out|Timeout).*\))"
     r"|nothing has come from {host} for \d s: is the host down, or its network cut\?"
 )
 FAULTS = {

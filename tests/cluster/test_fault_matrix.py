@@ -44,7 +44,7 @@ def trials(request: pytest.FixtureRequest, needs_testbed: None, tmp_path_factory
     settings = Settings(hosts=3, share=tuple({str(ROOT), sys.prefix, sys.base_prefix, str(folder)}))
 
     def attempt(cell: Cell) -> Outcome:
-        """Once; twice for a cut that heals, as TCP's pause after it is a multiple of what a starved machine measured."""
+        """Once; twice for a cut that heals, as TCP's pause is a multiple of what a starved machine measures."""
         outcome = once(cell, "")
         return once(cell, "-again") if cell.fault == "healing link" and outcome.code else outcome
 
