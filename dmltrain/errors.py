@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 from types import TracebackType
+from typing import NoReturn
 
 
 class UserError(Exception):
@@ -20,6 +22,19 @@ class JobLost(Exception):
     exit_code = 75
 
 
+def exit_now(code: int) -> NoReturn:
+    """End the process with exactly `code`: exit functions run and output is flushed, but Python is not taken down.
+
+    Taking it down ends other threads wherever they are; one that is inside a framework's C++ then calls terminate()
+    (exit code 134), or waits for ever for a peer that is gone.
+    """
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
 def end_scripts_without_traceback() -> None:
     """For scripts that do not catch these errors: one line on standard error and the error's exit code."""
     if sys.excepthook is sys.__excepthook__:
@@ -31,7 +46,4 @@ def _end(kind: type[BaseException], error: BaseException, trace: TracebackType |
         sys.__excepthook__(kind, error, trace)
         return
     sys.stderr.write(f"{os.path.basename(sys.argv[0])}: error: {error}\n")
-    atexit._run_exitfuncs()  # tells the job why; os._exit below would leave it out
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(error.exit_code)
+    exit_now(error.exit_code)  # whose exit functions tell the job why

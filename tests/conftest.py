@@ -1,10 +1,13 @@
 """Settings for all tests: hypothesis without wall-clock limits (machines are busy), and where the real data is."""
 
 import os
+import signal
 from pathlib import Path
 
 import hypothesis
 import pytest
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored, by the programs under test too
 
 hypothesis.settings.register_profile("project", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("project")

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from dmltrain import env
 from dmltrain.env import Environment
-from dmltrain.errors import JobLost, UserError
+from dmltrain.errors import JobLost, UserError, exit_now
 from dmltrain.kvstore.base import TYPES, Handle, KVStore
 
 __all__ = ["TYPES", "Handle", "KVStore", "create", "serve", "serve_and_exit"]
@@ -75,10 +75,9 @@ def serve_and_exit(environment: Environment) -> NoReturn:
         reason = str(error)
     except UserError as error:
         sys.stderr.write(f"dmltrain: {environment.role} {environment.index}: error: {error}\n")
-        sys.exit(UserError.exit_code)
+        exit_now(UserError.exit_code)
     except KeyboardInterrupt:
-        sys.exit(130)
+        exit_now(130)
     if reason:
         sys.stderr.write(f"dmltrain: {environment.role} {environment.index}: {reason}\n")
-        sys.exit(JobLost.exit_code)
-    sys.exit(0)
+    exit_now(JobLost.exit_code if reason else 0)

@@ -143,8 +143,9 @@ class KVStore:
     def abort(self, reason: str) -> None:
         """This worker cannot go on: end the job for all, with `reason` in every process's message."""
 
-    def take_staleness(self) -> float:
-        """Since the last call: updates of a slice by others between this worker's pull of it and its push, mean."""
+    def take_staleness(self) -> float | None:
+        """Since the last call: updates of a slice by others between this worker's pull of it and its push, mean; None
+        where nobody counts them."""
         return 0.0
 
     def close(self) -> None:

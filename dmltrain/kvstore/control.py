@@ -3,7 +3,7 @@ is lost.
 
 `failure` is set once, with the reason, when the job is lost; `on_end` is called on this module's thread then, and at
 the job's regular end with '', so that the owner can wake whoever waits. A process of a lost job that does not end by
-itself within EXIT_SECONDS is ended here: nobody hangs in silence.
+itself within `exit_seconds` is ended here: nobody hangs in silence.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ EXIT_SECONDS = 3.0
 class Control:
     """One process's control link. All methods may be called from any thread."""
 
-    def __init__(self, environment: Environment, port: int = 0,
-                 on_end: Callable[[str], None] | None = None) -> None:
+    def __init__(self, environment: Environment, port: int = 0, on_end: Callable[[str], None] | None = None,
+                 exit_seconds: float = EXIT_SECONDS) -> None:
         """Connect and register; `port` is where a server listens. Raises JobLost when the scheduler cannot be
-        reached.
+        reached. `exit_seconds`: how long a process of a lost job has to end by itself.
         """
         self.failure = ""
         self.table: dict[str, Any] = {}
         self.shutdown = threading.Event()
         self._environment = environment
         self._on_end = on_end
+        self._exit_seconds = exit_seconds
         self._changed = threading.Condition()
         self._released: set[str] = set()
         self._heard = time.monotonic()
@@ -51,7 +52,8 @@ class Control:
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     def wait_for_start(self) -> dict[str, Any]:
-        """The table that the scheduler sends when all are here: {"servers": [[host, port], ...]}. Raises JobLost."""
+        """The table that the scheduler sends when all are here: {"servers": [[host, port], ...]} and the facts that it
+        was given to announce. Raises JobLost."""
         self._wait(lambda: bool(self.table), self._environment.start_seconds + 5.0, "the start of the job")
         return self.table
 
@@ -153,7 +155,7 @@ class Control:
             self.shutdown.wait(self._environment.heartbeat_seconds)
 
     def _end_process(self) -> None:
-        time.sleep(EXIT_SECONDS)
+        time.sleep(self._exit_seconds)
         if self._closing:
             return
         sys.stderr.write(f"dmltrain: {self._environment.role} {self._environment.index}: {self.failure}\n")

@@ -21,7 +21,7 @@ from dmltrain.env import Environment
 from dmltrain.errors import JobLost, UserError
 from dmltrain.kvstore import link, plan, wire
 from dmltrain.kvstore.base import Handle, Key, Keys, KVStore, as_array, keys_and_values, summed
-from dmltrain.kvstore.control import Control
+from dmltrain.kvstore.control import EXIT_SECONDS, Control
 from dmltrain.kvstore.handshake import Caller
 from dmltrain.kvstore.link import Closed, Link, Outbox
 from dmltrain.kvstore.plan import Slice
@@ -60,7 +60,8 @@ class DistKVStore(KVStore):
 
     present = False  # one for each process: it is the process's place in the job
 
-    def __init__(self, kind: str, meaning: str, staleness: float, environment: Environment) -> None:
+    def __init__(self, kind: str, meaning: str, staleness: float, environment: Environment,
+                 exit_seconds: float = EXIT_SECONDS) -> None:
         DistKVStore.present = True
         self.type = kind
         self.rank, self.num_workers = environment.index, environment.num_workers
@@ -75,8 +76,9 @@ class DistKVStore(KVStore):
         self._lock = threading.Lock()  # guards pulls, requests and staleness
         self._servers: list[_Server] = []
         self._process = os.getpid()
-        self._control = Control(environment, on_end=self._end)
-        addresses = self._control.wait_for_start()["servers"]
+        self._control = Control(environment, on_end=self._end, exit_seconds=exit_seconds)
+        self.facts = self._control.wait_for_start()  # what the scheduler told everybody
+        addresses = self.facts["servers"]
         self._servers = [self._connect(number, host, port) for number, (host, port) in enumerate(addresses)]
         for server in self._servers:
             threading.Thread(target=self._receive, args=(server,), name=f"from {server.name}", daemon=True).start()

@@ -61,6 +61,7 @@ class SchedulerCore:
     lost_seconds: float = 8.5  # a cable out for 5 s and TCP's pause after it are no loss
     start_seconds: float = 120.0
     wait_seconds: float = 600.0
+    facts: dict[str, Any] = field(default_factory=dict)  # told to everybody at the start
     now: float = 0.0
     _peers: dict[Node, _Peer] = field(default_factory=dict)
     _barriers: dict[str, tuple[float, set[int]]] = field(default_factory=dict)
@@ -146,7 +147,7 @@ class SchedulerCore:
             return []
         self._started = True
         servers = [list(self._peers["server", s].address) for s in range(self.num_servers)]
-        return [Send(EVERYBODY, {"op": "start", "servers": servers}),
+        return [Send(EVERYBODY, {**self.facts, "op": "start", "servers": servers}),
                 Log(f"all here: {self.num_workers} workers, {self.num_servers} servers")]
 
     def _barrier(self, node: Node, name: str) -> list[Send | Refuse | Finish | Log]:

@@ -26,10 +26,11 @@ MAX_STRANGERS = 64  # connections in their handshake at once
 class SchedulerProcess:
     """Serves one job. `run` returns the reason why the job was lost, empty when it went well."""
 
-    def __init__(self, environment: Environment) -> None:
+    def __init__(self, environment: Environment, facts: dict[str, Any] | None = None) -> None:
+        """`facts` (JSON) are told to every process of the job when all are here."""
         self._environment = environment
         self._core = SchedulerCore(environment.num_workers, environment.num_servers, environment.lost_seconds,
-                                   environment.start_seconds, environment.wait_seconds)
+                                   environment.start_seconds, environment.wait_seconds, facts or {})
         self._events: queue.SimpleQueue[tuple[Link, Node, dict[str, Any] | str]] = queue.SimpleQueue()
         self._links: dict[Node, Link] = {}
         self._listening = _socket(environment)

@@ -12,7 +12,7 @@ from typing import Any
 from dmltrain.env import Environment
 from dmltrain.errors import UserError
 from dmltrain.kvstore import link, optimizer_state, wire
-from dmltrain.kvstore.control import Control
+from dmltrain.kvstore.control import EXIT_SECONDS, Control
 from dmltrain.kvstore.link import Closed, Link, Outbox
 from dmltrain.kvstore.scheduler_process import accept_loop, log
 from dmltrain.kvstore.server import Rejected, Reply, ServerCore
@@ -25,7 +25,7 @@ DRAIN_SECONDS = 1.0  # for answers still queued when a link ends
 class ServerProcess:
     """Serves one job's slices. `run` returns the reason why the job was lost, empty when it went well."""
 
-    def __init__(self, environment: Environment) -> None:
+    def __init__(self, environment: Environment, exit_seconds: float = EXIT_SECONDS) -> None:
         self._environment = environment
         self._core = ServerCore(environment.num_workers, make_step=make_step, wait_seconds=environment.wait_seconds)
         self._lock = threading.Lock()  # guards _core
@@ -33,7 +33,8 @@ class ServerProcess:
         self._listening = _listen(environment.node_host)
         self._name = f"server {environment.index}"
         self._ended = threading.Event()
-        self._control = Control(environment, self._listening.getsockname()[1], on_end=lambda reason: self._ended.set())
+        self._control = Control(environment, self._listening.getsockname()[1], on_end=lambda reason: self._ended.set(),
+                                exit_seconds=exit_seconds)
 
     def run(self) -> str:
         threading.Thread(target=accept_loop, name="accept", daemon=True,
@@ -86,8 +87,7 @@ class ServerProcess:
                 self._core.give_back(header.key, header.slice, buffer)
             outbox.put(Header(Kind.DONE).pack())
         elif kind == Kind.READ_STATE:
-            with self._lock:
-                state = optimizer_state.pack(self._core.slices())
+            state = self.pack_state()
             outbox.put(Header(Kind.STATE, len(state)).pack(), memoryview(state))
         elif kind == Kind.STATE:
             self._restore(connection, header)
@@ -109,12 +109,24 @@ class ServerProcess:
         return buffer
 
     def _restore(self, connection: Link, header: Header) -> None:
-        with self._lock:
-            limit = optimizer_state.limit(self._core.slices())
-        if header.length > limit:
+        if header.length > self.state_limit():
             raise FrameError(f"optimizer state of {header.length} bytes is larger than this server's slices can have")
         data = bytearray(header.length)
         connection.read_into(memoryview(data))
+        self.unpack_state(data)
+
+    def pack_state(self) -> bytes:
+        """What this server keeps beyond a job's end, for checkpoints."""
+        with self._lock:
+            return optimizer_state.pack(self._core.slices())
+
+    def state_limit(self) -> int:
+        """The most bytes that a state for this server can have."""
+        with self._lock:
+            return optimizer_state.limit(self._core.slices())
+
+    def unpack_state(self, data: bytearray) -> None:
+        """Put back what `pack_state` gave. Raises Rejected."""
         with self._lock:
             optimizer_state.unpack(data, self._core.slices())
 
