@@ -4,10 +4,27 @@ import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
 VERSION = re.search(r'^__version__ = "(.+)"', (HERE / "dmltrain/__init__.py").read_text(), re.MULTILINE).group(1)
-MXNET_NEEDS = ["numpy<2", "graphviz<0.9", "requests>=2.20"]  # MXNet 1.9.1's wheel asks for numpy<2 in effect only
+PTH = "dmltrain/backends/dmltrain_mxnet.pth"
+
+
+def mxnet(name: str) -> list[str]:
+    """What the MXNet of that name needs, where it runs at all; elsewhere `--backend mxnet` says why not."""
+    needs = [f"{name}==1.9.1", "numpy<2", "graphviz<0.9", "requests>=2.20"]
+    return [f'{need}; python_version < "3.12"' for need in needs]
+
+
+class BuildWithPth(build_py):
+    """Puts the .pth where Python reads it: at the top of site-packages, with and without --editable."""
+
+    def run(self) -> None:
+        super().run()
+        top = self.get_finalized_command("install").install_lib if self.editable_mode else self.build_lib
+        self.copy_file(PTH, top)
+
 
 setup(
     name="dmltrain",
@@ -17,13 +34,14 @@ setup(
     long_description_content_type="text/markdown",
     python_requires=">=3.10",
     packages=find_packages(include=["dmltrain*", "launch*"]),
-    package_data={"dmltrain.data": ["digits.csv.gz", "digits.LICENSE.txt"]},
+    package_data={"dmltrain.data": ["digits.csv.gz", "digits.LICENSE.txt"], "dmltrain.backends": [Path(PTH).name]},
+    cmdclass={"build_py": BuildWithPth},
     install_requires=["cryptography>=41", "numpy>=1.24", "paramiko>=3.4", "pathspec>=1.0", "psutil>=5.9", "pyyaml>=6.0",
                       "rich>=13.0"],
     extras_require={
         "torch": ["torch>=2.4"],
-        "mxnet": ['mxnet==1.9.1; python_version < "3.12"', *MXNET_NEEDS],
-        "mxnet-cu112": ['mxnet-cu112==1.9.1; python_version < "3.12"', *MXNET_NEEDS],
+        "mxnet": mxnet("mxnet"),
+        "mxnet-cu112": mxnet("mxnet-cu112"),
         "plot": ["matplotlib>=3.7"],
         "dev": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "ruff>=0.6", "matplotlib>=3.7"],
     },
