@@ -1,1 +1,31 @@
-"""The frameworks, each behind one small interface; they are imported here only, and only when used."""
+"""The frameworks, each behind one small interface; they are imported here only, and only when used.
+
+TABLE says where each backend's classes are, as "module:name": whoever needs one asks `load` for it then.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Backend:
+    """Where a framework's classes are."""
+
+    trainer: str  # what dmltrain.fit computes with
+    local_store: str  # kvstore of one worker
+    suffix: str  # of its checkpoint files
+
+
+TABLE = {
+    "torch": Backend("dmltrain.backends.torch:TorchBackend", "dmltrain.kvstore.local:LocalKVStore", ".pt"),
+    "mxnet": Backend("dmltrain.backends.mxnet:MXNetBackend", "dmltrain.backends.mxnet_local:LocalMXNetStore", ".npz"),
+}
+
+
+def load(reference: str) -> Any:
+    """'package.module:name' -> the object, importing its module, and the framework behind it."""
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(module), name)
