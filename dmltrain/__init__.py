@@ -32,7 +32,7 @@ def distribute(model: torch.nn.Module, optimizer: torch.optim.Optimizer, kvstore
     from dmltrain.backends import torch_distributed
 
     store = _store(kvstore)
-    return torch_distributed.distribute(model, optimizer, store, update_on_kvstore=_worker().update_on_kvstore)
+    return torch_distributed.distribute(model, optimizer, store, update_on_kvstore=bool(_worker().update_on_kvstore))
 
 
 def rank() -> int:

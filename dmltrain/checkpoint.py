@@ -1,7 +1,8 @@
-"""Checkpoint files: PREFIX-0001.pt is the state after epoch 1. Written whole or not at all, and checked when read.
+"""Checkpoint files: PREFIX-0001.pt is the state after epoch 1 (.npz with --backend mxnet). Written whole or not at all,
+and checked when read.
 
-A file is torch's zip format (the backend encodes and decodes it); this module knows names, bytes and what must agree
-with the run that loads it. Imports no framework.
+A file is a zip archive in its framework's format (the backend encodes and decodes it); this module knows names, bytes
+and what must agree with the run that loads it. Imports no framework.
 """
 
 from __future__ import annotations
@@ -12,28 +13,41 @@ import io
 import os
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from dmltrain import backends
 from dmltrain.errors import UserError
 
 FORMAT = 1
+OWNERS = {suffix: name for name, backend in backends.TABLE.items() for suffix in (backend.suffix, *backend.foreign)}
 
 
-def path(prefix: str, epoch: int) -> Path:
+def path(prefix: str, epoch: int, suffix: str = ".pt") -> Path:
     """The file of the state after `epoch` epochs, counted from 1 as MXNet does."""
-    return Path(f"{prefix}-{epoch:04d}.pt")
+    return Path(f"{prefix}-{epoch:04d}{suffix}")
 
 
-def last(prefix: str) -> int:
-    """The newest epoch that has a file; 0 when none has."""
-    name = re.compile(re.escape(Path(prefix).name) + r"-(\d{4,})\.pt")
+def last(prefix: str, suffixes: Collection[str] = (".pt",)) -> int:
+    """The newest epoch that has a file with one of these suffixes; 0 when none has. Raises UserError where there are
+    only checkpoints of another backend, which a run from the beginning would otherwise pass over in silence."""
+    names = _names(Path(prefix))
+    found = max((epoch for (epoch, suffix) in names if suffix in suffixes), default=0)
+    if not found and names:
+        raise UserError(f"--load-epoch last: {_present(Path(prefix), suffixes)}")
+    return found
+
+
+def _names(prefix: Path) -> dict[tuple[int, str], str]:
+    """(epoch, suffix) -> file name, of all checkpoints of this prefix, by epoch."""
+    suffixes = "|".join(map(re.escape, OWNERS))
+    pattern = re.compile(rf"{re.escape(prefix.name)}-(\d{{4,}})({suffixes})")
     try:
-        matches = [name.fullmatch(each) for each in os.listdir(Path(prefix).parent)]
+        matches = [pattern.fullmatch(each) for each in sorted(os.listdir(prefix.parent))]
     except OSError:
-        return 0
-    return max((int(match[1]) for match in matches if match), default=0)
+        return {}
+    return {(int(match[1]), match[2]): match[0] for match in matches if match}
 
 
 def prepare(prefix: str) -> None:
@@ -86,7 +100,7 @@ def read(source: Path) -> bytes:
     try:
         content = source.read_bytes()
     except FileNotFoundError:
-        raise UserError(f"no checkpoint {source}; {_present(source)}") from None
+        raise UserError(f"no checkpoint {source}; {_present(_prefix(source), [source.suffix], source.name)}") from None
     except OSError as error:
         raise UserError(f"cannot read the checkpoint {source}: {error.strerror}") from error
     try:
@@ -96,16 +110,24 @@ def read(source: Path) -> bytes:
         damaged = "its table of contents"
     if damaged:
         raise UserError(f"the checkpoint {source} is damaged or cut short: {damaged} of its {len(content)} bytes is "
-                        f"unreadable; {_present(source)}")
+                        f"unreadable; {_present(_prefix(source), [source.suffix], source.name)}")
     return content
 
 
-def _present(source: Path) -> str:
-    """'present: m-0001.pt, m-0002.pt': the other checkpoints of the same prefix."""
-    prefix = re.sub(r"-\d{4,}\.pt$", "", source.name)
-    names = sorted(each.name for each in source.parent.glob("*.pt")
-                   if re.fullmatch(re.escape(prefix) + r"-\d{4,}\.pt", each.name) and each != source)
-    return f"present in {source.parent}: {', '.join(names) or 'no checkpoint of this prefix'}"
+def _prefix(source: Path) -> Path:
+    return source.with_name(re.sub(r"-\d{4,}\.\w+$", "", source.name))
+
+
+def _present(prefix: Path, suffixes: Collection[str], without: str = "") -> str:
+    """'present in out: m-0001.pt, m-0002.pt': the checkpoints of the same prefix, and those of other backends."""
+    names = _names(prefix)
+    own = [name for (_, suffix), name in names.items() if suffix in suffixes and name != without]
+    text = f"present in {prefix.parent}: {', '.join(own) or 'no checkpoint of this prefix and backend'}"
+    foreign = {OWNERS[suffix] for suffix in OWNERS} - {OWNERS[suffix] for suffix in suffixes}
+    for owner in sorted(foreign):
+        others = [name for (_, suffix), name in names.items() if OWNERS[suffix] == owner]
+        text += f"; of --backend {owner}: {', '.join(others)}" if others else ""
+    return text
 
 
 def check(source: Path, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:

@@ -35,7 +35,8 @@ class Environment:
     lost_seconds: float = 8.5  # silence after which a process counts as lost
     start_seconds: float = 120.0  # for all processes of the job to arrive
     wait_seconds: float = 600.0  # longest wait for another worker's gradient or at a barrier
-    update_on_kvstore: bool = False  # dist_sync with the optimizer on the servers (MXNET_UPDATE_ON_KVSTORE)
+    update_on_kvstore: bool | None = None  # dist_sync with the optimizer on the servers (MXNET_UPDATE_ON_KVSTORE);
+    #                                        None: not said, each backend has its own default
     launched: bool = False  # False: no launcher, the process trains alone
 
     def __repr__(self) -> str:  # never shows the key
@@ -74,7 +75,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         heartbeat_seconds=heartbeat, lost_seconds=lost,
         start_seconds=_seconds(values, ("DMLTRAIN_START_TIMEOUT",), 120.0),
         wait_seconds=_seconds(values, ("DMLTRAIN_WAIT_TIMEOUT",), 600.0),
-        update_on_kvstore=values.get("MXNET_UPDATE_ON_KVSTORE", "0").lower() in ("1", "true"),
+        update_on_kvstore=_switch(values, "MXNET_UPDATE_ON_KVSTORE"),
         launched=True,
     )
 
@@ -86,6 +87,11 @@ def _number(values: Mapping[str, str], name: str, default: int | None = None, mi
     if not text.strip().isdecimal() or int(text) < minimum:
         raise UserError(f"{name}={text!r}: expected a whole number, {minimum} or more; dmltrain-launch sets it")
     return int(text)
+
+
+def _switch(values: Mapping[str, str], name: str) -> bool | None:
+    text = values.get(name, "").lower()
+    return text in ("1", "true") if text else None
 
 
 def _seconds(values: Mapping[str, str], names: tuple[str, ...], default: float) -> float:

@@ -14,12 +14,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from logging import Logger
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import dmltrain
-from dmltrain import checkpoint, data, env, kvstore, models, record
+from dmltrain import backends, checkpoint, data, env, errors, kvstore, models, record
 from dmltrain.data import partition
 from dmltrain.data.batches import EvalBatches, TrainBatches
 from dmltrain.data.dataset import Dataset
@@ -43,20 +44,21 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "", description: str 
         train(options, shlex.join([sys.argv[0], *argv]))
     except (UserError, JobLost) as error:
         print(f"{prog}: error: {error}", file=sys.stderr, flush=True)
-        return error.exit_code
+        return errors.ended(error.exit_code)
     except KeyboardInterrupt:
         print(f"{prog}: interrupted", file=sys.stderr, flush=True)
-        return INTERRUPTED
+        return errors.ended(INTERRUPTED)
     return 0
 
 
 def train(options: Options, command: str) -> None:
     """Train as `options` say; `command` is for the log. Raises UserError or JobLost."""
     if options.update_on_kvstore is None:
-        options = replace(options, update_on_kvstore=int(env.read().update_on_kvstore))
+        options = replace(options, update_on_kvstore=update_on_kvstore(options))
     if env.read().role == "worker":
         backend_class(options)  # importing a framework can take seconds in which no sign of life leaves this process
-    store = kvstore.create(options.kv_store, staleness=options.staleness)  # schedulers and servers serve here, and end
+    store = kvstore.create(options.kv_store, staleness=options.staleness,
+                           backend=options.backend)  # schedulers and servers serve here, and end
     try:
         run = prepare(options, store, command)
         for epoch in range(run.first_epoch, options.num_epochs):
@@ -120,9 +122,14 @@ def prepare(options: Options, store: KVStore, command: str) -> Run:
 
 
 def backend_class(options: Options) -> Any:
-    from dmltrain.backends.torch import TorchBackend  # servers, and programs that only show their help, need no torch
+    """Importing it imports the framework, which servers, and programs that only show their help, do not need."""
+    return backends.load(backends.TABLE[options.backend].trainer)
 
-    return {"torch": TorchBackend}[options.backend]
+
+def update_on_kvstore(options: Options) -> int:
+    """What holds where --update-on-kvstore is not given: the environment's word, else the backend's own habit."""
+    said = env.read().update_on_kvstore
+    return backends.TABLE[options.backend].update_on_kvstore if said is None else int(said)
 
 
 def introduce(run: Run, command: str) -> None:
@@ -141,9 +148,16 @@ def introduce(run: Run, command: str) -> None:
         f"Host {env.read().host_name}: {hardware.describe()}, {run.backend.describe()}",
         f"Batch {options.batch_size} per worker, {options.batch_size * run.store.num_workers} in all; "
         f"seed {options.seed}",
+        *named_otherwise(run.store),
         f"Start training with {devices}, {run.store.num_workers} workers, {options.kv_store}",
     ):
         run.log.info(line)
+
+
+def named_otherwise(store: KVStore) -> list[str]:
+    """MXNet numbers workers as they arrive; all else here goes by the launcher's numbers."""
+    rank = getattr(store, "kv_rank", None)
+    return [] if rank is None else [f"Worker {store.rank} is rank {rank} of MXNet's kvstore"]
 
 
 # -- an epoch ---------------------------------------------------------------------------------------------------------
@@ -211,12 +225,13 @@ def report(run: Run, epoch: int) -> None:
 
     sent, received = run.traffic
     memory = run.backend.device_memory()
+    staleness = None if together(run.store) else run.store.take_staleness()  # MXNet cannot tell
     log_values(run, epoch, {
         "Speed": run.facts["Speed"], "Memory": hardware.peak_memory(),
         **({} if memory is None else {"Device-Memory": memory}),
         "Sent": run.store.bytes_sent - sent, "Received": run.store.bytes_received - received,
         "Learning-rate": run.facts["Learning-rate"],
-        **({} if together(run.store) else {"Staleness": run.store.take_staleness()}),
+        **({} if staleness is None else {"Staleness": staleness}),
     })
 
 
@@ -247,25 +262,36 @@ def save(run: Run, epoch: int) -> None:
     to the end of `validate`, so the state rests."""
     if not run.options.model_prefix or run.store.rank != 0:
         return
-    target = checkpoint.path(run.options.model_prefix, epoch + 1)
+    target = checkpoint_path(run.options, epoch + 1)
     content = {"format": checkpoint.FORMAT, "version": dmltrain.__version__, "epoch": epoch + 1,
                **identity(run.options, run.network), "circumstances": circumstances(run), "state": run.backend.state()}
     checkpoint.write(target, run.backend.encode(content))
+    for other, same in run.backend.other_files(run.options.model_prefix, epoch + 1).items():
+        checkpoint.write(other, same)
     run.log.info('Saved checkpoint to "%s"', target)
+
+
+def checkpoint_path(options: Options, epoch: int) -> Path:
+    return checkpoint.path(options.model_prefix or "", epoch, backends.TABLE[options.backend].suffix)
 
 
 def with_epoch(options: Options, store: KVStore) -> Options:
     """--load-epoch last as a number: what worker 0, which writes the checkpoints, finds; None when it finds none."""
     if options.load_epoch != LAST:
         return options
-    newest = checkpoint.last(options.model_prefix or "") if store.rank == 0 else 0
+    backend = backends.TABLE[options.backend]
+    newest = checkpoint.last(options.model_prefix or "", (backend.suffix, *backend.foreign)) if store.rank == 0 else 0
     agreed = int(store.all_reduce("newest checkpoint", np.array([newest]))[0])
     return replace(options, load_epoch=agreed or None)
 
 
 def load(options: Options, network: Network) -> dict[str, Any]:
     """The checkpoint of epoch options.load_epoch. Every worker reads the file. Raises UserError if it does not fit."""
-    source = checkpoint.path(options.model_prefix or "", options.load_epoch or 0)
+    source = checkpoint_path(options, options.load_epoch or 0)
+    others = [source.with_suffix(suffix) for suffix in backends.TABLE[options.backend].foreign]
+    for other in others if not source.exists() else ():
+        if other.exists():
+            return {"epoch": options.load_epoch, "state": {"model": backend_class(options).weights_of(other)}}
     content = backend_class(options).decode(checkpoint.read(source))
     checkpoint.check(source, content, identity(options, network))
     return content
@@ -274,6 +300,9 @@ def load(options: Options, network: Network) -> dict[str, Any]:
 def resume(run: Run, found: Mapping[str, Any]) -> None:
     """Start after the checkpoint's epoch, and say what is not as it was."""
     run.first_epoch = found["epoch"]
+    if "circumstances" not in found:  # another program's file
+        run.log.info("Loaded weights of epoch %d; the optimizer starts afresh", run.first_epoch)
+        return
     before = found["circumstances"]
     changed = [f"{name} {before.get(name)} -> {value}" for name, value in circumstances(run).items()
                if before.get(name) != value]

@@ -15,11 +15,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from dmltrain import data, kvstore, models, optimizer, schedule
+from dmltrain import backends, data, kvstore, models, optimizer, schedule
 from dmltrain.errors import UserError
 
 LAST = -1  # --load-epoch last
 DTYPES = ("float32", "bfloat16", "float16")
+GRADIENT_COMPRESSIONS = ("none", "2bit")
 
 
 def integer(minimum: int) -> Callable[[str], int]:
@@ -114,10 +115,11 @@ class Options:
     num_layers: int | None = option("Network", "its depth, for networks that have several (resnet)", integer(1))
     dtype: str = option("Network", "precision of the computation; weights stay float32: " + ", ".join(DTYPES),
                         one_of("dtype", DTYPES), "float32")
-    memory_format: str = option("Network", "layout of images: channels_last or contiguous",
+    memory_format: str = option("Network", "layout of images with torch: channels_last or contiguous",
                                 one_of("memory format", ("channels_last", "contiguous")), "channels_last")
     compile: int = option("Network", "1: compile the network (torch.compile)", integer(0), 0, nargs="?", const=1)
-    backend: str = option("Network", "the framework that computes", one_of("backend", ("torch",)), "torch")
+    backend: str = option("Network", "the framework that computes: " + ", ".join(backends.TABLE),
+                          one_of("backend", backends.TABLE), "torch")
 
     dataset: str = option("Data", "what to train on", one_of("dataset", data.DATASETS), "digits")
     data_dir: str | None = option("Data", "folder with the data set's files; default: data/DATASET", path,
@@ -151,16 +153,17 @@ class Options:
     staleness: int | None = option("Distribution", "dist_ssp: steps that a worker may be ahead of the slowest",
                                     integer(0))
     update_on_kvstore: int | None = option("Distribution", "dist_sync: 1 runs the optimizer on the servers; default: "
-                                           "the environment's MXNET_UPDATE_ON_KVSTORE, else 0", integer(0))
-    gc_type: str = option("Distribution", "gradient compression; this version has none",
-                          one_of("gradient compression", ("none",), " (this version has no gradient compression)"),
-                          "none")
-    gc_threshold: float = option("Distribution", "threshold of --gc-type", number(0.0, above=True), 0.5)
+                                           "the environment's MXNET_UPDATE_ON_KVSTORE, else 0 with torch and 1 with "
+                                           "mxnet", integer(0))
+    gc_type: str = option("Distribution", "gradient compression: none, or 2bit with mxnet",
+                          one_of("gradient compression", GRADIENT_COMPRESSIONS), "none")
+    gc_threshold: float = option("Distribution", "2bit: gradients are collected until they are this far from 0",
+                                 number(0.0, above=True), 0.5)
 
     disp_batches: int = option("Reports", "log progress each time so many batches are done", integer(1), 20)
     top_k: int = option("Reports", "also report top-k accuracy; 0: do not", integer(0), 0)
-    model_prefix: str | None = option("Reports", "write a checkpoint after each epoch: PREFIX-0001.pt and so on", path,
-                                      metavar="PREFIX")
+    model_prefix: str | None = option("Reports", "write a checkpoint after each epoch: PREFIX-0001.pt (with mxnet .npz "
+                                      "and MXNet's own files) and so on", path, metavar="PREFIX")
     load_epoch: int | None = option("Reports", "continue after the checkpoint of this epoch; last: after the newest, "
                                     "or from the beginning when there is none", epoch_or_last, metavar="EPOCH")
 
@@ -225,9 +228,30 @@ def _checked(options: Options) -> Options:
         raise UserError("--load-epoch needs --model-prefix: the PREFIX of the checkpoint's file PREFIX-0001.pt")
     if options.staleness is not None and options.kv_store != "dist_ssp":
         raise UserError(f"--staleness belongs to --kv-store dist_ssp, not to {options.kv_store}")
+    _check_backend(options)
     if len(options.device_names) > options.batch_size:
         raise UserError(f"--batch-size {options.batch_size} cannot be split over {len(options.device_names)} devices")
     if options.crop is not None:
         channels = options.image_shape[0] if options.image_shape else 3
         options = dataclasses.replace(options, image_shape=(channels, options.crop, options.crop))
     return options
+
+
+def _check_backend(options: Options) -> None:
+    """What only one of the backends can do."""
+    distributed = kvstore.TYPES[options.kv_store].startswith("dist")
+    if options.gc_type != "none" and options.backend == "torch":
+        raise UserError(f"--gc-type {options.gc_type}: this version has no gradient compression with --backend torch; "
+                        "valid: none, or use --backend mxnet")
+    if options.gc_type != "none" and not distributed:
+        raise UserError(f"--gc-type {options.gc_type} belongs to the distributed kvstores; --kv-store "
+                        f"{options.kv_store} sends nothing: leave it out")
+    if options.backend != "mxnet":
+        return
+    if options.kv_store == "dist_ssp":
+        raise UserError("--kv-store dist_ssp: MXNet has no bounded staleness; use dist_sync or dist_async, or "
+                        "--backend torch")
+    if options.compile:
+        raise UserError("--compile is torch.compile; --backend mxnet always runs one graph: leave it out")
+    if options.dtype != "float32":
+        raise UserError(f"--dtype {options.dtype}: --backend mxnet computes in float32; use that, or --backend torch")

@@ -17,11 +17,15 @@ class Backend:
     trainer: str  # what dmltrain.fit computes with
     local_store: str  # kvstore of one worker
     suffix: str  # of its checkpoint files
+    foreign: tuple[str, ...]  # of other programs' files of weights that it can start from
+    update_on_kvstore: int  # --update-on-kvstore where neither it nor the environment says otherwise
 
 
 TABLE = {
-    "torch": Backend("dmltrain.backends.torch:TorchBackend", "dmltrain.kvstore.local:LocalKVStore", ".pt"),
-    "mxnet": Backend("dmltrain.backends.mxnet:MXNetBackend", "dmltrain.backends.mxnet_local:LocalMXNetStore", ".npz"),
+    "torch": Backend("dmltrain.backends.torch:TorchBackend", "dmltrain.kvstore.local:LocalKVStore",
+                     suffix=".pt", foreign=(), update_on_kvstore=0),
+    "mxnet": Backend("dmltrain.backends.mxnet:MXNetBackend", "dmltrain.backends.mxnet_local:MXNetLocalKVStore",
+                     suffix=".npz", foreign=(".params",), update_on_kvstore=1),
 }
 
 

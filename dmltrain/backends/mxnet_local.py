@@ -18,7 +18,7 @@ from dmltrain.kvstore.base import Handle, Key, Keys, KVStore, keys_and_values
 from dmltrain.kvstore.state_file import read_state, write_whole
 
 
-class LocalMXNetStore(KVStore):
+class MXNetLocalKVStore(KVStore):
     """Values are NDArrays, or lists of one NDArray a device."""
 
     def __init__(self, kind: str = "local") -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +19,8 @@ from torch import nn
 from torch.nn import functional
 
 from dmltrain import optimizer as optimizers
-from dmltrain.backends import torch_distributed, torch_layers, torch_state
+from dmltrain.backends import torch_distributed, torch_layers, torch_state, weights
+from dmltrain.backends.device import gpu_index
 from dmltrain.backends.torch_scaling import LossScale
 from dmltrain.errors import UserError
 from dmltrain.kvstore import TYPES, KVStore
@@ -172,10 +173,9 @@ class TorchBackend:
         buffers = [statistics(module) for module in self._modules]
         if buffers[0] and num_workers * len(self._modules) > 1:
             flat = [np.concatenate([each.double().cpu().numpy().ravel() for each in replica]) for replica in buffers]
-            weighted = np.sum([seen * np.append(values, 1.0) for seen, values in zip(self._seen, flat, strict=True)], 0)
-            merged = all_reduce("batch-norm statistics", weighted)
-            if merged[-1] > 0:
-                _fill(buffers, merged[:-1] / merged[-1])
+            merged = weights.merged_statistics(flat, self._seen, all_reduce)
+            if merged is not None:
+                _fill(buffers, merged)
         self._seen = [0] * len(self._devices)
 
     # -- state ----------------------------------------------------------------------------------------------------
@@ -194,6 +194,10 @@ class TorchBackend:
     def digest(self) -> str:
         """sha256 of all weights and statistics: equal digests mean equal networks, bit for bit."""
         return torch_state.digest(self._modules[0].state_dict())
+
+    def other_files(self, prefix: str, epoch: int) -> dict[Path, bytes]:
+        """What to write beside a checkpoint: nothing."""
+        return {}
 
     encode = staticmethod(torch_state.encode)
     decode = staticmethod(torch_state.decode)
@@ -214,13 +218,7 @@ def find_device(name: str) -> torch.device:
     """'cpu' or 'gpu:0' -> the device. Raises UserError where this machine has no such GPU."""
     if name == "cpu":
         return torch.device("cpu")
-    index, present = int(name.removeprefix("gpu:")), torch.cuda.device_count()
-    if index >= present:
-        gpus = f"GPUs 0 to {present - 1}" if present else f"no GPU that PyTorch {torch.__version__} can use"
-        cores = len(os.sched_getaffinity(0))
-        raise UserError(f"GPU {index} was asked for, this machine has {gpus} and {cores} CPU cores; "
-                        f"choose with --gpus among them, or --devices cpu (--devices cpu:2 for two replicas)")
-    return torch.device("cuda", index)
+    return torch.device("cuda", gpu_index(name, torch.cuda.device_count(), f"PyTorch {torch.__version__}"))
 
 
 def image_layout(network: Network, name: str) -> torch.memory_format:
@@ -274,6 +272,6 @@ def statistics(module: nn.Module) -> list[torch.Tensor]:
 def _fill(replicas: list[list[torch.Tensor]], values: np.ndarray) -> None:
     """Write the flat float64 `values` into every replica's buffers."""
     for buffers in replicas:
-        parts = np.split(values, np.cumsum([each.numel() for each in buffers])[:-1])
+        parts = weights.split(values, [each.shape for each in buffers])
         for buffer, part in zip(buffers, parts, strict=True):
-            buffer.copy_(torch.from_numpy(part.reshape(buffer.shape)))
+            buffer.copy_(torch.from_numpy(part))

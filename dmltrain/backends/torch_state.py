@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dmltrain.backends import weights
 from dmltrain.errors import UserError
 
 
@@ -32,19 +32,12 @@ def decode(content: bytes) -> dict[str, Any]:
 
 
 def digest(arrays: Mapping[str, torch.Tensor]) -> str:
-    """sha256 over names, shapes and values; the same for any memory format and device."""
-    total = hashlib.sha256()
-    for name, tensor in sorted(arrays.items()):
-        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        total.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return total.hexdigest()
+    """Of all arrays; the same for any memory format and device."""
+    return weights.digest({name: tensor.detach().cpu().contiguous().numpy() for name, tensor in arrays.items()})
 
 
 def load_weights(module: nn.Module, found: Mapping[str, torch.Tensor]) -> None:
     """Raises UserError unless `found` has the module's arrays, all and with their shapes."""
-    own = module.state_dict()
-    for name in sorted({*own, *found}):
-        expected, given = (tuple(each[name].shape) if name in each else "nothing" for each in (own, found))
-        if expected != given:
-            raise UserError(f"the checkpoint is of another network: {name} expected {expected}, found {given}")
+    own, given = ({name: each.shape for name, each in arrays.items()} for arrays in (module.state_dict(), found))
+    weights.check_same(own, given)
     module.load_state_dict(found)
