@@ -7,7 +7,6 @@ import contextlib
 import os
 import sys
 from types import TracebackType
-from typing import NoReturn
 
 
 class UserError(Exception):
@@ -22,17 +21,35 @@ class JobLost(Exception):
     exit_code = 75
 
 
-def exit_now(code: int) -> NoReturn:
+_state = {"ending": False, "stuck": False}
+
+
+def exit_now(code: int) -> None:
     """End the process with exactly `code`: exit functions run and output is flushed, but Python is not taken down.
 
     Taking it down ends other threads wherever they are; one that is inside a framework's C++ then calls terminate()
-    (exit code 134), or waits for ever for a peer that is gone.
+    (exit code 134), or waits for ever for a peer that is gone. Called by an exit function that it runs, it returns.
     """
+    if _state["ending"]:
+        return
+    _state["ending"] = True
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)
+
+
+def stuck() -> None:
+    """From now on this process cannot be taken down: a framework's threads wait for peers that are gone."""
+    _state["stuck"] = True
+
+
+def ended(code: int) -> int:
+    """`code`, for sys.exit; a process that is stuck ends here."""
+    if _state["stuck"]:
+        exit_now(code)
+    return code
 
 
 def end_scripts_without_traceback() -> None:

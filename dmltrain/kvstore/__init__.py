@@ -17,10 +17,11 @@ from dmltrain.kvstore.base import TYPES, Handle, KVStore
 __all__ = ["TYPES", "Handle", "KVStore", "create", "serve", "serve_and_exit"]
 
 
-def create(kind: str = "local", *, staleness: float | None = None, environment: Environment | None = None) -> KVStore:
+def create(kind: str = "local", *, staleness: float | None = None, environment: Environment | None = None,
+           backend: str = "torch") -> KVStore:
     """A store of one of TYPES; `staleness` (clocks) only with dist_ssp. Raises UserError or JobLost.
 
-    dist_* waits until all processes of the job are there.
+    dist_* waits until all processes of the job are there. `backend` "mxnet": MXNet's own kvstores, for NDArrays.
     """
     if kind not in TYPES:
         raise UserError(f"unknown kvstore {kind!r}; choose one of {', '.join(TYPES)}")
@@ -31,15 +32,23 @@ def create(kind: str = "local", *, staleness: float | None = None, environment: 
     if not meaning.startswith("dist"):
         if environment.role != "worker":
             sys.exit(0)  # a one-worker store needs no servers
-        from dmltrain.kvstore.local import LocalKVStore
-
-        return LocalKVStore(kind)
+        return _alone(kind, backend)
     if environment.role != "worker":
-        serve_and_exit(environment)
-    return _connect(kind, meaning, staleness, environment)
+        serve_and_exit(environment, backend)
+    return _connect(kind, meaning, staleness, environment, backend)
 
 
-def _connect(kind: str, meaning: str, staleness: float | None, environment: Environment) -> KVStore:
+def _alone(kind: str, backend: str) -> KVStore:
+    if backend == "mxnet":
+        from dmltrain.backends.mxnet_local import MXNetLocalKVStore
+
+        return MXNetLocalKVStore(kind)
+    from dmltrain.kvstore.local import LocalKVStore
+
+    return LocalKVStore(kind)
+
+
+def _connect(kind: str, meaning: str, staleness: float | None, environment: Environment, backend: str) -> KVStore:
     if not environment.launched:
         raise UserError(f"kvstore {kind} needs a scheduler and servers: start the program with "
                         "dmltrain-launch -n WORKERS -s SERVERS PROGRAM ..., or use --kv-store local")
@@ -50,14 +59,22 @@ def _connect(kind: str, meaning: str, staleness: float | None, environment: Envi
 
     if DistKVStore.present:
         raise UserError("this process has a distributed kvstore already: create one and use it for everything")
+    if backend == "mxnet":
+        from dmltrain.backends.mxnet_kvstore import MXNetKVStore
+
+        return MXNetKVStore(kind, environment)
     bound = {"dist_sync": 0.0, "dist_async": float("inf"), "dist_ssp": 3.0 if staleness is None else float(staleness)}
     if not bound[meaning] >= 0.0:
         raise UserError(f"--staleness {staleness}: expected 0 or more clocks")
     return DistKVStore(kind, meaning, bound[meaning], environment)
 
 
-def serve(environment: Environment) -> str:
+def serve(environment: Environment, backend: str = "torch") -> str:
     """Be this job's scheduler, or one of its servers, until the job ends. Returns why it was lost, or ''."""
+    if backend == "mxnet":
+        from dmltrain.backends import mxnet_server
+
+        return mxnet_server.serve(environment)
     if environment.role == "scheduler":
         from dmltrain.kvstore.scheduler_process import SchedulerProcess
 
@@ -67,17 +84,17 @@ def serve(environment: Environment) -> str:
     return ServerProcess(environment).run()
 
 
-def serve_and_exit(environment: Environment) -> NoReturn:
+def serve_and_exit(environment: Environment, backend: str = "torch") -> NoReturn:
     """`serve`, then end the process: 0, or 75 with the reason on standard error when the job was lost."""
     try:
-        reason = serve(environment)
+        reason, code = serve(environment, backend), JobLost.exit_code
     except JobLost as error:
-        reason = str(error)
+        reason, code = str(error), error.exit_code
     except UserError as error:
-        sys.stderr.write(f"dmltrain: {environment.role} {environment.index}: error: {error}\n")
-        exit_now(UserError.exit_code)
+        reason, code = f"error: {error}", error.exit_code
     except KeyboardInterrupt:
-        exit_now(130)
+        reason, code = "interrupted", 130
     if reason:
         sys.stderr.write(f"dmltrain: {environment.role} {environment.index}: {reason}\n")
-    exit_now(JobLost.exit_code if reason else 0)
+    exit_now(code if reason else 0)
+    raise AssertionError("this process has ended")

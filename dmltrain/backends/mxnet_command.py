@@ -1,0 +1,41 @@
+"""What a worker may tell MXNet's servers: one JSON object, {"optimizer": spec} or {"learning_rate": number}. Pure.
+
+MXNet's own servers unpickle whatever reaches them (mxnet/python/mxnet/kvstore/kvstore_server.py), so that anybody who
+reaches their port runs code of his choice there. Ours take these two sentences only.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+HEAD = 0  # of commands for the controller (kController of src/kvstore/kvstore_dist_server.h)
+MAX_BYTES = 1 << 24
+KINDS = {"optimizer": dict, "learning_rate": (int, float)}
+
+
+class Refused(Exception):
+    """A command that is none of ours; the message says why."""
+
+
+def encode(kind: str, value: Any) -> str:
+    return json.dumps({kind: value}, allow_nan=False)
+
+
+def decode(head: int, body: bytes) -> tuple[str, Any]:
+    """(kind, value) of a command as it reached a server. Raises Refused."""
+    if head != HEAD or len(body) > MAX_BYTES:
+        raise Refused(f"a command with head {head} and {len(body)} bytes: expected head {HEAD}, {MAX_BYTES} at most")
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError):
+        raise Refused(f"a command that is not JSON ({body[:20]!r}); MXNet's own kv.set_optimizer sends pickled objects, "
+                      "which could run any code here: use dmltrain's kvstore.set_optimizer") from None
+    if not isinstance(message, dict) or len(message) != 1 or not {*message} <= {*KINDS}:
+        raise Refused(f"a command other than {' and '.join(KINDS)}: {str(message)[:80]}")
+    [(kind, value)] = message.items()
+    right = isinstance(value, KINDS[kind]) and not isinstance(value, bool)
+    if not right or (kind == "learning_rate" and not math.isfinite(value)):
+        raise Refused(f"a command {kind} with the value {str(value)[:80]}")
+    return kind, value

@@ -1,0 +1,58 @@
+"""How a process joins ps-lite, MXNet's parameter server, beside dmltrain's own control plane.
+
+dmltrain's scheduler listens on the job's DMLC_PS_ROOT_PORT. It finds another port for ps-lite's scheduler and announces
+it to everybody at the start; from then on ps-lite runs as it always does, but nobody waits for it in silence: the death
+or silence of any process is noticed by dmltrain's connections and heartbeats, and ends this process too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+from types import ModuleType
+from typing import Any
+
+from dmltrain.env import Environment
+from dmltrain.errors import JobLost, UserError
+
+PORT = "mxnet_port"  # the fact by which the scheduler announces ps-lite's port
+EXIT_SECONDS = 0.5  # for a process of a lost job to end by itself: its main thread mostly waits inside ps-lite
+
+
+def reserve(host: str) -> socket.socket:
+    """A socket bound to a free port of `host`, not listening: ps-lite's scheduler binds the same port, since both ask
+    for SO_REUSEADDR, and nobody else gets it in between."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    reserved = socket.socket(family, socket.SOCK_STREAM)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        reserved.bind((host, 0))
+    except OSError as error:
+        reserved.close()
+        raise UserError(f"the scheduler cannot listen on {host}: {error.strerror}; give an address of this host for "
+                        "DMLC_PS_ROOT_URI") from error
+    return reserved
+
+
+def check(environment: Environment) -> None:
+    """Raise UserError for what ps-lite 2021 cannot do."""
+    if ":" in environment.root_host:
+        raise UserError(f"MXNet's kvstores speak IPv4 only, the scheduler's address is {environment.root_host}: choose "
+                        "an IPv4 network (--subnet or --interface of dmltrain-launch), or --backend torch")
+
+
+def join(mx: ModuleType, environment: Environment, facts: dict[str, Any], kind: str) -> Any:
+    """MXNet's kvstore of this process in its role. Waits until all of the job's processes have joined ps-lite."""
+    port = facts.get(PORT)
+    if not isinstance(port, int):
+        raise JobLost("the scheduler of this job does not run MXNet's: start all processes with the same --backend")
+    values = {
+        "DMLC_ROLE": environment.role, "DMLC_NUM_WORKER": environment.num_workers,
+        "DMLC_NUM_SERVER": environment.num_servers, "DMLC_PS_ROOT_URI": environment.root_host,
+        "DMLC_PS_ROOT_PORT": port, "DMLC_NODE_HOST": environment.node_host,
+    }
+    count = len(values)
+    names = (ctypes.c_char_p * count)(*(name.encode() for name in values))
+    texts = (ctypes.c_char_p * count)(*(str(value).encode() for value in values.values()))
+    mx.base.check_call(mx.base._LIB.MXInitPSEnv(ctypes.c_uint(count), names, texts))
+    return mx.kv.create(kind)
