@@ -16,7 +16,8 @@ MXNet 1.9.1 is of 2022 and will not change. Found by looking through its whole p
   libraries: `load` says what to install.
 
 dmltrain itself takes mxnet from `load` only. For every other program of the environment `dmltrain_mxnet.pth`, installed
-beside the package, asks for `spec` when the program first looks for mxnet; until then it imports nothing.
+beside the package, asks for `spec` when the program first looks for mxnet; until then it imports nothing. Their failing
+workers end too: see `mxnet_exit`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from collections.abc import Iterator, Mapping
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 
+from dmltrain.backends import mxnet_exit
 from dmltrain.errors import UserError
 
 PYTHONS = ((3, 10), (3, 11))
@@ -122,10 +124,11 @@ def _without_role() -> Iterator[None]:
 
 
 class _Loader(SourceFileLoader):
-    """Fits numpy before mxnet's first line."""
+    """What is done before mxnet's first line."""
 
     def exec_module(self, module: ModuleType) -> None:
         fit_numpy()
+        mxnet_exit.watch()
         super().exec_module(module)
 
 
