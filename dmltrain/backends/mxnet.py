@@ -110,13 +110,13 @@ class MXNetBackend:
         `total`: samples of the step that the gradient is the mean over (all workers' in a synchronous job).
         """
         losses = []
-        with mx.autograd.record():
-            for index, part in enumerate(self._parts(images, labels)):
-                if len(part[1]):
+        for index, part in enumerate(self._parts(images, labels)):
+            if part:
+                with mx.autograd.record():
                     losses.append(self._counted_loss(index, *part) / total)
-                else:
-                    self._no_gradient(index)
                 self._seen[index] += len(part[1])
+            else:
+                self._no_gradient(index)
         if losses:
             mx.autograd.backward(losses)
         self._step(learning_rate)
@@ -128,7 +128,7 @@ class MXNetBackend:
     def evaluate(self, images: np.ndarray, labels: np.ndarray) -> None:
         """Count these samples with the present weights."""
         for index, part in enumerate(self._parts(images, labels)):
-            if len(part[1]):
+            if part:
                 self._counted_loss(index, *part)
 
     def take_sums(self) -> Sums:
@@ -144,11 +144,12 @@ class MXNetBackend:
         self._step.synchronize()
         mx.nd.waitall()
 
-    def _parts(self, images: np.ndarray, labels: np.ndarray) -> list[tuple[NDArray, NDArray]]:
-        """The batch, one equal share per device, on the devices."""
+    def _parts(self, images: np.ndarray, labels: np.ndarray) -> list[tuple[NDArray, NDArray] | None]:
+        """The batch, one equal share per device, on the devices; None for a share of no samples, which no NDArray is.
+        """
         count = len(self._contexts)
         shares = zip(np.array_split(images, count), np.array_split(labels, count), self._contexts, strict=True)
-        return [(mx.nd.array(x, context, dtype="float32"), mx.nd.array(y, context, dtype="float32"))
+        return [(mx.nd.array(x, context, dtype="float32"), mx.nd.array(y, context, dtype="float32")) if len(y) else None
                 for x, y, context in shares]
 
     def _counted_loss(self, index: int, images: NDArray, labels: NDArray) -> NDArray:

@@ -6,11 +6,13 @@ rate, the other numbers are those of MXNet's class by its own names; under "keys
 
 MXNet's mathematics are not torch's (g: gradient, with wd * w added where nothing else is said):
 * sgd, nag: the momentum contains the learning rate, m = momentum * m - lr * g, w += m; after a change of the learning
-  rate old gradients still count with the old one. Equal to torch while the learning rate is constant.
+  rate old gradients still count with the old one. Equal to torch while the learning rate is constant, but for nag with
+  weight decay: MXNet's kernel writes w first and takes the decay in m from the new w.
 * adam: w -= lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + epsilon): epsilon is compared to a v without bias
   correction, so it weighs more in the first steps than torch's.
 * adagrad, rmsprop: epsilon stands under the root; adagrad's weight decay is apart from the gradient (w -= lr * wd * w).
 * adamw: MXNet 1.9.1 has the operator and no class; the class below is torch's rule with adam's epsilon.
+* adadelta has no learning rate: MXNet ignores it.
 * lamb takes norms of what it is given: on a server that holds a slice of a weight, of that slice.
 """
 
@@ -123,7 +125,8 @@ def make(spec: Mapping[str, Any]) -> Any:
             raise ValueError(f"optimizer {name} takes lr, {', '.join(allowed)} and keys; not {given!r}")
         _number(given, value)
     made = _class(name)(learning_rate=rate, **numbers)
-    made.lr_mult, made.wd_mult = ({int(key): _multipliers(key, value).get(kind, 1.0) for key, value in keys.items()}
+    of_keys = {key: _multipliers(key, value) for key, value in keys.items()}
+    made.lr_mult, made.wd_mult = ({int(key): numbers[kind] for key, numbers in of_keys.items() if kind in numbers}
                                   for kind in MULTIPLIERS)
     return made
 

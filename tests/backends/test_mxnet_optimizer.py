@@ -1,0 +1,167 @@
+"""MXNet's optimizers from specs: the steps are MXNet's own, the state goes on exactly, and the rest is refused."""
+
+import numpy as np
+import pytest
+
+from dmltrain.backends import mxnet_compat
+from dmltrain.errors import UserError
+
+mxnet_compat.fit_numpy()
+mx = pytest.importorskip("mxnet", reason="mxnet is not installed: its optimizers are not tried")
+from dmltrain.backends import mxnet_optimizer  # noqa: E402
+from dmltrain.backends.mxnet_optimizer import Updater, make, spec_of  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
+EXTRA = {"sgd": {"momentum": 0.9}, "nag": {"momentum": 0.9}, "rmsprop": {"centered": True}}
+
+
+def spec(name: str, **more) -> dict:
+    return {"name": name, "lr": 0.1, "wd": 0.01, **EXTRA.get(name, {}), **more}
+
+
+def gradients(count: int = 6, seed: int = 0) -> list[np.ndarray]:
+    return list(np.random.default_rng(seed).standard_normal((count, 7), dtype=np.float32))
+
+
+def stepped(updater, weight=None, steps=None, key: int = 3):
+    """`weight` after these steps; it changes in place."""
+    weight = mx.nd.array(np.linspace(-1, 1, 7)) if weight is None else weight
+    for gradient in gradients() if steps is None else steps:
+        updater(key, mx.nd.array(gradient), weight)
+    return weight
+
+
+@pytest.mark.parametrize("name", [name for name in mxnet_optimizer.TABLE if name != "adamw"])
+def test_steps_are_those_of_mxnets_own_updater(name):
+    numbers = {given: value for given, value in spec(name).items() if given not in ("name", "lr")}
+    plain = mx.optimizer.get_updater(mx.optimizer.create(name, learning_rate=0.1, **numbers))
+    expected = stepped(plain).asnumpy()
+    found = stepped(Updater(spec(name))).asnumpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-5 if name == "lamb" else 0)  # MXNet's joins several keys
+
+
+@pytest.mark.parametrize("name, numbers, tolerance", [
+    ("sgd", {"momentum": 0.9}, 1e-6), ("adam", {}, 1e-5), ("adamw", {}, 1e-5), ("rmsprop", {"alpha": 0.9}, 1e-5)])
+def test_where_torchs_rule_is_the_same_the_steps_are(name, numbers, tolerance):
+    """With a constant learning rate, and numbers far above epsilon."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    kind = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop"}[name]
+    weight = torch.nn.Parameter(torch.linspace(-1, 1, 7))
+    optimizer = getattr(torch.optim, kind)([weight], lr=0.1, weight_decay=0.01, **numbers)
+    for gradient in gradients():
+        weight.grad = torch.from_numpy(gradient)
+        optimizer.step()
+    found = stepped(Updater({"name": name, "lr": 0.1, "wd": 0.01, **({"momentum": 0.9} if name == "sgd" else {})}))
+    np.testing.assert_allclose(found.asnumpy(), weight.detach().numpy(), atol=tolerance)
+
+
+@pytest.mark.parametrize("name", mxnet_optimizer.TABLE)
+def test_state_goes_on_exactly_also_twice_over(name):
+    """An updater that has loaded a state and not stepped yet gives it on."""
+    whole = stepped(Updater(spec(name))).asnumpy()
+    first = Updater(spec(name))
+    weight = stepped(first, steps=gradients()[:3])
+    second, third = Updater(spec(name)), Updater(spec(name))
+    second.load(first.state())
+    third.load(second.state())
+    assert third.state().keys() == first.state().keys() and "3/updates" in third.state()
+    assert np.array_equal(stepped(third, weight, gradients()[3:]).asnumpy(), whole)
+
+
+def test_loading_forgets_what_was_there():
+    updater = Updater(spec("adam"))
+    stepped(updater)
+    updater.load({})
+    assert updater.state() == {}
+    assert np.array_equal(stepped(updater).asnumpy(), stepped(Updater(spec("adam"))).asnumpy())
+
+
+@pytest.mark.parametrize("state, essentials", [
+    ({"3/0": np.zeros(5)}, ["key 3", "(5,)", "expected (7,)"]), ({"3/updates": np.array(4)}, ["key 3", "None"])])
+def test_a_state_of_another_network_is_refused_at_the_keys_first_step(state, essentials):
+    updater = Updater(spec("sgd"))
+    updater.load(state)
+    with pytest.raises(ValueError) as caught:
+        stepped(updater)
+    for essential in essentials:
+        assert essential in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["momentum", "3/momentum", "x/0", "/updates", ""])
+def test_a_state_with_other_names_is_refused(name):
+    with pytest.raises(ValueError, match="KEY/updates"):
+        Updater(spec("sgd")).load({name: np.zeros(7)})
+
+
+def test_the_learning_rate_is_live_and_keys_have_multipliers():
+    updater = Updater({"name": "sgd", "lr": 0.1, "wd": 0.5,
+                       "keys": {"1": {"wd_mult": 0.0}, "2": {"lr_mult": 10.0, "wd_mult": 0.0}}})
+    ones, found = [np.ones(7, np.float32)], []
+    for key in (0, 1, 2):
+        found.append(1 - stepped(updater, mx.nd.ones(7), ones, key).asnumpy()[0])
+    updater.set_learning_rate(0.2)
+    found.append(1 - stepped(updater, mx.nd.ones(7), ones, 1).asnumpy()[0])
+    assert found == [pytest.approx(value) for value in (0.15, 0.1, 1.0, 0.2)]
+
+
+def test_only_weights_and_gammas_decay():
+    names = {0: "conv0_weight", 1: "conv0_bias", 2: "bn0_gamma", 3: "bn0_beta"}
+    assert mxnet_optimizer.key_numbers(names) == {"1": {"wd_mult": 0.0}, "3": {"wd_mult": 0.0}}
+
+
+@pytest.mark.parametrize("wrong, essentials", [
+    ({"name": "lion"}, ["'lion'", "sgd, nag", "adam"]),
+    ({}, ["unknown optimizer ''"]),
+    ({"name": "sgd", "beta1": 0.9}, ["sgd takes lr, momentum", "'beta1'"]),
+    ({"name": "sgd", "lr": "0.1"}, ["lr='0.1'", "number"]),
+    ({"name": "sgd", "wd": float("nan")}, ["wd=nan", "finite"]),
+    ({"name": "sgd", "momentum": [0.9]}, ["momentum=[0.9]"]),
+    ({"name": "sgd", "keys": {"a": {"wd_mult": 0.0}}}, ["keys", "'a'"]),
+    ({"name": "sgd", "keys": {"1": {"momentum": 0.0}}}, ["keys", "lr_mult, wd_mult"]),
+    ({"name": "sgd", "keys": {"1": 3}}, ["keys", "lr_mult, wd_mult"]),
+])
+def test_a_wrong_spec_says_what_is_valid(wrong, essentials):
+    with pytest.raises(ValueError) as caught:
+        make(wrong)
+    for essential in essentials:
+        assert essential in str(caught.value)
+
+
+# -- MXNet's own objects as specs -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", mxnet_optimizer.TABLE)
+def test_an_optimizer_as_a_spec_makes_the_same_steps(name):
+    original = spec(name, rescale_grad=0.3, clip_gradient=1.5, keys={"3": {"wd_mult": 0.5, "lr_mult": 2.0}})
+    again = spec_of(make(original))
+    assert np.array_equal(stepped(Updater(again)).asnumpy(), stepped(Updater(original)).asnumpy())
+    assert not np.array_equal(stepped(Updater(again)).asnumpy(), stepped(Updater(spec(name))).asnumpy())
+
+
+def test_modules_names_decide_what_decays_as_in_mxnet():
+    names = {0: "fc_weight", 1: "fc_bias"}
+    found = spec_of(mx.optimizer.SGD(learning_rate=0.3, momentum=0.9, wd=0.1, param_idx2name=names))
+    assert (found["name"], found["lr"], found["momentum"], found["wd"]) == ("sgd", 0.3, 0.9, 0.1)
+    assert {key: numbers["wd_mult"] for key, numbers in found["keys"].items()} == {"0": 1.0, "1": 0.0}
+
+
+def test_gluons_parameters_decide_too():
+    parameter = mx.gluon.Parameter("fc_bias", shape=(3,), wd_mult=0.0, lr_mult=2.0)
+    found = spec_of(mx.optimizer.Adam(param_dict={4: parameter}))
+    assert found["keys"] == {"4": {"lr_mult": 2.0, "wd_mult": 0.0}}
+
+
+class Mine(mx.optimizer.SGD):
+    """A program's own optimizer."""
+
+
+def test_an_optimizer_of_the_programs_own_is_refused_by_name():
+    with pytest.raises(UserError) as caught:
+        spec_of(Mine())
+    for essential in ("Mine", "cannot run on the servers", "sgd, nag", "update_on_kvstore 0"):
+        assert essential in str(caught.value)
+
+
+def test_a_schedule_is_refused_with_its_cure():
+    with pytest.raises(UserError, match="lr_scheduler.*set_learning_rate"):
+        spec_of(mx.optimizer.SGD(lr_scheduler=mx.lr_scheduler.FactorScheduler(1)))
