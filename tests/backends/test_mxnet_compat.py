@@ -1,0 +1,148 @@
+"""MXNet beside numpy 1.26, in a server's role, from threads, and with what it needs missing: in fresh processes."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dmltrain.backends import mxnet_compat
+from dmltrain.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+PTH = ROOT / "dmltrain/backends/dmltrain_mxnet.pth"
+LOAD = "from dmltrain.backends import mxnet_compat\nmxnet_compat.load()"
+# what an installed .pth does, in whichever interpreter runs the tests
+WITH_PTH = f"import site\nexec(open({str(PTH)!r}).read())\n"
+
+installed = pytest.mark.skipif(importlib.util.find_spec("mxnet") is None,
+                               reason="mxnet is not installed: pip install 'dmltrain[mxnet]'")
+pythons = pytest.mark.skipif(sys.version_info[:2] not in mxnet_compat.PYTHONS,
+                             reason="MXNet runs on Python 3.10 and 3.11, and so this is refused before anything else")
+
+
+def python(program: str, folder: Path | None = None, **environment: str) -> subprocess.CompletedProcess:
+    """Runs `program`; modules in `folder` go before installed ones."""
+    path = os.pathsep.join(str(each) for each in (folder, ROOT) if each)
+    known = {name: value for name, value in os.environ.items() if not name.startswith("DMLC_")}
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100,
+                          env={**known, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment})
+
+
+def stand_in(folder: Path, name: str, text: str) -> Path:
+    """A package of that name that stands in for the real one."""
+    (folder / name).mkdir()
+    (folder / name / "__init__.py").write_text(text)
+    return folder
+
+
+def refusal(folder: Path | None) -> str:
+    program = f"from dmltrain.errors import UserError\ntry:\n    {LOAD.replace(chr(10), chr(10) + '    ')}\n" \
+              "except UserError as error:\n    print(error)"
+    done = python(program, folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@installed
+def test_loading_in_the_servers_role_from_many_threads_serves_nothing_and_warns_of_nothing():
+    program = f"""
+import os, sys, threading
+from dmltrain.backends import mxnet_compat
+found = []
+threads = [threading.Thread(target=lambda: found.append(mxnet_compat.load())) for _ in range(4)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+assert len(found) == 4 and len(set(map(id, found))) == 1, found
+assert os.environ["DMLC_ROLE"] == "server"
+import numpy
+from mxnet import test_utils
+counted = test_utils.chi_square_check(lambda n: numpy.random.randint(0, 2, n), [0, 1], [0.5, 0.5], nsamples=1000)
+assert counted[1].sum() == 1000
+assert (numpy.bool, numpy.int, numpy.float, numpy.object) == (bool, int, float, object)
+assert {str(ROOT)!r} in mxnet_compat.__file__
+"""
+    done = python(program, DMLC_ROLE="server", PYTHONWARNINGS="always::DeprecationWarning")
+    assert done.returncode == 0, done.stderr
+    assert "Deprecat" not in done.stderr
+
+
+@installed
+def test_mxnet_before_torch_in_one_process():
+    """The other order is that of every test that compares the two."""
+    pytest.importorskip("torch")
+    program = "import mxnet, torch\nprint((mxnet.nd.ones((2, 2)).asnumpy() + torch.ones(2, 2).numpy()).sum())"
+    done = python(f"{LOAD}\n{program}")
+    assert (done.returncode, done.stdout) == (0, "8.0\n"), done.stderr
+
+
+@installed
+def test_the_pth_lets_any_program_import_mxnet_and_looks_at_nothing_before():
+    program = f"""{WITH_PTH}
+import importlib.util, sys
+before = set(sys.modules)
+import json, unittest
+assert not {{"numpy", "dmltrain", "mxnet"}} & set(sys.modules) - before
+assert importlib.util.find_spec("mxnet").name == "mxnet" and "numpy" not in set(sys.modules) - before
+import mxnet
+print(mxnet.nd.ones((2,)).asnumpy().sum())
+"""
+    done = python(program)
+    assert (done.returncode, done.stdout) == (0, "2.0\n"), done.stderr
+
+
+def test_without_mxnet_the_pth_changes_nothing(tmp_path):
+    path = "sys.path[:] = [each for each in sys.path if 'site-packages' not in each]"
+    done = python(f"import sys\n{path}\n{WITH_PTH}\nimport mxnet")
+    assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'mxnet'", done.stderr
+
+
+@pytest.mark.parametrize("version", [(3, 9), (3, 12), (3, 14)])
+def test_another_python(version):
+    with pytest.raises(UserError, match=rf"needs Python 3\.10 or 3\.11, and this is 3\.{version[1]} .*--backend torch"):
+        mxnet_compat.check_python(version)
+
+
+@pythons
+def test_no_mxnet(tmp_path):
+    stand_in(tmp_path, "mxnet", "raise ModuleNotFoundError(\"No module named 'mxnet'\", name='mxnet')")
+    assert "pip install 'dmltrain[mxnet]' (CPU) or 'dmltrain[mxnet-cu112]'" in refusal(tmp_path)
+
+
+@pythons
+def test_numpy_2(tmp_path):
+    stand_in(tmp_path, "numpy", "__version__ = '2.1.3'")
+    stand_in(tmp_path, "mxnet", "__version__ = '1.9.1'")
+    assert "and 2.1.3 is installed: pip install 'numpy<2'" in refusal(tmp_path)
+    done = python(f"{WITH_PTH}\nimport mxnet", tmp_path)
+    assert "ImportError: MXNet 1.9.1 works with numpy 1.x, and 2.1.3 is installed" in done.stderr.splitlines()[-1]
+
+
+@pythons
+@pytest.mark.parametrize(("library", "cure"), [
+    ("libcudart.so.11.0", "needs CUDA 11.2, and libcudart.so.11.0 is not found: put CUDA 11.2's libraries on LD_LIB"),
+    ("libcudnn.so.8", "needs CUDA 11.2, and libcudnn.so.8"),
+    ("libfantasy.so.1", "MXNet's library cannot be loaded: libfantasy.so.1: cannot open shared object file"),
+])
+def test_a_library_that_the_loader_does_not_find(tmp_path, library, cure):
+    stand_in(tmp_path, "mxnet", f"import ctypes\nctypes.CDLL({library!r})")
+    said = refusal(tmp_path)
+    if not said:
+        pytest.skip(f"this machine has {library}")
+    assert cure in said
+
+
+@pytest.mark.parametrize(("library", "package"), [("libgomp.so.1", "libgomp1"), ("libquadmath.so.0", "libquadmath0")])
+def test_a_library_of_debian(library, package):
+    said = mxnet_compat.missing_library(f"{library}: cannot open shared object file: No such file or directory")
+    assert f"needs the library {library}" in said and f"apt-get install {package} " in said
+
+
+@pythons
+def test_another_mxnet(tmp_path):
+    stand_in(tmp_path, "mxnet", "__version__ = '2.0.0b1'")
+    assert "made for MXNet 1.9, and 2.0.0b1 is installed" in refusal(tmp_path)
