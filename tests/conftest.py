@@ -7,6 +7,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.running_job import start_job  # noqa: F401  (a fixture of all tests)
+
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored, by the programs under test too
 
 hypothesis.settings.register_profile("project", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])

@@ -75,8 +75,8 @@ class MXNetKVStore(KVStore):
             if name in self._numbers:
                 raise UserError(f"kvstore: key {name!r} was given to init before")
             self._numbers[name] = len(self._numbers)
-            self._sizes[name] = array.size * array.dtype(0).itemsize
-        self._agree([(str(name), array.shape, array.dtype.__name__) for name, array in zip(keys, firsts, strict=True)])
+            self._sizes[name] = 4 * array.size
+        self._agree([(str(name), array.shape) for name, array in zip(keys, firsts, strict=True)])
         self._kv.init([self._numbers[name] for name in keys], firsts)
         self._mx.nd.waitall()
         self.barrier()
@@ -214,7 +214,7 @@ class MXNetKVStore(KVStore):
         """Returns when every server has done it."""
         self._kv._send_command_to_servers(mxnet_command.HEAD, mxnet_command.encode(kind, value))
 
-    def _agree(self, declared: list[tuple[str, tuple[int, ...], str]]) -> None:
+    def _agree(self, declared: list[tuple[str, tuple[int, ...]]]) -> None:
         """Raise UserError unless all workers give the same keys and shapes: ps-lite would abort, or mix them up."""
         own = float(int.from_bytes(hashlib.sha256(repr(declared).encode()).digest()[:4], "little"))
         slots = np.zeros(self.num_workers)
@@ -229,12 +229,12 @@ class MXNetKVStore(KVStore):
         return [self._array(item) for item in (value if isinstance(value, (list, tuple)) else [value])]
 
     def _array(self, value: Any) -> Any:
-        if isinstance(value, self._mx.nd.NDArray):
-            return value
-        array = np.asarray(value)
-        if array.dtype.name not in ("float32", "float64"):
-            raise UserError(f"kvstore: values are float32 or float64, this one is {array.dtype.name}")
-        return self._mx.nd.array(array, dtype=array.dtype)
+        native = isinstance(value, self._mx.nd.NDArray)
+        array = value if native else np.asarray(value)
+        if np.dtype(array.dtype) != np.float32:
+            raise UserError(f"kvstore: MXNet's servers compute in float32, this value is {np.dtype(array.dtype).name}: "
+                            "give float32")
+        return array if native else self._mx.nd.array(array)
 
     def _find(self, name: Key) -> int:
         if name not in self._numbers:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-PROGRAMS = Path(__file__).parent / "programs"
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 @dataclass
 class RunningJob:
     processes: dict[str, subprocess.Popen] = field(default_factory=dict)  # "worker-0" -> process
+    commands: dict[str, tuple[list[str], dict[str, str]]] = field(default_factory=dict)  # and environments
     folder: Path = Path()
     port: int = 0
     key: Path = Path()
@@ -27,6 +27,13 @@ class RunningJob:
     def outputs(self) -> str:
         return "\n".join(f"--- {name} (exit {process.poll()})\n{self.output(name)}"
                          for name, process in self.processes.items())
+
+    def start(self, name: str, log: str = "", inherited: tuple[int, ...] = ()) -> subprocess.Popen:
+        """Start the process `name`, its output going to `log`.log; a second one of the same name, when it is there."""
+        command, environment = self.commands[name]
+        with open(self.folder / f"{log or name}.log", "wb") as output:
+            return subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT,
+                                    pass_fds=inherited, cwd=self.folder)
 
     def wait(self, seconds: float = 120.0) -> dict[str, int]:
         """Exit codes by name; fails the test, with all output, when a process is still there after `seconds`."""
@@ -51,8 +58,9 @@ class RunningJob:
 
 
 @pytest.fixture
-def start_job(tmp_path):
-    """start_job(program, *arguments, workers=2, servers=1, env={}) -> RunningJob; what is left at the end is killed."""
+def start_job(tmp_path, request):
+    """start_job(program, *arguments, workers=2, servers=1, env={}) -> RunningJob; what is left at the end is killed.
+    `program` is a file in the folder `programs` beside the test."""
     jobs = []
 
     def start(program, *arguments, workers=2, servers=1, env=None, key=b"6b6579"):
@@ -66,7 +74,7 @@ def start_job(tmp_path):
         shared = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "DMLC_NUM_WORKER": str(workers),
                   "DMLC_NUM_SERVER": str(servers), "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(job.port),
                   "DMLTRAIN_JOB": "test", "DMLTRAIN_KEY_FILE": str(job.key), **(env or {})}
-        command = [sys.executable, str(PROGRAMS / program), *map(str, arguments)]
+        command = [sys.executable, str(request.path.parent / "programs" / program), *map(str, arguments)]
         roles = [("scheduler", 0)] + [("server", i) for i in range(servers)] + [("worker", i) for i in range(workers)]
         for role, index in roles:
             own = {"DMLC_ROLE": role, "DMLC_TASK_ID": str(index), f"DMLC_{role.upper()}_ID": str(index)}
@@ -74,10 +82,9 @@ def start_job(tmp_path):
             if role == "scheduler":
                 own["DMLTRAIN_LISTEN_FD"] = str(listening.fileno())
                 inherited = (listening.fileno(),)
-            with open(job.folder / f"{role}-{index}.log", "wb") as output:
-                job.processes[f"{role}-{index}"] = subprocess.Popen(
-                    command, env={**shared, **own}, stdout=output, stderr=subprocess.STDOUT, pass_fds=inherited,
-                    cwd=job.folder)
+            name = f"{role}-{index}"
+            job.commands[name] = (command, {**shared, **own})
+            job.processes[name] = job.start(name, inherited=inherited)
         listening.close()
         return job
 

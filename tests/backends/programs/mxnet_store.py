@@ -1,0 +1,140 @@
+"""Workers of an MXNet job that use the kvstore itself; the first argument says what they do. Results are JSON lines."""
+
+import json
+import os
+import pickle
+import sys
+import time
+
+import numpy as np
+
+from dmltrain import errors, kvstore
+from dmltrain.backends import mxnet_compat
+
+errors.end_scripts_without_traceback()
+SHAPES = {"small": (3, 4), "big": (1100, 1000)}  # MXNet cuts what has a million elements or more over all servers
+KEYS = list(SHAPES)
+
+
+def tell(**values):
+    print(json.dumps(values), flush=True)
+
+
+def extremes(arrays):
+    return [(float(each.min().asscalar()), float(each.max().asscalar())) for each in arrays]
+
+
+def opened(kind, first=1.0, compression=None):
+    store = kvstore.create(kind, backend="mxnet")
+    mx = mxnet_compat.load()
+    if compression:
+        store.set_gradient_compression({"type": compression, "threshold": 0.5})
+    store.init(KEYS, [mx.nd.full(SHAPES[key], first) for key in KEYS])
+    return store, mx
+
+
+def step(store, mx, gradient, rate=None):
+    """What this worker pulls after pushing `gradient` everywhere."""
+    if rate is not None:
+        store.set_learning_rate(rate)
+    out = [mx.nd.zeros(SHAPES[key]) for key in KEYS]
+    store.push(KEYS, [mx.nd.full(SHAPES[key], gradient) for key in KEYS])
+    store.pull(KEYS, out)
+    return extremes(out)
+
+
+def steps(kind, where, compression=""):
+    """Three steps; the last has another learning rate."""
+    store, mx = opened(kind, compression=compression)
+    if where == "servers":
+        store.set_optimizer({"name": "sgd", "lr": 0.1, "momentum": 0.5})
+    values = [step(store, mx, store.rank + 1.0, rate) for rate in (0.1, 0.1, 1.0)]
+    summed = store.all_reduce("ranks", np.array([1.0, store.rank])).tolist()
+    ranks = store.all_reduce("kv ranks", np.eye(store.num_workers)[store.rank] * store.kv_rank).tolist()
+    tell(values=values, summed=summed, ranks=ranks, sent=store.bytes_sent, received=store.bytes_received)
+    store.close()
+
+
+def numpy_values(kind):
+    """Arrays of numpy go in and out as well; a list is one value a device, summed."""
+    store = kvstore.create(kind, backend="mxnet")
+    store.init("weight", np.arange(4, dtype="float32"))
+    out = np.zeros(4, "float32")
+    store.pull("weight", out)
+    first = out.tolist()
+    store.pushpull("weight", [np.full(4, 1.0, "float32"), np.full(4, float(store.rank), "float32")], out)
+    tell(first=first, sum=out.tolist())
+    store.close()
+
+
+def states(kind, path, mode):
+    """Four steps with momentum: at once, or two and a save, or a load and two."""
+    first = json.load(open(f"{path}.weights")) if mode == "load" else 1.0
+    store, mx = opened(kind, first)
+    store.set_optimizer({"name": "adam", "lr": 0.1})
+    if mode == "load":
+        store.load_optimizer_states(path)
+    values = [step(store, mx, store.rank + number) for number in {"whole": range(4), "save": (0, 1), "load": (2, 3)}[mode]]
+    store.barrier()
+    if mode == "save" and store.rank == 0:
+        store.save_optimizer_states(path)
+        json.dump(values[-1][0][0], open(f"{path}.weights", "w"))
+    store.barrier()
+    tell(last=values[-1])
+    store.close()
+
+
+def endless(kind):
+    """Steps until somebody ends it."""
+    store, mx = opened(kind)
+    store.set_optimizer({"name": "sgd", "lr": 1e-6})
+    for number in range(1_000_000):
+        step(store, mx, 1.0)
+        if number == 2:
+            print("ready", flush=True)
+
+
+def idle(kind):
+    """Worker 0 rests, the others look at the weights all the time."""
+    store, mx = opened(kind)
+    out = [mx.nd.zeros(SHAPES[key]) for key in KEYS]
+    print("ready", flush=True)
+    while True:
+        store.pull(KEYS, out, wait=True)
+        tell(values=extremes(out))
+        time.sleep(0.05)
+
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ("unpickled",)
+
+
+def wrong(what):
+    """What must be an error."""
+    kind = "dist_async" if what == "no-optimizer" else "dist_sync"
+    if what == "different-types":
+        kind = ["dist_sync", "dist_async"][int(os.environ.get("DMLC_WORKER_ID", 0))]
+    if what == "different-shapes":
+        SHAPES["small"] = (3, 4 + int(os.environ.get("DMLC_WORKER_ID", 0)))
+    store, mx = opened(kind)
+    print("opened", flush=True)
+    if what == "custom-optimizer":
+        class Mine(mx.optimizer.SGD):
+            pass
+        store.set_optimizer(Mine())
+    elif what == "pickle" and store.rank == 0:
+        store._kv._send_command_to_servers(0, pickle.dumps(Evil(), 0).decode())
+    elif what == "unknown-optimizer":
+        store.set_optimizer({"name": "mine"})
+    elif what == "compression-after-init":
+        store.set_gradient_compression({"type": "2bit"})
+    elif what == "exception" and store.rank == 0:
+        raise RuntimeError("a defect of the program")
+    step(store, mx, 1.0)
+    if what == "pickle":
+        time.sleep(60)
+
+
+if __name__ == "__main__":
+    {each.__name__: each for each in (steps, numpy_values, states, endless, idle, wrong)}[sys.argv[1]](*sys.argv[2:])
