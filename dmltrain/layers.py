@@ -24,10 +24,17 @@ Conventions every backend must follow (they are MXNet 1.9.1's, unless said other
   `count_padding` is false. `rounding` is MXNet's `pooling_convention`: "valid" rounds the extent `(x + 2 pad - kernel)
   / stride + 1` down, "full" rounds it up (what Caffe does, and MXNet did until it got the option in 2016). With "full"
   the last window may overhang; what overhangs beyond the padding is not counted in an average. A window that would lie
-  wholly outside the input is refused, because frameworks disagree about it. (MXNet 1.9.1's oneDNN gets the float32
-  gradient of an unpadded overhanging average wrong; its own operator, under MXNET_MKLDNN_ENABLED=0, has it right.)
+  wholly outside the input is refused, because frameworks disagree about it.
+  (MXNet 1.9.1's oneDNN gets the float32 gradient of an overhanging average that counts padding wrong; the mxnet
+  backend asks it for one that has none to count.)
 * `LocalResponseNorm`: `x / (offset + alpha / size * sum of squares over size neighbouring channels) ^ beta`.
 * `Dropout` scales what is kept by `1 / (1 - rate)` while training and does nothing otherwise.
+
+With equal weights the backends agree to 1e-9 in float64, and in float32 to 1e-4 of logits and gradient, as far as no
+ReLU and no maximum is so close that rounding decides it: each such decision may change a deep network's gradient by a
+percent, in either framework. Networks that magnify rounding lose more: resnet-164 with its first weights is at 3e-4
+(figures in tests/backends/test_same_mathematics_float32.py). Gradients that a batch norm makes zero, such as that of a
+bias right before it, are noise in float32.
 """
 
 from __future__ import annotations

@@ -17,8 +17,9 @@ MAY_IMPORT = {  # room of dmltrain -> rooms it may import; what is not listed ma
     "record": {"errors", "env"},
     "report": {"record", "errors"},
     "data": {"errors"},
+    "initial": {"layers", "data", "errors"},  # data: the one source of random bits
     "kvstore": {"env", "errors", "backends"},  # backends: only the servers' optimizers, when a job wants them
-    "backends": {"layers", "models", "kvstore", "errors", "options", "optimizer", "metric", "env"},
+    "backends": {"layers", "initial", "models", "kvstore", "errors", "options", "optimizer", "metric", "env"},
 }
 
 

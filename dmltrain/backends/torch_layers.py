@@ -14,17 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import singledispatch
-from math import prod, sqrt
 from operator import iadd
 
 import torch
 from torch import fx
 from torch.nn import functional
 
-from dmltrain import layers
-from dmltrain.layers import Network, Parameter
-
-XAVIER_MAGNITUDE = 2  # variance of a weight times its fan-in (He et al. 2015), MXNet's choice for image classification
+from dmltrain import initial, layers
+from dmltrain.layers import Network
 
 
 def build(network: Network) -> torch.nn.Module:
@@ -40,24 +37,13 @@ def build(network: Network) -> torch.nn.Module:
 
 
 def initialise(module: torch.nn.Module, network: Network, seed: int) -> None:
-    """Fill `module` (of `build(network)`) with first weights that depend on `seed` and the network only, not on
-    devices, memory formats or torch's global generators.
-
-    MXNet's initialiser for image classification, Xavier(rnd_type="gaussian", factor_type="in", magnitude=2): weights
-    are normal with variance 2 / fan-in, gammas and moving variances 1, all else 0.
+    """Fill `module` (of `build(network)`) with the first weights of dmltrain/initial.py, which depend on `seed` and the
+    network only, not on devices, memory formats or torch's global generators. UserError: seed below 0.
     """
-    generator = torch.Generator().manual_seed(seed)
     arrays = module.state_dict()
     with torch.no_grad():
-        for parameter in (*network.parameters(), *network.auxiliary()):
-            arrays[parameter.name].copy_(_first_values(parameter, generator))
-
-
-def _first_values(parameter: Parameter, generator: torch.Generator) -> torch.Tensor:
-    if parameter.kind == "weight":
-        fan_in = prod(parameter.shape[1:])
-        return torch.randn(parameter.shape, generator=generator) * sqrt(XAVIER_MAGNITUDE / fan_in)
-    return torch.full(parameter.shape, 1.0 if parameter.kind in ("gamma", "moving_var") else 0.0)
+        for name, values in initial.each_first_value(network, seed):
+            arrays[name].copy_(torch.from_numpy(values))
 
 
 def _arrays(network: Network) -> torch.nn.Module:

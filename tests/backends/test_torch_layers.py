@@ -4,11 +4,12 @@ import copy
 import operator
 import pickle
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from dmltrain import models  # noqa: E402
+from dmltrain import initial, models  # noqa: E402
 from dmltrain.backends import torch_layers  # noqa: E402
 from dmltrain.layers import (  # noqa: E402
     AvgPool,
@@ -306,18 +307,12 @@ def test_initialise_overwrites_everything():
     assert all(torch.equal(fresh.state_dict()[name], each) for name, each in module.state_dict().items())
 
 
-def test_first_weights_have_mxnets_distribution():
+def test_first_weights_are_the_projects_own():
     network = models.create("inception-bn-28-small")
-    arrays = built(network).state_dict()
-    for each in (*network.parameters(), *network.auxiliary()):
-        values = arrays[each.name]
-        if each.kind == "weight":
-            fan_in = values[0].numel()
-            scaled = values * (fan_in / 2) ** 0.5  # standard normal
-            assert scaled.mean().item() == pytest.approx(0, abs=5 / each.size**0.5), each.name
-            assert scaled.var().item() == pytest.approx(1, abs=5 * (2 / each.size) ** 0.5), each.name
-        else:
-            assert (values == (1 if each.kind in ("gamma", "moving_var") else 0)).all(), each.name
+    arrays = built(network, seed=4).state_dict()
+    expected = initial.first_values(network, 4)
+    assert list(arrays) == list(expected)
+    assert all(np.array_equal(arrays[name].numpy(), each) for name, each in expected.items())
 
 
 def test_compiles_to_one_graph():

@@ -1,0 +1,131 @@
+"""The same weights and the same batch through both backends: what the tests of "the same mathematics" share."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+from dmltrain.backends import mxnet_compat, torch_layers  # noqa: E402
+
+mxnet_compat.fit_numpy()
+mx = pytest.importorskip("mxnet", reason="mxnet is not installed: the torch backend is not compared with it")
+from dmltrain import layers, models  # noqa: E402
+from dmltrain.backends import mxnet_layers  # noqa: E402
+
+EVERY_LAYER = layers.Network(
+    "every-layer",
+    layers.chain(
+        layers.Conv("conv", 6, kernel=(3, 5), stride=(1, 2), pad=(1, 2), groups=2),
+        layers.BatchNorm("bn", momentum=0.7, fixed_scale=False),
+        layers.concat(
+            layers.MaxPool(kernel=3, stride=2, rounding="full"),
+            layers.AvgPool(kernel=3, stride=2, rounding="full"),
+            layers.AvgPool(kernel=(3, 3), stride=2, pad=1, count_padding=False),
+            layers.chain(layers.Conv("side", 2, kernel=1, stride=2, bias=False), layers.Tanh(), layers.Dropout(rate=0)),
+        ),
+        layers.AvgPool(kernel=4, stride=2, pad=1, rounding="full"),
+        layers.add(layers.Conv("left", 4), layers.Conv("right", 4), layers.chain(layers.Conv("third", 4))),
+        layers.GlobalAvgPool(),
+        layers.Flatten(),
+        layers.BatchNorm("flat", epsilon=1e-2),
+        layers.Dense("fc", 10, bias=False),
+    ),
+    (4, 10, 19),
+    10,
+)
+RESPONSE_NORM = layers.Network(
+    "response-norm",
+    layers.chain(
+        layers.Conv("conv", 8, kernel=3),
+        layers.LocalResponseNorm("lrn", size=3, alpha=0.1),
+        layers.Flatten(),
+        layers.Dense("fc", 10),
+    ),
+    (3, 6, 6),
+    10,
+)
+NETWORKS = {
+    "every-layer": EVERY_LAYER,
+    "response-norm": RESPONSE_NORM,
+    "mlp": models.create("mlp", image_shape=(1, 28, 28)),
+    "lenet": models.create("lenet", image_shape=(1, 28, 28)),
+    "inception": models.create("inception-bn-28-small"),
+    "inception-32": models.create("inception-bn-28-small", image_shape=(3, 32, 32)),
+    "resnet-20": models.create("resnet", 20),
+    "resnet-50-cifar": models.create("resnet", 50, image_shape=(3, 32, 32)),
+    "resnet-164": models.create("resnet", 164),
+    "resnet-18": models.create("resnet", 18, image_shape=(3, 64, 64)),
+    "resnet-50-imagenet": models.create("resnet", 50, image_shape=(3, 64, 64)),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a backend makes of a batch; all numpy, by the network's names."""
+
+    evaluated: np.ndarray  # logits (N, classes) by the moving statistics
+    trained: np.ndarray  # logits by the batch's
+    gradients: dict[str, np.ndarray]
+    statistics: dict[str, np.ndarray]  # moving means and variances after the step
+
+
+def random(*shape, seed, dtype):
+    return np.random.RandomState(seed).randn(*shape).astype(dtype)
+
+
+def in_torch(network, arrays, images, weights):
+    """`weights` (N, classes) are the gradient of the logits; the dtype of `images` is that of the calculation."""
+    module = torch_layers.build(network).to(torch.from_numpy(images).dtype)
+    module.load_state_dict({name: torch.from_numpy(each) for name, each in arrays.items()})
+    evaluated = module.eval()(torch.from_numpy(images)).detach().numpy()
+    trained = module.train()(torch.from_numpy(images))
+    trained.backward(torch.from_numpy(weights))
+    gradients = {name: each.grad.numpy() for name, each in module.named_parameters()}
+    statistics = {name: each.numpy() for name, each in module.named_buffers()}
+    return Outcome(evaluated, trained.detach().numpy(), gradients, statistics)
+
+
+def in_mxnet(network, arrays, images, weights):
+    """The same through MXNet's own graph; an executor, because gluon blocks in float64 are not a user's case."""
+    dtype = images.dtype
+    executor = mxnet_layers.symbol(network).simple_bind(
+        mx.cpu(), data=images.shape, grad_req="write", type_dict={"data": dtype}
+    )
+    ones = {each.name: np.ones(each.shape) for each in mxnet_layers.fixed_gammas(network)}
+    for name, each in {**executor.arg_dict, **executor.aux_dict}.items():
+        each[:] = mx.nd.array({"data": images, **ones, **arrays}[name], dtype=dtype)
+    evaluated = executor.forward(is_train=False)[0].asnumpy()
+    trained = executor.forward(is_train=True)[0].asnumpy()
+    executor.backward(mx.nd.array(weights, dtype=dtype))
+    gradients = {each.name: executor.grad_dict[each.name].asnumpy() for each in network.parameters()}
+    return Outcome(evaluated, trained, gradients, {name: each.asnumpy() for name, each in executor.aux_dict.items()})
+
+
+def mxnets_statistics(network, before, after, count):
+    """What MXNet keeps where torch kept `after`: moving_var of the biased variance (dmltrain/layers.py)."""
+    found = dict(after)
+    for step in network.steps:
+        if isinstance(step.layer, layers.BatchNorm):
+            name = f"{step.layer.name}_moving_var"
+            samples = count * np.prod(step.input_shape[1:])  # images x height x width
+            kept = step.layer.momentum * before[name]
+            found[name] = kept + (after[name] - kept) * (samples - 1) / samples
+    return found
+
+
+def difference(found, expected):
+    """Largest difference relative to the largest value expected."""
+    assert found.shape == expected.shape
+    return np.abs(found - expected).max() / np.abs(expected).max()
+
+
+def gradient_difference(found, expected):
+    """Norm of the difference of whole gradients relative to the gradient's norm."""
+    assert list(found) == list(expected)
+    apart = [np.linalg.norm((found[name] - expected[name]).astype("f8")) for name in expected]
+    return np.linalg.norm(apart) / norm(expected)
+
+
+def norm(gradients):
+    return np.linalg.norm([np.linalg.norm(each.astype("f8")) for each in gradients.values()])
