@@ -3,6 +3,7 @@
 MXNET_COUNTS are the sums over `list_arguments()` (without the data) of MXNet's symbols, bound in MXNet 1.9.1:
 example/image-classification/symbols/{mlp,lenet,resnet}.py and symbol_inception-bn-28-small.py (of 2015, its poolings
 rounding up).
+Residual networks are compared array by array with MXNet's model zoo in test_model_zoo.py.
 MXNet also counts the gammas that `fix_gamma` fixes to 1; they are the second number and are no parameters here.
 """
 
@@ -86,6 +87,27 @@ def test_lenet_and_mlp_counts_by_hand():
     lenet = (25 + 1) * 20 + (25 * 20 + 1) * 50 + (4 * 4 * 50 + 1) * 500 + 501 * 10
     assert models.create("lenet", image_shape=(1, 28, 28)).num_parameters == lenet
     assert models.create("mlp", image_shape=(1, 8, 8)).num_parameters == 65 * 128 + 129 * 64 + 65 * 10
+
+
+def inception_count(blocks: list[tuple[int, ...]], classes: int) -> int:
+    """Of example/image-classification/symbol_inception-bn-28-small.py: every convolution has a bias, every batch norm
+    a shift; a pair is a block of 1x1 and 3x3 side by side, a single number a 3x3 beside a pooling."""
+    count, channels = 9 * 3 * 96 + 2 * 96, 96
+    for block in blocks:
+        if len(block) == 2:
+            count += channels * block[0] + 9 * channels * block[1] + 2 * sum(block)
+            channels = sum(block)
+        else:
+            count += 9 * channels * block[0] + 2 * block[0]
+            channels += block[0]
+    return count + (channels + 1) * classes
+
+
+def test_inception_count_by_hand():
+    upper = [(32, 32), (32, 48), (80,)]
+    middle = [(112, 48), (96, 64), (80, 80), (48, 96), (96,)]
+    expected = inception_count([*upper, *middle, (176, 160), (176, 160)], 10)
+    assert models.create("inception-bn-28-small").num_parameters == expected
 
 
 def test_lenet_multiply_adds_by_hand():

@@ -1,0 +1,65 @@
+"""Residual networks against MXNet's own definitions of them in its wheel (mxnet.gluon.model_zoo.vision).
+
+Arrays agree one by one, with two differences that come from which of MXNet's two definitions is followed: ours are
+those of example/image-classification/symbols/resnet.py, in which the data's batch norm learns a shift (3 numbers; the
+zoo's learns nothing) and the first unit of the first stage has a 1x1 shortcut even where its input already has the
+right shape (the zoo's has none there).
+
+mlp, lenet and inception-bn-28-small are not in the wheel; their counts are in test_models.py with their sources.
+"""
+
+from collections import Counter
+from math import prod
+
+import pytest
+
+from dmltrain import models
+from dmltrain.backends import mxnet_compat
+
+mxnet_compat.fit_numpy()
+mx = pytest.importorskip("mxnet", reason="mxnet is not installed: networks are not compared with its model zoo")
+from mxnet.gluon.model_zoo import vision  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
+LARGE = (3, 224, 224)
+BOTTLENECK = (64, 256, 512, 1024, 2048)  # channels of the stem and of each stage
+
+
+def shapes(block, image):
+    """Of a zoo network's learned arrays, with how many there are of each."""
+    block.infer_shape(mx.nd.zeros((1, *image)))
+    return Counter(each.shape for each in block.collect_params().values() if each.grad_req != "null")
+
+
+def compare(network, block, shortcut):
+    """`shortcut`: channels of the 1x1 shortcut that only our first unit has, 0 where both have it."""
+    extra = Counter({(3,): 1, **({(shortcut, shortcut, 1, 1): 1} if shortcut else {})})
+    expected = shapes(block, network.input_shape) + extra
+    assert Counter(each.shape for each in network.parameters()) == expected
+    assert network.num_parameters == sum(prod(shape) * count for shape, count in expected.items())
+
+
+@pytest.mark.parametrize(("depth", "shortcut"), [(18, 64), (34, 64), (50, 0), (101, 0), (152, 0)])
+def test_imagenet_resnets_are_the_zoos(depth, shortcut):
+    block = vision.get_resnet(2, depth, classes=1000)
+    compare(models.create("resnet", depth, 1000, LARGE), block, shortcut)
+
+
+@pytest.mark.parametrize(("depth", "units"), [(200, [3, 24, 36, 3]), (269, [3, 30, 48, 8])])
+def test_deeper_resnets_are_made_as_the_zoos(depth, units):
+    block = vision.ResNetV2(vision.BottleneckV2, units, list(BOTTLENECK), classes=1000)
+    compare(models.create("resnet", depth, 1000, LARGE), block, 0)
+
+
+@pytest.mark.parametrize("depth", [8, 20, 32, 44, 50, 56, 110])
+def test_cifar_resnets_are_made_as_the_zoos(depth):
+    units = [(depth - 2) // 6] * 3
+    block = vision.ResNetV2(vision.BasicBlockV2, units, [16, 16, 32, 64], classes=10, thumbnail=True)
+    compare(models.create("resnet", depth), block, 16)
+
+
+@pytest.mark.parametrize("depth", [164, 173])
+def test_cifar_bottleneck_resnets_are_made_as_the_zoos(depth):
+    units = [(depth - 2) // 9] * 3
+    block = vision.ResNetV2(vision.BottleneckV2, units, [16, 64, 128, 256], classes=10, thumbnail=True)
+    compare(models.create("resnet", depth), block, 0)
