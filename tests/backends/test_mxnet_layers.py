@@ -1,0 +1,142 @@
+"""Networks as MXNet's graphs: arrays, first values, devices, what MXNet gets wrong and is led around, precisions."""
+
+from pathlib import Path
+
+import pytest
+
+from dmltrain import initial, layers
+from dmltrain.layers import AvgPool, BatchNorm, Conv, Dense, Dropout, Flatten, Layer, Network, Relu, Tanh, chain
+from tests.backends.both import NETWORKS, difference, mx, mxnet_layers, np, random
+
+pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
+SMALL = Network("small", chain(Conv("conv", 4, kernel=3), BatchNorm("bn"), Relu(), Flatten(), Dense("fc", 3)),
+                (2, 6, 6), 3)  # fmt: skip
+
+
+def gradients(network, images, block):
+    """Of the sum of squared logits."""
+    with mx.autograd.record():
+        loss = (block(mx.nd.array(images)) ** 2).sum()
+    loss.backward()
+    arrays = block.collect_params()
+    return {each.name: arrays[each.name].grad().asnumpy() for each in network.parameters()}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_arrays_are_the_networks_and_ones(name):
+    network = NETWORKS[name]
+    arrays = mxnet_layers.build(network).collect_params()
+    fixed = mxnet_layers.fixed_gammas(network)
+    everything = (*network.parameters(), *network.auxiliary(), *fixed)
+    assert {key: arrays[key].shape for key in arrays} == {each.name: each.shape for each in everything}
+    learned = {key for key in arrays if arrays[key].grad_req != "null"}
+    assert learned == {each.name for each in network.parameters()}
+
+
+def test_first_values_reach_every_device():
+    devices = [mx.cpu(0), mx.cpu(1)]
+    block = mxnet_layers.build(SMALL)
+    mxnet_layers.initialise(block, SMALL, 3, devices)
+    expected = {**initial.first_values(SMALL, 3), "bn_gamma": np.ones(4)}
+    for name, array in block.collect_params().items():
+        for device in devices:
+            assert np.array_equal(array.data(device).asnumpy(), expected[name]), name
+
+
+def test_a_fresh_block_holds_ones_and_zeros():
+    block = mxnet_layers.build(SMALL)
+    block.initialize(ctx=mx.cpu())
+    for name, array in block.collect_params().items():
+        assert (array.data().asnumpy() == name.endswith(("gamma", "moving_var"))).all(), name
+
+
+def test_fixed_gammas_stay_ones():
+    block = mxnet_layers.build(SMALL)
+    mxnet_layers.initialise(block, SMALL, 0, [mx.cpu()])
+    block.hybridize(static_alloc=True, static_shape=True)
+    trainer = mx.gluon.Trainer(block.collect_params(), "sgd", {"learning_rate": 0.1, "wd": 0.1}, kvstore=None)
+    before = {name: array.data().asnumpy() for name, array in block.collect_params().items()}
+    gradients(SMALL, random(5, *SMALL.input_shape, seed=0, dtype="float32"), block)
+    trainer.step(1)
+    after = {name: array.data().asnumpy() for name, array in block.collect_params().items()}
+    same = {name for name in before if np.array_equal(before[name], after[name])}
+    assert same <= {"bn_gamma", "conv_bias"}  # the batch norm undoes the bias, whose gradient is 0 or nearly
+    assert (after["bn_gamma"] == 1).all()
+
+
+@pytest.mark.parametrize(("kernel", "stride", "pad", "size"), [
+    (3, 2, 0, (10, 10)), (2, 2, 0, (7, 7)), (5, 3, 2, (9, 19)), (3, 2, 1, (28, 28)), (4, 2, (0, 1), (7, 9)),
+    (3, 2, 1, (7, 7)),
+])  # fmt: skip
+def test_overhanging_averages_have_the_right_gradient(kernel, stride, pad, size):
+    """With oneDNN, which MXNet uses for float32, and against its own operators, which it uses for float64."""
+    pool = AvgPool("pool", kernel=kernel, stride=stride, pad=pad, rounding="full")
+    shape = (2, *size)
+    features = int(np.prod(pool.output_shape(shape)))
+    network = Network("n", chain(pool, Flatten(), Dense("fc", features, bias=False)), shape, features)
+    images = random(3, *shape, seed=1, dtype="float64")
+    plain = {"kernel": pool.kernel, "stride": pool.stride, "pad": pool.pad, "pooling_convention": "full"}
+    right, expected = pooled(mx.sym.Pooling(mx.sym.Variable("data"), pool_type="avg", **plain), images)
+    graph = mxnet_layers.symbol(network).get_internals()["pool_output"]
+    found, gradient = pooled(graph, images.astype("float32"))
+    assert difference(found, right) < 1e-5
+    assert difference(gradient, expected) < 1e-5
+
+
+def pooled(graph, images):
+    executor = graph.simple_bind(mx.cpu(), data=images.shape, grad_req="write", type_dict={"data": images.dtype})
+    executor.arg_dict["data"][:] = mx.nd.array(images, dtype=images.dtype)
+    result = executor.forward(is_train=True)[0]
+    executor.backward(mx.nd.array(random(*result.shape, seed=2, dtype=images.dtype), dtype=images.dtype))
+    return result.asnumpy(), executor.grad_dict["data"].asnumpy()
+
+
+def test_dropout_scales_what_it_keeps():
+    root = chain(Flatten(), Dropout("drop", rate=0.25), Dense("fc", 400, bias=False))
+    network = Network("n", root, (1, 1, 400), 400)
+    block = mxnet_layers.build(network)
+    block.initialize(ctx=mx.cpu())
+    block.collect_params()["fc_weight"].set_data(mx.nd.eye(400))
+    block.hybridize()
+    images = mx.nd.ones((20, 1, 1, 400))
+    assert (block(images).asnumpy() == 1).all()
+    with mx.autograd.record():
+        trained = block(images).asnumpy()
+    assert set(np.unique(trained.round(5))) == {0, np.float32(1.33333)}
+    assert (trained == 0).mean() == pytest.approx(0.25, abs=0.025)  # 5 deviations
+
+
+def test_bfloat16_rounds_and_trains():
+    if "avx512" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("this processor has no AVX-512, without which MXNet 1.9.1 has no bfloat16")
+    root = chain(Conv("conv", 8, kernel=3), BatchNorm("bn"), Tanh(), Flatten(), Dense("fc", 10))
+    network = Network("n", root, (3, 12, 12), 10)
+    images = random(4, *network.input_shape, seed=0, dtype="float32")
+    found = {}
+    for dtype in ("float32", "bfloat16"):
+        block = mxnet_layers.build(network, dtype)
+        mxnet_layers.initialise(block, network, 1, [mx.cpu()])
+        block.hybridize()
+        found[dtype] = {**gradients(network, images, block), "logits": block(mx.nd.array(images)).asnumpy()}
+        assert all(array.data().dtype == np.float32 for array in block.collect_params().values())
+    assert found["bfloat16"]["logits"].dtype == np.float32
+    for name, exact in found["float32"].items():
+        if name != "conv_bias":  # undone by the batch norm
+            apart = np.linalg.norm(found["bfloat16"][name] - exact) / np.linalg.norm(exact)
+            assert 1e-4 < apart < 0.05, name  # one rounding is up to 4e-3
+
+
+def test_float16_is_refused_by_mxnet_itself_on_cpus():
+    block = mxnet_layers.build(SMALL, "float16")
+    mxnet_layers.initialise(block, SMALL, 0, [mx.cpu()])
+    with pytest.raises(mx.MXNetError, match="(?i)fp16|float16"):
+        block(mx.nd.ones((1, *SMALL.input_shape))).asnumpy()
+
+
+def test_a_layer_without_an_operator_is_named():
+    class Stranger(Layer):
+        pass
+
+    network = Network("n", chain(Stranger("odd"), layers.Flatten(), Dense("d", 1)), (1, 2, 2), 1)
+    with pytest.raises(NotImplementedError, match="no operator for Stranger 'odd'"):
+        mxnet_layers.symbol(network)
