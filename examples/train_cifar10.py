@@ -4,6 +4,7 @@ A residual network of 110 layers by default; images are padded by 4, cropped at 
 
     python train_cifar10.py --kv-store local
     dmltrain-launch -n 2 -s 2 train_cifar10.py --kv-store dist_sync
+    dmltrain-launch -n 2 -s 2 train_cifar10.py --kv-store dist_sync --backend mxnet
 
 --help lists all options.
 """

@@ -2,6 +2,7 @@
 
     python train_mnist.py --kv-store local
     dmltrain-launch -n 2 -s 2 train_mnist.py --kv-store dist_sync
+    dmltrain-launch -n 2 -s 2 train_mnist.py --kv-store dist_sync --backend mxnet
 
 --help lists all options.
 """

@@ -25,6 +25,22 @@ def test_names_count_epochs_from_one():
     assert str(checkpoint.path("out/model", 12345)) == "out/model-12345.pt"
 
 
+def test_the_newest_of_a_backend_and_the_others_are_named(tmp_path):
+    prefix = str(tmp_path / "m")
+    assert checkpoint.last(prefix) == checkpoint.last(str(tmp_path / "missing" / "m")) == 0
+    for name in ("m-0003.npz", "m-0005.params", "m2-0009.pt", "m-0008.pt.part", "mm-0009.npz"):
+        (tmp_path / name).touch()
+    assert checkpoint.last(prefix, (".npz", ".params")) == 5
+    assert checkpoint.last(prefix, (".npz",)) == 3
+    with pytest.raises(UserError, match="of --backend mxnet: m-0003.npz, m-0005.params"):
+        checkpoint.last(prefix, (".pt",))
+    (tmp_path / "m-0001.pt").touch()
+    assert checkpoint.last(prefix, (".pt",)) == 1
+    with pytest.raises(UserError, match="no checkpoint .*m-0004.npz; present in .*: m-0003.npz; of --backend torch: "
+                                        "m-0001.pt$"):
+        checkpoint.read(tmp_path / "m-0004.npz")
+
+
 def test_written_whole_and_nothing_else_left(tmp_path):
     target = tmp_path / "m-0001.pt"
     checkpoint.write(target, archive("old"))

@@ -29,6 +29,11 @@ def test_heartbeats_cannot_be_switched_off_and_ps_lites_names_count():
     assert env.read({**WORKER, "PS_HEARTBEAT_TIMEOUT": "20"}).lost_seconds == 20.0
 
 
+@pytest.mark.parametrize("text, meaning", [("1", True), ("true", True), ("0", False), ("", None)])
+def test_where_the_optimizer_runs_may_be_left_open(text, meaning):
+    assert env.read({**WORKER, "MXNET_UPDATE_ON_KVSTORE": text}).update_on_kvstore is meaning
+
+
 @pytest.mark.parametrize("change, message", [
     ({"DMLC_ROLE": "king"}, "DMLC_ROLE='king': expected one of scheduler, server, worker"),
     ({"DMLC_NUM_WORKER": ""}, "DMLC_NUM_WORKER=''"),

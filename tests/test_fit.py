@@ -1,5 +1,9 @@
-"""Training programs as users run them: their logs, exit codes, checkpoints and exact repetition."""
+"""Training programs as users run them: their logs, exit codes, checkpoints and exact repetition.
 
+What is about the loop is tried with both backends.
+"""
+
+import importlib.util
 import os
 import re
 import secrets
@@ -9,6 +13,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +21,7 @@ import pytest
 
 from dmltrain import checkpoint, fit
 
+pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
 DIGITS = {"dataset": "digits", "network": "mlp", "batch_size": 32, "disp_batches": 10, "kv_store": "local"}
@@ -56,22 +62,44 @@ def run(capfd):
     return run_here
 
 
+@pytest.fixture(params=["torch", "mxnet"])
+def backend(request) -> str:
+    if request.param == "mxnet":
+        installed("mxnet")
+    return request.param
+
+
+def installed(framework: str) -> None:
+    if importlib.util.find_spec(framework) is None:
+        pytest.skip(f"{framework} is not installed: --backend {framework} is not tried")
+
+
+@pytest.fixture
+def train(run, backend):
+    return partial(run, "--backend", backend)
+
+
+def saved(prefix: Path, epoch: int, backend: str = "torch") -> Path:
+    return checkpoint.path(str(prefix), epoch, {"torch": ".pt", "mxnet": ".npz"}[backend])
+
+
 # -- the log ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_lines_say_everything_needed_to_repeat_the_run(run):
-    text = run("--num-epochs", 1, "--seed", 7).text
+def test_the_first_lines_say_everything_needed_to_repeat_the_run(train, backend):
+    text = train("--num-epochs", 1, "--seed", 7).text
     head = text[:text.index("Training epochs")]
     for essential in ("dmltrain 0.", "mlp: 17226 parameters", "input 1x8x8", "10 classes", "float32", "1437 training",
-                      "360 validation", "1 x cpu, 1 workers, local", "Batch 32 per worker", "seed 7", "torch ",
+                      "360 validation", "1 x cpu, 1 workers, local", "Batch 32 per worker", "seed 7", f"{backend} ",
+                      f"update_on_kvstore={int(backend == 'mxnet')},",
                       "threads", "GiB memory", "num_epochs=1", socket.gethostname()):
         assert essential in head, essential
     assert "Training epochs 0 to 0, 45 batches each\n" in text
     assert all(re.match(STAMP, line) for line in text.splitlines())
 
 
-def test_an_epochs_lines(run):
-    log = run("--num-epochs", 2, "--top-k", 3, "--lr-step-epochs", 1, "--lr", 0.05)
+def test_an_epochs_lines(train):
+    log = train("--num-epochs", 2, "--top-k", 3, "--lr-step-epochs", 1, "--lr", 0.05)
     names = ("accuracy", "top_k_accuracy_3", "cross-entropy")
     for name in [f"{kind}-{each}" for kind in ("Train", "Validation") for each in names]:
         assert len(log.values(name)) == 2, name
@@ -83,38 +111,70 @@ def test_an_epochs_lines(run):
     assert [int(number) for number, _ in batches] == [10, 20, 30, 40]
 
 
-def test_nothing_left_to_train(run):
-    assert "Nothing to train: 0 of --num-epochs 0" in run("--num-epochs", 0).text
+def test_nothing_left_to_train(train):
+    assert "Nothing to train: 0 of --num-epochs 0" in train("--num-epochs", 0).text
+
+
+def test_both_backends_start_alike(run):
+    """The same first weights and the same batches: the first batches' losses agree, and the log has the same lines."""
+    installed("mxnet")
+    words = ["--num-epochs", 1, "--disp-batches", 1, "--lr", 0.01, "--mom", 0]
+    logs = [run("--backend", each, *words) for each in ("torch", "mxnet")]
+    losses = [[float(loss) for loss in re.findall(r"Batch \[\d+\].*cross-entropy=([\d.]+)", log.text)] for log in logs]
+    assert losses[0] == pytest.approx(losses[1], abs=2e-5) and len(losses[0]) == 44
+    names = [re.findall(r"Epoch\[0\] ([\w-]+(?: cost)?)=", log.text) for log in logs]
+    assert names[0] == names[1] and len(names[0]) > 9
 
 
 # -- the same again ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("words", [RESNET, [*RESNET, "--devices", "cpu:2", "--optimizer", "adam"]], ids=" ".join)
-def test_the_same_command_gives_the_same_run(run, words):
-    first, second = (run(*words, "--num-epochs", 2, "--num-examples", 300) for _ in range(2))
+def test_the_same_command_gives_the_same_run(train, words):
+    first, second = (train(*words, "--num-epochs", 2, "--num-examples", 300) for _ in range(2))
     assert first.results() == second.results() and len(first.results()) > 6
-    assert run(*words, "--num-epochs", 2, "--num-examples", 300, "--seed", 1).digest() != first.digest()
+    assert train(*words, "--num-epochs", 2, "--num-examples", 300, "--seed", 1).digest() != first.digest()
 
 
 @pytest.mark.parametrize("words", [
     RESNET, ["--optimizer", "adam"], [*RESNET, "--devices", "cpu:2"], ["--dtype", "float16"],
     ["--warmup-epochs", "2", "--lr-step-epochs", "2"]], ids=" ".join)
-def test_a_resumed_run_is_the_unbroken_one(run, tmp_path, words):
+def test_a_resumed_run_is_the_unbroken_one(train, backend, tmp_path, words):
+    if backend == "mxnet" and "float16" in words:
+        words = ["--optimizer", "rmsprop"]
     words = [*words, "--num-examples", 300, "--model-prefix", tmp_path / "m"]
-    whole = run(*words, "--num-epochs", 3)
-    kept = checkpoint.path(tmp_path / "m", 3).read_bytes()
-    checkpoint.path(tmp_path / "m", 3).unlink()
-    resumed = run(*words, "--num-epochs", 3, "--load-epoch", 1)
+    whole = train(*words, "--num-epochs", 3)
+    kept = saved(tmp_path / "m", 3, backend).read_bytes()
+    saved(tmp_path / "m", 3, backend).unlink()
+    resumed = train(*words, "--num-epochs", 3, "--load-epoch", 1)
     assert resumed.results() == [each for each in whole.results() if each[0] != "Epoch[0]"]
     assert "Loaded checkpoint of epoch 1\n" in resumed.text
-    assert len(kept) == len(checkpoint.path(tmp_path / "m", 3).read_bytes())
+    assert len(kept) == len(saved(tmp_path / "m", 3, backend).read_bytes())
 
 
-def test_what_changed_since_the_checkpoint_is_said(run, tmp_path):
-    run("--num-epochs", 1, "--model-prefix", tmp_path / "m")
-    log = run("--num-epochs", 2, "--model-prefix", tmp_path / "m", "--load-epoch", 1, "--batch-size", 16, "--seed", 3)
+def test_what_changed_since_the_checkpoint_is_said(train, tmp_path):
+    train("--num-epochs", 1, "--model-prefix", tmp_path / "m")
+    log = train("--num-epochs", 2, "--model-prefix", tmp_path / "m", "--load-epoch", 1, "--batch-size", 16, "--seed", 3)
     assert "changed since: seed 0 -> 3, batch_size 32 -> 16\n" in log.text
+
+
+def test_a_run_goes_on_from_the_weights_of_an_old_mxnet_job(run, tmp_path):
+    """PREFIX-0002.params alone, as MXNet's image-classification examples leave it; `last` finds it too."""
+    installed("mxnet")
+    words = ["--backend", "mxnet", "--model-prefix", tmp_path / "m"]
+    before = run(*words, "--num-epochs", 2)
+    for epoch in (1, 2):
+        saved(tmp_path / "m", epoch, "mxnet").unlink()
+    for which in (2, "last"):
+        log = run(*words, "--num-epochs", 2, "--load-epoch", which)
+        assert "Loaded weights of epoch 2; the optimizer starts afresh\n" in log.text
+        assert log.digest() == before.digest()
+    assert "Training epochs 2 to 2" in run(*words, "--num-epochs", 3, "--load-epoch", "last").text
+    saved(tmp_path / "m", 3, "mxnet").unlink()
+    assert "of another network" in run(*words, *RESNET, "--load-epoch", 2, code=2).text
+    (tmp_path / "m-0004.params").write_bytes(b"noise")
+    text = run(*words, "--load-epoch", 4, code=2).text
+    assert "cannot read the weights" in text and "m-0004.params" in text
 
 
 # -- mistakes ---------------------------------------------------------------------------------------------------------
@@ -134,6 +194,10 @@ def test_what_changed_since_the_checkpoint_is_said(run, tmp_path):
     (["--dataset", "cifar10", "--data-dir", "/nonexistent"], ["/nonexistent"]),
     (["--model-prefix", "/dev/null/m"], ["--model-prefix /dev/null/m"]),
     (["--model-prefix", "/nonexistent/m", "--load-epoch", "3"], ["/nonexistent"]),
+    (["--backend", "mxnet", "--kv-store", "dist_ssp"], ["dist_ssp", "dist_sync or dist_async"]),
+    (["--backend", "mxnet", "--kv-store", "dist_sync"], ["dist_sync", "dmltrain-launch", "--kv-store local"]),
+    (["--backend", "mxnet", "--gc-type", "2bit"], ["--gc-type 2bit", "--kv-store local"]),
+    (["--gc-type", "2bit", "--kv-store", "dist_sync"], ["no gradient compression with --backend torch"]),
 ])
 def test_a_mistake_is_explained(run, words, essentials):
     text = run(*words, code=2).text
@@ -142,18 +206,27 @@ def test_a_mistake_is_explained(run, words, essentials):
         assert essential in text
 
 
-def test_checkpoints_that_do_not_fit(run, tmp_path):
+def test_checkpoints_that_do_not_fit(train, backend, tmp_path):
     words = ["--model-prefix", tmp_path / "m", "--num-epochs", 2]
-    run("--num-epochs", 1, *words[:2])
-    target = checkpoint.path(tmp_path / "m", 1)
-    text = run(*words, "--load-epoch", 7, code=2).text
-    assert "no checkpoint" in text and "m-0007.pt" in text and "m-0001.pt" in text
-    text = run(*words, "--load-epoch", 1, *RESNET, code=2).text
+    train("--num-epochs", 1, *words[:2])
+    target = saved(tmp_path / "m", 1, backend)
+    text = train(*words, "--load-epoch", 7, code=2).text
+    assert "no checkpoint" in text and f"m-0007{target.suffix}" in text and target.name in text
+    text = train(*words, "--load-epoch", 1, *RESNET, code=2).text
     assert "network 'mlp', expected 'resnet-8'" in text
-    text = run(*words, "--load-epoch", 1, "--optimizer", "adam", code=2).text
+    text = train(*words, "--load-epoch", 1, "--optimizer", "adam", code=2).text
     assert "optimizer 'sgd', expected 'adam'" in text
     target.write_bytes(target.read_bytes()[:-100])
-    assert "damaged or cut short" in run(*words, "--load-epoch", 1, code=2).text
+    assert "damaged or cut short" in train(*words, "--load-epoch", 1, code=2).text
+
+
+@pytest.mark.parametrize("here, there", [("torch", "mxnet"), ("mxnet", "torch")])
+@pytest.mark.parametrize("which", [1, "last"])
+def test_the_other_backends_checkpoint_is_named(run, tmp_path, here, there, which):
+    installed("mxnet")
+    saved(tmp_path / "m", 1, there).touch()
+    text = run("--backend", here, "--model-prefix", tmp_path / "m", "--load-epoch", which, code=2).text
+    assert f"of --backend {there}: {saved(tmp_path / 'm', 1, there).name}" in text
 
 
 LIMITED = """
@@ -279,6 +352,52 @@ def test_workers_with_unequal_and_empty_parts_make_the_steps_of_one_process(tmp_
         assert difference < 1e-5, name
 
 
+@pytest.mark.parametrize("on_servers", [1, 0])
+def test_workers_of_mxnet_make_the_steps_of_one_process_and_resume(tmp_path, run, on_servers):
+    """257 samples over 2 workers and batches of 32: in the last step worker 0 has one sample, worker 1 none."""
+    installed("mxnet")
+    words = ["--backend", "mxnet", "--network", "mlp", "--num-examples", 257, "--num-epochs", 3, "--lr", 0.05,
+             "--load-epoch", "last", "--model-prefix"]
+    sync = ["--kv-store", "dist_sync", "--batch-size", 32, "--update-on-kvstore", on_servers]
+    first = finished(tmp_path / "first", 2, 1 + on_servers, *words, tmp_path / "m", *sync)
+    assert first[0].digest(0) == first[1].digest(1)
+    assert first[0].values("Validation-accuracy", 0) == first[1].values("Validation-accuracy", 1) != []
+    assert all(int(value) > 4 * 17226 for value in first[0].values("Sent"))
+    ranks = [re.search(rf"Worker {rank} is rank (\d) of MXNet's kvstore", first[rank].text)[1] for rank in (0, 1)]
+    assert sorted(ranks) == ["0", "1"]
+
+    saved(tmp_path / "m", 3, "mxnet").unlink()
+    (tmp_path / "m-0003.params").unlink()
+    resumed = finished(tmp_path / "resumed", 2, 1 + on_servers, *words, tmp_path / "m", *sync)
+    assert "Loaded checkpoint of epoch 2\n" in resumed[1].text
+    for rank in (0, 1):
+        assert resumed[rank].results(rank) == [each for each in first[rank].results(rank)
+                                               if each[0] not in ("Epoch[0]", "Epoch[1]")]
+    run(*words, tmp_path / "one", "--batch-size", 64)
+    two, one = (mxnet_weights(saved(tmp_path / name, 3, "mxnet")) for name in ("m", "one"))
+    for name, value in one.items():
+        assert np.abs(two[name] - value).max() / np.abs(value).max() < 1e-5, name
+
+
+def mxnet_weights(path: Path) -> dict[str, np.ndarray]:
+    from dmltrain.backends import mxnet_state
+
+    return mxnet_state.decode(path.read_bytes())["state"]["model"]
+
+
+@pytest.mark.parametrize("words", [
+    ["--kv-store", "dist_async"],
+    ["--kv-store", "dist_device_sync", "--devices", "cpu:2", "--gc-type", "2bit", "--gc-threshold", "0.01"]],
+    ids=" ".join)
+def test_mxnets_other_kvstores_learn(tmp_path, words):
+    installed("mxnet")
+    words = ["--backend", "mxnet", *words, "--network", "mlp", "--lr", 0.02]
+    logs = finished(tmp_path / "job", 2, 1, *words, "--num-epochs", 5)
+    assert float(logs[0].values("Validation-accuracy", 0)[-1]) > 0.85
+    assert logs[0].values("Validation-accuracy", 0) == logs[1].values("Validation-accuracy", 1)
+    assert logs[0].digest(0) == logs[1].digest(1) and not logs[0].values("Staleness")
+
+
 @pytest.mark.parametrize("words", [
     ["--kv-store", "dist_async"], ["--kv-store", "dist_ssp", "--staleness", "1"],
     ["--kv-store", "dist_sync", "--update-on-kvstore", "1"]], ids=" ".join)
@@ -296,12 +415,36 @@ def test_the_optimizer_on_the_servers_learns(tmp_path, words):
 
 
 @pytest.mark.parametrize("role", ["scheduler", "server"])
-def test_servers_that_are_not_needed_leave_at_once_without_torch(role):
-    program = ("import sys\nfrom dmltrain import fit\ntry:\n    fit.main(['--kv-store', 'local'], prog='train')\n"
-               "except SystemExit as end:\n    print(end.code, 'torch' in sys.modules)")
+def test_servers_that_are_not_needed_leave_at_once_without_a_framework(role, backend):
+    program = ("import sys\nfrom dmltrain import fit\ntry:\n"
+               f"    fit.main(['--kv-store', 'local', '--backend', '{backend}'], prog='train')\n"
+               "except SystemExit as end:\n    print(end.code, sorted({'torch', 'mxnet'} & {*sys.modules}))")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60,
                           env=environment(DMLC_ROLE=role, DMLC_NUM_WORKER="1", DMLC_NUM_SERVER="1"))
-    assert done.stdout == "0 False\n", done.stderr
+    assert done.stdout == "0 []\n", done.stderr
+
+
+def test_a_backend_works_where_the_other_framework_is_not_installed(backend, tmp_path):
+    """`import torch` fails in this process, or `import mxnet`, as it does where it is not installed."""
+    other = {"torch": "mxnet", "mxnet": "torch"}[backend]
+    done = subprocess.run([sys.executable, "-c", WITHOUT.format(other), "--backend", backend, "--num-epochs", "2",
+                           "--model-prefix", tmp_path / "m", "--load-epoch", "last"],
+                          capture_output=True, text=True, timeout=60, env=environment())
+    assert done.returncode == 0, done.stderr
+    assert float(Log(done.stderr).values("Validation-accuracy")[1]) > 0.85
+    assert saved(tmp_path / "m", 2, backend).exists()
+
+
+WITHOUT = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "{0}":
+            raise ModuleNotFoundError("no module named {0}")
+sys.meta_path.insert(0, Absent())
+from dmltrain import fit
+sys.exit(fit.main(prog="train", defaults={{"dataset": "digits", "network": "mlp", "kv_store": "local"}}))
+"""
 
 
 def test_no_servers_for_dist_sync(tmp_path):

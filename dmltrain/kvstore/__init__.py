@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from dmltrain import env
+from dmltrain import backends, env
 from dmltrain.env import Environment
 from dmltrain.errors import JobLost, UserError, exit_now
 from dmltrain.kvstore.base import TYPES, Handle, KVStore
@@ -25,6 +25,8 @@ def create(kind: str = "local", *, staleness: float | None = None, environment: 
     """
     if kind not in TYPES:
         raise UserError(f"unknown kvstore {kind!r}; choose one of {', '.join(TYPES)}")
+    if backend not in backends.TABLE:
+        raise UserError(f"unknown backend {backend!r}; choose one of {', '.join(backends.TABLE)}")
     meaning = TYPES[kind]
     if staleness is not None and meaning != "dist_ssp":
         raise UserError(f"--staleness belongs to kvstore dist_ssp; this is {kind}")
@@ -32,20 +34,10 @@ def create(kind: str = "local", *, staleness: float | None = None, environment: 
     if not meaning.startswith("dist"):
         if environment.role != "worker":
             sys.exit(0)  # a one-worker store needs no servers
-        return _alone(kind, backend)
+        return backends.load(backends.TABLE[backend].local_store)(kind)
     if environment.role != "worker":
         serve_and_exit(environment, backend)
     return _connect(kind, meaning, staleness, environment, backend)
-
-
-def _alone(kind: str, backend: str) -> KVStore:
-    if backend == "mxnet":
-        from dmltrain.backends.mxnet_local import MXNetLocalKVStore
-
-        return MXNetLocalKVStore(kind)
-    from dmltrain.kvstore.local import LocalKVStore
-
-    return LocalKVStore(kind)
 
 
 def _connect(kind: str, meaning: str, staleness: float | None, environment: Environment, backend: str) -> KVStore:
