@@ -253,5 +253,6 @@ def _check_backend(options: Options) -> None:
                         "--backend torch")
     if options.compile:
         raise UserError("--compile is torch.compile; --backend mxnet always runs one graph: leave it out")
-    if options.dtype != "float32":
-        raise UserError(f"--dtype {options.dtype}: --backend mxnet computes in float32; use that, or --backend torch")
+    if options.dtype == "float16":
+        raise UserError("--dtype float16 needs the loss scaled, which --backend mxnet does not do: use bfloat16 or "
+                        "float32, or --backend torch")

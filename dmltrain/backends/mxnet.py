@@ -55,20 +55,32 @@ class MXNetBackend:
                  state: Mapping[str, Any] | None = None) -> None:
         self._contexts = find_contexts(options.device_names)
         self._top_k = options.top_k
-        self._symbol = mxnet_layers.symbol(network)
-        self._block = mxnet_layers.build(network)
+        self._symbol = mxnet_layers.symbol(network)  # in float32 for other programs, whatever computes here
+        self._block = mxnet_layers.build(network, options.dtype)
         self._arrays = self._block.collect_params()
         self._statistics = [each.name for each in network.auxiliary()]
         mxnet_layers.initialise(self._block, network, options.seed, self._contexts)
         if state:
             self._load_weights(network, state["model"])
         self._block.hybridize(static_alloc=True)
+        if options.dtype != "float32":
+            self._try(network, options.dtype)
         self._joined(network, options, store)
         if state and "optimizer" in state:
             self._step.load(state["optimizer"])
         self._sums = [mx.nd.zeros(4, context, dtype="float64") for context in self._contexts]
         self._seen = [0] * len(self._contexts)  # training samples since statistics were merged
         self._queued: deque[list[NDArray]] = deque()
+
+    def _try(self, network: Network, dtype: str) -> None:
+        """MXNet says no at the first image."""
+        for context in self._contexts:
+            try:
+                self._block(mx.nd.zeros((1, *network.input_shape), context)).wait_to_read()
+            except mx.MXNetError as error:
+                raise UserError(f"--dtype {dtype}: MXNet {mx.__version__} cannot compute in it on {context}: "
+                                f"{str(error).strip().splitlines()[-1][:200]}; it has bfloat16 on processors with "
+                                "AVX-512; use float32") from error
 
     def _load_weights(self, network: Network, found: Mapping[str, np.ndarray]) -> None:
         """MXNet's files have gammas of ones where the network has none; they are ones here already."""

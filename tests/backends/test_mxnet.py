@@ -1,7 +1,10 @@
 """The MXNet backend against plain gluon and the torch backend: steps, devices, statistics, state, MXNet's own files."""
 
 import io
+import os
 import pickle
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from dmltrain.backends import mxnet as backend  # noqa: E402
 from dmltrain.backends import mxnet_state  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
+ROOT = Path(__file__).parents[2]
 MLP = models.create("mlp", None, 10, (1, 8, 8))
 RESNET = models.create("resnet", 8, 10, (3, 16, 16))  # with batch norm
 DROPPING = layers.Network("dropping", layers.chain(layers.Flatten(), layers.Dropout(rate=0.5), layers.Dense("fc", 10)),
@@ -141,6 +145,28 @@ def test_seed_fixes_dropout():
         return arrays(made)["fc_weight"].tobytes()
 
     assert weights(1) == weights(1) != weights(2)
+
+
+def test_steps_in_bfloat16_are_near_those_in_float32_and_weights_stay_float32():
+    if "avx512" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("this processor has no AVX-512, without which MXNet 1.9.1 has no bfloat16")
+    exact, rounded = make(RESNET), make(RESNET, "--dtype bfloat16")
+    for each in (exact, rounded):
+        each.train_step(*batch(RESNET), total=16, learning_rate=0.01)
+    assert_close(rounded, exact, 0.05)
+    assert rounded.digest() != exact.digest()
+    assert {array.dtype.name for array in arrays(rounded).values()} == {"float32"}
+    assert b"amp_cast" not in rounded.other_files("m", 1)[Path("m-symbol.json")]
+
+
+def test_bfloat16_where_the_processor_lacks_it_is_refused():
+    """oneDNN is told to keep to AVX2."""
+    program = "import sys; from dmltrain import fit; sys.exit(fit.main(prog='train'))"
+    words = ["--backend", "mxnet", "--dtype", "bfloat16", "--kv-store", "local", "--num-epochs", "1"]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "DNNL_MAX_CPU_ISA": "AVX2", "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert "--dtype bfloat16: MXNet 1.9.1 cannot compute in it on cpu(0)" in done.stderr
 
 
 # -- statistics -------------------------------------------------------------------------------------------------------
