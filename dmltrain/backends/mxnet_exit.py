@@ -3,7 +3,7 @@
 When Python ends, MXNet's distributed store waits in a barrier for all workers (`src/kvstore/kvstore_dist.h`, in the
 destructor). A worker that has failed waits there for the others, who wait for its gradients: the job hangs, and nobody
 sees an exit code. So a worker that ends by an exception, or by `sys.exit` with a failure, leaves without that barrier;
-the launcher sees the exit code and ends the job. A worker that ends well says goodbye as MXNet wants it. Not noticed are
+the launcher sees the exit code and ends the job. A worker that ends well waits as MXNet wants it. Not noticed are
 `raise SystemExit(n)` and `exit(n)`; and a program that goes on after catching what `sys.exit(n)` raised ends with n.
 """
 

@@ -39,7 +39,7 @@ def test_a_worker_that_fails_leaves_at_once(how, code, said):
 
 
 @pytest.mark.parametrize("how", ["", "sys.exit()", "sys.exit(0)", "try: sys.exit(3)\nexcept SystemExit: sys.exit(0)",
-                                 "import threading; t = threading.Thread(target=sys.exit, args=[3]); t.start(); t.join()"])
+                                 "import threading\nthreading.Thread(target=sys.exit, args=[3]).start()"])
 def test_a_worker_that_ends_well_waits_for_all(how):
     assert end(how, "worker") == (0, "printed waits for all", [])
 
