@@ -2,9 +2,9 @@
 
     python benchmarks/backends.py --data-dir FOLDER_OF_CIFAR10 [--epochs 2] [--turns 2] [--format json] [--log-dir DIR]
 
-Every case is trained by dmltrain-launch with `--backend torch` and `--backend mxnet` in turns (A B, B A, ...); the table
-has medians over the turns of images/s (all workers), seconds an epoch, the peak memory of a worker, and the validation
-accuracy after the last epoch. The learning rate is divided by 10 for the last epoch.
+Every case is trained by dmltrain-launch with `--backend torch` and `--backend mxnet` in turns (A B, B A, ...); the
+table has medians over the turns of images/s (all workers), seconds an epoch, the peak memory of a worker, and the
+validation accuracy after the last epoch. The learning rate is divided by 10 for the last epoch.
 """
 
 import argparse
@@ -57,10 +57,10 @@ def train(case: str, backend: str, options: argparse.Namespace, folder: Path) ->
 def outcome(folder: Path) -> Outcome:
     """From the logs, as dmltrain-parse reads them."""
     def epochs(aggregate: str) -> list[dict]:
-        command = [sys.executable, "-m", "dmltrain.report.cli", str(folder), "--format", "json", "--aggregate", aggregate]
-        text = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(CHECKOUT)}, capture_output=True, text=True,
-                              check=True).stdout
-        return json.loads(text)[0]["epochs"]
+        words = [str(folder), "--format", "json", "--aggregate", aggregate]
+        done = subprocess.run([sys.executable, "-m", "dmltrain.report.cli", *words], capture_output=True, text=True,
+                              env={**os.environ, "PYTHONPATH": str(CHECKOUT)}, check=True)
+        return json.loads(done.stdout)[0]["epochs"]
 
     means, most = epochs("mean"), epochs("max")
     workers = len(list(folder.glob("worker-*.log")))

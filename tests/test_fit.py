@@ -385,15 +385,15 @@ def mxnet_weights(path: Path) -> dict[str, np.ndarray]:
     return mxnet_state.decode(path.read_bytes())["state"]["model"]
 
 
-@pytest.mark.parametrize("words", [
-    ["--kv-store", "dist_async"],
-    ["--kv-store", "dist_device_sync", "--devices", "cpu:2", "--gc-type", "2bit", "--gc-threshold", "0.01"]],
-    ids=" ".join)
-def test_mxnets_other_kvstores_learn(tmp_path, words):
+@pytest.mark.parametrize(("words", "least"), [
+    (["--kv-store", "dist_async"], 0.85),
+    (["--kv-store", "dist_device_sync", "--devices", "cpu:2", "--gc-type", "2bit", "--gc-threshold", "0.2"], 0.75)],
+    ids=["async", "2bit"])
+def test_mxnets_other_kvstores_learn(tmp_path, words, least):
     installed("mxnet")
     words = ["--backend", "mxnet", *words, "--network", "mlp", "--lr", 0.02]
     logs = finished(tmp_path / "job", 2, 1, *words, "--num-epochs", 5)
-    assert float(logs[0].values("Validation-accuracy", 0)[-1]) > 0.85
+    assert float(logs[0].values("Validation-accuracy", 0)[-1]) > least
     assert logs[0].values("Validation-accuracy", 0) == logs[1].values("Validation-accuracy", 1)
     assert logs[0].digest(0) == logs[1].digest(1) and not logs[0].values("Staleness")
 

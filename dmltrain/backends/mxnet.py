@@ -72,6 +72,8 @@ class MXNetBackend:
         self._seen = [0] * len(self._contexts)  # training samples since statistics were merged
         self._queued: deque[list[NDArray]] = deque()
 
+    _unit = 1  # gradients travel multiplied by this, and the optimizer divides by it
+
     def _try(self, network: Network, dtype: str) -> None:
         """MXNet says no at the first image."""
         for context in self._contexts:
@@ -95,6 +97,7 @@ class MXNetBackend:
         """Every worker starts from worker 0's weights and statistics."""
         names = [each.name for each in network.parameters()]
         if options.gc_type != "none":
+            self._unit = samples_of_a_step(options, store)
             store.set_gradient_compression({"type": options.gc_type, "threshold": options.gc_threshold})
         store.init(names, [self._arrays[name].list_data()[0] for name in names])
         self._learned = [Learned(name, store.key_number(name), self._arrays[name].list_data(),
@@ -108,7 +111,8 @@ class MXNetBackend:
             self._fill_statistics(first)
         on_servers = store.is_distributed and (TYPES[store.type] != "dist_sync" or bool(options.update_on_kvstore))
         kind = StepOnServers if on_servers else StepOnDevices
-        self._step = kind(self._learned, optimizer_spec(options, self._learned), store, len(self._contexts))
+        spec = {**optimizer_spec(options, self._learned), "rescale_grad": 1.0 / self._unit}
+        self._step = kind(self._learned, spec, store, len(self._contexts))
 
     # -- a step ---------------------------------------------------------------------------------------------------
 
@@ -125,7 +129,7 @@ class MXNetBackend:
         for index, part in enumerate(self._parts(images, labels)):
             if part:
                 with mx.autograd.record():
-                    losses.append(self._counted_loss(index, *part) / total)
+                    losses.append(self._counted_loss(index, *part) * (self._unit / total))
                 self._seen[index] += len(part[1])
             else:
                 self._no_gradient(index)
@@ -311,6 +315,12 @@ def optimizer_spec(options: Options, learned: list[Learned]) -> dict[str, Any]:
     momentum = {"momentum": options.mom} if options.optimizer in ("sgd", "nag") else {}
     keys = mxnet_optimizer.key_numbers({each.number: each.name for each in learned})
     return {"name": options.optimizer, "lr": options.lr, "wd": options.wd, "keys": keys, **momentum}
+
+
+def samples_of_a_step(options: Options, store: KVStore) -> int:
+    """What compressed gradients are multiplied by: --gc-threshold then is compared, as in MXNet's own programs, to the
+    sum over a step's samples; a mean over them would hardly ever reach it."""
+    return options.batch_size * (store.num_workers if TYPES[store.type] == "dist_sync" else 1)
 
 
 def count(logits: NDArray, labels: NDArray, loss: NDArray, top_k: int) -> NDArray:

@@ -1,4 +1,4 @@
-"""MXNet's kvstores under dmltrain: real jobs of ps-lite, and each fault of MXNet 1.9.1 that is mended (docs/mxnet.md)."""
+"""MXNet's kvstores under dmltrain: real jobs of ps-lite, and each fault of MXNet that is mended (docs/mxnet.md)."""
 
 import json
 import signal

@@ -5,6 +5,7 @@ import os
 import pickle
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -69,16 +70,18 @@ def numpy_values(kind):
 
 def states(kind, path, mode):
     """Four steps with momentum: at once, or two and a save, or a load and two."""
-    first = json.load(open(f"{path}.weights")) if mode == "load" else 1.0
+    weights = Path(f"{path}.weights")
+    first = float(weights.read_text()) if mode == "load" else 1.0
     store, mx = opened(kind, first)
     store.set_optimizer({"name": "adam", "lr": 0.1})
     if mode == "load":
         store.load_optimizer_states(path)
-    values = [step(store, mx, store.rank + number) for number in {"whole": range(4), "save": (0, 1), "load": (2, 3)}[mode]]
+    numbers = {"whole": range(4), "save": (0, 1), "load": (2, 3)}[mode]
+    values = [step(store, mx, store.rank + number) for number in numbers]
     store.barrier()
     if mode == "save" and store.rank == 0:
         store.save_optimizer_states(path)
-        json.dump(values[-1][0][0], open(f"{path}.weights", "w"))
+        weights.write_text(str(values[-1][0][0]))
     store.barrier()
     tell(last=values[-1])
     store.close()
