@@ -15,7 +15,9 @@ class Backend:
     """Where a framework's classes are."""
 
     trainer: str  # what dmltrain.fit computes with
-    local_store: str  # kvstore of one worker
+    local_store: str  # kvstore of one worker: (kind)
+    store: str  # of one among many: (kind, meaning, staleness, environment)
+    serve: str  # what servers and the scheduler run: (environment) -> why the job was lost, or ''
     suffix: str  # of its checkpoint files
     foreign: tuple[str, ...]  # of other programs' files of weights that it can start from
     update_on_kvstore: int  # --update-on-kvstore where neither it nor the environment says otherwise
@@ -23,8 +25,10 @@ class Backend:
 
 TABLE = {
     "torch": Backend("dmltrain.backends.torch:TorchBackend", "dmltrain.kvstore.local:LocalKVStore",
+                     "dmltrain.kvstore.dist:DistKVStore", "dmltrain.kvstore:serve_own",
                      suffix=".pt", foreign=(), update_on_kvstore=0),
     "mxnet": Backend("dmltrain.backends.mxnet:MXNetBackend", "dmltrain.backends.mxnet_local:MXNetLocalKVStore",
+                     "dmltrain.backends.mxnet_kvstore:MXNetKVStore", "dmltrain.backends.mxnet_server:serve",
                      suffix=".npz", foreign=(".params",), update_on_kvstore=1),
 }
 

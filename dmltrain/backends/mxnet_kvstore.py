@@ -24,7 +24,7 @@ import numpy as np
 from dmltrain.backends import mxnet_command, mxnet_compat, mxnet_optimizer, mxnet_ps
 from dmltrain.env import Environment
 from dmltrain.errors import UserError, exit_now, stuck
-from dmltrain.kvstore.base import TYPES, Handle, Key, Keys, KVStore, keys_and_values
+from dmltrain.kvstore.base import Handle, Key, Keys, KVStore, keys_and_values
 from dmltrain.kvstore.dist import DistKVStore
 from dmltrain.kvstore.state_file import read_state, write_whole
 
@@ -34,15 +34,14 @@ COMPRESSED = 16  # 2-bit compression: bits of a float32 over those that travel
 class MXNetKVStore(KVStore):
     """dist_sync and dist_async of MXNet 1.9.1. Raises UserError or JobLost."""
 
-    def __init__(self, kind: str, environment: Environment) -> None:
-        if TYPES[kind] == "dist_ssp":
+    def __init__(self, kind: str, meaning: str, staleness: float, environment: Environment) -> None:
+        if meaning == "dist_ssp":
             raise UserError("MXNet has no kvstore with bounded staleness (dist_ssp): use dist_sync or dist_async, or "
                             "--backend torch")
         mxnet_ps.check(environment)
         mx = self._mx = mxnet_compat.load()  # seconds in which no sign of life leaves this process
-        self.type, self._together = kind, TYPES[kind] == "dist_sync"
-        self._side = DistKVStore(kind, TYPES[kind], 0.0 if self._together else float("inf"), environment,
-                                 exit_seconds=mxnet_ps.EXIT_SECONDS)
+        self.type, self._together = kind, meaning == "dist_sync"
+        self._side = DistKVStore(kind, meaning, staleness, environment, exit_seconds=mxnet_ps.EXIT_SECONDS)
         self.rank, self.num_workers = self._side.rank, self._side.num_workers
         self._side.all_reduce("kvstore", np.zeros(1))  # refuses workers with another --kv-store
         self._kv = mxnet_ps.join(mx, environment, self._side.facts, kind)

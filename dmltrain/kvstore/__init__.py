@@ -51,22 +51,19 @@ def _connect(kind: str, meaning: str, staleness: float | None, environment: Envi
 
     if DistKVStore.present:
         raise UserError("this process has a distributed kvstore already: create one and use it for everything")
-    if backend == "mxnet":
-        from dmltrain.backends.mxnet_kvstore import MXNetKVStore
-
-        return MXNetKVStore(kind, environment)
     bound = {"dist_sync": 0.0, "dist_async": float("inf"), "dist_ssp": 3.0 if staleness is None else float(staleness)}
     if not bound[meaning] >= 0.0:
         raise UserError(f"--staleness {staleness}: expected 0 or more clocks")
-    return DistKVStore(kind, meaning, bound[meaning], environment)
+    return backends.load(backends.TABLE[backend].store)(kind, meaning, bound[meaning], environment)
 
 
 def serve(environment: Environment, backend: str = "torch") -> str:
     """Be this job's scheduler, or one of its servers, until the job ends. Returns why it was lost, or ''."""
-    if backend == "mxnet":
-        from dmltrain.backends import mxnet_server
+    return backends.load(backends.TABLE[backend].serve)(environment)
 
-        return mxnet_server.serve(environment)
+
+def serve_own(environment: Environment) -> str:
+    """`serve` with dmltrain's own parameter server."""
     if environment.role == "scheduler":
         from dmltrain.kvstore.scheduler_process import SchedulerProcess
 
