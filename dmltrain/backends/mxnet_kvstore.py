@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from dmltrain.backends import mxnet_command, mxnet_compat, mxnet_optimizer, mxnet_ps
+from dmltrain.backends import mxnet_command, mxnet_compat, mxnet_exit, mxnet_optimizer, mxnet_ps
 from dmltrain.env import Environment
-from dmltrain.errors import UserError, exit_now, stuck
+from dmltrain.errors import JobLost, UserError, exit_now, stuck
 from dmltrain.kvstore.base import Handle, Key, Keys, KVStore, keys_and_values
 from dmltrain.kvstore.dist import DistKVStore
 from dmltrain.kvstore.state_file import read_state, write_whole
@@ -54,6 +54,7 @@ class MXNetKVStore(KVStore):
         self._sent = self._received = 0
         self._closed = False
         self._process = os.getpid()
+        mxnet_exit.notice()
         atexit.register(self._at_exit)  # after, hence run before, the side store's
 
     @property
@@ -190,8 +191,12 @@ class MXNetKVStore(KVStore):
     def close(self) -> None:
         if self._closed:
             return
-        self._mx.nd.waitall()
-        self.barrier()
+        try:
+            self._mx.nd.waitall()
+            self.barrier()
+        except BaseException as error:  # the end cannot be reached any more: neither again nor by ps-lite
+            self.abort(str(error) or type(error).__name__)
+            raise
         self._closed = True
         handle, self._kv.handle = self._kv.handle, ctypes.c_void_p()
         self._mx.base.check_call(self._mx.base._LIB.MXKVStoreFree(handle))  # waits for all, then the servers stop
@@ -200,12 +205,16 @@ class MXNetKVStore(KVStore):
     def _at_exit(self) -> None:
         if os.getpid() != self._process:
             return  # a forked child ends
-        failed = getattr(sys, "last_type", None)  # set when an exception ends the program
-        if failed is None:
-            self.close()
-        else:
-            self.abort(f"ended by {failed.__name__}: {sys.last_value}")
-            exit_now(130 if failed is KeyboardInterrupt else 1)  # as Python would, if it could
+        code = mxnet_exit.failure()
+        try:
+            if not code:
+                return self.close()
+            kind = getattr(sys, "last_type", None)
+            self.abort(f"ended by {kind.__name__}: {sys.last_value}" if kind else f"ended with exit code {code}")
+        except JobLost as error:
+            sys.stderr.write(f"{os.path.basename(sys.argv[0])}: error: {error}\n")
+            code = error.exit_code
+        exit_now(code)  # as Python would, if it could
 
     # -- inside ---------------------------------------------------------------------------------------------------
 

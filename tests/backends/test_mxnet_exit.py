@@ -29,6 +29,9 @@ def end(how: str, role: str) -> tuple[int, str, str]:
 @pytest.mark.parametrize(("how", "code", "said"), [
     ("raise ValueError('wrong')", 1, "ValueError: wrong"),
     ("sys.exit(7)", 7, []),
+    ("exit(7)", 7, []),
+    ("def main():\n    try: sys.exit(7)\n    except SystemExit as ending: raise\nmain()", 7, []),
+    ("def main():\n    try: sys.exit(3)\n    except SystemExit as first: sys.exit(first.code + 4)\nmain()", 7, []),
     ("sys.exit('wrong')", 1, "wrong"),
     ("import argparse; argparse.ArgumentParser(prog='x').parse_args(['-y'])", 2,
      "x: error: unrecognized arguments: -y"),
@@ -39,6 +42,7 @@ def test_a_worker_that_fails_leaves_at_once(how, code, said):
 
 
 @pytest.mark.parametrize("how", ["", "sys.exit()", "sys.exit(0)", "try: sys.exit(3)\nexcept SystemExit: sys.exit(0)",
+                                 "try: sys.exit(3)\nexcept SystemExit: pass",
                                  "import threading\nthreading.Thread(target=sys.exit, args=[3]).start()"])
 def test_a_worker_that_ends_well_waits_for_all(how):
     assert end(how, "worker") == (0, "printed waits for all", [])

@@ -97,6 +97,17 @@ def endless(kind):
             print("ready", flush=True)
 
 
+def done(how):
+    """Worker 0 is done, the other rests."""
+    store, mx = opened("dist_sync")
+    step(store, mx, 1.0)
+    print("ready", flush=True)
+    if store.rank:
+        time.sleep(60)
+    if how == "close":
+        store.close()
+
+
 def idle(kind):
     """Worker 0 rests, the others look at the weights all the time."""
     store, mx = opened(kind)
@@ -134,10 +145,13 @@ def wrong(what):
         store.set_gradient_compression({"type": "2bit"})
     elif what == "exception" and store.rank == 0:
         raise RuntimeError("a defect of the program")
+    elif what == "exit" and store.rank == 0:
+        sys.exit(7)
     step(store, mx, 1.0)
     if what == "pickle":
         time.sleep(60)
 
 
 if __name__ == "__main__":
-    {each.__name__: each for each in (steps, numpy_values, states, endless, idle, wrong)}[sys.argv[1]](*sys.argv[2:])
+    modes = (steps, numpy_values, states, endless, done, idle, wrong)
+    {each.__name__: each for each in modes}[sys.argv[1]](*sys.argv[2:])

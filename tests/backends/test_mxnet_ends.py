@@ -1,0 +1,36 @@
+"""How the workers of an MXNet job end: real jobs of ps-lite, whose own store would wait for all, for ever."""
+
+import time
+
+import pytest
+
+from dmltrain.backends import mxnet_compat
+from dmltrain.errors import JobLost, UserError
+
+try:
+    mxnet_compat.load()
+except UserError as problem:
+    pytest.skip(f"no jobs of MXNet: {problem}", allow_module_level=True)
+
+PROGRAM = "mxnet_store.py"
+
+
+@pytest.mark.parametrize("how", ["close", "at exit"])
+def test_a_worker_that_is_done_does_not_wait_for_one_that_is_lost(start_job, how):
+    job = start_job(PROGRAM, "done", how)
+    for worker in ("worker-0", "worker-1"):
+        job.wait_for_line(worker, "ready")
+    job.processes.pop("worker-1").kill()
+    killed = time.monotonic()
+    assert set(job.wait(30).values()) == {JobLost.exit_code}, job.outputs()
+    assert time.monotonic() - killed < 10.0
+    assert "worker 1 on" in job.output("worker-0")
+    assert "Traceback" not in job.output("worker-0")
+
+
+def test_a_worker_that_leaves_with_an_exit_code_ends_the_job_with_it(start_job):
+    job = start_job(PROGRAM, "wrong", "exit")
+    codes = job.wait(30)
+    assert codes.pop("worker-0") == 7
+    assert set(codes.values()) == {JobLost.exit_code}
+    assert "ended with exit code 7" in job.output("worker-1")
