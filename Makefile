@@ -17,7 +17,8 @@ demo: $(VENV)/demo.done
 	@echo "          --network resnet --num-layers 20 --kv-store dist_sync --batch-size 64 --num-epochs 2"
 
 test: $(VENV)/test.done
-	$(BIN)/python -m pytest $(PYTEST_ARGUMENTS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "not alone" $(PYTEST_ARGUMENTS) || [ $$? = 5 ]
+	$(BIN)/python -m pytest -m alone $(PYTEST_ARGUMENTS) || [ $$? = 5 ]  # 5: none of those that were asked for
 
 check: $(VENV)/test.done
 	$(BIN)/ruff check .

@@ -11,6 +11,18 @@ from tests.running_job import start_job  # noqa: F401  (a fixture of all tests)
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored, by the programs under test too
 
+ALONE = ("cluster", "launch", "benchmarks", "kvstore/test_faults.py", "test_end_to_end.py", "mxnet_faults.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what must have the machine for itself: deadlines are part of what it tests, or it measures."""
+    here = Path(__file__).parent
+    for item in items:
+        place = item.path.relative_to(here).as_posix()
+        if place.startswith(ALONE) or place.endswith(ALONE):
+            item.add_marker("alone")
+
+
 hypothesis.settings.register_profile("project", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("project")
 

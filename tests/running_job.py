@@ -1,5 +1,6 @@
 """Real jobs of scheduler, servers and workers on this machine, started by their environment alone (no launcher)."""
 
+import json
 import os
 import socket
 import subprocess
@@ -23,6 +24,10 @@ class RunningJob:
 
     def output(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def results(self, worker: int) -> list[dict]:
+        """The JSON objects that a worker has printed, one a line."""
+        return [json.loads(line) for line in self.output(f"worker-{worker}").splitlines() if line.startswith("{")]
 
     def outputs(self) -> str:
         return "\n".join(f"--- {name} (exit {process.poll()})\n{self.output(name)}"

@@ -1,9 +1,5 @@
 """MXNet's kvstores under dmltrain: real jobs of ps-lite, and each fault of MXNet that is mended (docs/mxnet.md)."""
 
-import json
-import signal
-import time
-
 import pytest
 
 from dmltrain.backends import mxnet_command, mxnet_compat
@@ -16,11 +12,6 @@ except UserError as problem:
 
 PROGRAM = "mxnet_store.py"
 LOST = JobLost.exit_code
-
-
-def results(job, worker):
-    """The JSON lines that a worker has printed."""
-    return [json.loads(line) for line in job.output(f"worker-{worker}").splitlines() if line.startswith("{")]
 
 
 def momentum_steps(gradient):
@@ -45,7 +36,7 @@ def test_synchronous_steps_with_a_learning_rate_that_changes(start_job, where, c
     job.succeed()
     total = 1.0 if compression else 3.0  # of gradients 1 and 2; compressed, each is the threshold 0.5
     expected = momentum_steps(total) if where == "servers" else [total] * 3
-    answers = [results(job, worker)[0] for worker in (0, 1)]
+    answers = [job.results(worker)[0] for worker in (0, 1)]
     for answer in answers:
         same_everywhere(answer["values"], expected)
         assert answer["summed"] == [2.0, 1.0]
@@ -57,7 +48,7 @@ def test_synchronous_steps_with_a_learning_rate_that_changes(start_job, where, c
 def test_a_dist_async_job_steps_at_each_push(start_job):
     job = start_job(PROGRAM, "steps", "dist_async", "servers", servers=2)
     job.succeed()
-    ends = [results(job, worker)[0]["values"][-1] for worker in (0, 1)]
+    ends = [job.results(worker)[0]["values"][-1] for worker in (0, 1)]
     assert min(low for end in ends for low, _ in end) < -2.0  # both workers' steps have come, with the last rate
 
 
@@ -65,7 +56,7 @@ def test_numpy_arrays_and_one_value_a_device(start_job):
     job = start_job(PROGRAM, "numpy_values", "dist_device_sync")
     job.succeed()
     for worker in (0, 1):
-        assert results(job, worker) == [{"first": [0.0, 1.0, 2.0, 3.0], "sum": [3.0] * 4}]
+        assert job.results(worker) == [{"first": [0.0, 1.0, 2.0, 3.0], "sum": [3.0] * 4}]
 
 
 def test_optimizer_states_on_the_servers_are_saved_and_loaded(start_job, tmp_path):
@@ -73,60 +64,12 @@ def test_optimizer_states_on_the_servers_are_saved_and_loaded(start_job, tmp_pat
     for mode in ("whole", "save", "load"):
         job = start_job(PROGRAM, "states", "dist_sync", tmp_path / "states", mode, servers=2)
         job.succeed()
-        last[mode] = results(job, 0)[0]["last"]
+        last[mode] = job.results(0)[0]["last"]
     assert last["load"] == last["whole"] != last["save"]
     (tmp_path / "states.server-1").unlink()
     job = start_job(PROGRAM, "states", "dist_sync", tmp_path / "states", "load", workers=1, servers=2)
     assert job.wait()["worker-0"] == UserError.exit_code
     assert "one file for each server of the job that saved it" in job.output("worker-0")
-
-
-def lost(job, victim):
-    """Wait for the end of all but `victim`: no code is 0."""
-    process = job.processes.pop(victim)
-    codes = job.wait(30)
-    job.processes[victim] = process
-    assert set(codes.values()) == {LOST}, job.outputs()
-
-
-@pytest.mark.parametrize("victim", ["worker-1", "server-0", "scheduler-0"])
-def test_a_killed_process_ends_the_job_and_is_named(start_job, victim):
-    job = start_job(PROGRAM, "endless", "dist_sync")
-    job.wait_for_line("worker-0", "ready")
-    job.wait_for_line("worker-1", "ready")
-    killed = time.monotonic()
-    job.processes[victim].kill()
-    lost(job, victim)
-    assert time.monotonic() - killed < 10.0
-    assert job.processes[victim].wait(10) == -signal.SIGKILL
-    assert ("lost the scheduler" if victim == "scheduler-0" else f"{victim.replace('-', ' ')} on") in \
-        job.output("worker-0")
-
-
-@pytest.mark.parametrize("victim", ["worker-1", "server-0"])
-def test_a_frozen_process_ends_the_job_and_is_named(start_job, victim):
-    job = start_job(PROGRAM, "endless", "dist_sync")
-    job.wait_for_line("worker-0", "ready")
-    job.wait_for_line("worker-1", "ready")
-    frozen = time.monotonic()
-    job.processes[victim].send_signal(signal.SIGSTOP)
-    lost(job, victim)
-    assert 3.0 < time.monotonic() - frozen < 10.0
-    assert f"{victim.replace('-', ' ')} on" in job.output("worker-0")
-    assert "gave no sign of life" in job.output("worker-0")
-
-
-def test_a_rank_0_that_comes_again_changes_no_weight(start_job):
-    """In MXNet the `init` of a restarted rank 0 is added to the weights as a gradient."""
-    job = start_job(PROGRAM, "idle", "dist_sync")
-    job.wait_for_line("worker-1", "values")
-    job.processes["worker-0"].send_signal(signal.SIGSTOP)  # for 8.5 s the job takes it for slow
-    second = job.start("worker-0", "second")
-    job.processes["second"] = second
-    lost(job, "worker-0")
-    assert "worker 0 is here already" in job.output("second")
-    assert {json.dumps(each["values"]) for each in results(job, 1)} == {"[[1.0, 1.0], [1.0, 1.0]]"}
-    assert len(results(job, 1)) > 20, "nobody looked"
 
 
 @pytest.mark.parametrize(("what", "message"), [

@@ -1,0 +1,66 @@
+"""Processes of an MXNet job that die, freeze or come again: the others end, and say who it was (docs/mxnet.md)."""
+
+import json
+import signal
+import time
+
+import pytest
+
+from dmltrain.backends import mxnet_compat
+from dmltrain.errors import JobLost, UserError
+
+try:
+    mxnet_compat.load()
+except UserError as problem:
+    pytest.skip(f"no jobs of MXNet: {problem}", allow_module_level=True)
+
+PROGRAM = "mxnet_store.py"
+LOST = JobLost.exit_code
+
+
+def lost(job, victim):
+    """Wait for the end of all but `victim`: no code is 0."""
+    process = job.processes.pop(victim)
+    codes = job.wait(30)
+    job.processes[victim] = process
+    assert set(codes.values()) == {LOST}, job.outputs()
+
+
+@pytest.mark.parametrize("victim", ["worker-1", "server-0", "scheduler-0"])
+def test_a_killed_process_ends_the_job_and_is_named(start_job, victim):
+    job = start_job(PROGRAM, "endless", "dist_sync")
+    job.wait_for_line("worker-0", "ready")
+    job.wait_for_line("worker-1", "ready")
+    killed = time.monotonic()
+    job.processes[victim].kill()
+    lost(job, victim)
+    assert time.monotonic() - killed < 10.0
+    assert job.processes[victim].wait(10) == -signal.SIGKILL
+    assert ("lost the scheduler" if victim == "scheduler-0" else f"{victim.replace('-', ' ')} on") in \
+        job.output("worker-0")
+
+
+@pytest.mark.parametrize("victim", ["worker-1", "server-0"])
+def test_a_frozen_process_ends_the_job_and_is_named(start_job, victim):
+    job = start_job(PROGRAM, "endless", "dist_sync")
+    job.wait_for_line("worker-0", "ready")
+    job.wait_for_line("worker-1", "ready")
+    frozen = time.monotonic()
+    job.processes[victim].send_signal(signal.SIGSTOP)
+    lost(job, victim)
+    assert 3.0 < time.monotonic() - frozen < 10.0
+    assert f"{victim.replace('-', ' ')} on" in job.output("worker-0")
+    assert "gave no sign of life" in job.output("worker-0")
+
+
+def test_a_rank_0_that_comes_again_changes_no_weight(start_job):
+    """In MXNet the `init` of a restarted rank 0 is added to the weights as a gradient."""
+    job = start_job(PROGRAM, "idle", "dist_sync")
+    job.wait_for_line("worker-1", "values")
+    job.processes["worker-0"].send_signal(signal.SIGSTOP)  # for 8.5 s the job takes it for slow
+    second = job.start("worker-0", "second")
+    job.processes["second"] = second
+    lost(job, "worker-0")
+    assert "worker 0 is here already" in job.output("second")
+    assert {json.dumps(each["values"]) for each in job.results(1)} == {"[[1.0, 1.0], [1.0, 1.0]]"}
+    assert len(job.results(1)) > 20, "nobody looked"
