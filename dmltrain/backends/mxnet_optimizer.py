@@ -56,7 +56,7 @@ class Updater:
     """Steps of one optimizer over many keys: `updater(key, gradient, weight)` changes `weight` (NDArray) in place.
 
     The call is asynchronous, as all of MXNet's are. One updater serves one device. Raises ValueError for a spec that is
-    not valid, and in the first update of a key whose loaded state has another shape.
+    not valid, and UserError in the first update of a key whose loaded state has another shape.
     """
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
@@ -105,9 +105,9 @@ class Updater:
         for index, array in enumerate(_flat(made) if found else ()):
             given = found.get(str(index))
             if given is None or given.shape != array.shape:
-                raise ValueError(f"the optimizer's state of key {key} is another network's or another number of "
-                                 f"servers': array {index} has shape {getattr(given, 'shape', None)}, expected "
-                                 f"{array.shape}")
+                raise UserError(f"the optimizer's state of key {key} is of another network, another number of servers "
+                                f"or other options (--mom 0): array {index} has shape {getattr(given, 'shape', None)}, "
+                                f"expected {array.shape}; continue with those it was saved with")
             array[:] = given
         return made
 

@@ -81,7 +81,7 @@ def test_loading_forgets_what_was_there():
 def test_a_state_of_another_network_is_refused_at_the_keys_first_step(state, essentials):
     updater = Updater(spec("sgd"))
     updater.load(state)
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(UserError) as caught:
         stepped(updater)
     for essential in essentials:
         assert essential in str(caught.value)
