@@ -69,6 +69,7 @@ class MXNetKVStore(KVStore):
     # -- values ---------------------------------------------------------------------------------------------------
 
     def init(self, key: Keys, value: Any) -> None:
+        """The values that count are those of the worker whose `kv_rank` is 0, which may be any: give the same."""
         keys, values = keys_and_values(key, value)
         firsts = [self._array(item[0] if isinstance(item, (list, tuple)) else item) for item in values]
         for name, array in zip(keys, firsts, strict=True):
