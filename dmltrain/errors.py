@@ -21,7 +21,7 @@ class JobLost(Exception):
     exit_code = 75
 
 
-_state = {"ending": False, "stuck": False}
+_state = {"ending": False, "stuck": False, "code": 0}
 
 
 def exit_now(code: int) -> None:
@@ -32,17 +32,17 @@ def exit_now(code: int) -> None:
     """
     if _state["ending"]:
         return
-    _state["ending"] = True
+    _state.update(ending=True, code=code)
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)
+    _leave(code)
 
 
-def stuck() -> None:
-    """From now on this process cannot be taken down: a framework's threads wait for peers that are gone."""
+def stuck(code: int = 0) -> None:
+    """From now on this process cannot be taken down: a framework's threads wait for peers that are gone. It ends with
+    `code` after its exit functions, unless it ends by `exit_now` or `ended`."""
     _state["stuck"] = True
+    if code and not _state["ending"]:
+        _state["code"] = code
 
 
 def ended(code: int) -> int:
@@ -50,6 +50,19 @@ def ended(code: int) -> int:
     if _state["stuck"]:
         exit_now(code)
     return code
+
+
+@atexit.register  # before a framework is imported, hence run after what it registers
+def _leave_if_stuck() -> None:
+    if _state["stuck"]:
+        _leave(_state["code"])
+
+
+def _leave(code: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
+            stream.flush()
+    os._exit(code)
 
 
 def end_scripts_without_traceback() -> None:

@@ -11,7 +11,8 @@ from tests.running_job import start_job  # noqa: F401  (a fixture of all tests)
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored, by the programs under test too
 
-ALONE = ("cluster", "launch", "benchmarks", "kvstore/test_faults.py", "test_end_to_end.py", "mxnet_faults.py")
+ALONE = ("cluster", "launch", "benchmarks", "kvstore/test_faults.py", "test_end_to_end.py", "mxnet_faults.py",
+         "mxnet_ends.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

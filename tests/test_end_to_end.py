@@ -1,5 +1,6 @@
 """The whole through its front door: launcher, servers, training, logs, tables; and every fault of DESIGN's kinds."""
 
+import importlib.util
 import json
 import os
 import re
@@ -112,6 +113,20 @@ def test_dist_sync_without_servers_is_explained(launched):
     job = launched("-n", 1, "-s", 0, "--log-dir", "l", ROOT / "examples/train_digits.py", "--kv-store", "dist_sync")
     assert job.end(60) == 2
     assert "needs at least one server" in job.text() and "Traceback" not in job.text()
+
+
+@pytest.mark.parametrize("backend", ["torch", "mxnet"])
+def test_the_classic_first_job(launched, backend, tmp_path):
+    if importlib.util.find_spec(backend) is None:
+        pytest.skip(f"{backend} is not installed")
+    job = launched("-n", 2, "-s", 2, "--log-dir", "l", "python", ROOT / "examples/dist_sync_mlp.py",
+                   "--backend", backend, "--num-epochs", 3, "--model-prefix", tmp_path / "m")
+    assert job.end(120) == 0, job.text()
+    done = subprocess.run([*PARSE, "l", "--format", "json"], cwd=tmp_path, capture_output=True, text=True, check=True,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)})
+    epochs = json.loads(done.stdout)[0]["epochs"]
+    assert len(epochs) == 3 and epochs[-1]["validation_accuracy"] > 0.9
+    assert (tmp_path / ("m-0003.npz" if backend == "mxnet" else "m-0003.pt")).exists()
 
 
 @pytest.mark.parametrize("kind", ["dist_sync", "dist_async"])

@@ -277,9 +277,8 @@ class StepOnServers:
         store.set_optimizer(spec)
 
     def __call__(self, learning_rate: float) -> None:
-        self._store.set_learning_rate(learning_rate)  # type: ignore[attr-defined]
         for priority, each in enumerate(self._learned):
-            self._store.push(each.name, each.gradients, priority=-priority)
+            self._store.push(each.name, each.gradients, priority=-priority, rate=learning_rate)
             self._store.pull(each.name, each.values, priority=-priority)
 
     def synchronize(self) -> None:

@@ -4,8 +4,7 @@ Gradients and weights travel by MXNet's `kv.push` and `kv.pull`. Beside it stand
 the worker's place in the job (its rank is the launcher's number, the same in every run, which MXNet's is not), it
 notices who is lost, and it adds up what is small. docs/mxnet.md lists what is mended, and how.
 
-NDArrays are pushed and pulled as MXNet does: asynchronously, in the order of MXNet's engine. `pushpull` is a push and
-a pull, because MXNet's own aborts with gradient compression (src/kvstore/kvstore_dist.h, PushPullImpl).
+Nobody waits in ps-lite for ever: a watch (mxnet_wait) ends the job when a value is awaited for too long.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import atexit
 import ctypes
 import hashlib
 import io
+import math
 import os
 import sys
 from pathlib import Path
@@ -22,37 +22,40 @@ from typing import Any
 import numpy as np
 
 from dmltrain.backends import mxnet_command, mxnet_compat, mxnet_exit, mxnet_optimizer, mxnet_ps
+from dmltrain.backends.mxnet_store import MXNetStore
+from dmltrain.backends.mxnet_wait import Wait
 from dmltrain.env import Environment
-from dmltrain.errors import JobLost, UserError, exit_now, stuck
-from dmltrain.kvstore.base import Handle, Key, Keys, KVStore, keys_and_values
+from dmltrain.errors import JobLost, UserError, stuck
+from dmltrain.kvstore.base import Key, Keys
 from dmltrain.kvstore.dist import DistKVStore
 from dmltrain.kvstore.state_file import read_state, write_whole
 
 COMPRESSED = 16  # 2-bit compression: bits of a float32 over those that travel
 
 
-class MXNetKVStore(KVStore):
-    """dist_sync and dist_async of MXNet 1.9.1. Raises UserError or JobLost."""
+class MXNetKVStore(MXNetStore):
+    """dist_sync and dist_async of MXNet 1.9.1, whose servers compute in float32. Raises UserError or JobLost."""
+
+    dtypes = ("float32",)
 
     def __init__(self, kind: str, meaning: str, staleness: float, environment: Environment) -> None:
         if meaning == "dist_ssp":
             raise UserError("MXNet has no kvstore with bounded staleness (dist_ssp): use dist_sync or dist_async, or "
                             "--backend torch")
         mxnet_ps.check(environment)
-        mx = self._mx = mxnet_compat.load()  # seconds in which no sign of life leaves this process
+        super().__init__(mxnet_compat.load())  # seconds in which no sign of life leaves this process
         self.type, self._together = kind, meaning == "dist_sync"
         self._side = DistKVStore(kind, meaning, staleness, environment, exit_seconds=mxnet_ps.EXIT_SECONDS)
         self.rank, self.num_workers = self._side.rank, self._side.num_workers
         self._side.all_reduce("kvstore", np.zeros(1))  # refuses workers with another --kv-store
-        self._kv = mxnet_ps.join(mx, environment, self._side.facts, kind)
+        self._kv = mxnet_ps.join(self._mx, environment, self._side.facts, kind)
         self.kv_rank: int = self._kv.rank
-        self._numbers: dict[Key, int] = {}
-        self._sizes: dict[Key, int] = {}  # bytes
         self._rate: float | None = None
         self._stepping = False
         self._compression = 1
         self._sent = self._received = 0
         self._closed = False
+        self._wait = Wait(environment.wait_seconds, self._overdue)
         self._process = os.getpid()
         mxnet_exit.notice()
         atexit.register(self._at_exit)  # after, hence run before, the side store's
@@ -70,15 +73,7 @@ class MXNetKVStore(KVStore):
 
     def init(self, key: Keys, value: Any) -> None:
         """The values that count are those of the worker whose `kv_rank` is 0, which may be any: give the same."""
-        keys, values = keys_and_values(key, value)
-        firsts = [self._array(item[0] if isinstance(item, (list, tuple)) else item) for item in values]
-        for name, array in zip(keys, firsts, strict=True):
-            if name in self._numbers:
-                raise UserError(f"kvstore: key {name!r} was given to init before")
-            self._numbers[name] = len(self._numbers)
-            self._sizes[name] = 4 * array.size
-        self._agree([(str(name), array.shape) for name, array in zip(keys, firsts, strict=True)])
-        self._kv.init([self._numbers[name] for name in keys], firsts)
+        super().init(key, value)
         self._mx.nd.waitall()
         self.barrier()
 
@@ -86,27 +81,18 @@ class MXNetKVStore(KVStore):
         if not self._together and not self._stepping:
             raise UserError(f"kvstore {self.type} makes the optimizer's step on the servers: call set_optimizer first "
                             "(MXNet's servers would abort)")
-        if rate >= 0.0:
-            self.set_learning_rate(rate)
-        for name, item in zip(*keys_and_values(key, value), strict=True):
-            number = self._find(name)
-            self._kv.push(number, self._arrays(item), priority=priority)
-            self._sent += -(-self._sizes[name] // self._compression)
+        super().push(key, value, priority, rate)
 
-    def pull(self, key: Keys, out: Any, priority: int = 0, wait: bool = False) -> Handle:
-        """Into NDArrays asynchronously unless `wait`, into numpy arrays at once."""
-        keys, targets = keys_and_values(key, out)
-        for name, target in zip(keys, targets, strict=True):
-            targets_of_key = list(target) if isinstance(target, (list, tuple)) else [target]
-            landing = self._arrays(targets_of_key)
-            self._kv.pull(self._find(name), landing, priority=priority)
-            self._received += self._sizes[name]
-            for given, landed in zip(targets_of_key, landing, strict=True):
-                if given is not landed:
-                    given[...] = landed.asnumpy()
-                elif wait:
-                    landed.wait_to_read()
-        return Handle(0, "pull", 0.0)
+    def _pushed(self, key: Key) -> None:
+        self._sent += -(-4 * math.prod(self._shapes[key]) // self._compression)
+
+    def _pulled(self, key: Key, landing: Any) -> None:
+        self._received += 4 * math.prod(self._shapes[key])
+        self._wait.watch(key, landing)
+
+    def _overdue(self, key: Key, seconds: float) -> None:
+        self._side.lose(f"key {key!r} is awaited for {seconds:.0f} s, because another worker does not push it: all "
+                        "workers must make the same number of steps (DMLTRAIN_WAIT_TIMEOUT)")
 
     def barrier(self) -> None:
         self._side.barrier()
@@ -152,9 +138,6 @@ class MXNetKVStore(KVStore):
         if self.rank == 0 or not self._together:
             self._mx.nd.waitall()
             self._tell("learning_rate", float(rate))
-
-    def key_number(self, key: Key) -> int:
-        return self._find(key)
 
     def optimizer_states(self) -> list[bytearray]:
         self._mx.nd.waitall()
@@ -215,7 +198,7 @@ class MXNetKVStore(KVStore):
         except JobLost as error:
             sys.stderr.write(f"{os.path.basename(sys.argv[0])}: error: {error}\n")
             code = error.exit_code
-        exit_now(code)  # as Python would, if it could
+        stuck(code)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -223,9 +206,10 @@ class MXNetKVStore(KVStore):
         """Returns when every server has done it."""
         self._kv._send_command_to_servers(mxnet_command.HEAD, mxnet_command.encode(kind, value))
 
-    def _agree(self, declared: list[tuple[str, tuple[int, ...]]]) -> None:
+    def _check_all(self, keys: list[Key]) -> None:
         """Raise UserError unless all workers give the same keys and shapes: ps-lite would abort, or mix them up."""
-        own = float(int.from_bytes(hashlib.sha256(repr(declared).encode()).digest()[:4], "little"))
+        declared = repr([(str(name), self._shapes[name]) for name in keys])
+        own = float(int.from_bytes(hashlib.sha256(declared.encode()).digest()[:4], "little"))
         slots = np.zeros(self.num_workers)
         slots[self.rank] = own
         others = self._side.all_reduce("keys", slots)
@@ -233,22 +217,6 @@ class MXNetKVStore(KVStore):
         if different:
             raise UserError(f"worker {different[0]} gives kvstore.init other keys or shapes than worker {self.rank}: "
                             "all workers must train the same model")
-
-    def _arrays(self, value: Any) -> list[Any]:
-        return [self._array(item) for item in (value if isinstance(value, (list, tuple)) else [value])]
-
-    def _array(self, value: Any) -> Any:
-        native = isinstance(value, self._mx.nd.NDArray)
-        array = value if native else np.asarray(value)
-        if np.dtype(array.dtype) != np.float32:
-            raise UserError(f"kvstore: MXNet's servers compute in float32, this value is {np.dtype(array.dtype).name}: "
-                            "give float32")
-        return array if native else self._mx.nd.array(array)
-
-    def _find(self, name: Key) -> int:
-        if name not in self._numbers:
-            raise UserError(f"kvstore: key {name!r} was never given to init")
-        return self._numbers[name]
 
 
 def _merged(states: list[bytes]) -> bytes:

@@ -13,44 +13,19 @@ from typing import Any
 import numpy as np
 
 from dmltrain.backends import mxnet_compat, mxnet_optimizer
+from dmltrain.backends.mxnet_store import MXNetStore
 from dmltrain.errors import UserError
-from dmltrain.kvstore.base import Handle, Key, Keys, KVStore, keys_and_values
 from dmltrain.kvstore.state_file import read_state, write_whole
 
 
-class MXNetLocalKVStore(KVStore):
-    """Values are NDArrays, or lists of one NDArray a device."""
+class MXNetLocalKVStore(MXNetStore):
+    """One worker, one or more devices."""
 
     def __init__(self, kind: str = "local") -> None:
+        super().__init__(mxnet_compat.load())
         self.type = kind
-        self._store = mxnet_compat.load().kv.create(kind)
-        self._numbers: dict[Key, int] = {}  # MXNet itself knows the keys by these
+        self._kv = self._mx.kv.create(kind)
         self._updater: mxnet_optimizer.Updater | None = None
-
-    def key_number(self, key: Key) -> int:
-        if key not in self._numbers:
-            raise UserError(f"kvstore: key {key!r} was never given to init")
-        return self._numbers[key]
-
-    def init(self, key: Keys, value: Any) -> None:
-        for name, item in zip(*keys_and_values(key, value), strict=True):
-            if name not in self._numbers:
-                self._numbers[name] = len(self._numbers)
-                self._store.init(self._numbers[name], item)
-
-    def push(self, key: Keys, value: Any, priority: int = 0, rate: float = -1.0) -> None:
-        if rate >= 0.0:
-            self.set_learning_rate(rate)
-        for name, item in zip(*keys_and_values(key, value), strict=True):
-            self._store.push(self.key_number(name), item, priority=priority)
-
-    def pull(self, key: Keys, out: Any, priority: int = 0, wait: bool = False) -> Handle:
-        for name, target in zip(*keys_and_values(key, out), strict=True):
-            self._store.pull(self.key_number(name), target, priority=priority)
-            if wait:
-                for array in target if isinstance(target, (list, tuple)) else [target]:
-                    array.wait_to_read()
-        return Handle(0, "local", 0.0)
 
     def set_optimizer(self, spec: Any) -> None:
         """A spec, or an optimizer of MXNet's own (mxnet_optimizer). Raises UserError for others."""
@@ -58,7 +33,7 @@ class MXNetLocalKVStore(KVStore):
             self._updater = mxnet_optimizer.Updater(spec if isinstance(spec, dict) else mxnet_optimizer.spec_of(spec))
         except ValueError as error:
             raise UserError(str(error)) from error
-        self._store._set_updater(self._updater)
+        self._kv._set_updater(self._updater)
 
     def set_learning_rate(self, rate: float) -> None:
         self._stepping().set_learning_rate(rate)

@@ -20,11 +20,8 @@ EXIT_SECONDS = 0.5  # for a process of a lost job to end by itself: its main thr
 
 
 def reserve(host: str) -> socket.socket:
-    """A socket bound to a free port of `host`, not listening: ps-lite's scheduler binds the same port, since both ask
-    for SO_REUSEADDR, and nobody else gets it in between."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    reserved = socket.socket(family, socket.SOCK_STREAM)
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    """A socket bound to a free port of `host`, which nobody else gets until `share`."""
+    reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         reserved.bind((host, 0))
     except OSError as error:
@@ -32,6 +29,11 @@ def reserve(host: str) -> socket.socket:
         raise UserError(f"the scheduler cannot listen on {host}: {error.strerror}; give an address of this host for "
                         "DMLC_PS_ROOT_URI") from error
     return reserved
+
+
+def share(reserved: socket.socket) -> None:
+    """Let ps-lite, which asks for SO_REUSEADDR as this does now, bind the port too: `reserved` does not listen."""
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
 
 def check(environment: Environment) -> None:

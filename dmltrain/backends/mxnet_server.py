@@ -37,11 +37,13 @@ def serve(environment: Environment) -> str:
     mxnet_ps.check(environment)
     mx = mxnet_compat.load()  # seconds in which no sign of life leaves this process
     if environment.role == "scheduler":
-        reserved = mxnet_ps.reserve(environment.root_host)
-        facts = {mxnet_ps.PORT: reserved.getsockname()[1]}
-        side = _beside(environment, SchedulerProcess(environment, facts).run)
-        _run(mx, mxnet_ps.join(mx, environment, facts, "dist"), lambda *_: None)
-        reserved.close()
+        facts: dict[str, Any] = {}
+        process = SchedulerProcess(environment, facts)  # takes its own port first
+        with mxnet_ps.reserve(environment.root_host) as reserved:
+            facts[mxnet_ps.PORT] = reserved.getsockname()[1]
+            side = _beside(environment, process.run)
+            mxnet_ps.share(reserved)
+            _run(mx, mxnet_ps.join(mx, environment, facts, "dist"), lambda *_: None)
     else:
         server = Server(mx, environment)
         side = _beside(environment, server.run)

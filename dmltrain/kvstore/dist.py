@@ -191,6 +191,11 @@ class DistKVStore(KVStore):
             self._control.abort(reason)
             self._control.close()
 
+    def lose(self, reason: str) -> None:
+        """End the job for everybody; this process too, whatever its main thread waits for. Called on another thread."""
+        self._control.abort(reason)
+        self._control.fail(reason)
+
     def _at_exit(self) -> None:
         if os.getpid() != self._process:
             return  # a forked child ends
@@ -323,9 +328,7 @@ class DistKVStore(KVStore):
                 server.link.read_into(target)
             handle.part_done()
         elif header.kind == Kind.ERROR:
-            reason = str(server.link.read_control(header).get("reason"))
-            self._control.abort(reason)
-            self._control.fail(reason)
+            self.lose(str(server.link.read_control(header).get("reason")))
         else:
             self._answer(server, header)
 

@@ -30,7 +30,7 @@ class SchedulerProcess:
         """`facts` (JSON) are told to every process of the job when all are here."""
         self._environment = environment
         self._core = SchedulerCore(environment.num_workers, environment.num_servers, environment.lost_seconds,
-                                   environment.start_seconds, environment.wait_seconds, facts or {})
+                                   environment.start_seconds, environment.wait_seconds, {} if facts is None else facts)
         self._events: queue.SimpleQueue[tuple[Link, Node, dict[str, Any] | str]] = queue.SimpleQueue()
         self._links: dict[Node, Link] = {}
         self._listening = _socket(environment)

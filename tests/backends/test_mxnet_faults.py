@@ -64,3 +64,10 @@ def test_a_rank_0_that_comes_again_changes_no_weight(start_job):
     assert "worker 0 is here already" in job.output("second")
     assert {json.dumps(each["values"]) for each in job.results(1)} == {"[[1.0, 1.0], [1.0, 1.0]]"}
     assert len(job.results(1)) > 20, "nobody looked"
+
+
+def test_a_worker_that_never_pushes_is_waited_for_no_longer_than_the_deadline(start_job):
+    """ps-lite itself has none."""
+    job = start_job(PROGRAM, "wrong", "uneven", env={"DMLTRAIN_WAIT_TIMEOUT": "3"})
+    assert set(job.wait(30).values()) == {LOST}
+    assert "worker 0 on" in job.output("worker-1") and "another worker does not push it" in job.output("worker-1")

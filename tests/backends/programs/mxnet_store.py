@@ -143,12 +143,18 @@ def wrong(what):
         store.set_optimizer({"name": "mine"})
     elif what == "compression-after-init":
         store.set_gradient_compression({"type": "2bit"})
+    elif what == "shape":
+        store.push("small", mx.nd.ones((4, 3)))
+    elif what == "dtype":
+        store.push("small", np.ones(SHAPES["small"]))
+    elif what == "uneven" and store.rank == 1:
+        time.sleep(60)
     elif what == "exception" and store.rank == 0:
         raise RuntimeError("a defect of the program")
     elif what == "exit" and store.rank == 0:
         sys.exit(7)
     step(store, mx, 1.0)
-    if what == "pickle":
+    if what in ("pickle", "uneven"):
         time.sleep(60)
 
 

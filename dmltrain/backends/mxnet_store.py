@@ -1,0 +1,101 @@
+"""What MXNet's kvstores of one worker and of many share: keys, values and their checks.
+
+Values are NDArrays, a list of one NDArray a device, or numpy arrays. NDArrays are pushed and pulled as MXNet does:
+asynchronously, in the order of MXNet's engine. `pushpull` is a push and a pull, because MXNet's own aborts with
+gradient compression (src/kvstore/kvstore_dist.h, PushPullImpl). Every array has the shape that `init` declared.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from dmltrain.errors import UserError
+from dmltrain.kvstore.base import Handle, Key, Keys, KVStore, keys_and_values
+
+
+class MXNetStore(KVStore):
+    """Around `_kv`, MXNet's own store, which knows the keys by their numbers in the order of `init`."""
+
+    dtypes = ("float32", "float64")
+    _kv: Any
+
+    def __init__(self, mx: ModuleType) -> None:
+        self._mx = mx
+        self._numbers: dict[Key, int] = {}
+        self._shapes: dict[Key, tuple[int, ...]] = {}
+
+    def key_number(self, key: Key) -> int:
+        if key not in self._numbers:
+            raise UserError(f"kvstore: key {key!r} was never given to init")
+        return self._numbers[key]
+
+    def init(self, key: Keys, value: Any) -> None:
+        keys, values = keys_and_values(key, value)
+        firsts = [self._array(item[0] if isinstance(item, (list, tuple)) else item) for item in values]
+        for name, array in zip(keys, firsts, strict=True):
+            if name in self._numbers:
+                raise UserError(f"kvstore: key {name!r} was given to init before")
+            self._numbers[name] = len(self._numbers)
+            self._shapes[name] = array.shape
+        self._check_all(keys)
+        self._kv.init([self._numbers[name] for name in keys], firsts)
+
+    def push(self, key: Keys, value: Any, priority: int = 0, rate: float = -1.0) -> None:
+        if rate >= 0.0:
+            self.set_learning_rate(rate)
+        for name, item in zip(*keys_and_values(key, value), strict=True):
+            number = self.key_number(name)
+            self._kv.push(number, [self._of(name, each) for each in _each(item)], priority=priority)
+            self._pushed(name)
+
+    def pull(self, key: Keys, out: Any, priority: int = 0, wait: bool = False) -> Handle:
+        """Into NDArrays asynchronously unless `wait`, into numpy arrays at once."""
+        keys, targets = keys_and_values(key, out)
+        landings = []
+        for name, target in zip(keys, targets, strict=True):
+            number, landing = self.key_number(name), [self._of(name, each) for each in _each(target)]
+            self._kv.pull(number, landing, priority=priority)
+            self._pulled(name, landing[0])
+            landings += zip(_each(target), landing, strict=True)
+        for given, landed in landings:
+            if given is not landed:
+                given[...] = landed.asnumpy()
+            elif wait:
+                landed.wait_to_read()
+        return Handle(0, "pull", 0.0)
+
+    # -- for the stores of many workers ---------------------------------------------------------------------------
+
+    def _check_all(self, keys: list[Key]) -> None:
+        """All workers give `init` the same."""
+
+    def _pushed(self, key: Key) -> None:
+        """A push of one key is in MXNet's queue."""
+
+    def _pulled(self, key: Key, landing: Any) -> None:
+        """A pull of one key is in MXNet's queue; `landing` will have its value."""
+
+    # -- values ---------------------------------------------------------------------------------------------------
+
+    def _array(self, value: Any) -> Any:
+        native = isinstance(value, self._mx.nd.NDArray)
+        array = value if native else np.asarray(value)
+        dtype = np.dtype(array.dtype)
+        if dtype.name not in self.dtypes:
+            raise UserError(f"kvstore {self.type} of MXNet takes {' and '.join(self.dtypes)}, this value is "
+                            f"{dtype.name}")
+        return array if native else self._mx.nd.array(array, dtype=dtype)
+
+    def _of(self, key: Key, value: Any) -> Any:
+        array = self._array(value)
+        if array.shape != self._shapes[key]:
+            raise UserError(f"kvstore: key {key!r} was declared with the shape {self._shapes[key]}, this array has "
+                            f"{array.shape}")
+        return array
+
+
+def _each(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]

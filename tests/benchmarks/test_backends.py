@@ -1,0 +1,27 @@
+"""The comparison of the two backends runs, and reports what was asked for."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks/backends.py"
+
+
+def test_both_backends_have_their_figures(tmp_path):
+    for framework in ("torch", "mxnet"):
+        if importlib.util.find_spec(framework) is None:
+            pytest.skip(f"{framework} is not installed")
+    command = [sys.executable, str(BENCHMARK), "--cases", "LeNet, local", "--num-examples", "256", "--epochs", "2",
+               "--log-dir", str(tmp_path / "logs"), "--format", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout)["LeNet, local"]
+    assert set(results) == {"torch", "mxnet"}
+    for backend, [outcome] in results.items():
+        assert outcome["images_per_second"] > 0 and outcome["epoch_seconds"] > 0 and outcome["memory"] > 50
+        assert 0 <= outcome["accuracy"] <= 1
+        assert f"--backend {backend}" in (tmp_path / f"logs/lenet-local-{backend}-1/worker-0.log").read_text()
