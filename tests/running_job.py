@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from dmltrain.backends import mxnet_compat
+from dmltrain.errors import UserError
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -60,6 +63,14 @@ class RunningJob:
     def succeed(self, seconds: float = 60.0) -> None:
         codes = self.wait(seconds)
         assert set(codes.values()) == {0}, self.outputs()
+
+
+def need_mxnet() -> None:
+    """Skip the calling module where MXNet cannot be imported."""
+    try:
+        mxnet_compat.load()
+    except UserError as problem:
+        pytest.skip(f"no jobs of MXNet: {problem}", allow_module_level=True)
 
 
 @pytest.fixture

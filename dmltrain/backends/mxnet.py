@@ -3,9 +3,6 @@
 Gradients are sums over samples divided by the step's total over all workers, so that the sum over devices and workers
 is the mean over the step's samples, whatever their shares. MXNet's engine runs behind this program's back: a step is
 put in its queue and never waits for the one before it, only for one that is AHEAD steps old.
-
-Who makes the optimizer's step: the servers, which then hand out weights (dist_async; dist_sync unless
-options.update_on_kvstore is 0); else every device, from the sum of all devices' and workers' gradients.
 """
 
 from __future__ import annotations
@@ -13,14 +10,14 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dmltrain.backends import mxnet_compat, mxnet_layers, mxnet_optimizer, mxnet_state, weights
+from dmltrain.backends import mxnet_compat, mxnet_layers, mxnet_state, weights
 from dmltrain.backends.device import gpu_index
+from dmltrain.backends.mxnet_step import Learned, StepOnDevices, StepOnServers, optimizer_spec
 from dmltrain.errors import UserError
 from dmltrain.kvstore import TYPES, KVStore
 from dmltrain.layers import Network
@@ -32,16 +29,6 @@ if TYPE_CHECKING:
 mx = mxnet_compat.load()
 NDArray = Any  # mx.nd.NDArray: MXNet has no types
 AHEAD = 4  # steps in the engine's queue: it has no limit of its own, and each step holds its images
-
-
-@dataclass(frozen=True)
-class Learned:
-    """One learned array: a key of the kvstore, with one NDArray a device."""
-
-    name: str
-    number: int  # of the key
-    values: list[NDArray]
-    gradients: list[NDArray]
 
 
 class MXNetBackend:
@@ -237,83 +224,11 @@ class MXNetBackend:
         return sum(total - free for free, total in found) / 2**20 if found else None
 
 
-class StepOnDevices:
-    """Every device makes the step from the sum of all gradients; the store only adds."""
-
-    def __init__(self, learned: list[Learned], spec: dict[str, Any], store: KVStore, devices: int) -> None:
-        self._learned, self._store = learned, store
-        self._shared = store.is_distributed or devices > 1
-        self._updaters = [mxnet_optimizer.Updater(spec) for _ in range(devices)]
-
-    def __call__(self, learning_rate: float) -> None:
-        if self._shared:
-            for priority, each in enumerate(self._learned):
-                self._store.push(each.name, each.gradients, priority=-priority)
-                self._store.pull(each.name, each.gradients, priority=-priority)
-        for index, updater in enumerate(self._updaters):
-            updater.set_learning_rate(learning_rate)
-            for each in self._learned:
-                updater(each.number, each.gradients[index], each.values[index])
-
-    def synchronize(self) -> None:
-        """The devices' weights are the weights."""
-
-    def state(self) -> dict[str, Any]:
-        return {"worker": self._updaters[0].state()}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        if "worker" not in state:
-            raise UserError("this checkpoint was saved with the optimizer on the servers, here it is on the worker: "
-                            "continue with the kvstore (and --update-on-kvstore) it was saved with")
-        for updater in self._updaters:
-            updater.load(state["worker"])
-
-
-class StepOnServers:
-    """Gradients go out, weights come back."""
-
-    def __init__(self, learned: list[Learned], spec: dict[str, Any], store: KVStore, devices: int) -> None:
-        self._learned, self._store = learned, store
-        store.set_optimizer(spec)
-
-    def __call__(self, learning_rate: float) -> None:
-        for priority, each in enumerate(self._learned):
-            self._store.push(each.name, each.gradients, priority=-priority, rate=learning_rate)
-            self._store.pull(each.name, each.values, priority=-priority)
-
-    def synchronize(self) -> None:
-        """Other workers may have stepped since this one's last pull (dist_async)."""
-        if TYPES[self._store.type] != "dist_sync":
-            self._pull()
-
-    def _pull(self) -> None:
-        for each in self._learned:
-            self._store.pull(each.name, each.values)
-
-    def state(self) -> dict[str, Any]:
-        return {"servers": [bytes(state) for state in self._store.optimizer_states()]}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        if "servers" not in state:
-            raise UserError(f"this checkpoint was saved with the optimizer on the workers; kvstore {self._store.type} "
-                            "has it on the servers here: continue with the kvstore (and --update-on-kvstore) it was "
-                            "saved with")
-        self._store.load_optimizer_state_bytes([each.tobytes() for each in state["servers"]])
-        self._pull()
-
-
 def find_contexts(names: tuple[str, ...]) -> list[Any]:
     """('cpu', 'cpu') -> [mx.cpu(0), mx.cpu(1)]; 'gpu:1' -> mx.gpu(1). Raises UserError for an absent GPU."""
     framework = f"MXNet {mx.__version__}"
     return [mx.cpu(index) if name == "cpu" else mx.gpu(gpu_index(name, mx.context.num_gpus(), framework))
             for index, name in enumerate(names)]
-
-
-def optimizer_spec(options: Options, learned: list[Learned]) -> dict[str, Any]:
-    """options.optimizer with MXNet's own defaults; biases and betas do not decay."""
-    momentum = {"momentum": options.mom} if options.optimizer in ("sgd", "nag") else {}
-    keys = mxnet_optimizer.key_numbers({each.number: each.name for each in learned})
-    return {"name": options.optimizer, "lr": options.lr, "wd": options.wd, "keys": keys, **momentum}
 
 
 def samples_of_a_step(options: Options, store: KVStore) -> int:

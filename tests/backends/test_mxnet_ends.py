@@ -4,13 +4,10 @@ import time
 
 import pytest
 
-from dmltrain.backends import mxnet_compat
-from dmltrain.errors import JobLost, UserError
+from dmltrain.errors import JobLost
+from tests.running_job import need_mxnet
 
-try:
-    mxnet_compat.load()
-except UserError as problem:
-    pytest.skip(f"no jobs of MXNet: {problem}", allow_module_level=True)
+need_mxnet()
 
 PROGRAM = "mxnet_store.py"
 

@@ -2,13 +2,11 @@
 
 import pytest
 
-from dmltrain.backends import mxnet_command, mxnet_compat
+from dmltrain.backends import mxnet_command
 from dmltrain.errors import JobLost, UserError
+from tests.running_job import need_mxnet
 
-try:
-    mxnet_compat.load()
-except UserError as problem:
-    pytest.skip(f"no jobs of MXNet: {problem}", allow_module_level=True)
+need_mxnet()
 
 PROGRAM = "mxnet_store.py"
 LOST = JobLost.exit_code
