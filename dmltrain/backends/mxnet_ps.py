@@ -16,7 +16,7 @@ from dmltrain.env import Environment
 from dmltrain.errors import JobLost, UserError
 
 PORT = "mxnet_port"  # the fact by which the scheduler announces ps-lite's port
-EXIT_SECONDS = 0.5  # for a process of a lost job to end by itself: its main thread mostly waits inside ps-lite
+EXIT_SECONDS = 0.25  # for a process of a lost job to end by itself: its main thread mostly waits inside ps-lite
 
 
 def reserve(host: str) -> socket.socket:
