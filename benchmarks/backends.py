@@ -19,13 +19,15 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 BACKENDS = ("torch", "mxnet")
-CASES = {  # name -> workers and servers, options of examples/train_cifar10.py
-    "ResNet-20, local": ((1, 0), "--network resnet --num-layers 20 --kv-store local --batch-size 128"),
-    "ResNet-20, dist_sync -n 2 -s 2": ((2, 2), "--network resnet --num-layers 20 --kv-store dist_sync --batch-size 64"),
+CASES = {  # name -> workers, servers, training images, options of examples/train_cifar10.py
+    "ResNet-20, dist_sync -n 2 -s 2": (
+        2, 2, 50000, "--network resnet --num-layers 20 --kv-store dist_sync --batch-size 64"),
+    "ResNet-20, local": (1, 0, 10000, "--network resnet --num-layers 20 --kv-store local --batch-size 128"),
     "ResNet-20, dist_async -n 2 -s 2": (
-        (2, 2), "--network resnet --num-layers 20 --kv-store dist_async --batch-size 64 --lr 0.05"),
-    "inception-bn-28-small, local": ((1, 0), "--network inception-bn-28-small --kv-store local --batch-size 128"),
-    "LeNet, local": ((1, 0), "--network lenet --kv-store local --batch-size 128 --lr 0.02"),
+        2, 2, 10000, "--network resnet --num-layers 20 --kv-store dist_async --batch-size 64 --lr 0.05"),
+    "inception-bn-28-small, local": (
+        1, 0, 2560, "--network inception-bn-28-small --kv-store local --batch-size 128"),
+    "LeNet, local": (1, 0, 2560, "--network lenet --kv-store local --batch-size 128 --lr 0.02"),
 }
 
 
@@ -41,10 +43,10 @@ class Outcome:
 
 
 def train(case: str, backend: str, options: argparse.Namespace, folder: Path) -> Outcome:
-    (workers, servers), words = CASES[case]
+    workers, servers, images, words = CASES[case]
     program = [str(CHECKOUT / "examples/train_cifar10.py"), "--image-shape", "3,32,32", "--lr", "0.1", *words.split(),
                "--backend", backend, "--num-epochs", str(options.epochs), "--lr-step-epochs", str(options.epochs - 1),
-               "--num-examples", str(options.num_examples)]
+               "--num-examples", str(options.num_examples or images)]
     program += ["--data-dir", options.data_dir] if options.data_dir else ["--dataset", "synthetic"]
     command = [sys.executable, "-m", "launch.cli", "--launcher", "local", "-n", str(workers), "-s", str(servers),
                "--log-dir", str(folder), *program]
@@ -94,7 +96,7 @@ def table(results: dict[str, dict[str, list[Outcome]]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", help="CIFAR-10's folder; synthetic images of the same shape without it")
-    parser.add_argument("--num-examples", type=int, default=50000)
+    parser.add_argument("--num-examples", type=int, help="for all cases; each has its own number without it")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--turns", type=int, default=1, help="runs of each backend")
     parser.add_argument("--cases", nargs="+", choices=sorted(CASES), default=list(CASES), metavar="CASE")

@@ -155,7 +155,7 @@ def introduce(run: Run, command: str) -> None:
 
 
 def named_otherwise(store: KVStore) -> list[str]:
-    """MXNet numbers workers as they arrive; all else here goes by the launcher's numbers."""
+    """MXNet numbers workers by their addresses and ports; all else here goes by the launcher's numbers."""
     rank = getattr(store, "kv_rank", None)
     return [] if rank is None else [f"Worker {store.rank} is rank {rank} of MXNet's kvstore"]
 

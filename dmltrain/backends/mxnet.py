@@ -38,6 +38,8 @@ class MXNetBackend:
     "optimizer", that starts afresh). Raises UserError if the state is another network's, or a device does not exist.
     """
 
+    _unit = 1  # gradients travel multiplied by this, and the optimizer divides by it
+
     def __init__(self, network: Network, options: Options, store: KVStore,
                  state: Mapping[str, Any] | None = None) -> None:
         self._contexts = find_contexts(options.device_names)
@@ -58,8 +60,6 @@ class MXNetBackend:
         self._sums = [mx.nd.zeros(4, context, dtype="float64") for context in self._contexts]
         self._seen = [0] * len(self._contexts)  # training samples since statistics were merged
         self._queued: deque[list[NDArray]] = deque()
-
-    _unit = 1  # gradients travel multiplied by this, and the optimizer divides by it
 
     def _try(self, network: Network, dtype: str) -> None:
         """MXNet says no at the first image."""

@@ -16,7 +16,6 @@ import io
 import math
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,6 @@ from dmltrain.env import Environment
 from dmltrain.errors import JobLost, UserError, stuck
 from dmltrain.kvstore.base import Key, Keys
 from dmltrain.kvstore.dist import DistKVStore
-from dmltrain.kvstore.state_file import read_state, write_whole
 
 COMPRESSED = 16  # 2-bit compression: bits of a float32 over those that travel
 
@@ -47,6 +45,7 @@ class MXNetKVStore(MXNetStore):
         self.type, self._together = kind, meaning == "dist_sync"
         self._side = DistKVStore(kind, meaning, staleness, environment, exit_seconds=mxnet_ps.EXIT_SECONDS)
         self.rank, self.num_workers = self._side.rank, self._side.num_workers
+        self.num_servers = self._side.num_servers
         self._side.all_reduce("kvstore", np.zeros(1))  # refuses workers with another --kv-store
         self._kv = mxnet_ps.join(self._mx, environment, self._side.facts, kind)
         self.kv_rank: int = self._kv.rank
@@ -145,20 +144,8 @@ class MXNetKVStore(MXNetStore):
 
     def load_optimizer_state_bytes(self, states: list[bytes]) -> None:
         """Every server gets the states of all, and takes its own by its rank in ps-lite."""
-        count = len(self._side.facts["servers"])
-        if len(states) != count:
-            raise UserError(f"the optimizer's state is of a job with {len(states)} servers, this one has {count}: "
-                            f"continue with -s {len(states)}")
-        self._side.load_optimizer_state_bytes([_merged(states)] * count if self.rank == 0 else [b""] * count)
-
-    def save_optimizer_states(self, path: str) -> None:
-        """One file a server, as dmltrain's own store: `path`.server-K."""
-        for number, state in enumerate(self.optimizer_states()):
-            write_whole(Path(f"{path}.server-{number}"), state)
-
-    def load_optimizer_states(self, path: str) -> None:
-        count = len(self._side.facts["servers"])
-        self.load_optimizer_state_bytes([read_state(f"{path}.server-{number}") for number in range(count)])
+        whole = _merged(states) if self.rank == 0 else b""  # the others only wait
+        self._side.load_optimizer_state_bytes([whole] * len(states))
 
     # -- the end --------------------------------------------------------------------------------------------------
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dmltrain.errors import JobLost, UserError
+from dmltrain.kvstore.state_file import read_state, write_whole
 
 Key = int | str
 Keys = Key | Sequence[Key]
@@ -71,6 +73,7 @@ class KVStore:
     type: str = "local"
     rank: int = 0
     num_workers: int = 1
+    num_servers: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
     _names: int = 0
@@ -134,11 +137,14 @@ class KVStore:
         raise NotImplementedError
 
     def save_optimizer_states(self, path: str) -> None:
-        """Write what `load_optimizer_states` reads."""
-        raise NotImplementedError
+        """One file a server beside `path`: `path`.server-K. Written whole or not at all."""
+        for number, state in enumerate(self.optimizer_states()):
+            write_whole(Path(f"{path}.server-{number}"), state)
 
     def load_optimizer_states(self, path: str) -> None:
-        raise NotImplementedError
+        """Worker 0 gives the servers what `save_optimizer_states` wrote; the others wait."""
+        names = [f"{path}.server-{number}" for number in range(self.num_servers)]
+        self.load_optimizer_state_bytes([read_state(name) for name in names])
 
     def abort(self, reason: str) -> None:
         """This worker cannot go on: end the job for all, with `reason` in every process's message."""

@@ -12,7 +12,6 @@ import sys
 import threading
 from collections import deque
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ from dmltrain.kvstore.control import EXIT_SECONDS, Control
 from dmltrain.kvstore.handshake import Caller
 from dmltrain.kvstore.link import Closed, Link, Outbox
 from dmltrain.kvstore.plan import Slice
-from dmltrain.kvstore.state_file import read_state, write_whole
 from dmltrain.kvstore.wire import FrameError, Header, Kind
 
 LAST = -(1 << 30)  # priority of requests: after the pushes before them
@@ -65,6 +63,7 @@ class DistKVStore(KVStore):
         DistKVStore.present = True
         self.type = kind
         self.rank, self.num_workers = environment.index, environment.num_workers
+        self.num_servers = environment.num_servers
         self._meaning, self._staleness = meaning, staleness
         self._environment = environment
         self._entries: dict[Key, _Entry] = {}
@@ -168,16 +167,6 @@ class DistKVStore(KVStore):
             for server, state in zip(self._servers, states, strict=True):
                 self._request(server, Header(Kind.STATE, len(state)).pack() + state).wait()
         self.barrier()
-
-    def save_optimizer_states(self, path: str) -> None:
-        """One file a server beside `path`: `path`.server-K. Written whole or not at all."""
-        for number, state in enumerate(self.optimizer_states()):
-            write_whole(Path(f"{path}.server-{number}"), state)
-
-    def load_optimizer_states(self, path: str) -> None:
-        """Worker 0 gives the servers what `save_optimizer_states` wrote; the others wait. Weights come back too."""
-        names = [f"{path}.server-{number}" for number in range(len(self._servers))]
-        self.load_optimizer_state_bytes([read_state(name) for name in names])
 
     def take_staleness(self) -> float:
         with self._lock:
