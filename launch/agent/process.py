@@ -48,7 +48,8 @@ def carries(pid: int, marks: tuple[bytes, ...]) -> bool:
 def members(mark: str, root: int) -> dict[int, Process]:
     """The living processes of job `mark`: carriers of its mark, agents older than `root`, and all below these and it.
 
-    A younger agent is no business of an older one: it has come to end that one, or to say that there are two here.
+    Parents come before their children: a shell whose child is ended first exits with the child's status, and what
+    ended the shell would be lost. A younger agent is no business of an older one: it has come to end that one, or to say that there are two here.
     """
     everyone = living()
     of_job, of_agent = (name + os.fsencode(mark) for name in (b"DMLTRAIN_JOB=", b"DMLTRAIN_AGENT="))
@@ -67,7 +68,18 @@ def members(mark: str, root: int) -> dict[int, Process]:
         if pid not in found:
             found.add(pid)
             pending.extend(children.get(pid, ()))
-    return {pid: everyone[pid] for pid in found if pid != root and pid in everyone}
+    left = sorted(found & everyone.keys() - {root}, key=lambda pid: generation(pid, everyone))
+    return {pid: everyone[pid] for pid in left}
+
+
+def generation(pid: int, everyone: dict[int, Process]) -> int:
+    """How many of the process's ancestors are among `everyone`."""
+    ancestors: set[int] = set()
+    parent = everyone[pid].parent
+    while parent in everyone and parent not in ancestors:  # a snapshot of changing processes may hold a ring
+        ancestors.add(parent)
+        parent = everyone[parent].parent
+    return len(ancestors)
 
 
 def send_signal(target: Process, number: int) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from launch import agent, channels
-from launch.agent.process import members, process, send_signal
+from launch.agent.process import Process, members, process, send_signal
 from launch.channels import ChannelError, frames
 from launch.channels.local import LocalChannel
 from launch.host import Host
@@ -166,6 +166,14 @@ def test_members_are_descendants_and_carriers(tmp_path):
             os.kill(pid, signal.SIGKILL)
         for each in (marked, child, other):
             each.wait()
+
+
+def test_parents_come_before_their_children(monkeypatch):
+    """Also when a child has the lower pid: a shell whose child is ended first would exit with the child's status."""
+    chain = [2**15 - 1, 301, 2**22 - 1, 300, 65_536, 17]
+    everyone = {pid: Process(pid, parent, "S", 0) for parent, pid in zip([1, *chain], chain)}
+    monkeypatch.setattr("launch.agent.process.living", lambda: everyone)
+    assert list(members("no-such-mark", root=chain[0])) == chain[1:]
 
 
 def test_a_later_process_with_the_same_pid_is_spared():
