@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dmltrain.errors import UserError
 
+TRANSPORTS = ("auto", "tcp", "shm")
 ROLES = ("scheduler", "server", "worker")
 
 
@@ -37,6 +38,7 @@ class Environment:
     wait_seconds: float = 600.0  # longest wait for another worker's gradient or at a barrier
     update_on_kvstore: bool | None = None  # dist_sync with the optimizer on the servers (MXNET_UPDATE_ON_KVSTORE);
     #                                        None: not said, each backend has its own default
+    transport: str = "auto"  # how a worker reaches servers: "tcp", "shm" (shared memory), "auto": shm on its own host
     launched: bool = False  # False: no launcher, the process trains alone
 
     def __repr__(self) -> str:  # never shows the key
@@ -75,6 +77,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         heartbeat_seconds=heartbeat, lost_seconds=lost,
         start_seconds=_seconds(values, ("DMLTRAIN_START_TIMEOUT",), 120.0),
         wait_seconds=_seconds(values, ("DMLTRAIN_WAIT_TIMEOUT",), 600.0),
+        transport=_choice(values, "DMLTRAIN_TRANSPORT", TRANSPORTS),
         update_on_kvstore=_switch(values, "MXNET_UPDATE_ON_KVSTORE"),
         launched=True,
     )
@@ -87,6 +90,13 @@ def _number(values: Mapping[str, str], name: str, default: int | None = None, mi
     if not text.strip().isdecimal() or int(text) < minimum:
         raise UserError(f"{name}={text!r}: expected a whole number, {minimum} or more; dmltrain-launch sets it")
     return int(text)
+
+
+def _choice(values: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    text = values.get(name) or choices[0]
+    if text not in choices:
+        raise UserError(f"{name}={text!r}: expected one of {', '.join(choices)}")
+    return text
 
 
 def _switch(values: Mapping[str, str], name: str) -> bool | None:

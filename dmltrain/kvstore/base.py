@@ -27,10 +27,17 @@ TYPES = {  # accepted name -> its meaning
 }
 
 
+READ: Any = object()  # in place of `out`: the handle's `values` are read where they are
+
+
 class Handle:
-    """Something under way: `wait` returns when all of it is done, or raises JobLost."""
+    """Something under way: `wait` returns when all of it is done, or raises JobLost.
+
+    `values`, of a pull with READ, after `wait`: one flat read-only array a key, valid until the key's next push.
+    """
 
     def __init__(self, parts: int, what: str, seconds: float) -> None:
+        self.values: list[np.ndarray] = []
         self._left = parts
         self._what = what
         self._seconds = seconds
@@ -93,7 +100,13 @@ class KVStore:
         raise NotImplementedError
 
     def pull(self, key: Keys, out: Any, priority: int = 0, wait: bool = True) -> Handle:
-        """Fill `out` (an array, or a list for several keys) with the keys' values at this worker's clock."""
+        """Fill `out` (an array, or a list for several keys) with the keys' values at this worker's clock; with READ no
+        copy is made, see Handle."""
+        raise NotImplementedError
+
+    def buffers(self, keys: Sequence[Key]) -> list[np.ndarray]:
+        """For each key flat memory (elements,) from which pushes travel without a copy: shared with servers on this
+        host. The caller's to write, but for the time between a push of it and the return of the key's next pull."""
         raise NotImplementedError
 
     def pushpull(self, key: Keys, value: Any, out: Any = None, priority: int = 0, wait: bool = True,

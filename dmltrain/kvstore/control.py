@@ -30,8 +30,9 @@ class Control:
     """One process's control link. All methods may be called from any thread."""
 
     def __init__(self, environment: Environment, port: int = 0, on_end: Callable[[str], None] | None = None,
-                 exit_seconds: float = EXIT_SECONDS) -> None:
-        """Connect and register; `port` is where a server listens. Raises JobLost when the scheduler cannot be
+                 exit_seconds: float = EXIT_SECONDS, meeting: str = "") -> None:
+        """Connect and register; `port` is where a server listens, `meeting` the name by which processes of its host
+        find it (meeting.py). Raises JobLost when the scheduler cannot be
         reached. `exit_seconds`: how long a process of a lost job has to end by itself.
         """
         self.failure = ""
@@ -46,13 +47,14 @@ class Control:
         self._closing = False
         self._scheduler = f"the scheduler at {environment.root_host}:{environment.root_port}"
         self._link = self._connect()
-        self._say({"op": "register", "host": environment.node_host, "port": port, "host_name": environment.host_name})
+        self._say({"op": "register", "host": environment.node_host, "port": port, "host_name": environment.host_name,
+                   "meeting": meeting})
         self._reader = threading.Thread(target=self._read, name="control-reader", daemon=True)
         self._reader.start()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     def wait_for_start(self) -> dict[str, Any]:
-        """The table that the scheduler sends when all are here: {"servers": [[host, port], ...]} and the facts that it
+        """The table that the scheduler sends when all are here: {"servers": [[host, port, meeting], ...]} and the facts that it
         was given to announce. Raises JobLost."""
         self._wait(lambda: bool(self.table), self._environment.start_seconds + 5.0, "the start of the job")
         return self.table

@@ -1,7 +1,6 @@
-"""A worker's side of the distributed kvstores: sends slices to their servers, receives values in place.
+"""A worker's side of the distributed kvstores: keys, their slices, and the links to the servers that hold these.
 
-One sending and one receiving thread for each server. Pushes and pulls of a key are numbered by its clock; a value lands
-in the memory that its pull named. Server answers to requests (not pulls) come in the order of the requests.
+Pushes and pulls of a key are numbered by its clock. server_link.py moves the slices.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import atexit
 import os
 import sys
 import threading
-from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,15 +17,16 @@ import numpy as np
 
 from dmltrain.env import Environment
 from dmltrain.errors import JobLost, UserError
-from dmltrain.kvstore import link, plan, wire
-from dmltrain.kvstore.base import Handle, Key, Keys, KVStore, as_array, keys_and_values, summed
+from dmltrain.kvstore import codec as codecs
+from dmltrain.kvstore import link, meeting, plan, wire
+from dmltrain.kvstore.arena import Arena, ArenaError
+from dmltrain.kvstore.base import READ, Handle, Key, Keys, KVStore, as_array, keys_and_values, summed
 from dmltrain.kvstore.control import EXIT_SECONDS, Control
 from dmltrain.kvstore.handshake import Caller
-from dmltrain.kvstore.link import Closed, Link, Outbox
-from dmltrain.kvstore.plan import Slice
-from dmltrain.kvstore.wire import FrameError, Header, Kind
+from dmltrain.kvstore.link import Closed, Link
+from dmltrain.kvstore.server_link import Landing, Part, ServerLink
+from dmltrain.kvstore.wire import Flag, FrameError, Header, Kind
 
-LAST = -(1 << 30)  # priority of requests: after the pushes before them
 LINGER_SECONDS = 2.0  # after a server's link broke, for the scheduler to say who was lost
 
 
@@ -37,20 +37,13 @@ class _Entry:
     number: int
     size: int
     dtype: str
-    slices: list[Slice]
+    parts: list[Part]
+    compression: dict[str, Any]
     clock: int = 0
     priority: int = 0  # of the last push: its pull must not overtake it
-
-
-@dataclass
-class _Server:
-    """The link to one server and what is expected from it."""
-
-    name: str
-    link: Link
-    outbox: Outbox
-    pulls: dict[tuple[int, int, int], deque[tuple[memoryview, Handle]]] = field(default_factory=dict)
-    requests: deque[tuple[Handle, list[bytearray]]] = field(default_factory=deque)
+    buffer: np.ndarray | None = None  # what `buffers` gives
+    landing: np.ndarray | None = None  # for values that cannot be read where they are
+    kept: list[tuple[Part, int]] = field(default_factory=list)  # slices read in place, to be released
 
 
 class DistKVStore(KVStore):
@@ -68,28 +61,27 @@ class DistKVStore(KVStore):
         self._environment = environment
         self._entries: dict[Key, _Entry] = {}
         self._loads = [0] * environment.num_servers
-        self._staleness_seen = np.zeros(2)  # sum and count
+        self._staleness_taken = (0.0, 0)  # what take_staleness has told: sum and count
         self._barriers = 0
         self._stepping = False
         self._closed = False
-        self._lock = threading.Lock()  # guards pulls, requests and staleness
-        self._servers: list[_Server] = []
+        self._compression: dict[str, Any] = {"type": "none"}
+        self._servers: list[ServerLink] = []
         self._process = os.getpid()
         self._control = Control(environment, on_end=self._end, exit_seconds=exit_seconds)
         self.facts = self._control.wait_for_start()  # what the scheduler told everybody
-        addresses = self.facts["servers"]
-        self._servers = [self._connect(number, host, port) for number, (host, port) in enumerate(addresses)]
-        for server in self._servers:
-            threading.Thread(target=self._receive, args=(server,), name=f"from {server.name}", daemon=True).start()
+        self._arena = _arena(environment.transport)
+        for number, address in enumerate(self.facts["servers"]):
+            self._servers.append(self._connect(number, *address))
         atexit.register(self._at_exit)
 
     @property
     def bytes_sent(self) -> int:  # type: ignore[override]
-        return sum(server.link.bytes_sent for server in self._servers)
+        return sum(server.link.bytes_sent + server.traffic.shared_sent for server in self._servers)
 
     @property
     def bytes_received(self) -> int:  # type: ignore[override]
-        return sum(server.link.bytes_received for server in self._servers)
+        return sum(server.link.bytes_received + server.traffic.shared_received for server in self._servers)
 
     # -- MXNet's interface ----------------------------------------------------------------------------------------
 
@@ -105,26 +97,72 @@ class DistKVStore(KVStore):
 
     def push(self, key: Keys, value: Any, priority: int = 0, rate: float = -1.0) -> None:
         keys, values = keys_and_values(key, value)
+        self._check_stepping()
+        for name, item in zip(keys, values, strict=True):
+            self._send(name, self._find(name), summed(item), priority, rate)
+
+    def _check_stepping(self) -> None:
         if self._meaning != "dist_sync" and not self._stepping:
             raise UserError(f"kvstore {self.type} makes the optimizer's step on the servers: call set_optimizer first")
-        for name, item in zip(keys, values, strict=True):
-            entry, array = self._find(name), summed(item)
-            self._check_size(name, entry, array)
-            entry.clock, entry.priority = entry.clock + 1, priority
-            self._send(entry, Kind.PUSH, array, priority, rate)
 
     def pull(self, key: Keys, out: Any, priority: int = 0, wait: bool = True) -> Handle:
-        keys, targets = keys_and_values(key, out)
-        entries = [self._find(name) for name in keys]
-        handle = Handle(sum(len(entry.slices) for entry in entries), f"pull of {_names(keys)}",
-                        self._environment.wait_seconds + 10.0)
-        for name, entry, target in zip(keys, entries, targets, strict=True):
-            self._pull(name, entry, target, priority, handle)
+        keys, targets = self._targets(key, out)
+        handle = self._handle(keys)
+        for name, target in zip(keys, targets, strict=True):
+            entry = self._find(name)
+            self._expect(name, entry, target, handle)
+            for part in entry.parts:
+                self._server(part).pull(part, entry.clock, min(priority, entry.priority))
+        return self._waited(handle, wait)
+
+    def pushpull(self, key: Keys, value: Any, out: Any = None, priority: int = 0, wait: bool = True,
+                 rate: float = -1.0) -> Handle:
+        keys, values = keys_and_values(key, value)
+        _, targets = self._targets(key, value if out is None else out)
+        self._check_stepping()
+        handle = self._handle(keys)
+        for name, item, target in zip(keys, values, targets, strict=True):
+            entry, array = self._find(name), summed(item)
+            self._send(name, entry, array, priority, rate, target, handle)
+        return self._waited(handle, wait)
+
+    def _targets(self, key: Keys, out: Any) -> tuple[list[Key], list[Any]]:
+        if out is not READ:
+            return keys_and_values(key, out)
+        keys = [key] if isinstance(key, (int, str)) else list(key)
+        return keys, [READ] * len(keys)
+
+    def _handle(self, keys: list[Key]) -> Handle:
+        parts = sum(len(self._find(name).parts) for name in keys)
+        return Handle(parts, f"pull of {_names(keys)}", self._environment.wait_seconds + 10.0)
+
+    def _waited(self, handle: Handle, wait: bool) -> Handle:
         if self._control.failure:
             handle.fail(self._control.failure)
         if wait:
             handle.wait()
         return handle
+
+    def buffers(self, keys: Sequence[Key]) -> list[np.ndarray]:
+        return [self._buffer(self._find(name)) for name in keys]
+
+    def _buffer(self, entry: _Entry) -> np.ndarray:
+        if entry.buffer is None:
+            size = entry.size * np.dtype(entry.dtype).itemsize
+            shared = self._arena is not None and any(self._server(part).link.own_arena for part in entry.parts)
+            taken = self._arena.take(size) if self._arena and shared else None
+            memory = taken[1] if taken else np.empty(size, np.uint8)
+            entry.buffer = memory.view(entry.dtype)
+        return entry.buffer
+
+    def set_gradient_compression(self, parameters: dict[str, Any]) -> None:
+        try:
+            codecs.make(parameters)
+        except ValueError as error:
+            raise UserError(f"gradient compression: {error}") from error
+        if self._entries:
+            raise UserError("set_gradient_compression comes before init: keys are declared with their compression")
+        self._compression = dict(parameters)
 
     def barrier(self) -> None:
         self._barriers += 1
@@ -136,16 +174,14 @@ class DistKVStore(KVStore):
         if key not in self._entries:
             self._declare([key], [values.reshape(-1)], is_weight=False)
             self._flush()
-        entry = self._entries[key]
-        entry.clock += 1
-        self._send(entry, Kind.PUSH, values.reshape(-1), 0, -1.0)
+        self._send(key, self._entries[key], values.reshape(-1), 0, -1.0)
         self.pull(key, values)
         return values
 
     def set_optimizer(self, spec: dict[str, Any]) -> None:
         if self.rank == 0:
             frame = wire.control(Kind.OPTIMIZER, spec)
-            for handle in [self._request(server, frame) for server in self._servers]:
+            for handle in [self._asked(server.request(frame, self._seconds)) for server in self._servers]:
                 handle.wait()
         self._stepping = True
         self.barrier()
@@ -156,7 +192,7 @@ class DistKVStore(KVStore):
     def optimizer_states(self) -> list[bytearray]:
         answers: list[list[bytearray]] = [[] for _ in self._servers]
         for server, answer in zip(self._servers, answers, strict=True):
-            self._request(server, Header(Kind.READ_STATE).pack(), answer).wait()
+            self._asked(server.request(Header(Kind.READ_STATE).pack(), self._seconds, answer)).wait()
         return [answer[0] for answer in answers]
 
     def load_optimizer_state_bytes(self, states: list[bytes]) -> None:
@@ -165,14 +201,15 @@ class DistKVStore(KVStore):
                             f"{len(self._servers)}: continue with -s {len(states)}")
         if self.rank == 0:
             for server, state in zip(self._servers, states, strict=True):
-                self._request(server, Header(Kind.STATE, len(state)).pack() + state).wait()
+                frame = Header(Kind.STATE, len(state)).pack() + state
+                self._asked(server.request(frame, self._seconds)).wait()
         self.barrier()
 
     def take_staleness(self) -> float:
-        with self._lock:
-            total, count = self._staleness_seen
-            self._staleness_seen = np.zeros(2)
-        return float(total / max(1.0, count))
+        now = (sum(server.traffic.staleness for server in self._servers),
+               sum(server.traffic.values for server in self._servers))
+        before, self._staleness_taken = self._staleness_taken, now
+        return (now[0] - before[0]) / max(1, now[1] - before[1])
 
     def abort(self, reason: str) -> None:
         if not self._closed:
@@ -206,16 +243,54 @@ class DistKVStore(KVStore):
         for server in self._servers:
             server.link.cut()
 
-    # -- sending --------------------------------------------------------------------------------------------------
+    # -- links ----------------------------------------------------------------------------------------------------
 
-    def _connect(self, number: int, host: str, port: int) -> _Server:
+    @property
+    def _seconds(self) -> float:
+        return self._environment.wait_seconds
+
+    def _server(self, part: Part) -> ServerLink:
+        return self._servers[part.piece.server]
+
+    def _connect(self, number: int, host: str, port: int, meeting_name: str) -> ServerLink:
         environment, name = self._environment, f"server {number} at {host}:{port}"
         caller = Caller.new(environment.job, environment.key, "worker", environment.index)
         try:
-            connection = link.connect((host, port), caller, timeout=10.0)
-        except (OSError, Closed, FrameError) as error:
+            connection = self._meet(caller, meeting_name, name) or link.connect((host, port), caller, timeout=10.0)
+        except (OSError, Closed, FrameError, ArenaError) as error:
             raise JobLost(f"{name} cannot be reached: {error}") from error
-        return _Server(name, connection, Outbox(connection, f"to {name}"))
+        return ServerLink(name, self.rank, connection, self._server_lost, self.lose)
+
+    def _meet(self, caller: Caller, meeting_name: str, name: str) -> Link | None:
+        """The link to a server on this host, through shared memory; None where it is not here or TCP is wanted."""
+        met = meeting.connect(meeting_name, caller, self._arena) if self._arena and meeting_name else None
+        if met is None and self._environment.transport == "shm":
+            raise UserError(f"--transport shm: {name} is not on this worker's host (or shares no memory); use "
+                            "--transport auto, which takes TCP for servers on other hosts")
+        return met
+
+    def _asked(self, handle: Handle) -> Handle:
+        if self._control.failure:
+            handle.fail(self._control.failure)
+        return handle
+
+    def _flush(self) -> None:
+        """Wait until the servers have answered all requests."""
+        for handle in [server.last_request() for server in self._servers]:
+            if handle is not None:
+                self._asked(handle).wait()
+
+    def _server_lost(self, reason: str) -> None:
+        if self._closed or self._control.shutdown.wait(LINGER_SECONDS) or self._control.failure:
+            return
+        self._control.fail(reason)
+
+    def _end(self, reason: str) -> None:
+        if reason:
+            for server in self._servers:
+                server.fail(reason)
+
+    # -- keys and slices ------------------------------------------------------------------------------------------
 
     def _declare(self, keys: list[Key], arrays: list[np.ndarray], is_weight: bool) -> None:
         fresh = [(key, array) for key, array in zip(keys, arrays, strict=True) if key not in self._entries]
@@ -223,34 +298,46 @@ class DistKVStore(KVStore):
         sizes, itemsizes = [array.size for _, array in fresh], [array.itemsize for _, array in fresh]
         slices = plan.cut(sizes, itemsizes, self._loads, first)
         for offset, ((key, array), pieces) in enumerate(zip(fresh, slices, strict=True)):
-            self._entries[key] = _Entry(first + offset, array.size, array.dtype.name, pieces)
+            self._entries[key] = self._entry(first + offset, array, pieces, is_weight)
         for number, server in enumerate(self._servers):
             here = [self._declaration(key, is_weight, number) for key, _ in fresh]
             message = {"type": self._meaning, "staleness": self._staleness,
                        "keys": [entry for entry in here if entry["slices"]]}
-            self._request(server, wire.control(Kind.DECLARE, message))
+            server.request(wire.control(Kind.DECLARE, message), self._seconds)
+
+    def _entry(self, number: int, array: np.ndarray, pieces: list[plan.Slice], is_weight: bool) -> _Entry:
+        compresses = is_weight and array.dtype == np.float32
+        compression = self._compression if compresses else {"type": "none"}
+        codec = codecs.make(compression)
+        result = codec and codec.of_sum(self.num_workers)
+        parts = [Part(piece, array.dtype.name, codec, result) for piece in pieces]
+        return _Entry(number, array.size, array.dtype.name, parts, compression)
 
     def _declaration(self, key: Key, is_weight: bool, server: int) -> dict[str, Any]:
         entry = self._entries[key]
-        mine = [[piece.index, piece.length] for piece in entry.slices if piece.server == server]
-        return {"key": entry.number, "name": str(key), "dtype": entry.dtype, "weight": is_weight, "slices": mine}
+        mine = [[part.piece.index, part.piece.length] for part in entry.parts if part.piece.server == server]
+        return {"key": entry.number, "name": str(key), "dtype": entry.dtype, "weight": is_weight,
+                "compression": entry.compression, "slices": mine}
 
     def _initialise(self, entry: _Entry, array: np.ndarray) -> None:
-        data, size = _bytes(array), array.itemsize
-        for piece in entry.slices:
-            part = data[piece.start * size:(piece.start + piece.length) * size]
-            header = Header(Kind.INIT, part.nbytes, self.rank, piece.key, piece.index, 0, 0.0,
-                            wire.DTYPES.index(entry.dtype))
-            self._request(self._servers[piece.server], header.pack(), payload=part)
+        for part in entry.parts:
+            self._server(part).initialise(part, _cut(array, part), self._seconds)
 
-    def _send(self, entry: _Entry, kind: Kind, array: np.ndarray, priority: int, rate: float) -> None:
-        data, size, dtype = _bytes(array), array.itemsize, wire.DTYPES.index(entry.dtype)
-        for piece in entry.slices:
-            part = data[piece.start * size:(piece.start + piece.length) * size]
-            header = Header(kind, part.nbytes, self.rank, piece.key, piece.index, entry.clock, rate, dtype)
-            self._servers[piece.server].outbox.put(header.pack(), part, priority)
+    def _send(self, name: Key, entry: _Entry, array: np.ndarray, priority: int, rate: float, target: Any = None,
+              handle: Handle | None = None) -> None:
+        """Push all slices; with `handle` pull their values into `target` as well."""
+        self._check_size(name, entry, array)
+        entry.clock, entry.priority = entry.clock + 1, priority
+        self._release(entry)
+        if handle:
+            self._expect(name, entry, target, handle)
+        for part in entry.parts:
+            self._server(part).push(part, _cut(array, part), entry.clock, rate, priority, Flag.PULL if handle else 0)
 
-    def _pull(self, name: Key, entry: _Entry, target: Any, priority: int, handle: Handle) -> None:
+    def _expect(self, name: Key, entry: _Entry, target: Any, handle: Handle) -> None:
+        """The values at the key's present clock go to `target`."""
+        if target is READ:
+            return self._expect_reading(entry, handle)
         targets = list(target) if isinstance(target, (list, tuple)) else [target]
         arrays = [as_array(item) for item in targets]
         if any(getattr(getattr(item, "device", None), "type", "cpu") != "cpu" for item in targets):
@@ -262,93 +349,37 @@ class DistKVStore(KVStore):
         landing = first.reshape(-1) if direct else np.empty(entry.size, entry.dtype)
         for array in arrays[1:] if direct else arrays:
             handle.then(lambda array=array, landing=landing: np.copyto(array, landing.reshape(array.shape)))
-        self._ask(entry, landing, priority, handle)
+        for part in entry.parts:
+            self._server(part).expect(Landing(part, _cut(landing, part), handle), entry.clock)
 
-    def _ask(self, entry: _Entry, landing: np.ndarray, priority: int, handle: Handle) -> None:
-        data, size = _bytes(landing), landing.itemsize
-        for piece in entry.slices:
-            server = self._servers[piece.server]
-            part = data[piece.start * size:(piece.start + piece.length) * size]
-            with self._lock:
-                server.pulls.setdefault((piece.key, piece.index, entry.clock), deque()).append((part, handle))
-            header = Header(Kind.PULL, 0, self.rank, piece.key, piece.index, entry.clock)
-            server.outbox.put(header.pack(), None, min(priority, entry.priority))
+    def _expect_reading(self, entry: _Entry, handle: Handle) -> None:
+        """Values are read where the server wrote them, as far as they lie in one piece."""
+        slots: list[tuple[np.ndarray, int] | None] = [None] * len(entry.parts)
+        if entry.landing is None:
+            entry.landing = np.empty(entry.size, entry.dtype)
 
-    def _request(self, server: _Server, frame: bytes, answer: list[bytearray] | None = None,
-                 payload: memoryview | None = None) -> Handle:
-        handle = Handle(1, f"request to {server.name}", self._environment.wait_seconds)
-        with self._lock:  # one order for both queues
-            server.requests.append((handle, [] if answer is None else answer))
-            server.outbox.put(frame, payload, LAST)
-        if self._control.failure:
-            handle.fail(self._control.failure)
-        return handle
+        def keeper(part: Part) -> Any:
+            def keep(value: np.ndarray, place: int) -> None:
+                slots[part.piece.index] = value, place
+                entry.kept.append((part, place))
+            return keep
 
-    def _flush(self) -> None:
-        """Wait until the servers have answered all requests."""
-        with self._lock:
-            handles = [server.requests[-1][0] for server in self._servers if server.requests]
-        for handle in handles:
-            handle.wait()
+        for part in entry.parts:
+            landing = Landing(part, _cut(entry.landing, part), handle, keeper(part))
+            self._server(part).expect(landing, entry.clock)
+        position = len(handle.values)
+        handle.values.append(entry.landing)
 
-    # -- receiving ------------------------------------------------------------------------------------------------
+        def finish() -> None:
+            handle.values[position] = _joined(slots, entry, self._servers)
 
-    def _receive(self, server: _Server) -> None:
-        try:
-            while True:
-                self._take(server, server.link.read_header())
-        except (Closed, OSError) as error:
-            self._server_lost(f"{server.name} closed the connection: {error}")
-        except Exception as error:  # whatever it is, nobody may wait for this server any more
-            self._server_lost(f"{server.name} sent what was not asked for: {error!r}")
+        handle.then(finish)
 
-    def _take(self, server: _Server, header: Header) -> None:
-        if header.kind == Kind.VALUE:
-            place = (header.key, header.slice, header.round)
-            with self._lock:
-                waiting = server.pulls[place]
-                self._staleness_seen += (header.number, 1.0)
-                target, handle = waiting.popleft()
-                if not waiting:
-                    del server.pulls[place]
-            if header.length != target.nbytes:
-                raise FrameError(f"{header.length} bytes for key {header.key}, expected {target.nbytes}")
-            if header.length:
-                server.link.read_into(target)
-            handle.part_done()
-        elif header.kind == Kind.ERROR:
-            self.lose(str(server.link.read_control(header).get("reason")))
-        else:
-            self._answer(server, header)
-
-    def _answer(self, server: _Server, header: Header) -> None:
-        with self._lock:
-            handle, answer = server.requests.popleft()
-        if header.kind == Kind.STATE:
-            data = bytearray(header.length)
-            server.link.read_into(memoryview(data))
-            answer.append(data)
-        elif header.kind != Kind.DONE:
-            raise FrameError(f"frame kind {header.kind}")
-        handle.part_done()
-
-    def _server_lost(self, reason: str) -> None:
-        if self._closed or self._control.shutdown.wait(LINGER_SECONDS) or self._control.failure:
-            return
-        self._control.fail(reason)
-
-    def _end(self, reason: str) -> None:
-        if not reason:
-            return
-        with self._lock:
-            for server in self._servers:
-                for waiting in server.pulls.values():
-                    for _, handle in waiting:
-                        handle.fail(reason)
-                for handle, _ in server.requests:
-                    handle.fail(reason)
-        for server in self._servers:
-            server.link.cut()
+    def _release(self, entry: _Entry) -> None:
+        """What was read in place is not needed any more."""
+        kept, entry.kept = entry.kept, []
+        for part, place in kept:
+            self._server(part).release(part, place)
 
     # -- checks ---------------------------------------------------------------------------------------------------
 
@@ -364,8 +395,37 @@ class DistKVStore(KVStore):
                             f"this array has {array.size} of {array.dtype.name}")
 
 
-def _bytes(array: np.ndarray) -> memoryview:
-    return memoryview(array).cast("B") if array.size else memoryview(b"")
+def _arena(transport: str) -> Arena | None:
+    """Memory to share with servers on this host. Raises UserError when it must be had and cannot."""
+    try:
+        return None if transport == "tcp" else Arena()
+    except ArenaError as error:
+        if transport == "shm":
+            raise UserError(f"--transport shm: {error}; use --transport tcp") from error
+        return None
+
+
+def _cut(array: np.ndarray, part: Part) -> np.ndarray:
+    return array[part.piece.start:part.piece.start + part.piece.length]
+
+
+def _joined(kept: list[tuple[np.ndarray, int] | None], entry: _Entry, servers: list[ServerLink]) -> np.ndarray:
+    """One read-only array of a key's slices, `kept` as (value, place) each: in place where they lie side by side in one
+    server's memory, else copied to the entry's own."""
+    first, size = kept[0], np.dtype(entry.dtype).itemsize
+    starts = {(part.piece.server, slot and slot[1] - part.piece.start * size)
+              for part, slot in zip(entry.parts, kept, strict=True)}
+    if len(starts) == 1 and first is not None:
+        arena = servers[entry.parts[0].piece.server].link.peer_arena
+        assert arena is not None  # the slices lie there
+        return arena.view(first[1], entry.size * size).view(entry.dtype)
+    assert entry.landing is not None
+    for slot, part in zip(kept, entry.parts, strict=True):
+        if slot is not None:
+            np.copyto(_cut(entry.landing, part), slot[0])
+    whole = entry.landing.view()
+    whole.flags.writeable = False
+    return whole
 
 
 def _names(keys: list[Key]) -> str:

@@ -1,7 +1,8 @@
 """Sockets: connect and accept with the handshake, read and write frames. Blocking calls, one reader and one writer
 thread a link.
 
-Reads go straight into the caller's memory with one system call a slice (MSG_WAITALL); writes gather queued frames.
+Reads go straight into the caller's memory with one system call a slice (MSG_WAITALL); writes gather queued frames. A
+unix socket carries headers mostly, payloads lie in shared memory (arena.py): there reads take many headers at once.
 `Link.cut` from any thread ends both at once: blocked calls return, and the reader raises Closed.
 """
 
@@ -14,11 +15,15 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from dmltrain.kvstore import wire
 from dmltrain.kvstore.handshake import Caller, Listener
 from dmltrain.kvstore.wire import FrameError, Header, Kind
+
+if TYPE_CHECKING:
+    from dmltrain.kvstore.arena import Arena, Mapping
 
 HANDSHAKE_SECONDS = 5.0
 GATHER_BYTES = 1 << 20  # small frames leave together up to this size
@@ -26,6 +31,10 @@ GATHER_FRAMES = 256  # header and payload each, below IOV_MAX (1024)
 SOCKET_BUFFER = 1 << 20  # bytes; measured best on loopback, and more than is under way at 25 Gbit/s and 0.3 ms
 TCP_RTO_MAX_MS, RETRANSMIT_MS = 44, 1000  # linux/tcp.h; longest pause between two retransmissions
 CHUNK = 1 << 20  # bytes a system call sends at most, so that they are still in the cache when the receiver takes them
+
+
+AHEAD_BYTES = 1 << 16  # of headers that one read of a unix socket takes
+Prepare = Callable[[], tuple[bytes, memoryview | None]]  # makes a frame's header and payload when its turn has come
 
 
 class Closed(Exception):
@@ -37,9 +46,13 @@ class Link:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.bytes_sent = 0
+        self.bytes_sent = 0  # through the socket
         self.bytes_received = 0
+        self.own_arena: Arena | None = None  # what this side shares with the other,
+        self.peer_arena: Mapping | None = None  # and the other side's; both or none
         self._header = bytearray(wire.HEADER_SIZE)
+        self._reads_ahead = False
+        self._ahead = memoryview(b"")
         self._send_lock = threading.Lock()
 
     def read_header(self) -> Header:
@@ -50,6 +63,12 @@ class Link:
     def read_into(self, target: memoryview) -> None:
         """Fill `target` (bytes). Raises Closed when the stream ends first."""
         done, size = 0, len(target)
+        if self._reads_ahead:
+            if not self._ahead and 0 < size <= wire.HEADER_SIZE:
+                self._read_ahead()
+            done = min(size, len(self._ahead))
+            target[:done] = self._ahead[:done]
+            self._ahead = self._ahead[done:]
         while done < size:
             try:
                 got = self.sock.recv_into(target[done:] if done else target, size - done, socket.MSG_WAITALL)
@@ -61,6 +80,14 @@ class Link:
                 raise Closed("end of stream" if not done else f"stream ended after {done} of {size} bytes of a frame")
             done += got
         self.bytes_received += size
+
+    def _read_ahead(self) -> None:
+        try:
+            self._ahead = memoryview(self.sock.recv(AHEAD_BYTES))
+        except OSError as error:
+            raise Closed(str(error)) from error
+        if not self._ahead:
+            raise Closed("end of stream")
 
     def read_control(self, header: Header, limit: int = wire.MAX_CONTROL) -> dict[str, Any]:
         """The JSON object that follows `header`. Raises FrameError when it is too long or no JSON object."""
@@ -89,6 +116,18 @@ class Link:
         except OSError as error:
             raise Closed(str(error)) from error
 
+    def settle(self) -> None:
+        """After the handshake: settings for the life of the link. Waits are unbounded from here on: the scheduler's
+        heartbeats find lost peers, and cut."""
+        _limit_waits(self.sock, 0)
+        if self.sock.family == socket.AF_UNIX:
+            self._reads_ahead = True
+            return
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        with contextlib.suppress(OSError):  # Linux 6.15: go on within a second of a network's return
+            self.sock.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, RETRANSMIT_MS)
+
     def cut(self) -> None:
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
@@ -104,8 +143,8 @@ class Outbox:
     """
 
     def __init__(self, link: Link, name: str) -> None:
-        self._link = link
-        self._queue: list[tuple[int, int, bytes, memoryview | None, Callable[[], None] | None]] = []
+        self.link = link
+        self._queue: list[tuple[int, int, _Frame]] = []
         self._order = itertools.count()
         self._ready = threading.Condition()
         self._closing = False
@@ -115,8 +154,15 @@ class Outbox:
     def put(self, header: bytes, payload: memoryview | None = None, priority: int = 0,
             sent: Callable[[], None] | None = None) -> None:
         """Queue one frame; `sent` is called once its payload may be changed again (also when the link is cut)."""
+        self._put(_Frame(header, payload, sent), priority)
+
+    def put_later(self, prepare: Prepare, priority: int = 0) -> None:
+        """Queue one frame that the sending thread makes when its turn has come."""
+        self._put(_Frame(b"", None, None, prepare), priority)
+
+    def _put(self, frame: _Frame, priority: int) -> None:
         with self._ready:
-            heapq.heappush(self._queue, (-priority, next(self._order), header, payload, sent))
+            heapq.heappush(self._queue, (-priority, next(self._order), frame))
             self._ready.notify()
 
     def finish(self, timeout: float) -> bool:
@@ -130,16 +176,16 @@ class Outbox:
 
     def _run(self) -> None:
         while batch := self._next():
-            views = [view for header, payload, _ in batch for view in (memoryview(header), payload) if view is not None]
+            views = [view for frame in batch for view in frame.views()]
             try:
-                self._link.send(*views)
+                self.link.send(*views)
             except Closed:
-                self._link.cut()
-            for _, _, sent in batch:
-                if sent:
-                    sent()
+                self.link.cut()
+            for frame in batch:
+                if frame.sent:
+                    frame.sent()
 
-    def _next(self) -> list[tuple[bytes, memoryview | None, Callable[[], None] | None]]:
+    def _next(self) -> list[_Frame]:
         with self._ready:
             while not self._queue:
                 if self._closing:
@@ -147,10 +193,29 @@ class Outbox:
                 self._ready.wait()
             batch, size = [], 0
             while self._queue and len(batch) < GATHER_FRAMES and size < GATHER_BYTES:
-                _, _, header, payload, sent = heapq.heappop(self._queue)
-                batch.append((header, payload, sent))
-                size += len(header) + (payload.nbytes if payload is not None else 0)
+                frame = heapq.heappop(self._queue)[2]
+                batch.append(frame)
+                size += frame.size
             return batch
+
+
+@dataclass(eq=False, slots=True)
+class _Frame:
+    header: bytes
+    payload: memoryview | None
+    sent: Callable[[], None] | None
+    prepare: Prepare | None = None
+
+    @property
+    def size(self) -> int:
+        if self.prepare:
+            return GATHER_BYTES  # what takes time to make leaves at once
+        return len(self.header) + (self.payload.nbytes if self.payload is not None else 0)
+
+    def views(self) -> list[memoryview]:
+        if self.prepare:
+            self.header, self.payload = self.prepare()
+        return [memoryview(part) for part in (self.header, self.payload) if part is not None]
 
 
 def listen(host: str, port: int = 0) -> socket.socket:
@@ -171,16 +236,27 @@ def listen(host: str, port: int = 0) -> socket.socket:
 def connect(address: tuple[str, int], caller: Caller, timeout: float) -> Link:
     """Connect and prove who we are. Raises OSError, Closed, or FrameError with the reason of a refusal."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    link = Link(sock)
     try:
         tune(sock, address[0])
         sock.settimeout(timeout)
         sock.connect(address)
+    except BaseException:
+        sock.close()
+        raise
+    link = greet(sock, caller)
+    link.settle()
+    return link
+
+
+def greet(sock: socket.socket, caller: Caller) -> Link:
+    """The caller's part of the handshake on a connected socket. Raises Closed, or FrameError with the reason of a
+    refusal; the socket is closed then."""
+    link = Link(sock)
+    try:
         _limit_waits(sock, HANDSHAKE_SECONDS)
         link.send(wire.control(Kind.HELLO, caller.hello()))
         link.send(wire.control(Kind.PROOF, caller.proof(_expect(link, Kind.CHALLENGE))))
         _expect(link, Kind.ACCEPT)
-        _settle(sock)
     except BaseException:
         link.close()
         raise
@@ -188,8 +264,8 @@ def connect(address: tuple[str, int], caller: Caller, timeout: float) -> Link:
 
 
 def accept(sock: socket.socket, listener: Listener) -> tuple[Link, str, int]:
-    """Let a caller in: (link, role, index). Raises FrameError or Closed; the link is closed then and the caller told
-    why.
+    """Let a caller in: (link, role, index); the link is to be settled. Raises FrameError or Closed; the link is closed
+    then and the caller told why.
     """
     link = Link(sock)
     deadline = threading.Timer(HANDSHAKE_SECONDS, link.cut)  # for all of it: a stranger may send byte after byte
@@ -200,7 +276,6 @@ def accept(sock: socket.socket, listener: Listener) -> tuple[Link, str, int]:
         link.send(wire.control(Kind.CHALLENGE, listener.challenge(hello)))
         listener.check(hello, _expect(link, Kind.PROOF))
         link.send(wire.control(Kind.ACCEPT, {}))
-        _settle(sock)
     except BaseException as error:
         if isinstance(error, FrameError):
             with contextlib.suppress(Closed):
@@ -230,17 +305,6 @@ def _limit_waits(sock: socket.socket, seconds: float) -> None:
     bound = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, bound)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, bound)
-
-
-def _settle(sock: socket.socket) -> None:
-    """Settings for the life of the link. Waits are unbounded here: the scheduler's heartbeats find lost peers, and
-    cut.
-    """
-    _limit_waits(sock, 0)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    with contextlib.suppress(OSError):  # Linux 6.15: go on within a second of a network's return
-        sock.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, RETRANSMIT_MS)
 
 
 def tune(sock: socket.socket, host: str) -> None:

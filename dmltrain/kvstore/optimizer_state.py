@@ -1,4 +1,4 @@
-"""A server's optimizer state and values as bytes (numpy's npz, never pickle), for checkpoints of jobs that step on
+"""A server's values, optimizer state and what compression holds back as bytes (numpy's npz, never pickle), for checkpoints of jobs that step on
 servers.
 """
 
@@ -21,6 +21,8 @@ def pack(slices: dict[tuple[int, int], Any]) -> bytes:
     for (key, index), piece in slices.items():
         if piece.is_weight:
             arrays[f"{key}/{index}/value"] = piece.value.array
+            if piece.residual is not None:
+                arrays[f"{key}/{index}/residual"] = piece.residual
             for name, array in (piece.step.state() if piece.step else {}).items():
                 arrays[f"{key}/{index}/{name}"] = array
     stream = io.BytesIO()
@@ -43,11 +45,14 @@ def unpack(data: bytes | bytearray, slices: dict[tuple[int, int], Any]) -> None:
         raise Rejected(f"the optimizer state holds {len(states)} slices, this server {len(weights)}: "
                        "load it with the same model and number of servers as it was saved with")
     for place, fields in states.items():
-        piece, value = slices[place], fields.pop("value", None)
+        piece, value, residual = slices[place], fields.pop("value", None), fields.pop("residual", None)
         shapes = {array.shape for array in fields.values()} - {()}  # counters of steps are scalars
         if value is None or {value.shape, *shapes} != {piece.value.array.shape}:
             raise Rejected(f"the optimizer state of key {place[0]} slice {place[1]} is of another model")
         piece.value.array[:] = value
+        piece.coded = None
+        if piece.residual is not None and residual is not None and residual.shape == piece.residual.shape:
+            piece.residual[:] = residual
         if piece.step and fields:
             piece.step.load(fields)
 

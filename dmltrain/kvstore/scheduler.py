@@ -48,6 +48,7 @@ class Log:
 class _Peer:
     host_name: str
     address: tuple[str, int]
+    meeting: str  # where processes of its host find it
     heard: float  # s
     done: bool = False
 
@@ -142,11 +143,13 @@ class SchedulerCore:
         if node in self._peers:
             return [Refuse(f"{_name(node)} is here already, from host {self._peers[node].host_name}")]
         host, port = str(message.get("host", "")), message.get("port", 0)
-        self._peers[node] = _Peer(str(message.get("host_name", "")), (host, port if type(port) is int else 0), self.now)
+        self._peers[node] = _Peer(str(message.get("host_name", "")), (host, port if type(port) is int else 0),
+                                  str(message.get("meeting", "")), self.now)
         if any(other not in self._peers for other in self._expected()):
             return []
         self._started = True
-        servers = [list(self._peers["server", s].address) for s in range(self.num_servers)]
+        peers = [self._peers["server", number] for number in range(self.num_servers)]
+        servers = [[*peer.address, peer.meeting] for peer in peers]
         return [Send(EVERYBODY, {**self.facts, "op": "start", "servers": servers}),
                 Log(f"all here: {self.num_workers} workers, {self.num_servers} servers")]
 

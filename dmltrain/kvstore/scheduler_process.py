@@ -95,17 +95,21 @@ class SchedulerProcess:
             self._events.put((connection, node, f"sent what is no frame: {error}"))
 
 
-def accept_loop(listening: socket.socket, environment: Environment, name: str, serve: Any) -> None:
+def accept_loop(listening: socket.socket, environment: Environment, name: str, serve: Any, admit: Any = None) -> None:
     """Let callers in, each on a thread of its own, until the socket closes; strangers are cut off and logged.
-    `serve(link, role, index)` runs on that thread. At most MAX_STRANGERS wait in their handshake at once."""
+    `serve(link, role, index)` runs on that thread, after `admit(link)`, the last part of the handshake, which raises
+    FrameError, Closed or OSError. At most MAX_STRANGERS wait in their handshake at once."""
     strangers = threading.Semaphore(MAX_STRANGERS)
 
-    def greet(sock: socket.socket, peer: tuple[str, int]) -> None:
+    def greet(sock: socket.socket, peer: str) -> None:
         try:
             connection, role, index = link.accept(sock, Listener.new(environment.job, environment.key))
+            if admit:
+                admit(connection)
+            connection.settle()
         except (FrameError, Closed, OSError) as error:
-            log(f"{name}: cut off a stranger from {peer[0]}:{peer[1]}: {error}")
-            return
+            log(f"{name}: cut off a stranger from {peer}: {error}")
+            return sock.close()
         finally:
             strangers.release()
         serve(connection, role, index)
@@ -120,7 +124,8 @@ def accept_loop(listening: socket.socket, environment: Environment, name: str, s
             time.sleep(0.1)
             continue
         strangers.acquire()
-        threading.Thread(target=greet, args=(sock, peer), name=f"link {peer[0]}:{peer[1]}", daemon=True).start()
+        place = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "this host"
+        threading.Thread(target=greet, args=(sock, place), name=f"link {place}", daemon=True).start()
 
 
 def log(text: str) -> None:

@@ -1,5 +1,5 @@
-"""One server's decisions: what to do with each push and pull. Pure (arrays in, replies out); server_process.py moves
-bytes.
+"""One server's decisions: what to do with each push and pull. Pure (arrays in, actions out); server_process.py moves
+bytes and runs the work.
 
 Theory of operation. A server holds slices of keys. Every worker numbers its pushes of a slice 1, 2, ...: its clock.
 One rule covers all kvstores: a pull at clock c is answered once the slowest worker's clock (of those that have not
@@ -12,9 +12,9 @@ et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel Par
   step is made.
 - At once (asynchronous, SSP): each push is one optimizer step.
 
-Buffers. A push is received into a buffer that this module hands out (`buffer`), the sum is made in the first worker's
-buffer, which then is the value: no copies. A value that is still being sent is never written: writers take a fresh
-buffer (`Reply.release` ends the reading), so nobody pulls half of one round and half of another.
+A complete round, or a push that is a step, becomes a `Work` among the actions (server_slice.py): whoever gets it runs
+it, without a lock, and calls `done`. A reply is released when its value has been sent, or, where it lies in shared
+memory, when the worker has read it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from typing import Any
 
 import numpy as np
 
+from dmltrain.kvstore import codec as codecs
+from dmltrain.kvstore.server_slice import Allocate, Buffer, Push, Slice, Step, Work, private
 from dmltrain.kvstore.wire import DTYPES
 
-Step = Callable[[np.ndarray, np.ndarray, float], None]  # (value, gradient, learning rate): changes value in place
 MakeStep = Callable[[dict[str, Any], int, np.ndarray], Step]  # (spec, key, value)
 MAX_LAG = 64  # rounds that wait for others in memory, at most
 
@@ -37,15 +38,9 @@ class Rejected(Exception):
     """A request that makes no sense; the message goes back to the worker, whose job ends with it."""
 
 
-@dataclass(eq=False)
-class Buffer:
-    array: np.ndarray
-    readers: int = 0  # replies that are still being sent from it
-
-
 @dataclass(eq=False, frozen=True)
 class Reply:
-    """The value for `worker`'s pull of (key, slice) at clock `round`. Call ServerCore.release when it has been sent."""
+    """The value for `worker`'s pull of (key, slice) at clock `round`. Call ServerCore.release when it has been read."""
 
     worker: int
     key: int
@@ -53,23 +48,12 @@ class Reply:
     round: int
     staleness: float
     buffer: Buffer
+    dtype: int  # as wire.Header's
+    waited: float = 0.0  # s; see wire.Header
+    worked: float = 0.0
 
 
-@dataclass(eq=False)
-class _Slice:
-    value: Buffer
-    spare: list[Buffer]
-    dtype: str
-    is_weight: bool  # an optimizer may apply; False: always the plain sum of a round
-    clocks: list[int]
-    initial: bool = True
-    completed: int = 0  # rounds
-    steps: int = 0  # optimizer steps, for the staleness that is reported
-    seen: list[int] = field(default_factory=list)  # steps at each worker's last pull
-    rounds: dict[int, dict[int, Buffer]] = field(default_factory=dict)
-    since: dict[int, float] = field(default_factory=dict)  # round -> when its first push came, s
-    waiting: list[tuple[int, int, float]] = field(default_factory=list)  # pulls: worker, clock, since when (s)
-    step: Step | None = None
+Action = Reply | Work
 
 
 @dataclass
@@ -81,7 +65,8 @@ class ServerCore:
     make_step: MakeStep | None = None
     wait_seconds: float = 600.0
     spec: dict[str, Any] | None = None
-    _slices: dict[tuple[int, int], _Slice] = field(default_factory=dict)
+    allocate: Allocate = private  # memory for values
+    _slices: dict[tuple[int, int], Slice] = field(default_factory=dict)
     _declared: dict[int, dict[str, Any]] = field(default_factory=dict)
     _mode: tuple[str, float] | None = None
     _finished: set[int] = field(default_factory=set)
@@ -91,7 +76,8 @@ class ServerCore:
 
     def declare(self, worker: int, message: dict[str, Any]) -> None:
         """A worker announces the kvstore's type and keys: {"type", "staleness", "keys": [{"key", "name", "dtype",
-        "weight", "slices": [[index, length], ...]}]}. All workers must announce the same. Raises Rejected."""
+        "weight", "compression": {"type", ...}, "slices": [[index, length], ...]}]}. All workers must announce the same.
+        Raises Rejected."""
         try:
             mode = (str(message["type"]), float(message["staleness"]))
             keys = [self._check(entry) for entry in message["keys"]]
@@ -106,22 +92,31 @@ class ServerCore:
             if known != entry:
                 raise Rejected(f"worker {worker} announces key {entry['key']} as {_brief(entry)}, another worker as "
                                f"{_brief(known)}: all workers must train the same model")
-            for index, length in entry["slices"]:
-                if (entry["key"], index) not in self._slices:
-                    self._slices[entry["key"], index] = self._new(entry, length)
+            places = [(entry["key"], index) for index, _ in entry["slices"]]
+            if places and places[0] not in self._slices:
+                self._slices |= {place: self._new(entry, length)
+                                 for place, (_, length) in zip(places, entry["slices"], strict=True)}
+                for place in places:  # after the first buffers of all: each key's lie side by side
+                    self._slices[place].reserve()
 
     def _check(self, entry: dict[str, Any]) -> dict[str, Any]:
         slices = [[int(index), int(length)] for index, length in entry["slices"]]
         if entry["dtype"] not in DTYPES or any(not 0 <= length <= 1 << 31 for _, length in slices):
             raise ValueError(f"key {entry['key']}: dtype {entry['dtype']!r} or a slice's length is impossible")
+        if codecs.make(entry["compression"]) and entry["dtype"] != "float32":
+            raise ValueError(f"key {entry['key']}: only float32 can be compressed, this is {entry['dtype']}")
         return {"key": int(entry["key"]), "name": str(entry["name"]), "dtype": str(entry["dtype"]),
-                "weight": bool(entry["weight"]), "slices": slices}
+                "weight": bool(entry["weight"]), "compression": dict(entry["compression"]), "slices": slices}
 
-    def _new(self, entry: dict[str, Any], length: int) -> _Slice:
-        value = Buffer(np.zeros(length, entry["dtype"]))
-        piece = _Slice(value, [], entry["dtype"], entry["weight"], [0] * self.num_workers, seen=[0] * self.num_workers)
+    def _new(self, entry: dict[str, Any], length: int) -> Slice:
+        codec = codecs.make(entry["compression"])
+        result = codec and codec.of_sum(self.num_workers)
+        clocks, applied, seen = ([0] * self.num_workers for _ in range(3))
+        piece = Slice(entry["dtype"], length, entry["weight"], codec, result, self.allocate, clocks, applied, seen)
         if self.spec and self.make_step and piece.is_weight:
-            piece.step = self.make_step(self.spec, entry["key"], value.array)
+            piece.step = self.make_step(self.spec, entry["key"], piece.value.array)
+        if result and result.needs_residual and piece.step is None:
+            piece.residual = np.zeros(length, np.float32)
         return piece
 
     def initialise(self, worker: int, key: int, index: int, data: np.ndarray) -> None:
@@ -144,31 +139,35 @@ class ServerCore:
                 piece.step = self.make_step(spec, key, piece.value.array)
         self.spec = spec
 
-    def slices(self) -> dict[tuple[int, int], _Slice]:
+    def slices(self) -> dict[tuple[int, int], Slice]:
         """(key, slice) -> what is held, for reading and writing optimizer states."""
         return self._slices
 
     # -- pushes and pulls -----------------------------------------------------------------------------------------
 
-    def buffer(self, worker: int, key: int, index: int, nbytes: int, dtype: int) -> Buffer:
-        """Memory for one worker's push or init of a slice. Raises Rejected when the size or type is not the slice's."""
-        piece = self._find(key, index)
-        expected = piece.value.array
-        if DTYPES[dtype] != piece.dtype or nbytes != expected.nbytes:
-            raise Rejected(f"worker {worker} sends {nbytes} bytes of {DTYPES[dtype]} for key {key} slice {index}, "
-                           f"expected {expected.nbytes} bytes of {piece.dtype}")
-        return piece.spare.pop() if piece.spare else Buffer(np.empty_like(expected))
+    def buffer(self, worker: int, key: int, index: int, nbytes: int, dtype: int, initial: bool = False) -> Buffer:
+        """Memory for one worker's push (or init: not encoded) of a slice. Raises Rejected when the size or type is not
+        the slice's."""
+        piece = self._check_push(worker, key, index, nbytes, dtype, initial)
+        if initial and piece.codec:
+            return piece.take("value")
+        return piece.take("push")
+
+    def lend(self, worker: int, key: int, index: int, data: np.ndarray, dtype: int) -> Buffer:
+        """The same for a push that lies in memory which the worker shares, `data` uint8. Raises Rejected."""
+        piece = self._check_push(worker, key, index, data.nbytes, dtype, False)
+        return Buffer(data if piece.codec else data.view(piece.dtype), "lent")
 
     def give_back(self, key: int, index: int, data: Buffer) -> None:
         """A buffer from `buffer` that is not needed after all."""
-        self._find(key, index).spare.append(data)
+        self._find(key, index).give_back(data)
 
     def push(self, worker: int, key: int, index: int, clock: int, rate: float, data: Buffer, now: float = 0.0
-             ) -> list[Reply]:
-        """One worker's gradient at its `clock`; returns the pulls that can be answered now. Raises Rejected."""
+             ) -> list[Action]:
+        """One worker's gradient at its `clock`; returns what can be done now. Raises Rejected."""
         piece = self._find(key, index)
         if clock <= piece.clocks[worker]:  # a repeated push counts once
-            piece.spare.append(data)
+            piece.give_back(data)
             return []
         if clock != piece.clocks[worker] + 1:
             raise Rejected(f"worker {worker} pushes key {key} slice {index} at clock {clock}, "
@@ -176,30 +175,47 @@ class ServerCore:
         if not self._at_once(piece) and clock - piece.completed > MAX_LAG:
             raise Rejected(f"worker {worker} has pushed key {key} {MAX_LAG} times more than the others, without a pull")
         piece.clocks[worker] = clock
+        push = Push(worker, clock, rate, data, now)
         if self._at_once(piece):
-            self._apply(piece, data, rate)
-            piece.spare.append(data)
+            piece.queue.append(push)
         else:
-            self._collect(piece, worker, clock, rate, data, now)
-        return self._answer(key, index, piece)
+            piece.rounds.setdefault(clock, {})[worker] = push
+        return self._next(key, index, piece, now)
 
-    def pull(self, worker: int, key: int, index: int, clock: int, now: float = 0.0) -> list[Reply]:
-        """The worker's pull at its `clock`: answered now, or later among the replies of somebody's push."""
+    def done(self, work: Work, now: float = 0.0) -> list[Action]:
+        """The work has been run: its value counts, pulls can be answered, and the slice's next work begins."""
+        piece, (key, index) = work.piece, work.place
+        before, piece.value, piece.work = (piece.value, piece.coded), work.target, None
+        piece.coded = work.coded
+        for push in work.pushes:
+            piece.applied[push.worker] = push.clock
+            piece.arrived[push.worker] = (push.since, work.began)
+            piece.give_back(push.data)
+        if not self._at_once(piece):
+            piece.completed += 1
+        if piece.step is not None:
+            piece.steps += 1
+        for buffer in (*before, work.scratch):
+            if buffer is not None:
+                piece.give_back(buffer)
+        return self._answer(key, index, piece, now) + self._next(key, index, piece, now)
+
+    def pull(self, worker: int, key: int, index: int, clock: int, now: float = 0.0) -> list[Action]:
+        """The worker's pull at its `clock`: answered now, or later among what `done` returns."""
         piece = self._find(key, index)
         piece.waiting.append((worker, clock, now))
-        return self._answer(key, index, piece)
+        return self._answer(key, index, piece, now)
 
-    def finish(self, worker: int) -> list[Reply]:
+    def finish(self, worker: int, now: float = 0.0) -> list[Action]:
         """A worker is done with its training: nobody waits for its clock any more."""
         self._finished.add(worker)
-        return [reply for (key, index), piece in self._slices.items() for reply in self._answer(key, index, piece)]
+        return [reply for (key, index), piece in self._slices.items()
+                for reply in self._answer(key, index, piece, now)]
 
     def release(self, reply: Reply) -> None:
-        """The reply has been sent, or never will be; its buffer may be written again."""
+        """The reply has been read, or never will be; its buffer may be written again."""
         reply.buffer.readers -= 1
-        piece = self._slices[reply.key, reply.slice]
-        if not reply.buffer.readers and reply.buffer is not piece.value:
-            piece.spare.append(reply.buffer)
+        self._slices[reply.key, reply.slice].give_back(reply.buffer)
 
     def overdue(self, now: float) -> str:
         """Empty, or who keeps others waiting: for longer than `wait_seconds`, or for ever because it has finished.
@@ -213,7 +229,7 @@ class ServerCore:
             return absent
         return next(filter(None, (self._late(key, index, piece, now) for (key, index), piece in places)), "")
 
-    def _absent(self, key: int, index: int, piece: _Slice) -> str:
+    def _absent(self, key: int, index: int, piece: Slice) -> str:
         for number, pushes in piece.rounds.items():
             gone = sorted(self._finished - pushes.keys())
             if gone:
@@ -221,15 +237,16 @@ class ServerCore:
                         "never push it; all workers must make the same number of steps")
         return ""
 
-    def _late(self, key: int, index: int, piece: _Slice, now: float) -> str:
-        for number, since in piece.since.items():
-            if now - since > self.wait_seconds:
-                missing = [str(w) for w in range(self.num_workers) if w not in piece.rounds[number]]
+    def _late(self, key: int, index: int, piece: Slice, now: float) -> str:
+        for number, pushes in piece.rounds.items():
+            since = min(push.since for push in pushes.values())
+            missing = [str(w) for w in range(self.num_workers) if w not in pushes]
+            if missing and now - since > self.wait_seconds:
                 return (f"round {number} of {self._name(key, index)} has waited {now - since:.0f} s for worker "
                         f"{', '.join(missing)} (DMLTRAIN_WAIT_TIMEOUT)")
         for worker, clock, since in piece.waiting:
             if self._at_once(piece) and now - since > self.wait_seconds:
-                slow = [str(w) for w, reached in enumerate(piece.clocks)
+                slow = [str(w) for w, reached in enumerate(piece.applied)
                         if w not in self._finished and reached < clock - self.staleness]
                 return (f"worker {worker} has waited {now - since:.0f} s at clock {clock} of {self._name(key, index)} "
                         f"for worker {', '.join(slow)} (DMLTRAIN_WAIT_TIMEOUT)")
@@ -240,66 +257,80 @@ class ServerCore:
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _find(self, key: int, index: int) -> _Slice:
+    def _find(self, key: int, index: int) -> Slice:
         piece = self._slices.get((key, index))
         if piece is None:
             raise Rejected(f"key {key} slice {index} was never declared to this server")
         return piece
 
-    def _at_once(self, piece: _Slice) -> bool:
+    def _check_push(self, worker: int, key: int, index: int, nbytes: int, dtype: int, initial: bool) -> Slice:
+        piece = self._find(key, index)
+        coded = piece.codec is not None and not initial
+        size = piece.push_bytes if coded else piece.value.array.nbytes
+        expected = piece.codec.number if coded and piece.codec else DTYPES.index(piece.dtype)
+        if dtype != expected or nbytes != size:
+            raise Rejected(f"worker {worker} sends {nbytes} bytes of {_type(dtype)} for key {key} slice {index}, "
+                           f"expected {size} bytes of {_type(expected)}")
+        return piece
+
+    def _at_once(self, piece: Slice) -> bool:
         return piece.is_weight and self._mode is not None and self._mode[0] != "dist_sync"
 
-    def _collect(self, piece: _Slice, worker: int, clock: int, rate: float, data: Buffer, now: float) -> None:
-        pushes = piece.rounds.setdefault(clock, {})
-        piece.since.setdefault(clock, now)
-        pushes[worker] = data
-        if len(pushes) < self.num_workers:
-            return
-        del piece.rounds[clock], piece.since[clock]
-        total = pushes[0]
-        for other in range(1, self.num_workers):
-            np.add(total.array, pushes[other].array, out=total.array)
-            piece.spare.append(pushes[other])
-        piece.completed = clock
-        if piece.is_weight and piece.step is not None:
-            self._apply(piece, total, rate)
-            piece.spare.append(total)
-        else:
-            self._replace(piece, total)
-
-    def _apply(self, piece: _Slice, gradient: Buffer, rate: float) -> None:
-        if piece.step is None:
-            raise Rejected(f"kvstore {self._mode and self._mode[0]} makes the optimizer's step on the server and has "
-                           "no optimizer: call set_optimizer before the first push")
-        if piece.value.readers:  # somebody is being sent this value: step on a copy
-            fresh = piece.spare.pop() if piece.spare else Buffer(np.empty_like(piece.value.array))
-            fresh.array[:] = piece.value.array
-            self._replace(piece, fresh)
-        piece.step(piece.value.array, gradient.array, rate)
-        piece.steps += 1
-
-    def _replace(self, piece: _Slice, fresh: Buffer) -> None:
-        old, piece.value = piece.value, fresh
-        if not old.readers:
-            piece.spare.append(old)
-
-    def _answer(self, key: int, index: int, piece: _Slice) -> list[Reply]:
-        if not piece.waiting:
+    def _next(self, key: int, index: int, piece: Slice, now: float) -> list[Action]:
+        """The slice's next work, when there is none under way and its inputs are here."""
+        if piece.work is not None:
             return []
         if self._at_once(piece):
-            running = [c for w, c in enumerate(piece.clocks) if w not in self._finished]
+            pushes = [piece.queue.popleft()] if piece.queue else []
+        elif len(piece.rounds.get(piece.completed + 1, ())) == self.num_workers:
+            by_worker = piece.rounds.pop(piece.completed + 1)
+            pushes = [by_worker[worker] for worker in range(self.num_workers)]
+        else:
+            pushes = []
+        if not pushes:
+            return []
+        piece.work = self._work((key, index), piece, pushes, now)
+        return [piece.work]
+
+    def _work(self, place: tuple[int, int], piece: Slice, pushes: list[Push], now: float) -> Work:
+        scratch, target = None, piece.value
+        if piece.step is None:
+            if self._at_once(piece):
+                raise Rejected(f"kvstore {self._mode and self._mode[0]} makes the optimizer's step on the server and "
+                               "has no optimizer: call set_optimizer before the first push")
+            target = piece.take("value")
+        else:
+            if len(pushes) > 1 or piece.codec or pushes[0].data.kind == "lent":  # steps may change their gradient
+                scratch = piece.take("value")
+            if piece.value.readers:  # somebody is being sent this value: step on a copy
+                target = piece.take("value")
+        return Work(place, piece, pushes, target, piece.take("coded") if piece.encodes else None, scratch, now)
+
+    def _answer(self, key: int, index: int, piece: Slice, now: float) -> list[Action]:
+        if not piece.waiting or (piece.work is not None and piece.work.target is piece.value):
+            return []  # nobody waits, or the value is being changed
+        if self._at_once(piece):
+            running = [c for w, c in enumerate(piece.applied) if w not in self._finished]
             reached = min(running, default=math.inf) + self.staleness
         else:
             reached = piece.completed
         ready = [pull for pull in piece.waiting if pull[1] <= reached]
         piece.waiting = [pull for pull in piece.waiting if pull[1] > reached]
-        return [self._reply(key, index, piece, worker, clock) for worker, clock, _ in ready]
+        return [self._reply(key, index, piece, worker, clock, now) for worker, clock, _ in ready]
 
-    def _reply(self, key: int, index: int, piece: _Slice, worker: int, clock: int) -> Reply:
+    def _reply(self, key: int, index: int, piece: Slice, worker: int, clock: int, now: float) -> Reply:
         others = max(0, piece.steps - piece.seen[worker] - 1)  # steps by others since this worker's last pull
         piece.seen[worker] = piece.steps
-        piece.value.readers += 1
-        return Reply(worker, key, index, clock, float(others), piece.value)
+        since, began = piece.arrived.get(worker, (now, now))
+        buffer, dtype = piece.value, DTYPES.index(piece.dtype)
+        if piece.coded is not None and piece.result_codec is not None:
+            buffer, dtype = piece.coded, piece.result_codec.number
+        buffer.readers += 1
+        return Reply(worker, key, index, clock, float(others), buffer, dtype, began - since, now - began)
+
+
+def _type(dtype: int) -> str:
+    return DTYPES[dtype] if dtype < len(DTYPES) else f"compression {dtype}"
 
 
 def _brief(entry: dict[str, Any]) -> str:

@@ -1,25 +1,36 @@
-"""A server's process: moves bytes between workers and ServerCore; one reading and one sending thread a worker."""
+"""A server's process: moves bytes between workers and ServerCore; one reading and one sending thread a worker, and a
+pool of threads for the arithmetic.
+
+A worker on this host comes in through a unix socket (meeting.py): its pushes are read, and its values written, in
+memory that both share, and only headers go through the socket.
+"""
 
 from __future__ import annotations
 
 import functools
+import os
 import socket
 import threading
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from dmltrain.env import Environment
 from dmltrain.errors import UserError
-from dmltrain.kvstore import link, optimizer_state, wire
+from dmltrain.kvstore import link, meeting, optimizer_state, wire
+from dmltrain.kvstore.arena import Arena, ArenaError
 from dmltrain.kvstore.control import EXIT_SECONDS, Control
 from dmltrain.kvstore.link import Closed, Link, Outbox
 from dmltrain.kvstore.scheduler_process import accept_loop, log
-from dmltrain.kvstore.server import Rejected, Reply, ServerCore
-from dmltrain.kvstore.wire import FrameError, Header, Kind
+from dmltrain.kvstore.server import Action, Rejected, Reply, ServerCore
+from dmltrain.kvstore.server_slice import Buffer, Work, private
+from dmltrain.kvstore.wire import Flag, FrameError, Header, Kind
 
 OVERDUE_SECONDS = 1.0  # between two looks at who keeps others waiting
 DRAIN_SECONDS = 1.0  # for answers still queued when a link ends
+MAX_THREADS = 4  # of arithmetic; more than two or three do not get more out of a machine's memory
+AT_ONCE_BYTES = 1 << 16  # work on slices up to this size costs less than handing it to another thread
 
 
 class ServerProcess:
@@ -27,18 +38,23 @@ class ServerProcess:
 
     def __init__(self, environment: Environment, exit_seconds: float = EXIT_SECONDS) -> None:
         self._environment = environment
-        self._core = ServerCore(environment.num_workers, make_step=make_step, wait_seconds=environment.wait_seconds)
-        self._lock = threading.Lock()  # guards _core
+        self._arena, self._meeting = _share(environment.transport)
+        self._core = ServerCore(environment.num_workers, make_step=make_step, wait_seconds=environment.wait_seconds,
+                                allocate=self._allocate)
+        self._lock = threading.Lock()  # guards _core and _held
+        self._held: dict[tuple[int, int, int, int], list[Reply]] = {}  # worker, key, slice, place -> being read there
+        self._pool = ThreadPoolExecutor(min(MAX_THREADS, len(os.sched_getaffinity(0))), "arithmetic")
         self._outboxes: dict[int, Outbox] = {}
         self._listening = _listen(environment.node_host)
         self._name = f"server {environment.index}"
         self._ended = threading.Event()
         self._control = Control(environment, self._listening.getsockname()[1], on_end=lambda reason: self._ended.set(),
-                                exit_seconds=exit_seconds)
+                                exit_seconds=exit_seconds, meeting=self._meeting[1] if self._meeting else "")
 
     def run(self) -> str:
-        threading.Thread(target=accept_loop, name="accept", daemon=True,
-                         args=(self._listening, self._environment, self._name, self._serve)).start()
+        self._accept(self._listening)
+        if self._meeting:
+            self._accept(self._meeting[0], self._admit)
         while not self._ended.wait(OVERDUE_SECONDS):
             with self._lock:
                 reason = self._core.overdue(time.monotonic())
@@ -46,6 +62,24 @@ class ServerProcess:
                 self._control.abort(reason)
         self._control.close()
         return self._control.failure
+
+    def _accept(self, listening: socket.socket, admit: Any = None) -> None:
+        threading.Thread(target=accept_loop, name="accept", daemon=True,
+                         args=(listening, self._environment, self._name, self._serve, admit)).start()
+
+    def _admit(self, connection: Link) -> None:
+        """A caller through the unix socket: exchange memory."""
+        assert self._arena is not None  # nobody listens there without one
+        if not meeting.same_user(connection.sock):
+            raise FrameError("another user's process on this host")
+        try:
+            meeting.exchange(connection, self._arena)
+        except ArenaError as error:
+            raise FrameError(str(error)) from error
+
+    def _allocate(self, size: int) -> Any:
+        """Memory for values: shared, while there is some."""
+        return (self._arena.take(size) if self._arena else None) or private(size)
 
     def _serve(self, connection: Link, role: str, worker: int) -> None:
         if role != "worker" or worker >= self._environment.num_workers or worker in self._outboxes:
@@ -66,7 +100,8 @@ class ServerProcess:
         outbox.finish(DRAIN_SECONDS)
         connection.close()
         with self._lock:
-            self._reply(self._core.finish(worker))
+            self._act(self._core.finish(worker))
+            self._release_all(worker)
 
     def _take(self, connection: Link, outbox: Outbox, worker: int, header: Header) -> None:
         kind = header.kind
@@ -74,14 +109,17 @@ class ServerProcess:
             self._push(connection, worker, header)
         elif kind == Kind.PULL:
             with self._lock:
-                self._reply(self._core.pull(worker, header.key, header.slice, header.round, time.monotonic()))
+                self._act(self._core.pull(worker, header.key, header.slice, header.round, time.monotonic()))
+        elif kind == Kind.RELEASE:
+            with self._lock:
+                self._release(worker, header)
         elif kind in (Kind.DECLARE, Kind.OPTIMIZER):
             message = connection.read_control(header)
             with self._lock:
                 self._core.declare(worker, message) if kind == Kind.DECLARE else self._core.optimize(message)
             outbox.put(Header(Kind.DONE).pack())
         elif kind == Kind.INIT:
-            buffer = self._receive(connection, worker, header)
+            buffer = self._receive(connection, worker, header, initial=True)
             with self._lock:
                 self._core.initialise(worker, header.key, header.slice, buffer.array)
                 self._core.give_back(header.key, header.slice, buffer)
@@ -97,16 +135,31 @@ class ServerProcess:
 
     def _push(self, connection: Link, worker: int, header: Header) -> None:
         buffer = self._receive(connection, worker, header)
+        now = time.monotonic()
         with self._lock:
-            self._reply(self._core.push(worker, header.key, header.slice, header.round, header.number, buffer,
-                                        time.monotonic()))
+            actions = self._core.push(worker, header.key, header.slice, header.round, header.number, buffer, now)
+            if header.flags & Flag.PULL:
+                actions += self._core.pull(worker, header.key, header.slice, header.round, now)
+            self._act(actions)
 
-    def _receive(self, connection: Link, worker: int, header: Header) -> Any:
+    def _receive(self, connection: Link, worker: int, header: Header, initial: bool = False) -> Buffer:
+        if header.flags & Flag.SHARED:
+            return self._lent(connection, worker, header)
         with self._lock:
-            buffer = self._core.buffer(worker, header.key, header.slice, header.length, header.dtype)
+            buffer = self._core.buffer(worker, header.key, header.slice, header.length, header.dtype, initial)
         if header.length:
             connection.read_into(memoryview(buffer.array).cast("B"))
         return buffer
+
+    def _lent(self, connection: Link, worker: int, header: Header) -> Buffer:
+        if connection.peer_arena is None:
+            raise FrameError("a payload in shared memory, but none is shared")
+        try:
+            data = connection.peer_arena.view(header.place, header.length)
+        except ValueError as error:
+            raise FrameError(str(error)) from error
+        with self._lock:
+            return self._core.lend(worker, header.key, header.slice, data, header.dtype)
 
     def _restore(self, connection: Link, header: Header) -> None:
         if header.length > self.state_limit():
@@ -130,21 +183,69 @@ class ServerProcess:
         with self._lock:
             optimizer_state.unpack(data, self._core.slices())
 
-    def _reply(self, replies: list[Reply]) -> None:
-        for reply in replies:
-            outbox = self._outboxes.get(reply.worker)
-            if outbox is None:
-                self._core.release(reply)
-                continue
-            data = memoryview(reply.buffer.array)
-            data = data.cast("B") if data.nbytes else memoryview(b"")
-            header = Header(Kind.VALUE, data.nbytes, reply.worker, reply.key, reply.slice, reply.round, reply.staleness,
-                            wire.DTYPES.index(reply.buffer.array.dtype.name))
+    def _act(self, actions: list[Action]) -> None:
+        """Called with the lock held."""
+        for action in actions:
+            if isinstance(action, Work) and action.target.array.nbytes > AT_ONCE_BYTES:
+                self._pool.submit(self._carry_out, action)
+            elif isinstance(action, Work):
+                action.run()
+                self._act(self._core.done(action, time.monotonic()))
+            else:
+                self._reply(action)
+
+    def _carry_out(self, work: Work) -> None:
+        try:
+            work.run()
+            with self._lock:
+                self._act(self._core.done(work, time.monotonic()))
+        except Exception as error:  # an optimizer that cannot step, or a defect: the job must end at once, and say so
+            if not isinstance(error, Rejected):
+                traceback.print_exc()
+            self._control.abort(f"{self._name}: {error}")
+
+    def _reply(self, reply: Reply) -> None:
+        outbox, buffer = self._outboxes.get(reply.worker), reply.buffer
+        if outbox is None:
+            return self._core.release(reply)
+        shared = buffer.place is not None and outbox.link.own_arena is not None
+        header = Header(Kind.VALUE, buffer.array.nbytes, reply.worker, reply.key, reply.slice, reply.round,
+                        reply.staleness, reply.dtype, Flag.SHARED if shared else 0, buffer.place or 0, reply.waited,
+                        reply.worked)
+        if shared:
+            self._held.setdefault((reply.worker, reply.key, reply.slice, header.place), []).append(reply)
+            outbox.put(header.pack())
+        else:
+            data = memoryview(buffer.array).cast("B") if buffer.array.nbytes else memoryview(b"")
             outbox.put(header.pack(), data, sent=functools.partial(self._sent, reply))
 
     def _sent(self, reply: Reply) -> None:
         with self._lock:
             self._core.release(reply)
+
+    def _release(self, worker: int, header: Header) -> None:
+        replies = self._held.get((worker, header.key, header.slice, header.place))
+        if not replies:
+            raise FrameError(f"a release of key {header.key} slice {header.slice} that was not given")
+        self._core.release(replies.pop())
+
+    def _release_all(self, worker: int) -> None:
+        for place, replies in self._held.items():
+            while place[0] == worker and replies:
+                self._core.release(replies.pop())
+
+
+def _share(transport: str) -> tuple[Arena | None, tuple[socket.socket, str] | None]:
+    """Memory to share and the socket to meet at; None where there is none, or is not wanted."""
+    if transport == "tcp":
+        return None, None
+    try:
+        arena = Arena()
+    except ArenaError as error:
+        log(f"no shared memory: {error}; using TCP")
+        return None, None
+    met = meeting.listen()
+    return (arena, met) if met else (None, None)
 
 
 def _listen(host: str) -> socket.socket:

@@ -1,7 +1,7 @@
-"""Frames: a fixed 48-byte header and a payload. Pure: bytes in, values out; no sockets (link.py has those).
+"""Frames: a fixed 64-byte header and a payload. Pure: bytes in, values out; no sockets (link.py has those).
 
 Theory of operation. Every message of the parameter server is one frame. Control frames carry JSON of limited size; data
-frames carry the raw little-endian elements of one slice. A reader first takes 48 bytes and gives them to
+frames carry the raw little-endian elements of one slice. A reader first takes 64 bytes and gives them to
 `Header.unpack`, which refuses anything that is not ours before one byte of payload is read; the payload's length is
 then checked against what the receiver expects (`MAX_CONTROL`, or the slice's own size), so that no peer can make us
 allocate memory. The checksum covers the header, whose corruption would misplace data; payloads rely on TCP's checksum
@@ -14,15 +14,16 @@ import json
 import struct
 import zlib
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from typing import Any
 
 MAGIC = b"DMLT"
-VERSION = 1
+VERSION = 2
 MAX_CONTROL = 8 << 20  # bytes of JSON; a declaration of 100,000 slices takes 3 MB
 MAX_HELLO = 4096  # bytes of JSON before a peer has proved that it belongs to the job
 
-_BODY = struct.Struct("!4sBBBBIIIQdQ")  # magic version kind dtype flags worker key slice round number length
+# magic version kind dtype flags worker key slice round number length place waited worked
+_BODY = struct.Struct("!4sBBBBIIIQdQQff")
 _CRC = struct.Struct("!I")
 HEADER_SIZE = _BODY.size + _CRC.size
 
@@ -46,9 +47,17 @@ class Kind(IntEnum):
     VALUE = 35
     READ_STATE = 36
     STATE = 37
+    RELEASE = 38
 
 
-DTYPES = ("float32", "float64")  # index = the header's dtype byte
+class Flag(IntFlag):
+    """What a data frame means beside its kind."""
+
+    SHARED = 1  # the payload lies at `place` in the sender's shared memory
+    PULL = 2  # of a PUSH: and this is the worker's pull at the same clock
+
+
+DTYPES = ("float32", "float64")  # index = the header's dtype byte; above these: codecs' numbers (codec.py)
 
 
 class FrameError(Exception):
@@ -61,7 +70,11 @@ class VersionError(FrameError):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """`number` is the learning rate of a PUSH, the staleness in a VALUE; `length` is in bytes."""
+    """`number` is the learning rate of a PUSH, the staleness in a VALUE; `length` is in bytes.
+
+    Of a VALUE, in seconds: `waited`, from this worker's push until the last worker's had come; `worked`, from then until
+    the value was ready to be sent.
+    """
 
     kind: int
     length: int = 0
@@ -72,10 +85,13 @@ class Header:
     number: float = 0.0
     dtype: int = 0
     flags: int = 0
+    place: int = 0
+    waited: float = 0.0
+    worked: float = 0.0
 
     def pack(self) -> bytes:
         body = _BODY.pack(MAGIC, VERSION, self.kind, self.dtype, self.flags, self.worker, self.key, self.slice,
-                          self.round, self.number, self.length)
+                          self.round, self.number, self.length, self.place, self.waited, self.worked)
         return body + _CRC.pack(zlib.crc32(body))
 
     @staticmethod
@@ -83,7 +99,8 @@ class Header:
         """Raises FrameError (VersionError) naming the field that is wrong, what it was and what was expected."""
         if len(data) != HEADER_SIZE:
             raise FrameError(f"truncated header: {len(data)} of {HEADER_SIZE} bytes")
-        magic, version, kind, dtype, flags, worker, key, index, round_, number, length = _BODY.unpack_from(data)
+        (magic, version, kind, dtype, flags, worker, key, index, round_, number, length, place, waited,
+         worked) = _BODY.unpack_from(data)
         if magic != MAGIC:
             raise FrameError(f"not a dmltrain frame: starts with {bytes(magic)!r}, expected {MAGIC!r}")
         if version != VERSION:
@@ -92,12 +109,16 @@ class Header:
             raise FrameError("header checksum does not match")
         if kind not in _KINDS:
             raise FrameError(f"unknown frame kind {kind}")
-        if dtype >= len(DTYPES):
+        if dtype > MAX_DTYPE:
             raise FrameError(f"unknown element type {dtype}")
-        return Header(kind, length, worker, key, index, round_, number, dtype, flags)
+        if flags > MAX_FLAGS:
+            raise FrameError(f"unknown flags {flags}")
+        return Header(kind, length, worker, key, index, round_, number, dtype, flags, place, waited, worked)
 
 
 _KINDS = frozenset(int(kind) for kind in Kind)
+MAX_FLAGS = int(max(Flag)) * 2 - 1
+MAX_DTYPE = len(DTYPES) + 4
 
 
 def control(kind: Kind, message: dict[str, Any]) -> bytes:

@@ -1,0 +1,272 @@
+"""A worker's link to one server: pushes and pulls of slices, requests, and a thread that takes the answers.
+
+Pushes and pulls of a slice are numbered by its clock; a value lands in the memory that its pull named. Answers to
+requests (not pulls) come in the order of the requests. Where server and worker are on one host, pushes and values lie
+in shared memory and only their places travel (meeting.py, arena.py).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dmltrain.kvstore import wire
+from dmltrain.kvstore.base import Handle
+from dmltrain.kvstore.link import Closed, Link, Outbox
+from dmltrain.kvstore.plan import Slice
+from dmltrain.kvstore.wire import Flag, FrameError, Header, Kind
+
+if TYPE_CHECKING:
+    from dmltrain.kvstore.codec import Codec
+
+LAST = -(1 << 30)  # priority of requests: after the pushes before them
+FIRST = 1 << 30
+
+
+@dataclass(eq=False)
+class Part:
+    """One slice of a key, as its worker sees it."""
+
+    piece: Slice
+    dtype: str
+    codec: Codec | None  # of what is pushed
+    result_codec: Codec | None  # of what is pulled
+    sending: np.ndarray | None = None  # where pushes are copied or encoded to, uint8
+    receiving: np.ndarray | None = None  # where encoded values arrive, uint8
+    residual: np.ndarray | None = None  # what the encoded pushes held back, (length,) float32
+    loaned: int = 0  # the last clock at which `sending` was given to the server in shared memory,
+    returned: int = 0  # and the last whose value has come: the server reads it no more
+
+    def __post_init__(self) -> None:
+        if self.codec and self.codec.needs_residual:
+            self.residual = np.zeros(self.piece.length, np.float32)
+
+    @property
+    def nbytes(self) -> int:
+        return self.piece.length * np.dtype(self.dtype).itemsize
+
+    @property
+    def push_bytes(self) -> int:
+        return self.codec.nbytes(self.piece.length) if self.codec else self.nbytes
+
+    @property
+    def push_type(self) -> int:
+        return self.codec.number if self.codec else wire.DTYPES.index(self.dtype)
+
+
+@dataclass(eq=False)
+class Landing:
+    """Where a pulled slice goes: into `target` (length,), or, with `keep`, read where the server wrote it."""
+
+    part: Part
+    target: np.ndarray
+    handle: Handle
+    keep: Callable[[np.ndarray, int], None] | None = None  # gets the value, read-only, and its place; release it later
+
+
+@dataclass
+class Traffic:
+    """What went each way, in bytes, and where pulls waited, in seconds summed over slices."""
+
+    shared_sent: int = 0
+    shared_received: int = 0
+    staleness: float = 0.0
+    values: int = 0
+    waited: float = 0.0  # for the slowest worker
+    worked: float = 0.0  # for the server
+
+
+@dataclass(eq=False)
+class ServerLink:
+    """`lost(reason)` is called when the link ends, `rejected(reason)` when the server could not serve a request."""
+
+    name: str
+    rank: int  # this worker's
+    link: Link
+    lost: Callable[[str], None]
+    rejected: Callable[[str], None]
+    traffic: Traffic = field(default_factory=Traffic)
+    outbox: Outbox = field(init=False)
+    _pulls: dict[tuple[int, int, int], deque[Landing]] = field(default_factory=dict)
+    _requests: deque[tuple[Handle, list[bytearray]]] = field(default_factory=deque)
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # guards _pulls, _requests and traffic
+
+    def __post_init__(self) -> None:
+        self.outbox = Outbox(self.link, f"to {self.name}")
+        threading.Thread(target=self._receive, name=f"from {self.name}", daemon=True).start()
+
+    # -- sending --------------------------------------------------------------------------------------------------
+
+    def push(self, part: Part, data: np.ndarray, clock: int, rate: float, priority: int, flags: int = 0) -> None:
+        """Send one slice's gradient `data` (length,), which stays as it is until its value has come."""
+        arena = self.link.own_arena
+        place = None if arena is None or part.codec or not data.size else arena.place_of(data)
+        if part.codec or (arena is not None and place is None):
+            self.outbox.put_later(lambda: self._prepared(part, data, clock, rate, flags), priority)
+        elif place is not None:
+            self._count_shared(data.nbytes)
+            self.outbox.put(self._push_header(part, clock, rate, flags | Flag.SHARED, place).pack(), None, priority)
+        else:
+            self.outbox.put(self._push_header(part, clock, rate, flags).pack(), _bytes(data), priority)
+
+    def _prepared(self, part: Part, data: np.ndarray, clock: int, rate: float, flags: int
+                  ) -> tuple[bytes, memoryview | None]:
+        """On the sending thread: the push copied into shared memory, or encoded."""
+        arena, place = self.link.own_arena, 0
+        free = arena is None or part.loaned <= part.returned
+        if part.sending is None:
+            taken = arena.take(part.push_bytes) if arena else None
+            part.sending = taken[1] if taken else np.empty(part.push_bytes, np.uint8)
+        memory = part.sending if free else np.empty(part.push_bytes, np.uint8)
+        if part.codec:
+            part.codec.encode(data, memory, part.residual)
+        else:
+            np.copyto(memory.view(data.dtype), data)
+        place = arena.place_of(memory) if arena is not None and memory.size else None
+        if place is None:
+            return self._push_header(part, clock, rate, flags).pack(), _bytes(memory)
+        part.loaned = clock
+        self._count_shared(memory.nbytes)
+        return self._push_header(part, clock, rate, flags | Flag.SHARED, place).pack(), None
+
+    def _push_header(self, part: Part, clock: int, rate: float, flags: int, place: int = 0) -> Header:
+        return Header(Kind.PUSH, part.push_bytes, self.rank, part.piece.key, part.piece.index, clock, rate,
+                      part.push_type, flags, place)
+
+    def _count_shared(self, size: int) -> None:
+        with self._lock:
+            self.traffic.shared_sent += size
+
+    def expect(self, landing: Landing, clock: int) -> None:
+        """The slice's value at `clock` goes there. Before the pull that asks for it."""
+        piece = landing.part.piece
+        with self._lock:
+            self._pulls.setdefault((piece.key, piece.index, clock), deque()).append(landing)
+
+    def pull(self, part: Part, clock: int, priority: int) -> None:
+        header = Header(Kind.PULL, 0, self.rank, part.piece.key, part.piece.index, clock)
+        self.outbox.put(header.pack(), None, priority)
+
+    def release(self, part: Part, place: int) -> None:
+        """The value at `place` of the server's memory has been read."""
+        header = Header(Kind.RELEASE, 0, self.rank, part.piece.key, part.piece.index, place=place)
+        self.outbox.put(header.pack(), None, FIRST)
+
+    def initialise(self, part: Part, data: np.ndarray, seconds: float) -> Handle:
+        header = Header(Kind.INIT, data.nbytes, self.rank, part.piece.key, part.piece.index,
+                        dtype=wire.DTYPES.index(part.dtype))
+        return self.request(header.pack(), seconds, payload=_bytes(data))
+
+    def request(self, frame: bytes, seconds: float, answer: list[bytearray] | None = None,
+                payload: memoryview | None = None) -> Handle:
+        """A frame that the server answers with DONE, or with STATE, which goes to `answer`."""
+        handle = Handle(1, f"request to {self.name}", seconds)
+        with self._lock:  # one order for both queues
+            self._requests.append((handle, [] if answer is None else answer))
+            self.outbox.put(frame, payload, LAST)
+        return handle
+
+    def last_request(self) -> Handle | None:
+        with self._lock:
+            return self._requests[-1][0] if self._requests else None
+
+    # -- receiving ------------------------------------------------------------------------------------------------
+
+    def fail(self, reason: str) -> None:
+        """Nobody gets an answer any more."""
+        with self._lock:
+            for waiting in self._pulls.values():
+                for landing in waiting:
+                    landing.handle.fail(reason)
+            for handle, _ in self._requests:
+                handle.fail(reason)
+        self.link.cut()
+
+    def _receive(self) -> None:
+        try:
+            while True:
+                self._take(self.link.read_header())
+        except (Closed, OSError) as error:
+            self.lost(f"{self.name} closed the connection: {error}")
+        except Exception as error:  # whatever it is, nobody may wait for this server any more
+            self.lost(f"{self.name} sent what was not asked for: {error!r}")
+
+    def _take(self, header: Header) -> None:
+        if header.kind == Kind.VALUE:
+            self._land(header)
+        elif header.kind == Kind.ERROR:
+            self.rejected(str(self.link.read_control(header).get("reason")))
+        else:
+            self._answer(header)
+
+    def _land(self, header: Header) -> None:
+        place = (header.key, header.slice, header.round)
+        with self._lock:
+            waiting = self._pulls[place]
+            landing = waiting.popleft()
+            if not waiting:
+                del self._pulls[place]
+            self._count(header)
+        part = landing.part
+        coded = part.result_codec is not None and header.dtype == part.result_codec.number
+        expected = part.result_codec.nbytes(part.piece.length) if coded and part.result_codec else part.nbytes
+        if header.length != expected or (not coded and header.dtype != wire.DTYPES.index(part.dtype)):
+            raise FrameError(f"{header.length} bytes of type {header.dtype} for key {header.key}, expected {expected}")
+        if header.flags & Flag.SHARED:
+            self._read_shared(header, landing, coded)
+        elif coded:
+            self._receive_coded(landing)
+        elif header.length:
+            self.link.read_into(_bytes(landing.target))
+        part.returned = max(part.returned, header.round)
+        landing.handle.part_done()
+
+    def _read_shared(self, header: Header, landing: Landing, coded: bool) -> None:
+        if self.link.peer_arena is None:
+            raise FrameError("a value in shared memory, but none is shared")
+        data = self.link.peer_arena.view(header.place, header.length)
+        if landing.keep and not coded:
+            return landing.keep(data.view(landing.part.dtype), header.place)
+        if coded:
+            assert landing.part.result_codec is not None
+            landing.part.result_codec.decode(data, landing.target)
+        else:
+            np.copyto(landing.target, data.view(landing.part.dtype))
+        self.release(landing.part, header.place)
+
+    def _receive_coded(self, landing: Landing) -> None:
+        part = landing.part
+        assert part.result_codec is not None
+        if part.receiving is None:
+            part.receiving = np.empty(part.result_codec.nbytes(part.piece.length), np.uint8)
+        self.link.read_into(_bytes(part.receiving))
+        part.result_codec.decode(part.receiving, landing.target)
+
+    def _count(self, header: Header) -> None:
+        traffic = self.traffic
+        traffic.values += 1
+        traffic.staleness += header.number
+        traffic.waited += header.waited
+        traffic.worked += header.worked
+        if header.flags & Flag.SHARED:
+            traffic.shared_received += header.length
+
+    def _answer(self, header: Header) -> None:
+        with self._lock:
+            handle, answer = self._requests.popleft()
+        if header.kind == Kind.STATE:
+            data = bytearray(header.length)
+            self.link.read_into(memoryview(data))
+            answer.append(data)
+        elif header.kind != Kind.DONE:
+            raise FrameError(f"frame kind {header.kind}")
+        handle.part_done()
+
+
+def _bytes(array: np.ndarray) -> memoryview:
+    return memoryview(array).cast("B") if array.size else memoryview(b"")

@@ -1,0 +1,159 @@
+"""What a server holds of one slice, and the work that changes it. Pure: numpy and no threads.
+
+Work. What takes time (adding gradients, an optimizer's step, encoding the result) is a `Work`: server.py makes it when
+its inputs are complete, somebody runs it (`Work.run`, on any thread, without a lock), and server.py takes the result
+(`ServerCore.done`). A slice has at most one at a time.
+
+Buffers. A value that is being read is never written: a sum goes into a buffer that nobody reads, and a step on a value
+that somebody reads makes a new one. With nobody lagging two buffers take turns.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dmltrain.kvstore import summing
+
+if TYPE_CHECKING:
+    from dmltrain.kvstore.codec import Codec
+
+Step = Callable[[np.ndarray, np.ndarray, float], None]  # (value, gradient, learning rate): changes value in place
+Allocate = Callable[[int], tuple[int | None, np.ndarray]]  # bytes -> place where shared, memory (bytes,) uint8
+
+
+def private(size: int) -> tuple[int | None, np.ndarray]:
+    """Memory of this process alone."""
+    return None, np.empty(size, np.uint8)
+
+
+@dataclass(eq=False)
+class Buffer:
+    """Memory of one "push", "value", encoded value ("coded"), or of a worker that shares its push ("lent")."""
+
+    array: np.ndarray  # (length,) of the slice's type, or uint8 when encoded
+    kind: str
+    place: int | None = None  # where it lies in the memory that this server shares
+    readers: int = 0  # replies that are being sent or read from it
+
+
+@dataclass(eq=False)
+class Push:
+    """One worker's gradient that has come and is not in a value yet."""
+
+    worker: int
+    clock: int
+    rate: float
+    data: Buffer
+    since: float  # when it came, s
+
+
+@dataclass(eq=False)
+class Slice:
+    """One slice of a key. `clocks`: each worker's pushes that have come; `applied`: those that are in the value."""
+
+    dtype: str
+    length: int
+    is_weight: bool  # an optimizer may apply; False: always the plain sum of a round
+    codec: Codec | None  # of pushes
+    result_codec: Codec | None  # of what is pulled: its values are sums of all workers'
+    allocate: Allocate
+    clocks: list[int]
+    applied: list[int]
+    seen: list[int]  # steps at each worker's last pull
+    value: Buffer = field(init=False)
+    coded: Buffer | None = None  # the value as it is sent, where that differs
+    residual: np.ndarray | None = None  # of result_codec
+    spare: dict[str, list[Buffer]] = field(default_factory=lambda: {kind: [] for kind in ("push", "value", "coded")})
+    arrived: dict[int, tuple[float, float]] = field(default_factory=dict)  # worker -> its last push, the round's last (s)
+    initial: bool = True
+    completed: int = 0  # rounds
+    steps: int = 0  # optimizer steps, for the staleness that is reported
+    rounds: dict[int, dict[int, Push]] = field(default_factory=dict)
+    queue: deque[Push] = field(default_factory=deque)  # where each push is a step
+    waiting: list[tuple[int, int, float]] = field(default_factory=list)  # pulls: worker, clock, since when (s)
+    step: Step | None = None
+    work: Work | None = None
+
+    def __post_init__(self) -> None:
+        self.value = self.take("value")
+        self.value.array[:] = 0
+
+    def reserve(self) -> None:
+        """A second buffer for values."""
+        self.spare["value"].append(self._new("value"))
+
+    @property
+    def push_bytes(self) -> int:
+        return self.codec.nbytes(self.length) if self.codec else self.length * np.dtype(self.dtype).itemsize
+
+    @property
+    def encodes(self) -> bool:
+        """Whether values travel encoded: sums do. Weights do where nothing is left out of them for a later time."""
+        return self.result_codec is not None and (self.step is None or not self.result_codec.needs_residual)
+
+    def take(self, kind: str) -> Buffer:
+        """A free buffer: a "push" is this process's own memory, a "value" or "coded" one shared where that can be.
+
+        The one at the lowest place: slices of one key that take turns alike lie side by side.
+        """
+        free = self.spare[kind]
+        if free:
+            return free.pop(min(range(len(free)), key=lambda number: free[number].place or 0))
+        return self._new(kind)
+
+    def _new(self, kind: str) -> Buffer:
+        if kind == "push":
+            place, memory = private(self.push_bytes)
+        elif kind == "coded" and self.result_codec:
+            place, memory = self.allocate(self.result_codec.nbytes(self.length))
+        else:
+            place, memory = self.allocate(self.length * np.dtype(self.dtype).itemsize)
+        coded = kind == "coded" or (kind == "push" and self.codec is not None)
+        return Buffer(memory if coded else memory.view(self.dtype), kind, place)
+
+    def give_back(self, buffer: Buffer) -> None:
+        """A buffer that may be free now."""
+        if buffer.kind != "lent" and not buffer.readers and buffer is not self.value and buffer is not self.coded:
+            self.spare[buffer.kind].append(buffer)
+
+
+@dataclass(eq=False)
+class Work:
+    """`run` makes the slice's next value from `pushes`, in this order. ServerCore.done takes it over."""
+
+    place: tuple[int, int]  # key, slice
+    piece: Slice
+    pushes: list[Push]
+    target: Buffer  # the next value; the present one where a step may be made in place
+    coded: Buffer | None  # the next value as it is sent, where that differs
+    scratch: Buffer | None  # for a step's gradient, where that is not one push as it came
+    began: float  # when the last push had come, s
+
+    def run(self) -> None:
+        piece = self.piece
+        if piece.step is None:
+            self._sum(self.target.array)
+        else:
+            self._step(piece.step)
+        if self.coded is not None:
+            assert piece.result_codec is not None
+            piece.result_codec.encode(self.target.array, self.coded.array, piece.residual)
+
+    def _sum(self, out: np.ndarray) -> np.ndarray:
+        parts = [push.data.array for push in self.pushes]
+        if self.piece.codec:
+            summing.total_of_coded(parts, self.piece.codec, out)
+        else:
+            summing.total(parts, out)
+        return out
+
+    def _step(self, step: Step) -> None:
+        gradient = self.pushes[0].data.array if self.scratch is None else self._sum(self.scratch.array)
+        if self.target is not self.piece.value:
+            np.copyto(self.target.array, self.piece.value.array)
+        step(self.target.array, gradient, self.pushes[-1].rate)
