@@ -9,6 +9,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from kvstore_loop import serve
+from kvstore_lossy import TYPES, Cumulative, parameters
 from kvstore_workload import LEARNING_RATE, MOMENTUM, bytes_of, shapes_of
 
 import dmltrain.kvstore
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
 class Dmltrain:
     """One dmltrain worker; gradients and results live in flat arenas as in training."""
 
-    def __init__(self, shapes: list[tuple[int, ...]], mode: str) -> None:
+    def __init__(self, shapes: list[tuple[int, ...]], mode: str, codec: str = "none") -> None:
         self.kv = dmltrain.kvstore.create("dist_sync")
+        if codec != "none":
+            self.kv.set_gradient_compression(parameters(codec, self.kv.num_workers))
         self.keys = list(range(len(shapes)))
         self.values, self.outs = arena(shapes), arena(shapes)
         self.weights: list[torch.Tensor] = []
@@ -66,9 +69,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mode", choices=["sum", "momentum-worker", "momentum-server"], required=True)
     parser.add_argument("--megabytes", type=float)
+    parser.add_argument("--gc-type", choices=["none", *TYPES], default="none", help="with --mode sum")
     arguments = parser.parse_args()
-    contestant = Dmltrain(shapes_of(arguments.megabytes), arguments.mode)
-    serve(contestant, contestant.kv.rank, contestant.kv.num_workers, arguments.mode != "sum")
+    shapes = shapes_of(arguments.megabytes)
+    contestant = Dmltrain(shapes, arguments.mode, arguments.gc_type)
+    rank, workers = contestant.kv.rank, contestant.kv.num_workers
+    judge = None if arguments.gc_type == "none" else Cumulative(arguments.gc_type, shapes, rank, workers)
+    serve(contestant, rank, workers, arguments.mode != "sum", judge)
 
 
 if __name__ == "__main__":

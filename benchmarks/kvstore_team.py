@@ -7,7 +7,6 @@ The driver speaks with each worker over an inherited pipe (kvstore_loop.py); eac
 import json
 import os
 import secrets
-import socket
 import statistics
 import subprocess
 import sys
@@ -16,12 +15,13 @@ from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import psutil
 from kvstore_loop import PIPE_VARIABLE
+from kvstore_place import Loopback, Place, Running
 
 CHECKOUT = Path(__file__).resolve().parents[1]  # the dmltrain that is measured lies beside the benchmark
-LOOPBACK = "127.0.0.1"
 START_DEADLINE = 120.0  # s; importing a framework in four processes on a busy machine
 BLOCK_DEADLINE = 300.0  # s
 STOP_DEADLINE = 15.0  # s
@@ -41,6 +41,7 @@ class Contest:
     program: str  # file beside this one
     servers: bool = True  # has a scheduler and servers
     launcher_threads: bool = True  # OMP_NUM_THREADS as dmltrain-launch sets it; False: the system's own default
+    codec: str = "none"  # dmltrain's --gc-type
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,16 @@ class Block:
 class Team:
     """The running processes of one contest."""
 
-    def __init__(self, contest: Contest, workers: int, servers: int, options: list[str], folder: Path) -> None:
+    def __init__(self, contest: Contest, workers: int, servers: int, options: list[str], folder: Path,
+                 place: Place | None = None) -> None:
         self.contest = contest
+        self.place = place or Loopback()
         self.folder = folder
         program = Path(__file__).with_name(contest.program)
         self.command = [sys.executable, str(program), "--mode", contest.mode, *options]
-        self.processes: list[tuple[str, psutil.Popen]] = []
+        self.processes: list[Running] = []
         self.pipes: list[Connection] = []
-        self.base = environment(contest, workers, servers, folder)
+        self.base = environment(contest, workers, servers, folder, self.place)
         self.cpu_idle, self.clock_idle = 0.0, 0.0  # CPU seconds and seconds while others had their turns
         self.blocks: list[Block] = []
         try:
@@ -79,26 +82,30 @@ class Team:
 
     def start(self, role: str, rank: int) -> None:
         """Start one process."""
-        variables = self.base | role_variables(role, rank, self.base)
+        variables = self.base | role_variables(role, rank, self.base, self.place)
         near, far = Pipe()
-        name = f"{role}-{rank}"
-        with far, (self.folder / f"{name}.log").open("wb") as log:
+        with far, (self.folder / f"{role}-{rank}.log").open("wb") as log:
             variables[PIPE_VARIABLE] = str(far.fileno())
-            process = psutil.Popen(
-                self.command, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[far.fileno()]
-            )
-        self.processes.append((name, process))
+            self.processes.append(self.place.start(
+                role, rank, self.command, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                pass_fds=[far.fileno()]))
         if role == "worker":
             self.pipes.append(near)
 
-    def take_turn(self, warm_up: int, steps: int) -> None:
-        """Run `warm_up` steps and then `steps` that count; adds to `blocks`."""
+    def take_turn(self, warm_up: int, steps: int, together: bool = False, **settings: Any) -> None:
+        """Run `warm_up` steps and then `steps` that count; adds to `blocks`.
+
+        `together`: all workers begin each step at once (within 1 ms), as after equally long computing; else each when
+        it is ready. `settings` go to the contestants' `prepare`, where they have one.
+        """
         self.cpu_idle += self.cpu_seconds() - self.cpu_seen
         self.clock_idle += time.monotonic() - self.clock_seen
         served, busy, start = self.cpu_seconds("server"), busy_seconds(), time.monotonic()
         own = self.cpu_seconds()
         for pipe in self.pipes:
-            pipe.send_bytes(json.dumps({"steps": warm_up + steps}).encode())
+            pipe.send_bytes(json.dumps({"steps": warm_up + steps, "together": together, **settings}).encode())
+        for _ in range(warm_up + steps if together else 0):
+            self.start_step()
         answers = [json.loads(self.answer(rank, BLOCK_DEADLINE)) for rank in range(len(self.pipes))]
         self.cpu_seen, self.clock_seen = self.cpu_seconds(), time.monotonic()
         others = (busy_seconds() - busy - (self.cpu_seen - own)) / (self.clock_seen - start)
@@ -107,13 +114,20 @@ class Team:
         served = (self.cpu_seconds("server") - served) / (warm_up + steps)
         self.blocks.append(Block(statistics.median(slower[warm_up:]), worked, served, max(0.0, others)))
 
+    def start_step(self) -> None:
+        """Wait until every worker is ready for its next step, and let all go."""
+        for rank in range(len(self.pipes)):
+            self.answer(rank, BLOCK_DEADLINE)
+        for pipe in self.pipes:
+            pipe.send_bytes(b"go")
+
     def answer(self, rank: int, seconds: float) -> bytes:
         """The worker's next message; raises TeamFailed when any process of the team ends or the time is over."""
         deadline = time.monotonic() + seconds
         while not self.pipes[rank].poll(0.2):
-            for name, process in self.processes:
-                if process.poll() is not None:
-                    raise TeamFailed(self.complaint(name, f"ended with {process.returncode}"))
+            for each in self.processes:
+                if each.child.poll() is not None:
+                    raise TeamFailed(self.complaint(each.name, f"ended with {each.child.returncode}"))
             if time.monotonic() > deadline:
                 raise TeamFailed(self.complaint(f"worker-{rank}", f"did not answer within {seconds:.0f} s"))
         try:
@@ -128,8 +142,7 @@ class Team:
 
     def cpu_seconds(self, role: str = "") -> float:
         """User and system seconds so far of the processes of one role, or of all."""
-        times = [process.cpu_times() for name, process in self.processes if name.startswith(role)]
-        return sum(each.user + each.system for each in times)
+        return sum(each.cpu_seconds() for each in self.processes if each.name.startswith(role))
 
     def idle_cores(self) -> float:
         """Cores that the team kept busy while others had their turns: near 0, or the comparison is unfair."""
@@ -139,27 +152,26 @@ class Team:
         """Let the workers leave, then end whatever is left."""
         for pipe in self.pipes:
             pipe.close()
-        _, left = psutil.wait_procs([process for _, process in self.processes], STOP_DEADLINE if self.pipes else 0)
-        for process in left:
-            process.kill()
+        _, left = psutil.wait_procs([each.child for each in self.processes], STOP_DEADLINE if self.pipes else 0)
+        for child in left:
+            child.kill()
         psutil.wait_procs(left)
 
 
-def environment(contest: Contest, workers: int, servers: int, folder: Path) -> dict[str, str]:
+def environment(contest: Contest, workers: int, servers: int, folder: Path, place: Place) -> dict[str, str]:
     """What all processes of a team share."""
     key_file = folder / "key"
     key_file.touch(mode=0o600)
     key_file.write_text(secrets.token_hex(32))
     variables = dict(os.environ) | {
-        "DMLC_PS_ROOT_URI": LOOPBACK,
-        "DMLC_PS_ROOT_PORT": str(free_port()),
-        "DMLC_NODE_HOST": LOOPBACK,
+        "DMLC_PS_ROOT_URI": place.address("scheduler", 0),
+        "DMLC_PS_ROOT_PORT": str(place.port()),
         "DMLC_NUM_WORKER": str(workers),
         "DMLC_NUM_SERVER": str(servers),
-        "MASTER_ADDR": LOOPBACK,
-        "MASTER_PORT": str(free_port()),
+        "MASTER_ADDR": place.address("worker", 0),
+        "MASTER_PORT": str(place.port()),
         "WORLD_SIZE": str(workers),
-        "LOCAL_WORLD_SIZE": str(workers),
+        "LOCAL_WORLD_SIZE": str(place.local_workers or workers),
         "DMLTRAIN_JOB": f"benchmark-{contest.system}-{contest.mode}-{os.getpid()}",
         "DMLTRAIN_KEY_FILE": str(key_file),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")])),
@@ -170,11 +182,12 @@ def environment(contest: Contest, workers: int, servers: int, folder: Path) -> d
     return variables
 
 
-def role_variables(role: str, rank: int, base: dict[str, str]) -> dict[str, str]:
+def role_variables(role: str, rank: int, base: dict[str, str], place: Place) -> dict[str, str]:
     """What differs between a team's processes."""
-    variables = {"DMLC_ROLE": role, "DMLC_TASK_ID": str(rank)}
+    variables = {"DMLC_ROLE": role, "DMLC_TASK_ID": str(rank), "DMLC_NODE_HOST": place.address(role, rank)}
     if role == "worker":
-        return variables | {"DMLC_WORKER_ID": str(rank), "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        local_rank = rank % (place.local_workers or int(base["WORLD_SIZE"]))
+        return variables | {"DMLC_WORKER_ID": str(rank), "RANK": str(rank), "LOCAL_RANK": str(local_rank)}
     if "OMP_NUM_THREADS" in base:
         variables["OMP_NUM_THREADS"] = "1"
     return variables | ({"DMLC_SERVER_ID": str(rank)} if role == "server" else {})
@@ -184,9 +197,3 @@ def busy_seconds() -> float:
     """CPU seconds that all processes of the machine (and, in a virtual one, its neighbours) have taken so far."""
     times = psutil.cpu_times()
     return times.user + times.nice + times.system + getattr(times, "steal", 0.0)
-
-
-def free_port() -> int:
-    """A TCP port of loopback that is free now."""
-    with socket.create_server((LOOPBACK, 0)) as listener:
-        return int(listener.getsockname()[1])

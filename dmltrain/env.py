@@ -83,6 +83,11 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
     )
 
 
+def measure_seconds(environ: Mapping[str, str] | None = None) -> float:
+    """How long to measure what a step costs instead of training; 0: train (docs/environment.md)."""
+    return _seconds(os.environ if environ is None else environ, ("DMLTRAIN_MEASURE",), 0.0)
+
+
 def _number(values: Mapping[str, str], name: str, default: int | None = None, minimum: int = 0) -> int:
     text = values.get(name, "")
     if not text and default is not None:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import dmltrain
-from dmltrain import backends, checkpoint, data, env, errors, kvstore, models, record
+from dmltrain import backends, checkpoint, data, env, errors, kvstore, measure, models, record
 from dmltrain.data import partition
 from dmltrain.data.batches import EvalBatches, TrainBatches
 from dmltrain.data.dataset import Dataset
@@ -41,6 +41,9 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "", description: str 
     prog = prog or os.path.basename(sys.argv[0])
     try:
         options = parse(argv, prog, description, defaults)
+        if seconds := env.measure_seconds():
+            print(measure.line(options, seconds), flush=True)
+            return 0
         train(options, shlex.join([sys.argv[0], *argv]))
     except (UserError, JobLost) as error:
         print(f"{prog}: error: {error}", file=sys.stderr, flush=True)

@@ -71,7 +71,7 @@ def check(options: Options) -> int:
         found = supervisor.preparation
         hosts = [found.hosts.get(host.name, host) for host in place.hosts]
         cause = [Problem("", supervisor.cause.text, code=supervisor.cause.code)] if supervisor.cause else []
-        result = Check(hosts, found.facts, found.reached, [*found.problems, *cause])
+        result = Check(hosts, found.facts, found.reached, [*found.problems, *cause], found.throughput)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     for line in lines(result, width):
         print(line)

@@ -69,6 +69,17 @@ class Reached:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """What TCP carried between a host and `peer`, both ways at once, in bits/s; or the `error` that kept it."""
+
+    host: str
+    peer: str
+    out: int = 0
+    back: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True)
 class Refused:
     """A host cannot do what it was asked; `code` is the exit code for it."""
 
@@ -161,6 +172,7 @@ Event = (
     | Probed
     | Bound
     | Reached
+    | Measured
     | Refused
     | Started
     | Exited
@@ -180,6 +192,7 @@ BY_NAME = {
     "probed": Probed,
     "bound": Bound,
     "reached": Reached,
+    "measured": Measured,
     "refused": Refused,
     "started": Started,
     "exited": Exited,

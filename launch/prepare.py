@@ -3,7 +3,8 @@
 Steps, each done by all hosts before the next: connect (an agent is there), copy (the working directory, when asked
 for), probe (does the host have what the job needs; its addresses; not where this machine is the only host), bind (the
 scheduler's port and rank 0's), reach (with several hosts: every address from every host). What is wrong is a
-LaunchError, which names every host it is wrong on; with `check` it is only kept in `problems`, and the rest goes on.
+LaunchError, which names every host it is wrong on; with `check` it is only kept in `problems`, and the rest goes on,
+to one more step: measure (what TCP carries between the hosts, in rounds of pairs).
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from dataclasses import replace
 
 from launch import LaunchError, preflight
 from launch.action import Action, Connect, Copy, Send
-from launch.event import Bound, Copied, Event, Probed, Reached, Ready
+from launch.event import Bound, Copied, Event, Measured, Probed, Reached, Ready
 from launch.host import Host
 from launch.job import Job, Ports, host_of, workdir_of
-from launch.preflight import Problem, network
+from launch.preflight import Problem, network, pairs
 from launch.role import SCHEDULER, WORKER
 
 WORDS = {"connect": "connecting", "copy": "copying", "probe": "being looked at", "bind": "choosing ports",
-         "reach": "trying the other hosts"}  # fmt: skip
+         "reach": "trying the other hosts", "measure": "measuring the throughput"}  # fmt: skip
 
 
 class Preparation:
@@ -33,11 +34,15 @@ class Preparation:
         self.facts: dict[str, dict] = {}
         self.skews: dict[str, float] = {}  # s
         self.reached: dict[str, dict[str, dict]] = {}
+        self.throughput: dict[str, dict[str, dict]] = {}  # from, to: {"speed": bits/s} or {"error"}
         self.ports: dict[str, dict[str, int]] = {}
+        self._rounds: list[list[pairs.Pair]] = []  # of measurements that are to come
+        self._repeated = False  # whether the slowest pair's was
         self._scheduler, self._master = host_of(job, hosts, SCHEDULER), host_of(job, hosts, WORKER)
         several = len(self.hosts) > 1
         probes = job.over_network or check
-        steps = ["connect", "copy" * bool(job.copy_to), "probe" * probes, "bind", "reach" * several]
+        steps = ["connect", "copy" * bool(job.copy_to), "probe" * probes, "bind", "reach" * several,
+                 "measure" * (several and check)]  # fmt: skip
         self._steps = [step for step in steps if step]
         self._waiting = set(self.hosts)
 
@@ -83,6 +88,8 @@ class Preparation:
                 self.ports[host] = ports
             case Reached(host, peers):
                 self.reached[host] = peers
+            case Measured():
+                self._take_measured(event)
         return self._done_by(event.host)
 
     def leave_out(self, host: str, message: str, code: int) -> list[Action]:
@@ -96,6 +103,8 @@ class Preparation:
         return [] if self._waiting or self.done else self._next()
 
     def _next(self) -> list[Action]:
+        if self.step == "measure":
+            return self._measure_on()
         if self.step == "probe":
             self._judge()
             self._choose_addresses()
@@ -107,6 +116,8 @@ class Preparation:
         del self._steps[0]
         if not all(host.address for host in self.hosts.values()) and self.step in ("bind", "reach"):
             self._steps.clear()  # a check that found no addresses
+        if self.step == "measure":
+            return self._measure()
         self._waiting = set(self.hosts)
         match self.step:
             case "copy":
@@ -157,6 +168,8 @@ class Preparation:
 
     def _ports_of(self, host: Host) -> dict:
         wanted: dict = {"address": host.address, "reach": len(self.hosts) > 1}
+        if self.check and wanted["reach"]:
+            wanted["throughput"] = True
         if self._scheduler and host.name == self._scheduler.name:
             wanted["scheduler"] = self.job.port
         if self._master and host.name == self._master.name:
@@ -164,6 +177,40 @@ class Preparation:
         return wanted
 
     def _others(self, host: Host) -> list:
-        return [
-            [name, other.address, self.ports[name]["reach"]] for name, other in self.hosts.items() if name != host.name
-        ]
+        return [self._peer(name, "reach") for name in self.hosts if name != host.name]
+
+    def _peer(self, name: str, purpose: str) -> list:
+        return [name, self.hosts[name].address, self.ports[name][purpose]]
+
+    # -- measure -------------------------------------------------------------------------------------------------
+
+    def _measure(self) -> list[Action]:
+        """The first round, of the pairs that reach each other."""
+        self._rounds = [[pair for pair in each if self._reaches(*pair)] for each in pairs.rounds(list(self.hosts))]
+        return self._measure_on()
+
+    def _measure_on(self) -> list[Action]:
+        """The next round; after the last one, the slowest pair once more; then the end."""
+        self._rounds = [each for each in self._rounds if each]
+        if not self._rounds and not self._repeated:
+            self._repeated = True
+            again = pairs.slowest(self.throughput)
+            self._rounds = [[again]] if again and len(self.hosts) > 2 else []
+        if not self._rounds:
+            del self._steps[0]
+            return []
+        now = self._rounds.pop(0)
+        self._waiting = {caller for caller, _ in now}
+        return [self._send(self.hosts[caller], "measure", peer=self._peer(peer, "throughput")) for caller, peer in now]
+
+    def _reaches(self, name: str, other: str) -> bool:
+        return all("ms" in self.reached[a].get(b, {}) for a, b in ((name, other), (other, name)))
+
+    def _take_measured(self, event: Measured) -> None:
+        """What was measured twice counts as the better: the worse had company."""
+        for name, other, speed in ((event.host, event.peer, event.out), (event.peer, event.host, event.back)):
+            before = self.throughput.setdefault(name, {}).get(other, {})
+            if event.error and not before:
+                self.throughput[name][other] = {"error": event.error}
+            elif not event.error:
+                self.throughput[name][other] = {"speed": max(speed, before.get("speed", 0))}

@@ -30,6 +30,7 @@ from launch.event import (
     Frozen,
     Interrupted,
     Lost,
+    Measured,
     OutputFailed,
     Probed,
     Quiet,
@@ -181,7 +182,7 @@ class Supervisor:
         match event:
             case Connected():
                 return self._connected(event)
-            case Ready() | Copied() | Probed() | Bound() | Reached():
+            case Ready() | Copied() | Probed() | Bound() | Reached() | Measured():
                 return self._prepared(event, now)
             case Unreached():
                 return self._unreached(event, now)

@@ -12,8 +12,8 @@ from tests.running_job import start_job  # noqa: F401  (a fixture of all tests)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup, and SIGINT in the background: the programs
 signal.signal(signal.SIGINT, signal.default_int_handler)  # under test would inherit that
 
-ALONE = ("cluster", "launch", "benchmarks/test_launcher.py", "kvstore/test_faults.py", "mxnet_faults.py",
-         "mxnet_ends.py")
+ALONE = ("cluster", "launch", "benchmarks/test_launcher.py", "benchmarks/test_hosts.py",
+         "kvstore/test_faults.py", "mxnet_faults.py", "mxnet_ends.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

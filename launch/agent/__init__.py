@@ -8,8 +8,9 @@ Theory of operation. Standard input carries one JSON object per line from the la
     {"do": "job", "mark", "host", "key", "silence", "grace", "log_folder"}           answered by `ready`
     {"do": "sync", ...}, {"do": "file", ...}  copy the launcher's folder here: see `launch.agent.receive`
     {"do": "probe", "request": {...}}         look at the host: see `launch.agent.probe`; answered by `probed`
-    {"do": "bind", "address", "scheduler", "master", "reach"}   hold these ports; answered by `bound`
+    {"do": "bind", "address", "scheduler", "master", "reach", "throughput"}   hold these ports; answered by `bound`
     {"do": "reach", "peers": [[name, address, port]]}           try the other hosts; answered by `reached`
+    {"do": "measure", "peer": [name, address, port]}  what TCP carries to it and back; answered by `measured`
     {"do": "start", "unset": [names], "tasks": [{"task", "argv", "environment", "workdir", ...}]}  by `started`
     {"do": "stop", "grace": seconds, "dump"}  TERM, after `grace` KILL, answered by `ended`; the agent then exits
     {"do": "list", "mark"}                    whatever runs of that job, for a visitor; answered by `listing`

@@ -49,7 +49,8 @@ def members(mark: str, root: int) -> dict[int, Process]:
     """The living processes of job `mark`: carriers of its mark, agents older than `root`, and all below these and it.
 
     Parents come before their children: a shell whose child is ended first exits with the child's status, and what
-    ended the shell would be lost. A younger agent is no business of an older one: it has come to end that one, or to say that there are two here.
+    ended the shell would be lost. A younger agent is no business of an older one: it has come to end that one, or to
+    say that there are two here.
     """
     everyone = living()
     of_job, of_agent = (name + os.fsencode(mark) for name in (b"DMLTRAIN_JOB=", b"DMLTRAIN_AGENT="))

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 from launch.agent import EVENT, HEADER, HELLO, NO_TASK, OUTPUT, Refusal
 from launch.agent.ending import LOOK_SECONDS, Ending
@@ -20,6 +21,7 @@ from launch.agent.process import Process, become_subreaper, process
 from launch.agent.reach import Reach
 from launch.agent.receive import Incoming, Receiver
 from launch.agent.spawn import Child, RunFolder, bound_socket, environment_here, limit_memory, reached_at, spawn_refusal
+from launch.agent.throughput import Throughput
 
 READ_BYTES = 1 << 16  # a pipe's default capacity
 BACKLOG_BYTES = 1 << 20  # unsent output above which the processes are no longer read
@@ -43,6 +45,7 @@ class Agent:
         self.probe: Probe | None = None
         self.reach: Reach | None = None
         self.reached = False
+        self.throughput: Throughput | None = None
         self.receiver: Receiver | None = None
         self.receiving = False  # whether it has work without a message
         self.heard = time.monotonic()
@@ -92,7 +95,7 @@ class Agent:
             due = min(due, self.ending.look_at)
         if self.children and not self.ending:
             due = min(due, self.look_for_frozen_at)
-        due = min([due, *(each.deadline for each in (self.probe, self.reach) if each)])
+        due = min([due, *(each.deadline for each in (self.probe, self.reach, self.throughput) if each)])
         return max(0.0, due - now)
 
     def _tend(self, now: float) -> None:
@@ -109,6 +112,7 @@ class Agent:
                 self._finish(self.ending.left)
         self._poll_probe()
         self._poll_reach()
+        self._poll_throughput()
         if self.receiving and self.receiver:
             self.receiving = self.receiver.step()
         if not self.ending and now >= self.look_for_frozen_at:
@@ -169,6 +173,9 @@ class Agent:
             elif message["do"] == "reach" and self.reach:
                 self.reach.begin(message["peers"])
                 self._poll_reach()
+            elif message["do"] == "measure" and self.throughput:
+                self.throughput.begin(*message["peer"])
+                self._poll_throughput()
             elif message["do"] == "start":
                 self.start(message)
             elif message["do"] == "stop":
@@ -235,23 +242,32 @@ class Agent:
             self.sockets[purpose] = self._bind(wanted["address"], wanted[purpose])
         ports = {purpose: held.getsockname()[1] for purpose, held in self.sockets.items()}
         if wanted.get("reach"):
-            ports["reach"] = self._open_reach(wanted["address"])
+            self.reach = self._answering(Reach, wanted["address"], self._poll_reach)
+            ports["reach"] = self.reach.port
+        if wanted.get("throughput"):
+            self.throughput = self._answering(Throughput, wanted["address"], self._poll_throughput)
+            ports["throughput"] = self.throughput.port
         self.emit("bound", ports=ports)
 
-    def _open_reach(self, address: str) -> int:
-        """Answer the other agents from now on; the port they ask at."""
+    def _answering(self, kind: type, address: str, poll: Callable[[], None]) -> Reach | Throughput:
+        """What answers the other agents from now on."""
         try:
-            self.reach = Reach(address, self.key, self.host)
+            made = kind(address, self.key, self.host)
         except OSError as error:
             raise Refusal(f"{address} on {self.host} cannot be listened at: {error.strerror}", 2) from None
-        self.selector.register(self.reach, selectors.EVENT_READ, self._poll_reach)
-        return self.reach.port
+        self.selector.register(made, selectors.EVENT_READ, poll)
+        return made
 
     def _poll_reach(self) -> None:
         peers = self.reach.poll() if self.reach else None
         if peers is not None and not self.reached:
             self.reached = True
             self.emit("reached", peers=peers)
+
+    def _poll_throughput(self) -> None:
+        found = self.throughput.poll() if self.throughput else None
+        if found is not None:
+            self.emit("measured", **found)
 
     def receive(self, message: dict) -> None:
         """Take in the launcher's working directory: see `launch.agent.receive`."""
@@ -281,10 +297,11 @@ class Agent:
             self.probe = None
 
     def _close_reach(self) -> None:
-        if self.reach:
-            self.selector.unregister(self.reach)
-            self.reach.close()
-            self.reach = None
+        for each in (self.reach, self.throughput):
+            if each:
+                self.selector.unregister(each)
+                each.close()
+        self.reach = self.throughput = None
 
     def _bind(self, address: str, port: int) -> socket.socket:
         try:

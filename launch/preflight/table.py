@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from launch.host import Host
 from launch.preflight import USER, Problem
+from launch.preflight.pairs import slowest
 
 UNKNOWN = "-"
 HEADINGS = ("#", "host", "address", "NIC", "Python", "dmltrain", "torch", "mxnet", "cores", "memory", "GPUs",
@@ -26,6 +27,7 @@ class Check:
     facts: Mapping[str, Mapping] = field(default_factory=dict)  # as `launch.agent.probe` gives them, with "skew"
     reached: Mapping[str, Mapping[str, Mapping]] = field(default_factory=dict)  # as `launch.agent.reach` gives them
     problems: Sequence[Problem] = ()
+    throughput: Mapping[str, Mapping[str, Mapping]] = field(default_factory=dict)  # {"speed": bits/s} or "error"
 
     @property
     def exit_code(self) -> int:
@@ -35,9 +37,14 @@ class Check:
 
 def lines(check: Check, width: int = 0) -> list[str]:
     """The report; for a terminal of `width` columns, or Markdown when that is 0."""
-    tables = [table for table in (host_table(check), path_table(check)) if table]
-    texts = [(_drawn if width else _markdown)(*table, width) for table in tables]
+    tables = [table for table in (host_table(check), path_table(check), throughput_table(check)) if table]
+    texts = [drawn(*table, width) for table in tables]
     return [line for text in [*texts, _verdict(check, width)] for line in [*text, ""]][:-1]
+
+
+def drawn(title: str, rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """A table whose first row is the headings, for a terminal of `width` columns, or as Markdown when that is 0."""
+    return (_drawn if width else _markdown)(title, rows, width)
 
 
 def host_table(check: Check) -> tuple[str, list[list[str]]]:
@@ -90,18 +97,36 @@ def path_table(check: Check) -> tuple[str, list[list[str]]] | None:
     """Who reaches whom: milliseconds, or why not. Columns are the hosts' numbers. None when nobody has tried."""
     if not check.reached:
         return None
+    return "Round trips between the hosts' addresses, in ms", _matrix(check, check.reached, _round_trip)
+
+
+def throughput_table(check: Check) -> tuple[str, list[list[str]]] | None:
+    """What each host sends to each, while that sends too. None when nobody has measured it."""
+    if not check.throughput:
+        return None
+    lowest = slowest(check.throughput)
+
+    def cell(host: Host, other: Host, path: Mapping) -> str:
+        speed = path.get("error") or f"{path['speed'] / 1e6:.{path['speed'] < 1e8:d}f}"
+        return f"{speed} *" if (host.name, other.name) == lowest and len(check.hosts) > 2 else speed
+
+    title = "Throughput of TCP between the hosts, both ways at once, in Mbit/s"
+    return title + " (* the slowest)" * (len(check.hosts) > 2), _matrix(check, check.throughput, cell)
+
+
+def _matrix(check: Check, known: Mapping[str, Mapping[str, Mapping]], cell: Callable[[Host, Host, Mapping], str]
+            ) -> list[list[str]]:  # fmt: skip
+    """A row for each host, and in it a column for each."""
     rows = [["#", "from", *(f"to {number}" for number in range(1, len(check.hosts) + 1))]]
     for number, host in enumerate(check.hosts, 1):
-        peers = check.reached.get(host.name) or {}
-        rows.append([str(number), host.name, *(_path(host, other, peers.get(other.name)) for other in check.hosts)])
-    return "Round trips between the hosts' addresses, in ms", rows
+        paths = known.get(host.name) or {}
+        cells = [cell(host, other, paths[other.name]) if other.name in paths else UNKNOWN for other in check.hosts]
+        cells[number - 1] = "."
+        rows.append([str(number), host.name, *cells])
+    return rows
 
 
-def _path(host: Host, other: Host, path: Mapping | None) -> str:
-    if host.name == other.name:
-        return "."
-    if not path:
-        return UNKNOWN
+def _round_trip(host: Host, other: Host, path: Mapping) -> str:
     return path.get("error") or f"{path['ms']:.2f}"
 
 

@@ -53,13 +53,24 @@ def test_check_names_what_each_host_lacks(testbed: Testbed, front: Front):
     front.wait_idle()
 
 
-def test_check_of_sound_hosts_shows_who_reaches_whom(testbed: Testbed, front: Front):
-    done = front.ask("--check", "--hosts", "h[1-5]", "-n", 5)
-    assert done.code == 0 and "5 hosts: 0 errors" in done.out and "a job can start" in done.out, done
-    trips = [cells[2:] for cells in cells_of(done.out) if len(cells) == 7 and cells[0].isdigit()]
-    times = [[cell for cell in row if re.fullmatch(r"\d+\.\d\d", cell)] for row in trips]
-    assert [len(row) for row in times] == [4] * 5, done
+def test_check_of_sound_hosts_shows_who_reaches_whom_and_how_fast(testbed: Testbed, front: Front):
+    testbed.rate("h3", "50mbit")
+    done = front.ask("--check", "--hosts", "h[1-3]", "-n", 3)
+    assert done.code == 0 and "3 hosts: 0 errors" in done.out and "a job can start" in done.out, done
+    trips, speeds = (matrix(part) for part in done.out.split("## Throughput"))
+    assert all(re.fullmatch(r"\d+\.\d\d", cell) for cell in trips.values()) and len(trips) == 6, done
+    slow = {pair: float(cell.rstrip(" *")) for pair, cell in speeds.items() if "3" in pair}
+    assert len(speeds) == 6 and max(slow.values()) < 60, done
+    assert slow == dict.fromkeys(slow, pytest.approx(47, rel=0.2)), done  # 50 Mbit/s less headers of frames and TCP
+    assert float(speeds["1", "2"]) > 150, done  # of 1 Gbit/s, whatever else this machine does
+    assert [pair for pair, cell in speeds.items() if "*" in cell][0] in slow
     front.wait_idle()
+
+
+def matrix(table: str) -> dict[tuple[str, str], str]:
+    """The cells of a table from 3 hosts to 3, by their numbers."""
+    rows = [cells for cells in cells_of(table) if len(cells) == 5 and cells[0].isdigit()]
+    return {(row[0], str(to)): cell for row in rows for to, cell in enumerate(row[2:], 1) if cell != "."}
 
 
 def cells_of(table: str) -> list[list[str]]:

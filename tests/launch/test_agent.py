@@ -171,7 +171,7 @@ def test_members_are_descendants_and_carriers(tmp_path):
 def test_parents_come_before_their_children(monkeypatch):
     """Also when a child has the lower pid: a shell whose child is ended first would exit with the child's status."""
     chain = [2**15 - 1, 301, 2**22 - 1, 300, 65_536, 17]
-    everyone = {pid: Process(pid, parent, "S", 0) for parent, pid in zip([1, *chain], chain)}
+    everyone = {pid: Process(pid, parent, "S", 0) for parent, pid in zip([1, *chain], chain, strict=False)}
     monkeypatch.setattr("launch.agent.process.living", lambda: everyone)
     assert list(members("no-such-mark", root=chain[0])) == chain[1:]
 

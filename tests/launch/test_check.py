@@ -24,7 +24,9 @@ REACHED = {
     "node02": {"node01": {"ms": 12.0}, "node|3": {"error": "refused"}},
 }
 PROBLEMS = (Problem("", "versions differ", "install the same on all"), Problem("node|3", "no sshd\nhere", "", 125))
-CHECK = Check(HOSTS, {"node01": FACTS, "node02": BARE}, REACHED, PROBLEMS)
+THROUGHPUT = {"node01": {"node02": {"speed": 941_300_000}}, "node02": {"node01": {"speed": 93_700_000}},
+              "node|3": {"node01": {"error": "timed out"}}}  # fmt: skip
+CHECK = Check(HOSTS, {"node01": FACTS, "node02": BARE}, REACHED, PROBLEMS, THROUGHPUT)
 
 MARKDOWN = """\
 ## Hosts
@@ -42,6 +44,14 @@ MARKDOWN = """\
 |   1 | node01  |     . | 0.12 | timed out |
 |   2 | node02  | 12.00 |    . |   refused |
 |   3 | node\\|3 |     - |    - |         . |
+
+## Throughput of TCP between the hosts, both ways at once, in Mbit/s (* the slowest)
+
+|   # | from    |      to 1 | to 2 | to 3 |
+| --: | ------- | --------: | ---: | ---: |
+|   1 | node01  |         . |  941 |    - |
+|   2 | node02  |    93.7 * |    . |    - |
+|   3 | node\\|3 | timed out |    - |    . |
 
 - error: node|3: no sshd
   here
@@ -63,7 +73,8 @@ def test_markdown():
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_nothing_is_lost_on_a_narrow_terminal(width):
     text = shown(CHECK, width)
-    assert max(map(len, text)) <= max(width, len("Round trips between the hosts' addresses, in ms"))
+    titles = [line for line in lines(CHECK) if line.startswith("## ")]
+    assert max(map(len, text)) <= max(width, *(len(title) - len("## ") for title in titles))
     words = " ".join(text).split()
     cells = {"node01", "10.0.0.1", "eth0", "3.10.1", "0.1.0", "2.9.1", "8", "62", "9000", "1024", "unlimited", "-0.250",
              "0.12", "12.00", "refused"}  # fmt: skip
@@ -74,7 +85,7 @@ def test_nothing_is_lost_on_a_narrow_terminal(width):
 
 def test_a_wide_terminal_has_one_row_for_each_host():
     text = shown(CHECK, 200)
-    assert len([line for line in text if "node01" in line]) == 2  # one for each table
+    assert len([line for line in text if "node01" in line]) == 3  # one for each table
     assert all(cell in next(line for line in text if "node01" in line) for cell in ("10.0.0.1", "2.9.1", "-0.250 s"))
 
 

@@ -1,0 +1,161 @@
+"""Five hosts joined by shaped links: a step of dmltrain's parameter server against what the network allows at best.
+
+    sudo .venv/bin/python benchmarks/hosts.py [--rate 1gbit] [--gc-type none,bf16,int8,2bit] [--format json]
+
+A test bed of network namespaces (docs/testbed.md) with one worker and one server on each of n hosts. In a step every
+worker pushes all keys and pulls their sums (100 arrays, V bytes of float32, with the proportions of ResNet-50's). Each
+host's link then carries at least 2(n-1)V/n bytes each way, so a step takes 2(n-1)V/(nB): the bound. B is the goodput
+that iperf3 measures in the same run with both directions of all links busy: each host sends to the next and receives
+from the one before. MXNet 1.9.1's dist_sync runs beside it where it is installed.
+
+All systems' processes are started once and stay, blocked in their sockets, while the others have their turn; turns are
+interleaved A B A B, figures are medians over turns and ratios medians over pairs of turns. All workers begin a step at
+the same moment, and its time is the slowest one's. Each result is checked, untimed (kvstore_lossy.py says how for
+codecs that lose). All hosts share this machine's cores: `cores` are those that a system's processes took in a step,
+`others` those that the rest of the machine took in turn, `idle` those that the system took out of turn; the last two
+should be near 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import machine
+from hosts_bed import FIRST_PORT, Bed, OneEach, TestbedError, bed_of, missing
+from hosts_report import Traffic, report, table
+from kvstore import installed
+from kvstore_lossy import TYPES
+from kvstore_team import Contest, Team, TeamFailed
+from kvstore_workload import KEYS, bytes_of, shapes_of
+
+MXNET = Contest("mxnet", "sum", "MXNet dist_sync", "kvstore_mxnet.py", launcher_threads=False)
+
+
+@dataclass
+class Run:
+    """What the turns have brought so far."""
+
+    teams: list[Team]
+    traffic: list[list[Traffic]] = field(default_factory=list)  # of each team, of each turn
+    goodput: list[list[float]] = field(default_factory=list)  # bytes/s of each host, of each turn
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--format", choices=["table", "json"], default="table")
+    parser.add_argument("--hosts", type=int, default=5, help="each has a worker and a server (default %(default)s)")
+    parser.add_argument("--rate", default="1gbit", help="of each host's link, each way (default %(default)s)")
+    parser.add_argument("--megabytes", type=float, default=25.0, help=f"of the {KEYS} keys (default %(default)s)")
+    parser.add_argument("--gc-type", default="none", help=f"comma-separated, of none,{','.join(TYPES)}; each is a "
+                                                          "contestant (default %(default)s)")
+    parser.add_argument("--systems", default="mxnet,dmltrain", help="comma-separated, of %(default)s")
+    parser.add_argument("--repeats", type=int, default=5, help="turns of each contestant (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=5, help="timed steps of a turn (default %(default)s)")
+    parser.add_argument("--warm-up", type=int, default=1, help="untimed steps before them (default %(default)s)")
+    parser.add_argument("--iperf-seconds", type=float, default=2.0, help="for the goodput, each turn")
+    arguments = parser.parse_args(argv)
+    arguments.gc_type, arguments.systems = arguments.gc_type.split(","), arguments.systems.split(",")
+    check(parser, arguments)
+    return arguments
+
+
+def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """End with a usage error unless the arguments make sense."""
+    for option, names, valid in (("--gc-type", arguments.gc_type, ["none", *TYPES]),
+                                 ("--systems", arguments.systems, ["mxnet", "dmltrain"])):
+        for name in names:
+            if name not in valid:
+                parser.error(f"{option} {name!r}: choose of {', '.join(valid)}")
+    if min(arguments.repeats, arguments.steps) < 1 or arguments.warm_up < 0 or not 2 <= arguments.hosts <= 250:
+        parser.error("--repeats and --steps are at least 1, --warm-up at least 0, --hosts 2 to 250")
+    if not arguments.megabytes > 0 or not arguments.iperf_seconds >= 1:
+        parser.error("--megabytes is more than 0, --iperf-seconds at least 1")
+
+
+def contests_of(arguments: argparse.Namespace) -> list[Contest]:
+    """In the order of their turns."""
+    ours = [Contest("dmltrain", "sum", "dmltrain dist_sync" + (f", {codec}" if codec != "none" else ""),
+                    "kvstore_dmltrain.py", codec=codec) for codec in arguments.gc_type]
+    return ([MXNET] if "mxnet" in arguments.systems else []) + (ours if "dmltrain" in arguments.systems else [])
+
+
+@contextmanager
+def teams_of(arguments: argparse.Namespace, bed: Bed, folder: Path) -> Iterator[list[Team]]:
+    """The started teams of all contestants; ends them, whatever happens."""
+    teams: list[Team] = []
+    with ExitStack() as stack:
+        for number, contest in enumerate(contests_of(arguments)):
+            print(f"starting {contest.label}", file=sys.stderr)
+            options = ["--megabytes", str(arguments.megabytes)]
+            options += ["--gc-type", contest.codec] if contest.codec != "none" else []
+            place = folder / f"{contest.system}-{contest.codec}"
+            place.mkdir()
+            hosts = OneEach(bed.testbed, FIRST_PORT + 2 * number)
+            teams.append(Team(contest, arguments.hosts, arguments.hosts, options, place, hosts))
+            stack.callback(teams[-1].stop)
+        yield teams
+
+
+def measure(arguments: argparse.Namespace, bed: Bed, folder: Path) -> Run:
+    """Give iperf3 and all teams their turns."""
+    with teams_of(arguments, bed, folder) as teams:
+        run = Run(teams, [[] for _ in teams])
+        for repeat in range(arguments.repeats):
+            run.goodput.append(bed.goodput(arguments.iperf_seconds))
+            for team, traffic in zip(teams, run.traffic, strict=True):
+                before = Traffic.read(bed)
+                team.take_turn(arguments.warm_up, arguments.steps, together=True)
+                traffic.append(Traffic.read(bed).since(before, arguments.warm_up + arguments.steps))
+            print(f"turn {repeat + 1} of {arguments.repeats} done", file=sys.stderr)
+        return run
+
+
+def choose_systems(arguments: argparse.Namespace) -> dict[str, str | None]:
+    """The systems' versions; leaves out what is not installed, and says so."""
+    versions = {"mxnet": installed("mxnet"), "dmltrain": installed("dmltrain")}
+    if "mxnet" in arguments.systems and versions["mxnet"] is None:
+        print("hosts.py: mxnet is left out: it is not installed", file=sys.stderr)
+        arguments.systems.remove("mxnet")
+    return versions
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the benchmark and print it; 1 if a system failed, or there can be no test bed."""
+    arguments = parse(argv)
+    lacking = missing()
+    if lacking:
+        print(f"hosts.py: error: no test bed: it needs {lacking}", file=sys.stderr)
+        return 1
+    versions = choose_systems(arguments)
+    try:
+        with tempfile.TemporaryDirectory(prefix="hosts-benchmark-") as folder, \
+                bed_of(arguments.hosts, arguments.rate, Path(folder)) as bed:
+            run = measure(arguments, bed, Path(folder))
+    except (TeamFailed, TestbedError) as error:
+        print(f"hosts.py: error: {error}", file=sys.stderr)
+        return 1
+    facts = {
+        "command": shlex.join(["python", "benchmarks/hosts.py", *(sys.argv[1:] if argv is None else argv)]),
+        "workload": {"bytes": bytes_of(shapes_of(arguments.megabytes)), "keys": KEYS, "hosts": arguments.hosts},
+        "rate": arguments.rate,
+        "turns": {"repeats": arguments.repeats, "warm_up": arguments.warm_up, "steps": arguments.steps},
+        "machine": machine.describe(),
+        "versions": {"python": platform.python_version(), **versions},
+    }
+    result = report(run.teams, run.traffic, run.goodput, facts)
+    print(json.dumps(result, indent=1) if arguments.format == "json" else table(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

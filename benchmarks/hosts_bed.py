@@ -1,0 +1,159 @@
+"""Five hosts on one machine for a benchmark: a test bed (docs/testbed.md) of its own name, what iperf3 measures on it,
+the bytes that its links have carried, and where a team's processes run on it.
+"""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+from kvstore_place import Running
+from kvstore_team import CHECKOUT, TeamFailed
+
+sys.path.insert(0, str(CHECKOUT))
+
+from tests.cluster import requirements  # noqa: E402
+from tests.cluster.layout import BASE, LOGIN, Settings  # noqa: E402
+from tests.cluster.testbed import Testbed, TestbedError  # noqa: E402
+
+NAME = "benchmark"  # of the test beds made here, with the pid of the benchmark
+FIRST_PORT = 9100  # of the schedulers; a host has no other services than sshd
+DEADLINE = 30.0  # s; for what takes a few
+
+__all__ = ["Bed", "OneEach", "TestbedError", "bed_of", "missing"]
+
+
+def missing() -> str:
+    """What this machine lacks for the benchmark, in a few words; "" when it has everything."""
+    return requirements.missing() or iperf3_missing()
+
+
+def iperf3_missing() -> str:
+    try:
+        subprocess.run(["iperf3", "--version"], capture_output=True, check=False)
+    except OSError:
+        return "iperf3 (Debian's package iperf3)"
+    return ""
+
+
+class Bed:
+    """The hosts h1 to hN of a test bed that is up, and what can be measured of their links."""
+
+    def __init__(self, testbed: Testbed) -> None:
+        self.testbed = testbed
+        self.hosts = [host for host in testbed.hosts if host != LOGIN]
+
+    def goodput(self, seconds: float) -> list[float]:
+        """Bytes per second that each host receives by TCP while all send to the next and receive from the previous."""
+        servers = [self._start(host, ["iperf3", "--server", "--one-off"]) for host in self.hosts]
+        try:
+            self._wait_for_listeners()
+            ring = zip(self.hosts, [*self.hosts[1:], self.hosts[0]], strict=True)
+            clients = [self._start(host, ["iperf3", "--client", self.testbed.address(other), "--json",
+                                          "--time", f"{math.ceil(seconds)}"]) for host, other in ring]
+            return [received(client, seconds) for client in clients]
+        finally:
+            for server in servers:
+                server.kill()
+                server.wait()
+
+    def _start(self, host: str, argv: list[str]) -> subprocess.Popen:
+        return self.testbed.start(host, argv, cwd=CHECKOUT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                  stderr=subprocess.STDOUT)
+
+    def _wait_for_listeners(self) -> None:
+        deadline = time.monotonic() + DEADLINE
+        while not all(self._listens(host, 5201) for host in self.hosts):  # iperf3's port
+            if time.monotonic() > deadline:
+                raise TestbedError(f"iperf3 does not listen on all hosts within {DEADLINE:.0f} s")
+            time.sleep(0.02)
+
+    def _listens(self, host: str, port: int) -> bool:
+        pid = self.testbed.pid_1(host)
+        tables = [Path(f"/proc/{pid}/net/{name}").read_text(encoding="ascii") for name in ("tcp", "tcp6")]
+        return any(f":{port:04X} " in line and " 0A " in line for table in tables for line in table.splitlines())
+
+    def link_bytes(self) -> dict[str, tuple[int, int]]:
+        """(received, sent) by each host's link since it was made, headers included."""
+        return {host: self._link_bytes(host) for host in self.hosts}
+
+    def _link_bytes(self, host: str) -> tuple[int, int]:
+        table = Path(f"/proc/{self.testbed.pid_1(host)}/net/dev").read_text(encoding="ascii")
+        values = next(line for line in table.splitlines() if line.strip().startswith("eth0:")).split(":")[1].split()
+        return int(values[0]), int(values[8])
+
+    def retransmits(self) -> int:
+        """TCP segments that all hosts have sent again so far."""
+        return sum(self._retransmits(host) for host in self.hosts)
+
+    def _retransmits(self, host: str) -> int:
+        lines = Path(f"/proc/{self.testbed.pid_1(host)}/net/snmp").read_text(encoding="ascii").splitlines()
+        names, values = (line.split() for line in lines if line.startswith("Tcp:"))
+        return int(values[names.index("RetransSegs")])
+
+
+class OneEach:
+    """Worker and server of rank k on host h(k+1), the scheduler on h1 (a Place of kvstore_team)."""
+
+    local_workers = 1
+
+    def __init__(self, testbed: Testbed, first_port: int) -> None:
+        self.testbed = testbed
+        self.next_port = first_port
+
+    def address(self, role: str, rank: int) -> str:
+        return str(self.testbed.address(f"h{rank + 1}"))
+
+    def port(self) -> int:
+        self.next_port += 1
+        return self.next_port - 1
+
+    def start(self, role: str, rank: int, command: Sequence[str], **popen: Any) -> Running:
+        host = f"h{rank + 1}"
+        child = psutil.Popen(self.testbed.command(host, command), cwd=CHECKOUT, **popen)
+        deadline = time.monotonic() + DEADLINE
+        while (pid := self.testbed.command_pid(child)) is None:
+            if child.poll() is not None or time.monotonic() > deadline:
+                raise TeamFailed(f"{role} {rank} cannot be started on {host}")
+            time.sleep(0.005)
+        return Running(f"{role}-{rank}", child, psutil.Process(pid))
+
+
+def received(client: subprocess.Popen, seconds: float) -> float:
+    """Bytes per second that an iperf3 client's peer has received."""
+    try:
+        output, _ = client.communicate(timeout=seconds + DEADLINE)
+        return float(json.loads(output)["end"]["sum_received"]["bits_per_second"]) / 8
+    except (subprocess.TimeoutExpired, ValueError, KeyError) as error:
+        client.kill()
+        raise TestbedError(f"iperf3 has no result: {error!r}") from error
+
+
+@contextmanager
+def bed_of(hosts: int, rate: str, folder: Path) -> Iterator[Bed]:
+    """A test bed whose hosts see this checkout, this Python and `folder`; it is removed, whatever happens."""
+    remove_orphans()
+    testbed = Testbed(f"{NAME}{os.getpid()}")
+    share = [str(CHECKOUT), sys.prefix, sys.base_prefix, str(folder)]
+    try:
+        testbed.up(Settings(hosts=hosts, rate=rate, share=tuple(map(os.path.abspath, share))))
+        yield Bed(testbed)
+    finally:
+        testbed.down()
+
+
+def remove_orphans() -> None:
+    """Test beds of a benchmark that was killed."""
+    for path in BASE.glob(f"{NAME}*"):
+        pid = path.name.removeprefix(NAME)
+        if pid.isdigit() and not Path("/proc", pid).exists():
+            Testbed(path.name).down()
+
+

@@ -1,0 +1,76 @@
+"""How the kvstore benchmarks judge results that a codec has made inexact. Knows numpy only.
+
+No single result is exact, so what counts is the sum of the results of all steps so far. Its error against the sum of
+all gradients is bounded for every codec (n workers, gradients g of at most G = 30 (rank + 1), sums of at most S):
+- bf16, fp16: each push and each result is rounded by at most one part in 2^8, 2^11; errors may add up over steps;
+- int8: one level of 127 at most is left over at each end (error feedback), however many steps there were;
+- 2bit: with a threshold t >= G no residual exceeds t at a worker and n t at a server (Seide et al. 2014, "1-Bit
+  Stochastic Gradient Descent", section 2: error feedback);
+- topk: what is sent is exact; every element lies between 0 and its sum, since all its gradients have one sign.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from kvstore_workload import WrongResult, marker
+
+LARGEST = 30.0  # of worker 0's gradients (kvstore_workload.patterns)
+TYPES = ("bf16", "fp16", "int8", "2bit", "topk")
+TOPK_RATIO = 0.01
+
+
+def parameters(codec: str, workers: int) -> dict[str, object]:
+    """For set_gradient_compression; 2bit's threshold is the largest gradient, so that residuals stay bounded."""
+    own = {"2bit": {"threshold": LARGEST * workers}, "topk": {"ratio": TOPK_RATIO}}
+    return {"type": codec, **own.get(codec, {})}
+
+
+def tolerance(codec: str, workers: int, steps: int, expected: np.ndarray) -> np.ndarray | float:
+    """The largest error that the sum of `steps` results may have."""
+    largest_sum = LARGEST * workers * (workers + 1) / 2
+    if codec == "topk":
+        return np.abs(expected)
+    return {"bf16": 2.0**-7 * largest_sum * steps, "fp16": 2.0**-10 * largest_sum * steps,
+            "int8": 2 * 1.1 * largest_sum / 127, "2bit": 2.0 * workers * LARGEST * workers}[codec]
+
+
+@dataclass
+class Cumulative:
+    """Sums up worker `rank`'s results and compares the sums with what all workers have pushed; see Reference."""
+
+    codec: str
+    shapes: list[tuple[int, ...]]
+    rank: int
+    workers: int
+    steps: int = 0
+    marked: float = 0.0  # sum of the marked elements' sums
+    totals: list[np.ndarray] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.totals = [np.zeros(shape, np.float32) for shape in self.shapes]
+
+    def advance(self, step: int) -> None:
+        """The step was taken by all workers."""
+        self.steps += 1
+        self.marked += marker(step) * self.workers * (self.workers + 1) / 2
+
+    def check_marked(self, results: list[np.ndarray]) -> None:
+        """Take this step's results in; nothing can be said of one step."""
+        for total, result in zip(self.totals, results, strict=True):
+            np.add(total, result, out=total)
+
+    def check_all(self, results: list[np.ndarray], sources: list[np.ndarray]) -> None:
+        """Raise WrongResult unless the sums over all steps are within the codec's tolerance."""
+        scale = np.float32(self.steps * self.workers * (self.workers + 1) / 2 / (self.rank + 1))
+        for key, (total, source) in enumerate(zip(self.totals, sources, strict=True)):
+            expected = (source * scale).reshape(-1)
+            expected[[0, expected.size // 2, -1]] = self.marked
+            error = np.abs(total.reshape(-1) - expected)
+            wrong = ~(error <= tolerance(self.codec, self.workers, self.steps, expected) + 1e-3)
+            if wrong.any():
+                raise WrongResult(
+                    f"worker {self.rank}, key {key}, {self.codec}: after {self.steps} steps the sums of {wrong.sum()} "
+                    f"of {wrong.size} elements are wrong, the first {total.reshape(-1)[wrong][:3]} where they should "
+                    f"be near {expected[wrong][:3]}")
+        if not any(total.any() for total in self.totals):
+            raise WrongResult(f"worker {self.rank}, {self.codec}: all results of {self.steps} steps are zero")

@@ -1,0 +1,135 @@
+"""What a codec is, and the pass over memory that most of them share: block by block, each block small enough for L2.
+
+Theory of operation. A codec turns a float32 array into fewer bytes and back. With a residual it has error feedback
+(Seide et al., "1-bit stochastic gradient descent", 2014, section 2; Karimireddy et al., "Error feedback fixes SignSGD",
+2019, algorithm 1): what is encoded is source + residual, and what the bytes do not say stays in the residual for the
+next time, so that nothing is lost, only late. A block codec does all steps of a block while it is in the cache: memory
+sees one read of the source, one read and one write of the residual, one write of the bytes.
+
+The bytes are little-endian, as are all hosts that dmltrain runs on. They depend on the values only, neither on
+alignment nor on the thread, so every run gives the same bits. Scratch belongs to the thread: any number of threads may
+use one codec.
+
+What is not finite is never hidden. bf16 and fp16 carry it like any value; int8 decodes the 512 elements around it to
+NaN, 2bit and topk the element itself (topk: inf as inf), just as training without a codec would show it. In the
+residual it is replaced by 0: after a batch that overflowed, and that a loss scaler may have skipped, the next is right.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import ClassVar
+
+import numpy as np
+
+BLOCK = 16384  # elements; a multiple of every codec's own blocks. Five arrays of 64 KiB fit any L2 of 512 KiB
+
+
+class Codec(ABC):
+    """One type with its parameters. Arrays are contiguous and one-dimensional; `length` is in float32 elements.
+
+    ValueError where the bytes are not as many as nbytes(length).
+    """
+
+    name: ClassVar[str]  # as in --gc-type
+    number: ClassVar[int]  # on the wire
+    needs_residual: ClassVar[bool]  # without a residual training suffers
+
+    @abstractmethod
+    def nbytes(self, length: int) -> int:
+        """How many bytes `length` elements take; it depends on nothing else."""
+
+    @abstractmethod
+    def encode(self, source: np.ndarray, target: np.ndarray, residual: np.ndarray | None = None) -> None:
+        """Write source + residual to `target` (uint8), and what that does not say to `residual` (float32).
+
+        `source` (float32) stays as it is. Without a residual the rest is lost.
+        """
+
+    @abstractmethod
+    def decode(self, data: np.ndarray, out: np.ndarray) -> None:
+        """out = the values of `data` (uint8)."""
+
+    @abstractmethod
+    def add(self, data: np.ndarray, total: np.ndarray) -> None:
+        """total += the values of `data` (uint8): to the bit what decoding and adding would give."""
+
+    def of_sum(self, num_workers: int) -> Codec:
+        """The codec for the sum of the values of that many workers."""
+        return self
+
+    def check(self, data: np.ndarray, length: int) -> None:
+        """Raises ValueError unless `data` has the size of `length` elements."""
+        if data.size != self.nbytes(length):
+            raise ValueError(f"{self.name}: {length} elements take {self.nbytes(length)} bytes, not {data.size}")
+
+
+class BlockCodec(Codec):
+    """A codec whose elements are independent, or depend on their own block only."""
+
+    @abstractmethod
+    def write(self, part: np.ndarray, start: int, target: np.ndarray, length: int) -> None:
+        """Encode elements [start, start + part.size) of `length` into their places in `target`."""
+
+    @abstractmethod
+    def read(self, data: np.ndarray, start: int, length: int, into: np.ndarray) -> None:
+        """Decode elements [start, start + into.size) of `length`."""
+
+    def encode(self, source: np.ndarray, target: np.ndarray, residual: np.ndarray | None = None) -> None:
+        self.check(target, source.size)
+        with np.errstate(all="ignore"):  # overflow, inf - inf: what becomes of them is said above
+            for start, stop in blocks(source.size):
+                if residual is None:
+                    self.write(source[start:stop], start, target, source.size)
+                else:
+                    self._write_all(source[start:stop], start, target, source.size, residual[start:stop])
+
+    def _write_all(self, part: np.ndarray, start: int, target: np.ndarray, length: int, left: np.ndarray) -> None:
+        np.add(part, left, out=left)
+        self.write(left, start, target, length)
+        sent = scratch("sent", left.size)
+        self.read(target, start, length, sent)
+        np.subtract(left, sent, out=left)
+        forget_what_is_not_finite(left)
+
+    def decode(self, data: np.ndarray, out: np.ndarray) -> None:
+        self.check(data, out.size)
+        with np.errstate(all="ignore"):
+            for start, stop in blocks(out.size):
+                self.read(data, start, out.size, out[start:stop])
+
+    def add(self, data: np.ndarray, total: np.ndarray) -> None:
+        self.check(data, total.size)
+        with np.errstate(all="ignore"):
+            for start, stop in blocks(total.size):
+                values = scratch("sent", stop - start)
+                self.read(data, start, total.size, values)
+                part = total[start:stop]
+                np.add(part, values, out=part)
+
+
+def blocks(length: int) -> Iterator[tuple[int, int]]:
+    """[start, stop) of each block."""
+    for start in range(0, length, BLOCK):
+        yield start, min(start + BLOCK, length)
+
+
+def forget_what_is_not_finite(left: np.ndarray) -> None:
+    """Set NaN and inf to 0, in a block of a residual."""
+    finite = scratch("finite", left.size, np.bool_)
+    np.isfinite(left, out=finite)
+    if not finite.all():
+        left[~finite] = 0.0
+
+
+_own = threading.local()
+
+
+def scratch(name: str, size: int, dtype: type = np.float32) -> np.ndarray:
+    """`size` elements, at most BLOCK, of this thread's array of that name; one name has one dtype everywhere."""
+    arrays = _own.__dict__
+    if name not in arrays:
+        arrays[name] = np.empty(BLOCK, dtype)
+    return arrays[name][:size]

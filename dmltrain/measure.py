@@ -1,0 +1,94 @@
+"""What one step of a training program costs on this machine, for a forecast before the run.
+
+The contract is in docs/environment.md: started with DMLTRAIN_MEASURE=SECONDS, a program trains nothing, reads no data
+and joins no job; it makes a few steps by itself, on made-up images of its data set's shape, prints one line
+
+    DMLTRAIN_MEASURE {"seconds_per_step": 0.41, "samples_per_step": 64, "model_bytes": 1090000, ...}
+
+on standard output, and exits with 0.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from dmltrain import backends, data, kvstore, models
+from dmltrain.data import cifar10, digits, mnist, synthetic
+from dmltrain.data.batches import Batch, TrainBatches
+from dmltrain.data.dataset import Dataset
+from dmltrain.options import Options
+
+MARK = "DMLTRAIN_MEASURE"
+NUM_CLASSES = 10  # of each of these
+SHAPES = {"cifar10": cifar10.DEFAULT_SHAPE, "digits": digits.SHAPE, "mnist": mnist.SHAPE,
+          "synthetic": synthetic.DEFAULT_SHAPE}  # what the network is fed, where --image-shape does not say otherwise
+BATCHES = 8  # of made-up images, used again and again
+WARM_UP = 2  # steps: memory is allocated, networks are compiled, libraries choose their algorithms
+GROUP_SECONDS = 0.2  # steps are timed in groups: to wait for a GPU after each would slow it down
+GRADIENT_BYTES = 4  # float32
+
+
+def line(options: Options, seconds: float) -> str:
+    """The line, after about `seconds` of steps. Raises UserError where training would."""
+    return f"{MARK} {json.dumps(measure(options, seconds))}"
+
+
+def measure(options: Options, seconds: float) -> dict[str, Any]:
+    """What the line says; `model_bytes` are those of one worker's gradients, as float32."""
+    shape = options.image_shape or SHAPES[options.dataset]
+    network = models.create(options.network, options.num_layers, NUM_CLASSES, shape)
+    alone = replace(options, kv_store="local", gc_type="none", staleness=None, update_on_kvstore=0)
+    backend = backends.load(backends.TABLE[options.backend].trainer)(
+        network, alone, kvstore.create("local", backend=options.backend))
+    batches = endless(data.load("synthetic", num_examples=BATCHES * options.batch_size, image_shape=shape), options)
+
+    def step() -> None:
+        batch = next(batches)
+        backend.train_step(batch.images, batch.labels, options.batch_size, 0.0)
+
+    found = seconds_per_step(step, backend.take_sums, seconds)
+    batches.close()
+    return {"seconds_per_step": found, "samples_per_step": options.batch_size,
+            "model_bytes": network.num_parameters * GRADIENT_BYTES, "network": network.name,
+            "batch_size": options.batch_size, "kv_store": kvstore.TYPES[options.kv_store], "gc_type": options.gc_type,
+            "backend": options.backend, "device": options.device_names[0], "devices": len(options.device_names)}
+
+
+def endless(dataset: Dataset, options: Options) -> Iterator[Batch]:
+    """Batches made as in training, in the background."""
+    order, epoch = np.arange(len(dataset.train)), 0
+    while True:
+        yield from TrainBatches(dataset.train, dataset.augment, dataset.image_shape, order, options.batch_size, BATCHES,
+                                options.seed, epoch, 0, 1, options.data_nthreads)
+        epoch += 1
+
+
+def seconds_per_step(step: Callable[[], None], settle: Callable[[], Any], seconds: float,
+                     clock: Callable[[], float] = time.perf_counter) -> float:
+    """The median over groups of steps; `settle` waits until all steps so far are done. Takes about `seconds`, or
+    WARM_UP steps where these take longer.
+    """
+    began = clock()
+
+    def timed(count: int) -> float:
+        since = clock()
+        for _ in range(count):
+            step()
+        settle()
+        return (clock() - since) / count
+
+    for _ in range(WARM_UP):
+        once = timed(1)
+    if clock() - began < seconds:
+        once = timed(1)
+    count, groups = max(1, round(GROUP_SECONDS / once)), [once]
+    while clock() - began + count * once < seconds:
+        groups.append(timed(count))
+    return median(groups[1:] or groups)

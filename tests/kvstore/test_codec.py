@@ -1,0 +1,312 @@
+"""Codecs: what the bytes say is right to the bit, and error feedback loses nothing."""
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dmltrain.kvstore import codec
+from dmltrain.kvstore.codec_block import BLOCK
+
+ALL = [{"type": "bf16"}, {"type": "fp16"}, {"type": "int8"}, {"type": "2bit", "threshold": 0.01},
+       {"type": "topk", "ratio": 0.05}]
+LENGTHS = [0, 1, 2, 3, 5, 511, 512, 513, 1027, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 515]
+every = pytest.mark.parametrize("parameters", ALL, ids=lambda parameters: parameters["type"])
+
+
+def normal(length, scale=0.01, seed=0):
+    return (np.random.default_rng(seed).standard_normal(length) * scale).astype(np.float32)
+
+
+def encode(kind, source, residual=None):
+    target = np.full(kind.nbytes(source.size), 0xA5, np.uint8)
+    kind.encode(source, target, residual)
+    return target
+
+
+def decode(kind, data, length):
+    out = np.full(length, np.nan, np.float32)
+    kind.decode(data, out)
+    return out
+
+
+def through(kind, source, residual=None):
+    return decode(kind, encode(kind, source, residual), source.size)
+
+
+def there_and_back(parameters, values):
+    return through(codec.make(parameters), np.array(values, np.float32))
+
+
+# What every type does
+
+
+@every
+@pytest.mark.parametrize("length", LENGTHS)
+def test_what_was_not_sent_is_in_the_residual(parameters, length):
+    kind, source, residual = codec.make(parameters), normal(length), normal(length, 0.003, seed=1)
+    kept, expected = source.copy(), source.astype(np.float64) + residual
+    sent = through(kind, source, residual)
+    np.testing.assert_allclose(sent.astype(np.float64) + residual, expected, rtol=1e-6, atol=1e-9)
+    assert np.array_equal(source, kept)
+    assert length < 100 or 0 < np.abs(residual).max() < np.abs(expected).max()
+
+
+@every
+@pytest.mark.parametrize("length", LENGTHS)
+def test_adding_is_decoding_and_adding_to_the_bit(parameters, length):
+    kind, total = codec.make(parameters), normal(length, seed=2)
+    data = encode(kind, normal(length))
+    expected = total + decode(kind, data, length)
+    kind.add(data, total)
+    assert np.array_equal(total, expected)
+
+
+@every
+def test_the_bytes_depend_on_the_values_only(parameters):
+    kind, length = codec.make(parameters), 2 * BLOCK + 515
+    source, residual = normal(length), normal(length, seed=1)
+    expected, left = encode(kind, source, residual.copy()), []
+    for offset in range(1, 4):
+        shifted, rest = (np.empty(length + 4, np.float32)[offset:offset + length] for _ in range(2))
+        shifted[:], rest[:] = source, residual
+        assert np.array_equal(encode(kind, shifted, rest), expected)
+        left.append(rest)
+        out = np.empty(length + 4, np.float32)[offset:offset + length]
+        kind.decode(expected, out)
+        assert np.array_equal(out, decode(kind, expected, length))
+    assert np.array_equal(left[0], left[1]) and np.array_equal(left[0], left[2])
+
+
+@every
+def test_threads_do_not_disturb_each_other(parameters):
+    kind, sources = codec.make(parameters), [normal(3 * BLOCK, seed=seed) for seed in range(4)]
+    expected, found = [through(kind, source) for source in sources], {}
+
+    def work(index):
+        found[index] = all(np.array_equal(through(kind, sources[index]), expected[index]) for _ in range(20))
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == dict.fromkeys(range(4), True)
+
+
+@every
+def test_zeros_stay_zeros(parameters):
+    residual = np.zeros(700, np.float32)
+    assert not through(codec.make(parameters), np.zeros(700, np.float32), residual).any()
+    assert not residual.any()
+
+
+@every
+@pytest.mark.parametrize("value", [1e-45, -3e-42, 1e-38, 1e-36, 3.4e38, -np.finfo(np.float32).max])
+def test_tiny_and_huge_values_are_sent_or_kept(parameters, value):
+    kind, residual = codec.make(parameters), np.zeros(600, np.float32)
+    source = np.zeros(600, np.float32)
+    source[7] = value
+    sent = through(kind, source, residual)
+    if np.isfinite(sent).all():
+        assert np.float64(sent[7]) + np.float64(residual[7]) == pytest.approx(float(source[7]), rel=1e-6)
+    else:  # beyond fp16, or rounded up beyond bf16
+        assert abs(value) > 3.3e38 and kind.name in ("bf16", "fp16") and sent[7] == np.sign(value) * np.inf
+        assert residual[7] == 0
+    assert np.count_nonzero(sent) <= 1 and np.count_nonzero(residual) <= 1
+
+
+@every
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("length, where", [(5, 4), (2 * BLOCK + 3, BLOCK + 3), (2 * BLOCK + 3, 2 * BLOCK + 2)])
+def test_what_is_not_finite_is_seen_once_and_forgotten(parameters, value, length, where):
+    kind, source, residual = codec.make(parameters), normal(length), np.zeros(length, np.float32)
+    source[where] = value
+    sent = through(kind, source, residual)
+    assert not np.isfinite(sent[where]) and np.isfinite(residual).all()
+    group = slice(where // 512 * 512, where // 512 * 512 + 512) if kind.name == "int8" else slice(where, where + 1)
+    others = np.ones(length, bool)
+    others[group] = False
+    assert np.isfinite(sent[others]).all()
+    assert np.isfinite(through(kind, normal(length), residual)).all() and np.isfinite(residual).all()
+
+
+@every
+def test_overflow_of_the_sum_of_source_and_residual_is_seen_and_forgotten(parameters):
+    source = np.full(5, 3e38, np.float32)
+    residual = source.copy()
+    assert not np.isfinite(through(codec.make(parameters), source, residual)).all()
+    assert np.isfinite(residual).all()
+
+
+@every
+def test_a_wrong_number_of_bytes_is_named(parameters):
+    kind = codec.make(parameters)
+    wrong, right = np.zeros(kind.nbytes(100) + 1, np.uint8), np.zeros(100, np.float32)
+    for call in (lambda: kind.encode(right, wrong), lambda: kind.decode(wrong, right), lambda: kind.add(wrong, right)):
+        with pytest.raises(ValueError, match=f"{kind.name}: 100 elements take {kind.nbytes(100)} bytes, not"):
+            call()
+
+
+# bf16 and fp16
+
+
+@pytest.mark.parametrize("name, size", [("bf16", 2), ("fp16", 2), ("int8", 1), ("2bit", 0.25), ("topk", 0.08)])
+def test_sizes(name, size):
+    assert codec.make({"type": name}).nbytes(1 << 20) == pytest.approx(size * (1 << 20), rel=0.008)
+
+
+def any_bits(seed=0):
+    return np.random.default_rng(seed).integers(0, 1 << 32, 400_000, dtype=np.uint32).view(np.float32)
+
+
+def test_fp16_is_what_numpy_says():
+    halves = np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float32)
+    halves = halves[np.isfinite(halves)]
+    middles = (halves[:-1] + halves[1:]) / 2
+    beside = [np.nextafter(middles, np.float32(sign * np.inf)) for sign in (-1, 1)]
+    edges = np.array([65503.9, 65519.99, 65520, 65536, 1e9, np.inf, -np.inf, np.nan, -0.0], np.float32)
+    source = np.concatenate([halves, middles, *beside, edges, any_bits()])
+    data = encode(codec.make({"type": "fp16"}), source)
+    with np.errstate(all="ignore"):
+        expected = source.astype(np.float16)
+    same = (data.view(np.uint16) == expected.view(np.uint16)) | (np.isnan(source) & np.isnan(data.view(np.float16)))
+    assert same.all()
+    np.testing.assert_array_equal(decode(codec.make({"type": "fp16"}), data, source.size), expected.astype(np.float32))
+
+
+def test_bf16_is_the_nearest_and_even_on_a_tie():
+    source = any_bits()
+    source = source[np.abs(source) < 3.38e38]  # finite, also when rounded up
+    below = (source.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)  # towards 0
+    above = (below.view(np.uint32) + np.uint32(0x10000)).view(np.float32)
+    to_below, to_above = (np.abs(source.astype(np.float64) - side) for side in (below, above))
+    even = np.where(below.view(np.uint32) & np.uint32(0x10000), above, below)
+    expected = np.where(to_below == to_above, even, np.where(to_below < to_above, below, above))
+    assert np.array_equal(through(codec.make({"type": "bf16"}), source).view(np.uint32), expected.view(np.uint32))
+
+
+@pytest.mark.parametrize("bits", [0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF, 0xFF800001, 0x7FC00000])
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_every_nan_stays_nan(name, bits):
+    assert np.isnan(there_and_back({"type": name}, np.array([1, bits], np.uint32).view(np.float32))[1])
+
+
+def test_the_bytes_never_change_unnoticed():
+    values = np.array([1.0, -2.5, 0.1, 3.0, 0.0, -0.6], np.float32)
+    golden = {"bf16": "803f20c0cd3d404000001abf", "fp16": "003c00c1662e00420000cdb8",
+              "int8": "0683c13c" "2a9604" "7f00e7", "2bit": "49" "08", "topk": "03000000" "00004040"}
+    for name, expected in golden.items():
+        assert encode(codec.make({"type": name}), values).tobytes().hex() == expected, name
+
+
+# int8
+
+
+@given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=700))
+@settings(deadline=None, max_examples=60)
+def test_int8_errs_by_half_a_step_of_the_group(values):
+    source = np.array(values, np.float32)
+    sent = there_and_back({"type": "int8"}, source)
+    for start in range(0, source.size, 512):
+        group, step = source[start:start + 512], np.abs(source[start:start + 512]).max() / 127
+        assert np.abs(sent[start:start + 512] - group).max() <= max(step * 0.5001, 1.5e-38)
+
+
+def test_an_outlier_costs_its_own_group_only():
+    source = normal(2048)
+    alone = there_and_back({"type": "int8"}, source)
+    source[600] = 1e4
+    beside = there_and_back({"type": "int8"}, source)
+    assert np.array_equal(alone[:512], beside[:512]) and np.array_equal(alone[1024:], beside[1024:])
+    assert beside[600] == 1e4 and np.count_nonzero(beside[512:1024]) == 1
+
+
+# 2bit
+
+
+def test_2bit_sends_one_threshold_at_a_time():
+    kind, residual = codec.make({"type": "2bit", "threshold": 0.5}), np.zeros(5, np.float32)
+    source = np.array([0.5, -0.5, 0.49, -1.2, 0.2], np.float32)
+    assert through(kind, source, residual).tolist() == [0.5, -0.5, 0, -0.5, 0]
+    assert through(kind, source, residual).tolist() == [0.5, -0.5, 0.5, -0.5, 0]
+    assert through(kind, source, residual).tolist() == [0.5, -0.5, 0.5, -0.5, 0.5]
+
+
+# topk
+
+
+def test_topk_sends_the_greatest_and_the_first_of_equals():
+    kind = codec.make({"type": "topk", "ratio": 0.5})
+    assert through(kind, np.array([1, -3, 2, 2, 2, 0], np.float32)).tolist() == [0, -3, 2, 2, 0, 0]
+
+
+@pytest.mark.parametrize("ratio", [1e-9, 0.001, 0.01, 0.3, 1.0])
+@pytest.mark.parametrize("shape", ["normal", "few", "equal", "periodic", "ascending"])
+def test_topk_sends_the_greatest_whatever_the_sample_shows(ratio, shape):
+    length = 50_021
+    source = {"normal": normal(length), "equal": np.ones(length, np.float32),
+              "few": np.where(np.arange(length) % 9973 == 1, 1, 0).astype(np.float32),
+              "periodic": (np.arange(length) % 7 != 0).astype(np.float32),
+              "ascending": np.arange(length, dtype=np.float32)}[shape]
+    kind = codec.make({"type": "topk", "ratio": ratio})
+    greatest = np.sort(np.argsort(-np.abs(source), kind="stable")[:kind.count(length)])
+    expected = np.zeros(length, np.float32)
+    expected[greatest] = source[greatest]
+    data = encode(kind, source)
+    assert np.array_equal(data[:4 * greatest.size].view(np.uint32), greatest)
+    assert np.array_equal(decode(kind, data, length), expected)
+
+
+def test_topk_forgets_what_is_not_finite_even_if_it_could_not_be_sent():
+    source = np.full(1000, np.nan, np.float32)
+    source[::2], residual = -np.inf, np.zeros(1000, np.float32)
+    sent = through(codec.make({"type": "topk", "ratio": 0.01}), source, residual)
+    assert np.count_nonzero(np.isnan(sent)) == 10 and not residual.any()
+
+
+def test_topk_refuses_places_outside():
+    kind = codec.make({"type": "topk", "ratio": 0.1})
+    data = encode(kind, normal(100))
+    data[36:40].view(np.uint32)[0] = 100
+    for call in (kind.decode, kind.add):
+        with pytest.raises(ValueError, match="place 100 is outside of the 100 elements"):
+            call(data, np.zeros(100, np.float32))
+
+
+# Making one
+
+
+def test_types_have_the_numbers_of_the_wire():
+    assert codec.TYPES == ("none", "bf16", "fp16", "int8", "2bit", "topk")
+    assert codec.make({"type": "none"}) is None
+    made = [codec.make({"type": name}) for name in codec.TYPES[1:]]
+    assert [kind.name for kind in made] == list(codec.TYPES[1:])
+    assert [kind.number for kind in made] == [2, 3, 4, 5, 6]
+    assert [kind.needs_residual for kind in made] == [False, False, True, True, True]
+
+
+def test_defaults_and_parameters():
+    assert codec.make({"type": "2bit"}) == codec.make({"type": "2bit", "threshold": 0.5})
+    assert codec.make({"type": "topk"}) == codec.make({"type": "topk", "ratio": 0.01})
+    assert codec.make({"type": "2bit", "threshold": 2}) != codec.make({"type": "2bit"})
+
+
+@pytest.mark.parametrize("parameters, message", [
+    ({"type": "1bit"}, "no type '1bit'; the types are none, bf16, fp16, int8, 2bit, topk"),
+    ({}, "no type None; the types are none, bf16"),
+    ({"type": "int8", "threshold": 0.5}, "int8 has no parameter 'threshold'; it has none"),
+    ({"type": "none", "ratio": 0.5}, "none has no parameter 'ratio'; it has none"),
+    ({"type": "2bit", "ratio": 0.5}, "2bit has no parameter 'ratio'; the only one is 'threshold'"),
+    ({"type": "2bit", "threshold": 0}, "2bit: threshold is 0, expected a number above 0$"),
+    ({"type": "2bit", "threshold": float("nan")}, "threshold is nan, expected"),
+    ({"type": "2bit", "threshold": float("inf")}, "threshold is inf, expected"),
+    ({"type": "2bit", "threshold": "0.5"}, "threshold is '0.5', expected a number"),
+    ({"type": "2bit", "threshold": True}, "threshold is True, expected a number"),
+    ({"type": "topk", "ratio": 1.5}, "topk: ratio is 1.5, expected a number above 0 and at most 1$"),
+])
+def test_wrong_parameters_are_explained(parameters, message):
+    with pytest.raises(ValueError, match=message):
+        codec.make(parameters)

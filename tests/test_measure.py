@@ -1,0 +1,93 @@
+"""DMLTRAIN_MEASURE: what a step costs, said in one line instead of training."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dmltrain import data, env, measure, models
+from dmltrain.errors import UserError
+from dmltrain.options import Options
+
+ROOT = Path(__file__).parents[1]
+
+
+class Machine:
+    """Steps that take a time of their own; devices that are done only when one waits for them."""
+
+    def __init__(self, *seconds: float):
+        self.now, self.steps, self.due, self._seconds = 100.0, 0, 0.0, list(seconds)
+
+    def clock(self) -> float:
+        return self.now
+
+    def step(self) -> None:
+        self.due += self._seconds[min(self.steps, len(self._seconds) - 1)]
+        self.steps += 1
+
+    def settle(self) -> None:
+        self.now, self.due = self.now + self.due, 0.0
+
+    def measure(self, seconds: float) -> float:
+        return measure.seconds_per_step(self.step, self.settle, seconds, self.clock)
+
+
+@pytest.mark.parametrize("step", [0.001, 0.05, 0.7])
+def test_the_first_steps_do_not_count_and_time_is_kept(step):
+    machine = Machine(1.0, 0.5, step)
+    assert machine.measure(5.0) == pytest.approx(step)
+    assert 4.0 < machine.now - 100 <= 5.1
+
+
+def test_a_disturbance_does_not_count():
+    machine = Machine(*[0.1] * 20, 3.0, 0.1)
+    assert machine.measure(6.0) == pytest.approx(0.1)
+
+
+def test_steps_longer_than_the_time_are_few():
+    machine = Machine(30.0, 20.0)
+    assert machine.measure(5.0) == pytest.approx(20.0)
+    assert machine.steps == measure.WARM_UP
+
+
+def test_every_data_set_has_its_shape():
+    assert measure.SHAPES.keys() == data.DATASETS.keys()
+    for name in ("digits", "synthetic"):
+        dataset = data.load(name)
+        assert (dataset.image_shape, dataset.num_classes) == (measure.SHAPES[name], measure.NUM_CLASSES)
+
+
+def test_what_the_line_says_of_the_network():
+    options = Options(network="mlp", dataset="mnist", batch_size=16, kv_store="dist_device_sync", data_dir="/nowhere")
+    word, _, text = measure.line(options, 0.2).partition(" ")
+    found = json.loads(text)
+    assert word == measure.MARK
+    network = models.create("mlp", None, 10, (1, 28, 28))
+    assert found.pop("seconds_per_step") > 0
+    assert found == {"samples_per_step": 16, "model_bytes": 4 * network.num_parameters, "network": "mlp",
+                     "batch_size": 16, "kv_store": "dist_sync", "gc_type": "none", "backend": "torch", "device": "cpu",
+                     "devices": 1}
+
+
+def test_a_program_measures_instead_of_training(tmp_path):
+    """Also as a worker of a job that has no servers; nothing is read or written."""
+    environment = {**os.environ, "DMLTRAIN_MEASURE": "0.3", "DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "2"}
+    command = [sys.executable, ROOT / "examples" / "train_cifar10.py", "--network", "lenet", "--batch-size", "8",
+               "--kv-store", "dist_sync", "--model-prefix", "here", "--data-dir", "nowhere"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    assert line.startswith("DMLTRAIN_MEASURE {") and '"kv_store": "dist_sync"' in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_time_is_a_number_of_seconds():
+    assert env.measure_seconds({}) == 0
+    assert env.measure_seconds({"DMLTRAIN_MEASURE": "2.5"}) == 2.5
+    with pytest.raises(UserError, match="DMLTRAIN_MEASURE='soon'"):
+        env.measure_seconds({"DMLTRAIN_MEASURE": "soon"})
