@@ -1,7 +1,7 @@
 """How fast gradients cross the parameter server: dmltrain against MXNet 1.9.1's `dist_sync` and gloo's all-reduce.
 
-In a step every worker pushes all keys and pulls all keys (ResNet-50's parameters as 100 arrays, 102 MB) over TCP on
-loopback. A step's time is the slower worker's, measured inside the workers; no barrier is timed. All systems' processes
+In a step every worker pushes all keys and pulls all keys (ResNet-50's parameters as 100 arrays, 102 MB) on one host:
+over TCP on loopback, and, where the system has it, through shared memory (shm). A step's time is the slower worker's, measured inside the workers; no barrier is timed. All systems' processes
 are started once and stay, blocked in their sockets, while the others have their turn. Turns are interleaved A B A B,
 `--repeats` times; a ratio is the median over the pairs. Before each step the gradients are written anew, and after it
 the result is checked, both untimed. All have default settings. Two columns say whether to trust the times, both should
@@ -29,10 +29,13 @@ from kvstore_workload import KEYS, bytes_of, shapes_of
 # In the order of their turns: what is compared runs one after the other.
 CONTESTS = (
     Contest("mxnet", "sum", "MXNet dist_sync, sum only", "kvstore_mxnet.py", launcher_threads=False),
-    Contest("dmltrain", "sum", "dmltrain dist_sync, sum only", "kvstore_dmltrain.py"),
+    Contest("dmltrain", "sum", "dmltrain dist_sync, sum only, shm", "kvstore_dmltrain.py", transport="shm"),
+    Contest("dmltrain", "sum", "dmltrain dist_sync, sum only, tcp", "kvstore_dmltrain.py", transport="tcp"),
     Contest("mxnet", "momentum", "MXNet dist_sync, momentum on server", "kvstore_mxnet.py", launcher_threads=False),
-    Contest("dmltrain", "momentum-worker", "dmltrain dist_sync, momentum on workers", "kvstore_dmltrain.py"),
-    Contest("dmltrain", "momentum-server", "dmltrain dist_sync, momentum on server", "kvstore_dmltrain.py"),
+    Contest("dmltrain", "momentum-worker", "dmltrain dist_sync, momentum on workers, shm", "kvstore_dmltrain.py",
+            transport="shm"),
+    Contest("dmltrain", "momentum-server", "dmltrain dist_sync, momentum on server, shm", "kvstore_dmltrain.py",
+            transport="shm"),
     Contest("gloo", "tensors", "gloo all-reduce, 100 tensors", "kvstore_gloo.py", servers=False),
     Contest("gloo", "flat", "gloo all-reduce, one flat tensor", "kvstore_gloo.py", servers=False),
 )
@@ -86,7 +89,7 @@ def teams_of(arguments: argparse.Namespace) -> Iterator[list[Team]]:
         for contest in (contest for contest in CONTESTS if contest.system in arguments.systems):
             print(f"starting {contest.label}", file=sys.stderr)
             call = ["--call", arguments.mxnet_call] if contest.system == "mxnet" else []
-            place = folder / f"{contest.system}-{contest.mode}"
+            place = folder / f"{contest.system}-{contest.mode}-{contest.transport}"
             place.mkdir()
             teams.append(Team(contest, arguments.workers, arguments.servers, options + call, place))
             stack.callback(teams[-1].stop)

@@ -15,40 +15,50 @@ from kvstore_workload import LEARNING_RATE, MOMENTUM, bytes_of, shapes_of
 import dmltrain.kvstore
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 
 class Dmltrain:
-    """One dmltrain worker; gradients and results live in flat arenas as in training."""
+    """One dmltrain worker, as in training: gradients are written where pushes leave from without a copy, and sums are
+    read where the server wrote them."""
 
     def __init__(self, shapes: list[tuple[int, ...]], mode: str, codec: str = "none") -> None:
         self.kv = dmltrain.kvstore.create("dist_sync")
         if codec != "none":
             self.kv.set_gradient_compression(parameters(codec, self.kv.num_workers))
-        self.keys = list(range(len(shapes)))
-        self.values, self.outs = arena(shapes), arena(shapes)
-        self.weights: list[torch.Tensor] = []
+        self.shapes, self.keys = shapes, list(range(len(shapes)))
+        self.weights = arena(shapes)
         if mode == "momentum-server":
             self.kv.set_optimizer({"name": "sgd", "lr": LEARNING_RATE, "momentum": MOMENTUM})
-        self.kv.init(self.keys, self.outs)
-        self.optimizer = self.worker_optimizer(shapes) if mode == "momentum-worker" else None
-        self.gradients = [value.numpy() for value in self.values]
-        self.results = [array.numpy() for array in self.weights or self.outs]
+        self.kv.init(self.keys, self.weights)
+        self.values = self.kv.buffers(self.keys)
+        self.gradients = [value.reshape(shape) for value, shape in zip(self.values, shapes, strict=True)]
+        self.optimizer = self.worker_optimizer() if mode == "momentum-worker" else None
+        self.results = [weight.numpy() for weight in self.weights]
 
-    def worker_optimizer(self, shapes: list[tuple[int, ...]]) -> torch.optim.Optimizer:
+    def worker_optimizer(self) -> torch.optim.Optimizer:
         """PyTorch's one-pass SGD on this worker's weights, with the sums as their gradients."""
         import torch
 
-        self.weights = arena(shapes)
-        for weight, out in zip(self.weights, self.outs, strict=True):
-            weight.grad = out
         return torch.optim.SGD(self.weights, lr=LEARNING_RATE, momentum=MOMENTUM, fused=True)
 
     def step(self) -> None:
         """Push all, pull all, wait for all; then the optimizer where it is this worker's."""
-        self.kv.pushpull(self.keys, self.values, out=self.outs, wait=False).wait()
+        handle = self.kv.pushpull(self.keys, self.values, out=dmltrain.kvstore.READ, wait=False)
+        handle.wait()
         if self.optimizer:
-            self.optimizer.step()
+            self.make_step(handle.values)
+        else:
+            self.results = [value.reshape(shape) for value, shape in zip(handle.values, self.shapes, strict=True)]
+
+    def make_step(self, sums: list[np.ndarray]) -> None:
+        """The optimizer's step with gradients that lie in the server's memory."""
+        import torch
+
+        for weight, total in zip(self.weights, sums, strict=True):
+            weight.grad = torch.from_numpy(total).view(weight.shape)
+        self.optimizer.step()
 
     def close(self) -> None:
         """Leave the job."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from kvstore_team import Team
 
 MOMENTUM_MODES = ("momentum-worker", "momentum-server")  # dmltrain's; the ratio takes the better one and names it
+TRANSPORTS = ("tcp", "shm")
 LIMITS = {
     "memcpy": "memcpy, one thread",
     "sum_in_place": "sum in place, one thread",
@@ -15,23 +16,40 @@ LIMITS = {
 
 def report(teams: list[Team], limits: list[dict[str, float]], facts: dict) -> dict:
     """Everything a reader needs to judge and repeat the run, as JSON values; times in seconds."""
-    turns = {(team.contest.system, team.contest.mode): [block.seconds for block in team.blocks] for team in teams}
-    momentum = {mode: pairs(turns, ("mxnet", "momentum"), ("dmltrain", mode)) for mode in MOMENTUM_MODES}
+    turns = {key_of(team): [block.seconds for block in team.blocks] for team in teams}
+    to_mxnet = {way: pairs(turns, ("mxnet", "sum", ""), ("dmltrain", "sum", way)) for way in TRANSPORTS}
+    momentum = {mode: pairs(turns, ("mxnet", "momentum", ""), ("dmltrain", mode, "shm")) for mode in MOMENTUM_MODES}
     best = max(momentum, key=lambda mode: median(momentum[mode]) or 0.0)
-    paired = {"sum": pairs(turns, ("mxnet", "sum"), ("dmltrain", "sum")), "momentum": momentum[best]}
-    gloo = {mode: pairs(turns, ("gloo", mode), ("dmltrain", "sum")) for mode in ("tensors", "flat")}
+    gloo = {f"{way}, {mode}": pairs(turns, ("gloo", mode, ""), ("dmltrain", "sum", way))
+            for way in TRANSPORTS for mode in ("tensors", "flat")}
+    shm = turns.get(("dmltrain", "sum", "shm"), [])
+    bound = [bound_seconds(limit, facts["workload"]) for limit in limits]
     return {
-        "ratio_to_mxnet": {name: median(ratios) for name, ratios in paired.items()},
+        "ratio_to_mxnet": {way: median(ratios) for way, ratios in to_mxnet.items()},
+        "ratio_to_mxnet_momentum": median(momentum[best]),
         "ratio_to_mxnet_momentum_is_of": best if momentum[best] else None,
-        "ratio_to_mxnet_of_each_turn": paired | momentum,
-        "ratio_to_gloo": {mode: median(ratios) for mode, ratios in gloo.items()},
+        "ratio_to_mxnet_of_each_turn": to_mxnet | momentum,
+        "ratio_to_gloo": {which: median(ratios) for which, ratios in gloo.items()},
+        "share_of_memory_bound": median([b / t for b, t in zip(bound, shm, strict=False)]),
         "contests": [contest(team) for team in teams],
         "limits": {name: spread([limit[name] for limit in limits]) for name in LIMITS},
         **facts,
     }
 
 
-def pairs(turns: dict[tuple[str, str], list[float]], other: tuple[str, str], ours: tuple[str, str]) -> list[float]:
+def key_of(team: Team) -> tuple[str, str, str]:
+    """What tells a contest from the others."""
+    return team.contest.system, team.contest.mode, team.contest.transport
+
+
+def bound_seconds(limit: dict[str, float], workload: dict) -> float:
+    """What moving (workers + 1) V bytes costs at memcpy's rate, which reads V bytes and writes V: each worker's gradient
+    is read once, and the sum written once."""
+    return (workload["workers"] + 1) / 2 * limit["memcpy"]
+
+
+def pairs(turns: dict[tuple[str, str, str], list[float]], other: tuple[str, str, str], ours: tuple[str, str, str]
+          ) -> list[float]:
     """How many times faster ours was in each pair of turns; empty if one of the two did not run."""
     return [a / b for a, b in zip(turns.get(other, []), turns.get(ours, []), strict=False)]
 
@@ -51,6 +69,7 @@ def contest(team: Team) -> dict:
     return {
         "system": team.contest.system,
         "mode": team.contest.mode,
+        "transport": team.contest.transport,
         "label": team.contest.label,
         "seconds": spread([block.seconds for block in team.blocks]),
         "seconds_of_each_turn": [block.seconds for block in team.blocks],
@@ -92,12 +111,12 @@ def milliseconds(seconds: dict[str, float]) -> str:
 
 def ratio_lines(result: dict) -> list[str]:
     """How many times faster dmltrain is, with the pairs it is the median of."""
-    label = {"sum": "sum only", "momentum": f"SGD momentum ({result['ratio_to_mxnet_momentum_is_of']})"}
-    lines = [
-        f"dmltrain / MXNet, {label[name]}: {ratio:.2f}x  (turns: "
-        + " ".join(f"{each:.2f}" for each in result["ratio_to_mxnet_of_each_turn"][name]) + ")"
-        for name, ratio in result["ratio_to_mxnet"].items()
-        if ratio is not None
-    ]
-    gloo = [f"{ratio:.2f}x ({mode})" for mode, ratio in result["ratio_to_gloo"].items() if ratio is not None]
-    return lines + ([f"dmltrain / gloo all-reduce, sum only: {', '.join(gloo)}"] if gloo else [])
+    best, each = result["ratio_to_mxnet_momentum_is_of"], result["ratio_to_mxnet_of_each_turn"]
+    ratios = {way: (f"sum only, {way}", ratio) for way, ratio in result["ratio_to_mxnet"].items()}
+    ratios |= {best: (f"SGD momentum ({best}), shm", result["ratio_to_mxnet_momentum"])}
+    lines = [f"dmltrain / MXNet, {label}: {ratio:.2f}x  (turns: {' '.join(f'{turn:.2f}' for turn in each[name])})"
+             for name, (label, ratio) in ratios.items() if ratio is not None]
+    gloo = [f"{ratio:.2f}x ({which})" for which, ratio in result["ratio_to_gloo"].items() if ratio is not None]
+    share = result["share_of_memory_bound"]
+    bound = [] if share is None else [f"shm reaches {share:.0%} of the bound: (n + 1) V bytes at memcpy's rate"]
+    return lines + ([f"dmltrain / gloo all-reduce, sum only: {', '.join(gloo)}"] if gloo else []) + bound

@@ -40,6 +40,7 @@ class Contest:
     label: str
     program: str  # file beside this one
     servers: bool = True  # has a scheduler and servers
+    transport: str = ""  # DMLTRAIN_TRANSPORT
     launcher_threads: bool = True  # OMP_NUM_THREADS as dmltrain-launch sets it; False: the system's own default
     codec: str = "none"  # dmltrain's --gc-type
 
@@ -176,6 +177,8 @@ def environment(contest: Contest, workers: int, servers: int, folder: Path, plac
         "DMLTRAIN_KEY_FILE": str(key_file),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")])),
     }
+    if contest.transport:
+        variables["DMLTRAIN_TRANSPORT"] = contest.transport
     variables.pop("OMP_NUM_THREADS", None)
     if contest.launcher_threads:
         variables["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // workers))

@@ -12,9 +12,9 @@ from typing import NoReturn
 from dmltrain import backends, env
 from dmltrain.env import Environment
 from dmltrain.errors import JobLost, UserError, exit_now
-from dmltrain.kvstore.base import TYPES, Handle, KVStore
+from dmltrain.kvstore.base import READ, TYPES, Handle, KVStore
 
-__all__ = ["TYPES", "Handle", "KVStore", "create", "serve", "serve_and_exit"]
+__all__ = ["READ", "TYPES", "Handle", "KVStore", "create", "serve", "serve_and_exit"]
 
 
 def create(kind: str = "local", *, staleness: float | None = None, environment: Environment | None = None,
