@@ -8,35 +8,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmltrain.kvstore import wire
-from dmltrain.kvstore.wire import FrameError, Header, Kind, VersionError
+from dmltrain.kvstore.wire import Flag, FrameError, Header, Kind, VersionError
 
 GOLDEN = bytes.fromhex(
-    "444d4c5401210000"  # DMLT, version 1, PUSH, float32, no flags
+    "444d4c5402210003"  # DMLT, version 2, PUSH, float32, in shared memory and asking for the value
     "00000003" "00000007" "00000002"  # worker 3, key 7, slice 2
     "000000000000000c" "3fb999999999999a" "0000000000000400"  # round 12, learning rate 0.1, 1024 bytes
+    "0000000000100040" "3e800000" "3f000000"  # at 1 MiB + 64, waited 0.25 s, worked 0.5 s
 )
 
 
 def test_the_layout_never_changes_unnoticed():
-    packed = Header(Kind.PUSH, 1024, 3, 7, 2, 12, 0.1).pack()
+    packed = Header(Kind.PUSH, 1024, 3, 7, 2, 12, 0.1, 0, Flag.SHARED | Flag.PULL, 2**20 + 64, 0.25, 0.5).pack()
     assert packed == GOLDEN + zlib.crc32(GOLDEN).to_bytes(4, "big")
-    assert len(packed) == wire.HEADER_SIZE == 48
+    assert len(packed) == wire.HEADER_SIZE == 64
 
 
 @given(st.sampled_from(list(Kind)), *[st.integers(0, 2**32 - 1)] * 3, st.integers(0, 2**63), st.integers(0, 2**63),
-       st.floats(allow_nan=False), st.integers(0, 1))
-def test_headers_come_back_as_they_were(kind, worker, key, index, round_, length, number, dtype):
-    header = Header(int(kind), length, worker, key, index, round_, number, dtype)
+       st.floats(allow_nan=False), st.integers(0, 6), st.integers(0, 3), st.integers(0, 2**63),
+       st.floats(0, 1e6, width=32))
+def test_headers_come_back_as_they_were(kind, worker, key, index, round_, length, number, dtype, flags, place, waited):
+    header = Header(int(kind), length, worker, key, index, round_, number, dtype, flags, place, waited, waited / 2)
     assert Header.unpack(header.pack()) == header
 
 
-@given(st.binary(max_size=96))
+@given(st.binary(max_size=128))
 def test_noise_is_refused(data):
     with pytest.raises(FrameError):
         Header.unpack(data)
 
 
-@given(st.integers(0, 47), st.integers(1, 255))
+@given(st.integers(0, 63), st.integers(1, 255))
 def test_any_changed_byte_is_refused(position, change):
     damaged = bytearray(Header(Kind.PULL, 0, 1, 2, 3, 4).pack())
     damaged[position] ^= change
@@ -47,12 +49,13 @@ def test_any_changed_byte_is_refused(position, change):
 def test_another_version_is_named():
     body = bytearray(Header(Kind.HELLO).pack()[:-4])
     body[4] = 9
-    with pytest.raises(VersionError, match="version 9, expected 1"):
+    with pytest.raises(VersionError, match="version 9, expected 2"):
         Header.unpack(bytes(body) + zlib.crc32(body).to_bytes(4, "big"))
 
 
 @pytest.mark.parametrize("position, value, message", [(5, 250, "unknown frame kind 250"),
-                                                      (6, 9, "unknown element type 9")])
+                                                      (6, 9, "unknown element type 9"),
+                                                      (7, 4, "unknown flags 4")])
 def test_a_wrong_field_is_named(position, value, message):
     body = bytearray(Header(Kind.PUSH).pack()[:-4])
     body[position] = value
