@@ -248,10 +248,10 @@ def test_2bit_without_a_threshold_finds_level_and_threshold(shape):
     np.testing.assert_allclose(np.abs(sent[chosen]), magnitude[chosen].mean(), rtol=1e-4)
 
 
-def test_2bit_has_a_level_for_each_16384_elements():
-    source = np.concatenate([normal(16384, 1.0), normal(16384, 1e-6)])
+def test_2bit_has_a_level_for_each_65536_elements():
+    source = np.concatenate([normal(65536, 1.0), normal(65536, 1e-6)])
     sent = there_and_back({"type": "2bit"}, source)
-    assert 1e-6 < np.abs(sent[16384:]).max() < 3e-6 and 1 < np.abs(sent[:16384]).max() < 3
+    assert 1e-6 < np.abs(sent[65536:]).max() < 3e-6 and 1 < np.abs(sent[:65536]).max() < 3
 
 
 def test_2bit_sends_sums_in_steps_of_as_many_thresholds():
@@ -360,7 +360,7 @@ class Job:
 @pytest.mark.parametrize("parameters", [{"type": "int8"}, {"type": "2bit"}, {"type": "2bit", "threshold": 0.01},
                                         {"type": "topk", "ratio": 0.05}])
 def test_nothing_is_lost_in_many_steps(parameters):
-    num_workers, length, random = 3, 2 * 16384 + 100, np.random.default_rng(0)
+    num_workers, length, random = 3, 65536 + 100, np.random.default_rng(0)
     job, given, got = Job(parameters, num_workers, length), np.zeros(length), np.zeros(length)
     for _ in range(20):
         gradients = [(random.standard_normal(length) * 0.01).astype(np.float32) for _ in range(num_workers)]
