@@ -27,10 +27,10 @@ def make(parameters: Mapping[str, Any]) -> Codec | None:
     """The codec of {"type": ...} and the type's parameter, if it has one, or None for the type "none".
 
     2bit: threshold, in the unit of the gradients; by default the codec finds its own, and a new one each time. topk:
-    ratio of the elements that are sent, 0.01 by default. Raises ValueError, which says what was wrong and what is
-    valid.
+    ratio of the elements that are sent, 0.01 by default. A value of None is as if not given. Raises ValueError, which
+    says what was wrong and what is valid.
     """
-    rest = dict(parameters)
+    rest = {key: value for key, value in parameters.items() if value is not None}
     name = rest.pop("type", None)
     if name not in TYPES:
         raise ValueError(f"gradient compression has no type {name!r}; the types are {', '.join(TYPES)}")

@@ -316,6 +316,7 @@ def test_types_have_the_numbers_of_the_wire():
 
 def test_defaults_and_parameters():
     assert codec.make({"type": "2bit", "threshold": 2}) == codec.make({"type": "2bit", "threshold": 2.0})
+    assert codec.make({"type": "2bit", "threshold": None}) == codec.make({"type": "2bit"})
     assert codec.make({"type": "topk"}) == codec.make({"type": "topk", "ratio": 0.01})
     assert codec.make({"type": "2bit", "threshold": 2}) != codec.make({"type": "2bit"})
 
