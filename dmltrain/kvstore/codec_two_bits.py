@@ -5,10 +5,10 @@ stays in the residual (MXNet 1.9.1, src/kvstore/gradient_compression.cc; Strom, 
 commodity GPU cloud computing", 2015, section 3). A sum of n workers is up to n thresholds from 0 and must be sent in
 steps of n thresholds, else the rest grows without end.
 
-Without one the levels follow the gradients: what is at least 1.7 times the mean magnitude from 0 (a tenth of normal
-values and more) is sent as the mean of what is sent (after Li et al., "Ternary weight networks", 2016, section 2.2; of
-0.7 to 4 times, 1.4 to 2 converged best). Gradients become a hundred times smaller during training; no fixed threshold
-suits its beginning and its end: too small, and the rest grows, too great, and late steps are too coarse.
+Without one the levels follow the gradients: what is at least 1.7 times the mean magnitude from 0 (a sixth of normal
+values) is sent as the mean of what is sent (after Li et al., "Ternary weight networks", 2016, section 2.2; of 0.7 to 4
+times, 1.4 to 2 converged best). Gradients become a hundred times smaller during training; no fixed threshold suits its
+beginning and its end: too small, and the rest grows; too great, and late steps are too coarse.
 
 On the wire: ceil(length / 65536) levels (float32), then the codes, four a byte, the first in the lowest bits; 0: 0,
 1: +, 2: -, 3: NaN.
