@@ -21,18 +21,23 @@ if TYPE_CHECKING:
 __version__ = "0.3.0"
 
 
-def distribute(model: torch.nn.Module, optimizer: torch.optim.Optimizer, kvstore: str = "dist_sync"
-               ) -> DistributedOptimizer:
+def distribute(model: torch.nn.Module, optimizer: torch.optim.Optimizer, kvstore: str = "dist_sync", *,
+               defer: bool = False) -> DistributedOptimizer:
     """Return `optimizer` so that each `step()` uses the gradients of all workers (their mean).
 
     The model starts from worker 0's weights on every worker. `kvstore` is one of dmltrain.kvstore.TYPES. Outside
     `dmltrain-launch` (no DMLC_ROLE in the environment) the script trains alone, unchanged. In a scheduler or server
     process this call serves the job and then exits.
+
+    `defer`: `step()` returns at once, and the next `model(x)` waits for weights one by one, where it first reads them;
+    the results are the same. Whatever reads weights in another way than `model(x)` and `model.state_dict()` then calls
+    `optimizer.settle()` before.
     """
     from dmltrain.backends import torch_distributed
 
     store = _store(kvstore)
-    return torch_distributed.distribute(model, optimizer, store, update_on_kvstore=bool(_worker().update_on_kvstore))
+    on_servers = bool(_worker().update_on_kvstore)
+    return torch_distributed.distribute(model, optimizer, store, update_on_kvstore=on_servers, defer=defer)
 
 
 def rank() -> int:

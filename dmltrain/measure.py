@@ -23,6 +23,9 @@ from dmltrain import backends, data, kvstore, models
 from dmltrain.data import cifar10, digits, mnist, synthetic
 from dmltrain.data.batches import Batch, TrainBatches
 from dmltrain.data.dataset import Dataset
+from dmltrain.kvstore import plan
+from dmltrain.kvstore.local import LocalKVStore
+from dmltrain.layers import Network
 from dmltrain.options import Options
 
 MARK = "DMLTRAIN_MEASURE"
@@ -45,8 +48,7 @@ def measure(options: Options, seconds: float) -> dict[str, Any]:
     shape = options.image_shape or SHAPES[options.dataset]
     network = models.create(options.network, options.num_layers, NUM_CLASSES, shape)
     alone = replace(options, kv_store="local", gc_type="none", staleness=None, update_on_kvstore=0)
-    backend = backends.load(backends.TABLE[options.backend].trainer)(
-        network, alone, kvstore.create("local", backend=options.backend))
+    backend = trainer(options)(network, alone, kvstore.create("local", backend=options.backend))
     batches = endless(data.load("synthetic", num_examples=BATCHES * options.batch_size, image_shape=shape), options)
 
     def step() -> None:
@@ -55,10 +57,41 @@ def measure(options: Options, seconds: float) -> dict[str, Any]:
 
     found = seconds_per_step(step, backend.take_sums, seconds)
     batches.close()
+    whole = pieces(network, options)
     return {"seconds_per_step": found, "samples_per_step": options.batch_size,
             "model_bytes": network.num_parameters * GRADIENT_BYTES, "network": network.name,
             "batch_size": options.batch_size, "kv_store": kvstore.TYPES[options.kv_store], "gc_type": options.gc_type,
-            "backend": options.backend, "device": options.device_names[0], "devices": len(options.device_names)}
+            "backend": options.backend, "device": options.device_names[0], "devices": len(options.device_names),
+            **({"pieces": whole} if whole else {})}
+
+
+class Declared(LocalKVStore):
+    """Stands for a store of many workers until its keys are declared, and tells no more than their sizes."""
+
+    class Done(Exception):
+        """All is known."""
+
+    type = "dist_sync"
+
+    def init(self, key: Any, value: Any) -> None:
+        self.sizes = [int(np.prod(each.shape)) for each in value]
+        raise Declared.Done
+
+
+def pieces(network: Network, options: Options) -> list[int]:
+    """Bytes of the parts of the gradients that are never split over servers; [] where the backend does not tell."""
+    store = Declared("dist_sync")
+    try:
+        trainer(options)(network, replace(options, kv_store="dist_sync", gc_type="none", staleness=None), store)
+    except Declared.Done:
+        count = len(store.sizes)
+        return [each.length * GRADIENT_BYTES for key in plan.cut(store.sizes, [GRADIENT_BYTES] * count, [0])
+                for each in key]
+    return []
+
+
+def trainer(options: Options) -> Any:
+    return backends.load(backends.TABLE[options.backend].trainer)
 
 
 def endless(dataset: Dataset, options: Options) -> Iterator[Batch]:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from launch import LaunchError, version
 from launch.clusters import Cluster, cluster
 from launch.options import Options, parse, usage
-from launch.start import NAME, Start, as_utf8, coloured, limits, make_job, name_and_path, used_hosts
-from launch.supervise import FAULT_CODE, Supervisor
+from launch.start import NAME, Start, as_utf8, coloured, make_job, name_and_path, used_hosts
+from launch.supervise import FAULT_CODE
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -53,29 +51,11 @@ def run(options: Options) -> int:
 
 
 def check(options: Options) -> int:
-    """Look at the hosts and start nothing."""
-    from launch.output import Output, Silent
-    from launch.preflight import Problem
-    from launch.preflight.table import Check, lines
-    from launch.session import Session, catching
+    """Look at the hosts; start nothing but what measures itself."""
+    from launch.commands import check
 
-    asked = options if options.num_workers else Options(**{**vars(options), "num_workers": 1})
-    job = make_job(asked if asked.program else Options(**{**vars(asked), "program": ("true",)}), "check")
-    if job.copy_to:  # which would bring folder and program: there is nothing to look for yet
-        job = replace(job, copy_to="", workdir="/", argv=("true",), needs=())
     with opened(options) as place:
-        supervisor = Supervisor(job, place.hosts, limits(options), check=True)
-        session = Session(supervisor, place, Output(None, [], Silent()), lambda: None)
-        with catching(session.interrupt):
-            session.run(None)
-        found = supervisor.preparation
-        hosts = [found.hosts.get(host.name, host) for host in place.hosts]
-        cause = [Problem("", supervisor.cause.text, code=supervisor.cause.code)] if supervisor.cause else []
-        result = Check(hosts, found.facts, found.reached, [*found.problems, *cause], found.throughput)
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-    for line in lines(result, width):
-        print(line)
-    return supervisor.exit_code or result.exit_code
+        return check.check(options, place, print, lambda line: say(f"{NAME}: {line}"))
 
 
 def dry_run(options: Options) -> int:

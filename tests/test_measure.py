@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 from dmltrain import data, env, measure, models
 from dmltrain.errors import UserError
+from dmltrain.kvstore import plan
 from dmltrain.options import Options
 
 ROOT = Path(__file__).parents[1]
@@ -69,9 +71,19 @@ def test_what_the_line_says_of_the_network():
     assert word == measure.MARK
     network = models.create("mlp", None, 10, (1, 28, 28))
     assert found.pop("seconds_per_step") > 0
+    assert sum(found.pop("pieces")) == 4 * network.num_parameters
     assert found == {"samples_per_step": 16, "model_bytes": 4 * network.num_parameters, "network": "mlp",
                      "batch_size": 16, "kv_store": "dist_sync", "gc_type": "none", "backend": "torch", "device": "cpu",
                      "devices": 1}
+
+
+@pytest.mark.parametrize("backend", ["torch", pytest.param("mxnet", marks=pytest.mark.skipif(
+    importlib.util.find_spec("mxnet") is None, reason="needs mxnet"))])
+def test_the_parts_that_are_not_split_are_the_kvstores_keys(backend):
+    network = models.create("lenet", None, 10, (1, 28, 28))
+    found = measure.pieces(network, Options(network="lenet", backend=backend, kv_store="dist_async"))
+    assert sum(found) == 4 * network.num_parameters and 1 < len(found) < 20
+    assert max(found) <= plan.SLICE_BYTES
 
 
 def test_a_program_measures_instead_of_training(tmp_path):

@@ -75,8 +75,9 @@ class TorchBackend:
                 raise UserError(f"--dtype float16 scales the loss, which optimizer {options.optimizer} cannot follow "
                                 "here: use sgd, nag, adam or adamw, or --dtype bfloat16")
             self._scale = LossScale(inner, self._devices[0])
-        return torch_distributed.distribute(self._modules[0], inner, store, average=False,
-                                            overlap=len(self._modules) == 1, update_on_kvstore=on_servers)
+        single = len(self._modules) == 1  # else replicas are added up before, and need all weights after the step
+        return torch_distributed.distribute(self._modules[0], inner, store, average=False, overlap=single,
+                                            update_on_kvstore=on_servers, defer=single and not options.compile)
 
     # -- a step ---------------------------------------------------------------------------------------------------
 
@@ -91,7 +92,7 @@ class TorchBackend:
         """
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
-        self._optimizer.zero_grad()  # waits for weights that servers made
+        self._optimizer.zero_grad()  # waits for weights, unless the forward does
         self._copy_weights()
         for index, part in enumerate(self._parts(images, labels)):
             loss = self._counted_loss(index, *part, train=True) if len(part[1]) else self._no_loss(index)
@@ -147,6 +148,7 @@ class TorchBackend:
 
     def _no_loss(self, index: int) -> torch.Tensor:
         """Zero, with a zero gradient for every parameter: a worker without samples takes part in the step."""
+        self._optimizer.settle()  # no forward will
         return sum((parameter.flatten()[0] * 0.0 for parameter in self._modules[index].parameters()), torch.zeros(()))
 
     # -- several devices ------------------------------------------------------------------------------------------

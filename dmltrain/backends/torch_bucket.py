@@ -4,7 +4,8 @@ key.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,6 +28,7 @@ class Bucket:
     priority: int  # of its pushes and pulls: forward order first
     parameters: list[torch.nn.Parameter]
     pushed: bool = False
+    stepped: bool = False  # its step was asked for, and is not in the weights yet
     gradients: torch.Tensor = field(init=False)  # (elements,)
     landing: np.ndarray = field(init=False)  # where pulled weights arrive
     _views: list[torch.Tensor] = field(init=False)
@@ -47,10 +49,15 @@ class Bucket:
     def ready(self) -> bool:
         return len(self._seen) == len(self.parameters)
 
+    @property
+    def has_gradients(self) -> bool:
+        """Whether each parameter's gradient is the bucket's memory: nobody has taken it away or put another there."""
+        return all(parameter.grad is view for parameter, view in zip(self.parameters, self._views, strict=True))
+
     def begin(self) -> None:
         """A new step: no gradient has come yet."""
         self._seen.clear()
-        self.pushed = False
+        self.pushed = self.stepped = False
 
     def watch(self, when_ready: Callable[[Bucket], None]) -> None:
         """Call `when_ready` each time that backward has completed a gradient of this bucket."""
@@ -90,6 +97,9 @@ class Bucket:
 
     def check_unchanged(self) -> None:
         """Raises UserError when the gradients were changed after they had been sent."""
+        if self.stepped and self.gradients._version != self._version:
+            raise UserError("gradients were set to zero in place after step(), while their sum was under way: call "
+                            "optimizer.zero_grad(), or model.zero_grad(set_to_none=True)")
         if self.gradients._version != self._version:
             raise UserError("gradients were changed between backward() and step(), after they had been sent: call "
                             "optimizer.reduce_gradients() before clipping or unscaling them")
@@ -100,6 +110,16 @@ class Bucket:
             self.gradients.copy_(self._host, non_blocking=True)
         if factor != 1.0:
             self.gradients.mul_(factor)
+
+    @contextlib.contextmanager
+    def gradients_in_place(self) -> Iterator[None]:
+        """Every parameter has its gradient, also where zero_grad() has taken it away by now."""
+        before = [parameter.grad for parameter in self.parameters]
+        for parameter, view in zip(self.parameters, self._views, strict=True):
+            parameter.grad = view
+        yield
+        for parameter, gradient in zip(self.parameters, before, strict=True):
+            parameter.grad = gradient
 
     def host_weights(self) -> np.ndarray:
         """A flat copy of the weights."""

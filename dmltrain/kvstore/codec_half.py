@@ -14,11 +14,11 @@ from functools import cache
 
 import numpy as np
 
-from dmltrain.kvstore.codec_block import BlockCodec, scratch
+from dmltrain.kvstore.codec_block import BlockCodec, constant, not_finite, scratch
 
-_SIGN16, _MAGNITUDE = np.uint16(0x8000), np.uint32(0x7FFFFFFF)
+_SIGN = np.uint16(0x8000)
 _EXPONENT = np.uint32(0x7F800000)
-_LEAST_NORMAL = np.uint32(113 << 23)  # 2^-14, of binary16
+_LEAST_NORMAL = 113 << 23  # 2^-14, of binary16
 _13_BITS = np.uint32(13 << 23)  # as an exponent: times 2^13
 _BIAS = np.uint16((113 << 10) & 0xFFFF)
 
@@ -46,9 +46,7 @@ class BFloat16(_Half):
         np.right_shift(rounded, 16, out=rounded)
         out = target.view(np.uint16)[start:start + part.size]
         np.copyto(out, rounded, casting="unsafe")
-        finite = scratch("finite", part.size, np.bool_)
-        np.isfinite(part, out=finite)
-        if not finite.all():  # rounding could carry a NaN's bits into the sign, and make it 0, or cut it to inf
+        if not_finite(part) is not None:  # rounding can carry a NaN's bits into the sign, making 0, or cut it to inf
             out[np.isnan(part)] = 0x7FC0
 
     def read(self, data: np.ndarray, start: int, length: int, into: np.ndarray) -> None:
@@ -76,7 +74,7 @@ class Float16(_Half):
         high, signs = scratch("bits", part.size, np.uint32), scratch("signs", part.size, np.uint16)
         np.right_shift(part.view(np.uint32), 16, out=high)
         np.copyto(signs, high, casting="unsafe")
-        np.bitwise_and(signs, _SIGN16, out=signs)
+        np.bitwise_and(signs, _SIGN, out=signs)
         np.bitwise_or(out, signs, out=out)
 
     def read(self, data: np.ndarray, start: int, length: int, into: np.ndarray) -> None:
@@ -93,7 +91,7 @@ def _round(magnitude: np.ndarray, out: np.ndarray) -> None:
     """
     exponent, addend = scratch("bits", out.size, np.uint32), scratch("addend", out.size, np.uint32)
     np.bitwise_and(magnitude.view(np.uint32), _EXPONENT, out=exponent)
-    np.maximum(exponent, _LEAST_NORMAL, out=exponent)
+    np.maximum(exponent, constant(_LEAST_NORMAL, np.uint32)[:out.size], out=exponent)
     np.add(exponent, _13_BITS, out=addend)
     total = addend.view(np.float32)
     np.add(total, magnitude, out=total)

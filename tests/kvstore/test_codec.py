@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from dmltrain.kvstore import codec
 from dmltrain.kvstore.codec_block import BLOCK
 
-ALL = [{"type": "bf16"}, {"type": "fp16"}, {"type": "int8"}, {"type": "2bit", "threshold": 0.01},
+ALL = [{"type": "bf16"}, {"type": "fp16"}, {"type": "int8"}, {"type": "2bit"}, {"type": "2bit", "threshold": 0.01},
        {"type": "topk", "ratio": 0.05}]
 LENGTHS = [0, 1, 2, 3, 5, 511, 512, 513, 1027, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 515]
-every = pytest.mark.parametrize("parameters", ALL, ids=lambda parameters: parameters["type"])
+every = pytest.mark.parametrize("parameters", ALL, ids=lambda parameters: "-".join(map(str, parameters.values())))
 
 
 def normal(length, scale=0.01, seed=0):
@@ -197,9 +197,10 @@ def test_every_nan_stays_nan(name, bits):
 def test_the_bytes_never_change_unnoticed():
     values = np.array([1.0, -2.5, 0.1, 3.0, 0.0, -0.6], np.float32)
     golden = {"bf16": "803f20c0cd3d404000001abf", "fp16": "003c00c1662e00420000cdb8",
-              "int8": "0683c13c" "2a9604" "7f00e7", "2bit": "49" "08", "topk": "03000000" "00004040"}
+              "int8": "0683c13c" "2a9604" "7f00e7", "2bit": "0000003f" "4908", "topk": "03000000" "00004040"}
     for name, expected in golden.items():
-        assert encode(codec.make({"type": name}), values).tobytes().hex() == expected, name
+        parameters = {"threshold": 0.5} if name == "2bit" else {}
+        assert encode(codec.make({"type": name, **parameters}), values).tobytes().hex() == expected, name
 
 
 # int8
@@ -212,7 +213,7 @@ def test_int8_errs_by_half_a_step_of_the_group(values):
     sent = there_and_back({"type": "int8"}, source)
     for start in range(0, source.size, 512):
         group, step = source[start:start + 512], np.abs(source[start:start + 512]).max() / 127
-        assert np.abs(sent[start:start + 512] - group).max() <= max(step * 0.5001, 1.5e-38)
+        assert np.abs(sent[start:start + 512] - group).max() <= max(step * 0.5001, 1.5e-36)
 
 
 def test_an_outlier_costs_its_own_group_only():
@@ -233,6 +234,31 @@ def test_2bit_sends_one_threshold_at_a_time():
     assert through(kind, source, residual).tolist() == [0.5, -0.5, 0, -0.5, 0]
     assert through(kind, source, residual).tolist() == [0.5, -0.5, 0.5, -0.5, 0]
     assert through(kind, source, residual).tolist() == [0.5, -0.5, 0.5, -0.5, 0.5]
+
+
+@pytest.mark.parametrize("shape", ["normal", "equal", "one", "heavy"])
+def test_2bit_without_a_threshold_finds_level_and_threshold(shape):
+    source = {"normal": normal(5000), "equal": np.full(5000, -0.3, np.float32), "one": np.eye(1, 5000, 77)[0],
+              "heavy": normal(5000) ** 3}[shape].astype(np.float32)
+    sent = there_and_back({"type": "2bit"}, source)
+    chosen, magnitude = sent != 0, np.abs(source)
+    assert magnitude[chosen].min() >= min(1.69 * magnitude.mean(), 0.69 * magnitude.max())
+    assert not (~chosen).any() or magnitude[~chosen].max() <= magnitude[chosen].min()
+    assert np.array_equal(np.sign(sent[chosen]), np.sign(source[chosen]))
+    np.testing.assert_allclose(np.abs(sent[chosen]), magnitude[chosen].mean(), rtol=1e-4)
+
+
+def test_2bit_has_a_level_for_each_65536_elements():
+    source = np.concatenate([normal(65536, 1.0), normal(65536, 1e-6)])
+    sent = there_and_back({"type": "2bit"}, source)
+    assert 1e-6 < np.abs(sent[65536:]).max() < 3e-6 and 1 < np.abs(sent[:65536]).max() < 3
+
+
+def test_2bit_sends_sums_in_steps_of_as_many_thresholds():
+    assert codec.make({"type": "2bit", "threshold": 0.25}).of_sum(4) == codec.make({"type": "2bit", "threshold": 1})
+    for parameters in [{"type": "bf16"}, {"type": "int8"}, {"type": "2bit"}, {"type": "topk"}]:
+        kind = codec.make(parameters)
+        assert kind.of_sum(4) is kind
 
 
 # topk
@@ -289,7 +315,8 @@ def test_types_have_the_numbers_of_the_wire():
 
 
 def test_defaults_and_parameters():
-    assert codec.make({"type": "2bit"}) == codec.make({"type": "2bit", "threshold": 0.5})
+    assert codec.make({"type": "2bit", "threshold": 2}) == codec.make({"type": "2bit", "threshold": 2.0})
+    assert codec.make({"type": "2bit", "threshold": None}) == codec.make({"type": "2bit"})
     assert codec.make({"type": "topk"}) == codec.make({"type": "topk", "ratio": 0.01})
     assert codec.make({"type": "2bit", "threshold": 2}) != codec.make({"type": "2bit"})
 
@@ -300,13 +327,74 @@ def test_defaults_and_parameters():
     ({"type": "int8", "threshold": 0.5}, "int8 has no parameter 'threshold'; it has none"),
     ({"type": "none", "ratio": 0.5}, "none has no parameter 'ratio'; it has none"),
     ({"type": "2bit", "ratio": 0.5}, "2bit has no parameter 'ratio'; the only one is 'threshold'"),
-    ({"type": "2bit", "threshold": 0}, "2bit: threshold is 0, expected a number above 0$"),
+    ({"type": "2bit", "threshold": 0}, "2bit: threshold is 0, expected a number from 1e-30 to 1e\\+30$"),
     ({"type": "2bit", "threshold": float("nan")}, "threshold is nan, expected"),
     ({"type": "2bit", "threshold": float("inf")}, "threshold is inf, expected"),
     ({"type": "2bit", "threshold": "0.5"}, "threshold is '0.5', expected a number"),
     ({"type": "2bit", "threshold": True}, "threshold is True, expected a number"),
-    ({"type": "topk", "ratio": 1.5}, "topk: ratio is 1.5, expected a number above 0 and at most 1$"),
+    ({"type": "topk", "ratio": 1.5}, "topk: ratio is 1.5, expected a number from 1e-09 to 1$"),
 ])
 def test_wrong_parameters_are_explained(parameters, message):
     with pytest.raises(ValueError, match=message):
         codec.make(parameters)
+
+
+# A job with a codec
+
+
+class Job:
+    """Workers that push and a server that sums, all by one codec; each with residuals of its own."""
+
+    def __init__(self, parameters, num_workers, length):
+        self.kind = codec.make(parameters)
+        self.of_sum = self.kind.of_sum(num_workers)
+        self.residuals = [np.zeros(length, np.float32) if self.kind.needs_residual else None
+                          for _ in range(num_workers + 1)]
+
+    def pushpull(self, gradients):
+        total = np.zeros_like(gradients[0])
+        for gradient, residual in zip(gradients, self.residuals, strict=False):
+            self.kind.add(encode(self.kind, gradient, residual), total)
+        return through(self.of_sum, total, self.residuals[-1])
+
+
+@pytest.mark.parametrize("parameters", [{"type": "int8"}, {"type": "2bit"}, {"type": "2bit", "threshold": 0.01},
+                                        {"type": "topk", "ratio": 0.05}])
+def test_nothing_is_lost_in_many_steps(parameters):
+    num_workers, length, random = 3, 65536 + 100, np.random.default_rng(0)
+    job, given, got = Job(parameters, num_workers, length), np.zeros(length), np.zeros(length)
+    for _ in range(20):
+        gradients = [(random.standard_normal(length) * 0.01).astype(np.float32) for _ in range(num_workers)]
+        got += job.pushpull(gradients)
+        given += np.sum(gradients, axis=0, dtype=np.float64)
+    np.testing.assert_allclose(got + np.sum(job.residuals, axis=0, dtype=np.float64), given, atol=1e-6)
+    assert np.abs(job.residuals[-1]).max() < 2  # and does not only pile up
+
+
+def regression(samples=400, features=20, seed=0):
+    random = np.random.default_rng(seed)
+    data, truth = random.standard_normal((samples, features)), random.standard_normal(features)
+    return data, (random.random(samples) < 1 / (1 + np.exp(-2 * data @ truth))).astype(float)
+
+
+def train(parameters, steps, rate=1.0, num_workers=4):
+    """The loss of a logistic regression after so many steps of all samples, shared by the workers."""
+    data, labels = regression()
+    weights = np.zeros(data.shape[1], np.float32)
+    job = Job(parameters, num_workers, weights.size) if parameters else None
+    for _ in range(steps):
+        errors = 1 / (1 + np.exp(-data @ weights)) - labels
+        gradients = [(data[rank::num_workers].T @ errors[rank::num_workers] / len(data)).astype(np.float32)
+                     for rank in range(num_workers)]
+        weights -= rate * (job.pushpull(gradients) if job else np.sum(gradients, axis=0))
+    margins = (2 * labels - 1) * (data @ weights)
+    return np.mean(np.log1p(np.exp(-margins)))
+
+
+@pytest.mark.parametrize("parameters, excess", [
+    ({"type": "bf16"}, 1e-5), ({"type": "fp16"}, 1e-5), ({"type": "int8"}, 1e-5), ({"type": "2bit"}, 1e-3),
+    ({"type": "2bit", "threshold": 0.01}, 1e-3), ({"type": "topk", "ratio": 0.1}, 1e-3)])
+def test_training_reaches_the_loss_of_float32(parameters, excess):
+    best, start = train(None, 300), np.log(2)
+    assert best < start / 3
+    assert train(parameters, 300) < best + excess

@@ -3,8 +3,16 @@
 import pytest
 
 
-@pytest.mark.parametrize("kind", ["dist_sync", "dist_async"])
-def test_what_users_do_with_it(start_job, kind):
-    job = start_job("distribute.py", kind, workers=2, servers=2)
+@pytest.mark.parametrize("kind, when",
+                         [("dist_sync", "at once"), ("dist_async", "at once"), ("dist_async", "deferred")])
+def test_what_users_do_with_it(start_job, kind, when):
+    job = start_job("distribute.py", kind, when, workers=2, servers=2)
     job.succeed()
     assert "all as expected" in job.output("worker-0") and "all as expected" in job.output("worker-1")
+
+
+def test_deferred_steps_are_those_made_at_once_bit_for_bit(start_job):
+    job = start_job("deferred.py", workers=2, servers=2)
+    job.succeed()
+    assert "all as expected" in job.output("worker-0")
+    assert job.output("worker-0") == job.output("worker-1")

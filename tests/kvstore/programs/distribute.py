@@ -33,7 +33,7 @@ class Net(torch.nn.Module):
 model = Net().to(memory_format=torch.channels_last)
 inner = torch.optim.SGD([{"params": model.body.parameters()}, {"params": [*model.head.parameters(), model.frozen,
                          *model.unused.parameters()], "weight_decay": 0.1}], lr=0.5, momentum=0.9)
-optimizer = torch_distributed.distribute(model, inner, store)
+optimizer = torch_distributed.distribute(model, inner, store, defer=sys.argv[2] == "deferred")
 
 
 def everybody_has(tensors, what: str) -> None:
@@ -75,7 +75,7 @@ with optimizer.accumulate():
 loss(slice(2, 6)).backward()
 if store.type == "dist_sync":
     optimizer.push_gradients()  # what no backward produced, the unused layer's, counts as zero
-    optimizer._wait()
+    optimizer._wait(optimizer._buckets)
     summed = [parameter.grad.clone() for parameter in model.head.parameters()]
     own = torch.autograd.grad(loss(slice(0, 2)) + loss(slice(2, 6)), list(model.head.parameters()))
     for mean, part in zip(summed, own, strict=True):
@@ -101,7 +101,7 @@ if store.type == "dist_sync":
         raise SystemExit("changed gradients must be refused")
     except UserError as error:
         assert "optimizer.reduce_gradients()" in str(error)
-    optimizer._wait()
+    optimizer._wait(optimizer._buckets)
     for bucket in optimizer._buckets:
         bucket.begin()
     optimizer.zero_grad()

@@ -1,0 +1,91 @@
+"""--check: look at the hosts, measure the network between them, and say what to expect of a training program."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+from launch.clusters import Cluster
+from launch.forecast import Computing, Links
+from launch.forecast_text import Outlook, sentences, tables
+from launch.host import Host
+from launch.job import Job, places
+from launch.measure import measure, start_line, understands
+from launch.options import Options
+from launch.output import Output, Silent
+from launch.preflight import Problem
+from launch.preflight.table import Check, drawn, lines
+from launch.session import Session, catching
+from launch.start import limits, make_job, used_hosts
+from launch.supervise import Supervisor
+
+Tell = Callable[[str], None]
+
+
+def check(options: Options, place: Cluster, tell: Tell, say: Tell) -> int:
+    """Print what is found by `tell`, and what happens by `say`; the exit code."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    supervisor, found = _look(options, place)
+    for line in lines(found, width):
+        tell(line)
+    code = supervisor.exit_code or found.exit_code
+    if options.program and not code:
+        for line in _expect(options, place, found, width, say):
+            tell(line)
+    return code
+
+
+def _look(options: Options, place: Cluster) -> tuple[Supervisor, Check]:
+    asked = options if options.num_workers else replace(options, num_workers=1)
+    job = make_job(asked if asked.program else replace(asked, program=("true",)), "check")
+    if job.copy_to:  # which would bring folder and program: there is nothing to look for yet
+        job = replace(job, copy_to="", workdir="/", argv=("true",), needs=())
+    supervisor = Supervisor(job, place.hosts, limits(options), check=True)
+    session = Session(supervisor, place, Output(None, [], Silent()), lambda: None)
+    with catching(session.interrupt):
+        session.run(None)
+    found = supervisor.preparation
+    hosts = [found.hosts.get(host.name, host) for host in place.hosts]
+    cause = [Problem("", supervisor.cause.text, code=supervisor.cause.code)] if supervisor.cause else []
+    problems = [*found.problems, *cause]
+    return supervisor, Check(hosts, found.facts, found.reached, problems, found.throughput)
+
+
+def _expect(options: Options, place: Cluster, found: Check, width: int, say: Tell) -> list[str]:
+    """The forecast for the program, or why there is none."""
+    if options.num_workers is None:
+        return ["", "No forecast: give -n, the number of workers."]
+    if options.sync_dst_dir:
+        return ["", "No forecast: the program is not on the hosts before --sync-dst-dir copies it."]
+    job = make_job(options, "check")
+    if not job.num_servers:
+        return ["", "No forecast: without servers (-s 0) dmltrain's kvstores share nothing."]
+    if not understands(job):
+        return ["", f"No forecast: {options.program[0]} does not measure itself (docs/environment.md, "
+                    "DMLTRAIN_MEASURE), and was not started."]  # fmt: skip
+    every, place.hosts = place.hosts, used_hosts(job, place.hosts)
+    say(start_line(job))
+    measured = measure(job, place, options)
+    if measured.step is None:
+        return ["", f"No forecast: the program told of no step ({measured.failure or 'it ended without a word of it'})"]
+    outlook = Outlook(job.num_workers, _placing(job, options, every), measured.step, Computing(measured.seconds),
+                      _links(found))  # fmt: skip
+    text = [line for table in tables(outlook) for line in ["", *drawn(*table, width)]]
+    failed = [f"Not all hosts told of a step: {measured.failure}."] if measured.failure else []
+    return [*text, "", *failed, *sentences(outlook)]
+
+
+def _placing(job: Job, options: Options, hosts: list[Host]) -> Callable[[int], list]:
+    """Where the processes of a job with so many workers would be; servers are as many, or as many as were asked for."""
+    def of(workers: int) -> list:
+        servers = workers if options.num_servers is None or job.num_servers == job.num_workers else job.num_servers
+        return places(replace(job, num_workers=workers, num_servers=servers), hosts)
+
+    return of
+
+
+def _links(found: Check) -> Links:
+    return Links({(host, peer): path["speed"] / 8 for host, peers in found.throughput.items()
+                  for peer, path in peers.items() if path.get("speed")})  # fmt: skip

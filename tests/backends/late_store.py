@@ -1,0 +1,47 @@
+"""A kvstore whose results come when a test says so: two workers that push the same, in one process."""
+
+import numpy as np
+
+from dmltrain.kvstore import Handle, KVStore
+
+
+class LateHandle(Handle):
+    """The sum of two equal pushes, in place; arrives by `arrive`, or at the latest when somebody waits for it."""
+
+    def __init__(self, key, value, store):
+        super().__init__(1, f"sum of {key}", 5.0)
+        self._key, self._value, self._store, self.came = key, value, store, False
+
+    def arrive(self):
+        if not self.came:
+            self.came = True
+            self._value *= 2
+            self.part_done()
+
+    def wait(self):
+        self._store.waited.append(self._key)
+        if self._store.comes_when_awaited:
+            self.arrive()
+        super().wait()
+
+
+class LateStore(KVStore):
+    """dist_sync. `handles`: the pushes under way by key; `waited`: keys in the order of waiting."""
+
+    type = "dist_sync"
+    num_workers = 2
+
+    def __init__(self, comes_when_awaited=True):
+        self.comes_when_awaited = comes_when_awaited
+        self.handles, self.waited, self._weights = {}, [], {}
+
+    def init(self, key, value):
+        self._weights.update(zip(key, map(np.copy, value), strict=True))
+
+    def pull(self, key, out, priority=0, wait=True):
+        np.copyto(out, self._weights[key])
+        return Handle(0, "", 1.0)
+
+    def pushpull(self, key, value, out=None, priority=0, wait=True, rate=-1.0):
+        self.handles[key] = LateHandle(key, value, self)
+        return self.handles[key]

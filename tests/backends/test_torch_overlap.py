@@ -1,0 +1,291 @@
+"""Sums are awaited where they are needed, and the numbers stay those of steps that wait for everything."""
+
+import pytest
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from dmltrain.backends import torch_layers
+from dmltrain.backends.torch_distributed import distribute
+from dmltrain.errors import JobLost, UserError
+from dmltrain.layers import Dense, Network, chain
+from tests.backends.late_store import LateStore
+
+WIDTH = 512  # a weight of 512 x 512 fills a bucket of one mebibyte
+
+
+def sequential() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3)])
+
+
+def straight_line() -> nn.Module:
+    torch.manual_seed(1)
+    layers = [Dense(f"fc{number}", WIDTH, bias=False) for number in range(3)]
+    module = torch_layers.build(Network("three", chain(*layers), (WIDTH,), WIDTH))
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.05)
+    return module
+
+
+class Attention(nn.Module):
+    """Reads weights of modules whose own forward never runs: out_proj's, and the tied embedding's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(700, WIDTH)
+        self.attention = nn.MultiheadAttention(WIDTH, 4, batch_first=True)
+        self.never_read = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(x.abs().mul(100).long() % 700)
+        x, _ = self.attention(x, x, x, need_weights=False)
+        return nn.functional.linear(x, self.embedding.weight)
+
+
+def attention() -> nn.Module:
+    torch.manual_seed(1)
+    return Attention()
+
+
+MODELS = {"modules": sequential, "straight line": straight_line, "attention": attention}
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-3, fused=True),
+    "nag": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01, fused=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=False),
+    "radam": lambda p: torch.optim.RAdam(p, lr=0.01),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, centered=True),
+}
+
+
+def joined(model, kind="sgd", store=None, **options):
+    return distribute(model, OPTIMIZERS[kind](model.parameters()), store or LateStore(), **options)
+
+
+def backward(model, optimizer, seed=0):
+    optimizer.zero_grad()
+    images = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(seed))
+    model(images).pow(2).mean().backward()
+
+
+def train(model, optimizer, steps=4):
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.02 / (step + 1)
+        backward(model, optimizer, step)
+        optimizer.step()
+    optimizer.synchronize()
+    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+
+
+# -- when -------------------------------------------------------------------------------------------------------------
+
+
+class Operators(TorchFunctionMode):
+    """Notes which sums have come when the forward makes an operation, and lets them come after the first one."""
+
+    def __init__(self, handles):
+        super().__init__()
+        self.handles, self.seen = handles, []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is nn.functional.linear:
+            self.seen.append([handle.came for handle in self.handles])
+            for handle in self.handles:
+                handle.arrive()
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("make", [sequential, straight_line])
+def test_the_first_layer_starts_before_the_last_buckets_sum_has_arrived(make):
+    store = LateStore(comes_when_awaited=False)  # who waits for a sum that has not come gets JobLost after 5 s
+    model = make()
+    optimizer = joined(model, store=store, defer=True)
+    backward(model, optimizer)
+    optimizer.step()  # returns though no sum is there
+    handles = [store.handles[bucket.name] for bucket in optimizer._buckets]
+    handles[0].arrive()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with torch.no_grad(), Operators(handles) as operators:
+        model(torch.ones(1, WIDTH))
+    assert operators.seen == [[True, False, False], [True, True, True], [True, True, True]]
+    assert all(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+
+
+def test_without_deferring_the_step_waits_for_all_sums():
+    store = LateStore()
+    model = sequential()
+    optimizer = joined(model, store=store)
+    backward(model, optimizer)
+    optimizer.step()
+    assert sorted(store.waited) == sorted(store.handles)
+
+
+@pytest.mark.parametrize("defer", [False, True])
+def test_what_has_come_is_stepped_while_the_next_one_is_awaited(defer):
+    store = LateStore()
+    model = sequential()
+    optimizer = joined(model, store=store, defer=defer)
+    backward(model, optimizer)
+    first, middle, last = [bucket.name for bucket in optimizer._buckets]
+    store.handles[middle].arrive()
+    optimizer.step()
+    with torch.no_grad():
+        model(torch.ones(1, WIDTH))
+    assert store.waited == ([middle, first, last] if defer else [middle, last, first])  # else in order of departure
+
+
+# -- the same numbers -------------------------------------------------------------------------------------------------
+
+
+def train_plainly(model, optimizer):
+    """No kvstore at all: the mean of two equal gradients is the gradient."""
+    for step in range(4):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.02 / (step + 1)
+        backward(model, optimizer, step)
+        for parameter in model.parameters():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("defer", [False, True])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_steps_in_parts_are_whole_steps_bit_for_bit(kind, defer):
+    plain, model = sequential(), sequential()
+    expected = train_plainly(plain, OPTIMIZERS[kind](plain.parameters()))
+    assert torch.equal(expected, train(model, joined(model, kind, defer=defer)))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_read_of_a_weight_finds_it_finished(name):
+    plain, deferred = MODELS[name](), MODELS[name]()
+    expected = train_plainly(plain, OPTIMIZERS["sgd"](plain.parameters()))
+    assert torch.equal(expected, train(deferred, joined(deferred, defer=True)))
+
+
+def test_weights_are_finished_for_those_who_ask_otherwise():
+    reads = {"model's state": lambda model, _: model.state_dict(), "state": lambda _, each: each.state_dict(),
+             "settle": lambda _, each: each.settle(), "momentum": lambda _, each: each.state,
+             "synchronize": lambda _, each: each.synchronize(), "zeros": lambda _, each: each.zero_grad(False)}
+    plain = sequential()
+    expected = train_plainly(plain, OPTIMIZERS["sgd"](plain.parameters()))[:5]
+    for name, read in reads.items():
+        model = sequential()
+        optimizer = joined(model, defer=True)
+        train(model, optimizer, 3)
+        backward(model, optimizer, 3)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.02 / 4
+        optimizer.step()
+        assert not torch.equal(model[0].weight[0, :5], expected), name
+        read(model, optimizer)
+        assert torch.equal(model[0].weight[0, :5], expected), name
+
+
+def test_an_evaluation_in_inference_mode_may_come_first():
+    plain, model = sequential(), sequential()
+    expected = train_plainly(plain, OPTIMIZERS["adam"](plain.parameters()))
+    optimizer = joined(model, "adam", defer=True)
+    for step in range(4):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.02 / (step + 1)
+        backward(model, optimizer, step)
+        optimizer.step()
+        with torch.inference_mode():
+            model(torch.ones(1, WIDTH))
+    assert torch.equal(expected, torch.cat([each.detach().reshape(-1) for each in model.parameters()]))
+
+
+def test_the_learning_rate_of_a_deferred_step_is_that_of_its_call():
+    results = []
+    for later in (0.1, 9.0):
+        model = sequential()
+        optimizer = joined(model, defer=True)
+        backward(model, optimizer)
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] = later
+        optimizer.settle()
+        results.append(model[0].weight.detach().clone())
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("make", [sequential, straight_line])
+def test_a_compiled_model_finds_its_weights(make):
+    torch.compiler.reset()  # its code for another test's model, which has no gates, would be taken for this one
+    plain, model = make(), make()
+    expected = train_plainly(plain, OPTIMIZERS["sgd"](plain.parameters()))
+    optimizer = joined(model, defer=True)
+    train(torch.compile(model, backend="eager"), optimizer)
+    torch.testing.assert_close(expected, torch.cat([each.detach().reshape(-1) for each in model.parameters()]))
+    torch.compiler.reset()
+
+
+# -- what parts cannot do, and what users can get wrong ---------------------------------------------------------------
+
+
+def test_hooks_see_whole_steps():
+    model = sequential()
+    optimizer = joined(model, defer=True)
+    calls = []
+    optimizer.register_step_post_hook(lambda *_: calls.append(model[0].weight[0, 0].item()))
+    before = model[0].weight[0, 0].item()
+    backward(model, optimizer)
+    optimizer.step()
+    assert len(calls) == 1 and calls[0] != before
+
+
+def test_clipping_sees_the_sum_of_all():
+    model = sequential()
+    optimizer = joined(model, average=False, defer=True)
+    backward(model, optimizer)
+    own = torch.nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()])
+    optimizer.reduce_gradients()
+    assert torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3) == 2 * own
+    optimizer.step()
+
+
+def test_a_fused_optimizer_stays_fused():
+    model = sequential()
+    optimizer = joined(model, defer=True)
+    with torch.profiler.profile() as profile:
+        backward(model, optimizer)
+        optimizer.step()
+        model(torch.ones(1, WIDTH))
+    names = [event.name for event in profile.events()]
+    assert names.count("aten::_fused_sgd_") == 3 and "aten::_foreach_add_" not in names
+
+
+def test_weights_read_behind_the_forwards_back_are_noticed_in_backward():
+    model = sequential()
+    optimizer = joined(model, defer=True)
+    backward(model, optimizer)
+    optimizer.step()
+    with pytest.raises(UserError, match=r"outside the model's forward; call optimizer.settle\(\)"):
+        model[1](torch.ones(1, WIDTH)).sum().backward()
+
+
+def test_gradients_under_way_are_not_to_be_zeroed_in_place():
+    model = sequential()
+    optimizer = joined(model, defer=True)
+    backward(model, optimizer)
+    optimizer.step()
+    model.zero_grad(set_to_none=False)
+    with pytest.raises(UserError, match="while their sum was under way"):
+        model(torch.ones(1, WIDTH))
+
+
+def test_a_lost_job_ends_the_forward_that_waits_for_it():
+    model = sequential()
+    store = LateStore(comes_when_awaited=False)
+    optimizer = joined(model, store=store, defer=True)
+    backward(model, optimizer)
+    optimizer.step()
+    for handle in store.handles.values():
+        handle.fail("server 0 was lost")
+    with pytest.raises(JobLost, match="server 0 was lost"):
+        model(torch.ones(1, WIDTH))

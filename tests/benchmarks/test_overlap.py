@@ -1,0 +1,58 @@
+"""benchmarks/overlap.py runs real steps through the kvstore and counts what computing does not hide."""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def benchmark_module(name: str):
+    """A module of benchmarks/, which find each other because they lie in one folder."""
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess:
+    """Run the benchmark as a user does."""
+    return subprocess.run([sys.executable, str(BENCHMARKS / "overlap.py"), *arguments], capture_output=True, text=True,
+                          timeout=120)
+
+
+def test_steps_with_compute_are_held_against_steps_without():
+    done = run("--loopback", "--hosts", "2", "--megabytes", "0.4", "--compute", "0.3", "--repeats", "2", "--steps", "2",
+               "--format", "json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["compute_seconds"] == 0.3 and result["step_seconds"]["min"] > 0.3 - 1e-9
+    assert 0 < result["communication_seconds"]["min"] <= result["communication_seconds"]["max"]
+    assert len(result["exposed_share_of_each_turn"]) == 2 and min(result["exposed_share_of_each_turn"]) > -1e-6
+
+
+def test_exposed_is_what_a_step_takes_beyond_its_compute_in_communications():
+    overlap = benchmark_module("overlap")
+    team = SimpleNamespace(blocks=[SimpleNamespace(seconds=seconds, other_cores=0.0)
+                                   for seconds in (2.0, 2.3, 2.0, 2.7, 1.0, 2.1)])
+    result = overlap.report(team, 2.0, {})
+    assert result["exposed_share_of_each_turn"] == pytest.approx([0.15, 0.35, 0.1])
+    assert result["exposed_share"] == pytest.approx(0.15)
+
+
+def test_each_key_is_computed_once_the_classifier_last():
+    order = benchmark_module("overlap_worker").forward_order(100)
+    assert sorted(order) == list(range(100)) and order[0] == 0 and order[-2:] == [98, 99]
+
+
+@pytest.mark.parametrize(("arguments", "said"), [(["--hosts", "1"], "2 to 250"), (["--compute", "0"], "more than 0"),
+                                                 (["--gc-type", "zip"], "zip")])
+def test_usage_errors(arguments: list[str], said: str):
+    done = run(*arguments)
+    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,229 @@
+"""The forecast: the bounds of every placement, what is read from a program's line, and what is said."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from launch.forecast import Computing, Forecast, Links, Step, counts, forecast, gradients, step_of
+from launch.forecast_text import Outlook, sentences, tables
+from launch.host import Host
+from launch.placement import place
+
+V, B = 25e6, 1.25e8  # bytes; bytes/s: 1 Gbit/s
+STEP = Step(0.2, 64, V, "resnet-50")
+
+
+def hosts(count: int, **more: object) -> list[Host]:
+    return [Host(f"h{number}", **more) for number in range(1, count + 1)]
+
+
+def links(count: int, speed: float = B, **others: float) -> Links:
+    """All of `count` hosts alike, but for the cards of `others`."""
+    names = [host.name for host in hosts(count)]
+    return Links({(a, b): min(others.get(a, speed), others.get(b, speed)) for a in names for b in names if a != b})
+
+
+def expected(workers: int, servers: int, machines: int, policy: str = "dmlc", gc_type: str = "none",
+             step: Step = STEP, compute: float = 0.2) -> Forecast:  # fmt: skip
+    placed = place(workers, servers, hosts(machines), policy)
+    found = forecast(placed, step, Computing({"h1": {1: compute}}), links(machines), gc_type)
+    assert found
+    return found
+
+
+# -- the bounds of DESIGN section 5 ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_a_server_beside_each_worker(n):
+    assert expected(n, n, n).communicating == pytest.approx(2 * (n - 1) * V / (n * B))
+    assert expected(n, n, n).apart == pytest.approx(expected(n, n, n).communicating), "both fill the card anyway"
+
+
+@pytest.mark.parametrize(("n", "s"), [(1, 1), (2, 1), (4, 1), (2, 3), (3, 3), (4, 2)])
+def test_servers_on_hosts_of_their_own(n, s):
+    found = expected(n, s, n + s, "dedicated")
+    assert found.communicating == pytest.approx(max(V / B, n * V / (s * B)))
+    assert found.apart == pytest.approx(2 * found.communicating), "twice, where results wait for gradients"
+
+
+def test_what_stays_in_a_host_is_free():
+    assert expected(4, 2, 1).communicating == 0
+    assert gradients(place(2, 1, hosts(2)), STEP) == {("h2", "h1"): V}  # the other worker is beside the server
+
+
+def test_workers_of_a_host_share_its_card_unless_they_are_summed_there():
+    two_each = place(4, 1, hosts(3), "dedicated")  # two workers on h1, two on h2, the server on h3
+    assert gradients(two_each, STEP) == {("h1", "h3"): 2 * V, ("h2", "h3"): 2 * V}
+    assert gradients(two_each, Step(0.2, 64, V, summed_in_host=True)) == {("h1", "h3"): V, ("h2", "h3"): V}
+
+
+def test_the_slowest_card_counts():
+    placed = place(3, 3, hosts(3))
+    slow = forecast(placed, STEP, Computing({"h1": {1: 0.2}}), links(3, h2=B / 10))
+    assert slow.communicating == pytest.approx(10 * expected(3, 3, 3).communicating)
+
+
+def test_one_slow_path_counts_and_one_noisy_figure_does_not():
+    placed, computing = place(3, 3, hosts(3)), Computing({"h1": {1: 0.2}})
+    path = Links({**links(3).speeds, ("h1", "h3"): B / 20})
+    assert forecast(placed, STEP, computing, path).communicating == pytest.approx(20 * 2 * V / 3 / B)
+    noisy = Links({**links(5).speeds, ("h1", "h3"): 1.5 * B})
+    assert forecast(place(5, 5, hosts(5)), STEP, computing, noisy) == expected(5, 5, 5)
+
+
+def test_links_that_nobody_measured_give_no_forecast():
+    assert forecast(place(2, 2, hosts(2)), STEP, Computing({"h1": {1: 0.2}}), Links()) is None
+
+
+@pytest.mark.parametrize(("gc_type", "factor"), [("bf16", 2), ("int8", 4), ("2bit", 16)])
+def test_fewer_bytes(gc_type, factor):
+    assert expected(5, 5, 5).apart / expected(5, 5, 5, gc_type=gc_type).apart == pytest.approx(factor, rel=0.02)
+
+
+def test_mxnets_results_travel_whole():
+    step = Step(0.2, 64, V, backend="mxnet")
+    alone = expected(2, 1, 3, "dedicated", "2bit", step)
+    assert alone.apart == pytest.approx((1 + 1 / 16) * 2 * V / B)
+
+
+def test_parts_that_stay_whole_make_servers_uneven():
+    step = Step(0.2, 64, 10e6, pieces=(1e6, 8e6, 1e6))
+    found = expected(2, 2, 4, "dedicated", step=step)
+    assert found.communicating == pytest.approx(2 * 8e6 / B)
+    assert expected(2, 2, 4, "dedicated", step=Step(0.2, 64, 10e6)).communicating == pytest.approx(2 * 5e6 / B)
+
+
+# -- computing ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_slowest_host_counts_and_the_best_is_what_it_is_compared_with():
+    placed = place(2, 2, hosts(2))
+    found = forecast(placed, STEP, Computing({"h1": {1: 0.2}, "h2": {1: 0.5}}), links(2))
+    assert (found.computing, found.alone) == (0.5, 0.2)
+    assert found.speedups[1] == pytest.approx(2 * 0.2 / 0.5)
+
+
+def test_workers_that_share_a_host_take_as_long_as_was_measured():
+    computing = Computing({"h1": {1: 0.2, 4: 0.5}, "h2": {2: 0.3}})
+    assert [computing.seconds("h1", count) for count in (1, 2, 4, 8)] == [0.2, pytest.approx(0.3), 0.5, 0.5]
+    assert computing.seconds("h2", 1) == 0.3
+    assert computing.seconds("unknown", 4) == 0.5
+    assert computing.alone == (0.2, "h1")
+
+
+@pytest.mark.parametrize("speedup", [1.0, 1.1, 2.5])
+def test_the_batch_that_gives_a_speedup(speedup):
+    """A step of that batch, computing as much longer, has that speed-up with nothing hidden."""
+    few = expected(5, 5, 5, compute=0.01)
+    batch = few.batch(speedup)
+    longer = expected(5, 5, 5, step=Step(0.2, batch, V), compute=0.01 * batch / 64)
+    assert longer.speedups[0] == pytest.approx(speedup)
+    assert Forecast(2, 2, 64, 0.9, 0.1, 0.1, 0.4).batch(1.0) == math.inf, "a slow worker is no help at any batch"
+
+
+def test_which_numbers_of_workers_have_a_row():
+    assert counts(1) == [1] and counts(5) == [1, 2, 3, 4, 5]
+    assert counts(16) == [1, 2, 4, 8, 16] and counts(20) == [1, 2, 4, 8, 16, 20]
+
+
+# -- the program's line ------------------------------------------------------------------------------------------------
+
+
+def test_what_a_program_says():
+    least = {"seconds_per_step": 0.25, "samples_per_step": 64, "model_bytes": 1000}
+    assert step_of(f"DMLTRAIN_MEASURE {json.dumps(least)}") == Step(0.25, 64, 1000)
+    more = {**least, "kv_store": "dist_async", "gc_type": "int8", "network": "mlp", "backend": "torch", "devices": 2,
+            "summed_in_host": True, "pieces": [600, 400]}  # fmt: skip
+    assert step_of(f"DMLTRAIN_MEASURE {json.dumps(more)}") == Step(
+        0.25, 64, 1000, "mlp", "dist_async", "int8", "torch", True, (600, 400))  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "7", "null", "{", "", '{"seconds_per_step": 0, "samples_per_step": 1}',
+                                  '{"seconds_per_step": NaN, "samples_per_step": 1, "model_bytes": 1}',
+                                  '{"seconds_per_step": -1, "samples_per_step": 1, "model_bytes": 1}',
+                                  '{"seconds_per_step": 1, "samples_per_step": 1, "model_bytes": 1, "pieces": 3}',
+                                  '{"seconds_per_step": "x", "samples_per_step": 1, "model_bytes": 1}'])
+def test_nonsense_is_no_step(text):
+    assert step_of(f"DMLTRAIN_MEASURE {text}") is None
+
+
+def test_other_lines_are_no_step():
+    assert step_of("Epoch[0] Train-accuracy=0.5") is None
+    assert step_of('DMLTRAIN_MEASURED {"seconds_per_step": 1, "samples_per_step": 1, "model_bytes": 1}') is None
+
+
+# -- what is said ------------------------------------------------------------------------------------------------------
+
+
+def outlook(workers: int, compute: float, step: Step = STEP, **slow: float) -> Outlook:
+    computing = Computing({host.name: {1: slow.get(host.name, compute)} for host in hosts(workers)})
+    return Outlook(workers, lambda count: place(count, count, hosts(workers)), step, computing, links(workers))
+
+
+def said(outlook: Outlook) -> str:
+    return "\n".join(sentences(outlook))
+
+
+def test_it_says_when_distributing_pays():
+    text = said(outlook(5, 1.0))
+    assert "Distributing pays: 5 workers are 3.8 - 5.0 times as fast as one worker on h1" in text
+    assert "communication is 24 % of a step where nothing hides it" in text
+    assert "breaks even with one worker at a batch of 6 per worker" in text  # 64 * 0.32 s / (5 - 1) s, rounded up
+    assert "This is a forecast from bounds" in text
+
+
+def test_it_says_when_it_does_not_and_what_would_help():
+    text = said(outlook(5, 0.05))  # one worker: 50 ms; five: 320 ms of communication
+    assert "This will not pay: 5 workers are 0.68 - 0.78 times as fast as one worker on h1" in text
+    assert ("It would pay with --gc-type bf16 (1.2 - 1.6), or --gc-type int8 (1.9 - 3.1), or --gc-type 2bit "
+            "(3.6 - 5.0), or a batch of 116 or more per worker.") in text  # fmt: skip
+    assert "breaks even with one worker at a batch of 103 per worker" in text
+
+
+def test_it_says_when_it_depends_on_what_hides():
+    text = said(outlook(5, 0.08))
+    assert "This pays only as far as communication hides behind computing: 5 workers are 1.0 - 1.2" in text
+
+
+def test_it_says_when_a_slow_host_holds_all_up():
+    text = said(outlook(2, 0.1, h2=0.3))
+    assert "This will not pay: 2 workers are 0.4" in text
+    assert "Neither fewer bytes nor a larger batch would change that: the slowest worker computes too slowly." in text
+    assert "300 ms on the slowest, as placed" in text
+
+
+def test_fewer_workers_may_be_better():
+    computing = Computing({"h1": {1: 0.5}, "h2": {1: 0.5}, "h3": {1: 3.0}})
+    text = said(Outlook(3, lambda count: place(count, count, hosts(count)), STEP, computing, links(3)))
+    assert "It would pay with 2 workers (1.4 - 2.0)." in text
+
+
+def test_kvstores_that_are_not_in_step_are_remarked():
+    for kind, word in (("dist_async", "waits for nobody"), ("dist_ssp", "waits less"), ("local", "shares nothing")):
+        assert word in said(outlook(2, 1.0, Step(0.2, 64, V, kv_store=kind)))
+    assert "What --gc-type topk saves is not known" in said(outlook(2, 1.0, Step(0.2, 64, V, gc_type="topk")))
+
+
+def test_unknown_links_are_said():
+    blind = Outlook(2, lambda count: place(count, count, hosts(2)), STEP, Computing({"h1": {1: 1.0}}), Links())
+    assert tables(blind) == [] and "the throughput between the job's hosts is not known" in said(blind)
+
+
+def test_the_tables():
+    (title, rows), (_, compared) = tables(outlook(3, 0.1))
+    assert "resnet-50, batch 64 per worker, --gc-type none" in title
+    assert rows[1] == ["1", "0", "100", "0", "100", "640", "1.0", "100 %"]
+    # V/B is 200 ms: 2 of 3 thirds there and back; 100 ms of computing before it, or behind it
+    assert rows[3] == ["3", "3", "100", "267", "367 - 267", "524 - 720", "0.82 - 1.1", "27 % - 38 %"]
+    assert compared[0] == ["workers", "none", "bf16", "int8", "2bit"]
+    assert compared[3] == ["3", "0.82 - 1.1", "1.3 - 2.3", "1.8 - 3.0", "2.6 - 3.0"]
+
+
+def test_one_host_needs_no_second_table():
+    one = Outlook(2, lambda count: place(count, count, hosts(1)), STEP, Computing({"h1": {1: 0.2, 2: 0.3}}), Links())
+    assert len(tables(one)) == 1
+    assert "All of it stays on one host" in said(one) and "Distributing pays: 2 workers are 1.3 times" in said(one)
