@@ -1,8 +1,9 @@
 """How fast gradients cross the parameter server: dmltrain against MXNet 1.9.1's `dist_sync` and gloo's all-reduce.
 
 In a step every worker pushes all keys and pulls all keys (ResNet-50's parameters as 100 arrays, 102 MB) on one host:
-over TCP on loopback, and, where the system has it, through shared memory (shm). A step's time is the slower worker's, measured inside the workers; no barrier is timed. All systems' processes
-are started once and stay, blocked in their sockets, while the others have their turn. Turns are interleaved A B A B,
+over TCP on loopback, and, where the system has it, through shared memory (shm). A step's time is the slower worker's,
+measured inside the workers; no barrier is timed. All systems' processes are started once and stay, blocked in their
+sockets, while the others have their turn. Turns are interleaved A B A B,
 `--repeats` times; a ratio is the median over the pairs. Before each step the gradients are written anew, and after it
 the result is checked, both untimed. All have default settings. Two columns say whether to trust the times, both should
 be near 0: `idle`, the cores that a system took out of turn; `others`, those that the rest of the machine took in turn.

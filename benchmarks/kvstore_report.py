@@ -43,8 +43,8 @@ def key_of(team: Team) -> tuple[str, str, str]:
 
 
 def bound_seconds(limit: dict[str, float], workload: dict) -> float:
-    """What moving (workers + 1) V bytes costs at memcpy's rate, which reads V bytes and writes V: each worker's gradient
-    is read once, and the sum written once."""
+    """What moving (workers + 1) V bytes costs at memcpy's rate, which reads V bytes and writes V: each worker's
+    gradient is read once, and the sum written once."""
     return (workload["workers"] + 1) / 2 * limit["memcpy"]
 
 

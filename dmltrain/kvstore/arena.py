@@ -55,7 +55,7 @@ class Arena:
     def place_of(self, array: np.ndarray) -> int | None:
         """Where a contiguous array lies in this arena; None when it is other memory."""
         offset = array.ctypes.data - self._start
-        return offset if 0 <= offset and offset + array.nbytes <= self._used else None
+        return offset if offset >= 0 and offset + array.nbytes <= self._used else None
 
 
 class Mapping:

@@ -54,8 +54,8 @@ class Control:
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     def wait_for_start(self) -> dict[str, Any]:
-        """The table that the scheduler sends when all are here: {"servers": [[host, port, meeting], ...]} and the facts that it
-        was given to announce. Raises JobLost."""
+        """The table that the scheduler sends when all are here: {"servers": [[host, port, meeting], ...]} and the facts
+        that it was given to announce. Raises JobLost."""
         self._wait(lambda: bool(self.table), self._environment.start_seconds + 5.0, "the start of the job")
         return self.table
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dmltrain.errors import UserError
-from dmltrain.kvstore.base import Handle, Key, Keys, KVStore, as_array, keys_and_values, summed
+from dmltrain.kvstore.base import READ, Handle, Key, Keys, KVStore, as_array, keys_and_values, summed
 from dmltrain.kvstore.state_file import read_state, write_whole
 
 
@@ -17,6 +18,7 @@ class LocalKVStore(KVStore):
     def __init__(self, kind: str = "local") -> None:
         self.type = kind
         self._values: dict[Key, np.ndarray] = {}
+        self._buffers: dict[Key, np.ndarray] = {}
         self._steps: dict[Key, Any] = {}
         self._spec: dict[str, Any] | None = None
 
@@ -35,11 +37,20 @@ class LocalKVStore(KVStore):
                 self._find(name)[:] = gradient
 
     def pull(self, key: Keys, out: Any, priority: int = 0, wait: bool = True) -> Handle:
+        handle = Handle(0, "local", 0.0)
+        if out is READ:
+            for name in [key] if isinstance(key, (int, str)) else key:
+                handle.values.append(self._find(name).view())
+                handle.values[-1].flags.writeable = False
+            return handle
         for name, target in zip(*keys_and_values(key, out), strict=True):
             for array in target if isinstance(target, (list, tuple)) else [target]:
                 view = as_array(array)
                 view[...] = self._find(name).reshape(view.shape)
-        return Handle(0, "local", 0.0)
+        return handle
+
+    def buffers(self, keys: Sequence[Key]) -> list[np.ndarray]:
+        return [self._buffers.setdefault(name, np.zeros_like(self._find(name))) for name in keys]
 
     def set_optimizer(self, spec: dict[str, Any]) -> None:
         self._spec = spec

@@ -35,7 +35,8 @@ def listen() -> tuple[socket.socket, str] | None:
 
 
 def connect(name: str, caller: Caller, arena: Arena) -> Link | None:
-    """Meet the server that listens by `name`; None when it is not on this host. Raises Closed, FrameError, ArenaError."""
+    """Meet the server that listens by `name`; None when it is not on this host. Raises Closed, FrameError,
+    ArenaError."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(CONNECT_SECONDS)

@@ -1,5 +1,5 @@
-"""A server's values, optimizer state and what compression holds back as bytes (numpy's npz, never pickle), for checkpoints of jobs that step on
-servers.
+"""A server's values, optimizer state and what compression holds back, as bytes (numpy's npz, never pickle), for
+checkpoints.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -69,7 +69,7 @@ class Slice:
     coded: Buffer | None = None  # the value as it is sent, where that differs
     residual: np.ndarray | None = None  # of result_codec
     spare: dict[str, list[Buffer]] = field(default_factory=lambda: {kind: [] for kind in ("push", "value", "coded")})
-    arrived: dict[int, tuple[float, float]] = field(default_factory=dict)  # worker -> its last push, the round's last (s)
+    arrived: dict[int, tuple[float, float]] = field(default_factory=dict)  # worker -> its push, the last one (s)
     initial: bool = True
     completed: int = 0  # rounds
     steps: int = 0  # optimizer steps, for the staleness that is reported

@@ -72,8 +72,8 @@ class VersionError(FrameError):
 class Header:
     """`number` is the learning rate of a PUSH, the staleness in a VALUE; `length` is in bytes.
 
-    Of a VALUE, in seconds: `waited`, from this worker's push until the last worker's had come; `worked`, from then until
-    the value was ready to be sent.
+    Of a VALUE, in seconds: `waited`, from this worker's push until the last worker's had come; `worked`, from then
+    until the value was ready to be sent.
     """
 
     kind: int
