@@ -35,6 +35,7 @@ class Measured:
     seconds: dict[str, dict[int, float]] = field(default_factory=dict)
     step: Step | None = None
     failure: str = ""
+    interrupted: int = 0  # the exit code, where a signal ended it
 
     def note(self, host: str, workers: int, step: Step) -> None:
         """Of several workers on a host, the slowest counts."""
@@ -95,7 +96,7 @@ def _run(job: Job, hosts: Sequence[Host], workers: Counter[str], place: Cluster,
         step = next(filter(None, map(step_of, lines)), None)
         if step:
             found.note(process.task.host.name, workers[process.task.host.name], step)
-    found.failure = _failure(supervisor, said)
+    found.failure, found.interrupted = _failure(supervisor, said), supervisor.exit_code * supervisor.interrupted
 
 
 def _number(text: str) -> float:

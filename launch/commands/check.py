@@ -12,7 +12,7 @@ from launch.forecast import Computing, Links
 from launch.forecast_text import Outlook, sentences, tables
 from launch.host import Host
 from launch.job import Job, places
-from launch.measure import measure, start_line, understands
+from launch.measure import Measured, measure, start_line, understands
 from launch.options import Options
 from launch.output import Output, Silent
 from launch.preflight import Problem
@@ -31,10 +31,17 @@ def check(options: Options, place: Cluster, tell: Tell, say: Tell) -> int:
     for line in lines(found, width):
         tell(line)
     code = supervisor.exit_code or found.exit_code
-    if options.program and not code:
-        for line in _expect(options, place, found, width, say):
-            tell(line)
-    return code
+    if not options.program or code:
+        return code
+    why_not, job = _unexpectable(options)
+    if job is None:
+        tell(f"\nNo forecast: {why_not}.")
+        return code
+    say(start_line(job))
+    measured = _measured(options, job, place)
+    for line in _expect(options, job, place.hosts, found, measured, width):
+        tell(line)
+    return measured.interrupted
 
 
 def _look(options: Options, place: Cluster) -> tuple[Supervisor, Check]:
@@ -53,27 +60,38 @@ def _look(options: Options, place: Cluster) -> tuple[Supervisor, Check]:
     return supervisor, Check(hosts, found.facts, found.reached, problems, found.throughput)
 
 
-def _expect(options: Options, place: Cluster, found: Check, width: int, say: Tell) -> list[str]:
-    """The forecast for the program, or why there is none."""
+def _unexpectable(options: Options) -> tuple[str, Job | None]:
+    """Why nothing can be said about the job; else the job."""
     if options.num_workers is None:
-        return ["", "No forecast: give -n, the number of workers."]
+        return "give -n, the number of workers", None
     if options.sync_dst_dir:
-        return ["", "No forecast: the program is not on the hosts before --sync-dst-dir copies it."]
+        return "the program is not on the hosts before --sync-dst-dir copies it", None
     job = make_job(options, "check")
     if not job.num_servers:
-        return ["", "No forecast: without servers (-s 0) dmltrain's kvstores share nothing."]
+        return "without servers (-s 0) dmltrain's kvstores share nothing", None
     if not understands(job):
-        return ["", f"No forecast: {options.program[0]} does not measure itself (docs/environment.md, "
-                    "DMLTRAIN_MEASURE), and was not started."]  # fmt: skip
+        program = options.program[0]
+        return f"{program} does not measure itself (DMLTRAIN_MEASURE in docs/environment.md), and was not started", None
+    return "", job
+
+
+def _measured(options: Options, job: Job, place: Cluster) -> Measured:
     every, place.hosts = place.hosts, used_hosts(job, place.hosts)
-    say(start_line(job))
-    measured = measure(job, place, options)
+    try:
+        return measure(job, place, options)
+    finally:
+        place.hosts = every
+
+
+def _expect(options: Options, job: Job, hosts: list[Host], found: Check, measured: Measured, width: int) -> list[str]:
+    """The forecast, or why there is none."""
     if measured.step is None:
-        return ["", f"No forecast: the program told of no step ({measured.failure or 'it ended without a word of it'})"]
-    outlook = Outlook(job.num_workers, _placing(job, options, every), measured.step, Computing(measured.seconds),
+        why = measured.failure or "it ended without a word of it"
+        return ["", f"No forecast: the program told of no step ({why})."]
+    outlook = Outlook(job.num_workers, _placing(job, options, hosts), measured.step, Computing(measured.seconds),
                       _links(found))  # fmt: skip
     text = [line for table in tables(outlook) for line in ["", *drawn(*table, width)]]
-    failed = [f"Not all hosts told of a step: {measured.failure}."] if measured.failure else []
+    failed = [f"Not all workers told of a step: {measured.failure}."] if measured.failure else []
     return [*text, "", *failed, *sentences(outlook)]
 
 

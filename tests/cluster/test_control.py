@@ -55,16 +55,28 @@ def test_check_names_what_each_host_lacks(testbed: Testbed, front: Front):
 
 def test_check_of_sound_hosts_shows_who_reaches_whom_and_how_fast(testbed: Testbed, front: Front):
     testbed.rate("h3", "50mbit")
-    done = front.ask("--check", "--hosts", "h[1-3]", "-n", 3)
+    done = front.ask("--check", "--hosts", "h[1-3]", "-n", 3, "-s", 3, front.script(STEP).name)
     assert done.code == 0 and "3 hosts: 0 errors" in done.out and "a job can start" in done.out, done
-    trips, speeds = (matrix(part) for part in done.out.split("## Throughput"))
+    tables, forecast = done.out.split("## Forecast")
+    trips, speeds = (matrix(part) for part in tables.split("## Throughput"))
     assert all(re.fullmatch(r"\d+\.\d\d", cell) for cell in trips.values()) and len(trips) == 6, done
     slow = {pair: float(cell.rstrip(" *")) for pair, cell in speeds.items() if "3" in pair}
     assert len(speeds) == 6 and max(slow.values()) < 60, done
     assert slow == dict.fromkeys(slow, pytest.approx(47, rel=0.2)), done  # 50 Mbit/s less headers of frames and TCP
     assert float(speeds["1", "2"]) > 150, done  # of 1 Gbit/s, whatever else this machine does
     assert [pair for pair, cell in speeds.items() if "*" in cell][0] in slow
+    row = next(cells for cells in cells_of(forecast) if cells[:2] == ["3", "3"])
+    assert row[2] == "250", "h2 computes longest"
+    # 2 of 3 thirds of 3 MB out of h3 to the servers on h1 and h2, and as much to workers there
+    assert float(row[3]) == pytest.approx(1e3 * 2 * 2e6 / (47e6 / 8), rel=0.2), done
+    assert "This will not pay: 3 workers are" in done.out and "one worker on h" in done.out, done
     front.wait_idle()
+
+
+STEP = """import json, os  # DMLTRAIN_MEASURE
+seconds = 0.25 if os.uname().nodename == "h2" else 0.2
+print("DMLTRAIN_MEASURE", json.dumps({"seconds_per_step": seconds, "samples_per_step": 8, "model_bytes": 3e6}))
+"""
 
 
 def matrix(table: str) -> dict[tuple[str, str], str]:

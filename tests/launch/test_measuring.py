@@ -1,0 +1,110 @@
+"""`--check` with a program: its step is measured as its workers would run, and a forecast made of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+
+import pytest
+
+from launch.job import Job, Setting
+from launch.measure import understands
+from tests.launch.conftest import DEADLINE, ROOT, carriers, wait_for
+
+MEASURES = """
+import json, os, sys, time
+path = f"ran-{os.getpid()}.json"  # of each process
+with open(path, "w") as file:
+    json.dump({name: os.environ.get(name) for name in ("DMLTRAIN_MEASURE", "DMLC_NUM_SERVER", "OMP_NUM_THREADS")}, file)
+workers = int(os.environ["DMLC_NUM_WORKER"])
+said = {"seconds_per_step": 0.1 if workers == 1 else 0.15, "samples_per_step": 64, "model_bytes": 4e6, "network": "n"}
+print("some other line", flush=True)
+print("DMLTRAIN_MEASURE", json.dumps(said))
+"""
+CORES = len(os.sched_getaffinity(0))
+
+
+def check(launcher, *arguments: object, code: int = 0) -> str:
+    result = launcher.run("--check", *arguments)
+    assert result.code == code, result
+    return result.out.decode()
+
+
+def ran(launcher) -> list[dict]:
+    return [json.loads(path.read_text()) for path in launcher.folder.glob("ran-*.json")]
+
+
+def test_workers_measure_together_and_then_one_alone(launcher):
+    text = check(launcher, "-n", 2, "-s", 1, launcher.script(MEASURES), "an argument")
+    seen = sorted(ran(launcher), key=lambda each: int(each["OMP_NUM_THREADS"]))
+    assert [each["OMP_NUM_THREADS"] for each in seen] == [str(max(1, CORES // 2))] * 2 + [str(CORES)]
+    assert {(each["DMLTRAIN_MEASURE"], each["DMLC_NUM_SERVER"]) for each in seen} == {("5", "0")}
+    rows = [re.split(r" *\| *", line)[1:-1] for line in text.splitlines() if re.match(r"\| +\d+ \| +\d+ \| ", line)]
+    assert rows[-2:] == [["1", "0", "100", "0", "100", "640", "1.0", "100 %"],
+                         ["2", "1", "150", "0", "150", "853", "1.3", "67 %"]], text  # fmt: skip
+    assert "Distributing pays: 2 workers are 1.3 times as fast as one worker on localhost" in text
+    assert "All of it stays on one host" in text
+    assert not (launcher.folder / "logs").exists()
+
+
+def test_who_does_not_measure_is_not_started(launcher):
+    script = launcher.script("open('it ran', 'w')\n")
+    for program in ([script], ["touch", "it ran"], ["sh", "-c", "touch 'it ran'"]):
+        text = check(launcher, "-n", 2, *program)
+        assert "No forecast: " in text and "was not started" in text, text
+    assert not (launcher.folder / "it ran").exists()
+
+
+def test_who_was_told_to_measure_and_does_not_is_said(launcher):
+    text = check(launcher, "-n", 1, "--env", "DMLTRAIN_MEASURE=3", "sh", "-c", "touch ran; echo $DMLTRAIN_MEASURE")
+    assert "No forecast: the program told of no step" in text and (launcher.folder / "ran").exists()
+
+
+def test_a_program_that_fails_is_quoted(launcher):
+    script = launcher.script("import sys; sys.exit('no such GPU')  # DMLTRAIN_MEASURE")
+    text = check(launcher, "-n", 1, script)
+    assert "No forecast: the program told of no step (worker 0" in text and "exited with code 1: no such GPU" in text
+
+
+@pytest.mark.parametrize(("options", "why"), [(("-n", 1, "-s", 0), "without servers (-s 0)"), ((), "give -n")])
+def test_why_there_is_no_forecast(launcher, options, why):
+    assert why in check(launcher, *options, launcher.script(MEASURES))
+    assert ran(launcher) == []
+
+
+def test_an_impatient_user_leaves_nothing_behind(launcher):
+    launched = launcher.start("--check", "-n", 2, launcher.script(
+        "import time; open('ready', 'w'); time.sleep(100)  # DMLTRAIN_MEASURE"))  # fmt: skip
+    wait_for((launcher.folder / "ready").exists, "a process that measures")
+    launched.signal(signal.SIGINT)
+    result = launched.wait(DEADLINE)
+    assert result.code == 130, result
+    assert "No forecast" in result.out.decode() and "the launcher got SIGINT" in result.out.decode(), result
+    wait_for(lambda: not carriers(f"TMPDIR={launcher.folder / 'tmp'}"), "the end of all processes")
+
+
+def test_a_training_program_of_dmltrain(launcher):
+    text = check(launcher, "-n", 2, "-s", 2, "--env", "DMLTRAIN_MEASURE=0.3", "--env", "TORCHINDUCTOR_CACHE_DIR=.",
+                 ROOT / "examples" / "train_digits.py", "--network", "mlp", "--kv-store", "dist_sync")  # fmt: skip
+    assert "Forecast for dist_sync: mlp, batch 32 per worker, --gc-type none" in text, text
+    assert "This is a forecast from bounds" in text
+
+
+@pytest.mark.parametrize(("source", "heeds"), [
+    ("from dmltrain import fit\n", True), ("from dmltrain import a, fit as b\n", True), ("import dmltrain.fit\n", True),
+    ("from dmltrain.fit import main\n", True), ("# heeds DMLTRAIN_MEASURE\n", True), ("import dmltrain\n", False),
+    ("from other import fit\n", False), ("fit = 'dmltrain'\n", False), ("def broken(:\n", False), ("", False),
+])  # fmt: skip
+def test_which_programs_measure_themselves(tmp_path, source, heeds):
+    path = tmp_path / "program.py"
+    path.write_text(source)
+    for argv in ((str(path),), ("python", "-u", str(path), "x.py")):
+        assert understands(Job("j", "m", argv, 1, 1, "/")) is heeds
+
+
+def test_other_programs_measure_when_told_to():
+    assert not understands(Job("j", "m", tuple(shlex.split("python gone.py")), 1, 1, "/"))
+    assert understands(Job("j", "m", ("binary",), 1, 1, "/", settings=(Setting("DMLTRAIN_MEASURE", "5"),)))
