@@ -61,7 +61,7 @@ def train(options: Options, command: str) -> None:
     if env.read().role == "worker":
         backend_class(options)  # importing a framework can take seconds in which no sign of life leaves this process
     store = kvstore.create(options.kv_store, staleness=options.staleness,
-                           backend=options.backend)  # schedulers and servers serve here, and end
+                           backend=options.backend, transport=options.transport)  # schedulers and servers serve here, and end
     try:
         run = prepare(options, store, command)
         for epoch in range(run.first_epoch, options.num_epochs):
@@ -262,12 +262,16 @@ def circumstances(run: Run) -> dict[str, Any]:
 
 def save(run: Run, epoch: int) -> None:
     """Write the state after `epoch` (from 0) as checkpoint number epoch + 1. Worker 0 does; the others are on their way
-    to the end of `validate`, so the state rests."""
-    if not run.options.model_prefix or run.store.rank != 0:
+    to the end of `validate`, so the state rests. All take part in gathering what compression holds back."""
+    if not run.options.model_prefix:
+        return
+    held_back = run.store.held_back()
+    if run.store.rank != 0:
         return
     target = checkpoint_path(run.options, epoch + 1)
     content = {"format": checkpoint.FORMAT, "version": dmltrain.__version__, "epoch": epoch + 1,
-               **identity(run.options, run.network), "circumstances": circumstances(run), "state": run.backend.state()}
+               **identity(run.options, run.network), "circumstances": circumstances(run),
+               "state": run.backend.state(held_back)}
     checkpoint.write(target, run.backend.encode(content))
     for other, same in run.backend.other_files(run.options.model_prefix, epoch + 1).items():
         checkpoint.write(other, same)

@@ -15,12 +15,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from dmltrain import backends, data, kvstore, models, optimizer, schedule
+from dmltrain import backends, data, env, kvstore, models, optimizer, schedule
 from dmltrain.errors import UserError
+from dmltrain.kvstore import codec
 
 LAST = -1  # --load-epoch last
 DTYPES = ("float32", "bfloat16", "float16")
-GRADIENT_COMPRESSIONS = ("none", "2bit")
 
 
 def integer(minimum: int) -> Callable[[str], int]:
@@ -155,10 +155,16 @@ class Options:
     update_on_kvstore: int | None = option("Distribution", "dist_sync: 1 runs the optimizer on the servers; default: "
                                            "the environment's MXNET_UPDATE_ON_KVSTORE, else 0 with torch and 1 with "
                                            "mxnet", integer(0))
-    gc_type: str = option("Distribution", "gradient compression: none, or 2bit with mxnet",
-                          one_of("gradient compression", GRADIENT_COMPRESSIONS), "none")
-    gc_threshold: float = option("Distribution", "2bit: gradients are collected until they are this far from 0",
-                                 number(0.0, above=True), 0.5)
+    gc_type: str = option("Distribution", "gradient compression on the way to the servers and back; mxnet has none and "
+                          "2bit", one_of("gradient compression", codec.TYPES), "none")
+    gc_threshold: float | None = option("Distribution", "2bit: gradients (the sum over a step's samples) are collected "
+                                        "until they are this far from 0; default: 0.5 with mxnet, levels that follow "
+                                        "the gradients with torch", number(0.0, above=True))
+    gc_ratio: float = option("Distribution", "topk: the share of a gradient's elements that is sent",
+                             number(0.0, above=True), 0.01)
+    transport: str | None = option("Distribution", "how gradients reach the servers: shm (shared memory), tcp, or auto: "
+                                   "shm on a server's own host; default: the environment's DMLTRAIN_TRANSPORT, else "
+                                   "auto", one_of("transport", env.TRANSPORTS))
 
     disp_batches: int = option("Reports", "log progress each time so many batches are done", integer(1), 20)
     top_k: int = option("Reports", "also report top-k accuracy; 0: do not", integer(0), 0)
@@ -240,14 +246,18 @@ def _checked(options: Options) -> Options:
 def _check_backend(options: Options) -> None:
     """What only one of the backends can do."""
     distributed = kvstore.TYPES[options.kv_store].startswith("dist")
-    if options.gc_type != "none" and options.backend == "torch":
-        raise UserError(f"--gc-type {options.gc_type}: this version has no gradient compression with --backend torch; "
-                        "valid: none, or use --backend mxnet")
+    if options.gc_ratio > 1.0:
+        raise UserError(f"--gc-ratio {options.gc_ratio:g}: expected a share of the elements, at most 1")
     if options.gc_type != "none" and not distributed:
         raise UserError(f"--gc-type {options.gc_type} belongs to the distributed kvstores; --kv-store "
                         f"{options.kv_store} sends nothing: leave it out")
     if options.backend != "mxnet":
         return
+    if options.gc_type not in ("none", "2bit"):
+        raise UserError(f"--gc-type {options.gc_type}: MXNet has none and 2bit; use one of these, or --backend torch")
+    if options.transport == "shm":
+        raise UserError("--transport shm: MXNet's servers are reached over TCP only: leave it out, or use --backend "
+                        "torch")
     if options.kv_store == "dist_ssp":
         raise UserError("--kv-store dist_ssp: MXNet has no bounded staleness; use dist_sync or dist_async, or "
                         "--backend torch")

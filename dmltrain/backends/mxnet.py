@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 mx = mxnet_compat.load()
 NDArray = Any  # mx.nd.NDArray: MXNet has no types
+THRESHOLD = 0.5  # of 2bit, MXNet's default
 AHEAD = 4  # steps in the engine's queue: it has no limit of its own, and each step holds its images
 
 
@@ -85,7 +86,7 @@ class MXNetBackend:
         names = [each.name for each in network.parameters()]
         if options.gc_type != "none":
             self._unit = samples_of_a_step(options, store)
-            store.set_gradient_compression({"type": options.gc_type, "threshold": options.gc_threshold})
+            store.set_gradient_compression({"type": options.gc_type, "threshold": options.gc_threshold or THRESHOLD})
         store.init(names, [self._arrays[name].list_data()[0] for name in names])
         self._learned = [Learned(name, store.key_number(name), self._arrays[name].list_data(),
                                  self._arrays[name].list_grad()) for name in names]
@@ -192,7 +193,7 @@ class MXNetBackend:
 
     # -- state ----------------------------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
+    def state(self, held_back: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """Everything that the next step depends on, apart from data and seeds. Call after `synchronize`."""
         return {"model": self._model(), "optimizer": self._step.state()}
 

@@ -56,7 +56,7 @@ class TorchBackend:
         self._scale: LossScale | None = None
         self._optimizer = self._joined(options, store)
         if state:
-            self._load_rest(state)
+            self._load_rest(state, store)
         self._sums = [torch.zeros(4, dtype=torch.float64, device=device) for device in self._devices]
         self._seen = [0] * len(self._devices)  # training samples since statistics were merged
 
@@ -66,6 +66,8 @@ class TorchBackend:
     def _joined(self, options: Options, store: KVStore) -> torch_distributed.DistributedOptimizer:
         """An optimizer of the first replica's weights whose gradient is the sum over workers."""
         on_servers = bool(options.update_on_kvstore)
+        if options.gc_type != "none":
+            store.set_gradient_compression(compression(options, store))
         inner = make_optimizer(self._modules[0], options)
         if options.dtype == "float16":
             if store.is_distributed and (on_servers or TYPES[store.type] != "dist_sync"):
@@ -182,14 +184,18 @@ class TorchBackend:
 
     # -- state ----------------------------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
-        """Everything that the next step depends on, apart from data and seeds. Call after `synchronize`."""
+    def state(self, held_back: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """Everything that the next step depends on, apart from data and seeds, with what the store holds back. Call
+        after `synchronize`."""
         model = {name: each.detach().cpu().clone() for name, each in self._modules[0].state_dict().items()}
         scale = {} if self._scale is None else {"loss_scale": self._scale.state()}
-        return {"model": model, "optimizer": self._optimizer.state_dict(), **scale}
+        rest = {"held_back": {name: torch.from_numpy(array) for name, array in held_back.items()}} if held_back else {}
+        return {"model": model, "optimizer": self._optimizer.state_dict(), **scale, **rest}
 
-    def _load_rest(self, state: Mapping[str, Any]) -> None:
+    def _load_rest(self, state: Mapping[str, Any], store: KVStore) -> None:
         self._optimizer.load_state_dict(state["optimizer"])
+        if "held_back" in state:
+            store.put_back({name: tensor.numpy() for name, tensor in state["held_back"].items()})
         if self._scale is not None and "loss_scale" in state:
             self._scale.load_state(state["loss_scale"])
 
@@ -254,6 +260,15 @@ def make_optimizer(module: nn.Module, options: Options) -> torch.optim.Optimizer
     fused = {"fused": True} if named[0][1].device.type in FUSED.get(spec.name, ()) else {}
     kind = getattr(torch.optim, spec.name)
     return kind([group for group in groups if group["params"]], lr=options.lr, **fused, **spec.arguments)
+
+
+def compression(options: Options, store: KVStore) -> dict[str, Any]:
+    """The gradient compression that the options ask for. A threshold is compared, as in MXNet's own programs, to the sum
+    over a step's samples, but what is sent is the mean over them."""
+    if options.gc_type == "2bit" and options.gc_threshold is not None:
+        samples = options.batch_size * (store.num_workers if TYPES[store.type] == "dist_sync" else 1)
+        return {"type": "2bit", "threshold": options.gc_threshold / samples}
+    return {"type": "topk", "ratio": options.gc_ratio} if options.gc_type == "topk" else {"type": options.gc_type}
 
 
 def count(logits: torch.Tensor, labels: torch.Tensor, loss: torch.Tensor, top_k: int) -> torch.Tensor:

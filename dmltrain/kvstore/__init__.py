@@ -7,6 +7,7 @@ serves the job and then ends the process, so that one program can be started in 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import NoReturn
 
 from dmltrain import backends, env
@@ -18,10 +19,11 @@ __all__ = ["READ", "TYPES", "Handle", "KVStore", "create", "serve", "serve_and_e
 
 
 def create(kind: str = "local", *, staleness: float | None = None, environment: Environment | None = None,
-           backend: str = "torch") -> KVStore:
+           backend: str = "torch", transport: str | None = None) -> KVStore:
     """A store of one of TYPES; `staleness` (clocks) only with dist_ssp. Raises UserError or JobLost.
 
-    dist_* waits until all processes of the job are there. `backend` "mxnet": MXNet's own kvstores, for NDArrays.
+    dist_* waits until all processes of the job are there. `transport`: one of env.TRANSPORTS (default: the
+    environment's). `backend` "mxnet": MXNet's own kvstores, for NDArrays.
     """
     if kind not in TYPES:
         raise UserError(f"unknown kvstore {kind!r}; choose one of {', '.join(TYPES)}")
@@ -31,6 +33,8 @@ def create(kind: str = "local", *, staleness: float | None = None, environment: 
     if staleness is not None and meaning != "dist_ssp":
         raise UserError(f"--staleness belongs to kvstore dist_ssp; this is {kind}")
     environment = environment or env.read()
+    if transport is not None:
+        environment = replace(environment, transport=transport)
     if not meaning.startswith("dist"):
         if environment.role != "worker":
             sys.exit(0)  # a one-worker store needs no servers

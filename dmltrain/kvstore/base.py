@@ -127,7 +127,8 @@ class KVStore:
         raise NotImplementedError
 
     def set_gradient_compression(self, parameters: dict[str, Any]) -> None:
-        """Accepts {"type": "none"}."""
+        """{"type": "none"}, or one of codec.TYPES with its parameter, in the distributed stores: what float32 weights'
+        pushes and results travel as. All workers call it alike, before `init`."""
         kind = parameters.get("type", "none") if isinstance(parameters, dict) else parameters
         if kind != "none":
             raise UserError(f"gradient compression {kind!r} is not available; choose none")
@@ -148,6 +149,16 @@ class KVStore:
     def load_optimizer_state_bytes(self, states: list[bytes]) -> None:
         """Worker 0 gives the servers what `optimizer_states` returned; the others wait. Raises UserError, JobLost."""
         raise NotImplementedError
+
+    def held_back(self) -> dict[str, np.ndarray]:
+        """On worker 0 what gradient compression holds back for later steps, as flat arrays by name, for a checkpoint;
+        all workers call it alike, at rest. Empty where nothing is."""
+        return {}
+
+    def put_back(self, held_back: dict[str, np.ndarray]) -> None:
+        """Give back what `held_back` returned, after `init`; all workers call it alike. With another number of workers
+        worker 0 gets the sum of theirs; what another number of servers held back is lost. Raises UserError when it is
+        of another model."""
 
     def save_optimizer_states(self, path: str) -> None:
         """One file a server beside `path`: `path`.server-K. Written whole or not at all."""

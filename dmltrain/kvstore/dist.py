@@ -169,13 +169,17 @@ class DistKVStore(KVStore):
 
     def all_reduce(self, name: str, array: np.ndarray) -> np.ndarray:
         values = np.array(array, np.float64)
+        self._sum_up(name, values)
+        return values
+
+    def _sum_up(self, name: str, values: np.ndarray) -> None:
+        """Replace `values` by the sum of all workers' values."""
         key = f"sum of {name} ({values.size})"
         if key not in self._entries:
             self._declare([key], [values.reshape(-1)], is_weight=False)
             self._flush()
         self._send(key, self._entries[key], values.reshape(-1), 0, -1.0)
         self.pull(key, values)
-        return values
 
     def set_optimizer(self, spec: dict[str, Any]) -> None:
         if self.rank == 0:
@@ -203,6 +207,40 @@ class DistKVStore(KVStore):
                 frame = Header(Kind.STATE, len(state)).pack() + state
                 self._asked(server.request(frame, self._seconds)).wait()
         self.barrier()
+
+    def held_back(self) -> dict[str, np.ndarray]:
+        parts = [part for entry in self._entries.values() for part in entry.parts if part.residual is not None]
+        if not parts:
+            return {}
+        own = np.concatenate([part.residual for part in parts])
+        held = {}
+        for worker in range(self.num_workers):  # one after the other: memory for one at a time
+            values = own.copy() if worker == self.rank else np.zeros_like(own)
+            self._sum_up("held back", values)
+            if self.rank == 0:
+                held[f"worker {worker}"] = values
+        if self.rank == 0 and not self._stepping:
+            states = self.optimizer_states()
+            held |= {f"server {number}": np.frombuffer(state, np.uint8) for number, state in enumerate(states)}
+        return held
+
+    def put_back(self, held_back: dict[str, np.ndarray]) -> None:
+        parts = [part for entry in self._entries.values() for part in entry.parts if part.residual is not None]
+        workers = [array for name, array in held_back.items() if name.startswith("worker ")]
+        servers = [array for name, array in held_back.items() if name.startswith("server ")]
+        if not parts:
+            return
+        if {array.size for array in workers} != {sum(part.piece.length for part in parts)}:
+            raise UserError("what gradient compression held back is of another model or compression: continue with the "
+                            "same --network and --gc-type, or with --gc-type none")
+        if len(workers) == self.num_workers:
+            own = workers[self.rank]
+        else:
+            own = np.sum(workers, axis=0) if self.rank == 0 else np.zeros_like(workers[0])
+        for part, array in zip(parts, np.split(own, np.cumsum([part.piece.length for part in parts])[:-1]), strict=True):
+            np.copyto(part.residual, array)
+        if len(servers) == self.num_servers and not self._stepping:
+            self.load_optimizer_state_bytes([array.tobytes() for array in servers])
 
     def take_staleness(self) -> float:
         now = (sum(server.traffic.staleness for server in self._servers),

@@ -238,7 +238,7 @@ def test_pickled_arrays_in_a_checkpoint_are_not_read(tmp_path, monkeypatch):
 
 
 def test_another_networks_state_and_other_places_of_the_optimizer_are_refused():
-    state = make(MLP).state()
+    state = make(MLP).state({})
     with pytest.raises(UserError, match="of another network: .* expected"):
         make(RESNET, state=state)
     with pytest.raises(UserError, match="optimizer on the servers, here it is on the worker"):

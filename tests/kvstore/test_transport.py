@@ -1,0 +1,70 @@
+"""Shared memory inside a host against TCP: the same bits; and what the servers and workers leave behind."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+SHARED = Path("/dev/shm")
+
+
+def results(start_job, *arguments, workers=2, servers=1):
+    job = start_job("transport.py", *arguments, workers=workers, servers=servers)
+    job.succeed()
+    found = [job.results(worker)[-1] for worker in range(workers)]
+    assert len({each["digest"] for each in found}) == 1, "all workers get the same"
+    return found[0]
+
+
+def test_shared_memory_and_tcp_give_the_same_bits(start_job):
+    plain = results(start_job, "tcp", "auto", "none", 1, 7, "")
+    shared = results(start_job, "shm", "auto", "none", 1, 7, "")
+    spread = results(start_job, "auto", "auto", "none", 1, 7, "", servers=3)
+    assert plain["digest"] == shared["digest"] == spread["digest"]
+    assert plain["error"] < 1e-9 and plain["shared"] == 0
+    assert shared["sent"] - shared["shared"] < plain["sent"] / 500, "the socket carries headers only"
+
+
+@pytest.mark.parametrize("kind, error", [("bf16", 1e-4), ("int8", 3e-4), ("2bit", 0.02), ("topk", 0.1)])
+def test_compression_does_not_depend_on_the_way(start_job, kind, error):
+    one, other = (results(start_job, way, "auto", kind, 1, 4, "", servers=2) for way in ("tcp", "shm"))
+    assert one["digest"] == other["digest"]
+    assert 0 < one["error"] < error
+    plain_bytes = 4 * 4 * 1_170_002
+    assert one["sent"] < plain_bytes / {"bf16": 1.99, "int8": 3.9, "2bit": 15.5, "topk": 40}[kind]
+
+
+def test_what_compression_holds_back_survives_a_restart(start_job, tmp_path):
+    """Rounds 1 to 3, a new job, rounds 4 to 6: as unbroken. Without what was held back they would differ."""
+    path = tmp_path / "held.npz"
+    first = results(start_job, "auto", "auto", "2bit", 1, 3, path)
+    assert first["error"] > 0 and path.exists()
+    continued = results(start_job, "auto", "auto", "2bit", 4, 6, path)
+    forgetful = results(start_job, "auto", "auto", "2bit", 4, 6, "")
+    assert continued["digest"] != forgetful["digest"]
+    job = start_job("transport.py", "auto", "auto", "2bit", 1, 6, "")
+    job.succeed()
+    assert job.results(0)[-1]["last"] == continued["last"]
+
+
+def test_a_value_stays_while_it_is_read(start_job):
+    job = start_job("late_reader.py")
+    job.succeed()
+    assert all("all as expected" in job.output(name) for name in ("worker-0", "worker-1"))
+
+
+def test_shared_memory_that_cannot_be_had_is_explained(start_job):
+    job = start_job("transport.py", "shm", "tcp", "none", 1, 2, "", workers=1)
+    assert job.wait(30.0)["worker-0"] != 0
+    assert "--transport auto, which takes TCP for servers on other hosts" in job.output("worker-0")
+
+
+def test_killing_everything_leaves_nothing(start_job):
+    before = set(os.listdir(SHARED))
+    job = start_job("endless.py", "dist_sync")
+    job.wait_for_line("worker-0", "ready")
+    for process in job.processes.values():
+        process.send_signal(signal.SIGKILL)
+    assert set(job.wait(10.0).values()) == {-signal.SIGKILL}
+    assert set(os.listdir(SHARED)) <= before
