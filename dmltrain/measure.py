@@ -81,8 +81,10 @@ class Declared(LocalKVStore):
 def pieces(network: Network, options: Options) -> list[int]:
     """Bytes of the parts of the gradients that are never split over servers; [] where the backend does not tell."""
     store = Declared("dist_sync")
+    simply = replace(options, kv_store="dist_sync", gc_type="none", staleness=None, dtype="float32", compile=0,
+                     gpus=(), devices=("cpu",))  # a second network in a GPU's memory may be one too many
     try:
-        trainer(options)(network, replace(options, kv_store="dist_sync", gc_type="none", staleness=None), store)
+        trainer(options)(network, simply, store)
     except Declared.Done:
         count = len(store.sizes)
         return [each.length * GRADIENT_BYTES for key in plan.cut(store.sizes, [GRADIENT_BYTES] * count, [0])

@@ -19,6 +19,7 @@ from launch.forecast import MARK, Step, step_of
 from launch.host import Host
 from launch.job import Job, Setting, places
 from launch.role import WORKER
+from launch.secret import redact
 from launch.session import Session, catching
 from launch.start import limits, new_mark
 from launch.supervise import Supervisor
@@ -96,7 +97,8 @@ def _run(job: Job, hosts: Sequence[Host], workers: Counter[str], place: Cluster,
         step = next(filter(None, map(step_of, lines)), None)
         if step:
             found.note(process.task.host.name, workers[process.task.host.name], step)
-    found.failure, found.interrupted = _failure(supervisor, said), supervisor.exit_code * supervisor.interrupted
+    found.failure = redact(_failure(supervisor, said), job.secrets(place.hosts))
+    found.interrupted = supervisor.exit_code * supervisor.interrupted
 
 
 def _number(text: str) -> float:

@@ -64,9 +64,11 @@ def test_who_was_told_to_measure_and_does_not_is_said(launcher):
 
 
 def test_a_program_that_fails_is_quoted(launcher):
-    script = launcher.script("import sys; sys.exit('no such GPU')  # DMLTRAIN_MEASURE")
-    text = check(launcher, "-n", 1, script)
-    assert "No forecast: the program told of no step (worker 0" in text and "exited with code 1: no such GPU" in text
+    script = launcher.script("import os, sys; sys.exit('no such GPU ' + os.environ['WORD'])  # DMLTRAIN_MEASURE")
+    result = launcher.run("--check", "-n", 1, "--secret", "WORD", script, env={"WORD": "hush-hush-7"})
+    text = result.out.decode()
+    assert "No forecast: the program told of no step (worker 0" in text and "exited with code 1: no such GPU " in text
+    assert "hush-hush-7" not in text + result.err
 
 
 @pytest.mark.parametrize(("options", "why"), [(("-n", 1, "-s", 0), "without servers (-s 0)"), ((), "give -n")])
