@@ -162,9 +162,9 @@ class Options:
                                         "the gradients with torch", number(0.0, above=True))
     gc_ratio: float = option("Distribution", "topk: the share of a gradient's elements that is sent",
                              number(0.0, above=True), 0.01)
-    transport: str | None = option("Distribution", "how gradients reach the servers: shm (shared memory), tcp, or auto: "
-                                   "shm on a server's own host; default: the environment's DMLTRAIN_TRANSPORT, else "
-                                   "auto", one_of("transport", env.TRANSPORTS))
+    transport: str | None = option("Distribution", "how gradients reach the servers: shm (shared memory), tcp, or "
+                                   "auto: shm on a server's own host; default: the environment's DMLTRAIN_TRANSPORT, "
+                                   "else auto", one_of("transport", env.TRANSPORTS))
 
     disp_batches: int = option("Reports", "log progress each time so many batches are done", integer(1), 20)
     top_k: int = option("Reports", "also report top-k accuracy; 0: do not", integer(0), 0)

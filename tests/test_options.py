@@ -34,7 +34,7 @@ def test_the_old_command_line_works_as_it_is():
     ("--wd", "0.0005", 0.0005),
     ("--batch-size", "32", 32), ("--disp-batches", "5", 5), ("--model-prefix", "out/m", "out/m"), ("--top-k", "5", 5),
     ("--dtype", "bfloat16", "bfloat16"), ("--gc-type", "none", "none"), ("--gc-threshold", "0.1", 0.1),
-    ("--gc-type", "int8", "int8"), ("--gc-ratio", "0.1", 0.1), ("--transport", "tcp", "tcp"),
+    ("--gc-ratio", "0.1", 0.1), ("--transport", "tcp", "tcp"),
     ("--data-nthreads", "4", 4), ("--seed", "3", 3), ("--image-shape", "1,28,28", (1, 28, 28)),
     ("--backend", "torch", "torch"), ("--backend", "mxnet", "mxnet"), ("--dataset", "mnist", "mnist"),
     ("--compile", "1", 1),

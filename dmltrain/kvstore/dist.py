@@ -237,7 +237,8 @@ class DistKVStore(KVStore):
             own = workers[self.rank]
         else:
             own = np.sum(workers, axis=0) if self.rank == 0 else np.zeros_like(workers[0])
-        for part, array in zip(parts, np.split(own, np.cumsum([part.piece.length for part in parts])[:-1]), strict=True):
+        ends = np.cumsum([part.piece.length for part in parts])
+        for part, array in zip(parts, np.split(own, ends[:-1]), strict=True):
             np.copyto(part.residual, array)
         if len(servers) == self.num_servers and not self._stepping:
             self.load_optimizer_state_bytes([array.tobytes() for array in servers])
