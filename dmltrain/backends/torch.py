@@ -263,8 +263,8 @@ def make_optimizer(module: nn.Module, options: Options) -> torch.optim.Optimizer
 
 
 def compression(options: Options, store: KVStore) -> dict[str, Any]:
-    """The gradient compression that the options ask for. A threshold is compared, as in MXNet's own programs, to the sum
-    over a step's samples, but what is sent is the mean over them."""
+    """The gradient compression that the options ask for. A threshold is compared, as in MXNet's own programs, to the
+    sum over a step's samples, but what is sent is the mean over them."""
     if options.gc_type == "2bit" and options.gc_threshold is not None:
         samples = options.batch_size * (store.num_workers if TYPES[store.type] == "dist_sync" else 1)
         return {"type": "2bit", "threshold": options.gc_threshold / samples}
