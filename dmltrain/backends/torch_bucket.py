@@ -37,13 +37,18 @@ class Bucket:
     _version: int = 0  # of the gradients' memory, as autograd counts its changes
     _seen: set[int] = field(default_factory=set)
 
-    def __post_init__(self) -> None:
+    def memory(self) -> np.ndarray:
+        """Fresh host memory for the gradients: (elements,), zeros."""
         first = self.parameters[0]
         total = sum(parameter.numel() for parameter in self.parameters)
-        self.gradients = torch.zeros(total, dtype=first.dtype, device=first.device)
+        return torch.zeros(total, dtype=first.dtype, pin_memory=first.device.type != "cpu").numpy()
+
+    def lay_out(self, memory: np.ndarray) -> None:
+        """Let gradients be in `memory` (elements,), from which they are pushed; on a GPU, copied into it before."""
+        self._host = torch.from_numpy(memory)
+        device = self.parameters[0].device
+        self.gradients = self._host if device.type == "cpu" else torch.zeros_like(self._host, device=device)
         self._views = self._cut(self.gradients)
-        on_cpu = first.device.type == "cpu"
-        self._host = self.gradients if on_cpu else torch.zeros(total, dtype=first.dtype, pin_memory=True)
 
     @property
     def ready(self) -> bool:
@@ -123,7 +128,7 @@ class Bucket:
 
     def host_weights(self) -> np.ndarray:
         """A flat copy of the weights."""
-        flat = torch.empty(self.gradients.numel(), dtype=self.gradients.dtype)
+        flat = torch.from_numpy(np.empty_like(self._host.numpy()))
         with torch.no_grad():
             for view, parameter in zip(self._cut(flat), self.parameters, strict=True):
                 view.copy_(parameter)

@@ -34,6 +34,8 @@ class Joined(DistributedOptimizer):
         self._average, self._overlap, self._holding = average, overlap, False
         self._under_way: dict[Bucket, Handle] = {}  # in the order of departure
         self._buckets = make_buckets(model, optimizer, store.new_name("bucket"))
+        for bucket in self._buckets:
+            bucket.lay_out(bucket.memory())
         self._keys = [bucket.name for bucket in self._buckets]
         store.init(self._keys, [bucket.host_weights() for bucket in self._buckets])
         self._take_first_weights()

@@ -1,5 +1,7 @@
 """Sums are awaited where they are needed, and the numbers stay those of steps that wait for everything."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -38,7 +40,7 @@ class Attention(nn.Module):
         self.never_read = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(x.abs().mul(100).long() % 700)
+        x = self.embedding(x[:1, :32].abs().mul(100).long() % 700)
         x, _ = self.attention(x, x, x, need_weights=False)
         return nn.functional.linear(x, self.embedding.weight)
 
@@ -223,6 +225,18 @@ def test_a_compiled_model_finds_its_weights(make):
     train(torch.compile(model, backend="eager"), optimizer)
     torch.testing.assert_close(expected, torch.cat([each.detach().reshape(-1) for each in model.parameters()]))
     torch.compiler.reset()
+
+
+@pytest.mark.parametrize("make", [sequential, straight_line])
+def test_a_copy_of_the_model_is_free_of_the_original(make):
+    model = make()
+    optimizer = joined(model, defer=True)
+    copied = copy.deepcopy(model)  # an average of weights, say
+    backward(model, optimizer)
+    optimizer.step()
+    with torch.no_grad():
+        copied(torch.ones(1, WIDTH))
+    assert all(torch.equal(one, other) for one, other in zip(copied.parameters(), make().parameters(), strict=True))
 
 
 # -- what parts cannot do, and what users can get wrong ---------------------------------------------------------------

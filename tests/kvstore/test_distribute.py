@@ -13,6 +13,6 @@ def test_what_users_do_with_it(start_job, kind, when):
 
 def test_deferred_steps_are_those_made_at_once_bit_for_bit(start_job):
     job = start_job("deferred.py", workers=2, servers=2)
-    job.succeed()
+    job.succeed(120.0)
     assert "all as expected" in job.output("worker-0")
     assert job.output("worker-0") == job.output("worker-1")

@@ -8,7 +8,7 @@ from dmltrain.backends.torch import TorchBackend
 from dmltrain.backends.torch_distributed import distribute
 from dmltrain.options import parse
 
-STEPS = 5
+STEPS = 4
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-4, fused=True),
     "nag": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, fused=True),
@@ -61,9 +61,9 @@ for kind in OPTIMIZERS:
     assert all(one.tobytes() == other.tobytes() for one, other in zip(whole, parts, strict=True)), kind
     flat = np.concatenate([each.ravel() for each in parts]).astype(np.float64)
     assert np.array_equal(store.all_reduce("weights", flat), 2 * flat), f"{kind}: workers differ"
-    line = f"--optimizer {kind} --num-layers 8"
-    digest = backend(line, deferred=True)
-    assert digest == backend(line, deferred=False), kind
+for kind in ("sgd", "adam"):
+    digest = backend(f"--optimizer {kind}", deferred=True)
+    assert digest == backend(f"--optimizer {kind}", deferred=False), kind
     print(kind, digest, flush=True)
 print("all as expected")
 store.close()
