@@ -87,7 +87,7 @@ def pieces(network: Network, options: Options) -> list[int]:
         trainer(options)(network, simply, store)
     except Declared.Done:
         count = len(store.sizes)
-        return [each.length * GRADIENT_BYTES for key in plan.cut(store.sizes, [GRADIENT_BYTES] * count, [0])
+        return [each.length * GRADIENT_BYTES for key in plan.cut(store.sizes, [GRADIENT_BYTES] * count, [0, 0])
                 for each in key]
     return []
 

@@ -1,4 +1,4 @@
-"""Where every key lives: keys -> slices of at most 4 MiB -> servers. Pure; every worker computes the same plan.
+"""Where every key lives: keys -> slices of 256 KiB to 4 MiB -> servers. Pure; every worker computes the same plan.
 
 Slices are placed by bytes, never by hash: each goes to the server that holds the fewest bytes so far (lowest number on
 a tie), big ones first, so that no server carries more than one slice above its share.
@@ -6,10 +6,13 @@ a tie), big ones first, so that no server carries more than one slice above its 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SLICE_BYTES = 4 << 20
+MOST_BYTES = 4 << 20  # of a slice
+LEAST_BYTES = 1 << 18  # where a key is split: slices are multiples of it, as gradient compression has groups of that size
+SHARES = 4  # slices that a server has at least, if it can: less than a quarter of its load is uneven or not overlapped
 
 
 @dataclass(frozen=True)
@@ -24,12 +27,15 @@ class Slice:
 
 
 def cut(sizes: Sequence[int], itemsizes: Sequence[int], loads: list[int], first_key: int = 0,
-        slice_bytes: int = SLICE_BYTES) -> list[list[Slice]]:
-    """Place keys of `sizes` elements of `itemsizes` bytes; returns each key's slices in order.
+        slice_bytes: int | None = None) -> list[list[Slice]]:
+    """Place keys of `sizes` elements of `itemsizes` bytes; returns each key's slices in order, of `slice_bytes` each
+    (default: see `slice_size`) but the last.
 
     `loads` has the bytes that each server holds already; it is brought up to date in place, so that keys declared later
     fill the emptier servers.
     """
+    if slice_bytes is None:
+        slice_bytes = slice_size(sum(map(operator.mul, sizes, itemsizes)), len(loads))
     pieces = [(key, start, min(size - start, _elements(itemsize, slice_bytes)), itemsize)
               for key, (size, itemsize) in enumerate(zip(sizes, itemsizes, strict=True))
               for start in range(0, max(size, 1), _elements(itemsize, slice_bytes))]
@@ -42,6 +48,12 @@ def cut(sizes: Sequence[int], itemsizes: Sequence[int], loads: list[int], first_
     for key, start, length, _ in pieces:
         plan[key].append(Slice(first_key + key, len(plan[key]), start, length, placed[key, start]))
     return plan
+
+
+def slice_size(total: int, servers: int) -> int:
+    """Bytes of the slices of keys that are `total` bytes together."""
+    wanted = -(-total // (SHARES * servers * LEAST_BYTES)) * LEAST_BYTES
+    return min(MOST_BYTES, max(LEAST_BYTES, wanted))
 
 
 def _elements(itemsize: int, slice_bytes: int) -> int:

@@ -1,5 +1,6 @@
 """Placement: everything covered once, loads even."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +20,16 @@ def test_every_element_lies_on_one_server_and_loads_are_even(sizes, servers, sli
         assert all(piece.length * 4 <= max(4, slice_bytes) for piece in pieces)
     assert sum(loads) == 4 * sum(sizes)
     assert max(loads) - min(loads) <= max(piece.length for pieces in slices for piece in pieces) * 4
+
+
+@pytest.mark.parametrize("megabytes, servers, kibibytes", [(1.09, 2, 256), (25, 5, 1280), (102, 1, 4096),
+                                                           (0.01, 1, 256)])
+def test_slices_are_small_enough_to_be_spread_evenly(megabytes, servers, kibibytes):
+    loads = [0] * servers
+    (slices,) = plan.cut([int(megabytes * 250_000)], [4], loads)
+    assert plan.slice_size(int(megabytes * 1e6), servers) == kibibytes << 10
+    assert {piece.length * 4 for piece in slices[:-1]} <= {kibibytes << 10}
+    assert max(loads) - min(loads) <= kibibytes << 10
 
 
 def test_an_empty_key_has_one_empty_slice():
