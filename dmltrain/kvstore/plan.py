@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MOST_BYTES = 4 << 20  # of a slice
-LEAST_BYTES = 1 << 18  # where a key is split: slices are multiples of it, as gradient compression has groups of that size
+LEAST_BYTES = 1 << 18  # where a key is split; slices are multiples of it, the size of compression's groups
 SHARES = 4  # slices that a server has at least, if it can: less than a quarter of its load is uneven or not overlapped
 
 
