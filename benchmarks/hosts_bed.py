@@ -5,6 +5,7 @@ the bytes that its links have carried, and where a team's processes run on it.
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -139,6 +140,7 @@ def received(client: subprocess.Popen, seconds: float) -> float:
 @contextmanager
 def bed_of(hosts: int, rate: str, folder: Path) -> Iterator[Bed]:
     """A test bed whose hosts see this checkout, this Python and `folder`; it is removed, whatever happens."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # as an exception: with cleaning up
     remove_orphans()
     testbed = Testbed(f"{NAME}{os.getpid()}")
     share = [str(CHECKOUT), sys.prefix, sys.base_prefix, str(folder)]
