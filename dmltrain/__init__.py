@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from dmltrain.backends.torch_distributed import DistributedOptimizer
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 
 def distribute(model: torch.nn.Module, optimizer: torch.optim.Optimizer, kvstore: str = "dist_sync", *,
