@@ -37,17 +37,17 @@ class Bucket:
     _version: int = 0  # of the gradients' memory, as autograd counts its changes
     _seen: set[int] = field(default_factory=set)
 
-    def memory(self) -> np.ndarray:
-        """Fresh host memory for the gradients: (elements,), zeros."""
-        first = self.parameters[0]
-        total = sum(parameter.numel() for parameter in self.parameters)
-        return torch.zeros(total, dtype=first.dtype, pin_memory=first.device.type != "cpu").numpy()
+    @property
+    def device(self) -> torch.device:
+        return self.parameters[0].device
 
     def lay_out(self, memory: np.ndarray) -> None:
-        """Let gradients be in `memory` (elements,), from which they are pushed; on a GPU, copied into it before."""
+        """Let gradients be in `memory` (elements,), from which they are pushed. A GPU's are copied, into pinned memory
+        of their own."""
         self._host = torch.from_numpy(memory)
-        device = self.parameters[0].device
-        self.gradients = self._host if device.type == "cpu" else torch.zeros_like(self._host, device=device)
+        if self.device.type != "cpu":
+            self._host = torch.empty_like(self._host, pin_memory=True)
+        self.gradients = self._host if self.device.type == "cpu" else torch.zeros_like(self._host, device=self.device)
         self._views = self._cut(self.gradients)
 
     @property
@@ -128,7 +128,7 @@ class Bucket:
 
     def host_weights(self) -> np.ndarray:
         """A flat copy of the weights."""
-        flat = torch.from_numpy(np.empty_like(self._host.numpy()))
+        flat = torch.empty(sum(parameter.numel() for parameter in self.parameters), dtype=self.parameters[0].dtype)
         with torch.no_grad():
             for view, parameter in zip(self._cut(flat), self.parameters, strict=True):
                 view.copy_(parameter)
