@@ -127,12 +127,13 @@ class Joined(DistributedOptimizer):
         return next((bucket for bucket in buckets if arrived(self._under_way[bucket])), None)
 
     def _finish(self, bucket: Bucket) -> None:
-        self._under_way[bucket].wait()
+        handle = self._under_way[bucket]
+        handle.wait()
         del self._under_way[bucket]
         with torch.inference_mode(False):  # an evaluation may be what asks; the optimizer's state is made for training
-            self._take(bucket)
+            self._take(bucket, handle)
 
-    def _take(self, bucket: Bucket) -> None:
+    def _take(self, bucket: Bucket, handle: Handle) -> None:
         """The result of `bucket` has arrived."""
         raise NotImplementedError
 

@@ -3,10 +3,11 @@
 import numpy as np
 
 from dmltrain.kvstore import Handle, KVStore
+from dmltrain.kvstore.base import READ
 
 
 class LateHandle(Handle):
-    """The sum of two equal pushes, in place; arrives by `arrive`, or at the latest when somebody waits for it."""
+    """The sum of two equal pushes, to be read; arrives by `arrive`, or at the latest when somebody waits for it."""
 
     def __init__(self, key, value, store):
         super().__init__(1, f"sum of {key}", 5.0)
@@ -15,7 +16,8 @@ class LateHandle(Handle):
     def arrive(self):
         if not self.came:
             self.came = True
-            self._value *= 2
+            self.values = [self._value * 2]
+            self.values[0].flags.writeable = False
             self.part_done()
 
     def wait(self):
@@ -46,5 +48,6 @@ class LateStore(KVStore):
         return Handle(0, "", 1.0)
 
     def pushpull(self, key, value, out=None, priority=0, wait=True, rate=-1.0):
+        assert out is READ
         self.handles[key] = LateHandle(key, value, self)
         return self.handles[key]
