@@ -5,6 +5,7 @@ key.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -37,17 +38,17 @@ class Bucket:
     _version: int = 0  # of the gradients' memory, as autograd counts its changes
     _seen: set[int] = field(default_factory=set)
 
-    def memory(self) -> np.ndarray:
-        """Fresh host memory for the gradients: (elements,), zeros."""
-        first = self.parameters[0]
-        total = sum(parameter.numel() for parameter in self.parameters)
-        return torch.zeros(total, dtype=first.dtype, pin_memory=first.device.type != "cpu").numpy()
+    @property
+    def device(self) -> torch.device:
+        return self.parameters[0].device
 
     def lay_out(self, memory: np.ndarray) -> None:
-        """Let gradients be in `memory` (elements,), from which they are pushed; on a GPU, copied into it before."""
+        """Let gradients be in `memory` (elements,), from which they are pushed. A GPU's are copied, into pinned memory
+        of their own."""
         self._host = torch.from_numpy(memory)
-        device = self.parameters[0].device
-        self.gradients = self._host if device.type == "cpu" else torch.zeros_like(self._host, device=device)
+        if self.device.type != "cpu":
+            self._host = torch.empty_like(self._host, pin_memory=True)
+        self.gradients = self._host if self.device.type == "cpu" else torch.zeros_like(self._host, device=self.device)
         self._views = self._cut(self.gradients)
 
     @property
@@ -97,6 +98,10 @@ class Bucket:
             self._host.copy_(self.gradients)
         return self._host.numpy()
 
+    @property
+    def host_memory(self) -> np.ndarray:
+        return self._host.numpy()
+
     def note_version(self) -> None:
         self._version = self.gradients._version
 
@@ -109,18 +114,23 @@ class Bucket:
             raise UserError("gradients were changed between backward() and step(), after they had been sent: call "
                             "optimizer.reduce_gradients() before clipping or unscaling them")
 
-    def take_gradients(self, factor: float) -> None:
-        """The sum has arrived in host memory."""
-        if self._host is not self.gradients:
-            self.gradients.copy_(self._host, non_blocking=True)
-        if factor != 1.0:
-            self.gradients.mul_(factor)
+    def take_gradients(self, total: np.ndarray, factor: float) -> None:
+        """Gradients become the sum `total` (elements,) times `factor`."""
+        if self.device.type == "cpu":
+            torch.mul(_readable(total), factor, out=self.gradients)
+        else:
+            self.gradients.copy_(torch.from_numpy(total), non_blocking=True).mul_(factor)
 
     @contextlib.contextmanager
-    def gradients_in_place(self) -> Iterator[None]:
-        """Every parameter has its gradient, also where zero_grad() has taken it away by now."""
+    def gradients_in_place(self, total: np.ndarray, factor: float) -> Iterator[None]:
+        """Every parameter has the gradient `total` times `factor` for an optimizer to read, also where zero_grad() has
+        taken its own away by now. Without a copy where there is nothing to multiply."""
         before = [parameter.grad for parameter in self.parameters]
-        for parameter, view in zip(self.parameters, self._views, strict=True):
+        direct = factor == 1.0 and self.device.type == "cpu"
+        if not direct:
+            self.take_gradients(total, factor)
+        views = self._cut(_readable(total)) if direct else self._views
+        for parameter, view in zip(self.parameters, views, strict=True):
             parameter.grad = view
         yield
         for parameter, gradient in zip(self.parameters, before, strict=True):
@@ -128,7 +138,7 @@ class Bucket:
 
     def host_weights(self) -> np.ndarray:
         """A flat copy of the weights."""
-        flat = torch.from_numpy(np.empty_like(self._host.numpy()))
+        flat = torch.empty(sum(parameter.numel() for parameter in self.parameters), dtype=self.parameters[0].dtype)
         with torch.no_grad():
             for view, parameter in zip(self._cut(flat), self.parameters, strict=True):
                 view.copy_(parameter)
@@ -161,6 +171,13 @@ class Bucket:
             views.append(flat.as_strided(parameter.size(), parameter.stride(), offset))
             offset += parameter.numel()
         return views
+
+
+def _readable(array: np.ndarray) -> torch.Tensor:
+    """The same memory, which nobody must write."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(array)
 
 
 def make_buckets(model: torch.nn.Module, optimizer: torch.optim.Optimizer, prefix: str) -> list[Bucket]:

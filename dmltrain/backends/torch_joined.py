@@ -34,10 +34,10 @@ class Joined(DistributedOptimizer):
         self._average, self._overlap, self._holding = average, overlap, False
         self._under_way: dict[Bucket, Handle] = {}  # in the order of departure
         self._buckets = make_buckets(model, optimizer, store.new_name("bucket"))
-        for bucket in self._buckets:
-            bucket.lay_out(bucket.memory())
         self._keys = [bucket.name for bucket in self._buckets]
         store.init(self._keys, [bucket.host_weights() for bucket in self._buckets])
+        for bucket, memory in zip(self._buckets, store.buffers(self._keys), strict=True):
+            bucket.lay_out(memory)
         self._take_first_weights()
         _share_rest(model, self._buckets, store)
         for bucket in self._buckets:
@@ -127,12 +127,13 @@ class Joined(DistributedOptimizer):
         return next((bucket for bucket in buckets if arrived(self._under_way[bucket])), None)
 
     def _finish(self, bucket: Bucket) -> None:
-        self._under_way[bucket].wait()
+        handle = self._under_way[bucket]
+        handle.wait()
         del self._under_way[bucket]
         with torch.inference_mode(False):  # an evaluation may be what asks; the optimizer's state is made for training
-            self._take(bucket)
+            self._take(bucket, handle)
 
-    def _take(self, bucket: Bucket) -> None:
+    def _take(self, bucket: Bucket, handle: Handle) -> None:
         """The result of `bucket` has arrived."""
         raise NotImplementedError
 

@@ -15,7 +15,7 @@ from dmltrain.backends.torch_bucket import Bucket
 from dmltrain.backends.torch_joined import Joined
 from dmltrain.backends.torch_optimizer import make_spec
 from dmltrain.errors import UserError
-from dmltrain.kvstore import TYPES, KVStore
+from dmltrain.kvstore import TYPES, Handle, KVStore
 
 
 class StepOnServers(Joined):
@@ -81,6 +81,6 @@ class StepOnServers(Joined):
             bucket.stepped = True
             self._under_way[bucket] = self.store.pull(bucket.name, bucket.landing, bucket.priority, wait=False)
 
-    def _take(self, bucket: Bucket) -> None:
+    def _take(self, bucket: Bucket, handle: Handle) -> None:
         bucket.take_weights()
         bucket.begin()

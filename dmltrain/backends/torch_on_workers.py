@@ -13,7 +13,8 @@ import torch
 from dmltrain.backends import torch_parts
 from dmltrain.backends.torch_bucket import Bucket
 from dmltrain.backends.torch_joined import Joined
-from dmltrain.kvstore import KVStore
+from dmltrain.kvstore import Handle, KVStore
+from dmltrain.kvstore.base import READ
 
 
 class StepOnWorkers(Joined):
@@ -32,7 +33,8 @@ class StepOnWorkers(Joined):
         bucket.pushed = True
         gradients = bucket.host_gradients()
         bucket.note_version()
-        self._under_way[bucket] = self.store.pushpull(bucket.name, gradients, priority=bucket.priority, wait=False)
+        out = READ if bucket.device.type == "cpu" else gradients  # a GPU takes it from pinned memory
+        self._under_way[bucket] = self.store.pushpull(bucket.name, gradients, out, bucket.priority, wait=False)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
@@ -81,13 +83,13 @@ class StepOnWorkers(Joined):
             return None
         return torch_parts.options_of(self.inner)
 
-    def _take(self, bucket: Bucket) -> None:
+    def _take(self, bucket: Bucket, handle: Handle) -> None:
+        total = handle.values[0] if handle.values else bucket.host_memory
         if not bucket.stepped:
-            bucket.take_gradients(self._factor)
+            bucket.take_gradients(total, self._factor)
             return
         assert self._groups is not None  # buckets are stepped only where step() has found options for parts
         bucket.check_unchanged()
-        bucket.take_gradients(self._factor)
-        with bucket.gradients_in_place():
+        with bucket.gradients_in_place(total, self._factor):
             torch_parts.step(self.inner, self._groups[bucket.group], bucket.parameters)
         bucket.begin()

@@ -3,10 +3,11 @@
 import numpy as np
 
 from dmltrain.kvstore import Handle, KVStore
+from dmltrain.kvstore.base import READ
 
 
 class LateHandle(Handle):
-    """The sum of two equal pushes, in place; arrives by `arrive`, or at the latest when somebody waits for it."""
+    """The sum of two equal pushes, to be read; arrives by `arrive`, or at the latest when somebody waits for it."""
 
     def __init__(self, key, value, store):
         super().__init__(1, f"sum of {key}", 5.0)
@@ -15,7 +16,8 @@ class LateHandle(Handle):
     def arrive(self):
         if not self.came:
             self.came = True
-            self._value *= 2
+            self.values = [self._value * 2]
+            self.values[0].flags.writeable = False
             self.part_done()
 
     def wait(self):
@@ -38,10 +40,14 @@ class LateStore(KVStore):
     def init(self, key, value):
         self._weights.update(zip(key, map(np.copy, value), strict=True))
 
+    def buffers(self, keys):
+        return [np.full_like(self._weights[key], np.nan) for key in keys]
+
     def pull(self, key, out, priority=0, wait=True):
         np.copyto(out, self._weights[key])
         return Handle(0, "", 1.0)
 
     def pushpull(self, key, value, out=None, priority=0, wait=True, rate=-1.0):
+        assert out is READ
         self.handles[key] = LateHandle(key, value, self)
         return self.handles[key]
