@@ -193,7 +193,7 @@ class MXNetBackend:
 
     # -- state ----------------------------------------------------------------------------------------------------
 
-    def state(self, held_back: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    def state(self, held_back: Mapping[str, np.ndarray] | None = None) -> dict[str, Any]:
         """Everything that the next step depends on, apart from data and seeds. Call after `synchronize`."""
         return {"model": self._model(), "optimizer": self._step.state()}
 

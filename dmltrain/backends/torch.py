@@ -184,7 +184,7 @@ class TorchBackend:
 
     # -- state ----------------------------------------------------------------------------------------------------
 
-    def state(self, held_back: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    def state(self, held_back: Mapping[str, np.ndarray] | None = None) -> dict[str, Any]:
         """Everything that the next step depends on, apart from data and seeds, with what the store holds back. Call
         after `synchronize`."""
         model = {name: each.detach().cpu().clone() for name, each in self._modules[0].state_dict().items()}

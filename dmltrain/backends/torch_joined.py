@@ -140,7 +140,7 @@ class Joined(DistributedOptimizer):
 
 def arrived(handle: Handle) -> bool:
     """Whether `handle.wait()` would return at once."""
-    return handle._done.is_set()
+    return handle.done
 
 
 def _share_rest(model: torch.nn.Module, buckets: list[Bucket], store: KVStore) -> None:

@@ -48,6 +48,11 @@ class Handle:
         if parts == 0:
             self._done.set()
 
+    @property
+    def done(self) -> bool:
+        """Whether `wait` would return (or raise) at once."""
+        return self._done.is_set()
+
     def part_done(self) -> None:
         with self._lock:
             self._left -= 1

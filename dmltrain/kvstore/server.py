@@ -51,6 +51,7 @@ class Reply:
     dtype: int  # as wire.Header's
     waited: float = 0.0  # s; see wire.Header
     worked: float = 0.0
+    priority: int = 0
 
 
 Action = Reply | Work
@@ -200,10 +201,11 @@ class ServerCore:
                 piece.give_back(buffer)
         return self._answer(key, index, piece, now) + self._next(key, index, piece, now)
 
-    def pull(self, worker: int, key: int, index: int, clock: int, now: float = 0.0) -> list[Action]:
+    def pull(self, worker: int, key: int, index: int, clock: int, now: float = 0.0, priority: int = 0) -> list[Action]:
         """The worker's pull at its `clock`: answered now, or later among what `done` returns."""
         piece = self._find(key, index)
         piece.waiting.append((worker, clock, now))
+        piece.priority = priority
         return self._answer(key, index, piece, now)
 
     def finish(self, worker: int, now: float = 0.0) -> list[Action]:
@@ -326,7 +328,8 @@ class ServerCore:
         if piece.coded is not None and piece.result_codec is not None:
             buffer, dtype = piece.coded, piece.result_codec.number
         buffer.readers += 1
-        return Reply(worker, key, index, clock, float(others), buffer, dtype, began - since, now - began)
+        return Reply(worker, key, index, clock, float(others), buffer, dtype, began - since, now - began,
+                     piece.priority)
 
 
 def _type(dtype: int) -> str:

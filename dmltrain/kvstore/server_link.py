@@ -107,14 +107,14 @@ class ServerLink:
         arena = self.link.own_arena
         place = None if arena is None or part.codec or not data.size else arena.place_of(data)
         if part.codec or (arena is not None and place is None):
-            self.outbox.put_later(lambda: self._prepared(part, data, clock, rate, flags), priority)
+            self.outbox.put_later(lambda: self._prepared(part, data, clock, rate, priority, flags), priority)
         elif place is not None:
             self._count_shared(data.nbytes)
-            self.outbox.put(self._push_header(part, clock, rate, flags | Flag.SHARED, place).pack(), None, priority)
+            self.outbox.put(self._push_header(part, clock, rate, priority, flags | Flag.SHARED, place).pack(), None, priority)
         else:
-            self.outbox.put(self._push_header(part, clock, rate, flags).pack(), _bytes(data), priority)
+            self.outbox.put(self._push_header(part, clock, rate, priority, flags).pack(), _bytes(data), priority)
 
-    def _prepared(self, part: Part, data: np.ndarray, clock: int, rate: float, flags: int
+    def _prepared(self, part: Part, data: np.ndarray, clock: int, rate: float, priority: int, flags: int
                   ) -> tuple[bytes, memoryview | None]:
         """On the sending thread: the push copied into shared memory, or encoded."""
         arena, place = self.link.own_arena, 0
@@ -129,14 +129,14 @@ class ServerLink:
             np.copyto(memory.view(data.dtype), data)
         place = arena.place_of(memory) if arena is not None and memory.size else None
         if place is None:
-            return self._push_header(part, clock, rate, flags).pack(), _bytes(memory)
+            return self._push_header(part, clock, rate, priority, flags).pack(), _bytes(memory)
         part.loaned = clock
         self._count_shared(memory.nbytes)
-        return self._push_header(part, clock, rate, flags | Flag.SHARED, place).pack(), None
+        return self._push_header(part, clock, rate, priority, flags | Flag.SHARED, place).pack(), None
 
-    def _push_header(self, part: Part, clock: int, rate: float, flags: int, place: int = 0) -> Header:
+    def _push_header(self, part: Part, clock: int, rate: float, priority: int, flags: int, place: int = 0) -> Header:
         return Header(Kind.PUSH, part.push_bytes, self.rank, part.piece.key, part.piece.index, clock, rate,
-                      part.push_type, flags, place)
+                      part.push_type, flags, place, priority=_bounded(priority))
 
     def _count_shared(self, size: int) -> None:
         with self._lock:
@@ -149,7 +149,7 @@ class ServerLink:
             self._pulls.setdefault((piece.key, piece.index, clock), deque()).append(landing)
 
     def pull(self, part: Part, clock: int, priority: int) -> None:
-        header = Header(Kind.PULL, 0, self.rank, part.piece.key, part.piece.index, clock)
+        header = Header(Kind.PULL, 0, self.rank, part.piece.key, part.piece.index, clock, priority=_bounded(priority))
         self.outbox.put(header.pack(), None, priority)
 
     def release(self, part: Part, place: int) -> None:
@@ -266,6 +266,11 @@ class ServerLink:
         elif header.kind != Kind.DONE:
             raise FrameError(f"frame kind {header.kind}")
         handle.part_done()
+
+
+def _bounded(priority: int) -> int:
+    """A priority as the wire has it, in 32 bits."""
+    return max(-FIRST, min(FIRST, priority))
 
 
 def _bytes(array: np.ndarray) -> memoryview:

@@ -109,7 +109,8 @@ class ServerProcess:
             self._push(connection, worker, header)
         elif kind == Kind.PULL:
             with self._lock:
-                self._act(self._core.pull(worker, header.key, header.slice, header.round, time.monotonic()))
+                self._act(self._core.pull(worker, header.key, header.slice, header.round, time.monotonic(),
+                                          header.priority))
         elif kind == Kind.RELEASE:
             with self._lock:
                 self._release(worker, header)
@@ -139,7 +140,7 @@ class ServerProcess:
         with self._lock:
             actions = self._core.push(worker, header.key, header.slice, header.round, header.number, buffer, now)
             if header.flags & Flag.PULL:
-                actions += self._core.pull(worker, header.key, header.slice, header.round, now)
+                actions += self._core.pull(worker, header.key, header.slice, header.round, now, header.priority)
             self._act(actions)
 
     def _receive(self, connection: Link, worker: int, header: Header, initial: bool = False) -> Buffer:
@@ -214,10 +215,10 @@ class ServerProcess:
                         reply.worked)
         if shared:
             self._held.setdefault((reply.worker, reply.key, reply.slice, header.place), []).append(reply)
-            outbox.put(header.pack())
+            outbox.put(header.pack(), priority=reply.priority)
         else:
             data = memoryview(buffer.array).cast("B") if buffer.array.nbytes else memoryview(b"")
-            outbox.put(header.pack(), data, sent=functools.partial(self._sent, reply))
+            outbox.put(header.pack(), data, reply.priority, functools.partial(self._sent, reply))
 
     def _sent(self, reply: Reply) -> None:
         with self._lock:

@@ -76,6 +76,7 @@ class Slice:
     rounds: dict[int, dict[int, Push]] = field(default_factory=dict)
     queue: deque[Push] = field(default_factory=deque)  # where each push is a step
     waiting: list[tuple[int, int, float]] = field(default_factory=list)  # pulls: worker, clock, since when (s)
+    priority: int = 0  # of its pulls: the workers' last word
     step: Step | None = None
     work: Work | None = None
 

@@ -1,7 +1,7 @@
-"""Frames: a fixed 64-byte header and a payload. Pure: bytes in, values out; no sockets (link.py has those).
+"""Frames: a fixed 68-byte header and a payload. Pure: bytes in, values out; no sockets (link.py has those).
 
 Theory of operation. Every message of the parameter server is one frame. Control frames carry JSON of limited size; data
-frames carry the raw little-endian elements of one slice. A reader first takes 64 bytes and gives them to
+frames carry the raw little-endian elements of one slice. A reader first takes 68 bytes and gives them to
 `Header.unpack`, which refuses anything that is not ours before one byte of payload is read; the payload's length is
 then checked against what the receiver expects (`MAX_CONTROL`, or the slice's own size), so that no peer can make us
 allocate memory. The checksum covers the header, whose corruption would misplace data; payloads rely on TCP's checksum
@@ -22,8 +22,8 @@ VERSION = 2
 MAX_CONTROL = 8 << 20  # bytes of JSON; a declaration of 100,000 slices takes 3 MB
 MAX_HELLO = 4096  # bytes of JSON before a peer has proved that it belongs to the job
 
-# magic version kind dtype flags worker key slice round number length place waited worked
-_BODY = struct.Struct("!4sBBBBIIIQdQQff")
+# magic version kind dtype flags worker key slice round number length place waited worked priority
+_BODY = struct.Struct("!4sBBBBIIIQdQQffi")
 _CRC = struct.Struct("!I")
 HEADER_SIZE = _BODY.size + _CRC.size
 
@@ -88,10 +88,11 @@ class Header:
     place: int = 0
     waited: float = 0.0
     worked: float = 0.0
+    priority: int = 0  # of a pull: its value leaves before those of lower ones
 
     def pack(self) -> bytes:
         body = _BODY.pack(MAGIC, VERSION, self.kind, self.dtype, self.flags, self.worker, self.key, self.slice,
-                          self.round, self.number, self.length, self.place, self.waited, self.worked)
+                          self.round, self.number, self.length, self.place, self.waited, self.worked, self.priority)
         return body + _CRC.pack(zlib.crc32(body))
 
     @staticmethod
@@ -100,7 +101,7 @@ class Header:
         if len(data) != HEADER_SIZE:
             raise FrameError(f"truncated header: {len(data)} of {HEADER_SIZE} bytes")
         (magic, version, kind, dtype, flags, worker, key, index, round_, number, length, place, waited,
-         worked) = _BODY.unpack_from(data)
+         worked, priority) = _BODY.unpack_from(data)
         if magic != MAGIC:
             raise FrameError(f"not a dmltrain frame: starts with {bytes(magic)!r}, expected {MAGIC!r}")
         if version != VERSION:
@@ -113,7 +114,7 @@ class Header:
             raise FrameError(f"unknown element type {dtype}")
         if flags > MAX_FLAGS:
             raise FrameError(f"unknown flags {flags}")
-        return Header(kind, length, worker, key, index, round_, number, dtype, flags, place, waited, worked)
+        return Header(kind, length, worker, key, index, round_, number, dtype, flags, place, waited, worked, priority)
 
 
 _KINDS = frozenset(int(kind) for kind in Kind)

@@ -15,20 +15,23 @@ GOLDEN = bytes.fromhex(
     "00000003" "00000007" "00000002"  # worker 3, key 7, slice 2
     "000000000000000c" "3fb999999999999a" "0000000000000400"  # round 12, learning rate 0.1, 1024 bytes
     "0000000000100040" "3e800000" "3f000000"  # at 1 MiB + 64, waited 0.25 s, worked 0.5 s
+    "fffffffe"  # priority -2
 )
 
 
 def test_the_layout_never_changes_unnoticed():
-    packed = Header(Kind.PUSH, 1024, 3, 7, 2, 12, 0.1, 0, Flag.SHARED | Flag.PULL, 2**20 + 64, 0.25, 0.5).pack()
+    packed = Header(Kind.PUSH, 1024, 3, 7, 2, 12, 0.1, 0, Flag.SHARED | Flag.PULL, 2**20 + 64, 0.25, 0.5, -2).pack()
     assert packed == GOLDEN + zlib.crc32(GOLDEN).to_bytes(4, "big")
-    assert len(packed) == wire.HEADER_SIZE == 64
+    assert len(packed) == wire.HEADER_SIZE == 68
 
 
 @given(st.sampled_from(list(Kind)), *[st.integers(0, 2**32 - 1)] * 3, st.integers(0, 2**63), st.integers(0, 2**63),
        st.floats(allow_nan=False), st.integers(0, 6), st.integers(0, 3), st.integers(0, 2**63),
-       st.floats(0, 1e6, width=32))
-def test_headers_come_back_as_they_were(kind, worker, key, index, round_, length, number, dtype, flags, place, waited):
-    header = Header(int(kind), length, worker, key, index, round_, number, dtype, flags, place, waited, waited / 2)
+       st.floats(0, 1e6, width=32), st.integers(-2**31, 2**31 - 1))
+def test_headers_come_back_as_they_were(kind, worker, key, index, round_, length, number, dtype, flags, place, waited,
+                                        priority):
+    header = Header(int(kind), length, worker, key, index, round_, number, dtype, flags, place, waited, waited / 2,
+                    priority)
     assert Header.unpack(header.pack()) == header
 
 
@@ -38,7 +41,7 @@ def test_noise_is_refused(data):
         Header.unpack(data)
 
 
-@given(st.integers(0, 63), st.integers(1, 255))
+@given(st.integers(0, 67), st.integers(1, 255))
 def test_any_changed_byte_is_refused(position, change):
     damaged = bytearray(Header(Kind.PULL, 0, 1, 2, 3, 4).pack())
     damaged[position] ^= change
