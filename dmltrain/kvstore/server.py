@@ -150,9 +150,9 @@ class ServerCore:
         """Memory for one worker's push (or init: not encoded) of a slice. Raises Rejected when the size or type is not
         the slice's."""
         piece = self._check_push(worker, key, index, nbytes, dtype, initial)
-        if initial and piece.codec:
+        if initial:
             return piece.take("value")
-        return piece.take("push")
+        return piece.take_for_push()
 
     def lend(self, worker: int, key: int, index: int, data: np.ndarray, dtype: int) -> Buffer:
         """The same for a push that lies in memory which the worker shares, `data` uint8. Raises Rejected."""
@@ -300,7 +300,7 @@ class ServerCore:
             if self._at_once(piece):
                 raise Rejected(f"kvstore {self._mode and self._mode[0]} makes the optimizer's step on the server and "
                                "has no optimizer: call set_optimizer before the first push")
-            target = piece.take("value")
+            target = piece.target(pushes)
         else:
             if len(pushes) > 1 or piece.codec or pushes[0].data.kind == "lent":  # steps may change their gradient
                 scratch = piece.take("value")

@@ -110,7 +110,8 @@ class ServerLink:
             self.outbox.put_later(lambda: self._prepared(part, data, clock, rate, priority, flags), priority)
         elif place is not None:
             self._count_shared(data.nbytes)
-            self.outbox.put(self._push_header(part, clock, rate, priority, flags | Flag.SHARED, place).pack(), None, priority)
+            header = self._push_header(part, clock, rate, priority, flags | Flag.SHARED, place)
+            self.outbox.put(header.pack(), None, priority)
         else:
             self.outbox.put(self._push_header(part, clock, rate, priority, flags).pack(), _bytes(data), priority)
 

@@ -108,7 +108,7 @@ class ServerProcess:
         if kind == Kind.PUSH:
             self._push(connection, worker, header)
         elif kind == Kind.PULL:
-            with self._lock:
+            with self._lock:  # a pull is never the last thing that a round waits for
                 self._act(self._core.pull(worker, header.key, header.slice, header.round, time.monotonic(),
                                           header.priority))
         elif kind == Kind.RELEASE:
@@ -141,7 +141,11 @@ class ServerProcess:
             actions = self._core.push(worker, header.key, header.slice, header.round, header.number, buffer, now)
             if header.flags & Flag.PULL:
                 actions += self._core.pull(worker, header.key, header.slice, header.round, now, header.priority)
-            self._act(actions)
+            works = self._act(actions)
+        if buffer.kind == "lent" and buffer.array.nbytes > AT_ONCE_BYTES and works:
+            self._pool.submit(self._carry_out, works)
+        else:  # what has just been received is in this core's cache
+            self._carry_out(works)
 
     def _receive(self, connection: Link, worker: int, header: Header, initial: bool = False) -> Buffer:
         if header.flags & Flag.SHARED:
@@ -184,22 +188,23 @@ class ServerProcess:
         with self._lock:
             optimizer_state.unpack(data, self._core.slices())
 
-    def _act(self, actions: list[Action]) -> None:
-        """Called with the lock held."""
+    def _act(self, actions: list[Action]) -> list[Work]:
+        """Send the replies; returns the work, for `_carry_out` without the lock. Called with the lock held."""
+        works = []
         for action in actions:
-            if isinstance(action, Work) and action.target.array.nbytes > AT_ONCE_BYTES:
-                self._pool.submit(self._carry_out, action)
-            elif isinstance(action, Work):
-                action.run()
-                self._act(self._core.done(action, time.monotonic()))
+            if isinstance(action, Work):
+                works.append(action)
             else:
                 self._reply(action)
+        return works
 
-    def _carry_out(self, work: Work) -> None:
+    def _carry_out(self, works: list[Work]) -> None:
         try:
-            work.run()
-            with self._lock:
-                self._act(self._core.done(work, time.monotonic()))
+            while works:
+                work = works.pop()
+                work.run()
+                with self._lock:
+                    works += self._act(self._core.done(work, time.monotonic()))
         except Exception as error:  # an optimizer that cannot step, or a defect: the job must end at once, and say so
             if not isinstance(error, Rejected):
                 traceback.print_exc()

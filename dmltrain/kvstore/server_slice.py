@@ -33,7 +33,8 @@ def private(size: int) -> tuple[int | None, np.ndarray]:
 
 @dataclass(eq=False)
 class Buffer:
-    """Memory of one "push", "value", encoded value ("coded"), or of a worker that shares its push ("lent")."""
+    """Memory of a "value" (or of a push, which can become the value), of an encoded "push", of an encoded value
+    ("coded"), or of a worker that shares its push ("lent")."""
 
     array: np.ndarray  # (length,) of the slice's type, or uint8 when encoded
     kind: str
@@ -97,8 +98,19 @@ class Slice:
         """Whether values travel encoded: sums do. Weights do where nothing is left out of them for a later time."""
         return self.result_codec is not None and (self.step is None or not self.result_codec.needs_residual)
 
+    def take_for_push(self) -> Buffer:
+        return self.take("push" if self.codec else "value")
+
+    def target(self, pushes: list[Push]) -> Buffer:
+        """Where to sum these: into the memory of one of the first two, else into a free buffer."""
+        if self.codec is None:
+            for push in pushes[:2]:
+                if push.data.kind == "value":
+                    return push.data
+        return self.take("value")
+
     def take(self, kind: str) -> Buffer:
-        """A free buffer: a "push" is this process's own memory, a "value" or "coded" one shared where that can be.
+        """A free buffer: a "value" or "coded" one is shared where that can be.
 
         The one at the lowest place: slices of one key that take turns alike lie side by side.
         """
@@ -114,8 +126,7 @@ class Slice:
             place, memory = self.allocate(self.result_codec.nbytes(self.length))
         else:
             place, memory = self.allocate(self.length * np.dtype(self.dtype).itemsize)
-        coded = kind == "coded" or (kind == "push" and self.codec is not None)
-        return Buffer(memory if coded else memory.view(self.dtype), kind, place)
+        return Buffer(memory.view(self.dtype) if kind == "value" else memory, kind, place)
 
     def give_back(self, buffer: Buffer) -> None:
         """A buffer that may be free now."""

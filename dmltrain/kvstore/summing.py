@@ -18,9 +18,11 @@ BLOCK = 1 << 16  # elements; of float32 256 KiB, so that sum and one addend stay
 
 
 def total(parts: Sequence[np.ndarray], out: np.ndarray) -> None:
-    """out[:] = parts[0] + parts[1] + ..., flat arrays of one type and length, in this order."""
+    """out[:] = parts[0] + parts[1] + ..., flat arrays of one type and length, in this order; `out` may be one of the
+    first two."""
     if len(parts) == 1:
-        np.copyto(out, parts[0])
+        if out is not parts[0]:
+            np.copyto(out, parts[0])
         return
     block = BLOCK if len(parts) > 2 else max(1, len(out))
     for start in range(0, len(out), block):
