@@ -6,6 +6,7 @@ Pushes and pulls of a key are numbered by its clock. server_link.py moves the sl
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -295,13 +296,15 @@ class DistKVStore(KVStore):
         caller = Caller.new(environment.job, environment.key, "worker", environment.index)
         try:
             connection = self._meet(caller, meeting_name, name) or link.connect((host, port), caller, timeout=10.0)
-        except (OSError, Closed, FrameError, ArenaError) as error:
+        except (OSError, Closed, FrameError) as error:
             raise JobLost(f"{name} cannot be reached: {error}") from error
         return ServerLink(name, self.rank, connection, self._server_lost, self.lose)
 
     def _meet(self, caller: Caller, meeting_name: str, name: str) -> Link | None:
         """The link to a server on this host, through shared memory; None where it is not here or TCP is wanted."""
-        met = meeting.connect(meeting_name, caller, self._arena) if self._arena and meeting_name else None
+        met = None
+        with contextlib.suppress(OSError, Closed, FrameError, ArenaError):  # another user's server, say: TCP then
+            met = meeting.connect(meeting_name, caller, self._arena) if self._arena and meeting_name else None
         if met is None and self._environment.transport == "shm":
             raise UserError(f"--transport shm: {name} is not on this worker's host (or shares no memory); use "
                             "--transport auto, which takes TCP for servers on other hosts")

@@ -14,6 +14,7 @@ import itertools
 import socket
 import struct
 import threading
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -176,10 +177,12 @@ class Outbox:
 
     def _run(self) -> None:
         while batch := self._next():
-            views = [view for frame in batch for view in frame.views()]
             try:
-                self.link.send(*views)
+                self.link.send(*(view for frame in batch for view in frame.views()))
             except Closed:
+                self.link.cut()
+            except Exception:  # no memory for a frame: nobody may wait for it
+                traceback.print_exc()
                 self.link.cut()
             for frame in batch:
                 if frame.sent:

@@ -43,7 +43,7 @@ class ServerProcess:
                                 allocate=self._allocate)
         self._lock = threading.Lock()  # guards _core and _held
         self._held: dict[tuple[int, int, int, int], list[Reply]] = {}  # worker, key, slice, place -> being read there
-        self._pool = ThreadPoolExecutor(min(MAX_THREADS, len(os.sched_getaffinity(0))), "arithmetic")
+        self._pool = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), "arithmetic")
         self._outboxes: dict[int, Outbox] = {}
         self._listening = _listen(environment.node_host)
         self._name = f"server {environment.index}"
