@@ -45,10 +45,12 @@ def test_json_has_the_ratios_and_every_system():
         seconds = contest["seconds"]
         assert 0 < seconds["min"] <= seconds["median"] <= seconds["max"]
         assert len(contest["seconds_of_each_turn"]) == 2
-    assert result["ratio_to_gloo"]["flat"] > 0
+    assert set(result["ratio_to_gloo"]) == {"tcp, tensors", "tcp, flat", "shm, tensors", "shm, flat"}
+    assert min(result["ratio_to_gloo"].values()) > 0 and result["share_of_memory_bound"] > 0
     if importlib.util.find_spec("mxnet") is None:
         pytest.skip("mxnet is not installed: the ratios to it are not checked")
-    assert set(result["ratio_to_mxnet"]) == {"sum", "momentum"} and min(result["ratio_to_mxnet"].values()) > 0
+    assert set(result["ratio_to_mxnet"]) == {"tcp", "shm"} and min(result["ratio_to_mxnet"].values()) > 0
+    assert result["ratio_to_mxnet_momentum"] > 0
     assert result["ratio_to_mxnet_momentum_is_of"] in ("momentum-worker", "momentum-server")
 
 
