@@ -113,6 +113,7 @@ def prepare(options: Options, store: KVStore, command: str) -> Run:
     options = with_epoch(options, store)
     found = None if options.load_epoch is None else load(options, network)
     backend = backend_class(options)(network, options, store, found and found["state"])
+    check_model_prefix(options, store)
     run = Run(options, store, log, network, dataset, backend, schedule, batches)
     introduce(run, command)
     if found:
@@ -122,6 +123,16 @@ def prepare(options: Options, store: KVStore, command: str) -> Run:
     else:
         log.info("Nothing to train: %d of --num-epochs %d epochs are done", run.first_epoch, options.num_epochs)
     return run
+
+
+def check_model_prefix(options: Options, store: KVStore) -> None:
+    """Checkpoints of compressed training hold what all workers keep back: all must take part."""
+    if options.gc_type == "none" or options.backend != "torch":
+        return
+    count = store.all_reduce("checkpoints", np.array([float(bool(options.model_prefix))]))[0]
+    if 0 < count < store.num_workers:
+        raise UserError(f"--model-prefix: {count:.0f} of {store.num_workers} workers have it; with --gc-type "
+                        f"{options.gc_type} all workers take part in a checkpoint: give it to all")
 
 
 def backend_class(options: Options) -> Any:

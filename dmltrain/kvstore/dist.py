@@ -27,6 +27,7 @@ from dmltrain.kvstore.link import Closed, Link
 from dmltrain.kvstore.server_link import Landing, Part, ServerLink
 from dmltrain.kvstore.wire import Flag, FrameError, Header, Kind
 
+FIRST_SUM = 1 << 31  # keys that are no weights have numbers from here on: weights' never depend on them
 LINGER_SECONDS = 2.0  # after a server's link broke, for the scheduler to say who was lost
 
 
@@ -39,6 +40,7 @@ class _Entry:
     dtype: str
     parts: list[Part]
     compression: dict[str, Any]
+    is_weight: bool
     clock: int = 0
     priority: int = 0  # of the last push: its pull must not overtake it
     buffer: np.ndarray | None = None  # what `buffers` gives
@@ -110,7 +112,7 @@ class DistKVStore(KVStore):
         handle = self._handle(keys)
         for name, target in zip(keys, targets, strict=True):
             entry = self._find(name)
-            self._expect(name, entry, target, handle)
+            self._expect(name, entry, target, handle, entry.clock)
             for part in entry.parts:
                 self._server(part).pull(part, entry.clock, min(priority, entry.priority))
         return self._waited(handle, wait)
@@ -160,7 +162,7 @@ class DistKVStore(KVStore):
             codecs.make(parameters)
         except ValueError as error:
             raise UserError(f"gradient compression: {error}") from error
-        if self._entries:
+        if any(entry.is_weight for entry in self._entries.values()):
             raise UserError("set_gradient_compression comes before init: keys are declared with their compression")
         self._compression = dict(parameters)
 
@@ -335,9 +337,10 @@ class DistKVStore(KVStore):
 
     def _declare(self, keys: list[Key], arrays: list[np.ndarray], is_weight: bool) -> None:
         fresh = [(key, array) for key, array in zip(keys, arrays, strict=True) if key not in self._entries]
-        first = len(self._entries)
+        same = sum(entry.is_weight == is_weight for entry in self._entries.values())
+        first, loads = (same, self._loads) if is_weight else (FIRST_SUM + same, self._loads[:])
         sizes, itemsizes = [array.size for _, array in fresh], [array.itemsize for _, array in fresh]
-        slices = plan.cut(sizes, itemsizes, self._loads, first)
+        slices = plan.cut(sizes, itemsizes, loads, first)
         for offset, ((key, array), pieces) in enumerate(zip(fresh, slices, strict=True)):
             self._entries[key] = self._entry(first + offset, array, pieces, is_weight)
         for number, server in enumerate(self._servers):
@@ -352,7 +355,7 @@ class DistKVStore(KVStore):
         codec = codecs.make(compression)
         result = codec and codec.of_sum(self.num_workers)
         parts = [Part(piece, array.dtype.name, codec, result) for piece in pieces]
-        return _Entry(number, array.size, array.dtype.name, parts, compression)
+        return _Entry(number, array.size, array.dtype.name, parts, compression, is_weight)
 
     def _declaration(self, key: Key, is_weight: bool, server: int) -> dict[str, Any]:
         entry = self._entries[key]
@@ -368,17 +371,17 @@ class DistKVStore(KVStore):
               handle: Handle | None = None) -> None:
         """Push all slices; with `handle` pull their values into `target` as well."""
         self._check_size(name, entry, array)
+        if handle:
+            self._expect(name, entry, target, handle, entry.clock + 1)
         entry.clock, entry.priority = entry.clock + 1, priority
         self._release(entry)
-        if handle:
-            self._expect(name, entry, target, handle)
         for part in entry.parts:
             self._server(part).push(part, _cut(array, part), entry.clock, rate, priority, Flag.PULL if handle else 0)
 
-    def _expect(self, name: Key, entry: _Entry, target: Any, handle: Handle) -> None:
-        """The values at the key's present clock go to `target`."""
+    def _expect(self, name: Key, entry: _Entry, target: Any, handle: Handle, clock: int) -> None:
+        """The key's values at `clock` go to `target`."""
         if target is READ:
-            return self._expect_reading(entry, handle)
+            return self._expect_reading(entry, handle, clock)
         targets = list(target) if isinstance(target, (list, tuple)) else [target]
         arrays = [as_array(item) for item in targets]
         if any(getattr(getattr(item, "device", None), "type", "cpu") != "cpu" for item in targets):
@@ -391,9 +394,9 @@ class DistKVStore(KVStore):
         for array in arrays[1:] if direct else arrays:
             handle.then(lambda array=array, landing=landing: np.copyto(array, landing.reshape(array.shape)))
         for part in entry.parts:
-            self._server(part).expect(Landing(part, _cut(landing, part), handle), entry.clock)
+            self._server(part).expect(Landing(part, _cut(landing, part), handle), clock)
 
-    def _expect_reading(self, entry: _Entry, handle: Handle) -> None:
+    def _expect_reading(self, entry: _Entry, handle: Handle, clock: int) -> None:
         """Values are read where the server wrote them, as far as they lie in one piece."""
         slots: list[tuple[np.ndarray, int] | None] = [None] * len(entry.parts)
         if entry.landing is None:
@@ -407,7 +410,7 @@ class DistKVStore(KVStore):
 
         for part in entry.parts:
             landing = Landing(part, _cut(entry.landing, part), handle, keeper(part))
-            self._server(part).expect(landing, entry.clock)
+            self._server(part).expect(landing, clock)
         position = len(handle.values)
         handle.values.append(entry.landing)
 

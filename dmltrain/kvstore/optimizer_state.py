@@ -50,11 +50,20 @@ def unpack(data: bytes | bytearray, slices: dict[tuple[int, int], Any]) -> None:
         if value is None or {value.shape, *shapes} != {piece.value.array.shape}:
             raise Rejected(f"the optimizer state of key {place[0]} slice {place[1]} is of another model")
         piece.value.array[:] = value
-        piece.coded = None
+        piece.coded = _encoded(piece)
         if piece.residual is not None and residual is not None and residual.shape == piece.residual.shape:
             piece.residual[:] = residual
         if piece.step and fields:
             piece.step.load(fields)
+
+
+def _encoded(piece: Any) -> Any:
+    """Weights as they were sent before; sums are not sent again."""
+    if piece.step is None or not piece.encodes:
+        return None
+    coded = piece.take("coded")
+    piece.result_codec.encode(piece.value.array, coded.array, None)
+    return coded
 
 
 def limit(slices: dict[tuple[int, int], Any]) -> int:

@@ -137,8 +137,17 @@ class ServerCore:
             raise Rejected(f"the optimizer's \"keys\" are {named!r}, expected an object of key numbers")
         for (key, _), piece in self._slices.items():
             if piece.is_weight and (named is None or str(key) in named):
-                piece.step = self.make_step(spec, key, piece.value.array)
+                piece.step, piece.residual = self.make_step(spec, key, piece.value.array), None
         self.spec = spec
+
+    def backlog(self, key: int, index: int) -> int:
+        """Pushes of a slice that have come and wait for their step."""
+        return len(self._find(key, index).queue)
+
+    @property
+    def rests(self) -> bool:
+        """Whether no work is under way."""
+        return all(piece.work is None for piece in self._slices.values())
 
     def slices(self) -> dict[tuple[int, int], Slice]:
         """(key, slice) -> what is held, for reading and writing optimizer states."""
@@ -306,7 +315,8 @@ class ServerCore:
                 scratch = piece.take("value")
             if piece.value.readers:  # somebody is being sent this value: step on a copy
                 target = piece.take("value")
-        return Work(place, piece, pushes, target, piece.take("coded") if piece.encodes else None, scratch, now)
+        coded = piece.take("coded") if piece.encodes else None
+        return Work(place, piece, pushes, piece.step, target, coded, scratch, now)
 
     def _answer(self, key: int, index: int, piece: Slice, now: float) -> list[Action]:
         if not piece.waiting or (piece.work is not None and piece.work.target is piece.value):
@@ -316,8 +326,11 @@ class ServerCore:
             reached = min(running, default=math.inf) + self.staleness
         else:
             reached = piece.completed
-        ready = [pull for pull in piece.waiting if pull[1] <= reached]
-        piece.waiting = [pull for pull in piece.waiting if pull[1] > reached]
+        ready, waiting = [], []
+        for pull in piece.waiting:  # everybody reads its own pushes: they are in the value before it is answered
+            own = piece.applied[pull[0]] if self._at_once(piece) else reached
+            (ready if pull[1] <= min(reached, own) else waiting).append(pull)
+        piece.waiting = waiting
         return [self._reply(key, index, piece, worker, clock, now) for worker, clock, _ in ready]
 
     def _reply(self, key: int, index: int, piece: Slice, worker: int, clock: int, now: float) -> Reply:
@@ -337,6 +350,6 @@ def _type(dtype: int) -> str:
 
 
 def _brief(entry: dict[str, Any]) -> str:
-    return f"{entry['name']!r} ({entry['dtype']}, slices {str(entry['slices'])[:60]})"
-
-
+    kind = entry["compression"].get("type")
+    return (f"{entry['name']!r} ({entry['dtype']}{'' if kind == 'none' else f', compressed {kind}'}, slices "
+            f"{str(entry['slices'])[:60]})")

@@ -30,6 +30,8 @@ from dmltrain.kvstore.wire import Flag, FrameError, Header, Kind
 OVERDUE_SECONDS = 1.0  # between two looks at who keeps others waiting
 DRAIN_SECONDS = 1.0  # for answers still queued when a link ends
 MAX_THREADS = 4  # of arithmetic; more than two or three do not get more out of a machine's memory
+MAX_BACKLOG = 8  # pushes of a slice that wait for their step
+REST_SECONDS = 10.0  # for work to end before a state is read
 AT_ONCE_BYTES = 1 << 16  # work on slices up to this size costs less than handing it to another thread
 
 
@@ -42,6 +44,7 @@ class ServerProcess:
         self._core = ServerCore(environment.num_workers, make_step=make_step, wait_seconds=environment.wait_seconds,
                                 allocate=self._allocate)
         self._lock = threading.Lock()  # guards _core and _held
+        self._progress = threading.Condition(self._lock)  # work is done
         self._held: dict[tuple[int, int, int, int], list[Reply]] = {}  # worker, key, slice, place -> being read there
         self._pool = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), "arithmetic")
         self._outboxes: dict[int, Outbox] = {}
@@ -146,6 +149,8 @@ class ServerProcess:
             self._pool.submit(self._carry_out, works)
         else:  # what has just been received is in this core's cache
             self._carry_out(works)
+        with self._progress:  # nobody fills this server's memory with steps that it cannot make in time
+            self._progress.wait_for(lambda: self._core.backlog(header.key, header.slice) <= MAX_BACKLOG, REST_SECONDS)
 
     def _receive(self, connection: Link, worker: int, header: Header, initial: bool = False) -> Buffer:
         if header.flags & Flag.SHARED:
@@ -175,7 +180,8 @@ class ServerProcess:
 
     def pack_state(self) -> bytes:
         """What this server keeps beyond a job's end, for checkpoints."""
-        with self._lock:
+        with self._progress:
+            self._progress.wait_for(lambda: self._core.rests, REST_SECONDS)
             return optimizer_state.pack(self._core.slices())
 
     def state_limit(self) -> int:
@@ -185,7 +191,8 @@ class ServerProcess:
 
     def unpack_state(self, data: bytearray) -> None:
         """Put back what `pack_state` gave. Raises Rejected."""
-        with self._lock:
+        with self._progress:
+            self._progress.wait_for(lambda: self._core.rests, REST_SECONDS)
             optimizer_state.unpack(data, self._core.slices())
 
     def _act(self, actions: list[Action]) -> list[Work]:
@@ -205,6 +212,7 @@ class ServerProcess:
                 work.run()
                 with self._lock:
                     works += self._act(self._core.done(work, time.monotonic()))
+                    self._progress.notify_all()
         except Exception as error:  # an optimizer that cannot step, or a defect: the job must end at once, and say so
             if not isinstance(error, Rejected):
                 traceback.print_exc()

@@ -141,6 +141,7 @@ class Work:
     place: tuple[int, int]  # key, slice
     piece: Slice
     pushes: list[Push]
+    step: Step | None
     target: Buffer  # the next value; the present one where a step may be made in place
     coded: Buffer | None  # the next value as it is sent, where that differs
     scratch: Buffer | None  # for a step's gradient, where that is not one push as it came
@@ -148,10 +149,10 @@ class Work:
 
     def run(self) -> None:
         piece = self.piece
-        if piece.step is None:
+        if self.step is None:
             self._sum(self.target.array)
         else:
-            self._step(piece.step)
+            self._step(self.step)
         if self.coded is not None:
             assert piece.result_codec is not None
             piece.result_codec.encode(self.target.array, self.coded.array, piece.residual)

@@ -144,6 +144,23 @@ def test_bounded_staleness_holds_back_exactly_the_fast(staleness):
     assert [reply.worker for reply in released] == [0]
 
 
+def test_a_pull_waits_for_the_workers_own_push():
+    """Worker 1's step is under way while worker 0's push waits for its turn."""
+    core = core_of(2, "dist_async", INFINITY, plain_sgd, {"name": "sgd"})
+    works = []
+    for worker in (1, 0):
+        buffer = core.buffer(worker, 0, 0, 20, 0)
+        buffer.array[:] = 1
+        works += core.push(worker, 0, 0, 1, 1.0, buffer)
+    (work,) = works
+    assert core.pull(0, 0, 0, 1) == []
+    work.run()
+    (second,) = core.done(work)
+    assert isinstance(second, Work)
+    (reply,) = run(core, [second])
+    assert reply.buffer.array.tolist() == [-2.0] * 5
+
+
 def test_a_finished_worker_holds_nobody_back():
     core = core_of(2, "dist_ssp", 0.0, plain_sgd, {"name": "sgd"})
     push(core, 0, 0, 1, [1] * 5, rate=1.0)

@@ -54,6 +54,13 @@ def test_a_value_stays_while_it_is_read(start_job):
     assert all("all as expected" in job.output(name) for name in ("worker-0", "worker-1"))
 
 
+@pytest.mark.parametrize("kind, transport", [("dist_async", "shm"), ("dist_async", "tcp"), ("dist_ssp", "shm")])
+def test_everybody_reads_its_own_pushes(start_job, kind, transport):
+    job = start_job("own_pushes.py", kind, transport)
+    job.succeed()
+    assert all("all as expected" in job.output(name) for name in ("worker-0", "worker-1"))
+
+
 def test_shared_memory_that_cannot_be_had_is_explained(start_job):
     job = start_job("transport.py", "shm", "tcp", "none", 1, 2, "", workers=1)
     assert job.wait(30.0)["worker-0"] != 0
