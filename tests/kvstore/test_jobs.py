@@ -19,21 +19,20 @@ def test_push_and_pull_as_mxnet_users_expect(start_job, workers, servers):
     assert "all as expected" in job.output("worker-0")
 
 
-def test_training_is_exact(start_job, tmp_path):
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_training_is_exact(start_job, tmp_path, workers):
     """dist_sync with n workers and s servers: bit-identical over s and arrival order, and one process's result within
     1e-5. Every second job pauses at random before its pushes, so that the order of arrival differs."""
     subprocess.run([sys.executable, PROGRAMS / "train_mlp.py", "plain", "0", tmp_path / "plain.npy"], check=True,
                    env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120)
-    plain = np.load(tmp_path / "plain.npy")
-    for workers in (1, 2, 4):
-        results = []
-        for servers, pauses in ((1, 0), (2, 1), (3, 2)):
-            path = tmp_path / f"{workers}-{servers}.npy"
-            start_job("train_mlp.py", "dist_sync", pauses, path, workers=workers, servers=servers).succeed()
-            results.append(np.load(path))
-        assert results[0].tobytes() == results[1].tobytes() == results[2].tobytes()
-        difference = np.linalg.norm(results[0] - plain) / np.linalg.norm(plain)
-        assert difference < 1e-5, f"{workers} workers: {difference}"
+    plain, results = np.load(tmp_path / "plain.npy"), []
+    for servers, pauses in ((1, 0), (2, 1), (3, 2)):
+        path = tmp_path / f"{servers}.npy"
+        start_job("train_mlp.py", "dist_sync", pauses, path, workers=workers, servers=servers).succeed()
+        results.append(np.load(path))
+    assert results[0].tobytes() == results[1].tobytes() == results[2].tobytes()
+    difference = np.linalg.norm(results[0] - plain) / np.linalg.norm(plain)
+    assert difference < 1e-5, f"{workers} workers: {difference}"
 
 
 def test_stepping_on_the_server_is_the_same_mathematics(start_job, tmp_path):
