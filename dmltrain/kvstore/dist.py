@@ -217,7 +217,7 @@ class DistKVStore(KVStore):
             return {}
         own = np.concatenate([part.residual for part in parts])
         held = {}
-        for worker in range(self.num_workers):  # one after the other: memory for one at a time
+        for worker in range(self.num_workers):  # one after the other: on the way there is memory for one
             values = own.copy() if worker == self.rank else np.zeros_like(own)
             self._sum_up("held back", values)
             if self.rank == 0:

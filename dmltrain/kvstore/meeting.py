@@ -2,7 +2,8 @@
 
 A server listens on an abstract socket (unix(7)) by a random name that the scheduler tells to all. Only processes with
 the same kernel and network namespace can reach it: who can, is on the same host, and nothing has to be configured or
-compared. After the handshake of every link (handshake.py) each side gives the other the descriptor of its arena.
+compared. After the handshake of every link (handshake.py) each side gives the other the descriptor of its arena, and
+the caller says that it has mapped the listener's: one that cannot goes away, and comes in over TCP.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dmltrain.kvstore.handshake import Caller
 from dmltrain.kvstore.link import Closed, Link
 
 CONNECT_SECONDS = 5.0
+MAPPED = b"M"
 _CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
 
 
@@ -48,6 +50,7 @@ def connect(name: str, caller: Caller, arena: Arena) -> Link | None:
     try:
         give(connection, arena)
         connection.peer_arena = receive(connection)
+        connection.send(MAPPED)
     except BaseException:
         connection.close()
         raise
@@ -61,6 +64,7 @@ def exchange(connection: Link, arena: Arena) -> None:
     connection.peer_arena = receive(connection)
     give(connection, arena)
     connection.own_arena = arena
+    connection.read_into(memoryview(bytearray(len(MAPPED))))
 
 
 def same_user(sock: socket.socket) -> bool:

@@ -1,0 +1,95 @@
+"""How two processes of a host come to share memory, and what happens when one of them cannot."""
+
+import os
+import socket
+import threading
+
+import numpy as np
+import pytest
+
+from dmltrain.kvstore import link, meeting
+from dmltrain.kvstore.arena import Arena, ArenaError, Mapping
+from dmltrain.kvstore.handshake import Caller, Listener
+from dmltrain.kvstore.link import Closed
+
+SIZE = 1 << 20
+
+
+@pytest.fixture
+def server():
+    """A listener by name, with the outcome of its first caller: a Link, or what was raised."""
+    sock, name = meeting.listen()
+    outcome = []
+
+    def serve():
+        caller, _ = sock.accept()
+        try:
+            connection, _, _ = link.accept(caller, Listener.new("job", b"key"))
+            meeting.exchange(connection, Arena(SIZE))
+            outcome.append(connection)
+        except (Closed, ArenaError) as error:
+            outcome.append(error)
+            caller.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield name, lambda: (thread.join(10.0), outcome[0])[1]
+    thread.join(10.0)
+    sock.close()
+
+
+def caller():
+    return Caller.new("job", b"key", "worker", 0)
+
+
+def test_each_reads_what_the_other_writes(server):
+    name, outcome = server
+    mine = meeting.connect(name, caller(), Arena(SIZE))
+    theirs = outcome()
+    for writer, reader in ((mine, theirs), (theirs, mine)):
+        place, memory = writer.own_arena.take(5)
+        memory[:] = range(5)
+        seen = reader.peer_arena.view(place, 5)
+        assert seen.tolist() == [0, 1, 2, 3, 4]
+        memory[0] = 9
+        assert seen[0] == 9 and not seen.flags.writeable
+        assert writer.own_arena.place_of(memory) == place and writer.own_arena.place_of(np.zeros(5)) is None
+    mine.close()
+    theirs.close()
+
+
+def test_nobody_there_is_no_error():
+    assert meeting.connect("dmltrain-nobody", caller(), Arena(SIZE)) is None
+
+
+def test_a_caller_that_cannot_map_the_memory_was_never_there(server):
+    """It comes in over TCP then: the listener must not take it for a worker that came and went."""
+    name, outcome = server
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.connect(f"\0{name}")
+    connection = link.greet(sock, caller())
+    meeting.give(connection, Arena(SIZE))
+    meeting.receive(connection)
+    connection.close()
+    assert isinstance(outcome(), Closed)
+
+
+def test_memory_that_could_shrink_is_refused(server):
+    name, outcome = server
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.connect(f"\0{name}")
+    connection = link.greet(sock, caller())
+    descriptor = os.memfd_create("loose")
+    socket.send_fds(sock, [b"A"], [descriptor])
+    os.close(descriptor)
+    assert "could shrink" in str(outcome())
+    connection.close()
+
+
+def test_places_outside_of_the_memory_are_refused():
+    arena = Arena(SIZE)
+    mapping = Mapping(os.dup(arena.descriptor))
+    for place, size in ((SIZE - 4, 5), (-1, 2), (0, SIZE + 1), (1 << 63, 1), (0, -1)):
+        with pytest.raises(ValueError, match="outside of the shared memory"):
+            mapping.view(place, size)
+    assert arena.take(SIZE + 1) is None
