@@ -10,7 +10,6 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from dmltrain.kvstore import link, meeting, plan, wire
 from dmltrain.kvstore.arena import Arena, ArenaError
 from dmltrain.kvstore.base import READ, Handle, Key, Keys, KVStore, as_array, keys_and_values, summed
 from dmltrain.kvstore.control import EXIT_SECONDS, Control
+from dmltrain.kvstore.entry import Entry, cut, joined
 from dmltrain.kvstore.handshake import Caller
 from dmltrain.kvstore.link import Closed, Link
 from dmltrain.kvstore.server_link import Landing, Part, ServerLink
@@ -29,23 +29,6 @@ from dmltrain.kvstore.wire import Flag, FrameError, Header, Kind
 
 FIRST_SUM = 1 << 31  # keys that are no weights have numbers from here on: weights' never depend on them
 LINGER_SECONDS = 2.0  # after a server's link broke, for the scheduler to say who was lost
-
-
-@dataclass
-class _Entry:
-    """One key: its number on the wire, its slices, its clock (how often this worker has pushed it)."""
-
-    number: int
-    size: int
-    dtype: str
-    parts: list[Part]
-    compression: dict[str, Any]
-    is_weight: bool
-    clock: int = 0
-    priority: int = 0  # of the last push: its pull must not overtake it
-    buffer: np.ndarray | None = None  # what `buffers` gives
-    landing: np.ndarray | None = None  # for values that cannot be read where they are
-    kept: list[tuple[Part, int]] = field(default_factory=list)  # slices read in place, to be released
 
 
 class DistKVStore(KVStore):
@@ -61,7 +44,7 @@ class DistKVStore(KVStore):
         self.num_servers = environment.num_servers
         self._meaning, self._staleness = meaning, staleness
         self._environment = environment
-        self._entries: dict[Key, _Entry] = {}
+        self._entries: dict[Key, Entry] = {}
         self._loads = [0] * environment.num_servers
         self._staleness_taken = (0.0, 0)  # what take_staleness has told: sum and count
         self._barriers = 0
@@ -148,7 +131,7 @@ class DistKVStore(KVStore):
     def buffers(self, keys: Sequence[Key]) -> list[np.ndarray]:
         return [self._buffer(self._find(name)) for name in keys]
 
-    def _buffer(self, entry: _Entry) -> np.ndarray:
+    def _buffer(self, entry: Entry) -> np.ndarray:
         if entry.buffer is None:
             size = entry.size * np.dtype(entry.dtype).itemsize
             shared = self._arena is not None and any(self._server(part).link.own_arena for part in entry.parts)
@@ -349,13 +332,13 @@ class DistKVStore(KVStore):
                        "keys": [entry for entry in here if entry["slices"]]}
             server.request(wire.control(Kind.DECLARE, message), self._seconds)
 
-    def _entry(self, number: int, array: np.ndarray, pieces: list[plan.Slice], is_weight: bool) -> _Entry:
+    def _entry(self, number: int, array: np.ndarray, pieces: list[plan.Slice], is_weight: bool) -> Entry:
         compresses = is_weight and array.dtype == np.float32
         compression = self._compression if compresses else {"type": "none"}
         codec = codecs.make(compression)
         result = codec and codec.of_sum(self.num_workers)
         parts = [Part(piece, array.dtype.name, codec, result) for piece in pieces]
-        return _Entry(number, array.size, array.dtype.name, parts, compression, is_weight)
+        return Entry(number, array.size, array.dtype.name, parts, compression, is_weight)
 
     def _declaration(self, key: Key, is_weight: bool, server: int) -> dict[str, Any]:
         entry = self._entries[key]
@@ -363,11 +346,11 @@ class DistKVStore(KVStore):
         return {"key": entry.number, "name": str(key), "dtype": entry.dtype, "weight": is_weight,
                 "compression": entry.compression, "slices": mine}
 
-    def _initialise(self, entry: _Entry, array: np.ndarray) -> None:
+    def _initialise(self, entry: Entry, array: np.ndarray) -> None:
         for part in entry.parts:
-            self._server(part).initialise(part, _cut(array, part), self._seconds)
+            self._server(part).initialise(part, cut(array, part), self._seconds)
 
-    def _send(self, name: Key, entry: _Entry, array: np.ndarray, priority: int, rate: float, target: Any = None,
+    def _send(self, name: Key, entry: Entry, array: np.ndarray, priority: int, rate: float, target: Any = None,
               handle: Handle | None = None) -> None:
         """Push all slices; with `handle` pull their values into `target` as well."""
         self._check_size(name, entry, array)
@@ -376,9 +359,9 @@ class DistKVStore(KVStore):
         entry.clock, entry.priority = entry.clock + 1, priority
         self._release(entry)
         for part in entry.parts:
-            self._server(part).push(part, _cut(array, part), entry.clock, rate, priority, Flag.PULL if handle else 0)
+            self._server(part).push(part, cut(array, part), entry.clock, rate, priority, Flag.PULL if handle else 0)
 
-    def _expect(self, name: Key, entry: _Entry, target: Any, handle: Handle, clock: int) -> None:
+    def _expect(self, name: Key, entry: Entry, target: Any, handle: Handle, clock: int) -> None:
         """The key's values at `clock` go to `target`."""
         if target is READ:
             return self._expect_reading(entry, handle, clock)
@@ -394,9 +377,9 @@ class DistKVStore(KVStore):
         for array in arrays[1:] if direct else arrays:
             handle.then(lambda array=array, landing=landing: np.copyto(array, landing.reshape(array.shape)))
         for part in entry.parts:
-            self._server(part).expect(Landing(part, _cut(landing, part), handle), clock)
+            self._server(part).expect(Landing(part, cut(landing, part), handle), clock)
 
-    def _expect_reading(self, entry: _Entry, handle: Handle, clock: int) -> None:
+    def _expect_reading(self, entry: Entry, handle: Handle, clock: int) -> None:
         """Values are read where the server wrote them, as far as they lie in one piece."""
         slots: list[tuple[np.ndarray, int] | None] = [None] * len(entry.parts)
         if entry.landing is None:
@@ -409,17 +392,17 @@ class DistKVStore(KVStore):
             return keep
 
         for part in entry.parts:
-            landing = Landing(part, _cut(entry.landing, part), handle, keeper(part))
+            landing = Landing(part, cut(entry.landing, part), handle, keeper(part))
             self._server(part).expect(landing, clock)
         position = len(handle.values)
         handle.values.append(entry.landing)
 
         def finish() -> None:
-            handle.values[position] = _joined(slots, entry, self._servers)
+            handle.values[position] = joined(slots, entry, self._servers)
 
         handle.then(finish)
 
-    def _release(self, entry: _Entry) -> None:
+    def _release(self, entry: Entry) -> None:
         """What was read in place is not needed any more."""
         kept, entry.kept = entry.kept, []
         for part, place in kept:
@@ -427,13 +410,13 @@ class DistKVStore(KVStore):
 
     # -- checks ---------------------------------------------------------------------------------------------------
 
-    def _find(self, name: Key) -> _Entry:
+    def _find(self, name: Key) -> Entry:
         entry = self._entries.get(name)
         if entry is None:
             raise UserError(f"kvstore: key {name!r} was never given to init")
         return entry
 
-    def _check_size(self, name: Key, entry: _Entry, array: np.ndarray) -> None:
+    def _check_size(self, name: Key, entry: Entry, array: np.ndarray) -> None:
         if array.size != entry.size or array.dtype.name != entry.dtype:
             raise UserError(f"kvstore: key {name!r} was declared with {entry.size} elements of {entry.dtype}; "
                             f"this array has {array.size} of {array.dtype.name}")
@@ -447,29 +430,6 @@ def _arena(transport: str) -> Arena | None:
         if transport == "shm":
             raise UserError(f"--transport shm: {error}; use --transport tcp") from error
         return None
-
-
-def _cut(array: np.ndarray, part: Part) -> np.ndarray:
-    return array[part.piece.start:part.piece.start + part.piece.length]
-
-
-def _joined(kept: list[tuple[np.ndarray, int] | None], entry: _Entry, servers: list[ServerLink]) -> np.ndarray:
-    """One read-only array of a key's slices, `kept` as (value, place) each: in place where they lie side by side in one
-    server's memory, else copied to the entry's own."""
-    first, size = kept[0], np.dtype(entry.dtype).itemsize
-    starts = {(part.piece.server, slot and slot[1] - part.piece.start * size)
-              for part, slot in zip(entry.parts, kept, strict=True)}
-    if len(starts) == 1 and first is not None:
-        arena = servers[entry.parts[0].piece.server].link.peer_arena
-        assert arena is not None  # the slices lie there
-        return arena.view(first[1], entry.size * size).view(entry.dtype)
-    assert entry.landing is not None
-    for slot, part in zip(kept, entry.parts, strict=True):
-        if slot is not None:
-            np.copyto(_cut(entry.landing, part), slot[0])
-    whole = entry.landing.view()
-    whole.flags.writeable = False
-    return whole
 
 
 def _names(keys: list[Key]) -> str:

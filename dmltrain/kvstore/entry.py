@@ -1,0 +1,51 @@
+"""A key as its worker sees it, and its slices as one array."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dmltrain.kvstore.server_link import Part, ServerLink
+
+
+@dataclass
+class Entry:
+    """One key: its number on the wire, its slices, its clock (how often this worker has pushed it)."""
+
+    number: int
+    size: int
+    dtype: str
+    parts: list[Part]
+    compression: dict[str, Any]
+    is_weight: bool
+    clock: int = 0
+    priority: int = 0  # of the last push: its pull must not overtake it
+    buffer: np.ndarray | None = None  # what `buffers` gives
+    landing: np.ndarray | None = None  # for values that cannot be read where they are
+    kept: list[tuple[Part, int]] = field(default_factory=list)  # slices read in place, to be released
+
+
+def cut(array: np.ndarray, part: Part) -> np.ndarray:
+    """The part's elements of a key's flat array."""
+    return array[part.piece.start:part.piece.start + part.piece.length]
+
+
+def joined(kept: list[tuple[np.ndarray, int] | None], entry: Entry, servers: list[ServerLink]) -> np.ndarray:
+    """One read-only array of a key's slices, `kept` as (value, place) each: in place where they lie side by side in one
+    server's memory, else copied to the entry's own."""
+    first, size = kept[0], np.dtype(entry.dtype).itemsize
+    starts = {(part.piece.server, slot and slot[1] - part.piece.start * size)
+              for part, slot in zip(entry.parts, kept, strict=True)}
+    if len(starts) == 1 and first is not None:
+        arena = servers[entry.parts[0].piece.server].link.peer_arena
+        assert arena is not None  # the slices lie there
+        return arena.view(first[1], entry.size * size).view(entry.dtype)
+    assert entry.landing is not None
+    for slot, part in zip(kept, entry.parts, strict=True):
+        if slot is not None:
+            np.copyto(cut(entry.landing, part), slot[0])
+    whole = entry.landing.view()
+    whole.flags.writeable = False
+    return whole
