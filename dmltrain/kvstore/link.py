@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dmltrain.kvstore.arena import Arena, Mapping
 
 HANDSHAKE_SECONDS = 5.0
+HEAR_OUT_SECONDS, HEAR_OUT_READS = 0.5, 8  # for a caller that is refused
 GATHER_BYTES = 1 << 20  # small frames leave together up to this size
 GATHER_FRAMES = 256  # header and payload each, below IOV_MAX (1024)
 SOCKET_BUFFER = 1 << 20  # bytes; measured best on loopback, and more than is under way at 25 Gbit/s and 0.3 ms
@@ -283,6 +284,7 @@ def accept(sock: socket.socket, listener: Listener) -> tuple[Link, str, int]:
         if isinstance(error, FrameError):
             with contextlib.suppress(Closed):
                 link.send(wire.control(Kind.REFUSE, {"reason": str(error)}))
+                _hear_out(sock)
         link.close()
         raise
     finally:
@@ -298,6 +300,17 @@ def _expect(link: Link, kind: Kind) -> dict[str, Any]:
     if header.kind == Kind.REFUSE:
         raise FrameError(f"refused: {str(message.get('reason'))[:500]!r}")
     return message
+
+
+def _hear_out(sock: socket.socket) -> None:
+    """Take what a refused caller has sent already: closing a socket with unread bytes resets the connection, and the
+    caller would never read why it was refused."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_WR)
+        _limit_waits(sock, HEAR_OUT_SECONDS)
+        for _ in range(HEAR_OUT_READS):
+            if not sock.recv(AHEAD_BYTES):
+                return
 
 
 def _limit_waits(sock: socket.socket, seconds: float) -> None:
