@@ -13,8 +13,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from statistics import median
+from dataclasses import dataclass, replace
+from statistics import median, quantiles
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,8 @@ SHAPES = {"cifar10": cifar10.DEFAULT_SHAPE, "digits": digits.SHAPE, "mnist": mni
           "synthetic": synthetic.DEFAULT_SHAPE}  # what the network is fed, where --image-shape does not say otherwise
 BATCHES = 8  # of made-up images, used again and again
 WARM_UP = 2  # steps: memory is allocated, networks are compiled, libraries choose their algorithms
-GROUP_SECONDS = 0.2  # steps are timed in groups: to wait for a GPU after each would slow it down
+BLOCK_SECONDS = 0.2  # steps are timed in blocks: to wait for a GPU after each would slow it down
+FEWEST = 5  # blocks: a median that one or two disturbed ones do not move
 GRADIENT_BYTES = 4  # float32
 
 
@@ -58,11 +59,19 @@ def measure(options: Options, seconds: float) -> dict[str, Any]:
     found = seconds_per_step(step, backend.take_sums, seconds)
     batches.close()
     whole = pieces(network, options)
-    return {"seconds_per_step": found, "samples_per_step": options.batch_size,
+    return {"seconds_per_step": found.seconds, "spread": round(found.spread, 3), "samples_per_step": options.batch_size,
             "model_bytes": network.num_parameters * GRADIENT_BYTES, "network": network.name,
             "batch_size": options.batch_size, "kv_store": kvstore.TYPES[options.kv_store], "gc_type": options.gc_type,
             "backend": options.backend, "device": options.device_names[0], "devices": len(options.device_names),
             **({"pieces": whole} if whole else {})}
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What a step takes."""
+
+    seconds: float
+    spread: float  # of the blocks' middle half, as a share of `seconds`: large where something else disturbed
 
 
 class Declared(LocalKVStore):
@@ -106,10 +115,9 @@ def endless(dataset: Dataset, options: Options) -> Iterator[Batch]:
 
 
 def seconds_per_step(step: Callable[[], None], settle: Callable[[], Any], seconds: float,
-                     clock: Callable[[], float] = time.perf_counter) -> float:
-    """The median over groups of steps; `settle` waits until all steps so far are done. Takes about `seconds`, or
-    WARM_UP steps where these take longer.
-    """
+                     clock: Callable[[], float] = time.perf_counter) -> Timing:
+    """Time blocks of steps; `settle` waits until all steps so far are done. Takes about `seconds`, or up to `seconds`
+    after the warm-up where less would leave fewer than FEWEST blocks; only WARM_UP steps where one takes longer."""
     began = clock()
 
     def timed(count: int) -> float:
@@ -119,11 +127,18 @@ def seconds_per_step(step: Callable[[], None], settle: Callable[[], Any], second
         settle()
         return (clock() - since) / count
 
-    for _ in range(WARM_UP):
-        once = timed(1)
-    if clock() - began < seconds:
-        once = timed(1)
-    count, groups = max(1, round(GROUP_SECONDS / once)), [once]
-    while clock() - began + count * once < seconds:
-        groups.append(timed(count))
-    return median(groups[1:] or groups)
+    warm_up = [timed(1) for _ in range(WARM_UP)]
+    warm, blocks = clock(), []
+    while True:
+        quickest = min(*warm_up, *blocks)  # one slow step must not make all blocks short, and so few
+        count = max(1, round(BLOCK_SECONDS / quickest))
+        if clock() + count * quickest > (began if len(blocks) >= FEWEST else warm) + seconds:
+            return timing(blocks or warm_up[-1:])
+        blocks.append(timed(count))
+
+
+def timing(blocks: list[float]) -> Timing:
+    """The median of seconds a step, and how far the middle half of them lies apart, as a share of it."""
+    middle = median(blocks)
+    low, _, high = quantiles(blocks, n=4, method="inclusive") if len(blocks) > 1 else (middle,) * 3
+    return Timing(middle, (high - low) / middle)

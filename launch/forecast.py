@@ -31,6 +31,8 @@ FACTORS = {"none": (1.0, 1.0), "bf16": (1 / 2, 1 / 2), "fp16": (1 / 2, 1 / 2), "
 COMPARED = ("none", "bf16", "int8", "2bit")
 FACTORS_OF_MXNET = {"none": (1.0, 1.0), "2bit": (1 / 16, 1.0)}
 PAYS = 1.1  # times one worker: less is not worth the machines
+DISTURBED = 1.1  # times as long as it can be: more than measurements differ by themselves
+UNSTEADY = 0.5  # spread of measurements from which on it is mentioned
 FEW = 8  # workers, for each number of which there is a row
 
 
@@ -47,6 +49,7 @@ class Step:
     backend: str = ""
     summed_in_host: bool = False
     pieces: tuple[float, ...] = ()  # bytes of the parts that stay whole on one server; none: all is split evenly
+    spread: float = 0.0  # of the measurements, as a share of `seconds`
 
     @property
     def factors(self) -> Mapping[str, tuple[float, float]]:
@@ -64,10 +67,13 @@ def step_of(line: str) -> Step | None:
         numbers = [float(said[name]) for name in ("seconds_per_step", "samples_per_step", "model_bytes")]
         words = {name: str(said[name]) for name in ("network", "kv_store", "gc_type", "backend") if name in said}
         summed, pieces = bool(said.get("summed_in_host", False)), tuple(float(each) for each in said.get("pieces", ()))
+        spread = float(said.get("spread", 0.0))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
     good = all(0 < each < math.inf for each in [*numbers, *pieces])
-    return Step(*numbers, **words, summed_in_host=summed, pieces=pieces) if good else None
+    if not good or not 0 <= spread < math.inf:
+        return None
+    return Step(*numbers, **words, summed_in_host=summed, pieces=pieces, spread=spread)
 
 
 @dataclass(frozen=True)
@@ -96,15 +102,18 @@ class Links:
 
 @dataclass(frozen=True)
 class Computing:
-    """Seconds of a step that sends nothing, by host and by the number of workers that share the host."""
+    """Seconds of a step that sends nothing, by host and by the number of workers that share the host. Fewer workers
+    never take longer than more do there: where they seem to, the measurement was disturbed."""
 
     measured: Mapping[str, Mapping[int, float]]
+    spread: float = 0.0  # of the measurements, at worst
 
     def seconds(self, host: str, workers: int) -> float:
         """Between two measured numbers in proportion; a host that was not measured is taken for the slowest."""
-        known = self.measured.get(host)
-        if not known:
+        if not self.measured.get(host):
             return max(self.seconds(each, workers) for each in self.measured)
+        found = self.measured[host]
+        known = {number: min(seconds for more, seconds in found.items() if more >= number) for number in found}
         if workers in known:
             return known[workers]
         below = max((number for number in known if number < workers), default=0)
@@ -112,6 +121,16 @@ class Computing:
         if not below or not above:
             return known[below or above]
         return known[below] + (known[above] - known[below]) * (workers - below) / (above - below)
+
+    @property
+    def doubts(self) -> dict[str, tuple[float, int, float]]:
+        """Hosts on which fewer workers took clearly longer than more: seconds of the fewest, and how many took less."""
+        found = {}
+        for host, known in self.measured.items():
+            fewest, (less, number) = min(known), min((seconds, number) for number, seconds in known.items())
+            if known[fewest] > DISTURBED * less:
+                found[host] = known[fewest], number, less
+        return found
 
     @property
     def alone(self) -> tuple[float, str]:

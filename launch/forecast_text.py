@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from launch.forecast import COMPARED, PAYS, Computing, Forecast, Links, Step, alone, counts, forecast
+from launch.forecast import COMPARED, PAYS, UNSTEADY, Computing, Forecast, Links, Step, alone, counts, forecast
 from launch.placement import Place
 
 HONEST = ("This is a forecast from bounds: what was computed and carried just now, without the network's delay and "
@@ -98,6 +98,7 @@ def _remarks(outlook: Outlook) -> list[str]:
     placed = f"; {_ms(slowest)} ms on the slowest, as placed" if slowest != seconds else ""
     said = [f"A step of {step.samples:g} samples takes {_ms(seconds)} ms on {host} alone{placed}. One worker's "
             f"gradients are {step.model_bytes / 1e6:.3g} MB."]  # fmt: skip
+    said += _doubts(outlook.computing)
     if rows and outlook.workers > 1 and not rows[-1].communicating:
         said.append("All of it stays on one host: no network is needed, and memory's speed is not in the forecast.")
     if step.kv_store not in ("dist_sync", "local"):
@@ -108,6 +109,19 @@ def _remarks(outlook: Outlook) -> list[str]:
         said.append("The program's kvstore shares nothing (--kv-store dist_sync would); the forecast is dist_sync's.")
     if step.gc_type != outlook.gc_type:
         said.append(f"What --gc-type {step.gc_type} saves is not known: the forecast is for none.")
+    return said
+
+
+def _doubts(computing: Computing) -> list[str]:
+    """Why the figures may be wrong."""
+    cure = "measure again when nothing else runs there"
+    said = [f"Not reliable: a worker alone on {host} took {_ms(seconds)} ms a step, but only {_ms(less)} ms as one of "
+            f"{number} there. Other work disturbed it, or it has more threads than help; {_ms(less)} ms is taken for "
+            f"both, and the speed-up may be too good: {cure}."
+            for host, (seconds, number, less) in computing.doubts.items()]  # fmt: skip
+    if computing.spread > UNSTEADY and not said:
+        said.append(f"Not reliable: steps took unevenly long (the middle half of the measurements spreads over "
+                    f"{100 * computing.spread:.0f} % of the median), as beside other work: {cure}.")  # fmt: skip
     return said
 
 

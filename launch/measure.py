@@ -2,12 +2,15 @@
 
 The contract is the environment (docs/environment.md): with DMLTRAIN_MEASURE set, the program prints one line and ends.
 First all workers as the job would place them, at once: those of one host share its cores and memory as in the run.
-Then, where a host has several, one alone with the whole host, as that is what many are compared with.
+Then, where a host has several, one alone with the whole host, as that is what many are compared with. Other work on a
+host only ever makes a step longer: where one alone seems slower than several at once it is measured again, and of
+repeated measurements the shortest counts.
 """
 
 from __future__ import annotations
 
 import ast
+import math
 import shlex
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from launch.clusters import Cluster
-from launch.forecast import MARK, Step, step_of
+from launch.forecast import MARK, Computing, Step, step_of
 from launch.host import Host
 from launch.job import Job, Setting, places
 from launch.role import WORKER
@@ -27,6 +30,7 @@ from launch.supervise import Supervisor
 SECONDS = 5.0  # of steps
 KEPT_BYTES = 1 << 16  # of what a program prints
 EXTRA_SECONDS = 60.0  # for imports, the first steps, steps that take longer
+REPEATS = 2  # of what is implausible
 
 
 @dataclass
@@ -34,15 +38,26 @@ class Measured:
     """By host and number of workers there: one worker's seconds; `step` is the last that was told; and what failed."""
 
     seconds: dict[str, dict[int, float]] = field(default_factory=dict)
+    spreads: dict[tuple[str, int], float] = field(default_factory=dict)  # of these seconds, see docs/environment.md
     step: Step | None = None
     failure: str = ""
     interrupted: int = 0  # the exit code, where a signal ended it
 
-    def note(self, host: str, workers: int, step: Step) -> None:
-        """Of several workers on a host, the slowest counts."""
-        known = self.seconds.setdefault(host, {})
-        known[workers] = max(step.seconds, known.get(workers, 0.0))
-        self.step = step
+    def note(self, told: Sequence[tuple[str, Step]], workers: Counter[str]) -> None:
+        """What workers told at once, and where: on a host the slowest of them counts, and of several times the best."""
+        slowest: dict[str, Step] = {}
+        for host, step in told:
+            self.step = step
+            if host not in slowest or step.seconds > slowest[host].seconds:
+                slowest[host] = step
+        for host, step in slowest.items():
+            known, count = self.seconds.setdefault(host, {}), workers[host]
+            if step.seconds < known.get(count, math.inf):
+                known[count], self.spreads[host, count] = step.seconds, step.spread
+
+    @property
+    def computing(self) -> Computing:
+        return Computing(self.seconds, max(self.spreads.values(), default=0.0))
 
 
 def understands(job: Job) -> bool:
@@ -71,8 +86,10 @@ def measure(job: Job, place: Cluster, options: object) -> Measured:
     try:
         _run(job, used, workers, place, options, found)
         crowded = [host for host in used if workers[host.name] > 1]
-        if crowded and not found.failure:
-            _run(job, crowded, Counter(host.name for host in crowded), place, options, found)
+        for _ in range(1 + REPEATS):
+            if crowded and not found.failure:
+                _run(job, crowded, Counter(host.name for host in crowded), place, options, found)
+            crowded = [host for host in crowded if host.name in found.computing.doubts]
     finally:
         place.hosts = hosts
     return found
@@ -93,10 +110,9 @@ def _run(job: Job, hosts: Sequence[Host], workers: Counter[str], place: Cluster,
     session = Session(supervisor, place, said, lambda: None)
     with catching(session.interrupt):
         session.run(None)
-    for process, lines in zip(supervisor.processes, said.lines, strict=True):
-        step = next(filter(None, map(step_of, lines)), None)
-        if step:
-            found.note(process.task.host.name, workers[process.task.host.name], step)
+    told = [(process.task.host.name, step) for process, lines in zip(supervisor.processes, said.lines, strict=True)
+            for step in filter(None, map(step_of, lines))]  # fmt: skip
+    found.note(told, workers)
     found.failure = redact(_failure(supervisor, said), job.secrets(place.hosts))
     found.interrupted = supervisor.exit_code * supervisor.interrupted
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from launch.clusters import Cluster
-from launch.forecast import Computing, Links
+from launch.forecast import Links
 from launch.forecast_text import Outlook, sentences, tables
 from launch.host import Host
 from launch.job import Job, places
@@ -88,7 +88,7 @@ def _expect(options: Options, job: Job, hosts: list[Host], found: Check, measure
     if measured.step is None:
         why = measured.failure or "it ended without a word of it"
         return ["", f"No forecast: the program told of no step ({why})."]
-    outlook = Outlook(job.num_workers, _placing(job, options, hosts), measured.step, Computing(measured.seconds),
+    outlook = Outlook(job.num_workers, _placing(job, options, hosts), measured.step, measured.computing,
                       _links(found))  # fmt: skip
     text = [line for table in tables(outlook) for line in ["", *drawn(*table, width)]]
     failed = [f"Not all workers told of a step: {measured.failure}."] if measured.failure else []

@@ -115,6 +115,24 @@ def test_workers_that_share_a_host_take_as_long_as_was_measured():
     assert computing.alone == (0.2, "h1")
 
 
+def test_one_worker_alone_is_never_slower_than_beside_others():
+    """Seen: 3512 ms alone, 77 ms beside another one, so an efficiency of 4549 %."""
+    disturbed = Computing({"h1": {1: 3.512, 2: 0.077}})
+    assert disturbed.alone == (0.077, "h1") and disturbed.doubts == {"h1": (3.512, 2, 0.077)}
+    assert not Computing({"h1": {1: 0.078, 2: 0.077}}).doubts, "as far as measurements differ anyway"
+    one = Outlook(2, lambda count: place(count, count, hosts(1)), STEP, disturbed, Links())
+    (_, rows), *_ = tables(one)
+    assert rows[2][-2:] == ["2.0", "100 %"]
+    assert "Not reliable: a worker alone on h1 took 3512 ms a step, but only 77.0 ms as one of 2 there." in said(one)
+
+
+def test_uneven_measurements_are_said():
+    even, uneven = (Outlook(2, lambda count: place(count, count, hosts(1)), STEP, Computing({"h1": {1: 0.2}}, spread),
+                            Links()) for spread in (0.2, 0.8))  # fmt: skip
+    assert "Not reliable: steps took unevenly long" in said(uneven) and "80 %" in said(uneven)
+    assert "Not reliable" not in said(even)
+
+
 @pytest.mark.parametrize("speedup", [1.0, 1.1, 2.5])
 def test_the_batch_that_gives_a_speedup(speedup):
     """A step of that batch, computing as much longer, has that speed-up with nothing hidden."""
@@ -136,6 +154,7 @@ def test_which_numbers_of_workers_have_a_row():
 def test_what_a_program_says():
     least = {"seconds_per_step": 0.25, "samples_per_step": 64, "model_bytes": 1000}
     assert step_of(f"DMLTRAIN_MEASURE {json.dumps(least)}") == Step(0.25, 64, 1000)
+    assert step_of(f"DMLTRAIN_MEASURE {json.dumps({**least, 'spread': 0.3})}").spread == 0.3
     more = {**least, "kv_store": "dist_async", "gc_type": "int8", "network": "mlp", "backend": "torch", "devices": 2,
             "summed_in_host": True, "pieces": [600, 400]}  # fmt: skip
     assert step_of(f"DMLTRAIN_MEASURE {json.dumps(more)}") == Step(
@@ -146,6 +165,7 @@ def test_what_a_program_says():
                                   '{"seconds_per_step": NaN, "samples_per_step": 1, "model_bytes": 1}',
                                   '{"seconds_per_step": -1, "samples_per_step": 1, "model_bytes": 1}',
                                   '{"seconds_per_step": 1, "samples_per_step": 1, "model_bytes": 1, "pieces": 3}',
+                                  '{"seconds_per_step": 1, "samples_per_step": 1, "model_bytes": 1, "spread": -1}',
                                   '{"seconds_per_step": "x", "samples_per_step": 1, "model_bytes": 1}'])
 def test_nonsense_is_no_step(text):
     assert step_of(f"DMLTRAIN_MEASURE {text}") is None

@@ -50,6 +50,29 @@ def test_workers_measure_together_and_then_one_alone(launcher):
     assert not (launcher.folder / "logs").exists()
 
 
+DISTURBED = """
+import json, os
+alone = os.environ["DMLC_NUM_WORKER"] == "1"
+before = os.path.exists("before")
+if alone:
+    open("before", "w").close()
+seconds = 0.15 if not alone else 0.1 if before and "passes" in os.sys.argv else 3.0
+open(f"ran-{os.getpid()}.json", "w").write("{}")
+print("DMLTRAIN_MEASURE", json.dumps({"seconds_per_step": seconds, "samples_per_step": 64, "model_bytes": 4e6}))
+"""
+
+
+@pytest.mark.parametrize(("disturbance", "times", "row", "words"), [
+    ("passes", 2, ["2", "2", "150", "0", "150", "853", "1.3", "67 %"], "Distributing pays"),
+    ("stays", 3, ["2", "2", "150", "0", "150", "853", "2.0", "100 %"], "Not reliable: a worker alone on localhost")])
+def test_what_cannot_be_is_measured_again(launcher, disturbance, times, row, words):
+    text = check(launcher, "-n", 2, launcher.script(DISTURBED), disturbance)
+    assert len(ran(launcher)) == 2 + times
+    rows = [re.split(r" *\| *", line)[1:-1] for line in text.splitlines() if re.match(r"\| +\d+ \| +\d+ \| ", line)]
+    assert rows[-1] == row and words in text, text
+    assert ("Not reliable" in text) == (disturbance == "stays")
+
+
 def test_who_does_not_measure_is_not_started(launcher):
     script = launcher.script("open('it ran', 'w')\n")
     for program in ([script], ["touch", "it ran"], ["sh", "-c", "touch 'it ran'"]):
