@@ -1,5 +1,5 @@
-"""One server's decisions: what to do with each push and pull. Pure (arrays in, actions out); server_process.py moves
-bytes and runs the work.
+"""One server's decisions: what to do with each push and pull. Pure (arrays in, actions out); service.py moves bytes
+and runs the work.
 
 Theory of operation. A server holds slices of keys. Every worker numbers its pushes of a slice 1, 2, ...: its clock.
 One rule covers all kvstores: a pull at clock c is answered once the slowest worker's clock (of those that have not

@@ -1,0 +1,224 @@
+"""Serves a core's slices to workers: moves bytes between their links and the core; one reading and one sending thread a
+worker, and a pool of threads for the arithmetic.
+
+A worker on this host comes in through a unix socket (meeting.py): its pushes are read, and its values written, in
+memory that both share, and only headers go through the socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from dmltrain.env import Environment
+from dmltrain.kvstore import meeting, wire
+from dmltrain.kvstore.arena import Arena, ArenaError
+from dmltrain.kvstore.link import Closed, Link, Outbox
+from dmltrain.kvstore.scheduler_process import accept_loop, log
+from dmltrain.kvstore.server import Action, Rejected, Reply, ServerCore
+from dmltrain.kvstore.server_slice import Allocate, Buffer, Work, private
+from dmltrain.kvstore.wire import Flag, FrameError, Header, Kind
+
+DRAIN_SECONDS = 1.0  # for answers still queued when a link ends
+MAX_THREADS = 4  # of arithmetic; more than two or three do not get more out of a machine's memory
+MAX_BACKLOG = 8  # pushes of a slice that wait for their step
+REST_SECONDS = 10.0  # for work to end before a state is read
+AT_ONCE_BYTES = 1 << 16  # work on slices up to this size costs less than handing it to another thread
+
+Other = Callable[[Link, Header], tuple[bytes, memoryview | None]]
+
+
+class Service:
+    """`fail(reason)` ends the job: work could not be done. `other(link, header)` takes frames that concern more than
+    slices, returns the answer (header, payload) and raises Rejected or FrameError."""
+
+    def __init__(self, name: str, environment: Environment, core: ServerCore, arena: Arena | None,
+                 fail: Callable[[str], None], other: Other) -> None:
+        self._name, self._environment = name, environment
+        self._core, self._arena = core, arena
+        self._fail, self._other = fail, other
+        self._lock = threading.Lock()  # guards _core and _held
+        self._progress = threading.Condition(self._lock)  # work is done
+        self._held: dict[tuple[int, int, int, int], list[Reply]] = {}  # worker, key, slice, place -> being read there
+        self._pool = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), "arithmetic")
+        self._outboxes: dict[int, Outbox] = {}
+
+    def accept(self, listening: socket.socket) -> None:
+        """Let workers in, on threads of their own. Those that come through a unix socket share memory."""
+        admit = self._admit if listening.family == socket.AF_UNIX else None
+        threading.Thread(target=accept_loop, name="accept", daemon=True,
+                         args=(listening, self._environment, self._name, self._serve, admit)).start()
+
+    def overdue(self) -> str:
+        """Empty, or who keeps others waiting; see ServerCore."""
+        with self.alone() as core:
+            return core.overdue(time.monotonic())
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[ServerCore]:
+        """The core, for this thread alone."""
+        with self._lock:
+            yield self._core
+
+    @contextlib.contextmanager
+    def at_rest(self) -> Iterator[ServerCore]:
+        """The same, when no work is under way."""
+        with self._progress:
+            self._progress.wait_for(lambda: self._core.rests, REST_SECONDS)
+            yield self._core
+
+    def _admit(self, connection: Link) -> None:
+        """A caller through the unix socket: exchange memory."""
+        assert self._arena is not None  # nobody listens there without one
+        if not meeting.same_user(connection.sock):
+            raise FrameError("another user's process on this host")
+        try:
+            meeting.exchange(connection, self._arena)
+        except ArenaError as error:
+            raise FrameError(str(error)) from error
+
+    def _serve(self, connection: Link, role: str, worker: int) -> None:
+        if role != "worker" or worker >= self._environment.num_workers or worker in self._outboxes:
+            log(f"{self._name}: cut off {role} {worker}: not a worker of this job, or here already")
+            return connection.close()
+        outbox = self._outboxes[worker] = Outbox(connection, f"to worker {worker}")
+        try:
+            while True:
+                self._take(connection, outbox, worker, connection.read_header())
+        except Closed:
+            pass  # the scheduler knows whether that is the end or a loss
+        except (Rejected, FrameError) as error:
+            log(f"{self._name}: worker {worker}: {error}")
+            outbox.put(wire.control(Kind.ERROR, {"reason": str(error)}))
+        except Exception as error:  # a defect of this program: the job must end at once, and say so
+            traceback.print_exc()
+            outbox.put(wire.control(Kind.ERROR, {"reason": f"{self._name}: {type(error).__name__}: {error}"}))
+        outbox.finish(DRAIN_SECONDS)
+        connection.close()
+        with self._lock:
+            self._act(self._core.finish(worker))
+            self._release_all(worker)
+
+    def _take(self, connection: Link, outbox: Outbox, worker: int, header: Header) -> None:
+        kind = header.kind
+        if kind == Kind.PUSH:
+            self._push(connection, worker, header)
+        elif kind == Kind.PULL:
+            with self._lock:  # a pull is never the last thing that a round waits for
+                self._act(self._core.pull(worker, header.key, header.slice, header.round, time.monotonic(),
+                                          header.priority))
+        elif kind == Kind.RELEASE:
+            with self._lock:
+                self._release(worker, header)
+        elif kind == Kind.DECLARE:
+            message = connection.read_control(header)
+            with self._lock:
+                self._core.declare(worker, message)
+            outbox.put(Header(Kind.DONE).pack())
+        elif kind == Kind.INIT:
+            buffer = self._receive(connection, worker, header, initial=True)
+            with self._lock:
+                self._core.initialise(worker, header.key, header.slice, buffer.array)
+                self._core.give_back(header.key, header.slice, buffer)
+            outbox.put(Header(Kind.DONE).pack())
+        else:
+            outbox.put(*self._other(connection, header))
+
+    def _push(self, connection: Link, worker: int, header: Header) -> None:
+        buffer = self._receive(connection, worker, header)
+        now = time.monotonic()
+        with self._lock:
+            actions = self._core.push(worker, header.key, header.slice, header.round, header.number, buffer, now)
+            if header.flags & Flag.PULL:
+                actions += self._core.pull(worker, header.key, header.slice, header.round, now, header.priority)
+            works = self._act(actions)
+        if buffer.kind == "lent" and buffer.array.nbytes > AT_ONCE_BYTES and works:
+            self._pool.submit(self._carry_out, works)
+        else:  # what has just been received is in this core's cache
+            self._carry_out(works)
+        with self._progress:  # nobody fills this server's memory with steps that it cannot make in time
+            self._progress.wait_for(lambda: self._core.backlog(header.key, header.slice) <= MAX_BACKLOG, REST_SECONDS)
+
+    def _receive(self, connection: Link, worker: int, header: Header, initial: bool = False) -> Buffer:
+        if header.flags & Flag.SHARED:
+            return self._lent(connection, worker, header)
+        with self._lock:
+            buffer = self._core.buffer(worker, header.key, header.slice, header.length, header.dtype, initial)
+        if header.length:
+            connection.read_into(memoryview(buffer.array).cast("B"))
+        return buffer
+
+    def _lent(self, connection: Link, worker: int, header: Header) -> Buffer:
+        if connection.peer_arena is None:
+            raise FrameError("a payload in shared memory, but none is shared")
+        try:
+            data = connection.peer_arena.view(header.place, header.length)
+        except ValueError as error:
+            raise FrameError(str(error)) from error
+        with self._lock:
+            return self._core.lend(worker, header.key, header.slice, data, header.dtype)
+
+    def _act(self, actions: list[Action]) -> list[Work]:
+        """Send the replies; returns the work, for `_carry_out` without the lock. Called with the lock held."""
+        works = []
+        for action in actions:
+            if isinstance(action, Work):
+                works.append(action)
+            else:
+                self._reply(action)
+        return works
+
+    def _carry_out(self, works: list[Work]) -> None:
+        try:
+            while works:
+                work = works.pop()
+                work.run()
+                with self._lock:
+                    works += self._act(self._core.done(work, time.monotonic()))
+                    self._progress.notify_all()
+        except Exception as error:  # an optimizer that cannot step, or a defect: the job must end at once, and say so
+            if not isinstance(error, Rejected):
+                traceback.print_exc()
+            self._fail(f"{self._name}: {error}")
+
+    def _reply(self, reply: Reply) -> None:
+        outbox, buffer = self._outboxes.get(reply.worker), reply.buffer
+        if outbox is None:
+            return self._core.release(reply)
+        shared = buffer.place is not None and outbox.link.own_arena is not None
+        header = Header(Kind.VALUE, buffer.array.nbytes, reply.worker, reply.key, reply.slice, reply.round,
+                        reply.staleness, reply.dtype, Flag.SHARED if shared else 0, buffer.place or 0, reply.waited,
+                        reply.worked)
+        if shared:
+            self._held.setdefault((reply.worker, reply.key, reply.slice, header.place), []).append(reply)
+            outbox.put(header.pack(), priority=reply.priority)
+        else:
+            data = memoryview(buffer.array).cast("B") if buffer.array.nbytes else memoryview(b"")
+            outbox.put(header.pack(), data, reply.priority, functools.partial(self._sent, reply))
+
+    def _sent(self, reply: Reply) -> None:
+        with self._lock:
+            self._core.release(reply)
+
+    def _release(self, worker: int, header: Header) -> None:
+        replies = self._held.get((worker, header.key, header.slice, header.place))
+        if not replies:
+            raise FrameError(f"a release of key {header.key} slice {header.slice} that was not given")
+        self._core.release(replies.pop())
+
+    def _release_all(self, worker: int) -> None:
+        for place, replies in self._held.items():
+            while place[0] == worker and replies:
+                self._core.release(replies.pop())
+
+
+def allocator(arena: Arena | None) -> Allocate:
+    """Memory for values: shared, while there is some."""
+    return lambda size: (arena.take(size) if arena else None) or private(size)
