@@ -1,21 +1,23 @@
 """The program of every process of a dmltrain job in the kvstore benchmark.
 
-Scheduler and servers serve and end inside `create`; torch is imported after it, because they do not need it.
+Scheduler and servers serve and end inside `create`; torch is imported after it and for momentum only, because it is not
+needed elsewhere.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 from typing import TYPE_CHECKING
 
+import numpy as np
 from kvstore_loop import serve
 from kvstore_lossy import TYPES, Cumulative, parameters
-from kvstore_workload import LEARNING_RATE, MOMENTUM, bytes_of, shapes_of
+from kvstore_workload import KEYS, LEARNING_RATE, MOMENTUM, bytes_of, shapes_of
 
 import dmltrain.kvstore
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
 
@@ -28,19 +30,20 @@ class Dmltrain:
         if codec != "none":
             self.kv.set_gradient_compression(parameters(codec, self.kv.num_workers))
         self.shapes, self.keys = shapes, list(range(len(shapes)))
-        self.weights = arena(shapes)
+        self.results = arena(shapes)  # the weights, where they count
         if mode == "momentum-server":
             self.kv.set_optimizer({"name": "sgd", "lr": LEARNING_RATE, "momentum": MOMENTUM})
-        self.kv.init(self.keys, self.weights)
+        self.kv.init(self.keys, self.results)
         self.values = self.kv.buffers(self.keys)
         self.gradients = [value.reshape(shape) for value, shape in zip(self.values, shapes, strict=True)]
+        self.weights: list[torch.Tensor] = []
         self.optimizer = self.worker_optimizer() if mode == "momentum-worker" else None
-        self.results = [weight.numpy() for weight in self.weights]
 
     def worker_optimizer(self) -> torch.optim.Optimizer:
         """PyTorch's one-pass SGD on this worker's weights, with the sums as their gradients."""
         import torch
 
+        self.weights = [torch.from_numpy(weight) for weight in self.results]
         return torch.optim.SGD(self.weights, lr=LEARNING_RATE, momentum=MOMENTUM, fused=True)
 
     def step(self) -> None:
@@ -65,13 +68,11 @@ class Dmltrain:
         self.kv.close()
 
 
-def arena(shapes: list[tuple[int, ...]]) -> list[torch.Tensor]:
-    """Tensors of zeros of these shapes that lie one behind the other in one piece of memory."""
-    import torch
-
-    flat = torch.zeros(bytes_of(shapes) // 4)
-    sizes = [torch.Size(shape).numel() for shape in shapes]
-    return [part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)]
+def arena(shapes: list[tuple[int, ...]]) -> list[np.ndarray]:
+    """Arrays of zeros of these shapes that lie one behind the other in one piece of memory."""
+    flat = np.zeros(bytes_of(shapes) // 4, np.float32)
+    ends = np.cumsum([math.prod(shape) for shape in shapes])
+    return [part.reshape(shape) for part, shape in zip(np.split(flat, ends[:-1]), shapes, strict=True)]
 
 
 def main() -> None:
@@ -79,9 +80,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mode", choices=["sum", "momentum-worker", "momentum-server"], required=True)
     parser.add_argument("--megabytes", type=float)
+    parser.add_argument("--keys", type=int, default=KEYS)
     parser.add_argument("--gc-type", choices=["none", *TYPES], default="none", help="with --mode sum")
     arguments = parser.parse_args()
-    shapes = shapes_of(arguments.megabytes)
+    shapes = shapes_of(arguments.megabytes, arguments.keys)
     contestant = Dmltrain(shapes, arguments.mode, arguments.gc_type)
     rank, workers = contestant.kv.rank, contestant.kv.num_workers
     judge = None if arguments.gc_type == "none" else Cumulative(arguments.gc_type, shapes, rank, workers)

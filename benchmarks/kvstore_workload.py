@@ -45,13 +45,25 @@ def resnet50_shapes(keys: int = KEYS) -> list[tuple[int, ...]]:
     return convolutions + joined + classifier
 
 
-def shapes_of(megabytes: float | None) -> list[tuple[int, ...]]:
-    """ResNet-50's 100 shapes, or 100 flat arrays of the same proportions that are `megabytes` (10^6 bytes) together."""
+def shapes_of(megabytes: float | None, keys: int = KEYS) -> list[tuple[int, ...]]:
+    """ResNet-50's 100 shapes, or `keys` flat arrays of the same proportions that are `megabytes` (10^6 bytes) together.
+
+    Fewer keys are neighbours joined; more are further networks of the same kind.
+    """
     shapes = resnet50_shapes()
-    if megabytes is None:
+    if megabytes is None and keys == KEYS:
         return shapes
-    factor = megabytes * 1e6 / bytes_of(shapes)
-    return [(max(4, round(math.prod(shape) * factor)),) for shape in shapes]
+    sizes = regrouped([math.prod(shape) for shape in shapes], keys)
+    factor = (bytes_of(shapes) if megabytes is None else megabytes * 1e6) / (4 * sum(sizes))
+    return [(max(4, round(size * factor)),) for size in sizes]
+
+
+def regrouped(sizes: list[int], count: int) -> list[int]:
+    """`count` sizes: groups of neighbours, or, of more than there are, these again from the first on."""
+    if count >= len(sizes):
+        return [sizes[number % len(sizes)] for number in range(count)]
+    edges = [len(sizes) * group // count for group in range(count + 1)]
+    return [sum(sizes[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
 
 
 def bytes_of(shapes: list[tuple[int, ...]]) -> int:

@@ -46,12 +46,19 @@ def median_seconds(action: Callable[[], object]) -> float:
 
 def measure(size: int) -> dict[str, float]:
     """Seconds for `size` bytes: memcpy, sum in place (target += source) and a one-way TCP stream over loopback."""
+    memcpy = memcpy_seconds(size)
     target, source = np.ones(size // 4, np.float32), np.ones(size // 4, np.float32)
     return {
-        "memcpy": median_seconds(lambda: np.copyto(target, source)),
+        "memcpy": memcpy,
         "sum_in_place": median_seconds(lambda: np.add(target, source, out=target)),
         "tcp_one_way": loopback_seconds(source),
     }
+
+
+def memcpy_seconds(size: int) -> float:
+    """Median seconds to copy `size` bytes."""
+    target, source = np.ones(size // 4, np.float32), np.ones(size // 4, np.float32)
+    return median_seconds(lambda: np.copyto(target, source))
 
 
 def loopback_seconds(source: np.ndarray) -> float:

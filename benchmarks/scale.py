@@ -1,0 +1,104 @@
+"""What scale costs on one host: a step's time against the bound, over workers, servers, keys and the model's size.
+
+In a step every worker pushes all keys and pulls their sums (dist_sync, sum only); all begin together, the slowest
+counts, every result is checked. The bound is that of kvstore.py: moving (n + 1)V bytes at this machine's memory
+bandwidth, measured beside each turn. A base cell (2 workers, 1 server, 100 keys, 100 MB) and one axis varied at a time;
+with --full all combinations that fit into memory. Each cell is measured with a twin of as many slices without their
+bytes, and what is below half of the bound is explained by it (scale_cells.py).
+
+    python benchmarks/scale.py [--format table|json] [--plot scale.svg] [--transport shm|tcp] [--full]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kvstore import installed
+from kvstore_team import CHECKOUT, TeamFailed
+
+sys.path.insert(0, str(CHECKOUT))  # the dmltrain that is measured lies beside the benchmark
+
+import machine  # noqa: E402
+import scale_plot  # noqa: E402
+from scale_cells import AXES, Cell, Measured, cells_of, fits, measure  # noqa: E402
+from scale_report import report, table  # noqa: E402
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--format", choices=["table", "json"], default="table")
+    parser.add_argument("--plot", metavar="FILE", help="draw the time over each axis; .svg, .png, .pdf")
+    parser.add_argument("--transport", choices=["shm", "tcp"], default="shm")
+    parser.add_argument("--full", action="store_true", help="all combinations of the axes")
+    parser.add_argument("--repeats", type=int, default=3, help="turns of each cell (default %(default)s)")
+    parser.add_argument("--warm-up", type=int, default=2, help="untimed steps of each turn (default %(default)s)")
+    for name, values in AXES.items():
+        default = ",".join(f"{value:g}" for value in values)
+        parser.add_argument(f"--{name}", type=numbers(type(values[0])), default=values, metavar="N,...",
+                            help=f"the values of this axis (default {default})")
+    arguments = parser.parse_args(argv)
+    if arguments.repeats < 1 or arguments.warm_up < 0:
+        parser.error("--repeats is at least 1, --warm-up at least 0")
+    return arguments
+
+
+def numbers(kind: type) -> Callable[[str], Sequence[Any]]:
+    """Reads comma-separated numbers above 0."""
+    def read(text: str) -> Sequence[Any]:
+        try:
+            values = tuple(dict.fromkeys(kind(part) for part in text.split(",")))
+        except ValueError:
+            values = ()
+        if not values or not all(0 < value < float("inf") for value in values):
+            raise argparse.ArgumentTypeError(f"{text!r}: give numbers above 0, separated by commas")
+        return values
+    return read
+
+
+def run(cells: Sequence[Cell], arguments: argparse.Namespace) -> list[Measured]:
+    """Measure one cell after the other; those that do not fit into memory are left out."""
+    measured = []
+    for number, cell in enumerate(cells, 1):
+        if not fits(cell):
+            print(f"{cell} is left out: it needs up to {cell.memory_bytes / 1e9:.1f} GB of memory", file=sys.stderr)
+            continue
+        print(f"{number} of {len(cells)}: {cell}", file=sys.stderr)
+        measured.append(measure(cell, arguments.transport, arguments.repeats, arguments.warm_up))
+    return measured
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the benchmark and print it; 1 if a job failed, nothing could be measured, or there can be no picture."""
+    arguments = parse(argv)
+    try:
+        if arguments.plot:
+            scale_plot.require()
+        measured = run(cells_of({name: getattr(arguments, name) for name in AXES}, arguments.full), arguments)
+        if not measured:
+            print("scale.py: error: no cell fits into this machine's memory", file=sys.stderr)
+            return 1
+        result = report(measured, {
+            "command": shlex.join(["python", "benchmarks/scale.py", *(sys.argv[1:] if argv is None else argv)]),
+            "transport": arguments.transport,
+            "turns": {"repeats": arguments.repeats, "warm_up": arguments.warm_up},
+            "machine": machine.describe(),
+            "versions": {"python": platform.python_version(), "dmltrain": installed("dmltrain")},
+        })
+        print(json.dumps(result, indent=1) if arguments.format == "json" else table(result))
+        if arguments.plot:
+            scale_plot.save(result["cells"], arguments.plot)
+    except (TeamFailed, scale_plot.PlotFailed) as error:
+        print(f"scale.py: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

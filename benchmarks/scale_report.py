@@ -1,0 +1,131 @@
+"""From the turns of all cells to the scale benchmark's JSON and its table. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from kvstore_report import bound_seconds, spread
+from kvstore_team import Block
+from scale_cells import BASE, MEMORY_BYTES, Measured
+
+HALF = 0.5  # of the bound: below, a cell is explained
+TOO_MANY_CORES = 0.15  # taken by others
+HEAD = ("workers", "servers", "keys", "MB", "slices", "ms", "bound, ms", "of the bound", "slices alone, ms",
+        "CPU ms: workers", "servers")
+
+
+def row(measured: Measured) -> dict:
+    """One cell's figures; times in seconds, of a step."""
+    cell = measured.cell
+    limits = [{"memcpy": seconds * measured.bytes / MEMORY_BYTES} for seconds in measured.memcpy]
+    bounds = [bound_seconds(limit, {"workers": cell.workers}) for limit in limits]
+    seconds = [block.seconds for block in measured.blocks]
+    return {
+        **{name: getattr(cell, name) for name in (*BASE, "slices")},
+        "bytes": measured.bytes,
+        "seconds": spread(seconds),
+        "bound_seconds": statistics.median(bounds),
+        "share_of_bound": statistics.median(bound / time for bound, time in zip(bounds, seconds, strict=True)),
+        "worker_cpu_seconds": median_of(measured.blocks, lambda block: block.worker_cpu_seconds),  # of all together
+        "server_cpu_seconds": median_of(measured.blocks, lambda block: block.server_cpu_seconds),
+        "other_cores": median_of(measured.blocks, lambda block: block.other_cores),
+        "slices_alone": {
+            "seconds": median_of(measured.twin, lambda block: block.seconds),
+            "worker_cpu_seconds": median_of(measured.twin, lambda block: block.worker_cpu_seconds),
+            "server_cpu_seconds": median_of(measured.twin, lambda block: block.server_cpu_seconds),
+        },
+    }
+
+
+def median_of(blocks: Sequence[Block], figure: Callable[[Block], float]) -> float:
+    return statistics.median(map(figure, blocks))
+
+
+def report(cells: Sequence[Measured], facts: dict) -> dict:
+    """Everything a reader needs to judge and repeat the run, as JSON values; times in seconds."""
+    rows = [row(measured) for measured in cells]
+    return {"cells": rows, "fixed_cost": fixed_cost(rows),
+            "memcpy_bytes_per_second": MEMORY_BYTES / statistics.median(sum((each.memcpy for each in cells), [])),
+            **facts}
+
+
+def fixed_cost(rows: Sequence[dict]) -> dict | None:
+    """What a step and each slice of it cost without their bytes, from the twins with the base cell's workers and
+    servers: seconds, and CPU seconds of one worker and one server. None where all have equally many slices."""
+    same = [row for row in rows if (row["workers"], row["servers"]) == (rows[0]["workers"], rows[0]["servers"])]
+    if len({row["slices"] for row in same}) < 2:
+        return None
+    slices = [row["slices"] for row in same]
+    ways = {"seconds": 1, "worker_cpu_seconds": rows[0]["workers"], "server_cpu_seconds": rows[0]["servers"]}
+    lines = {way: np.polyfit(slices, [row["slices_alone"][way] / count for row in same], 1)
+             for way, count in ways.items()}
+    return {"workers": rows[0]["workers"], "servers": rows[0]["servers"],
+            "step": {way: max(0.0, float(line[1])) for way, line in lines.items()},
+            "slice": {way: float(line[0]) for way, line in lines.items()}}
+
+
+def table(result: dict) -> str:
+    """The report as Markdown."""
+    machine, turns = result["machine"], result["turns"]
+    lines = [
+        f"`{result['command']}`: {machine['processor']}, {machine['cores']} cores, {machine['system']}; "
+        + ", ".join(f"{name} {number}" for name, number in result["versions"].items()) + ".",
+        f"Sum only, {result['transport']}; median of {turns['repeats']} turns. The bound: (n + 1)V bytes at memcpy's "
+        f"rate, {result['memcpy_bytes_per_second'] / 1e9:.1f} GB/s read and as much written, one thread.",
+        "",
+        f"| {' | '.join(HEAD)} |", f"|{' ---: |' * len(HEAD)}",
+        *(f"| {' | '.join(texts(entry))} |" for entry in result["cells"]),
+    ]
+    return "\n".join([*lines, "", *fixed_lines(result["fixed_cost"]), *explanations(result), *doubts(result)])
+
+
+def texts(entry: dict) -> list[str]:
+    """One line's cells."""
+    times = (entry["seconds"]["median"], entry["bound_seconds"])
+    ours = (entry["slices_alone"]["seconds"], entry["worker_cpu_seconds"], entry["server_cpu_seconds"])
+    return [*(f"{entry[name]:g}" for name in (*BASE, "slices")), *map(milliseconds, times),
+            f"{entry['share_of_bound']:.0%}", *map(milliseconds, ours)]
+
+
+def milliseconds(seconds: float) -> str:
+    """Two digits at least."""
+    return f"{seconds * 1e3:.{2 if seconds < 1e-3 else 1 if seconds < 1e-2 else 0}f}"
+
+
+def fixed_lines(fixed: dict | None) -> list[str]:
+    """What empty slices cost."""
+    if fixed is None:
+        return []
+    step, piece = fixed["step"], fixed["slice"]
+    return [f"Fixed cost with {fixed['workers']} workers and {fixed['servers']} server(s): {step['seconds'] * 1e3:.1f} "
+            f"ms a step and {piece['seconds'] * 1e6:.0f} us a slice, of which CPU: each worker "
+            f"{piece['worker_cpu_seconds'] * 1e6:.0f} us, each server {piece['server_cpu_seconds'] * 1e6:.0f} us.", ""]
+
+
+def explanations(result: dict) -> list[str]:
+    """Where the time goes in cells that are below half of the bound."""
+    below = [entry for entry in result["cells"] if entry["share_of_bound"] < HALF]
+    return [f"- {name(entry)}: {explained(entry, result['machine']['cores'])}" for entry in below]
+
+
+def name(entry: dict) -> str:
+    """A cell in words."""
+    return (f"{entry['workers']} worker(s), {entry['servers']} server(s), {entry['keys']} keys, "
+            f"{entry['megabytes']:g} MB ({entry['share_of_bound']:.0%})")
+
+
+def explained(entry: dict, cores: int) -> str:
+    """The parts of a step, in words."""
+    time, alone = entry["seconds"]["median"], entry["slices_alone"]
+    processor = (entry["worker_cpu_seconds"] + entry["server_cpu_seconds"]) / cores
+    return (f"of {milliseconds(time)} ms {milliseconds(alone['seconds'])} are its {entry['slices']} slices without "
+            f"their bytes; all processes' CPU time on {cores} cores is {milliseconds(processor)} ms")
+
+
+def doubts(result: dict) -> list[str]:
+    """Why the times should not be trusted; nothing where they can be."""
+    others = [entry["other_cores"] for entry in result["cells"] if entry["other_cores"] > TOO_MANY_CORES]
+    return [f"- do not trust these times: in {len(others)} of {len(result['cells'])} cells other processes took up to "
+            f"{max(others):.2f} cores"] if others else []
