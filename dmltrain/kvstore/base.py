@@ -26,7 +26,7 @@ TYPES = {  # accepted name -> its meaning
     "dist_ssp": "dist_ssp",
 }
 
-
+FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 READ: Any = object()  # in place of `out`: the handle's `values` are read where they are
 
 
@@ -218,6 +218,6 @@ def summed(value: Any) -> np.ndarray:
                 total += as_array(other)
     else:
         total = as_array(value)
-    if total.dtype.name not in ("float32", "float64"):
+    if total.dtype not in FLOATS:
         raise UserError(f"kvstore: values are float32 or float64, this one is {total.dtype.name}")
     return np.ascontiguousarray(total).reshape(-1)

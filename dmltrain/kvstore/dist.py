@@ -24,6 +24,7 @@ from dmltrain.kvstore.control import EXIT_SECONDS, Control
 from dmltrain.kvstore.entry import Entry, cut, joined
 from dmltrain.kvstore.handshake import Caller
 from dmltrain.kvstore.link import Closed, Link
+from dmltrain.kvstore.outgoing import Outgoing
 from dmltrain.kvstore.server_link import Landing, Part, ServerLink
 from dmltrain.kvstore.wire import Flag, FrameError, Header, Kind
 
@@ -58,6 +59,8 @@ class DistKVStore(KVStore):
         self._arena = _arena(environment.transport)
         for number, address in enumerate(self.facts["servers"]):
             self._servers.append(self._connect(number, *address))
+        first = self.rank % len(self._servers)
+        self._sequence = self._servers[first:] + self._servers[:first]  # each worker begins at another server
         atexit.register(self._at_exit)
 
     @property
@@ -83,8 +86,10 @@ class DistKVStore(KVStore):
     def push(self, key: Keys, value: Any, priority: int = 0, rate: float = -1.0) -> None:
         keys, values = keys_and_values(key, value)
         self._check_stepping()
+        outgoing = Outgoing()
         for name, item in zip(keys, values, strict=True):
-            self._send(name, self._find(name), summed(item), priority, rate)
+            self._push(name, self._find(name), summed(item), priority, rate, outgoing)
+        outgoing.send(self._sequence)
 
     def _check_stepping(self) -> None:
         if self._meaning != "dist_sync" and not self._stepping:
@@ -92,12 +97,14 @@ class DistKVStore(KVStore):
 
     def pull(self, key: Keys, out: Any, priority: int = 0, wait: bool = True) -> Handle:
         keys, targets = self._targets(key, out)
-        handle = self._handle(keys)
+        handle, outgoing = self._handle(keys), Outgoing()
         for name, target in zip(keys, targets, strict=True):
             entry = self._find(name)
             self._expect(name, entry, target, handle, entry.clock)
             for part in entry.parts:
-                self._server(part).pull(part, entry.clock, min(priority, entry.priority))
+                server = self._server(part)
+                outgoing.add(server, server.pull(part, entry.clock, min(priority, entry.priority)))
+        outgoing.send(self._sequence)
         return self._waited(handle, wait)
 
     def pushpull(self, key: Keys, value: Any, out: Any = None, priority: int = 0, wait: bool = True,
@@ -105,10 +112,10 @@ class DistKVStore(KVStore):
         keys, values = keys_and_values(key, value)
         _, targets = self._targets(key, value if out is None else out)
         self._check_stepping()
-        handle = self._handle(keys)
+        handle, outgoing = self._handle(keys), Outgoing()
         for name, item, target in zip(keys, values, targets, strict=True):
-            entry, array = self._find(name), summed(item)
-            self._send(name, entry, array, priority, rate, target, handle)
+            self._push(name, self._find(name), summed(item), priority, rate, outgoing, target, handle)
+        outgoing.send(self._sequence)
         return self._waited(handle, wait)
 
     def _targets(self, key: Keys, out: Any) -> tuple[list[Key], list[Any]]:
@@ -133,7 +140,7 @@ class DistKVStore(KVStore):
 
     def _buffer(self, entry: Entry) -> np.ndarray:
         if entry.buffer is None:
-            size = entry.size * np.dtype(entry.dtype).itemsize
+            size = entry.size * entry.dtype.itemsize
             shared = self._arena is not None and any(self._server(part).link.own_arena for part in entry.parts)
             taken = self._arena.take(size) if self._arena and shared else None
             memory = taken[1] if taken else np.empty(size, np.uint8)
@@ -164,7 +171,9 @@ class DistKVStore(KVStore):
         if key not in self._entries:
             self._declare([key], [values.reshape(-1)], is_weight=False)
             self._flush()
-        self._send(key, self._entries[key], values.reshape(-1), 0, -1.0)
+        outgoing = Outgoing()
+        self._push(key, self._entries[key], values.reshape(-1), 0, -1.0, outgoing)
+        outgoing.send(self._sequence)
         self.pull(key, values)
 
     def set_optimizer(self, spec: dict[str, Any]) -> None:
@@ -337,29 +346,32 @@ class DistKVStore(KVStore):
         compression = self._compression if compresses else {"type": "none"}
         codec = codecs.make(compression)
         result = codec and codec.of_sum(self.num_workers)
-        parts = [Part(piece, array.dtype.name, codec, result) for piece in pieces]
-        return Entry(number, array.size, array.dtype.name, parts, compression, is_weight)
+        parts = [Part(piece, array.dtype, codec, result) for piece in pieces]
+        return Entry(number, array.size, array.dtype, parts, compression, is_weight)
 
     def _declaration(self, key: Key, is_weight: bool, server: int) -> dict[str, Any]:
         entry = self._entries[key]
         mine = [[part.piece.index, part.piece.length] for part in entry.parts if part.piece.server == server]
-        return {"key": entry.number, "name": str(key), "dtype": entry.dtype, "weight": is_weight,
+        return {"key": entry.number, "name": str(key), "dtype": entry.dtype.name, "weight": is_weight,
                 "compression": entry.compression, "slices": mine}
 
     def _initialise(self, entry: Entry, array: np.ndarray) -> None:
         for part in entry.parts:
             self._server(part).initialise(part, cut(array, part), self._seconds)
 
-    def _send(self, name: Key, entry: Entry, array: np.ndarray, priority: int, rate: float, target: Any = None,
-              handle: Handle | None = None) -> None:
-        """Push all slices; with `handle` pull their values into `target` as well."""
+    def _push(self, name: Key, entry: Entry, array: np.ndarray, priority: int, rate: float, outgoing: Outgoing,
+              target: Any = None, handle: Handle | None = None) -> None:
+        """Add the pushes of all slices to `outgoing`; with `handle` their values go into `target` as well."""
         self._check_size(name, entry, array)
         if handle:
             self._expect(name, entry, target, handle, entry.clock + 1)
         entry.clock, entry.priority = entry.clock + 1, priority
-        self._release(entry)
+        kept, entry.kept = entry.kept, []
+        for part, place in kept:
+            outgoing.add_read(self._server(part), (part, place))
         for part in entry.parts:
-            self._server(part).push(part, cut(array, part), entry.clock, rate, priority, Flag.PULL if handle else 0)
+            server, flags = self._server(part), Flag.PULL if handle else 0
+            outgoing.add(server, server.push(part, cut(array, part), entry.clock, rate, priority, flags))
 
     def _expect(self, name: Key, entry: Entry, target: Any, handle: Handle, clock: int) -> None:
         """The key's values at `clock` go to `target`."""
@@ -402,12 +414,6 @@ class DistKVStore(KVStore):
 
         handle.then(finish)
 
-    def _release(self, entry: Entry) -> None:
-        """What was read in place is not needed any more."""
-        kept, entry.kept = entry.kept, []
-        for part, place in kept:
-            self._server(part).release(part, place)
-
     # -- checks ---------------------------------------------------------------------------------------------------
 
     def _find(self, name: Key) -> Entry:
@@ -417,8 +423,8 @@ class DistKVStore(KVStore):
         return entry
 
     def _check_size(self, name: Key, entry: Entry, array: np.ndarray) -> None:
-        if array.size != entry.size or array.dtype.name != entry.dtype:
-            raise UserError(f"kvstore: key {name!r} was declared with {entry.size} elements of {entry.dtype}; "
+        if array.size != entry.size or array.dtype != entry.dtype:
+            raise UserError(f"kvstore: key {name!r} was declared with {entry.size} elements of {entry.dtype.name}; "
                             f"this array has {array.size} of {array.dtype.name}")
 
 

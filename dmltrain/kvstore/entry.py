@@ -16,7 +16,7 @@ class Entry:
 
     number: int
     size: int
-    dtype: str
+    dtype: np.dtype[Any]
     parts: list[Part]
     compression: dict[str, Any]
     is_weight: bool
@@ -35,7 +35,7 @@ def cut(array: np.ndarray, part: Part) -> np.ndarray:
 def joined(kept: list[tuple[np.ndarray, int] | None], entry: Entry, servers: list[ServerLink]) -> np.ndarray:
     """One read-only array of a key's slices, `kept` as (value, place) each: in place where they lie side by side in one
     server's memory, else copied to the entry's own."""
-    first, size = kept[0], np.dtype(entry.dtype).itemsize
+    first, size = kept[0], entry.dtype.itemsize
     starts = {(part.piece.server, slot and slot[1] - part.piece.start * size)
               for part, slot in zip(entry.parts, kept, strict=True)}
     if len(starts) == 1 and first is not None:

@@ -15,7 +15,7 @@ import socket
 import struct
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ GATHER_BYTES = 1 << 20  # small frames leave together up to this size
 GATHER_FRAMES = 256  # header and payload each, below IOV_MAX (1024)
 SOCKET_BUFFER = 1 << 20  # bytes; measured best on loopback, and more than is under way at 25 Gbit/s and 0.3 ms
 TCP_RTO_MAX_MS, RETRANSMIT_MS = 44, 1000  # linux/tcp.h; longest pause between two retransmissions
+BEFORE_ALL = 1 << 40  # priority of the rest of a frame
 CHUNK = 1 << 20  # bytes a system call sends at most, so that they are still in the cache when the receiver takes them
 
 
@@ -62,11 +63,18 @@ class Link:
         self.read_into(memoryview(self._header))
         return Header.unpack(self._header)
 
+    def read_headers(self, most: int) -> list[Header]:
+        """The next header, and those that have come with it, up to one that a payload follows."""
+        headers = [self.read_header()]
+        while len(headers) < most and len(self._ahead) >= wire.HEADER_SIZE and not headers[-1].is_followed:
+            headers.append(self.read_header())
+        return headers
+
     def read_into(self, target: memoryview) -> None:
         """Fill `target` (bytes). Raises Closed when the stream ends first."""
         done, size = 0, len(target)
         if self._reads_ahead:
-            if not self._ahead and 0 < size <= wire.HEADER_SIZE:
+            if not self._ahead and 0 < size <= AHEAD_BYTES:
                 self._read_ahead()
             done = min(size, len(self._ahead))
             target[:done] = self._ahead[:done]
@@ -93,11 +101,15 @@ class Link:
 
     def read_control(self, header: Header, limit: int = wire.MAX_CONTROL) -> dict[str, Any]:
         """The JSON object that follows `header`. Raises FrameError when it is too long or no JSON object."""
+        return wire.parse_control(self.read_payload(header, limit))
+
+    def read_payload(self, header: Header, limit: int = wire.MAX_CONTROL) -> bytearray:
+        """What follows `header`, of a frame that is not a slice's. Raises FrameError when it is too long."""
         if header.length > limit:
             raise FrameError(f"control frame of {header.length} bytes, the limit is {limit}")
         payload = bytearray(header.length)
         self.read_into(memoryview(payload))
-        return wire.parse_control(payload)
+        return payload
 
     def send(self, *parts: bytes | memoryview) -> None:
         """Send the parts as one piece. Raises Closed."""
@@ -117,6 +129,20 @@ class Link:
                     views[0] = views[0][sent:]
         except OSError as error:
             raise Closed(str(error)) from error
+
+    def send_now(self, data: bytes) -> int:
+        """Send what the socket takes without a wait; returns how many bytes. All of them where the link is cut: its
+        reader tells."""
+        try:
+            with self._send_lock:
+                sent = self.sock.send(data, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            self.cut()
+            return len(data)
+        self.bytes_sent += sent
+        return sent
 
     def settle(self) -> None:
         """After the handshake: settings for the life of the link. Waits are unbounded from here on: the scheduler's
@@ -139,33 +165,69 @@ class Link:
         self.sock.close()
 
 
+@dataclass(eq=False, slots=True)
+class Frame:
+    """What an Outbox sends. `sent` is called once the payload may be changed again (also when the link is cut);
+    `prepare` makes header and payload on the sending thread, when the frame's turn has come."""
+
+    header: bytes
+    payload: memoryview | None = None
+    priority: int = 0
+    sent: Callable[[], None] | None = None
+    prepare: Prepare | None = None
+
+    @property
+    def size(self) -> int:
+        if self.prepare:
+            return GATHER_BYTES  # what takes time to make leaves at once
+        return len(self.header) + (self.payload.nbytes if self.payload is not None else 0)
+
+    def views(self) -> list[memoryview]:
+        if self.prepare:
+            self.header, self.payload = self.prepare()
+        return [memoryview(part) for part in (self.header, self.payload) if part is not None]
+
+
 class Outbox:
-    """Frames waiting for one link, highest priority first, first in first out within one; sent by a thread of its
-    own.
+    """Frames waiting for one link, highest priority first, first in first out within one; sent by a thread of its own.
+
+    Through a unix socket headers without payload leave at once, on the caller's thread, while nothing waits.
     """
 
     def __init__(self, link: Link, name: str) -> None:
         self.link = link
-        self._queue: list[tuple[int, int, _Frame]] = []
+        self._at_once = link.sock.family == socket.AF_UNIX
+        self._queue: list[tuple[int, int, Frame]] = []
         self._order = itertools.count()
         self._ready = threading.Condition()
+        self._sending = False
         self._closing = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def put(self, header: bytes, payload: memoryview | None = None, priority: int = 0,
             sent: Callable[[], None] | None = None) -> None:
-        """Queue one frame; `sent` is called once its payload may be changed again (also when the link is cut)."""
-        self._put(_Frame(header, payload, sent), priority)
+        """Send one frame."""
+        self.put_all([Frame(header, payload, priority, sent)])
 
-    def put_later(self, prepare: Prepare, priority: int = 0) -> None:
-        """Queue one frame that the sending thread makes when its turn has come."""
-        self._put(_Frame(b"", None, None, prepare), priority)
-
-    def _put(self, frame: _Frame, priority: int) -> None:
+    def put_all(self, frames: Sequence[Frame]) -> None:
+        """Send these; together they cost little more than one."""
         with self._ready:
-            heapq.heappush(self._queue, (-priority, next(self._order), frame))
-            self._ready.notify()
+            if self._at_once and not self._queue and not self._sending and all(map(_is_header, frames)):
+                frames = self._send_now(frames)
+            for frame in frames:
+                heapq.heappush(self._queue, (-frame.priority, next(self._order), frame))
+            if frames:
+                self._ready.notify()
+
+    def _send_now(self, frames: Sequence[Frame]) -> list[Frame]:
+        """Send what the socket takes without a wait; returns what is left, if anything, as one frame."""
+        data = b"".join([frame.header for frame in frames])
+        sent = self.link.send_now(data)
+        for frame in frames:
+            if frame.sent:
+                frame.sent()
+        return [Frame(data[sent:], priority=BEFORE_ALL)] if sent < len(data) else []
 
     def finish(self, timeout: float) -> bool:
         """Send what is queued, then end the thread; False when that took longer than `timeout` seconds."""
@@ -189,8 +251,9 @@ class Outbox:
                 if frame.sent:
                     frame.sent()
 
-    def _next(self) -> list[_Frame]:
+    def _next(self) -> list[Frame]:
         with self._ready:
+            self._sending = False
             while not self._queue:
                 if self._closing:
                     return []
@@ -200,26 +263,12 @@ class Outbox:
                 frame = heapq.heappop(self._queue)[2]
                 batch.append(frame)
                 size += frame.size
+            self._sending = True
             return batch
 
 
-@dataclass(eq=False, slots=True)
-class _Frame:
-    header: bytes
-    payload: memoryview | None
-    sent: Callable[[], None] | None
-    prepare: Prepare | None = None
-
-    @property
-    def size(self) -> int:
-        if self.prepare:
-            return GATHER_BYTES  # what takes time to make leaves at once
-        return len(self.header) + (self.payload.nbytes if self.payload is not None else 0)
-
-    def views(self) -> list[memoryview]:
-        if self.prepare:
-            self.header, self.payload = self.prepare()
-        return [memoryview(part) for part in (self.header, self.payload) if part is not None]
+def _is_header(frame: Frame) -> bool:
+    return frame.payload is None and frame.prepare is None
 
 
 def listen(host: str, port: int = 0) -> socket.socket:

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dmltrain.kvstore import wire
 from dmltrain.kvstore.base import Handle
-from dmltrain.kvstore.link import Closed, Link, Outbox
+from dmltrain.kvstore.link import Closed, Frame, Link, Outbox
 from dmltrain.kvstore.plan import Slice
 from dmltrain.kvstore.wire import Flag, FrameError, Header, Kind
 
@@ -33,7 +33,7 @@ class Part:
     """One slice of a key, as its worker sees it."""
 
     piece: Slice
-    dtype: str
+    dtype: np.dtype[Any]
     codec: Codec | None  # of what is pushed
     result_codec: Codec | None  # of what is pulled
     sending: np.ndarray | None = None  # where pushes are copied or encoded to, uint8
@@ -41,22 +41,18 @@ class Part:
     residual: np.ndarray | None = None  # what the encoded pushes held back, (length,) float32
     loaned: int = 0  # the last clock at which `sending` was given to the server in shared memory,
     returned: int = 0  # and the last whose value has come: the server reads it no more
+    nbytes: int = field(init=False)
+    value_type: int = field(init=False)  # as the header says it, of what is not encoded
+    push_bytes: int = field(init=False)
+    push_type: int = field(init=False)
 
     def __post_init__(self) -> None:
+        length = self.piece.length
+        self.nbytes, self.value_type = length * self.dtype.itemsize, wire.DTYPES.index(self.dtype.name)
+        self.push_bytes = self.codec.nbytes(length) if self.codec else self.nbytes
+        self.push_type = self.codec.number if self.codec else self.value_type
         if self.codec and self.codec.needs_residual:
-            self.residual = np.zeros(self.piece.length, np.float32)
-
-    @property
-    def nbytes(self) -> int:
-        return self.piece.length * np.dtype(self.dtype).itemsize
-
-    @property
-    def push_bytes(self) -> int:
-        return self.codec.nbytes(self.piece.length) if self.codec else self.nbytes
-
-    @property
-    def push_type(self) -> int:
-        return self.codec.number if self.codec else wire.DTYPES.index(self.dtype)
+            self.residual = np.zeros(length, np.float32)
 
 
 @dataclass(eq=False)
@@ -102,18 +98,17 @@ class ServerLink:
 
     # -- sending --------------------------------------------------------------------------------------------------
 
-    def push(self, part: Part, data: np.ndarray, clock: int, rate: float, priority: int, flags: int = 0) -> None:
-        """Send one slice's gradient `data` (length,), which stays as it is until its value has come."""
+    def push(self, part: Part, data: np.ndarray, clock: int, rate: float, priority: int, flags: int = 0) -> Frame:
+        """What sends one slice's gradient `data` (length,), which stays as it is until its value has come."""
         arena = self.link.own_arena
         place = None if arena is None or part.codec or not data.size else arena.place_of(data)
         if part.codec or (arena is not None and place is None):
-            self.outbox.put_later(lambda: self._prepared(part, data, clock, rate, priority, flags), priority)
-        elif place is not None:
-            self._count_shared(data.nbytes)
-            header = self._push_header(part, clock, rate, priority, flags | Flag.SHARED, place)
-            self.outbox.put(header.pack(), None, priority)
-        else:
-            self.outbox.put(self._push_header(part, clock, rate, priority, flags).pack(), _bytes(data), priority)
+            return Frame(b"", priority=priority,
+                         prepare=lambda: self._prepared(part, data, clock, rate, priority, flags))
+        if place is None:
+            return Frame(self._push_header(part, clock, rate, priority, flags).pack(), _bytes(data), priority)
+        self._count_shared(data.nbytes)
+        return Frame(self._push_header(part, clock, rate, priority, flags | Flag.SHARED, place).pack(), None, priority)
 
     def _prepared(self, part: Part, data: np.ndarray, clock: int, rate: float, priority: int, flags: int
                   ) -> tuple[bytes, memoryview | None]:
@@ -149,18 +144,19 @@ class ServerLink:
         with self._lock:
             self._pulls.setdefault((piece.key, piece.index, clock), deque()).append(landing)
 
-    def pull(self, part: Part, clock: int, priority: int) -> None:
+    def pull(self, part: Part, clock: int, priority: int) -> Frame:
+        """What asks for the slice's value at `clock`; `expect` it before."""
         header = Header(Kind.PULL, 0, self.rank, part.piece.key, part.piece.index, clock, priority=_bounded(priority))
-        self.outbox.put(header.pack(), None, priority)
+        return Frame(header.pack(), None, priority)
 
-    def release(self, part: Part, place: int) -> None:
-        """The value at `place` of the server's memory has been read."""
-        header = Header(Kind.RELEASE, 0, self.rank, part.piece.key, part.piece.index, place=place)
-        self.outbox.put(header.pack(), None, FIRST)
+    def release(self, read: Sequence[tuple[Part, int]]) -> Frame:
+        """What says that the values at these places of the server's memory have been read."""
+        places = wire.places((part.piece.key, part.piece.index, place) for part, place in read)
+        return Frame(Header(Kind.RELEASE, len(places), self.rank).pack() + places, None, FIRST)
 
     def initialise(self, part: Part, data: np.ndarray, seconds: float) -> Handle:
         header = Header(Kind.INIT, data.nbytes, self.rank, part.piece.key, part.piece.index,
-                        dtype=wire.DTYPES.index(part.dtype))
+                        dtype=part.value_type)
         return self.request(header.pack(), seconds, payload=_bytes(data))
 
     def request(self, frame: bytes, seconds: float, answer: list[bytearray] | None = None,
@@ -216,7 +212,7 @@ class ServerLink:
         part = landing.part
         coded = part.result_codec is not None and header.dtype == part.result_codec.number
         expected = part.result_codec.nbytes(part.piece.length) if coded and part.result_codec else part.nbytes
-        if header.length != expected or (not coded and header.dtype != wire.DTYPES.index(part.dtype)):
+        if header.length != expected or (not coded and header.dtype != part.value_type):
             raise FrameError(f"{header.length} bytes of type {header.dtype} for key {header.key}, expected {expected}")
         if header.flags & Flag.SHARED:
             self._read_shared(header, landing, coded)
@@ -238,7 +234,7 @@ class ServerLink:
             landing.part.result_codec.decode(data, landing.target)
         else:
             np.copyto(landing.target, data.view(landing.part.dtype))
-        self.release(landing.part, header.place)
+        self.outbox.put_all([self.release([(landing.part, header.place)])])
 
     def _receive_coded(self, landing: Landing) -> None:
         part = landing.part

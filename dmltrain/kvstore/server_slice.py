@@ -147,6 +147,11 @@ class Work:
     scratch: Buffer | None  # for a step's gradient, where that is not one push as it came
     began: float  # when the last push had come, s
 
+    @property
+    def lent_bytes(self) -> int:
+        """Bytes to be read from memory that workers share."""
+        return sum(push.data.array.nbytes for push in self.pushes if push.data.kind == "lent")
+
     def run(self) -> None:
         piece = self.piece
         if self.step is None:

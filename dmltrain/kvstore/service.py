@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -30,6 +31,7 @@ DRAIN_SECONDS = 1.0  # for answers still queued when a link ends
 MAX_THREADS = 4  # of arithmetic; more than two or three do not get more out of a machine's memory
 MAX_BACKLOG = 8  # pushes of a slice that wait for their step
 REST_SECONDS = 10.0  # for work to end before a state is read
+BATCH = 16  # headers taken at once, at most: the first sums begin soon
 AT_ONCE_BYTES = 1 << 16  # work on slices up to this size costs less than handing it to another thread
 
 Other = Callable[[Link, Header], tuple[bytes, memoryview | None]]
@@ -47,7 +49,8 @@ class Service:
         self._lock = threading.Lock()  # guards _core and _held
         self._progress = threading.Condition(self._lock)  # work is done
         self._held: dict[tuple[int, int, int, int], list[Reply]] = {}  # worker, key, slice, place -> being read there
-        self._pool = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), "arithmetic")
+        self._threads = min(MAX_THREADS, os.cpu_count() or 1)
+        self._pool = ThreadPoolExecutor(self._threads, "arithmetic")
         self._outboxes: dict[int, Outbox] = {}
 
     def accept(self, listening: socket.socket) -> None:
@@ -91,7 +94,14 @@ class Service:
         outbox = self._outboxes[worker] = Outbox(connection, f"to worker {worker}")
         try:
             while True:
-                self._take(connection, outbox, worker, connection.read_header())
+                headers = connection.read_headers(BATCH)
+                if all(header.kind == Kind.PUSH and header.flags & Flag.SHARED for header in headers):
+                    with self._lock:
+                        buffers = [self._lent(connection, worker, header) for header in headers]
+                    self._push(worker, headers, buffers)
+                else:
+                    for header in headers:
+                        self._take(connection, outbox, worker, header)
         except Closed:
             pass  # the scheduler knows whether that is the end or a loss
         except (Rejected, FrameError) as error:
@@ -109,14 +119,13 @@ class Service:
     def _take(self, connection: Link, outbox: Outbox, worker: int, header: Header) -> None:
         kind = header.kind
         if kind == Kind.PUSH:
-            self._push(connection, worker, header)
+            self._push(worker, [header], [self._receive(connection, worker, header)])
         elif kind == Kind.PULL:
             with self._lock:  # a pull is never the last thing that a round waits for
                 self._act(self._core.pull(worker, header.key, header.slice, header.round, time.monotonic(),
                                           header.priority))
         elif kind == Kind.RELEASE:
-            with self._lock:
-                self._release(worker, header)
+            self._release(worker, connection.read_payload(header))
         elif kind == Kind.DECLARE:
             message = connection.read_control(header)
             with self._lock:
@@ -131,42 +140,51 @@ class Service:
         else:
             outbox.put(*self._other(connection, header))
 
-    def _push(self, connection: Link, worker: int, header: Header) -> None:
-        buffer = self._receive(connection, worker, header)
-        now = time.monotonic()
+    def _push(self, worker: int, headers: list[Header], buffers: list[Buffer]) -> None:
+        now, works, full = time.monotonic(), deque[Work](), []
         with self._lock:
-            actions = self._core.push(worker, header.key, header.slice, header.round, header.number, buffer, now)
-            if header.flags & Flag.PULL:
-                actions += self._core.pull(worker, header.key, header.slice, header.round, now, header.priority)
-            works = self._act(actions)
-        if buffer.kind == "lent" and buffer.array.nbytes > AT_ONCE_BYTES and works:
-            self._pool.submit(self._carry_out, works)
-        else:  # what has just been received is in this core's cache
+            for header, buffer in zip(headers, buffers, strict=True):
+                actions = self._core.push(worker, header.key, header.slice, header.round, header.number, buffer, now)
+                if header.flags & Flag.PULL:
+                    actions += self._core.pull(worker, header.key, header.slice, header.round, now, header.priority)
+                works += self._act(actions)
+                if self._core.backlog(header.key, header.slice) > MAX_BACKLOG:
+                    full.append((header.key, header.slice))
+        self._hand_out(works)
+        for place in full:  # nobody fills this server's memory with steps that it cannot make in time
+            with self._progress:
+                self._progress.wait_for(lambda place=place: self._core.backlog(*place) <= MAX_BACKLOG, REST_SECONDS)
+
+    def _hand_out(self, works: deque[Work]) -> None:
+        """Have it done: by the pool where that pays; what has just been received is in this core's cache."""
+        shared = sum(work.lent_bytes for work in works)
+        if shared > AT_ONCE_BYTES:
+            for _ in range(min(len(works), self._threads)):
+                self._pool.submit(self._carry_out, works)
+        else:
             self._carry_out(works)
-        with self._progress:  # nobody fills this server's memory with steps that it cannot make in time
-            self._progress.wait_for(lambda: self._core.backlog(header.key, header.slice) <= MAX_BACKLOG, REST_SECONDS)
 
     def _receive(self, connection: Link, worker: int, header: Header, initial: bool = False) -> Buffer:
-        if header.flags & Flag.SHARED:
-            return self._lent(connection, worker, header)
         with self._lock:
+            if header.flags & Flag.SHARED:
+                return self._lent(connection, worker, header)
             buffer = self._core.buffer(worker, header.key, header.slice, header.length, header.dtype, initial)
         if header.length:
             connection.read_into(memoryview(buffer.array).cast("B"))
         return buffer
 
     def _lent(self, connection: Link, worker: int, header: Header) -> Buffer:
+        """The push in the worker's memory. Called with the lock held."""
         if connection.peer_arena is None:
             raise FrameError("a payload in shared memory, but none is shared")
         try:
             data = connection.peer_arena.view(header.place, header.length)
         except ValueError as error:
             raise FrameError(str(error)) from error
-        with self._lock:
-            return self._core.lend(worker, header.key, header.slice, data, header.dtype)
+        return self._core.lend(worker, header.key, header.slice, data, header.dtype)
 
     def _act(self, actions: list[Action]) -> list[Work]:
-        """Send the replies; returns the work, for `_carry_out` without the lock. Called with the lock held."""
+        """Send the replies; returns the work, to be handed out without the lock. Called with the lock held."""
         works = []
         for action in actions:
             if isinstance(action, Work):
@@ -175,10 +193,10 @@ class Service:
                 self._reply(action)
         return works
 
-    def _carry_out(self, works: list[Work]) -> None:
+    def _carry_out(self, works: deque[Work]) -> None:
+        """Several threads may share one `works`."""
         try:
-            while works:
-                work = works.pop()
+            while (work := _next(works)) is not None:
                 work.run()
                 with self._lock:
                     works += self._act(self._core.done(work, time.monotonic()))
@@ -207,16 +225,25 @@ class Service:
         with self._lock:
             self._core.release(reply)
 
-    def _release(self, worker: int, header: Header) -> None:
-        replies = self._held.get((worker, header.key, header.slice, header.place))
-        if not replies:
-            raise FrameError(f"a release of key {header.key} slice {header.slice} that was not given")
-        self._core.release(replies.pop())
+    def _release(self, worker: int, read: bytearray) -> None:
+        with self._lock:
+            for place in wire.parse_places(read):
+                replies = self._held.get((worker, *place))
+                if not replies:
+                    raise FrameError(f"a release of key {place[0]} slice {place[1]} that was not given")
+                self._core.release(replies.pop())
 
     def _release_all(self, worker: int) -> None:
         for place, replies in self._held.items():
             while place[0] == worker and replies:
                 self._core.release(replies.pop())
+
+
+def _next(works: deque[Work]) -> Work | None:
+    try:
+        return works.popleft()
+    except IndexError:  # another thread took the last
+        return None
 
 
 def allocator(arena: Arena | None) -> Allocate:

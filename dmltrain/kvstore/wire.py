@@ -13,9 +13,9 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from dataclasses import dataclass
-from enum import IntEnum, IntFlag
-from typing import Any
+from collections.abc import Iterable, Iterator
+from enum import IntEnum
+from typing import Any, NamedTuple
 
 MAGIC = b"DMLT"
 VERSION = 2
@@ -25,6 +25,7 @@ MAX_HELLO = 4096  # bytes of JSON before a peer has proved that it belongs to th
 # magic version kind dtype flags worker key slice round number length place waited worked priority
 _BODY = struct.Struct("!4sBBBBIIIQdQQffi")
 _CRC = struct.Struct("!I")
+_PLACE = struct.Struct("!IIQ")  # key slice place
 HEADER_SIZE = _BODY.size + _CRC.size
 
 
@@ -50,8 +51,8 @@ class Kind(IntEnum):
     RELEASE = 38
 
 
-class Flag(IntFlag):
-    """What a data frame means beside its kind."""
+class Flag:
+    """What a data frame means beside its kind; bits. Plain numbers: IntFlag's take a microsecond an operation."""
 
     SHARED = 1  # the payload lies at `place` in the sender's shared memory
     PULL = 2  # of a PUSH: and this is the worker's pull at the same clock
@@ -68,8 +69,7 @@ class VersionError(FrameError):
     """A frame of another version of the protocol."""
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """`number` is the learning rate of a PUSH, the staleness in a VALUE; `length` is in bytes.
 
     Of a VALUE, in seconds: `waited`, from this worker's push until the last worker's had come; `worked`, from then
@@ -89,6 +89,11 @@ class Header:
     waited: float = 0.0
     worked: float = 0.0
     priority: int = 0  # of a pull: its value leaves before those of lower ones
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether a payload comes after this header."""
+        return self.length > 0 and not self.flags & Flag.SHARED
 
     def pack(self) -> bytes:
         body = _BODY.pack(MAGIC, VERSION, self.kind, self.dtype, self.flags, self.worker, self.key, self.slice,
@@ -118,8 +123,20 @@ class Header:
 
 
 _KINDS = frozenset(int(kind) for kind in Kind)
-MAX_FLAGS = int(max(Flag)) * 2 - 1
+MAX_FLAGS = Flag.SHARED | Flag.PULL
 MAX_DTYPE = len(DTYPES) + 4
+
+
+def places(read: Iterable[tuple[int, int, int]]) -> bytes:
+    """The payload of a RELEASE: (key, slice, place) of each value that has been read."""
+    return b"".join([_PLACE.pack(*each) for each in read])
+
+
+def parse_places(payload: bytes | bytearray) -> Iterator[tuple[int, int, int]]:
+    """Raises FrameError when it is none."""
+    if len(payload) % _PLACE.size:
+        raise FrameError(f"a release of {len(payload)} bytes, expected a multiple of {_PLACE.size}")
+    return _PLACE.iter_unpack(payload)  # type: ignore[return-value]
 
 
 def control(kind: Kind, message: dict[str, Any]) -> bytes:

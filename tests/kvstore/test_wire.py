@@ -75,3 +75,10 @@ def test_control_payloads_are_objects_or_refused(data):
 def test_deep_json_is_refused():
     with pytest.raises(FrameError):
         wire.parse_control(b"[" * 100_000)
+
+
+def test_what_was_read_comes_back_as_it_was_and_nothing_else_does():
+    read = [(7, 0, 2**40), (2**32 - 1, 3, 0)]
+    assert list(wire.parse_places(wire.places(read))) == read
+    with pytest.raises(FrameError, match="a release of 17 bytes, expected a multiple of 16"):
+        wire.parse_places(bytes(17))
