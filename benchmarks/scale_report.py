@@ -59,8 +59,8 @@ def fixed_cost(rows: Sequence[dict]) -> dict | None:
         return None
     slices = [row["slices"] for row in same]
     ways = {"seconds": 1, "worker_cpu_seconds": rows[0]["workers"], "server_cpu_seconds": rows[0]["servers"]}
-    lines = {way: np.polyfit(slices, [row["slices_alone"][way] / count for row in same], 1)
-             for way, count in ways.items()}
+    lines = {way: np.polyfit(slices, [row["slices_alone"][way] / count for row in same], 1, w=1 / np.array(slices))
+             for way, count in ways.items()}  # weights: what is measured is wrong by a share of it, not by milliseconds
     return {"workers": rows[0]["workers"], "servers": rows[0]["servers"],
             "step": {way: max(0.0, float(line[1])) for way, line in lines.items()},
             "slice": {way: float(line[0]) for way, line in lines.items()}}
@@ -117,11 +117,14 @@ def name(entry: dict) -> str:
 
 
 def explained(entry: dict, cores: int) -> str:
-    """The parts of a step, in words."""
-    time, alone = entry["seconds"]["median"], entry["slices_alone"]
-    processor = (entry["worker_cpu_seconds"] + entry["server_cpu_seconds"]) / cores
-    return (f"of {milliseconds(time)} ms {milliseconds(alone['seconds'])} are its {entry['slices']} slices without "
-            f"their bytes; all processes' CPU time on {cores} cores is {milliseconds(processor)} ms")
+    """Which parts of a step are not the moving of bytes, in words."""
+    time, alone = entry["seconds"]["median"], entry["slices_alone"]["seconds"]
+    busy = (entry["worker_cpu_seconds"] + entry["server_cpu_seconds"]) / cores
+    processes = entry["workers"] + entry["servers"]
+    causes = [f"its {entry['slices']} slices take {milliseconds(alone)} of {milliseconds(time)} ms without their bytes"]
+    if processes > cores:
+        causes.append(f"{processes} processes on {cores} cores: their CPU time takes {milliseconds(busy)} ms of each")
+    return "; ".join(causes)
 
 
 def doubts(result: dict) -> list[str]:

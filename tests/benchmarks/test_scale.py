@@ -108,6 +108,8 @@ def test_what_slices_cost_is_told_apart_from_what_a_step_costs():
     assert fixed["slice"] == pytest.approx(
         {"seconds": 1e-3, "worker_cpu_seconds": 1e-4, "server_cpu_seconds": 2e-4})
     (line,) = report.explanations(result)  # of the one below half of the bound
-    assert "100 keys" in line and "102 are its 100 slices" in line and "15 ms" in line
+    assert "100 keys" in line and "100 slices take 102 of 4.0 ms" in line
+    assert "3 processes on 2 cores: their CPU time takes 15 ms" in line
+    assert "processes" not in report.explained(result["cells"][1], cores=4)
     (doubt,) = report.doubts(result)
     assert "1 of 2 cells" in doubt and "0.50 cores" in doubt
