@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import dmltrain
-from dmltrain import backends, checkpoint, data, env, errors, kvstore, measure, models, record
+from dmltrain import backends, checkpoint, communication, data, env, errors, kvstore, measure, models, record
 from dmltrain.data import partition
 from dmltrain.data.batches import EvalBatches, TrainBatches
 from dmltrain.data.dataset import Dataset
@@ -91,6 +91,7 @@ class Run:
     first_epoch: int = 0
     facts: dict[str, float] = field(default_factory=dict)  # of the epoch, by their names in the log
     traffic: tuple[int, int] = (0, 0)  # bytes sent and received until the epoch's start
+    spent: dict[str, float] = field(default_factory=dict)  # of the epoch's time, see communication.py
 
 
 # -- before the first epoch -----------------------------------------------------------------------------------------
@@ -182,6 +183,7 @@ def train_epoch(run: Run, epoch: int) -> None:
     options, backend, store = run.options, run.backend, run.store
     run.traffic = (store.bytes_sent, store.bytes_received)
     backend.seed(options.seed, epoch, store.rank)
+    start = communication.mark(store)
     started = since = time.perf_counter()
     whole = Sums()
     for batch in training_batches(run, epoch):
@@ -201,6 +203,8 @@ def train_epoch(run: Run, epoch: int) -> None:
     store.barrier()  # asynchronous workers arrive one by one; after it the weights rest
     backend.synchronize()
     backend.merge_statistics(store.all_reduce, store.num_workers)
+    end = communication.mark(store)
+    run.spent = communication.between(start, end) if start and end else {}
 
 
 def training_batches(run: Run, epoch: int) -> Iterable[Any]:
@@ -247,6 +251,8 @@ def report(run: Run, epoch: int) -> None:
         "Learning-rate": run.facts["Learning-rate"],
         **({} if staleness is None else {"Staleness": staleness}),
     })
+    if run.spent:
+        run.log.info(record.communication(epoch, run.spent))
 
 
 def log_values(run: Run, epoch: int, values: Mapping[str, float]) -> None:

@@ -128,7 +128,8 @@ def seconds_per_step(step: Callable[[], None], settle: Callable[[], Any], second
         return (clock() - since) / count
 
     warm_up = [timed(1) for _ in range(WARM_UP)]
-    warm, blocks = clock(), []
+    warm = clock()
+    blocks: list[float] = []
     while True:
         quickest = min(*warm_up, *blocks)  # one slow step must not make all blocks short, and so few
         count = max(1, round(BLOCK_SECONDS / quickest))

@@ -4,6 +4,7 @@
     2026-11-20 12:00:09,456 Node[0] Epoch[3] Train-accuracy=0.431200
     2026-11-20 12:00:09,457 Node[0] Epoch[3] Time cost=12.345
     2026-11-20 12:00:10,789 Node[0] Epoch[3] Validation-accuracy=0.502100
+    2026-11-20 12:00:10,790 Node[0] Epoch[3] Communication: bound=0.842 compute=9.120 own-host=0.201 wire=2.903 ...
 
 Any other fact of an epoch is one more line `Epoch[k] Name=value`. The shapes are those of MXNet's
 `module/base_module.py` and `callback.py` (Speedometer), so its `tools/parse_log.py` reads these lines. Numbers are
@@ -16,6 +17,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+from collections.abc import Mapping
 from decimal import Decimal
 from functools import lru_cache
 from numbers import Integral
@@ -25,6 +27,7 @@ from typing import NamedTuple, TextIO
 
 _NAME = re.compile(r"[A-Za-z][\w@./+-]*( cost)?")
 _PLACES = {"Time cost": 3}  # decimals, as MXNet's "%.3f"
+_COMMUNICATION_PLACES = 3
 _METRIC_PLACES = 6  # decimals of Train-* and Validation-*, as MXNet's "%f"
 
 
@@ -44,6 +47,12 @@ def value(epoch: int, name: str, value: float) -> str:
     if not metric and name not in _PLACES and "." in text:
         text = re.sub(r"(\.\d+?)0+$", r"\1", text)  # Speed=1733.12 and Staleness=1.0
     return f"Epoch[{epoch}] {_checked(name)}={text}"
+
+
+def communication(epoch: int, values: Mapping[str, float]) -> str:
+    """The line that says where an epoch's seconds went: all on one line, to be read side by side."""
+    shown = " ".join(f"{_checked(name)}={value:.{_COMMUNICATION_PLACES}f}" for name, value in values.items())
+    return f"Epoch[{epoch}] Communication: {shown}"
 
 
 def plan(first_epoch: int, last_epoch: int, batches: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 
 from dmltrain.errors import JobLost, UserError
 from dmltrain.kvstore.state_file import read_state, write_whole
+from dmltrain.kvstore.waiting import Trip, Waits
 
 Key = int | str
 Keys = Key | Sequence[Key]
@@ -36,11 +38,15 @@ class Handle:
     `values`, of a pull with READ, after `wait`: one flat read-only array a key, valid until the key's next push.
     """
 
-    def __init__(self, parts: int, what: str, seconds: float) -> None:
+    def __init__(self, parts: int, what: str, seconds: float,
+                 waited: Callable[[Trip | None, float, float], None] | None = None) -> None:
+        """`waited(trip, since, until)` is told of each wait that took time, and of the part that ended it."""
         self.values: list[np.ndarray] = []
         self._left = parts
         self._what = what
         self._seconds = seconds
+        self._waited = waited
+        self._trip: Trip | None = None  # of the last part
         self._done = threading.Event()
         self._lock = threading.Lock()
         self._finish: list[Callable[[], None]] = []
@@ -53,9 +59,10 @@ class Handle:
         """Whether `wait` would return (or raise) at once."""
         return self._done.is_set()
 
-    def part_done(self) -> None:
+    def part_done(self, trip: Trip | None = None) -> None:
         with self._lock:
             self._left -= 1
+            self._trip = trip
             if self._left == 0:
                 self._done.set()
 
@@ -71,8 +78,12 @@ class Handle:
 
     def wait(self) -> None:
         """Raises JobLost with the reason, or when the deadline passes (the message says what was awaited)."""
-        if not self._done.wait(self._seconds):
-            raise JobLost(f"{self._what}: no answer within {self._seconds:.0f} s (DMLTRAIN_WAIT_TIMEOUT)")
+        if not self._done.is_set():
+            since = time.perf_counter()
+            if not self._done.wait(self._seconds):
+                raise JobLost(f"{self._what}: no answer within {self._seconds:.0f} s (DMLTRAIN_WAIT_TIMEOUT)")
+            if self._waited:
+                self._waited(self._trip, since, time.perf_counter())
         if self.error:
             raise JobLost(self.error)
         while self._finish:
@@ -88,6 +99,7 @@ class KVStore:
     num_servers: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
+    waits: Waits | None = None  # of the training thread so far; None where nobody counts them
     _names: int = 0
 
     @property

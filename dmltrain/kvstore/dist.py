@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from dmltrain.kvstore.handshake import Caller
 from dmltrain.kvstore.link import Closed, Link
 from dmltrain.kvstore.outgoing import Outgoing
 from dmltrain.kvstore.server_link import Landing, Part, ServerLink
+from dmltrain.kvstore.waiting import Trip, Waits, split
 from dmltrain.kvstore.wire import Flag, FrameError, Header, Kind
 
 FIRST_SUM = 1 << 31  # keys that are no weights have numbers from here on: weights' never depend on them
@@ -49,6 +51,7 @@ class DistKVStore(KVStore):
         self._loads = [0] * environment.num_servers
         self._staleness_taken = (0.0, 0)  # what take_staleness has told: sum and count
         self._barriers = 0
+        self.waits: Waits = Waits()
         self._stepping = False
         self._closed = False
         self._compression: dict[str, Any] = {"type": "none"}
@@ -126,7 +129,14 @@ class DistKVStore(KVStore):
 
     def _handle(self, keys: list[Key]) -> Handle:
         parts = sum(len(self._find(name).parts) for name in keys)
-        return Handle(parts, f"pull of {_names(keys)}", self._environment.wait_seconds + 10.0)
+        return Handle(parts, f"pull of {_names(keys)}", self._environment.wait_seconds + 10.0, self._count_wait)
+
+    def _count_wait(self, trip: Trip | None, since: float, until: float) -> None:
+        self.waits += split(trip, since, until)
+
+    def _began(self, entry: Entry) -> float:
+        """When the trip of a key's next values began: with its push, or with the pull where that waits for no round."""
+        return entry.pushed if self._meaning == "dist_sync" or not entry.is_weight else time.perf_counter()
 
     def _waited(self, handle: Handle, wait: bool) -> Handle:
         if self._control.failure:
@@ -158,7 +168,9 @@ class DistKVStore(KVStore):
 
     def barrier(self) -> None:
         self._barriers += 1
+        since = time.perf_counter()
         self._control.barrier(f"{self._barriers}")
+        self.waits += Waits(straggler=time.perf_counter() - since)
 
     def all_reduce(self, name: str, array: np.ndarray) -> np.ndarray:
         values = np.array(array, np.float64)
@@ -363,6 +375,7 @@ class DistKVStore(KVStore):
               target: Any = None, handle: Handle | None = None) -> None:
         """Add the pushes of all slices to `outgoing`; with `handle` their values go into `target` as well."""
         self._check_size(name, entry, array)
+        entry.pushed = time.perf_counter()
         if handle:
             self._expect(name, entry, target, handle, entry.clock + 1)
         entry.clock, entry.priority = entry.clock + 1, priority
@@ -371,7 +384,7 @@ class DistKVStore(KVStore):
             outgoing.add_read(self._server(part), (part, place))
         for part in entry.parts:
             server, flags = self._server(part), Flag.PULL if handle else 0
-            outgoing.add(server, server.push(part, cut(array, part), entry.clock, rate, priority, flags))
+            outgoing.add(server, server.push(part, cut(array, part), entry.clock, rate, priority, flags, entry.pushed))
 
     def _expect(self, name: Key, entry: Entry, target: Any, handle: Handle, clock: int) -> None:
         """The key's values at `clock` go to `target`."""
@@ -385,11 +398,11 @@ class DistKVStore(KVStore):
             self._check_size(name, entry, array)
         first = arrays[0]
         direct = first.flags.c_contiguous and first.flags.writeable
-        landing = first.reshape(-1) if direct else np.empty(entry.size, entry.dtype)
+        landing, asked = first.reshape(-1) if direct else np.empty(entry.size, entry.dtype), self._began(entry)
         for array in arrays[1:] if direct else arrays:
             handle.then(lambda array=array, landing=landing: np.copyto(array, landing.reshape(array.shape)))
         for part in entry.parts:
-            self._server(part).expect(Landing(part, cut(landing, part), handle), clock)
+            self._server(part).expect(Landing(part, cut(landing, part), handle, asked=asked), clock)
 
     def _expect_reading(self, entry: Entry, handle: Handle, clock: int) -> None:
         """Values are read where the server wrote them, as far as they lie in one piece."""
@@ -403,8 +416,9 @@ class DistKVStore(KVStore):
                 entry.kept.append((part, place))
             return keep
 
+        asked = self._began(entry)
         for part in entry.parts:
-            landing = Landing(part, cut(entry.landing, part), handle, keeper(part))
+            landing = Landing(part, cut(entry.landing, part), handle, keeper(part), asked)
             self._server(part).expect(landing, clock)
         position = len(handle.values)
         handle.values.append(entry.landing)

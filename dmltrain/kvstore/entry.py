@@ -22,6 +22,7 @@ class Entry:
     is_weight: bool
     clock: int = 0
     priority: int = 0  # of the last push: its pull must not overtake it
+    pushed: float = 0.0  # when that was, time.perf_counter
     buffer: np.ndarray | None = None  # what `buffers` gives
     landing: np.ndarray | None = None  # for values that cannot be read where they are
     kept: list[tuple[Part, int]] = field(default_factory=list)  # slices read in place, to be released

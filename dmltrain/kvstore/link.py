@@ -175,11 +175,12 @@ class Frame:
     priority: int = 0
     sent: Callable[[], None] | None = None
     prepare: Prepare | None = None
+    prepared_bytes: int = GATHER_BYTES  # what takes time to make leaves at once
 
     @property
     def size(self) -> int:
         if self.prepare:
-            return GATHER_BYTES  # what takes time to make leaves at once
+            return self.prepared_bytes
         return len(self.header) + (self.payload.nbytes if self.payload is not None else 0)
 
     def views(self) -> list[memoryview]:

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from dmltrain.kvstore import codec as codecs
-from dmltrain.kvstore.server_slice import Allocate, Buffer, Push, Slice, Step, Work, private
+from dmltrain.kvstore.server_slice import Allocate, Arrival, Buffer, Push, Slice, Step, Work, private
 from dmltrain.kvstore.wire import DTYPES
 
 MakeStep = Callable[[dict[str, Any], int, np.ndarray], Step]  # (spec, key, value)
@@ -172,9 +172,10 @@ class ServerCore:
         """A buffer from `buffer` that is not needed after all."""
         self._find(key, index).give_back(data)
 
-    def push(self, worker: int, key: int, index: int, clock: int, rate: float, data: Buffer, now: float = 0.0
-             ) -> list[Action]:
-        """One worker's gradient at its `clock`; returns what can be done now. Raises Rejected."""
+    def push(self, worker: int, key: int, index: int, clock: int, rate: float, data: Buffer, now: float = 0.0,
+             age: float = 0.0) -> list[Action]:
+        """One worker's gradient at its `clock`, ready `age` seconds ago; returns what can be done now. Raises
+        Rejected."""
         piece = self._find(key, index)
         if clock <= piece.clocks[worker]:  # a repeated push counts once
             piece.give_back(data)
@@ -185,7 +186,7 @@ class ServerCore:
         if not self._at_once(piece) and clock - piece.completed > MAX_LAG:
             raise Rejected(f"worker {worker} has pushed key {key} {MAX_LAG} times more than the others, without a pull")
         piece.clocks[worker] = clock
-        push = Push(worker, clock, rate, data, now)
+        push = Push(worker, clock, rate, data, now, now - age)
         if self._at_once(piece):
             piece.queue.append(push)
         else:
@@ -197,9 +198,10 @@ class ServerCore:
         piece, (key, index) = work.piece, work.place
         before, piece.value, piece.work = (piece.value, piece.coded), work.target, None
         piece.coded = work.coded
+        ready = max(push.ready for push in work.pushes)
         for push in work.pushes:
             piece.applied[push.worker] = push.clock
-            piece.arrived[push.worker] = (push.since, work.began)
+            piece.arrived[push.worker] = Arrival(push.since, ready - push.ready, work.began, now)
             piece.give_back(push.data)
         if not self._at_once(piece):
             piece.completed += 1
@@ -331,18 +333,24 @@ class ServerCore:
             own = piece.applied[pull[0]] if self._at_once(piece) else reached
             (ready if pull[1] <= min(reached, own) else waiting).append(pull)
         piece.waiting = waiting
-        return [self._reply(key, index, piece, worker, clock, now) for worker, clock, _ in ready]
+        return [self._reply(key, index, piece, pull, now) for pull in ready]
 
-    def _reply(self, key: int, index: int, piece: Slice, worker: int, clock: int, now: float) -> Reply:
+    def _reply(self, key: int, index: int, piece: Slice, pull: tuple[int, int, float], now: float) -> Reply:
+        worker, clock, asked = pull
         others = max(0, piece.steps - piece.seen[worker] - 1)  # steps by others since this worker's last pull
         piece.seen[worker] = piece.steps
-        since, began = piece.arrived.get(worker, (now, now))
+        waited = worked = 0.0
+        if arrival := piece.arrived.get(worker):
+            if not self._at_once(piece):
+                waited, worked = arrival.behind, arrival.applied - arrival.complete
+            else:  # the own push is a step of its own; others are waited for after it, if at all
+                waited = now - max(asked, arrival.applied) if self.staleness < math.inf else 0.0
+                worked = now - max(asked, arrival.since) - waited
         buffer, dtype = piece.value, DTYPES.index(piece.dtype)
         if piece.coded is not None and piece.result_codec is not None:
             buffer, dtype = piece.coded, piece.result_codec.number
         buffer.readers += 1
-        return Reply(worker, key, index, clock, float(others), buffer, dtype, began - since, now - began,
-                     piece.priority)
+        return Reply(worker, key, index, clock, float(others), buffer, dtype, waited, worked, piece.priority)
 
 
 def _type(dtype: int) -> str:

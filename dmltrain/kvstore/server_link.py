@@ -8,6 +8,7 @@ in shared memory and only their places travel (meeting.py, arena.py).
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from dmltrain.kvstore import wire
 from dmltrain.kvstore.base import Handle
 from dmltrain.kvstore.link import Closed, Frame, Link, Outbox
 from dmltrain.kvstore.plan import Slice
+from dmltrain.kvstore.waiting import Trip
 from dmltrain.kvstore.wire import Flag, FrameError, Header, Kind
 
 if TYPE_CHECKING:
@@ -63,18 +65,20 @@ class Landing:
     target: np.ndarray
     handle: Handle
     keep: Callable[[np.ndarray, int], None] | None = None  # gets the value, read-only, and its place; release it later
+    asked: float = 0.0  # when it was pushed (or pulled, where each push is a step), time.perf_counter
+    handled: float = 0.0  # ServerLink's _handled then
 
 
 @dataclass
 class Traffic:
-    """What went each way, in bytes, and where pulls waited, in seconds summed over slices."""
+    """What went each way, in bytes, and what the threads of a link did, in seconds."""
 
     shared_sent: int = 0
     shared_received: int = 0
     staleness: float = 0.0
     values: int = 0
-    waited: float = 0.0  # for the slowest worker
-    worked: float = 0.0  # for the server
+    prepared: float = 0.0  # s, copying and encoding on the sending thread
+    landed: float = 0.0  # s, copying and decoding on the receiving thread
 
 
 @dataclass(eq=False)
@@ -98,22 +102,30 @@ class ServerLink:
 
     # -- sending --------------------------------------------------------------------------------------------------
 
-    def push(self, part: Part, data: np.ndarray, clock: int, rate: float, priority: int, flags: int = 0) -> Frame:
-        """What sends one slice's gradient `data` (length,), which stays as it is until its value has come."""
+    def push(self, part: Part, data: np.ndarray, clock: int, rate: float, priority: int, flags: int = 0,
+             ready: float = 0.0) -> Frame:
+        """What sends one slice's gradient `data` (length,), which stays as it is until its value has come.
+        `ready`: when it was, time.perf_counter."""
         arena = self.link.own_arena
         place = None if arena is None or part.codec or not data.size else arena.place_of(data)
-        if part.codec or (arena is not None and place is None):
-            return Frame(b"", priority=priority,
-                         prepare=lambda: self._prepared(part, data, clock, rate, priority, flags))
-        if place is None:
-            return Frame(self._push_header(part, clock, rate, priority, flags).pack(), _bytes(data), priority)
-        self._count_shared(data.nbytes)
-        return Frame(self._push_header(part, clock, rate, priority, flags | Flag.SHARED, place).pack(), None, priority)
 
-    def _prepared(self, part: Part, data: np.ndarray, clock: int, rate: float, priority: int, flags: int
+        def header(flags: int = flags, place: int = 0) -> bytes:
+            return Header(Kind.PUSH, part.push_bytes, self.rank, part.piece.key, part.piece.index, clock, rate,
+                          part.push_type, flags, place, time.perf_counter() - ready, priority=_bounded(priority)).pack()
+
+        if place is not None:
+            self._count_shared(data.nbytes)
+            return Frame(header(flags | Flag.SHARED, place), None, priority)
+        if part.codec or arena is not None:
+            return Frame(b"", priority=priority, prepare=lambda: self._prepared(part, data, clock, header, flags))
+        return Frame(b"", priority=priority, prepare=lambda: (header(), _bytes(data)),
+                     prepared_bytes=wire.HEADER_SIZE + data.nbytes)
+
+    def _prepared(self, part: Part, data: np.ndarray, clock: int, header: Callable[..., bytes], flags: int
                   ) -> tuple[bytes, memoryview | None]:
         """On the sending thread: the push copied into shared memory, or encoded."""
-        arena, place = self.link.own_arena, 0
+        since = time.perf_counter()
+        arena = self.link.own_arena
         free = arena is None or part.loaned <= part.returned
         if part.sending is None:
             taken = arena.take(part.push_bytes) if arena else None
@@ -123,16 +135,13 @@ class ServerLink:
             part.codec.encode(data, memory, part.residual)
         else:
             np.copyto(memory.view(data.dtype), data)
+        self.traffic.prepared += time.perf_counter() - since
         place = arena.place_of(memory) if arena is not None and memory.size else None
         if place is None:
-            return self._push_header(part, clock, rate, priority, flags).pack(), _bytes(memory)
+            return header(), _bytes(memory)
         part.loaned = clock
         self._count_shared(memory.nbytes)
-        return self._push_header(part, clock, rate, priority, flags | Flag.SHARED, place).pack(), None
-
-    def _push_header(self, part: Part, clock: int, rate: float, priority: int, flags: int, place: int = 0) -> Header:
-        return Header(Kind.PUSH, part.push_bytes, self.rank, part.piece.key, part.piece.index, clock, rate,
-                      part.push_type, flags, place, priority=_bounded(priority))
+        return header(flags | Flag.SHARED, place), None
 
     def _count_shared(self, size: int) -> None:
         with self._lock:
@@ -141,6 +150,7 @@ class ServerLink:
     def expect(self, landing: Landing, clock: int) -> None:
         """The slice's value at `clock` goes there. Before the pull that asks for it."""
         piece = landing.part.piece
+        landing.handled = self._handled
         with self._lock:
             self._pulls.setdefault((piece.key, piece.index, clock), deque()).append(landing)
 
@@ -221,7 +231,13 @@ class ServerLink:
         elif header.length:
             self.link.read_into(_bytes(landing.target))
         part.returned = max(part.returned, header.round)
-        landing.handle.part_done()
+        landing.handle.part_done(Trip(landing.asked, header.waited, header.worked, self._handled - landing.handled,
+                                      bool(header.flags & Flag.SHARED)))
+
+    @property
+    def _handled(self) -> float:
+        """Seconds that this link's threads have spent on copying and coding."""
+        return self.traffic.prepared + self.traffic.landed
 
     def _read_shared(self, header: Header, landing: Landing, coded: bool) -> None:
         if self.link.peer_arena is None:
@@ -229,11 +245,13 @@ class ServerLink:
         data = self.link.peer_arena.view(header.place, header.length)
         if landing.keep and not coded:
             return landing.keep(data.view(landing.part.dtype), header.place)
+        since = time.perf_counter()
         if coded:
             assert landing.part.result_codec is not None
             landing.part.result_codec.decode(data, landing.target)
         else:
             np.copyto(landing.target, data.view(landing.part.dtype))
+        self.traffic.landed += time.perf_counter() - since
         self.outbox.put_all([self.release([(landing.part, header.place)])])
 
     def _receive_coded(self, landing: Landing) -> None:
@@ -242,14 +260,14 @@ class ServerLink:
         if part.receiving is None:
             part.receiving = np.empty(part.result_codec.nbytes(part.piece.length), np.uint8)
         self.link.read_into(_bytes(part.receiving))
+        since = time.perf_counter()
         part.result_codec.decode(part.receiving, landing.target)
+        self.traffic.landed += time.perf_counter() - since
 
     def _count(self, header: Header) -> None:
         traffic = self.traffic
         traffic.values += 1
         traffic.staleness += header.number
-        traffic.waited += header.waited
-        traffic.worked += header.worked
         if header.flags & Flag.SHARED:
             traffic.shared_received += header.length
 

@@ -51,6 +51,17 @@ class Push:
     rate: float
     data: Buffer
     since: float  # when it came, s
+    ready: float  # when its worker had it, as far as that is known: without the wire's delay, which is all workers'
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What became of a worker's last push that is in the value, in seconds of this process's clock."""
+
+    since: float  # when it came
+    behind: float  # by how long the last worker of the round was ready later than this one
+    complete: float  # when all pushes of the round had come
+    applied: float  # when it was in the value
 
 
 @dataclass(eq=False)
@@ -70,7 +81,7 @@ class Slice:
     coded: Buffer | None = None  # the value as it is sent, where that differs
     residual: np.ndarray | None = None  # of result_codec
     spare: dict[str, list[Buffer]] = field(default_factory=lambda: {kind: [] for kind in ("push", "value", "coded")})
-    arrived: dict[int, tuple[float, float]] = field(default_factory=dict)  # worker -> its push, the last one (s)
+    arrived: dict[int, Arrival] = field(default_factory=dict)  # by worker
     initial: bool = True
     completed: int = 0  # rounds
     steps: int = 0  # optimizer steps, for the staleness that is reported

@@ -144,7 +144,8 @@ class Service:
         now, works, full = time.monotonic(), deque[Work](), []
         with self._lock:
             for header, buffer in zip(headers, buffers, strict=True):
-                actions = self._core.push(worker, header.key, header.slice, header.round, header.number, buffer, now)
+                actions = self._core.push(worker, header.key, header.slice, header.round, header.number, buffer, now,
+                                          header.waited)
                 if header.flags & Flag.PULL:
                     actions += self._core.pull(worker, header.key, header.slice, header.round, now, header.priority)
                 works += self._act(actions)

@@ -72,8 +72,8 @@ class VersionError(FrameError):
 class Header(NamedTuple):
     """`number` is the learning rate of a PUSH, the staleness in a VALUE; `length` is in bytes.
 
-    Of a VALUE, in seconds: `waited`, from this worker's push until the last worker's had come; `worked`, from then
-    until the value was ready to be sent.
+    In seconds: `waited`, of a PUSH, since its gradient was ready; of a VALUE, from when this worker's gradient was
+    ready until the last worker's was. `worked`, of a VALUE, from when all had come until it was ready to be sent.
     """
 
     kind: int

@@ -29,10 +29,15 @@ def core_of(workers, kind="dist_sync", staleness=0.0, make_step=None, spec=None,
 
 
 def push(core, worker, key, clock, values, rate=-1.0, now=0.0):
+    return run(core, pushed(core, worker, key, clock, values, rate, now))
+
+
+def pushed(core, worker, key, clock, values, rate=-1.0, now=0.0, age=0.0):
+    """What is to be done now."""
     values = np.asarray(values, np.float32)
     buffer = core.buffer(worker, key, 0, values.nbytes, 0)
     buffer.array[:] = values
-    return run(core, core.push(worker, key, 0, clock, rate, buffer, now))
+    return core.push(worker, key, 0, clock, rate, buffer, now, age)
 
 
 def run(core, actions):
@@ -196,6 +201,32 @@ def test_the_one_who_keeps_a_round_waiting_is_named():
     push(core, 2, 0, 1, [1] * 5, now=120.0)
     assert core.overdue(159.0) == ""
     assert core.overdue(161.0) == "round 1 of key 'k0' slice 0 has waited 61 s for worker 1 (DMLTRAIN_WAIT_TIMEOUT)"
+
+
+def test_a_value_says_what_it_waited_for():
+    """Worker 1 was ready 2.25 s after worker 0, whatever their wires did then; its sum took half a second."""
+    core = core_of(2)
+    assert pushed(core, 0, 0, 1, [1] * 5, now=100.0, age=0.25) == []
+    (work,) = pushed(core, 1, 0, 1, [1] * 5, now=103.0, age=1.0)
+    work.run()
+    core.done(work, 103.5)
+    (first,), (second,) = (core.pull(worker, 0, 0, 1, 110.0) for worker in range(2))
+    assert (first.waited, first.worked, second.waited, second.worked) == (2.25, 0.5, 0.0, 0.5)
+
+
+@pytest.mark.parametrize(("staleness", "waited", "worked"), [(0.0, 4.0, 1.0), (INFINITY, 0.0, 1.0)])
+def test_where_each_push_is_a_step_others_are_waited_for_after_the_own(staleness, waited, worked):
+    core = core_of(2, "dist_ssp", staleness, plain_sgd, {"name": "sgd"})
+    (own,) = pushed(core, 0, 0, 1, [1] * 5, now=100.0)
+    own.run()
+    asked = core.pull(0, 0, 0, 1, 100.0)
+    replies = core.done(own, 101.0)
+    if staleness == 0.0:
+        (other,) = pushed(core, 1, 0, 1, [1] * 5, now=104.5)
+        other.run()
+        replies = core.done(other, 105.0)
+    (reply,) = replies
+    assert asked == [] and (reply.waited, reply.worked) == (waited, worked)
 
 
 def test_workers_that_differ_are_told_how():

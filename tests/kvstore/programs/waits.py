@@ -1,0 +1,26 @@
+"""Steps of made-up compute: worker K sleeps the K-th of the given seconds, then all exchange BYTES in 4 keys. Prints
+what the epoch went for, as JSON. Usage: waits.py BYTES STEPS SECONDS..."""
+
+import json
+import sys
+import time
+
+import numpy as np
+
+from dmltrain import communication, kvstore
+
+size, steps, *seconds = map(float, sys.argv[1:])
+store = kvstore.create("dist_sync")
+keys = list(range(4))
+gradients = [np.ones(int(size) // 16, np.float32) for _ in keys]
+store.init(keys, gradients)
+store.pushpull(keys, gradients)
+store.barrier()
+start = communication.mark(store)
+for _ in range(int(steps)):
+    time.sleep(seconds[store.rank % len(seconds)])
+    store.pushpull(keys, gradients)
+end = communication.mark(store)
+store.barrier()
+print(json.dumps({"epoch": end.seconds - start.seconds, **communication.between(start, end)}), flush=True)
+store.close()

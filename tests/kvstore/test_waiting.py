@@ -1,0 +1,55 @@
+"""Where waits for the kvstore went: how one is split, and what real jobs with a known bottleneck say."""
+
+from dataclasses import astuple
+
+import pytest
+
+from dmltrain.kvstore.waiting import Trip, Waits, split
+
+
+def test_the_parts_of_a_wait_add_up_to_it():
+    trip = Trip(asked=10.0, waited=1.0, worked=0.5, handled=0.4, shared=False)
+    found = split(trip, 10.0, 14.0)  # 1 s for the straggler, then 3 s mixed, of them 0.5 s the server's
+    assert found == Waits(own_host=pytest.approx(0.3), wire=pytest.approx(2.2), server=pytest.approx(0.5),
+                          straggler=pytest.approx(1.0))
+    assert found.total == pytest.approx(4.0)
+
+
+def test_what_happened_while_the_thread_computed_cost_nothing():
+    trip = Trip(asked=10.0, waited=2.0, worked=1.0, handled=0.0, shared=False)
+    assert split(trip, 11.5, 12.0) == Waits(straggler=pytest.approx(0.5)), "the last worker was not ready yet"
+    late = split(trip, 13.0, 14.0)  # the mixed part took from 12 to 14, half of it the server's
+    assert (late.straggler, late.server, late.wire) == (0.0, pytest.approx(0.5), pytest.approx(0.5))
+
+
+def test_inside_a_host_there_is_no_wire():
+    found = split(Trip(10.0, 0.0, 0.25, 0.0, shared=True), 10.0, 11.0)
+    assert found == Waits(own_host=pytest.approx(0.75), server=pytest.approx(0.25))
+
+
+@pytest.mark.parametrize("trip", [
+    None, Trip(10.0, 5.0, 9.0, 9.0, False), Trip(10.0, 0.0, 9.0, 9.0, True), Trip(0.0, 0.0, 0.0, 0.0, False),
+    Trip(10.5, 0.0, 0.0, 0.0, False), Trip(11.0, -1.0, 1.0, 1.0, False)], ids=str)
+def test_whatever_is_told_no_part_is_negative(trip):
+    """Clocks of several machines do not agree to the microsecond."""
+    for since in (10.0, 10.7, 11.0):
+        found = split(trip, since, 11.0)
+        assert min(astuple(found)) >= 0.0 and found.total == pytest.approx(11.0 - since)
+
+
+def told(start_job, *arguments, workers=2, **more):
+    job = start_job("waits.py", *arguments, workers=workers, **more)
+    job.succeed()
+    found = [job.results(worker)[0] for worker in range(workers)]
+    for each in found:
+        assert sum(each.values()) == pytest.approx(2 * each["epoch"], rel=1e-6), "the parts add up"
+    return found
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_a_slow_worker_is_what_the_other_waits_for(start_job, transport):
+    fast, slow = told(start_job, 1 << 18, 4, 0.02, 0.2, env={"DMLTRAIN_TRANSPORT": transport})
+    assert fast["straggler"] > 0.5 * fast["epoch"]
+    assert fast["wire"] + fast["own-host"] + fast["server"] < 0.3 * fast["epoch"]
+    assert slow["compute"] > 0.7 * slow["epoch"] and slow["straggler"] < 0.1 * slow["epoch"]
+    assert (fast["wire"] == 0) == (transport == "shm")
