@@ -75,7 +75,7 @@ class SchedulerCore:
         """What `node` said (its role and index are proved by the handshake)."""
         if self._finished:
             return []
-        self.now = now
+        self._advance(now)
         operation = message.get("op")
         if operation == "register":
             return self._register(node, message)
@@ -98,24 +98,27 @@ class SchedulerCore:
         peer = self._peers.get(node)
         if self._finished or peer is None or peer.done:
             return []
-        self.now = now
+        self._advance(now)
         return self._abort(f"{self._describe(node)} is gone: {reason}")
 
     def tick(self, now: float) -> list[Send | Refuse | Finish | Log]:
         """Time passes; call it a few times a second."""
-        slept, self.now = now - self.now > self.lost_seconds / 2, now
+        self._advance(now)
         if self._began is None:
             self._began = self._complained = now
         if self._finished:
             return []
-        if slept:  # this very process was stopped or starved: nobody else's silence can be judged
-            for peer in self._peers.values():
-                peer.heard = now
         for node, peer in self._peers.items():
             if not peer.done and now - peer.heard > self.lost_seconds:
                 return self._abort(f"{self._describe(node)} gave no sign of life for {now - peer.heard:.0f} s "
                                    "(frozen, stopped, or cut off)")
         return self._tick_start(now) if not self._started else self._tick_barriers(now)
+
+    def _advance(self, now: float) -> None:
+        slept, self.now = now - self.now > self.lost_seconds / 2, now
+        if slept:  # this very process was stopped or starved: nobody else's silence can be judged
+            for peer in self._peers.values():
+                peer.heard = now
 
     def _tick_start(self, now: float) -> list[Send | Refuse | Finish | Log]:
         assert self._began is not None

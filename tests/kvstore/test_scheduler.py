@@ -82,6 +82,8 @@ def test_a_scheduler_that_was_stopped_itself_blames_nobody():
     core, _ = started()
     core.tick(1.0)
     assert core.tick(500.0) == []
+    assert core.handle(("worker", 0), {"op": "heartbeat"}, 900.0) != []  # one is heard before it looks at the clock
+    assert core.tick(900.1) == []
 
 
 def test_a_lost_connection_ends_the_job_but_not_after_bye():
