@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from dmltrain.kvstore import wire
 from dmltrain.kvstore.handshake import Caller, Listener
+from dmltrain.kvstore.send_window import SendWindow
 from dmltrain.kvstore.wire import FrameError, Header, Kind
 
 if TYPE_CHECKING:
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
 
 HANDSHAKE_SECONDS = 5.0
 HEAR_OUT_SECONDS, HEAR_OUT_READS = 0.5, 8  # for a caller that is refused
-GATHER_BYTES = 1 << 20  # small frames leave together up to this size
+GATHER_BYTES = 1 << 20  # small frames leave together up to this size, or to a link's window
 GATHER_FRAMES = 256  # header and payload each, below IOV_MAX (1024)
-SOCKET_BUFFER = 1 << 20  # bytes; measured best on loopback, and more than is under way at 25 Gbit/s and 0.3 ms
+SOCKET_BUFFER = 1 << 20  # bytes; measured best on loopback
 TCP_RTO_MAX_MS, RETRANSMIT_MS = 44, 1000  # linux/tcp.h; longest pause between two retransmissions
 BEFORE_ALL = 1 << 40  # priority of the rest of a frame
 CHUNK = 1 << 20  # bytes a system call sends at most, so that they are still in the cache when the receiver takes them
@@ -53,6 +54,7 @@ class Link:
         self.bytes_received = 0
         self.own_arena: Arena | None = None  # what this side shares with the other,
         self.peer_arena: Mapping | None = None  # and the other side's; both or none
+        self.window: SendWindow | None = None  # of a link between hosts
         self._header = bytearray(wire.HEADER_SIZE)
         self._reads_ahead = False
         self._ahead = memoryview(b"")
@@ -122,6 +124,8 @@ class Link:
                 small = len(views) > 1 and len(views[0]) < CHUNK
                 sent = self.sock.sendmsg(views) if small else self.sock.send(views[0][:CHUNK])
                 self.bytes_sent += sent
+                if self.window:
+                    self.window.sent(sent)
                 while views and sent >= len(views[0]):
                     sent -= len(views[0])
                     views.pop(0)
@@ -151,6 +155,11 @@ class Link:
         if self.sock.family == socket.AF_UNIX:
             self._reads_ahead = True
             return
+        if _inside_host(self.sock):
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER)
+        else:
+            self.window = SendWindow(self.sock)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         with contextlib.suppress(OSError):  # Linux 6.15: go on within a second of a network's return
@@ -260,7 +269,8 @@ class Outbox:
                     return []
                 self._ready.wait()
             batch, size = [], 0
-            while self._queue and len(batch) < GATHER_FRAMES and size < GATHER_BYTES:
+            most = self.link.window.size if self.link.window else GATHER_BYTES
+            while self._queue and len(batch) < GATHER_FRAMES and size < most:
                 frame = heapq.heappop(self._queue)[2]
                 batch.append(frame)
                 size += frame.size
@@ -373,14 +383,21 @@ def _limit_waits(sock: socket.socket, seconds: float) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, bound)
 
 
+def _inside_host(sock: socket.socket) -> bool:
+    """Whether a connected TCP socket's other end is on this host."""
+    try:
+        own, other = sock.getsockname()[0], sock.getpeername()[0]
+    except OSError:  # cut already
+        return False
+    return own == other or other.startswith("127.")
+
+
 def tune(sock: socket.socket, host: str) -> None:
     """Settings that count from the connection's first packet; for listening sockets, which hand them on, too.
 
     Congestion control is for shared wires: on loopback a pacing one (BBR) only costs time, so loss-based ones are
     used there.
     """
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER)
     if not host.startswith("127."):
         return
     for name in (b"cubic", b"reno"):

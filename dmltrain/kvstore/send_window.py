@@ -1,0 +1,46 @@
+"""How much a TCP link may have on its way in the kernel: nothing more urgent can overtake that, and it delays whatever
+shares the wire.
+
+A sender fills its path with what the path takes during one round trip (the bandwidth-delay product). The window is
+twice that, so that it grows while it is what bounds the rate, as in BBR (Cardwell et al. 2016, "BBR: Congestion-Based
+Congestion Control", cwnd_gain), and LEAST on top, so that a thread that waits for its turn does not leave the wire
+empty. Rate and shortest round trip are the kernel's own (tcp_info in linux/tcp.h).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+
+LEAST = 1 << 16  # bytes; 0.5 ms at 1 Gbit/s
+UPDATE_BYTES = 1 << 18  # sent between two looks at the path
+_INFO = struct.Struct("=148x I 8x Q")  # tcpi_min_rtt (us), tcpi_delivery_rate (bytes/s)
+
+
+class SendWindow:
+    """The window of one connected TCP socket; `size` in bytes."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._since = 0  # bytes, since the last look
+        self.size = LEAST
+        self._set(LEAST)
+
+    def sent(self, count: int) -> None:
+        """So many bytes more have been given to the kernel."""
+        self._since += count
+        if self._since >= UPDATE_BYTES:
+            self._since = 0
+            self._update()
+
+    def _update(self) -> None:
+        with contextlib.suppress(OSError, struct.error):  # an old kernel tells less: the window stays as it is
+            shortest, rate = _INFO.unpack(self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size))
+            wanted = LEAST + int(2 * rate * shortest * 1e-6)
+            if not 0.8 < wanted / self.size < 1.25:
+                self._set(wanted)
+
+    def _set(self, size: int) -> None:
+        self.size = size
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)  # at most net.core.wmem_max

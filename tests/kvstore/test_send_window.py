@@ -1,0 +1,64 @@
+"""What a link between hosts may have on its way: as much as its path holds, and little more."""
+
+import socket
+import struct
+import threading
+
+import pytest
+
+from dmltrain.kvstore import send_window
+from dmltrain.kvstore.send_window import LEAST, UPDATE_BYTES, SendWindow
+
+
+class Path:
+    """A socket whose kernel says that the path is like this."""
+
+    def __init__(self, shortest: int, rate: int) -> None:
+        self.info = struct.pack("=148x I 8x Q", shortest, rate)
+        self.set: list[int] = []
+
+    def getsockopt(self, level: int, option: int, size: int) -> bytes:
+        assert (level, option) == (socket.IPPROTO_TCP, socket.TCP_INFO)
+        return self.info[:size]
+
+    def setsockopt(self, level: int, option: int, size: int) -> None:
+        assert (level, option) == (socket.SOL_SOCKET, socket.SO_SNDBUF)
+        self.set.append(size)
+
+
+@pytest.mark.parametrize("microseconds, rate, size", [
+    (50, 12_500_000, LEAST),  # 100 Mbit/s: 1 KB, near enough to nothing
+    (100, 1_250_000_000, LEAST + 250_000),  # 10 Gbit/s
+    (20_000, 125_000_000, LEAST + 5_000_000),  # 1 Gbit/s over 20 ms
+])
+def test_the_window_is_twice_what_the_path_holds_and_a_little_more(microseconds, rate, size):
+    path = Path(microseconds, rate)
+    window = SendWindow(path)
+    assert window.size == LEAST
+    window.sent(UPDATE_BYTES - 1)
+    assert path.set == [LEAST]
+    window.sent(1)
+    assert window.size == path.set[-1] == size
+
+
+def test_a_kernel_that_tells_less_changes_nothing():
+    path = Path(100, 10**9)
+    path.info = path.info[:104]
+    window = SendWindow(path)
+    window.sent(UPDATE_BYTES)
+    assert window.size == LEAST
+
+
+def test_this_kernel_says_where_the_figures_are_looked_for():
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()) as sock:
+        other, _ = listening.accept()
+        with other:
+            reader = threading.Thread(target=lambda: all(iter(lambda: other.recv(1 << 20), b"")))
+            reader.start()
+            sock.sendall(bytes(64 << 20))
+            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, send_window._INFO.size)
+            sock.shutdown(socket.SHUT_WR)
+            reader.join()
+    shortest, rate = send_window._INFO.unpack(info)
+    assert 1 <= shortest < 100_000  # us
+    assert 1e6 < rate < 1e12  # bytes/s
