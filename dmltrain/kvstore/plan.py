@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 MOST_BYTES = 4 << 20  # of a slice
 LEAST_BYTES = 1 << 18  # where a key is split; slices are multiples of it, the size of compression's groups
-SHARES = 32  # slices that a server has at least, if it can: as much of its load is even, and overlaps
+SHARES = 24  # slices that a server has at least, if it can: as much of its load is even, and overlaps
 
 
 @dataclass(frozen=True)

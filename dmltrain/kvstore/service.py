@@ -14,14 +14,15 @@ import socket
 import threading
 import time
 import traceback
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from dmltrain.env import Environment
 from dmltrain.kvstore import meeting, wire
 from dmltrain.kvstore.arena import Arena, ArenaError
-from dmltrain.kvstore.link import Closed, Link, Outbox
+from dmltrain.kvstore.link import Closed, Frame, Link, Outbox
 from dmltrain.kvstore.scheduler_process import accept_loop, log
 from dmltrain.kvstore.server import Action, Rejected, Reply, ServerCore
 from dmltrain.kvstore.server_slice import Allocate, Buffer, Work, private
@@ -34,6 +35,7 @@ REST_SECONDS = 10.0  # for work to end before a state is read
 BATCH = 16  # headers taken at once, at most: the first sums begin soon
 AT_ONCE_BYTES = 1 << 16  # work on slices up to this size costs less than handing it to another thread
 
+Item = TypeVar("Item")
 Other = Callable[[Link, Header], tuple[bytes, memoryview | None]]
 
 
@@ -52,6 +54,7 @@ class Service:
         self._threads = min(MAX_THREADS, os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(self._threads, "arithmetic")
         self._outboxes: dict[int, Outbox] = {}
+        self._replies: deque[tuple[Outbox, Frame]] = deque()  # to be sent
 
     def accept(self, listening: socket.socket) -> None:
         """Let workers in, on threads of their own. Those that come through a unix socket share memory."""
@@ -115,6 +118,7 @@ class Service:
         with self._lock:
             self._act(self._core.finish(worker))
             self._release_all(worker)
+        self._send()
 
     def _take(self, connection: Link, outbox: Outbox, worker: int, header: Header) -> None:
         kind = header.kind
@@ -124,6 +128,7 @@ class Service:
             with self._lock:  # a pull is never the last thing that a round waits for
                 self._act(self._core.pull(worker, header.key, header.slice, header.round, time.monotonic(),
                                           header.priority))
+            self._send()
         elif kind == Kind.RELEASE:
             self._release(worker, connection.read_payload(header))
         elif kind == Kind.DECLARE:
@@ -151,6 +156,7 @@ class Service:
                 works += self._act(actions)
                 if self._core.backlog(header.key, header.slice) > MAX_BACKLOG:
                     full.append((header.key, header.slice))
+        self._send()
         self._hand_out(works)
         for place in full:  # nobody fills this server's memory with steps that it cannot make in time
             with self._progress:
@@ -185,7 +191,7 @@ class Service:
         return self._core.lend(worker, header.key, header.slice, data, header.dtype)
 
     def _act(self, actions: list[Action]) -> list[Work]:
-        """Send the replies; returns the work, to be handed out without the lock. Called with the lock held."""
+        """Queue the replies, for `_send`; returns the work, for `_hand_out`. Both without the lock; this with it."""
         works = []
         for action in actions:
             if isinstance(action, Work):
@@ -197,11 +203,14 @@ class Service:
     def _carry_out(self, works: deque[Work]) -> None:
         """Several threads may share one `works`."""
         try:
-            while (work := _next(works)) is not None:
-                work.run()
+            while some := _some(works):
+                for work in some:
+                    work.run()
                 with self._lock:
-                    works += self._act(self._core.done(work, time.monotonic()))
+                    for work in some:
+                        works += self._act(self._core.done(work, time.monotonic()))
                     self._progress.notify_all()
+                self._send()
         except Exception as error:  # an optimizer that cannot step, or a defect: the job must end at once, and say so
             if not isinstance(error, Rejected):
                 traceback.print_exc()
@@ -217,10 +226,19 @@ class Service:
                         reply.worked)
         if shared:
             self._held.setdefault((reply.worker, reply.key, reply.slice, header.place), []).append(reply)
-            outbox.put(header.pack(), priority=reply.priority)
+            frame = Frame(header.pack(), None, reply.priority)
         else:
             data = memoryview(buffer.array).cast("B") if buffer.array.nbytes else memoryview(b"")
-            outbox.put(header.pack(), data, reply.priority, functools.partial(self._sent, reply))
+            frame = Frame(header.pack(), data, reply.priority, functools.partial(self._sent, reply))
+        self._replies.append((outbox, frame))
+
+    def _send(self) -> None:
+        """Send the queued replies, those of other threads too. Without the lock: it may be a system call."""
+        frames = defaultdict(list)
+        while (reply := _next(self._replies)) is not None:
+            frames[reply[0]].append(reply[1])
+        for outbox, batch in frames.items():
+            outbox.put_all(batch)
 
     def _sent(self, reply: Reply) -> None:
         with self._lock:
@@ -240,11 +258,21 @@ class Service:
                 self._core.release(replies.pop())
 
 
-def _next(works: deque[Work]) -> Work | None:
+def _next(items: deque[Item]) -> Item | None:
     try:
-        return works.popleft()
+        return items.popleft()
     except IndexError:  # another thread took the last
         return None
+
+
+def _some(works: deque[Work]) -> list[Work]:
+    """The next work, or several that are small."""
+    some: list[Work] = []
+    size = 0
+    while size < AT_ONCE_BYTES and (work := _next(works)) is not None:
+        some.append(work)
+        size += work.target.array.nbytes
+    return some
 
 
 def allocator(arena: Arena | None) -> Allocate:

@@ -22,7 +22,7 @@ def test_every_element_lies_on_one_server_and_loads_are_even(sizes, servers, sli
     assert max(loads) - min(loads) <= max(piece.length for pieces in slices for piece in pieces) * 4
 
 
-@pytest.mark.parametrize("megabytes, servers, kibibytes", [(1.09, 2, 256), (25, 5, 1280), (102, 1, 4096),
+@pytest.mark.parametrize("megabytes, servers, kibibytes", [(1.09, 2, 256), (25, 5, 256), (102, 5, 1024), (102, 1, 4096),
                                                            (0.01, 1, 256)])
 def test_slices_are_small_enough_to_be_spread_evenly(megabytes, servers, kibibytes):
     loads = [0] * servers
