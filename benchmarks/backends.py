@@ -58,18 +58,20 @@ def train(case: str, backend: str, options: argparse.Namespace, folder: Path) ->
 
 def outcome(folder: Path) -> Outcome:
     """From the logs, as dmltrain-parse reads them."""
-    def epochs(aggregate: str) -> list[dict]:
-        words = [str(folder), "--format", "json", "--aggregate", aggregate]
-        done = subprocess.run([sys.executable, "-m", "dmltrain.report.cli", *words], capture_output=True, text=True,
-                              env={**os.environ, "PYTHONPATH": str(CHECKOUT)}, check=True)
-        return json.loads(done.stdout)[0]["epochs"]
-
-    means, most = epochs("mean"), epochs("max")
+    means, most = epochs_of(folder, "mean"), epochs_of(folder, "max")
     workers = len(list(folder.glob("worker-*.log")))
     warm = slice(1, None) if len(means) > 1 else slice(None)
     return Outcome(images_per_second=workers * statistics.median(epoch["speed"] for epoch in means[warm]),
                    epoch_seconds=statistics.median(epoch["seconds"] for epoch in means[warm]),
                    memory=max(epoch["memory"] for epoch in most), accuracy=means[-1]["validation_accuracy"])
+
+
+def epochs_of(folder: Path, aggregate: str) -> list[dict]:
+    """A run's epochs, of its workers together."""
+    words = [str(folder), "--format", "json", "--aggregate", aggregate]
+    done = subprocess.run([sys.executable, "-m", "dmltrain.report.cli", *words], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(CHECKOUT)}, check=True)
+    return json.loads(done.stdout)[0]["epochs"]
 
 
 def measure(case: str, options: argparse.Namespace, folder: Path) -> dict[str, list[Outcome]]:
