@@ -14,6 +14,7 @@ from pathlib import Path
 from dmltrain.errors import UserError
 
 TRANSPORTS = ("auto", "tcp", "shm")
+HOST_SUMS = ("auto", "off")
 ROLES = ("scheduler", "server", "worker")
 
 
@@ -39,6 +40,7 @@ class Environment:
     update_on_kvstore: bool | None = None  # dist_sync with the optimizer on the servers (MXNET_UPDATE_ON_KVSTORE);
     #                                        None: not said, each backend has its own default
     transport: str = "auto"  # how a worker reaches servers: "tcp", "shm" (shared memory), "auto": shm on its own host
+    host_sum: str = "auto"  # "auto": dist_sync's workers of a host are summed there before they go to other hosts
     launched: bool = False  # False: no launcher, the process trains alone
 
     def __repr__(self) -> str:  # never shows the key
@@ -78,6 +80,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         start_seconds=_seconds(values, ("DMLTRAIN_START_TIMEOUT",), 120.0),
         wait_seconds=_seconds(values, ("DMLTRAIN_WAIT_TIMEOUT",), 600.0),
         transport=_choice(values, "DMLTRAIN_TRANSPORT", TRANSPORTS),
+        host_sum=_choice(values, "DMLTRAIN_HOST_SUM", HOST_SUMS),
         update_on_kvstore=_switch(values, "MXNET_UPDATE_ON_KVSTORE"),
         launched=True,
     )

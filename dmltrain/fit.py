@@ -61,7 +61,7 @@ def train(options: Options, command: str) -> None:
     if env.read().role == "worker":
         backend_class(options)  # importing a framework can take seconds in which no sign of life leaves this process
     store = kvstore.create(options.kv_store, staleness=options.staleness, backend=options.backend,
-                           transport=options.transport)  # schedulers and servers serve here, and end
+                           transport=options.transport, host_sum=options.host_sum)  # schedulers, servers: serve, end
     try:
         run = prepare(options, store, command)
         for epoch in range(run.first_epoch, options.num_epochs):

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from dmltrain import backends, data, kvstore, models
+from dmltrain import backends, data, env, kvstore, models
 from dmltrain.data import cifar10, digits, mnist, synthetic
 from dmltrain.data.batches import Batch, TrainBatches
 from dmltrain.data.dataset import Dataset
@@ -62,8 +62,16 @@ def measure(options: Options, seconds: float) -> dict[str, Any]:
     return {"seconds_per_step": found.seconds, "spread": round(found.spread, 3), "samples_per_step": options.batch_size,
             "model_bytes": network.num_parameters * GRADIENT_BYTES, "network": network.name,
             "batch_size": options.batch_size, "kv_store": kvstore.TYPES[options.kv_store], "gc_type": options.gc_type,
-            "backend": options.backend, "device": options.device_names[0], "devices": len(options.device_names),
+            "backend": options.backend, "summed_in_host": summed_in_host(options), "device": options.device_names[0],
+            "devices": len(options.device_names),
             **({"pieces": whole} if whole else {})}
+
+
+def summed_in_host(options: Options) -> bool:
+    """Whether the workers of a host send one stream to other hosts; see docs/decisions/0005-one-stream-per-host.md."""
+    place = env.read()
+    shares = (options.transport or place.transport) != "tcp" and (options.host_sum or place.host_sum) != "off"
+    return shares and options.backend == "torch" and kvstore.TYPES[options.kv_store] == "dist_sync"
 
 
 @dataclass(frozen=True)

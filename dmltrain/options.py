@@ -165,6 +165,9 @@ class Options:
     transport: str | None = option("Distribution", "how gradients reach the servers: shm (shared memory), tcp, or "
                                    "auto: shm on a server's own host; default: the environment's DMLTRAIN_TRANSPORT, "
                                    "else auto", one_of("transport", env.TRANSPORTS))
+    host_sum: str | None = option("Distribution", "dist_sync: auto sums the workers of a host there and sends one "
+                                  "stream to servers on other hosts, off sends one a worker; default: the "
+                                  "environment's DMLTRAIN_HOST_SUM, else auto", one_of("host sum", env.HOST_SUMS))
 
     disp_batches: int = option("Reports", "log progress each time so many batches are done", integer(1), 20)
     top_k: int = option("Reports", "also report top-k accuracy; 0: do not", integer(0), 0)

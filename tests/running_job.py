@@ -76,10 +76,11 @@ def need_mxnet() -> None:
 @pytest.fixture
 def start_job(tmp_path, request):
     """start_job(program, *arguments, workers=2, servers=1, env={}) -> RunningJob; what is left at the end is killed.
-    `program` is a file in the folder `programs` beside the test."""
+    `program` is a file in the folder `programs` beside the test. `place`, if given, puts a process ("worker-0") on
+    another host than this: the words before its command, and its environment."""
     jobs = []
 
-    def start(program, *arguments, workers=2, servers=1, env=None, key=b"6b6579"):
+    def start(program, *arguments, workers=2, servers=1, env=None, key=b"6b6579", place=None):
         job = RunningJob(folder=tmp_path / f"job{len(jobs)}")
         job.folder.mkdir()
         jobs.append(job)
@@ -95,11 +96,12 @@ def start_job(tmp_path, request):
         for role, index in roles:
             own = {"DMLC_ROLE": role, "DMLC_TASK_ID": str(index), f"DMLC_{role.upper()}_ID": str(index)}
             inherited = ()
-            if role == "scheduler":
+            name = f"{role}-{index}"
+            before, there = place(name) if place else ([], {})
+            if role == "scheduler" and not place:
                 own["DMLTRAIN_LISTEN_FD"] = str(listening.fileno())
                 inherited = (listening.fileno(),)
-            name = f"{role}-{index}"
-            job.commands[name] = (command, {**shared, **own})
+            job.commands[name] = ([*before, *command], {**shared, **own, **there})
             job.processes[name] = job.start(name, inherited=inherited)
         listening.close()
         return job

@@ -46,6 +46,7 @@ def test_where_the_optimizer_runs_may_be_left_open(text, meaning):
     ({"DMLTRAIN_HEARTBEAT_TIMEOUT": "2"}, "too short for an interval of 1 s"),
     ({"DMLTRAIN_KEY_FILE": "/dev/null"}, "/dev/null is empty"),
     ({"DMLTRAIN_LISTEN_FD": "x"}, "DMLTRAIN_LISTEN_FD='x'"),
+    ({"DMLTRAIN_HOST_SUM": "on"}, "DMLTRAIN_HOST_SUM='on': expected one of auto, off"),
 ])
 def test_what_is_wrong_is_named(change, message):
     with pytest.raises(UserError) as raised:

@@ -86,7 +86,15 @@ def test_what_the_line_says_of_the_network():
     assert sum(found.pop("pieces")) == 4 * network.num_parameters
     assert found == {"samples_per_step": 16, "model_bytes": 4 * network.num_parameters, "network": "mlp",
                      "batch_size": 16, "kv_store": "dist_sync", "gc_type": "none", "backend": "torch", "device": "cpu",
-                     "devices": 1}
+                     "devices": 1, "summed_in_host": True}
+
+
+@pytest.mark.parametrize("kv_store, said, summed", [
+    ("dist_sync", {}, True), ("dist_async", {}, False), ("dist_sync", {"transport": "tcp"}, False),
+    ("dist_sync", {"host_sum": "off"}, False), ("dist_sync", {"backend": "mxnet"}, False),
+])
+def test_whether_a_hosts_workers_send_as_one(kv_store, said, summed):
+    assert measure.summed_in_host(Options(kv_store=kv_store, **said)) is summed
 
 
 @pytest.mark.parametrize("backend", ["torch", pytest.param("mxnet", marks=pytest.mark.skipif(

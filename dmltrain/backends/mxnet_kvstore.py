@@ -16,6 +16,7 @@ import io
 import math
 import os
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,8 @@ class MXNetKVStore(MXNetStore):
         mxnet_ps.check(environment)
         super().__init__(mxnet_compat.load())  # seconds in which no sign of life leaves this process
         self.type, self._together = kind, meaning == "dist_sync"
-        self._side = DistKVStore(kind, meaning, staleness, environment, exit_seconds=mxnet_ps.EXIT_SECONDS)
+        beside = replace(environment, host_sum="off")  # it carries no weights
+        self._side = DistKVStore(kind, meaning, staleness, beside, exit_seconds=mxnet_ps.EXIT_SECONDS)
         self.rank, self.num_workers = self._side.rank, self._side.num_workers
         self.num_servers = self._side.num_servers
         self._side.all_reduce("kvstore", np.zeros(1))  # refuses workers with another --kv-store

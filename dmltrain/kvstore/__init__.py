@@ -19,11 +19,11 @@ __all__ = ["READ", "TYPES", "Handle", "KVStore", "create", "serve", "serve_and_e
 
 
 def create(kind: str = "local", *, staleness: float | None = None, environment: Environment | None = None,
-           backend: str = "torch", transport: str | None = None) -> KVStore:
+           backend: str = "torch", transport: str | None = None, host_sum: str | None = None) -> KVStore:
     """A store of one of TYPES; `staleness` (clocks) only with dist_ssp. Raises UserError or JobLost.
 
-    dist_* waits until all processes of the job are there. `transport`: one of env.TRANSPORTS (default: the
-    environment's). `backend` "mxnet": MXNet's own kvstores, for NDArrays.
+    dist_* waits until all processes of the job are there. `transport`: one of env.TRANSPORTS, `host_sum`: one of
+    env.HOST_SUMS (defaults: the environment's). `backend` "mxnet": MXNet's own kvstores, for NDArrays.
     """
     if kind not in TYPES:
         raise UserError(f"unknown kvstore {kind!r}; choose one of {', '.join(TYPES)}")
@@ -35,6 +35,8 @@ def create(kind: str = "local", *, staleness: float | None = None, environment: 
     environment = environment or env.read()
     if transport is not None:
         environment = replace(environment, transport=transport)
+    if host_sum is not None:
+        environment = replace(environment, host_sum=host_sum)
     if not meaning.startswith("dist"):
         if environment.role != "worker":
             sys.exit(0)  # a one-worker store needs no servers

@@ -18,7 +18,7 @@ from typing import Any
 
 from dmltrain.env import Environment
 from dmltrain.errors import JobLost
-from dmltrain.kvstore import link, wire
+from dmltrain.kvstore import host, link, wire
 from dmltrain.kvstore.handshake import Caller
 from dmltrain.kvstore.link import Closed, Link
 from dmltrain.kvstore.wire import FrameError, Kind
@@ -32,12 +32,13 @@ class Control:
     def __init__(self, environment: Environment, port: int = 0, on_end: Callable[[str], None] | None = None,
                  exit_seconds: float = EXIT_SECONDS, meeting: str = "") -> None:
         """Connect and register; `port` is where a server listens, `meeting` the name by which processes of its host
-        find it (meeting.py). Raises JobLost when the scheduler cannot be
-        reached. `exit_seconds`: how long a process of a lost job has to end by itself.
+        find this one (meeting.py). Raises JobLost when the scheduler cannot be reached. `exit_seconds`: how long a
+        process of a lost job has to end by itself.
         """
         self.failure = ""
         self.table: dict[str, Any] = {}
         self.shutdown = threading.Event()
+        self.over = threading.Event()  # nothing more will come from the scheduler
         self._environment = environment
         self._on_end = on_end
         self._exit_seconds = exit_seconds
@@ -48,14 +49,15 @@ class Control:
         self._scheduler = f"the scheduler at {environment.root_host}:{environment.root_port}"
         self._link = self._connect()
         self._say({"op": "register", "host": environment.node_host, "port": port, "host_name": environment.host_name,
-                   "meeting": meeting})
+                   "meeting": meeting, "host_id": host.identity()})
         self._reader = threading.Thread(target=self._read, name="control-reader", daemon=True)
         self._reader.start()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     def wait_for_start(self) -> dict[str, Any]:
-        """The table that the scheduler sends when all are here: {"servers": [[host, port, meeting], ...]} and the facts
-        that it was given to announce. Raises JobLost."""
+        """The table that the scheduler sends when all are here: {"servers": [[host, port, meeting, host's identity],
+        ...], "workers": [[host's identity, meeting], ...]} and the facts that it was given to announce. Raises JobLost.
+        """
         self._wait(lambda: bool(self.table), self._environment.start_seconds + 5.0, "the start of the job")
         return self.table
 
@@ -126,9 +128,13 @@ class Control:
                 self._take(message)
         except Exception as error:  # whatever it is, nobody may wait for the scheduler any more
             self.fail(f"lost {self._scheduler}: {error}")
+        finally:
+            self.over.set()
 
     def _take(self, message: dict[str, Any]) -> None:
         operation = message.get("op")
+        if operation in ("abort", "shutdown"):
+            self.over.set()
         if operation == "abort":
             return self.fail(str(message.get("reason")))
         with self._changed:

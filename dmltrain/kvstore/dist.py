@@ -1,16 +1,15 @@
-"""A worker's side of the distributed kvstores: keys, their slices, and the links to the servers that hold these.
+"""A worker's side of the distributed kvstores: keys, their slices, and what is done with them.
 
-Pushes and pulls of a key are numbered by its clock. server_link.py moves the slices.
+Pushes and pulls of a key are numbered by its clock. routes.py has the links, server_link.py moves the slices.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,17 +17,15 @@ import numpy as np
 from dmltrain.env import Environment
 from dmltrain.errors import JobLost, UserError
 from dmltrain.kvstore import codec as codecs
-from dmltrain.kvstore import link, meeting, plan, wire
-from dmltrain.kvstore.arena import Arena, ArenaError
+from dmltrain.kvstore import plan, wire
 from dmltrain.kvstore.base import READ, Handle, Key, Keys, KVStore, as_array, keys_and_values, summed
 from dmltrain.kvstore.control import EXIT_SECONDS, Control
 from dmltrain.kvstore.entry import Entry, cut, joined
-from dmltrain.kvstore.handshake import Caller
-from dmltrain.kvstore.link import Closed, Link
 from dmltrain.kvstore.outgoing import Outgoing
+from dmltrain.kvstore.routes import Place, Routes, Way
 from dmltrain.kvstore.server_link import Landing, Part, ServerLink
 from dmltrain.kvstore.waiting import Trip, Waits, split
-from dmltrain.kvstore.wire import Flag, FrameError, Header, Kind
+from dmltrain.kvstore.wire import Flag, Header, Kind
 
 FIRST_SUM = 1 << 31  # keys that are no weights have numbers from here on: weights' never depend on them
 LINGER_SECONDS = 2.0  # after a server's link broke, for the scheduler to say who was lost
@@ -55,24 +52,23 @@ class DistKVStore(KVStore):
         self._stepping = False
         self._closed = False
         self._compression: dict[str, Any] = {"type": "none"}
-        self._servers: list[ServerLink] = []
         self._process = os.getpid()
-        self._control = Control(environment, on_end=self._end, exit_seconds=exit_seconds)
+        place = Place(environment, sums=meaning == "dist_sync" and environment.num_workers > 1)
+        self._arena = place.arena
+        self._links: list[ServerLink] = []
+        self._control = Control(environment, on_end=self._end, exit_seconds=exit_seconds, meeting=place.meeting)
         self.facts = self._control.wait_for_start()  # what the scheduler told everybody
-        self._arena = _arena(environment.transport)
-        for number, address in enumerate(self.facts["servers"]):
-            self._servers.append(self._connect(number, *address))
-        first = self.rank % len(self._servers)
-        self._sequence = self._servers[first:] + self._servers[:first]  # each worker begins at another server
+        self._routes = self._connect(place)
+        self._servers, self._links = self._routes.servers, self._routes.all_links
         atexit.register(self._at_exit)
 
     @property
     def bytes_sent(self) -> int:  # type: ignore[override]
-        return sum(server.link.bytes_sent + server.traffic.shared_sent for server in self._servers)
+        return sum(link.link.bytes_sent + link.traffic.shared_sent for link in self._links)
 
     @property
     def bytes_received(self) -> int:  # type: ignore[override]
-        return sum(server.link.bytes_received + server.traffic.shared_received for server in self._servers)
+        return sum(link.link.bytes_received + link.traffic.shared_received for link in self._links)
 
     # -- MXNet's interface ----------------------------------------------------------------------------------------
 
@@ -92,7 +88,7 @@ class DistKVStore(KVStore):
         outgoing = Outgoing()
         for name, item in zip(keys, values, strict=True):
             self._push(name, self._find(name), summed(item), priority, rate, outgoing)
-        outgoing.send(self._sequence)
+        outgoing.send(self._routes.links)
 
     def _check_stepping(self) -> None:
         if self._meaning != "dist_sync" and not self._stepping:
@@ -103,11 +99,11 @@ class DistKVStore(KVStore):
         handle, outgoing = self._handle(keys), Outgoing()
         for name, target in zip(keys, targets, strict=True):
             entry = self._find(name)
-            self._expect(name, entry, target, handle, entry.clock)
-            for part in entry.parts:
-                server = self._server(part)
-                outgoing.add(server, server.pull(part, entry.clock, min(priority, entry.priority)))
-        outgoing.send(self._sequence)
+            ways = self._routes.direct(entry.parts) if entry.given else entry.ways
+            self._expect(name, entry, ways, target, handle, entry.clock)
+            for link, part in ways:
+                outgoing.add(link, link.pull(part, entry.clock, min(priority, entry.priority)))
+        outgoing.send(self._routes.links)
         return self._waited(handle, wait)
 
     def pushpull(self, key: Keys, value: Any, out: Any = None, priority: int = 0, wait: bool = True,
@@ -118,7 +114,7 @@ class DistKVStore(KVStore):
         handle, outgoing = self._handle(keys), Outgoing()
         for name, item, target in zip(keys, values, targets, strict=True):
             self._push(name, self._find(name), summed(item), priority, rate, outgoing, target, handle)
-        outgoing.send(self._sequence)
+        outgoing.send(self._routes.links)
         return self._waited(handle, wait)
 
     def _targets(self, key: Keys, out: Any) -> tuple[list[Key], list[Any]]:
@@ -151,7 +147,7 @@ class DistKVStore(KVStore):
     def _buffer(self, entry: Entry) -> np.ndarray:
         if entry.buffer is None:
             size = entry.size * entry.dtype.itemsize
-            shared = self._arena is not None and any(self._server(part).link.own_arena for part in entry.parts)
+            shared = self._arena is not None and any(link.link.own_arena for link, _ in entry.ways)
             taken = self._arena.take(size) if self._arena and shared else None
             memory = taken[1] if taken else np.empty(size, np.uint8)
             entry.buffer = memory.view(entry.dtype)
@@ -185,7 +181,7 @@ class DistKVStore(KVStore):
             self._flush()
         outgoing = Outgoing()
         self._push(key, self._entries[key], values.reshape(-1), 0, -1.0, outgoing)
-        outgoing.send(self._sequence)
+        outgoing.send(self._routes.links)
         self.pull(key, values)
 
     def set_optimizer(self, spec: dict[str, Any]) -> None:
@@ -214,6 +210,8 @@ class DistKVStore(KVStore):
                 frame = Header(Kind.STATE, len(state)).pack() + state
                 self._asked(server.request(frame, self._seconds)).wait()
         self.barrier()
+        for entry in self._entries.values():
+            entry.given = True
 
     def held_back(self) -> dict[str, np.ndarray]:
         parts = [part for entry in self._entries.values() for part in entry.parts if part.residual is not None]
@@ -240,19 +238,23 @@ class DistKVStore(KVStore):
         if {array.size for array in workers} != {sum(part.piece.length for part in parts)}:
             raise UserError("what gradient compression held back is of another model or compression: continue with the "
                             "same --network and --gc-type, or with --gc-type none")
-        if len(workers) == self.num_workers:
-            own = workers[self.rank]
-        else:
-            own = np.sum(workers, axis=0) if self.rank == 0 else np.zeros_like(workers[0])
-        ends = np.cumsum([part.piece.length for part in parts])
-        for part, array in zip(parts, np.split(own, ends[:-1]), strict=True):
-            np.copyto(part.residual, array)
+        start = 0
+        for part in parts:
+            stop = start + part.piece.length
+            part.residual[:] = sum(workers[rank][start:stop] for rank in self._keeps(part, len(workers)))
+            start = stop
         if len(servers) == self.num_servers and not self._stepping:
             self.load_optimizer_state_bytes([array.tobytes() for array in servers])
 
+    def _keeps(self, part: Part, workers: int) -> Iterable[int]:
+        """Whose residuals of a part, of that many workers, are this one's from now on."""
+        if workers == self.num_workers:
+            return self._routes.keeps(part.piece.server)
+        return range(workers) if self.rank == 0 else ()
+
     def take_staleness(self) -> float:
-        now = (sum(server.traffic.staleness for server in self._servers),
-               sum(server.traffic.values for server in self._servers))
+        now = (sum(link.traffic.staleness for link in self._routes.links),
+               sum(link.traffic.values for link in self._routes.links))
         before, self._staleness_taken = self._staleness_taken, now
         return (now[0] - before[0]) / max(1, now[1] - before[1])
 
@@ -279,14 +281,16 @@ class DistKVStore(KVStore):
     def close(self) -> None:
         if self._closed:
             return
-        sent = [server.outbox.finish(self._environment.wait_seconds) for server in self._servers]
+        sent = [link.outbox.finish(self._environment.wait_seconds) for link in self._routes.links]
         if not all(sent) and not self._control.failure:
             self.abort("its last pushes could not be sent")
             raise JobLost("the servers did not take this worker's last pushes")
         self._closed = True
         self._control.bye()
-        for server in self._servers:
-            server.link.cut()
+        for link in self._routes.links:
+            link.link.cut()
+        if self._routes.relay:  # it is here for the others of this host as well
+            self._routes.relay.leave(self._control.over)
 
     # -- links ----------------------------------------------------------------------------------------------------
 
@@ -294,27 +298,12 @@ class DistKVStore(KVStore):
     def _seconds(self) -> float:
         return self._environment.wait_seconds
 
-    def _server(self, part: Part) -> ServerLink:
-        return self._servers[part.piece.server]
-
-    def _connect(self, number: int, host: str, port: int, meeting_name: str) -> ServerLink:
-        environment, name = self._environment, f"server {number} at {host}:{port}"
-        caller = Caller.new(environment.job, environment.key, "worker", environment.index)
+    def _connect(self, place: Place) -> Routes:
         try:
-            connection = self._meet(caller, meeting_name, name) or link.connect((host, port), caller, timeout=10.0)
-        except (OSError, Closed, FrameError) as error:
-            raise JobLost(f"{name} cannot be reached: {error}") from error
-        return ServerLink(name, self.rank, connection, self._server_lost, self.lose)
-
-    def _meet(self, caller: Caller, meeting_name: str, name: str) -> Link | None:
-        """The link to a server on this host, through shared memory; None where it is not here or TCP is wanted."""
-        met = None
-        with contextlib.suppress(OSError, Closed, FrameError, ArenaError):  # another user's server, say: TCP then
-            met = meeting.connect(meeting_name, caller, self._arena) if self._arena and meeting_name else None
-        if met is None and self._environment.transport == "shm":
-            raise UserError(f"--transport shm: {name} is not on this worker's host (or shares no memory); use "
-                            "--transport auto, which takes TCP for servers on other hosts")
-        return met
+            return Routes(self._environment, self.facts, place, self._link_lost, self.lose)
+        except (JobLost, UserError) as error:
+            self._control.abort(str(error))
+            raise
 
     def _asked(self, handle: Handle) -> Handle:
         if self._control.failure:
@@ -323,19 +312,19 @@ class DistKVStore(KVStore):
 
     def _flush(self) -> None:
         """Wait until the servers have answered all requests."""
-        for handle in [server.last_request() for server in self._servers]:
+        for handle in [link.last_request() for link in self._routes.links]:
             if handle is not None:
                 self._asked(handle).wait()
 
-    def _server_lost(self, reason: str) -> None:
+    def _link_lost(self, reason: str) -> None:
         if self._closed or self._control.shutdown.wait(LINGER_SECONDS) or self._control.failure:
             return
         self._control.fail(reason)
 
     def _end(self, reason: str) -> None:
         if reason:
-            for server in self._servers:
-                server.fail(reason)
+            for link in self._links:
+                link.fail(reason)
 
     # -- keys and slices ------------------------------------------------------------------------------------------
 
@@ -347,29 +336,39 @@ class DistKVStore(KVStore):
         slices = plan.cut(sizes, itemsizes, loads, first)
         for offset, ((key, array), pieces) in enumerate(zip(fresh, slices, strict=True)):
             self._entries[key] = self._entry(first + offset, array, pieces, is_weight)
-        for number, server in enumerate(self._servers):
-            here = [self._declaration(key, is_weight, number) for key, _ in fresh]
-            message = {"type": self._meaning, "staleness": self._staleness,
-                       "keys": [entry for entry in here if entry["slices"]]}
-            server.request(wire.control(Kind.DECLARE, message), self._seconds)
+        names = [key for key, _ in fresh]
+        for server in self._servers:
+            self._declare_to(server, names, lambda entry: self._routes.direct(entry.parts))
+        if is_weight and self._routes.host:
+            self._declare_to(self._routes.host, names, lambda entry: entry.ways)
+
+    def _declare_to(self, link: ServerLink, keys: list[Key], ways: Callable[[Entry], list[Way]]) -> None:
+        """What of these keys travels by that link, when it goes these ways."""
+        here = [self._declaration(key, [way.part for way in ways(self._entries[key]) if way.link is link])
+                for key in keys]
+        message = {"type": self._meaning, "staleness": self._staleness,
+                   "keys": [entry for entry in here if entry["slices"]]}
+        link.request(wire.control(Kind.DECLARE, message), self._seconds)
 
     def _entry(self, number: int, array: np.ndarray, pieces: list[plan.Slice], is_weight: bool) -> Entry:
         compresses = is_weight and array.dtype == np.float32
         compression = self._compression if compresses else {"type": "none"}
         codec = codecs.make(compression)
         result = codec and codec.of_sum(self.num_workers)
-        parts = [Part(piece, array.dtype, codec, result) for piece in pieces]
-        return Entry(number, array.size, array.dtype, parts, compression, is_weight)
+        parts = [Part(piece, array.dtype, codec and codec.of_sum(self._routes.summed(piece.server)), result)
+                 for piece in pieces]
+        ways = self._routes.of_weight(parts) if is_weight else self._routes.direct(parts)
+        return Entry(number, array.size, array.dtype, parts, ways, compression, is_weight)
 
-    def _declaration(self, key: Key, is_weight: bool, server: int) -> dict[str, Any]:
+    def _declaration(self, key: Key, parts: list[Part]) -> dict[str, Any]:
         entry = self._entries[key]
-        mine = [[part.piece.index, part.piece.length] for part in entry.parts if part.piece.server == server]
-        return {"key": entry.number, "name": str(key), "dtype": entry.dtype.name, "weight": is_weight,
-                "compression": entry.compression, "slices": mine}
+        compression = entry.compression if any(part.codec for part in parts) else {"type": "none"}
+        return {"key": entry.number, "name": str(key), "dtype": entry.dtype.name, "weight": entry.is_weight,
+                "compression": compression, "slices": [[part.piece.index, part.piece.length] for part in parts]}
 
     def _initialise(self, entry: Entry, array: np.ndarray) -> None:
-        for part in entry.parts:
-            self._server(part).initialise(part, cut(array, part), self._seconds)
+        for link, part in self._routes.direct(entry.parts):
+            link.initialise(part, cut(array, part), self._seconds)
 
     def _push(self, name: Key, entry: Entry, array: np.ndarray, priority: int, rate: float, outgoing: Outgoing,
               target: Any = None, handle: Handle | None = None) -> None:
@@ -377,19 +376,19 @@ class DistKVStore(KVStore):
         self._check_size(name, entry, array)
         entry.pushed = time.perf_counter()
         if handle:
-            self._expect(name, entry, target, handle, entry.clock + 1)
-        entry.clock, entry.priority = entry.clock + 1, priority
+            self._expect(name, entry, entry.ways, target, handle, entry.clock + 1)
+        entry.clock, entry.priority, entry.given = entry.clock + 1, priority, False
         kept, entry.kept = entry.kept, []
-        for part, place in kept:
-            outgoing.add_read(self._server(part), (part, place))
-        for part in entry.parts:
-            server, flags = self._server(part), Flag.PULL if handle else 0
-            outgoing.add(server, server.push(part, cut(array, part), entry.clock, rate, priority, flags, entry.pushed))
+        for (link, part), place in kept:
+            outgoing.add_read(link, (part, place))
+        for link, part in entry.ways:
+            flags = Flag.PULL if handle else 0
+            outgoing.add(link, link.push(part, cut(array, part), entry.clock, rate, priority, flags, entry.pushed))
 
-    def _expect(self, name: Key, entry: Entry, target: Any, handle: Handle, clock: int) -> None:
+    def _expect(self, name: Key, entry: Entry, ways: list[Way], target: Any, handle: Handle, clock: int) -> None:
         """The key's values at `clock` go to `target`."""
         if target is READ:
-            return self._expect_reading(entry, handle, clock)
+            return self._expect_reading(entry, ways, handle, clock)
         targets = list(target) if isinstance(target, (list, tuple)) else [target]
         arrays = [as_array(item) for item in targets]
         if any(getattr(getattr(item, "device", None), "type", "cpu") != "cpu" for item in targets):
@@ -401,30 +400,30 @@ class DistKVStore(KVStore):
         landing, asked = first.reshape(-1) if direct else np.empty(entry.size, entry.dtype), self._began(entry)
         for array in arrays[1:] if direct else arrays:
             handle.then(lambda array=array, landing=landing: np.copyto(array, landing.reshape(array.shape)))
-        for part in entry.parts:
-            self._server(part).expect(Landing(part, cut(landing, part), handle, asked=asked), clock)
+        for link, part in ways:
+            link.expect(Landing(part, cut(landing, part), handle, asked=asked), clock)
 
-    def _expect_reading(self, entry: Entry, handle: Handle, clock: int) -> None:
+    def _expect_reading(self, entry: Entry, ways: list[Way], handle: Handle, clock: int) -> None:
         """Values are read where the server wrote them, as far as they lie in one piece."""
         slots: list[tuple[np.ndarray, int] | None] = [None] * len(entry.parts)
         if entry.landing is None:
             entry.landing = np.empty(entry.size, entry.dtype)
 
-        def keeper(part: Part) -> Any:
+        def keeper(way: Way) -> Any:
             def keep(value: np.ndarray, place: int) -> None:
-                slots[part.piece.index] = value, place
-                entry.kept.append((part, place))
+                slots[way.part.piece.index] = value, place
+                entry.kept.append((way, place))
             return keep
 
         asked = self._began(entry)
-        for part in entry.parts:
-            landing = Landing(part, cut(entry.landing, part), handle, keeper(part), asked)
-            self._server(part).expect(landing, clock)
+        for way in ways:
+            landing = Landing(way.part, cut(entry.landing, way.part), handle, keeper(way), asked)
+            way.link.expect(landing, clock)
         position = len(handle.values)
         handle.values.append(entry.landing)
 
         def finish() -> None:
-            handle.values[position] = joined(slots, entry, self._servers)
+            handle.values[position] = joined(slots, entry, ways)
 
         handle.then(finish)
 
@@ -440,16 +439,6 @@ class DistKVStore(KVStore):
         if array.size != entry.size or array.dtype != entry.dtype:
             raise UserError(f"kvstore: key {name!r} was declared with {entry.size} elements of {entry.dtype.name}; "
                             f"this array has {array.size} of {array.dtype.name}")
-
-
-def _arena(transport: str) -> Arena | None:
-    """Memory to share with servers on this host. Raises UserError when it must be had and cannot."""
-    try:
-        return None if transport == "tcp" else Arena()
-    except ArenaError as error:
-        if transport == "shm":
-            raise UserError(f"--transport shm: {error}; use --transport tcp") from error
-        return None
 
 
 def _names(keys: list[Key]) -> str:

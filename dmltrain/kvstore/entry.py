@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dmltrain.kvstore.server_link import Part, ServerLink
+from dmltrain.kvstore.routes import Way
+from dmltrain.kvstore.server_link import Part
 
 
 @dataclass
@@ -17,15 +18,17 @@ class Entry:
     number: int
     size: int
     dtype: np.dtype[Any]
-    parts: list[Part]
+    parts: list[Part]  # as its servers have them
+    ways: list[Way]  # how pushes of them travel, and what those become
     compression: dict[str, Any]
     is_weight: bool
     clock: int = 0
+    given: bool = True  # its value (init, or a state that was loaded), and not pushed to since
     priority: int = 0  # of the last push: its pull must not overtake it
     pushed: float = 0.0  # when that was, time.perf_counter
     buffer: np.ndarray | None = None  # what `buffers` gives
     landing: np.ndarray | None = None  # for values that cannot be read where they are
-    kept: list[tuple[Part, int]] = field(default_factory=list)  # slices read in place, to be released
+    kept: list[tuple[Way, int]] = field(default_factory=list)  # slices read in place, to be released
 
 
 def cut(array: np.ndarray, part: Part) -> np.ndarray:
@@ -33,20 +36,20 @@ def cut(array: np.ndarray, part: Part) -> np.ndarray:
     return array[part.piece.start:part.piece.start + part.piece.length]
 
 
-def joined(kept: list[tuple[np.ndarray, int] | None], entry: Entry, servers: list[ServerLink]) -> np.ndarray:
-    """One read-only array of a key's slices, `kept` as (value, place) each: in place where they lie side by side in one
-    server's memory, else copied to the entry's own."""
+def joined(kept: list[tuple[np.ndarray, int] | None], entry: Entry, ways: list[Way]) -> np.ndarray:
+    """One read-only array of a key's slices, which came by `ways`, `kept` as (value, place) each: in place where they
+    lie side by side in one process's memory, else copied to the entry's own."""
     first, size = kept[0], entry.dtype.itemsize
-    starts = {(part.piece.server, slot and slot[1] - part.piece.start * size)
-              for part, slot in zip(entry.parts, kept, strict=True)}
+    starts = {(id(way.link), slot and slot[1] - way.part.piece.start * size)
+              for way, slot in zip(ways, kept, strict=True)}
     if len(starts) == 1 and first is not None:
-        arena = servers[entry.parts[0].piece.server].link.peer_arena
+        arena = ways[0].link.link.peer_arena
         assert arena is not None  # the slices lie there
         return arena.view(first[1], entry.size * size).view(entry.dtype)
     assert entry.landing is not None
-    for slot, part in zip(kept, entry.parts, strict=True):
+    for slot, way in zip(kept, ways, strict=True):
         if slot is not None:
-            np.copyto(cut(entry.landing, part), slot[0])
+            np.copyto(cut(entry.landing, way.part), slot[0])
     whole = entry.landing.view()
     whole.flags.writeable = False
     return whole

@@ -15,6 +15,8 @@ from typing import Any
 
 from dmltrain.kvstore.wire import FrameError
 
+ROLES = ("scheduler", "server", "worker", "relay")  # a relay's index is its worker's
+
 
 @dataclass(frozen=True)
 class Caller:
@@ -59,7 +61,7 @@ class Listener:
         if _text(hello, "job") != self.job:
             raise FrameError("the caller belongs to another job")
         index = hello.get("index")
-        if _text(hello, "role") not in ("scheduler", "server", "worker") or type(index) is not int or index < 0:
+        if _text(hello, "role") not in ROLES or type(index) is not int or index < 0:
             raise FrameError("the caller's hello names no role and index")
         return {"nonce": self.nonce, "proof": _sign(self.key, "listener", hello, self.nonce)}
 

@@ -2,10 +2,10 @@
 bytes.
 
 Theory of operation. Every process connects, registers and sends a heartbeat each second; the scheduler answers each, so
-that a frozen scheduler is noticed too. When all have registered, everybody gets the servers' addresses (`start`).
-A barrier is the set of workers that reached it. A worker says `bye` when it is done; after the last one, everybody
-gets `shutdown`. Silence for `lost_seconds`, a connection that ends without `bye`, an `abort` from a process, or a
-deadline that passes ends the job for all: `abort` with a reason that names who.
+that a frozen scheduler is noticed too. When all have registered, everybody gets the servers' addresses and learns who
+shares a host (`start`). A barrier is the set of workers that reached it. A worker says `bye` when it is done; after the
+last one, everybody gets `shutdown`. Silence for `lost_seconds`, a connection that ends without `bye`, an `abort` from a
+process, or a deadline that passes ends the job for all: `abort` with a reason that names who.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Log:
 class _Peer:
     host_name: str
     address: tuple[str, int]
-    meeting: str  # where processes of its host find it
+    meeting: str  # where processes of its host find it,
+    host_id: str  # and which host that is
     heard: float  # s
     done: bool = False
 
@@ -147,14 +148,18 @@ class SchedulerCore:
             return [Refuse(f"{_name(node)} is here already, from host {self._peers[node].host_name}")]
         host, port = str(message.get("host", "")), message.get("port", 0)
         self._peers[node] = _Peer(str(message.get("host_name", "")), (host, port if type(port) is int else 0),
-                                  str(message.get("meeting", "")), self.now)
+                                  str(message.get("meeting", "")), str(message.get("host_id", "")), self.now)
         if any(other not in self._peers for other in self._expected()):
             return []
         self._started = True
-        peers = [self._peers["server", number] for number in range(self.num_servers)]
-        servers = [[*peer.address, peer.meeting] for peer in peers]
-        return [Send(EVERYBODY, {**self.facts, "op": "start", "servers": servers}),
+        return [Send(EVERYBODY, {**self.facts, "op": "start", **self._table()}),
                 Log(f"all here: {self.num_workers} workers, {self.num_servers} servers")]
+
+    def _table(self) -> dict[str, Any]:
+        servers = [self._peers["server", number] for number in range(self.num_servers)]
+        workers = [self._peers["worker", number] for number in range(self.num_workers)]
+        return {"servers": [[*peer.address, peer.meeting, peer.host_id] for peer in servers],
+                "workers": [[peer.host_id, peer.meeting] for peer in workers]}
 
     def _barrier(self, node: Node, name: str) -> list[Send | Refuse | Finish | Log]:
         if node[0] != "worker":

@@ -7,8 +7,9 @@ finished) is at least c - staleness; 0 is synchronous, infinity asynchronous, be
 et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", section 3).
 
 - Rounds (synchronous): a round is the set of workers whose push has come, never a count of messages, so a repeated push
-  counts once. When the set is complete the gradients are added in the order of the workers' ranks: the sum does not
-  depend on who came first, nor on how slices lie on servers. The value becomes the sum, or, with an optimizer, one
+  counts once. When the set is complete the gradients are added, first those of each host in the order of the workers'
+  ranks, then host by host: the sum does not depend on who came first, nor on how slices lie on servers, nor on whether
+  a host's relay (relay.py) sends its workers' sum in their place. The value becomes the sum, or, with an optimizer, one
   step is made.
 - At once (asynchronous, SSP): each push is one optimizer step.
 
@@ -20,7 +21,7 @@ memory, when the worker has read it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,7 +60,11 @@ Action = Reply | Work
 
 @dataclass
 class ServerCore:
-    """`make_step` returns the function that makes an optimizer's step on one slice (backends do that)."""
+    """`make_step` returns the function that makes an optimizer's step on one slice (backends do that).
+
+    `num_workers` are the job's; all of them push here unless `on_hosts` says who. Workers are known by their ranks,
+    the relay of a host by `relay_number`.
+    """
 
     num_workers: int
     staleness: float = 0.0
@@ -67,11 +72,27 @@ class ServerCore:
     wait_seconds: float = 600.0
     spec: dict[str, Any] | None = None
     allocate: Allocate = private  # memory for values
+    hosts: tuple[tuple[int, ...], ...] = ()
     _slices: dict[tuple[int, int], Slice] = field(default_factory=dict)
     _declared: dict[int, dict[str, Any]] = field(default_factory=dict)
     _mode: tuple[str, float] | None = None
     _finished: set[int] = field(default_factory=set)
+    _relays: set[int] = field(default_factory=set)  # that are here: they know who of their workers keeps them waiting
+    _covers: dict[int, tuple[int, ...]] = field(default_factory=dict)  # who pushes -> the workers whose sum that is
     _absence: str = ""
+
+    def __post_init__(self) -> None:
+        self.on_hosts([(worker,) for worker in range(self.num_workers)])
+
+    def on_hosts(self, hosts: Sequence[tuple[int, ...]]) -> None:
+        """The ranks on each host, in the order in which hosts are added up; before anything is declared."""
+        self.hosts = tuple(hosts)
+        self._covers = {worker: (worker,) for host in hosts for worker in host}
+        self._covers |= {relay_number(self.num_workers, host[0]): host for host in hosts if len(host) > 1}
+
+    def takes(self, worker: int) -> bool:
+        """Whether this worker, or relay, can push here."""
+        return worker in self._covers
 
     # -- what is stored -------------------------------------------------------------------------------------------
 
@@ -112,8 +133,8 @@ class ServerCore:
     def _new(self, entry: dict[str, Any], length: int) -> Slice:
         codec = codecs.make(entry["compression"])
         result = codec and codec.of_sum(self.num_workers)
-        clocks, applied, seen = ([0] * self.num_workers for _ in range(3))
-        piece = Slice(entry["dtype"], length, entry["weight"], codec, result, self.allocate, clocks, applied, seen)
+        zeros = {worker: 0 for host in self.hosts for worker in host}
+        piece = Slice(entry["dtype"], length, entry["weight"], codec, result, self.allocate, zeros, zeros.copy())
         if self.spec and self.make_step and piece.is_weight:
             piece.step = self.make_step(self.spec, entry["key"], piece.value.array)
         if result and result.needs_residual and piece.step is None:
@@ -149,6 +170,11 @@ class ServerCore:
         """Whether no work is under way."""
         return all(piece.work is None for piece in self._slices.values())
 
+    @property
+    def deserted(self) -> bool:
+        """Whether all workers have finished and nothing is under way."""
+        return self.rests and self._finished.issuperset(worker for host in self.hosts for worker in host)
+
     def slices(self) -> dict[tuple[int, int], Slice]:
         """(key, slice) -> what is held, for reading and writing optimizer states."""
         return self._slices
@@ -174,34 +200,40 @@ class ServerCore:
 
     def push(self, worker: int, key: int, index: int, clock: int, rate: float, data: Buffer, now: float = 0.0,
              age: float = 0.0) -> list[Action]:
-        """One worker's gradient at its `clock`, ready `age` seconds ago; returns what can be done now. Raises
-        Rejected."""
-        piece = self._find(key, index)
-        if clock <= piece.clocks[worker]:  # a repeated push counts once
+        """One worker's gradient (a relay's: its host's) at its `clock`, ready `age` seconds ago; returns what can be
+        done now. Raises Rejected."""
+        piece, covers = self._find(key, index), self._covers[worker]
+        clocks = {piece.clocks[each] for each in covers}
+        if clock <= min(clocks):  # a repeated push counts once
             piece.give_back(data)
             return []
-        if clock != piece.clocks[worker] + 1:
-            raise Rejected(f"worker {worker} pushes key {key} slice {index} at clock {clock}, "
-                           f"expected {piece.clocks[worker] + 1}: a push is missing")
+        if clocks != {clock - 1}:
+            raise Rejected(f"worker {covers[0]} pushes key {key} slice {index} at clock {clock}, "
+                           f"expected {max(clocks) + 1}: a push is missing")
         if not self._at_once(piece) and clock - piece.completed > MAX_LAG:
             raise Rejected(f"worker {worker} has pushed key {key} {MAX_LAG} times more than the others, without a pull")
-        piece.clocks[worker] = clock
-        push = Push(worker, clock, rate, data, now, now - age)
+        piece.clocks |= dict.fromkeys(covers, clock)
+        push = Push(worker, covers, clock, rate, data, now, now - age)
         if self._at_once(piece):
             piece.queue.append(push)
         else:
-            piece.rounds.setdefault(clock, {})[worker] = push
+            piece.rounds.setdefault(clock, {}).update(dict.fromkeys(covers, push))
         return self._next(key, index, piece, now)
 
-    def done(self, work: Work, now: float = 0.0) -> list[Action]:
-        """The work has been run: its value counts, pulls can be answered, and the slice's next work begins."""
+    def done(self, work: Work, now: float = 0.0, waited: float = 0.0, worked: float | None = None) -> list[Action]:
+        """The work has been run: its value counts, pulls can be answered, and the slice's next work begins.
+
+        What a relay passes on has `waited` for other hosts' workers as well, and been `worked` at for so long, in
+        seconds; the rest of the time it was on its way.
+        """
         piece, (key, index) = work.piece, work.place
         before, piece.value, piece.work = (piece.value, piece.coded), work.target, None
         piece.coded = work.coded
         ready = max(push.ready for push in work.pushes)
+        complete = work.began if worked is None else now - worked
         for push in work.pushes:
-            piece.applied[push.worker] = push.clock
-            piece.arrived[push.worker] = Arrival(push.since, ready - push.ready, work.began, now)
+            piece.applied |= dict.fromkeys(push.covers, push.clock)
+            piece.arrived[push.worker] = Arrival(push.since, ready - push.ready + waited, complete, now)
             piece.give_back(push.data)
         if not self._at_once(piece):
             piece.completed += 1
@@ -219,8 +251,16 @@ class ServerCore:
         piece.priority = priority
         return self._answer(key, index, piece, now)
 
+    def join(self, worker: int) -> None:
+        """A worker, or relay, is here."""
+        if worker not in self._covers[worker]:
+            self._relays.add(worker)
+
     def finish(self, worker: int, now: float = 0.0) -> list[Action]:
         """A worker is done with its training: nobody waits for its clock any more."""
+        if worker in self._relays:
+            self._relays.remove(worker)
+            return []
         self._finished.add(worker)
         return [reply for (key, index), piece in self._slices.items()
                 for reply in self._answer(key, index, piece, now)]
@@ -243,8 +283,11 @@ class ServerCore:
         return next(filter(None, (self._late(key, index, piece, now) for (key, index), piece in places)), "")
 
     def _absent(self, key: int, index: int, piece: Slice) -> str:
+        finished = self._finished
+        if piece.is_weight:
+            finished = finished.difference(*(self._covers[relay] for relay in self._relays))
         for number, pushes in piece.rounds.items():
-            gone = sorted(self._finished - pushes.keys())
+            gone = sorted(finished - pushes.keys())
             if gone:
                 return (f"round {number} of {self._name(key, index)}: worker {gone[0]} has finished already and will "
                         "never push it; all workers must make the same number of steps")
@@ -253,13 +296,13 @@ class ServerCore:
     def _late(self, key: int, index: int, piece: Slice, now: float) -> str:
         for number, pushes in piece.rounds.items():
             since = min(push.since for push in pushes.values())
-            missing = [str(w) for w in range(self.num_workers) if w not in pushes]
+            missing = [str(w) for w in sorted(piece.clocks) if w not in pushes]
             if missing and now - since > self.wait_seconds:
                 return (f"round {number} of {self._name(key, index)} has waited {now - since:.0f} s for worker "
                         f"{', '.join(missing)} (DMLTRAIN_WAIT_TIMEOUT)")
         for worker, clock, since in piece.waiting:
             if self._at_once(piece) and now - since > self.wait_seconds:
-                slow = [str(w) for w, reached in enumerate(piece.applied)
+                slow = [str(w) for w, reached in piece.applied.items()
                         if w not in self._finished and reached < clock - self.staleness]
                 return (f"worker {worker} has waited {now - since:.0f} s at clock {clock} of {self._name(key, index)} "
                         f"for worker {', '.join(slow)} (DMLTRAIN_WAIT_TIMEOUT)")
@@ -294,19 +337,20 @@ class ServerCore:
         if piece.work is not None:
             return []
         if self._at_once(piece):
-            pushes = [piece.queue.popleft()] if piece.queue else []
-        elif len(piece.rounds.get(piece.completed + 1, ())) == self.num_workers:
+            hosts = [[piece.queue.popleft()]] if piece.queue else []
+        elif len(piece.rounds.get(piece.completed + 1, ())) == len(piece.clocks):
             by_worker = piece.rounds.pop(piece.completed + 1)
-            pushes = [by_worker[worker] for worker in range(self.num_workers)]
+            hosts = [list(dict.fromkeys(by_worker[worker] for worker in host)) for host in self.hosts]
         else:
-            pushes = []
-        if not pushes:
+            hosts = []
+        if not hosts:
             return []
-        piece.work = self._work((key, index), piece, pushes, now)
+        piece.work = self._work((key, index), piece, hosts, now)
         return [piece.work]
 
-    def _work(self, place: tuple[int, int], piece: Slice, pushes: list[Push], now: float) -> Work:
+    def _work(self, place: tuple[int, int], piece: Slice, hosts: list[list[Push]], now: float) -> Work:
         scratch, target = None, piece.value
+        pushes = [push for host in hosts for push in host]
         if piece.step is None:
             if self._at_once(piece):
                 raise Rejected(f"kvstore {self._mode and self._mode[0]} makes the optimizer's step on the server and "
@@ -318,13 +362,13 @@ class ServerCore:
             if piece.value.readers:  # somebody is being sent this value: step on a copy
                 target = piece.take("value")
         coded = piece.take("coded") if piece.encodes else None
-        return Work(place, piece, pushes, piece.step, target, coded, scratch, now)
+        return Work(place, piece, hosts, piece.step, target, coded, scratch, now)
 
     def _answer(self, key: int, index: int, piece: Slice, now: float) -> list[Action]:
         if not piece.waiting or (piece.work is not None and piece.work.target is piece.value):
             return []  # nobody waits, or the value is being changed
         if self._at_once(piece):
-            running = [c for w, c in enumerate(piece.applied) if w not in self._finished]
+            running = [c for w, c in piece.applied.items() if w not in self._finished]
             reached = min(running, default=math.inf) + self.staleness
         else:
             reached = piece.completed
@@ -337,7 +381,7 @@ class ServerCore:
 
     def _reply(self, key: int, index: int, piece: Slice, pull: tuple[int, int, float], now: float) -> Reply:
         worker, clock, asked = pull
-        others = max(0, piece.steps - piece.seen[worker] - 1)  # steps by others since this worker's last pull
+        others = max(0, piece.steps - piece.seen.get(worker, 0) - 1)  # steps by others since this worker's last pull
         piece.seen[worker] = piece.steps
         waited = worked = 0.0
         if arrival := piece.arrived.get(worker):
@@ -351,6 +395,11 @@ class ServerCore:
             buffer, dtype = piece.coded, piece.result_codec.number
         buffer.readers += 1
         return Reply(worker, key, index, clock, float(others), buffer, dtype, waited, worked, piece.priority)
+
+
+def relay_number(num_workers: int, leader: int) -> int:
+    """The number under which the relay in the worker `leader` pushes: above all ranks."""
+    return num_workers + leader
 
 
 def _type(dtype: int) -> str:

@@ -90,6 +90,7 @@ class ServerLink:
     link: Link
     lost: Callable[[str], None]
     rejected: Callable[[str], None]
+    beyond: bool = False  # it leads to a relay: values come from other hosts
     traffic: Traffic = field(default_factory=Traffic)
     outbox: Outbox = field(init=False)
     _pulls: dict[tuple[int, int, int], deque[Landing]] = field(default_factory=dict)
@@ -232,7 +233,7 @@ class ServerLink:
             self.link.read_into(_bytes(landing.target))
         part.returned = max(part.returned, header.round)
         landing.handle.part_done(Trip(landing.asked, header.waited, header.worked, self._handled - landing.handled,
-                                      bool(header.flags & Flag.SHARED)))
+                                      bool(header.flags & Flag.SHARED) and not self.beyond))
 
     @property
     def _handled(self) -> float:

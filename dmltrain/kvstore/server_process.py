@@ -9,17 +9,15 @@ import threading
 from typing import Any
 
 from dmltrain.env import Environment
-from dmltrain.errors import UserError
-from dmltrain.kvstore import link, meeting, optimizer_state
+from dmltrain.errors import JobLost, UserError
+from dmltrain.kvstore import host, link, meeting, optimizer_state
 from dmltrain.kvstore.arena import Arena, ArenaError
 from dmltrain.kvstore.control import EXIT_SECONDS, Control
 from dmltrain.kvstore.link import Link
 from dmltrain.kvstore.scheduler_process import log
 from dmltrain.kvstore.server import Rejected, ServerCore
-from dmltrain.kvstore.service import Service, allocator
+from dmltrain.kvstore.service import OVERDUE_SECONDS, Service, allocator
 from dmltrain.kvstore.wire import FrameError, Header, Kind
-
-OVERDUE_SECONDS = 1.0  # between two looks at who keeps others waiting
 
 
 class ServerProcess:
@@ -37,6 +35,12 @@ class ServerProcess:
                                 exit_seconds=exit_seconds, meeting=self._meeting[1] if self._meeting else "")
 
     def run(self) -> str:
+        try:
+            table = self._control.wait_for_start()
+        except JobLost as error:
+            return str(error)
+        with self._service.alone() as core:
+            core.on_hosts(host.in_table(table))
         self._service.accept(self._listening)
         if self._meeting:
             self._service.accept(self._meeting[0])
@@ -99,11 +103,11 @@ def _share(transport: str) -> tuple[Arena | None, tuple[socket.socket, str] | No
     return (arena, met) if met else (None, None)
 
 
-def _listen(host: str) -> socket.socket:
+def _listen(address: str) -> socket.socket:
     try:
-        return link.listen(host)
+        return link.listen(address)
     except OSError as error:
-        raise UserError(f"this server cannot listen on DMLC_NODE_HOST={host}: {error.strerror}; "
+        raise UserError(f"this server cannot listen on DMLC_NODE_HOST={address}: {error.strerror}; "
                         "give an address of this host") from error
 
 

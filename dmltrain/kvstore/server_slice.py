@@ -47,6 +47,7 @@ class Push:
     """One worker's gradient that has come and is not in a value yet."""
 
     worker: int
+    covers: tuple[int, ...]  # the workers whose sum it is: its own, or all of a host
     clock: int
     rate: float
     data: Buffer
@@ -74,10 +75,10 @@ class Slice:
     codec: Codec | None  # of pushes
     result_codec: Codec | None  # of what is pulled: its values are sums of all workers'
     allocate: Allocate
-    clocks: list[int]
-    applied: list[int]
-    seen: list[int]  # steps at each worker's last pull
+    clocks: dict[int, int]
+    applied: dict[int, int]
     value: Buffer = field(init=False)
+    seen: dict[int, int] = field(default_factory=dict)  # steps at each worker's last pull
     coded: Buffer | None = None  # the value as it is sent, where that differs
     residual: np.ndarray | None = None  # of result_codec
     spare: dict[str, list[Buffer]] = field(default_factory=lambda: {kind: [] for kind in ("push", "value", "coded")})
@@ -147,16 +148,20 @@ class Slice:
 
 @dataclass(eq=False)
 class Work:
-    """`run` makes the slice's next value from `pushes`, in this order. ServerCore.done takes it over."""
+    """`run` makes the slice's next value from `hosts`' pushes, in this order. ServerCore.done takes it over."""
 
     place: tuple[int, int]  # key, slice
     piece: Slice
-    pushes: list[Push]
+    hosts: list[list[Push]]
     step: Step | None
     target: Buffer  # the next value; the present one where a step may be made in place
     coded: Buffer | None  # the next value as it is sent, where that differs
     scratch: Buffer | None  # for a step's gradient, where that is not one push as it came
     began: float  # when the last push had come, s
+
+    @property
+    def pushes(self) -> list[Push]:
+        return [push for host in self.hosts for push in host]
 
     @property
     def lent_bytes(self) -> int:
@@ -174,15 +179,15 @@ class Work:
             piece.result_codec.encode(self.target.array, self.coded.array, piece.residual)
 
     def _sum(self, out: np.ndarray) -> np.ndarray:
-        parts = [push.data.array for push in self.pushes]
         if self.piece.codec:
-            summing.total_of_coded(parts, self.piece.codec, out)
+            summing.total_of_coded([push.data.array for push in self.pushes], self.piece.codec, out)
         else:
-            summing.total(parts, out)
+            summing.total([[push.data.array for push in host] for host in self.hosts], out)
         return out
 
     def _step(self, step: Step) -> None:
-        gradient = self.pushes[0].data.array if self.scratch is None else self._sum(self.scratch.array)
+        pushes = self.pushes
+        gradient = pushes[0].data.array if self.scratch is None else self._sum(self.scratch.array)
         if self.target is not self.piece.value:
             np.copyto(self.target.array, self.piece.value.array)
-        step(self.target.array, gradient, self.pushes[-1].rate)
+        step(self.target.array, gradient, pushes[-1].rate)

@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -24,10 +24,11 @@ from dmltrain.kvstore import meeting, wire
 from dmltrain.kvstore.arena import Arena, ArenaError
 from dmltrain.kvstore.link import Closed, Frame, Link, Outbox
 from dmltrain.kvstore.scheduler_process import accept_loop, log
-from dmltrain.kvstore.server import Action, Rejected, Reply, ServerCore
+from dmltrain.kvstore.server import Action, Rejected, Reply, ServerCore, relay_number
 from dmltrain.kvstore.server_slice import Allocate, Buffer, Work, private
 from dmltrain.kvstore.wire import Flag, FrameError, Header, Kind
 
+OVERDUE_SECONDS = 1.0  # between two looks at who keeps others waiting
 DRAIN_SECONDS = 1.0  # for answers still queued when a link ends
 MAX_THREADS = 4  # of arithmetic; more than two or three do not get more out of a machine's memory
 MAX_BACKLOG = 8  # pushes of a slice that wait for their step
@@ -37,17 +38,19 @@ AT_ONCE_BYTES = 1 << 16  # work on slices up to this size costs less than handin
 
 Item = TypeVar("Item")
 Other = Callable[[Link, Header], tuple[bytes, memoryview | None]]
+Forward = Callable[[Sequence[Work]], None]
 
 
 class Service:
     """`fail(reason)` ends the job: work could not be done. `other(link, header)` takes frames that concern more than
-    slices, returns the answer (header, payload) and raises Rejected or FrameError."""
+    slices, returns the answer (header, payload) and raises Rejected or FrameError. `forward(works)`, if given, gets
+    work that has been run and sees to it that `done` is called in time."""
 
     def __init__(self, name: str, environment: Environment, core: ServerCore, arena: Arena | None,
-                 fail: Callable[[str], None], other: Other) -> None:
+                 fail: Callable[[str], None], other: Other, forward: Forward | None = None) -> None:
         self._name, self._environment = name, environment
         self._core, self._arena = core, arena
-        self._fail, self._other = fail, other
+        self._fail, self._other, self._forward = fail, other, forward
         self._lock = threading.Lock()  # guards _core and _held
         self._progress = threading.Condition(self._lock)  # work is done
         self._held: dict[tuple[int, int, int, int], list[Reply]] = {}  # worker, key, slice, place -> being read there
@@ -80,6 +83,12 @@ class Service:
             self._progress.wait_for(lambda: self._core.rests, REST_SECONDS)
             yield self._core
 
+    def done(self, work: Work, waited: float, worked: float) -> None:
+        """Work that was forwarded is complete; for the times see ServerCore."""
+        works = self._done([work], waited, worked)
+        if works:
+            self._pool.submit(self._carry_out, deque(works))
+
     def _admit(self, connection: Link) -> None:
         """A caller through the unix socket: exchange memory."""
         assert self._arena is not None  # nobody listens there without one
@@ -90,11 +99,12 @@ class Service:
         except ArenaError as error:
             raise FrameError(str(error)) from error
 
-    def _serve(self, connection: Link, role: str, worker: int) -> None:
-        if role != "worker" or worker >= self._environment.num_workers or worker in self._outboxes:
-            log(f"{self._name}: cut off {role} {worker}: not a worker of this job, or here already")
+    def _serve(self, connection: Link, role: str, index: int) -> None:
+        worker = self._enter(role, index)
+        if worker is None:
+            log(f"{self._name}: cut off {role} {index}: not a worker of this job, or here already")
             return connection.close()
-        outbox = self._outboxes[worker] = Outbox(connection, f"to worker {worker}")
+        outbox = self._outboxes[worker] = Outbox(connection, f"to {role} {index}")
         try:
             while True:
                 headers = connection.read_headers(BATCH)
@@ -108,7 +118,7 @@ class Service:
         except Closed:
             pass  # the scheduler knows whether that is the end or a loss
         except (Rejected, FrameError) as error:
-            log(f"{self._name}: worker {worker}: {error}")
+            log(f"{self._name}: {role} {index}: {error}")
             outbox.put(wire.control(Kind.ERROR, {"reason": str(error)}))
         except Exception as error:  # a defect of this program: the job must end at once, and say so
             traceback.print_exc()
@@ -119,6 +129,15 @@ class Service:
             self._act(self._core.finish(worker))
             self._release_all(worker)
         self._send()
+
+    def _enter(self, role: str, index: int) -> int | None:
+        """The number of a worker, or relay, that is let in."""
+        number = {"worker": index, "relay": relay_number(self._environment.num_workers, index)}.get(role, -1)
+        with self.alone() as core:
+            if not core.takes(number) or number in self._outboxes:
+                return None
+            core.join(number)
+            return number
 
     def _take(self, connection: Link, outbox: Outbox, worker: int, header: Header) -> None:
         kind = header.kind
@@ -206,15 +225,24 @@ class Service:
             while some := _some(works):
                 for work in some:
                     work.run()
-                with self._lock:
-                    for work in some:
-                        works += self._act(self._core.done(work, time.monotonic()))
-                    self._progress.notify_all()
-                self._send()
+                if self._forward:
+                    self._forward(some)
+                else:
+                    works += self._done(some)
         except Exception as error:  # an optimizer that cannot step, or a defect: the job must end at once, and say so
             if not isinstance(error, Rejected):
                 traceback.print_exc()
             self._fail(f"{self._name}: {error}")
+
+    def _done(self, works: Sequence[Work], waited: float = 0.0, worked: float | None = None) -> list[Work]:
+        """These have been run; returns what can be done next."""
+        found = []
+        with self._progress:
+            for work in works:
+                found += self._act(self._core.done(work, time.monotonic(), waited, worked))
+            self._progress.notify_all()
+        self._send()
+        return found
 
     def _reply(self, reply: Reply) -> None:
         outbox, buffer = self._outboxes.get(reply.worker), reply.buffer

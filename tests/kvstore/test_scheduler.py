@@ -21,7 +21,8 @@ def reason(actions):
 
 def test_the_job_starts_when_all_are_there():
     _, actions = started()
-    assert actions[0] == Send(EVERYBODY, {"op": "start", "servers": [["127.0.0.1", 9, ""]]})
+    assert actions[0] == Send(EVERYBODY, {"op": "start", "servers": [["127.0.0.1", 9, "", ""]],
+                                            "workers": [["", ""], ["", ""]]})
 
 
 def test_who_is_missing_at_the_start_is_named():

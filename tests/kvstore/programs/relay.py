@@ -1,0 +1,113 @@
+"""Rounds of pushes and pulls by workers on several hosts; prints as JSON a digest of all results, how far they are from
+the sum of the gradients, and the bytes that this worker has sent through the network's sockets.
+
+Arguments: type of compression, the rank of a worker that makes a round less (-1: none).
+"""
+
+import hashlib
+import io
+import json
+import socket
+import sys
+
+import numpy as np
+
+from dmltrain import errors, kvstore
+
+SIZES = {"big": 1_100_000, "one": 1, "odd": 70_001, "none": 0, "double": 1000}  # elements; the first is several slices
+KEYS = list(SIZES)
+ROUNDS = 5
+
+
+def gradient(rank: int, clock: int, name: str) -> np.ndarray:
+    values = np.random.default_rng([rank, clock, len(name)]).standard_normal(SIZES[name])
+    return (values * 1e-3).astype(np.float64 if name == "double" else np.float32)
+
+
+def expected(store, clock: int) -> list[np.ndarray]:
+    return [sum(gradient(rank, clock, name).astype(np.float64) for rank in range(store.num_workers)) for name in KEYS]
+
+
+def over_the_network(store) -> int:
+    return sum(link.link.bytes_sent for link in store._links if link.link.sock.family == socket.AF_INET)
+
+
+def round_of(store, clock: int, outs: list[np.ndarray]) -> list[np.ndarray]:
+    """One round, in one of the ways in which a program can make it."""
+    fresh = [gradient(store.rank, clock, name) for name in KEYS]
+    if clock % 3 == 0:
+        store.push(KEYS, fresh)
+        store.pull(KEYS, outs)
+        return outs
+    if clock % 3 == 1:
+        return store.pushpull(KEYS, fresh, out=kvstore.READ).values
+    store.pushpull(KEYS, fresh, out=outs)
+    return outs
+
+
+def steps_of_servers(store, outs: list[np.ndarray]) -> bytes:
+    """Weights that servers step; loaded again, they are what they were."""
+    store.set_optimizer({"name": "sgd", "lr": 0.5, "momentum": 0.9})
+    weights = [values.copy() for values in round_of(store, ROUNDS + 1, outs)]
+    states = store.optimizer_states()
+    store.barrier()
+    assert not np.array_equal(round_of(store, ROUNDS + 2, outs)[0], weights[0])
+    store.load_optimizer_state_bytes(states)
+    store.pull(KEYS, outs)
+    assert all(map(np.array_equal, outs, weights)), "a state that was loaded"
+    return b"".join(out.tobytes() for out in outs)
+
+
+def held_back(store) -> float:
+    """The sum of what compression holds back, on worker 0."""
+    total = 0.0
+    for name, array in store.held_back().items():
+        if name.startswith("worker"):
+            total += float(array.sum(dtype=np.float64))
+        else:
+            with np.load(io.BytesIO(array.tobytes())) as state:
+                total += sum(float(state[each].sum(dtype=np.float64)) for each in state if each.endswith("residual"))
+    return total
+
+
+def give_everybody_something(store) -> None:
+    """What a job has held back that was spread over hosts in another way."""
+    size = sum(SIZES[name] for name in KEYS if name != "double")
+    store.put_back({f"worker {rank}": np.full(size, rank + 1, np.float32) for rank in range(store.num_workers)})
+    back = store.held_back()
+    if store.rank == 0:
+        whole = sum(array for name, array in back.items() if name.startswith("worker"))
+        assert (whole == sum(range(1, store.num_workers + 1))).all()
+
+
+def main() -> None:
+    errors.end_scripts_without_traceback()
+    compression, early = sys.argv[1], int(sys.argv[2])
+    store = kvstore.create("dist_sync")
+    store.set_gradient_compression({"type": compression})
+    first = [np.full(SIZES[name], 0.5, gradient(0, 0, name).dtype) for name in KEYS]
+    outs = [np.zeros_like(values) for values in first]
+    store.init(KEYS, first)
+    store.pull(KEYS, outs)
+    assert all(map(np.array_equal, outs, first)), "the first weights"
+    digest, error, missing, before = hashlib.sha256(), 0.0, 0.0, over_the_network(store)
+    for clock in range(1, ROUNDS + (store.rank != early)):
+        results, sums = round_of(store, clock, outs), expected(store, clock)
+        error = max(error, *(float(np.abs(mine - right).max(initial=0.0))
+                             for mine, right in zip(results, sums, strict=True)))
+        missing += sum(float(right.sum() - mine.sum(dtype=np.float64))
+                       for mine, right in zip(results, sums, strict=True))
+        digest.update(b"".join(result.tobytes() for result in results))
+    sent = over_the_network(store) - before
+    if early >= 0:
+        return store.close()
+    if compression == "none":
+        digest.update(steps_of_servers(store, outs))
+    else:
+        missing -= held_back(store)
+        give_everybody_something(store)
+    print(json.dumps({"digest": digest.hexdigest(), "error": error, "sent": sent, "missing": missing}))
+    store.close()
+
+
+main()

@@ -1,0 +1,151 @@
+"""Who shares a host, and sums that are made host by host."""
+
+import itertools
+import os
+
+import numpy as np
+import pytest
+
+from dmltrain.kvstore import host, summing
+from dmltrain.kvstore.server import Rejected, ServerCore, relay_number
+from dmltrain.kvstore.server_slice import Work
+
+HOSTS = ((0, 2), (1,), (3, 4, 5))
+LENGTH = 2 * summing.BLOCK + 3
+
+
+def gradients():
+    return np.random.default_rng(1).standard_normal((6, LENGTH)).astype(np.float32)
+
+
+def by_host(values):
+    return (values[0] + values[2]) + values[1] + ((values[3] + values[4]) + values[5])
+
+
+def test_workers_are_grouped_by_host_in_the_order_of_their_lowest_rank():
+    assert host.of_workers(["b", "a", "b", "", "a", ""]) == ((0, 2), (1, 4), (3,), (5,))
+
+
+def test_processes_of_one_network_namespace_have_one_identity():
+    assert host.identity() == host.identity() != ""
+    assert str(os.stat("/proc/self/ns/net").st_ino) in host.identity()
+
+
+@pytest.mark.parametrize("workers, servers, expected", [
+    ([["a", "x"], ["b", "y"], ["a", "z"]], ["a", "b"], [((0, 2), [1]), ((), []), ((0, 2), [1])]),
+    ([["a", "x"], ["a", "y"]], ["a"], [((), []), ((), [])]),  # shared memory reaches the server
+    ([["a", "x"], ["a", "y"]], ["b"], [((0, 1), [0]), ((0, 1), [0])]),
+    ([["a", "x"], ["a", ""]], ["b"], [((), []), ((), [])]),  # worker 1 cannot be met, or does not want to
+    ([["", "x"], ["", "y"]], ["b"], [((), []), ((), [])]),
+])
+def test_a_host_sums_for_servers_of_other_hosts(workers, servers, expected):
+    table = {"workers": workers, "servers": [["10.0.0.1", 9, "m", name] for name in servers]}
+    assert [host.relayed(table, rank) for rank in range(len(workers))] == expected
+
+
+@pytest.mark.parametrize("into", [None, 0, 1])
+@pytest.mark.parametrize("hosts", [HOSTS, ((0,), (1, 2), (3, 4, 5)), ((0, 1, 2), (3,)), ((0, 1),), ((0,), (1,))])
+def test_hosts_are_added_up_one_after_the_other_wherever_the_sum_is_written(hosts, into):
+    values = gradients()
+    parts = [[values[rank].copy() for rank in ranks] for ranks in hosts]
+    sums = []
+    for ranks in hosts:
+        total = values[ranks[0]]
+        for rank in ranks[1:]:
+            total = total + values[rank]
+        sums.append(total)
+    expected = sums[0]
+    for total in sums[1:]:
+        expected = expected + total
+    out = np.empty(LENGTH, np.float32) if into is None else list(itertools.chain(*parts))[into]
+    summing.total(parts, out)
+    assert out.tobytes() == expected.tobytes()
+
+
+def core():
+    made = ServerCore(6, wait_seconds=60.0)
+    made.on_hosts(HOSTS)
+    made.declare(0, {"type": "dist_sync", "staleness": 0.0, "keys": [
+        {"key": 0, "name": "k", "dtype": "float32", "weight": True, "compression": {"type": "none"},
+         "slices": [[0, LENGTH]]}]})
+    return made
+
+
+def push(core, number, values, clock=1, now=0.0):
+    buffer = core.buffer(number, 0, 0, values.nbytes, 0)
+    buffer.array[:] = values
+    replies = []
+    actions = core.push(number, 0, 0, clock, -1.0, buffer, now)
+    while actions:
+        action = actions.pop(0)
+        if isinstance(action, Work):
+            action.run()
+            actions += core.done(action)
+        else:
+            replies.append(action)
+    return replies
+
+
+@pytest.mark.parametrize("relays", [(), (0,), (3,), (0, 3)])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_relay_pushes_for_all_of_its_host_and_the_bits_stay(relays, backwards):
+    """Relays are known by the lowest rank of their host."""
+    values, server = gradients(), core()
+    pushes = []
+    for ranks in HOSTS:
+        if ranks[0] in relays:
+            total = np.empty(LENGTH, np.float32)
+            summing.total([[values[rank] for rank in ranks]], total)
+            pushes.append((relay_number(6, ranks[0]), total))
+        else:
+            pushes += [(rank, values[rank]) for rank in ranks]
+    numbers = [number for number, _ in pushes]
+    for number in numbers:
+        server.pull(number, 0, 0, 1)
+    replies = [reply for number, data in (pushes[::-1] if backwards else pushes)
+               for reply in push(server, number, data)]
+    assert sorted(reply.worker for reply in replies) == sorted(numbers)
+    assert replies[0].buffer.array.tobytes() == by_host(values).tobytes()
+
+
+def test_a_host_pushes_by_its_relay_or_by_itself_but_not_both():
+    server, values = core(), gradients()
+    push(server, 4, values[4])
+    with pytest.raises(Rejected, match="a push is missing"):
+        push(server, relay_number(6, 3), values[3])
+    assert not server.takes(relay_number(6, 1)), "a worker alone has no relay"
+
+
+def test_while_a_relay_is_here_it_knows_who_has_finished_early():
+    server, values = core(), gradients()
+    server.join(relay_number(6, 3))
+    push(server, 1, values[1])
+    server.finish(4)  # its last push may still be in its host's sum
+    assert server.overdue(1.0) == server.overdue(2.0) == ""
+    server.finish(relay_number(6, 3))
+    assert server.overdue(3.0) == ""
+    assert "worker 4 has finished already and will never push it" in server.overdue(4.0)
+
+
+def test_all_workers_of_a_missing_host_are_named():
+    server, values = core(), gradients()
+    for rank in (0, 1, 2):
+        push(server, rank, values[rank], now=100.0)
+    assert "for worker 3, 4, 5 " in server.overdue(161.0)
+
+
+def test_times_of_what_was_passed_on_leave_out_the_way():
+    """Of 9 s since worker 0's push: 2 s until worker 2's, 3 s for other hosts, 1 s of work; 3 s on the way."""
+    relay = ServerCore(6)
+    relay.on_hosts([(0, 2)])
+    relay.declare(0, {"type": "dist_sync", "staleness": 0.0, "keys": [
+        {"key": 0, "name": "k", "dtype": "float32", "weight": True, "compression": {"type": "none"},
+         "slices": [[0, 1]]}]})
+    works = []
+    for rank, now in ((0, 100.0), (2, 102.0)):
+        works += relay.push(rank, 0, 0, 1, -1.0, relay.buffer(rank, 0, 0, 4, 0), now)
+    (work,) = works
+    work.run()
+    relay.pull(0, 0, 0, 1)
+    (reply,) = relay.done(work, 109.0, waited=3.0, worked=1.0)
+    assert (reply.waited, reply.worked) == (5.0, 1.0)

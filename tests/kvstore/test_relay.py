@@ -1,0 +1,90 @@
+"""One stream per host: jobs on two hosts (network namespaces joined by a cable), two workers and a server on each."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.cluster import requirements
+
+
+@pytest.fixture(scope="module")
+def two_hosts():
+    """place(name) -> words and environment that put a process of a job on its host: odd ones on the second."""
+    if problem := requirements.missing():
+        pytest.skip(f"no hosts: {problem}")
+    wait = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
+    holders = [subprocess.Popen(["unshare", "--net", *wait], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+               for _ in range(2)]
+    try:
+        for holder in holders:
+            holder.stdout.readline()  # it is in its namespace
+        first, second = (str(holder.pid) for holder in holders)
+        run("ip", "link", "add", "eth0", "netns", first, "type", "veth", "peer", "name", "eth0", "netns", second)
+        for number, pid in enumerate((first, second), 1):
+            for words in (f"address add 10.77.0.{number}/24 dev eth0", "link set lo up", "link set eth0 up"):
+                run("nsenter", f"--net=/proc/{pid}/ns/net", "ip", *words.split())
+
+        def place(name):
+            number = int(name.partition("-")[2]) % 2
+            return (["nsenter", f"--net=/proc/{holders[number].pid}/ns/net"],
+                    {"DMLC_NODE_HOST": f"10.77.0.{number + 1}", "DMLC_PS_ROOT_URI": "10.77.0.1"})
+
+        yield place
+    finally:
+        for holder in holders:
+            holder.kill()
+            holder.communicate()
+
+
+def run(*command):
+    subprocess.run(command, check=True)
+
+
+def results(start_job, place, compression, **env):
+    job = start_job("relay.py", compression, -1, workers=4, servers=2, place=place, env=env)
+    job.succeed(120.0)
+    found = [job.results(worker)[-1] for worker in range(4)]
+    assert len({each["digest"] for each in found}) == 1, "all workers get the same"
+    return found[0]["digest"], found[0]["error"], found[0]["missing"], [each["sent"] for each in found]
+
+
+def test_one_stream_leaves_a_host_and_the_bits_are_those_of_every_other_way(start_job, two_hosts):
+    summed, error, _, sent = results(start_job, two_hosts, "none")
+    each, _, _, sent_by_each = results(start_job, two_hosts, "none", DMLTRAIN_HOST_SUM="off")
+    by_tcp, *_ = results(start_job, two_hosts, "none", DMLTRAIN_TRANSPORT="tcp")
+    assert summed == each == by_tcp
+    assert error < 1e-9
+    assert max(sent[2:]) < 1000 < sent[0], "the first worker of each host sends for the others"
+    assert sum(sent) == pytest.approx(sum(sent_by_each) / 2, rel=0.01)
+
+
+def test_what_compression_holds_back_belongs_to_the_host(start_job, two_hosts):
+    _, error, missing, _ = results(start_job, two_hosts, "2bit")
+    assert error > 1e-3, "some of it is late"
+    assert missing == pytest.approx(0.0, abs=1e-2), "but nothing is lost"
+
+
+@pytest.mark.parametrize("early", [1, 3])
+def test_a_worker_that_finishes_early_is_named(start_job, two_hosts, early):
+    job = start_job("relay.py", "none", early, workers=4, servers=2, place=two_hosts)
+    codes = job.wait(30.0)
+    assert [codes[f"worker-{worker}"] for worker in range(4) if worker != early] == [75] * 3, job.outputs()
+    for worker in range(4):
+        if worker != early:
+            assert f"worker {early} has finished already" in job.output(f"worker-{worker}"), job.outputs()
+
+
+@pytest.mark.parametrize("victim", ["worker-1", "worker-3"])
+def test_a_killed_worker_of_a_host_ends_the_job(start_job, two_hosts, victim):
+    job = start_job("endless.py", "dist_sync", workers=4, servers=2, place=two_hosts)
+    for worker in range(4):
+        job.wait_for_line(f"worker-{worker}", "ready")
+    killed = time.monotonic()
+    job.processes[victim].kill()
+    codes = job.wait(15.0)
+    assert time.monotonic() - killed < 10.0
+    assert {code for name, code in codes.items() if name != victim} == {75}, job.outputs()
+    for name in codes.keys() - {victim, "scheduler-0"}:
+        assert victim.replace("-", " ") in job.output(name), job.outputs()
