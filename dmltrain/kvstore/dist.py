@@ -17,10 +17,10 @@ import numpy as np
 from dmltrain.env import Environment
 from dmltrain.errors import JobLost, UserError
 from dmltrain.kvstore import codec as codecs
-from dmltrain.kvstore import plan, wire
+from dmltrain.kvstore import plan, residual, wire
 from dmltrain.kvstore.base import READ, Handle, Key, Keys, KVStore, as_array, keys_and_values, summed
 from dmltrain.kvstore.control import EXIT_SECONDS, Control
-from dmltrain.kvstore.entry import Entry, cut, joined
+from dmltrain.kvstore.entry import Entry, cut, declared, joined
 from dmltrain.kvstore.outgoing import Outgoing
 from dmltrain.kvstore.routes import Place, Routes, Way
 from dmltrain.kvstore.server_link import Landing, Part, ServerLink
@@ -214,10 +214,10 @@ class DistKVStore(KVStore):
             entry.given = True
 
     def held_back(self) -> dict[str, np.ndarray]:
-        parts = [part for entry in self._entries.values() for part in entry.parts if part.residual is not None]
+        parts = residual.parts_of(self._entries.values())
         if not parts:
             return {}
-        own = np.concatenate([part.residual for part in parts])
+        own = residual.gathered(parts)
         held = {}
         for worker in range(self.num_workers):  # one after the other: on the way there is memory for one
             values = own.copy() if worker == self.rank else np.zeros_like(own)
@@ -230,19 +230,12 @@ class DistKVStore(KVStore):
         return held
 
     def put_back(self, held_back: dict[str, np.ndarray]) -> None:
-        parts = [part for entry in self._entries.values() for part in entry.parts if part.residual is not None]
+        parts = residual.parts_of(self._entries.values())
         workers = [array for name, array in held_back.items() if name.startswith("worker ")]
         servers = [array for name, array in held_back.items() if name.startswith("server ")]
         if not parts:
             return
-        if {array.size for array in workers} != {sum(part.piece.length for part in parts)}:
-            raise UserError("what gradient compression held back is of another model or compression: continue with the "
-                            "same --network and --gc-type, or with --gc-type none")
-        start = 0
-        for part in parts:
-            stop = start + part.piece.length
-            part.residual[:] = sum(workers[rank][start:stop] for rank in self._keeps(part, len(workers)))
-            start = stop
+        residual.spread(parts, workers, lambda part: self._keeps(part, len(workers)))
         if len(servers) == self.num_servers and not self._stepping:
             self.load_optimizer_state_bytes([array.tobytes() for array in servers])
 
@@ -344,7 +337,7 @@ class DistKVStore(KVStore):
 
     def _declare_to(self, link: ServerLink, keys: list[Key], ways: Callable[[Entry], list[Way]]) -> None:
         """What of these keys travels by that link, when it goes these ways."""
-        here = [self._declaration(key, [way.part for way in ways(self._entries[key]) if way.link is link])
+        here = [declared(key, self._entries[key], [way.part for way in ways(self._entries[key]) if way.link is link])
                 for key in keys]
         message = {"type": self._meaning, "staleness": self._staleness,
                    "keys": [entry for entry in here if entry["slices"]]}
@@ -359,12 +352,6 @@ class DistKVStore(KVStore):
                  for piece in pieces]
         ways = self._routes.of_weight(parts) if is_weight else self._routes.direct(parts)
         return Entry(number, array.size, array.dtype, parts, ways, compression, is_weight)
-
-    def _declaration(self, key: Key, parts: list[Part]) -> dict[str, Any]:
-        entry = self._entries[key]
-        compression = entry.compression if any(part.codec for part in parts) else {"type": "none"}
-        return {"key": entry.number, "name": str(key), "dtype": entry.dtype.name, "weight": entry.is_weight,
-                "compression": compression, "slices": [[part.piece.index, part.piece.length] for part in parts]}
 
     def _initialise(self, entry: Entry, array: np.ndarray) -> None:
         for link, part in self._routes.direct(entry.parts):

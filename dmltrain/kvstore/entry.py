@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from dmltrain.kvstore.base import Key
 from dmltrain.kvstore.routes import Way
 from dmltrain.kvstore.server_link import Part
 
@@ -34,6 +35,13 @@ class Entry:
 def cut(array: np.ndarray, part: Part) -> np.ndarray:
     """The part's elements of a key's flat array."""
     return array[part.piece.start:part.piece.start + part.piece.length]
+
+
+def declared(name: Key, entry: Entry, parts: list[Part]) -> dict[str, Any]:
+    """How a key is announced to the server, or relay, of these slices of it; see ServerCore.declare."""
+    compression = entry.compression if any(part.codec for part in parts) else {"type": "none"}
+    return {"key": entry.number, "name": str(name), "dtype": entry.dtype.name, "weight": entry.is_weight,
+            "compression": compression, "slices": [[part.piece.index, part.piece.length] for part in parts]}
 
 
 def joined(kept: list[tuple[np.ndarray, int] | None], entry: Entry, ways: list[Way]) -> np.ndarray:
