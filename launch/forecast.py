@@ -27,7 +27,7 @@ from launch.role import SERVER, WORKER
 MARK = "DMLTRAIN_MEASURE"
 # --gc-type: the share of the bytes that is left of gradients, and of results
 FACTORS = {"none": (1.0, 1.0), "bf16": (1 / 2, 1 / 2), "fp16": (1 / 2, 1 / 2), "int8": (0.252, 0.252),
-           "2bit": (1 / 16, 1 / 16)}  # fmt: skip
+           "2bit": (17 / 256, 17 / 256)}  # fmt: skip
 COMPARED = ("none", "bf16", "int8", "2bit")
 FACTORS_OF_MXNET = {"none": (1.0, 1.0), "2bit": (1 / 16, 1.0)}
 PAYS = 1.1  # times one worker: less is not worth the machines

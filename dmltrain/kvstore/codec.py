@@ -2,7 +2,7 @@
 
 A worker encodes its gradient with its own residual; the server decodes and adds in the order of the ranks, encodes the
 sum once with `of_sum(num_workers)` and a residual of its own; all workers decode the same bytes. The types' sizes for n
-elements, in bytes: bf16 and fp16 2n, int8 1.008n, 2bit 0.2502n, topk 8 * ratio * n.
+elements, in bytes: bf16 and fp16 2n, int8 1.008n, 2bit 0.266n (with a threshold n / 4), topk 8 * ratio * n.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dmltrain.kvstore.codec_block import Codec
+from dmltrain.kvstore.codec_four_levels import FourLevels
 from dmltrain.kvstore.codec_half import BFloat16, Float16
 from dmltrain.kvstore.codec_int8 import Int8
 from dmltrain.kvstore.codec_topk import TopK
@@ -18,7 +19,7 @@ from dmltrain.kvstore.codec_two_bits import TwoBits
 
 __all__ = ["TYPES", "Codec", "make"]
 
-_CODECS = {codec.name: codec for codec in (BFloat16, Float16, Int8, TwoBits, TopK)}
+_CODECS = {codec.name: codec for codec in (BFloat16, Float16, Int8, FourLevels, TopK)}
 TYPES = ("none", *_CODECS)
 _PARAMETERS = {"2bit": ("threshold", 1e-30, 1e30), "topk": ("ratio", 1e-9, 1.0)}  # type -> its one, the least, the most
 
@@ -26,7 +27,7 @@ _PARAMETERS = {"2bit": ("threshold", 1e-30, 1e30), "topk": ("ratio", 1e-9, 1.0)}
 def make(parameters: Mapping[str, Any]) -> Codec | None:
     """The codec of {"type": ...} and the type's parameter, if it has one, or None for the type "none".
 
-    2bit: threshold, in the unit of the gradients; by default the codec finds its own, and a new one each time. topk:
+    2bit: threshold, in the unit of the gradients, as MXNet's; by default levels that follow the gradients. topk:
     ratio of the elements that are sent, 0.01 by default. A value of None is as if not given. Raises ValueError, which
     says what was wrong and what is valid.
     """
@@ -41,7 +42,8 @@ def make(parameters: Mapping[str, Any]) -> Codec | None:
         raise ValueError(f"gradient compression {name} has no parameter {unknown[0]!r}; {takes}")
     if name == "none":
         return None
-    return _CODECS[name](**{key: _number(name, key, value, least, most) for key, value in rest.items()})
+    numbers = {key: _number(name, key, value, least, most) for key, value in rest.items()}
+    return TwoBits(**numbers) if name == "2bit" and numbers else _CODECS[name](**numbers)
 
 
 def _number(name: str, key: str, value: object, least: float, most: float) -> float:

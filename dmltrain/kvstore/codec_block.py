@@ -10,9 +10,10 @@ The bytes are little-endian, as are all hosts that dmltrain runs on. They depend
 alignment nor on the thread, so every run gives the same bits. Scratch belongs to the thread: any number of threads may
 use one codec.
 
-What is not finite is never hidden. bf16 and fp16 carry it like any value; int8 decodes the 512 elements around it to
-NaN, 2bit and topk the element itself (topk: inf as inf), just as training without a codec would show it. In the
-residual it is replaced by 0: after a batch that overflowed, and that a loss scaler may have skipped, the next is right.
+What is not finite is never hidden. bf16 and fp16 carry it like any value; int8 and 2bit decode the 512 elements around
+it to NaN, 2bit with a threshold and topk the element itself (topk: inf as inf), just as training without a codec would
+show it. In the residual it is replaced by 0: after a batch that overflowed, and that a loss scaler may have skipped,
+the next is right.
 """
 
 from __future__ import annotations
@@ -115,6 +116,33 @@ def blocks(length: int) -> Iterator[tuple[int, int]]:
     """[start, stop) of each block."""
     for start in range(0, length, BLOCK):
         yield start, min(start + BLOCK, length)
+
+
+def whole_groups(part: np.ndarray, size: int) -> np.ndarray:
+    """`part` as (groups, size), filled up with zeros where it ends within a group."""
+    if part.size % size == 0:
+        return part.reshape(-1, size)
+    filled = scratch("filled", -(-part.size // size) * size)
+    np.copyto(filled[:part.size], part)
+    filled[part.size:] = 0.0
+    return filled.reshape(-1, size)
+
+
+def quarter(length: int) -> int:
+    """Bytes of so many codes of two bits."""
+    return -(-length // 4)
+
+
+def pack(codes: np.ndarray, packed: np.ndarray) -> None:
+    """Write codes of two bits (uint8, 4 for each byte of `packed`), which are lost, four a byte, the first in the
+    lowest bits."""
+    words = codes.view(np.uint32)
+    np.multiply(words, _GATHER, out=words)
+    np.right_shift(words, 24, out=words)
+    np.copyto(packed, words, casting="unsafe")
+
+
+_GATHER = np.uint32(1 << 24 | 1 << 18 | 1 << 12 | 1 << 6)  # times four codes in four bytes: all in the highest byte
 
 
 def forget_what_is_not_finite(left: np.ndarray) -> None:

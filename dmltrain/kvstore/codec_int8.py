@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dmltrain.kvstore.codec_block import BlockCodec, scratch
+from dmltrain.kvstore.codec_block import BlockCodec, scratch, whole_groups
 
 GROUP = 512  # elements
 _LEAST = np.finfo(np.float32).tiny  # of a scale: the inverse of a lesser one is inf
@@ -32,7 +32,7 @@ class Int8(BlockCodec):
 
     def write(self, part: np.ndarray, start: int, target: np.ndarray, length: int) -> None:
         scales, multiples = _parts(target, start, part.size, length)
-        whole = _whole_groups(part)
+        whole = whole_groups(part, GROUP)
         quotients = scratch("quotients", whole.size).reshape(whole.shape)
         np.absolute(whole, out=quotients)
         np.maximum.reduce(quotients, axis=1, out=scales)
@@ -65,16 +65,6 @@ def _parts(data: np.ndarray, start: int, size: int, length: int) -> tuple[np.nda
     ahead = 4 * _groups(length)
     scales = data[:ahead].view(np.float32)[start // GROUP:start // GROUP + _groups(size)]
     return scales, data[ahead + start:ahead + start + size].view(np.int8)
-
-
-def _whole_groups(part: np.ndarray) -> np.ndarray:
-    """`part` as (groups, GROUP), filled up with zeros where it ends within a group."""
-    if part.size % GROUP == 0:
-        return part.reshape(-1, GROUP)
-    filled = scratch("filled", _groups(part.size) * GROUP)
-    np.copyto(filled[:part.size], part)
-    filled[part.size:] = 0.0
-    return filled.reshape(-1, GROUP)
 
 
 def _inverse(scales: np.ndarray) -> np.ndarray:

@@ -21,4 +21,4 @@ def test_every_type_has_its_figures(processes):
     for name, columns in figures.items():
         assert set(columns) >= {"decode", "add"} and ("encode" in columns) == (name != "memcpy")
         assert all(0 < figure < 1000 for figure in columns.values())
-    assert result["bytes_to_float32"]["2bit"] == pytest.approx(1 / 16, rel=0.01)
+    assert result["bytes_to_float32"]["2bit"] == pytest.approx(17 / 256, rel=0.01)
