@@ -6,7 +6,8 @@ A test bed of network namespaces (docs/testbed.md) with one worker and one serve
 worker pushes all keys and pulls their sums (100 arrays, V bytes of float32, with the proportions of ResNet-50's). Each
 host's link then carries at least 2(n-1)V/n bytes each way, so a step takes 2(n-1)V/(nB): the bound. B is the goodput
 that iperf3 measures in the same run with both directions of all links busy: each host sends to the next and receives
-from the one before. MXNet 1.9.1's dist_sync runs beside it where it is installed.
+from the one before. With several workers on each host (--workers-per-host) the bound is that of one stream per host;
+--host-sum off makes each of them send for itself. MXNet 1.9.1's dist_sync runs beside it where it is installed.
 
 All systems' processes are started once and stay, blocked in their sockets, while the others have their turn; turns are
 interleaved A B A B, figures are medians over turns and ratios medians over pairs of turns. All workers begin a step at
@@ -54,6 +55,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--format", choices=["table", "json"], default="table")
     parser.add_argument("--hosts", type=int, default=5, help="each has a worker and a server (default %(default)s)")
+    parser.add_argument("--workers-per-host", type=int, default=1, metavar="COUNT")
+    parser.add_argument("--host-sum", default="auto", help="comma-separated, of auto,off; each is a contestant of "
+                                                           "dmltrain's (default %(default)s)")
     parser.add_argument("--rate", default="1gbit", help="of each host's link, each way (default %(default)s)")
     parser.add_argument("--megabytes", type=float, default=25.0, help=f"of the {KEYS} keys (default %(default)s)")
     parser.add_argument("--gc-type", default="none", help=f"comma-separated, of none,{','.join(TYPES)}; each is a "
@@ -65,6 +69,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--iperf-seconds", type=float, default=2.0, help="for the goodput, each turn")
     arguments = parser.parse_args(argv)
     arguments.gc_type, arguments.systems = arguments.gc_type.split(","), arguments.systems.split(",")
+    arguments.host_sum = arguments.host_sum.split(",")
     check(parser, arguments)
     return arguments
 
@@ -72,21 +77,31 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """End with a usage error unless the arguments make sense."""
     for option, names, valid in (("--gc-type", arguments.gc_type, ["none", *TYPES]),
+                                 ("--host-sum", arguments.host_sum, ["auto", "off"]),
                                  ("--systems", arguments.systems, ["mxnet", "dmltrain"])):
         for name in names:
             if name not in valid:
                 parser.error(f"{option} {name!r}: choose of {', '.join(valid)}")
-    if min(arguments.repeats, arguments.steps) < 1 or arguments.warm_up < 0 or not 2 <= arguments.hosts <= 250:
-        parser.error("--repeats and --steps are at least 1, --warm-up at least 0, --hosts 2 to 250")
+    if min(arguments.repeats, arguments.steps, arguments.workers_per_host) < 1 or arguments.warm_up < 0:
+        parser.error("--repeats, --steps and --workers-per-host are at least 1, --warm-up at least 0")
+    if not 2 <= arguments.hosts <= 250:
+        parser.error("--hosts is 2 to 250")
     if not arguments.megabytes > 0 or not arguments.iperf_seconds >= 1:
         parser.error("--megabytes is more than 0, --iperf-seconds at least 1")
 
 
 def contests_of(arguments: argparse.Namespace) -> list[Contest]:
     """In the order of their turns."""
-    ours = [Contest("dmltrain", "sum", "dmltrain dist_sync" + (f", {codec}" if codec != "none" else ""),
-                    "kvstore_dmltrain.py", codec=codec) for codec in arguments.gc_type]
+    ours = [Contest("dmltrain", "sum", label(codec, host_sum), "kvstore_dmltrain.py", codec=codec,
+                    host_sum="" if host_sum == "auto" else host_sum)
+            for codec in arguments.gc_type for host_sum in arguments.host_sum]
     return ([MXNET] if "mxnet" in arguments.systems else []) + (ours if "dmltrain" in arguments.systems else [])
+
+
+def label(codec: str, host_sum: str) -> str:
+    """dmltrain's, in the table."""
+    words = ["dmltrain dist_sync", codec if codec != "none" else "", "each sends" if host_sum == "off" else ""]
+    return ", ".join(filter(None, words))
 
 
 @contextmanager
@@ -98,10 +113,11 @@ def teams_of(arguments: argparse.Namespace, bed: Bed, folder: Path) -> Iterator[
             print(f"starting {contest.label}", file=sys.stderr)
             options = ["--megabytes", str(arguments.megabytes)]
             options += ["--gc-type", contest.codec] if contest.codec != "none" else []
-            place = folder / f"{contest.system}-{contest.codec}"
+            place = folder / f"{contest.system}-{contest.variant}"
             place.mkdir()
-            hosts = OneEach(bed.testbed, FIRST_PORT + 2 * number)
-            teams.append(Team(contest, arguments.hosts, arguments.hosts, options, place, hosts))
+            hosts = OneEach(bed.testbed, FIRST_PORT + 2 * number, arguments.workers_per_host)
+            workers = arguments.hosts * arguments.workers_per_host
+            teams.append(Team(contest, workers, arguments.hosts, options, place, hosts))
             stack.callback(teams[-1].stop)
         yield teams
 
@@ -146,7 +162,8 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     facts = {
         "command": shlex.join(["python", "benchmarks/hosts.py", *(sys.argv[1:] if argv is None else argv)]),
-        "workload": {"bytes": bytes_of(shapes_of(arguments.megabytes)), "keys": KEYS, "hosts": arguments.hosts},
+        "workload": {"bytes": bytes_of(shapes_of(arguments.megabytes)), "keys": KEYS, "hosts": arguments.hosts,
+                     "workers_per_host": arguments.workers_per_host},
         "rate": arguments.rate,
         "turns": {"repeats": arguments.repeats, "warm_up": arguments.warm_up, "steps": arguments.steps},
         "machine": machine.describe(),

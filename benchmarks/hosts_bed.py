@@ -101,23 +101,26 @@ class Bed:
 
 
 class OneEach:
-    """Worker and server of rank k on host h(k+1), the scheduler on h1 (a Place of kvstore_team)."""
+    """A server on each host, and as many workers, one host after the other; the scheduler on h1 (a Place of
+    kvstore_team)."""
 
-    local_workers = 1
-
-    def __init__(self, testbed: Testbed, first_port: int) -> None:
+    def __init__(self, testbed: Testbed, first_port: int, workers: int = 1) -> None:
         self.testbed = testbed
         self.next_port = first_port
+        self.local_workers = workers
+
+    def host(self, role: str, rank: int) -> str:
+        return f"h{1 + rank // (self.local_workers if role == 'worker' else 1)}"
 
     def address(self, role: str, rank: int) -> str:
-        return str(self.testbed.address(f"h{rank + 1}"))
+        return str(self.testbed.address(self.host(role, rank)))
 
     def port(self) -> int:
         self.next_port += 1
         return self.next_port - 1
 
     def start(self, role: str, rank: int, command: Sequence[str], **popen: Any) -> Running:
-        host = f"h{rank + 1}"
+        host = self.host(role, rank)
         child = psutil.Popen(self.testbed.command(host, command), cwd=CHECKOUT, **popen)
         deadline = time.monotonic() + DEADLINE
         while (pid := self.testbed.command_pid(child)) is None:

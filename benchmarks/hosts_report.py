@@ -55,7 +55,7 @@ def report(teams: Sequence[Team], traffic: Sequence[Sequence[Traffic]], goodput:
     work = facts["workload"]
     best = statistics.median(statistics.fmean(turn) for turn in goodput)
     bound = bound_seconds(work["hosts"], work["bytes"], best)
-    turns = {(team.contest.system, team.contest.codec): [block.seconds for block in team.blocks] for team in teams}
+    turns = {(team.contest.system, team.contest.variant): [block.seconds for block in team.blocks] for team in teams}
     rows = [row(team, each, bound, turns) for team, each in zip(teams, traffic, strict=True)]
     result = {"goodput": best, "goodput_of_each_turn": [list(turn) for turn in goodput], "bound_seconds": bound,
               "contests": rows, **facts}
@@ -64,12 +64,13 @@ def report(teams: Sequence[Team], traffic: Sequence[Sequence[Traffic]], goodput:
 
 def row(team: Team, traffic: Sequence[Traffic], bound: float, turns: dict[tuple[str, str], list[float]]) -> dict:
     """One team's figures."""
-    own = (team.contest.system, team.contest.codec)
+    own = (team.contest.system, team.contest.variant)
     figures = contest(team)
     seconds = figures["seconds"]["median"]
     return {
         **figures,
         "gc_type": team.contest.codec,
+        "host_sum": team.contest.host_sum or "auto",
         "share_of_bound": bound / seconds,
         "above_bound": seconds / bound - 1,
         "ratio_to_mxnet": ratio(turns, ("mxnet", "none"), own),
@@ -105,8 +106,9 @@ def table(result: dict) -> str:
     work, turns, machine = result["workload"], result["turns"], result["machine"]
     each = [way for turn in result["goodput_of_each_turn"] for way in turn]
     lines = [
-        f"{work['hosts']} hosts, each a worker and a server, links of {result['rate']}; {work['keys']} keys, "
-        f"{work['bytes'] / 1e6:.1f} MB; {turns['repeats']} turns of {turns['steps']} steps after {turns['warm_up']}",
+        f"{work['hosts']} hosts, each {counted(work['workers_per_host'])} and a server, links of {result['rate']}; "
+        f"{work['keys']} keys, {work['bytes'] / 1e6:.1f} MB; "
+        f"{turns['repeats']} turns of {turns['steps']} steps after {turns['warm_up']}",
         f"{machine['processor']}, {machine['cores']} cores for all hosts, {machine['system']}; "
         + ", ".join(f"{name} {number}" for name, number in result["versions"].items() if number),
         "",
@@ -119,6 +121,10 @@ def table(result: dict) -> str:
         *(line(entry) for entry in result["contests"]),
     ]
     return "\n".join([*lines, *(f"do not trust these times: {doubt}" for doubt in result["doubts"])])
+
+
+def counted(workers: int) -> str:
+    return "a worker" if workers == 1 else f"{workers} workers"
 
 
 def line(entry: dict) -> str:

@@ -43,6 +43,12 @@ class Contest:
     transport: str = ""  # DMLTRAIN_TRANSPORT
     launcher_threads: bool = True  # OMP_NUM_THREADS as dmltrain-launch sets it; False: the system's own default
     codec: str = "none"  # dmltrain's --gc-type
+    host_sum: str = ""  # DMLTRAIN_HOST_SUM
+
+    @property
+    def variant(self) -> str:
+        """The codec, and what else differs between contests of one system."""
+        return self.codec + (f" host-sum {self.host_sum}" if self.host_sum else "")
 
 
 @dataclass(frozen=True)
@@ -179,6 +185,8 @@ def environment(contest: Contest, workers: int, servers: int, folder: Path, plac
     }
     if contest.transport:
         variables["DMLTRAIN_TRANSPORT"] = contest.transport
+    if contest.host_sum:
+        variables["DMLTRAIN_HOST_SUM"] = contest.host_sum
     variables.pop("OMP_NUM_THREADS", None)
     if contest.launcher_threads:
         variables["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // workers))

@@ -19,7 +19,8 @@ pytest.importorskip("torch", reason="the benchmark's workers need torch")
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = secrets.token_hex(8)
-TINY = ["--hosts", "3", "--megabytes", "1.2", "--repeats", "1", "--steps", "2", "--iperf-seconds", "1"]
+TINY = ["--hosts", "3", "--workers-per-host", "2", "--megabytes", "1.2", "--repeats", "1", "--steps", "2",
+        "--iperf-seconds", "1"]
 
 
 def benchmark_module(name: str):
@@ -67,7 +68,8 @@ def test_every_link_carries_what_the_bound_says(result: dict):
 
 def test_the_table_has_a_line_for_each_system(result: dict):
     table = benchmark_module("hosts_report").table(result)
-    assert "links of 100mbit" in table and "bound 2(n-1)V/(nB)" in table and "\ndmltrain dist_sync " in table
+    assert "3 hosts, each 2 workers and a server, links of 100mbit" in table
+    assert "bound 2(n-1)V/(nB)" in table and "\ndmltrain dist_sync " in table
 
 
 def test_nothing_is_left(result: dict):
@@ -80,7 +82,8 @@ def test_nothing_is_left(result: dict):
 
 @pytest.mark.parametrize(("arguments", "said"), [
     (["--gc-type", "none,zip"], "'zip': choose of none, bf16"), (["--systems", "horovod"], "mxnet, dmltrain"),
-    (["--hosts", "1"], "2 to 250"), (["--megabytes", "0"], "more than 0")])
+    (["--hosts", "1"], "2 to 250"),
+    (["--host-sum", "no"], "choose of auto, off"), (["--megabytes", "0"], "more than 0")])
 def test_usage_errors(arguments: list[str], said: str):
     done = run(*arguments)
     assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
