@@ -41,6 +41,7 @@ class Environment:
     #                                        None: not said, each backend has its own default
     transport: str = "auto"  # how a worker reaches servers: "tcp", "shm" (shared memory), "auto": shm on its own host
     host_sum: str = "auto"  # "auto": dist_sync's workers of a host are summed there before they go to other hosts
+    probe: bool = True  # whether to measure what the network carries before training
     launched: bool = False  # False: no launcher, the process trains alone
 
     def __repr__(self) -> str:  # never shows the key
@@ -82,6 +83,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         transport=_choice(values, "DMLTRAIN_TRANSPORT", TRANSPORTS),
         host_sum=_choice(values, "DMLTRAIN_HOST_SUM", HOST_SUMS),
         update_on_kvstore=_switch(values, "MXNET_UPDATE_ON_KVSTORE"),
+        probe=_switch(values, "DMLTRAIN_PROBE") is not False,
         launched=True,
     )
 

@@ -120,6 +120,8 @@ def prepare(options: Options, store: KVStore, command: str) -> Run:
     if found:
         resume(run, found)
     if run.first_epoch < options.num_epochs:
+        if limits := store.measure_limits():
+            log.info("Limits: %s", limits)
         log.info(record.plan(run.first_epoch, options.num_epochs - 1, batches))
     else:
         log.info("Nothing to train: %d of --num-epochs %d epochs are done", run.first_epoch, options.num_epochs)
@@ -204,7 +206,7 @@ def train_epoch(run: Run, epoch: int) -> None:
     backend.synchronize()
     backend.merge_statistics(store.all_reduce, store.num_workers)
     end = communication.mark(store)
-    run.spent = communication.between(start, end) if start and end else {}
+    run.spent = communication.between(store, start, end) if start and end else {}
 
 
 def training_batches(run: Run, epoch: int) -> Iterable[Any]:

@@ -27,7 +27,8 @@ from typing import NamedTuple, TextIO
 
 _NAME = re.compile(r"[A-Za-z][\w@./+-]*( cost)?")
 _PLACES = {"Time cost": 3}  # decimals, as MXNet's "%.3f"
-_COMMUNICATION_PLACES = 3
+COMMUNICATION = ("bound", "compute", "own-host", "wire", "server", "straggler")  # a share, and seconds
+_COMMUNICATION_PLACES = 3  # decimals
 _METRIC_PLACES = 6  # decimals of Train-* and Validation-*, as MXNet's "%f"
 
 
@@ -50,7 +51,7 @@ def value(epoch: int, name: str, value: float) -> str:
 
 
 def communication(epoch: int, values: Mapping[str, float]) -> str:
-    """The line that says where an epoch's seconds went: all on one line, to be read side by side."""
+    """The line that says where an epoch's seconds went, all on one line, to be read side by side; of COMMUNICATION."""
     shown = " ".join(f"{_checked(name)}={value:.{_COMMUNICATION_PLACES}f}" for name, value in values.items())
     return f"Epoch[{epoch}] Communication: {shown}"
 

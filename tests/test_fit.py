@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dmltrain import checkpoint, fit
+from dmltrain import checkpoint, fit, record
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
 ROOT = Path(__file__).parent.parent
@@ -100,6 +100,7 @@ def test_the_first_lines_say_everything_needed_to_repeat_the_run(train, backend)
 
 def test_an_epochs_lines(train):
     log = train("--num-epochs", 2, "--top-k", 3, "--lr-step-epochs", 1, "--lr", 0.05)
+    assert "Communication" not in log.text, "alone nobody communicates"
     names = ("accuracy", "top_k_accuracy_3", "cross-entropy")
     for name in [f"{kind}-{each}" for kind in ("Train", "Validation") for each in names]:
         assert len(log.values(name)) == 2, name
@@ -408,6 +409,12 @@ def test_the_optimizer_on_the_servers_learns(tmp_path, words):
     assert logs[0].values("Validation-accuracy", 0) == logs[1].values("Validation-accuracy", 1)
     assert logs[0].digest(0) == logs[1].digest(1)
     assert bool(logs[0].values("Staleness")) == ("dist_sync" not in words)
+    for node, log in enumerate(logs):
+        lines = re.findall(rf"Node\[{node}\] Epoch\[\d+\] Communication: (.*)", log.text)
+        told = [{name: float(value) for name, value in re.findall(r"(\S+)=(\S+)", line)} for line in lines]
+        for each, cost in zip(told, log.values("Time cost", node), strict=True):
+            assert tuple(each) == record.COMMUNICATION
+            assert 0 < each.pop("bound") <= 1 and sum(each.values()) >= float(cost) - 0.005, "the parts of the epoch"
     if "dist_async" in words:
         resumed = finished(tmp_path / "resumed", 2, 1, *words, "--num-epochs", 6, "--model-prefix", tmp_path / "m",
                            "--load-epoch", 5)

@@ -187,6 +187,19 @@ class KVStore:
         names = [f"{path}.server-{number}" for number in range(self.num_servers)]
         self.load_optimizer_state_bytes([read_state(name) for name in names])
 
+    def measure_limits(self) -> str:
+        """Measure once, before training, what the network and this host's memory carry, for `bound`; all workers call
+        it alike. Returns what was found, in words; "" where there is nothing to hold training against."""
+        return ""
+
+    def carried(self) -> Any:
+        """What this worker's links have carried so far, for `bound`; None before `measure_limits`."""
+
+    def bound(self, carried: Any, took: float) -> float:
+        """The least seconds in which this worker's host could have carried its share of what all workers' links did in
+        `took` seconds, `carried` being this worker's: a difference of two `carried()`. All workers call it alike."""
+        return 0.0
+
     def abort(self, reason: str) -> None:
         """This worker cannot go on: end the job for all, with `reason` in every process's message."""
 

@@ -19,6 +19,7 @@ from dmltrain.errors import JobLost, UserError
 from dmltrain.kvstore import codec as codecs
 from dmltrain.kvstore import plan, residual, wire
 from dmltrain.kvstore.base import READ, Handle, Key, Keys, KVStore, as_array, keys_and_values, summed
+from dmltrain.kvstore.bound import Bound, Carried
 from dmltrain.kvstore.control import EXIT_SECONDS, Control
 from dmltrain.kvstore.entry import Entry, cut, declared, joined
 from dmltrain.kvstore.outgoing import Outgoing
@@ -50,6 +51,7 @@ class DistKVStore(KVStore):
         self._barriers = 0
         self.waits: Waits = Waits()
         self._stepping = False
+        self._bound: Bound | None = None
         self._closed = False
         self._compression: dict[str, Any] = {"type": "none"}
         self._process = os.getpid()
@@ -250,6 +252,22 @@ class DistKVStore(KVStore):
                sum(link.traffic.values for link in self._routes.links))
         before, self._staleness_taken = self._staleness_taken, now
         return (now[0] - before[0]) / max(1, now[1] - before[1])
+
+    def measure_limits(self) -> str:
+        if not self._environment.probe:
+            return ""
+        routes = self._routes
+        hosts = [name or f"of worker {rank}" for rank, (name, _) in enumerate(self.facts["workers"])]
+        hosts += [name for *_, name in self.facts["servers"]]
+        upstream = routes.relay.links if routes.relay else {}
+        self._bound = Bound(self, routes.servers, routes.host, upstream, hosts)
+        return str(self._bound)
+
+    def carried(self) -> Carried | None:
+        return self._bound and self._bound.carried()
+
+    def bound(self, carried: Carried, took: float) -> float:
+        return self._bound.seconds(carried, took) if self._bound else 0.0
 
     def abort(self, reason: str) -> None:
         if not self._closed:

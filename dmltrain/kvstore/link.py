@@ -37,6 +37,7 @@ BEFORE_ALL = 1 << 40  # priority of the rest of a frame
 CHUNK = 1 << 20  # bytes a system call sends at most, so that they are still in the cache when the receiver takes them
 
 
+LAST = -(1 << 30)  # priority of requests: after the pushes before them
 AHEAD_BYTES = 1 << 16  # of headers that one read of a unix socket takes
 Prepare = Callable[[], tuple[bytes, memoryview | None]]  # makes a frame's header and payload when its turn has come
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from dmltrain.kvstore import wire
 from dmltrain.kvstore.base import Handle
-from dmltrain.kvstore.link import Closed, Frame, Link, Outbox
+from dmltrain.kvstore.link import LAST, Closed, Frame, Link, Outbox
 from dmltrain.kvstore.plan import Slice
 from dmltrain.kvstore.waiting import Trip
 from dmltrain.kvstore.wire import Flag, FrameError, Header, Kind
@@ -26,7 +26,6 @@ from dmltrain.kvstore.wire import Flag, FrameError, Header, Kind
 if TYPE_CHECKING:
     from dmltrain.kvstore.codec import Codec
 
-LAST = -(1 << 30)  # priority of requests: after the pushes before them
 FIRST = 1 << 30
 
 
@@ -92,6 +91,7 @@ class ServerLink:
     rejected: Callable[[str], None]
     beyond: bool = False  # it leads to a relay: values come from other hosts
     traffic: Traffic = field(default_factory=Traffic)
+    echoed: Callable[[int], None] | None = None  # gets the bytes of each PROBE that comes back
     outbox: Outbox = field(init=False)
     _pulls: dict[tuple[int, int, int], deque[Landing]] = field(default_factory=dict)
     _requests: deque[tuple[Handle, list[bytearray]]] = field(default_factory=deque)
@@ -207,6 +207,8 @@ class ServerLink:
     def _take(self, header: Header) -> None:
         if header.kind == Kind.VALUE:
             self._land(header)
+        elif header.kind == Kind.PROBE and self.echoed:
+            self.echoed(len(self.link.read_payload(header, wire.MAX_PROBE)))
         elif header.kind == Kind.ERROR:
             self.rejected(str(self.link.read_control(header).get("reason")))
         else:

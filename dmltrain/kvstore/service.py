@@ -22,7 +22,7 @@ from typing import TypeVar
 from dmltrain.env import Environment
 from dmltrain.kvstore import meeting, wire
 from dmltrain.kvstore.arena import Arena, ArenaError
-from dmltrain.kvstore.link import Closed, Frame, Link, Outbox
+from dmltrain.kvstore.link import LAST, Closed, Frame, Link, Outbox
 from dmltrain.kvstore.scheduler_process import accept_loop, log
 from dmltrain.kvstore.server import Action, Rejected, Reply, ServerCore, relay_number
 from dmltrain.kvstore.server_slice import Allocate, Buffer, Work, private
@@ -150,6 +150,9 @@ class Service:
             self._send()
         elif kind == Kind.RELEASE:
             self._release(worker, connection.read_payload(header))
+        elif kind == Kind.PROBE:
+            payload = connection.read_payload(header, wire.MAX_PROBE)
+            outbox.put(Header(Kind.PROBE, len(payload)).pack(), memoryview(payload), LAST)
         elif kind == Kind.DECLARE:
             message = connection.read_control(header)
             with self._lock:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 MAGIC = b"DMLT"
 VERSION = 2
 MAX_CONTROL = 8 << 20  # bytes of JSON; a declaration of 100,000 slices takes 3 MB
+MAX_PROBE = 1 << 20  # bytes of a frame that only measures
 MAX_HELLO = 4096  # bytes of JSON before a peer has proved that it belongs to the job
 
 # magic version kind dtype flags worker key slice round number length place waited worked priority
@@ -49,6 +50,7 @@ class Kind(IntEnum):
     READ_STATE = 36
     STATE = 37
     RELEASE = 38
+    PROBE = 39
 
 
 class Flag:

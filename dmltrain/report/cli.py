@@ -22,7 +22,9 @@ _EXAMPLES = """examples:
   dmltrain-parse logs/r20 logs/r50 old.log             three runs side by side
   dmltrain-parse old.log --aggregate max --format csv
   dmltrain-parse logs/r20 --metric-names accuracy top_k_accuracy_5 --plot r20.png
+  dmltrain-parse logs/r20 --metric-names communication --aggregate max
 """
+_GROUPS = {"communication": record.COMMUNICATION}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,12 +48,13 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--aggregate", choices=list(AGGREGATES), default="mean",
                         help="over the workers of a run (default: mean)")
     parser.add_argument("--metric-names", nargs="+", default=["accuracy"], metavar="NAME",
-                        help="metrics to show (default: accuracy)")
+                        help="metrics to show (default: accuracy); communication: where each epoch's time went")
     parser.add_argument("--plot", metavar="FILE", help="also draw accuracy and time per epoch, e.g. into out.png")
     arguments = parser.parse_args(argv)
     if not arguments.logs:  # `--metric-names accuracy x.log` takes the log for a name
         arguments.logs = [name for name in arguments.metric_names if os.path.exists(name)]
         arguments.metric_names = [name for name in arguments.metric_names if not os.path.exists(name)] or ["accuracy"]
+    arguments.metric_names = [name for group in arguments.metric_names for name in _GROUPS.get(group, (group,))]
     if not arguments.logs:
         parser.error("no log named: expected a log file or a folder with the logs of one run (before --metric-names)")
     return arguments

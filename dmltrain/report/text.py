@@ -97,7 +97,8 @@ def _grid(tables: Sequence[Table], metrics: Sequence[str], show: Show) -> list[l
 
 def _columns(table: Table, metrics: Sequence[str], prefix: str, show: Show) -> list[_Column]:
     keys = {name: record.metric(name) for name in metrics}
-    facts = {name: key for name, key in keys.items() if key in table.keys}  # --metric-names speed: an epoch has one
+    facts = {name: key for name, key in keys.items()  # --metric-names speed: an epoch has one
+             if key in table.keys or name in record.COMMUNICATION}
     split = {name: key for name, key in keys.items() if name not in facts}
     shown = [*((f"train-{name}", f"train_{key}") for name, key in split.items()),
              *((f"val-{name}", f"validation_{key}") for name, key in split.items()), *facts.items()]

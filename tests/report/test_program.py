@@ -181,6 +181,22 @@ def test_metric_names(run: Path, parse: Callable) -> None:
     assert lines[2] == "|  1 | 0.505000 | 0.900000 | 0.750000 | - | 1000.500000 | 10.8 |"
 
 
+def test_where_epochs_went_beside_an_old_log(run: Path, parse: Callable, tmp_path: Path) -> None:
+    for rank in range(2):
+        with open(run / f"worker-{rank}.log", "a") as log:
+            values = dict(zip(record.COMMUNICATION, (0.5, 6.0 + rank, 0.25, 1.0, 0.5, 2.0 - rank), strict=True))
+            log.write(f"Node[{rank}] {record.communication(0, values)}\n")
+    old = tmp_path / "old.log"
+    old.write_text(worker_log(0))
+    done = parse(run, "--metric-names", "communication", "--aggregate", "max", "--format", "csv")
+    assert done.stdout.splitlines()[:2] == [
+        "epoch,bound,compute,own-host,wire,server,straggler,time",
+        "1,0.5,7,0.25,1,0.5,2,11.25",
+    ]
+    both = list(csv.DictReader(io.StringIO(parse(run, old, "--metric-names", "wire", "--format", "csv").stdout)))
+    assert (both[0]["r20 wire"], both[0]["old wire"]) == ("1", "")
+
+
 def test_metric_names_before_the_log(run: Path, parse: Callable) -> None:
     """argparse takes everything after --metric-names for a name; a log among them is still a log."""
     assert parse("--metric-names", "accuracy", run).stdout == parse(run).stdout

@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
+from dmltrain import record
+
 PLAIN = """Epoch[0] Batch [20]\tSpeed: 1733.12 samples/sec\taccuracy=0.100000
 Epoch[0] Train-accuracy=0.250000
 Epoch[0] Time cost=12.345
@@ -182,6 +184,8 @@ def test_our_own_facts(rows: Callable) -> None:
         + each_line("Node[0] ")
         + "Epoch[1] Speed=1733.12\nEpoch[1] Memory=512.3\nEpoch[1] Device-Memory=99.5\nEpoch[1] Sent=123456789012\n"
         "Epoch[1] Received=0\nEpoch[1] Learning-rate=0.1\nEpoch[1] Staleness=1.0\n"
+        + record.communication(1, dict(zip(record.COMMUNICATION, (0.842, 9.12, 0.0, 2.9, 0.1, 0.4), strict=True)))
+        + "\n"
     )
     assert read[1] == {
         **READ[1],
@@ -192,6 +196,12 @@ def test_our_own_facts(rows: Callable) -> None:
         "received": 0,
         "learning_rate": 0.1,
         "staleness": 1,
+        "bound": 0.842,
+        "compute": 9.12,
+        "own_host": 0,
+        "wire": 2.9,
+        "server": 0.1,
+        "straggler": 0.4,
     }
     assert read[0]["sent"] is None
 
