@@ -34,6 +34,10 @@ def test_where_the_optimizer_runs_may_be_left_open(text, meaning):
     assert env.read({**WORKER, "MXNET_UPDATE_ON_KVSTORE": text}).update_on_kvstore is meaning
 
 
+def test_the_probe_can_be_left_out():
+    assert env.read(WORKER).probe and not env.read({**WORKER, "DMLTRAIN_PROBE": "0"}).probe
+
+
 @pytest.mark.parametrize("change, message", [
     ({"DMLC_ROLE": "king"}, "DMLC_ROLE='king': expected one of scheduler, server, worker"),
     ({"DMLC_NUM_WORKER": ""}, "DMLC_NUM_WORKER=''"),

@@ -20,7 +20,7 @@ thread that is slow to read. A worker's wait for another one whose wire is slow 
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import NamedTuple
 
 
@@ -35,13 +35,15 @@ class Waits:
 
     @property
     def total(self) -> float:
-        return sum(astuple(self))
+        return self.own_host + self.wire + self.server + self.straggler
 
     def __add__(self, other: Waits) -> Waits:
-        return Waits(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        return Waits(self.own_host + other.own_host, self.wire + other.wire, self.server + other.server,
+                     self.straggler + other.straggler)
 
     def __sub__(self, other: Waits) -> Waits:
-        return Waits(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        return Waits(self.own_host - other.own_host, self.wire - other.wire, self.server - other.server,
+                     self.straggler - other.straggler)
 
 
 class Trip(NamedTuple):
