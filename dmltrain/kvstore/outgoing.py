@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dmltrain.kvstore.link import Frame
+from dmltrain.kvstore.outbox import Frame
 from dmltrain.kvstore.server_link import Part, ServerLink
 
 

@@ -20,7 +20,8 @@ from dmltrain.env import Environment
 from dmltrain.kvstore.arena import Arena
 from dmltrain.kvstore.base import Handle
 from dmltrain.kvstore.host import Ranks
-from dmltrain.kvstore.link import Frame, Link
+from dmltrain.kvstore.link import Link
+from dmltrain.kvstore.outbox import Frame
 from dmltrain.kvstore.outgoing import Outgoing
 from dmltrain.kvstore.server import ServerCore
 from dmltrain.kvstore.server_link import Landing, Part, ServerLink

@@ -18,7 +18,8 @@ import numpy as np
 
 from dmltrain.kvstore import wire
 from dmltrain.kvstore.base import Handle
-from dmltrain.kvstore.link import LAST, Closed, Frame, Link, Outbox
+from dmltrain.kvstore.link import Closed, Link
+from dmltrain.kvstore.outbox import LAST, Frame, Outbox
 from dmltrain.kvstore.plan import Slice
 from dmltrain.kvstore.waiting import Trip
 from dmltrain.kvstore.wire import Flag, FrameError, Header, Kind

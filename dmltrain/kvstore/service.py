@@ -22,7 +22,8 @@ from typing import TypeVar
 from dmltrain.env import Environment
 from dmltrain.kvstore import meeting, wire
 from dmltrain.kvstore.arena import Arena, ArenaError
-from dmltrain.kvstore.link import LAST, Closed, Frame, Link, Outbox
+from dmltrain.kvstore.link import Closed, Link
+from dmltrain.kvstore.outbox import LAST, Frame, Outbox
 from dmltrain.kvstore.scheduler_process import accept_loop, log
 from dmltrain.kvstore.server import Action, Rejected, Reply, ServerCore, relay_number
 from dmltrain.kvstore.server_slice import Allocate, Buffer, Work, private
