@@ -21,7 +21,7 @@ from dmltrain.kvstore import plan, residual, wire
 from dmltrain.kvstore.base import READ, Handle, Key, Keys, KVStore, as_array, keys_and_values, summed
 from dmltrain.kvstore.bound import Bound, Carried
 from dmltrain.kvstore.control import EXIT_SECONDS, Control
-from dmltrain.kvstore.entry import Entry, cut, declared, joined
+from dmltrain.kvstore.entry import Entry, Reading, cut, declared
 from dmltrain.kvstore.outgoing import Outgoing
 from dmltrain.kvstore.routes import Place, Routes, Way
 from dmltrain.kvstore.server_link import Landing, Part, ServerLink
@@ -89,7 +89,7 @@ class DistKVStore(KVStore):
         self._check_stepping()
         outgoing = Outgoing()
         for name, item in zip(keys, values, strict=True):
-            self._push(name, self._find(name), summed(item), priority, rate, outgoing)
+            self._push(name, self._find(name), item, priority, rate, outgoing)
         outgoing.send(self._routes.links)
 
     def _check_stepping(self) -> None:
@@ -115,7 +115,7 @@ class DistKVStore(KVStore):
         self._check_stepping()
         handle, outgoing = self._handle(keys), Outgoing()
         for name, item, target in zip(keys, values, targets, strict=True):
-            self._push(name, self._find(name), summed(item), priority, rate, outgoing, target, handle)
+            self._push(name, self._find(name), item, priority, rate, outgoing, target, handle)
         outgoing.send(self._routes.links)
         return self._waited(handle, wait)
 
@@ -151,7 +151,7 @@ class DistKVStore(KVStore):
             size = entry.size * entry.dtype.itemsize
             shared = self._arena is not None and any(link.link.own_arena for link, _ in entry.ways)
             taken = self._arena.take(size) if self._arena and shared else None
-            memory = taken[1] if taken else np.empty(size, np.uint8)
+            entry.place, memory = taken if taken else (None, np.empty(size, np.uint8))
             entry.buffer = memory.view(entry.dtype)
         return entry.buffer
 
@@ -375,10 +375,13 @@ class DistKVStore(KVStore):
         for link, part in self._routes.direct(entry.parts):
             link.initialise(part, cut(array, part), self._seconds)
 
-    def _push(self, name: Key, entry: Entry, array: np.ndarray, priority: int, rate: float, outgoing: Outgoing,
+    def _push(self, name: Key, entry: Entry, item: Any, priority: int, rate: float, outgoing: Outgoing,
               target: Any = None, handle: Handle | None = None) -> None:
         """Add the pushes of all slices to `outgoing`; with `handle` their values go into `target` as well."""
-        self._check_size(name, entry, array)
+        own = item is entry.buffer  # nothing to look at, and its place is known
+        array: np.ndarray = item if own else summed(item)
+        if not own:
+            self._check_size(name, entry, array)
         entry.pushed = time.perf_counter()
         if handle:
             self._expect(name, entry, entry.ways, target, handle, entry.clock + 1)
@@ -388,7 +391,9 @@ class DistKVStore(KVStore):
             outgoing.add_read(link, (part, place))
         for link, part in entry.ways:
             flags = Flag.PULL if handle else 0
-            outgoing.add(link, link.push(part, cut(array, part), entry.clock, rate, priority, flags, entry.pushed))
+            known = entry.place + part.piece.start * entry.dtype.itemsize if own and entry.place is not None else None
+            outgoing.add(link, link.push(part, cut(array, part), entry.clock, rate, priority, flags, entry.pushed,
+                                         known))
 
     def _expect(self, name: Key, entry: Entry, ways: list[Way], target: Any, handle: Handle, clock: int) -> None:
         """The key's values at `clock` go to `target`."""
@@ -410,27 +415,14 @@ class DistKVStore(KVStore):
 
     def _expect_reading(self, entry: Entry, ways: list[Way], handle: Handle, clock: int) -> None:
         """Values are read where the server wrote them, as far as they lie in one piece."""
-        slots: list[tuple[np.ndarray, int] | None] = [None] * len(entry.parts)
         if entry.landing is None:
             entry.landing = np.empty(entry.size, entry.dtype)
-
-        def keeper(way: Way) -> Any:
-            def keep(value: np.ndarray, place: int) -> None:
-                slots[way.part.piece.index] = value, place
-                entry.kept.append((way, place))
-            return keep
-
+        reading = Reading(entry, ways, handle, len(handle.values), [None] * len(ways))
         asked = self._began(entry)
         for way in ways:
-            landing = Landing(way.part, cut(entry.landing, way.part), handle, keeper(way), asked)
-            way.link.expect(landing, clock)
-        position = len(handle.values)
+            way.link.expect(Landing(way.part, cut(entry.landing, way.part), handle, reading.keep, asked), clock)
         handle.values.append(entry.landing)
-
-        def finish() -> None:
-            handle.values[position] = joined(slots, entry, ways)
-
-        handle.then(finish)
+        handle.then(reading.finish)
 
     # -- checks ---------------------------------------------------------------------------------------------------
 

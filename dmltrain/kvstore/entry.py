@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dmltrain.kvstore.base import Key
+from dmltrain.kvstore.base import Handle, Key
 from dmltrain.kvstore.routes import Way
 from dmltrain.kvstore.server_link import Part
 
@@ -27,7 +27,8 @@ class Entry:
     given: bool = True  # its value (init, or a state that was loaded), and not pushed to since
     priority: int = 0  # of the last push: its pull must not overtake it
     pushed: float = 0.0  # when that was, time.perf_counter
-    buffer: np.ndarray | None = None  # what `buffers` gives
+    buffer: np.ndarray | None = None  # what `buffers` gives,
+    place: int | None = None  # and where it lies in this worker's arena
     landing: np.ndarray | None = None  # for values that cannot be read where they are
     kept: list[tuple[Way, int]] = field(default_factory=list)  # slices read in place, to be released
 
@@ -61,3 +62,23 @@ def joined(kept: list[tuple[np.ndarray, int] | None], entry: Entry, ways: list[W
     whole = entry.landing.view()
     whole.flags.writeable = False
     return whole
+
+
+@dataclass(eq=False, slots=True)
+class Reading:
+    """A pull of one key whose values are read where the server wrote them."""
+
+    entry: Entry
+    ways: list[Way]
+    handle: Handle
+    position: int  # among the handle's values
+    slots: list[tuple[np.ndarray, int] | None]  # value and place of each slice
+
+    def keep(self, part: Part, value: np.ndarray, place: int) -> None:
+        """A slice's value has come."""
+        self.slots[part.piece.index] = value, place
+        self.entry.kept.append((self.ways[part.piece.index], place))
+
+    def finish(self) -> None:
+        """All have come."""
+        self.handle.values[self.position] = joined(self.slots, self.entry, self.ways)

@@ -39,7 +39,7 @@ class Rejected(Exception):
     """A request that makes no sense; the message goes back to the worker, whose job ends with it."""
 
 
-@dataclass(eq=False, frozen=True)
+@dataclass(eq=False, slots=True)
 class Reply:
     """The value for `worker`'s pull of (key, slice) at clock `round`. Call ServerCore.release when it has been read."""
 
@@ -134,7 +134,9 @@ class ServerCore:
         codec = codecs.make(entry["compression"])
         result = codec and codec.of_sum(self.num_workers)
         zeros = {worker: 0 for host in self.hosts for worker in host}
-        piece = Slice(entry["dtype"], length, entry["weight"], codec, result, self.allocate, zeros, zeros.copy())
+        at_once = entry["weight"] and self._mode is not None and self._mode[0] != "dist_sync"
+        piece = Slice(entry["dtype"], length, at_once, entry["weight"], codec, result, self.allocate, zeros,
+                      zeros.copy())
         if self.spec and self.make_step and piece.is_weight:
             piece.step = self.make_step(self.spec, entry["key"], piece.value.array)
         if result and result.needs_residual and piece.step is None:
@@ -210,11 +212,11 @@ class ServerCore:
         if clocks != {clock - 1}:
             raise Rejected(f"worker {covers[0]} pushes key {key} slice {index} at clock {clock}, "
                            f"expected {max(clocks) + 1}: a push is missing")
-        if not self._at_once(piece) and clock - piece.completed > MAX_LAG:
+        if not piece.at_once and clock - piece.completed > MAX_LAG:
             raise Rejected(f"worker {worker} has pushed key {key} {MAX_LAG} times more than the others, without a pull")
         piece.clocks |= dict.fromkeys(covers, clock)
         push = Push(worker, covers, clock, rate, data, now, now - age)
-        if self._at_once(piece):
+        if piece.at_once:
             piece.queue.append(push)
         else:
             piece.rounds.setdefault(clock, {}).update(dict.fromkeys(covers, push))
@@ -235,7 +237,7 @@ class ServerCore:
             piece.applied |= dict.fromkeys(push.covers, push.clock)
             piece.arrived[push.worker] = Arrival(push.since, ready - push.ready + waited, complete, now)
             piece.give_back(push.data)
-        if not self._at_once(piece):
+        if not piece.at_once:
             piece.completed += 1
         if piece.step is not None:
             piece.steps += 1
@@ -301,7 +303,7 @@ class ServerCore:
                 return (f"round {number} of {self._name(key, index)} has waited {now - since:.0f} s for worker "
                         f"{', '.join(missing)} (DMLTRAIN_WAIT_TIMEOUT)")
         for worker, clock, since in piece.waiting:
-            if self._at_once(piece) and now - since > self.wait_seconds:
+            if piece.at_once and now - since > self.wait_seconds:
                 slow = [str(w) for w, reached in piece.applied.items()
                         if w not in self._finished and reached < clock - self.staleness]
                 return (f"worker {worker} has waited {now - since:.0f} s at clock {clock} of {self._name(key, index)} "
@@ -329,14 +331,11 @@ class ServerCore:
                            f"expected {size} bytes of {_type(expected)}")
         return piece
 
-    def _at_once(self, piece: Slice) -> bool:
-        return piece.is_weight and self._mode is not None and self._mode[0] != "dist_sync"
-
     def _next(self, key: int, index: int, piece: Slice, now: float) -> list[Action]:
         """The slice's next work, when there is none under way and its inputs are here."""
         if piece.work is not None:
             return []
-        if self._at_once(piece):
+        if piece.at_once:
             hosts = [[piece.queue.popleft()]] if piece.queue else []
         elif len(piece.rounds.get(piece.completed + 1, ())) == len(piece.clocks):
             by_worker = piece.rounds.pop(piece.completed + 1)
@@ -352,7 +351,7 @@ class ServerCore:
         scratch, target = None, piece.value
         pushes = [push for host in hosts for push in host]
         if piece.step is None:
-            if self._at_once(piece):
+            if piece.at_once:
                 raise Rejected(f"kvstore {self._mode and self._mode[0]} makes the optimizer's step on the server and "
                                "has no optimizer: call set_optimizer before the first push")
             target = piece.target(pushes)
@@ -367,16 +366,17 @@ class ServerCore:
     def _answer(self, key: int, index: int, piece: Slice, now: float) -> list[Action]:
         if not piece.waiting or (piece.work is not None and piece.work.target is piece.value):
             return []  # nobody waits, or the value is being changed
-        if self._at_once(piece):
+        if not piece.at_once:
+            ready = [pull for pull in piece.waiting if pull[1] <= piece.completed]
+            piece.waiting = [] if len(ready) == len(piece.waiting) else [
+                pull for pull in piece.waiting if pull[1] > piece.completed]
+        else:
             running = [c for w, c in piece.applied.items() if w not in self._finished]
             reached = min(running, default=math.inf) + self.staleness
-        else:
-            reached = piece.completed
-        ready, waiting = [], []
-        for pull in piece.waiting:  # everybody reads its own pushes: they are in the value before it is answered
-            own = piece.applied[pull[0]] if self._at_once(piece) else reached
-            (ready if pull[1] <= min(reached, own) else waiting).append(pull)
-        piece.waiting = waiting
+            ready, waiting = [], []
+            for pull in piece.waiting:  # everybody reads its own pushes: they are in the value before it is answered
+                (ready if pull[1] <= min(reached, piece.applied[pull[0]]) else waiting).append(pull)
+            piece.waiting = waiting
         return [self._reply(key, index, piece, pull, now) for pull in ready]
 
     def _reply(self, key: int, index: int, piece: Slice, pull: tuple[int, int, float], now: float) -> Reply:
@@ -385,7 +385,7 @@ class ServerCore:
         piece.seen[worker] = piece.steps
         waited = worked = 0.0
         if arrival := piece.arrived.get(worker):
-            if not self._at_once(piece):
+            if not piece.at_once:
                 waited, worked = arrival.behind, arrival.applied - arrival.complete
             else:  # the own push is a step of its own; others are waited for after it, if at all
                 waited = now - max(asked, arrival.applied) if self.staleness < math.inf else 0.0

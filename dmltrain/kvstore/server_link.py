@@ -57,14 +57,14 @@ class Part:
             self.residual = np.zeros(length, np.float32)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Landing:
     """Where a pulled slice goes: into `target` (length,), or, with `keep`, read where the server wrote it."""
 
     part: Part
     target: np.ndarray
     handle: Handle
-    keep: Callable[[np.ndarray, int], None] | None = None  # gets the value, read-only, and its place; release it later
+    keep: Callable[[Part, np.ndarray, int], None] | None = None  # gets the value, read-only; release it later
     asked: float = 0.0  # when it was pushed (or pulled, where each push is a step), time.perf_counter
     handled: float = 0.0  # ServerLink's _handled then
 
@@ -94,7 +94,7 @@ class ServerLink:
     traffic: Traffic = field(default_factory=Traffic)
     echoed: Callable[[int], None] | None = None  # gets the bytes of each PROBE that comes back
     outbox: Outbox = field(init=False)
-    _pulls: dict[tuple[int, int, int], deque[Landing]] = field(default_factory=dict)
+    _pulls: dict[tuple[int, int, int], list[Landing]] = field(default_factory=dict)
     _requests: deque[tuple[Handle, list[bytearray]]] = field(default_factory=deque)
     _lock: threading.Lock = field(default_factory=threading.Lock)  # guards _pulls, _requests and traffic
 
@@ -105,20 +105,30 @@ class ServerLink:
     # -- sending --------------------------------------------------------------------------------------------------
 
     def push(self, part: Part, data: np.ndarray, clock: int, rate: float, priority: int, flags: int = 0,
-             ready: float = 0.0) -> Frame:
+             ready: float = 0.0, place: int | None = None) -> Frame:
         """What sends one slice's gradient `data` (length,), which stays as it is until its value has come.
-        `ready`: when it was, time.perf_counter."""
+        `ready`: when it was, time.perf_counter; `place`: where it lies in this worker's arena, if the caller knows."""
         arena = self.link.own_arena
-        place = None if arena is None or part.codec or not data.size else arena.place_of(data)
+        if arena is None or part.codec or not data.size:
+            place = None
+        elif place is None:
+            place = arena.place_of(data)
+        if place is None:
+            return self._push_later(part, data, clock, rate, priority, flags, ready)
+        self._count_shared(data.nbytes)
+        header = Header(Kind.PUSH, part.push_bytes, self.rank, part.piece.key, part.piece.index, clock, rate,
+                        part.push_type, flags | Flag.SHARED, place, time.perf_counter() - ready,
+                        priority=_bounded(priority))
+        return Frame(header.pack(), None, priority)
 
+    def _push_later(self, part: Part, data: np.ndarray, clock: int, rate: float, priority: int, flags: int,
+                    ready: float) -> Frame:
+        """The same for what has to be copied, encoded or sent: on the sending thread."""
         def header(flags: int = flags, place: int = 0) -> bytes:
             return Header(Kind.PUSH, part.push_bytes, self.rank, part.piece.key, part.piece.index, clock, rate,
                           part.push_type, flags, place, time.perf_counter() - ready, priority=_bounded(priority)).pack()
 
-        if place is not None:
-            self._count_shared(data.nbytes)
-            return Frame(header(flags | Flag.SHARED, place), None, priority)
-        if part.codec or arena is not None:
+        if part.codec or self.link.own_arena is not None:
             return Frame(b"", priority=priority, prepare=lambda: self._prepared(part, data, clock, header, flags))
         return Frame(b"", priority=priority, prepare=lambda: (header(), _bytes(data)),
                      prepared_bytes=wire.HEADER_SIZE + data.nbytes)
@@ -154,7 +164,7 @@ class ServerLink:
         piece = landing.part.piece
         landing.handled = self._handled
         with self._lock:
-            self._pulls.setdefault((piece.key, piece.index, clock), deque()).append(landing)
+            self._pulls.setdefault((piece.key, piece.index, clock), []).append(landing)
 
     def pull(self, part: Part, clock: int, priority: int) -> Frame:
         """What asks for the slice's value at `clock`; `expect` it before."""
@@ -219,7 +229,7 @@ class ServerLink:
         place = (header.key, header.slice, header.round)
         with self._lock:
             waiting = self._pulls[place]
-            landing = waiting.popleft()
+            landing = waiting.pop(0)
             if not waiting:
                 del self._pulls[place]
             self._count(header)
@@ -248,7 +258,7 @@ class ServerLink:
             raise FrameError("a value in shared memory, but none is shared")
         data = self.link.peer_arena.view(header.place, header.length)
         if landing.keep and not coded:
-            return landing.keep(data.view(landing.part.dtype), header.place)
+            return landing.keep(landing.part, data.view(landing.part.dtype), header.place)
         since = time.perf_counter()
         if coded:
             assert landing.part.result_codec is not None

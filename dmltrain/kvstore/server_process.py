@@ -4,6 +4,7 @@ and their states.
 
 from __future__ import annotations
 
+import gc
 import socket
 import threading
 from typing import Any
@@ -19,6 +20,7 @@ from dmltrain.kvstore.server import Rejected, ServerCore
 from dmltrain.kvstore.service import OVERDUE_SECONDS, Service, allocator
 from dmltrain.kvstore.wire import FrameError, Header, Kind
 
+GARBAGE_OBJECTS = 100_000  # a round of many slices makes that many, none of them in cycles: nothing to look for
 
 class ServerProcess:
     """Serves one job's slices. `run` returns the reason why the job was lost, empty when it went well."""
@@ -35,6 +37,7 @@ class ServerProcess:
                                 exit_seconds=exit_seconds, meeting=self._meeting[1] if self._meeting else "")
 
     def run(self) -> str:
+        gc.set_threshold(GARBAGE_OBJECTS)
         try:
             table = self._control.wait_for_start()
         except JobLost as error:

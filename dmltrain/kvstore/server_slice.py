@@ -31,7 +31,7 @@ def private(size: int) -> tuple[int | None, np.ndarray]:
     return None, np.empty(size, np.uint8)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Buffer:
     """Memory of a "value" (or of a push, which can become the value), of an encoded "push", of an encoded value
     ("coded"), or of a worker that shares its push ("lent")."""
@@ -42,7 +42,7 @@ class Buffer:
     readers: int = 0  # replies that are being sent or read from it
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Push:
     """One worker's gradient that has come and is not in a value yet."""
 
@@ -71,6 +71,7 @@ class Slice:
 
     dtype: str
     length: int
+    at_once: bool  # each push is a step
     is_weight: bool  # an optimizer may apply; False: always the plain sum of a round
     codec: Codec | None  # of pushes
     result_codec: Codec | None  # of what is pulled: its values are sums of all workers'
@@ -127,6 +128,8 @@ class Slice:
         The one at the lowest place: slices of one key that take turns alike lie side by side.
         """
         free = self.spare[kind]
+        if len(free) == 1:
+            return free.pop()
         if free:
             return free.pop(min(range(len(free)), key=lambda number: free[number].place or 0))
         return self._new(kind)
@@ -146,7 +149,7 @@ class Slice:
             self.spare[buffer.kind].append(buffer)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Work:
     """`run` makes the slice's next value from `hosts`' pushes, in this order. ServerCore.done takes it over."""
 
