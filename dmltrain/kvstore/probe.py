@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from dmltrain.kvstore.link import LAST, Frame
+from dmltrain.kvstore.outbox import LAST, Frame
 from dmltrain.kvstore.server_link import ServerLink
 from dmltrain.kvstore.wire import MAX_PROBE, Header, Kind
 
