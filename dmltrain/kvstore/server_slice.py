@@ -182,8 +182,9 @@ class Work:
             piece.result_codec.encode(self.target.array, self.coded.array, piece.residual)
 
     def _sum(self, out: np.ndarray) -> np.ndarray:
-        if self.piece.codec:
-            summing.total_of_coded([push.data.array for push in self.pushes], self.piece.codec, out)
+        if codec := self.piece.codec:  # a host's sum has the codec of its workers' sum
+            parts = [(codec.of_sum(len(push.covers)), push.data.array) for push in self.pushes]
+            summing.total_of_coded(parts, out)
         else:
             summing.total([[push.data.array for push in host] for host in self.hosts], out)
         return out

@@ -48,8 +48,9 @@ def _within(parts: Sequence[np.ndarray], out: np.ndarray | None = None) -> np.nd
     return out
 
 
-def total_of_coded(parts: Sequence[np.ndarray], codec: Codec, out: np.ndarray) -> None:
-    """The same from encoded parts, uint8."""
-    codec.decode(parts[0], out)
-    for part in parts[1:]:
+def total_of_coded(parts: Sequence[tuple[Codec, np.ndarray]], out: np.ndarray) -> None:
+    """The same from encoded parts, uint8, each with the codec that it was encoded by."""
+    codec, first = parts[0]
+    codec.decode(first, out)
+    for codec, part in parts[1:]:
         codec.add(part, out)

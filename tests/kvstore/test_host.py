@@ -6,6 +6,7 @@ import os
 import numpy as np
 import pytest
 
+from dmltrain.kvstore import codec as codecs
 from dmltrain.kvstore import host, summing
 from dmltrain.kvstore.server import Rejected, ServerCore, relay_number
 from dmltrain.kvstore.server_slice import Work
@@ -149,3 +150,20 @@ def test_times_of_what_was_passed_on_leave_out_the_way():
     relay.pull(0, 0, 0, 1)
     (reply,) = relay.done(work, 109.0, waited=3.0, worked=1.0)
     assert (reply.waited, reply.worked) == (5.0, 1.0)
+
+
+def test_a_hosts_sum_in_two_bits_is_decoded_by_its_own_threshold():
+    """Two workers' sum is sent in steps of two thresholds (codec_two_bits.py); worker 1's push beside it in its own."""
+    spec, server = {"type": "2bit", "threshold": 0.5}, ServerCore(3)
+    server.on_hosts([(0, 2), (1,)])
+    server.declare(0, {"type": "dist_sync", "staleness": 0.0, "keys": [
+        {"key": 0, "name": "k", "dtype": "float32", "weight": True, "compression": spec, "slices": [[0, 4]]}]})
+    works = []
+    for number, workers, values in ((relay_number(3, 0), 2, [1, -1, 1, 0]), (1, 1, [0.5, -0.5, 0, 0.5])):
+        codec = codecs.make(spec).of_sum(workers)
+        buffer = server.buffer(number, 0, 0, codec.nbytes(4), codec.number)
+        codec.encode(np.array(values, np.float32), buffer.array)
+        works += server.push(number, 0, 0, 1, -1.0, buffer)
+    (work,) = works
+    work.run()
+    assert work.target.array.tolist() == [1.5, -1.5, 1.0, 0.5]
