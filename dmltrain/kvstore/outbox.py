@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dmltrain.kvstore.link import Closed, Link
 
-GATHER_BYTES = 1 << 20  # small frames leave together up to this size, or to a link's window
+GATHER_BYTES = 1 << 20  # small frames leave together up to this size, or to a link's window where that is less
 GATHER_FRAMES = 256  # header and payload each, below IOV_MAX (1024)
 LAST = -(1 << 30)  # priority of requests: after the pushes before them
 BEFORE_ALL = 1 << 40  # priority of the rest of a frame
@@ -30,7 +30,7 @@ class Frame:
     priority: int = 0
     sent: Callable[[], None] | None = None
     prepare: Prepare | None = None
-    prepared_bytes: int = GATHER_BYTES  # what takes time to make leaves at once
+    prepared_bytes: int = GATHER_BYTES  # what takes time to make leaves at once; its memory may be used by the next
 
     @property
     def size(self) -> int:
@@ -115,7 +115,7 @@ class Outbox:
                     return []
                 self._ready.wait()
             batch, size = [], 0
-            most = self.link.window.size if self.link.window else GATHER_BYTES
+            most = min(GATHER_BYTES, self.link.window.size) if self.link.window else GATHER_BYTES
             while self._queue and len(batch) < GATHER_FRAMES and size < most:
                 frame = heapq.heappop(self._queue)[2]
                 batch.append(frame)
