@@ -18,7 +18,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 MAGIC = b"DMLT"
-VERSION = 2
+VERSION = 3
 MAX_CONTROL = 8 << 20  # bytes of JSON; a declaration of 100,000 slices takes 3 MB
 MAX_PROBE = 1 << 20  # bytes of a frame that only measures
 MAX_HELLO = 4096  # bytes of JSON before a peer has proved that it belongs to the job

@@ -136,7 +136,7 @@ def test_strangers_are_cut_off_and_logged_and_training_goes_on(training):
         wrong_version = bytearray(Header(Kind.HELLO, 2).pack()[:-4])
         wrong_version[4] = 77
         answer = noise(port, bytes(wrong_version) + zlib.crc32(wrong_version).to_bytes(4, "big") + b"{}")
-        assert b"protocol version 77, expected 2" in answer
+        assert b"protocol version 77, expected 3" in answer
     assert all(process.poll() is None for process in job.processes.values()), job.outputs()
     job.processes["worker-0"].send_signal(signal.SIGINT)  # it still trains, and ends the job as it would have
     job.wait(10.0)

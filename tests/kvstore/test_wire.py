@@ -11,7 +11,7 @@ from dmltrain.kvstore import wire
 from dmltrain.kvstore.wire import Flag, FrameError, Header, Kind, VersionError
 
 GOLDEN = bytes.fromhex(
-    "444d4c5402210003"  # DMLT, version 2, PUSH, float32, in shared memory and asking for the value
+    "444d4c5403210003"  # DMLT, version 3, PUSH, float32, in shared memory and asking for the value
     "00000003" "00000007" "00000002"  # worker 3, key 7, slice 2
     "000000000000000c" "3fb999999999999a" "0000000000000400"  # round 12, learning rate 0.1, 1024 bytes
     "0000000000100040" "3e800000" "3f000000"  # at 1 MiB + 64, waited 0.25 s, worked 0.5 s
@@ -52,7 +52,7 @@ def test_any_changed_byte_is_refused(position, change):
 def test_another_version_is_named():
     body = bytearray(Header(Kind.HELLO).pack()[:-4])
     body[4] = 9
-    with pytest.raises(VersionError, match="version 9, expected 2"):
+    with pytest.raises(VersionError, match="version 9, expected 3"):
         Header.unpack(bytes(body) + zlib.crc32(body).to_bytes(4, "big"))
 
 
