@@ -16,7 +16,6 @@ import time
 import traceback
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from dmltrain.env import Environment
@@ -24,6 +23,7 @@ from dmltrain.kvstore import meeting, wire
 from dmltrain.kvstore.arena import Arena, ArenaError
 from dmltrain.kvstore.link import Closed, Link
 from dmltrain.kvstore.outbox import LAST, Frame, Outbox
+from dmltrain.kvstore.pool import Pool
 from dmltrain.kvstore.scheduler_process import accept_loop, log
 from dmltrain.kvstore.server import Action, Rejected, Reply, ServerCore, relay_number
 from dmltrain.kvstore.server_slice import Allocate, Buffer, Work, private
@@ -56,7 +56,7 @@ class Service:
         self._progress = threading.Condition(self._lock)  # work is done
         self._held: dict[tuple[int, int, int, int], list[Reply]] = {}  # worker, key, slice, place -> being read there
         self._threads = min(MAX_THREADS, os.cpu_count() or 1)
-        self._pool = ThreadPoolExecutor(self._threads, "arithmetic")
+        self._pool = Pool(self._threads, "arithmetic")
         self._outboxes: dict[int, Outbox] = {}
         self._replies: deque[tuple[Outbox, Frame]] = deque()  # to be sent
 
@@ -86,9 +86,9 @@ class Service:
 
     def done(self, work: Work, waited: float, worked: float) -> None:
         """Work that was forwarded is complete; for the times see ServerCore."""
-        works = self._done([work], waited, worked)
+        works = deque(self._done([work], waited, worked))
         if works:
-            self._pool.submit(self._carry_out, deque(works))
+            self._pool.submit(functools.partial(self._carry_out, works))
 
     def _admit(self, connection: Link) -> None:
         """A caller through the unix socket: exchange memory."""
@@ -127,7 +127,7 @@ class Service:
         outbox.finish(DRAIN_SECONDS)
         connection.close()
         with self._lock:
-            self._act(self._core.finish(worker))
+            self._act(self._core.finish(worker, time.monotonic()))
             self._release_all(worker)
         self._send()
 
@@ -190,7 +190,7 @@ class Service:
         shared = sum(work.lent_bytes for work in works)
         if shared > AT_ONCE_BYTES:
             for _ in range(min(len(works), self._threads)):
-                self._pool.submit(self._carry_out, works)
+                self._pool.submit(functools.partial(self._carry_out, works))
         else:
             self._carry_out(works)
 

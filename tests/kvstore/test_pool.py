@@ -1,0 +1,23 @@
+"""Threads that last as long as their process."""
+
+import subprocess
+import sys
+
+PROGRAM = """
+import atexit, threading
+from dmltrain.kvstore.pool import Pool
+
+pool, done = Pool(2, "arithmetic"), threading.Event()
+
+def late():
+    pool.submit(done.set)
+    print(done.wait(10.0))
+
+atexit.register(late)
+"""
+
+
+def test_a_relay_still_sums_for_others_when_its_own_program_has_ended():
+    """There kvstores are closed that the program did not close: concurrent.futures takes no work any more then."""
+    ended = subprocess.run([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True, timeout=30.0)
+    assert ended.stdout == "True\n"
