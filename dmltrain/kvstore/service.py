@@ -101,11 +101,11 @@ class Service:
             raise FrameError(str(error)) from error
 
     def _serve(self, connection: Link, role: str, index: int) -> None:
-        worker = self._enter(role, index)
+        worker = self._enter(connection, role, index)
         if worker is None:
             log(f"{self._name}: cut off {role} {index}: not a worker of this job, or here already")
             return connection.close()
-        outbox = self._outboxes[worker] = Outbox(connection, f"to {role} {index}")
+        outbox = self._outboxes[worker]
         try:
             while True:
                 headers = connection.read_headers(BATCH)
@@ -131,13 +131,15 @@ class Service:
             self._release_all(worker)
         self._send()
 
-    def _enter(self, role: str, index: int) -> int | None:
+    def _enter(self, connection: Link, role: str, index: int) -> int | None:
         """The number of a worker, or relay, that is let in."""
-        number = {"worker": index, "relay": relay_number(self._environment.num_workers, index)}.get(role, -1)
+        workers = self._environment.num_workers
+        number = {"worker": index, "relay": relay_number(workers, index)}.get(role, -1) if index < workers else -1
         with self.alone() as core:
             if not core.takes(number) or number in self._outboxes:
                 return None
             core.join(number)
+            self._outboxes[number] = Outbox(connection, f"to {role} {index}")
             return number
 
     def _take(self, connection: Link, outbox: Outbox, worker: int, header: Header) -> None:

@@ -1,0 +1,48 @@
+"""Who is let in to a server's slices."""
+
+import pytest
+
+from dmltrain.env import Environment
+from dmltrain.kvstore import link
+from dmltrain.kvstore.handshake import Caller
+from dmltrain.kvstore.link import Closed
+from dmltrain.kvstore.server import ServerCore
+from dmltrain.kvstore.service import Service
+from dmltrain.kvstore.wire import Header, Kind
+
+ENVIRONMENT = Environment(role="server", num_workers=3, num_servers=1, job="job", key=b"key")
+
+
+@pytest.fixture
+def reaches():
+    """Whether a caller of this role and index is served; workers 0 and 2 share a host."""
+    core, listening, links = ServerCore(3), link.listen("127.0.0.1"), []
+    core.on_hosts([(0, 2), (1,)])
+    Service("server 0", ENVIRONMENT, core, None, pytest.fail, pytest.fail).accept(listening)
+
+    def served(role, index):
+        links.append(link.connect(listening.getsockname(), Caller.new("job", b"key", role, index), 5.0))
+        try:
+            links[-1].send(Header(Kind.PROBE).pack())
+            return links[-1].read_header().kind == Kind.PROBE
+        except Closed:
+            return False
+
+    yield served
+    for each in links:
+        each.close()
+    listening.close()
+
+
+@pytest.mark.parametrize("role, index, expected", [
+    ("worker", 2, True), ("relay", 0, True),
+    ("worker", 3, False),  # the number that stands for the relay of worker 0
+    ("relay", 2, False), ("relay", 1, False), ("relay", 3, False), ("server", 0, False),
+])
+def test_workers_and_the_first_of_several_on_a_host_as_their_relay(reaches, role, index, expected):
+    assert reaches(role, index) == expected
+
+
+@pytest.mark.parametrize("role", ["worker", "relay"])
+def test_each_once(reaches, role):
+    assert [reaches(role, 0), reaches(role, 0)] == [True, False]
