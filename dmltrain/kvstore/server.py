@@ -213,7 +213,8 @@ class ServerCore:
             raise Rejected(f"worker {covers[0]} pushes key {key} slice {index} at clock {clock}, "
                            f"expected {max(clocks) + 1}: a push is missing")
         if not piece.at_once and clock - piece.completed > MAX_LAG:
-            raise Rejected(f"worker {worker} has pushed key {key} {MAX_LAG} times more than the others, without a pull")
+            raise Rejected(f"worker {worker} has pushed key {key} {MAX_LAG} times more than the others, or than could "
+                           f"be summed: pull it at least once in {MAX_LAG} pushes")
         piece.clocks |= dict.fromkeys(covers, clock)
         push = Push(worker, covers, clock, rate, data, now, now - age)
         if piece.at_once:
