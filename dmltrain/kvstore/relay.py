@@ -31,16 +31,18 @@ from dmltrain.kvstore.waiting import Trip
 from dmltrain.kvstore.wire import Flag, FrameError, Header
 
 LEAVE_SECONDS = 0.05  # between two looks whether the workers have left
+LINGER_SECONDS = 2.0  # after a server's link broke, for the scheduler to say who was lost
 
 
 class Relay:
-    """Serves the workers `ranks` through `listening`. `fail(reason)` ends the job."""
+    """Serves the workers `ranks` through `listening`. `lost(reason)` is told that a link has ended, for its worker;
+    `fail(reason)` ends the job."""
 
     def __init__(self, environment: Environment, ranks: Ranks, arena: Arena, listening: socket.socket,
-                 fail: Callable[[str], None]) -> None:
+                 lost: Callable[[str], None], fail: Callable[[str], None]) -> None:
         self.links: dict[int, ServerLink] = {}  # by server, to be filled before the first push
         self._parts: dict[tuple[int, int], Part] = {}
-        self._fail = fail
+        self._lost, self._fail = lost, fail
         self._left = threading.Event()
         core = ServerCore(environment.num_workers, wait_seconds=environment.wait_seconds, allocate=allocator(arena))
         core.on_hosts([ranks])
@@ -62,6 +64,13 @@ class Relay:
         self._left.set()
         for link in self.links.values():
             link.link.cut()
+
+    def lost(self, reason: str) -> None:
+        """A link to a server has ended. Its worker may have finished: the others of the host have not, until all left.
+        """
+        self._lost(reason)
+        if not self._left.wait(LINGER_SECONDS):
+            self._fail(reason)
 
     def _watch(self) -> None:
         while not self._left.wait(OVERDUE_SECONDS):

@@ -58,7 +58,8 @@ class Routes:
         self.relay = self._relay(place.listening)
         self.servers = [self._connect(number, *address) for number, address in enumerate(table["servers"])]
         if self.relay:
-            self.relay.links |= {number: self._upstream(number, *table["servers"][number]) for number in self._far}
+            self.relay.links |= {number: self._upstream(self.relay.lost, number, *table["servers"][number])
+                                 for number in self._far}
         self.host = self._join(table) if self._far else None
         first = environment.index % len(self.servers)  # each worker begins at another server
         self.links = [*([self.host] if self.host else ()), *self.servers[first:], *self.servers[:first]]
@@ -97,7 +98,7 @@ class Routes:
             listening.close()
             return None
         assert self._place.arena is not None  # nobody listens without one
-        return Relay(self._environment, self._ranks, self._place.arena, listening, self._fail)
+        return Relay(self._environment, self._ranks, self._place.arena, listening, self._lost, self._fail)
 
     def _connect(self, number: int, address: str, port: int, meeting_name: str, _: str) -> ServerLink:
         name, caller = f"server {number} at {address}:{port}", self._caller("worker")
@@ -117,7 +118,7 @@ class Routes:
                             "--transport auto, which takes TCP for servers on other hosts")
         return met
 
-    def _upstream(self, number: int, address: str, port: int, *_: str) -> ServerLink:
+    def _upstream(self, lost: Report, number: int, address: str, port: int, *_: str) -> ServerLink:
         """The relay's own link to a server."""
         environment, name = self._environment, f"server {number} at {address}:{port}"
         try:
@@ -125,7 +126,7 @@ class Routes:
         except _FAILURES as error:
             raise JobLost(f"{name} cannot be reached: {error}") from error
         own_number = relay_number(environment.num_workers, environment.index)
-        return ServerLink(name, own_number, connection, self._lost, self._fail)
+        return ServerLink(name, own_number, connection, lost, self._fail)
 
     def _join(self, table: dict[str, Any]) -> ServerLink:
         """The link to the host's relay."""

@@ -1,5 +1,9 @@
 """A worker's links: what it says when the relay of its host cannot be had."""
 
+import queue
+import threading
+from dataclasses import replace
+
 import pytest
 
 from dmltrain.env import Environment
@@ -43,3 +47,21 @@ def test_a_worker_that_takes_no_part_cannot_be_met(change):
     assert Place(ENVIRONMENT, sums=True).meeting != ""
     assert Place(Environment(**{**vars(ENVIRONMENT), **change}), sums=True).meeting == ""
     assert Place(ENVIRONMENT, sums=False).meeting == ""
+
+
+def test_a_relay_without_its_server_ends_the_job_though_its_own_worker_has_finished(server):
+    """Nobody else notices a connection that breaks between two processes that live on."""
+    failures, over = queue.Queue(), threading.Event()
+    environments = [replace(ENVIRONMENT, index=rank) for rank in range(2)]
+    places = [Place(environment, sums=True) for environment in environments]
+    table = {"servers": [server], "workers": [[host.identity(), place.meeting] for place in places]}
+    first, second = (Routes(environment, table, place, lambda reason: None, failures.put)
+                     for environment, place in zip(environments, places, strict=True))
+    leaving = threading.Thread(target=first.relay.leave, args=(over,))
+    leaving.start()
+    first.relay.links[0].link.cut()
+    assert failures.get(timeout=10.0).startswith("server 0 at ")
+    for each in (*first.links, *second.links):
+        each.link.cut()
+    leaving.join(10.0)
+    assert not leaving.is_alive(), "all workers have left"
