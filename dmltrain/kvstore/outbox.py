@@ -114,7 +114,8 @@ class Outbox:
                 if self._closing:
                     return []
                 self._ready.wait()
-            batch, size = [], 0
+            batch: list[Frame] = []
+            size = 0
             most = min(GATHER_BYTES, self.link.window.size) if self.link.window else GATHER_BYTES
             while self._queue and len(batch) < GATHER_FRAMES and size < most:
                 frame = heapq.heappop(self._queue)[2]

@@ -184,8 +184,11 @@ class Service:
         self._send()
         self._hand_out(works)
         for place in full:  # nobody fills this server's memory with steps that it cannot make in time
-            with self._progress:
-                self._progress.wait_for(lambda place=place: self._core.backlog(*place) <= MAX_BACKLOG, REST_SECONDS)
+            self._let_step(*place)
+
+    def _let_step(self, key: int, index: int) -> None:
+        with self._progress:
+            self._progress.wait_for(lambda: self._core.backlog(key, index) <= MAX_BACKLOG, REST_SECONDS)
 
     def _hand_out(self, works: deque[Work]) -> None:
         """Have it done: by the pool where that pays; what has just been received is in this core's cache."""
