@@ -14,6 +14,7 @@ import socket
 import struct
 
 LEAST = 1 << 16  # bytes; 0.5 ms at 1 Gbit/s
+MOST = 1 << 30  # bytes; what setsockopt takes
 UPDATE_BYTES = 1 << 18  # sent between two looks at the path
 _INFO = struct.Struct("=148x I 8x Q")  # tcpi_min_rtt (us), tcpi_delivery_rate (bytes/s)
 
@@ -37,7 +38,7 @@ class SendWindow:
     def _update(self) -> None:
         with contextlib.suppress(OSError, struct.error):  # an old kernel tells less: the window stays as it is
             shortest, rate = _INFO.unpack(self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size))
-            wanted = LEAST + int(2 * rate * shortest * 1e-6)
+            wanted = min(LEAST + int(2 * rate * shortest * 1e-6), MOST)
             if not 0.8 < wanted / self.size < 1.25:
                 self._set(wanted)
 

@@ -30,6 +30,7 @@ class Path:
     (50, 12_500_000, LEAST),  # 100 Mbit/s: 1 KB, near enough to nothing
     (100, 1_250_000_000, LEAST + 250_000),  # 10 Gbit/s
     (20_000, 125_000_000, LEAST + 5_000_000),  # 1 Gbit/s over 20 ms
+    (10**6, 10**12, 1 << 30),  # nonsense
 ])
 def test_the_window_is_twice_what_the_path_holds_and_a_little_more(microseconds, rate, size):
     path = Path(microseconds, rate)
