@@ -78,17 +78,13 @@ class Service:
             yield self._core
 
     @contextlib.contextmanager
-    def at_rest(self) -> Iterator[ServerCore]:
-        """The same, when no work is under way."""
+    def at_rest(self, seconds: float = REST_SECONDS) -> Iterator[ServerCore]:
+        """The same, when no work is under way. Raises Rejected when there is some for longer than that."""
         with self._progress:
-            self._progress.wait_for(lambda: self._core.rests, REST_SECONDS)
+            if not self._progress.wait_for(lambda: self._core.rests, seconds):
+                raise Rejected(f"{self._name} had steps to make for {seconds:g} s without a pause, and each changes "
+                               "its state: save and load states between two barriers")
             yield self._core
-
-    def done(self, work: Work, waited: float, worked: float) -> None:
-        """Work that was forwarded is complete; for the times see ServerCore."""
-        works = deque(self._done([work], waited, worked))
-        if works:
-            self._pool.submit(functools.partial(self._carry_out, works))
 
     def _admit(self, connection: Link) -> None:
         """A caller through the unix socket: exchange memory."""

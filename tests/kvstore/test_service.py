@@ -6,7 +6,7 @@ from dmltrain.env import Environment
 from dmltrain.kvstore import link
 from dmltrain.kvstore.handshake import Caller
 from dmltrain.kvstore.link import Closed
-from dmltrain.kvstore.server import ServerCore
+from dmltrain.kvstore.server import Rejected, ServerCore
 from dmltrain.kvstore.service import Service
 from dmltrain.kvstore.wire import Header, Kind
 
@@ -46,3 +46,17 @@ def test_workers_and_the_first_of_several_on_a_host_as_their_relay(reaches, role
 @pytest.mark.parametrize("role", ["worker", "relay"])
 def test_each_once(reaches, role):
     assert [reaches(role, 0), reaches(role, 0)] == [True, False]
+
+
+def test_a_state_is_not_read_while_it_changes():
+    core = ServerCore(1)
+    core.on_hosts([(0,)])
+    key = {"key": 0, "name": "w", "dtype": "float32", "weight": True, "compression": {"type": "none"}}
+    core.declare(0, {"type": "dist_sync", "staleness": 0, "keys": [key | {"slices": [[0, 4]]}]})
+    service = Service("server 0", ENVIRONMENT, core, None, pytest.fail, pytest.fail)
+    (work,) = core.push(0, 0, 0, 1, -1.0, core.buffer(0, 0, 0, 16, 0))
+    with pytest.raises(Rejected, match="steps to make for 0.05 s .* between two barriers"), service.at_rest(0.05):
+        pass
+    core.done(work)
+    with service.at_rest(0.05) as found:
+        assert found is core
