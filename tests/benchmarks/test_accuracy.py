@@ -1,6 +1,7 @@
-"""benchmarks/accuracy.py trains with every codec once, and compares."""
+"""benchmarks/accuracy.py makes each run once, and compares."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,20 +17,21 @@ def run(folder, *words):
                           text=True, timeout=200)
 
 
-def test_every_codec_is_trained_and_what_is_there_is_not_trained_again(tmp_path):
-    words = ["--gc-type", "none,int8", "--seeds", "1", "--epochs", "1", "--num-examples", "128"]
+def test_a_run_is_made_once_and_compared(tmp_path):
+    words = ["--gc-type", "int8", "--seeds", "1", "--epochs", "1", "--num-examples", "128"]
     done = run(tmp_path, *words, "--format", "json")
     assert done.returncode == 0, done.stderr
-    results = json.loads(done.stdout)
-    assert set(results) == {"none", "int8"}
-    assert all(0 <= result["last"][0] <= 100 for result in results.values())
-    assert results["int8"]["megabytes"] < 0.5 * results["none"]["megabytes"]
+    result = json.loads(done.stdout)["int8"]
+    assert 0 <= result["last"][0] <= 100
+    assert 0.2 < result["megabytes"] < 0.6  # 1.1 MB of float32, a quarter of it and the batch norm's statistics
     log = tmp_path / "int8-seed1/worker-0.log"
     assert "--gc-type int8" in log.read_text()
     before = log.stat().st_mtime_ns
-    again = run(tmp_path, *words)
+    shutil.copytree(log.parent, tmp_path / "none-seed1")
+    again = run(tmp_path, *words, "--gc-type", "none,int8")
     assert again.returncode == 0 and log.stat().st_mtime_ns == before
     assert [line.split("|")[1].strip() for line in again.stdout.splitlines()[2:]] == ["none", "int8"]
+    assert "| +0.00 |" in again.stdout.splitlines()[3]
 
 
 def test_a_type_that_is_none_is_refused(tmp_path):
