@@ -79,6 +79,13 @@ class BlockCodec(Codec):
     def read(self, data: np.ndarray, start: int, length: int, into: np.ndarray) -> None:
         """Decode elements [start, start + into.size) of `length`."""
 
+    def sent(self, part: np.ndarray, start: int, target: np.ndarray, length: int) -> np.ndarray:
+        """`write`; returns what `read` would give, in this thread's memory."""
+        self.write(part, start, target, length)
+        values = scratch("sent", part.size)
+        self.read(target, start, length, values)
+        return values
+
     def encode(self, source: np.ndarray, target: np.ndarray, residual: np.ndarray | None = None) -> None:
         self.check(target, source.size)
         with np.errstate(all="ignore"):  # overflow, inf - inf: what becomes of them is said above
@@ -90,10 +97,7 @@ class BlockCodec(Codec):
 
     def _write_all(self, part: np.ndarray, start: int, target: np.ndarray, length: int, left: np.ndarray) -> None:
         np.add(part, left, out=left)
-        self.write(left, start, target, length)
-        sent = scratch("sent", left.size)
-        self.read(target, start, length, sent)
-        np.subtract(left, sent, out=left)
+        np.subtract(left, self.sent(left, start, target, length), out=left)
         forget_what_is_not_finite(left)
 
     def decode(self, data: np.ndarray, out: np.ndarray) -> None:

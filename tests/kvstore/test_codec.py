@@ -258,6 +258,15 @@ def test_2bit_leaves_an_eighth_of_the_energy_of_normal_values():
     assert np.square(left).sum() / np.square(source).sum() == pytest.approx(1 / 8, abs=0.006)
 
 
+@pytest.mark.parametrize("length", [1, 513, BLOCK + 700])
+def test_2bit_keeps_what_decoding_lacks_to_the_bit(length):
+    source, residual = normal(length), normal(length, 0.004, seed=1)
+    source[::7], residual[::7] = -0.0, -0.0
+    expected = source + residual
+    sent = through(codec.make({"type": "2bit"}), source, residual)
+    assert np.array_equal(residual, expected - sent)
+
+
 def test_2bit_has_levels_for_each_512_elements():
     source = np.concatenate([normal(512, 1.0), normal(512, 1e-6)])
     sent = there_and_back({"type": "2bit"}, source)
