@@ -4,8 +4,9 @@ No single result is exact, so what counts is the sum of the results of all steps
 all gradients is bounded for every codec (n workers, gradients g of at most G = 30 (rank + 1), sums of at most S):
 - bf16, fp16: each push and each result is rounded by at most one part in 2^8, 2^11; errors may add up over steps;
 - int8: one level of 127 at most is left over at each end (error feedback), however many steps there were;
-- 2bit: with a threshold t >= G no residual exceeds t at a worker and n t at a server (Seide et al. 2014, "1-Bit
-  Stochastic Gradient Descent", section 2: error feedback);
+- 2bit-threshold: with a threshold t >= G no residual exceeds t at a worker and n t at a server (Seide et al. 2014,
+  "1-Bit Stochastic Gradient Descent", section 2: error feedback);
+- 2bit, whose levels follow the gradients: residuals that would grow beyond that would be a defect, too;
 - topk: what is sent is exact; every element lies between 0 and its sum, since all its gradients have one sign.
 """
 
@@ -15,14 +16,14 @@ import numpy as np
 from kvstore_workload import WrongResult, marker
 
 LARGEST = 30.0  # of worker 0's gradients (kvstore_workload.patterns)
-TYPES = ("bf16", "fp16", "int8", "2bit", "topk")
+TYPES = ("bf16", "fp16", "int8", "2bit", "2bit-threshold", "topk")
 TOPK_RATIO = 0.01
 
 
 def parameters(codec: str, workers: int) -> dict[str, object]:
-    """For set_gradient_compression; 2bit's threshold is the largest gradient, so that residuals stay bounded."""
-    own = {"2bit": {"threshold": LARGEST * workers}, "topk": {"ratio": TOPK_RATIO}}
-    return {"type": codec, **own.get(codec, {})}
+    """For set_gradient_compression; the threshold is the largest gradient, so that residuals stay bounded."""
+    own = {"2bit-threshold": {"threshold": LARGEST * workers}, "topk": {"ratio": TOPK_RATIO}}
+    return {"type": codec.removesuffix("-threshold"), **own.get(codec, {})}
 
 
 def tolerance(codec: str, workers: int, steps: int, expected: np.ndarray) -> np.ndarray | float:
@@ -30,8 +31,10 @@ def tolerance(codec: str, workers: int, steps: int, expected: np.ndarray) -> np.
     largest_sum = LARGEST * workers * (workers + 1) / 2
     if codec == "topk":
         return np.abs(expected)
+    if codec in ("2bit", "2bit-threshold"):
+        return 2.0 * workers * LARGEST * workers
     return {"bf16": 2.0**-7 * largest_sum * steps, "fp16": 2.0**-10 * largest_sum * steps,
-            "int8": 2 * 1.1 * largest_sum / 127, "2bit": 2.0 * workers * LARGEST * workers}[codec]
+            "int8": 2 * 1.1 * largest_sum / 127}[codec]
 
 
 @dataclass

@@ -86,6 +86,12 @@ class Service:
                                "its state: save and load states between two barriers")
             yield self._core
 
+    def done(self, work: Work, waited: float, worked: float) -> None:
+        """Work that was forwarded is complete; for the times see ServerCore."""
+        works = deque(self._done([work], waited, worked))
+        if works:
+            self._pool.submit(functools.partial(self._carry_out, works))
+
     def _admit(self, connection: Link) -> None:
         """A caller through the unix socket: exchange memory."""
         assert self._arena is not None  # nobody listens there without one

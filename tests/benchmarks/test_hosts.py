@@ -130,16 +130,16 @@ def judged(codec: str, results, workers: int = 3) -> None:
 
 def test_a_two_bit_codec_with_error_feedback_passes_and_one_that_forgets_does_not():
     workload, lossy = benchmark_module("kvstore_workload"), benchmark_module("kvstore_lossy")
-    threshold = lossy.parameters("2bit", 3)["threshold"]
+    threshold = lossy.parameters("2bit-threshold", 3)["threshold"]
     workers, servers = [[TwoBit(threshold) for _ in range(3)] for _ in range(2)], [TwoBit(3 * threshold), TwoBit(
         3 * threshold)]
 
     def feedback(key: int, pushes: list[np.ndarray]) -> np.ndarray:
         return servers[key](sum(code(push) for code, push in zip(workers[key], pushes, strict=True)))
 
-    judged("2bit", feedback)
-    with pytest.raises(workload.WrongResult, match="key 0, 2bit: after 10 steps"):
-        judged("2bit", lambda key, pushes: TwoBit(threshold)(sum(pushes)))
+    judged("2bit-threshold", feedback)
+    with pytest.raises(workload.WrongResult, match="key 0, 2bit-threshold: after 10 steps"):
+        judged("2bit-threshold", lambda key, pushes: TwoBit(threshold)(sum(pushes)))
 
 
 def test_rounding_passes_and_a_missing_worker_does_not():
