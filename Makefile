@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
+SIDE_BY_SIDE := $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')  # tests wait, too
 MXNET := $(shell $(PYTHON) -c 'import sys; print(",mxnet" if sys.version_info < (3, 12) else "")')
 
 .PHONY: demo test check bench testbed clean
@@ -17,7 +18,7 @@ demo: $(VENV)/demo.done
 	@echo "          --network resnet --num-layers 20 --kv-store dist_sync --batch-size 64 --num-epochs 2"
 
 test: $(VENV)/test.done
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "not alone" $(PYTEST_ARGUMENTS) || [ $$? = 5 ]
+	$(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --maxprocesses 4 --dist worksteal -m "not alone" $(PYTEST_ARGUMENTS) || [ $$? = 5 ]
 	$(BIN)/python -m pytest -m alone $(PYTEST_ARGUMENTS) || [ $$? = 5 ]  # 5: none of those that were asked for
 
 check: $(VENV)/test.done
