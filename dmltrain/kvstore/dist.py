@@ -23,13 +23,13 @@ from dmltrain.kvstore.bound import Bound, Carried
 from dmltrain.kvstore.control import EXIT_SECONDS, Control
 from dmltrain.kvstore.entry import Entry, Reading, cut, declared
 from dmltrain.kvstore.outgoing import Outgoing
+from dmltrain.kvstore.relay import LINGER_SECONDS
 from dmltrain.kvstore.routes import Place, Routes, Way
 from dmltrain.kvstore.server_link import Landing, Part, ServerLink
 from dmltrain.kvstore.waiting import Trip, Waits, split
 from dmltrain.kvstore.wire import Flag, Header, Kind
 
 FIRST_SUM = 1 << 31  # keys that are no weights have numbers from here on: weights' never depend on them
-LINGER_SECONDS = 2.0  # after a server's link broke, for the scheduler to say who was lost
 
 
 class DistKVStore(KVStore):

@@ -31,4 +31,5 @@ class Outgoing:
             frames = self._frames[server]
             if self._read[server]:
                 frames.insert(0, server.release(self._read[server]))
-            server.outbox.put_all(frames)
+            if frames:
+                server.outbox.put_all(frames)
