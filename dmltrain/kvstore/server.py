@@ -21,13 +21,14 @@ memory, when the worker has read it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from dmltrain.kvstore import codec as codecs
+from dmltrain.kvstore import overdue
 from dmltrain.kvstore.server_slice import Allocate, Arrival, Buffer, Push, Slice, Step, Work, private
 from dmltrain.kvstore.wire import DTYPES
 
@@ -278,41 +279,16 @@ class ServerCore:
 
         The latter is said when it is still so at the next call: for a lost worker the scheduler has better words.
         """
-        places = self._slices.items()
-        absent = next(filter(None, (self._absent(key, index, piece) for (key, index), piece in places)), "")
+        named = [(f"key {self._declared[key]['name']!r} slice {index}", piece)
+                 for (key, index), piece in self._slices.items()]
+        covered = self._finished.difference(*(self._covers[relay] for relay in self._relays))
+        absent = _first(overdue.absent(name, piece, covered if piece.is_weight else self._finished)
+                        for name, piece in named)
         before, self._absence = self._absence, absent
         if absent and absent == before:
             return absent
-        return next(filter(None, (self._late(key, index, piece, now) for (key, index), piece in places)), "")
-
-    def _absent(self, key: int, index: int, piece: Slice) -> str:
-        finished = self._finished
-        if piece.is_weight:
-            finished = finished.difference(*(self._covers[relay] for relay in self._relays))
-        for number, pushes in piece.rounds.items():
-            gone = sorted(finished - pushes.keys())
-            if gone:
-                return (f"round {number} of {self._name(key, index)}: worker {gone[0]} has finished already and will "
-                        "never push it; all workers must make the same number of steps")
-        return ""
-
-    def _late(self, key: int, index: int, piece: Slice, now: float) -> str:
-        for number, pushes in piece.rounds.items():
-            since = min(push.since for push in pushes.values())
-            missing = [str(w) for w in sorted(piece.clocks) if w not in pushes]
-            if missing and now - since > self.wait_seconds:
-                return (f"round {number} of {self._name(key, index)} has waited {now - since:.0f} s for worker "
-                        f"{', '.join(missing)} (DMLTRAIN_WAIT_TIMEOUT)")
-        for worker, clock, since in piece.waiting:
-            if piece.at_once and now - since > self.wait_seconds:
-                slow = [str(w) for w, reached in piece.applied.items()
-                        if w not in self._finished and reached < clock - self.staleness]
-                return (f"worker {worker} has waited {now - since:.0f} s at clock {clock} of {self._name(key, index)} "
-                        f"for worker {', '.join(slow)} (DMLTRAIN_WAIT_TIMEOUT)")
-        return ""
-
-    def _name(self, key: int, index: int) -> str:
-        return f"key {self._declared[key]['name']!r} slice {index}"
+        return _first(overdue.late(name, piece, piece.applied.keys() - self._finished, self.staleness, now,
+                                   self.wait_seconds) for name, piece in named)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -401,6 +377,11 @@ class ServerCore:
 def relay_number(num_workers: int, leader: int) -> int:
     """The number under which the relay in the worker `leader` pushes: above all ranks."""
     return num_workers + leader
+
+
+def _first(reasons: Iterable[str]) -> str:
+    """The first that is not empty."""
+    return next(filter(None, reasons), "")
 
 
 def _type(dtype: int) -> str:
