@@ -195,7 +195,19 @@ class ServerCore:
     def lend(self, worker: int, key: int, index: int, data: np.ndarray, dtype: int) -> Buffer:
         """The same for a push that lies in memory which the worker shares, `data` uint8. Raises Rejected."""
         piece = self._check_push(worker, key, index, data.nbytes, dtype, False)
-        return Buffer(data if piece.codec else data.view(piece.dtype), "lent")
+        return piece.foreign(data, "lent")
+
+    def passing(self, worker: int, key: int, index: int, nbytes: int, dtype: int, clock: int,
+                own: Callable[[int], np.ndarray]) -> Buffer | None:
+        """The same, in the receiver's `own` memory (bytes -> uint8), for a push that completes the round which is next:
+        whoever receives it adds it up at once. None for any other. Raises Rejected."""
+        piece, covers = self._check_push(worker, key, index, nbytes, dtype, False), self._covers[worker]
+        here = piece.rounds.get(clock, {})
+        if piece.at_once or piece.work is not None or clock != piece.completed + 1 or covers[0] in here:
+            return None
+        if not 0 < len(here) == len(piece.clocks) - len(covers):
+            return None
+        return piece.foreign(own(nbytes), "passing")
 
     def give_back(self, key: int, index: int, data: Buffer) -> None:
         """A buffer from `buffer` that is not needed after all."""

@@ -34,7 +34,8 @@ def private(size: int) -> tuple[int | None, np.ndarray]:
 @dataclass(eq=False, slots=True)
 class Buffer:
     """Memory of a "value" (or of a push, which can become the value), of an encoded "push", of an encoded value
-    ("coded"), or of a worker that shares its push ("lent")."""
+    ("coded"), of a worker that shares its push ("lent"), or of the thread that receives a push and adds it up before it
+    receives the next ("passing")."""
 
     array: np.ndarray  # (length,) of the slice's type, or uint8 when encoded
     kind: str
@@ -114,6 +115,10 @@ class Slice:
     def take_for_push(self) -> Buffer:
         return self.take("push" if self.codec else "value")
 
+    def foreign(self, data: np.ndarray, kind: str) -> Buffer:
+        """A push in `data`, uint8, memory that is not this slice's."""
+        return Buffer(data if self.codec else data.view(self.dtype), kind)
+
     def target(self, pushes: list[Push]) -> Buffer:
         """Where to sum these: into the memory of one of the first two, else into a free buffer."""
         if self.codec is None:
@@ -145,7 +150,7 @@ class Slice:
 
     def give_back(self, buffer: Buffer) -> None:
         """A buffer that may be free now."""
-        if buffer.kind != "lent" and not buffer.readers and buffer is not self.value and buffer is not self.coded:
+        if buffer.kind in self.spare and not buffer.readers and buffer is not self.value and buffer is not self.coded:
             self.spare[buffer.kind].append(buffer)
 
 

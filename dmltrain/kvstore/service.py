@@ -18,6 +18,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
+import numpy as np
+
 from dmltrain.env import Environment
 from dmltrain.kvstore import meeting, wire
 from dmltrain.kvstore.arena import Arena, ArenaError
@@ -57,6 +59,7 @@ class Service:
         self._held: dict[tuple[int, int, int, int], list[Reply]] = {}  # worker, key, slice, place -> being read there
         self._threads = min(MAX_THREADS, os.cpu_count() or 1)
         self._pool = Pool(self._threads, "arithmetic")
+        self._own = threading.local()  # memory of each receiving thread
         self._outboxes: dict[int, Outbox] = {}
         self._replies: deque[tuple[Outbox, Frame]] = deque()  # to be sent
 
@@ -184,7 +187,10 @@ class Service:
                 if self._core.backlog(header.key, header.slice) > MAX_BACKLOG:
                     full.append((header.key, header.slice))
         self._send()
-        self._hand_out(works)
+        if buffers[0].kind == "passing":
+            self._carry_out(works)
+        else:
+            self._hand_out(works)
         for place in full:  # nobody fills this server's memory with steps that it cannot make in time
             self._let_step(*place)
 
@@ -205,10 +211,19 @@ class Service:
         with self._lock:
             if header.flags & Flag.SHARED:
                 return self._lent(connection, worker, header)
-            buffer = self._core.buffer(worker, header.key, header.slice, header.length, header.dtype, initial)
+            push = (worker, header.key, header.slice, header.length, header.dtype)
+            buffer = None if initial else self._core.passing(*push, header.round, self._own_memory)
+            buffer = buffer or self._core.buffer(*push, initial)
         if header.length:
             connection.read_into(memoryview(buffer.array).cast("B"))
         return buffer
+
+    def _own_memory(self, size: int) -> np.ndarray:
+        """This thread's, the same again and again: it stays in its core's cache."""
+        own = self._own.__dict__
+        if "memory" not in own or own["memory"].size < size:
+            own["memory"] = np.empty(size, np.uint8)
+        return own["memory"][:size]
 
     def _lent(self, connection: Link, worker: int, header: Header) -> Buffer:
         """The push in the worker's memory. Called with the lock held."""

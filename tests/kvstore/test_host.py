@@ -9,7 +9,7 @@ import pytest
 from dmltrain.kvstore import codec as codecs
 from dmltrain.kvstore import host, summing
 from dmltrain.kvstore.server import Rejected, ServerCore, relay_number
-from dmltrain.kvstore.server_slice import Work
+from tests.kvstore.carrying_out import push, pushed
 
 HOSTS = ((0, 2), (1,), (3, 4, 5))
 LENGTH = 2 * summing.BLOCK + 3
@@ -72,21 +72,6 @@ def core():
     return made
 
 
-def push(core, number, values, clock=1, now=0.0):
-    buffer = core.buffer(number, 0, 0, values.nbytes, 0)
-    buffer.array[:] = values
-    replies = []
-    actions = core.push(number, 0, 0, clock, -1.0, buffer, now)
-    while actions:
-        action = actions.pop(0)
-        if isinstance(action, Work):
-            action.run()
-            actions += core.done(action)
-        else:
-            replies.append(action)
-    return replies
-
-
 @pytest.mark.parametrize("relays", [(), (0,), (3,), (0, 3)])
 @pytest.mark.parametrize("backwards", [False, True])
 def test_a_relay_pushes_for_all_of_its_host_and_the_bits_stay(relays, backwards):
@@ -104,23 +89,23 @@ def test_a_relay_pushes_for_all_of_its_host_and_the_bits_stay(relays, backwards)
     for number in numbers:
         server.pull(number, 0, 0, 1)
     replies = [reply for number, data in (pushes[::-1] if backwards else pushes)
-               for reply in push(server, number, data)]
+               for reply in push(server, number, 0, 1, data)]
     assert sorted(reply.worker for reply in replies) == sorted(numbers)
     assert replies[0].buffer.array.tobytes() == by_host(values).tobytes()
 
 
 def test_a_host_pushes_by_its_relay_or_by_itself_but_not_both():
     server, values = core(), gradients()
-    push(server, 4, values[4])
+    push(server, 4, 0, 1, values[4])
     with pytest.raises(Rejected, match="a push is missing"):
-        push(server, relay_number(6, 3), values[3])
+        push(server, relay_number(6, 3), 0, 1, values[3])
     assert not server.takes(relay_number(6, 1)), "a worker alone has no relay"
 
 
 def test_while_a_relay_is_here_it_knows_who_has_finished_early():
     server, values = core(), gradients()
     server.join(relay_number(6, 3))
-    push(server, 1, values[1])
+    push(server, 1, 0, 1, values[1])
     server.finish(4)  # its last push may still be in its host's sum
     assert server.overdue(1.0) == server.overdue(2.0) == ""
     server.finish(relay_number(6, 3))
@@ -131,7 +116,7 @@ def test_while_a_relay_is_here_it_knows_who_has_finished_early():
 def test_all_workers_of_a_missing_host_are_named():
     server, values = core(), gradients()
     for rank in (0, 1, 2):
-        push(server, rank, values[rank], now=100.0)
+        push(server, rank, 0, 1, values[rank], now=100.0)
     assert "for worker 3, 4, 5 " in server.overdue(161.0)
 
 
@@ -144,7 +129,7 @@ def test_times_of_what_was_passed_on_leave_out_the_way():
          "slices": [[0, 1]]}]})
     works = []
     for rank, now in ((0, 100.0), (2, 102.0)):
-        works += relay.push(rank, 0, 0, 1, -1.0, relay.buffer(rank, 0, 0, 4, 0), now)
+        works += pushed(relay, rank, 0, 1, [1], now=now)
     (work,) = works
     work.run()
     relay.pull(0, 0, 0, 1)
@@ -161,9 +146,9 @@ def test_a_hosts_sum_in_two_bits_is_decoded_by_its_own_threshold():
     works = []
     for number, workers, values in ((relay_number(3, 0), 2, [1, -1, 1, 0]), (1, 1, [0.5, -0.5, 0, 0.5])):
         codec = codecs.make(spec).of_sum(workers)
-        buffer = server.buffer(number, 0, 0, codec.nbytes(4), codec.number)
-        codec.encode(np.array(values, np.float32), buffer.array)
-        works += server.push(number, 0, 0, 1, -1.0, buffer)
+        coded = np.empty(codec.nbytes(4), np.uint8)
+        codec.encode(np.array(values, np.float32), coded)
+        works += pushed(server, number, 0, 1, (coded, codec.number))
     (work,) = works
     work.run()
     assert work.target.array.tolist() == [1.5, -1.5, 1.0, 0.5]

@@ -8,6 +8,7 @@ import pytest
 
 from dmltrain.kvstore.server import MAX_LAG, Rejected, ServerCore
 from dmltrain.kvstore.server_slice import Work
+from tests.kvstore.carrying_out import push, pushed, run
 
 INFINITY = float("inf")
 
@@ -26,31 +27,6 @@ def core_of(workers, kind="dist_sync", staleness=0.0, make_step=None, spec=None,
     if spec:
         core.optimize(spec)
     return core
-
-
-def push(core, worker, key, clock, values, rate=-1.0, now=0.0):
-    return run(core, pushed(core, worker, key, clock, values, rate, now))
-
-
-def pushed(core, worker, key, clock, values, rate=-1.0, now=0.0, age=0.0):
-    """What is to be done now."""
-    values = np.asarray(values, np.float32)
-    buffer = core.buffer(worker, key, 0, values.nbytes, 0)
-    buffer.array[:] = values
-    return core.push(worker, key, 0, clock, rate, buffer, now, age)
-
-
-def run(core, actions):
-    """Carry out all work at once; the replies."""
-    replies = []
-    while actions:
-        action = actions.pop(0)
-        if isinstance(action, Work):
-            action.run()
-            actions += core.done(action)
-        else:
-            replies.append(action)
-    return replies
 
 
 def gradient(worker, key, clock, size):
@@ -277,7 +253,28 @@ def test_memory_is_reused():
             for reply in core.pull(worker, 0, 0, clock):
                 core.release(reply)
     piece = core.slices()[0, 0]
-    assert sum(map(len, piece.spare.values())) <= 4
+    assert sum(map(len, piece.spare.values())) <= 3
+
+
+@pytest.mark.parametrize("workers, clocks, passes", [
+    (1, {}, False), (2, {}, False), (2, {1: 1}, True), (3, {1: 1}, False), (3, {1: 1, 2: 1}, True),
+    (2, {1: 2}, True), (2, {0: 1, 1: 1}, False)])
+def test_only_a_push_that_completes_a_round_is_not_kept(workers, clocks, passes):
+    """The next push of worker 0, when the others' clocks are these; a repeated one is none."""
+    core = core_of(workers)
+    for worker, clock in clocks.items():
+        for each in range(1, clock + 1):
+            push(core, worker, 0, each, [1] * 5)
+    taken = []
+    core.passing(0, 0, 0, 20, 0, 1, lambda size: taken.append(size) or np.empty(size, np.uint8))
+    assert taken == [20] * passes
+
+
+def test_no_push_is_received_in_passing_before_its_round_is_next():
+    core = core_of(2)
+    (_,) = pushed(core, 0, 0, 1, [1] * 5) + pushed(core, 1, 0, 1, [1] * 5)  # under way
+    pushed(core, 0, 0, 2, [1] * 5)
+    assert core.passing(1, 0, 0, 20, 0, 2, np.empty) is None
 
 
 @pytest.mark.parametrize("kind, staleness", [("dist_async", INFINITY), ("dist_ssp", 200.0)])
