@@ -2,24 +2,17 @@
 
 import json
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+from tests.benchmarks.as_a_user import run
+
 pytest.importorskip("torch", reason="PyTorch is not installed")
-BENCHMARK = Path(__file__).parents[2] / "benchmarks/accuracy.py"
-
-
-def run(folder, *words):
-    return subprocess.run([sys.executable, str(BENCHMARK), "--log-dir", str(folder), *words], capture_output=True,
-                          text=True, timeout=200)
 
 
 def test_a_run_is_made_once_and_compared(tmp_path):
     words = ["--gc-type", "int8", "--seeds", "1", "--epochs", "1", "--num-examples", "128"]
-    done = run(tmp_path, *words, "--format", "json")
+    done = run("accuracy.py", "--log-dir", str(tmp_path), *words, "--format", "json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)["int8"]
     assert 0 <= result["last"][0] <= 100
@@ -28,12 +21,12 @@ def test_a_run_is_made_once_and_compared(tmp_path):
     assert "--gc-type int8" in log.read_text()
     before = log.stat().st_mtime_ns
     shutil.copytree(log.parent, tmp_path / "none-seed1")
-    again = run(tmp_path, *words, "--gc-type", "none,int8")
+    again = run("accuracy.py", "--log-dir", str(tmp_path), *words, "--gc-type", "none,int8")
     assert again.returncode == 0 and log.stat().st_mtime_ns == before
     assert [line.split("|")[1].strip() for line in again.stdout.splitlines()[2:]] == ["none", "int8"]
     assert "| +0.00 |" in again.stdout.splitlines()[3]
 
 
 def test_a_type_that_is_none_is_refused(tmp_path):
-    done = run(tmp_path, "--gc-type", "none,zip")
+    done = run("accuracy.py", "--log-dir", str(tmp_path), "--gc-type", "none,zip")
     assert done.returncode == 2 and "--gc-type 'zip': choose of none, bf16" in done.stderr

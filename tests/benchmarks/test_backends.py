@@ -2,22 +2,18 @@
 
 import importlib.util
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks/backends.py"
+from tests.benchmarks.as_a_user import run
 
 
 def test_both_backends_have_their_figures(tmp_path):
     for framework in ("torch", "mxnet"):
         if importlib.util.find_spec(framework) is None:
             pytest.skip(f"{framework} is not installed")
-    command = [sys.executable, str(BENCHMARK), "--cases", "LeNet, local", "--num-examples", "256", "--epochs", "2",
-               "--log-dir", str(tmp_path / "logs"), "--format", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    done = run("backends.py", "--cases", "LeNet, local", "--num-examples", "256", "--epochs", "2",
+               "--log-dir", str(tmp_path / "logs"), "--format", "json", timeout=200)
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)["LeNet, local"]
     assert set(results) == {"torch", "mxnet"}

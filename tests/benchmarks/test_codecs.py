@@ -1,19 +1,15 @@
 """benchmarks/codecs.py measures every type, alone and side by side."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks/codecs.py"
+from tests.benchmarks.as_a_user import run
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_every_type_has_its_figures(processes):
-    command = [sys.executable, str(BENCHMARK), "--megabytes", "4", "--repeats", "1", "--processes", processes]
-    done = subprocess.run([*command, "--format", "json"], capture_output=True, text=True, timeout=100)
+    done = run("codecs.py", "--megabytes", "4", "--repeats", "1", "--processes", processes, "--format", "json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     figures = result["gigabytes_per_cpu_second"]

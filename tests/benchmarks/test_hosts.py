@@ -1,41 +1,21 @@
 """benchmarks/hosts.py measures real jobs on the test bed, judges their results, and leaves nothing behind."""
 
-import importlib
 import json
-import os
 import re
 import secrets
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 
+from tests.benchmarks.as_a_user import benchmark_module, run
 from tests.cluster.command import namespaces
 
 pytest.importorskip("torch", reason="the benchmark's workers need torch")
 
-ROOT = Path(__file__).resolve().parents[2]
 MARK = secrets.token_hex(8)
 TINY = ["--hosts", "3", "--workers-per-host", "2", "--megabytes", "1.2", "--repeats", "1", "--steps", "2",
         "--iperf-seconds", "1"]
-
-
-def benchmark_module(name: str):
-    """A module of benchmarks/, which find each other because they lie in one folder."""
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(ROOT / "benchmarks"))
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess:
-    """Run the benchmark as a user does."""
-    return subprocess.run([sys.executable, str(ROOT / "benchmarks" / "hosts.py"), *arguments], capture_output=True,
-                          text=True, timeout=250, env=os.environ | {"HOSTS_TEST_MARK": MARK})
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +23,8 @@ def result() -> dict:
     lacking = benchmark_module("hosts_bed").missing()
     if lacking:
         pytest.skip(f"no five-host benchmark: it needs {lacking}")
-    done = run("--format", "json", "--rate", "100mbit", "--systems", "dmltrain", *TINY)
+    done = run("hosts.py", "--format", "json", "--rate", "100mbit", "--systems", "dmltrain", *TINY, timeout=250,
+               HOSTS_TEST_MARK=MARK)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -85,7 +66,7 @@ def test_nothing_is_left(result: dict):
     (["--hosts", "1"], "2 to 250"),
     (["--host-sum", "no"], "choose of auto, off"), (["--megabytes", "0"], "more than 0")])
 def test_usage_errors(arguments: list[str], said: str):
-    done = run(*arguments)
+    done = run("hosts.py", *arguments)
     assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
 
 

@@ -2,38 +2,26 @@
 
 import importlib.util
 import json
-import os
 import secrets
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 
+from tests.benchmarks.as_a_user import benchmark_module, run
+
 pytest.importorskip("torch", reason="the kvstore benchmark needs torch")
 
-ROOT = Path(__file__).resolve().parents[2]
 TINY = ["--megabytes", "0.4", "--repeats", "2", "--steps", "2", "--warm-up", "1"]
 
 
 @pytest.fixture
-def workload(monkeypatch):
-    """The benchmark's kvstore_workload module; its programs find each other because they lie in one folder."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("kvstore_workload")
-
-
-def run(*arguments: str, mark: str = "") -> subprocess.CompletedProcess:
-    """Run the benchmark as a user does; `mark` is in the environment of all its processes."""
-    environ = os.environ | {"KVSTORE_TEST_MARK": mark}
-    command = [sys.executable, str(ROOT / "benchmarks" / "kvstore.py"), *arguments]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600)
+def workload():
+    return benchmark_module("kvstore_workload")
 
 
 def test_json_has_the_ratios_and_every_system():
-    done = run("--format", "json", *TINY)
+    done = run("kvstore.py", "--format", "json", *TINY, timeout=600)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["workload"] == {"bytes": pytest.approx(0.4e6, rel=0.01), "keys": 100, "workers": 2, "servers": 1}
@@ -56,7 +44,7 @@ def test_json_has_the_ratios_and_every_system():
 
 def test_table_of_one_system_leaves_no_process():
     mark = secrets.token_hex(8)
-    done = run("--systems", "gloo", *TINY, mark=mark)
+    done = run("kvstore.py", "--systems", "gloo", *TINY, KVSTORE_TEST_MARK=mark)
     assert done.returncode == 0, done.stderr
     assert "gloo all-reduce, one flat tensor" in done.stdout and "memcpy" in done.stdout
     assert "MXNet" not in done.stdout
@@ -69,7 +57,7 @@ def test_table_of_one_system_leaves_no_process():
     [(["--systems", "horovod"], "dmltrain, mxnet, gloo"), (["--repeats", "0"], "at least 1"), (["--x"], "--x")],
 )
 def test_usage_errors(arguments, said):
-    done = run(*arguments)
+    done = run("kvstore.py", *arguments)
     assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
 
 

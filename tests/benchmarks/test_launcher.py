@@ -2,15 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+from tests.benchmarks.as_a_user import run
 from tests.cluster.requirements import missing
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -18,9 +14,8 @@ def result() -> dict:
     lacking = missing()
     if lacking:
         pytest.skip(f"no test bed: it needs {lacking}")
-    command = [sys.executable, str(ROOT / "benchmarks" / "launcher.py"), "--format", "json"]
-    command += ["--repeats", "1", "--seconds", "1", "--ways", "ssh", "local"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    done = run("launcher.py", "--format", "json", "--repeats", "1", "--seconds", "1", "--ways", "ssh", "local",
+               timeout=250)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

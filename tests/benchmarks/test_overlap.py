@@ -1,35 +1,16 @@
 """benchmarks/overlap.py runs real steps through the kvstore and counts what computing does not hide."""
 
-import importlib
 import json
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
-
-def benchmark_module(name: str):
-    """A module of benchmarks/, which find each other because they lie in one folder."""
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess:
-    """Run the benchmark as a user does."""
-    return subprocess.run([sys.executable, str(BENCHMARKS / "overlap.py"), *arguments], capture_output=True, text=True,
-                          timeout=120)
+from tests.benchmarks.as_a_user import benchmark_module, run
 
 
 def test_steps_with_compute_are_held_against_steps_without():
-    done = run("--loopback", "--hosts", "2", "--megabytes", "0.4", "--compute", "0.3", "--repeats", "2", "--steps", "2",
-               "--format", "json")
+    done = run("overlap.py", "--loopback", "--hosts", "2", "--megabytes", "0.4", "--compute", "0.3", "--repeats", "2",
+               "--steps", "2", "--format", "json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["compute_seconds"] == 0.3 and result["step_seconds"]["min"] > 0.3 - 1e-9
@@ -54,5 +35,5 @@ def test_each_key_is_computed_once_the_classifier_last():
 @pytest.mark.parametrize(("arguments", "said"), [(["--hosts", "1"], "2 to 250"), (["--compute", "0"], "more than 0"),
                                                  (["--gc-type", "zip"], "zip")])
 def test_usage_errors(arguments: list[str], said: str):
-    done = run(*arguments)
+    done = run("overlap.py", *arguments)
     assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr

@@ -1,37 +1,18 @@
 """benchmarks/scale.py measures real jobs of each size, holds them against the bound, and draws them."""
 
-import importlib
 import json
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
-
-def benchmark_module(name: str):
-    """A module of benchmarks/, which find each other because they lie in one folder."""
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess:
-    """Run the benchmark as a user does."""
-    return subprocess.run([sys.executable, str(BENCHMARKS / "scale.py"), *arguments], capture_output=True, text=True,
-                          timeout=120)
+from tests.benchmarks.as_a_user import benchmark_module, run
 
 
 def test_a_tiny_cell_has_its_figures_and_its_picture(tmp_path):
     pytest.importorskip("matplotlib")
     picture = tmp_path / "scale.svg"
-    done = run("--workers", "2", "--servers", "1", "--keys", "3", "--megabytes", "0.03", "--repeats", "1",
+    done = run("scale.py", "--workers", "2", "--servers", "1", "--keys", "3", "--megabytes", "0.03", "--repeats", "1",
                "--format", "json", "--plot", str(picture))
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)

@@ -1,31 +1,19 @@
 """The training benchmark: its hand-written networks are ours, and it runs."""
 
-import importlib.util
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from dmltrain import models
 from dmltrain.backends import torch_layers
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-def plain():
-    spec = importlib.util.spec_from_file_location("training_plain", BENCHMARKS / "training_plain.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from tests.benchmarks.as_a_user import benchmark_module, run
 
 
 @pytest.mark.parametrize("name, layers", [("resnet", 20), ("inception-bn-28-small", None)])
 def test_the_plain_networks_compute_what_ours_do(name, layers):
     network = models.create(name, layers, 10, (3, 28, 28))
-    ours, theirs = torch_layers.build(network), plain().NETWORKS[name]()
+    ours, theirs = torch_layers.build(network), benchmark_module("training_plain").NETWORKS[name]()
     torch_layers.initialise(ours, network, seed=0)
     shared = [p for p in theirs.parameters() if p.requires_grad]
     own = list(ours.parameters())
@@ -43,9 +31,8 @@ def _by_shape(parameters):
 
 
 def test_it_runs(tmp_path):
-    command = [sys.executable, str(BENCHMARKS / "training.py"), "--networks", "resnet-20", "--turns", "1",
-               "--seconds", "0.1", "--batch-size", "8", "--num-examples", "4000", "--threads", "1", "--format", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    done = run("training.py", "--networks", "resnet-20", "--turns", "1", "--seconds", "0.1", "--batch-size", "8",
+               "--num-examples", "4000", "--threads", "1", "--format", "json", timeout=250)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["networks"]["resnet-20"]
     assert set(found["images_per_second"]) == {"plain", "local", "dist_sync"}
