@@ -9,27 +9,25 @@ import atexit
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from dmltrain.env import Environment
 from dmltrain.errors import JobLost, UserError
-from dmltrain.kvstore import codec as codecs
-from dmltrain.kvstore import plan, residual, wire
+from dmltrain.kvstore import residual, wire
 from dmltrain.kvstore.base import READ, Handle, Key, Keys, KVStore, as_array, keys_and_values, summed
 from dmltrain.kvstore.bound import Bound, Carried
 from dmltrain.kvstore.control import EXIT_SECONDS, Control
-from dmltrain.kvstore.entry import Entry, Reading, cut, declared
+from dmltrain.kvstore.entries import Entries
+from dmltrain.kvstore.entry import Entry, Reading, cut
 from dmltrain.kvstore.outgoing import Outgoing
 from dmltrain.kvstore.relay import LINGER_SECONDS
 from dmltrain.kvstore.routes import Place, Routes, Way
 from dmltrain.kvstore.server_link import Landing, Part, ServerLink
 from dmltrain.kvstore.waiting import Trip, Waits, split
 from dmltrain.kvstore.wire import Flag, Header, Kind
-
-FIRST_SUM = 1 << 31  # keys that are no weights have numbers from here on: weights' never depend on them
 
 
 class DistKVStore(KVStore):
@@ -43,17 +41,14 @@ class DistKVStore(KVStore):
         self.type = kind
         self.rank, self.num_workers = environment.index, environment.num_workers
         self.num_servers = environment.num_servers
-        self._meaning, self._staleness = meaning, staleness
+        self._meaning = meaning
         self._environment = environment
-        self._entries: dict[Key, Entry] = {}
-        self._loads = [0] * environment.num_servers
         self._staleness_taken = (0.0, 0)  # what take_staleness has told: sum and count
         self._barriers = 0
         self.waits: Waits = Waits()
         self._stepping = False
         self._bound: Bound | None = None
         self._closed = False
-        self._compression: dict[str, Any] = {"type": "none"}
         self._process = os.getpid()
         place = Place(environment, sums=meaning == "dist_sync" and environment.num_workers > 1)
         self._arena = place.arena
@@ -62,6 +57,7 @@ class DistKVStore(KVStore):
         self.facts = self._control.wait_for_start()  # what the scheduler told everybody
         self._routes = self._connect(place)
         self._servers, self._links = self._routes.servers, self._routes.all_links
+        self._entries = Entries(self._routes, self.num_workers, (meaning, staleness), self._seconds)
         atexit.register(self._at_exit)
 
     @property
@@ -77,10 +73,11 @@ class DistKVStore(KVStore):
     def init(self, key: Keys, value: Any) -> None:
         keys, values = keys_and_values(key, value)
         arrays = [summed(item) for item in values]
-        self._declare(keys, arrays, is_weight=True)
+        self._entries.declare(keys, arrays, is_weight=True)
         if self.rank == 0:
             for name, array in zip(keys, arrays, strict=True):
-                self._initialise(self._entries[name], array)
+                for link, part in self._routes.direct(self._entries.find(name).parts):
+                    link.initialise(part, cut(array, part), self._seconds)
         self._flush()
         self.barrier()
 
@@ -89,7 +86,7 @@ class DistKVStore(KVStore):
         self._check_stepping()
         outgoing = Outgoing()
         for name, item in zip(keys, values, strict=True):
-            self._push(name, self._find(name), item, priority, rate, outgoing)
+            self._push(name, self._entries.find(name), item, priority, rate, outgoing)
         outgoing.send(self._routes.links)
 
     def _check_stepping(self) -> None:
@@ -100,7 +97,7 @@ class DistKVStore(KVStore):
         keys, targets = self._targets(key, out)
         handle, outgoing = self._handle(keys), Outgoing()
         for name, target in zip(keys, targets, strict=True):
-            entry = self._find(name)
+            entry = self._entries.find(name)
             ways = self._routes.direct(entry.parts) if entry.given else entry.ways
             self._expect(name, entry, ways, target, handle, entry.clock)
             for link, part in ways:
@@ -115,7 +112,7 @@ class DistKVStore(KVStore):
         self._check_stepping()
         handle, outgoing = self._handle(keys), Outgoing()
         for name, item, target in zip(keys, values, targets, strict=True):
-            self._push(name, self._find(name), item, priority, rate, outgoing, target, handle)
+            self._push(name, self._entries.find(name), item, priority, rate, outgoing, target, handle)
         outgoing.send(self._routes.links)
         return self._waited(handle, wait)
 
@@ -126,7 +123,7 @@ class DistKVStore(KVStore):
         return keys, [READ] * len(keys)
 
     def _handle(self, keys: list[Key]) -> Handle:
-        parts = sum(len(self._find(name).parts) for name in keys)
+        parts = sum(len(self._entries.find(name).parts) for name in keys)
         return Handle(parts, f"pull of {_names(keys)}", self._environment.wait_seconds + 10.0, self._count_wait)
 
     def _count_wait(self, trip: Trip | None, since: float, until: float) -> None:
@@ -144,7 +141,7 @@ class DistKVStore(KVStore):
         return handle
 
     def buffers(self, keys: Sequence[Key]) -> list[np.ndarray]:
-        return [self._buffer(self._find(name)) for name in keys]
+        return [self._buffer(self._entries.find(name)) for name in keys]
 
     def _buffer(self, entry: Entry) -> np.ndarray:
         if entry.buffer is None:
@@ -156,13 +153,7 @@ class DistKVStore(KVStore):
         return entry.buffer
 
     def set_gradient_compression(self, parameters: dict[str, Any]) -> None:
-        try:
-            codecs.make(parameters)
-        except ValueError as error:
-            raise UserError(f"gradient compression: {error}") from error
-        if any(entry.is_weight for entry in self._entries.values()):
-            raise UserError("set_gradient_compression comes before init: keys are declared with their compression")
-        self._compression = dict(parameters)
+        self._entries.compress(parameters)
 
     def barrier(self) -> None:
         self._barriers += 1
@@ -179,10 +170,10 @@ class DistKVStore(KVStore):
         """Replace `values` by the sum of all workers' values."""
         key = f"sum of {name} ({values.size})"
         if key not in self._entries:
-            self._declare([key], [values.reshape(-1)], is_weight=False)
+            self._entries.declare([key], [values.reshape(-1)], is_weight=False)
             self._flush()
         outgoing = Outgoing()
-        self._push(key, self._entries[key], values.reshape(-1), 0, -1.0, outgoing)
+        self._push(key, self._entries.find(key), values.reshape(-1), 0, -1.0, outgoing)
         outgoing.send(self._routes.links)
         self.pull(key, values)
 
@@ -195,7 +186,7 @@ class DistKVStore(KVStore):
         self.barrier()
 
     def key_number(self, key: Key) -> int:
-        return self._find(key).number
+        return self._entries.find(key).number
 
     def optimizer_states(self) -> list[bytearray]:
         answers: list[list[bytearray]] = [[] for _ in self._servers]
@@ -212,11 +203,11 @@ class DistKVStore(KVStore):
                 frame = Header(Kind.STATE, len(state)).pack() + state
                 self._asked(server.request(frame, self._seconds)).wait()
         self.barrier()
-        for entry in self._entries.values():
+        for entry in self._entries:
             entry.given = True
 
     def held_back(self) -> dict[str, np.ndarray]:
-        parts = residual.parts_of(self._entries.values())
+        parts = residual.parts_of(self._entries)
         if not parts:
             return {}
         own = residual.gathered(parts)
@@ -232,7 +223,7 @@ class DistKVStore(KVStore):
         return held
 
     def put_back(self, held_back: dict[str, np.ndarray]) -> None:
-        parts = residual.parts_of(self._entries.values())
+        parts = residual.parts_of(self._entries)
         workers = [array for name, array in held_back.items() if name.startswith("worker ")]
         servers = [array for name, array in held_back.items() if name.startswith("server ")]
         if not parts:
@@ -339,42 +330,6 @@ class DistKVStore(KVStore):
 
     # -- keys and slices ------------------------------------------------------------------------------------------
 
-    def _declare(self, keys: list[Key], arrays: list[np.ndarray], is_weight: bool) -> None:
-        fresh = [(key, array) for key, array in zip(keys, arrays, strict=True) if key not in self._entries]
-        same = sum(entry.is_weight == is_weight for entry in self._entries.values())
-        first, loads = (same, self._loads) if is_weight else (FIRST_SUM + same, self._loads[:])
-        sizes, itemsizes = [array.size for _, array in fresh], [array.itemsize for _, array in fresh]
-        slices = plan.cut(sizes, itemsizes, loads, first)
-        for offset, ((key, array), pieces) in enumerate(zip(fresh, slices, strict=True)):
-            self._entries[key] = self._entry(first + offset, array, pieces, is_weight)
-        names = [key for key, _ in fresh]
-        for server in self._servers:
-            self._declare_to(server, names, lambda entry: self._routes.direct(entry.parts))
-        if is_weight and self._routes.host:
-            self._declare_to(self._routes.host, names, lambda entry: entry.ways)
-
-    def _declare_to(self, link: ServerLink, keys: list[Key], ways: Callable[[Entry], list[Way]]) -> None:
-        """What of these keys travels by that link, when it goes these ways."""
-        here = [declared(key, self._entries[key], [way.part for way in ways(self._entries[key]) if way.link is link])
-                for key in keys]
-        message = {"type": self._meaning, "staleness": self._staleness,
-                   "keys": [entry for entry in here if entry["slices"]]}
-        link.request(wire.control(Kind.DECLARE, message), self._seconds)
-
-    def _entry(self, number: int, array: np.ndarray, pieces: list[plan.Slice], is_weight: bool) -> Entry:
-        compresses = is_weight and array.dtype == np.float32
-        compression = self._compression if compresses else {"type": "none"}
-        codec = codecs.make(compression)
-        result = codec and codec.of_sum(self.num_workers)
-        parts = [Part(piece, array.dtype, codec and codec.of_sum(self._routes.summed(piece.server)), result)
-                 for piece in pieces]
-        ways = self._routes.of_weight(parts) if is_weight else self._routes.direct(parts)
-        return Entry(number, array.size, array.dtype, parts, ways, compression, is_weight)
-
-    def _initialise(self, entry: Entry, array: np.ndarray) -> None:
-        for link, part in self._routes.direct(entry.parts):
-            link.initialise(part, cut(array, part), self._seconds)
-
     def _push(self, name: Key, entry: Entry, item: Any, priority: int, rate: float, outgoing: Outgoing,
               target: Any = None, handle: Handle | None = None) -> None:
         """Add the pushes of all slices to `outgoing`; with `handle` their values go into `target` as well."""
@@ -425,12 +380,6 @@ class DistKVStore(KVStore):
         handle.then(reading.finish)
 
     # -- checks ---------------------------------------------------------------------------------------------------
-
-    def _find(self, name: Key) -> Entry:
-        entry = self._entries.get(name)
-        if entry is None:
-            raise UserError(f"kvstore: key {name!r} was never given to init")
-        return entry
 
     def _check_size(self, name: Key, entry: Entry, array: np.ndarray) -> None:
         if array.size != entry.size or array.dtype != entry.dtype:
