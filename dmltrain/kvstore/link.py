@@ -14,7 +14,7 @@ import struct
 import threading
 from typing import TYPE_CHECKING, Any
 
-from dmltrain.kvstore import wire
+from dmltrain.kvstore import send_window, wire
 from dmltrain.kvstore.handshake import Caller, Listener
 from dmltrain.kvstore.send_window import SendWindow
 from dmltrain.kvstore.wire import FrameError, Header, Kind
@@ -137,9 +137,9 @@ class Link:
         self.bytes_sent += sent
         return sent
 
-    def settle(self) -> None:
-        """After the handshake: settings for the life of the link. Waits are unbounded from here on: the scheduler's
-        heartbeats find lost peers, and cut."""
+    def settle(self, answers: bool = False) -> None:
+        """After the handshake: settings for the life of the link, where this side only `answers` or not. Waits are
+        unbounded from here on: the scheduler's heartbeats find lost peers, and cut."""
         _limit_waits(self.sock, 0)
         if self.sock.family == socket.AF_UNIX:
             self._reads_ahead = True
@@ -148,7 +148,7 @@ class Link:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER)
         else:
-            self.window = SendWindow(self.sock)
+            self.window = SendWindow(self.sock, send_window.ANSWERS if answers else send_window.PUSHES)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         with contextlib.suppress(OSError):  # Linux 6.15: go on within a second of a network's return

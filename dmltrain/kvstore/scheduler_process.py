@@ -106,7 +106,7 @@ def accept_loop(listening: socket.socket, environment: Environment, name: str, s
             connection, role, index = link.accept(sock, Listener.new(environment.job, environment.key))
             if admit:
                 admit(connection)
-            connection.settle()
+            connection.settle(answers=True)
         except (FrameError, Closed, OSError) as error:
             log(f"{name}: cut off a stranger from {peer}: {error}")
             return sock.close()

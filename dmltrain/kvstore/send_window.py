@@ -3,8 +3,12 @@ shares the wire.
 
 A sender fills its path with what the path takes during one round trip (the bandwidth-delay product). The window is
 twice that, so that it grows while it is what bounds the rate, as in BBR (Cardwell et al. 2016, "BBR: Congestion-Based
-Congestion Control", cwnd_gain), and LEAST on top, so that a thread that waits for its turn does not leave the wire
+Congestion Control", cwnd_gain), and something on top, so that a thread that waits for its turn does not leave the wire
 empty. Rate and shortest round trip are the kernel's own (tcp_info in linux/tcp.h).
+
+Where flows queue for one card, each gets as much of it as it has in the queue. Pushes have more than answers: all
+workers' pushes are waited for before there is an answer, so a push that comes late delays everybody, an answer only
+the one whom it is for.
 """
 
 from __future__ import annotations
@@ -13,20 +17,20 @@ import contextlib
 import socket
 import struct
 
-LEAST = 1 << 16  # bytes; 0.5 ms at 1 Gbit/s
+PUSHES, ANSWERS = 1 << 16, 1 << 15  # bytes on top; 0.5 and 0.25 ms at 1 Gbit/s
 MOST = 1 << 30  # bytes; what setsockopt takes
 UPDATE_BYTES = 1 << 18  # sent between two looks at the path
 _INFO = struct.Struct("=148x I 8x Q")  # tcpi_min_rtt (us), tcpi_delivery_rate (bytes/s)
 
 
 class SendWindow:
-    """The window of one connected TCP socket; `size` in bytes."""
+    """The window of one connected TCP socket; `size` in bytes, `least` on top of what the path holds."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
+    def __init__(self, sock: socket.socket, least: int) -> None:
+        self._sock, self._least = sock, least
         self._since = 0  # bytes, since the last look
-        self.size = LEAST
-        self._set(LEAST)
+        self.size = least
+        self._set(least)
 
     def sent(self, count: int) -> None:
         """So many bytes more have been given to the kernel."""
@@ -38,7 +42,7 @@ class SendWindow:
     def _update(self) -> None:
         with contextlib.suppress(OSError, struct.error):  # an old kernel tells less: the window stays as it is
             shortest, rate = _INFO.unpack(self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size))
-            wanted = min(LEAST + int(2 * rate * shortest * 1e-6), MOST)
+            wanted = min(self._least + int(2 * rate * shortest * 1e-6), MOST)
             if not 0.8 < wanted / self.size < 1.25:
                 self._set(wanted)
 

@@ -1,13 +1,17 @@
 """What a link between hosts may have on its way: as much as its path holds, and little more."""
 
+import queue
 import socket
 import struct
 import threading
 
 import pytest
 
-from dmltrain.kvstore import send_window
-from dmltrain.kvstore.send_window import LEAST, UPDATE_BYTES, SendWindow
+from dmltrain.env import Environment
+from dmltrain.kvstore import link, send_window
+from dmltrain.kvstore.handshake import Caller
+from dmltrain.kvstore.scheduler_process import accept_loop
+from dmltrain.kvstore.send_window import ANSWERS, PUSHES, UPDATE_BYTES, SendWindow
 
 
 class Path:
@@ -26,28 +30,41 @@ class Path:
         self.set.append(size)
 
 
-@pytest.mark.parametrize("microseconds, rate, size", [
-    (50, 12_500_000, LEAST),  # 100 Mbit/s: 1 KB, near enough to nothing
-    (100, 1_250_000_000, LEAST + 250_000),  # 10 Gbit/s
-    (20_000, 125_000_000, LEAST + 5_000_000),  # 1 Gbit/s over 20 ms
-    (10**6, 10**12, 1 << 30),  # nonsense
+@pytest.mark.parametrize("least", [PUSHES, ANSWERS])
+@pytest.mark.parametrize("microseconds, rate, beyond", [
+    (50, 12_500_000, 0),  # 100 Mbit/s: 1 KB, near enough to nothing
+    (100, 1_250_000_000, 250_000),  # 10 Gbit/s
+    (20_000, 125_000_000, 5_000_000),  # 1 Gbit/s over 20 ms
+    (10**6, 10**12, 1 << 40),  # nonsense
 ])
-def test_the_window_is_twice_what_the_path_holds_and_a_little_more(microseconds, rate, size):
+def test_the_window_is_twice_what_the_path_holds_and_a_little_more(microseconds, rate, beyond, least):
     path = Path(microseconds, rate)
-    window = SendWindow(path)
-    assert window.size == LEAST
+    window = SendWindow(path, least)
+    assert window.size == least
     window.sent(UPDATE_BYTES - 1)
-    assert path.set == [LEAST]
+    assert path.set == [least]
     window.sent(1)
-    assert window.size == path.set[-1] == size
+    assert window.size == path.set[-1] == min(least + beyond, 1 << 30)
 
 
 def test_a_kernel_that_tells_less_changes_nothing():
     path = Path(100, 10**9)
     path.info = path.info[:104]
-    window = SendWindow(path)
+    window = SendWindow(path, PUSHES)
     window.sent(UPDATE_BYTES)
-    assert window.size == LEAST
+    assert window.size == PUSHES
+
+
+def test_pushes_have_right_of_way(monkeypatch):
+    """The side that connects pushes, the other answers."""
+    monkeypatch.setattr(link, "_inside_host", lambda sock: False)
+    environment, accepted = Environment(job="j", key=b"k"), queue.Queue()
+    with link.listen("127.0.0.1") as listening:
+        threading.Thread(target=accept_loop, daemon=True, args=(
+            listening, environment, "server 0", lambda accepting, role, index: accepted.put(accepting))).start()
+        connecting = link.connect(listening.getsockname(), Caller.new("j", b"k", "worker", 0), 5.0)
+        assert (connecting.window.size, accepted.get(timeout=5).window.size) == (PUSHES, ANSWERS)
+        connecting.close()
 
 
 def test_this_kernel_says_where_the_figures_are_looked_for():
