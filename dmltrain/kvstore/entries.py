@@ -64,7 +64,8 @@ class Entries:
         same = sum(entry.is_weight == is_weight for entry in self)
         first, loads = (same, self._loads) if is_weight else (FIRST_SUM + same, self._loads[:])
         sizes, itemsizes = [array.size for _, array in fresh], [array.itemsize for _, array in fresh]
-        slices = plan.cut(sizes, itemsizes, loads, first)
+        coded = any(self._compression(array, is_weight)["type"] != "none" for _, array in fresh)
+        slices = plan.cut(sizes, itemsizes, loads, first, shares=plan.CODED_SHARES if coded else plan.SHARES)
         for offset, ((name, array), pieces) in enumerate(zip(fresh, slices, strict=True)):
             self._by_name[name] = self._entry(first + offset, array, pieces, is_weight)
         new = [name for name, _ in fresh]
@@ -82,11 +83,13 @@ class Entries:
         link.request(wire.control(Kind.DECLARE, message), self.seconds)
 
     def _entry(self, number: int, array: np.ndarray, pieces: list[plan.Slice], is_weight: bool) -> Entry:
-        compresses = is_weight and array.dtype == np.float32
-        compression = self.compression if compresses else {"type": "none"}
+        compression = self._compression(array, is_weight)
         codec = codecs.make(compression)
         result = codec and codec.of_sum(self.num_workers)
         parts = [Part(piece, array.dtype, codec and codec.of_sum(self.routes.summed(piece.server)), result)
                  for piece in pieces]
         ways = self.routes.of_weight(parts) if is_weight else self.routes.direct(parts)
         return Entry(number, array.size, array.dtype, parts, ways, compression, is_weight)
+
+    def _compression(self, array: np.ndarray, is_weight: bool) -> dict[str, Any]:
+        return self.compression if is_weight and array.dtype == np.float32 else {"type": "none"}

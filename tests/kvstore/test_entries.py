@@ -1,0 +1,67 @@
+"""A worker's keys: what is announced to whom, and how keys are cut."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from dmltrain.errors import UserError
+from dmltrain.kvstore import plan, wire
+from dmltrain.kvstore.entries import FIRST_SUM, Entries
+from dmltrain.kvstore.routes import Way
+
+
+class Server:
+    def __init__(self):
+        self.declared = []
+
+    def request(self, frame, seconds):
+        self.declared.append(json.loads(bytes(frame[wire.HEADER_SIZE:])))
+
+
+def entries_on(servers):
+    def direct(parts):
+        return [Way(servers[part.piece.server], part) for part in parts]
+
+    routes = SimpleNamespace(servers=servers, host=None, direct=direct, of_weight=direct, summed=lambda server: 1)
+    return Entries(routes, 2, ("dist_sync", 0.0), 1.0)
+
+
+def test_each_server_hears_of_its_own_slices_once():
+    servers = [Server(), Server()]
+    entries = entries_on(servers)
+    for _ in range(2):
+        entries.declare(["a", "b"], [np.zeros(70_000, np.float32), np.zeros(5, np.float32)], is_weight=True)
+    first = [{(key["name"], *each) for key in server.declared[0]["keys"] for each in key["slices"]}
+             for server in servers]
+    assert first == [{("a", 0, 65_536)}, {("a", 1, 4_464), ("b", 0, 5)}]
+    assert [server.declared[1:] for server in servers] == [[{"type": "dist_sync", "staleness": 0.0, "keys": []}]] * 2
+
+
+def test_sums_have_numbers_of_their_own():
+    entries = entries_on([Server()])
+    for name, is_weight in (("a", True), ("loss", False), ("b", True)):
+        entries.declare([name], [np.zeros(3, np.float32)], is_weight)
+    assert [entry.number for entry in entries] == [0, FIRST_SUM, 1]
+
+
+@pytest.mark.parametrize("dtype, is_weight, coded", [("float32", True, True), ("float64", True, False),
+                                                     ("float32", False, False)])
+def test_what_is_compressed_is_cut_into_fewer_slices(dtype, is_weight, coded):
+    """Weights of float32 travel compressed, nothing else does."""
+    entries = entries_on([Server()])
+    entries.compress({"type": "int8"})
+    entries.declare(["a"], [np.zeros(48 * plan.LEAST_BYTES, np.uint8).view(dtype)], is_weight)
+    assert len(entries.find("a").parts) == (plan.CODED_SHARES if coded else plan.SHARES)
+
+
+def test_what_cannot_be_is_explained():
+    entries = entries_on([Server()])
+    with pytest.raises(UserError, match="key 'a' was never given to init"):
+        entries.find("a")
+    with pytest.raises(UserError, match="gradient compression: .*zip"):
+        entries.compress({"type": "zip"})
+    entries.declare(["a"], [np.zeros(3, np.float32)], is_weight=True)
+    with pytest.raises(UserError, match="comes before init"):
+        entries.compress({"type": "int8"})
