@@ -57,7 +57,7 @@ class DistKVStore(KVStore):
         self.facts = self._control.wait_for_start()  # what the scheduler told everybody
         self._routes = self._connect(place)
         self._servers, self._links = self._routes.servers, self._routes.all_links
-        self._entries = Entries(self._routes, self.num_workers, (meaning, staleness), self._seconds)
+        self._entries = Entries(self._routes, self.num_workers, meaning, staleness, self._seconds)
         atexit.register(self._at_exit)
 
     @property

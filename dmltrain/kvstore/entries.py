@@ -22,13 +22,14 @@ FIRST_SUM = 1 << 31  # keys that are no weights have numbers from here on: weigh
 
 @dataclass(eq=False)
 class Entries:
-    """`mode`: the kvstore's type and staleness, as the servers are told; `seconds`: how long an answer may take."""
+    """`kind` and `staleness`: the kvstore's, as the servers are told; `seconds`: how long an answer may take."""
 
     routes: Routes
     num_workers: int
-    mode: tuple[str, float]
+    kind: str
+    staleness: float
     seconds: float
-    compression: dict[str, Any] = field(default_factory=lambda: {"type": "none"})
+    _compression: dict[str, Any] = field(default_factory=lambda: {"type": "none"})
     _by_name: dict[Key, Entry] = field(default_factory=dict)
     _loads: list[int] = field(init=False)  # bytes on each server
 
@@ -56,7 +57,7 @@ class Entries:
             raise UserError(f"gradient compression: {error}") from error
         if any(entry.is_weight for entry in self):
             raise UserError("set_gradient_compression comes before init: keys are declared with their compression")
-        self.compression = dict(parameters)
+        self._compression = dict(parameters)
 
     def declare(self, names: list[Key], arrays: list[np.ndarray], is_weight: bool) -> None:
         """Announce to the servers what of these keys is new; the answers are still to come."""
@@ -64,8 +65,7 @@ class Entries:
         same = sum(entry.is_weight == is_weight for entry in self)
         first, loads = (same, self._loads) if is_weight else (FIRST_SUM + same, self._loads[:])
         sizes, itemsizes = [array.size for _, array in fresh], [array.itemsize for _, array in fresh]
-        coded = any(self._compression(array, is_weight)["type"] != "none" for _, array in fresh)
-        slices = plan.cut(sizes, itemsizes, loads, first, shares=plan.CODED_SHARES if coded else plan.SHARES)
+        slices = plan.cut(sizes, itemsizes, loads, first)
         for offset, ((name, array), pieces) in enumerate(zip(fresh, slices, strict=True)):
             self._by_name[name] = self._entry(first + offset, array, pieces, is_weight)
         new = [name for name, _ in fresh]
@@ -78,18 +78,16 @@ class Entries:
         """What of these keys travels by that link, when it goes these ways."""
         here = [declared(name, entry, [way.part for way in ways(entry) if way.link is link])
                 for name in names for entry in [self._by_name[name]]]
-        message = {"type": self.mode[0], "staleness": self.mode[1],
+        message = {"type": self.kind, "staleness": self.staleness,
                    "keys": [entry for entry in here if entry["slices"]]}
         link.request(wire.control(Kind.DECLARE, message), self.seconds)
 
     def _entry(self, number: int, array: np.ndarray, pieces: list[plan.Slice], is_weight: bool) -> Entry:
-        compression = self._compression(array, is_weight)
+        compresses = is_weight and array.dtype == np.float32
+        compression = self._compression if compresses else {"type": "none"}
         codec = codecs.make(compression)
         result = codec and codec.of_sum(self.num_workers)
         parts = [Part(piece, array.dtype, codec and codec.of_sum(self.routes.summed(piece.server)), result)
                  for piece in pieces]
         ways = self.routes.of_weight(parts) if is_weight else self.routes.direct(parts)
         return Entry(number, array.size, array.dtype, parts, ways, compression, is_weight)
-
-    def _compression(self, array: np.ndarray, is_weight: bool) -> dict[str, Any]:
-        return self.compression if is_weight and array.dtype == np.float32 else {"type": "none"}

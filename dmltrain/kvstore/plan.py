@@ -13,7 +13,6 @@ from dataclasses import dataclass
 MOST_BYTES = 4 << 20  # of a slice
 LEAST_BYTES = 1 << 18  # where a key is split; slices are multiples of it, the size of compression's groups
 SHARES = 24  # slices that a server has at least, if it can: as much of its load is even, and overlaps
-CODED_SHARES = 8  # of keys that are compressed: there a slice is little on the wire, and its handling what takes time
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Slice:
 
 
 def cut(sizes: Sequence[int], itemsizes: Sequence[int], loads: list[int], first_key: int = 0,
-        slice_bytes: int | None = None, shares: int = SHARES) -> list[list[Slice]]:
+        slice_bytes: int | None = None) -> list[list[Slice]]:
     """Place keys of `sizes` elements of `itemsizes` bytes; returns each key's slices in order, of `slice_bytes` each
     (default: see `slice_size`) but the last.
 
@@ -36,7 +35,7 @@ def cut(sizes: Sequence[int], itemsizes: Sequence[int], loads: list[int], first_
     fill the emptier servers.
     """
     if slice_bytes is None:
-        slice_bytes = slice_size(sum(map(operator.mul, sizes, itemsizes)), len(loads), shares)
+        slice_bytes = slice_size(sum(map(operator.mul, sizes, itemsizes)), len(loads))
     pieces = [(key, start, min(size - start, _elements(itemsize, slice_bytes)), itemsize)
               for key, (size, itemsize) in enumerate(zip(sizes, itemsizes, strict=True))
               for start in range(0, max(size, 1), _elements(itemsize, slice_bytes))]
@@ -51,9 +50,9 @@ def cut(sizes: Sequence[int], itemsizes: Sequence[int], loads: list[int], first_
     return plan
 
 
-def slice_size(total: int, servers: int, shares: int = SHARES) -> int:
-    """Bytes of the slices of keys that are `total` bytes together, where each server should have `shares` of them."""
-    wanted = -(-total // (shares * servers * LEAST_BYTES)) * LEAST_BYTES
+def slice_size(total: int, servers: int) -> int:
+    """Bytes of the slices of keys that are `total` bytes together."""
+    wanted = -(-total // (SHARES * servers * LEAST_BYTES)) * LEAST_BYTES
     return min(MOST_BYTES, max(LEAST_BYTES, wanted))
 
 

@@ -195,19 +195,19 @@ class ServerCore:
     def lend(self, worker: int, key: int, index: int, data: np.ndarray, dtype: int) -> Buffer:
         """The same for a push that lies in memory which the worker shares, `data` uint8. Raises Rejected."""
         piece = self._check_push(worker, key, index, data.nbytes, dtype, False)
-        return piece.foreign(data, "lent")
+        return piece.borrowed(data, "lent")
 
-    def passing(self, worker: int, key: int, index: int, nbytes: int, dtype: int, clock: int,
-                own: Callable[[int], np.ndarray]) -> Buffer | None:
-        """The same, in the receiver's `own` memory (bytes -> uint8), for a push that completes the round which is next:
-        whoever receives it adds it up at once. None for any other. Raises Rejected."""
+    def completing_buffer(self, worker: int, key: int, index: int, nbytes: int, dtype: int, clock: int,
+                          memory: Callable[[int], np.ndarray]) -> Buffer | None:
+        """The same, in the receiving thread's `memory` (bytes -> uint8), for a push that completes the round which is
+        next: that thread adds it up before it receives another. None for any other push. Raises Rejected."""
         piece, covers = self._check_push(worker, key, index, nbytes, dtype, False), self._covers[worker]
         here = piece.rounds.get(clock, {})
-        if piece.at_once or piece.work is not None or clock != piece.completed + 1 or covers[0] in here:
+        if piece.work is not None or clock != piece.completed + 1 or covers[0] in here:
             return None
         if not 0 < len(here) == len(piece.clocks) - len(covers):
             return None
-        return piece.foreign(own(nbytes), "passing")
+        return piece.borrowed(memory(nbytes), "completing")
 
     def give_back(self, key: int, index: int, data: Buffer) -> None:
         """A buffer from `buffer` that is not needed after all."""

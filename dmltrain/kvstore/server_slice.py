@@ -35,7 +35,7 @@ def private(size: int) -> tuple[int | None, np.ndarray]:
 class Buffer:
     """Memory of a "value" (or of a push, which can become the value), of an encoded "push", of an encoded value
     ("coded"), of a worker that shares its push ("lent"), or of the thread that receives a push and adds it up before it
-    receives the next ("passing")."""
+    receives the next ("completing")."""
 
     array: np.ndarray  # (length,) of the slice's type, or uint8 when encoded
     kind: str
@@ -115,7 +115,7 @@ class Slice:
     def take_for_push(self) -> Buffer:
         return self.take("push" if self.codec else "value")
 
-    def foreign(self, data: np.ndarray, kind: str) -> Buffer:
+    def borrowed(self, data: np.ndarray, kind: str) -> Buffer:
         """A push in `data`, uint8, memory that is not this slice's."""
         return Buffer(data if self.codec else data.view(self.dtype), kind)
 

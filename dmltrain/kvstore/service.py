@@ -187,7 +187,7 @@ class Service:
                 if self._core.backlog(header.key, header.slice) > MAX_BACKLOG:
                     full.append((header.key, header.slice))
         self._send()
-        if buffers[0].kind == "passing":
+        if buffers[0].kind == "completing":
             self._carry_out(works)
         else:
             self._hand_out(works)
@@ -212,13 +212,13 @@ class Service:
             if header.flags & Flag.SHARED:
                 return self._lent(connection, worker, header)
             push = (worker, header.key, header.slice, header.length, header.dtype)
-            buffer = None if initial else self._core.passing(*push, header.round, self._own_memory)
+            buffer = None if initial else self._core.completing_buffer(*push, header.round, self._thread_memory)
             buffer = buffer or self._core.buffer(*push, initial)
         if header.length:
             connection.read_into(memoryview(buffer.array).cast("B"))
         return buffer
 
-    def _own_memory(self, size: int) -> np.ndarray:
+    def _thread_memory(self, size: int) -> np.ndarray:
         """This thread's, the same again and again: it stays in its core's cache."""
         own = self._own.__dict__
         if "memory" not in own or own["memory"].size < size:

@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 
 def test_a_run_is_made_once_and_compared(tmp_path):
     words = ["--gc-type", "int8", "--seeds", "1", "--epochs", "1", "--num-examples", "128"]
-    done = run("accuracy.py", "--log-dir", str(tmp_path), *words, "--format", "json")
+    done = run("accuracy.py", "--log-dir", str(tmp_path), *words, "--format", "json", timeout=200)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)["int8"]
     assert 0 <= result["last"][0] <= 100
@@ -21,7 +21,7 @@ def test_a_run_is_made_once_and_compared(tmp_path):
     assert "--gc-type int8" in log.read_text()
     before = log.stat().st_mtime_ns
     shutil.copytree(log.parent, tmp_path / "none-seed1")
-    again = run("accuracy.py", "--log-dir", str(tmp_path), *words, "--gc-type", "none,int8")
+    again = run("accuracy.py", "--log-dir", str(tmp_path), *words, "--gc-type", "none,int8", timeout=200)
     assert again.returncode == 0 and log.stat().st_mtime_ns == before
     assert [line.split("|")[1].strip() for line in again.stdout.splitlines()[2:]] == ["none", "int8"]
     assert "| +0.00 |" in again.stdout.splitlines()[3]

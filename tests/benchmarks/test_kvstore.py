@@ -44,7 +44,7 @@ def test_json_has_the_ratios_and_every_system():
 
 def test_table_of_one_system_leaves_no_process():
     mark = secrets.token_hex(8)
-    done = run("kvstore.py", "--systems", "gloo", *TINY, KVSTORE_TEST_MARK=mark)
+    done = run("kvstore.py", "--systems", "gloo", *TINY, timeout=600, KVSTORE_TEST_MARK=mark)
     assert done.returncode == 0, done.stderr
     assert "gloo all-reduce, one flat tensor" in done.stdout and "memcpy" in done.stdout
     assert "MXNet" not in done.stdout

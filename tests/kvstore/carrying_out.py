@@ -9,7 +9,7 @@ def pushed(core, worker, key, clock, values, rate=-1.0, now=0.0, age=0.0):
     """What is to be done now that `values` (encoded: uint8, with the dtype's number) have come."""
     values, number = values if isinstance(values, tuple) else (np.asarray(values, np.float32), 0)
     push = (worker, key, 0, values.nbytes, number)
-    buffer = core.passing(*push, clock, lambda size: np.empty(size, np.uint8)) or core.buffer(*push)
+    buffer = core.completing_buffer(*push, clock, lambda size: np.empty(size, np.uint8)) or core.buffer(*push)
     buffer.array[:] = values
     return core.push(worker, key, 0, clock, rate, buffer, now, age)
 
@@ -28,7 +28,7 @@ def run(core, actions):
             action.run()
             actions += core.done(action)
             for each in action.pushes:
-                if each.data.kind == "passing":  # the next push is received there
+                if each.data.kind == "completing":  # the next push is received there
                     each.data.array.view(np.uint8)[:] = 255
         else:
             replies.append(action)

@@ -22,13 +22,12 @@ def test_every_element_lies_on_one_server_and_loads_are_even(sizes, servers, sli
     assert max(loads) - min(loads) <= max(piece.length for pieces in slices for piece in pieces) * 4
 
 
-@pytest.mark.parametrize("megabytes, servers, shares, kibibytes", [
-    (1.09, 2, plan.SHARES, 256), (25, 5, plan.SHARES, 256), (102, 5, plan.SHARES, 1024), (102, 1, plan.SHARES, 4096),
-    (0.01, 1, plan.SHARES, 256), (25, 5, plan.CODED_SHARES, 768)])
-def test_slices_are_small_enough_to_be_spread_evenly(megabytes, servers, shares, kibibytes):
+@pytest.mark.parametrize("megabytes, servers, kibibytes", [(1.09, 2, 256), (25, 5, 256), (102, 5, 1024), (102, 1, 4096),
+                                                           (0.01, 1, 256)])
+def test_slices_are_small_enough_to_be_spread_evenly(megabytes, servers, kibibytes):
     loads = [0] * servers
-    (slices,) = plan.cut([int(megabytes * 250_000)], [4], loads, shares=shares)
-    assert plan.slice_size(int(megabytes * 1e6), servers, shares) == kibibytes << 10
+    (slices,) = plan.cut([int(megabytes * 250_000)], [4], loads)
+    assert plan.slice_size(int(megabytes * 1e6), servers) == kibibytes << 10
     assert {piece.length * 4 for piece in slices[:-1]} <= {kibibytes << 10}
     assert max(loads) - min(loads) <= kibibytes << 10
 

@@ -63,8 +63,11 @@ def test_pushes_have_right_of_way(monkeypatch):
         threading.Thread(target=accept_loop, daemon=True, args=(
             listening, environment, "server 0", lambda accepting, role, index: accepted.put(accepting))).start()
         connecting = link.connect(listening.getsockname(), Caller.new("j", b"k", "worker", 0), 5.0)
-        assert (connecting.window.size, accepted.get(timeout=5).window.size) == (PUSHES, ANSWERS)
+        accepting = accepted.get(timeout=5)
+        sizes = connecting.window.size, accepting.window.size
         connecting.close()
+        accepting.close()
+    assert sizes == (PUSHES, ANSWERS)
 
 
 def test_this_kernel_says_where_the_figures_are_looked_for():

@@ -256,25 +256,25 @@ def test_memory_is_reused():
     assert sum(map(len, piece.spare.values())) <= 3
 
 
-@pytest.mark.parametrize("workers, clocks, passes", [
+@pytest.mark.parametrize("workers, clocks, completes", [
     (1, {}, False), (2, {}, False), (2, {1: 1}, True), (3, {1: 1}, False), (3, {1: 1, 2: 1}, True),
-    (2, {1: 2}, True), (2, {0: 1, 1: 1}, False)])
-def test_only_a_push_that_completes_a_round_is_not_kept(workers, clocks, passes):
+    (2, {1: 2}, True), (2, {0: 1, 1: 1}, False), (3, {0: 1, 1: 1}, False)])
+def test_only_a_push_that_completes_a_round_is_not_kept(workers, clocks, completes):
     """The next push of worker 0, when the others' clocks are these; a repeated one is none."""
     core = core_of(workers)
     for worker, clock in clocks.items():
         for each in range(1, clock + 1):
             push(core, worker, 0, each, [1] * 5)
     taken = []
-    core.passing(0, 0, 0, 20, 0, 1, lambda size: taken.append(size) or np.empty(size, np.uint8))
-    assert taken == [20] * passes
+    core.completing_buffer(0, 0, 0, 20, 0, 1, lambda size: taken.append(size) or np.empty(size, np.uint8))
+    assert taken == [20] * completes
 
 
-def test_no_push_is_received_in_passing_before_its_round_is_next():
+def test_a_push_is_kept_while_its_round_is_not_next():
     core = core_of(2)
     (_,) = pushed(core, 0, 0, 1, [1] * 5) + pushed(core, 1, 0, 1, [1] * 5)  # under way
     pushed(core, 0, 0, 2, [1] * 5)
-    assert core.passing(1, 0, 0, 20, 0, 2, np.empty) is None
+    assert core.completing_buffer(1, 0, 0, 20, 0, 2, np.empty) is None
 
 
 @pytest.mark.parametrize("kind, staleness", [("dist_async", INFINITY), ("dist_ssp", 200.0)])

@@ -1,5 +1,6 @@
-"""Who is let in to a server's slices."""
+"""Who is let in to a server's slices, and what becomes of the pushes."""
 
+import numpy as np
 import pytest
 
 from dmltrain.env import Environment
@@ -8,7 +9,7 @@ from dmltrain.kvstore.handshake import Caller
 from dmltrain.kvstore.link import Closed
 from dmltrain.kvstore.server import Rejected, ServerCore
 from dmltrain.kvstore.service import Service
-from dmltrain.kvstore.wire import Header, Kind
+from dmltrain.kvstore.wire import Flag, Header, Kind
 
 ENVIRONMENT = Environment(role="server", num_workers=3, num_servers=1, job="job", key=b"key")
 
@@ -60,3 +61,38 @@ def test_a_state_is_not_read_while_it_changes():
     core.done(work)
     with service.at_rest(0.05) as found:
         assert found is core
+
+
+class Sender:
+    """A link by which `values` come, in shared memory or behind the header."""
+
+    own_arena = None
+
+    def __init__(self, values):
+        self.values, self.peer_arena = values, self
+
+    def view(self, place, length):
+        return self.values.view(np.uint8)
+
+    def read_into(self, target):
+        target[:] = self.values.tobytes()
+
+
+def test_a_push_that_completes_a_round_is_added_up_before_the_next_is_received():
+    """Worker 0 shares its memory, worker 1's pushes come behind their headers: the second into the memory of the first.
+    """
+    length = 1 << 16  # more than is added up at once where all share
+    core = ServerCore(2)
+    core.declare(0, {"type": "dist_sync", "staleness": 0, "keys": [
+        {"key": 0, "name": "w", "dtype": "float32", "weight": True, "compression": {"type": "none"},
+         "slices": [[0, length], [1, length]]}]})
+    service = Service("server 0", ENVIRONMENT, core, None, pytest.fail, pytest.fail)
+    service._pool.submit = lambda work: None  # nobody has the time
+    for worker, flags in ((0, Flag.SHARED), (1, 0)):
+        for index in (0, 1):
+            header = Header(Kind.PUSH, 4 * length, worker, 0, index, 1, -1.0, 0, flags)
+            sender = Sender(np.full(length, 10 * worker + index + 1, np.float32))
+            service._take(sender, None, worker, header)
+    for index, total in ((0, 1 + 11), (1, 2 + 12)):
+        (reply,) = core.pull(0, 0, index, 1)
+        assert set(reply.buffer.array.tolist()) == {total}
