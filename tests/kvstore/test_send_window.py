@@ -1,9 +1,11 @@
 """What a link between hosts may have on its way: as much as its path holds, and little more."""
 
+import contextlib
 import queue
 import socket
 import struct
 import threading
+import time
 
 import pytest
 
@@ -21,7 +23,9 @@ class Path:
         self.info = struct.pack("=148x I 8x Q", shortest, rate)
         self.set: list[int] = []
 
-    def getsockopt(self, level: int, option: int, size: int) -> bytes:
+    def getsockopt(self, level: int, option: int, size: int = 0) -> bytes | int:
+        if (level, option) == (socket.IPPROTO_TCP, socket.TCP_MAXSEG):
+            return 1448
         assert (level, option) == (socket.IPPROTO_TCP, socket.TCP_INFO)
         return self.info[:size]
 
@@ -58,6 +62,7 @@ def test_a_kernel_that_tells_less_changes_nothing():
 def test_pushes_have_right_of_way(monkeypatch):
     """The side that connects pushes, the other answers."""
     monkeypatch.setattr(link, "_inside_host", lambda sock: False)
+    monkeypatch.setattr(send_window, "SEGMENTS", 0)  # loopback's are large
     environment, accepted = Environment(job="j", key=b"k"), queue.Queue()
     with link.listen("127.0.0.1") as listening:
         threading.Thread(target=accept_loop, daemon=True, args=(
@@ -70,16 +75,32 @@ def test_pushes_have_right_of_way(monkeypatch):
     assert sizes == (PUSHES, ANSWERS)
 
 
-def test_this_kernel_says_where_the_figures_are_looked_for():
+@contextlib.contextmanager
+def read_away():
+    """A connected socket whose other end reads all."""
     with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()) as sock:
         other, _ = listening.accept()
         with other:
             reader = threading.Thread(target=lambda: all(iter(lambda: other.recv(1 << 20), b"")))
             reader.start()
-            sock.sendall(bytes(64 << 20))
-            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, send_window._INFO.size)
+            yield sock
             sock.shutdown(socket.SHUT_WR)
             reader.join()
+
+
+def test_large_segments_do_not_stall():
+    """Loopback's are 64 KiB; a window of less than one moves 2 MB a second."""
+    with read_away() as sock:
+        SendWindow(sock, ANSWERS)
+        since = time.monotonic()
+        sock.sendall(bytes(16 << 20))
+    assert time.monotonic() - since < 3
+
+
+def test_this_kernel_says_where_the_figures_are_looked_for():
+    with read_away() as sock:
+        sock.sendall(bytes(64 << 20))
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, send_window._INFO.size)
     shortest, rate = send_window._INFO.unpack(info)
     assert 1 <= shortest < 100_000  # us
     assert 1e6 < rate < 1e12  # bytes/s
