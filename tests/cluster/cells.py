@@ -37,7 +37,8 @@ class Expected:
     code: int
     cause: str = ""
     last: str = ALL
-    last_before: str = ""  # where it differs in the phase `before`
+    last_before: str = ""  # where it differs in the phase `before`,
+    cause_before: str = ""  # or may differ
 
 
 AGENT = r"the agent on {host} \(pid {pid}\) "
@@ -46,8 +47,6 @@ SILENT = (
     r"(said nothing for 9.5 s|was lost with its connection \(.*(timed out|Timeout).*\))"
     r"|nothing has come from {host} for \d s: is the host down, or its network cut\?"
 )
-# of all hosts at once: whichever was waited for longest, h3's agent while it is being started
-ALL_SILENT = SILENT.replace("{host}", "h[123]").replace("{pid}", r"\d+") + r"|h3 .*the agent did not start within \d+ s"
 FAULTS = {
     "worker": Expected(137, r"worker 1 \(pid {pid} on h2\) was killed by SIGKILL"),
     "server": Expected(137, r"server 1 \(pid {pid} on h2\) was killed by SIGKILL"),
@@ -59,7 +58,8 @@ FAULTS = {
     "link": Expected(125, SILENT, OTHERS),
     "healing link": Expected(0),
     "launcher killed": Expected(-9, last=""),
-    "launcher cut off": Expected(125, ALL_SILENT, NOBODY, NOBODY_YET),
+    "launcher cut off": Expected(125, SILENT.replace("{host}", "h[123]").replace("{pid}", r"\d+"), NOBODY, NOBODY_YET,
+                                 r"h3 .*the agent did not start: it was lost with its connection \(.*timed out\)"),
     "Ctrl-C": Expected(130, "the launcher got SIGINT", last_before=SOON),
 }
 # what comes of a fault of h3 while its agent is being started
@@ -102,6 +102,12 @@ class Cell:
     @property
     def expected(self) -> Expected:
         return CONNECTING[self.fault] if self.connecting else FAULTS[self.fault]
+
+    @property
+    def cause(self) -> str:
+        """The launcher's words about it."""
+        early = self.expected.cause_before if self.phase == "before" else ""
+        return f"{self.expected.cause}|{early}" if early else self.expected.cause
 
     @property
     def last(self) -> str:

@@ -102,7 +102,7 @@ def _says_why(outcome: Outcome) -> None:
     cell, lines = outcome.cell, outcome.words.splitlines()
     known = {"pid": outcome.pid, "host": cell.host}
     assert "Traceback" not in outcome.words, outcome
-    assert re.search(cell.expected.cause.format(**known), outcome.words), outcome
+    assert re.search(cell.cause.format(**known), outcome.words), outcome
     if cell.last:
         assert re.fullmatch(cell.last.format(**known), lines[-1]), outcome
 

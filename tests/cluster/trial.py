@@ -105,6 +105,8 @@ class Trial:
         if self.dies_at_once:
             (self.folder / f"doomed-{VICTIMS[self.cell.fault]}").touch()
         _, way = WAYS[self.cell.way]
+        if self._held and not self.cell.connecting:  # the hosts' silence is to be noticed, not how long h3 is held
+            way = (*way, "--connect-timeout", START_SECONDS)
         command = [*FIRST, sys.executable, "-m", "launch.cli", "-n", 3, "-s", 3, "-H", self.folder / "hosts", *way,
                    "--quiet", "--log-level", "DEBUG", "--log-dir", self.logs,
                    sys.executable, PROGRAM, self.cell.phase, self.folder]  # fmt: skip
