@@ -36,7 +36,7 @@ mx.mod.Module(network(), context=mx.cpu()).fit(
     eval_metric=["accuracy", "ce"],
     kvstore=store,
     optimizer="sgd",
-    optimizer_params={"learning_rate": 0.2, "momentum": 0.9, "wd": 1e-4},
+    optimizer_params={"learning_rate": 0.05, "momentum": 0.9, "wd": 1e-4},
     initializer=mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2),
     num_epoch=options.num_epochs,
     batch_end_callback=[mx.callback.Speedometer(32, 4), fail],
