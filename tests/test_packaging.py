@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -11,6 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+import dmltrain
 
 ROOT = Path(__file__).parents[1]
 PTH = "dmltrain_mxnet.pth"
@@ -46,7 +49,7 @@ def source(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("source")
     for name in ("setup.py", "pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, folder)
-    for name in ("dmltrain", "launch"):
+    for name in ("bin", "dmltrain", "launch"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     return folder
 
@@ -59,6 +62,22 @@ def test_the_pth_is_installed_works_and_goes(tmp_path, source, way):
     assert environment.finders() == "True\n[]\n"
     environment.pip("uninstall", "--yes", "dmltrain")
     assert not list(environment.site.glob("*dmltrain*")), list(environment.site.iterdir())
+
+
+@pytest.mark.parametrize("way", [[], ["--editable"]], ids=["wheel", "editable"])
+def test_the_front_door_runs_in_an_environment_whose_path_has_a_space(tmp_path, source, way):
+    environment = Environment(tmp_path / "an environment")
+    environment.pip("install", "--no-deps", *way, source)
+    door = environment.python.parent / "dmltrain"
+    assert door.read_bytes() == (ROOT / "bin/dmltrain").read_bytes()
+    listed = subprocess.run([door], capture_output=True, text=True, check=True, env={"PATH": os.defpath})
+    installed = {each.name.removeprefix("dmltrain-") for each in door.parent.glob("dmltrain-*")}
+    assert {line.split()[0] for line in listed.stdout.splitlines() if line.startswith("  ")} == installed
+    assert "see dmltrain help" not in listed.stdout, "a verb of this project without a description"
+    shown = subprocess.run([door, "--version"], capture_output=True, text=True, check=True, env={"PATH": os.defpath})
+    assert shown.stdout == f"dmltrain {dmltrain.__version__}\n"
+    environment.pip("uninstall", "--yes", "dmltrain")
+    assert not list(door.parent.glob("dmltrain*"))
 
 
 def test_the_pth_takes_less_than_a_millisecond_of_pythons_start():

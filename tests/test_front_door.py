@@ -1,0 +1,126 @@
+"""`dmltrain VERB`: which program it becomes, and what it says when there is none."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+DOOR = Path(__file__).parents[1] / "bin/dmltrain"
+DOOR_SECONDS = 0.01  # an interpreter of Python alone takes twice as long
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The front door with two verbs of its own, in a folder whose name has a space; nothing else is in PATH."""
+    made = tmp_path / "a folder"
+    made.mkdir()
+    shutil.copy(DOOR, made)
+    program(made / "dmltrain-launch",
+            'if [ "$*" = --version ]; then echo dmltrain-launch 7.8.9; else printf "<%s>\\n" "$@"; fi')
+    program(made / "dmltrain-zoom", "exit 3")
+    return made
+
+
+def program(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def run(door: Path | str, *words: str, **more) -> subprocess.CompletedProcess:
+    return subprocess.run([door, *words], capture_output=True, text=True, env={"PATH": os.defpath}, **more)
+
+
+def test_arguments_and_exit_code_are_the_verbs_own(folder):
+    words = ["a  b", "*", "", "--help", "$HOME", "\\n", "-"]
+    done = run(folder / "dmltrain", "launch", *words)
+    assert done.stdout == "".join(f"<{word}>\n" for word in words)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert run(folder / "dmltrain", "zoom").returncode == 3
+
+
+def test_the_verb_takes_the_place_of_the_front_door(folder):
+    """The same process, so that a signal to it reaches the verb, and its death by a signal is seen."""
+    program(folder / "dmltrain-wait", "echo $$; kill -STOP $$; exit 1")
+    process = subprocess.Popen([folder / "dmltrain", "wait"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout and int(process.stdout.readline()) == process.pid
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+    process.send_signal(signal.SIGUSR1)
+    process.send_signal(signal.SIGCONT)
+    assert process.wait(30) == -signal.SIGUSR1
+    process.stdout.close()
+
+
+def test_no_signal_is_ignored_or_blocked_on_the_way(folder):
+    program(folder / "dmltrain-status", "exec grep ^Sig /proc/self/status")
+    direct = subprocess.run([folder / "dmltrain-status"], capture_output=True)
+    assert subprocess.run([folder / "dmltrain", "status"], capture_output=True).stdout == direct.stdout
+
+
+def test_verbs_lie_beside_the_front_door_and_not_in_path(folder, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    program(elsewhere / "dmltrain-other", "echo wrong")
+    program(elsewhere / "dmltrain-zoom", "echo wrong")
+    (elsewhere / "link").symlink_to(folder / "dmltrain")
+    variables = {"PATH": f"{elsewhere}:{os.defpath}"}
+    assert subprocess.run([elsewhere / "link", "zoom"], env=variables).returncode == 3
+    assert subprocess.run([folder / "dmltrain", "other"], env=variables, capture_output=True).returncode == 2
+
+
+@pytest.mark.parametrize("command", [["./dmltrain", "zoom"], ["sh", "dmltrain", "zoom"], ["bash", "dmltrain", "zoom"]])
+def test_a_relative_path_to_the_front_door(folder, command):
+    assert subprocess.run(command, cwd=folder).returncode == 3
+
+
+@pytest.mark.parametrize("words", [(), ("help",), ("--help",), ("-h",), ("help", "help")])
+def test_alone_it_lists_the_verbs(folder, words):
+    (folder / "dmltrain-note").write_text("not executable")
+    (folder / "dmltrain-folder").mkdir()
+    done = run(folder / "dmltrain", *words)
+    rows = [line for line in done.stdout.splitlines() if line.startswith("  ")]
+    assert rows == ["  launch       start a job on this machine or on many hosts",
+                    "  zoom         (see dmltrain help zoom)"]
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_help_of_a_verb_is_its_own(folder):
+    assert run(folder / "dmltrain", "help", "launch").stdout.endswith("<--help>\n")
+    wrong = run(folder / "dmltrain", "help", "lunch")
+    assert wrong.returncode == 2 and "unknown verb 'lunch'; did you mean launch?" in wrong.stderr
+
+
+@pytest.mark.parametrize(("word", "message"), [
+    ("lunch", "unknown verb 'lunch'; did you mean launch? the verbs are launch, zoom"),
+    ("la", "unknown verb 'la'; did you mean launch? the verbs are launch, zoom"),
+    ("zoo", "unknown verb 'zoo'; did you mean zoom? the verbs are launch, zoom"),
+    ("somersault", "unknown verb 'somersault'; the verbs are launch, zoom"),
+    ("", "unknown verb ''; the verbs are launch, zoom"),
+    ("../launch", "unknown verb '../launch'; the verbs are launch, zoom"),
+    ("-n", "unknown option -n; the options of a verb come after it, as in dmltrain launch -n"),
+])
+def test_an_unknown_verb(folder, word, message):
+    done = run(folder / "dmltrain", word)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.splitlines()[0] == f"dmltrain: error: {message}"
+
+
+def test_the_version_is_the_launchers(folder):
+    assert run(folder / "dmltrain", "--version").stdout == "dmltrain 7.8.9\n"
+    (folder / "dmltrain-launch").unlink()
+    assert run(folder / "dmltrain", "--version").returncode != 0
+
+
+def test_it_costs_a_hundredth_of_a_second_at_most(folder):
+    """Best of several: other processes of this machine take their time too."""
+    best = DOOR_SECONDS
+    for _ in range(50):
+        began = time.perf_counter()
+        run(folder / "dmltrain", "zoom")
+        best = min(best, time.perf_counter() - began)
+    assert best < DOOR_SECONDS
