@@ -49,5 +49,12 @@ setup(
     scripts=["bin/dmltrain"],
     entry_points={"console_scripts": ["dmltrain-launch = launch.cli:main",
                                       "dmltrain-parse = dmltrain.report.cli:main"]},
-    classifiers=["Programming Language :: Python :: 3", "Operating System :: POSIX :: Linux"],
+    classifiers=[
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.10",  # these four are what tests/test_pythons.py runs
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+    ],
 )

@@ -20,6 +20,7 @@ import pytest
 from launch.agent.interface import interfaces
 from launch.agent.probe import Probe, facts, gpus_of_driver
 from tests.launch.conftest import DEADLINE, ROOT, wait_for
+from tests.pythons import python
 
 NO_LISTING = ("/nonexistent/nvidia-smi",)
 LISTING = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1f2e)
@@ -48,15 +49,6 @@ def executable(path: Path, text: str) -> str:
     path.write_text(text)
     path.chmod(0o755)
     return str(path)
-
-
-def working_python(name: str) -> str:
-    """The path of that interpreter; skips where there is none."""
-    places = [shutil.which(name), *map(str, Path.home().glob(f".pyenv/versions/*/bin/{name}"))]
-    for path in filter(None, places):
-        if subprocess.run([path, "-c", ""], capture_output=True).returncode == 0:
-            return path
-    pytest.skip(f"no {name} on this machine")
 
 
 # -- the host ------------------------------------------------------------------------------------------------------
@@ -215,15 +207,14 @@ def test_the_jobs_environment_decides_what_is_found(tmp_path, empty_python, monk
     assert look(**request, unset=["PYTHONPATH"])["inspection"]["missing"] == ["extra"]
 
 
-@pytest.mark.parametrize("name", ["python2.7", "python3.6", "python3.8"])
-def test_a_python_that_is_too_old_says_so(tmp_path, name):
-    python = working_python(name)
-    found = look(workdir=str(tmp_path), python=python, needs=["dmltrain"])["inspection"]
-    assert found["version"].startswith(name.replace("python", "") + ".")
+@pytest.mark.parametrize("version", ["2.7", "3.6", "3.8"])
+def test_a_python_that_is_too_old_says_so(tmp_path, version):
+    found = look(workdir=str(tmp_path), python=python(version), needs=["dmltrain"])["inspection"]
+    assert found["version"].startswith(f"{version}.")
 
 
-@pytest.mark.parametrize("name", ["python3.8", "python3.9"])
-def test_the_probe_itself_runs_in_an_old_python(tmp_path, name):
+@pytest.mark.parametrize("version", ["3.8", "3.9"])
+def test_the_probe_itself_runs_in_an_old_python(tmp_path, version):
     script = f"""import json, select, sys; sys.path.insert(0, {str(ROOT)!r})
 from launch.agent.probe import Probe
 from launch.agent.reach import Reach
@@ -231,8 +222,7 @@ Reach("127.0.0.1", "token", "here").close()
 probe = Probe({{"workdir": "/", "argv": ["sh"], "needs": ["json", "nonesuch"]}})
 while probe.poll() is None: select.select([probe], [], [], 1)
 print(json.dumps(probe.poll()))"""
-    python = working_python(name)
-    done = subprocess.run([python, "-I", "-S", "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run([python(version), "-I", "-S", "-c", script], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
     assert found["inspection"]["missing"] == ["nonesuch"]
     assert {each["address"] for each in found["interfaces"]} == {each["address"] for each in interfaces()}

@@ -1,0 +1,161 @@
+"""Every supported version of Python: the installed wheel's programs, a kvstore without frameworks, and the agent."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.launch.test_agent import Conversation
+from tests.pythons import python
+
+ROOT = Path(__file__).parents[1]
+CLASSIFIERS = re.findall(r"Programming Language :: Python :: (3\.\d+)", (ROOT / "setup.py").read_text())
+TESTED = ("3.10", "3.11", "3.12", "3.13")
+AGENT_ALONE = ("3.8", "3.9")  # on a host's own Python, where nothing of the project is installed
+PROGRAMS = ROOT / "tests/kvstore/programs"
+LOG = """INFO:root:Epoch[0] Train-accuracy=0.25
+INFO:root:Epoch[0] Time cost=12.5
+INFO:root:Epoch[0] Validation-accuracy=0.5
+"""
+pytestmark = pytest.mark.slow
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory) -> Callable[[str, Callable[[Path], None]], Path]:
+    """`once(name, make)`: a folder that `make` fills once for all test processes of this session."""
+    shared = tmp_path_factory.getbasetemp()
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        shared = shared.parent
+
+    def made(name: str, make: Callable[[Path], None]) -> Path:
+        folder = shared / name
+        with locked(shared / f"{name}.lock"):
+            if not folder.exists():
+                draft = shared / f"{name}.draft"
+                shutil.rmtree(draft, ignore_errors=True)
+                make(draft)
+                draft.rename(folder)
+        return folder
+
+    return made
+
+
+def pip(*words: str | Path) -> None:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *words]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if "No matching distribution found for" in done.stderr:
+        pytest.skip(f"a package cannot be had: {done.stderr.strip().splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr
+
+
+def build(folder: Path) -> None:
+    """The wheel; building it leaves nothing in the repository."""
+    source = folder.with_name("source-of-the-wheel")
+    shutil.rmtree(source, ignore_errors=True)
+    source.mkdir()
+    for name in ("setup.py", "pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, source)
+    for name in ("bin", "dmltrain", "launch"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    pip("wheel", "--no-deps", "--wheel-dir", folder, source)
+
+
+@pytest.fixture
+def wheel(once) -> Path:
+    return next(once("wheel", build).glob("*.whl"))
+
+
+@dataclass(frozen=True)
+class Installed:
+    """The wheel and what it requires, without torch and MXNet, in an environment of its own."""
+
+    version: str
+    programs: Path
+
+    def run(self, *words: str | Path, folder: Path) -> str:
+        """The output of `dmltrain WORDS`."""
+        environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+        done = subprocess.run([self.programs / "dmltrain", *words], cwd=folder, env=environment, capture_output=True,
+                              text=True, timeout=120)
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def evaluate(self, expression: str) -> str:
+        command = [self.programs / "python", "-I", "-c", f"import sys, importlib.util; print({expression})"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture(params=TESTED)
+def installed(request, once, wheel) -> Installed:
+    version, interpreter = request.param, python(request.param)
+
+    def make(folder: Path) -> None:
+        subprocess.run([interpreter, "-m", "venv", "--without-pip", folder], check=True)
+        pip("--python", folder / "bin/python", "install", "--no-compile", "--only-binary", ":all:",
+            "--constraint", ROOT / "constraints.txt", wheel)
+        for script in (folder / "bin").iterdir():  # the folder gets its own name when it is complete
+            if script.is_file() and not script.is_symlink():
+                script.write_text(script.read_text().replace(str(folder), str(folder).removesuffix(".draft")))
+
+    return Installed(version, once(f"python-{version}", make) / "bin")
+
+
+def test_the_classifiers_name_what_is_tested():
+    assert tuple(CLASSIFIERS) == TESTED
+
+
+def test_a_job_of_the_installed_launcher(installed, tmp_path):
+    """Scheduler, servers and workers with numpy alone; each process runs the version under test."""
+    assert installed.evaluate("'%d.%d' % sys.version_info[:2]") == installed.version
+    assert installed.evaluate("[importlib.util.find_spec(name) for name in ('torch', 'mxnet')]") == "[None, None]"
+    installed.run("launch", "-n", "2", "-s", "2", "--log-dir", "logs/job", PROGRAMS / "collective.py", folder=tmp_path)
+    record = json.loads((tmp_path / "logs/job/job.json").read_text())
+    assert record["versions"]["python"].startswith(f"{installed.version}.")
+    assert [each["exit_code"] for each in record["processes"]] == [0] * 5
+    for rank in range(2):
+        assert "all as expected" in (tmp_path / f"logs/job/worker-{rank}.log").read_text()
+
+
+def test_the_other_programs(installed, tmp_path):
+    assert "--num-workers" in installed.run("help", "launch", folder=tmp_path)
+    dry = installed.run("launch", "--dry-run", "-n", "2", "train.py", folder=tmp_path)
+    assert dry.count("DMLC_ROLE=worker") == 2 and str(installed.programs / "python") in dry
+    (tmp_path / "old.log").write_text(LOG)
+    table = installed.run("parse", "old.log", "--format", "csv", folder=tmp_path)
+    assert "0.25" in table and "0.5" in table and "12.5" in table
+
+
+@pytest.mark.parametrize("version", [*AGENT_ALONE, *TESTED])
+def test_the_agent_runs_in_a_python_without_packages(tmp_path, version):
+    """As the launcher sends it to a host: one text, down the standard input of the host's interpreter."""
+    interpreter = python(version)
+    talk = Conversation(tmp_path, interpreter)
+    talk.send(do="probe", request={"workdir": str(tmp_path), "argv": ["sh"], "python": interpreter, "needs": ["json"]})
+    facts = talk.until("probed")["facts"]
+    assert facts["python"].startswith(f"{version}.") and facts["inspection"]["missing"] == []
+    talk.send(do="bind", address="127.0.0.1", scheduler=0, master=0, reach=True, throughput=True)
+    assert set(talk.until("bound")["ports"]) == {"scheduler", "master", "reach", "throughput"}
+    talk.start(["sh", "-c", "echo out; exit 3"], ["sleep", "120"])
+    assert talk.until("exited") == {"event": "exited", "task": 0, "code": 3}
+    talk.send(do="list", mark=talk.mark)
+    assert [row["command"] for row in talk.until("listing")["rows"]] == [["sleep", "120"]]
+    assert talk.stop()["left"] == [] and talk.printed == {0: b"out\n"}
+    assert talk.channel.close() == "exited with 0"
