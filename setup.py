@@ -8,7 +8,7 @@ from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
 VERSION = re.search(r'^__version__ = "(.+)"', (HERE / "dmltrain/__init__.py").read_text(), re.MULTILINE).group(1)
-PTH = "dmltrain/backends/dmltrain_mxnet.pth"
+PTH = "dmltrain/backends/mxnet/dmltrain_mxnet.pth"
 
 
 def mxnet(name: str) -> list[str]:
@@ -34,7 +34,8 @@ setup(
     long_description_content_type="text/markdown",
     python_requires=">=3.10",
     packages=find_packages(include=["dmltrain*", "launch*"]),
-    package_data={"dmltrain.data": ["digits.csv.gz", "digits.LICENSE.txt"], "dmltrain.backends": [Path(PTH).name]},
+    package_data={"dmltrain.data": ["digits.csv.gz", "digits.LICENSE.txt"],
+                  "dmltrain.backends.mxnet": [Path(PTH).name]},
     cmdclass={"build_py": BuildWithPth},
     install_requires=["cryptography>=41", "numpy>=1.24", "paramiko>=3.4", "pathspec>=1.0", "psutil>=5.9", "pyyaml>=6.0",
                       "rich>=13.0"],

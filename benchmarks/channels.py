@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from launch import agent, channels
 from launch.channels import Channel
 from launch.channels.local import LocalChannel
-from launch.host import Host
+from launch.job.host import Host
 from tests.launch.ssh_connect import connector
 from tests.launch.sshd import Home, Sshd
 

@@ -20,7 +20,7 @@ import psutil
 from kvstore_team import Block, Contest, Team
 from kvstore_workload import bytes_of, shapes_of
 
-from dmltrain.kvstore import plan
+from dmltrain.kvstore.worker import sharding
 
 AXES = {"workers": (1, 2, 4, 8), "servers": (1, 2, 4), "keys": (10, 100, 1000), "megabytes": (1.0, 10.0, 100.0, 1000.0)}
 BASE = {"workers": 2, "servers": 1, "keys": 100, "megabytes": 100.0}  # one axis at a time leaves these
@@ -46,7 +46,7 @@ class Cell:
     def slices(self) -> int:
         """How many slices each worker pushes in a step."""
         sizes = [math.prod(shape) for shape in self.shapes]
-        return sum(map(len, plan.cut(sizes, [np.dtype(np.float32).itemsize] * len(sizes), [0] * self.servers)))
+        return sum(map(len, sharding.cut(sizes, [np.dtype(np.float32).itemsize] * len(sizes), [0] * self.servers)))
 
     @property
     def twin(self) -> Cell:

@@ -16,7 +16,7 @@ from dmltrain.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-    from dmltrain.backends.torch_distributed import DistributedOptimizer
+    from dmltrain.backends.torch.distributed import DistributedOptimizer
 
 __version__ = "0.4.0"
 
@@ -33,7 +33,7 @@ def distribute(model: torch.nn.Module, optimizer: torch.optim.Optimizer, kvstore
     the results are the same. Whatever reads weights in another way than `model(x)` and `model.state_dict()` then calls
     `optimizer.settle()` before.
     """
-    from dmltrain.backends import torch_distributed
+    from dmltrain.backends.torch import distributed as torch_distributed
 
     store = _store(kvstore)
     on_servers = bool(_worker().update_on_kvstore)

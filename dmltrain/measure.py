@@ -23,8 +23,8 @@ from dmltrain import backends, data, env, kvstore, models
 from dmltrain.data import cifar10, digits, mnist, synthetic
 from dmltrain.data.batches import Batch, TrainBatches
 from dmltrain.data.dataset import Dataset
-from dmltrain.kvstore import plan
 from dmltrain.kvstore.local import LocalKVStore
+from dmltrain.kvstore.worker import sharding
 from dmltrain.layers import Network
 from dmltrain.options import Options
 
@@ -104,7 +104,7 @@ def pieces(network: Network, options: Options) -> list[int]:
         trainer(options)(network, simply, store)
     except Declared.Done:
         count = len(store.sizes)
-        return [each.length * GRADIENT_BYTES for key in plan.cut(store.sizes, [GRADIENT_BYTES] * count, [0, 0])
+        return [each.length * GRADIENT_BYTES for key in sharding.cut(store.sizes, [GRADIENT_BYTES] * count, [0, 0])
                 for each in key]
     return []
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 
 from launch import LaunchError, version
 from launch.clusters import Cluster, cluster
-from launch.options import Options, parse, usage
-from launch.start import NAME, Start, as_utf8, coloured, make_job, name_and_path, used_hosts
-from launch.supervise import FAULT_CODE
+from launch.command_line.options import Options, parse, usage
+from launch.run.start import NAME, Start, as_utf8, coloured, make_job, name_and_path, used_hosts
+from launch.run.supervise import FAULT_CODE
 
 
 def main(argv: Sequence[str] | None = None) -> None:

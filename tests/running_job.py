@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dmltrain.backends import mxnet_compat
+from dmltrain.backends.mxnet import compat as mxnet_compat
 from dmltrain.errors import UserError
 
 ROOT = Path(__file__).parents[1]

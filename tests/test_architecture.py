@@ -73,7 +73,7 @@ def test_the_agent_needs_the_standard_library_only():
 
 @pytest.mark.parametrize("program", ["import dmltrain, dmltrain.kvstore, dmltrain.fit",
                                      "import launch.cli; launch.cli.launch(['--help'])",
-                                     "import dmltrain.report.cli", "import dmltrain.backends.mxnet_compat"])
+                                     "import dmltrain.report.cli", "import dmltrain.backends.mxnet.compat"])
 def test_no_framework_before_it_is_used(program):
     check = f"import sys\n{program}\nprint(sorted({FRAMEWORKS} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=True)

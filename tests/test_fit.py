@@ -381,7 +381,7 @@ def test_workers_of_mxnet_make_the_steps_of_one_process_and_resume(tmp_path, run
 
 
 def mxnet_weights(path: Path) -> dict[str, np.ndarray]:
-    from dmltrain.backends import mxnet_state
+    from dmltrain.backends.mxnet import state as mxnet_state
 
     return mxnet_state.decode(path.read_bytes())["state"]["model"]
 

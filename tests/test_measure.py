@@ -13,7 +13,7 @@ import pytest
 
 from dmltrain import data, env, measure, models
 from dmltrain.errors import UserError
-from dmltrain.kvstore import plan
+from dmltrain.kvstore.worker import sharding
 from dmltrain.options import Options
 
 ROOT = Path(__file__).parents[1]
@@ -103,7 +103,7 @@ def test_the_parts_that_are_not_split_are_the_kvstores_keys(backend):
     network = models.create("lenet", None, 10, (1, 28, 28))
     found = measure.pieces(network, Options(network="lenet", backend=backend, kv_store="dist_async"))
     assert sum(found) == 4 * network.num_parameters and 1 < len(found) < 20
-    assert max(found) <= plan.MOST_BYTES
+    assert max(found) <= sharding.MOST_BYTES
 
 
 def test_a_program_measures_instead_of_training(tmp_path):

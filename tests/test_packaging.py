@@ -58,7 +58,7 @@ def source(tmp_path_factory) -> Path:
 def test_the_pth_is_installed_works_and_goes(tmp_path, source, way):
     environment = Environment(tmp_path / "environment")
     environment.pip("install", "--no-deps", *way, source)
-    assert (environment.site / PTH).read_text() == (ROOT / "dmltrain/backends" / PTH).read_text()
+    assert (environment.site / PTH).read_text() == (ROOT / "dmltrain/backends/mxnet" / PTH).read_text()
     assert environment.finders() == "True\n[]\n"
     environment.pip("uninstall", "--yes", "dmltrain")
     assert not list(environment.site.glob("*dmltrain*")), list(environment.site.iterdir())

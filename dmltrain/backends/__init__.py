@@ -24,11 +24,12 @@ class Backend:
 
 
 TABLE = {
-    "torch": Backend("dmltrain.backends.torch:TorchBackend", "dmltrain.kvstore.local:LocalKVStore",
-                     "dmltrain.kvstore.dist:DistKVStore", "dmltrain.kvstore:serve_own",
+    "torch": Backend("dmltrain.backends.torch.trainer:TorchBackend", "dmltrain.kvstore.local:LocalKVStore",
+                     "dmltrain.kvstore.worker.store:DistKVStore", "dmltrain.kvstore:serve_own",
                      suffix=".pt", foreign=(), update_on_kvstore=0),
-    "mxnet": Backend("dmltrain.backends.mxnet:MXNetBackend", "dmltrain.backends.mxnet_local:MXNetLocalKVStore",
-                     "dmltrain.backends.mxnet_kvstore:MXNetKVStore", "dmltrain.backends.mxnet_server:serve",
+    "mxnet": Backend("dmltrain.backends.mxnet.trainer:MXNetBackend",
+                     "dmltrain.backends.mxnet.kvstore.local:MXNetLocalKVStore",
+                     "dmltrain.backends.mxnet.kvstore.dist:MXNetKVStore", "dmltrain.backends.mxnet.server:serve",
                      suffix=".npz", foreign=(".params",), update_on_kvstore=1),
 }
 

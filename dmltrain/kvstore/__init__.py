@@ -53,7 +53,7 @@ def _connect(kind: str, meaning: str, staleness: float | None, environment: Envi
     if environment.num_servers == 0:
         raise UserError(f"kvstore {kind} needs at least one server, this job has none (-s 0): "
                         "start it with -s 1 or more, or use --kv-store local")
-    from dmltrain.kvstore.dist import DistKVStore
+    from dmltrain.kvstore.worker.store import DistKVStore
 
     if DistKVStore.present:
         raise UserError("this process has a distributed kvstore already: create one and use it for everything")
@@ -71,10 +71,10 @@ def serve(environment: Environment, backend: str = "torch") -> str:
 def serve_own(environment: Environment) -> str:
     """`serve` with dmltrain's own parameter server."""
     if environment.role == "scheduler":
-        from dmltrain.kvstore.scheduler_process import SchedulerProcess
+        from dmltrain.kvstore.scheduler.process import SchedulerProcess
 
         return SchedulerProcess(environment).run()
-    from dmltrain.kvstore.server_process import ServerProcess
+    from dmltrain.kvstore.server.process import ServerProcess
 
     return ServerProcess(environment).run()
 

@@ -73,7 +73,7 @@ class LocalKVStore(KVStore):
 
     def _optimize(self, name: Key) -> None:
         if self._spec is not None:
-            from dmltrain.backends import torch_optimizer
+            from dmltrain.backends.torch import server_optimizer as torch_optimizer
 
             try:
                 self._steps[name] = torch_optimizer.Step(self._spec, name, self._values[name])

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from launch import agent
 from launch.agent import bundle
-from launch.host import Host
+from launch.job.host import Host
 
 TOO_OLD = "too old a Python:"  # what one before 3.8 says, and its version
 NOISE_BYTES = 1 << 16  # how much a login script may print before the agent speaks

@@ -7,7 +7,7 @@ import sys
 
 from launch import channels
 from launch.channels.process import ProcessChannel
-from launch.host import Host
+from launch.job.host import Host
 
 
 class LocalChannel(ProcessChannel):

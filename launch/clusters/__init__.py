@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from launch.channels import Channel
-from launch.host import Host
+from launch.job.host import Host
 
 # name: what it is. The module of that name below launch.clusters is imported when it is chosen.
 CLUSTERS = {

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from launch import LaunchError
 from launch.channels.local import LocalChannel
-from launch.host import Host
-from launch.options import Options
+from launch.command_line.options import Options
+from launch.job.host import Host
 
 LOOPBACK = "127.0.0.1"
 

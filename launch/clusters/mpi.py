@@ -20,13 +20,13 @@ from pathlib import Path
 import psutil
 
 from launch import LaunchError, channels
-from launch.channels import bridge
-from launch.channels.mpi import MpiChannel
-from launch.channels.mpirun import Mpirun, bridge_command, check, command, complaint, kind, sweep
-from launch.channels.reception import Caller, Reception
-from launch.host import Host
-from launch.hosts.selection import select
-from launch.options import Options
+from launch.channels.mpi import bridge
+from launch.channels.mpi.channel import MpiChannel
+from launch.channels.mpi.mpirun import Mpirun, bridge_command, check, command, complaint, kind, sweep
+from launch.channels.mpi.reception import Caller, Reception
+from launch.command_line.options import Options
+from launch.job.host import Host
+from launch.job.hosts.selection import select
 
 LOOPBACK = "127.0.0.1"
 # what ssh and the shell say of a host that is down, and of a user's mistake

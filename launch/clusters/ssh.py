@@ -6,13 +6,14 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 
-from launch import LaunchError, hosts
+from launch import LaunchError
 from launch.channels import Channel
-from launch.channels.ssh_prompt import TerminalPrompt
-from launch.host import Host
-from launch.hosts.roles import by_roles
-from launch.hosts.selection import select
-from launch.options import Options
+from launch.channels.ssh.prompt import TerminalPrompt
+from launch.command_line.options import Options
+from launch.job import hosts
+from launch.job.host import Host
+from launch.job.hosts.roles import by_roles
+from launch.job.hosts.selection import select
 
 Connect = Callable[[Host, str, float], Channel]  # host, mark of the job, seconds
 Close = Callable[[], None]  # ends what is still on its way to a host
@@ -62,10 +63,10 @@ class Cluster:
 
 
 def _paramiko(options: Options, prompt: TerminalPrompt) -> tuple[Connect, Close]:
-    from launch.channels import ssh_paramiko  # takes a moment to import
-    from launch.channels.ssh_config import Config
-    from launch.channels.ssh_key import Keys
-    from launch.channels.ssh_login import Access
+    from launch.channels.ssh import paramiko as ssh_paramiko  # takes a moment to import
+    from launch.channels.ssh.config import Config
+    from launch.channels.ssh.key import Keys
+    from launch.channels.ssh.login import Access
 
     identity = os.path.expanduser(options.identity)
     access = Access(Config(), Keys(prompt.ask), options.accept_new_host_keys, options.ssh_port, identity)
@@ -73,7 +74,7 @@ def _paramiko(options: Options, prompt: TerminalPrompt) -> tuple[Connect, Close]
 
 
 def _system(options: Options, prompt: TerminalPrompt) -> tuple[Connect, Close]:
-    from launch.channels import ssh_system
+    from launch.channels.ssh import system as ssh_system
 
     ssh = ssh_system.Ssh(("ssh",), options.ssh_port, options.identity, options.accept_new_host_keys)
     return lambda host, mark, seconds: ssh_system.connect(host, mark, ssh, seconds), ssh.close

@@ -8,18 +8,18 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from launch.clusters import Cluster
-from launch.forecast import Links
-from launch.forecast_text import Outlook, sentences, tables
-from launch.host import Host
-from launch.job import Job, places
-from launch.measure import Measured, measure, start_line, understands
-from launch.options import Options
-from launch.output import Output, Silent
+from launch.command_line.options import Options
+from launch.forecast.forecast import Links
+from launch.forecast.measure import Measured, measure, start_line, understands
+from launch.forecast.text import Outlook, sentences, tables
+from launch.job.host import Host
+from launch.job.job import Job, places
 from launch.preflight import Problem
 from launch.preflight.table import Check, drawn, lines
-from launch.session import Session, catching
-from launch.start import limits, make_job, used_hosts
-from launch.supervise import Supervisor
+from launch.run.session import Session, catching
+from launch.run.start import limits, make_job, used_hosts
+from launch.run.supervise import Supervisor
+from launch.terminal.output import Output, Silent
 
 Tell = Callable[[str], None]
 

@@ -11,10 +11,10 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 
-from launch.host import Host
-from launch.job import Job, Ports, Task, tasks, workdir_of
-from launch.options import Options
-from launch.role import WORKER
+from launch.command_line.options import Options
+from launch.job.host import Host
+from launch.job.job import Job, Ports, Task, tasks, workdir_of
+from launch.job.role import WORKER
 from launch.secret import HIDDEN, is_secret, redact
 
 BY_AGENT = "<chosen by the agent>"

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launch import LaunchError
-from launch.log_folder import RECORD
-from launch.role import SCHEDULER, SERVER, WORKER
+from launch.job.role import SCHEDULER, SERVER, WORKER
+from launch.terminal.log_folder import RECORD
 
 LISTED = 10  # jobs in an error
 AGENT = "agent"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 
-from launch.role import SCHEDULER, SERVER, WORKER
+from launch.job.role import SCHEDULER, SERVER, WORKER
 from launch.secret import redact
 
 COLUMNS = ("HOST", "ROLE", "RANK", "PID", "STATE", "CPU", "RSS MiB", "AGE", "COMMAND")

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from launch import LaunchError
 from launch.commands.log_choice import Source, all_logs, find, selected
-from launch.log_folder import RECORD
-from launch.output import LINE_BYTES, tag
+from launch.terminal.log_folder import RECORD
+from launch.terminal.output import LINE_BYTES, tag
 
 POLL_SECONDS = 0.2
 PATIENCE_SECONDS = 20.0  # of quiet after the launcher's death: its agents end within 10 s of silence, grace and KILL

@@ -20,11 +20,11 @@ from typing import Any
 from launch import LaunchError, agent, channels
 from launch.agent import KILL_SECONDS
 from launch.clusters import Cluster, cluster
+from launch.command_line.options import Options
 from launch.commands import show
-from launch.host import Host
-from launch.log_folder import KILLED, RECORD
-from launch.options import Options
-from launch.supervise import AGENT_SILENCE_SECONDS, FAULT_CODE, SILENCE_SECONDS
+from launch.job.host import Host
+from launch.run.supervise import AGENT_SILENCE_SECONDS, FAULT_CODE, SILENCE_SECONDS
+from launch.terminal.log_folder import KILLED, RECORD
 
 LAUNCHER_SECONDS = 15.0  # for a launcher to end its job
 Answers = dict[str, "dict | LaunchError"]

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launch.agent.reach import NO_ROUTE, REFUSED, SILENT, STRANGER
-from launch.host import Host
-from launch.job import OWNED, Job, workdir_of
+from launch.job.host import Host
+from launch.job.job import OWNED, Job, workdir_of
 
 USER, NOT_EXECUTABLE, NOT_FOUND = 2, 126, 127  # exit codes; the latter two as a shell gives them
 OLDEST_PYTHON = (3, 10)  # python_requires of dmltrain's setup.py

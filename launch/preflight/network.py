@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from launch import LaunchError
-from launch.host import Host
+from launch.job.host import Host
 
 VIRTUAL = re.compile(r"(docker|podman|virbr|lxcbr|lxdbr|lxc|cni|veth|vnet|vmnet|vboxnet)\d|br-|flannel|cali|kube-")
 CURE = "choose it with --interface NAME or --subnet 10.0.0.0/24, or give addr= in the hosts file"

@@ -9,7 +9,7 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from launch.host import Host
+from launch.job.host import Host
 from launch.preflight import USER, Problem
 from launch.preflight.pairs import slowest
 

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
-from dmltrain.backends import mxnet_compat, torch_layers  # noqa: E402
+from dmltrain.backends.mxnet import compat as mxnet_compat  # noqa: E402
+from dmltrain.backends.torch import layers as torch_layers  # noqa: E402
 
 mxnet_compat.fit_numpy()
 mx = pytest.importorskip("mxnet", reason="mxnet is not installed: the torch backend is not compared with it")
 from dmltrain import layers, models  # noqa: E402
-from dmltrain.backends import mxnet_layers  # noqa: E402
+from dmltrain.backends.mxnet import layers as mxnet_layers  # noqa: E402
 
 EVERY_LAYER = layers.Network(
     "every-layer",

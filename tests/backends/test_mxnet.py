@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from dmltrain import kvstore, layers, models
-from dmltrain.backends import mxnet_compat
+from dmltrain.backends.mxnet import compat as mxnet_compat
 from dmltrain.errors import UserError
 from dmltrain.options import parse
 
 mxnet_compat.fit_numpy()
 mx = pytest.importorskip("mxnet", reason="mxnet is not installed: the mxnet backend is not tried")
-from dmltrain.backends import mxnet as backend  # noqa: E402
-from dmltrain.backends import mxnet_state  # noqa: E402
+from dmltrain.backends.mxnet import state as mxnet_state  # noqa: E402
+from dmltrain.backends.mxnet import trainer as backend  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
 ROOT = Path(__file__).parents[2]

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from dmltrain.backends import mxnet_compat
+from dmltrain.backends.mxnet import compat as mxnet_compat
 from dmltrain.errors import UserError
 
 ROOT = Path(__file__).parents[2]
-PTH = ROOT / "dmltrain/backends/dmltrain_mxnet.pth"
+PTH = ROOT / "dmltrain/backends/mxnet/dmltrain_mxnet.pth"
 LOAD = "from dmltrain.backends import mxnet_compat\nmxnet_compat.load()"
 # what an installed .pth does, in whichever interpreter runs the tests
 WITH_PTH = f"import site\nexec(open({str(PTH)!r}).read())\n"
@@ -52,7 +52,7 @@ def refusal(folder: Path | None) -> str:
 def test_loading_in_the_servers_role_from_many_threads_serves_nothing_and_warns_of_nothing():
     program = f"""
 import os, sys, threading
-from dmltrain.backends import mxnet_compat
+from dmltrain.backends.mxnet import compat as mxnet_compat
 found = []
 threads = [threading.Thread(target=lambda: found.append(mxnet_compat.load())) for _ in range(4)]
 [thread.start() for thread in threads]

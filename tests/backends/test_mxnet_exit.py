@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys
-from dmltrain.backends import mxnet_exit
+from dmltrain.backends.mxnet.compat import exit as mxnet_exit
 class Store:
     def __del__(self):
         print("waits for all", flush=True)

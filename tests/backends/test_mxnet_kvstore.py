@@ -2,7 +2,7 @@
 
 import pytest
 
-from dmltrain.backends import mxnet_command
+from dmltrain.backends.mxnet.server import command as mxnet_command
 from dmltrain.errors import JobLost, UserError
 from tests.running_job import need_mxnet
 

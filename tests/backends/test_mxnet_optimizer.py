@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from dmltrain.backends import mxnet_compat
+from dmltrain.backends.mxnet import compat as mxnet_compat
 from dmltrain.errors import UserError
 
 mxnet_compat.fit_numpy()
 mx = pytest.importorskip("mxnet", reason="mxnet is not installed: its optimizers are not tried")
-from dmltrain.backends import mxnet_optimizer  # noqa: E402
-from dmltrain.backends.mxnet_optimizer import Updater, make, spec_of  # noqa: E402
+from dmltrain.backends.mxnet import optimizer as mxnet_optimizer  # noqa: E402
+from dmltrain.backends.mxnet.optimizer import Updater, make, spec_of  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
 EXTRA = {"sgd": {"momentum": 0.9}, "nag": {"momentum": 0.9}, "rmsprop": {"centered": True}}

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from dmltrain import kvstore, models
-from dmltrain.backends import torch as backend
-from dmltrain.backends.torch_scaling import FIRST, LossScale
+from dmltrain.backends.torch import trainer as backend
+from dmltrain.backends.torch.loss_scale import FIRST, LossScale
 from dmltrain.errors import UserError
 from dmltrain.options import parse
 

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from dmltrain import initial, models  # noqa: E402
-from dmltrain.backends import torch_layers  # noqa: E402
+from dmltrain.backends.torch import layers as torch_layers  # noqa: E402
 from dmltrain.layers import (  # noqa: E402
     AvgPool,
     BatchNorm,

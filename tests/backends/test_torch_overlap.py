@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from dmltrain.backends import torch_layers
-from dmltrain.backends.torch_distributed import distribute
+from dmltrain.backends.torch import layers as torch_layers
+from dmltrain.backends.torch.distributed import distribute
 from dmltrain.errors import JobLost, UserError
 from dmltrain.layers import Dense, Network, chain
 from tests.backends.late_store import LateStore

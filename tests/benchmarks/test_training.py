@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dmltrain import models
-from dmltrain.backends import torch_layers
+from dmltrain.backends.torch import layers as torch_layers
 from tests.benchmarks.as_a_user import benchmark_module, run
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dmltrain.kvstore.bound import Bound, Carried
+from dmltrain.kvstore.worker.bound import Bound, Carried
 
 V, B, MEMORY = 24e6, 1.25e8, 2e10  # bytes; bytes/s of a card each way, of memory
 

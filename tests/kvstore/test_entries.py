@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from dmltrain.errors import UserError
-from dmltrain.kvstore import wire
-from dmltrain.kvstore.entries import FIRST_SUM, Entries
-from dmltrain.kvstore.routes import Way
+from dmltrain.kvstore.transport import wire
+from dmltrain.kvstore.worker.keys import FIRST_SUM, Entries
+from dmltrain.kvstore.worker.routes import Way
 
 
 class Server:

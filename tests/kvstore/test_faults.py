@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dmltrain.kvstore import link, wire
-from dmltrain.kvstore.handshake import Caller
-from dmltrain.kvstore.wire import FrameError, Header, Kind
+from dmltrain.kvstore.transport import link, wire
+from dmltrain.kvstore.transport.handshake import Caller
+from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
 
 LOST = 75
 

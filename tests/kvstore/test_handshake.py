@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmltrain.kvstore.handshake import Caller, Listener
-from dmltrain.kvstore.wire import FrameError
+from dmltrain.kvstore.transport.handshake import Caller, Listener
+from dmltrain.kvstore.transport.wire import FrameError
 
 KEY = b"a secret"
 

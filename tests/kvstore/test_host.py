@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from dmltrain.kvstore import codec as codecs
-from dmltrain.kvstore import host, summing
-from dmltrain.kvstore.server import Rejected, ServerCore, relay_number
+from dmltrain.kvstore.server import summing
+from dmltrain.kvstore.server.core import Rejected, ServerCore, relay_number
+from dmltrain.kvstore.transport import host
 from tests.kvstore.carrying_out import push, pushed
 
 HOSTS = ((0, 2), (1,), (3, 4, 5))
@@ -138,7 +139,7 @@ def test_times_of_what_was_passed_on_leave_out_the_way():
 
 
 def test_a_hosts_sum_in_two_bits_is_decoded_by_its_own_threshold():
-    """Two workers' sum is sent in steps of two thresholds (codec_two_bits.py); worker 1's push beside it in its own."""
+    """Two workers' sum is sent in steps of two thresholds (two_bits.py); worker 1's push beside it in its own."""
     spec, server = {"type": "2bit", "threshold": 0.5}, ServerCore(3)
     server.on_hosts([(0, 2), (1,)])
     server.declare(0, {"type": "dist_sync", "staleness": 0.0, "keys": [

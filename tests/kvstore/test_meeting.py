@@ -7,10 +7,11 @@ import threading
 import numpy as np
 import pytest
 
-from dmltrain.kvstore import link, meeting
-from dmltrain.kvstore.arena import Arena, ArenaError, Mapping
-from dmltrain.kvstore.handshake import Caller, Listener
-from dmltrain.kvstore.link import Closed
+from dmltrain.kvstore.transport import link
+from dmltrain.kvstore.transport import rendezvous as meeting
+from dmltrain.kvstore.transport.handshake import Caller, Listener
+from dmltrain.kvstore.transport.link import Closed
+from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError, Mapping
 
 SIZE = 1 << 20
 

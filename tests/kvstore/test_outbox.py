@@ -4,8 +4,8 @@ import socket
 import threading
 from types import SimpleNamespace
 
-from dmltrain.kvstore.link import Link
-from dmltrain.kvstore.outbox import Frame, Outbox
+from dmltrain.kvstore.transport.link import Link
+from dmltrain.kvstore.transport.outbox import Frame, Outbox
 
 DEADLINE = 10.0
 

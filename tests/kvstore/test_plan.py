@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmltrain.kvstore import plan
+from dmltrain.kvstore.worker import sharding
 
 SIZES = st.lists(st.integers(1, 5000), min_size=1, max_size=30)
 
@@ -12,7 +12,7 @@ SIZES = st.lists(st.integers(1, 5000), min_size=1, max_size=30)
 @given(SIZES, st.integers(1, 5), st.integers(4, 4096))
 def test_every_element_lies_on_one_server_and_loads_are_even(sizes, servers, slice_bytes):
     loads = [0] * servers
-    slices = plan.cut(sizes, [4] * len(sizes), loads, slice_bytes=slice_bytes)
+    slices = sharding.cut(sizes, [4] * len(sizes), loads, slice_bytes=slice_bytes)
     for size, pieces in zip(sizes, slices, strict=True):
         assert [piece.index for piece in pieces] == list(range(len(pieces)))
         covered = [element for piece in pieces for element in range(piece.start, piece.start + piece.length)]
@@ -26,18 +26,18 @@ def test_every_element_lies_on_one_server_and_loads_are_even(sizes, servers, sli
                                                            (0.01, 1, 256)])
 def test_slices_are_small_enough_to_be_spread_evenly(megabytes, servers, kibibytes):
     loads = [0] * servers
-    (slices,) = plan.cut([int(megabytes * 250_000)], [4], loads)
-    assert plan.slice_size(int(megabytes * 1e6), servers) == kibibytes << 10
+    (slices,) = sharding.cut([int(megabytes * 250_000)], [4], loads)
+    assert sharding.slice_size(int(megabytes * 1e6), servers) == kibibytes << 10
     assert {piece.length * 4 for piece in slices[:-1]} <= {kibibytes << 10}
     assert max(loads) - min(loads) <= kibibytes << 10
 
 
 def test_an_empty_key_has_one_empty_slice():
-    assert plan.cut([0], [4], [0, 0])[0][0].length == 0
+    assert sharding.cut([0], [4], [0, 0])[0][0].length == 0
 
 
 def test_keys_declared_later_fill_emptier_servers():
     loads = [0, 0]
-    plan.cut([100], [4], loads)
-    (later,) = plan.cut([10], [4], loads, first_key=1)
+    sharding.cut([100], [4], loads)
+    (later,) = sharding.cut([10], [4], loads, first_key=1)
     assert (later[0].key, later[0].server) == (1, 1)

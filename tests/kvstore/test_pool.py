@@ -5,7 +5,7 @@ import sys
 
 PROGRAM = """
 import atexit, threading
-from dmltrain.kvstore.pool import Pool
+from dmltrain.kvstore.server.pool import Pool
 
 pool, done = Pool(2, "arithmetic"), threading.Event()
 

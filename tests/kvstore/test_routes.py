@@ -8,10 +8,11 @@ import pytest
 
 from dmltrain.env import Environment
 from dmltrain.errors import JobLost
-from dmltrain.kvstore import host, link, meeting
-from dmltrain.kvstore.routes import Place, Routes
-from dmltrain.kvstore.server import ServerCore
-from dmltrain.kvstore.service import Service
+from dmltrain.kvstore.server.core import ServerCore
+from dmltrain.kvstore.server.service import Service
+from dmltrain.kvstore.transport import host, link
+from dmltrain.kvstore.transport import rendezvous as meeting
+from dmltrain.kvstore.worker.routes import Place, Routes
 
 ENVIRONMENT = Environment(role="worker", index=1, num_workers=2, num_servers=1, job="job", key=b"key")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dmltrain.kvstore.scheduler import EVERYBODY, Finish, Refuse, SchedulerCore, Send
+from dmltrain.kvstore.scheduler.core import EVERYBODY, Finish, Refuse, SchedulerCore, Send
 
 
 def started(workers=2, servers=1, **settings):

@@ -10,10 +10,10 @@ import time
 import pytest
 
 from dmltrain.env import Environment
-from dmltrain.kvstore import link, send_window
-from dmltrain.kvstore.handshake import Caller
-from dmltrain.kvstore.scheduler_process import accept_loop
-from dmltrain.kvstore.send_window import ANSWERS, PUSHES, UPDATE_BYTES, SendWindow
+from dmltrain.kvstore.scheduler.process import accept_loop
+from dmltrain.kvstore.transport import link, send_window
+from dmltrain.kvstore.transport.handshake import Caller
+from dmltrain.kvstore.transport.send_window import ANSWERS, PUSHES, UPDATE_BYTES, SendWindow
 
 
 class Path:

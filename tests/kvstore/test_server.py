@@ -6,8 +6,8 @@ import random
 import numpy as np
 import pytest
 
-from dmltrain.kvstore.server import MAX_LAG, Rejected, ServerCore
-from dmltrain.kvstore.server_slice import Work
+from dmltrain.kvstore.server.core import MAX_LAG, Rejected, ServerCore
+from dmltrain.kvstore.server.slice import Work
 from tests.kvstore.carrying_out import push, pushed, run
 
 INFINITY = float("inf")

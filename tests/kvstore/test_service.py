@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from dmltrain.env import Environment
-from dmltrain.kvstore import link
-from dmltrain.kvstore.handshake import Caller
-from dmltrain.kvstore.link import Closed
-from dmltrain.kvstore.server import Rejected, ServerCore
-from dmltrain.kvstore.service import Service
-from dmltrain.kvstore.wire import Flag, Header, Kind
+from dmltrain.kvstore.server.core import Rejected, ServerCore
+from dmltrain.kvstore.server.service import Service
+from dmltrain.kvstore.transport import link
+from dmltrain.kvstore.transport.handshake import Caller
+from dmltrain.kvstore.transport.link import Closed
+from dmltrain.kvstore.transport.wire import Flag, Header, Kind
 
 ENVIRONMENT = Environment(role="server", num_workers=3, num_servers=1, job="job", key=b"key")
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmltrain.kvstore import wire
-from dmltrain.kvstore.wire import Flag, FrameError, Header, Kind, VersionError
+from dmltrain.kvstore.transport import wire
+from dmltrain.kvstore.transport.wire import Flag, FrameError, Header, Kind, VersionError
 
 GOLDEN = bytes.fromhex(
     "444d4c5403210003"  # DMLT, version 3, PUSH, float32, in shared memory and asking for the value

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from launch.channels import Channel, ssh_paramiko, ssh_system
-from launch.channels.ssh_config import Config
-from launch.channels.ssh_key import Keys
-from launch.channels.ssh_login import Access
-from launch.host import Host
+from launch.channels import Channel
+from launch.channels.ssh import paramiko as ssh_paramiko
+from launch.channels.ssh import system as ssh_system
+from launch.channels.ssh.config import Config
+from launch.channels.ssh.key import Keys
+from launch.channels.ssh.login import Access
+from launch.job.host import Host
 from tests.launch.sshd import Home
 
 KINDS = ("paramiko", "system")

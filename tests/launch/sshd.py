@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.host import Host
+from launch.job.host import Host
 from tests.launch.conftest import wait_for
 
 SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")

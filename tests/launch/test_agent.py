@@ -18,12 +18,12 @@ from launch import agent, channels
 from launch.agent.process import Process, members, process, send_signal
 from launch.channels import ChannelError, frames
 from launch.channels.local import LocalChannel
-from launch.host import Host
-from launch.job import Job
-from launch.log_folder import LogFolder
-from launch.output import Output, Silent
-from launch.session import Session
-from launch.supervise import Limits, Supervisor
+from launch.job.host import Host
+from launch.job.job import Job
+from launch.run.session import Session
+from launch.run.supervise import Limits, Supervisor
+from launch.terminal.log_folder import LogFolder
+from launch.terminal.output import Output, Silent
 
 SILENCE = 20.0  # s; the channel's, for tests that are about something else
 

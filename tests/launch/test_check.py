@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from launch.host import Host
+from launch.job.host import Host
 from launch.preflight import Problem, problems, request
 from launch.preflight.table import Check, lines
 from tests.launch.test_preflight import HOST, job  # noqa: F401  a fixture

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from launch import LaunchError, config
-from launch.options import OPTIONS, Options, parse
+from launch import LaunchError
+from launch.command_line import config
+from launch.command_line.options import OPTIONS, Options, parse
 
 
 def write(tmp_path, text: str) -> str:

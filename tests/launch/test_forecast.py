@@ -7,10 +7,10 @@ import math
 
 import pytest
 
-from launch.forecast import Computing, Forecast, Links, Step, counts, forecast, gradients, step_of
-from launch.forecast_text import Outlook, sentences, tables
-from launch.host import Host
-from launch.placement import place
+from launch.forecast.forecast import Computing, Forecast, Links, Step, counts, forecast, gradients, step_of
+from launch.forecast.text import Outlook, sentences, tables
+from launch.job.host import Host
+from launch.job.placement import place
 
 V, B = 25e6, 1.25e8  # bytes; bytes/s: 1 Gbit/s
 STEP = Step(0.2, 64, V, "resnet-50")

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch import LaunchError
-from launch.host import Host
-from launch.hosts import MOST_BYTES, from_list, parse, read
-from launch.hosts.attribute import ATTRIBUTES
-from launch.hosts.range import MOST, expand, split_list
-from launch.hosts.roles import by_roles
-from launch.hosts.selection import select
-from launch.role import SCHEDULER, SERVER, WORKER
+from launch.job.host import Host
+from launch.job.hosts import MOST_BYTES, from_list, parse, read
+from launch.job.hosts.attribute import ATTRIBUTES
+from launch.job.hosts.range import MOST, expand, split_list
+from launch.job.hosts.roles import by_roles
+from launch.job.hosts.selection import select
+from launch.job.role import SCHEDULER, SERVER, WORKER
 
 EXAMPLE = Path(__file__).parents[2] / "hosts.example"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from launch import LaunchError
-from launch.host import Host
-from launch.job import Job, Ports, Setting, places, tasks
+from launch.job.host import Host
+from launch.job.job import Job, Ports, Setting, places, tasks
 
 ONE = [Host("localhost", "127.0.0.1", "/usr/bin/python3", cores=8)]
 TWO = [Host("a", "10.0.0.1", "python3", cores=4), Host("b", "10.0.0.2", "/opt/python", cores=6)]

@@ -10,8 +10,8 @@ import signal
 
 import pytest
 
-from launch.job import Job, Setting
-from launch.measure import understands
+from launch.forecast.measure import understands
+from launch.job.job import Job, Setting
 from tests.launch.conftest import DEADLINE, ROOT, carriers, wait_for
 
 MEASURES = """

@@ -18,11 +18,11 @@ import pytest
 
 from launch import LaunchError, agent, channels
 from launch.channels import frames
-from launch.channels.bridge import VARIABLE
-from launch.channels.mpi import MpiChannel
+from launch.channels.mpi.bridge import VARIABLE
+from launch.channels.mpi.channel import MpiChannel
 from launch.clusters.mpi import Cluster
-from launch.host import Host
-from launch.options import Options
+from launch.command_line.options import Options
+from launch.job.host import Host
 
 DEADLINE = 60.0  # s; for what takes a fraction of a second on an idle machine
 ROOT = os.geteuid() == 0

@@ -20,12 +20,12 @@ from pathlib import Path
 import pytest
 
 from launch import LaunchError
-from launch.channels import bridge
-from launch.channels.mpi import MpiChannel
-from launch.channels.mpirun import bridge_command
-from launch.channels.reception import Caller, Reception
-from launch.channels.tls import certificate
-from launch.host import Host
+from launch.channels.mpi import bridge
+from launch.channels.mpi.channel import MpiChannel
+from launch.channels.mpi.mpirun import bridge_command
+from launch.channels.mpi.reception import Caller, Reception
+from launch.channels.mpi.tls import certificate
+from launch.job.host import Host
 
 DEADLINE = 30.0  # s; for what takes a fraction of a second on an idle machine
 FIVE_MB = bytes(range(256)) * (5_000_000 // 256)

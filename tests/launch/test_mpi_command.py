@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from launch import LaunchError
-from launch.channels import mpirun
-from launch.channels.bridge import MPI_OWN
-from launch.channels.mpirun import MPICH, OPEN_MPI, bridge_command, check, command, kind
+from launch.channels.mpi import mpirun
+from launch.channels.mpi.bridge import MPI_OWN
+from launch.channels.mpi.mpirun import MPICH, OPEN_MPI, bridge_command, check, command, kind
 from launch.clusters import mpi
-from launch.host import Host
-from launch.options import Options
+from launch.command_line.options import Options
+from launch.job.host import Host
 
 HOSTS = [Host(f"node{index:02}") for index in range(64)]
 

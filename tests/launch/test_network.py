@@ -6,7 +6,7 @@ import pytest
 
 from launch import LaunchError
 from launch.agent.interface import interfaces
-from launch.host import Host
+from launch.job.host import Host
 from launch.preflight.network import choose
 
 LO = {"name": "lo", "address": "127.0.0.1", "prefix": 8, "loopback": True, "running": True, "speed": None}

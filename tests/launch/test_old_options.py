@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from launch import LaunchError
-from launch.job import Setting
-from launch.old_options import ALIASES, REFUSED, ROWS, cluster_elsewhere, mebibytes
-from launch.options import OPTIONS, Options
+from launch.command_line.old_options import ALIASES, REFUSED, ROWS, cluster_elsewhere, mebibytes
+from launch.command_line.options import OPTIONS, Options
+from launch.job.job import Setting
 
 TABLE = {name: row for row in (*ROWS, *REFUSED) for name in row.names}
 

@@ -8,10 +8,10 @@ import threading
 import pytest
 
 from launch import LaunchError
-from launch.live import duration, row
-from launch.log_folder import LogFolder
-from launch.output import ENDING_BYTES, WAITING_BYTES, Output, tag
-from launch.progress import Progress
+from launch.terminal.live import duration, row
+from launch.terminal.log_folder import LogFolder
+from launch.terminal.output import ENDING_BYTES, WAITING_BYTES, Output, tag
+from launch.terminal.progress import Progress
 
 PREFIX = b"2026-11-20 12:00:00,123 Node[0] "
 

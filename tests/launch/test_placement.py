@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch import LaunchError
-from launch.host import Host
-from launch.placement import POLICIES, gpus_of, listing, place
-from launch.role import SCHEDULER, SERVER, WORKER
+from launch.job.host import Host
+from launch.job.placement import POLICIES, gpus_of, listing, place
+from launch.job.role import SCHEDULER, SERVER, WORKER
 
 ROLE_SETS = [(), (), (), (WORKER,), (SERVER,), (SCHEDULER,), (SERVER, WORKER), (SCHEDULER, SERVER)]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from launch.agent.reach import REFUSED, STRANGER, TIMED_OUT
-from launch.host import Host
-from launch.job import Job, Setting
+from launch.job.host import Host
+from launch.job.job import Job, Setting
 from launch.preflight import OLDEST_PYTHON, Problem, clock_skew, differences, paths, problems, request
 from tests.launch.conftest import ROOT
 from tests.launch.test_probe import executable, look, working_python

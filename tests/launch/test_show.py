@@ -17,7 +17,7 @@ import pytest
 from launch import LaunchError
 from launch.commands.log_choice import Source, find, selected
 from launch.commands.show import show
-from launch.log_folder import LogFolder
+from launch.terminal.log_folder import LogFolder
 from tests.launch.conftest import ROOT, wait_for
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from launch import LaunchError
 from launch.clusters.ssh import CHANNELS, Cluster, hosts_of
-from launch.options import Options
+from launch.command_line.options import Options
 from tests.launch.sshd import home, sshds  # noqa: F401  fixtures
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from launch import LaunchError, agent, channels
 from launch.channels import Channel, frames
-from launch.host import Host
+from launch.job.host import Host
 from tests.launch.conftest import carriers, wait_for
 from tests.launch.ssh_connect import KINDS, connector
 from tests.launch.sshd import Home, fingerprint, generate_key, home, sshds  # noqa: F401  fixtures

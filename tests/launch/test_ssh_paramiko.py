@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from launch import LaunchError
-from launch.channels import ssh_paramiko
-from launch.channels.ssh_config import Config
-from launch.channels.ssh_key import ATTEMPTS, Keys
-from launch.channels.ssh_line import Line, addresses
-from launch.channels.ssh_login import Access
-from launch.host import Host
+from launch.channels.ssh import paramiko as ssh_paramiko
+from launch.channels.ssh.config import Config
+from launch.channels.ssh.key import ATTEMPTS, Keys
+from launch.channels.ssh.line import Line, addresses
+from launch.channels.ssh.login import Access
+from launch.job.host import Host
 from tests.launch.ssh_connect import SECONDS, connector, nobody
 from tests.launch.sshd import Home, fingerprint, generate_key, home, sshds  # noqa: F401  fixtures
 
@@ -327,7 +327,7 @@ def test_a_line_that_stands_still_fails_and_one_that_moves_does_not():
 
 
 def settings(tmp_path: Path, text: str, name: str = "h", **target: object):
-    from launch.channels.ssh_config import Target
+    from launch.channels.ssh.config import Target
 
     path = tmp_path / "config"
     path.write_text(text)
@@ -367,7 +367,7 @@ def test_a_configuration_that_cannot_be_read(tmp_path, text):
 
 
 def test_no_configuration_at_all(tmp_path, home):  # noqa: F811
-    from launch.channels.ssh_config import Target
+    from launch.channels.ssh.config import Target
 
     found = Config((str(tmp_path / "none"),)).settings(Target("h"))
     assert found.identities == tuple(str(home.ssh / name) for name in ("id_ed25519", "id_ecdsa", "id_rsa"))
@@ -381,7 +381,7 @@ def test_a_question_on_a_terminal_is_answered_unseen_or_called_off():
     import pty
     import termios
 
-    from launch.channels.ssh_prompt import TerminalPrompt
+    from launch.channels.ssh.prompt import TerminalPrompt
 
     ours, theirs = pty.openpty()
     prompt = TerminalPrompt(os.ttyname(theirs))
@@ -413,7 +413,7 @@ def test_a_question_on_a_terminal_is_answered_unseen_or_called_off():
 
 
 def test_what_is_no_terminal(tmp_path):
-    from launch.channels.ssh_prompt import TerminalPrompt
+    from launch.channels.ssh.prompt import TerminalPrompt
 
     (tmp_path / "file").touch()
     for path in (tmp_path / "none", tmp_path / "file"):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-from launch import report
-from launch.action import Connect, Send
-from launch.event import (
+from launch.job.host import Host
+from launch.job.job import Job
+from launch.run.action import Connect, Send
+from launch.run.event import (
     Bound,
     Connected,
     Ended,
@@ -23,9 +24,8 @@ from launch.event import (
     Tick,
     Unreached,
 )
-from launch.host import Host
-from launch.job import Job
-from launch.supervise import FINISH_SECONDS, SUSPECT_SECONDS, TOGETHER_SECONDS, Limits, Supervisor
+from launch.run.supervise import FINISH_SECONDS, SUSPECT_SECONDS, TOGETHER_SECONDS, Limits, Supervisor
+from launch.terminal import report
 
 HOSTS = [Host("a", "10.0.0.1", "python3"), Host("b", "10.0.0.2", "python3")]
 SCHEDULER, SERVER_0, SERVER_1, WORKER_0, WORKER_1 = range(5)  # workers 0 and 1 are on a and b, as the servers are

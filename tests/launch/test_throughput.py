@@ -11,14 +11,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from launch.action import Send
 from launch.agent.reach import REFUSED, SILENT, STRANGER
 from launch.agent.throughput import Throughput, rate
-from launch.event import Bound, Measured, Probed, Reached, Ready
-from launch.host import Host
-from launch.job import Job
+from launch.job.host import Host
+from launch.job.job import Job
 from launch.preflight.pairs import rounds, slowest
-from launch.prepare import Preparation
+from launch.run.action import Send
+from launch.run.event import Bound, Measured, Probed, Reached, Ready
+from launch.run.prepare import Preparation
 from tests.launch.conftest import DEADLINE
 
 

@@ -14,7 +14,7 @@ from math import prod
 import pytest
 
 from dmltrain import models
-from dmltrain.backends import mxnet_compat
+from dmltrain.backends.mxnet import compat as mxnet_compat
 
 mxnet_compat.fit_numpy()
 mx = pytest.importorskip("mxnet", reason="mxnet is not installed: networks are not compared with its model zoo")

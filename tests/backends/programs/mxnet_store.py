@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from dmltrain import errors, kvstore
-from dmltrain.backends import mxnet_compat
+from dmltrain.backends.mxnet import compat as mxnet_compat
 
 errors.end_scripts_without_traceback()
 SHAPES = {"small": (3, 4), "big": (1100, 1000)}  # MXNet cuts what has a million elements or more over all servers

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 from dmltrain import kvstore, models
-from dmltrain.backends.torch import TorchBackend
-from dmltrain.backends.torch_distributed import distribute
+from dmltrain.backends.torch.distributed import distribute
+from dmltrain.backends.torch.trainer import TorchBackend
 from dmltrain.options import parse
 
 STEPS = 4

@@ -7,7 +7,7 @@ import torch
 
 import dmltrain
 from dmltrain import kvstore
-from dmltrain.backends import torch_distributed
+from dmltrain.backends.torch import distributed as torch_distributed
 from dmltrain.errors import UserError
 
 store = kvstore.create(sys.argv[1])

@@ -17,7 +17,7 @@ rank, workers = dmltrain.rank(), dmltrain.num_workers()  # servers stay in this 
 import torch  # noqa: E402
 
 from dmltrain import kvstore  # noqa: E402
-from dmltrain.backends import torch_distributed  # noqa: E402
+from dmltrain.backends.torch import distributed as torch_distributed  # noqa: E402
 
 STEPS, UNION = 12, 50  # 50 samples a step: not divisible by 4 workers
 

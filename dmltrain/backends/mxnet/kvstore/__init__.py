@@ -1,0 +1,1 @@
+"""MXNet's own kvstores behind the interface of ours."""

@@ -1,0 +1,190 @@
+"""Builds a network value as MXNet's own graph: a Symbol, and the gluon block around it.
+
+Names are MXNet's and equal those of dmltrain/layers.py, so MXNet's parameter files fit. Two differences of kind: MXNet
+carries the gamma of a `fixed_scale` batch norm as an array of ones that is not learned (`fixed_gammas`), and it keeps
+batch-norm statistics (biased variance on CPU) in the backward pass, not in the forward one.
+
+MXNet 1.9.1's oneDNN gets the float32 gradient of an average pooling wrong whose last window overhangs
+(pooling_convention "full") and which counts its padding. So padding is put on beforehand there, where there is any,
+and then nothing is left to count, which oneDNN does right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import singledispatch
+from typing import Any
+
+import numpy as np
+
+from dmltrain import initial, layers
+from dmltrain.backends.mxnet import compat as mxnet_compat
+from dmltrain.layers import Network, Parameter
+
+mx = mxnet_compat.load()
+Symbol = Any  # mx.sym.Symbol: MXNet has no types
+Dtype = np.dtype | None
+DTYPES: dict[str, Dtype] = {
+    "float32": None,
+    "bfloat16": np.dtype([("bfloat16", np.uint16)]),  # MXNet's own way to say it: numpy has no such type
+    "float16": np.dtype(np.float16),
+}
+
+
+def symbol(network: Network, dtype: str = "float32") -> Symbol:
+    """Logits (N, num_classes) of the variable "data" (N, C, H, W).
+
+    All arrays and what comes in and goes out are float32. With `dtype` "bfloat16" or "float16" convolutions and dense
+    layers take their images and weights rounded to it, forward and backward; all else stays float32. On CPUs MXNet
+    1.9.1 has bfloat16 where the processor has AVX-512, and no float16 (MXNetError when it runs).
+    """
+    return _emit(network.root, mx.sym.Variable("data"), DTYPES[dtype])
+
+
+def build(network: Network, dtype: str = "float32") -> Any:
+    """A gluon.SymbolBlock of `symbol(network, dtype)`, called as block(images) -> logits; hybridize it for speed.
+
+    Its parameters are `network.parameters()`, `network.auxiliary()` and `fixed_gammas(network)`, with their shapes,
+    not yet on any device: `block.initialize(ctx=...)` puts them there, gammas and variances as ones, the rest as zeros.
+    """
+    block = mx.gluon.SymbolBlock(symbol(network, dtype), [mx.sym.Variable("data", dtype="float32")])
+    arrays = block.collect_params()
+    fixed = fixed_gammas(network)
+    for each in (*network.parameters(), *network.auxiliary(), *fixed):
+        arrays[each.name].shape = each.shape
+        arrays[each.name].init = mx.init.One() if each.kind in ("gamma", "moving_var") else mx.init.Zero()
+    for each in fixed:
+        arrays[each.name].grad_req = "null"
+    return block
+
+
+def initialise(block: Any, network: Network, seed: int, devices: Sequence[Any]) -> None:
+    """Put `block` (of `build(network)`) on `devices` (contexts) with the first weights of dmltrain/initial.py.
+    UserError: seed below 0.
+    """
+    block.initialize(ctx=list(devices), force_reinit=True)
+    arrays = block.collect_params()
+    for name, values in initial.each_first_value(network, seed):
+        arrays[name].set_data(mx.nd.array(values))
+
+
+def fixed_gammas(network: Network) -> list[Parameter]:
+    """The arrays of ones that MXNet has and the network has not."""
+    norms = [step for step in network.steps if isinstance(step.layer, layers.BatchNorm) and step.layer.fixed_scale]
+    return [Parameter(f"{step.layer.name}_gamma", step.input_shape[:1], "gamma") for step in norms]
+
+
+@singledispatch
+def _emit(layer: layers.Layer, x: Symbol, dtype: Dtype) -> Symbol:
+    """`layer` after x; `dtype` None where nothing is rounded."""
+    raise NotImplementedError(f"the mxnet backend has no operator for {layer.label}")
+
+
+@_emit.register
+def _(layer: layers.Conv, x: Symbol, dtype: Dtype) -> Symbol:
+    window = {"kernel": layer.kernel, "stride": layer.stride, "pad": layer.pad}
+    options = {"num_filter": layer.channels, "num_group": layer.groups, "no_bias": not layer.bias}
+    return _rounded(mx.sym.Convolution, layer, x, dtype, **window, **options)
+
+
+@_emit.register
+def _(layer: layers.Dense, x: Symbol, dtype: Dtype) -> Symbol:
+    return _rounded(mx.sym.FullyConnected, layer, x, dtype, num_hidden=layer.features, no_bias=not layer.bias)
+
+
+@_emit.register
+def _(layer: layers.BatchNorm, x: Symbol, dtype: Dtype) -> Symbol:
+    options = {"eps": layer.epsilon, "momentum": layer.momentum, "fix_gamma": layer.fixed_scale}
+    return mx.sym.BatchNorm(x, **_named(layer), **options)
+
+
+@_emit.register
+def _(layer: layers.Relu, x: Symbol, dtype: Dtype) -> Symbol:
+    return mx.sym.Activation(x, **_named(layer), act_type="relu")
+
+
+@_emit.register
+def _(layer: layers.Tanh, x: Symbol, dtype: Dtype) -> Symbol:
+    return mx.sym.Activation(x, **_named(layer), act_type="tanh")
+
+
+@_emit.register
+def _(layer: layers.MaxPool, x: Symbol, dtype: Dtype) -> Symbol:
+    return mx.sym.Pooling(x, **_named(layer), **_window(layer), pool_type="max")
+
+
+@_emit.register
+def _(layer: layers.AvgPool, x: Symbol, dtype: Dtype) -> Symbol:
+    window, counted = _window(layer), layer.count_padding
+    if counted and layer.rounding == "full":
+        x = _padded(x, layer.pad)
+        window, counted = {**window, "pad": (0, 0)}, False
+    return mx.sym.Pooling(x, **_named(layer), **window, pool_type="avg", count_include_pad=counted)
+
+
+@_emit.register
+def _(layer: layers.GlobalAvgPool, x: Symbol, dtype: Dtype) -> Symbol:
+    return mx.sym.Pooling(x, **_named(layer), global_pool=True, kernel=(1, 1), pool_type="avg")
+
+
+@_emit.register
+def _(layer: layers.Flatten, x: Symbol, dtype: Dtype) -> Symbol:
+    return mx.sym.Flatten(x, **_named(layer))
+
+
+@_emit.register
+def _(layer: layers.Dropout, x: Symbol, dtype: Dtype) -> Symbol:
+    return mx.sym.Dropout(x, **_named(layer), p=layer.rate)
+
+
+@_emit.register
+def _(layer: layers.LocalResponseNorm, x: Symbol, dtype: Dtype) -> Symbol:
+    return mx.sym.LRN(x, **_named(layer), nsize=layer.size, alpha=layer.alpha, beta=layer.beta, knorm=layer.offset)
+
+
+@_emit.register
+def _(layer: layers.Chain, x: Symbol, dtype: Dtype) -> Symbol:
+    for each in layer.layers:
+        x = _emit(each, x, dtype)
+    return x
+
+
+@_emit.register
+def _(layer: layers.Concat, x: Symbol, dtype: Dtype) -> Symbol:
+    return mx.sym.Concat(*[_emit(branch, x, dtype) for branch in layer.branches], **_named(layer))
+
+
+@_emit.register
+def _(layer: layers.Add, x: Symbol, dtype: Dtype) -> Symbol:
+    total, *others = (_emit(branch, x, dtype) for branch in layer.branches)
+    for other in others:
+        total = mx.sym.elemwise_add(total, other)
+    return total
+
+
+def _rounded(operator: Callable, layer: layers.Conv | layers.Dense, x: Symbol, dtype: Dtype, **options: Any) -> Symbol:
+    """The operator on what is rounded to `dtype`, with its result in float32 again."""
+    if dtype is None:
+        return operator(x, name=layer.name, **options)
+    kinds = ("weight", "bias") if layer.bias else ("weight",)
+    arrays = {kind: mx.sym.Variable(f"{layer.name}_{kind}", dtype="float32") for kind in kinds}
+    arrays = {kind: mx.sym.amp_cast(array, dtype=dtype) for kind, array in arrays.items()}
+    result = operator(mx.sym.amp_cast(x, dtype=dtype), name=layer.name, **arrays, **options)
+    return mx.sym.amp_cast(result, dtype="float32")
+
+
+def _named(layer: layers.Layer) -> dict[str, str]:
+    """MXNet numbers what has no name."""
+    return {"name": layer.name} if layer.name else {}
+
+
+def _window(layer: layers.Pool) -> dict[str, object]:
+    window = {"kernel": layer.kernel, "stride": layer.stride, "pad": layer.pad}
+    return {**window, "pooling_convention": layer.rounding}
+
+
+def _padded(x: Symbol, pad: layers.Pair) -> Symbol:
+    """Zeros around the images (N, C, H, W)."""
+    if not any(pad):
+        return x
+    return mx.sym.Pad(x, mode="constant", constant_value=0, pad_width=(0, 0, 0, 0, pad[0], pad[0], pad[1], pad[1]))

@@ -1,0 +1,218 @@
+"""MXNet's own optimizers from a spec of a whitelisted name and numbers: JSON, never pickled objects. They step on the
+workers' devices and on the servers.
+
+A spec: {"name": "sgd", "lr": 0.1, "momentum": 0.9, "wd": 1e-4, "keys": {"3": {"wd_mult": 0.0}}}. "lr" is the learning
+rate, the other numbers are those of MXNet's class by its own names; under "keys" stand the multipliers of single keys.
+
+MXNet's mathematics are not torch's (g: gradient, with wd * w added where nothing else is said):
+* sgd, nag: the momentum contains the learning rate, m = momentum * m - lr * g, w += m; after a change of the learning
+  rate old gradients still count with the old one. Equal to torch while the learning rate is constant, but for nag with
+  weight decay: MXNet's kernel writes w first and takes the decay in m from the new w.
+* adam: w -= lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + epsilon): epsilon is compared to a v without bias
+  correction, so it weighs more in the first steps than torch's.
+* adagrad, rmsprop: epsilon stands under the root; adagrad's weight decay is apart from the gradient (w -= lr * wd * w).
+* adamw: MXNet 1.9.1 has the operator and no class; the class below is torch's rule with adam's epsilon.
+* adadelta has no learning rate: MXNet ignores it.
+* lamb takes norms of what it is given: on a server that holds a slice of a weight, of that slice.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dmltrain.backends.mxnet import compat as mxnet_compat
+from dmltrain.errors import UserError
+
+COMMON = {"wd": "wd", "rescale_grad": "rescale_grad", "clip_gradient": "clip_gradient",
+          "multi_precision": "multi_precision", "begin_num_update": "begin_num_update"}
+_BETAS = {"beta1": "beta1", "beta2": "beta2"}
+_ADAM = {**_BETAS, "epsilon": "epsilon"}
+TABLE: dict[str, tuple[str, dict[str, str]]] = {  # name -> class, its numbers: argument -> attribute
+    "sgd": ("SGD", {"momentum": "momentum", "lazy_update": "lazy_update"}),
+    "nag": ("NAG", {"momentum": "momentum"}),
+    "signum": ("Signum", {"momentum": "momentum", "wd_lh": "wd_lh"}),
+    "adam": ("Adam", {**_ADAM, "lazy_update": "lazy_update"}),
+    "adamw": ("AdamW", _ADAM),
+    "adamax": ("Adamax", _BETAS),
+    "ftml": ("FTML", _ADAM),
+    "lamb": ("LAMB", {**_ADAM, "lower_bound": "lower_bound", "upper_bound": "upper_bound",
+                      "bias_correction": "bias_correction"}),
+    "adagrad": ("AdaGrad", {"eps": "float_stable_eps"}),
+    "adadelta": ("AdaDelta", {"rho": "rho", "epsilon": "epsilon"}),
+    "rmsprop": ("RMSProp", {"gamma1": "gamma1", "gamma2": "gamma2", "epsilon": "epsilon", "centered": "centered",
+                            "clip_weights": "clip_weights"}),
+    "ftrl": ("Ftrl", {"lamda1": "lamda1", "beta": "beta"}),
+}
+MULTIPLIERS = ("lr_mult", "wd_mult")  # of a key
+COUNT = "updates"  # the field that holds how often a key has been updated
+
+
+class Updater:
+    """Steps of one optimizer over many keys: `updater(key, gradient, weight)` changes `weight` (NDArray) in place.
+
+    The call is asynchronous, as all of MXNet's are. One updater serves one device. Raises ValueError for a spec that is
+    not valid, and UserError in the first update of a key whose loaded state has another shape.
+    """
+
+    def __init__(self, spec: Mapping[str, Any]) -> None:
+        self._optimizer = make(spec)
+        self._states: dict[int, Any] = {}  # key -> what the optimizer made: None, an NDArray or nested tuples of them
+        self._loaded: dict[int, dict[str, np.ndarray]] = {}  # of keys that have not been updated since
+
+    def __call__(self, key: int, gradient: Any, weight: Any) -> None:
+        if key not in self._states:
+            self._states[key] = self._first_state(key, weight)
+        self._optimizer.update_multi_precision(key, weight, gradient, self._states[key])
+
+    def set_learning_rate(self, rate: float) -> None:
+        self._optimizer.lr = rate
+
+    def state(self) -> dict[str, np.ndarray]:
+        """"KEY/updates" (a count) and "KEY/0", "KEY/1" ... (the optimizer's arrays in its own order). Waits for them.
+        """
+        found = {f"{key}/{name}": array for key, fields in self._loaded.items() for name, array in fields.items()}
+        for key, state in self._states.items():
+            found[f"{key}/{COUNT}"] = np.array(self._counts[key])
+            found.update({f"{key}/{index}": array.asnumpy() for index, array in enumerate(_flat(state))})
+        return found
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Go on from what `state` gave. Each key takes its part when it is next updated. Raises ValueError for names
+        that `state` does not give."""
+        loaded: dict[int, dict[str, np.ndarray]] = {}
+        for name, array in arrays.items():
+            key, _, field = name.partition("/")
+            if not key.isdecimal() or not (field == COUNT or field.isdecimal()):
+                raise ValueError(f"an optimizer's state has no {name!r}: expected KEY/{COUNT}, KEY/0, KEY/1 ...")
+            loaded.setdefault(int(key), {})[field] = array
+        self._states, self._loaded = {}, loaded
+        self._counts.clear()
+        self._counts.update({key: int(fields[COUNT]) for key, fields in loaded.items() if COUNT in fields})
+        self._optimizer.num_update = max(self._counts.values(), default=self._optimizer.begin_num_update)
+
+    @property
+    def _counts(self) -> dict[int, int]:
+        return self._optimizer._index_update_count  # of the context that is never changed here
+
+    def _first_state(self, key: int, weight: Any) -> Any:
+        made = self._optimizer.create_state_multi_precision(key, weight)
+        found = self._loaded.pop(key, None)
+        for index, array in enumerate(_flat(made) if found else ()):
+            given = found.get(str(index))
+            if given is None or given.shape != array.shape:
+                raise UserError(f"the optimizer's state of key {key} is of another network, another number of servers "
+                                f"or other options (--mom 0): array {index} has shape {getattr(given, 'shape', None)}, "
+                                f"expected {array.shape}; continue with those it was saved with")
+            array[:] = given
+        return made
+
+
+def make(spec: Mapping[str, Any]) -> Any:
+    """The mx.optimizer.Optimizer of a spec. Raises ValueError that lists what is valid."""
+    numbers = dict(spec)
+    name, keys = str(numbers.pop("name", "")).lower(), numbers.pop("keys", {})
+    if name not in TABLE:
+        raise ValueError(f"unknown optimizer {name!r}: valid are {', '.join(TABLE)}")
+    allowed = {**TABLE[name][1], **COMMON}
+    rate = _number("lr", numbers.pop("lr", 0.01))  # MXNet's own default
+    for given, value in numbers.items():
+        if given not in allowed:
+            raise ValueError(f"optimizer {name} takes lr, {', '.join(allowed)} and keys; not {given!r}")
+        _number(given, value)
+    made = _class(name)(learning_rate=rate, **numbers)
+    of_keys = {key: _multipliers(key, value) for key, value in keys.items()}
+    made.lr_mult, made.wd_mult = ({int(key): numbers[kind] for key, numbers in of_keys.items() if kind in numbers}
+                                  for kind in MULTIPLIERS)
+    return made
+
+
+def spec_of(optimizer: Any) -> dict[str, Any]:
+    """An mx.optimizer.Optimizer as a spec, for the servers. Raises UserError unless it is exactly one of TABLE's
+    classes: MXNet pickles the object, and a class of the program's own fails on the servers without a word there."""
+    names = {_class(name): name for name in TABLE}
+    name = names.get(type(optimizer))
+    if name is None:
+        kind = type(optimizer)
+        raise UserError(f"optimizer {kind.__module__}.{kind.__qualname__} cannot run on the servers, which have "
+                        f"{', '.join(TABLE)} of MXNet itself: use one of these, or run it on the workers "
+                        "(update_on_kvstore 0, not with dist_async)")
+    if optimizer.lr_scheduler is not None:
+        raise UserError(f"optimizer {name} has an lr_scheduler, which servers cannot follow: leave it out, and call "
+                        "the kvstore's set_learning_rate before a step whose learning rate is another")
+    numbers = {given: getattr(optimizer, attribute) for given, attribute in {**TABLE[name][1], **COMMON}.items()}
+    keys = {str(key): {kind: _multiplier(optimizer, key, kind) for kind in MULTIPLIERS} for key in _keys(optimizer)}
+    return {"name": name, "lr": float(optimizer.lr), "keys": keys,
+            **{given: value for given, value in numbers.items() if value is not None}}
+
+
+def key_numbers(names: Mapping[int, str]) -> dict[str, dict[str, float]]:
+    """A spec's "keys" from the parameters' names by key: weights and gammas decay only, as Optimizer.set_wd_mult."""
+    return {str(key): {"wd_mult": 0.0} for key, name in names.items() if not name.endswith(("_weight", "_gamma"))}
+
+
+def _keys(optimizer: Any) -> list[int]:
+    """The keys that the optimizer knows of: gluon's parameters, Module's names, or multipliers by number."""
+    known = {*optimizer.param_dict, *optimizer.idx2name, *optimizer.lr_mult, *optimizer.wd_mult}
+    return sorted(key for key in known if isinstance(key, int))
+
+
+def _multiplier(optimizer: Any, key: int, kind: str) -> float:
+    """In MXNet's order of precedence (Optimizer._get_lrs, _get_wds)."""
+    if key in optimizer.param_dict:
+        return float(getattr(optimizer.param_dict[key], kind))
+    given = getattr(optimizer, kind)
+    return float(given.get(key, given.get(optimizer.idx2name.get(key), 1.0)))
+
+
+def _multipliers(key: str, values: Any) -> dict[str, float]:
+    if not str(key).isdecimal() or not isinstance(values, Mapping) or not {*values} <= {*MULTIPLIERS}:
+        raise ValueError(f"optimizer option keys: {key!r}: {values!r}: expected a key's number with some of "
+                         f"{', '.join(MULTIPLIERS)}")
+    return {name: _number(name, value) for name, value in values.items()}
+
+
+def _number(name: str, value: Any) -> Any:
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"optimizer option {name}={value!r}: expected a finite number")
+    return value
+
+
+def _flat(state: Any) -> list[Any]:
+    """The arrays of nested tuples, in order; None (no state) is no array."""
+    if isinstance(state, (tuple, list)):
+        return [array for part in state for array in _flat(part)]
+    return [] if state is None else [state]
+
+
+def _class(name: str) -> type:
+    return _adamw() if name == "adamw" else getattr(mxnet_compat.load().optimizer, TABLE[name][0])
+
+
+@functools.cache
+def _adamw() -> type:
+    """Loshchilov and Hutter 2019 on MXNet's operator: w -= lr * (correction * m / (sqrt(v) + epsilon) + wd * w)."""
+    mx = mxnet_compat.load()
+
+    class AdamW(mx.optimizer.Optimizer):
+        def __init__(self, learning_rate: float = 0.001, beta1: float = 0.9, beta2: float = 0.999,
+                     epsilon: float = 1e-8, **words: Any) -> None:
+            super().__init__(learning_rate=learning_rate, **words)
+            self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
+
+        def create_state(self, index: int, weight: Any) -> tuple[Any, Any]:
+            return mx.nd.zeros_like(weight), mx.nd.zeros_like(weight)  # mean, variance
+
+        def update(self, index: int, weight: Any, grad: Any, state: tuple[Any, Any]) -> None:
+            self._update_count(index)
+            count, clip = self._index_update_count[index], self.clip_gradient
+            correction = math.sqrt(1.0 - self.beta2 ** count) / (1.0 - self.beta1 ** count)
+            mx.nd.contrib.adamw_update(weight, grad, *state, self.rescale_grad, lr=correction, eta=self._get_lr(index),
+                                       wd=self._get_wd(index), beta1=self.beta1, beta2=self.beta2,
+                                       epsilon=self.epsilon, out=weight, **({"clip_gradient": clip} if clip else {}))
+
+    return AdamW

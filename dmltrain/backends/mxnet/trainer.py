@@ -1,0 +1,249 @@
+"""The MXNet backend: one worker's network on its devices, in MXNet's own gluon (DESIGN 4.4).
+
+Gradients are sums over samples divided by the step's total over all workers, so that the sum over devices and workers
+is the mean over the step's samples, whatever their shares. MXNet's engine runs behind this program's back: a step is
+put in its queue and never waits for the one before it, only for one that is AHEAD steps old.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dmltrain.backends import weights
+from dmltrain.backends.device import gpu_index
+from dmltrain.backends.mxnet import compat as mxnet_compat
+from dmltrain.backends.mxnet import layers as mxnet_layers
+from dmltrain.backends.mxnet import state as mxnet_state
+from dmltrain.backends.mxnet.step import Learned, StepOnDevices, StepOnServers, optimizer_spec
+from dmltrain.errors import UserError
+from dmltrain.kvstore import TYPES, KVStore
+from dmltrain.layers import Network
+from dmltrain.metric import Sums
+
+if TYPE_CHECKING:
+    from dmltrain.options import Options
+
+mx = mxnet_compat.load()
+NDArray = Any  # mx.nd.NDArray: MXNet has no types
+THRESHOLD = 0.5  # of 2bit, MXNet's default
+AHEAD = 4  # steps in the engine's queue: it has no limit of its own, and each step holds its images
+
+
+class MXNetBackend:
+    """`network` on options.device_names, joined to the other workers by `store`.
+
+    Its weights are fresh ones from options.seed, or those of `state`, what `state()` gave before (where it has no
+    "optimizer", that starts afresh). Raises UserError if the state is another network's, or a device does not exist.
+    """
+
+    _unit = 1  # gradients travel multiplied by this, and the optimizer divides by it
+
+    def __init__(self, network: Network, options: Options, store: KVStore,
+                 state: Mapping[str, Any] | None = None) -> None:
+        self._contexts = find_contexts(options.device_names)
+        self._top_k = options.top_k
+        self._symbol = mxnet_layers.symbol(network)  # in float32 for other programs, whatever computes here
+        self._block = mxnet_layers.build(network, options.dtype)
+        self._arrays = self._block.collect_params()
+        self._statistics = [each.name for each in network.auxiliary()]
+        mxnet_layers.initialise(self._block, network, options.seed, self._contexts)
+        if state:
+            self._load_weights(network, state["model"])
+        self._block.hybridize(static_alloc=True)
+        if options.dtype != "float32":
+            self._try(network, options.dtype)
+        self._joined(network, options, store)
+        if state and "optimizer" in state:
+            self._step.load(state["optimizer"])
+        self._sums = [mx.nd.zeros(4, context, dtype="float64") for context in self._contexts]
+        self._seen = [0] * len(self._contexts)  # training samples since statistics were merged
+        self._queued: deque[list[NDArray]] = deque()
+
+    def _try(self, network: Network, dtype: str) -> None:
+        """MXNet says no at the first image."""
+        for context in self._contexts:
+            try:
+                self._block(mx.nd.zeros((1, *network.input_shape), context)).wait_to_read()
+            except mx.MXNetError as error:
+                raise UserError(f"--dtype {dtype}: MXNet {mx.__version__} cannot compute in it on {context}: "
+                                f"{str(error).strip().splitlines()[-1][:200]}; it has bfloat16 on processors with "
+                                "AVX-512; use float32") from error
+
+    def _load_weights(self, network: Network, found: Mapping[str, np.ndarray]) -> None:
+        """MXNet's files have gammas of ones where the network has none; they are ones here already."""
+        ignored = {each.name for each in mxnet_layers.fixed_gammas(network)}
+        found = {name: array for name, array in found.items() if name not in ignored}
+        own = {each.name: each.shape for each in (*network.parameters(), *network.auxiliary())}
+        weights.check_same(own, {name: array.shape for name, array in found.items()})
+        for name, array in found.items():
+            self._arrays[name].set_data(mx.nd.array(array))
+
+    def _joined(self, network: Network, options: Options, store: KVStore) -> None:
+        """Every worker starts from worker 0's weights and statistics."""
+        names = [each.name for each in network.parameters()]
+        if options.gc_type != "none":
+            self._unit = samples_of_a_step(options, store)
+            store.set_gradient_compression({"type": options.gc_type, "threshold": options.gc_threshold or THRESHOLD})
+        store.init(names, [self._arrays[name].list_data()[0] for name in names])
+        self._learned = [Learned(name, store.key_number(name), self._arrays[name].list_data(),
+                                 self._arrays[name].list_grad()) for name in names]
+        if store.is_distributed:
+            for each in self._learned:
+                store.pull(each.name, each.values)
+        if store.num_workers > 1 and self._statistics:
+            own = self._flat_statistics(0)
+            first = store.all_reduce("first statistics", own if store.rank == 0 else np.zeros_like(own))
+            self._fill_statistics(first)
+        on_servers = store.is_distributed and (TYPES[store.type] != "dist_sync" or bool(options.update_on_kvstore))
+        kind = StepOnServers if on_servers else StepOnDevices
+        spec = {**optimizer_spec(options, self._learned), "rescale_grad": 1.0 / self._unit}
+        self._step = kind(self._learned, spec, store, len(self._contexts))
+
+    # -- a step ---------------------------------------------------------------------------------------------------
+
+    def seed(self, *numbers: int) -> None:
+        """Fix what is drawn from now on (dropout), on every device."""
+        mx.random.seed(int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:4], "little") >> 1)
+
+    def train_step(self, images: np.ndarray, labels: np.ndarray, total: int, learning_rate: float) -> None:
+        """One update from this worker's images (N, C, H, W) float32 and labels (N,) int64, N may be 0.
+
+        `total`: samples of the step that the gradient is the mean over (all workers' in a synchronous job).
+        """
+        losses = []
+        for index, part in enumerate(self._parts(images, labels)):
+            if part:
+                with mx.autograd.record():
+                    losses.append(self._counted_loss(index, *part) * (self._unit / total))
+                self._seen[index] += len(part[1])
+            else:
+                self._no_gradient(index)
+        if losses:
+            mx.autograd.backward(losses)
+        self._step(learning_rate)
+        self._queued.append(losses)
+        if len(self._queued) > AHEAD:
+            for loss in self._queued.popleft():
+                loss.wait_to_read()
+
+    def evaluate(self, images: np.ndarray, labels: np.ndarray) -> None:
+        """Count these samples with the present weights."""
+        for index, part in enumerate(self._parts(images, labels)):
+            if part:
+                self._counted_loss(index, *part)
+
+    def take_sums(self) -> Sums:
+        """What was counted since the last call, over all devices. Waits for the devices."""
+        total = Sums()
+        for sums in self._sums:
+            total += Sums.of(sums.asnumpy())
+            sums[:] = 0
+        return total
+
+    def synchronize(self) -> None:
+        """Wait until the weights are those after the last step."""
+        self._step.synchronize()
+        mx.nd.waitall()
+
+    def _parts(self, images: np.ndarray, labels: np.ndarray) -> list[tuple[NDArray, NDArray] | None]:
+        """The batch, one equal share per device, on the devices; None for a share of no samples, which no NDArray is.
+        """
+        count = len(self._contexts)
+        shares = zip(np.array_split(images, count), np.array_split(labels, count), self._contexts, strict=True)
+        return [(mx.nd.array(x, context, dtype="float32"), mx.nd.array(y, context, dtype="float32")) if len(y) else None
+                for x, y, context in shares]
+
+    def _counted_loss(self, index: int, images: NDArray, labels: NDArray) -> NDArray:
+        """Sum of the samples' cross-entropies; adds to what is counted."""
+        logits = self._block(images)  # (N, num_classes)
+        loss = -mx.nd.log_softmax(logits).pick(labels).sum()
+        with mx.autograd.pause():
+            self._sums[index] += count(logits, labels, loss, self._top_k)
+        return loss
+
+    def _no_gradient(self, index: int) -> None:
+        """A device without samples takes part in the step."""
+        for each in self._learned:
+            each.gradients[index][:] = 0
+
+    # -- statistics -----------------------------------------------------------------------------------------------
+
+    def merge_statistics(self, all_reduce: Callable[[str, np.ndarray], np.ndarray], num_workers: int) -> None:
+        """Replace batch-norm statistics by their mean over devices and workers, weighted by samples trained on."""
+        count = len(self._contexts)
+        if self._statistics and num_workers * count > 1:
+            flat = [self._flat_statistics(index) for index in range(count)]
+            merged = weights.merged_statistics(flat, self._seen, all_reduce)
+            if merged is not None:
+                self._fill_statistics(merged)
+        self._seen = [0] * count
+
+    def _flat_statistics(self, index: int) -> np.ndarray:
+        """Running means and variances of one device, float64."""
+        found = [self._arrays[name].list_data()[index].asnumpy().ravel() for name in self._statistics]
+        return np.concatenate(found).astype(np.float64)
+
+    def _fill_statistics(self, values: np.ndarray) -> None:
+        shapes = [self._arrays[name].shape for name in self._statistics]
+        for name, part in zip(self._statistics, weights.split(values, shapes), strict=True):
+            self._arrays[name].set_data(mx.nd.array(part))
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    def state(self, held_back: Mapping[str, np.ndarray] | None = None) -> dict[str, Any]:
+        """Everything that the next step depends on, apart from data and seeds. Call after `synchronize`."""
+        return {"model": self._model(), "optimizer": self._step.state()}
+
+    def _model(self) -> dict[str, np.ndarray]:
+        names = (*(each.name for each in self._learned), *self._statistics)
+        return {name: self._arrays[name].list_data()[0].asnumpy() for name in names}
+
+    def digest(self) -> str:
+        """sha256 of all weights and statistics: equal digests mean equal networks, bit for bit."""
+        return weights.digest(self._model())
+
+    def other_files(self, prefix: str, epoch: int) -> dict[Path, bytes]:
+        """What to write beside a checkpoint: the files that MXNet's own programs read."""
+        values = {name: array.list_data()[0] for name, array in self._arrays.items()}
+        return mxnet_state.own_files(prefix, epoch, self._symbol, values)
+
+    encode = staticmethod(mxnet_state.encode)
+    decode = staticmethod(mxnet_state.decode)
+    weights_of = staticmethod(mxnet_state.weights_of)
+
+    # -- facts ----------------------------------------------------------------------------------------------------
+
+    def describe(self) -> str:
+        return f"mxnet {mx.__version__}, {mx.base._LIB.omp_get_max_threads()} threads"
+
+    def device_memory(self) -> float | None:
+        """MiB in use on this worker's GPUs, by whatever program; None on the CPU."""
+        found = [mx.context.gpu_memory_info(each.device_id) for each in self._contexts if each.device_type == "gpu"]
+        return sum(total - free for free, total in found) / 2**20 if found else None
+
+
+def find_contexts(names: tuple[str, ...]) -> list[Any]:
+    """('cpu', 'cpu') -> [mx.cpu(0), mx.cpu(1)]; 'gpu:1' -> mx.gpu(1). Raises UserError for an absent GPU."""
+    framework = f"MXNet {mx.__version__}"
+    return [mx.cpu(index) if name == "cpu" else mx.gpu(gpu_index(name, mx.context.num_gpus(), framework))
+            for index, name in enumerate(names)]
+
+
+def samples_of_a_step(options: Options, store: KVStore) -> int:
+    """What compressed gradients are multiplied by: --gc-threshold then is compared, as in MXNet's own programs, to the
+    sum over a step's samples; a mean over them would hardly ever reach it."""
+    return options.batch_size * (store.num_workers if TYPES[store.type] == "dist_sync" else 1)
+
+
+def count(logits: NDArray, labels: NDArray, loss: NDArray, top_k: int) -> NDArray:
+    """(samples, correct, correct in top k, cross-entropy) as float64 (4,) on the device."""
+    correct = (logits.argmax(axis=1) == labels).sum()
+    top = logits.topk(axis=1, k=top_k, ret_typ="mask").pick(labels).sum() if top_k else mx.nd.zeros_like(correct)
+    samples = mx.nd.full((1,), len(labels), labels.context)
+    return mx.nd.concat(samples, correct, top, loss, dim=0).astype("float64")

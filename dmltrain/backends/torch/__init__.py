@@ -1,0 +1,1 @@
+"""PyTorch: the trainer of our programs, optimizers of all workers, and the servers' optimizer."""

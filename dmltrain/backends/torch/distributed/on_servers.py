@@ -1,0 +1,86 @@
+"""Servers step; the worker takes their weights: dist_async, dist_ssp, and dist_sync with update_on_kvstore.
+
+Weights come back into the memory of the model's parameters, asked for after backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dmltrain.backends.torch.distributed import gates as torch_gates
+from dmltrain.backends.torch.distributed.buckets import Bucket
+from dmltrain.backends.torch.distributed.overlap import Joined
+from dmltrain.backends.torch.server_optimizer import make_spec
+from dmltrain.errors import UserError
+from dmltrain.kvstore import TYPES, Handle, KVStore
+
+
+class StepOnServers(Joined):
+    """See the module. Without `defer` the model's forward begins when all weights are there."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, store: KVStore, average: bool,
+                 overlap: bool, defer: bool) -> None:
+        super().__init__(model, optimizer, store, average, overlap, defer)
+        factor = 1.0 / store.num_workers if average and TYPES[store.type] == "dist_sync" else 1.0
+        groups = {store.key_number(bucket.name): optimizer.param_groups[bucket.group] for bucket in self._buckets}
+        store.set_optimizer(make_spec(optimizer, groups, factor))
+        self._settings = self._fixed_settings()
+        for bucket in self._buckets:
+            bucket.adopt_weights()
+        if not self._defer:
+            torch_gates.before_forward(model, self.settle)
+
+    def _fixed_settings(self) -> list[dict[str, Any]]:
+        return [{name: value for name, value in group.items() if name not in ("params", "lr", "initial_lr")}
+                for group in self.inner.param_groups]
+
+    def reduce_gradients(self) -> None:
+        raise UserError("the optimizer runs on the servers: gradients cannot be changed after backward(); use "
+                        "dist_sync with the optimizer on the workers to clip or unscale the sum")
+
+    def _push(self, bucket: Bucket) -> None:
+        bucket.pushed = True
+        rate = float(self.inner.param_groups[bucket.group]["lr"])
+        self.store.push(bucket.name, bucket.host_gradients(), bucket.priority, rate)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._fixed_settings() != self._settings:
+            raise UserError("only the learning rate can be changed while the optimizer runs on the servers; use "
+                            "dist_sync with the optimizer on the workers for schedules of momentum or weight decay")
+        self.push_gradients()
+        self._pull()
+        return loss
+
+    def synchronize(self) -> None:
+        self.settle()
+        self._pull()
+        self.settle()
+
+    def state_dict(self) -> dict[str, Any]:
+        servers = [torch.frombuffer(state, dtype=torch.uint8) for state in self.store.optimizer_states()]
+        return {**self.inner.state_dict(), "servers": servers}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        servers = state_dict.get("servers")
+        if servers is None:
+            raise UserError(f"this state was saved with the optimizer on the workers; kvstore {self.store.type} has it "
+                            "on the servers here: continue with the kvstore (and update_on_kvstore) it was saved with")
+        self.inner.load_state_dict({name: item for name, item in state_dict.items() if name != "servers"})
+        self.store.load_optimizer_state_bytes([state.numpy().tobytes() for state in servers])
+        self.synchronize()
+
+    def _pull(self) -> None:
+        for bucket in self._buckets:
+            bucket.stepped = True
+            self._under_way[bucket] = self.store.pull(bucket.name, bucket.landing, bucket.priority, wait=False)
+
+    def _take(self, bucket: Bucket, handle: Handle) -> None:
+        bucket.take_weights()
+        bucket.begin()

@@ -1,0 +1,297 @@
+"""The PyTorch backend: one worker's network on its devices (DESIGN 4.4).
+
+Gradients are sums over samples divided by the step's total over all workers, so that the sum over devices and workers
+is the mean over the step's samples, whatever their shares. Numbers stay on the device until they are asked for: a
+step never waits for the one before it.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from dmltrain import optimizer as optimizers
+from dmltrain.backends import weights
+from dmltrain.backends.device import gpu_index
+from dmltrain.backends.torch import distributed as torch_distributed
+from dmltrain.backends.torch import layers as torch_layers
+from dmltrain.backends.torch import state as torch_state
+from dmltrain.backends.torch.loss_scale import LossScale
+from dmltrain.errors import UserError
+from dmltrain.kvstore import TYPES, KVStore
+from dmltrain.layers import Conv, Network
+from dmltrain.metric import Sums
+
+if TYPE_CHECKING:
+    from dmltrain.options import Options
+
+DECAYED = ("weight", "gamma")  # name endings that weight decay applies to, as MXNet's Optimizer.set_wd_mult
+FUSED = {"SGD": ("cpu", "cuda"), "Adam": ("cpu", "cuda"), "AdamW": ("cpu", "cuda"), "Adagrad": ("cpu",)}
+
+
+class TorchBackend:
+    """`network` on options.device_names, joined to the other workers by `store`.
+
+    Its weights are fresh ones from options.seed, or those of `state`, what `state()` gave before. Raises UserError if
+    the state is another network's, or a device does not exist.
+    """
+
+    def __init__(self, network: Network, options: Options, store: KVStore,
+                 state: Mapping[str, Any] | None = None) -> None:
+        self._devices = [find_device(name) for name in options.device_names]
+        self._top_k = options.top_k
+        self._dtype = getattr(torch, options.dtype)
+        self._layout = image_layout(network, options.memory_format)
+        first = torch_layers.build(network)
+        torch_layers.initialise(first, network, options.seed)
+        if state:
+            torch_state.load_weights(first, state["model"])
+        self._modules = [self._placed(first, device) for device in self._devices]  # one replica on each device
+        self._forwards = [compiled(each) if options.compile else each for each in self._modules]
+        self._scale: LossScale | None = None
+        self._optimizer = self._joined(options, store)
+        if state:
+            self._load_rest(state, store)
+        self._sums = [torch.zeros(4, dtype=torch.float64, device=device) for device in self._devices]
+        self._seen = [0] * len(self._devices)  # training samples since statistics were merged
+
+    def _placed(self, module: nn.Module, device: torch.device) -> nn.Module:
+        return copy.deepcopy(module).to(device).to(memory_format=self._layout)  # type: ignore[call-overload]
+
+    def _joined(self, options: Options, store: KVStore) -> torch_distributed.DistributedOptimizer:
+        """An optimizer of the first replica's weights whose gradient is the sum over workers."""
+        on_servers = bool(options.update_on_kvstore)
+        if options.gc_type != "none":
+            store.set_gradient_compression(compression(options, store))
+        inner = make_optimizer(self._modules[0], options)
+        if options.dtype == "float16":
+            if store.is_distributed and (on_servers or TYPES[store.type] != "dist_sync"):
+                raise UserError("--dtype float16 scales the loss, which needs the optimizer on the workers: use "
+                                "--kv-store dist_sync with it, or --dtype bfloat16")
+            if not inner.defaults.get("fused"):  # LossScale works through the fused kernels
+                raise UserError(f"--dtype float16 scales the loss, which optimizer {options.optimizer} cannot follow "
+                                "here: use sgd, nag, adam or adamw, or --dtype bfloat16")
+            self._scale = LossScale(inner, self._devices[0])
+        single = len(self._modules) == 1  # else replicas are added up before, and need all weights after the step
+        return torch_distributed.distribute(self._modules[0], inner, store, average=False, overlap=single,
+                                            update_on_kvstore=on_servers, defer=single and not options.compile)
+
+    # -- a step ---------------------------------------------------------------------------------------------------
+
+    def seed(self, *numbers: int) -> None:
+        """Fix what is drawn from now on (dropout), on every device."""
+        torch.manual_seed(int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:8], "little") >> 1)
+
+    def train_step(self, images: np.ndarray, labels: np.ndarray, total: int, learning_rate: float) -> None:
+        """One update from this worker's images (N, C, H, W) float32 and labels (N,) int64, N may be 0.
+
+        `total`: samples of the step that the gradient is the mean over (all workers' in a synchronous job).
+        """
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._optimizer.zero_grad()  # waits for weights, unless the forward does
+        self._copy_weights()
+        for index, part in enumerate(self._parts(images, labels)):
+            loss = self._counted_loss(index, *part, train=True) if len(part[1]) else self._no_loss(index)
+            scale = 1.0 if self._scale is None else self._scale.value.to(loss.device)
+            (loss * (scale / total)).backward()
+            self._seen[index] += len(part[1])
+        if len(self._modules) > 1:
+            self._sum_gradients()
+            self._optimizer.push_gradients()
+        self._optimizer.step()
+
+    def evaluate(self, images: np.ndarray, labels: np.ndarray) -> None:
+        """Count these samples with the present weights."""
+        with torch.no_grad():
+            for index, part in enumerate(self._parts(images, labels)):
+                if len(part[1]):
+                    self._counted_loss(index, *part, train=False)
+
+    def take_sums(self) -> Sums:
+        """What was counted since the last call, over all devices. Waits for the devices."""
+        total = Sums()
+        for sums in self._sums:
+            total += Sums.of(sums.tolist())
+            sums.zero_()
+        return total
+
+    def synchronize(self) -> None:
+        """Wait until the weights are those after the last step."""
+        self._optimizer.synchronize()
+        self._copy_weights()
+
+    def _parts(self, images: np.ndarray, labels: np.ndarray) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The batch, one equal share per device, on the devices."""
+        count = len(self._devices)
+        shares = zip(np.array_split(images, count), np.array_split(labels, count), self._devices, strict=True)
+        return [(self._moved(x, device).contiguous(memory_format=self._layout), self._moved(y, device))
+                for x, y, device in shares]
+
+    @staticmethod
+    def _moved(array: np.ndarray, device: torch.device) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+    def _counted_loss(self, index: int, images: torch.Tensor, labels: torch.Tensor, train: bool) -> torch.Tensor:
+        """Sum of the samples' cross-entropies; adds to what is counted."""
+        self._modules[index].train(train)
+        with torch.autocast(images.device.type, self._dtype, enabled=self._dtype != torch.float32):
+            logits = self._forwards[index](images)  # (N, num_classes)
+        logits = logits.float()
+        loss = functional.cross_entropy(logits, labels, reduction="sum")
+        self._sums[index] += count(logits.detach(), labels, loss.detach(), self._top_k)
+        return loss
+
+    def _no_loss(self, index: int) -> torch.Tensor:
+        """Zero, with a zero gradient for every parameter: a worker without samples takes part in the step."""
+        self._optimizer.settle()  # no forward will
+        return sum((parameter.flatten()[0] * 0.0 for parameter in self._modules[index].parameters()), torch.zeros(()))
+
+    # -- several devices ------------------------------------------------------------------------------------------
+
+    def _sum_gradients(self) -> None:
+        """Add the other replicas' gradients to the first's, in device order."""
+        first, *others = self._modules
+        with torch.no_grad():
+            for other in others:
+                for total, part in zip(first.parameters(), other.parameters(), strict=True):
+                    assert total.grad is not None and part.grad is not None  # backward has run on all
+                    total.grad.add_(part.grad.to(total.device, non_blocking=True))
+                    part.grad = None
+
+    def _copy_weights(self) -> None:
+        first, *others = self._modules
+        with torch.no_grad():
+            for other in others:
+                for source, target in zip(first.parameters(), other.parameters(), strict=True):
+                    target.copy_(source, non_blocking=True)
+
+    def merge_statistics(self, all_reduce: Callable[[str, np.ndarray], np.ndarray], num_workers: int) -> None:
+        """Replace batch-norm statistics by their mean over devices and workers, weighted by samples trained on."""
+        buffers = [statistics(module) for module in self._modules]
+        if buffers[0] and num_workers * len(self._modules) > 1:
+            flat = [np.concatenate([each.double().cpu().numpy().ravel() for each in replica]) for replica in buffers]
+            merged = weights.merged_statistics(flat, self._seen, all_reduce)
+            if merged is not None:
+                _fill(buffers, merged)
+        self._seen = [0] * len(self._devices)
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    def state(self, held_back: Mapping[str, np.ndarray] | None = None) -> dict[str, Any]:
+        """Everything that the next step depends on, apart from data and seeds, with what the store holds back. Call
+        after `synchronize`."""
+        model = {name: each.detach().cpu().clone() for name, each in self._modules[0].state_dict().items()}
+        scale = {} if self._scale is None else {"loss_scale": self._scale.state()}
+        rest = {"held_back": {name: torch.from_numpy(array) for name, array in held_back.items()}} if held_back else {}
+        return {"model": model, "optimizer": self._optimizer.state_dict(), **scale, **rest}
+
+    def _load_rest(self, state: Mapping[str, Any], store: KVStore) -> None:
+        self._optimizer.load_state_dict(state["optimizer"])
+        if "held_back" in state:
+            store.put_back({name: tensor.numpy() for name, tensor in state["held_back"].items()})
+        if self._scale is not None and "loss_scale" in state:
+            self._scale.load_state(state["loss_scale"])
+
+    def digest(self) -> str:
+        """sha256 of all weights and statistics: equal digests mean equal networks, bit for bit."""
+        return torch_state.digest(self._modules[0].state_dict())
+
+    def other_files(self, prefix: str, epoch: int) -> dict[Path, bytes]:
+        """What to write beside a checkpoint: nothing."""
+        return {}
+
+    encode = staticmethod(torch_state.encode)
+    decode = staticmethod(torch_state.decode)
+
+    # -- facts ----------------------------------------------------------------------------------------------------
+
+    def describe(self) -> str:
+        names = sorted({torch.cuda.get_device_name(each) for each in self._devices if each.type == "cuda"})
+        return ", ".join([f"torch {torch.__version__}", f"{torch.get_num_threads()} threads", *names])
+
+    def device_memory(self) -> float | None:
+        """Peak MiB allocated on this worker's GPUs; None on the CPU."""
+        used = [torch.cuda.max_memory_allocated(each) for each in self._devices if each.type == "cuda"]
+        return sum(used) / 2**20 if used else None
+
+
+def find_device(name: str) -> torch.device:
+    """'cpu' or 'gpu:0' -> the device. Raises UserError where this machine has no such GPU."""
+    if name == "cpu":
+        return torch.device("cpu")
+    return torch.device("cuda", gpu_index(name, torch.cuda.device_count(), f"PyTorch {torch.__version__}"))
+
+
+def image_layout(network: Network, name: str) -> torch.memory_format:
+    """channels_last pays where there are convolutions; a network that only flattens its images undoes it at once."""
+    convolves = any(isinstance(step.layer, Conv) for step in network.steps)
+    return torch.channels_last if name == "channels_last" and convolves else torch.contiguous_format
+
+
+def compiled(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    """torch.compile, whose work happens, and can fail, at the first call."""
+    from torch._dynamo.exc import TorchDynamoException  # a second of imports, for those who compile
+
+    forward = torch.compile(module)
+
+    def call(images: torch.Tensor) -> torch.Tensor:
+        try:
+            return forward(images)
+        except TorchDynamoException as error:
+            raise UserError(f"--compile: {str(error).splitlines()[0][:200]}; on a CPU torch.compile needs a C++ "
+                            "compiler such as g++; train without --compile where it fails") from error
+
+    return call
+
+
+def make_optimizer(module: nn.Module, options: Options) -> torch.optim.Optimizer:
+    """options.optimizer over the module's parameters, fused where torch can; biases and betas do not decay."""
+    spec = optimizers.TABLE[options.optimizer](options.mom)
+    named = list(module.named_parameters())
+    groups = [{"params": [p for name, p in named if name.endswith(DECAYED)], "weight_decay": options.wd},
+              {"params": [p for name, p in named if not name.endswith(DECAYED)], "weight_decay": 0.0}]
+    fused = {"fused": True} if named[0][1].device.type in FUSED.get(spec.name, ()) else {}
+    kind = getattr(torch.optim, spec.name)
+    return kind([group for group in groups if group["params"]], lr=options.lr, **fused, **spec.arguments)
+
+
+def compression(options: Options, store: KVStore) -> dict[str, Any]:
+    """The gradient compression that the options ask for. A threshold is compared, as in MXNet's own programs, to the
+    sum over a step's samples, but what is sent is the mean over them."""
+    if options.gc_type == "2bit" and options.gc_threshold is not None:
+        samples = options.batch_size * (store.num_workers if TYPES[store.type] == "dist_sync" else 1)
+        return {"type": "2bit", "threshold": options.gc_threshold / samples}
+    return {"type": "topk", "ratio": options.gc_ratio} if options.gc_type == "topk" else {"type": options.gc_type}
+
+
+def count(logits: torch.Tensor, labels: torch.Tensor, loss: torch.Tensor, top_k: int) -> torch.Tensor:
+    """(samples, correct, correct in top k, cross-entropy) as a float64 tensor (4,) on the device."""
+    correct = (logits.argmax(dim=1) == labels).sum()
+    top = logits.new_zeros(())
+    if top_k:
+        top = (logits.topk(top_k, dim=1).indices == labels[:, None]).sum()
+    samples = logits.new_full((), len(labels))
+    return torch.stack([samples.double(), correct.double(), top.double(), loss.double()])
+
+
+def statistics(module: nn.Module) -> list[torch.Tensor]:
+    """Batch-norm's running means and variances (counters of batches are not statistics)."""
+    return [each for each in module.buffers() if each.is_floating_point()]
+
+
+def _fill(replicas: list[list[torch.Tensor]], values: np.ndarray) -> None:
+    """Write the flat float64 `values` into every replica's buffers."""
+    for buffers in replicas:
+        parts = weights.split(values, [each.shape for each in buffers])
+        for buffer, part in zip(buffers, parts, strict=True):
+            buffer.copy_(torch.from_numpy(part))

@@ -1,0 +1,107 @@
+"""Two bytes an element: bf16 (upper half of float32) and fp16 (IEEE 754 binary16), rounded to nearest, ties to even.
+
+Neither needs a residual: the relative error is at most 2^-9 (bf16), 2^-11 (fp16), and falls to either side. fp16 has
+little range: what is 65520 or more becomes inf, what is below 6.1e-5 loses digits, what is at most 3e-8 becomes 0.
+
+numpy's own conversion to float16 takes 16 times as long for the small values that gradients have as for values around 1
+(it raises the processor's underflow flag for each), hence the arithmetic on bits here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from dmltrain.kvstore.codec.block import BlockCodec, constant, not_finite, scratch
+
+_SIGN = np.uint16(0x8000)
+_EXPONENT = np.uint32(0x7F800000)
+_LEAST_NORMAL = 113 << 23  # 2^-14, of binary16
+_13_BITS = np.uint32(13 << 23)  # as an exponent: times 2^13
+_BIAS = np.uint16((113 << 10) & 0xFFFF)
+
+
+class _Half(BlockCodec):
+    needs_residual = False
+
+    def nbytes(self, length: int) -> int:
+        return 2 * length
+
+
+@dataclass(frozen=True)
+class BFloat16(_Half):
+    """The range of float32, 8 bits of precision."""
+
+    name = "bf16"
+    number = 2
+
+    def write(self, part: np.ndarray, start: int, target: np.ndarray, length: int) -> None:
+        bits, rounded = part.view(np.uint32), scratch("bits", part.size, np.uint32)
+        np.right_shift(bits, 16, out=rounded)
+        np.bitwise_and(rounded, 1, out=rounded)
+        np.add(rounded, np.uint32(0x7FFF), out=rounded)
+        np.add(rounded, bits, out=rounded)
+        np.right_shift(rounded, 16, out=rounded)
+        out = target.view(np.uint16)[start:start + part.size]
+        np.copyto(out, rounded, casting="unsafe")
+        if not_finite(part) is not None:  # rounding can carry a NaN's bits into the sign, making 0, or cut it to inf
+            out[np.isnan(part)] = 0x7FC0
+
+    def read(self, data: np.ndarray, start: int, length: int, into: np.ndarray) -> None:
+        bits = into.view(np.uint32)
+        np.copyto(bits, data.view(np.uint16)[start:start + into.size])
+        np.left_shift(bits, 16, out=bits)
+
+
+@dataclass(frozen=True)
+class Float16(_Half):
+    """11 bits of precision from 6.1e-5 to 65504."""
+
+    name = "fp16"
+    number = 3
+
+    def write(self, part: np.ndarray, start: int, target: np.ndarray, length: int) -> None:
+        out = target.view(np.uint16)[start:start + part.size]
+        magnitude = scratch("magnitude", part.size)
+        np.absolute(part, out=magnitude)
+        if np.maximum.reduce(magnitude) < 65536.0:
+            _round(magnitude, out)
+        else:  # 65536 rounds to inf, and so does all that is more
+            _round(np.fmin(magnitude, np.float32(65536.0)), out)
+            out[np.isnan(part)] = 0x7E00
+        high, signs = scratch("bits", part.size, np.uint32), scratch("signs", part.size, np.uint16)
+        np.right_shift(part.view(np.uint32), 16, out=high)
+        np.copyto(signs, high, casting="unsafe")
+        np.bitwise_and(signs, _SIGN, out=signs)
+        np.bitwise_or(out, signs, out=out)
+
+    def read(self, data: np.ndarray, start: int, length: int, into: np.ndarray) -> None:
+        indices = scratch("indices", into.size, np.intp)
+        np.copyto(indices, data.view(np.uint16)[start:start + into.size])
+        np.take(_all_halves(), indices, out=into, mode="wrap")  # twice as fast as mode="raise"; none can be outside
+
+
+def _round(magnitude: np.ndarray, out: np.ndarray) -> None:
+    """binary16 of values from 0 to 65536.
+
+    Adding 2^(13 + e) to a value of exponent e rounds it to the 10 bits that binary16 keeps, and leaves these in the
+    lowest bits of the sum. Below 2^-14 all have the step of 2^-14. What lies above the lowest 16 bits is cut off.
+    """
+    exponent, addend = scratch("bits", out.size, np.uint32), scratch("addend", out.size, np.uint32)
+    np.bitwise_and(magnitude.view(np.uint32), _EXPONENT, out=exponent)
+    np.maximum(exponent, constant(_LEAST_NORMAL, np.uint32)[:out.size], out=exponent)
+    np.add(exponent, _13_BITS, out=addend)
+    total = addend.view(np.float32)
+    np.add(total, magnitude, out=total)
+    np.right_shift(exponent, 13, out=exponent)
+    np.add(addend, exponent, out=addend)
+    np.copyto(out, addend, casting="unsafe")
+    np.subtract(out, _BIAS, out=out)
+
+
+@cache
+def _all_halves() -> np.ndarray:
+    """All 65,536 values of binary16, as float32."""
+    return np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float32)

@@ -1,0 +1,79 @@
+"""One byte an element and a float32 for each 512: an element is a multiple, -127 to 127, of its group's greatest / 127.
+
+On the wire: ceil(length / 512) scales (float32), then `length` multiples (int8). The error of an element is at most
+1/254 of the greatest of its group (Dettmers et al., "8-bit optimizers via block-wise quantization", 2022, section 2.1,
+say why blockwise: one outlier costs the precision of its own group only). Groups whose greatest is below 1.5e-36 have
+the scale 0: their values wait in the residual. Groups with a NaN or inf have the scale NaN.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dmltrain.kvstore.codec.block import BlockCodec, scratch, whole_groups
+
+GROUP = 512  # elements
+_LEAST = np.finfo(np.float32).tiny  # of a scale: the inverse of a lesser one is inf
+_MOST = np.nextafter(np.finfo(np.float32).max / np.float32(127), np.float32(0))  # 127 times this is not inf
+
+
+@dataclass(frozen=True)
+class Int8(BlockCodec):
+    """Blockwise linear quantisation, symmetric around 0."""
+
+    name = "int8"
+    number = 4
+    needs_residual = True
+
+    def nbytes(self, length: int) -> int:
+        return 4 * _groups(length) + length
+
+    def write(self, part: np.ndarray, start: int, target: np.ndarray, length: int) -> None:
+        scales, multiples = _parts(target, start, part.size, length)
+        whole = whole_groups(part, GROUP)
+        quotients = scratch("quotients", whole.size).reshape(whole.shape)
+        np.absolute(whole, out=quotients)
+        np.maximum.reduce(quotients, axis=1, out=scales)
+        np.divide(scales, np.float32(127.0), out=scales)
+        np.multiply(whole, _inverse(scales), out=quotients)
+        np.rint(quotients, out=quotients)
+        np.copyto(multiples, quotients.reshape(-1)[:part.size], casting="unsafe")
+
+    def read(self, data: np.ndarray, start: int, length: int, into: np.ndarray) -> None:
+        scales, multiples = _parts(data, start, into.size, length)
+        if into.size % GROUP == 0:
+            np.copyto(into, multiples)
+            groups = into.reshape(-1, GROUP)
+            np.multiply(groups, scales[:, None], out=groups)
+        else:
+            values = scratch("quotients", _groups(into.size) * GROUP)
+            values[into.size:] = 0.0
+            np.copyto(values[:into.size], multiples)
+            groups = values.reshape(-1, GROUP)
+            np.multiply(groups, scales[:, None], out=groups)
+            np.copyto(into, values[:into.size])
+
+
+def _groups(length: int) -> int:
+    return -(-length // GROUP)
+
+
+def _parts(data: np.ndarray, start: int, size: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """The scales and the multiples of elements [start, start + size)."""
+    ahead = 4 * _groups(length)
+    scales = data[:ahead].view(np.float32)[start // GROUP:start // GROUP + _groups(size)]
+    return scales, data[ahead + start:ahead + start + size].view(np.int8)
+
+
+def _inverse(scales: np.ndarray) -> np.ndarray:
+    """(groups, 1): 1 / scale, 0 where there is nothing to send; such scales become 0, or NaN if not finite."""
+    if np.minimum.reduce(scales) >= _LEAST and np.maximum.reduce(scales) <= _MOST:
+        return np.reciprocal(scales)[:, None]
+    scales[scales < _LEAST] = 0.0
+    scales[~np.isfinite(scales)] = np.nan
+    np.minimum(scales, _MOST, out=scales)  # NaN stays NaN
+    inverse = np.zeros_like(scales)
+    np.reciprocal(scales, out=inverse, where=scales > 0)
+    return inverse[:, None]

@@ -1,0 +1,171 @@
+"""A server's or worker's line to the scheduler: registers, sends signs of life, reaches barriers, learns that the job
+is lost.
+
+`failure` is set once, with the reason, when the job is lost; `on_end` is called on this module's thread then, and at
+the job's regular end with '', so that the owner can wake whoever waits. A process of a lost job that does not end by
+itself within `exit_seconds` is ended here: nobody hangs in silence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from dmltrain.env import Environment
+from dmltrain.errors import JobLost
+from dmltrain.kvstore.transport import host, link, wire
+from dmltrain.kvstore.transport.handshake import Caller
+from dmltrain.kvstore.transport.link import Closed, Link
+from dmltrain.kvstore.transport.wire import FrameError, Kind
+
+EXIT_SECONDS = 3.0
+
+
+class Control:
+    """One process's control link. All methods may be called from any thread."""
+
+    def __init__(self, environment: Environment, port: int = 0, on_end: Callable[[str], None] | None = None,
+                 exit_seconds: float = EXIT_SECONDS, meeting: str = "") -> None:
+        """Connect and register; `port` is where a server listens, `meeting` the name by which processes of its host
+        find this one (rendezvous.py). Raises JobLost when the scheduler cannot be reached. `exit_seconds`: how long a
+        process of a lost job has to end by itself.
+        """
+        self.failure = ""
+        self.table: dict[str, Any] = {}
+        self.shutdown = threading.Event()
+        self.over = threading.Event()  # nothing more will come from the scheduler
+        self._environment = environment
+        self._on_end = on_end
+        self._exit_seconds = exit_seconds
+        self._changed = threading.Condition()
+        self._released: set[str] = set()
+        self._heard = time.monotonic()
+        self._closing = False
+        self._scheduler = f"the scheduler at {environment.root_host}:{environment.root_port}"
+        self._link = self._connect()
+        self._say({"op": "register", "host": environment.node_host, "port": port, "host_name": environment.host_name,
+                   "meeting": meeting, "host_id": host.identity()})
+        self._reader = threading.Thread(target=self._read, name="control-reader", daemon=True)
+        self._reader.start()
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+
+    def wait_for_start(self) -> dict[str, Any]:
+        """The table that the scheduler sends when all are here: {"servers": [[host, port, meeting, host's identity],
+        ...], "workers": [[host's identity, meeting], ...]} and the facts that it was given to announce. Raises JobLost.
+        """
+        self._wait(lambda: bool(self.table), self._environment.start_seconds + 5.0, "the start of the job")
+        return self.table
+
+    def barrier(self, name: str) -> None:
+        """Wait until every worker has called barrier with this name. Raises JobLost."""
+        self._say({"op": "barrier", "id": name})
+        self._wait(lambda: name in self._released, self._environment.wait_seconds + 5.0, f"barrier {name!r}")
+        self._released.discard(name)
+
+    def abort(self, reason: str) -> None:
+        """End the job for everybody."""
+        self._say({"op": "abort", "reason": reason})
+
+    def bye(self) -> None:
+        """This process is done; the end of its link is no failure from now on."""
+        self._closing = True
+        self._say({"op": "bye"})
+
+    def close(self) -> None:
+        self._closing = True
+        self._link.close()
+
+    def fail(self, reason: str) -> None:
+        """The job is lost; only the first reason counts."""
+        with self._changed:
+            if self.failure or self._closing:
+                return
+            self.failure = reason
+            self._changed.notify_all()
+        threading.Thread(target=self._end_process, name="exit-watchdog", daemon=True).start()
+        if self._on_end:
+            self._on_end(reason)
+
+    def _connect(self) -> Link:
+        environment = self._environment
+        address = (environment.root_host, environment.root_port)
+        deadline = time.monotonic() + environment.start_seconds
+        while True:
+            caller = Caller.new(environment.job, environment.key, environment.role, environment.index)
+            try:
+                return link.connect(address, caller, timeout=5.0)
+            except (OSError, Closed) as error:  # the scheduler may still be starting
+                if time.monotonic() > deadline:
+                    raise JobLost(f"{self._scheduler} cannot be reached: {error}") from error
+            except FrameError as error:
+                raise JobLost(f"{self._scheduler}: {error}") from error
+            time.sleep(0.05)
+
+    def _say(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(Closed):  # the reader notices and tells
+            self._link.send(wire.control(Kind.CONTROL, message))
+
+    def _wait(self, reached: Callable[[], bool], seconds: float, what: str) -> None:
+        with self._changed:
+            if not self._changed.wait_for(lambda: reached() or self.failure, seconds):
+                raise JobLost(f"{what} was not reached within {seconds:.0f} s")
+            if self.failure:
+                raise JobLost(self.failure)
+
+    def _read(self) -> None:
+        try:
+            while True:
+                header = self._link.read_header()
+                message = self._link.read_control(header)
+                self._heard = time.monotonic()
+                if header.kind == Kind.REFUSE:
+                    return self.fail(f"{self._scheduler} refused this process: {message.get('reason')}")
+                self._take(message)
+        except Exception as error:  # whatever it is, nobody may wait for the scheduler any more
+            self.fail(f"lost {self._scheduler}: {error}")
+        finally:
+            self.over.set()
+
+    def _take(self, message: dict[str, Any]) -> None:
+        operation = message.get("op")
+        if operation in ("abort", "shutdown"):
+            self.over.set()
+        if operation == "abort":
+            return self.fail(str(message.get("reason")))
+        with self._changed:
+            if operation == "start":
+                self.table = message
+            elif operation == "release":
+                self._released.add(str(message.get("id")))
+            elif operation == "shutdown":
+                self._closing = True
+                self.shutdown.set()
+            self._changed.notify_all()
+        if self.shutdown.is_set() and self._on_end:
+            self._on_end("")
+
+    def _beat(self) -> None:
+        last = time.monotonic()
+        while not (self._closing or self.failure):
+            now = time.monotonic()
+            if now - last > self._environment.lost_seconds / 2:  # this process slept itself: do not judge the other
+                self._heard = now
+            last = now
+            if now - self._heard > self._environment.lost_seconds:
+                self.fail(f"{self._scheduler} gave no sign of life for {now - self._heard:.0f} s "
+                          "(frozen, stopped, or cut off)")
+            self._say({"op": "heartbeat"})
+            self.shutdown.wait(self._environment.heartbeat_seconds)
+
+    def _end_process(self) -> None:
+        time.sleep(self._exit_seconds)
+        if self._closing:
+            return
+        sys.stderr.write(f"dmltrain: {self._environment.role} {self._environment.index}: {self.failure}\n")
+        sys.stderr.flush()
+        os._exit(JobLost.exit_code)

@@ -1,0 +1,158 @@
+"""The scheduler's process: moves bytes between sockets and SchedulerCore."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import queue
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+from dmltrain.env import Environment
+from dmltrain.errors import UserError
+from dmltrain.kvstore.scheduler.core import EVERYBODY, Finish, Log, Node, Refuse, SchedulerCore, Send
+from dmltrain.kvstore.transport import link, wire
+from dmltrain.kvstore.transport.handshake import Listener
+from dmltrain.kvstore.transport.link import Closed, Link
+from dmltrain.kvstore.transport.wire import FrameError, Kind
+
+TICK_SECONDS = 0.25
+MAX_STRANGERS = 64  # connections in their handshake at once
+
+
+class SchedulerProcess:
+    """Serves one job. `run` returns the reason why the job was lost, empty when it went well."""
+
+    def __init__(self, environment: Environment, facts: dict[str, Any] | None = None) -> None:
+        """`facts` (JSON) are told to every process of the job when all are here."""
+        self._environment = environment
+        self._core = SchedulerCore(environment.num_workers, environment.num_servers, environment.lost_seconds,
+                                   environment.start_seconds, environment.wait_seconds, {} if facts is None else facts)
+        self._events: queue.SimpleQueue[tuple[Link, Node, dict[str, Any] | str]] = queue.SimpleQueue()
+        self._links: dict[Node, Link] = {}
+        self._listening = _socket(environment)
+
+    def run(self) -> str:
+        self._core.tick(time.monotonic())
+        threading.Thread(target=accept_loop, name="accept", daemon=True,
+                         args=(self._listening, self._environment, "scheduler", self._serve)).start()
+        next_tick = time.monotonic() + TICK_SECONDS
+        while True:
+            actions: list[Any] = []
+            origin = None
+            try:
+                origin, node, event = self._events.get(timeout=max(0.0, next_tick - time.monotonic()))
+                actions = self._event(origin, node, event)
+            except queue.Empty:
+                next_tick = time.monotonic() + TICK_SECONDS
+                actions = self._core.tick(time.monotonic())
+            for action in actions:
+                if isinstance(action, Finish):
+                    self._listening.close()
+                    return action.reason
+                self._act(action, origin)
+
+    def _event(self, origin: Link, node: Node, event: dict[str, Any] | str) -> list[Any]:
+        if isinstance(event, str):
+            if self._links.get(node) is not origin:
+                return []
+            del self._links[node]
+            return self._core.lost(node, event, time.monotonic())
+        if event.get("op") == "register":
+            self._links.setdefault(node, origin)  # a second process of the same name is refused by the core
+        return self._core.handle(node, event, time.monotonic())
+
+    def _act(self, action: Send | Refuse | Log, origin: Link | None) -> None:
+        if isinstance(action, Log):
+            log(action.text)
+        elif isinstance(action, Refuse):
+            if origin is not None:
+                _send(origin, wire.control(Kind.REFUSE, {"reason": action.reason}))
+                origin.cut()
+        else:
+            frame = wire.control(Kind.CONTROL, action.message)
+            targets = list(self._links.values()) if action.to == EVERYBODY else [self._links.get(action.to)]
+            for target in targets:
+                if target is not None:
+                    _send(target, frame)
+
+    def _serve(self, connection: Link, role: str, index: int) -> None:
+        node = (role, index)
+        try:
+            while True:
+                header = connection.read_header()
+                if header.kind != Kind.CONTROL:
+                    raise FrameError(f"frame kind {header.kind} on a control link")
+                self._events.put((connection, node, connection.read_control(header)))
+        except (Closed, OSError) as error:
+            self._events.put((connection, node, str(error)))
+        except FrameError as error:
+            log(f"cut off {role} {index}: {error}")
+            connection.cut()
+            self._events.put((connection, node, f"sent what is no frame: {error}"))
+
+
+def accept_loop(listening: socket.socket, environment: Environment, name: str, serve: Any, admit: Any = None) -> None:
+    """Let callers in, each on a thread of its own, until the socket closes; strangers are cut off and logged.
+    `serve(link, role, index)` runs on that thread, after `admit(link)`, the last part of the handshake, which raises
+    FrameError, Closed or OSError. At most MAX_STRANGERS wait in their handshake at once."""
+    strangers = threading.Semaphore(MAX_STRANGERS)
+
+    def greet(sock: socket.socket, peer: str) -> None:
+        try:
+            connection, role, index = link.accept(sock, Listener.new(environment.job, environment.key))
+            if admit:
+                admit(connection)
+            connection.settle(answers=True)
+        except (FrameError, Closed, OSError) as error:
+            log(f"{name}: cut off a stranger from {peer}: {error}")
+            return sock.close()
+        finally:
+            strangers.release()
+        serve(connection, role, index)
+
+    while True:
+        try:
+            sock, peer = listening.accept()
+        except OSError as error:
+            if listening.fileno() < 0 or error.errno in (errno.EBADF, errno.EINVAL):
+                return  # closed: the job is over
+            log(f"{name}: cannot accept a connection: {error.strerror}")
+            time.sleep(0.1)
+            continue
+        strangers.acquire()
+        place = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "this host"
+        threading.Thread(target=greet, args=(sock, place), name=f"link {place}", daemon=True).start()
+
+
+def log(text: str) -> None:
+    """One line of the log, in one write."""
+    now = time.time()
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(f"{stamp},{int(now % 1 * 1000):03d} {text}\n")
+        sys.stderr.flush()
+
+
+def _socket(environment: Environment) -> socket.socket:
+    if environment.listen_fd is not None:
+        try:
+            inherited = socket.socket(fileno=environment.listen_fd)
+            inherited.listen(256)
+            return inherited
+        except OSError as error:
+            raise UserError(f"DMLTRAIN_LISTEN_FD={environment.listen_fd} is no bound socket: {error.strerror}; "
+                            "unset it, or start this program with dmltrain-launch") from error
+    try:
+        return link.listen(environment.root_host, environment.root_port)
+    except (OSError, OverflowError) as error:
+        raise UserError(f"the scheduler cannot listen on {environment.root_host}:{environment.root_port}: {error}; "
+                        "choose a free DMLC_PS_ROOT_PORT and an address of this host for DMLC_PS_ROOT_URI") from error
+
+
+def _send(target: Link, frame: bytes) -> None:
+    with contextlib.suppress(Closed):
+        target.send(frame)

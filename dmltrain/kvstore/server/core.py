@@ -1,0 +1,406 @@
+"""One server's decisions: what to do with each push and pull. Pure (arrays in, actions out); service.py moves bytes
+and runs the work.
+
+Theory of operation. A server holds slices of keys. Every worker numbers its pushes of a slice 1, 2, ...: its clock.
+One rule covers all kvstores: a pull at clock c is answered once the slowest worker's clock (of those that have not
+finished) is at least c - staleness; 0 is synchronous, infinity asynchronous, between them bounded staleness (SSP; Ho
+et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", section 3).
+
+- Rounds (synchronous): a round is the set of workers whose push has come, never a count of messages, so a repeated push
+  counts once. When the set is complete the gradients are added, first those of each host in the order of the workers'
+  ranks, then host by host: the sum does not depend on who came first, nor on how slices lie on servers, nor on whether
+  a host's relay (relay.py) sends its workers' sum in their place. The value becomes the sum, or, with an optimizer, one
+  step is made.
+- At once (asynchronous, SSP): each push is one optimizer step.
+
+A complete round, or a push that is a step, becomes a `Work` among the actions (slice.py): whoever gets it runs
+it, without a lock, and calls `done`. A reply is released when its value has been sent, or, where it lies in shared
+memory, when the worker has read it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dmltrain.kvstore import codec as codecs
+from dmltrain.kvstore.server import stragglers
+from dmltrain.kvstore.server.slice import Allocate, Arrival, Buffer, Push, Slice, Step, Work, private
+from dmltrain.kvstore.transport.wire import DTYPES
+
+MakeStep = Callable[[dict[str, Any], int, np.ndarray], Step]  # (spec, key, value)
+MAX_LAG = 64  # rounds that wait for others in memory, at most
+
+
+class Rejected(Exception):
+    """A request that makes no sense; the message goes back to the worker, whose job ends with it."""
+
+
+@dataclass(eq=False, slots=True)
+class Reply:
+    """The value for `worker`'s pull of (key, slice) at clock `round`. Call ServerCore.release when it has been read."""
+
+    worker: int
+    key: int
+    slice: int
+    round: int
+    staleness: float
+    buffer: Buffer
+    dtype: int  # as wire.Header's
+    waited: float = 0.0  # s; see wire.Header
+    worked: float = 0.0
+    priority: int = 0
+
+
+Action = Reply | Work
+
+
+@dataclass
+class ServerCore:
+    """`make_step` returns the function that makes an optimizer's step on one slice (backends do that).
+
+    `num_workers` are the job's; all of them push here unless `on_hosts` says who. Workers are known by their ranks,
+    the relay of a host by `relay_number`.
+    """
+
+    num_workers: int
+    staleness: float = 0.0
+    make_step: MakeStep | None = None
+    wait_seconds: float = 600.0
+    spec: dict[str, Any] | None = None
+    allocate: Allocate = private  # memory for values
+    hosts: tuple[tuple[int, ...], ...] = ()
+    _slices: dict[tuple[int, int], Slice] = field(default_factory=dict)
+    _declared: dict[int, dict[str, Any]] = field(default_factory=dict)
+    _mode: tuple[str, float] | None = None
+    _finished: set[int] = field(default_factory=set)
+    _relays: set[int] = field(default_factory=set)  # that are here: they know who of their workers keeps them waiting
+    _covers: dict[int, tuple[int, ...]] = field(default_factory=dict)  # who pushes -> the workers whose sum that is
+    _absence: str = ""
+
+    def __post_init__(self) -> None:
+        self.on_hosts([(worker,) for worker in range(self.num_workers)])
+
+    def on_hosts(self, hosts: Sequence[tuple[int, ...]]) -> None:
+        """The ranks on each host, in the order in which hosts are added up; before anything is declared."""
+        self.hosts = tuple(hosts)
+        self._covers = {worker: (worker,) for host in hosts for worker in host}
+        self._covers |= {relay_number(self.num_workers, host[0]): host for host in hosts if len(host) > 1}
+
+    def takes(self, worker: int) -> bool:
+        """Whether this worker, or relay, can push here."""
+        return worker in self._covers
+
+    # -- what is stored -------------------------------------------------------------------------------------------
+
+    def declare(self, worker: int, message: dict[str, Any]) -> None:
+        """A worker announces the kvstore's type and keys: {"type", "staleness", "keys": [{"key", "name", "dtype",
+        "weight", "compression": {"type", ...}, "slices": [[index, length], ...]}]}. All workers must announce the same.
+        Raises Rejected."""
+        try:
+            mode = (str(message["type"]), float(message["staleness"]))
+            keys = [self._check(entry) for entry in message["keys"]]
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise Rejected(f"malformed declaration: {error!r}") from error
+        if self._mode not in (None, mode):
+            raise Rejected(f"worker {worker} uses kvstore {mode[0]} (staleness {mode[1]:g}), the others "
+                           f"{self._mode[0]} (staleness {self._mode[1]:g}): start all with the same --kv-store")
+        self._mode, self.staleness = mode, mode[1]
+        for entry in keys:
+            known = self._declared.setdefault(entry["key"], entry)
+            if known != entry:
+                raise Rejected(f"worker {worker} announces key {entry['key']} as {_brief(entry)}, another worker as "
+                               f"{_brief(known)}: all workers must train the same model")
+            places = [(entry["key"], index) for index, _ in entry["slices"]]
+            if places and places[0] not in self._slices:
+                self._slices |= {place: self._new(entry, length)
+                                 for place, (_, length) in zip(places, entry["slices"], strict=True)}
+                for place in places:  # after the first buffers of all: each key's lie side by side
+                    self._slices[place].reserve()
+
+    def _check(self, entry: dict[str, Any]) -> dict[str, Any]:
+        slices = [[int(index), int(length)] for index, length in entry["slices"]]
+        if entry["dtype"] not in DTYPES or any(not 0 <= length <= 1 << 31 for _, length in slices):
+            raise ValueError(f"key {entry['key']}: dtype {entry['dtype']!r} or a slice's length is impossible")
+        if codecs.make(entry["compression"]) and entry["dtype"] != "float32":
+            raise ValueError(f"key {entry['key']}: only float32 can be compressed, this is {entry['dtype']}")
+        return {"key": int(entry["key"]), "name": str(entry["name"]), "dtype": str(entry["dtype"]),
+                "weight": bool(entry["weight"]), "compression": dict(entry["compression"]), "slices": slices}
+
+    def _new(self, entry: dict[str, Any], length: int) -> Slice:
+        codec = codecs.make(entry["compression"])
+        result = codec and codec.of_sum(self.num_workers)
+        zeros = {worker: 0 for host in self.hosts for worker in host}
+        at_once = entry["weight"] and self._mode is not None and self._mode[0] != "dist_sync"
+        piece = Slice(entry["dtype"], length, at_once, entry["weight"], codec, result, self.allocate, zeros,
+                      zeros.copy())
+        if self.spec and self.make_step and piece.is_weight:
+            piece.step = self.make_step(self.spec, entry["key"], piece.value.array)
+        if result and result.needs_residual and piece.step is None:
+            piece.residual = np.zeros(length, np.float32)
+        return piece
+
+    def initialise(self, worker: int, key: int, index: int, data: np.ndarray) -> None:
+        """The first value of a slice; a later one (a worker that starts again) changes nothing."""
+        piece = self._find(key, index)
+        if piece.initial:
+            piece.value.array[:] = data
+            piece.initial = False
+
+    def optimize(self, spec: dict[str, Any]) -> None:
+        """From now on each round (or push) of a weight makes a step of the optimizer `spec`; only of the keys that its
+        "keys" name, if it has that: another model's optimizer stays. Raises Rejected."""
+        if self.make_step is None:
+            raise Rejected("this server has no optimizers")
+        named = spec.get("keys")
+        if not isinstance(named, (dict, type(None))):
+            raise Rejected(f"the optimizer's \"keys\" are {named!r}, expected an object of key numbers")
+        for (key, _), piece in self._slices.items():
+            if piece.is_weight and (named is None or str(key) in named):
+                piece.step, piece.residual = self.make_step(spec, key, piece.value.array), None
+        self.spec = spec
+
+    def backlog(self, key: int, index: int) -> int:
+        """Pushes of a slice that have come and wait for their step."""
+        return len(self._find(key, index).queue)
+
+    @property
+    def rests(self) -> bool:
+        """Whether no work is under way."""
+        return all(piece.work is None for piece in self._slices.values())
+
+    @property
+    def deserted(self) -> bool:
+        """Whether all workers have finished and nothing is under way."""
+        return self.rests and self._finished.issuperset(worker for host in self.hosts for worker in host)
+
+    def slices(self) -> dict[tuple[int, int], Slice]:
+        """(key, slice) -> what is held, for reading and writing optimizer states."""
+        return self._slices
+
+    # -- pushes and pulls -----------------------------------------------------------------------------------------
+
+    def buffer(self, worker: int, key: int, index: int, nbytes: int, dtype: int, initial: bool = False) -> Buffer:
+        """Memory for one worker's push (or init: not encoded) of a slice. Raises Rejected when the size or type is not
+        the slice's."""
+        piece = self._check_push(worker, key, index, nbytes, dtype, initial)
+        if initial:
+            return piece.take("value")
+        return piece.take_for_push()
+
+    def lend(self, worker: int, key: int, index: int, data: np.ndarray, dtype: int) -> Buffer:
+        """The same for a push that lies in memory which the worker shares, `data` uint8. Raises Rejected."""
+        piece = self._check_push(worker, key, index, data.nbytes, dtype, False)
+        return piece.borrowed(data, "lent")
+
+    def completing_buffer(self, worker: int, key: int, index: int, nbytes: int, dtype: int, clock: int,
+                          memory: Callable[[int], np.ndarray]) -> Buffer | None:
+        """The same, in the receiving thread's `memory` (bytes -> uint8), for a push that completes the round which is
+        next: that thread adds it up before it receives another. None for any other push. Raises Rejected."""
+        piece, covers = self._check_push(worker, key, index, nbytes, dtype, False), self._covers[worker]
+        here = piece.rounds.get(clock, {})
+        if piece.work is not None or clock != piece.completed + 1 or covers[0] in here:
+            return None
+        if not 0 < len(here) == len(piece.clocks) - len(covers):
+            return None
+        return piece.borrowed(memory(nbytes), "completing")
+
+    def give_back(self, key: int, index: int, data: Buffer) -> None:
+        """A buffer from `buffer` that is not needed after all."""
+        self._find(key, index).give_back(data)
+
+    def push(self, worker: int, key: int, index: int, clock: int, rate: float, data: Buffer, now: float = 0.0,
+             age: float = 0.0) -> list[Action]:
+        """One worker's gradient (a relay's: its host's) at its `clock`, ready `age` seconds ago; returns what can be
+        done now. Raises Rejected."""
+        piece, covers = self._find(key, index), self._covers[worker]
+        clocks = {piece.clocks[each] for each in covers}
+        if clock <= min(clocks):  # a repeated push counts once
+            piece.give_back(data)
+            return []
+        if clocks != {clock - 1}:
+            raise Rejected(f"worker {covers[0]} pushes key {key} slice {index} at clock {clock}, "
+                           f"expected {max(clocks) + 1}: a push is missing")
+        if not piece.at_once and clock - piece.completed > MAX_LAG:
+            raise Rejected(f"worker {worker} has pushed key {key} {MAX_LAG} times more than the others, or than could "
+                           f"be summed: pull it at least once in {MAX_LAG} pushes")
+        piece.clocks |= dict.fromkeys(covers, clock)
+        push = Push(worker, covers, clock, rate, data, now, now - age)
+        if piece.at_once:
+            piece.queue.append(push)
+        else:
+            piece.rounds.setdefault(clock, {}).update(dict.fromkeys(covers, push))
+        return self._next(key, index, piece, now)
+
+    def done(self, work: Work, now: float = 0.0, waited: float = 0.0, worked: float | None = None) -> list[Action]:
+        """The work has been run: its value counts, pulls can be answered, and the slice's next work begins.
+
+        What a relay passes on has `waited` for other hosts' workers as well, and been `worked` at for so long, in
+        seconds; the rest of the time it was on its way.
+        """
+        piece, (key, index) = work.piece, work.place
+        before, piece.value, piece.work = (piece.value, piece.coded), work.target, None
+        piece.coded = work.coded
+        ready = max(push.ready for push in work.pushes)
+        complete = work.began if worked is None else now - worked
+        for push in work.pushes:
+            piece.applied |= dict.fromkeys(push.covers, push.clock)
+            piece.arrived[push.worker] = Arrival(push.since, ready - push.ready + waited, complete, now)
+            piece.give_back(push.data)
+        if not piece.at_once:
+            piece.completed += 1
+        if piece.step is not None:
+            piece.steps += 1
+        for buffer in (*before, work.scratch):
+            if buffer is not None:
+                piece.give_back(buffer)
+        return self._answer(key, index, piece, now) + self._next(key, index, piece, now)
+
+    def pull(self, worker: int, key: int, index: int, clock: int, now: float = 0.0, priority: int = 0) -> list[Action]:
+        """The worker's pull at its `clock`: answered now, or later among what `done` returns."""
+        piece = self._find(key, index)
+        piece.waiting.append((worker, clock, now))
+        piece.priority = priority
+        return self._answer(key, index, piece, now)
+
+    def join(self, worker: int) -> None:
+        """A worker, or relay, is here."""
+        if worker not in self._covers[worker]:
+            self._relays.add(worker)
+
+    def finish(self, worker: int, now: float = 0.0) -> list[Action]:
+        """A worker is done with its training: nobody waits for its clock any more."""
+        if worker in self._relays:
+            self._relays.remove(worker)
+            return []
+        self._finished.add(worker)
+        return [reply for (key, index), piece in self._slices.items()
+                for reply in self._answer(key, index, piece, now)]
+
+    def release(self, reply: Reply) -> None:
+        """The reply has been read, or never will be; its buffer may be written again."""
+        reply.buffer.readers -= 1
+        self._slices[reply.key, reply.slice].give_back(reply.buffer)
+
+    def overdue(self, now: float) -> str:
+        """Empty, or who keeps others waiting: for longer than `wait_seconds`, or for ever because it has finished.
+
+        The latter is said when it is still so at the next call: for a lost worker the scheduler has better words.
+        """
+        named = [(f"key {self._declared[key]['name']!r} slice {index}", piece)
+                 for (key, index), piece in self._slices.items()]
+        covered = self._finished.difference(*(self._covers[relay] for relay in self._relays))
+        absent = _first(stragglers.absent(name, piece, covered if piece.is_weight else self._finished)
+                        for name, piece in named)
+        before, self._absence = self._absence, absent
+        if absent and absent == before:
+            return absent
+        return _first(stragglers.late(name, piece, piece.applied.keys() - self._finished, self.staleness, now,
+                                   self.wait_seconds) for name, piece in named)
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _find(self, key: int, index: int) -> Slice:
+        piece = self._slices.get((key, index))
+        if piece is None:
+            raise Rejected(f"key {key} slice {index} was never declared to this server")
+        return piece
+
+    def _check_push(self, worker: int, key: int, index: int, nbytes: int, dtype: int, initial: bool) -> Slice:
+        piece = self._find(key, index)
+        coded = piece.codec is not None and not initial
+        size = piece.push_bytes if coded else piece.value.array.nbytes
+        expected = piece.codec.number if coded and piece.codec else DTYPES.index(piece.dtype)
+        if dtype != expected or nbytes != size:
+            raise Rejected(f"worker {worker} sends {nbytes} bytes of {_type(dtype)} for key {key} slice {index}, "
+                           f"expected {size} bytes of {_type(expected)}")
+        return piece
+
+    def _next(self, key: int, index: int, piece: Slice, now: float) -> list[Action]:
+        """The slice's next work, when there is none under way and its inputs are here."""
+        if piece.work is not None:
+            return []
+        if piece.at_once:
+            hosts = [[piece.queue.popleft()]] if piece.queue else []
+        elif len(piece.rounds.get(piece.completed + 1, ())) == len(piece.clocks):
+            by_worker = piece.rounds.pop(piece.completed + 1)
+            hosts = [list(dict.fromkeys(by_worker[worker] for worker in host)) for host in self.hosts]
+        else:
+            hosts = []
+        if not hosts:
+            return []
+        piece.work = self._work((key, index), piece, hosts, now)
+        return [piece.work]
+
+    def _work(self, place: tuple[int, int], piece: Slice, hosts: list[list[Push]], now: float) -> Work:
+        scratch, target = None, piece.value
+        pushes = [push for host in hosts for push in host]
+        if piece.step is None:
+            if piece.at_once:
+                raise Rejected(f"kvstore {self._mode and self._mode[0]} makes the optimizer's step on the server and "
+                               "has no optimizer: call set_optimizer before the first push")
+            target = piece.target(pushes)
+        else:
+            if len(pushes) > 1 or piece.codec or pushes[0].data.kind == "lent":  # steps may change their gradient
+                scratch = piece.take("value")
+            if piece.value.readers:  # somebody is being sent this value: step on a copy
+                target = piece.take("value")
+        coded = piece.take("coded") if piece.encodes else None
+        return Work(place, piece, hosts, piece.step, target, coded, scratch, now)
+
+    def _answer(self, key: int, index: int, piece: Slice, now: float) -> list[Action]:
+        if not piece.waiting or (piece.work is not None and piece.work.target is piece.value):
+            return []  # nobody waits, or the value is being changed
+        if not piece.at_once:
+            ready = [pull for pull in piece.waiting if pull[1] <= piece.completed]
+            piece.waiting = [] if len(ready) == len(piece.waiting) else [
+                pull for pull in piece.waiting if pull[1] > piece.completed]
+        else:
+            running = [c for w, c in piece.applied.items() if w not in self._finished]
+            reached = min(running, default=math.inf) + self.staleness
+            ready, waiting = [], []
+            for pull in piece.waiting:  # everybody reads its own pushes: they are in the value before it is answered
+                (ready if pull[1] <= min(reached, piece.applied[pull[0]]) else waiting).append(pull)
+            piece.waiting = waiting
+        return [self._reply(key, index, piece, pull, now) for pull in ready]
+
+    def _reply(self, key: int, index: int, piece: Slice, pull: tuple[int, int, float], now: float) -> Reply:
+        worker, clock, asked = pull
+        others = max(0, piece.steps - piece.seen.get(worker, 0) - 1)  # steps by others since this worker's last pull
+        piece.seen[worker] = piece.steps
+        waited = worked = 0.0
+        if arrival := piece.arrived.get(worker):
+            if not piece.at_once:
+                waited, worked = arrival.behind, arrival.applied - arrival.complete
+            else:  # the own push is a step of its own; others are waited for after it, if at all
+                waited = now - max(asked, arrival.applied) if self.staleness < math.inf else 0.0
+                worked = now - max(asked, arrival.since) - waited
+        buffer, dtype = piece.value, DTYPES.index(piece.dtype)
+        if piece.coded is not None and piece.result_codec is not None:
+            buffer, dtype = piece.coded, piece.result_codec.number
+        buffer.readers += 1
+        return Reply(worker, key, index, clock, float(others), buffer, dtype, waited, worked, piece.priority)
+
+
+def relay_number(num_workers: int, leader: int) -> int:
+    """The number under which the relay in the worker `leader` pushes: above all ranks."""
+    return num_workers + leader
+
+
+def _first(reasons: Iterable[str]) -> str:
+    """The first that is not empty."""
+    return next(filter(None, reasons), "")
+
+
+def _type(dtype: int) -> str:
+    return DTYPES[dtype] if dtype < len(DTYPES) else f"compression {dtype}"
+
+
+def _brief(entry: dict[str, Any]) -> str:
+    kind = entry["compression"].get("type")
+    return (f"{entry['name']!r} ({entry['dtype']}{'' if kind == 'none' else f', compressed {kind}'}, slices "
+            f"{str(entry['slices'])[:60]})")

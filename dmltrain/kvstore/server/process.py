@@ -1,0 +1,126 @@
+"""A server's process: a Service of the job's slices, the line to the scheduler, and what goes beyond slices: optimizers
+and their states.
+"""
+
+from __future__ import annotations
+
+import gc
+import socket
+import threading
+from typing import Any
+
+from dmltrain.env import Environment
+from dmltrain.errors import JobLost, UserError
+from dmltrain.kvstore.scheduler.client import EXIT_SECONDS, Control
+from dmltrain.kvstore.scheduler.process import log
+from dmltrain.kvstore.server import optimizer_state
+from dmltrain.kvstore.server.core import Rejected, ServerCore
+from dmltrain.kvstore.server.service import OVERDUE_SECONDS, Service, allocator
+from dmltrain.kvstore.transport import host, link
+from dmltrain.kvstore.transport import rendezvous as meeting
+from dmltrain.kvstore.transport.link import Link
+from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError
+from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
+
+GARBAGE_OBJECTS = 100_000  # a round of many slices makes that many, none of them in cycles: nothing to look for
+
+class ServerProcess:
+    """Serves one job's slices. `run` returns the reason why the job was lost, empty when it went well."""
+
+    def __init__(self, environment: Environment, exit_seconds: float = EXIT_SECONDS) -> None:
+        self._environment = environment
+        arena, self._meeting = _share(environment.transport)
+        core = ServerCore(environment.num_workers, make_step=make_step, wait_seconds=environment.wait_seconds,
+                          allocate=allocator(arena))
+        self._service = Service(f"server {environment.index}", environment, core, arena, self._fail, self._other)
+        self._listening = _listen(environment.node_host)
+        self._ended = threading.Event()
+        self._control = Control(environment, self._listening.getsockname()[1], on_end=lambda reason: self._ended.set(),
+                                exit_seconds=exit_seconds, meeting=self._meeting[1] if self._meeting else "")
+
+    def run(self) -> str:
+        gc.set_threshold(GARBAGE_OBJECTS)
+        try:
+            table = self._control.wait_for_start()
+        except JobLost as error:
+            return str(error)
+        with self._service.alone() as core:
+            core.on_hosts(host.in_table(table))
+        self._service.accept(self._listening)
+        if self._meeting:
+            self._service.accept(self._meeting[0])
+        while not self._ended.wait(OVERDUE_SECONDS):
+            if reason := self._service.overdue():
+                self._control.abort(reason)
+        self._control.close()
+        return self._control.failure
+
+    def _fail(self, reason: str) -> None:
+        self._control.abort(reason)
+
+    def _other(self, connection: Link, header: Header) -> tuple[bytes, memoryview | None]:
+        if header.kind == Kind.READ_STATE:
+            state = self.pack_state()
+            return Header(Kind.STATE, len(state)).pack(), memoryview(state)
+        if header.kind == Kind.OPTIMIZER:
+            message = connection.read_control(header)
+            with self._service.alone() as core:
+                core.optimize(message)
+        elif header.kind == Kind.STATE:
+            self._restore(connection, header)
+        else:
+            raise FrameError(f"frame kind {header.kind} from a worker")
+        return Header(Kind.DONE).pack(), None
+
+    def _restore(self, connection: Link, header: Header) -> None:
+        if header.length > self.state_limit():
+            raise FrameError(f"optimizer state of {header.length} bytes is larger than this server's slices can have")
+        data = bytearray(header.length)
+        connection.read_into(memoryview(data))
+        self.unpack_state(data)
+
+    def pack_state(self) -> bytes:
+        """What this server keeps beyond a job's end, for checkpoints."""
+        with self._service.at_rest() as core:
+            return optimizer_state.pack(core.slices())
+
+    def state_limit(self) -> int:
+        """The most bytes that a state for this server can have."""
+        with self._service.alone() as core:
+            return optimizer_state.limit(core.slices())
+
+    def unpack_state(self, data: bytearray) -> None:
+        """Put back what `pack_state` gave. Raises Rejected."""
+        with self._service.at_rest() as core:
+            optimizer_state.unpack(data, core.slices())
+
+
+def _share(transport: str) -> tuple[Arena | None, tuple[socket.socket, str] | None]:
+    """Memory to share and the socket to meet at; None where there is none, or is not wanted."""
+    if transport == "tcp":
+        return None, None
+    try:
+        arena = Arena()
+    except ArenaError as error:
+        log(f"no shared memory: {error}; using TCP")
+        return None, None
+    met = meeting.listen()
+    return (arena, met) if met else (None, None)
+
+
+def _listen(address: str) -> socket.socket:
+    try:
+        return link.listen(address)
+    except OSError as error:
+        raise UserError(f"this server cannot listen on DMLC_NODE_HOST={address}: {error.strerror}; "
+                        "give an address of this host") from error
+
+
+def make_step(spec: dict[str, Any], key: int, value: Any) -> Any:
+    """An optimizer's step on one slice; the framework is imported only when a job wants optimizers on its servers."""
+    from dmltrain.backends.torch import server_optimizer as torch_optimizer
+
+    try:
+        return torch_optimizer.Step(spec, key, value)
+    except (ValueError, TypeError, IndexError, AttributeError) as error:
+        raise Rejected(f"this optimizer cannot be made: {error}") from error

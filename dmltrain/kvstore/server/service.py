@@ -1,0 +1,335 @@
+"""Serves a core's slices to workers: moves bytes between their links and the core; one reading and one sending thread a
+worker, and a pool of threads for the arithmetic.
+
+A worker on this host comes in through a unix socket (rendezvous.py): its pushes are read, and its values written, in
+memory that both share, and only headers go through the socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import socket
+import threading
+import time
+import traceback
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from dmltrain.env import Environment
+from dmltrain.kvstore.scheduler.process import accept_loop, log
+from dmltrain.kvstore.server.core import Action, Rejected, Reply, ServerCore, relay_number
+from dmltrain.kvstore.server.pool import Pool
+from dmltrain.kvstore.server.slice import Allocate, Buffer, Work, private
+from dmltrain.kvstore.transport import rendezvous as meeting
+from dmltrain.kvstore.transport import wire
+from dmltrain.kvstore.transport.link import Closed, Link
+from dmltrain.kvstore.transport.outbox import LAST, Frame, Outbox
+from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError
+from dmltrain.kvstore.transport.wire import Flag, FrameError, Header, Kind
+
+OVERDUE_SECONDS = 1.0  # between two looks at who keeps others waiting
+DRAIN_SECONDS = 1.0  # for answers still queued when a link ends
+MAX_THREADS = 4  # of arithmetic; more than two or three do not get more out of a machine's memory
+MAX_BACKLOG = 8  # pushes of a slice that wait for their step
+REST_SECONDS = 10.0  # for work to end before a state is read
+BATCH = 16  # headers taken at once, at most: the first sums begin soon
+AT_ONCE_BYTES = 1 << 16  # work on slices up to this size costs less than handing it to another thread
+
+Item = TypeVar("Item")
+Other = Callable[[Link, Header], tuple[bytes, memoryview | None]]
+Forward = Callable[[Sequence[Work]], None]
+
+
+class Service:
+    """`fail(reason)` ends the job: work could not be done. `other(link, header)` takes frames that concern more than
+    slices, returns the answer (header, payload) and raises Rejected or FrameError. `forward(works)`, if given, gets
+    work that has been run and sees to it that `done` is called in time."""
+
+    def __init__(self, name: str, environment: Environment, core: ServerCore, arena: Arena | None,
+                 fail: Callable[[str], None], other: Other, forward: Forward | None = None) -> None:
+        self._name, self._environment = name, environment
+        self._core, self._arena = core, arena
+        self._fail, self._other, self._forward = fail, other, forward
+        self._lock = threading.Lock()  # guards _core and _held
+        self._progress = threading.Condition(self._lock)  # work is done
+        self._held: dict[tuple[int, int, int, int], list[Reply]] = {}  # worker, key, slice, place -> being read there
+        self._threads = min(MAX_THREADS, os.cpu_count() or 1)
+        self._pool = Pool(self._threads, "arithmetic")
+        self._own = threading.local()  # memory of each receiving thread
+        self._outboxes: dict[int, Outbox] = {}
+        self._replies: deque[tuple[Outbox, Frame]] = deque()  # to be sent
+
+    def accept(self, listening: socket.socket) -> None:
+        """Let workers in, on threads of their own. Those that come through a unix socket share memory."""
+        admit = self._admit if listening.family == socket.AF_UNIX else None
+        threading.Thread(target=accept_loop, name="accept", daemon=True,
+                         args=(listening, self._environment, self._name, self._serve, admit)).start()
+
+    def overdue(self) -> str:
+        """Empty, or who keeps others waiting; see ServerCore."""
+        with self.alone() as core:
+            return core.overdue(time.monotonic())
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[ServerCore]:
+        """The core, for this thread alone."""
+        with self._lock:
+            yield self._core
+
+    @contextlib.contextmanager
+    def at_rest(self, seconds: float = REST_SECONDS) -> Iterator[ServerCore]:
+        """The same, when no work is under way. Raises Rejected when there is some for longer than that."""
+        with self._progress:
+            if not self._progress.wait_for(lambda: self._core.rests, seconds):
+                raise Rejected(f"{self._name} had steps to make for {seconds:g} s without a pause, and each changes "
+                               "its state: save and load states between two barriers")
+            yield self._core
+
+    def done(self, work: Work, waited: float, worked: float) -> None:
+        """Work that was forwarded is complete; for the times see ServerCore."""
+        works = deque(self._done([work], waited, worked))
+        if works:
+            self._pool.submit(functools.partial(self._carry_out, works))
+
+    def _admit(self, connection: Link) -> None:
+        """A caller through the unix socket: exchange memory."""
+        assert self._arena is not None  # nobody listens there without one
+        if not meeting.same_user(connection.sock):
+            raise FrameError("another user's process on this host")
+        try:
+            meeting.exchange(connection, self._arena)
+        except ArenaError as error:
+            raise FrameError(str(error)) from error
+
+    def _serve(self, connection: Link, role: str, index: int) -> None:
+        worker = self._enter(connection, role, index)
+        if worker is None:
+            log(f"{self._name}: cut off {role} {index}: not a worker of this job, or here already")
+            return connection.close()
+        outbox = self._outboxes[worker]
+        try:
+            while True:
+                headers = connection.read_headers(BATCH)
+                if all(header.kind == Kind.PUSH and header.flags & Flag.SHARED for header in headers):
+                    with self._lock:
+                        buffers = [self._lent(connection, worker, header) for header in headers]
+                    self._push(worker, headers, buffers)
+                else:
+                    for header in headers:
+                        self._take(connection, outbox, worker, header)
+        except Closed:
+            pass  # the scheduler knows whether that is the end or a loss
+        except (Rejected, FrameError) as error:
+            log(f"{self._name}: {role} {index}: {error}")
+            outbox.put(wire.control(Kind.ERROR, {"reason": str(error)}))
+        except Exception as error:  # a defect of this program: the job must end at once, and say so
+            traceback.print_exc()
+            outbox.put(wire.control(Kind.ERROR, {"reason": f"{self._name}: {type(error).__name__}: {error}"}))
+        outbox.finish(DRAIN_SECONDS)
+        connection.close()
+        with self._lock:
+            self._act(self._core.finish(worker, time.monotonic()))
+            self._release_all(worker)
+        self._send()
+
+    def _enter(self, connection: Link, role: str, index: int) -> int | None:
+        """The number of a worker, or relay, that is let in."""
+        workers = self._environment.num_workers
+        number = {"worker": index, "relay": relay_number(workers, index)}.get(role, -1) if index < workers else -1
+        with self.alone() as core:
+            if not core.takes(number) or number in self._outboxes:
+                return None
+            core.join(number)
+            self._outboxes[number] = Outbox(connection, f"to {role} {index}")
+            return number
+
+    def _take(self, connection: Link, outbox: Outbox, worker: int, header: Header) -> None:
+        kind = header.kind
+        if kind == Kind.PUSH:
+            self._push(worker, [header], [self._receive(connection, worker, header)])
+        elif kind == Kind.PULL:
+            with self._lock:  # a pull is never the last thing that a round waits for
+                self._act(self._core.pull(worker, header.key, header.slice, header.round, time.monotonic(),
+                                          header.priority))
+            self._send()
+        elif kind == Kind.RELEASE:
+            self._release(worker, connection.read_payload(header))
+        elif kind == Kind.PROBE:
+            payload = connection.read_payload(header, wire.MAX_PROBE)
+            outbox.put(Header(Kind.PROBE, len(payload)).pack(), memoryview(payload), LAST)
+        elif kind == Kind.DECLARE:
+            message = connection.read_control(header)
+            with self._lock:
+                self._core.declare(worker, message)
+            outbox.put(Header(Kind.DONE).pack())
+        elif kind == Kind.INIT:
+            buffer = self._receive(connection, worker, header, initial=True)
+            with self._lock:
+                self._core.initialise(worker, header.key, header.slice, buffer.array)
+                self._core.give_back(header.key, header.slice, buffer)
+            outbox.put(Header(Kind.DONE).pack())
+        else:
+            outbox.put(*self._other(connection, header))
+
+    def _push(self, worker: int, headers: list[Header], buffers: list[Buffer]) -> None:
+        now, works, full = time.monotonic(), deque[Work](), []
+        with self._lock:
+            for header, buffer in zip(headers, buffers, strict=True):
+                actions = self._core.push(worker, header.key, header.slice, header.round, header.number, buffer, now,
+                                          header.waited)
+                if header.flags & Flag.PULL:
+                    actions += self._core.pull(worker, header.key, header.slice, header.round, now, header.priority)
+                works += self._act(actions)
+                if self._core.backlog(header.key, header.slice) > MAX_BACKLOG:
+                    full.append((header.key, header.slice))
+        self._send()
+        if buffers[0].kind == "completing":
+            self._carry_out(works)
+        else:
+            self._hand_out(works)
+        for place in full:  # nobody fills this server's memory with steps that it cannot make in time
+            self._let_step(*place)
+
+    def _let_step(self, key: int, index: int) -> None:
+        with self._progress:
+            self._progress.wait_for(lambda: self._core.backlog(key, index) <= MAX_BACKLOG, REST_SECONDS)
+
+    def _hand_out(self, works: deque[Work]) -> None:
+        """Have it done: by the pool where that pays; what has just been received is in this core's cache."""
+        shared = sum(work.lent_bytes for work in works)
+        if shared > AT_ONCE_BYTES:
+            for _ in range(min(len(works), self._threads)):
+                self._pool.submit(functools.partial(self._carry_out, works))
+        else:
+            self._carry_out(works)
+
+    def _receive(self, connection: Link, worker: int, header: Header, initial: bool = False) -> Buffer:
+        with self._lock:
+            if header.flags & Flag.SHARED:
+                return self._lent(connection, worker, header)
+            push = (worker, header.key, header.slice, header.length, header.dtype)
+            buffer = None if initial else self._core.completing_buffer(*push, header.round, self._thread_memory)
+            buffer = buffer or self._core.buffer(*push, initial)
+        if header.length:
+            connection.read_into(memoryview(buffer.array).cast("B"))
+        return buffer
+
+    def _thread_memory(self, size: int) -> np.ndarray:
+        """This thread's, the same again and again: it stays in its core's cache."""
+        own = self._own.__dict__
+        if "memory" not in own or own["memory"].size < size:
+            own["memory"] = np.empty(size, np.uint8)
+        return own["memory"][:size]
+
+    def _lent(self, connection: Link, worker: int, header: Header) -> Buffer:
+        """The push in the worker's memory. Called with the lock held."""
+        if connection.peer_arena is None:
+            raise FrameError("a payload in shared memory, but none is shared")
+        try:
+            data = connection.peer_arena.view(header.place, header.length)
+        except ValueError as error:
+            raise FrameError(str(error)) from error
+        return self._core.lend(worker, header.key, header.slice, data, header.dtype)
+
+    def _act(self, actions: list[Action]) -> list[Work]:
+        """Queue the replies, for `_send`; returns the work, for `_hand_out`. Both without the lock; this with it."""
+        works = []
+        for action in actions:
+            if isinstance(action, Work):
+                works.append(action)
+            else:
+                self._reply(action)
+        return works
+
+    def _carry_out(self, works: deque[Work]) -> None:
+        """Several threads may share one `works`."""
+        try:
+            while some := _some(works):
+                for work in some:
+                    work.run()
+                if self._forward:
+                    self._forward(some)
+                else:
+                    works += self._done(some)
+        except Exception as error:  # an optimizer that cannot step, or a defect: the job must end at once, and say so
+            if not isinstance(error, Rejected):
+                traceback.print_exc()
+            self._fail(f"{self._name}: {error}")
+
+    def _done(self, works: Sequence[Work], waited: float = 0.0, worked: float | None = None) -> list[Work]:
+        """These have been run; returns what can be done next."""
+        found = []
+        with self._progress:
+            for work in works:
+                found += self._act(self._core.done(work, time.monotonic(), waited, worked))
+            self._progress.notify_all()
+        self._send()
+        return found
+
+    def _reply(self, reply: Reply) -> None:
+        outbox, buffer = self._outboxes.get(reply.worker), reply.buffer
+        if outbox is None:
+            return self._core.release(reply)
+        shared = buffer.place is not None and outbox.link.own_arena is not None
+        header = Header(Kind.VALUE, buffer.array.nbytes, reply.worker, reply.key, reply.slice, reply.round,
+                        reply.staleness, reply.dtype, Flag.SHARED if shared else 0, buffer.place or 0, reply.waited,
+                        reply.worked)
+        if shared:
+            self._held.setdefault((reply.worker, reply.key, reply.slice, header.place), []).append(reply)
+            frame = Frame(header.pack(), None, reply.priority)
+        else:
+            data = memoryview(buffer.array).cast("B") if buffer.array.nbytes else memoryview(b"")
+            frame = Frame(header.pack(), data, reply.priority, functools.partial(self._sent, reply))
+        self._replies.append((outbox, frame))
+
+    def _send(self) -> None:
+        """Send the queued replies, those of other threads too. Without the lock: it may be a system call."""
+        frames = defaultdict(list)
+        while (reply := _next(self._replies)) is not None:
+            frames[reply[0]].append(reply[1])
+        for outbox, batch in frames.items():
+            outbox.put_all(batch)
+
+    def _sent(self, reply: Reply) -> None:
+        with self._lock:
+            self._core.release(reply)
+
+    def _release(self, worker: int, read: bytearray) -> None:
+        with self._lock:
+            for place in wire.parse_places(read):
+                replies = self._held.get((worker, *place))
+                if not replies:
+                    raise FrameError(f"a release of key {place[0]} slice {place[1]} that was not given")
+                self._core.release(replies.pop())
+
+    def _release_all(self, worker: int) -> None:
+        for place, replies in self._held.items():
+            while place[0] == worker and replies:
+                self._core.release(replies.pop())
+
+
+def _next(items: deque[Item]) -> Item | None:
+    try:
+        return items.popleft()
+    except IndexError:  # another thread took the last
+        return None
+
+
+def _some(works: deque[Work]) -> list[Work]:
+    """The next work, or several that are small."""
+    some: list[Work] = []
+    size = 0
+    while size < AT_ONCE_BYTES and (work := _next(works)) is not None:
+        some.append(work)
+        size += work.target.array.nbytes
+    return some
+
+
+def allocator(arena: Arena | None) -> Allocate:
+    """Memory for values: shared, while there is some."""
+    return lambda size: (arena.take(size) if arena else None) or private(size)

@@ -1,0 +1,202 @@
+"""What a server holds of one slice, and the work that changes it. Pure: numpy and no threads.
+
+Work. What takes time (adding gradients, an optimizer's step, encoding the result) is a `Work`: server.py makes it when
+its inputs are complete, somebody runs it (`Work.run`, on any thread, without a lock), and server.py takes the result
+(`ServerCore.done`). A slice has at most one at a time.
+
+Buffers. A value that is being read is never written: a sum goes into a buffer that nobody reads, and a step on a value
+that somebody reads makes a new one. With nobody lagging two buffers take turns.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dmltrain.kvstore.server import summing
+
+if TYPE_CHECKING:
+    from dmltrain.kvstore.codec import Codec
+
+Step = Callable[[np.ndarray, np.ndarray, float], None]  # (value, gradient, learning rate): changes value in place
+Allocate = Callable[[int], tuple[int | None, np.ndarray]]  # bytes -> place where shared, memory (bytes,) uint8
+
+
+def private(size: int) -> tuple[int | None, np.ndarray]:
+    """Memory of this process alone."""
+    return None, np.empty(size, np.uint8)
+
+
+@dataclass(eq=False, slots=True)
+class Buffer:
+    """Memory of a "value" (or of a push, which can become the value), of an encoded "push", of an encoded value
+    ("coded"), of a worker that shares its push ("lent"), or of the thread that receives a push and adds it up before it
+    receives the next ("completing")."""
+
+    array: np.ndarray  # (length,) of the slice's type, or uint8 when encoded
+    kind: str
+    place: int | None = None  # where it lies in the memory that this server shares
+    readers: int = 0  # replies that are being sent or read from it
+
+
+@dataclass(eq=False, slots=True)
+class Push:
+    """One worker's gradient that has come and is not in a value yet."""
+
+    worker: int
+    covers: tuple[int, ...]  # the workers whose sum it is: its own, or all of a host
+    clock: int
+    rate: float
+    data: Buffer
+    since: float  # when it came, s
+    ready: float  # when its worker had it, as far as that is known: without the wire's delay, which is all workers'
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What became of a worker's last push that is in the value, in seconds of this process's clock."""
+
+    since: float  # when it came
+    behind: float  # by how long the last worker of the round was ready later than this one
+    complete: float  # when all pushes of the round had come
+    applied: float  # when it was in the value
+
+
+@dataclass(eq=False)
+class Slice:
+    """One slice of a key. `clocks`: each worker's pushes that have come; `applied`: those that are in the value."""
+
+    dtype: str
+    length: int
+    at_once: bool  # each push is a step
+    is_weight: bool  # an optimizer may apply; False: always the plain sum of a round
+    codec: Codec | None  # of pushes
+    result_codec: Codec | None  # of what is pulled: its values are sums of all workers'
+    allocate: Allocate
+    clocks: dict[int, int]
+    applied: dict[int, int]
+    value: Buffer = field(init=False)
+    seen: dict[int, int] = field(default_factory=dict)  # steps at each worker's last pull
+    coded: Buffer | None = None  # the value as it is sent, where that differs
+    residual: np.ndarray | None = None  # of result_codec
+    spare: dict[str, list[Buffer]] = field(default_factory=lambda: {kind: [] for kind in ("push", "value", "coded")})
+    arrived: dict[int, Arrival] = field(default_factory=dict)  # by worker
+    initial: bool = True
+    completed: int = 0  # rounds
+    steps: int = 0  # optimizer steps, for the staleness that is reported
+    rounds: dict[int, dict[int, Push]] = field(default_factory=dict)
+    queue: deque[Push] = field(default_factory=deque)  # where each push is a step
+    waiting: list[tuple[int, int, float]] = field(default_factory=list)  # pulls: worker, clock, since when (s)
+    priority: int = 0  # of its pulls: the workers' last word
+    step: Step | None = None
+    work: Work | None = None
+
+    def __post_init__(self) -> None:
+        self.value = self.take("value")
+        self.value.array[:] = 0
+
+    def reserve(self) -> None:
+        """A second buffer for values."""
+        self.spare["value"].append(self._new("value"))
+
+    @property
+    def push_bytes(self) -> int:
+        return self.codec.nbytes(self.length) if self.codec else self.length * np.dtype(self.dtype).itemsize
+
+    @property
+    def encodes(self) -> bool:
+        """Whether values travel encoded: sums do. Weights do where nothing is left out of them for a later time."""
+        return self.result_codec is not None and (self.step is None or not self.result_codec.needs_residual)
+
+    def take_for_push(self) -> Buffer:
+        return self.take("push" if self.codec else "value")
+
+    def borrowed(self, data: np.ndarray, kind: str) -> Buffer:
+        """A push in `data`, uint8, memory that is not this slice's."""
+        return Buffer(data if self.codec else data.view(self.dtype), kind)
+
+    def target(self, pushes: list[Push]) -> Buffer:
+        """Where to sum these: into the memory of one of the first two, else into a free buffer."""
+        if self.codec is None:
+            for push in pushes[:2]:
+                if push.data.kind == "value":
+                    return push.data
+        return self.take("value")
+
+    def take(self, kind: str) -> Buffer:
+        """A free buffer: a "value" or "coded" one is shared where that can be.
+
+        The one at the lowest place: slices of one key that take turns alike lie side by side.
+        """
+        free = self.spare[kind]
+        if len(free) == 1:
+            return free.pop()
+        if free:
+            return free.pop(min(range(len(free)), key=lambda number: free[number].place or 0))
+        return self._new(kind)
+
+    def _new(self, kind: str) -> Buffer:
+        if kind == "push":
+            place, memory = private(self.push_bytes)
+        elif kind == "coded" and self.result_codec:
+            place, memory = self.allocate(self.result_codec.nbytes(self.length))
+        else:
+            place, memory = self.allocate(self.length * np.dtype(self.dtype).itemsize)
+        return Buffer(memory.view(self.dtype) if kind == "value" else memory, kind, place)
+
+    def give_back(self, buffer: Buffer) -> None:
+        """A buffer that may be free now."""
+        if buffer.kind in self.spare and not buffer.readers and buffer is not self.value and buffer is not self.coded:
+            self.spare[buffer.kind].append(buffer)
+
+
+@dataclass(eq=False, slots=True)
+class Work:
+    """`run` makes the slice's next value from `hosts`' pushes, in this order. ServerCore.done takes it over."""
+
+    place: tuple[int, int]  # key, slice
+    piece: Slice
+    hosts: list[list[Push]]
+    step: Step | None
+    target: Buffer  # the next value; the present one where a step may be made in place
+    coded: Buffer | None  # the next value as it is sent, where that differs
+    scratch: Buffer | None  # for a step's gradient, where that is not one push as it came
+    began: float  # when the last push had come, s
+
+    @property
+    def pushes(self) -> list[Push]:
+        return [push for host in self.hosts for push in host]
+
+    @property
+    def lent_bytes(self) -> int:
+        """Bytes to be read from memory that workers share."""
+        return sum(push.data.array.nbytes for push in self.pushes if push.data.kind == "lent")
+
+    def run(self) -> None:
+        piece = self.piece
+        if self.step is None:
+            self._sum(self.target.array)
+        else:
+            self._step(self.step)
+        if self.coded is not None:
+            assert piece.result_codec is not None
+            piece.result_codec.encode(self.target.array, self.coded.array, piece.residual)
+
+    def _sum(self, out: np.ndarray) -> np.ndarray:
+        if codec := self.piece.codec:  # a host's sum has the codec of its workers' sum
+            parts = [(codec.of_sum(len(push.covers)), push.data.array) for push in self.pushes]
+            summing.total_of_coded(parts, out)
+        else:
+            summing.total([[push.data.array for push in host] for host in self.hosts], out)
+        return out
+
+    def _step(self, step: Step) -> None:
+        pushes = self.pushes
+        gradient = pushes[0].data.array if self.scratch is None else self._sum(self.scratch.array)
+        if self.target is not self.piece.value:
+            np.copyto(self.target.array, self.piece.value.array)
+        step(self.target.array, gradient, pushes[-1].rate)

@@ -1,0 +1,1 @@
+"""How bytes travel: frames, the handshake, TCP and unix sockets, shared memory inside a host."""

@@ -1,0 +1,286 @@
+"""Sockets: connect and accept with the handshake, read and write frames. Blocking calls, one reader and one writer
+thread a link.
+
+Reads go straight into the caller's memory with one system call a slice (MSG_WAITALL); writes gather frames (outbox.py).
+A unix socket mostly carries headers; payloads lie in shared memory (shared_memory.py). There a read takes many headers.
+`Link.cut` from any thread ends both at once: blocked calls return, and the reader raises Closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from typing import TYPE_CHECKING, Any
+
+from dmltrain.kvstore.transport import send_window, wire
+from dmltrain.kvstore.transport.handshake import Caller, Listener
+from dmltrain.kvstore.transport.send_window import SendWindow
+from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
+
+if TYPE_CHECKING:
+    from dmltrain.kvstore.transport.shared_memory import Arena, Mapping
+
+HANDSHAKE_SECONDS = 5.0
+HEAR_OUT_SECONDS, HEAR_OUT_READS = 0.5, 8  # for a caller that is refused
+SOCKET_BUFFER = 1 << 20  # bytes; measured best on loopback
+TCP_RTO_MAX_MS, RETRANSMIT_MS = 44, 1000  # linux/tcp.h; longest pause between two retransmissions
+CHUNK = 1 << 20  # bytes a system call sends at most, so that they are still in the cache when the receiver takes them
+AHEAD_BYTES = 1 << 16  # of headers that one read of a unix socket takes
+
+
+class Closed(Exception):
+    """The other side closed the connection, or it was cut."""
+
+
+class Link:
+    """One connection after its handshake."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.bytes_sent = 0  # through the socket
+        self.bytes_received = 0
+        self.own_arena: Arena | None = None  # what this side shares with the other,
+        self.peer_arena: Mapping | None = None  # and the other side's; both or none
+        self.window: SendWindow | None = None  # of a link between hosts
+        self._header = bytearray(wire.HEADER_SIZE)
+        self._reads_ahead = False
+        self._ahead = memoryview(b"")
+        self._send_lock = threading.Lock()
+
+    def read_header(self) -> Header:
+        """Raises Closed at the end of the stream, FrameError on anything that is no frame."""
+        self.read_into(memoryview(self._header))
+        return Header.unpack(self._header)
+
+    def read_headers(self, most: int) -> list[Header]:
+        """The next header, and those that have come with it, up to one that a payload follows."""
+        headers = [self.read_header()]
+        while len(headers) < most and len(self._ahead) >= wire.HEADER_SIZE and not headers[-1].is_followed:
+            headers.append(self.read_header())
+        return headers
+
+    def read_into(self, target: memoryview) -> None:
+        """Fill `target` (bytes). Raises Closed when the stream ends first."""
+        done, size = 0, len(target)
+        if self._reads_ahead:
+            if not self._ahead and 0 < size <= AHEAD_BYTES:
+                self._read_ahead()
+            done = min(size, len(self._ahead))
+            target[:done] = self._ahead[:done]
+            self._ahead = self._ahead[done:]
+        while done < size:
+            try:
+                got = self.sock.recv_into(target[done:] if done else target, size - done, socket.MSG_WAITALL)
+            except BlockingIOError as error:
+                raise Closed(f"silent for {HANDSHAKE_SECONDS:g} s during the handshake") from error
+            except OSError as error:
+                raise Closed(str(error)) from error
+            if not got:
+                raise Closed("end of stream" if not done else f"stream ended after {done} of {size} bytes of a frame")
+            done += got
+        self.bytes_received += size
+
+    def _read_ahead(self) -> None:
+        try:
+            self._ahead = memoryview(self.sock.recv(AHEAD_BYTES))
+        except OSError as error:
+            raise Closed(str(error)) from error
+        if not self._ahead:
+            raise Closed("end of stream")
+
+    def read_control(self, header: Header, limit: int = wire.MAX_CONTROL) -> dict[str, Any]:
+        """The JSON object that follows `header`. Raises FrameError when it is too long or no JSON object."""
+        return wire.parse_control(self.read_payload(header, limit))
+
+    def read_payload(self, header: Header, limit: int = wire.MAX_CONTROL) -> bytearray:
+        """What follows `header`, of a frame that is not a slice's. Raises FrameError when it is too long."""
+        if header.length > limit:
+            raise FrameError(f"control frame of {header.length} bytes, the limit is {limit}")
+        payload = bytearray(header.length)
+        self.read_into(memoryview(payload))
+        return payload
+
+    def send(self, *parts: bytes | memoryview) -> None:
+        """Send the parts as one piece. Raises Closed."""
+        with self._send_lock:
+            self._send([memoryview(part).cast("B") for part in parts if len(part)])
+
+    def _send(self, views: list[memoryview]) -> None:
+        try:
+            while views:
+                small = len(views) > 1 and len(views[0]) < CHUNK
+                sent = self.sock.sendmsg(views) if small else self.sock.send(views[0][:CHUNK])
+                self.bytes_sent += sent
+                if self.window:
+                    self.window.sent(sent)
+                while views and sent >= len(views[0]):
+                    sent -= len(views[0])
+                    views.pop(0)
+                if sent:
+                    views[0] = views[0][sent:]
+        except OSError as error:
+            raise Closed(str(error)) from error
+
+    def send_now(self, data: bytes) -> int:
+        """Send what the socket takes without a wait; returns how many bytes. All of them where the link is cut: its
+        reader tells."""
+        try:
+            with self._send_lock:
+                sent = self.sock.send(data, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            self.cut()
+            return len(data)
+        self.bytes_sent += sent
+        return sent
+
+    def settle(self, answers: bool = False) -> None:
+        """After the handshake: settings for the life of the link, where this side only `answers` or not. Waits are
+        unbounded from here on: the scheduler's heartbeats find lost peers, and cut."""
+        _limit_waits(self.sock, 0)
+        if self.sock.family == socket.AF_UNIX:
+            self._reads_ahead = True
+            return
+        if _inside_host(self.sock):
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER)
+        else:
+            self.window = SendWindow(self.sock, send_window.ANSWERS if answers else send_window.PUSHES)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        with contextlib.suppress(OSError):  # Linux 6.15: go on within a second of a network's return
+            self.sock.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, RETRANSMIT_MS)
+
+    def cut(self) -> None:
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.cut()
+        self.sock.close()
+
+
+def listen(host: str, port: int = 0) -> socket.socket:
+    """A listening socket. Raises OSError."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        tune(sock, host)
+        if port:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(256)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def connect(address: tuple[str, int], caller: Caller, timeout: float) -> Link:
+    """Connect and prove who we are. Raises OSError, Closed, or FrameError with the reason of a refusal."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        tune(sock, address[0])
+        sock.settimeout(timeout)
+        sock.connect(address)
+    except BaseException:
+        sock.close()
+        raise
+    link = greet(sock, caller)
+    link.settle()
+    return link
+
+
+def greet(sock: socket.socket, caller: Caller) -> Link:
+    """The caller's part of the handshake on a connected socket. Raises Closed, or FrameError with the reason of a
+    refusal; the socket is closed then."""
+    link = Link(sock)
+    try:
+        _limit_waits(sock, HANDSHAKE_SECONDS)
+        link.send(wire.control(Kind.HELLO, caller.hello()))
+        link.send(wire.control(Kind.PROOF, caller.proof(_expect(link, Kind.CHALLENGE))))
+        _expect(link, Kind.ACCEPT)
+    except BaseException:
+        link.close()
+        raise
+    return link
+
+
+def accept(sock: socket.socket, listener: Listener) -> tuple[Link, str, int]:
+    """Let a caller in: (link, role, index); the link is to be settled. Raises FrameError or Closed; the link is closed
+    then and the caller told why.
+    """
+    link = Link(sock)
+    deadline = threading.Timer(HANDSHAKE_SECONDS, link.cut)  # for all of it: a stranger may send byte after byte
+    deadline.start()
+    try:
+        _limit_waits(sock, HANDSHAKE_SECONDS)
+        hello = _expect(link, Kind.HELLO)
+        link.send(wire.control(Kind.CHALLENGE, listener.challenge(hello)))
+        listener.check(hello, _expect(link, Kind.PROOF))
+        link.send(wire.control(Kind.ACCEPT, {}))
+    except BaseException as error:
+        if isinstance(error, FrameError):
+            with contextlib.suppress(Closed):
+                link.send(wire.control(Kind.REFUSE, {"reason": str(error)}))
+                _hear_out(sock)
+        link.close()
+        raise
+    finally:
+        deadline.cancel()
+    return link, hello["role"], hello["index"]
+
+
+def _expect(link: Link, kind: Kind) -> dict[str, Any]:
+    header = link.read_header()
+    if header.kind not in (kind, Kind.REFUSE):
+        raise FrameError(f"frame kind {header.kind} during the handshake, expected {kind.name}")
+    message = link.read_control(header, wire.MAX_HELLO)
+    if header.kind == Kind.REFUSE:
+        raise FrameError(f"refused: {str(message.get('reason'))[:500]!r}")
+    return message
+
+
+def _hear_out(sock: socket.socket) -> None:
+    """Take what a refused caller has sent already: closing a socket with unread bytes resets the connection, and the
+    caller would never read why it was refused."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_WR)
+        _limit_waits(sock, HEAR_OUT_SECONDS)
+        for _ in range(HEAR_OUT_READS):
+            if not sock.recv(AHEAD_BYTES):
+                return
+
+
+def _limit_waits(sock: socket.socket, seconds: float) -> None:
+    """Bound each blocking call in the kernel (a Python timeout would make the socket non-blocking and MSG_WAITALL
+    void).
+    """
+    sock.settimeout(None)
+    bound = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, bound)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, bound)
+
+
+def _inside_host(sock: socket.socket) -> bool:
+    """Whether a connected TCP socket's other end is on this host."""
+    try:
+        own, other = sock.getsockname()[0], sock.getpeername()[0]
+    except OSError:  # cut already
+        return False
+    return own == other or other.startswith("127.")
+
+
+def tune(sock: socket.socket, host: str) -> None:
+    """Settings that count from the connection's first packet; for listening sockets, which hand them on, too.
+
+    Congestion control is for shared wires: on loopback a pacing one (BBR) only costs time, so loss-based ones are
+    used there.
+    """
+    if not host.startswith("127."):
+        return
+    for name in (b"cubic", b"reno"):
+        with contextlib.suppress(OSError):
+            return sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)

@@ -1,0 +1,99 @@
+"""Where processes of one host find each other and exchange their arenas: a unix socket without a file.
+
+A server listens on an abstract socket (unix(7)) by a random name that the scheduler tells to all. Only processes with
+the same kernel and network namespace can reach it: who can, is on the same host, and nothing has to be configured or
+compared. After the handshake of every link (handshake.py) each side gives the other the descriptor of its arena, and
+the caller says that it has mapped the listener's: one that cannot goes away, and comes in over TCP.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import struct
+
+from dmltrain.kvstore.transport import link
+from dmltrain.kvstore.transport.handshake import Caller
+from dmltrain.kvstore.transport.link import Closed, Link
+from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError, Mapping
+
+CONNECT_SECONDS = 5.0
+MAPPED = b"M"
+_CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
+
+
+def listen() -> tuple[socket.socket, str] | None:
+    """A listening socket and its name; None where the system has no such sockets."""
+    name = f"dmltrain-{secrets.token_hex(16)}"
+    try:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.bind(f"\0{name}")
+        sock.listen(256)
+    except (OSError, AttributeError):
+        return None
+    return sock, name
+
+
+def connect(name: str, caller: Caller, arena: Arena) -> Link | None:
+    """Meet the server that listens by `name`; None when it is not on this host. Raises Closed, FrameError,
+    ArenaError."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(CONNECT_SECONDS)
+        sock.connect(f"\0{name}")
+    except OSError:
+        sock.close()
+        return None
+    connection = link.greet(sock, caller)
+    try:
+        give(connection, arena)
+        connection.peer_arena = receive(connection)
+        connection.send(MAPPED)
+    except BaseException:
+        connection.close()
+        raise
+    connection.own_arena = arena
+    connection.settle()
+    return connection
+
+
+def exchange(connection: Link, arena: Arena) -> None:
+    """The listener's part, after the handshake. Raises Closed, ArenaError."""
+    connection.peer_arena = receive(connection)
+    give(connection, arena)
+    connection.own_arena = arena
+    connection.read_into(memoryview(bytearray(len(MAPPED))))
+
+
+def same_user(sock: socket.socket) -> bool:
+    """Whether this process's user (or root) is at the other end: abstract sockets have no file modes."""
+    size = _CREDENTIALS.size
+    _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return user in (os.geteuid(), 0)
+
+
+def give(connection: Link, arena: Arena) -> None:
+    try:
+        socket.send_fds(connection.sock, [b"A"], [arena.descriptor])
+    except OSError as error:
+        raise Closed(str(error)) from error
+
+
+def receive(connection: Link) -> Mapping:
+    """Raises Closed, ArenaError."""
+    try:
+        data, descriptors, _, _ = socket.recv_fds(connection.sock, 1, 1)
+    except OSError as error:
+        raise Closed(str(error)) from error
+    if not data:
+        raise Closed("end of stream")
+    if len(descriptors) != 1:
+        for descriptor in descriptors:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        raise ArenaError("the other side shares no memory")
+    return Mapping(descriptors[0])
+
+

@@ -1,0 +1,81 @@
+"""Memory that processes of one host share: what its owner writes, the others read. Linux.
+
+An arena is a memfd: a file without a name, so nothing is left behind however its owners end, and no other user can open
+it; it reaches another process through a unix socket (rendezvous.py). It reserves as many addresses as the machine has
+memory and takes memory only where it is written. Places are offsets from its start; they are never given back, because
+a job declares its keys once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import threading
+
+import numpy as np
+
+ALIGNMENT = 64  # bytes; a cache line, and what vector instructions like best
+_SEALS = (1033, 1034)  # F_ADD_SEALS, F_GET_SEALS (linux/fcntl.h)
+_SEAL_SIZE = 0x1 | 0x2 | 0x4  # F_SEAL_SEAL, _SHRINK, _GROW: a reader can rely on the size
+
+
+class ArenaError(Exception):
+    """Memory cannot be shared here; the message says why."""
+
+
+class Arena:
+    """This process's memory that others may read."""
+
+    def __init__(self, capacity: int | None = None) -> None:
+        """`capacity`: bytes of addresses (default: the machine's memory). Raises ArenaError."""
+        self.capacity = capacity or os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+        self._used = 0
+        self._lock = threading.Lock()
+        try:
+            self.descriptor = os.memfd_create("dmltrain", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.ftruncate(self.descriptor, self.capacity)
+            fcntl.fcntl(self.descriptor, _SEALS[0], _SEAL_SIZE)
+            self._memory = np.frombuffer(mmap.mmap(self.descriptor, self.capacity), np.uint8)
+        except (OSError, AttributeError, ValueError) as error:
+            raise ArenaError(f"no memory to share: {error}") from error
+        self._start = self._memory.ctypes.data
+
+    def take(self, size: int) -> tuple[int, np.ndarray] | None:
+        """`size` fresh bytes: their place and memory (size,) uint8; None when the addresses are used up."""
+        with self._lock:
+            place = self._used
+            after = place + -(-size // ALIGNMENT) * ALIGNMENT
+            if after > self.capacity:
+                return None
+            self._used = after
+        return place, self._memory[place:place + size]
+
+    def place_of(self, array: np.ndarray) -> int | None:
+        """Where a contiguous array lies in this arena; None when it is other memory."""
+        offset = array.ctypes.data - self._start
+        return offset if offset >= 0 and offset + array.nbytes <= self._used else None
+
+
+class Mapping:
+    """Another process's arena, for reading."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Takes the descriptor over. Raises ArenaError when it is no arena."""
+        try:
+            if fcntl.fcntl(descriptor, _SEALS[1]) & _SEAL_SIZE != _SEAL_SIZE:
+                raise ArenaError("the memory that the other side shares could shrink")
+            size = os.fstat(descriptor).st_size
+            self._memory = np.frombuffer(mmap.mmap(descriptor, size, prot=mmap.PROT_READ), np.uint8)
+        except (OSError, ValueError) as error:
+            raise ArenaError(f"the memory that the other side shares cannot be read: {error}") from error
+        finally:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+    def view(self, place: int, size: int) -> np.ndarray:
+        """`size` bytes at `place`, uint8, read-only. Raises ValueError when they are not inside."""
+        if place < 0 or size < 0 or place + size > self._memory.size:
+            raise ValueError(f"{size} bytes at place {place} lie outside of the shared memory")
+        return self._memory[place:place + size]

@@ -1,0 +1,84 @@
+"""A key as its worker sees it, and its slices as one array."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dmltrain.kvstore.base import Handle, Key
+from dmltrain.kvstore.worker.routes import Way
+from dmltrain.kvstore.worker.server_link import Part
+
+
+@dataclass
+class Entry:
+    """One key: its number on the wire, its slices, its clock (how often this worker has pushed it)."""
+
+    number: int
+    size: int
+    dtype: np.dtype[Any]
+    parts: list[Part]  # as its servers have them
+    ways: list[Way]  # how pushes of them travel, and what those become
+    compression: dict[str, Any]
+    is_weight: bool
+    clock: int = 0
+    given: bool = True  # its value (init, or a state that was loaded), and not pushed to since
+    priority: int = 0  # of the last push: its pull must not overtake it
+    pushed: float = 0.0  # when that was, time.perf_counter
+    buffer: np.ndarray | None = None  # what `buffers` gives,
+    place: int | None = None  # and where it lies in this worker's arena
+    landing: np.ndarray | None = None  # for values that cannot be read where they are
+    kept: list[tuple[Way, int]] = field(default_factory=list)  # slices read in place, to be released
+
+
+def cut(array: np.ndarray, part: Part) -> np.ndarray:
+    """The part's elements of a key's flat array."""
+    return array[part.piece.start:part.piece.start + part.piece.length]
+
+
+def declared(name: Key, entry: Entry, parts: list[Part]) -> dict[str, Any]:
+    """How a key is announced to the server, or relay, of these slices of it; see ServerCore.declare."""
+    compression = entry.compression if any(part.codec for part in parts) else {"type": "none"}
+    return {"key": entry.number, "name": str(name), "dtype": entry.dtype.name, "weight": entry.is_weight,
+            "compression": compression, "slices": [[part.piece.index, part.piece.length] for part in parts]}
+
+
+def joined(kept: list[tuple[np.ndarray, int] | None], entry: Entry, ways: list[Way]) -> np.ndarray:
+    """One read-only array of a key's slices, which came by `ways`, `kept` as (value, place) each: in place where they
+    lie side by side in one process's memory, else copied to the entry's own."""
+    first, size = kept[0], entry.dtype.itemsize
+    starts = {(id(way.link), slot and slot[1] - way.part.piece.start * size)
+              for way, slot in zip(ways, kept, strict=True)}
+    if len(starts) == 1 and first is not None:
+        arena = ways[0].link.link.peer_arena
+        assert arena is not None  # the slices lie there
+        return arena.view(first[1], entry.size * size).view(entry.dtype)
+    assert entry.landing is not None
+    for slot, way in zip(kept, ways, strict=True):
+        if slot is not None:
+            np.copyto(cut(entry.landing, way.part), slot[0])
+    whole = entry.landing.view()
+    whole.flags.writeable = False
+    return whole
+
+
+@dataclass(eq=False, slots=True)
+class Reading:
+    """A pull of one key whose values are read where the server wrote them."""
+
+    entry: Entry
+    ways: list[Way]
+    handle: Handle
+    position: int  # among the handle's values
+    slots: list[tuple[np.ndarray, int] | None]  # value and place of each slice
+
+    def keep(self, part: Part, value: np.ndarray, place: int) -> None:
+        """A slice's value has come."""
+        self.slots[part.piece.index] = value, place
+        self.entry.kept.append((self.ways[part.piece.index], place))
+
+    def finish(self) -> None:
+        """All have come."""
+        self.handle.values[self.position] = joined(self.slots, self.entry, self.ways)

@@ -1,0 +1,94 @@
+"""All keys of a worker: their numbers, their slices, and where these live. Every worker of a job makes the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dmltrain.errors import UserError
+from dmltrain.kvstore import codec as codecs
+from dmltrain.kvstore.base import Key
+from dmltrain.kvstore.transport import wire
+from dmltrain.kvstore.transport.wire import Kind
+from dmltrain.kvstore.worker import sharding
+from dmltrain.kvstore.worker.entry import Entry, declared
+from dmltrain.kvstore.worker.routes import Routes, Way
+from dmltrain.kvstore.worker.server_link import Part, ServerLink
+
+FIRST_SUM = 1 << 31  # keys that are no weights have numbers from here on: weights' never depend on them
+
+
+@dataclass(eq=False)
+class Entries:
+    """`kind` and `staleness`: the kvstore's, as the servers are told; `seconds`: how long an answer may take."""
+
+    routes: Routes
+    num_workers: int
+    kind: str
+    staleness: float
+    seconds: float
+    _compression: dict[str, Any] = field(default_factory=lambda: {"type": "none"})
+    _by_name: dict[Key, Entry] = field(default_factory=dict)
+    _loads: list[int] = field(init=False)  # bytes on each server
+
+    def __post_init__(self) -> None:
+        self._loads = [0] * len(self.routes.servers)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._by_name.values())
+
+    def __contains__(self, name: Key) -> bool:
+        return name in self._by_name
+
+    def find(self, name: Key) -> Entry:
+        """Raises UserError where `init` was never given that key."""
+        entry = self._by_name.get(name)
+        if entry is None:
+            raise UserError(f"kvstore: key {name!r} was never given to init")
+        return entry
+
+    def compress(self, parameters: dict[str, Any]) -> None:
+        """How weights declared from now on travel. Raises UserError."""
+        try:
+            codecs.make(parameters)
+        except ValueError as error:
+            raise UserError(f"gradient compression: {error}") from error
+        if any(entry.is_weight for entry in self):
+            raise UserError("set_gradient_compression comes before init: keys are declared with their compression")
+        self._compression = dict(parameters)
+
+    def declare(self, names: list[Key], arrays: list[np.ndarray], is_weight: bool) -> None:
+        """Announce to the servers what of these keys is new; the answers are still to come."""
+        fresh = [(name, array) for name, array in zip(names, arrays, strict=True) if name not in self]
+        same = sum(entry.is_weight == is_weight for entry in self)
+        first, loads = (same, self._loads) if is_weight else (FIRST_SUM + same, self._loads[:])
+        sizes, itemsizes = [array.size for _, array in fresh], [array.itemsize for _, array in fresh]
+        slices = sharding.cut(sizes, itemsizes, loads, first)
+        for offset, ((name, array), pieces) in enumerate(zip(fresh, slices, strict=True)):
+            self._by_name[name] = self._entry(first + offset, array, pieces, is_weight)
+        new = [name for name, _ in fresh]
+        for server in self.routes.servers:
+            self._declare_to(server, new, lambda entry: self.routes.direct(entry.parts))
+        if is_weight and self.routes.host:
+            self._declare_to(self.routes.host, new, lambda entry: entry.ways)
+
+    def _declare_to(self, link: ServerLink, names: list[Key], ways: Callable[[Entry], list[Way]]) -> None:
+        """What of these keys travels by that link, when it goes these ways."""
+        here = [declared(name, entry, [way.part for way in ways(entry) if way.link is link])
+                for name in names for entry in [self._by_name[name]]]
+        message = {"type": self.kind, "staleness": self.staleness,
+                   "keys": [entry for entry in here if entry["slices"]]}
+        link.request(wire.control(Kind.DECLARE, message), self.seconds)
+
+    def _entry(self, number: int, array: np.ndarray, pieces: list[sharding.Slice], is_weight: bool) -> Entry:
+        compresses = is_weight and array.dtype == np.float32
+        compression = self._compression if compresses else {"type": "none"}
+        codec = codecs.make(compression)
+        result = codec and codec.of_sum(self.num_workers)
+        parts = [Part(piece, array.dtype, codec and codec.of_sum(self.routes.summed(piece.server)), result)
+                 for piece in pieces]
+        ways = self.routes.of_weight(parts) if is_weight else self.routes.direct(parts)
+        return Entry(number, array.size, array.dtype, parts, ways, compression, is_weight)

@@ -1,0 +1,35 @@
+"""What a worker sends in one go: the frames of one call's keys, gathered by server. One lock and one wake-up, or one
+system call, serves them all."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dmltrain.kvstore.transport.outbox import Frame
+from dmltrain.kvstore.worker.server_link import Part, ServerLink
+
+
+@dataclass(eq=False)
+class Outgoing:
+    """Frames for several servers, in order; with them goes what was read in the servers' memory."""
+
+    _frames: dict[ServerLink, list[Frame]] = field(default_factory=lambda: defaultdict(list))
+    _read: dict[ServerLink, list[tuple[Part, int]]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, server: ServerLink, frame: Frame) -> None:
+        self._frames[server].append(frame)
+
+    def add_read(self, server: ServerLink, read: tuple[Part, int]) -> None:
+        """A slice's value at a place of the server's memory is needed no more."""
+        self._read[server].append(read)
+
+    def send(self, servers: Sequence[ServerLink]) -> None:
+        """Send what is for these, in their order."""
+        for server in servers:
+            frames = self._frames[server]
+            if self._read[server]:
+                frames.insert(0, server.release(self._read[server]))
+            if frames:
+                server.outbox.put_all(frames)

@@ -1,0 +1,158 @@
+"""A worker's links, and which of them carries what: one to each server, and one to the relay of its host (relay.py),
+which takes the weights' slices of servers on other hosts where several workers share this one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from dmltrain.env import Environment
+from dmltrain.errors import JobLost, UserError
+from dmltrain.kvstore.server.core import relay_number
+from dmltrain.kvstore.transport import host, link
+from dmltrain.kvstore.transport import rendezvous as meeting
+from dmltrain.kvstore.transport.handshake import Caller
+from dmltrain.kvstore.transport.link import Closed, Link
+from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError
+from dmltrain.kvstore.transport.wire import FrameError
+from dmltrain.kvstore.worker.relay import Relay
+from dmltrain.kvstore.worker.server_link import Part, ServerLink
+
+Report = Callable[[str], None]
+_FAILURES = (OSError, Closed, FrameError, ArenaError)
+
+
+class Way(NamedTuple):
+    """How a slice travels."""
+
+    link: ServerLink
+    part: Part
+
+
+class Place:
+    """What a worker can share with others of its host: memory, and a socket at which they meet it, if it has these."""
+
+    def __init__(self, environment: Environment, sums: bool) -> None:
+        """`sums`: it takes part in sums of its host, if that is wanted. Raises UserError when memory must be had and
+        cannot."""
+        self.arena = _arena(environment.transport)
+        met = meeting.listen() if self.arena and sums and environment.host_sum != "off" else None
+        self.listening: socket.socket | None = met[0] if met else None
+        self.meeting = met[1] if met else ""
+
+
+class Routes:
+    """`links` are those of this worker itself, in the order in which it sends; `all_links` has its relay's as well.
+
+    `lost(reason)` is called when a link ends, `fail(reason)` to end the job.
+    """
+
+    def __init__(self, environment: Environment, table: dict[str, Any], place: Place, lost: Report, fail: Report
+                 ) -> None:
+        """`table`: see Control.wait_for_start. Raises JobLost or UserError."""
+        self._environment, self._place = environment, place
+        self._lost, self._fail = lost, fail
+        self._ranks, self._far = host.relayed(table, environment.index)
+        self.relay = self._relay(place.listening)
+        self.servers = [self._connect(number, *address) for number, address in enumerate(table["servers"])]
+        if self.relay:
+            self.relay.links |= {number: self._upstream(self.relay.lost, number, *table["servers"][number])
+                                 for number in self._far}
+        self.host = self._join(table) if self._far else None
+        first = environment.index % len(self.servers)  # each worker begins at another server
+        self.links = [*([self.host] if self.host else ()), *self.servers[first:], *self.servers[:first]]
+        self.all_links = [*self.links, *(self.relay.links.values() if self.relay else ())]
+
+    def summed(self, server: int) -> int:
+        """How many workers' pushes reach that server as one."""
+        return len(self._ranks) if server in self._far else 1
+
+    def keeps(self, server: int) -> host.Ranks:
+        """The workers whose pushes to that server this one encodes."""
+        if server not in self._far:
+            return (self._environment.index,)
+        return self._ranks if self.relay else ()
+
+    def direct(self, parts: list[Part]) -> list[Way]:
+        return [Way(self.servers[part.piece.server], part) for part in parts]
+
+    def of_weight(self, parts: list[Part]) -> list[Way]:
+        """How pushes of a weight, and what they become, travel."""
+        return [self._way(part) for part in parts]
+
+    def _way(self, part: Part) -> Way:
+        if self.host is None or part.piece.server not in self._far:
+            return Way(self.servers[part.piece.server], part)
+        if self.relay:
+            self.relay.carry(part)
+        return Way(self.host, Part(part.piece, part.dtype, None, None))
+
+    # -- connecting -----------------------------------------------------------------------------------------------
+
+    def _relay(self, listening: socket.socket | None) -> Relay | None:
+        if listening is None:
+            return None
+        if not self._far or self._ranks[0] != self._environment.index:
+            listening.close()
+            return None
+        assert self._place.arena is not None  # nobody listens without one
+        return Relay(self._environment, self._ranks, self._place.arena, listening, self._lost, self._fail)
+
+    def _connect(self, number: int, address: str, port: int, meeting_name: str, _: str) -> ServerLink:
+        name, caller = f"server {number} at {address}:{port}", self._caller("worker")
+        try:
+            connection = self._meet(caller, meeting_name, name) or link.connect((address, port), caller, timeout=10.0)
+        except _FAILURES as error:
+            raise JobLost(f"{name} cannot be reached: {error}") from error
+        return ServerLink(name, self._environment.index, connection, self._lost, self._fail)
+
+    def _meet(self, caller: Caller, meeting_name: str, name: str) -> Link | None:
+        """The link to a server on this host, through shared memory; None where it is not here or TCP is wanted."""
+        met, arena = None, self._place.arena
+        with contextlib.suppress(*_FAILURES):  # another user's server, say: TCP then
+            met = meeting.connect(meeting_name, caller, arena) if arena and meeting_name else None
+        if met is None and self._environment.transport == "shm":
+            raise UserError(f"--transport shm: {name} is not on this worker's host (or shares no memory); use "
+                            "--transport auto, which takes TCP for servers on other hosts")
+        return met
+
+    def _upstream(self, lost: Report, number: int, address: str, port: int, *_: str) -> ServerLink:
+        """The relay's own link to a server."""
+        environment, name = self._environment, f"server {number} at {address}:{port}"
+        try:
+            connection = link.connect((address, port), self._caller("relay"), timeout=10.0)
+        except _FAILURES as error:
+            raise JobLost(f"{name} cannot be reached: {error}") from error
+        own_number = relay_number(environment.num_workers, environment.index)
+        return ServerLink(name, own_number, connection, lost, self._fail)
+
+    def _join(self, table: dict[str, Any]) -> ServerLink:
+        """The link to the host's relay."""
+        leader, own, arena = self._ranks[0], self._environment.index, self._place.arena
+        assert arena is not None  # or this worker would not have said that it can be met
+        connection, reason = None, "it cannot be reached"
+        try:
+            connection = meeting.connect(table["workers"][leader][1], self._caller("worker"), arena)
+        except _FAILURES as error:
+            reason = str(error)
+        if connection is None:
+            raise JobLost(f"worker {own} shares no memory with worker {leader} of its host, which sums for both "
+                          f"({reason}): use --host-sum off, or --transport tcp")
+        return ServerLink(f"worker {leader}, which sums for this host,", own, connection, self._lost, self._fail,
+                          beyond=True)
+
+    def _caller(self, role: str) -> Caller:
+        return Caller.new(self._environment.job, self._environment.key, role, self._environment.index)
+
+
+def _arena(transport: str) -> Arena | None:
+    """Memory to share with processes of this host. Raises UserError when it must be had and cannot."""
+    try:
+        return None if transport == "tcp" else Arena()
+    except ArenaError as error:
+        if transport == "shm":
+            raise UserError(f"--transport shm: {error}; use --transport tcp") from error
+        return None

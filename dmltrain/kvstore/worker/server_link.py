@@ -1,0 +1,306 @@
+"""A worker's link to one server: pushes and pulls of slices, requests, and a thread that takes the answers.
+
+Pushes and pulls of a slice are numbered by its clock; a value lands in the memory that its pull named. Answers to
+requests (not pulls) come in the order of the requests. Where server and worker are on one host, pushes and values lie
+in shared memory and only their places travel (rendezvous.py, shared_memory.py).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dmltrain.kvstore.base import Handle
+from dmltrain.kvstore.transport import wire
+from dmltrain.kvstore.transport.link import Closed, Link
+from dmltrain.kvstore.transport.outbox import LAST, Frame, Outbox
+from dmltrain.kvstore.transport.wire import Flag, FrameError, Header, Kind
+from dmltrain.kvstore.waiting import Trip
+from dmltrain.kvstore.worker.sharding import Slice
+
+if TYPE_CHECKING:
+    from dmltrain.kvstore.codec import Codec
+
+FIRST = 1 << 30
+
+
+@dataclass(eq=False)
+class Part:
+    """One slice of a key, as its worker sees it."""
+
+    piece: Slice
+    dtype: np.dtype[Any]
+    codec: Codec | None  # of what is pushed
+    result_codec: Codec | None  # of what is pulled
+    sending: np.ndarray | None = None  # where pushes are copied or encoded to, uint8
+    receiving: np.ndarray | None = None  # where encoded values arrive, uint8
+    residual: np.ndarray | None = None  # what the encoded pushes held back, (length,) float32
+    loaned: int = 0  # the last clock at which `sending` was given to the server in shared memory,
+    returned: int = 0  # and the last whose value has come: the server reads it no more
+    nbytes: int = field(init=False)
+    value_type: int = field(init=False)  # as the header says it, of what is not encoded
+    push_bytes: int = field(init=False)
+    push_type: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        length = self.piece.length
+        self.nbytes, self.value_type = length * self.dtype.itemsize, wire.DTYPES.index(self.dtype.name)
+        self.push_bytes = self.codec.nbytes(length) if self.codec else self.nbytes
+        self.push_type = self.codec.number if self.codec else self.value_type
+        if self.codec and self.codec.needs_residual:
+            self.residual = np.zeros(length, np.float32)
+
+
+@dataclass(eq=False, slots=True)
+class Landing:
+    """Where a pulled slice goes: into `target` (length,), or, with `keep`, read where the server wrote it."""
+
+    part: Part
+    target: np.ndarray
+    handle: Handle
+    keep: Callable[[Part, np.ndarray, int], None] | None = None  # gets the value, read-only; release it later
+    asked: float = 0.0  # when it was pushed (or pulled, where each push is a step), time.perf_counter
+    handled: float = 0.0  # ServerLink's _handled then
+
+
+@dataclass
+class Traffic:
+    """What went each way, in bytes, and what the threads of a link did, in seconds."""
+
+    shared_sent: int = 0
+    shared_received: int = 0
+    staleness: float = 0.0
+    values: int = 0
+    prepared: float = 0.0  # s, copying and encoding on the sending thread
+    landed: float = 0.0  # s, copying and decoding on the receiving thread
+
+
+@dataclass(eq=False)
+class ServerLink:
+    """`lost(reason)` is called when the link ends, `rejected(reason)` when the server could not serve a request."""
+
+    name: str
+    rank: int  # this worker's
+    link: Link
+    lost: Callable[[str], None]
+    rejected: Callable[[str], None]
+    beyond: bool = False  # it leads to a relay: values come from other hosts
+    traffic: Traffic = field(default_factory=Traffic)
+    echoed: Callable[[int], None] | None = None  # gets the bytes of each PROBE that comes back
+    outbox: Outbox = field(init=False)
+    _pulls: dict[tuple[int, int, int], list[Landing]] = field(default_factory=dict)
+    _requests: deque[tuple[Handle, list[bytearray]]] = field(default_factory=deque)
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # guards _pulls, _requests and traffic
+
+    def __post_init__(self) -> None:
+        self.outbox = Outbox(self.link, f"to {self.name}")
+        threading.Thread(target=self._receive, name=f"from {self.name}", daemon=True).start()
+
+    # -- sending --------------------------------------------------------------------------------------------------
+
+    def push(self, part: Part, data: np.ndarray, clock: int, rate: float, priority: int, flags: int = 0,
+             ready: float = 0.0, place: int | None = None) -> Frame:
+        """What sends one slice's gradient `data` (length,), which stays as it is until its value has come.
+        `ready`: when it was, time.perf_counter; `place`: where it lies in this worker's arena, if the caller knows."""
+        arena = self.link.own_arena
+        if arena is None or part.codec or not data.size:
+            place = None
+        elif place is None:
+            place = arena.place_of(data)
+        if place is None:
+            return self._push_later(part, data, clock, rate, priority, flags, ready)
+        self._count_shared(data.nbytes)
+        header = Header(Kind.PUSH, part.push_bytes, self.rank, part.piece.key, part.piece.index, clock, rate,
+                        part.push_type, flags | Flag.SHARED, place, time.perf_counter() - ready,
+                        priority=_bounded(priority))
+        return Frame(header.pack(), None, priority)
+
+    def _push_later(self, part: Part, data: np.ndarray, clock: int, rate: float, priority: int, flags: int,
+                    ready: float) -> Frame:
+        """The same for what has to be copied, encoded or sent: on the sending thread."""
+        def header(flags: int = flags, place: int = 0) -> bytes:
+            return Header(Kind.PUSH, part.push_bytes, self.rank, part.piece.key, part.piece.index, clock, rate,
+                          part.push_type, flags, place, time.perf_counter() - ready, priority=_bounded(priority)).pack()
+
+        if part.codec or self.link.own_arena is not None:
+            return Frame(b"", priority=priority, prepare=lambda: self._prepared(part, data, clock, header, flags))
+        return Frame(b"", priority=priority, prepare=lambda: (header(), _bytes(data)),
+                     prepared_bytes=wire.HEADER_SIZE + data.nbytes)
+
+    def _prepared(self, part: Part, data: np.ndarray, clock: int, header: Callable[..., bytes], flags: int
+                  ) -> tuple[bytes, memoryview | None]:
+        """On the sending thread: the push copied into shared memory, or encoded."""
+        since = time.perf_counter()
+        arena = self.link.own_arena
+        free = arena is None or part.loaned <= part.returned
+        if part.sending is None:
+            taken = arena.take(part.push_bytes) if arena else None
+            part.sending = taken[1] if taken else np.empty(part.push_bytes, np.uint8)
+        memory = part.sending if free else np.empty(part.push_bytes, np.uint8)
+        if part.codec:
+            part.codec.encode(data, memory, part.residual)
+        else:
+            np.copyto(memory.view(data.dtype), data)
+        self.traffic.prepared += time.perf_counter() - since
+        place = arena.place_of(memory) if arena is not None and memory.size else None
+        if place is None:
+            return header(), _bytes(memory)
+        part.loaned = clock
+        self._count_shared(memory.nbytes)
+        return header(flags | Flag.SHARED, place), None
+
+    def _count_shared(self, size: int) -> None:
+        with self._lock:
+            self.traffic.shared_sent += size
+
+    def expect(self, landing: Landing, clock: int) -> None:
+        """The slice's value at `clock` goes there. Before the pull that asks for it."""
+        piece = landing.part.piece
+        landing.handled = self._handled
+        with self._lock:
+            self._pulls.setdefault((piece.key, piece.index, clock), []).append(landing)
+
+    def pull(self, part: Part, clock: int, priority: int) -> Frame:
+        """What asks for the slice's value at `clock`; `expect` it before."""
+        header = Header(Kind.PULL, 0, self.rank, part.piece.key, part.piece.index, clock, priority=_bounded(priority))
+        return Frame(header.pack(), None, priority)
+
+    def release(self, read: Sequence[tuple[Part, int]]) -> Frame:
+        """What says that the values at these places of the server's memory have been read."""
+        places = wire.places((part.piece.key, part.piece.index, place) for part, place in read)
+        return Frame(Header(Kind.RELEASE, len(places), self.rank).pack() + places, None, FIRST)
+
+    def initialise(self, part: Part, data: np.ndarray, seconds: float) -> Handle:
+        header = Header(Kind.INIT, data.nbytes, self.rank, part.piece.key, part.piece.index,
+                        dtype=part.value_type)
+        return self.request(header.pack(), seconds, payload=_bytes(data))
+
+    def request(self, frame: bytes, seconds: float, answer: list[bytearray] | None = None,
+                payload: memoryview | None = None) -> Handle:
+        """A frame that the server answers with DONE, or with STATE, which goes to `answer`."""
+        handle = Handle(1, f"request to {self.name}", seconds)
+        with self._lock:  # one order for both queues
+            self._requests.append((handle, [] if answer is None else answer))
+            self.outbox.put(frame, payload, LAST)
+        return handle
+
+    def last_request(self) -> Handle | None:
+        with self._lock:
+            return self._requests[-1][0] if self._requests else None
+
+    # -- receiving ------------------------------------------------------------------------------------------------
+
+    def fail(self, reason: str) -> None:
+        """Nobody gets an answer any more."""
+        with self._lock:
+            for waiting in self._pulls.values():
+                for landing in waiting:
+                    landing.handle.fail(reason)
+            for handle, _ in self._requests:
+                handle.fail(reason)
+        self.link.cut()
+
+    def _receive(self) -> None:
+        try:
+            while True:
+                self._take(self.link.read_header())
+        except (Closed, OSError) as error:
+            self.lost(f"{self.name} closed the connection: {error}")
+        except Exception as error:  # whatever it is, nobody may wait for this server any more
+            self.lost(f"{self.name} sent what was not asked for: {error!r}")
+
+    def _take(self, header: Header) -> None:
+        if header.kind == Kind.VALUE:
+            self._land(header)
+        elif header.kind == Kind.PROBE and self.echoed:
+            self.echoed(len(self.link.read_payload(header, wire.MAX_PROBE)))
+        elif header.kind == Kind.ERROR:
+            self.rejected(str(self.link.read_control(header).get("reason")))
+        else:
+            self._answer(header)
+
+    def _land(self, header: Header) -> None:
+        place = (header.key, header.slice, header.round)
+        with self._lock:
+            waiting = self._pulls[place]
+            landing = waiting.pop(0)
+            if not waiting:
+                del self._pulls[place]
+            self._count(header)
+        part = landing.part
+        coded = part.result_codec is not None and header.dtype == part.result_codec.number
+        expected = part.result_codec.nbytes(part.piece.length) if coded and part.result_codec else part.nbytes
+        if header.length != expected or (not coded and header.dtype != part.value_type):
+            raise FrameError(f"{header.length} bytes of type {header.dtype} for key {header.key}, expected {expected}")
+        if header.flags & Flag.SHARED:
+            self._read_shared(header, landing, coded)
+        elif coded:
+            self._receive_coded(landing)
+        elif header.length:
+            self.link.read_into(_bytes(landing.target))
+        part.returned = max(part.returned, header.round)
+        landing.handle.part_done(Trip(landing.asked, header.waited, header.worked, self._handled - landing.handled,
+                                      bool(header.flags & Flag.SHARED) and not self.beyond))
+
+    @property
+    def _handled(self) -> float:
+        """Seconds that this link's threads have spent on copying and coding."""
+        return self.traffic.prepared + self.traffic.landed
+
+    def _read_shared(self, header: Header, landing: Landing, coded: bool) -> None:
+        if self.link.peer_arena is None:
+            raise FrameError("a value in shared memory, but none is shared")
+        data = self.link.peer_arena.view(header.place, header.length)
+        if landing.keep and not coded:
+            return landing.keep(landing.part, data.view(landing.part.dtype), header.place)
+        since = time.perf_counter()
+        if coded:
+            assert landing.part.result_codec is not None
+            landing.part.result_codec.decode(data, landing.target)
+        else:
+            np.copyto(landing.target, data.view(landing.part.dtype))
+        self.traffic.landed += time.perf_counter() - since
+        self.outbox.put_all([self.release([(landing.part, header.place)])])
+
+    def _receive_coded(self, landing: Landing) -> None:
+        part = landing.part
+        assert part.result_codec is not None
+        if part.receiving is None:
+            part.receiving = np.empty(part.result_codec.nbytes(part.piece.length), np.uint8)
+        self.link.read_into(_bytes(part.receiving))
+        since = time.perf_counter()
+        part.result_codec.decode(part.receiving, landing.target)
+        self.traffic.landed += time.perf_counter() - since
+
+    def _count(self, header: Header) -> None:
+        traffic = self.traffic
+        traffic.values += 1
+        traffic.staleness += header.number
+        if header.flags & Flag.SHARED:
+            traffic.shared_received += header.length
+
+    def _answer(self, header: Header) -> None:
+        with self._lock:
+            handle, answer = self._requests.popleft()
+        if header.kind == Kind.STATE:
+            data = bytearray(header.length)
+            self.link.read_into(memoryview(data))
+            answer.append(data)
+        elif header.kind != Kind.DONE:
+            raise FrameError(f"frame kind {header.kind}")
+        handle.part_done()
+
+
+def _bounded(priority: int) -> int:
+    """A priority as the wire has it, in 32 bits."""
+    return max(-FIRST, min(FIRST, priority))
+
+
+def _bytes(array: np.ndarray) -> memoryview:
+    return memoryview(array).cast("B") if array.size else memoryview(b"")

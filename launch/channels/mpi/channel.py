@@ -1,0 +1,102 @@
+"""A channel to an agent behind a bridge (`launch.channels.mpi.bridge`), which mpirun starts on the agent's host."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+from launch.channels.mpi.bridge import LENGTH
+from launch.channels.mpi.tls import TlsStream
+
+CLOSE_SECONDS = 1.0  # an agent that has said its last word needs no longer to exit
+FRAME_BYTES = 1 << 18
+
+
+def frame(payload: bytes) -> bytes:
+    """A frame of the bridge's protocol."""
+    return LENGTH.pack(len(payload)) + payload
+
+
+class MpiChannel:
+    """See `launch.channels`. Has the bridge start `command` and writes `text` to it first.
+
+    `bridge` is what messages call the bridge; `fate(seconds)` says what became of mpirun, "" while it runs.
+    """
+
+    def __init__(self, stream: TlsStream, bridge: str, command: str, text: bytes, fate: Callable[[float], str]):
+        self._stream, self._bridge, self._fate = stream, bridge, fate
+        self._writing = threading.Lock()  # messages do not cut each other
+        self._received = bytearray()
+        self._output_ended = self._closed = False
+        self._lost = ""  # why the connection is gone
+        self._last: dict | None = None  # the bridge's last frame
+        with contextlib.suppress(OSError):  # one that ended at once is named by whoever reads
+            stream.write(frame(command.encode()))
+            self.write(text)
+
+    def write(self, data: bytes) -> None:
+        if self._last is not None or self._lost or self._closed:
+            raise BrokenPipeError("the agent has ended")
+        with self._writing:
+            for start in range(0, len(data), FRAME_BYTES):
+                self._stream.write(frame(data[start : start + FRAME_BYTES]))
+
+    def read(self, timeout: float) -> bytes:
+        deadline = time.monotonic() + timeout
+        output = self._take()
+        while not output and self._last is None and not self._lost:
+            try:
+                data = self._stream.read(max(0.0, deadline - time.monotonic()))
+                self._lost = "" if data else "it ended without a word"
+            except TimeoutError:
+                raise
+            except OSError as error:
+                data, self._lost = b"", error.strerror or str(error)
+            self._received += data
+            output = self._take()
+        return output
+
+    def _take(self) -> bytes:
+        """The output in the frames that have come whole."""
+        output, start = bytearray(), 0
+        while len(self._received) - start >= LENGTH.size and self._last is None:
+            begin = start + LENGTH.size
+            end = begin + LENGTH.unpack_from(self._received, start)[0]
+            if len(self._received) < end:
+                break
+            if self._output_ended:
+                self._last = json.loads(self._received[begin:end])
+            output += b"" if self._output_ended else self._received[begin:end]
+            self._output_ended = self._output_ended or begin == end
+            start = end
+        del self._received[:start]
+        return bytes(output)
+
+    def close(self) -> str:
+        if not self._closed:
+            self._closed = True
+            self._await_end()
+            self._stream.close()
+        if self._last is not None:
+            code, said = self._last["code"], self._last["said"].splitlines()
+            if code < 0:
+                return f"was killed by {signal.Signals(-code).name}"
+            return f"exited with {code}" + "".join(f": {line}" for line in said[-1:])
+        if not self._lost:
+            return "did not answer and was left to end by itself"
+        fate = self._fate(CLOSE_SECONDS)
+        return f"lost {self._bridge}: {fate or self._lost}"
+
+    def _await_end(self) -> None:
+        """Ask the agent to end, by the end of its input, and give it a moment to do so."""
+        deadline = time.monotonic() + CLOSE_SECONDS
+        if self._last is None and not self._lost:
+            with contextlib.suppress(OSError):  # its last words may yet be there to be read
+                self._stream.write(frame(b""))
+        with contextlib.suppress(TimeoutError):
+            while self._last is None and not self._lost:
+                self.read(deadline - time.monotonic())

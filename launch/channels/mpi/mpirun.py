@@ -1,0 +1,178 @@
+"""mpirun: which one it is, its command line, and the process with its last words.
+
+Settings, and why: no process is bound to a core (the job's processes would all share that of the bridge); the number
+of slots is not mpirun's business; the launcher's machine reaches every host itself (`no_tree_spawn`), since often only
+it has the key; names of hosts are not cut at the first dot; `-wdir /`, because the launcher's folder need not exist
+elsewhere. What a bridge is told is passed in the environment, by its name: argv is public. (mpirun's own connections
+are as open as mpirun makes them.) User and port of a host are for ~/.ssh/config: mpirun takes neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from launch import LaunchError
+from launch.job.host import Host
+
+OPEN_MPI, MPICH = "Open MPI", "MPICH"
+KINDS = {OPEN_MPI: re.compile(r"Open MPI|OpenRTE|PRRTE"), MPICH: re.compile(r"HYDRA|Intel\(R\) MPI")}  # in --version
+ENVIRONMENT = {
+    **{"OMPI_MCA_plm_rsh_no_tree_spawn": "1", "OMPI_MCA_orte_keep_fqdn_hostnames": "1"},  # Open MPI up to 4
+    **{"PRTE_MCA_plm_ssh_no_tree_spawn": "1", "PRTE_MCA_prte_keep_fqdn_hostnames": "1"},  # from 5
+}
+VERSION_SECONDS = 10.0
+END_SECONDS = 0.5  # between TERM and KILL, which also ends the daemons: after TERM it waits for a lost host for ever
+LAST_WORDS_SECONDS = 0.5  # for what mpirun has written to be read when it has ended
+SAID_BYTES = 16_000
+SAID_LINES = 30
+ROOT = re.compile(r"allow-run-as-root|run(ning)? as root", re.IGNORECASE)
+ROOT_CURE = (
+    "As an option of dmltrain-launch that is --mpirun-args=--allow-run-as-root; "
+    "or set OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 where it runs"
+)
+
+
+def kind(mpirun: str) -> str:
+    """Which MPI the program `mpirun` belongs to; LaunchError when there is none, or one that is not known here."""
+    if not shutil.which(mpirun):
+        raise LaunchError(
+            f"{mpirun} is not installed here: install Open MPI (Debian, Ubuntu: openmpi-bin; Fedora, RHEL: openmpi) or "
+            "MPICH (mpich) on every host, or say where it is with --mpirun PATH", 127)  # fmt: skip
+    try:
+        ran = subprocess.run([mpirun, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                             errors="replace", timeout=VERSION_SECONDS)  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(f"{mpirun} --version: {error}", 126) from None
+    said = ran.stdout + ran.stderr
+    found = next((name for name, sign in KINDS.items() if sign.search(said)), None)
+    if not found:
+        first = next(iter(said.strip().splitlines()), "nothing")
+        raise LaunchError(f"{mpirun} --version says {first!r}: expected Open MPI or MPICH (--mpirun PATH)")
+    return found
+
+
+def check(hosts: Sequence[Host]) -> None:
+    """LaunchError for a host that mpirun cannot be told."""
+    for host in hosts:
+        where = f"{host.where}: " if host.where else ""
+        if host.user or host.port:
+            lines = [f"User {host.user}"] * bool(host.user) + [f"Port {host.port}"] * bool(host.port)
+            told = "".join(f"\n        {line}" for line in lines)
+            raise LaunchError(
+                f"{where}mpirun takes no user and no port for {host.target}: leave them out there, and put into "
+                f"~/.ssh/config\n    Host {host.target}{told}"
+            )
+        if re.search(r"[:,\s]", host.target) or host.target.startswith("-"):
+            raise LaunchError(f"{where}mpirun takes no host {host.target!r}: give it a name, or an IPv4 address")
+
+
+def command(mpirun: str, kind: str, arguments: Sequence[str], hosts: Sequence[Host], bridges: Sequence[Sequence[str]],
+            variable: str) -> list[str]:  # fmt: skip
+    """argv of the mpirun that runs bridges[i] as process i, on hosts[i], with the environment's `variable`. Pure."""
+    if kind == OPEN_MPI:
+        whole = ["--bind-to", "none", "--oversubscribe"]
+        each = [["-np", "1", "-host", f"{host.target}:1", "-wdir", "/", "-x", variable] for host in hosts]
+    else:
+        whole = ["-genvlist", variable, "-hosts", ",".join(f"{host.target}:1" for host in hosts)]
+        each = [["-np", "1", "-wdir", "/"]] * len(hosts)
+    argv = [mpirun, *arguments, *whole]
+    for position, (options, bridge) in enumerate(zip(each, bridges, strict=True)):
+        argv += [":"] * (position > 0) + [*options, *bridge]
+    return argv
+
+
+def bridge_command(host: Host, index: int, variable: str) -> list[str]:
+    """The command of bridge `index`, which finds its program in the environment's `variable`. Pure.
+
+    The shell stays: a bridge that was killed would else have mpirun end all the others. One that could not do its
+    work ends with a code below 128, and that is to end mpirun.
+    """
+    fallback = "" if host.python else 'command -v "$p" >/dev/null 2>&1 || p=python3; '
+    load = f'import json, os; exec(json.loads(os.environ["{variable}"])["program"])'
+    return ["/bin/sh", "-c",
+            f"p={shlex.quote(host.python or sys.executable)}; {fallback}"
+            f'"$p" -I -S -X utf8 -c {shlex.quote(load)} dmltrain-bridge {index}; s=$?; [ $s -le 128 ] || s=0; exit $s',
+            ]  # fmt: skip
+
+
+class Mpirun:
+    """A running mpirun, in a session of its own so that Ctrl-C spares it. `on_end(code)` is called in a thread."""
+
+    def __init__(self, argv: Sequence[str], environment: Mapping[str, str], on_end: Callable[[int], None]):
+        self._said, self._on_end = bytearray(), on_end
+        self._ended = threading.Event()
+        try:
+            self.process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                bufsize=0,
+                # first of all: MPICH 4.0 does not pass on the last variable of its environment
+                env={**environment, **ENVIRONMENT, **os.environ, **environment},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise LaunchError(f"cannot start {argv[0]}: {error.strerror}", 126) from None
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        threading.Thread(target=self._wait, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout
+        with self.process.stdout as output:
+            while data := output.read(SAID_BYTES):
+                self._said += data
+                del self._said[:-SAID_BYTES]
+
+    def _wait(self) -> None:
+        code = self.process.wait()
+        self._reader.join(LAST_WORDS_SECONDS)  # no longer: an ssh that it leaves may hold the other end
+        self._ended.set()
+        self._on_end(code)
+
+    @property
+    def said(self) -> str:
+        """The last lines that it wrote, without ornament."""
+        lines = [line.rstrip() for line in bytes(self._said).decode(errors="replace").splitlines()]
+        return "\n".join([line for line in lines if line.strip("-= ")][-SAID_LINES:])
+
+    def fate(self, seconds: float = 0.0) -> str:
+        """How it ended, in words, once it has; "" when it still runs after `seconds`."""
+        if not self._ended.wait(seconds):
+            return ""
+        code = self.process.returncode
+        return f"mpirun was killed by {signal.Signals(-code).name}" if code < 0 else f"mpirun exited with {code}"
+
+    def end(self) -> None:
+        """TERM, and KILL after END_SECONDS; returns when it is gone."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(number)
+            if self._ended.wait(END_SECONDS):
+                return
+
+
+def sweep(told: str) -> None:
+    """KILL every process on this machine that was told `told` in its environment: an mpirun's ssh, or local bridges."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if told.encode() in (folder / "environ").read_bytes():
+                os.kill(int(folder.name), signal.SIGKILL)
+
+
+def complaint(mpirun: Mpirun) -> str:
+    """What it said when it ended too soon, and what a user of ours can do about it."""
+    said = mpirun.said
+    cure = f"\n{ROOT_CURE}" if ROOT.search(said) else ""
+    return (f"{mpirun.fate()}, having said\n{said}" if said else f"{mpirun.fate()} without a word") + cure

@@ -1,0 +1,129 @@
+"""Where bridges report: one listening port for the job, at which only those that know a token get further.
+
+Whoever else connects (another certificate's owner, noise, silence) is cut off after GREETING_SECONDS at the latest, and
+disturbs nobody: each caller has a thread of its own, and there are never more than CALLERS of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from launch import LaunchError
+from launch.channels.mpi.bridge import keep_alive
+from launch.channels.mpi.tls import TlsStream, certificate
+
+GREETING_SECONDS = 10.0  # for the TLS handshake and one line
+GREETING_BYTES = 1000
+CALLERS = 128
+TOKEN_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Caller:
+    """A bridge that has proved itself."""
+
+    stream: TlsStream
+    index: int
+    host: str
+    pid: int
+
+    def __str__(self) -> str:
+        return f"its bridge (pid {self.pid} on {self.host})"
+
+
+Take = Callable[[Caller], bool]  # False when there is no use for it
+
+
+class Reception:
+    """Listens at `address` ("" is every one of this machine) until `close`."""
+
+    def __init__(self, address: str = ""):
+        self._context, self.certificate = certificate()
+        self._listener = _listen(address)
+        self.port: int = self._listener.getsockname()[1]
+        self._expected: dict[str, Take] = {}
+        self._callers = threading.BoundedSemaphore(CALLERS)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def expect(self, take: Take) -> str:
+        """A new token; `take` gets each caller that knows it, in a thread of that caller's."""
+        token = secrets.token_hex(TOKEN_BYTES)
+        self._expected[token] = take
+        return token
+
+    def forget(self, token: str) -> None:
+        self._expected.pop(token, None)
+
+    def close(self) -> None:
+        self._expected.clear()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            self._callers.acquire()
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                if self._listener.fileno() < 0:
+                    return
+                self._callers.release()
+                time.sleep(0.1)  # no descriptors left, or the listener is about to close
+                continue
+            threading.Thread(target=self._receive, args=(connection,), daemon=True).start()
+
+    def _receive(self, connection: socket.socket) -> None:
+        try:
+            stream = TlsStream(connection, self._context)
+            if not self._greet(stream, connection):
+                stream.close()
+        finally:
+            self._callers.release()
+
+    def _greet(self, stream: TlsStream, connection: socket.socket) -> bool:
+        """Whether the caller is one that was expected, and was taken."""
+        deadline = time.monotonic() + GREETING_SECONDS
+        try:
+            keep_alive(connection)
+            stream.handshake(deadline)
+            hello = _line(stream, deadline)
+            take = self._known(hello.pop("token"))
+            return take is not None and take(Caller(stream, **hello))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return False
+
+    def _known(self, token: str) -> Take | None:
+        known = list(self._expected.items())
+        return next((take for each, take in known if hmac.compare_digest(each.encode(), token.encode())), None)
+
+
+def _line(stream: TlsStream, deadline: float) -> dict:
+    """The one line that a bridge says; ValueError when it is no such line."""
+    line = b""
+    while not line.endswith(b"\n"):
+        more = stream.read(max(0.0, deadline - time.monotonic()))
+        line += more
+        if not more or len(line) > GREETING_BYTES:
+            raise ValueError("no line")
+    return json.loads(line)
+
+
+def _listen(address: str) -> socket.socket:
+    try:
+        if not address and socket.has_dualstack_ipv6():
+            return socket.create_server(("", 0), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        return socket.create_server((address, 0), family=family, backlog=1024)
+    except OSError as error:
+        where = f"at {address}: " if address else ""
+        raise LaunchError(f"cannot listen for other hosts {where}{error.strerror}; --host-ip takes an address of "
+                          f"this machine", 125) from None  # fmt: skip

@@ -1,0 +1,1 @@
+"""Channels over SSH: paramiko's, and the system's own ssh command."""

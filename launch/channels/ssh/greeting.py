@@ -1,0 +1,79 @@
+"""Wait until the agent at the far end of an SSH channel speaks; if it never does, say why in one sentence."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Protocol
+
+from launch import LaunchError, agent
+from launch.channels import NOISE_BYTES, TOO_OLD
+from launch.job.host import Host
+
+NOT_EXECUTABLE, NOT_FOUND = 126, 127  # exit codes of a shell
+PYTHON_2 = "Unknown option: -I"  # what Python 2 says to the agent's command line
+CURE = "install Python 3.8 or later there, or say where it is with python=PATH in the hosts file"
+
+
+class Starting(Protocol):
+    """A channel of which nothing has been read."""
+
+    exit_code: int | None  # once `close` has returned: of the remote command, None when it is not known
+
+    def read(self, timeout: float) -> bytes: ...
+
+    def close(self) -> str: ...
+
+    def said(self) -> list[str]: ...  # lines on standard error
+
+
+class NoAgent(Exception):
+    """The channel ended, and this came instead of the agent; it has been closed and ended in the way `how` says."""
+
+    def __init__(self, how: str, code: int | None, out: str, err: list[str]):
+        super().__init__(how)
+        self.how, self.code, self.out, self.err = how, code, out, err
+
+
+def label(host: Host) -> str:
+    """What messages call a host: its name, and where that stands."""
+    return f"{host.name} ({host.where})" if host.where else host.name
+
+
+def await_agent(channel: Starting, until: float) -> bytes:
+    """What came up to the agent's greeting, or a little more. NoAgent when it ends; TimeoutError at `until`, closed."""
+    data = b""
+    while agent.HELLO not in data:
+        try:
+            more = channel.read(max(0.01, until - time.monotonic()))
+        except TimeoutError:
+            channel.close()
+            raise
+        if not more or len(data) > NOISE_BYTES:
+            how = channel.close()
+            raise NoAgent(how, channel.exit_code, data.decode(errors="replace").strip(), channel.said())
+        data += more
+    return data
+
+
+def explain(failure: NoAgent, host: Host) -> LaunchError:
+    """What a user can do about it."""
+    python, said = host.python or "python3", " ".join(failure.err)
+    last = "".join(f" ({line})" for line in failure.err[-1:])
+    if old := re.search(rf"{re.escape(TOO_OLD)} (\S+)", said):
+        return LaunchError(f"{label(host)}: {python} there is Python {old[1]}, too old: {CURE}")
+    if PYTHON_2 in said:
+        return LaunchError(f"{label(host)}: {python} there is Python 2, too old: {CURE}")
+    if failure.code == NOT_FOUND:
+        return LaunchError(f"{label(host)}: there is no {python} there{last}: {CURE}")
+    if failure.code == NOT_EXECUTABLE:
+        return LaunchError(f"{label(host)}: {python} there cannot be executed{last}: {CURE}")
+    came = f"; instead came: {failure.out[-500:]}" if failure.out else ""
+    message = f"{label(host)}: the agent did not start: it {failure.how}{came}; does ssh {host.target} true work?"
+    return LaunchError(message, 125)
+
+
+def silent(host: Host, seconds: float) -> LaunchError:
+    """It was reached, but no agent spoke in time."""
+    cure = "a slow login script or a slow file system? --connect-timeout gives it longer"
+    return LaunchError(f"{label(host)}: the agent did not start within {seconds:g} s: {cure}", 125)

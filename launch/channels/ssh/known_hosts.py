@@ -1,0 +1,174 @@
+"""Whether a host's key is the one that is known for it: known_hosts files as sshd(8) describes them.
+
+A key that is listed is accepted, a host that is listed with other keys only is refused, and so is a host that is not
+listed, unless new hosts are accepted: then the key is appended to the first of the user's files, under a lock and in
+one piece. Lines of certificate authorities are passed over: the system's own ssh knows what to do with them.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import fcntl
+import hashlib
+import hmac
+import os
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from launch import LaunchError
+from launch.channels.ssh.config import SSH_PORT, Settings
+
+FLAG = "--accept-new-host-keys"
+
+
+@dataclass(frozen=True)
+class Key:
+    """A public host key: its type ("ssh-ed25519") and its bytes as they go over the wire."""
+
+    kind: str
+    blob: bytes
+
+    @property
+    def fingerprint(self) -> str:
+        """As ssh prints it."""
+        return "SHA256:" + base64.b64encode(hashlib.sha256(self.blob).digest()).decode().rstrip("=")
+
+    @property
+    def line(self) -> str:
+        return f"{self.kind} {base64.b64encode(self.blob).decode()}"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of a known_hosts file."""
+
+    marker: str  # "@revoked", "@cert-authority" or ""
+    names: str
+    key: Key
+    path: Path
+    number: int
+
+    @property
+    def where(self) -> str:
+        return f"{self.path}:{self.number}"
+
+
+def entries(paths: Iterable[Path]) -> list[Entry]:
+    """The lines that can be understood; ssh itself passes over the others."""
+    found = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            lines = path.read_text(errors="replace").splitlines()
+            found += [entry for number, line in enumerate(lines, 1) if (entry := _entry(line, path, number))]
+    return found
+
+
+def _entry(line: str, path: Path, number: int) -> Entry | None:
+    words = line.split()
+    if not words or words[0].startswith("#"):
+        return None
+    marker = words.pop(0) if words[0].startswith("@") else ""
+    if len(words) < 3:
+        return None
+    try:
+        return Entry(marker, words[0], Key(words[1], base64.b64decode(words[2], validate=True)), path, number)
+    except binascii.Error:
+        return None
+
+
+def matches(names: str, name: str) -> bool:
+    """Whether `names` (patterns with commas between, ! before one that must not match; or one hashed) mean `name`."""
+    if names.startswith("|1|"):
+        _, _, salt, digest = [*names.split("|"), ""][:4]
+        with contextlib.suppress(binascii.Error):
+            told = hmac.new(base64.b64decode(salt), name.encode(), hashlib.sha1).digest()
+            return hmac.compare_digest(told, base64.b64decode(digest))
+        return False
+    patterns = [pattern.lower().replace("[", "[[]") for pattern in names.split(",")]  # a bracket is no character class
+    if any(pattern.startswith("!") and fnmatchcase(name, pattern[1:]) for pattern in patterns):
+        return False
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def listed_name(settings: Settings) -> str:
+    """What the host is called in known_hosts."""
+    name = (settings.known_as or settings.hostname).lower()
+    return name if settings.known_as or settings.port == SSH_PORT else f"[{name}]:{settings.port}"
+
+
+def known(settings: Settings) -> list[Entry]:
+    """What is listed for the host; for a port of its own also what is listed for the bare name, as ssh does."""
+    listed = entries([*settings.user_known_hosts, *settings.global_known_hosts])
+    listed = [entry for entry in listed if entry.marker != "@cert-authority"]
+    exact = [entry for entry in listed if matches(entry.names, listed_name(settings))]
+    bare = [] if settings.known_as else [entry for entry in listed if matches(entry.names, settings.hostname.lower())]
+    return exact or bare
+
+
+def verify(key: Key, settings: Settings, host: str, accept_new: bool) -> None:
+    """Return when `key` may be trusted; LaunchError with fingerprint and cure when not. `host` is for words."""
+    found = known(settings)
+    same = [entry for entry in found if entry.key == key]
+    if any(entry.marker == "@revoked" for entry in same):
+        raise LaunchError(f"{host}: its host key {key.fingerprint} is marked as revoked in {same[0].where}")
+    if same:
+        return
+    exact = [entry for entry in found if not entry.marker and matches(entry.names, listed_name(settings))]
+    if exact:
+        raise LaunchError(_changed(key, exact, settings, host))
+    if not accept_new:
+        raise LaunchError(_unknown(key, settings, host))
+    _append(key, settings, host)
+
+
+def _changed(key: Key, found: list[Entry], settings: Settings, host: str) -> str:
+    old = next((entry for entry in found if entry.key.kind == key.kind), found[0])
+    forget = shlex.join(["ssh-keygen", "-f", str(old.path), "-R", listed_name(settings)])
+    return (
+        f"{host}: its host key has changed: it shows {key.kind} {key.fingerprint}, but {old.where} has {old.key.kind} "
+        f"{old.key.fingerprint} for it; someone may be in between, or it was installed anew: in that case forget the "
+        f"old key with {forget}"
+    )
+
+
+def _unknown(key: Key, settings: Settings, host: str) -> str:
+    port = ["-p", str(settings.port)] if settings.port != SSH_PORT else []
+    scan = shlex.join(["ssh-keyscan", *port, "-t", key.kind.removeprefix("ssh-"), settings.hostname])
+    if key.kind.startswith("ecdsa"):
+        scan = shlex.join(["ssh-keyscan", *port, "-t", "ecdsa", settings.hostname])
+    files = settings.user_known_hosts or (Path("~/.ssh/known_hosts"),)
+    behind = settings.hops or settings.proxy_command or settings.known_as  # ssh-keyscan knows no such way
+    cure = f"add {FLAG}" if behind else f"accept it with {scan} >> {files[0]} or with {FLAG}"
+    return (
+        f"{host}: its host key is not known here: {listed_name(settings)} shows {key.kind} {key.fingerprint}; compare "
+        f"that with what its owner says, then {cure}"
+    )
+
+
+def _append(key: Key, settings: Settings, host: str) -> None:
+    if not settings.user_known_hosts:
+        raise LaunchError(f"{host}: its host key cannot be kept: UserKnownHostsFile is none; name a file there")
+    path = settings.user_known_hosts[0]
+    name = _hashed(listed_name(settings)) if settings.hash_known_hosts else listed_name(settings)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+b", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # other hosts, and other launchers, do the same at this moment
+            if any(matches(entry.names, listed_name(settings)) for entry in known(settings)):
+                return verify(key, settings, host, accept_new=False)
+            text = file.read()
+            newline = "\n" if text and not text.endswith(b"\n") else ""
+            file.write(f"{newline}{name} {key.line}\n".encode())
+    except OSError as error:
+        raise LaunchError(f"{host}: its host key cannot be added to {path}: {error.strerror}") from None
+
+
+def _hashed(name: str) -> str:
+    salt = os.urandom(hashlib.sha1().digest_size)
+    digest = hmac.new(salt, name.encode(), hashlib.sha1).digest()
+    return f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"

@@ -1,0 +1,258 @@
+"""Log in to a host through paramiko: the way there, the host's key, the user's keys, and patience with a busy sshd.
+
+One login has one deadline. A server that closes before it has said who it is has too many logins under way
+(MaxStartups in sshd_config(5)), so that is tried again until the deadline; what will not change is not tried again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import random
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import paramiko
+from paramiko.ssh_exception import BadAuthenticationType, IncompatiblePeer
+
+from launch import LaunchError
+from launch.channels.ssh.config import Config, Target, hop
+from launch.channels.ssh.key import Keys
+from launch.channels.ssh.known_hosts import Key, known, verify
+from launch.channels.ssh.line import STALL_SECONDS, Line, ProxyCommand, tcp
+
+logging.getLogger("paramiko").addHandler(logging.NullHandler())  # or its tracebacks go to standard error
+
+UNREACHABLE = 125  # exit code: not the user's mistake
+# The fastest first (benchmarks/channels.py, two busy cores): gcm 250 MB/s and 1.8 s of CPU for a GB, ctr 160 and 2.9.
+CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes256-ctr")
+WINDOW_BYTES = 1 << 21  # what may be under way: 1 Gbit/s over 16 ms; also the most that is held for a slow reader
+KEEPALIVE_SECONDS = 3
+RETRY_SECONDS = (0.1, 1.0)  # the first pause and the longest; each is shortened by chance, or all come back at once
+HOPS_MAX = 8
+BANNER_ERROR = "Error reading SSH protocol banner"  # paramiko's words for an end before the server's first line
+OTHER_WAY = "--ssh system leaves the login to your own ssh"
+
+
+class Busy(Exception):
+    """The server closed the connection before it said who it is."""
+
+
+class Locked(Exception):
+    """Only keys that are still encrypted are left to try."""
+
+    def __init__(self, paths: list[str]):
+        super().__init__(*paths)
+        self.paths = paths
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """A moment, and the seconds it was given, for words."""
+
+    seconds: float
+    at: float
+
+    @classmethod
+    def after(cls, seconds: float) -> Deadline:
+        return cls(seconds, time.monotonic() + seconds)
+
+    @property
+    def left(self) -> float:
+        """Seconds, a little more than none, so that it may be any call's timeout."""
+        return max(0.01, self.at - time.monotonic())
+
+    @property
+    def passed(self) -> bool:
+        return time.monotonic() >= self.at
+
+
+@dataclass(frozen=True)
+class Access:
+    """What all logins of a launcher have in common."""
+
+    config: Config
+    keys: Keys
+    accept_new: bool = False
+    port: int = 0  # of hosts that have none of their own
+    identity: str = ""  # path of a key to try first
+    stall: float = STALL_SECONDS  # how long a write may stand still
+    proxies: list[ProxyCommand] = field(default_factory=list, compare=False)
+
+    def close(self) -> None:
+        """End every ProxyCommand; one that does not look at its input would outlive this process."""
+        for proxy in self.proxies:
+            proxy.kill()
+
+    def log_in(self, target: Target, label: str, seconds: float) -> tuple[paramiko.Transport, Deadline]:
+        """An authenticated connection and the deadline that it met; LaunchError, about `label`, when there is none."""
+        while True:
+            deadline = Deadline.after(seconds)
+            try:
+                return _Login(self, target, label, deadline).with_retries(), deadline
+            except Locked as error:  # nobody's deadline runs while the user types
+                for path in error.paths:
+                    self.keys.unlock(path)
+
+
+class _Login:
+    def __init__(self, access: Access, target: Target, label: str, deadline: Deadline, depth: int = 0):
+        self.access, self.label, self.deadline, self.depth = access, label, deadline, depth
+        self.settings = access.config.settings(target)
+
+    def with_retries(self) -> paramiko.Transport:
+        pause = RETRY_SECONDS[0]
+        while True:
+            try:
+                return self._once()
+            except Busy as error:
+                wait = pause * random.uniform(0.5, 1)
+                if self.deadline.left <= wait:
+                    tried = f"for {self.deadline.seconds:g} s {error}"
+                    cure = "raise MaxStartups in its sshd_config, or is that port another program's?"
+                    raise LaunchError(f"{self.label}: {tried}; {cure}", UNREACHABLE) from None
+            time.sleep(wait)
+            pause = min(2 * pause, RETRY_SECONDS[1])
+
+    def _once(self) -> paramiko.Transport:
+        proxy = ProxyCommand(self.settings.proxy_command) if self.settings.proxy_command else None
+        self.access.proxies.extend([proxy] if proxy else ())
+        line = proxy.line if proxy else self._through_hops() if self.settings.hops else self._direct()
+        line.stall = self.access.stall
+        transport = paramiko.Transport(line, default_window_size=WINDOW_BYTES)
+        try:
+            with self._explained(proxy):
+                self._negotiate(transport)
+            self._check_host_key(transport)
+            self._authenticate(transport)
+            transport.set_keepalive(KEEPALIVE_SECONDS)
+            return transport
+        except BaseException:
+            transport.close()
+            line.close()
+            raise
+
+    # -- the way there -------------------------------------------------------------------------------------------
+
+    def _direct(self) -> Line:
+        settings, seconds = self.settings, self.deadline.left
+        if settings.connect_timeout:
+            seconds = min(seconds, settings.connect_timeout)
+        try:
+            return tcp(settings.hostname, settings.port, seconds)
+        except TimeoutError:
+            raise self._late(f"no answer from {settings.destination}") from None
+        except socket.gaierror as error:
+            cure = "correct the name in the hosts file, or give its address with HostName in ~/.ssh/config"
+            why = f"the name {settings.hostname} is not known: {error.strerror}"
+            raise LaunchError(f"{self.label}: {why}; {cure}") from None
+        except OSError as error:
+            cure = {
+                errno.ECONNREFUSED: "is sshd running there, and on that port?",
+                errno.ECONNRESET: "is sshd running there, and on that port?",
+            }.get(error.errno or 0, "is the host up and on this network?")
+            message = f"{self.label}: no connection to {settings.destination}: {error.strerror or error}; {cure}"
+            raise LaunchError(message, UNREACHABLE) from None
+
+    def _through_hops(self) -> Line:
+        """A channel of the last hop, which is reached by way of those before it."""
+        *before, last = self.settings.hops
+        if self.depth >= HOPS_MAX:
+            raise LaunchError(f"{self.label}: ProxyJump leads over more than {HOPS_MAX} hosts; does it lead to itself?")
+        try:
+            target = hop(last)
+        except ValueError:
+            raise LaunchError(f"{self.label}: ProxyJump {last}: expected [user@]host[:port]") from None
+        label = f"{self.label}, by way of {target.name}"
+        login = _Login(self.access, target, label, self.deadline, self.depth + 1)
+        if before:
+            login.settings = replace(login.settings, hops=tuple(before), proxy_command="")
+        transport = login.with_retries()
+        try:
+            place = (self.settings.hostname, self.settings.port)
+            channel = transport.open_channel("direct-tcpip", place, ("127.0.0.1", 0), timeout=self.deadline.left)
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            transport.close()
+            if self.deadline.passed:
+                raise self._late(f"no answer from {self.settings.destination} through {target.name}") from None
+            why = getattr(error, "text", "") or str(error) or "it closed the connection"
+            message = f"{self.label}: {target.name} makes no connection to {self.settings.destination}: {why}"
+            raise LaunchError(message, UNREACHABLE) from None
+        return Line(channel, transport.close)
+
+    # -- the conversation ----------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _explained(self, proxy: ProxyCommand | None) -> Iterator[None]:
+        """Tell what will pass, what is late, and what is final."""
+        try:
+            yield
+        except IncompatiblePeer as error:
+            raise LaunchError(f"{self.label}: no agreement with {self._there}: {error}; {OTHER_WAY}") from None
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            failure = proxy.failure() if proxy else ""
+            if failure and not failure.startswith("exited with 255"):  # 255: an ssh that may have met a busy server
+                message = f"{self.label}: ProxyCommand {proxy.command} {failure}"
+                raise LaunchError(message, UNREACHABLE) from None
+            if self.deadline.passed:
+                raise self._late(f"{self._there} does not answer as an SSH server") from None
+            if isinstance(error, paramiko.SSHException) and not str(error).startswith(BANNER_ERROR):
+                text = str(error).strip()
+                message = f"{self.label}: what answers at {self._there} is no SSH server that can be used: {text}"
+                raise LaunchError(message, UNREACHABLE) from None
+            why = failure and f"; ProxyCommand {proxy.command} {failure}"
+            raise Busy(f"{self._there} closed every connection before it had said who it is{why}") from None
+
+    @property
+    def _there(self) -> str:
+        command = self.settings.proxy_command
+        return f"the host behind {command}" if command else self.settings.destination
+
+    def _negotiate(self, transport: paramiko.Transport) -> None:
+        offered = transport.get_security_options()
+        ranks = {cipher: rank for rank, cipher in enumerate(CIPHERS)}
+        offered.ciphers = sorted(offered.ciphers, key=lambda cipher: ranks.get(cipher, len(ranks)))
+        listed = {entry.key.kind for entry in known(self.settings)}
+        kinds = listed | ({"rsa-sha2-512", "rsa-sha2-256"} if "ssh-rsa" in listed else set())
+        offered.key_types = sorted(offered.key_types, key=lambda kind: kind not in kinds)  # ask for one that is listed
+        transport.banner_timeout = transport.handshake_timeout = transport.channel_timeout = self.deadline.left
+        transport.start_client(timeout=self.deadline.left)
+        if not transport.is_active() or not transport.initial_kex_done:
+            raise EOFError
+
+    def _check_host_key(self, transport: paramiko.Transport) -> None:
+        key = transport.get_remote_server_key()
+        verify(Key(key.get_name(), key.asbytes()), self.settings, self.label, self.access.accept_new)
+
+    def _authenticate(self, transport: paramiko.Transport) -> None:
+        tried = []
+        for what, key in self.access.keys.offers(self.settings):
+            transport.auth_timeout = self.deadline.left
+            try:
+                if not transport.auth_publickey(self.settings.user, key):
+                    return
+                tried.append(f"{what} (accepted, but the server wants more than a key)")
+            except BadAuthenticationType as error:
+                raise self._denied(f"the server takes no keys, only {', '.join(error.allowed_types)}") from None
+            except (paramiko.SSHException, EOFError, OSError):
+                if self.deadline.passed:
+                    raise self._late(f"{self._there} does not answer to the login") from None
+                tried.append(what)
+                if not transport.is_active():
+                    raise self._denied(f"it closed the connection after {', '.join(tried)}") from None
+        locked = self.access.keys.locked(self.settings)
+        if locked:
+            raise Locked(locked)
+        raise self._denied(f"it accepts none of: {', '.join(tried)}" if tried else "there is no key to offer")
+
+    def _denied(self, why: str) -> LaunchError:
+        what = f"{self._there} denies {self.settings.user} the login: {why}"
+        cure = "put your public key there with ssh-copy-id, or name another key with --identity or another user@"
+        return LaunchError(f"{self.label}: {what}; {cure}; {OTHER_WAY}")
+
+    def _late(self, what: str) -> LaunchError:
+        cure = "is the host up and on this network? --connect-timeout gives it longer"
+        return LaunchError(f"{self.label}: {what} within {self.deadline.seconds:g} s; {cure}", UNREACHABLE)

@@ -1,0 +1,128 @@
+"""A channel to an agent on another host through paramiko: one login and one SSH channel for all of that host."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import threading
+import time
+
+import paramiko
+
+from launch import LaunchError, channels
+from launch.channels.ssh.config import Target
+from launch.channels.ssh.greeting import NoAgent, await_agent, explain, label, silent
+from launch.channels.ssh.login import Access, Deadline
+from launch.job.host import Host
+
+PIECE_BYTES = 1 << 15  # of a write; what one packet takes
+READ_BYTES = 1 << 18  # a window at a time would be no faster, and costs the launcher 30 MB more with five busy hosts
+STDERR_BYTES = 1 << 16  # the end of standard error that is kept
+CLOSE_SECONDS = 1.0  # an agent that has said its last word needs no longer to exit
+
+
+def connect(host: Host, mark: str, access: Access, seconds: float) -> ParamikoChannel:
+    """A channel to a new agent within `seconds`, a user's typing not counted; LaunchError says why there is none."""
+    target = Target(host.target, host.user, host.port or access.port, access.identity)
+    transport, deadline = access.log_in(target, label(host), seconds)
+    try:
+        return ParamikoChannel(transport, host, mark, deadline, access.stall)
+    except BaseException:
+        transport.close()
+        raise
+
+
+class ParamikoChannel:
+    """See `launch.channels`. Takes over an authenticated `transport`; LaunchError when no agent speaks in time."""
+
+    def __init__(self, transport: paramiko.Transport, host: Host, mark: str, deadline: Deadline, stall: float):
+        self._transport, self._lock, self._stderr = transport, threading.Lock(), b""
+        self._ahead, self._stall = b"", stall
+        self.exit_code: int | None = None
+        command, text = channels.remote_command(host, mark)
+        watchdog = threading.Timer(deadline.left, transport.close)  # not every wait of paramiko's takes a timeout
+        watchdog.start()
+        try:
+            self._open(command, deadline)
+            with contextlib.suppress(OSError):  # one that ended at once is named below
+                self.write(text)
+            self._ahead = await_agent(self, deadline.at)
+        except NoAgent as failure:
+            raise silent(host, deadline.seconds) if deadline.passed else explain(failure, host) from None
+        except TimeoutError:
+            raise silent(host, deadline.seconds) from None
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            if deadline.passed:
+                raise silent(host, deadline.seconds) from None
+            message = f"{label(host)}: logged in, but no command can be run there: {error or 'the connection ended'}"
+            raise LaunchError(message, 125) from None
+        finally:
+            watchdog.cancel()
+
+    def _open(self, command: str, deadline: Deadline) -> None:
+        self._channel = channel = self._transport.open_session(timeout=deadline.left)
+        channel.settimeout(self._stall)  # for writes; reads ask first whether there is something
+        self._poll = select.poll()
+        self._poll.register(channel.fileno(), select.POLLIN)
+        channel.exec_command(command)
+
+    def write(self, data: bytes) -> None:
+        if not self._lock.acquire(timeout=self._stall):
+            raise TimeoutError(f"another write has stood still for {self._stall:g} s")
+        try:
+            start = 0
+            while start < len(data):
+                count = self._channel.send(data[start : start + PIECE_BYTES])
+                if not count:
+                    raise BrokenPipeError("the agent is gone")
+                start += count
+            if not self._transport.is_active():  # paramiko drops what is sent on a dead connection
+                raise BrokenPipeError("the connection is gone")
+        except (paramiko.SSHException, EOFError) as error:
+            raise BrokenPipeError(str(error) or "the connection is gone") from None
+        finally:
+            self._lock.release()
+
+    def read(self, timeout: float) -> bytes:
+        if self._ahead:
+            data, self._ahead = self._ahead, b""
+            return data
+        until = time.monotonic() + timeout
+        while self._poll.poll(max(0.0, until - time.monotonic()) * 1000):
+            ended = self._channel.eof_received or self._channel.closed  # looked at first: data comes before the end
+            self._take_stderr()
+            if self._channel.recv_ready():
+                return self._channel.recv(READ_BYTES)
+            if ended:
+                return b""
+        raise TimeoutError
+
+    def _take_stderr(self) -> None:
+        while self._channel.recv_stderr_ready():
+            self._stderr = (self._stderr + self._channel.recv_stderr(READ_BYTES))[-STDERR_BYTES:]
+
+    def close(self) -> str:
+        known = self._channel.status_event.wait(CLOSE_SECONDS)
+        alive, status = self._transport.is_active(), self._channel.exit_status
+        with contextlib.suppress(OSError):
+            self._take_stderr()
+        why = getattr(self._transport.sock, "failure", None) or self._transport.get_exception()
+        self._transport.close()
+        if not known:
+            return "did not answer and was cut off"
+        if status >= 0:
+            self.exit_code = status
+            return f"exited with {status}" + "".join(f": {line}" for line in self.said()[-1:])
+        if alive:
+            return "was killed by a signal"  # paramiko does not tell which
+        return f"was lost with its connection ({_words(why)})"
+
+    def said(self) -> list[str]:
+        """The lines at the end of the agent's standard error."""
+        return self._stderr.decode(errors="replace").strip().splitlines()
+
+
+def _words(error: Exception | None) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return "closed by the other side" if error is None or isinstance(error, EOFError) else str(error)

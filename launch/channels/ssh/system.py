@@ -1,0 +1,230 @@
+"""A channel to an agent on another host through the system's own ssh, with all that the user has configured for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import select
+import shlex
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from launch import LaunchError, channels
+from launch.channels.process import CLOSE_SECONDS, ENDED, ProcessChannel
+from launch.channels.ssh.greeting import NoAgent, await_agent, explain, label, silent
+from launch.job.host import Host
+
+SSH_FAILED = 255  # ssh's own exit code; any other is the remote command's
+STALL_SECONDS = 8.0  # as ssh_line's
+RETRY_SECONDS = (0.1, 1.0)  # first and longest pause before a busy sshd is asked again
+UNREACHABLE = 125
+# What must hold for a pipe to an agent, whatever the user's configuration says of terminals and forwardings.
+# BatchMode, because ssh has no terminal here to ask on. 4 x 2 s: a lost host is noticed as fast as by ssh_line.
+OPTIONS = ("-T", "-e", "none", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=2", "-o", "ServerAliveCountMax=4",
+           "-o", "ClearAllForwardings=yes", "-o", "RemoteCommand=none")  # fmt: skip
+BUSY = r"kex_exchange_identification: (read: )?Connection (closed|reset)|Exceeded MaxStartups|Not allowed at this time"
+NO_WAY = "open failed|stdio forwarding failed"  # what a jump host says, before the connection through it is closed
+
+
+@dataclass(frozen=True)
+class Ssh:
+    """How ssh is called: `command`, perhaps with options, and ours. `port` is for hosts that have none themselves."""
+
+    command: Sequence[str] = ("ssh",)
+    port: int = 0
+    identity: str = ""
+    accept_new: bool = False
+    stall: float = STALL_SECONDS  # how long a write may stand still
+    starting: set[SystemChannel] = field(default_factory=set, compare=False)
+    over: threading.Event = field(default_factory=threading.Event, compare=False)
+
+    def close(self) -> None:
+        """End every ssh that is still on its way, and start no more."""
+        self.over.set()
+        until = time.monotonic() + CLOSE_SECONDS
+        while self.starting and time.monotonic() < until:
+            for channel in list(self.starting):
+                channel.cut()
+            time.sleep(0.01)
+
+    def argv(self, host: Host, seconds: float, command: str) -> list[str]:
+        """The command line that runs `command` on `host`."""
+        patience = ["-o", f"ConnectTimeout={max(1, round(seconds))}"]
+        trust = ["-o", "StrictHostKeyChecking=accept-new"] if self.accept_new else []
+        return [*self.command, *OPTIONS, *patience, *trust, *self.given(host), "--", host.target, command]
+
+    def given(self, host: Host) -> list[str]:
+        """What the user has said about the host elsewhere than in ssh's own configuration."""
+        options = [("-p", str(host.port or self.port or "")), ("-l", host.user), ("-i", self.identity)]
+        return [word for option in options if option[1] for word in option]
+
+
+def connect(host: Host, mark: str, ssh: Ssh, seconds: float) -> SystemChannel:
+    """A channel to a new agent within `seconds`; LaunchError says why there is none."""
+    if not shutil.which(ssh.command[0]):
+        raise LaunchError(f"{ssh.command[0]} is not installed here: install openssh-client, or use --ssh paramiko")
+    until, pause = time.monotonic() + seconds, RETRY_SECONDS[0]
+    while True:
+        try:
+            return SystemChannel(host, mark, ssh, until, seconds)
+        except NoAgent as failure:
+            said = "\n".join(failure.err)
+            wait = pause * random.uniform(0.5, 1)
+            if ssh.over.is_set():
+                raise LaunchError(f"{label(host)}: the job is over", UNREACHABLE) from None
+            if not re.search(BUSY, said) or re.search(NO_WAY, said) or time.monotonic() + wait >= until:
+                raise _login_error(said, host, ssh, seconds) from None
+        time.sleep(wait)
+        pause = min(2 * pause, RETRY_SECONDS[1])
+
+
+class SystemChannel(ProcessChannel):
+    """See `launch.channels`. NoAgent when ssh itself failed, LaunchError for all else that keeps it from starting."""
+
+    def __init__(self, host: Host, mark: str, ssh: Ssh, until: float, seconds: float):
+        command, text = channels.remote_command(host, mark)
+        self._ahead, self._stall = b"", ssh.stall
+        super().__init__(ssh.argv(host, until - time.monotonic(), command), b"")
+        os.set_blocking(self._to, False)
+        watchdog = threading.Timer(max(0.0, until - time.monotonic()), self.cut)
+        watchdog.start()
+        ssh.starting.add(self)
+        try:
+            self._start(text, until)
+        except NoAgent as failure:
+            if time.monotonic() >= until:
+                raise _late(host, seconds, "\n".join(failure.err)) from None
+            if failure.code == SSH_FAILED:
+                raise
+            raise explain(failure, host) from None
+        except TimeoutError:
+            raise silent(host, seconds) from None
+        finally:
+            watchdog.cancel()
+            ssh.starting.discard(self)
+
+    def _start(self, text: bytes, until: float) -> None:
+        try:
+            self._send(text, max(0.0, until - time.monotonic()))  # ssh takes it once it is connected
+        except TimeoutError:
+            self.cut()
+        except OSError:
+            pass  # ssh has ended, and says why
+        self._ahead = await_agent(self, until)
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._child.returncode
+
+    def write(self, data: bytes) -> None:
+        self._send(data, self._stall)
+
+    def _send(self, data: bytes, stall: float) -> None:
+        """Write; TimeoutError when nothing could be for `stall` seconds."""
+        if not self._lock.acquire(timeout=stall):
+            raise TimeoutError(f"another write has stood still for {stall:g} s")
+        try:
+            if self._to == ENDED:
+                raise BrokenPipeError("the channel is closed")
+            view, room = memoryview(data), select.poll()
+            room.register(self._to, select.POLLOUT)
+            while view:
+                if not room.poll(stall * 1000):
+                    raise TimeoutError(f"nothing could be sent for {stall:g} s")
+                view = view[os.write(self._to, view) :]
+        finally:
+            self._lock.release()
+
+    def read(self, timeout: float) -> bytes:
+        if self._ahead:
+            data, self._ahead = self._ahead, b""
+            return data
+        return super().read(timeout)
+
+    def close(self) -> str:
+        try:
+            self._child.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.cut()
+            super().close()
+            return "did not answer and was cut off"
+        how = super().close()
+        if self._child.returncode == SSH_FAILED:
+            said = self.said()[-1:]  # it has a word for every end of a connection
+            return f"was lost with its connection ({said[0]})" if said else "was killed by a signal"  # which, it hides
+        return how
+
+    def cut(self) -> None:
+        """End ssh and what it has started to get there; KILL would leave that behind."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._child.pid, signal.SIGTERM)
+
+
+def _late(host: Host, seconds: float, said: str) -> LaunchError:
+    last = "".join(f" ({line})" for line in said.splitlines()[-1:])
+    cure = "is the host up and on this network? --connect-timeout gives it longer"
+    what = f"ssh got no answer from {host.target} within {seconds:g} s{last}"
+    return LaunchError(f"{label(host)}: {what}; {cure}", UNREACHABLE)
+
+
+def _login_error(said: str, host: Host, ssh: Ssh, seconds: float) -> LaunchError:
+    """What ssh said on standard error, as one sentence with a cure."""
+    where = label(host)
+    by_hand = shlex.join([*ssh.command, *ssh.given(host), host.target])
+    if "HOST IDENTIFICATION HAS CHANGED" in said:
+        return LaunchError(f"{where}: {_changed(said)}")
+    if "Host key verification failed" in said or "host key is known for" in said:
+        return LaunchError(
+            f"{where}: its host key is not known here: run {by_hand} once, which shows its fingerprint and asks, "
+            "or add --accept-new-host-keys"
+        )
+    for pattern, cure, code in FAILURES:
+        if found := re.search(rf"^.*(?:{pattern}).*$", said, re.MULTILINE):
+            before = said[: found.start()].strip().splitlines()[-1:]  # a ProxyCommand's own words, perhaps
+            what = ": ".join([*before, found[0].removeprefix("ssh: ").strip()])
+            return LaunchError(f"{where}: {what}; {cure}", code)
+    if re.search("timed out|Timeout", said):
+        return _late(host, seconds, said)
+    last = said.splitlines()[-1:] or ["it said nothing; perhaps the remote command was killed"]
+    return LaunchError(f"{where}: ssh failed: {last[0]}; does {by_hand} true work?", UNREACHABLE)
+
+
+# (what ssh says, the cure, exit code)
+FAILURES = (
+    ("Could not resolve hostname", "correct the name in the hosts file, or give its address with HostName in "
+     "~/.ssh/config", 2),
+    ("Permission denied|Too many authentication failures", "put your public key there with ssh-copy-id, or, if your "
+     "key is encrypted, add it to an agent with ssh-add", 2),
+    (NO_WAY, "can the jump host reach it?", UNREACHABLE),
+    ("Connection refused", "is sshd running there, and on that port?", UNREACHABLE),
+    ("No route to host|Network is unreachable", "is the host up and on this network?", UNREACHABLE),
+    (BUSY, "raise MaxStartups in its sshd_config, or is that port another program's?", UNREACHABLE),
+    ("Bad configuration option|Bad owner or permissions|terminating, [0-9]+ bad", "mend ~/.ssh/config", 2),
+)  # fmt: skip
+
+
+def _changed(said: str) -> str:
+    """The two fingerprints and what forgets the old one, out of ssh's long warning."""
+    from launch.channels.ssh.known_hosts import entries
+
+    new = re.search(r"SHA256:\S+?(?=\.?$)", said, re.MULTILINE)
+    offending = re.search(r"Offending .*key in (.+):(\d+)$", said, re.MULTILINE)
+    changed = f"its host key has changed: it shows {new[0] if new else 'another'}"
+    if not offending:
+        return f"{changed}; if it was installed anew, forget the old key with ssh-keygen -R"
+    path, number = Path(offending[1]), int(offending[2])
+    old = "".join(entry.key.fingerprint for entry in entries([path]) if entry.number == number)
+    forget = re.search(r"ssh-keygen .*-R .*", said)
+    cure = forget[0].strip() if forget else f"ssh-keygen -f {path} -R HOST"
+    return (
+        f"{changed}, but {path}:{number} has {old} for it; someone may be in between, or it was installed anew: in "
+        f"that case forget the old key with {cure}"
+    )

@@ -1,0 +1,1 @@
+"""The command line: options, their old spellings, configuration files."""

@@ -1,0 +1,1 @@
+"""What speed-up to expect of a job before it runs."""

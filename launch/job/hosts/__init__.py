@@ -1,0 +1,91 @@
+"""The hosts that a user names: a hosts file, a YAML inventory, or a list on the command line -> Host values.
+
+`read` opens the file; everything else is pure. Errors are LaunchErrors: `hosts:3: what is wrong, what was expected`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from launch import LaunchError
+from launch.job.host import Host
+from launch.job.hosts.entry import Text, entry
+from launch.job.hosts.range import split_list
+from launch.job.hosts.text import LINE_END
+from launch.job.hosts.text import parse as parse_text
+
+MOST_BYTES = 1 << 20  # a thousand hosts take a tenth of it; more is no list of hosts
+EXPECTED = "expected a hosts file: one host per line, such as h1 slots=2 (hosts.example explains)"
+LIST_OPTION = "--hosts"
+
+
+def read(path: str | os.PathLike[str]) -> list[Host]:
+    """The hosts of the file at `path`, in its order; .yaml and .yml are YAML inventories."""
+    name = os.fspath(path)
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    except FileNotFoundError:
+        raise LaunchError(f"{name}: no such file; {EXPECTED}; to name hosts themselves: --hosts h1,h2") from None
+    except IsADirectoryError:
+        raise LaunchError(f"{name} is a folder; {EXPECTED}") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise LaunchError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}; {EXPECTED}") from None
+    return parse(data, name)
+
+
+def parse(data: bytes, name: str) -> list[Host]:
+    """The hosts of a file's content; `name` is what errors call the file, and its ending tells what is in it."""
+    text = _decoded(data, name)
+    if name.lower().endswith((".yaml", ".yml")):
+        from launch.job.hosts.inventory import parse as parse_yaml  # yaml takes a while to import
+
+        return _checked(parse_yaml(text, name), name)
+    return _checked(parse_text(text, name), name)
+
+
+def from_list(text: str) -> list[Host]:
+    """The hosts of `--hosts a:2,anna@b,n[1-3]`; as in Open MPI and Horovod, :N are slots here."""
+    parts = split_list(text) if text.strip() else []
+    if not all(parts):
+        raise LaunchError(f"{LIST_OPTION} {text}: a name is missing between two commas or at the end")
+    hosts = [host for part in parts for host in entry(Text(part, LIST_OPTION), {}, number="slots")]
+    return _checked(hosts, LIST_OPTION)
+
+
+def _decoded(data: bytes, name: str) -> str:
+    if len(data) > MOST_BYTES:
+        raise LaunchError(f"{name} is larger than {MOST_BYTES >> 20} MiB; {EXPECTED}")
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise LaunchError(f"{name} is UTF-16; save it as UTF-8")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = len(LINE_END.findall(data[: error.start].decode("latin-1"))) + 1
+        raise LaunchError(f"{name}:{line}: byte 0x{data[error.start]:02x} is not UTF-8; {EXPECTED}") from None
+    for number, line in enumerate(LINE_END.split(text), 1):
+        if any(character < " " and character not in "\t\f" for character in line):
+            raise LaunchError(f"{name}:{number}: binary data; {EXPECTED}")
+    return text
+
+
+def _checked(hosts: Sequence[Host], name: str) -> list[Host]:
+    if not hosts:
+        example = f"{LIST_OPTION} h1:2,h2:2" if name == LIST_OPTION else "one per line, such as h1 slots=2"
+        raise LaunchError(f"{name}: no host is named; expected {example}")
+    seen: dict[str, Host] = {}
+    for host in hosts:
+        first = seen.setdefault(host.name.casefold(), host)
+        if first is not host:
+            raise LaunchError(_twice(host, first))
+    return list(hosts)
+
+
+def _twice(host: Host, first: Host) -> str:
+    if host.where == LIST_OPTION:
+        return f"{LIST_OPTION}: {host.name} is named twice; for two slots write {host.name}:2"
+    return (
+        f"{host.where}: {host.name} is there already at {first.where}; for room for more processes give slots=, "
+        f"for a second sshd on the machine another name: NAME hostname={host.target} port=2222"
+    )

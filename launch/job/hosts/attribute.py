@@ -1,0 +1,160 @@
+"""The attributes that a list of hosts may give a host: one table, text -> value of a field of `Host`. Pure.
+
+ValueError says what is wrong with a text and what was expected.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from launch.job.hosts.range import expand
+from launch.job.job import OWNED
+from launch.job.role import SCHEDULER, SERVER, WORKER
+
+NAME = re.compile(r"\w[\w.-]{0,252}")  # of a host; never a - first, ssh would take it for an option
+USER = re.compile(r"[\w.][\w.@\\+-]*\$?")
+INTERFACE = re.compile(r"[^\s/-][^\s/]{0,14}")  # IFNAMSIZ of Linux is 16 with its NUL
+FOLDER = re.compile(r"/.*")
+PYTHON = re.compile(r"/.+|[\w.+][\w.+-]*")
+PATH_OR_COMMAND = "a command such as python3.11, or a path from / on; nothing there reads ~"
+VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+DEVICE = re.compile(r"(\d{1,4})|(\d{1,4}-\d{1,4})|((?:GPU|MIG)-[\w/-]+)", re.ASCII)  # as CUDA names them
+ENV = "env."
+ROLES = (SCHEDULER, SERVER, WORKER)
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """One row of the table: the field of `Host`, an example, and text -> value."""
+
+    field: str
+    example: str
+    convert: Callable[[str], Any]
+
+
+def convert(name: str, text: str) -> Any:
+    """The value of the field that attribute `name` stands for; `check_known` has let the name pass."""
+    if any(ord(character) < 32 or ord(character) == 127 for character in text):
+        raise ValueError(f"{name}={text!r}: a control character is in it")
+    try:
+        return ATTRIBUTES[name].convert(text)
+    except ValueError as error:
+        raise ValueError(f"{name}={text}: {error}") from None
+
+
+def variable(attribute: str, value: str) -> tuple[str, str]:
+    """Name and value of the environment variable of env.NAME=value; no error repeats the value, it may be secret."""
+    name = attribute.removeprefix(ENV)
+    if not VARIABLE.fullmatch(name):
+        raise ValueError(f"{attribute}: expected the name of an environment variable, such as env.NCCL_DEBUG=INFO")
+    if name in OWNED:
+        raise ValueError(f"{attribute}: the launcher itself sets {name} for every process")
+    if "\0" in value:
+        raise ValueError(f"{attribute}: a NUL cannot be in an environment variable")
+    return name, value
+
+
+def check_known(name: str) -> None:
+    if name not in ATTRIBUTES and not name.startswith(ENV):
+        raise ValueError(unknown("attribute", name, [*ATTRIBUTES, f"{ENV}NAME"]))
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """The message for a name that nothing has: the nearest one, or all there are."""
+    near = get_close_matches(name.casefold(), known, 1)
+    return f"unknown {what} {name!r}: " + (f"is it {near[0]}?" if near else f"there is {', '.join(known)}")
+
+
+def ip_address(text: str) -> str:
+    """The address as it is given, without the brackets that an IPv6 one may have."""
+    bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    try:
+        ipaddress.ip_address(bare)
+    except ValueError:
+        raise ValueError(f"{text} is no IP address") from None
+    return bare
+
+
+def host_name(text: str) -> str:
+    """A name or IP address that SSH can connect to."""
+    if ":" in text:
+        return ip_address(text)
+    if not NAME.fullmatch(text):
+        hint = "; a comment needs a space before its #" if "#" in text else "; one host per line" if "," in text else ""
+        raise ValueError(f"{text!r} is no host name: expected letters, digits, . _ and -, no - first{hint}")
+    return text
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"\d{1,6}", text, re.ASCII) or int(text) < 1:
+        raise ValueError("expected a whole number, 1 or more")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if not re.fullmatch(r"\d{1,5}", text, re.ASCII) or not 1 <= int(text) <= 65535:
+        raise ValueError("expected the port of its sshd, 1 to 65535")
+    return int(text)
+
+
+def _address(text: str) -> str:
+    try:
+        address = ipaddress.ip_address(ip_address(text))
+    except ValueError:
+        raise ValueError(
+            "expected an IP address such as 10.0.0.1; a name will not do, ps-lite cannot bind names "
+            "(hostname= is what SSH connects to, and may be one)"
+        ) from None
+    if address.is_unspecified or address.is_multicast:
+        raise ValueError("expected the address of one machine, such as 10.0.0.1")
+    return str(address)
+
+
+def _matching(pattern: re.Pattern, expected: str) -> Callable[[str], str]:
+    def converted(text: str) -> str:
+        if not pattern.fullmatch(text):
+            raise ValueError(f"expected {expected}")
+        return text
+
+    return converted
+
+
+def _roles(text: str) -> tuple[str, ...]:
+    named = [each.strip() for each in text.split(",")]
+    wrong = [each for each in named if each not in ROLES]
+    if wrong:
+        raise ValueError(unknown("role", wrong[0], ROLES))
+    return tuple(role for role in ROLES if role in named)
+
+
+def _gpus(text: str) -> tuple[str, ...]:
+    found: list[str] = []
+    for part in (each.strip() for each in text.split(",")):
+        match = DEVICE.fullmatch(part)
+        if not match:
+            raise ValueError("expected numbers of devices, such as 0,2 or 0-3")
+        found += expand(f"[{part}]") if match[2] else [part]
+    if len(set(found)) < len(found):
+        raise ValueError("a device is named twice")
+    return tuple(found)
+
+
+ATTRIBUTES = {
+    "slots": Attribute("slots", "4", _count),
+    "max_slots": Attribute("max_slots", "8", _count),  # no field: the slots when slots= is missing
+    "max-slots": Attribute("max_slots", "8", _count),  # Open MPI takes both
+    "addr": Attribute("address", "10.0.0.1", _address),
+    "interface": Attribute("interface", "eth1", _matching(INTERFACE, "the name of a network interface, such as eth1")),
+    "hostname": Attribute("hostname", "n1.example.org", host_name),
+    "user": Attribute("user", "anna", _matching(USER, "the name of a user")),
+    "port": Attribute("port", "2222", _port),
+    "python": Attribute("python", "/opt/python/bin/python3", _matching(PYTHON, PATH_OR_COMMAND)),
+    "workdir": Attribute("workdir", "/data/project", _matching(FOLDER, "a path from / on; nothing there reads ~")),
+    "gpus": Attribute("gpus", "0,2", _gpus),
+    "roles": Attribute("roles", "worker,server", _roles),
+}

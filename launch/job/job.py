@@ -1,0 +1,182 @@
+"""What a job is, as values, and which process runs where with which argv and environment. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from launch import LaunchError
+from launch.job.host import Host
+from launch.job.placement import gpus_of, place
+from launch.job.role import SERVER, WORKER
+from launch.secret import secrets
+
+# What a process is told about its place in the job; inherited values of these names are never passed on.
+OWNED = (
+    *("DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NODE_HOST"),
+    *("DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_TASK_ID"),
+    *("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    *("DMLTRAIN_JOB", "DMLTRAIN_KEY_FILE", "DMLTRAIN_LISTEN_FD", "DMLTRAIN_HOST_NAME", "DMLTRAIN_AGENT"),
+    "DMLTRAIN_RESTART",
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An environment variable for the processes of `role`, or of every role when that is empty."""
+
+    name: str
+    value: str
+    role: str = ""
+    secret: bool = False  # never printed, never recorded
+
+
+@dataclass(frozen=True)
+class Ports:
+    """TCP ports chosen by the agents: the scheduler's, and rank 0's for torch.distributed."""
+
+    scheduler: int = 0
+    master: int = 0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One program in all roles. `mark` is unique to the run: by it stray processes are found."""
+
+    name: str
+    mark: str
+    argv: tuple[str, ...]
+    num_workers: int
+    num_servers: int
+    workdir: str
+    settings: tuple[Setting, ...] = ()
+    port: int = 0  # of the scheduler; 0 is any free one
+    placement: str = "dmlc"  # see `launch.job.placement`
+    copy_to: str = ""  # where the launcher's working directory is copied to on every host; "" is nowhere
+    over_network: bool = False  # whether the hosts are others than this machine
+    interface: str = ""  # the NIC of the training network; "" is the one that all hosts share
+    subnet: str = ""  # the same as a network, such as 10.0.0.0/24
+    needs: tuple[str, ...] = ()  # modules that the script imports
+    memory: Mapping[str, int] = field(default_factory=dict)  # MiB by role; none is no limit
+    restart: int = 0  # how often the job has been started anew
+
+    def __post_init__(self) -> None:
+        if not self.argv:
+            raise LaunchError("no program given: dmltrain-launch -n 2 -s 2 train.py ...")
+        if self.num_workers < 1:
+            raise LaunchError(f"-n/--num-workers is {self.num_workers}: expected 1 or more")
+        if self.num_servers < 0:
+            raise LaunchError(f"-s/--num-servers is {self.num_servers}: expected 0 or more")
+        if not 0 <= self.port <= 65535:
+            raise LaunchError(f"--port is {self.port}: expected 0 (any free port) to 65535")
+
+    def secrets(self, hosts: Sequence[Host]) -> tuple[str, ...]:
+        """Values of the environment that are never to be shown."""
+        named = {each.name for each in self.settings if each.secret}
+        pairs = [(each.name, each.value) for each in self.settings]
+        return secrets([*pairs, *(pair for host in hosts for pair in host.environment)], named)
+
+    @property
+    def script(self) -> str:
+        """The Python file that was given bare, without an interpreter; "" when the program runs by itself."""
+        return self.argv[0] if self.argv[0].endswith(".py") else ""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One process of a job: what runs where. `environment` is added to what the host has."""
+
+    role: str
+    rank: int
+    host: Host
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        return f"{self.role}-{self.rank}"
+
+
+def places(job: Job, hosts: Sequence[Host]) -> list[tuple[str, int, Host]]:
+    """Role, rank and host of every process, in launch order."""
+    return place(job.num_workers, job.num_servers, hosts, job.placement)
+
+
+def workdir_of(job: Job, host: Host) -> str:
+    """Where the processes run on `host`."""
+    return host.workdir or job.copy_to or job.workdir
+
+
+def host_of(job: Job, hosts: Sequence[Host], role: str) -> Host | None:
+    """The host of the first process of `role`; None when there is none."""
+    return next((host for each, _, host in places(job, hosts) if each == role), None)
+
+
+def tasks(job: Job, hosts: Sequence[Host], ports: Ports) -> tuple[Task, ...]:
+    """Every process of `job` on `hosts`, in launch order."""
+    placed = places(job, hosts)
+    return tuple(
+        Task(role, rank, host, _argv(job, host), _environment(job, placed, role, rank, host, ports))
+        for role, rank, host in placed
+    )
+
+
+def _argv(job: Job, host: Host) -> tuple[str, ...]:
+    return (host.python, *job.argv) if job.script else job.argv
+
+
+def _environment(job: Job, placed: list, role: str, rank: int, host: Host, ports: Ports) -> dict[str, str]:
+    beside = [each for each in placed if each[0] == WORKER and each[2] == host]  # the workers of this host
+    values = _defaults(role, host, len(beside))
+    if role == WORKER and host.gpus:
+        values["CUDA_VISIBLE_DEVICES"] = ",".join(gpus_of(placed, rank, host))
+    values.update((each.name, each.value) for each in job.settings if each.role in ("", role))
+    values.update(host.environment)
+    values.update(_contract(job, placed, role, rank, host, ports))
+    if role == WORKER:
+        values.update(
+            MASTER_ADDR=next(each[2].address for each in placed if each[:2] == (WORKER, 0)),
+            MASTER_PORT=str(ports.master),
+            RANK=str(rank),
+            WORLD_SIZE=str(job.num_workers),
+            LOCAL_RANK=str(beside.index((role, rank, host))),
+            LOCAL_WORLD_SIZE=str(len(beside)),
+        )
+    return values
+
+
+def _defaults(role: str, host: Host, workers: int) -> dict[str, str]:
+    """What the user may set otherwise. `workers` are those of the host."""
+    values = {
+        # one core's share of a host per worker, or all workers' threads fight for all cores
+        "OMP_NUM_THREADS": str(max(1, host.cores // workers) if role == WORKER else 1),
+        "PYTHONUNBUFFERED": "1",  # a Python program's last prints are in the log when it is killed
+        "PYTHONFAULTHANDLER": "1",  # and its stacks, when SIGABRT asks for them
+    }
+    if host.interface:
+        values.update(
+            DMLC_INTERFACE=host.interface,
+            NCCL_SOCKET_IFNAME=f"={host.interface}",  # the = asks for this very name; without it a prefix would do
+            GLOO_SOCKET_IFNAME=host.interface,
+        )
+    return values
+
+
+def _contract(job: Job, placed: list, role: str, rank: int, host: Host, ports: Ports) -> dict[str, str]:
+    """The variables of dmlc's processes, and ours."""
+    values = {
+        "DMLC_ROLE": role,
+        "DMLC_NUM_WORKER": str(job.num_workers),
+        "DMLC_NUM_SERVER": str(job.num_servers),
+        "DMLC_NODE_HOST": host.address,
+        "DMLC_TASK_ID": str(rank),
+        "DMLTRAIN_JOB": job.mark,
+        "DMLTRAIN_HOST_NAME": host.name,
+        "DMLTRAIN_RESTART": str(job.restart),
+    }
+    if job.num_servers:
+        values["DMLC_PS_ROOT_URI"] = placed[0][2].address
+        values["DMLC_PS_ROOT_PORT"] = str(ports.scheduler)
+    if role in (SERVER, WORKER):
+        values[f"DMLC_{role.upper()}_ID"] = str(rank)
+    return values

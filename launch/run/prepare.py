@@ -1,0 +1,216 @@
+"""From host names to processes that can start: what all agents do together before the first process. Pure.
+
+Steps, each done by all hosts before the next: connect (an agent is there), copy (the working directory, when asked
+for), probe (does the host have what the job needs; its addresses; not where this machine is the only host), bind (the
+scheduler's port and rank 0's), reach (with several hosts: every address from every host). What is wrong is a
+LaunchError, which names every host it is wrong on; with `check` it is only kept in `problems`, and the rest goes on,
+to one more step: measure (what TCP carries between the hosts, in rounds of pairs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from launch import LaunchError, preflight
+from launch.job.host import Host
+from launch.job.job import Job, Ports, host_of, workdir_of
+from launch.job.role import SCHEDULER, WORKER
+from launch.preflight import Problem, network, pairs
+from launch.run.action import Action, Connect, Copy, Send
+from launch.run.event import Bound, Copied, Event, Measured, Probed, Reached, Ready
+
+WORDS = {"connect": "connecting", "copy": "copying", "probe": "being looked at", "bind": "choosing ports",
+         "reach": "trying the other hosts", "measure": "measuring the throughput"}  # fmt: skip
+
+
+class Preparation:
+    """The state of a job before its start. `handle` events until `done`; then `hosts` and `ports` are known."""
+
+    def __init__(self, job: Job, hosts: Sequence[Host], check: bool = False):
+        self.job, self.hosts, self.check = job, {host.name: host for host in hosts}, check
+        self.problems: list[Problem] = []
+        self.agents: dict[str, Ready] = {}
+        self.facts: dict[str, dict] = {}
+        self.skews: dict[str, float] = {}  # s
+        self.reached: dict[str, dict[str, dict]] = {}
+        self.throughput: dict[str, dict[str, dict]] = {}  # from, to: {"speed": bits/s} or {"error"}
+        self.ports: dict[str, dict[str, int]] = {}
+        self._rounds: list[list[pairs.Pair]] = []  # of measurements that are to come
+        self._repeated = False  # whether the slowest pair's was
+        self._scheduler, self._master = host_of(job, hosts, SCHEDULER), host_of(job, hosts, WORKER)
+        several = len(self.hosts) > 1
+        probes = job.over_network or check
+        steps = ["connect", "copy" * bool(job.copy_to), "probe" * probes, "bind", "reach" * several,
+                 "measure" * (several and check)]  # fmt: skip
+        self._steps = [step for step in steps if step]
+        self._waiting = set(self.hosts)
+
+    @property
+    def done(self) -> bool:
+        return not self._steps
+
+    @property
+    def step(self) -> str:
+        """The step under way; "" when all are done."""
+        return self._steps[0] if self._steps else ""
+
+    @property
+    def waiting_for(self) -> set[str]:
+        """The hosts that have not done the step under way."""
+        return self._waiting if self._steps else set()
+
+    @property
+    def waiting(self) -> str:
+        """Who is waited for, and what they are doing."""
+        return f"{', '.join(sorted(self._waiting))} ({WORDS[self.step]})" if self._steps else ""
+
+    @property
+    def chosen_ports(self) -> Ports:
+        merged: dict[str, int] = {}
+        for ports in self.ports.values():
+            merged.update(ports)
+        return Ports(merged.get("scheduler", 0), merged.get("master", 0))
+
+    def begin(self) -> list[Action]:
+        return [Connect(name) for name in self.hosts]
+
+    def handle(self, event: Event) -> list[Action]:
+        """Take in what a host has done; what all do next once all have."""
+        match event:
+            case Ready(host):
+                self.agents[host] = event
+            case Copied():
+                pass
+            case Probed(host, facts, skew):
+                self.facts[host], self.skews[host] = facts, skew
+            case Bound(host, ports):
+                self.ports[host] = ports
+            case Reached(host, peers):
+                self.reached[host] = peers
+            case Measured():
+                self._take_measured(event)
+        return self._done_by(event.host)
+
+    def leave_out(self, host: str, message: str, code: int) -> list[Action]:
+        """A check goes on without a host that cannot be reached."""
+        self.problems.append(Problem(host, message, code=code))
+        del self.hosts[host]
+        return self._done_by(host)
+
+    def _done_by(self, host: str) -> list[Action]:
+        self._waiting.discard(host)
+        return [] if self._waiting or self.done else self._next()
+
+    def _next(self) -> list[Action]:
+        if self.step == "measure":
+            return self._measure_on()
+        if self.step == "probe":
+            self._judge()
+            self._choose_addresses()
+        elif self.step == "reach":
+            addresses = {name: host.address for name, host in self.hosts.items()}
+            self._note(preflight.paths(addresses, {name: self.reached[name] for name in self.hosts}))
+        elif self.step == "connect":
+            self.hosts = {name: self._with_agent(host) for name, host in self.hosts.items()}
+        del self._steps[0]
+        if not all(host.address for host in self.hosts.values()) and self.step in ("bind", "reach"):
+            self._steps.clear()  # a check that found no addresses
+        if self.step == "measure":
+            return self._measure()
+        self._waiting = set(self.hosts)
+        match self.step:
+            case "copy":
+                return [Copy(host.name, workdir_of(self.job, host)) for host in self.hosts.values()]
+            case "probe":
+                asked = {host: preflight.request(self.job, host) for host in self.hosts.values()}
+                return [self._send(host, "probe", request=request) for host, request in asked.items()]
+            case "bind":
+                return [self._send(host, "bind", **self._ports_of(host)) for host in self.hosts.values()]
+            case "reach":
+                return [self._send(host, "reach", peers=self._others(host)) for host in self.hosts.values()]
+        return []
+
+    def _send(self, host: Host, do: str, **more: object) -> Send:
+        return Send(host.name, {"do": do, **more})
+
+    def _with_agent(self, host: Host) -> Host:
+        agent = self.agents[host.name]
+        return replace(host, cores=agent.cores, python=host.python or agent.python)
+
+    # -- probe ---------------------------------------------------------------------------------------------------
+
+    def _judge(self) -> None:
+        for name, host in self.hosts.items():
+            facts = self.facts[name] = {**self.facts[name], "skew": self.skews[name]}
+            self._note(preflight.problems(host, facts, preflight.request(self.job, host)), last=False)
+        self._note(preflight.differences({name: self.facts[name] for name in self.hosts}))
+
+    def _note(self, problems: Sequence[Problem], last: bool = True) -> None:
+        """Keep the problems; the `last` of several calls raises what is fatal among all, unless this is a check."""
+        self.problems += problems
+        fatal = [problem for problem in self.problems if problem.fatal]
+        if fatal and last and not self.check:
+            raise LaunchError("\n".join(problem.text for problem in fatal), fatal[0].code)
+
+    def _choose_addresses(self) -> None:
+        interfaces = {name: facts["interfaces"] for name, facts in self.facts.items()}
+        reached = {name: agent.reached for name, agent in self.agents.items()}
+        hosts = list(self.hosts.values())
+        try:
+            chosen = network.choose(hosts, interfaces, self.job.interface, self.job.subnet, reached)
+        except LaunchError as error:
+            return self._note([Problem("", str(error), code=error.code)])
+        for name, (address, interface) in chosen.items():
+            self.hosts[name] = replace(self.hosts[name], address=address, interface=interface)
+
+    # -- bind and reach ------------------------------------------------------------------------------------------
+
+    def _ports_of(self, host: Host) -> dict:
+        wanted: dict = {"address": host.address, "reach": len(self.hosts) > 1}
+        if self.check and wanted["reach"]:
+            wanted["throughput"] = True
+        if self._scheduler and host.name == self._scheduler.name:
+            wanted["scheduler"] = self.job.port
+        if self._master and host.name == self._master.name:
+            wanted["master"] = 0
+        return wanted
+
+    def _others(self, host: Host) -> list:
+        return [self._peer(name, "reach") for name in self.hosts if name != host.name]
+
+    def _peer(self, name: str, purpose: str) -> list:
+        return [name, self.hosts[name].address, self.ports[name][purpose]]
+
+    # -- measure -------------------------------------------------------------------------------------------------
+
+    def _measure(self) -> list[Action]:
+        """The first round, of the pairs that reach each other."""
+        self._rounds = [[pair for pair in each if self._reaches(*pair)] for each in pairs.rounds(list(self.hosts))]
+        return self._measure_on()
+
+    def _measure_on(self) -> list[Action]:
+        """The next round; after the last one, the slowest pair once more; then the end."""
+        self._rounds = [each for each in self._rounds if each]
+        if not self._rounds and not self._repeated:
+            self._repeated = True
+            again = pairs.slowest(self.throughput)
+            self._rounds = [[again]] if again and len(self.hosts) > 2 else []
+        if not self._rounds:
+            del self._steps[0]
+            return []
+        now = self._rounds.pop(0)
+        self._waiting = {caller for caller, _ in now}
+        return [self._send(self.hosts[caller], "measure", peer=self._peer(peer, "throughput")) for caller, peer in now]
+
+    def _reaches(self, name: str, other: str) -> bool:
+        return all("ms" in self.reached[a].get(b, {}) for a, b in ((name, other), (other, name)))
+
+    def _take_measured(self, event: Measured) -> None:
+        """What was measured twice counts as the better: the worse had company."""
+        for name, other, speed in ((event.host, event.peer, event.out), (event.peer, event.host, event.back)):
+            before = self.throughput.setdefault(name, {}).get(other, {})
+            if event.error and not before:
+                self.throughput[name][other] = {"error": event.error}
+            elif not event.error:
+                self.throughput[name][other] = {"speed": max(speed, before.get("speed", 0))}

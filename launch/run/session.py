@@ -1,0 +1,203 @@
+"""The I/O around a `Supervisor`: connections to the agents, signals, and the one event queue.
+
+The connections' readers hand output straight to `Output` and events to the queue, so a terminal that blocks slows the
+processes and never the supervisor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launch import LaunchError, agent
+from launch.clusters import Cluster
+from launch.job.host import Host
+from launch.preflight import clock_skew
+from launch.run.action import Action, Connect, Copy, Send
+from launch.run.connection import Connection
+from launch.run.event import (
+    Connected,
+    Copied,
+    Event,
+    Interrupted,
+    OutputFailed,
+    Probed,
+    Refused,
+    Started,
+    Tick,
+    Unreached,
+    from_agent,
+)
+from launch.run.supervise import Supervisor
+from launch.terminal.output import Output
+
+if TYPE_CHECKING:
+    from launch.sync import Sync  # takes a moment to import, and few jobs need it
+
+READER_SECONDS = 2.0  # for the last output to reach the logs
+CONNECTING_SECONDS = 0.5  # for an agent that has no job yet to go
+KEY_BYTES = 32
+CONNECTING = 32  # hosts that are being connected to at one time
+RECONNECT_SECONDS = 3.5
+# Python runs signal handlers when the main thread wakes; one that was sent while this process was stopped (Ctrl-Z and
+# `kill %1`) may be taken by another thread, which does not wake it.
+SIGNAL_SECONDS = 1.0
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Session:
+    """Runs one job to its end. `on_all_started` is called when every process has a pid; it may raise LaunchError."""
+
+    def __init__(self, supervisor: Supervisor, cluster: Cluster, output: Output, on_all_started: Callable[[], None],
+                 copier: Sync | None = None, trace: Callable[[Event], None] | None = None):  # fmt: skip
+        self.supervisor, self.cluster, self.output, self.on_all_started = supervisor, cluster, output, on_all_started
+        self.copier, self.trace = copier, trace
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()  # whose put may interrupt itself
+        self.connections: dict[str, Connection] = {}
+        self.readers: list[threading.Thread] = []
+        self._connecting: list[threading.Thread] = []
+        self.closing = False
+        self._asked_at: dict[str, float] = {}  # s, when the last message was sent
+        self._turns = threading.Semaphore(CONNECTING)
+
+    def run(self, log_folder: Path | None) -> None:
+        """From the first connection to the last agent's last word; `log_folder` is one that the agents can write to."""
+        key = secrets.token_hex(KEY_BYTES)
+        try:
+            self._do(self.supervisor.begin(key, str(log_folder) if log_folder else None, time.monotonic()))
+            while not self.supervisor.over:
+                event = self._next()
+                if self.trace:
+                    self.trace(event)
+                self._do(self.supervisor.handle(event, time.monotonic()))
+                if self.supervisor.ending:
+                    self.output.hurry()
+                    if self.copier:
+                        self.copier.cancel()
+                if isinstance(event, Started) and self.supervisor.started:
+                    self._tell_started()
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        self.closing = True
+        if self.copier:
+            self.copier.cancel()
+        for connection in list(self.connections.values()):
+            connection.finish()
+        join(self.readers, READER_SECONDS)
+        join(self._connecting, CONNECTING_SECONDS)
+
+    def _next(self) -> Event:
+        while (left := self.supervisor.deadline - time.monotonic()) > 0 or not self.events.empty():
+            with contextlib.suppress(queue.Empty):
+                return self.events.get(timeout=max(0.0, min(left, SIGNAL_SECONDS)))
+        return Tick()
+
+    def _tell_started(self) -> None:
+        try:
+            self.on_all_started()
+        except LaunchError as error:
+            self.events.put(OutputFailed(str(error)))
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Send(host, message):
+                    self._asked_at[host] = time.time()
+                    if host in self.connections:
+                        self.connections[host].send(message)
+                case Connect(host, again):
+                    self._connecting.append(self._in_thread(self._connect, self.supervisor.hosts[host], again))
+                case Copy(host, folder):
+                    self._in_thread(self._copy, host, folder)
+
+    def _in_thread(self, function: Callable, *arguments: object) -> threading.Thread:
+        def run() -> None:
+            try:
+                function(*arguments)
+            except Exception as error:  # a fault of ours ends the job; nobody may wait for this thread for ever
+                self.events.put(OutputFailed(f"fault of the launcher: {error!r}"))
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        return thread
+
+    def _connect(self, host: Host, again: bool) -> None:
+        with self._turns:
+            if self.closing:
+                return
+            try:
+                timeout = RECONNECT_SECONDS if again else None
+                channel = self.cluster.connect(host, self.supervisor.job.mark, timeout)
+            except LaunchError as error:
+                return self.events.put(Unreached(host.name, str(error), error.code))
+        if self.closing:
+            channel.close()
+            return
+        silence = self.supervisor.limits.silence
+        connection = Connection(host.name, channel, silence, self._take, self.events.put)
+        self.connections[host.name] = connection
+        self.events.put(Connected(host.name))
+        connection.start()
+        self.readers.append(connection.reader)
+
+    def _copy(self, host: str, folder: str) -> None:
+        try:
+            summary = self.copier.copy(host, folder, self.connections[host].channel.write)
+        except LaunchError as error:
+            return self.events.put(Refused(host, str(error), error.code))
+        except OSError:  # its reader reports the agent's end
+            return
+        if summary is not None:
+            self.events.put(Copied(host, summary))
+
+    def _take(self, host: str, kind: int, task: int, payload: bytes) -> None:
+        if kind == agent.OUTPUT:
+            return self._keep(task, payload)
+        message = json.loads(payload)
+        if self.copier and self.copier.take(host, message):
+            return
+        if message["event"] == "probed":
+            skew = clock_skew(message["facts"], self._asked_at[host], time.time())
+            return self.events.put(Probed(host, message["facts"], skew))
+        if event := from_agent(host, message):
+            self.events.put(event)
+
+    def _keep(self, task: int, payload: bytes) -> None:
+        try:
+            self.output.write(task, payload)
+        except LaunchError as error:
+            self.events.put(OutputFailed(str(error)))
+
+    def interrupt(self, number: int) -> None:
+        """A signal asks the job to end."""
+        self.events.put(Interrupted(number))
+
+
+def join(threads: list[threading.Thread], seconds: float) -> None:
+    """Wait for all together."""
+    until = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+
+
+@contextlib.contextmanager
+def catching(interrupted: Callable[[int], None]) -> Iterator[None]:
+    """Hand the signals that ask the launcher to end to `interrupted`, in the main thread."""
+    # nohup's wish is kept; a shell that starts background jobs with SIGINT ignored is not obeyed
+    numbers = [n for n in ENDING_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, lambda number, frame: interrupted(number)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

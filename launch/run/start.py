@@ -1,0 +1,235 @@
+"""From options to a job and its hosts, and a job's attempts, one after another, until one ends well."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launch import LaunchError, version
+from launch.clusters import Cluster
+from launch.command_line.options import Options
+from launch.job.host import Host
+from launch.job.job import Job, places
+from launch.job.role import SERVER, WORKER
+from launch.preflight.needs import needs
+from launch.run.event import Copied, Event, signal_name
+from launch.run.session import Session, catching
+from launch.run.supervise import FAULT_CODE, Limits, Supervisor
+from launch.secret import redact, redact_all
+from launch.terminal import report
+from launch.terminal.log_folder import LOGS, LogFolder, default_path
+from launch.terminal.output import Display, Output, Plain, Silent
+
+if TYPE_CHECKING:
+    from launch.sync import Sync  # takes a moment to import, and few jobs need it
+
+NAME = "dmltrain-launch"
+IMPATIENT_SECONDS = 2.0  # how long who sent a signal waits for a terminal that stands still
+COPY_SECONDS = 2.0
+RESTART_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 30.0  # between the end of an attempt and the next; doubles
+Say = Callable[[str], None]
+
+
+def as_utf8(text: str) -> str:
+    """What the system gave as bytes, as UTF-8 whatever the locale; bytes that are not UTF-8 survive as surrogates."""
+    return os.fsencode(text).decode("utf-8", "surrogateescape")
+
+
+def make_job(options: Options, name: str) -> Job:
+    """The job that the options describe; LaunchError when they do not."""
+    if options.num_workers is None:
+        raise LaunchError(f"-n/--num-workers is missing: {NAME} -n 2 -s 2 train.py ...")
+    job = Job(
+        name=name,
+        mark=new_mark(name),
+        argv=options.program,
+        num_workers=options.num_workers,
+        num_servers=options.num_workers if options.num_servers is None else options.num_servers,
+        workdir=_folder_here(),
+        settings=options.settings,
+        port=options.port,
+        placement=options.placement,
+        copy_to=options.sync_dst_dir,
+        over_network=options.place != "local",
+        interface=options.interface,
+        subnet=options.subnet,
+        memory={WORKER: options.worker_memory, SERVER: options.server_memory},
+    )
+    return replace(job, needs=_needs(job.script)) if job.over_network else job
+
+
+def _folder_here() -> str:
+    try:
+        return as_utf8(os.getcwd())
+    except OSError as error:
+        raise LaunchError(f"the working directory is gone: {error.strerror}; cd to one that is there") from None
+
+
+def new_mark(name: str) -> str:
+    """By which the processes of one attempt are known; without what a shell would take for its own."""
+    return f"{re.sub('[^A-Za-z0-9_.-]', '_', name)}-{secrets.token_hex(8)}"
+
+
+def _needs(script: str) -> tuple[str, ...]:
+    """What the script imports, where it can be read here; what it needs elsewhere is then known before it starts."""
+    try:
+        return tuple(needs(Path(script).read_text())) if script else ()
+    except (OSError, UnicodeDecodeError, SyntaxError):
+        return ()
+
+
+def used_hosts(job: Job, hosts: Sequence[Host]) -> list[Host]:
+    """The hosts that have a process of the job, in their order; LaunchError when they have no room for it."""
+    used = {host.name for _, _, host in places(job, hosts)}
+    return [host for host in hosts if host.name in used]
+
+
+def name_and_path(options: Options, now: float) -> tuple[str, Path]:
+    """The job's name and the folder of its logs."""
+    name = options.job or report.new_job_name(options.program, now)
+    if options.log_dir:
+        return name, Path(options.log_dir)
+    return default_path(name, exact=bool(options.job))
+
+
+def limits(options: Options) -> Limits:
+    endless = float("inf")
+    return Limits(options.grace, options.timeout or endless, options.start_timeout or endless)
+
+
+class Start:
+    """A job and its attempts. `run` gives the exit code of the last."""
+
+    def __init__(self, options: Options, job: Job, place: Cluster, path: Path, say: Say):
+        self.options, self.job, self.place, self._say = options, job, place, say
+        self.began = time.time()
+        self.path, self.folder = path, LogFolder(path)  # of this attempt
+        self.first = self.folder  # has the record of all
+        self.ends: list[dict] = []  # of the attempts before this one
+        self.hidden = job.secrets(place.hosts)
+        self._copied = threading.Event()
+        self._interrupted, self._signal = threading.Event(), 0
+        self._session: Session | None = None
+
+    def run(self) -> int:
+        with catching(self._interrupt):
+            while True:
+                supervisor, code = self._attempt()
+                if not self._goes_on(supervisor):
+                    return code
+                self._next_attempt(supervisor)
+                if self._interrupted.wait(min(RESTART_SECONDS * 2 ** (self.job.restart - 1), LONGEST_PAUSE_SECONDS)):
+                    self._record(supervisor, time.time())
+                    self.say(f"{NAME}: the launcher got {signal_name(self._signal)}")
+                    self.say(report.last_line(supervisor))
+                    return 128 + self._signal
+
+    def _next_attempt(self, supervisor: Supervisor) -> None:
+        self.ends.append(redact_all(report.end_of_attempt(supervisor, str(self.path)), self.hidden))
+        number = len(self.ends)
+        self.say(f"{NAME}: restart {number} of {self.options.max_restarts}")
+        self.job = replace(self.job, restart=number, mark=new_mark(self.job.name))  # an old agent may still be ending
+        self.path = Path(self.first.shown) / f"restart-{number}"
+        self.folder = LogFolder(self.path)
+
+    def _interrupt(self, number: int) -> None:
+        self._signal = number
+        self._interrupted.set()
+        if self._session:
+            self._session.interrupt(number)
+
+    def _goes_on(self, supervisor: Supervisor) -> bool:
+        """Whether there is another attempt after this one. A host that reboots may miss the first of them."""
+        lost = supervisor.restartable or (self.ends and supervisor.unreached and not supervisor.interrupted)
+        return bool(lost) and len(self.ends) < self.options.max_restarts and not self.first.killed
+
+    def say(self, line: str) -> None:
+        self._say(redact(line, self.hidden))
+
+    def _attempt(self) -> tuple[Supervisor, int]:
+        supervisor = Supervisor(self.job, self.place.hosts, limits(self.options))
+        names = [f"{role}-{rank}" for role, rank, _ in places(self.job, self.place.hosts)]
+        folder = self.folder.path
+        self._record(supervisor)
+        self.say(report.start_line(supervisor, str(self.path)))
+        output = Output(self.folder, names, make_display(self.options, names))
+        copier = self._copier() if self.job.copy_to else None
+        session = Session(supervisor, self.place, output, lambda: self._record(supervisor), copier, self._trace)
+        self._session = session
+        if self._interrupted.is_set():
+            session.interrupt(self._signal)
+        try:
+            session.run(folder)
+            self._session = None
+            self._copied.set()
+            code, lines = supervisor.exit_code, report.failure(supervisor, output.last_lines, str(self.path))
+            try:
+                self._record(supervisor, None if self._goes_on(supervisor) else time.time())
+            except LaunchError as error:
+                code, lines = code or FAULT_CODE, [*lines, f"error: {error}"]
+        finally:
+            output.close(IMPATIENT_SECONDS if supervisor.interrupted else None)
+        for line in lines:
+            self.say(line if line.startswith(" ") else f"{NAME}: {line}")
+        if not code and not self.options.quiet:
+            report.print_table(folder)
+        self.say(report.last_line(supervisor))
+        return supervisor, code
+
+    def _copier(self) -> Sync:
+        from launch.sync import Sync
+        from launch.sync.manifest import manifest
+
+        logs = self.first.path.parent if self.first.path.parent.name == LOGS else self.first.path
+        folder, left_out = self.job.workdir, [str(logs), self.job.copy_to]
+        source = partial(manifest, folder, self.options.sync_exclude, left_out)
+        copier = Sync(folder, source, [host.name for host in self.place.hosts])
+        self._copied.clear()
+        threading.Thread(target=self._tell_progress, args=(copier,), daemon=True).start()
+        return copier
+
+    def _record(self, supervisor: Supervisor, ended: float | None = None) -> None:
+        for warning in supervisor.take_warnings():
+            self.say(f"{NAME}: warning: {warning}")
+        facts = report.record(supervisor, version(), self.options, self.began, ended)
+        self.first.write_record({**redact_all(facts, self.hidden), "restarts": self.ends})
+
+    def _trace(self, event: Event) -> None:
+        if isinstance(event, Copied):
+            self.say(f"{NAME}: {event.host}: {event.summary}")
+        if self.options.log_level == "DEBUG":
+            shown = replace(event, **redact_all(vars(event), self.hidden))  # before repr quotes what is in it
+            self.say(f"{NAME}: debug: {shown}")
+
+    def _tell_progress(self, copier: Sync) -> None:
+        """Say now and then how far the copying is, until it is over."""
+        before = 0
+        while not self._copied.wait(COPY_SECONDS):
+            done, total = copier.progress()
+            if done != before:
+                self.say(f"{NAME}: copying: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
+            before = done
+
+
+def make_display(options: Options, names: Sequence[str]) -> Display:
+    if options.quiet:
+        return Silent()
+    if sys.stdout.isatty() and options.live and os.environ.get("TERM", "dumb") != "dumb":
+        from launch.terminal.live import Live  # rich takes a while to import
+
+        return Live(names)
+    return Plain(sys.stdout.fileno(), names, coloured())
+
+
+def coloured() -> bool:
+    """Whether colours are wanted."""
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ

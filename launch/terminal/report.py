@@ -1,0 +1,141 @@
+"""What became of a job: in words for people, and as job.json for programs. Pure."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from launch.command_line.options import Options
+from launch.job.host import Host
+from launch.run.event import signal_name
+from launch.run.supervise import Process, Supervisor, as_shell
+from launch.terminal.log_folder import stamp
+
+TABLE_SECONDS = 60.0
+LINE_BYTES = 1 << 16
+WIDTH = 400  # characters shown of a line in a report
+
+
+def failure(supervisor: Supervisor, last_lines: Callable[[int], list[str]], folder: str) -> list[str]:
+    """Why the job ended before its workers were done; no lines when it did not."""
+    cause = supervisor.cause
+    if cause is None:
+        return []
+    lines = [cause.text]
+    if cause.process:
+        lines += _last_words(supervisor, cause.process, last_lines, folder)
+    if supervisor.suspect and supervisor.suspect is not cause:
+        lines.append(f"before that, {supervisor.suspect.text}")
+    lines += [f"{label} is stopped (SIGSTOP?)" for label in supervisor.stopped]
+    return lines
+
+
+def _last_words(supervisor: Supervisor, process: Process, last_lines: Callable, folder: str) -> list[str]:
+    said = last_lines(supervisor.processes.index(process))
+    log = f"{folder}/{process.task.name}.log"
+    heading = f"its last lines ({log}):" if said else f"it printed nothing ({log})"
+    return [heading, *(f"    {line[:WIDTH]}" for line in said)]
+
+
+def start_line(supervisor: Supervisor, folder: str) -> str:
+    job = supervisor.job
+    parts = [_count(job.num_workers, "worker"), _count(job.num_servers, "server")] if job.num_servers else []
+    parts = [*parts, "1 scheduler"] if parts else [_count(job.num_workers, "worker")]
+    return f"job {job.name}: {', '.join(parts)} on {_count(len(supervisor.hosts), 'host')}; logs in {folder}"
+
+
+def last_line(supervisor: Supervisor) -> str:
+    """What is left of the job, as its agents saw it."""
+    seen = {host: pids for host, pids in supervisor.left.items() if pids is not None}
+    pids = [f"pid {pid} on {host}" for host, found in seen.items() for pid in found]
+    unseen = [host for host in supervisor.hosts if supervisor.left.get(host, ()) is None]
+    unreached = [host for host in supervisor.hosts if host in supervisor.unreached]
+    line = f"{_count(len(pids), 'process', 'es')} left on {_count(len(seen), 'host')}"
+    words = ([", ".join(pids)] if pids else []) + ([f"not known for {', '.join(unseen)}"] if unseen else [])
+    words += [f"never reached: {', '.join(unreached)}"] if unreached else []
+    return f"{line}: {'; '.join(words)}" if words else line
+
+
+def record(supervisor: Supervisor, version: str, options: Options, began: float, ended: float | None) -> dict:
+    """job.json. Neither environment nor key: they may be secret."""
+    job = supervisor.job
+    return {
+        "job": job.name,
+        "mark": job.mark,
+        "command": list(job.argv),
+        "workdir": job.workdir,
+        "launcher": options.place,
+        "launched_from": {"host": platform.node(), "pid": os.getpid()},
+        "reached_by": {name: getattr(options, name) for name in REACHED_BY} | {"identity": _absolute(options.identity)},
+        "num_workers": job.num_workers,
+        "num_servers": job.num_servers,
+        "versions": {"dmltrain": version, "python": platform.python_version(), "system": platform.platform()},
+        "hosts": [_host(host) for host in supervisor.hosts.values()],
+        "started": stamp(began),
+        "ended": None if ended is None else stamp(ended),
+        "seconds": None if ended is None else round(ended - began, 3),
+        "exit_code": None if ended is None else supervisor.exit_code,
+        "cause": supervisor.cause.text if supervisor.cause else None,
+        "processes": [_row(process) for process in supervisor.processes],
+    }
+
+
+# What is needed to reach the hosts of a job again.
+REACHED_BY = ("ssh", "ssh_port", "identity", "mpirun", "mpirun_args", "host_ip")
+HOST_FACTS = ("name", "address", "interface", "hostname", "user", "port", "python")
+
+
+def _absolute(path: str) -> str:
+    """Who looks for the job may do so from another folder."""
+    return os.path.abspath(os.path.expanduser(path)) if path else ""
+
+
+def _host(host: Host) -> dict:
+    return {name: getattr(host, name) for name in HOST_FACTS}
+
+
+def end_of_attempt(supervisor: Supervisor, folder: str) -> dict:
+    """Why an attempt ended, for the record of the job."""
+    text = supervisor.cause.text if supervisor.cause else None
+    return {"exit_code": supervisor.exit_code, "cause": text, "ended": stamp(time.time()), "logs": folder}
+
+
+def print_table(folder: Path) -> None:
+    """The table of a training job's epochs, as dmltrain-parse gives it; nothing for other programs, or without it."""
+    try:
+        with open(folder / "worker-0.log", "rb") as log:
+            trains = any(b"Epoch[" in line for line in iter(lambda: log.readline(LINE_BYTES), b""))
+        if trains:
+            sys.stdout.flush()
+            subprocess.run([sys.executable, "-m", "dmltrain.report.cli", str(folder)], timeout=TABLE_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return
+
+
+def _row(process: Process) -> dict:
+    code = process.code
+    return {
+        "role": process.task.role,
+        "rank": process.task.rank,
+        "host": process.task.host.name,
+        "pid": process.pid or None,
+        "exit_code": None if code is None else as_shell(code),
+        "signal": signal_name(-code) if code is not None and code < 0 else None,
+        "ended_by_launcher": process.ended_by_us,
+    }
+
+
+def new_job_name(program: tuple[str, ...], now: float) -> str:
+    """Program and time, such as train_cifar10-20261120-120000."""
+    script = next((word for word in program if word.endswith(".py")), program[0] if program else "job")
+    name = script.rstrip("/").rpartition("/")[2].removesuffix(".py")[:60].replace("\n", "_") or "job"
+    return time.strftime(f"{name.replace('%', '%%')}-%Y%m%d-%H%M%S", time.localtime(now))
+
+
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}{'' if number == 1 else plural}"
