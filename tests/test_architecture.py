@@ -22,6 +22,17 @@ MAY_IMPORT = {  # room of dmltrain -> rooms it may import; what is not listed ma
     "backends": {"layers", "initial", "models", "kvstore", "errors", "options", "optimizer", "metric", "env"},
 }
 
+KVSTORE = [  # dmltrain/kvstore from the bottom up: a room or module imports itself and what stands before it
+    ("types", "waiting", "state_file", "log", "scratch"),
+    ("base",),
+    ("codec",),
+    ("transport",),
+    ("scheduler",),
+    ("server",),
+    ("worker",),
+    ("local",),
+    ("__init__",),
+]
 
 def imports(path: Path, top_level_only: bool = False) -> set[str]:
     tree = ast.parse(path.read_text())
@@ -56,6 +67,43 @@ def test_rooms_import_only_what_lies_below_them(name):
     for path in paths:
         used = {full.split(".")[1] for full in imports(path) if full.startswith("dmltrain.")}
         assert used <= MAY_IMPORT[name] | {name, "__version__"}, f"{path}: {sorted(used - MAY_IMPORT[name])}"
+
+
+def kvstore_imports() -> dict[str, set[str]]:
+    """Each module of dmltrain.kvstore -> the modules of it that are imported anywhere in its file."""
+    paths = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sources("dmltrain/kvstore")}
+    packages = {name.removesuffix(".__init__"): name for name in paths}
+    found = {}
+    for name, path in paths.items():
+        used = set()
+        for full in imports(path):
+            module = full if full in packages else full.rpartition(".")[0]
+            if module in packages:
+                used.add(packages[module])
+        found[name] = used - {name}
+    return found
+
+
+def kvstore_level(module: str) -> int:
+    name = module.split(".")[2]
+    return next(level for level, rooms in enumerate(KVSTORE) if name in rooms)
+
+
+def test_imports_in_the_kvstore_point_one_way():
+    for module, used in kvstore_imports().items():
+        above = {other for other in used if kvstore_level(other) > kvstore_level(module)}
+        assert not above, f"{module} imports {sorted(above)}, which lie above it"
+        beside = {other for other in used if kvstore_level(other) == kvstore_level(module)
+                  and other.split(".")[2] != module.split(".")[2]}
+        assert not beside, f"{module} imports {sorted(beside)}, another room of its own level"
+
+
+def test_no_circle_of_imports_in_the_kvstore():
+    imported = kvstore_imports()
+    while imported:
+        leaves = {module for module, used in imported.items() if not used}
+        assert leaves, f"these import each other in a circle: {sorted(imported)}"
+        imported = {module: used - leaves for module, used in imported.items() if module not in leaves}
 
 
 def test_frameworks_are_imported_in_backends_only():

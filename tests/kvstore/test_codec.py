@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmltrain.kvstore import codec
-from dmltrain.kvstore.codec.block import BLOCK
+from dmltrain.kvstore.scratch import BLOCK
 from tests.kvstore.through_a_codec import decode, encode, through
 
 ALL = [{"type": "bf16"}, {"type": "fp16"}, {"type": "int8"}, {"type": "2bit"}, {"type": "2bit", "threshold": 0.01},

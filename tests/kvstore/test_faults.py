@@ -84,7 +84,7 @@ def test_a_wrong_key_is_refused(start_job):
     stranger = Caller.new("test", b"wrong", "worker", 0)
     with pytest.raises(FrameError, match="does not know this job's key"):
         link.connect(("127.0.0.1", job.port), stranger, 5.0)
-    job.wait_for_line("scheduler-0", "cut off a stranger")
+    job.wait_for_line("scheduler-0", "cut off an unauthenticated peer")
     assert job.processes["worker-0"].poll() is None
 
 
@@ -130,7 +130,7 @@ def test_strangers_are_cut_off_and_logged_and_training_goes_on(training):
         for count, (name, data) in enumerate(STRANGE.items(), 1):
             noise(port, data)
             deadline = time.monotonic() + 10.0
-            while job.output(owner).count("cut off a stranger") < count:
+            while job.output(owner).count("cut off an unauthenticated peer") < count:
                 assert time.monotonic() < deadline, f"{name} was not logged:\n{job.output(owner)}"
                 time.sleep(0.01)
         wrong_version = bytearray(Header(Kind.HELLO, 2).pack()[:-4])

@@ -10,8 +10,7 @@ from dmltrain.env import Environment
 from dmltrain.errors import JobLost
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.service import Service
-from dmltrain.kvstore.transport import host, link
-from dmltrain.kvstore.transport import rendezvous as meeting
+from dmltrain.kvstore.transport import host, link, rendezvous
 from dmltrain.kvstore.worker.routes import Place, Routes
 
 ENVIRONMENT = Environment(role="worker", index=1, num_workers=2, num_servers=1, job="job", key=b"key")
@@ -28,7 +27,7 @@ def server():
 
 @pytest.mark.parametrize("another_job", [False, True])
 def test_a_worker_that_does_not_reach_its_hosts_relay_says_what_to_do(server, another_job):
-    sock, name = meeting.listen()
+    sock, name = rendezvous.listen()
     stranger = Environment(role="worker", num_workers=2, job="another job", key=b"key")
     if another_job:
         Service("relay", stranger, ServerCore(2), None, pytest.fail, pytest.fail).accept(sock)

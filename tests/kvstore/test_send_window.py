@@ -10,9 +10,9 @@ import time
 import pytest
 
 from dmltrain.env import Environment
-from dmltrain.kvstore.scheduler.process import accept_loop
 from dmltrain.kvstore.transport import link, send_window
 from dmltrain.kvstore.transport.handshake import Caller
+from dmltrain.kvstore.transport.listener import accept_loop
 from dmltrain.kvstore.transport.send_window import ANSWERS, PUSHES, UPDATE_BYTES, SendWindow
 
 

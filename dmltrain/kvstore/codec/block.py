@@ -18,7 +18,6 @@ the next is right.
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import cache
@@ -26,7 +25,7 @@ from typing import ClassVar
 
 import numpy as np
 
-BLOCK = 65536  # elements, a multiple of every codec's groups; less fits L2 better, but costs more in calls of numpy
+from dmltrain.kvstore.scratch import BLOCK, scratch
 
 
 class Codec(ABC):
@@ -162,20 +161,9 @@ def not_finite(part: np.ndarray) -> np.ndarray | None:
     return None if finite.all() else ~finite
 
 
-_own = threading.local()
-
-
 @cache
 def constant(value: float, dtype: type = np.float32) -> np.ndarray:
     """BLOCK times one value, read-only: with it numpy's maximum takes a fifth of the time that a scalar takes."""
     array = np.full(BLOCK, value, dtype)
     array.flags.writeable = False
     return array
-
-
-def scratch(name: str, size: int, dtype: type = np.float32) -> np.ndarray:
-    """`size` elements, at most BLOCK, of this thread's array of that name; one name has one dtype everywhere."""
-    arrays = _own.__dict__
-    if name not in arrays:
-        arrays[name] = np.empty(BLOCK, dtype)
-    return arrays[name][:size]

@@ -17,7 +17,8 @@ from functools import cache
 
 import numpy as np
 
-from dmltrain.kvstore.codec.block import BlockCodec, pack, quarter, scratch, whole_groups
+from dmltrain.kvstore.codec.block import BlockCodec, pack, quarter, whole_groups
+from dmltrain.kvstore.scratch import scratch
 
 GROUP = 512  # elements
 _MEANS = np.float32(1.4)

@@ -14,7 +14,8 @@ from functools import cache
 
 import numpy as np
 
-from dmltrain.kvstore.codec.block import BlockCodec, constant, not_finite, scratch
+from dmltrain.kvstore.codec.block import BlockCodec, constant, not_finite
+from dmltrain.kvstore.scratch import scratch
 
 _SIGN = np.uint16(0x8000)
 _EXPONENT = np.uint32(0x7F800000)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dmltrain.kvstore.codec.block import BlockCodec, scratch, whole_groups
+from dmltrain.kvstore.codec.block import BlockCodec, whole_groups
+from dmltrain.kvstore.scratch import scratch
 
 GROUP = 512  # elements
 _LEAST = np.finfo(np.float32).tiny  # of a scale: the inverse of a lesser one is inf

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dmltrain.kvstore.codec.block import Codec, blocks, scratch
+from dmltrain.kvstore.codec.block import Codec, blocks
+from dmltrain.kvstore.scratch import scratch
 
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _INFINITE = 0x7F800000

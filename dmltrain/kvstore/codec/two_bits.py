@@ -15,7 +15,8 @@ from functools import cache
 
 import numpy as np
 
-from dmltrain.kvstore.codec.block import BlockCodec, not_finite, pack, quarter, scratch
+from dmltrain.kvstore.codec.block import BlockCodec, not_finite, pack, quarter
+from dmltrain.kvstore.scratch import scratch
 
 _NAN = 3
 

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import queue
 import socket
-import sys
 import threading
 import time
 from typing import Any
 
 from dmltrain.env import Environment
 from dmltrain.errors import UserError
+from dmltrain.kvstore.log import log
 from dmltrain.kvstore.scheduler.core import EVERYBODY, Finish, Log, Node, Refuse, SchedulerCore, Send
 from dmltrain.kvstore.transport import link, wire
-from dmltrain.kvstore.transport.handshake import Listener
 from dmltrain.kvstore.transport.link import Closed, Link
+from dmltrain.kvstore.transport.listener import accept_loop
 from dmltrain.kvstore.transport.wire import FrameError, Kind
 
 TICK_SECONDS = 0.25
-MAX_STRANGERS = 64  # connections in their handshake at once
 
 
 class SchedulerProcess:
@@ -93,48 +91,6 @@ class SchedulerProcess:
             log(f"cut off {role} {index}: {error}")
             connection.cut()
             self._events.put((connection, node, f"sent what is no frame: {error}"))
-
-
-def accept_loop(listening: socket.socket, environment: Environment, name: str, serve: Any, admit: Any = None) -> None:
-    """Let callers in, each on a thread of its own, until the socket closes; strangers are cut off and logged.
-    `serve(link, role, index)` runs on that thread, after `admit(link)`, the last part of the handshake, which raises
-    FrameError, Closed or OSError. At most MAX_STRANGERS wait in their handshake at once."""
-    strangers = threading.Semaphore(MAX_STRANGERS)
-
-    def greet(sock: socket.socket, peer: str) -> None:
-        try:
-            connection, role, index = link.accept(sock, Listener.new(environment.job, environment.key))
-            if admit:
-                admit(connection)
-            connection.settle(answers=True)
-        except (FrameError, Closed, OSError) as error:
-            log(f"{name}: cut off a stranger from {peer}: {error}")
-            return sock.close()
-        finally:
-            strangers.release()
-        serve(connection, role, index)
-
-    while True:
-        try:
-            sock, peer = listening.accept()
-        except OSError as error:
-            if listening.fileno() < 0 or error.errno in (errno.EBADF, errno.EINVAL):
-                return  # closed: the job is over
-            log(f"{name}: cannot accept a connection: {error.strerror}")
-            time.sleep(0.1)
-            continue
-        strangers.acquire()
-        place = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "this host"
-        threading.Thread(target=greet, args=(sock, place), name=f"link {place}", daemon=True).start()
-
-
-def log(text: str) -> None:
-    """One line of the log, in one write."""
-    now = time.time()
-    stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
-    with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(f"{stamp},{int(now % 1 * 1000):03d} {text}\n")
-        sys.stderr.flush()
 
 
 def _socket(environment: Environment) -> socket.socket:

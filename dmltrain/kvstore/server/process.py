@@ -11,13 +11,12 @@ from typing import Any
 
 from dmltrain.env import Environment
 from dmltrain.errors import JobLost, UserError
+from dmltrain.kvstore.log import log
 from dmltrain.kvstore.scheduler.client import EXIT_SECONDS, Control
-from dmltrain.kvstore.scheduler.process import log
 from dmltrain.kvstore.server import optimizer_state
 from dmltrain.kvstore.server.core import Rejected, ServerCore
 from dmltrain.kvstore.server.service import OVERDUE_SECONDS, Service, allocator
-from dmltrain.kvstore.transport import host, link
-from dmltrain.kvstore.transport import rendezvous as meeting
+from dmltrain.kvstore.transport import host, link, rendezvous
 from dmltrain.kvstore.transport.link import Link
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError
 from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
@@ -104,7 +103,7 @@ def _share(transport: str) -> tuple[Arena | None, tuple[socket.socket, str] | No
     except ArenaError as error:
         log(f"no shared memory: {error}; using TCP")
         return None, None
-    met = meeting.listen()
+    met = rendezvous.listen()
     return (arena, met) if met else (None, None)
 
 

@@ -21,13 +21,13 @@ from typing import TypeVar
 import numpy as np
 
 from dmltrain.env import Environment
-from dmltrain.kvstore.scheduler.process import accept_loop, log
+from dmltrain.kvstore.log import log
 from dmltrain.kvstore.server.core import Action, Rejected, Reply, ServerCore, relay_number
 from dmltrain.kvstore.server.pool import Pool
 from dmltrain.kvstore.server.slice import Allocate, Buffer, Work, private
-from dmltrain.kvstore.transport import rendezvous as meeting
-from dmltrain.kvstore.transport import wire
+from dmltrain.kvstore.transport import rendezvous, wire
 from dmltrain.kvstore.transport.link import Closed, Link
+from dmltrain.kvstore.transport.listener import accept_loop
 from dmltrain.kvstore.transport.outbox import LAST, Frame, Outbox
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError
 from dmltrain.kvstore.transport.wire import Flag, FrameError, Header, Kind
@@ -99,10 +99,10 @@ class Service:
     def _admit(self, connection: Link) -> None:
         """A caller through the unix socket: exchange memory."""
         assert self._arena is not None  # nobody listens there without one
-        if not meeting.same_user(connection.sock):
+        if not rendezvous.same_user(connection.sock):
             raise FrameError("another user's process on this host")
         try:
-            meeting.exchange(connection, self._arena)
+            rendezvous.exchange(connection, self._arena)
         except ArenaError as error:
             raise FrameError(str(error)) from error
 

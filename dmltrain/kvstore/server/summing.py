@@ -12,13 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dmltrain.kvstore.codec.block import scratch
+from dmltrain.kvstore.scratch import BLOCK, scratch
 
 if TYPE_CHECKING:
     from dmltrain.kvstore.codec import Codec
-
-BLOCK = 1 << 16  # elements; of float32 256 KiB, so that sum and one addend stay in a core's own cache
-
 
 def total(hosts: Sequence[Sequence[np.ndarray]], out: np.ndarray) -> None:
     """out[:] = (a + b + ...) + (c + d + ...) + ..., flat arrays of one type and length: first within each host, then

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from dmltrain.env import Environment
 from dmltrain.errors import JobLost, UserError
 from dmltrain.kvstore.server.core import relay_number
-from dmltrain.kvstore.transport import host, link
-from dmltrain.kvstore.transport import rendezvous as meeting
+from dmltrain.kvstore.transport import host, link, rendezvous
 from dmltrain.kvstore.transport.handshake import Caller
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError
@@ -39,7 +38,7 @@ class Place:
         """`sums`: it takes part in sums of its host, if that is wanted. Raises UserError when memory must be had and
         cannot."""
         self.arena = _arena(environment.transport)
-        met = meeting.listen() if self.arena and sums and environment.host_sum != "off" else None
+        met = rendezvous.listen() if self.arena and sums and environment.host_sum != "off" else None
         self.listening: socket.socket | None = met[0] if met else None
         self.meeting = met[1] if met else ""
 
@@ -113,7 +112,7 @@ class Routes:
         """The link to a server on this host, through shared memory; None where it is not here or TCP is wanted."""
         met, arena = None, self._place.arena
         with contextlib.suppress(*_FAILURES):  # another user's server, say: TCP then
-            met = meeting.connect(meeting_name, caller, arena) if arena and meeting_name else None
+            met = rendezvous.connect(meeting_name, caller, arena) if arena and meeting_name else None
         if met is None and self._environment.transport == "shm":
             raise UserError(f"--transport shm: {name} is not on this worker's host (or shares no memory); use "
                             "--transport auto, which takes TCP for servers on other hosts")
@@ -135,7 +134,7 @@ class Routes:
         assert arena is not None  # or this worker would not have said that it can be met
         connection, reason = None, "it cannot be reached"
         try:
-            connection = meeting.connect(table["workers"][leader][1], self._caller("worker"), arena)
+            connection = rendezvous.connect(table["workers"][leader][1], self._caller("worker"), arena)
         except _FAILURES as error:
             reason = str(error)
         if connection is None:

@@ -28,7 +28,8 @@ from dmltrain.backends.mxnet import ps_lite as mxnet_ps
 from dmltrain.backends.mxnet.server import command as mxnet_command
 from dmltrain.env import Environment
 from dmltrain.errors import JobLost
-from dmltrain.kvstore.scheduler.process import SchedulerProcess, log
+from dmltrain.kvstore.log import log
+from dmltrain.kvstore.scheduler.process import SchedulerProcess
 from dmltrain.kvstore.server.core import Rejected
 from dmltrain.kvstore.server.process import ServerProcess
 

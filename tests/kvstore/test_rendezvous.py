@@ -7,8 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from dmltrain.kvstore.transport import link
-from dmltrain.kvstore.transport import rendezvous as meeting
+from dmltrain.kvstore.transport import link, rendezvous
 from dmltrain.kvstore.transport.handshake import Caller, Listener
 from dmltrain.kvstore.transport.link import Closed
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError, Mapping
@@ -19,14 +18,14 @@ SIZE = 1 << 20
 @pytest.fixture
 def server():
     """A listener by name, with the outcome of its first caller: a Link, or what was raised."""
-    sock, name = meeting.listen()
+    sock, name = rendezvous.listen()
     outcome = []
 
     def serve():
         caller, _ = sock.accept()
         try:
             connection, _, _ = link.accept(caller, Listener.new("job", b"key"))
-            meeting.exchange(connection, Arena(SIZE))
+            rendezvous.exchange(connection, Arena(SIZE))
             outcome.append(connection)
         except (Closed, ArenaError) as error:
             outcome.append(error)
@@ -45,7 +44,7 @@ def caller():
 
 def test_each_reads_what_the_other_writes(server):
     name, outcome = server
-    mine = meeting.connect(name, caller(), Arena(SIZE))
+    mine = rendezvous.connect(name, caller(), Arena(SIZE))
     theirs = outcome()
     for writer, reader in ((mine, theirs), (theirs, mine)):
         place, memory = writer.own_arena.take(5)
@@ -60,7 +59,7 @@ def test_each_reads_what_the_other_writes(server):
 
 
 def test_nobody_there_is_no_error():
-    assert meeting.connect("dmltrain-nobody", caller(), Arena(SIZE)) is None
+    assert rendezvous.connect("dmltrain-nobody", caller(), Arena(SIZE)) is None
 
 
 def test_a_caller_that_cannot_map_the_memory_was_never_there(server):
@@ -69,8 +68,8 @@ def test_a_caller_that_cannot_map_the_memory_was_never_there(server):
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.connect(f"\0{name}")
     connection = link.greet(sock, caller())
-    meeting.give(connection, Arena(SIZE))
-    meeting.receive(connection)
+    rendezvous.give(connection, Arena(SIZE))
+    rendezvous.receive(connection)
     connection.close()
     assert isinstance(outcome(), Closed)
 
