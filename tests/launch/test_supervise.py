@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+import signal
 
-from launch.job.host import Host
-from launch.job.job import Job
-from launch.run.action import Connect, Send
+import pytest
+
+from launch.terminal import report
+from launch.run.action import Connect, Copy, Send
+from launch.agent import KILL_SECONDS
 from launch.run.event import (
     Bound,
     Connected,
+    Copied,
     Ended,
     Exited,
+    Frozen,
     Interrupted,
     Lost,
     OutputFailed,
@@ -24,8 +29,10 @@ from launch.run.event import (
     Tick,
     Unreached,
 )
-from launch.run.supervise import FINISH_SECONDS, SUSPECT_SECONDS, TOGETHER_SECONDS, Limits, Supervisor
-from launch.terminal import report
+from launch.job.host import Host
+from launch.job.job import Job
+from launch.command_line.options import Options
+from launch.run.supervise import Limits, Supervisor
 
 HOSTS = [Host("a", "10.0.0.1", "python3"), Host("b", "10.0.0.2", "python3")]
 SCHEDULER, SERVER_0, SERVER_1, WORKER_0, WORKER_1 = range(5)  # workers 0 and 1 are on a and b, as the servers are
@@ -34,9 +41,9 @@ SCHEDULER, SERVER_0, SERVER_1, WORKER_0, WORKER_1 = range(5)  # workers 0 and 1 
 class Clock:
     """A supervisor in the middle of its job, and the time."""
 
-    def __init__(self, timeout: float = math.inf):
+    def __init__(self, started: int = 5, **limits: float):
         self.job = Job("name", "mark", ("true",), 2, 2, "/", ())
-        self.supervisor = Supervisor(self.job, HOSTS, Limits(grace=5.0, timeout=timeout))
+        self.supervisor = Supervisor(self.job, HOSTS, Limits(**limits))
         self.now = 0.0
         self.connect = self.supervisor.begin("the key", "/logs", self.now)
         self.first = self.say(Connected("a"), Connected("b"))
@@ -46,7 +53,7 @@ class Clock:
         self.reach = self.say(Bound("b", {"reach": 9003}))
         self.say(Reached("a", {"b": {"ms": 0.1}}))
         self.start = self.say(Reached("b", {"a": {"ms": 0.1}}))
-        for task in range(5):
+        for task in range(started):
             self.say(Started("a", task, 100 + task))
 
     def say(self, *events) -> list:
@@ -57,6 +64,11 @@ class Clock:
 
     def exit(self, task: int, code: int) -> list:
         return self.say(Exited("a", task, code))
+
+    def tick_at(self, seconds: float) -> list:
+        """The launcher wakes at that time, asked for or not."""
+        self.now = seconds
+        return self.say(Tick())
 
     def tick(self) -> list:
         """The time that the supervisor asked for has come."""
@@ -102,7 +114,7 @@ def test_the_first_failure_decides():
 def test_a_lost_peer_yields_to_a_failure_soon_after():
     clock = Clock()
     assert clock.exit(WORKER_0, 75) == []
-    clock.now += SUSPECT_SECONDS / 2
+    assert clock.tick_at(0.5) == []
     assert clock.exit(SERVER_0, -9) == STOP
     supervisor = clock.end()
     assert supervisor.exit_code == 137
@@ -114,9 +126,9 @@ def test_a_lost_peer_yields_to_a_failure_soon_after():
 def test_a_lost_peer_alone_is_the_cause():
     clock = Clock()
     clock.exit(WORKER_0, 75)
-    assert clock.supervisor.deadline == SUSPECT_SECONDS
+    assert clock.tick_at(0.5) == [], "the process that was lost may yet be reported"
     assert clock.exit(WORKER_1, 75) == []
-    assert clock.tick() == STOP
+    assert clock.tick_at(1.5) == STOP
     assert clock.end().exit_code == 75
     assert clock.supervisor.cause.process.task.rank == 0, "the first"
 
@@ -133,13 +145,23 @@ def test_after_the_workers_the_rest_has_a_moment():
     clock.exit(WORKER_0, 0)
     assert clock.supervisor.deadline == math.inf
     clock.exit(WORKER_1, 0)
-    assert clock.supervisor.deadline == FINISH_SECONDS
-    clock.exit(SERVER_0, 75)  # it saw the workers go: nothing was lost
-    clock.exit(SERVER_1, 0)
-    assert clock.tick() == STOP
+    assert clock.tick_at(0.25) == [], "a server that writes its state may take as long as this"
+    assert clock.exit(SERVER_0, 75) == [], "it saw the workers go: nothing was lost"
+    assert clock.exit(SERVER_1, 0) == []
+    assert clock.tick_at(0.7) == STOP, "the ends of the servers give the scheduler no more time"
     clock.exit(SCHEDULER, -15)
     assert clock.end().exit_code == 0
     assert report.failure(clock.supervisor, lambda task: [], "logs") == []
+
+
+def test_a_server_that_lost_a_peer_fails_the_job_though_the_workers_finish():
+    clock = Clock()
+    clock.exit(SERVER_0, 75)
+    clock.exit(WORKER_0, 0)
+    clock.exit(WORKER_1, 0)
+    assert clock.tick_at(0.75) == [], "whom it lost may yet be heard of"
+    assert clock.tick() == STOP
+    assert clock.end().exit_code == 75
 
 
 def test_when_all_are_done_nobody_is_waited_for():
@@ -175,6 +197,9 @@ def test_a_lost_agent_is_replaced_once():
     clock = Clock()
     assert clock.say(Lost("b", "was killed by SIGKILL")) == [Connect("b", again=True), STOP[0]]
     assert clock.supervisor.cause.text == "the agent on b (pid 20) was killed by SIGKILL"
+    job, stop = clock.say(Connected("b"))
+    assert (job.host, stop) == ("b", STOP[1])
+    assert "the key" in str(clock.first[1].message) and "the key" not in str(job.message), "it starts nothing"
     clock.say(Ready("b", 21, 2), Ended("b", ()))
     clock.say(Ended("a", ()), Lost("b", "exited with 0"))
     assert clock.supervisor.over
@@ -190,13 +215,71 @@ def test_a_host_that_is_lost_twice_is_not_known():
 
 
 def test_an_agent_that_does_not_end_is_replaced_in_time():
-    clock = Clock()
+    clock = Clock(grace=30.0)
     clock.exit(WORKER_0, 1)
     clock.say(Ended("a", ()))
+    killed = 30.0 + KILL_SECONDS  # when an agent that does as it was asked gives up
+    assert clock.tick_at(killed) == [], "it may yet say so"
     assert clock.tick() == [Connect("b", again=True)]
+    assert clock.now <= killed + 5
+    assert clock.tick_at(clock.now + killed) == [], "its successor has as long"
+    assert not clock.supervisor.over
     assert clock.tick() == []
     assert clock.supervisor.over and clock.supervisor.left["b"] is None
     assert clock.supervisor.exit_code == 1, "still the first failure's"
+
+
+def test_an_agent_that_is_asked_to_hurry_is_waited_for_no_longer_than_that():
+    clock = Clock(grace=30.0)
+    clock.exit(WORKER_0, 1)
+    clock.say(Ended("a", ()))
+    clock.now = 2.0
+    assert clock.say(Interrupted(2)) == [Send("b", {"do": "stop", "grace": 0.0})], "a has ended"
+    assert clock.tick_at(2.0 + KILL_SECONDS) == []
+    assert clock.tick_at(2.0 + KILL_SECONDS + 5) == [Connect("b", again=True)]
+
+
+def test_once_the_end_has_begun_nothing_else_falls_due():
+    clock = Clock(timeout=60.0)
+    clock.now = 59.9
+    for task in range(5):
+        clock.exit(task, 0)
+    assert clock.tick_at(61.0) == [], "the agents have some seconds to say that nothing is left"
+    assert clock.say(OutputFailed("cannot write"), Refused("b", "no", 2)) == [], "they were asked already"
+    assert clock.supervisor.deadline > 61.0
+    assert clock.end().exit_code == 125, "the log is not whole"
+    clock = Clock(timeout=60.0)
+    clock.exit(WORKER_0, 0)
+    clock.exit(WORKER_1, 0)
+    clock.tick_at(59.9)
+    clock.tick_at(61.0)
+    assert clock.end().exit_code == 0
+
+
+def test_a_process_that_was_stopped_and_kept_the_job_from_its_end_is_the_cause():
+    clock = Clock()
+    clock.exit(WORKER_0, 0)
+    clock.exit(WORKER_1, 0)
+    clock.tick()
+    clock.say(Stopped("a", ((102, SERVER_1),)))
+    assert clock.end().exit_code == 128 + signal.SIGSTOP
+    assert clock.supervisor.cause.text == "server 1 (pid 102 on b) did not end: it is stopped"
+
+
+def test_the_record_says_how_each_process_ended_and_who_ended_it():
+    clock = Clock()
+    clock.exit(SERVER_0, 0)
+    clock.exit(WORKER_1, -signal.SIGSEGV)
+    clock.exit(WORKER_0, -signal.SIGTERM)
+    rows = report.record(clock.supervisor, "0", Options(), 0.0, None)["processes"]
+    told = [(row["exit_code"], row["signal"], row["ended_by_launcher"]) for row in rows]
+    assert told == [
+        (None, None, False),
+        (0, None, False),
+        (None, None, False),
+        (143, "SIGTERM", True),
+        (139, "SIGSEGV", False),
+    ]
 
 
 def test_what_is_left_is_an_error():
@@ -218,6 +301,7 @@ def test_interruptions():
 def test_the_time_is_up():
     clock = Clock(timeout=60.0)
     clock.exit(SERVER_0, 0)
+    assert clock.tick_at(59.0) == []
     assert clock.tick() == [Send(host, {"do": "stop", "grace": 5.0, "dump": True}) for host in "ab"]
     assert clock.end().exit_code == 124
     assert "server 0" not in clock.supervisor.cause.text
@@ -249,9 +333,45 @@ def test_nothing_starts_once_the_end_has_begun():
 def test_a_late_start_names_who_is_waited_for():
     supervisor = before_the_start(start=30.0)
     assert supervisor.deadline == 30.0
+    assert supervisor.handle(Tick(), 29.0) == []
     assert supervisor.handle(Tick(), 30.0) == STOP
     assert supervisor.exit_code == 124
     assert supervisor.cause.text.endswith("within 30 s (--start-timeout); waiting for b (connecting)")
+
+
+def test_the_start_is_late_until_the_last_process_has_started():
+    clock = Clock(started=4, start=30.0)
+    assert clock.tick() == STOP
+    assert clock.now == 30.0
+    assert clock.supervisor.cause.text.endswith("waiting for worker 1 (on b)")
+    clock = Clock(start=30.0)
+    assert clock.tick_at(31.0) == []
+    assert clock.supervisor.deadline == math.inf
+
+
+def test_copying_may_take_as_long_as_it_does_and_the_start_has_its_time_afterwards():
+    job = Job("name", "mark", ("true",), 2, 2, "/", copy_to="/copy")
+    supervisor = Supervisor(job, HOSTS, Limits(start=30.0))
+    supervisor.begin("key", None, 0.0)
+    copies = []
+    for event in (Connected("a"), Connected("b"), Ready("a", 10, 4), Ready("b", 20, 4)):
+        copies += supervisor.handle(event, 1.0)
+    assert copies[-2:] == [Copy("a", "/copy"), Copy("b", "/copy")]
+    assert supervisor.handle(Tick(), 30.0) == [] and not supervisor.ending
+    supervisor.handle(Copied("a", "all"), 99.0)
+    supervisor.handle(Copied("b", "all"), 100.0)
+    assert supervisor.deadline == 130.0
+    assert supervisor.handle(Tick(), 130.0) == STOP
+
+
+def test_memory_is_limited_by_role():
+    job = Job("name", "mark", ("true",), 1, 1, "/", memory={"server": 100, "worker": 200})
+    supervisor = Supervisor(job, HOSTS[:1])
+    supervisor.begin("key", None, 0.0)
+    for event in (Connected("a"), Ready("a", 10, 4)):
+        supervisor.handle(event, 0.0)
+    (start,) = supervisor.handle(Bound("a", {"scheduler": 1, "master": 2}), 0.0)
+    assert [row["memory"] for row in start.message["tasks"]] == [0, 100, 200]
 
 
 def test_a_host_that_was_never_reached_has_nothing_left():
@@ -275,16 +395,31 @@ def test_every_host_that_cannot_be_reached_is_named_in_the_order_of_the_hosts():
     assert supervisor.cause.text == "a: no route to host\nb: no such name"
 
 
-def test_what_hosts_refuse_in_the_same_second_is_told_together():
-    supervisor = before_the_start()
-    assert supervisor.handle(Refused("a", "a: no room", 2), 5.0) == []
-    assert supervisor.handle(Refused("b", "b: no room", 2), 5.5) == STOP
+def preparing(*names: str) -> Supervisor:
+    """All of these hosts have an agent that is still at something."""
+    supervisor = Supervisor(Clock().job, [Host(name, "10.0.0.1", "python3") for name in names])
+    supervisor.begin("key", None, 0.0)
+    for name in names:
+        supervisor.handle(Connected(name), 0.0)
+    return supervisor
+
+
+def test_what_all_hosts_refuse_is_told_together_without_waiting():
+    supervisor = preparing("a", "b", "c")
+    assert supervisor.handle(Refused("b", "b: no room", 2), 5.0) == []
+    assert supervisor.handle(Refused("a", "a: no room", 2), 5.25) == []
+    assert len(supervisor.handle(Refused("c", "c: no room", 2), 5.5)) == 3
+    assert supervisor.cause.text == "a: no room\nb: no room\nc: no room"
+
+
+def test_the_first_refusal_gives_the_others_a_moment_and_the_second_no_more():
+    supervisor = preparing("a", "b", "c")
+    supervisor.handle(Refused("b", "b: no room", 2), 5.0)
+    assert supervisor.handle(Tick(), 5.5) == []
+    assert supervisor.handle(Refused("a", "a: no room", 2), 5.9) == []
+    assert supervisor.deadline < 6.5, "what c is at may take long"
+    assert len(supervisor.handle(Tick(), 6.5)) == 3
     assert supervisor.cause.text == "a: no room\nb: no room"
-    supervisor = before_the_start()
-    supervisor.handle(Refused("a", "a: no room", 2), 5.0)
-    assert supervisor.deadline == 5.0 + TOGETHER_SECONDS
-    assert supervisor.handle(Tick(), 6.0) == STOP, "what b is at may take long"
-    assert supervisor.cause.text == "a: no room"
 
 
 def test_a_cause_that_comes_in_between_hides_no_fault():
@@ -301,9 +436,10 @@ def test_an_interrupted_start_does_not_wait_for_a_connection():
     supervisor.begin("key", None, 0.0)
     supervisor.handle(Connected("a"), 0.0)
     supervisor.handle(Interrupted(2), 0.0)
-    supervisor.handle(Ended("a", ()), 0.0)
-    assert supervisor.over
     assert supervisor.handle(Connected("b"), 0.0) == [], "too late: it gets no job"
+    assert supervisor.handle(Lost("b", "exited with 0"), 0.0) == [], "as it had nothing to do"
+    supervisor.handle(Ended("a", ()), 0.0)
+    assert supervisor.over and supervisor.exit_code == 130
 
 
 def test_a_path_that_is_cut_ends_the_start():
@@ -330,6 +466,14 @@ def test_whoever_lost_a_peer_yields_to_a_host_that_has_gone_quiet():
     assert report.last_line(clock.supervisor) == "0 processes left on 1 host: not known for b"
 
 
+def test_the_host_that_has_been_quiet_for_longest_is_to_blame():
+    clock = Clock()
+    clock.say(Quiet("a", 3.0), Quiet("b", 7.0))
+    clock.exit(WORKER_0, 75)
+    clock.tick()
+    assert clock.supervisor.cause.text.startswith("nothing has come from b for 7 s")
+
+
 def test_a_host_that_speaks_again_is_not_to_blame():
     clock = Clock()
     clock.say(Quiet("b", 7.0), Quiet("b", 0.0))
@@ -349,9 +493,66 @@ def test_a_check_goes_on_without_the_hosts_it_cannot_reach():
     assert [(each.host, each.code) for each in supervisor.preparation.problems] == [("b", 2)]
 
 
-def test_only_lost_processes_and_hosts_are_worth_a_restart():
-    for event, worth in ((Exited("a", WORKER_0, 1), True), (Lost("b", "x"), True), (Exited("a", WORKER_0, 2), False),
-                         (Interrupted(2), False), (Refused("b", "no", 2), False)):  # fmt: skip
-        clock = Clock()
+def test_an_interrupted_check_ends_whether_all_hosts_are_reached_or_not():
+    supervisor = Supervisor(Clock().job, HOSTS, check=True)
+    supervisor.begin("key", None, 0.0)
+    supervisor.handle(Interrupted(2), 0.0)
+    assert supervisor.handle(Unreached("b", "b: no route to host", 2), 0.0) == []
+    assert supervisor.over and supervisor.exit_code == 130
+    assert report.last_line(supervisor) == "0 processes left on 0 hosts: never reached: a, b"
+
+
+@pytest.mark.parametrize(
+    ("events", "worth"),
+    [
+        ([Exited("a", WORKER_0, 1)], True),
+        ([Exited("a", WORKER_0, -9)], True),
+        ([Exited("a", SERVER_0, 1), Lost("b", "x")], True),
+        ([Lost("b", "was killed")], True),
+        ([Frozen("a", WORKER_0, 5)], True),
+        ([Exited("a", WORKER_0, 2)], False),
+        ([Exited("a", WORKER_0, 124)], False),
+        ([Interrupted(2)], False),
+        ([Exited("a", WORKER_0, 1), Interrupted(2)], False),
+        ([Refused("b", "no", 2)], False),
+    ],
+    ids=lambda value: None if isinstance(value, bool) else ", ".join(repr(each) for each in value),
+)
+def test_only_lost_processes_and_hosts_are_worth_a_restart(events, worth):
+    """Neither a wrong option (2), nor a time limit (124), nor a user who has asked for the end."""
+    clock = Clock()
+    clock.say(*events)
+    assert clock.end().restartable is worth
+
+
+def test_a_job_that_has_not_started_or_took_too_long_is_not_restarted():
+    for event in (Exited("a", WORKER_0, 1), Lost("b", "was killed")):
+        clock = Clock(started=4)
         clock.say(event)
-        assert clock.supervisor.restartable is worth, event
+        assert not clock.end().restartable, event
+    clock = Clock(timeout=60.0)
+    clock.tick()
+    assert not clock.end().restartable
+
+
+def test_a_launcher_and_an_agent_that_lose_each_other_both_know_within_ten_seconds():
+    """The launcher first: who comes after a lost agent finds its processes, or that it has ended them."""
+    assert 0 < Limits().silence < Limits().agent_silence <= 10
+
+
+def test_hosts_run_the_program_by_their_own_python_or_by_their_agents():
+    hosts = [Host("a", "10.0.0.1", "/opt/python"), Host("b", "10.0.0.2", "")]
+    supervisor = Supervisor(Job("name", "mark", ("train.py",), 2, 0, "/"), hosts)
+    supervisor.begin("key", None, 0.0)
+    for name in "ab":
+        supervisor.handle(Connected(name), 0.0)
+    for name in "ab":
+        supervisor.handle(Ready(name, 10, 4, "/usr/bin/python3"), 0.0)
+    supervisor.handle(Bound("a", {"master": 1, "reach": 2}), 0.0)
+    supervisor.handle(Bound("b", {"reach": 3}), 0.0)
+    for name, other in ("ab", "ba"):
+        supervisor.handle(Reached(name, {other: {"ms": 0.1}}), 0.0)
+    assert [each.task.argv for each in supervisor.processes] == [
+        ("/opt/python", "train.py"),
+        ("/usr/bin/python3", "train.py"),
+    ]
