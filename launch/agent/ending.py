@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import signal
+from collections.abc import Callable
 
 from launch.agent import KILL_SECONDS
 from launch.agent.process import Process, members, send_signal
@@ -35,11 +36,11 @@ def runs_python(pid: int) -> bool:
 class Ending:
     """The end of a job on this host: TERM to every process, KILL after `grace` seconds, until none is left.
 
-    Call `look` at `look_at`; it is over once `left` (pids) is not None.
+    Call `look` at `look_at`; it is over once `left` (pids) is not None. `find(mark, the agent's pid)` looks.
     """
 
-    def __init__(self, mark: str, now: float, grace: float):
-        self.mark = mark
+    def __init__(self, mark: str, now: float, grace: float, find: Callable[[str, int], dict[int, Process]] = members):
+        self.mark, self.find = mark, find
         self.asked: set[tuple[int, int]] = set()  # (pid, start)
         self.kill_at = now + grace
         self.look_at, self.pause = now, LOOK_SECONDS[0]
@@ -55,7 +56,7 @@ class Ending:
         self.look_at = now
 
     def members(self) -> dict[int, Process]:
-        return members(self.mark, os.getpid()) if self.mark else {}
+        return self.find(self.mark, os.getpid()) if self.mark else {}
 
     def look(self, now: float) -> None:
         """See who is left, and do what the hour asks."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Callable
 from typing import NamedTuple
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -45,14 +46,14 @@ def carries(pid: int, marks: tuple[bytes, ...]) -> bool:
         return False
 
 
-def members(mark: str, root: int) -> dict[int, Process]:
+def members(mark: str, root: int, look: Callable[[], dict[int, Process]] = living) -> dict[int, Process]:
     """The living processes of job `mark`: carriers of its mark, agents older than `root`, and all below these and it.
 
     Parents come before their children: a shell whose child is ended first exits with the child's status, and what
     ended the shell would be lost. A younger agent is no business of an older one: it has come to end that one, or to
     say that there are two here.
     """
-    everyone = living()
+    everyone = look()
     of_job, of_agent = (name + os.fsencode(mark) for name in (b"DMLTRAIN_JOB=", b"DMLTRAIN_AGENT="))
     own = everyone.get(root)
     children: dict[int, list[int]] = {}

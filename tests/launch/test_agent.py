@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from launch import agent, channels
+from launch.agent import KILL_SECONDS
+from launch.agent.ending import Ending
 from launch.agent.process import Process, members, process, send_signal
 from launch.channels import ChannelError, frames
 from launch.channels.local import LocalChannel
@@ -62,6 +67,11 @@ class Conversation:
     def until(self, event: str) -> dict:
         """The next event of that name; what comes before it is passed over."""
         return next(each for each in self.heard if each["event"] == event)
+
+    def answer(self) -> list[dict]:
+        """Ask for something that is always answered; the events before the answer."""
+        self.send(do="list", mark="no-such-mark")
+        return list(itertools.takewhile(lambda each: each["event"] != "listing", self.heard))
 
     def stop(self) -> dict:
         self.send(do="stop", grace=0.5)
@@ -125,19 +135,119 @@ def test_ends_are_reported_in_the_order_they_happened(tmp_path):
     talk.stop()
 
 
-def test_silence_ends_the_job(tmp_path):
-    talk = Conversation(tmp_path, silence=1.5)
-    (pid,) = talk.start(["sleep", "120"])
-    for _ in range(10):  # a heart that beats keeps it alive
-        time.sleep(0.2)
-        talk.send(do="beat")
-        talk.until("beat")
-    assert Path(f"/proc/{pid}").exists()
+class AgentClock:
+    """The time of an agent whose interpreter is `python`: that of this machine, and what it was `advance`d by."""
+
+    def __init__(self, folder: Path):
+        self.seconds, self._file, python = 0.0, folder / "advanced", folder / "python-with-a-clock"
+        self.advance(0.0)
+        python.write_text(
+            f"#!{sys.executable}\nimport sys, time\nmonotonic = time.monotonic\n"
+            f"time.monotonic = lambda: monotonic() + float(open({str(self._file)!r}).read())\n"
+            "exec(sys.argv[sys.argv.index('-c') + 1])\n"
+        )
+        python.chmod(0o755)
+        self.python = str(python)
+
+    def advance(self, seconds: float) -> None:
+        self.seconds += seconds
+        draft = self._file.with_suffix(".draft")
+        draft.write_text(str(self.seconds))
+        draft.rename(self._file)
+
+
+def test_silence_ends_the_job_when_it_has_lasted_as_long_as_was_said(tmp_path):
+    clock = AgentClock(tmp_path)
+    talk = Conversation(tmp_path, clock.python, silence=60.0)
+    one, two, pid = talk.start(*[["sleep", "120"]] * 3)
+    clock.advance(45.0)
+    os.kill(one, signal.SIGKILL)  # wakes the agent
+    talk.until("exited")
+    talk.send(do="beat")
+    talk.until("beat")
+    assert process(pid), "45 s of silence are not 60, and now a word has come"
+    clock.advance(45.0)
+    os.kill(two, signal.SIGKILL)
+    talk.until("exited")
+    assert process(pid)
+    clock.advance(20.0)
+    os.kill(talk.ready["pid"], signal.SIGCHLD)
     with pytest.raises(StopIteration):
         talk.until("ended")
-    assert talk.channel.close() == "exited with 1: no word from the launcher for 1.5 s"
-    assert not Path(f"/proc/{pid}").exists()
+    assert talk.channel.close() == "exited with 1: no word from the launcher for 60 s"
+    assert not process(pid)
     assert (tmp_path / "agent-here.log").read_text().endswith("0 processes left on 1 host\n")
+
+
+def test_an_agent_that_hears_nothing_wakes_by_itself(tmp_path):
+    talk = Conversation(tmp_path, silence=0.5)
+    assert list(talk.heard) == []
+    assert talk.channel.close() == "exited with 1: no word from the launcher for 0.5 s"
+
+
+def test_a_task_counts_as_frozen_when_it_has_been_stopped_without_a_break(tmp_path):
+    clock = AgentClock(tmp_path)
+    talk = Conversation(tmp_path, clock.python, silence=1000.0)
+    (pid,) = talk.start(["sleep", "120"])
+
+    def events_after(seconds: float) -> list[dict]:
+        clock.advance(seconds)
+        return [*talk.answer(), *talk.answer()]  # what it sees while it answers once comes before its next answer
+
+    def signalled(number: int) -> None:
+        os.kill(pid, number)
+        while (process(pid).state == "T") is not (number == signal.SIGSTOP):
+            time.sleep(0.001)
+
+    signalled(signal.SIGSTOP)
+    assert events_after(2.0) == []
+    assert events_after(3.0) == []
+    signalled(signal.SIGCONT)
+    assert events_after(2.0) == []
+    signalled(signal.SIGSTOP)
+    assert events_after(2.0) == []
+    assert events_after(3.0) == [], "stopped for 3 s since it ran"
+    assert events_after(10.0)[0] == {"event": "frozen", "task": 0, "seconds": 13}
+    assert talk.stop()["left"] == []
+
+
+def test_what_a_process_has_printed_comes_before_its_end_also_when_nobody_reads(tmp_path):
+    """The agent stops reading the processes while too much is on its way to the launcher."""
+    talk = Conversation(tmp_path)
+    (pid,) = talk.start(["sh", "-c", "exec yes 'a line that is sixty-four bytes long with its end, and no more'"])
+    written = -1
+    while written != (written := bytes_written(pid)) or process(pid).state != "S":
+        time.sleep(0.1)  # it prints on
+    os.kill(pid, signal.SIGKILL)
+    assert talk.until("exited")["code"] == -signal.SIGKILL
+    printed = len(talk.printed[0])
+    assert printed >= written, "what it could write of its last line counts as well"
+    assert talk.stop()["left"] == []
+    assert len(talk.printed[0]) == printed, "nothing comes after its end"
+
+
+def bytes_written(pid: int) -> int:
+    counts = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+    return int(counts["wchar"])
+
+
+def test_nobody_answers_for_a_dead_scheduler(tmp_path):
+    talk = Conversation(tmp_path)
+    talk.send(do="bind", address="127.0.0.1", scheduler=0)
+    port = talk.until("bound")["ports"]["scheduler"]
+    text = "import os, socket, time; listener = socket.socket(fileno=int(os.environ['DMLTRAIN_LISTEN_FD'])); "
+    argv = [sys.executable, "-c", text + "listener.listen(); print('listening', flush=True); time.sleep(120)"]
+    row = {"task": 0, "argv": argv, "environment": {"DMLTRAIN_JOB": talk.mark}, "workdir": "/", "listens": True}
+    talk.send(do="start", unset=[], tasks=[row])
+    pid = talk.until("started")["pid"]
+    while b"listening" not in talk.printed.get(0, b""):
+        talk.answer()
+    socket.create_connection(("127.0.0.1", port), SILENCE).close()
+    os.kill(pid, signal.SIGKILL)
+    talk.until("exited")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), SILENCE)
+    talk.stop()
 
 
 def test_a_refusal_leaves_no_private_folder(tmp_path):
@@ -168,21 +278,77 @@ def test_members_are_descendants_and_carriers(tmp_path):
             each.wait()
 
 
-def test_parents_come_before_their_children(monkeypatch):
+def test_parents_come_before_their_children():
     """Also when a child has the lower pid: a shell whose child is ended first would exit with the child's status."""
     chain = [2**15 - 1, 301, 2**22 - 1, 300, 65_536, 17]
     everyone = {pid: Process(pid, parent, "S", 0) for parent, pid in zip([1, *chain], chain, strict=False)}
-    monkeypatch.setattr("launch.agent.process.living", lambda: everyone)
-    assert list(members("no-such-mark", root=chain[0])) == chain[1:]
+    assert list(members("no-such-mark", chain[0], lambda: everyone)) == chain[1:]
 
 
 def test_a_later_process_with_the_same_pid_is_spared():
     victim = subprocess.Popen(["sleep", "120"])
     known = process(victim.pid)
     send_signal(known._replace(start=known.start - 1), signal.SIGKILL)
-    assert victim.poll() is None
-    send_signal(known, signal.SIGKILL)
+    send_signal(known, signal.SIGTERM)
+    assert victim.wait() == -signal.SIGTERM, "the first signal that it got"
+
+
+# -- the end -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def victim() -> Iterator[subprocess.Popen]:
+    """A process that prints a line for each TERM, and ends by KILL alone."""
+    program = "trap 'echo TERM' TERM; echo ready; while :; do sleep 0.01; done"
+    popen = subprocess.Popen(["sh", "-c", program], stdout=subprocess.PIPE, text=True)
+    assert popen.stdout.readline() == "ready\n"
+    with popen:
+        yield popen
+        popen.kill()
+
+
+def test_each_process_is_asked_once_and_killed_when_the_grace_is_over(victim):
+    ending = Ending("a mark", 0.0, 5.0, lambda mark, root: {victim.pid: process(victim.pid)})
+    for now in (0.0, 1.0, 2.0):
+        ending.look(now)
+    assert victim.stdout.readline() == "TERM\n"
+    ending.look(4.9)
+    assert victim.poll() is None and not ending.over
+    ending.look(5.0)
     assert victim.wait() == -signal.SIGKILL
+    assert victim.stdout.read() == "", "TERM came once"
+
+
+def test_an_end_takes_two_looks_that_find_nobody(victim):
+    """A process that forks and ends can be missed by one look: its child appears in the next."""
+    found = [{}, {victim.pid: process(victim.pid)}, {}, {}]
+    ending = Ending("a mark", 0.0, 5.0, lambda mark, root: found.pop(0))
+    overs = []
+    while found:
+        ending.look(0.0)
+        overs.append(ending.over)
+    assert overs == [False, False, False, True]
+    assert ending.left == []
+    assert victim.stdout.readline() == "TERM\n"
+
+
+def test_what_a_kill_does_not_end_is_left_after_some_seconds():
+    """Such as a process that waits for a disk: nobody can end it."""
+    stuck = {2**22 + 1: Process(2**22 + 1, 1, "D", 0)}
+    ending = Ending("a mark", 0.0, 5.0, lambda mark, root: stuck)
+    for now in (0.0, 5.0, 7.5):
+        ending.look(now)
+        assert not ending.over
+    ending.look(5.0 + KILL_SECONDS)
+    assert ending.left == [*stuck]
+
+
+@pytest.mark.parametrize(("grace", "killed_at"), [(0.0, 1.0), (60.0, 5.0)])
+def test_a_second_request_makes_the_end_sooner_and_never_later(victim, grace, killed_at):
+    ending = Ending("a mark", 0.0, 5.0, lambda mark, root: {victim.pid: process(victim.pid)})
+    ending.sooner(1.0, grace)
+    ending.look(killed_at)
+    assert victim.wait(SILENCE) == -signal.SIGKILL
 
 
 def test_the_agent_needs_nothing_but_the_standard_library():

@@ -328,6 +328,8 @@ def test_nothing_starts_once_the_end_has_begun():
     supervisor = before_the_start()
     assert supervisor.handle(Interrupted(2), 0.0) == STOP
     assert supervisor.handle(Ready("b", 20, 2), 0.0) == []
+    assert supervisor.handle(Refused("a", "a: no room", 2), 0.0) == []
+    assert supervisor.deadline > 2.0, "nobody else is waited for but the agents"
 
 
 def test_a_late_start_names_who_is_waited_for():
