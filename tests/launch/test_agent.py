@@ -298,8 +298,8 @@ def test_a_later_process_with_the_same_pid_is_spared():
 
 @pytest.fixture
 def victim() -> Iterator[subprocess.Popen]:
-    """A process that prints a line for each TERM, and ends by KILL alone."""
-    program = "trap 'echo TERM' TERM; echo ready; while :; do sleep 0.01; done"
+    """A process that prints a line for each TERM and USR1, and ends by KILL alone."""
+    program = "trap 'echo TERM' TERM; trap 'echo USR1' USR1; echo ready; while :; do sleep 0.01; done"
     popen = subprocess.Popen(["sh", "-c", program], stdout=subprocess.PIPE, text=True)
     assert popen.stdout.readline() == "ready\n"
     with popen:
@@ -309,14 +309,15 @@ def victim() -> Iterator[subprocess.Popen]:
 
 def test_each_process_is_asked_once_and_killed_when_the_grace_is_over(victim):
     ending = Ending("a mark", 0.0, 5.0, lambda mark, root: {victim.pid: process(victim.pid)})
-    for now in (0.0, 1.0, 2.0):
-        ending.look(now)
+    ending.look(0.0)
     assert victim.stdout.readline() == "TERM\n"
-    ending.look(4.9)
-    assert victim.poll() is None and not ending.over
+    for now in (1.0, 4.9):
+        ending.look(now)
+        victim.send_signal(signal.SIGUSR1)
+        assert victim.stdout.readline() == "USR1\n", "no other TERM"
+    assert not ending.over
     ending.look(5.0)
-    assert victim.wait() == -signal.SIGKILL
-    assert victim.stdout.read() == "", "TERM came once"
+    assert victim.wait(SILENCE) == -signal.SIGKILL
 
 
 def test_an_end_takes_two_looks_that_find_nobody(victim):
