@@ -298,8 +298,8 @@ def test_a_later_process_with_the_same_pid_is_spared():
 
 @pytest.fixture
 def victim() -> Iterator[subprocess.Popen]:
-    """A process that prints a line for each TERM and USR1, and ends by KILL alone."""
-    program = "trap 'echo TERM' TERM; trap 'echo USR1' USR1; echo ready; while :; do sleep 0.01; done"
+    """A process that prints a line for each TERM and URG, in this order, and ends by KILL alone."""
+    program = "trap 'echo TERM' TERM; trap 'echo URG' URG; echo ready; while :; do sleep 0.01; done"
     popen = subprocess.Popen(["sh", "-c", program], stdout=subprocess.PIPE, text=True)
     assert popen.stdout.readline() == "ready\n"
     with popen:
@@ -313,8 +313,8 @@ def test_each_process_is_asked_once_and_killed_when_the_grace_is_over(victim):
     assert victim.stdout.readline() == "TERM\n"
     for now in (1.0, 4.9):
         ending.look(now)
-        victim.send_signal(signal.SIGUSR1)
-        assert victim.stdout.readline() == "USR1\n", "no other TERM"
+        victim.send_signal(signal.SIGURG)
+        assert victim.stdout.readline() == "URG\n", "no other TERM"
     assert not ending.over
     ending.look(5.0)
     assert victim.wait(SILENCE) == -signal.SIGKILL

@@ -7,9 +7,11 @@ import signal
 
 import pytest
 
-from launch.terminal import report
-from launch.run.action import Connect, Copy, Send
 from launch.agent import KILL_SECONDS
+from launch.command_line.options import Options
+from launch.job.host import Host
+from launch.job.job import Job
+from launch.run.action import Connect, Copy, Send
 from launch.run.event import (
     Bound,
     Connected,
@@ -29,10 +31,8 @@ from launch.run.event import (
     Tick,
     Unreached,
 )
-from launch.job.host import Host
-from launch.job.job import Job
-from launch.command_line.options import Options
 from launch.run.supervise import Limits, Supervisor
+from launch.terminal import report
 
 HOSTS = [Host("a", "10.0.0.1", "python3"), Host("b", "10.0.0.2", "python3")]
 SCHEDULER, SERVER_0, SERVER_1, WORKER_0, WORKER_1 = range(5)  # workers 0 and 1 are on a and b, as the servers are
