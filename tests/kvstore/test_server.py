@@ -6,24 +6,26 @@ import random
 import numpy as np
 import pytest
 
+from dmltrain.kvstore import codec
 from dmltrain.kvstore.server.core import MAX_LAG, Rejected, ServerCore
 from dmltrain.kvstore.server.slice import Work
 from tests.kvstore.carrying_out import push, pushed, run
+from tests.kvstore.through_a_codec import decode, encode
 
 INFINITY = float("inf")
 
 
-def declaration(kind="dist_sync", staleness=0.0, sizes=(5, 3), weight=True, dtype="float32"):
+def declaration(kind="dist_sync", staleness=0.0, sizes=(5, 3), weight=True, dtype="float32", compression=None):
     return {"type": kind, "staleness": staleness,
-            "keys": [{"key": k, "name": f"k{k}", "dtype": dtype, "weight": weight, "compression": {"type": "none"},
-                      "slices": [[0, size]]}
+            "keys": [{"key": k, "name": f"k{k}", "dtype": dtype, "weight": weight,
+                      "compression": compression or {"type": "none"}, "slices": [[0, size]]}
                      for k, size in enumerate(sizes)]}
 
 
-def core_of(workers, kind="dist_sync", staleness=0.0, make_step=None, spec=None, **settings):
+def core_of(workers, kind="dist_sync", staleness=0.0, make_step=None, spec=None, compression=None, **settings):
     core = ServerCore(workers, make_step=make_step, **settings)
     for worker in range(workers):
-        core.declare(worker, declaration(kind, staleness))
+        core.declare(worker, declaration(kind, staleness, compression=compression))
     if spec:
         core.optimize(spec)
     return core
@@ -245,15 +247,47 @@ def test_a_missing_push_and_a_runaway_worker_are_rejected():
             push(core, 0, 0, clock, [1] * 5)
 
 
-def test_memory_is_reused():
-    core = core_of(2)
-    for clock in range(1, 50):
+@pytest.mark.parametrize("compression", [{"type": "none"}, {"type": "2bit", "threshold": 1.0}], ids=["plain", "coded"])
+def test_memory_is_reused(compression):
+    """Fifty rounds take the memory of the first few: of values, of what is sent of them, and of what comes in."""
+    taken, received = [], []
+
+    def allocate(size):
+        taken.append(size)
+        return None, np.empty(size, np.uint8)
+
+    core = core_of(2, allocate=allocate, compression=compression)
+    kind = codec.make(compression)
+    for clock in range(1, 51):
         for worker in (0, 1):
-            push(core, worker, 0, clock, [1] * 5)
-            for reply in core.pull(worker, 0, 0, clock):
+            buffer = core.buffer(worker, 0, 0, kind.nbytes(5) if kind else 20, kind.number if kind else 0)
+            buffer.array[:] = 0
+            received.append(buffer.array)  # keeps its address from being another one's later
+            replies = run(core, core.push(worker, 0, 0, clock, -1.0, buffer))
+            for reply in replies + core.pull(worker, 0, 0, clock):
                 core.release(reply)
-    piece = core.slices()[0, 0]
-    assert sum(map(len, piece.spare.values())) <= 3
+        if clock == 5:
+            settled = list(taken)
+    assert taken == settled
+    assert len({array.ctypes.data for array in received}) <= 4
+
+
+def test_memory_of_steps_is_reused():
+    """Asynchronous steps, each on a value that somebody is being sent: the copies take turns."""
+    taken = []
+
+    def allocate(size):
+        taken.append(size)
+        return None, np.empty(size, np.uint8)
+
+    core = core_of(2, "dist_async", INFINITY, plain_sgd, {"name": "sgd"}, allocate=allocate)
+    for clock in range(1, 51):
+        (reading,) = core.pull(1, 0, 0, 0)
+        push(core, 0, 0, clock, [1] * 5, rate=1.0)
+        core.release(reading)
+        if clock == 5:
+            settled = list(taken)
+    assert taken == settled
 
 
 @pytest.mark.parametrize("workers, clocks, completes", [
@@ -319,3 +353,104 @@ def test_a_second_models_optimizer_leaves_the_first_ones_alone():
 def test_an_optimizers_keys_are_an_object():
     with pytest.raises(Rejected, match="expected an object of key numbers"):
         core_of(1, "dist_async", INFINITY, plain_sgd, {"name": "sgd", "keys": 5})
+
+
+# -- compressed keys --------------------------------------------------------------------------------------------------
+
+TWO_BITS = {"type": "2bit", "threshold": 1.0}
+
+
+def coded(values, compression=TWO_BITS):
+    """A worker's push of these values: bytes, and the number of their type."""
+    kind = codec.make(compression)
+    return encode(kind, np.asarray(values, np.float32), np.zeros(len(values), np.float32)), kind.number
+
+
+def test_the_codec_of_a_sum_is_that_of_all_workers():
+    """Three workers push a threshold each: the sum, three thresholds, leaves at once."""
+    core = core_of(3, compression=TWO_BITS)
+    for worker in range(3):
+        push(core, worker, 0, 1, coded([1, -1, 1, 0, -1]))
+    (reply,) = core.pull(0, 0, 0, 1)
+    assert decode(codec.make(TWO_BITS).of_sum(3), reply.buffer.array, 5).tolist() == [3, -3, 3, 0, -3]
+
+
+def test_a_sums_rest_leaves_with_a_later_one():
+    """One of two workers pushes a threshold in each of two rounds: the sum of both rounds is what comes of them."""
+    core, kind = core_of(2, compression=TWO_BITS), codec.make(TWO_BITS).of_sum(2)
+    found = []
+    for clock in (1, 2):
+        push(core, 0, 0, clock, coded([1, 0, 0, 0, -1]))
+        push(core, 1, 0, clock, coded([0] * 5))
+        (reply,) = core.pull(0, 0, 0, clock)
+        found.append(decode(kind, reply.buffer.array, 5).tolist())
+        core.release(reply)
+    assert found == [[0] * 5, [2, 0, 0, 0, -2]]
+
+
+@pytest.mark.parametrize("compression, coded_weights", [(TWO_BITS, False), ({"type": "topk"}, False),
+                                                        ({"type": "fp16"}, True)])
+def test_weights_are_never_sent_with_something_left_out(compression, coded_weights):
+    """A codec that holds something back for later is for gradients; one that only rounds is for weights as well."""
+    core = core_of(1, "dist_async", INFINITY, plain_sgd, {"name": "sgd"}, compression=compression)
+    core.initialise(0, 0, 0, np.full(5, 0.1, np.float32))
+    push(core, 0, 0, 1, coded([1, 1, 1, 1, 1], compression), rate=0.0)
+    (reply,) = core.pull(0, 0, 0, 1)
+    if coded_weights:
+        assert reply.dtype == codec.make(compression).number
+        assert decode(codec.make(compression), reply.buffer.array, 5).tolist() == [np.float16(0.1)] * 5
+    else:
+        assert reply.dtype == 0 and reply.buffer.array.tolist() == [np.float32(0.1)] * 5
+
+
+def test_the_coded_value_of_a_round_stays_while_the_next_is_made():
+    """Worker 0 has read round 1 when round 2 is being summed; worker 1 reads round 1 only now."""
+    core, kind = core_of(2, compression=TWO_BITS), codec.make(TWO_BITS).of_sum(2)
+    for worker in range(2):
+        push(core, worker, 0, 1, coded([1] * 5))
+    for reply in core.pull(0, 0, 0, 1):
+        core.release(reply)
+    (work,) = pushed(core, 0, 0, 2, coded([-1] * 5)) + pushed(core, 1, 0, 2, coded([-1] * 5))
+    (late,) = core.pull(1, 0, 0, 1)
+    work.run()
+    assert decode(kind, late.buffer.array, 5).tolist() == [2.0] * 5
+    core.done(work)
+    core.release(late)
+    (reply,) = core.pull(1, 0, 0, 2)
+    assert decode(kind, reply.buffer.array, 5).tolist() == [-2.0] * 5
+
+
+# -- steps under way, and what a reply says ---------------------------------------------------------------------------
+
+
+def test_a_value_is_not_sent_while_a_step_changes_it():
+    core = core_of(2, "dist_async", INFINITY, plain_sgd, {"name": "sgd"})
+    (work,) = pushed(core, 1, 0, 1, [1] * 5, rate=0.5)
+    assert core.pull(0, 0, 0, 0) == []
+    work.run()
+    (reply,) = core.done(work)
+    assert reply.worker == 0 and reply.buffer.array.tolist() == [-0.5] * 5
+
+
+def test_a_round_under_way_leaves_the_one_before_to_be_read():
+    core = core_of(2)
+    for worker in range(2):
+        push(core, worker, 0, 1, [1] * 5)
+    (work,) = pushed(core, 0, 0, 2, [10] * 5) + pushed(core, 1, 0, 2, [10] * 5)
+    (reply,) = core.pull(0, 0, 0, 1)
+    work.run()
+    assert reply.buffer.array.tolist() == [2.0] * 5
+
+
+@pytest.mark.parametrize("others", [0, 1, 5])
+def test_a_values_staleness_counts_the_steps_of_others_since_the_last_pull(others):
+    core = core_of(2, "dist_async", INFINITY, plain_sgd, {"name": "sgd"})
+    staleness = []
+    for clock in (1, 2):
+        for each in range(others):
+            push(core, 1, 0, (clock - 1) * others + each + 1, [1] * 5, rate=1.0)
+        push(core, 0, 0, clock, [1] * 5, rate=1.0)
+        (reply,) = core.pull(0, 0, 0, clock)
+        core.release(reply)
+        staleness.append(reply.staleness)
+    assert staleness == [others, others]
