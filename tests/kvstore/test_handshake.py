@@ -1,5 +1,7 @@
 """The handshake lets in who knows the key, and nobody else."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,11 +49,62 @@ def test_text_that_no_encoding_takes_is_refused():
         listener.check(caller.hello(), {"proof": "\ud800"})
 
 
-def test_another_role_cannot_use_the_proof():
+@pytest.mark.parametrize("change", [{"role": "server"}, {"role": "relay"}, {"index": 0}, {"index": 11},
+                                    {"nonce": "00" * 16}, {"job": "k"}], ids=str)
+def test_a_proof_is_of_every_word_of_its_hello(change):
+    """A worker that knows the key gets in as itself alone, and so does who listens: neither side takes the proof."""
     caller, listener = pair()
+    challenge = listener.challenge(caller.hello())
+    proof = caller.proof(challenge)
+    with pytest.raises(FrameError, match="does not know this job's key"):
+        listener.check({**caller.hello(), **change}, proof)
+    with pytest.raises(FrameError, match="does not know this job's key"):
+        replace(caller, **change).proof(challenge)
+
+
+def test_a_caller_of_another_job_does_not_trust_the_listener():
+    """Two jobs of one key: the listener's proof names its job."""
+    caller, listener = Caller.new("j", KEY, "worker", 1), Listener.new("k", KEY)
+    with pytest.raises(FrameError, match="does not know this job's key"):
+        caller.proof(listener.challenge({**caller.hello(), "job": "k"}))
+
+
+@pytest.mark.parametrize("separator", ["", ",", ":", "1:"])
+def test_no_part_of_one_field_can_pass_for_another(separator):
+    """The same text, cut into the caller's and the listener's nonce at another place, proves nothing."""
+    first, second, third = "aa", "bb", "cc"
+    caller = Caller("j", KEY, "worker", 1, f"{first}{separator}{second}")
+    listener = Listener("j", KEY, third)
     proof = caller.proof(listener.challenge(caller.hello()))
-    with pytest.raises(FrameError):
-        listener.check({**caller.hello(), "index": 0}, proof)
+    other = Listener("j", KEY, f"{second}{separator}{third}")
+    with pytest.raises(FrameError, match="does not know this job's key"):
+        other.check({**caller.hello(), "nonce": first}, proof)
+    listener.check(caller.hello(), proof)
+
+
+def test_a_number_and_the_nonce_behind_it_are_two_fields():
+    caller, listener = Caller("j", KEY, "worker", 1, "2aa"), Listener.new("j", KEY)
+    proof = caller.proof(listener.challenge(caller.hello()))
+    with pytest.raises(FrameError, match="does not know this job's key"):
+        listener.check({**caller.hello(), "index": 12, "nonce": "aa"}, proof)
+
+
+@pytest.mark.parametrize("hello", [{"role": "king"}, {"role": ""}, {"index": -1}, {"index": True}, {"index": "1"},
+                                   {"index": None}, {"job": 1}, {"nonce": None}, {"nonce": "a" * 513}], ids=str)
+def test_a_hello_names_a_role_an_index_and_a_nonce(hello):
+    caller, listener = pair()
+    with pytest.raises(FrameError, match="names no role and index|handshake without a"):
+        listener.challenge({**caller.hello(), **hello})
+
+
+@pytest.mark.parametrize("role", ["scheduler", "server", "worker", "relay"])
+def test_every_role_of_a_job_gets_in(role):
+    caller, listener = Caller.new("j", KEY, role, 0), Listener.new("j", KEY)
+    listener.check(caller.hello(), caller.proof(listener.challenge(caller.hello())))
+
+
+def test_nonces_are_fresh():
+    assert len({pair()[side].nonce for side in (0, 1) for _ in range(10)}) == 20
 
 
 def test_another_job_is_refused():

@@ -13,6 +13,10 @@ SIZES = st.lists(st.integers(1, 5000), min_size=1, max_size=30)
 def test_every_element_lies_on_one_server_and_loads_are_even(sizes, servers, slice_bytes):
     loads = [0] * servers
     slices = sharding.cut(sizes, [4] * len(sizes), loads, slice_bytes=slice_bytes)
+    slices = plan.cut(sizes, [4] * len(sizes), loads, slice_bytes=slice_bytes)
+    held = [sum(4 * piece.length for pieces in slices for piece in pieces if piece.server == server)
+            for server in range(servers)]
+    assert loads == held
     for size, pieces in zip(sizes, slices, strict=True):
         assert [piece.index for piece in pieces] == list(range(len(pieces)))
         covered = [element for piece in pieces for element in range(piece.start, piece.start + piece.length)]
@@ -28,6 +32,10 @@ def test_slices_are_small_enough_to_be_spread_evenly(megabytes, servers, kibibyt
     loads = [0] * servers
     (slices,) = sharding.cut([int(megabytes * 250_000)], [4], loads)
     assert sharding.slice_size(int(megabytes * 1e6), servers) == kibibytes << 10
+    (slices,) = plan.cut([int(megabytes * 250_000)], [4], loads)
+    held = [sum(4 * piece.length for piece in slices if piece.server == server) for server in range(servers)]
+    assert loads == held
+    assert plan.slice_size(int(megabytes * 1e6), servers) == kibibytes << 10
     assert {piece.length * 4 for piece in slices[:-1]} <= {kibibytes << 10}
     assert max(loads) - min(loads) <= kibibytes << 10
 
@@ -41,3 +49,25 @@ def test_keys_declared_later_fill_emptier_servers():
     sharding.cut([100], [4], loads)
     (later,) = sharding.cut([10], [4], loads, first_key=1)
     assert (later[0].key, later[0].server) == (1, 1)
+
+
+def test_big_slices_are_placed_first():
+    """In the order of the keys, the last and biggest slice would come on top of an even load."""
+    loads = [0, 0]
+    slices = plan.cut([10, 10, 10, 30], [4] * 4, loads)
+    assert loads == [120, 120]
+    assert [pieces[0].server for pieces in slices] == [1, 1, 1, 0]
+
+
+def test_sizes_are_bytes_not_elements():
+    """A key of float64 weighs as much as two of float32 of its length."""
+    loads = [0, 0]
+    slices = plan.cut([100, 100, 100], [8, 4, 4], loads)
+    assert [pieces[0].server for pieces in slices] == [0, 1, 1] and loads == [800, 800]
+    assert [piece.length for piece in plan.cut([300], [8], [0], slice_bytes=800)[0]] == [100, 100, 100]
+
+
+def test_equal_loads_go_to_the_lowest_number_and_every_worker_plans_alike():
+    plans = [plan.cut([7, 7, 7], [4] * 3, [0, 0, 0]) for _ in range(2)]
+    assert plans[0] == plans[1]
+    assert [pieces[0].server for pieces in plans[0]] == [0, 1, 2]

@@ -93,12 +93,66 @@ def test_a_lost_connection_ends_the_job_but_not_after_bye():
     assert core.lost(("worker", 0), "end of stream", 1.0) == []
     assert "worker 1 on h1 is gone: end of stream" in reason(core.lost(("worker", 1), "end of stream", 1.0))
     assert core.lost(("server", 0), "end of stream", 1.0) == []  # only the first loss is reported
+    assert core.lost(("worker", 0), "end of stream", 1.0) == []
 
 
-def test_the_job_ends_after_the_last_bye():
+def test_a_lost_connection_of_somebody_unknown_is_no_loss():
+    core = SchedulerCore(2, 1)
+    core.tick(0.0)
+    assert core.lost(("worker", 0), "end of stream", 1.0) == []
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_job_ends_after_the_last_bye_and_not_before(first):
+    """A server's bye is none of them; what comes after the end changes nothing."""
     core, _ = started()
+    assert core.handle(("worker", first), {"op": "bye"}, 1.0) == []
+    assert core.handle(("worker", first), {"op": "bye"}, 1.0) == []  # repeated
+    assert core.handle(("server", 0), {"op": "bye"}, 1.0) == []
+    assert core.handle(("worker", 1 - first), {"op": "barrier", "id": "x"}, 1.0)[-1] == Finish(
+        f"barrier 'x': worker {first} has finished already and will never come")
+
+    core, _ = started()
+    core.handle(("worker", first), {"op": "bye"}, 1.0)
+    assert core.handle(("worker", 1 - first), {"op": "bye"}, 1.0) == [Send(EVERYBODY, {"op": "shutdown"}), Finish()]
+    assert core.handle(("worker", first), {"op": "heartbeat"}, 2.0) == core.tick(100.0) == []
+    assert core.lost(("server", 0), "end of stream", 2.0) == []
+
+
+def test_a_worker_that_has_finished_may_be_silent():
+    core, _ = started()
+    core.handle(("worker", 0), {"op": "bye"}, 0.0)
+    for second in range(1, 60):
+        assert core.tick(float(second)) == []
+        for node in (("worker", 1), ("server", 0)):
+            core.handle(node, {"op": "heartbeat"}, float(second))
+
+
+def test_a_bye_while_another_waits_at_a_barrier_ends_the_job():
+    core, _ = started(3)
+    core.handle(("worker", 0), {"op": "barrier", "id": "a"}, 1.0)
+    assert core.handle(("server", 0), {"op": "bye"}, 1.0) == []
+    assert reason(core.handle(("worker", 2), {"op": "bye"}, 1.0)) == (
+        "barrier 'a': worker 2 has finished already and will never come")
+
+
+def test_a_worker_may_finish_whose_own_barrier_others_have_still_to_reach():
+    """It came to the barrier before: the others need no more of it."""
+    core, _ = started()
+    core.handle(("worker", 0), {"op": "barrier", "id": "a"}, 1.0)
     assert core.handle(("worker", 0), {"op": "bye"}, 1.0) == []
-    assert core.handle(("worker", 1), {"op": "bye"}, 1.0) == [Send(EVERYBODY, {"op": "shutdown"}), Finish()]
+    released = core.handle(("worker", 1), {"op": "barrier", "id": "a"}, 1.0)
+    assert Send(("worker", 1), {"op": "release", "id": "a"}) in released
+
+
+def test_barriers_of_different_names_are_apart():
+    core, _ = started()
+    assert core.handle(("worker", 0), {"op": "barrier", "id": "a"}, 1.0) == []
+    assert core.handle(("worker", 1), {"op": "barrier", "id": "b"}, 1.0) == []
+    for name, worker in (("a", 1), ("b", 0)):
+        released = core.handle(("worker", worker), {"op": "barrier", "id": name}, 1.0)
+        assert released == [Send(("worker", w), {"op": "release", "id": name}) for w in (0, 1)]
+    assert core.handle(("worker", 0), {"op": "barrier", "id": "a"}, 1.0) == []  # a name counts anew after its release
 
 
 @pytest.mark.parametrize("node, message, expected", [
