@@ -13,7 +13,7 @@ import io
 import os
 import re
 import zipfile
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,19 +61,20 @@ def prepare(prefix: str) -> None:
         raise UserError(f"--model-prefix {prefix}: cannot write there: {error.strerror}") from error
 
 
-def write(target: Path, content: bytes) -> None:
+def write(target: Path, content: bytes, sync: Callable[[int], None] = os.fsync) -> None:
     """Replace `target` by `content`: after a crash or on a full disk it is the old file or the new one, never half.
 
-    Raises UserError when it cannot be written; an older `target` then stays and nothing else is left behind.
+    `sync(descriptor)` returns when a file, or the names in a folder, are on disk. Raises UserError when the checkpoint
+    cannot be written; an older `target` then stays and nothing else is left behind.
     """
     temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         with open(temporary, "wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            sync(file.fileno())
         os.replace(temporary, target)
-        _sync_folder(target.parent)
+        _sync_folder(target.parent, sync)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -86,11 +87,11 @@ def _reason(error: OSError) -> str:
     return f"{error.strerror}{', make room there' if room else ''}"
 
 
-def _sync_folder(folder: Path) -> None:
+def _sync_folder(folder: Path, sync: Callable[[int], None]) -> None:
     """The rename itself is on disk only when the folder is."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        sync(descriptor)
     finally:
         os.close(descriptor)
 

@@ -1,11 +1,13 @@
 """Checkpoint files: whole or not at all, and refused with a reason."""
 
+import errno
 import io
 import os
 import resource
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -47,6 +49,45 @@ def test_written_whole_and_nothing_else_left(tmp_path):
     checkpoint.write(target, archive("new"))
     assert checkpoint.read(target) == archive("new")
     assert os.listdir(tmp_path) == ["m-0001.pt"]
+
+
+def test_content_is_on_disk_before_its_name_and_the_name_before_the_end(tmp_path):
+    """A power cut leaves what was brought to disk: first the new content beside the old file, then the new name."""
+    target = tmp_path / "m-0001.pt"
+    checkpoint.write(target, archive("old"))
+    seen = []
+
+    def sync(descriptor):
+        os.fsync(descriptor)
+        place = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        seen.append((place if place.is_dir() else place.read_bytes(), target.read_bytes()))
+
+    checkpoint.write(target, archive("new"), sync)
+    assert seen == [(archive("new"), archive("old")), (tmp_path, archive("new"))]
+
+
+@pytest.mark.parametrize("fails_at, kept", [(1, "old"), (2, "new")])
+def test_a_disk_that_does_not_confirm_is_named(tmp_path, fails_at, kept):
+    target, calls = tmp_path / "m-0001.pt", []
+    checkpoint.write(target, archive("old"))
+
+    def sync(descriptor):
+        calls.append(descriptor)
+        if len(calls) == fails_at:
+            raise OSError(errno.EIO, "Input/output error")
+
+    with pytest.raises(UserError, match="cannot write the checkpoint .*: Input/output error; earlier"):
+        checkpoint.write(target, archive("new"), sync)
+    assert checkpoint.read(target) == archive(kept) and os.listdir(tmp_path) == ["m-0001.pt"]
+
+
+def test_a_file_that_no_disk_confirms_is_no_checkpoint(tmp_path):
+    """/dev/null takes every byte and refuses to bring it to disk."""
+    target = tmp_path / "m-0001.pt"
+    (tmp_path / f".m-0001.pt.{os.getpid()}.part").symlink_to("/dev/null")
+    with pytest.raises(UserError, match="cannot write the checkpoint"):
+        checkpoint.write(target, archive())
+    assert os.listdir(tmp_path) == []
 
 
 WRITE_UNDER_A_LIMIT = """

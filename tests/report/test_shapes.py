@@ -240,6 +240,27 @@ def test_keras(rows: Callable, version: str) -> None:
     assert math.isnan(read[2]["validation_loss"])
 
 
+@pytest.mark.parametrize(
+    "bar",
+    ["31/32 [===>.] - 9s - loss: 0.9 - acc: 0.1", "31/32 9s 3ms/step - loss: 0.9 - acc: 0.1",
+     "\x1b[1m31/32\x1b[0m \x1b[32m━━━━\x1b[0m \x1b[1m9s\x1b[0m 3ms/step - loss: 0.9 - acc: 0.1"],
+)
+@pytest.mark.parametrize("before", ["", "32/32 [====] - 8s - loss: 0.8 - acc: 0.3\n"])
+def test_a_keras_bar_that_never_filled_is_no_epoch(rows: Callable, bar: str, before: str) -> None:
+    """A run that was killed in its second epoch, and another one behind it in the file; a full bar says more."""
+    killed = f"Epoch 1/2\n32/32 [====] - 7s - loss: 0.7 - acc: 0.5\nEpoch 2/2\n{before}{bar}\nKilled\n"
+    read = rows(killed)
+    assert sorted(read) == ([1, 2] if before else [1])
+    assert [row["seconds"] for row in read.values()] == ([7, 8] if before else [7])
+
+
+def test_a_keras_epoch_has_its_last_full_bar(rows: Callable) -> None:
+    """Keras prints the bar of an epoch once more, full, when its validation is done."""
+    read = rows("Epoch 1/1\n32/32 [====] - 7s - loss: 0.7 - acc: 0.5\r"
+                "32/32 [====] - 9s - loss: 0.7 - acc: 0.5 - val_acc: 0.4\n")
+    assert (read[1]["seconds"], read[1]["validation_accuracy"]) == (9, 0.4)
+
+
 def test_caffe_with_two_test_nets_and_new_iteration_lines(rows: Callable) -> None:
     prefix = "I0605 03:34:07.498641 27501 solver.cpp:341] "
     read = rows(
