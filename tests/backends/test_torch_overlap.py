@@ -50,7 +50,24 @@ def attention() -> nn.Module:
     return Attention()
 
 
-MODELS = {"modules": sequential, "straight line": straight_line, "attention": attention}
+class ByName(nn.Module):
+    """Gives weights to operators by name, and several in one list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Parameter(0.05 * torch.randn(WIDTH, WIDTH)) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.linear(input=x, weight=self.first)
+        return torch.linalg.multi_dot([x, self.second]) + torch.addmm(mat1=x, mat2=self.third, input=x)
+
+
+def by_name() -> nn.Module:
+    torch.manual_seed(1)
+    return ByName()
+
+
+MODELS = {"modules": sequential, "straight line": straight_line, "attention": attention, "by name": by_name}
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-3, fused=True),
     "nag": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
@@ -189,17 +206,23 @@ def test_weights_are_finished_for_those_who_ask_otherwise():
         assert torch.equal(model[0].weight[0, :5], expected), name
 
 
-def test_an_evaluation_in_inference_mode_may_come_first():
+@pytest.mark.parametrize("evaluated", [{0}, {0, 1, 2, 3}, {2}], ids=["the first", "each", "a later one"])
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_an_evaluation_in_inference_mode_may_come_first(kind, evaluated):
+    """What an optimizer keeps of the steps that it asks for is changed by later steps, which training asks for."""
     plain, model = sequential(), sequential()
-    expected = train_plainly(plain, OPTIMIZERS["adam"](plain.parameters()))
-    optimizer = joined(model, "adam", defer=True)
+    expected = train_plainly(plain, OPTIMIZERS[kind](plain.parameters()))
+    optimizer = joined(model, kind, defer=True)
     for step in range(4):
         for group in optimizer.param_groups:
             group["lr"] = 0.02 / (step + 1)
         backward(model, optimizer, step)
         optimizer.step()
-        with torch.inference_mode():
-            model(torch.ones(1, WIDTH))
+        if step in evaluated:
+            with torch.inference_mode():
+                model(torch.ones(1, WIDTH))
+    optimizer.settle()
+    assert not any(item.is_inference() for state in optimizer.state.values() for item in state.values())
     assert torch.equal(expected, torch.cat([each.detach().reshape(-1) for each in model.parameters()]))
 
 
@@ -251,6 +274,24 @@ def test_hooks_see_whole_steps():
     backward(model, optimizer)
     optimizer.step()
     assert len(calls) == 1 and calls[0] != before
+
+
+class OfAllWeights(torch.optim.SGD):
+    """Divides the learning rate by the number of weights that it sees, as optimizers do that look at a whole norm."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        weights = [weight for group in self.param_groups for weight in group["params"]]
+        for weight in weights:
+            weight -= self.param_groups[0]["lr"] / len(weights) * weight.grad
+
+
+@pytest.mark.parametrize("defer", [False, True])
+def test_a_class_made_of_an_optimizer_steps_all_weights_at_once(defer):
+    plain, model = sequential(), sequential()
+    expected = train_plainly(plain, OfAllWeights(plain.parameters(), lr=0.1))
+    optimizer = distribute(model, OfAllWeights(model.parameters(), lr=0.1), LateStore(), defer=defer)
+    assert torch.equal(expected, train(model, optimizer))
 
 
 def test_clipping_sees_the_sum_of_all():

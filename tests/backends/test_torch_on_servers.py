@@ -1,0 +1,170 @@
+"""The optimizer on the servers makes the steps that it would make in a plain loop."""
+
+import pytest
+import torch
+from torch import nn
+
+from dmltrain.backends.torch_distributed import distribute
+from dmltrain.errors import UserError
+from tests.backends.served_store import ServedStore
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-2, nesterov=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.8, 0.9)),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1, lr_decay=0.1),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, centered=True),
+}
+
+
+def model_of():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2))
+
+
+def backward(model, optimizer, step):
+    images = torch.randn(8, 6, generator=torch.Generator().manual_seed(step))
+    optimizer.zero_grad()
+    model(images).pow(2).mean().backward()
+
+
+def weights(model):
+    return torch.cat([parameter.detach().reshape(-1).clone() for parameter in model.parameters()])
+
+
+def train(model, optimizer, steps=3, rate=0.05):
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = rate / (step + 1)
+        backward(model, optimizer, step)
+        optimizer.step()
+    return weights(model)
+
+
+def plainly(kind, factors, steps=3, rate=0.05):
+    """Each step with the plain gradient times these, one after the other."""
+    model = model_of()
+    optimizer = OPTIMIZERS[kind](model.parameters())
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = rate / (step + 1)
+        backward(model, optimizer, step)
+        gradients = [parameter.grad.clone() for parameter in model.parameters()]
+        for factor in factors:
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter.grad = gradient * factor
+            optimizer.step()
+    return weights(model)
+
+
+@pytest.mark.parametrize("defer", [False, True])
+@pytest.mark.parametrize("average, factor", [(True, 1.5), (False, 3.0)])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_synchronous_steps_are_of_the_mean_or_the_sum(kind, average, factor, defer):
+    """The workers' gradients are 1 and 2 times the same."""
+    model = model_of()
+    optimizer = distribute(model, OPTIMIZERS[kind](model.parameters()), ServedStore(), average=average,
+                           update_on_kvstore=True, defer=defer)
+    train(model, optimizer)
+    optimizer.synchronize()
+    torch.testing.assert_close(weights(model), plainly(kind, [factor]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("average", [True, False])
+@pytest.mark.parametrize("store", ["dist_async", "dist_ssp"])
+def test_where_each_push_is_a_step_it_is_of_the_whole_gradient(store, average):
+    model = model_of()
+    optimizer = distribute(model, OPTIMIZERS["sgd"](model.parameters()), ServedStore(store), average=average)
+    train(model, optimizer)
+    optimizer.synchronize()
+    torch.testing.assert_close(weights(model), plainly("sgd", [1.0, 2.0]), rtol=1e-5, atol=1e-6)
+
+
+def test_a_learning_rate_of_zero_changes_nothing():
+    model, store = model_of(), ServedStore()
+    optimizer = distribute(model, torch.optim.SGD(model.parameters(), lr=0.5), store, update_on_kvstore=True)
+    before = weights(model)
+    train(model, optimizer, 1, rate=0.0)
+    optimizer.synchronize()
+    assert set(store.rates) == {0.0} and torch.equal(weights(model), before)
+
+
+def test_groups_keep_their_own_options_and_rates():
+    plain, model = model_of(), model_of()
+    store, stepped = ServedStore(), []
+    for each in (plain, model):
+        inner = torch.optim.SGD([{"params": each[0].parameters(), "lr": 0.1, "momentum": 0.9},
+                                 {"params": each[2].parameters(), "lr": 0.01, "weight_decay": 0.5}], lr=9.0)
+        if each is model:
+            inner = distribute(model, inner, store, average=False, update_on_kvstore=True)
+        stepped.append(inner)
+    for step in range(3):
+        for each, optimizer in zip((plain, model), stepped, strict=True):
+            backward(each, optimizer, step)
+            if each is plain:
+                for parameter in plain.parameters():
+                    parameter.grad *= 3
+            optimizer.step()
+    stepped[1].synchronize()
+    torch.testing.assert_close(weights(model), weights(plain), rtol=1e-5, atol=1e-6)
+    assert sorted(set(store.rates)) == [0.01, 0.1]
+
+
+@pytest.mark.parametrize("change", [{"momentum": 0.5}, {"weight_decay": 0.1}, {"nesterov": False}])
+def test_what_servers_would_not_notice_is_refused(change):
+    model = model_of()
+    optimizer = distribute(model, OPTIMIZERS["sgd"](model.parameters()), ServedStore(), update_on_kvstore=True)
+    train(model, optimizer, 1)  # with another learning rate, which is allowed
+    optimizer.param_groups[0].update(change)
+    backward(model, optimizer, 1)
+    with pytest.raises(UserError, match="only the learning rate can be changed while the optimizer runs on the serv"):
+        optimizer.step()
+
+
+def test_gradients_cannot_be_reduced_where_servers_step():
+    model = model_of()
+    optimizer = distribute(model, OPTIMIZERS["sgd"](model.parameters()), ServedStore(), update_on_kvstore=True)
+    with pytest.raises(UserError, match="gradients cannot be changed after backward"):
+        optimizer.reduce_gradients()
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_saved_state_continues_bit_for_bit(kind):
+    def made():
+        model = model_of()
+        return model, distribute(model, OPTIMIZERS[kind](model.parameters()), ServedStore(), update_on_kvstore=True)
+
+    model, optimizer = made()
+    train(model, optimizer, 2)
+    state = optimizer.state_dict()
+    again, continued = made()
+    continued.load_state_dict(state)
+    for each, joined in ((model, optimizer), (again, continued)):
+        backward(each, joined, 7)
+        joined.step()
+        joined.synchronize()
+    assert torch.equal(weights(model), weights(again))
+
+
+def test_a_state_of_an_optimizer_on_the_workers_is_refused():
+    model = model_of()
+    inner = OPTIMIZERS["sgd"](model.parameters())
+    state = inner.state_dict()
+    optimizer = distribute(model, inner, ServedStore("dist_async"))
+    with pytest.raises(UserError, match="saved with the optimizer on the workers; kvstore dist_async has it on the"):
+        optimizer.load_state_dict(state)
+
+
+def test_a_closure_is_called_with_gradients_and_its_loss_returned():
+    model = model_of()
+    optimizer = distribute(model, OPTIMIZERS["sgd"](model.parameters()), ServedStore(), update_on_kvstore=True)
+    before = weights(model)
+
+    def closure():
+        backward(model, optimizer, 0)
+        return 4.0
+
+    with torch.no_grad():
+        assert optimizer.step(closure) == 4.0
+    optimizer.synchronize()
+    assert not torch.equal(weights(model), before)

@@ -1,0 +1,131 @@
+"""A server's step of one slice, and the spec that a worker makes of its optimizer."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from dmltrain.backends.torch_optimizer import OPTIMIZERS, Step, make_spec
+from dmltrain.errors import UserError
+
+
+def stepped(spec, *gradients, key=0, rate=-1.0, value=1.0):
+    values = np.full(3, value, np.float32)
+    step = Step(spec, key, values)
+    for gradient in gradients:
+        step(values, np.full(3, gradient, np.float32), rate)
+    return values.tolist()
+
+
+@pytest.mark.parametrize("rescale, expected", [({}, 0.5), ({"rescale": 1.0}, 0.5), ({"rescale": 0.5}, 0.75),
+                                               ({"rescale": 2}, 0.0)])
+def test_every_gradient_is_rescaled(rescale, expected):
+    assert stepped({"name": "sgd", "lr": 0.5, **rescale}, 1.0) == [expected] * 3
+
+
+@pytest.mark.parametrize("rate, expected", [(-1.0, 0.5), (0.0, 1.0), (0.25, 0.75)])
+def test_a_pushs_rate_counts_from_zero_on(rate, expected):
+    """A negative one is none: the spec's own counts."""
+    assert stepped({"name": "sgd", "lr": 0.5}, 1.0, rate=rate) == [expected] * 3
+
+
+def test_a_rate_stays_until_another_one_comes():
+    values = np.ones(3, np.float32)
+    step = Step({"name": "sgd"}, 0, values)
+    for rate in (0.25, -1.0):
+        step(values, np.ones(3, np.float32), rate)
+    assert values.tolist() == [0.5] * 3
+
+
+def test_without_a_rate_nothing_moves():
+    assert stepped({"name": "sgd"}, 1.0) == [1.0] * 3
+
+
+def test_a_keys_own_numbers_come_before_those_of_all():
+    spec = {"name": "sgd", "lr": 0.5, "keys": {"7": {"lr": 0.25}, "8": {}}}
+    assert [stepped(spec, 1.0, key=key)[0] for key in (7, 8, 9)] == [0.75, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("name", ["sgd", "SGD", "adam", "AdamW", "adagrad", "rmsprop"])
+def test_an_optimizer_is_torchs_of_that_name(name):
+    values, own = np.full(3, 2.0, np.float32), torch.full((3,), 2.0, requires_grad=True)
+    step = Step({"name": name, "lr": 0.1}, 0, values)
+    torchs = OPTIMIZERS[name.lower()][0]([own], lr=0.1)
+    for number in (1.0, -3.0, 0.5):
+        step(values, np.full(3, number, np.float32), -1.0)
+        own.grad = torch.full((3,), number)
+        torchs.step()
+    np.testing.assert_allclose(values, own.detach().numpy(), rtol=1e-6)
+
+
+def test_a_step_writes_where_it_is_told():
+    """A server that is being read gives a step another value than the one before."""
+    first, second = np.ones(3, np.float32), np.full(3, 5.0, np.float32)
+    step = Step({"name": "sgd", "lr": 1.0, "momentum": 0.5}, 0, first)
+    step(first, np.ones(3, np.float32), -1.0)
+    step(second, np.ones(3, np.float32), -1.0)
+    assert first.tolist() == [0.0] * 3 and second.tolist() == [3.5] * 3
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_state_that_is_loaded_continues_bit_for_bit(name):
+    numbers = {"momentum": 0.9} if name in ("sgd", "rmsprop") else {}
+    whole, values = np.ones(3, np.float32), np.ones(3, np.float32)
+    first, second = (Step({"name": name, "lr": 0.1, **numbers}, 0, each) for each in (whole, values))
+    for gradient in (1.0, 2.0):
+        first(whole, np.full(3, gradient, np.float32), -1.0)
+    saved = {key: np.array(array) for key, array in first.state().items()}
+    assert saved
+    values[:] = whole
+    second.load(saved)
+    for step, each in ((first, whole), (second, values)):
+        step(each, np.full(3, -1.5, np.float32), -1.0)
+    assert whole.tobytes() == values.tobytes()
+
+
+def test_a_plain_optimizer_has_no_state():
+    values = np.ones(3, np.float32)
+    step = Step({"name": "sgd", "lr": 0.1}, 0, values)
+    step(values, np.ones(3, np.float32), -1.0)
+    assert step.state() == {}
+
+
+@pytest.mark.parametrize("spec, message", [
+    ({"name": "sgdm"}, "unknown optimizer 'sgdm': servers have sgd, adam, adamw, adagrad, rmsprop"),
+    ({}, "unknown optimizer ''"),
+    ({"name": "sgd", "beta": 1}, "optimizer sgd takes lr, momentum, .*; not 'beta'"),
+    ({"name": "sgd", "lr": "fast"}, "optimizer option lr='fast': expected a number"),
+    ({"name": "sgd", "rescale": None}, "optimizer option rescale=None: expected a number"),
+    ({"name": "adam", "betas": [0.9, "x"]}, "optimizer option betas='x': expected a number"),
+])
+def test_a_spec_that_makes_no_sense_is_refused_by_name(spec, message):
+    with pytest.raises(ValueError, match=message):
+        Step(spec, 0, np.ones(3, np.float32))
+
+
+def test_lists_of_numbers_are_taken():
+    """Betas come as a list through JSON."""
+    assert stepped({"name": "adam", "lr": 0.1, "betas": [0.5, 0.5]}, 1.0, -1.0) != stepped(
+        {"name": "adam", "lr": 0.1}, 1.0, -1.0)
+
+
+def test_a_spec_is_json_and_makes_the_steps_of_its_optimizer():
+    weight = torch.nn.Parameter(torch.ones(3))
+    inner = torch.optim.SGD([weight], lr=0.5, momentum=0.9, weight_decay=0.1)
+    spec = make_spec(inner, {4: inner.param_groups[0]}, 0.5)
+    assert spec["name"] == "sgd" and spec["rescale"] == 0.5
+    assert json.loads(json.dumps(spec)) == spec and "params" not in spec["keys"]["4"]
+    values = np.ones(3, np.float32)
+    step = Step(spec, 4, values)
+    for gradient in (1.0, 2.0):
+        weight.grad = torch.full((3,), gradient * 0.5)
+        inner.step()
+        step(values, np.full(3, gradient, np.float32), -1.0)
+    np.testing.assert_allclose(values, weight.detach().numpy(), rtol=1e-6)
+
+
+def test_an_optimizer_that_servers_lack_is_named():
+    inner = torch.optim.RAdam([torch.nn.Parameter(torch.ones(3))])
+    with pytest.raises(UserError, match="optimizer RAdam cannot run on the servers, which have sgd, .*or dist_sync"):
+        make_spec(inner, {}, 1.0)

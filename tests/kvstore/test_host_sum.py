@@ -1,0 +1,119 @@
+"""A host's relay between two workers, who share it, and a server; a third worker is on a host of its own. All of them
+are in this process, which tells them so."""
+
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dmltrain.env import Environment
+from dmltrain.kvstore import link
+from dmltrain.kvstore.base import Handle
+from dmltrain.kvstore.entries import Entries
+from dmltrain.kvstore.routes import Place, Routes
+from dmltrain.kvstore.server import ServerCore
+from dmltrain.kvstore.server_link import Landing
+from dmltrain.kvstore.service import Service
+from dmltrain.kvstore.wire import Flag
+
+ENVIRONMENT = Environment(role="worker", num_workers=3, num_servers=1, job="job", key=b"key")
+HOSTS = ("shared", "shared", "own")
+SIZE = 1000
+
+
+class Told(Handle):
+    """A handle that keeps what its value's trip was like."""
+
+    def part_done(self, trip=None):
+        self.trip = trip
+        super().part_done(trip)
+
+
+class Worker:
+    """One worker's links and keys."""
+
+    def __init__(self, rank, table, place):
+        self.routes = Routes(replace(ENVIRONMENT, index=rank), table, place, lambda reason: None, pytest.fail)
+        self.entries = Entries(self.routes, 3, "dist_sync", 0.0, 10.0)
+        self.entries.declare(["w"], [np.zeros(SIZE, np.float32)], is_weight=True)
+        for asked in [each.last_request() for each in self.routes.links]:
+            if asked:
+                asked.wait()
+        self.value = np.zeros(SIZE, np.float32)
+
+    def pushpull(self, values, ready_for):
+        """Give a gradient that was ready so many seconds ago; the handle of the value that comes of it."""
+        (way,) = self.entries.find("w").ways
+        ready = time.perf_counter() - ready_for
+        handle = Told(1, "w", 10.0)
+        way.link.expect(Landing(way.part, self.value, handle, asked=ready), 1)
+        way.link.outbox.put_all([way.link.push(way.part, values, 1, -1.0, 0, Flag.PULL, ready)])
+        return handle
+
+    def leave(self):
+        for each in self.routes.links:
+            each.link.cut()
+
+
+@pytest.fixture
+def workers():
+    """Both workers of the host, the first with the relay, and the third."""
+    core, listening = ServerCore(3), link.listen("127.0.0.1")
+    core.on_hosts([(0, 1), (2,)])
+    Service("server 0", ENVIRONMENT, core, None, pytest.fail, pytest.fail).accept(listening)
+    places = [Place(replace(ENVIRONMENT, index=rank), sums=True) for rank in range(3)]
+    table = {"servers": [[*listening.getsockname(), "", "the server's"]],
+             "workers": [[name, place.meeting] for name, place in zip(HOSTS, places, strict=True)]}
+    made = [Worker(rank, table, place) for rank, place in enumerate(places)]
+    yield made
+    for each in made:
+        each.leave()
+    listening.close()
+
+
+def round_of(workers, ready_for=(0.0, 0.0, 0.0)):
+    """All push their number and wait for the sum; each one's trip."""
+    handles = [worker.pushpull(np.full(SIZE, rank + 1.0, np.float32), ago)
+               for rank, (worker, ago) in enumerate(zip(workers, ready_for, strict=True))]
+    for handle in handles:
+        handle.wait()
+    return [handle.trip for handle in handles]
+
+
+def test_all_get_the_sum(workers):
+    round_of(workers)
+    assert [set(worker.value.tolist()) for worker in workers] == [{6.0}] * 3
+
+
+@pytest.mark.parametrize("ready_for, waited", [((10, 0, 0), (10, 0, 0)), ((0, 10, 0), (0, 10, 0)),
+                                               ((10, 10, 0), (10, 10, 0)), ((0, 10, 20), (0, 10, 20)),
+                                               ((20, 10, 0), (20, 10, 0))])
+def test_a_hosts_sum_is_ready_when_its_last_gradient_is(workers, ready_for, waited):
+    """Each has waited since its own gradient was ready for the last of all, not for its host's first one."""
+    assert [trip.waited for trip in round_of(workers, ready_for)] == [pytest.approx(each, abs=3.0) for each in waited]
+
+
+def test_the_relay_stays_until_the_last_worker_of_its_host_has_left(workers):
+    """Nothing is under way any more, and its own worker is done: the other one may still read."""
+    first, second, _ = workers
+    round_of(workers)
+    first.leave()
+    over = threading.Event()
+    leaving = threading.Thread(target=first.routes.relay.leave, args=(over,))
+    leaving.start()
+    leaving.join(0.5)
+    assert leaving.is_alive(), "the second worker is here"
+    second.leave()
+    leaving.join(10.0)
+    assert not leaving.is_alive()
+
+
+def test_the_relay_does_not_outlive_the_job(workers):
+    over = threading.Event()
+    leaving = threading.Thread(target=workers[0].routes.relay.leave, args=(over,))
+    leaving.start()
+    over.set()
+    leaving.join(10.0)
+    assert not leaving.is_alive()
