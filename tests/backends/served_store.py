@@ -3,9 +3,10 @@ pushes twice what the first does."""
 
 import numpy as np
 
-from dmltrain.backends.torch_optimizer import Step
-from dmltrain.kvstore import Handle, KVStore, optimizer_state
-from dmltrain.kvstore.server import ServerCore
+from dmltrain.backends.torch.server_optimizer import Step
+from dmltrain.kvstore import Handle, KVStore
+from dmltrain.kvstore.server import optimizer_state
+from dmltrain.kvstore.server.core import ServerCore
 from tests.kvstore.carrying_out import run
 
 STALENESS = {"dist_sync": 0.0, "dist_async": float("inf"), "dist_ssp": 1.0}

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from dmltrain.backends.torch_distributed import distribute
+from dmltrain.backends.torch.distributed import distribute
 from dmltrain.errors import UserError
 from tests.backends.served_store import ServedStore
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from dmltrain.env import Environment
-from dmltrain.kvstore import link
 from dmltrain.kvstore.base import Handle
-from dmltrain.kvstore.entries import Entries
-from dmltrain.kvstore.routes import Place, Routes
-from dmltrain.kvstore.server import ServerCore
-from dmltrain.kvstore.server_link import Landing
-from dmltrain.kvstore.service import Service
-from dmltrain.kvstore.wire import Flag
+from dmltrain.kvstore.server.core import ServerCore
+from dmltrain.kvstore.server.service import Service
+from dmltrain.kvstore.transport import link
+from dmltrain.kvstore.transport.wire import Flag
+from dmltrain.kvstore.worker.keys import Entries
+from dmltrain.kvstore.worker.routes import Place, Routes
+from dmltrain.kvstore.worker.server_link import Landing
 
 ENVIRONMENT = Environment(role="worker", num_workers=3, num_servers=1, job="job", key=b"key")
 HOSTS = ("shared", "shared", "own")

@@ -13,7 +13,6 @@ SIZES = st.lists(st.integers(1, 5000), min_size=1, max_size=30)
 def test_every_element_lies_on_one_server_and_loads_are_even(sizes, servers, slice_bytes):
     loads = [0] * servers
     slices = sharding.cut(sizes, [4] * len(sizes), loads, slice_bytes=slice_bytes)
-    slices = plan.cut(sizes, [4] * len(sizes), loads, slice_bytes=slice_bytes)
     held = [sum(4 * piece.length for pieces in slices for piece in pieces if piece.server == server)
             for server in range(servers)]
     assert loads == held
@@ -31,11 +30,9 @@ def test_every_element_lies_on_one_server_and_loads_are_even(sizes, servers, sli
 def test_slices_are_small_enough_to_be_spread_evenly(megabytes, servers, kibibytes):
     loads = [0] * servers
     (slices,) = sharding.cut([int(megabytes * 250_000)], [4], loads)
-    assert sharding.slice_size(int(megabytes * 1e6), servers) == kibibytes << 10
-    (slices,) = plan.cut([int(megabytes * 250_000)], [4], loads)
     held = [sum(4 * piece.length for piece in slices if piece.server == server) for server in range(servers)]
     assert loads == held
-    assert plan.slice_size(int(megabytes * 1e6), servers) == kibibytes << 10
+    assert sharding.slice_size(int(megabytes * 1e6), servers) == kibibytes << 10
     assert {piece.length * 4 for piece in slices[:-1]} <= {kibibytes << 10}
     assert max(loads) - min(loads) <= kibibytes << 10
 
@@ -54,7 +51,7 @@ def test_keys_declared_later_fill_emptier_servers():
 def test_big_slices_are_placed_first():
     """In the order of the keys, the last and biggest slice would come on top of an even load."""
     loads = [0, 0]
-    slices = plan.cut([10, 10, 10, 30], [4] * 4, loads)
+    slices = sharding.cut([10, 10, 10, 30], [4] * 4, loads)
     assert loads == [120, 120]
     assert [pieces[0].server for pieces in slices] == [1, 1, 1, 0]
 
@@ -62,12 +59,12 @@ def test_big_slices_are_placed_first():
 def test_sizes_are_bytes_not_elements():
     """A key of float64 weighs as much as two of float32 of its length."""
     loads = [0, 0]
-    slices = plan.cut([100, 100, 100], [8, 4, 4], loads)
+    slices = sharding.cut([100, 100, 100], [8, 4, 4], loads)
     assert [pieces[0].server for pieces in slices] == [0, 1, 1] and loads == [800, 800]
-    assert [piece.length for piece in plan.cut([300], [8], [0], slice_bytes=800)[0]] == [100, 100, 100]
+    assert [piece.length for piece in sharding.cut([300], [8], [0], slice_bytes=800)[0]] == [100, 100, 100]
 
 
 def test_equal_loads_go_to_the_lowest_number_and_every_worker_plans_alike():
-    plans = [plan.cut([7, 7, 7], [4] * 3, [0, 0, 0]) for _ in range(2)]
+    plans = [sharding.cut([7, 7, 7], [4] * 3, [0, 0, 0]) for _ in range(2)]
     assert plans[0] == plans[1]
     assert [pieces[0].server for pieces in plans[0]] == [0, 1, 2]

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from dmltrain.errors import UserError
-from dmltrain.kvstore import codec, residual
-from dmltrain.kvstore.plan import Slice
-from dmltrain.kvstore.server_link import Part
+from dmltrain.kvstore import codec
+from dmltrain.kvstore.worker import residual
+from dmltrain.kvstore.worker.server_link import Part
+from dmltrain.kvstore.worker.sharding import Slice
 
 TWO_BITS = codec.make({"type": "2bit", "threshold": 1.0})
 

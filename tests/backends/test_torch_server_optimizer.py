@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dmltrain.backends.torch_optimizer import OPTIMIZERS, Step, make_spec
+from dmltrain.backends.torch.server_optimizer import OPTIMIZERS, Step, make_spec
 from dmltrain.errors import UserError
 
 
