@@ -12,15 +12,15 @@ in an epoch. A run whose logs are in `--log-dir` and complete is not made again.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 
-from backends import CHECKOUT, epochs_of
-from kvstore_lossy import TYPES as MEASURED
+from backends import epochs_of
+from contest.lossy import TYPES as MEASURED
+from report import CHECKOUT, facts, installed, show
 
 TYPES = tuple(name for name in MEASURED if "-" not in name)  # of --gc-type
 PROGRAM = "--network resnet --num-layers 20 --image-shape 3,32,32 --kv-store dist_sync --batch-size 64 --lr 0.1"
@@ -97,7 +97,9 @@ def main(argv: list[str] | None = None) -> None:
         for codec in options.gc_type:
             runs[codec].append(curve(codec, seed, options))
     results = summary(runs)
-    print(json.dumps(results, indent=1) if options.format == "json" else table(results))
+    versions = {"dmltrain": installed("dmltrain"), "torch": installed("torch")}
+    result = {"types": results, **facts("accuracy.py", argv, versions)}
+    show(result, options.format, lambda result: table(result["types"]))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-CHECKOUT = Path(__file__).resolve().parents[1]
+from report import CHECKOUT, facts, installed, show
+
 BACKENDS = ("torch", "mxnet")
 CASES = {  # name -> workers, servers, training images, options of examples/train_cifar10.py
     "ResNet-20, dist_sync -n 2 -s 2": (
@@ -108,11 +109,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(options.log_dir or temporary).resolve()
         results = {case: measure(case, options, folder) for case in options.cases}
-    if options.format == "json":
-        print(json.dumps({case: {backend: [vars(each) for each in outcomes] for backend, outcomes in found.items()}
-                          for case, found in results.items()}, indent=1))
-    else:
-        print(table(results))
+    versions = {name: installed(name) for name in ("dmltrain", *BACKENDS)}
+    result = {"cases": results, **facts("backends.py", None, versions)}
+    show(result, options.format, lambda result: table(result["cases"]))
 
 
 if __name__ == "__main__":

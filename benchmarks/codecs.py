@@ -8,7 +8,6 @@ that other programs' turns are not counted; cores that work at once share the me
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -17,8 +16,8 @@ from multiprocessing import get_context
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
-import machine
 import numpy as np
+from report import facts, installed, show
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -82,7 +81,8 @@ def report(arguments: argparse.Namespace) -> dict:
     length = int(arguments.megabytes * 1e6 / 4)
     figures = measure_in(arguments.processes, length, arguments.repeats)
     share = {kind["type"]: codec.make(kind).nbytes(length) / (4 * length) for kind in TYPES}
-    return {"machine": machine.describe(), "numpy": np.__version__, "bytes": 4 * length,
+    versions = {name: installed(name) for name in ("dmltrain", "numpy")}
+    return {**facts("codecs.py", None, versions), "bytes": 4 * length,
             "processes": arguments.processes, "repeats": arguments.repeats, "types": TYPES,
             "bytes_to_float32": share, "gigabytes_per_cpu_second": figures}  # fmt: skip
 
@@ -90,8 +90,9 @@ def report(arguments: argparse.Namespace) -> dict:
 def table(result: dict) -> str:
     """The report as text."""
     about = result["machine"]
-    lines = [f"{about['processor']}, {about['cores']} cores, numpy {result['numpy']}; {result['bytes'] / 1e6:g} MB of "
-             f"float32, {result['processes']} process(es); GB of float32 a CPU second", "",
+    lines = [f"{about['processor']}, {about['cores']} cores, numpy {result['versions']['numpy']}; "
+             f"{result['bytes'] / 1e6:g} MB of float32, {result['processes']} process(es); "
+             "GB of float32 a CPU second", "",
              f"{'':8}{'bytes':>8}{'encode':>8}{'decode':>8}{'add':>8}"]  # fmt: skip
     for name, columns in result["gigabytes_per_cpu_second"].items():
         cells = [columns.get(column) for column in ("encode", "decode", "add")]
@@ -110,7 +111,7 @@ def main(argv: list[str] | None = None) -> None:
     if not arguments.megabytes > 0 or min(arguments.repeats, arguments.processes) < 1:
         parser.error("--megabytes is more than 0, --repeats and --processes are at least 1")
     result = report(arguments)
-    print(json.dumps(result, indent=2) if arguments.format == "json" else table(result))
+    show(result, arguments.format, table)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from the one before. With several workers on each host (--workers-per-host) the 
 
 All systems' processes are started once and stay, blocked in their sockets, while the others have their turn; turns are
 interleaved A B A B, figures are medians over turns and ratios medians over pairs of turns. All workers begin a step at
-the same moment, and its time is the slowest one's. Each result is checked, untimed (kvstore_lossy.py says how for
+the same moment, and its time is the slowest one's. Each result is checked, untimed (lossy.py says how for
 codecs that lose). All hosts share this machine's cores: `cores` are those that a system's processes took in a step,
 `others` those that the rest of the machine took in turn, `idle` those that the system took out of turn; the last two
 should be near 0.
@@ -20,9 +20,6 @@ should be near 0.
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -30,15 +27,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import machine
-from hosts_bed import FIRST_PORT, Bed, OneEach, TestbedError, bed_of, missing
-from hosts_report import Traffic, report, table
-from kvstore import installed
-from kvstore_lossy import TYPES
-from kvstore_team import Contest, Team, TeamFailed
-from kvstore_workload import KEYS, bytes_of, shapes_of
+from contest.bed import FIRST_PORT, Bed, OneEach, TestbedError, bed_of, missing
+from contest.lossy import TYPES
+from contest.team import Contest, Team, TeamFailed
+from contest.workload import KEYS, bytes_of, shapes_of
+from report import facts, fail, installed, show
+from tables.hosts import Traffic, report, table
 
-MXNET = Contest("mxnet", "sum", "MXNet dist_sync", "kvstore_mxnet.py", launcher_threads=False)
+MXNET = Contest("mxnet", "sum", "MXNet dist_sync", "with_mxnet.py", launcher_threads=False)
 
 
 @dataclass
@@ -92,7 +88,7 @@ def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Non
 
 def contests_of(arguments: argparse.Namespace) -> list[Contest]:
     """In the order of their turns."""
-    ours = [Contest("dmltrain", "sum", label(codec, host_sum), "kvstore_dmltrain.py", codec=codec,
+    ours = [Contest("dmltrain", "sum", label(codec, host_sum), "with_dmltrain.py", codec=codec,
                     host_sum="" if host_sum == "auto" else host_sum)
             for codec in arguments.gc_type for host_sum in arguments.host_sum]
     return ([MXNET] if "mxnet" in arguments.systems else []) + (ours if "dmltrain" in arguments.systems else [])
@@ -150,27 +146,22 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parse(argv)
     lacking = missing()
     if lacking:
-        print(f"hosts.py: error: no test bed: it needs {lacking}", file=sys.stderr)
-        return 1
+        return fail("hosts.py", f"no test bed: it needs {lacking}")
     versions = choose_systems(arguments)
     try:
         with tempfile.TemporaryDirectory(prefix="hosts-benchmark-") as folder, \
                 bed_of(arguments.hosts, arguments.rate, Path(folder)) as bed:
             run = measure(arguments, bed, Path(folder))
     except (TeamFailed, TestbedError) as error:
-        print(f"hosts.py: error: {error}", file=sys.stderr)
-        return 1
-    facts = {
-        "command": shlex.join(["python", "benchmarks/hosts.py", *(sys.argv[1:] if argv is None else argv)]),
+        return fail("hosts.py", error)
+    about = {
         "workload": {"bytes": bytes_of(shapes_of(arguments.megabytes)), "keys": KEYS, "hosts": arguments.hosts,
                      "workers_per_host": arguments.workers_per_host},
         "rate": arguments.rate,
         "turns": {"repeats": arguments.repeats, "warm_up": arguments.warm_up, "steps": arguments.steps},
-        "machine": machine.describe(),
-        "versions": {"python": platform.python_version(), **versions},
+        **facts("hosts.py", argv, versions),
     }
-    result = report(run.teams, run.traffic, run.goodput, facts)
-    print(json.dumps(result, indent=1) if arguments.format == "json" else table(result))
+    show(report(run.teams, run.traffic, run.goodput, about), arguments.format, table)
     return 0
 
 

@@ -12,33 +12,30 @@ be near 0: `idle`, the cores that a system took out of turn; `others`, those tha
 """
 
 import argparse
-import json
-import platform
-import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import machine
-from kvstore_report import report, table
-from kvstore_team import CHECKOUT, Contest, Team, TeamFailed
-from kvstore_workload import KEYS, bytes_of, shapes_of
+from contest.team import Contest, Team, TeamFailed
+from contest.workload import KEYS, bytes_of, shapes_of
+from report import facts, fail, installed, show
+from tables.kvstore import report, table
 
 # In the order of their turns: what is compared runs one after the other.
 CONTESTS = (
-    Contest("mxnet", "sum", "MXNet dist_sync, sum only", "kvstore_mxnet.py", launcher_threads=False),
-    Contest("dmltrain", "sum", "dmltrain dist_sync, sum only, shm", "kvstore_dmltrain.py", transport="shm"),
-    Contest("dmltrain", "sum", "dmltrain dist_sync, sum only, tcp", "kvstore_dmltrain.py", transport="tcp"),
-    Contest("mxnet", "momentum", "MXNet dist_sync, momentum on server", "kvstore_mxnet.py", launcher_threads=False),
-    Contest("dmltrain", "momentum-worker", "dmltrain dist_sync, momentum on workers, shm", "kvstore_dmltrain.py",
+    Contest("mxnet", "sum", "MXNet dist_sync, sum only", "with_mxnet.py", launcher_threads=False),
+    Contest("dmltrain", "sum", "dmltrain dist_sync, sum only, shm", "with_dmltrain.py", transport="shm"),
+    Contest("dmltrain", "sum", "dmltrain dist_sync, sum only, tcp", "with_dmltrain.py", transport="tcp"),
+    Contest("mxnet", "momentum", "MXNet dist_sync, momentum on server", "with_mxnet.py", launcher_threads=False),
+    Contest("dmltrain", "momentum-worker", "dmltrain dist_sync, momentum on workers, shm", "with_dmltrain.py",
             transport="shm"),
-    Contest("dmltrain", "momentum-server", "dmltrain dist_sync, momentum on server, shm", "kvstore_dmltrain.py",
+    Contest("dmltrain", "momentum-server", "dmltrain dist_sync, momentum on server, shm", "with_dmltrain.py",
             transport="shm"),
-    Contest("gloo", "tensors", "gloo all-reduce, 100 tensors", "kvstore_gloo.py", servers=False),
-    Contest("gloo", "flat", "gloo all-reduce, one flat tensor", "kvstore_gloo.py", servers=False),
+    Contest("gloo", "tensors", "gloo all-reduce, 100 tensors", "with_gloo.py", servers=False),
+    Contest("gloo", "flat", "gloo all-reduce, one flat tensor", "with_gloo.py", servers=False),
 )
 SYSTEMS = {"dmltrain": "dmltrain", "mxnet": "mxnet", "gloo": "torch"}  # name -> distribution it needs
 
@@ -65,19 +62,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     if arguments.megabytes is not None and not arguments.megabytes > 0:
         parser.error("--megabytes is more than 0")
     return arguments
-
-
-def installed(distribution: str) -> str | None:
-    """Version of an installed distribution, or None; of dmltrain this checkout's."""
-    if distribution == "dmltrain":
-        sys.path.insert(0, str(CHECKOUT))
-        import dmltrain
-
-        return dmltrain.__version__
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
 
 
 @contextmanager
@@ -120,17 +104,13 @@ def main(argv: list[str] | None = None) -> int:
     try:
         teams, limits = run(arguments, size)
     except TeamFailed as error:
-        print(f"kvstore.py: error: {error}", file=sys.stderr)
-        return 1
-    facts = {
-        "command": shlex.join(["python", "benchmarks/kvstore.py", *(sys.argv[1:] if argv is None else argv)]),
+        return fail("kvstore.py", error)
+    about = {
         "workload": {"bytes": size, "keys": KEYS, "workers": arguments.workers, "servers": arguments.servers},
         "turns": {"repeats": arguments.repeats, "warm_up": arguments.warm_up, "steps": arguments.steps},
-        "machine": machine.describe(),
-        "versions": {"python": platform.python_version(), **versions},
+        **facts("kvstore.py", argv, versions),
     }
-    result = report(teams, limits, facts)
-    print(json.dumps(result, indent=1) if arguments.format == "json" else table(result))
+    show(report(teams, limits, about), arguments.format, table)
     return 0
 
 

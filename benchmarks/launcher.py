@@ -9,14 +9,10 @@ Hosts and launcher share this machine's cores, so the rates are what is left of 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
-import platform
-import shlex
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,13 +20,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import machine
 import psutil
+from report import CHECKOUT, facts, fail, installed, show, spread
 
-CHECKOUT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(CHECKOUT))
 
 from tests.cluster.layout import LOGIN, Settings  # noqa: E402
@@ -167,7 +161,7 @@ def run(bench: Bench, ways: Sequence[str], repeats: int, seconds: float) -> dict
         print(f"launcher.py: {way}", file=sys.stderr)
         starts = {size: [start_seconds(bench, way, size) for _ in range(repeats)] for size in SIZES}
         found[way] = {
-            "start_seconds": {str(size): spread(turns) for size, turns in starts.items()},
+            "start_seconds": {str(size): spreads(turns) for size, turns in starts.items()},
             **({} if way == "local" else {
                 "five_hosts_at_work": cost(bench, way, 3 * seconds),
                 "streaming": streaming(bench, way, seconds, "--quiet"),
@@ -177,11 +171,9 @@ def run(bench: Bench, ways: Sequence[str], repeats: int, seconds: float) -> dict
     return found
 
 
-def spread(turns: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
+def spreads(turns: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
     """Median, least and most of each figure."""
-    columns = {name: [turn[name] for turn in turns] for name in turns[0]}
-    return {name: {"median": statistics.median(values), "min": min(values), "max": max(values)}
-            for name, values in columns.items()}  # fmt: skip
+    return {name: spread([turn[name] for turn in turns]) for name in turns[0]}
 
 
 def table(result: dict) -> str:
@@ -210,20 +202,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def installed(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark and print it; 2 when this machine cannot have a test bed."""
     arguments = parse(argv)
     lacking = missing()
     if lacking:
-        print(f"launcher.py: error: no test bed: it needs {lacking}", file=sys.stderr)
-        return 2
+        return fail("launcher.py", f"no test bed: it needs {lacking}", 2)
     ways = [way for way in arguments.ways if not WAYS[way][1] or shutil.which(WAYS[way][1])]
     for way in set(arguments.ways).difference(ways):
         print(f"launcher.py: {way} is left out: {WAYS[way][1]} is not installed", file=sys.stderr)
@@ -234,18 +218,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             bed.up(Settings(hosts=HOSTS, share=tuple(sorted(share))))
             found = run(Bench(bed, Path(folder)), ways, arguments.repeats, arguments.seconds)
         except TestbedError as error:
-            print(f"launcher.py: error: {error}", file=sys.stderr)
-            return 1
+            return fail("launcher.py", error)
         finally:
             bed.down()
     result = {
-        "command": shlex.join(["python", "benchmarks/launcher.py", *(sys.argv[1:] if argv is None else argv)]),
         "turns": {"repeats": arguments.repeats, "seconds": arguments.seconds},
-        "machine": machine.describe(),
-        "versions": {"python": platform.python_version(), "paramiko": installed("paramiko")},
+        **facts("launcher.py", argv, {"paramiko": installed("paramiko")}),
         "ways": found,
     }
-    print(json.dumps(result, indent=1) if arguments.format == "json" else table(result))
+    show(result, arguments.format, table)
     return 0
 
 

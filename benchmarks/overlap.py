@@ -7,16 +7,13 @@ Keys become ready one after the other during backward (2/3 of the compute) and a
 priority; their sums are awaited one by one in the next forward (1/3), each just before its part. Steps without compute
 (A) and steps with as much compute as A takes (B) have turns A B A B in one job. Of the communication, the share
 (B - compute) / A is exposed: 100 % where nothing overlaps. An accelerator computes, so compute is sleep
-(overlap_worker.py). The job: dmltrain's dist_sync, one worker and one server on each host of a test bed
+(overlap.py). The job: dmltrain's dist_sync, one worker and one server on each host of a test bed
 (docs/testbed.md); with --loopback all on this machine, with one server for each worker too.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-import shlex
 import statistics
 import sys
 import tempfile
@@ -24,15 +21,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import machine
-from hosts_bed import FIRST_PORT, OneEach, TestbedError, bed_of, missing
-from kvstore import installed
-from kvstore_lossy import TYPES
-from kvstore_report import spread
-from kvstore_team import Contest, Team, TeamFailed
-from kvstore_workload import KEYS, bytes_of, shapes_of
+from contest.bed import FIRST_PORT, OneEach, TestbedError, bed_of, missing
+from contest.lossy import TYPES
+from contest.team import Contest, Team, TeamFailed
+from contest.workload import KEYS, bytes_of, shapes_of
+from report import facts, fail, installed, show, spread
 
-CONTEST = Contest("dmltrain", "sum", "dmltrain dist_sync", "overlap_worker.py")
+CONTEST = Contest("dmltrain", "sum", "dmltrain dist_sync", "overlap.py")
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -127,23 +122,19 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parse(argv)
     lacking = "" if arguments.loopback else missing()
     if lacking:
-        print(f"overlap.py: error: no test bed: it needs {lacking}; or --loopback", file=sys.stderr)
-        return 1
+        return fail("overlap.py", f"no test bed: it needs {lacking}; or --loopback")
     try:
         team, compute = measure(arguments)
     except (TeamFailed, TestbedError) as error:
-        print(f"overlap.py: error: {error}", file=sys.stderr)
-        return 1
+        return fail("overlap.py", error)
     result = report(team, compute, {
-        "command": shlex.join(["python", "benchmarks/overlap.py", *(sys.argv[1:] if argv is None else argv)]),
         "workload": {"bytes": bytes_of(shapes_of(arguments.megabytes)), "keys": KEYS, "hosts": arguments.hosts},
         "rate": None if arguments.loopback else arguments.rate,
         "gc_type": arguments.gc_type,
         "turns": {"repeats": arguments.repeats, "warm_up": arguments.warm_up, "steps": arguments.steps},
-        "machine": machine.describe(),
-        "versions": {"python": platform.python_version(), "dmltrain": installed("dmltrain")},
+        **facts("overlap.py", argv, {"dmltrain": installed("dmltrain")}),
     })
-    print(json.dumps(result, indent=1) if arguments.format == "json" else table(result))
+    show(result, arguments.format, table)
     return 0
 
 

@@ -4,7 +4,7 @@ In a step every worker pushes all keys and pulls their sums (dist_sync, sum only
 counts, every result is checked. The bound is that of kvstore.py: moving (n + 1)V bytes at this machine's memory
 bandwidth, measured beside each turn. A base cell (2 workers, 1 server, 100 keys, 100 MB) and one axis varied at a time;
 with --full all combinations that fit into memory. Each cell is measured with a twin of as many slices without their
-bytes, and what is below half of the bound is explained by it (scale_cells.py).
+bytes, and what is below half of the bound is explained by it (cells.py).
 
     python benchmarks/scale.py [--format table|json] [--plot scale.svg] [--transport shm|tcp] [--full]
 """
@@ -12,22 +12,18 @@ bytes, and what is below half of the bound is explained by it (scale_cells.py).
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvstore import installed
-from kvstore_team import CHECKOUT, TeamFailed
+from contest.team import TeamFailed
+from report import CHECKOUT, facts, fail, installed, show
 
 sys.path.insert(0, str(CHECKOUT))  # the dmltrain that is measured lies beside the benchmark
 
-import machine  # noqa: E402
-import scale_plot  # noqa: E402
-from scale_cells import AXES, Cell, Measured, cells_of, fits, measure  # noqa: E402
-from scale_report import report, table  # noqa: E402
+from contest.cells import AXES, Cell, Measured, cells_of, fits, measure  # noqa: E402
+from tables import scale_plot  # noqa: E402
+from tables.scale import report, table  # noqa: E402
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -82,21 +78,17 @@ def main(argv: list[str] | None = None) -> int:
             scale_plot.require()
         measured = run(cells_of({name: getattr(arguments, name) for name in AXES}, arguments.full), arguments)
         if not measured:
-            print("scale.py: error: no cell fits into this machine's memory", file=sys.stderr)
-            return 1
+            return fail("scale.py", "no cell fits into this machine's memory")
         result = report(measured, {
-            "command": shlex.join(["python", "benchmarks/scale.py", *(sys.argv[1:] if argv is None else argv)]),
             "transport": arguments.transport,
             "turns": {"repeats": arguments.repeats, "warm_up": arguments.warm_up},
-            "machine": machine.describe(),
-            "versions": {"python": platform.python_version(), "dmltrain": installed("dmltrain")},
+            **facts("scale.py", argv, {"dmltrain": installed("dmltrain")}),
         })
-        print(json.dumps(result, indent=1) if arguments.format == "json" else table(result))
+        show(result, arguments.format, table)
         if arguments.plot:
             scale_plot.save(result["cells"], arguments.plot)
     except (TeamFailed, scale_plot.PlotFailed) as error:
-        print(f"scale.py: error: {error}", file=sys.stderr)
-        return 1
+        return fail("scale.py", error)
     return 0
 
 

@@ -9,7 +9,6 @@ into is left out. The ratio is the median over the rounds.
 """
 
 import argparse
-import json
 import os
 import re
 import secrets
@@ -23,7 +22,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-CHECKOUT = Path(__file__).resolve().parents[1]
+from report import CHECKOUT, facts, installed, show
+
 NETWORKS = {"resnet-20": ["--network", "resnet", "--num-layers", "20"],
             "inception-bn-28-small": ["--network", "inception-bn-28-small"]}
 SPEED = re.compile(r"Batch \[\d+\]\tSpeed: ([\d.]+) samples/sec")
@@ -96,7 +96,8 @@ def contestants(network: str, options: argparse.Namespace, folder: Path) -> list
     words += ["--dataset", "cifar10" if options.data_dir else "synthetic"]
     words += ["--data-dir", options.data_dir] if options.data_dir else []
     chosen = NETWORKS[network]
-    plain = [sys.executable, str(CHECKOUT / "benchmarks/training_plain.py"), *words, "--network", chosen[1]]
+    program = CHECKOUT / "benchmarks/contest/programs/plain_training.py"
+    plain = [sys.executable, str(program), *words, "--network", chosen[1]]
     ours = [sys.executable, str(CHECKOUT / "examples/train_cifar10.py"), *words, *chosen]
     alone = {**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": str(options.threads)}
     return [
@@ -169,10 +170,9 @@ def main() -> None:
     parser.add_argument("--format", choices=["table", "json"], default="table")
     options = parser.parse_args()
     results = {network: measure(network, options) for network in options.networks}
-    if options.format == "json":
-        print(json.dumps({"networks": results, "options": vars(options), "python": sys.version}, indent=1))
-    else:
-        print(table(results))
+    versions = {name: installed(name) for name in ("dmltrain", "torch")}
+    result = {"networks": results, "options": vars(options), **facts("training.py", None, versions)}
+    show(result, options.format, lambda result: table(result["networks"]))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ def test_a_run_is_made_once_and_compared(tmp_path):
     words = ["--gc-type", "int8", "--seeds", "1", "--epochs", "1", "--num-examples", "128"]
     done = run("accuracy.py", "--log-dir", str(tmp_path), *words, "--format", "json", timeout=200)
     assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)["int8"]
+    result = json.loads(done.stdout)["types"]["int8"]
     assert 0 <= result["last"][0] <= 100
     assert 0.2 < result["megabytes"] < 0.6  # 1.1 MB of float32, a quarter of it and the batch norm's statistics
     log = tmp_path / "int8-seed1/worker-0.log"

@@ -15,7 +15,7 @@ def test_both_backends_have_their_figures(tmp_path):
     done = run("backends.py", "--cases", "LeNet, local", "--num-examples", "256", "--epochs", "2",
                "--log-dir", str(tmp_path / "logs"), "--format", "json", timeout=200)
     assert done.returncode == 0, done.stderr
-    results = json.loads(done.stdout)["LeNet, local"]
+    results = json.loads(done.stdout)["cases"]["LeNet, local"]
     assert set(results) == {"torch", "mxnet"}
     for backend, [outcome] in results.items():
         assert outcome["images_per_second"] > 0 and outcome["epoch_seconds"] > 0 and outcome["memory"] > 50

@@ -20,7 +20,7 @@ TINY = ["--hosts", "3", "--workers-per-host", "2", "--megabytes", "1.2", "--repe
 
 @pytest.fixture(scope="module")
 def result() -> dict:
-    lacking = benchmark_module("hosts_bed").missing()
+    lacking = benchmark_module("contest.bed").missing()
     if lacking:
         pytest.skip(f"no five-host benchmark: it needs {lacking}")
     done = run("hosts.py", "--format", "json", "--rate", "100mbit", "--systems", "dmltrain", *TINY, timeout=250,
@@ -48,7 +48,7 @@ def test_every_link_carries_what_the_bound_says(result: dict):
 
 
 def test_the_table_has_a_line_for_each_system(result: dict):
-    table = benchmark_module("hosts_report").table(result)
+    table = benchmark_module("tables.hosts").table(result)
     assert "3 hosts, each 2 workers and a server, links of 100mbit" in table
     assert "bound 2(n-1)V/(nB)" in table and "\ndmltrain dist_sync " in table
 
@@ -71,7 +71,7 @@ def test_usage_errors(arguments: list[str], said: str):
 
 
 def test_doubtful_times_are_called_so():
-    report = benchmark_module("hosts_report")
+    report = benchmark_module("tables.hosts")
     quiet = {"label": "x", "other_cores": 0.05, "idle_cores": 0.0}
     steady = [[100.0, 102.0], [101.0, 101.0]]
     assert report.doubts({"goodput_of_each_turn": steady, "contests": [quiet]}) == []
@@ -96,7 +96,7 @@ class TwoBit:
 
 def judged(codec: str, results, workers: int = 3) -> None:
     """What the judge of worker 1 says of `results(sums, pushes)` in ten steps."""
-    workload, lossy = benchmark_module("kvstore_workload"), benchmark_module("kvstore_lossy")
+    workload, lossy = benchmark_module("contest.workload"), benchmark_module("contest.lossy")
     shapes = [(500,), (7, 9)]
     sources = [workload.patterns(shapes, rank) for rank in range(workers)]
     gradients = [[array.copy() for array in source] for source in sources]
@@ -110,7 +110,7 @@ def judged(codec: str, results, workers: int = 3) -> None:
 
 
 def test_a_two_bit_codec_with_error_feedback_passes_and_one_that_forgets_does_not():
-    workload, lossy = benchmark_module("kvstore_workload"), benchmark_module("kvstore_lossy")
+    workload, lossy = benchmark_module("contest.workload"), benchmark_module("contest.lossy")
     threshold = lossy.parameters("2bit-threshold", 3)["threshold"]
     workers, servers = [[TwoBit(threshold) for _ in range(3)] for _ in range(2)], [TwoBit(3 * threshold), TwoBit(
         3 * threshold)]
@@ -124,7 +124,7 @@ def test_a_two_bit_codec_with_error_feedback_passes_and_one_that_forgets_does_no
 
 
 def test_rounding_passes_and_a_missing_worker_does_not():
-    wrong = benchmark_module("kvstore_workload").WrongResult
+    wrong = benchmark_module("contest.workload").WrongResult
     for codec in ("bf16", "fp16", "int8"):
         judged(codec, lambda key, pushes: sum(push.astype(np.float16) for push in pushes).astype(np.float32))
         with pytest.raises(wrong, match=f"key 0, {codec}"):

@@ -17,7 +17,7 @@ TINY = ["--megabytes", "0.4", "--repeats", "2", "--steps", "2", "--warm-up", "1"
 
 @pytest.fixture
 def workload():
-    return benchmark_module("kvstore_workload")
+    return benchmark_module("contest.workload")
 
 
 def test_json_has_the_ratios_and_every_system():

@@ -28,7 +28,7 @@ def test_exposed_is_what_a_step_takes_beyond_its_compute_in_communications():
 
 
 def test_each_key_is_computed_once_the_classifier_last():
-    order = benchmark_module("overlap_worker").forward_order(100)
+    order = benchmark_module("contest.programs.overlap").forward_order(100)
     assert sorted(order) == list(range(100)) and order[0] == 0 and order[-2:] == [98, 99]
 
 

@@ -39,7 +39,7 @@ def test_usage_errors(arguments: list[str], said: str, capsys):
 
 def test_a_picture_that_cannot_be_written_is_said_so(tmp_path):
     pytest.importorskip("matplotlib")
-    plot = benchmark_module("scale_plot")
+    plot = benchmark_module("tables.scale_plot")
     entry = {"workers": 2, "servers": 1, "keys": 1, "megabytes": 1.0, "seconds": {"median": 1.0}, "bound_seconds": 1.0,
              "slices_alone": {"seconds": 1.0}}
     for path, said in ((tmp_path / "none" / "scale.svg", "No such file"), (tmp_path / "scale.xyz", "xyz")):
@@ -48,7 +48,7 @@ def test_a_picture_that_cannot_be_written_is_said_so(tmp_path):
 
 
 def test_cells_are_the_base_and_one_axis_at_a_time():
-    cells = benchmark_module("scale_cells")
+    cells = benchmark_module("contest.cells")
     found = cells.cells_of(cells.AXES, full=False)
     assert found[0] == cells.Cell(2, 1, 100, 100.0) and len(found) == len(set(found)) == 1 + 3 + 2 + 2 + 3
     assert len(cells.cells_of(cells.AXES, full=True)) == 4 * 3 * 3 * 4
@@ -57,23 +57,23 @@ def test_cells_are_the_base_and_one_axis_at_a_time():
 
 
 def test_a_twin_has_as_many_slices_and_next_to_no_bytes():
-    cells = benchmark_module("scale_cells")
+    cells = benchmark_module("contest.cells")
     for cell in (cells.Cell(2, 1, 10, 100.0), cells.Cell(2, 4, 1000, 10.0)):
         assert cell.slices >= cell.keys
         assert cell.twin.slices == cell.slices
-        assert benchmark_module("kvstore_workload").bytes_of(cell.twin.shapes) < 64 * cell.slices
+        assert benchmark_module("contest.workload").bytes_of(cell.twin.shapes) < 64 * cell.slices
 
 
 @pytest.mark.parametrize("keys", [1, 10, 99, 100, 101, 1000])
 def test_any_number_of_keys_has_the_same_bytes(keys: int):
-    workload = benchmark_module("kvstore_workload")
+    workload = benchmark_module("contest.workload")
     shapes = workload.shapes_of(20.0, keys)
     assert len(shapes) == keys and workload.bytes_of(shapes) == pytest.approx(20e6, rel=0.01)
 
 
 def measured(slices: int, seconds: float, other_cores: float = 0.0):
     """A cell's turns where each slice takes 1 ms, a step 2 ms more, and 0.1 and 0.2 ms a slice of worker and server."""
-    cells, team = benchmark_module("scale_cells"), benchmark_module("kvstore_team")
+    cells, team = benchmark_module("contest.cells"), benchmark_module("contest.team")
     cell = cells.Cell(2, 1, slices, slices * 16e-6)
     twin = team.Block(1e-3 * slices + 2e-3, 2e-4 * slices, 2e-4 * slices, 0.0)
     blocks = [team.Block(seconds, 0.01, 0.02, other_cores)]
@@ -81,7 +81,7 @@ def measured(slices: int, seconds: float, other_cores: float = 0.0):
 
 
 def test_what_slices_cost_is_told_apart_from_what_a_step_costs():
-    report = benchmark_module("scale_report")
+    report = benchmark_module("tables.scale")
     result = report.report([measured(50, 0.002), measured(100, 0.004, other_cores=0.5)], {"machine": {"cores": 2}})
     assert [entry["share_of_bound"] for entry in result["cells"]] == pytest.approx([0.75, 0.375])  # 1.5 ms of both
     fixed = result["fixed_cost"]

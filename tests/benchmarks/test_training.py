@@ -13,7 +13,7 @@ from tests.benchmarks.as_a_user import benchmark_module, run
 @pytest.mark.parametrize("name, layers", [("resnet", 20), ("inception-bn-28-small", None)])
 def test_the_plain_networks_compute_what_ours_do(name, layers):
     network = models.create(name, layers, 10, (3, 28, 28))
-    ours, theirs = torch_layers.build(network), benchmark_module("training_plain").NETWORKS[name]()
+    ours, theirs = torch_layers.build(network), benchmark_module("contest.programs.plain_training").NETWORKS[name]()
     torch_layers.initialise(ours, network, seed=0)
     shared = [p for p in theirs.parameters() if p.requires_grad]
     own = list(ours.parameters())

@@ -11,9 +11,9 @@ import math
 from typing import TYPE_CHECKING
 
 import numpy as np
-from kvstore_loop import serve
-from kvstore_lossy import TYPES, Cumulative, parameters
-from kvstore_workload import KEYS, LEARNING_RATE, MOMENTUM, bytes_of, shapes_of
+from contest.loop import serve
+from contest.lossy import TYPES, Cumulative, parameters
+from contest.workload import KEYS, LEARNING_RATE, MOMENTUM, bytes_of, shapes_of
 
 import dmltrain.kvstore
 

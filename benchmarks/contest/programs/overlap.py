@@ -17,9 +17,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
-from kvstore_loop import PIPE_VARIABLE, receive
-from kvstore_lossy import TYPES, parameters
-from kvstore_workload import WrongResult, bytes_of, marker, patterns, shapes_of
+from contest.loop import PIPE_VARIABLE, receive
+from contest.lossy import TYPES, parameters
+from contest.workload import WrongResult, bytes_of, marker, patterns, shapes_of
 
 import dmltrain.kvstore
 
@@ -111,7 +111,7 @@ class Training:
 
 
 def forward_order(keys: int) -> list[int]:
-    """The keys of kvstore_workload in the order of ResNet's forward: 53 convolutions with the joined batch-norm vectors
+    """The keys of workload.py in the order of ResNet's forward: 53 convolutions with the joined batch-norm vectors
     between them, and the two arrays of the classifier."""
     convolutions = 53
     norms = keys - convolutions - 2

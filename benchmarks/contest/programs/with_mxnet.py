@@ -12,8 +12,8 @@ import numpy as np
 np.bool = bool  # type: ignore[attr-defined]  # MXNet 1.9.1 uses the name that NumPy 1.24 removed
 
 import mxnet as mx  # noqa: E402  (must come after the line above; serves and exits in scheduler and server roles)
-from kvstore_loop import serve  # noqa: E402
-from kvstore_workload import LEARNING_RATE, MOMENTUM, shapes_of  # noqa: E402
+from contest.loop import serve  # noqa: E402
+from contest.workload import LEARNING_RATE, MOMENTUM, shapes_of  # noqa: E402
 
 
 class MXNet:

@@ -13,9 +13,10 @@ all gradients is bounded for every codec (n workers, gradients g of at most G = 
 from dataclasses import dataclass, field
 
 import numpy as np
-from kvstore_workload import WrongResult, marker
 
-LARGEST = 30.0  # of worker 0's gradients (kvstore_workload.patterns)
+from contest.workload import WrongResult, marker
+
+LARGEST = 30.0  # of worker 0's gradients (workload.patterns)
 TYPES = ("bf16", "fp16", "int8", "2bit", "2bit-threshold", "topk")
 TOPK_RATIO = 0.01
 

@@ -1,7 +1,7 @@
 """One contestant's processes in the kvstore benchmark: started once, kept idle between their blocks, ended for sure.
 
 A parameter-server job is a scheduler, servers and workers with the DMLC_* environment; a gloo job has workers only.
-The driver speaks with each worker over an inherited pipe (kvstore_loop.py); each process's output goes to a file.
+The driver speaks with each worker over an inherited pipe (loop.py); each process's output goes to a file.
 """
 
 import json
@@ -18,10 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from kvstore_loop import PIPE_VARIABLE
-from kvstore_place import Loopback, Place, Running
+from report import CHECKOUT
 
-CHECKOUT = Path(__file__).resolve().parents[1]  # the dmltrain that is measured lies beside the benchmark
+from contest.loop import PIPE_VARIABLE
+from contest.place import Loopback, Place, Running
+
+PROGRAMS = Path(__file__).resolve().parent / "programs"
+PACKAGES = (CHECKOUT / "benchmarks", CHECKOUT)  # where the programs find theirs
 START_DEADLINE = 120.0  # s; importing a framework in four processes on a busy machine
 BLOCK_DEADLINE = 300.0  # s
 STOP_DEADLINE = 15.0  # s
@@ -38,7 +41,7 @@ class Contest:
     system: str  # as in --systems
     mode: str  # the program's --mode
     label: str
-    program: str  # file beside this one
+    program: str  # file in programs/
     servers: bool = True  # has a scheduler and servers
     transport: str = ""  # DMLTRAIN_TRANSPORT
     launcher_threads: bool = True  # OMP_NUM_THREADS as dmltrain-launch sets it; False: the system's own default
@@ -69,7 +72,7 @@ class Team:
         self.contest = contest
         self.place = place or Loopback()
         self.folder = folder
-        program = Path(__file__).with_name(contest.program)
+        program = PROGRAMS / contest.program
         self.command = [sys.executable, str(program), "--mode", contest.mode, *options]
         self.processes: list[Running] = []
         self.pipes: list[Connection] = []
@@ -181,7 +184,7 @@ def environment(contest: Contest, workers: int, servers: int, folder: Path, plac
         "LOCAL_WORLD_SIZE": str(place.local_workers or workers),
         "DMLTRAIN_JOB": f"benchmark-{contest.system}-{contest.mode}-{os.getpid()}",
         "DMLTRAIN_KEY_FILE": str(key_file),
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [*map(str, PACKAGES), os.environ.get("PYTHONPATH")])),
     }
     if contest.transport:
         variables["DMLTRAIN_TRANSPORT"] = contest.transport

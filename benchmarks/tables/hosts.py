@@ -6,9 +6,11 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hosts_bed import Bed
-from kvstore_report import contest, pairs, spread
-from kvstore_team import Team
+from contest.bed import Bed
+from contest.team import Team
+from report import spread
+
+from tables.kvstore import contest, pairs
 
 TOO_MANY_CORES = 0.1  # of others in turn, or of a system out of turn: the times are not to be trusted
 UNEVEN = 0.03  # of the goodput between turns: something else was at the links or the cores

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from kvstore_place import Running
-from kvstore_team import CHECKOUT, TeamFailed
+from report import CHECKOUT
+
+from contest.place import Running
+from contest.team import TeamFailed
 
 sys.path.insert(0, str(CHECKOUT))
 
@@ -102,7 +104,7 @@ class Bed:
 
 class OneEach:
     """A server on each host, and as many workers, one host after the other; the scheduler on h1 (a Place of
-    kvstore_team)."""
+    team.py)."""
 
     def __init__(self, testbed: Testbed, first_port: int, workers: int = 1) -> None:
         self.testbed = testbed

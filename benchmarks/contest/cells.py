@@ -17,9 +17,9 @@ from pathlib import Path
 import machine
 import numpy as np
 import psutil
-from kvstore_team import Block, Contest, Team
-from kvstore_workload import bytes_of, shapes_of
 
+from contest.team import Block, Contest, Team
+from contest.workload import bytes_of, shapes_of
 from dmltrain.kvstore.worker import sharding
 
 AXES = {"workers": (1, 2, 4, 8), "servers": (1, 2, 4), "keys": (10, 100, 1000), "megabytes": (1.0, 10.0, 100.0, 1000.0)}
@@ -111,6 +111,6 @@ def measure(cell: Cell, transport: str, repeats: int, warm_up: int) -> Measured:
 def team_of(job: Cell, transport: str, folder: Path) -> Team:
     """A started job of this size."""
     folder.mkdir()
-    contest = Contest("dmltrain", "sum", f"dmltrain, {job}", "kvstore_dmltrain.py", transport=transport)
+    contest = Contest("dmltrain", "sum", f"dmltrain, {job}", "with_dmltrain.py", transport=transport)
     options = ["--megabytes", str(job.megabytes), "--keys", str(job.keys)]
     return Team(contest, job.workers, job.servers, options, folder)

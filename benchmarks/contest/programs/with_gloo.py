@@ -4,8 +4,8 @@ import argparse
 
 import torch
 import torch.distributed
-from kvstore_loop import serve
-from kvstore_workload import bytes_of, shapes_of
+from contest.loop import serve
+from contest.workload import bytes_of, shapes_of
 
 
 class Gloo:

@@ -1,7 +1,7 @@
 """The timed loop that every worker program of the kvstore benchmark runs, whatever system it speaks to.
 
 A contestant is an object with `gradients` and `results` (numpy views), `step()` (push all keys, pull all keys, return
-when the results are there) and `close()`. The driver (kvstore_team.py) asks for a block of steps with a JSON message
+when the results are there) and `close()`. The driver (team.py) asks for a block of steps with a JSON message
 over an inherited pipe; the answer has the seconds and the CPU seconds of each step. Only `step()` is timed; each
 result is checked after it. With "together" in the message, a worker says that it is ready for a step and waits for the
 driver's word. What else the message has goes to the contestant's `prepare(settings)`, if it has that.
@@ -15,7 +15,8 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 import numpy as np
-from kvstore_workload import Reference, patterns, write
+
+from contest.workload import Reference, patterns, write
 
 PIPE_VARIABLE = "BENCHMARK_PIPE_FD"
 
@@ -34,7 +35,7 @@ class Contestant(Protocol):
 
 
 class Judge(Protocol):
-    """Knows what the results have to be: kvstore_workload.Reference, or kvstore_lossy's for codecs that lose."""
+    """Knows what the results have to be: workload.Reference, or lossy.py's for codecs that lose."""
 
     rank: int
 

@@ -6,9 +6,11 @@ import statistics
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from kvstore_report import bound_seconds, spread
-from kvstore_team import Block
-from scale_cells import BASE, MEMORY_BYTES, Measured
+from contest.cells import BASE, MEMORY_BYTES, Measured
+from contest.team import Block
+from report import spread
+
+from tables.kvstore import bound_seconds
 
 HALF = 0.5  # of the bound: below, a cell is explained
 TOO_MANY_CORES = 0.15  # taken by others

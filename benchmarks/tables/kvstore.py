@@ -3,7 +3,8 @@
 import statistics
 from collections.abc import Sequence
 
-from kvstore_team import Team
+from contest.team import Team
+from report import spread
 
 MOMENTUM_MODES = ("momentum-worker", "momentum-server")  # dmltrain's; the ratio takes the better one and names it
 TRANSPORTS = ("tcp", "shm")
@@ -57,11 +58,6 @@ def pairs(turns: dict[tuple[str, str, str], list[float]], other: tuple[str, str,
 def median(values: Sequence[float]) -> float | None:
     """The median, None of nothing."""
     return statistics.median(values) if values else None
-
-
-def spread(seconds: Sequence[float]) -> dict[str, float]:
-    """Median, least and most."""
-    return {"median": statistics.median(seconds), "min": min(seconds), "max": max(seconds)}
 
 
 def contest(team: Team) -> dict:

@@ -1,5 +1,5 @@
 """Where a team's processes run in the kvstore benchmarks: on this machine's loopback, or wherever else has the methods
-of `Place` (hosts_bed.py: on the hosts of a test bed).
+of `Place` (bed.py: on the hosts of a test bed).
 """
 
 import socket

@@ -1,0 +1,55 @@
+"""What every benchmark says beside its figures (command, machine, versions), and how it prints them.
+
+The dmltrain that is measured lies beside this folder (CHECKOUT), whatever else is installed.
+"""
+
+import json
+import platform
+import shlex
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import machine
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+
+
+def installed(distribution: str) -> str | None:
+    """Version of an installed distribution, or None; of dmltrain this checkout's."""
+    if distribution == "dmltrain":
+        sys.path.insert(0, str(CHECKOUT))
+        import dmltrain
+
+        return dmltrain.__version__
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def facts(program: str, argv: Sequence[str] | None, versions: dict[str, str | None]) -> dict[str, object]:
+    """What a reader needs to repeat a run of benchmarks/`program` with these arguments (None: this process's)."""
+    return {
+        "command": shlex.join(["python", f"benchmarks/{program}", *(sys.argv[1:] if argv is None else argv)]),
+        "machine": machine.describe(),
+        "versions": {"python": platform.python_version(), **versions},
+    }
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, least and most."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def show(result: dict, form: str, table: Callable[[dict], str]) -> None:
+    """Print the result: `form` is "json" or "table"."""
+    print(json.dumps(result, indent=1, default=vars) if form == "json" else table(result))
+
+
+def fail(program: str, why: object, code: int = 1) -> int:
+    """Say on standard error why benchmarks/`program` ends; returns the exit code."""
+    print(f"{program}: error: {why}", file=sys.stderr)
+    return code
