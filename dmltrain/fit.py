@@ -225,7 +225,7 @@ def step_total(run: Run, step: int) -> int:
 
 def together(store: KVStore) -> bool:
     """Whether all workers make each step with one gradient."""
-    return kvstore.TYPES[store.type] in ("local", "dist_sync")
+    return store.kvstore_type.synchronous
 
 
 def validate(run: Run, epoch: int) -> None:

@@ -71,7 +71,7 @@ def summed_in_host(options: Options) -> bool:
     """Whether the workers of a host send one stream to other hosts; see docs/decisions/0005-one-stream-per-host.md."""
     place = env.read()
     shares = (options.transport or place.transport) != "tcp" and (options.host_sum or place.host_sum) != "off"
-    return shares and options.backend == "torch" and kvstore.TYPES[options.kv_store] == "dist_sync"
+    return shares and options.backend == "torch" and kvstore.types.find(options.kv_store).sums_in_host
 
 
 @dataclass(frozen=True)

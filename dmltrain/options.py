@@ -17,10 +17,13 @@ from typing import Any, NoReturn
 
 from dmltrain import backends, data, env, kvstore, models, optimizer, schedule
 from dmltrain.errors import UserError
-from dmltrain.kvstore import codec
+from dmltrain.kvstore import codec, types
 
 LAST = -1  # --load-epoch last
 DTYPES = ("float32", "bfloat16", "float16")
+BOUNDED = ", ".join(types.names(lambda each: each.takes_staleness))  # kvstore types, for help texts
+EITHER_SIDE = ", ".join(types.names(lambda each: len(each.optimizer_on) > 1))
+SUMMED = ", ".join(types.names(lambda each: each.sums_in_host))
 
 
 def integer(minimum: int) -> Callable[[str], int]:
@@ -150,9 +153,9 @@ class Options:
 
     kv_store: str = option("Distribution", "how workers share weights: " + ", ".join(kvstore.TYPES),
                            one_of("kvstore", kvstore.TYPES), "device")
-    staleness: int | None = option("Distribution", "dist_ssp: steps that a worker may be ahead of the slowest",
+    staleness: int | None = option("Distribution", f"{BOUNDED}: steps that a worker may be ahead of the slowest",
                                     integer(0))
-    update_on_kvstore: int | None = option("Distribution", "dist_sync: 1 runs the optimizer on the servers; default: "
+    update_on_kvstore: int | None = option("Distribution", f"{EITHER_SIDE}: 1 lets servers step; default: "
                                            "the environment's MXNET_UPDATE_ON_KVSTORE, else 0 with torch and 1 with "
                                            "mxnet", integer(0))
     gc_type: str = option("Distribution", "gradient compression on the way to the servers and back; mxnet has none and "
@@ -165,7 +168,7 @@ class Options:
     transport: str | None = option("Distribution", "how gradients reach the servers: shm (shared memory), tcp, or "
                                    "auto: shm on a server's own host; default: the environment's DMLTRAIN_TRANSPORT, "
                                    "else auto", one_of("transport", env.TRANSPORTS))
-    host_sum: str | None = option("Distribution", "dist_sync: auto sums the workers of a host there and sends one "
+    host_sum: str | None = option("Distribution", f"{SUMMED}: auto sums the workers of a host there and sends one "
                                   "stream to servers on other hosts, off sends one a worker; default: the "
                                   "environment's DMLTRAIN_HOST_SUM, else auto", one_of("host sum", env.HOST_SUMS))
 
@@ -235,8 +238,7 @@ def _checked(options: Options) -> Options:
         raise UserError("--devices and --gpus both say where to compute: give one of them")
     if options.load_epoch is not None and not options.model_prefix:
         raise UserError("--load-epoch needs --model-prefix: the PREFIX of the checkpoint's file PREFIX-0001.pt")
-    if options.staleness is not None and options.kv_store != "dist_ssp":
-        raise UserError(f"--staleness belongs to --kv-store dist_ssp, not to {options.kv_store}")
+    types.find(options.kv_store).bound(options.staleness)
     _check_backend(options)
     if len(options.device_names) > options.batch_size:
         raise UserError(f"--batch-size {options.batch_size} cannot be split over {len(options.device_names)} devices")
@@ -248,10 +250,10 @@ def _checked(options: Options) -> Options:
 
 def _check_backend(options: Options) -> None:
     """What only one of the backends can do."""
-    distributed = kvstore.TYPES[options.kv_store].startswith("dist")
+    kvstore_type = types.find(options.kv_store)
     if options.gc_ratio > 1.0:
         raise UserError(f"--gc-ratio {options.gc_ratio:g}: expected a share of the elements, at most 1")
-    if options.gc_type != "none" and not distributed:
+    if options.gc_type != "none" and not kvstore_type.distributed:
         raise UserError(f"--gc-type {options.gc_type} belongs to the distributed kvstores; --kv-store "
                         f"{options.kv_store} sends nothing: leave it out")
     if options.backend != "mxnet":
@@ -261,9 +263,9 @@ def _check_backend(options: Options) -> None:
     if options.transport == "shm":
         raise UserError("--transport shm: MXNet's servers are reached over TCP only: leave it out, or use --backend "
                         "torch")
-    if options.kv_store == "dist_ssp":
-        raise UserError("--kv-store dist_ssp: MXNet has no bounded staleness; use dist_sync or dist_async, or "
-                        "--backend torch")
+    if kvstore_type.takes_staleness:
+        raise UserError(f"--kv-store {options.kv_store}: MXNet has no bounded staleness; use dist_sync or dist_async, "
+                        "or --backend torch")
     if options.compile:
         raise UserError("--compile is torch.compile; --backend mxnet always runs one graph: leave it out")
     if options.dtype == "float16":

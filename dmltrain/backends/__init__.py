@@ -16,7 +16,7 @@ class Backend:
 
     trainer: str  # what dmltrain.fit computes with
     local_store: str  # kvstore of one worker: (kind)
-    store: str  # of one among many: (kind, meaning, staleness, environment)
+    store: str  # of one among many: (type, staleness in clocks, environment)
     serve: str  # what servers and the scheduler run: (environment) -> why the job was lost, or ''
     suffix: str  # of its checkpoint files
     foreign: tuple[str, ...]  # of other programs' files of weights that it can start from

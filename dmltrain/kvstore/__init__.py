@@ -13,40 +13,39 @@ from typing import NoReturn
 from dmltrain import backends, env
 from dmltrain.env import Environment
 from dmltrain.errors import JobLost, UserError, exit_now
-from dmltrain.kvstore.base import READ, TYPES, Handle, KVStore
+from dmltrain.kvstore import types
+from dmltrain.kvstore.base import READ, Handle, KVStore
+from dmltrain.kvstore.types import TYPES
 
 __all__ = ["READ", "TYPES", "Handle", "KVStore", "create", "serve", "serve_and_exit"]
 
 
 def create(kind: str = "local", *, staleness: float | None = None, environment: Environment | None = None,
            backend: str = "torch", transport: str | None = None, host_sum: str | None = None) -> KVStore:
-    """A store of one of TYPES; `staleness` (clocks) only with dist_ssp. Raises UserError or JobLost.
+    """A store of one of TYPES; `staleness` (clocks) only with types that take one. Raises UserError or JobLost.
 
     dist_* waits until all processes of the job are there. `transport`: one of env.TRANSPORTS, `host_sum`: one of
     env.HOST_SUMS (defaults: the environment's). `backend` "mxnet": MXNet's own kvstores, for NDArrays.
     """
-    if kind not in TYPES:
-        raise UserError(f"unknown kvstore {kind!r}; choose one of {', '.join(TYPES)}")
+    kvstore_type = types.find(kind)
     if backend not in backends.TABLE:
         raise UserError(f"unknown backend {backend!r}; choose one of {', '.join(backends.TABLE)}")
-    meaning = TYPES[kind]
-    if staleness is not None and meaning != "dist_ssp":
-        raise UserError(f"--staleness belongs to kvstore dist_ssp; this is {kind}")
+    bound = kvstore_type.bound(staleness)
     environment = environment or env.read()
     if transport is not None:
         environment = replace(environment, transport=transport)
     if host_sum is not None:
         environment = replace(environment, host_sum=host_sum)
-    if not meaning.startswith("dist"):
+    if not kvstore_type.distributed:
         if environment.role != "worker":
             sys.exit(0)  # a one-worker store needs no servers
         return backends.load(backends.TABLE[backend].local_store)(kind)
     if environment.role != "worker":
         serve_and_exit(environment, backend)
-    return _connect(kind, meaning, staleness, environment, backend)
+    return _connect(kind, bound, environment, backend)
 
 
-def _connect(kind: str, meaning: str, staleness: float | None, environment: Environment, backend: str) -> KVStore:
+def _connect(kind: str, bound: float, environment: Environment, backend: str) -> KVStore:
     if not environment.launched:
         raise UserError(f"kvstore {kind} needs a scheduler and servers: start the program with "
                         "dmltrain-launch -n WORKERS -s SERVERS PROGRAM ..., or use --kv-store local")
@@ -57,10 +56,7 @@ def _connect(kind: str, meaning: str, staleness: float | None, environment: Envi
 
     if DistKVStore.present:
         raise UserError("this process has a distributed kvstore already: create one and use it for everything")
-    bound = {"dist_sync": 0.0, "dist_async": float("inf"), "dist_ssp": 3.0 if staleness is None else float(staleness)}
-    if not bound[meaning] >= 0.0:
-        raise UserError(f"--staleness {staleness}: expected 0 or more clocks")
-    return backends.load(backends.TABLE[backend].store)(kind, meaning, bound[meaning], environment)
+    return backends.load(backends.TABLE[backend].store)(kind, bound, environment)
 
 
 def serve(environment: Environment, backend: str = "torch") -> str:

@@ -11,22 +11,12 @@ from typing import Any
 import numpy as np
 
 from dmltrain.errors import JobLost, UserError
+from dmltrain.kvstore import types
 from dmltrain.kvstore.state_file import read_state, write_whole
 from dmltrain.kvstore.waiting import Trip, Waits
 
 Key = int | str
 Keys = Key | Sequence[Key]
-
-TYPES = {  # accepted name -> its meaning
-    "local": "local",
-    "device": "local",
-    "dist_sync": "dist_sync",
-    "dist_device_sync": "dist_sync",
-    "dist_sync_device": "dist_sync",
-    "dist_async": "dist_async",
-    "dist_async_device": "dist_async",
-    "dist_ssp": "dist_ssp",
-}
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 READ: Any = object()  # in place of `out`: the handle's `values` are read where they are
@@ -104,7 +94,12 @@ class KVStore:
 
     @property
     def is_distributed(self) -> bool:
-        return TYPES[self.type] != "local"
+        return self.kvstore_type.distributed
+
+    @property
+    def kvstore_type(self) -> types.KVStoreType:
+        """What this store promises; `type` is the name by which it was asked for."""
+        return types.find(self.type)
 
     def init(self, key: Keys, value: Any) -> None:
         """Declare keys with their first values; the values of worker 0 count. All workers call this alike."""

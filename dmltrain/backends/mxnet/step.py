@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dmltrain.backends.mxnet import optimizer as mxnet_optimizer
 from dmltrain.errors import UserError
-from dmltrain.kvstore import TYPES, KVStore
+from dmltrain.kvstore import KVStore
 
 if TYPE_CHECKING:
     from dmltrain.options import Options
@@ -76,7 +76,7 @@ class StepOnServers:
 
     def synchronize(self) -> None:
         """Other workers may have stepped since this one's last pull (dist_async)."""
-        if TYPES[self._store.type] != "dist_sync":
+        if not self._store.kvstore_type.synchronous:
             self._pull()
 
     def _pull(self) -> None:

@@ -22,7 +22,7 @@ from dmltrain.backends.mxnet import layers as mxnet_layers
 from dmltrain.backends.mxnet import state as mxnet_state
 from dmltrain.backends.mxnet.step import Learned, StepOnDevices, StepOnServers, optimizer_spec
 from dmltrain.errors import UserError
-from dmltrain.kvstore import TYPES, KVStore
+from dmltrain.kvstore import KVStore
 from dmltrain.layers import Network
 from dmltrain.metric import Sums
 
@@ -100,7 +100,7 @@ class MXNetBackend:
             own = self._flat_statistics(0)
             first = store.all_reduce("first statistics", own if store.rank == 0 else np.zeros_like(own))
             self._fill_statistics(first)
-        on_servers = store.is_distributed and (TYPES[store.type] != "dist_sync" or bool(options.update_on_kvstore))
+        on_servers = store.kvstore_type.steps_on_servers(bool(options.update_on_kvstore))
         kind = StepOnServers if on_servers else StepOnDevices
         spec = {**optimizer_spec(options, self._learned), "rescale_grad": 1.0 / self._unit}
         self._step = kind(self._learned, spec, store, len(self._contexts))
@@ -238,7 +238,7 @@ def find_contexts(names: tuple[str, ...]) -> list[Any]:
 def samples_of_a_step(options: Options, store: KVStore) -> int:
     """What compressed gradients are multiplied by: --gc-threshold then is compared, as in MXNet's own programs, to the
     sum over a step's samples; a mean over them would hardly ever reach it."""
-    return options.batch_size * (store.num_workers if TYPES[store.type] == "dist_sync" else 1)
+    return options.batch_size * (store.num_workers if store.kvstore_type.synchronous else 1)
 
 
 def count(logits: NDArray, labels: NDArray, loss: NDArray, top_k: int) -> NDArray:

@@ -26,7 +26,7 @@ from dmltrain.backends.torch import layers as torch_layers
 from dmltrain.backends.torch import state as torch_state
 from dmltrain.backends.torch.loss_scale import LossScale
 from dmltrain.errors import UserError
-from dmltrain.kvstore import TYPES, KVStore
+from dmltrain.kvstore import KVStore
 from dmltrain.layers import Conv, Network
 from dmltrain.metric import Sums
 
@@ -73,7 +73,7 @@ class TorchBackend:
             store.set_gradient_compression(compression(options, store))
         inner = make_optimizer(self._modules[0], options)
         if options.dtype == "float16":
-            if store.is_distributed and (on_servers or TYPES[store.type] != "dist_sync"):
+            if store.kvstore_type.steps_on_servers(bool(options.update_on_kvstore)):
                 raise UserError("--dtype float16 scales the loss, which needs the optimizer on the workers: use "
                                 "--kv-store dist_sync with it, or --dtype bfloat16")
             if not inner.defaults.get("fused"):  # LossScale works through the fused kernels
@@ -269,7 +269,7 @@ def compression(options: Options, store: KVStore) -> dict[str, Any]:
     """The gradient compression that the options ask for. A threshold is compared, as in MXNet's own programs, to the
     sum over a step's samples, but what is sent is the mean over them."""
     if options.gc_type == "2bit" and options.gc_threshold is not None:
-        samples = options.batch_size * (store.num_workers if TYPES[store.type] == "dist_sync" else 1)
+        samples = options.batch_size * (store.num_workers if store.kvstore_type.synchronous else 1)
         return {"type": "2bit", "threshold": options.gc_threshold / samples}
     return {"type": "topk", "ratio": options.gc_ratio} if options.gc_type == "topk" else {"type": options.gc_type}
 

@@ -27,10 +27,13 @@ from typing import Any
 
 import numpy as np
 
+from dmltrain.errors import UserError
 from dmltrain.kvstore import codec as codecs
+from dmltrain.kvstore import types
 from dmltrain.kvstore.server import stragglers
 from dmltrain.kvstore.server.slice import Allocate, Arrival, Buffer, Push, Slice, Step, Work, private
 from dmltrain.kvstore.transport.wire import DTYPES
+from dmltrain.kvstore.types import KVStoreType
 
 MakeStep = Callable[[dict[str, Any], int, np.ndarray], Step]  # (spec, key, value)
 MAX_LAG = 64  # rounds that wait for others in memory, at most
@@ -76,7 +79,7 @@ class ServerCore:
     hosts: tuple[tuple[int, ...], ...] = ()
     _slices: dict[tuple[int, int], Slice] = field(default_factory=dict)
     _declared: dict[int, dict[str, Any]] = field(default_factory=dict)
-    _mode: tuple[str, float] | None = None
+    _mode: tuple[KVStoreType, float] | None = None
     _finished: set[int] = field(default_factory=set)
     _relays: set[int] = field(default_factory=set)  # that are here: they know who of their workers keeps them waiting
     _covers: dict[int, tuple[int, ...]] = field(default_factory=dict)  # who pushes -> the workers whose sum that is
@@ -102,13 +105,13 @@ class ServerCore:
         "weight", "compression": {"type", ...}, "slices": [[index, length], ...]}]}. All workers must announce the same.
         Raises Rejected."""
         try:
-            mode = (str(message["type"]), float(message["staleness"]))
+            mode = (types.find(message["type"]), float(message["staleness"]))
             keys = [self._check(entry) for entry in message["keys"]]
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, UserError) as error:
             raise Rejected(f"malformed declaration: {error!r}") from error
         if self._mode not in (None, mode):
-            raise Rejected(f"worker {worker} uses kvstore {mode[0]} (staleness {mode[1]:g}), the others "
-                           f"{self._mode[0]} (staleness {self._mode[1]:g}): start all with the same --kv-store")
+            raise Rejected(f"worker {worker} uses kvstore {mode[0].name} (staleness {mode[1]:g}), the others "
+                           f"{self._mode[0].name} (staleness {self._mode[1]:g}): start all with the same --kv-store")
         self._mode, self.staleness = mode, mode[1]
         for entry in keys:
             known = self._declared.setdefault(entry["key"], entry)
@@ -135,7 +138,7 @@ class ServerCore:
         codec = codecs.make(entry["compression"])
         result = codec and codec.of_sum(self.num_workers)
         zeros = {worker: 0 for host in self.hosts for worker in host}
-        at_once = entry["weight"] and self._mode is not None and self._mode[0] != "dist_sync"
+        at_once = entry["weight"] and self._mode is not None and not self._mode[0].synchronous
         piece = Slice(entry["dtype"], length, at_once, entry["weight"], codec, result, self.allocate, zeros,
                       zeros.copy())
         if self.spec and self.make_step and piece.is_weight:
@@ -341,8 +344,8 @@ class ServerCore:
         pushes = [push for host in hosts for push in host]
         if piece.step is None:
             if piece.at_once:
-                raise Rejected(f"kvstore {self._mode and self._mode[0]} makes the optimizer's step on the server and "
-                               "has no optimizer: call set_optimizer before the first push")
+                raise Rejected(f"kvstore {self._mode and self._mode[0].name} makes the optimizer's step on the server "
+                               "and has no optimizer: call set_optimizer before the first push")
             target = piece.target(pushes)
         else:
             if len(pushes) > 1 or piece.codec or pushes[0].data.kind == "lent":  # steps may change their gradient

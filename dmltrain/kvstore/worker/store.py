@@ -32,17 +32,16 @@ from dmltrain.kvstore.worker.server_link import Landing, Part, ServerLink
 
 
 class DistKVStore(KVStore):
-    """dist_sync, dist_async and dist_ssp. `meaning` is one of these; see dmltrain.kvstore.create."""
+    """All distributed types. `staleness`: their bound, in clocks; see dmltrain.kvstore.create."""
 
     present = False  # one for each process: it is the process's place in the job
 
-    def __init__(self, kind: str, meaning: str, staleness: float, environment: Environment,
+    def __init__(self, kind: str, staleness: float, environment: Environment,
                  exit_seconds: float = EXIT_SECONDS) -> None:
         DistKVStore.present = True
         self.type = kind
         self.rank, self.num_workers = environment.index, environment.num_workers
         self.num_servers = environment.num_servers
-        self._meaning = meaning
         self._environment = environment
         self._staleness_taken = (0.0, 0)  # what take_staleness has told: sum and count
         self._barriers = 0
@@ -51,14 +50,14 @@ class DistKVStore(KVStore):
         self._bound: Bound | None = None
         self._closed = False
         self._process = os.getpid()
-        place = Place(environment, sums=meaning == "dist_sync" and environment.num_workers > 1)
+        place = Place(environment, sums=self.kvstore_type.sums_in_host and environment.num_workers > 1)
         self._arena = place.arena
         self._links: list[ServerLink] = []
         self._control = Control(environment, on_end=self._end, exit_seconds=exit_seconds, meeting=place.meeting)
         self.facts = self._control.wait_for_start()  # what the scheduler told everybody
         self._routes = self._connect(place)
         self._servers, self._links = self._routes.servers, self._routes.all_links
-        self._entries = Entries(self._routes, self.num_workers, meaning, staleness, self._seconds)
+        self._entries = Entries(self._routes, self.num_workers, self.kvstore_type.name, staleness, self._seconds)
         atexit.register(self._at_exit)
 
     @property
@@ -91,7 +90,7 @@ class DistKVStore(KVStore):
         outgoing.send(self._routes.links)
 
     def _check_stepping(self) -> None:
-        if self._meaning != "dist_sync" and not self._stepping:
+        if self.kvstore_type.needs_server_optimizer and not self._stepping:
             raise UserError(f"kvstore {self.type} makes the optimizer's step on the servers: call set_optimizer first")
 
     def pull(self, key: Keys, out: Any, priority: int = 0, wait: bool = True) -> Handle:
@@ -132,7 +131,7 @@ class DistKVStore(KVStore):
 
     def _began(self, entry: Entry) -> float:
         """When the trip of a key's next values began: with its push, or with the pull where that waits for no round."""
-        return entry.pushed if self._meaning == "dist_sync" or not entry.is_weight else time.perf_counter()
+        return entry.pushed if self.kvstore_type.synchronous or not entry.is_weight else time.perf_counter()
 
     def _waited(self, handle: Handle, wait: bool) -> Handle:
         if self._control.failure:

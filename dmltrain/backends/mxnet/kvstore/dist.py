@@ -41,15 +41,16 @@ class MXNetKVStore(MXNetStore):
 
     dtypes = ("float32",)
 
-    def __init__(self, kind: str, meaning: str, staleness: float, environment: Environment) -> None:
-        if meaning == "dist_ssp":
-            raise UserError("MXNet has no kvstore with bounded staleness (dist_ssp): use dist_sync or dist_async, or "
+    def __init__(self, kind: str, staleness: float, environment: Environment) -> None:
+        self.type = kind
+        if self.kvstore_type.takes_staleness:
+            raise UserError(f"MXNet has no kvstore with bounded staleness ({kind}): use dist_sync or dist_async, or "
                             "--backend torch")
         mxnet_ps.check(environment)
         super().__init__(mxnet_compat.load())  # seconds in which no sign of life leaves this process
-        self.type, self._together = kind, meaning == "dist_sync"
+        self._together = self.kvstore_type.synchronous
         beside = replace(environment, host_sum="off")  # it carries no weights
-        self._side = DistKVStore(kind, meaning, staleness, beside, exit_seconds=mxnet_ps.EXIT_SECONDS)
+        self._side = DistKVStore(kind, staleness, beside, exit_seconds=mxnet_ps.EXIT_SECONDS)
         self.rank, self.num_workers = self._side.rank, self._side.num_workers
         self.num_servers = self._side.num_servers
         self._side.all_reduce("kvstore", np.zeros(1))  # refuses workers with another --kv-store

@@ -17,7 +17,7 @@ import torch
 from dmltrain.backends.torch.distributed.on_servers import StepOnServers
 from dmltrain.backends.torch.distributed.on_workers import StepOnWorkers
 from dmltrain.backends.torch.distributed.serial import DistributedOptimizer
-from dmltrain.kvstore import TYPES, KVStore
+from dmltrain.kvstore import KVStore
 
 __all__ = ["DistributedOptimizer", "distribute"]
 
@@ -41,6 +41,5 @@ def distribute(model: torch.nn.Module, optimizer: torch.optim.Optimizer, store: 
     """
     if not store.is_distributed:
         return DistributedOptimizer(optimizer)
-    on_servers = TYPES[store.type] != "dist_sync" or update_on_kvstore
-    kind = StepOnServers if on_servers else StepOnWorkers
+    kind = StepOnServers if store.kvstore_type.steps_on_servers(update_on_kvstore) else StepOnWorkers
     return kind(model, optimizer, store, average, overlap, defer)

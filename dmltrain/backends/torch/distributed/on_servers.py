@@ -15,7 +15,7 @@ from dmltrain.backends.torch.distributed.buckets import Bucket
 from dmltrain.backends.torch.distributed.overlap import Joined
 from dmltrain.backends.torch.server_optimizer import make_spec
 from dmltrain.errors import UserError
-from dmltrain.kvstore import TYPES, Handle, KVStore
+from dmltrain.kvstore import Handle, KVStore
 
 
 class StepOnServers(Joined):
@@ -24,7 +24,7 @@ class StepOnServers(Joined):
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, store: KVStore, average: bool,
                  overlap: bool, defer: bool) -> None:
         super().__init__(model, optimizer, store, average, overlap, defer)
-        factor = 1.0 / store.num_workers if average and TYPES[store.type] == "dist_sync" else 1.0
+        factor = 1.0 / store.num_workers if average and store.kvstore_type.synchronous else 1.0
         groups = {store.key_number(bucket.name): optimizer.param_groups[bucket.group] for bucket in self._buckets}
         store.set_optimizer(make_spec(optimizer, groups, factor))
         self._settings = self._fixed_settings()
