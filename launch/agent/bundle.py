@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-MODULES = ("__init__", "process", "spawn", "ending", "interface", "inspection", "probe", "reach",
+MODULES = ("__init__", "cores", "process", "spawn", "ending", "interface", "inspection", "probe", "reach",
            "throughput", "destination", "compare", "receive", "listing", "serve")
 
 # Python 3.8: a module for each source, in an order in which each finds those that it imports

@@ -25,7 +25,7 @@ import subprocess
 import sys
 import time
 
-from launch.agent import inspection
+from launch.agent import cores, inspection
 from launch.agent.interface import interfaces
 from launch.agent.spawn import environment_here
 
@@ -45,7 +45,7 @@ def facts(request: dict) -> dict:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "executable": sys.executable,
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores.usable(cores.report()),
         "memory": memory(),
         "interfaces": interfaces(),
         "open_files": list(resource.getrlimit(resource.RLIMIT_NOFILE)),  # soft, hard; -1 is no limit

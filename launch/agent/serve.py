@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from launch.agent import EVENT, HEADER, HELLO, NO_TASK, OUTPUT, Refusal
+from launch.agent import EVENT, HEADER, HELLO, NO_TASK, OUTPUT, Refusal, cores
 from launch.agent.ending import LOOK_SECONDS, Ending
 from launch.agent.listing import rows
 from launch.agent.probe import Probe
@@ -233,8 +233,9 @@ class Agent:
         self.folder, self.key = RunFolder(self.mark), job.get("key") or ""
         if self.key:
             self.folder.create(self.key)
-        self.emit("ready", pid=os.getpid(), cores=len(os.sched_getaffinity(0)), python=sys.executable,
-                  reached=reached_at())  # fmt: skip
+        machine = cores.report()
+        self.emit("ready", pid=os.getpid(), cores=cores.usable(machine), python=sys.executable, reached=reached_at(),
+                  machine=machine)  # fmt: skip
 
     def bind(self, wanted: dict) -> None:
         """Hold the ports that the job needs here; answers `bound`."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
 from launch import LaunchError
+from launch.agent.cores import report, usable
 from launch.channels.local import LocalChannel
 from launch.command_line.options import Options
 from launch.job.host import Host
@@ -24,7 +24,7 @@ class Cluster:
                 f"--launcher local runs everything on this machine, but hosts are given ({given}): "
                 "leave --launcher out, or say --launcher ssh or mpi"
             )
-        cores = len(os.sched_getaffinity(0))
+        cores = usable(report())
         self.hosts = list(hosts or [Host("localhost", LOOPBACK, sys.executable, cores)])
 
     def connect(self, host: Host, mark: str, timeout: float | None = None) -> LocalChannel:

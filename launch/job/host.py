@@ -1,8 +1,27 @@
-"""A machine of a job, as a value. Pure."""
+"""A host of a job, as a value. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The CPUs that a host may use, as `launch.agent.cores` reports them.
+
+    Hosts with the same `boot_id` are containers or namespaces of one machine: they share the CPUs that both may use,
+    and the limits (in cores) of control groups that they have in common.
+    """
+
+    boot_id: str
+    cpus: tuple[int, ...]
+    limits: tuple[tuple[str, float], ...] = ()
+
+    @classmethod
+    def of(cls, report: Mapping) -> Machine:
+        """From what `launch.agent.cores` reports."""
+        return cls(report["boot_id"], tuple(report["cpus"]), tuple(sorted(report["limits"].items())))
 
 
 @dataclass(frozen=True)
@@ -13,6 +32,7 @@ class Host:
     `python` runs bare scripts there: "" is this Python's path where that exists, else python3.
     `slots` is how many workers, and how many servers, it takes (None: any number); `roles` which roles (empty: all).
     `gpus` are the devices that its workers share; `workdir` replaces the launcher's. `where` names its line: "hosts:3".
+    `cores` is how many it may use; `machine`, once its agent has told, which ones.
     """
 
     name: str
@@ -29,6 +49,7 @@ class Host:
     environment: tuple[tuple[str, str], ...] = ()
     interface: str = ""
     where: str = ""
+    machine: Machine | None = None
 
     @property
     def target(self) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from launch import LaunchError
+from launch.job.cores import threads
 from launch.job.host import Host
 from launch.job.placement import gpus_of, place
 from launch.job.role import SERVER, WORKER
@@ -115,8 +116,9 @@ def host_of(job: Job, hosts: Sequence[Host], role: str) -> Host | None:
 def tasks(job: Job, hosts: Sequence[Host], ports: Ports) -> tuple[Task, ...]:
     """Every process of `job` on `hosts`, in launch order."""
     placed = places(job, hosts)
+    share = threads([host for role, _, host in placed if role == WORKER])
     return tuple(
-        Task(role, rank, host, _argv(job, host), _environment(job, placed, role, rank, host, ports))
+        Task(role, rank, host, _argv(job, host), _environment(job, placed, role, rank, host, ports, share))
         for role, rank, host in placed
     )
 
@@ -125,9 +127,10 @@ def _argv(job: Job, host: Host) -> tuple[str, ...]:
     return (host.python, *job.argv) if job.script else job.argv
 
 
-def _environment(job: Job, placed: list, role: str, rank: int, host: Host, ports: Ports) -> dict[str, str]:
+def _environment(job: Job, placed: list, role: str, rank: int, host: Host, ports: Ports,
+                 share: Mapping[str, int]) -> dict[str, str]:
     beside = [each for each in placed if each[0] == WORKER and each[2] == host]  # the workers of this host
-    values = _defaults(role, host, len(beside))
+    values = _defaults(role, host, share.get(host.name, 1))
     if role == WORKER and host.gpus:
         values["CUDA_VISIBLE_DEVICES"] = ",".join(gpus_of(placed, rank, host))
     values.update((each.name, each.value) for each in job.settings if each.role in ("", role))
@@ -145,11 +148,10 @@ def _environment(job: Job, placed: list, role: str, rank: int, host: Host, ports
     return values
 
 
-def _defaults(role: str, host: Host, workers: int) -> dict[str, str]:
-    """What the user may set otherwise. `workers` are those of the host."""
+def _defaults(role: str, host: Host, threads: int) -> dict[str, str]:
+    """What the user may set otherwise. `threads` are those of each worker of the host."""
     values = {
-        # one core's share of a host per worker, or all workers' threads fight for all cores
-        "OMP_NUM_THREADS": str(max(1, host.cores // workers) if role == WORKER else 1),
+        "OMP_NUM_THREADS": str(threads if role == WORKER else 1),  # or all workers' threads fight for all cores
         "PYTHONUNBUFFERED": "1",  # a Python program's last prints are in the log when it is killed
         "PYTHONFAULTHANDLER": "1",  # and its stacks, when SIGABRT asks for them
     }

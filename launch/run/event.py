@@ -33,6 +33,7 @@ class Ready:
     cores: int
     python: str = ""
     reached: str = ""
+    machine: dict = field(default_factory=dict)  # see `launch.agent.cores`
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from launch import LaunchError, preflight
-from launch.job.host import Host
+from launch.job.host import Host, Machine
 from launch.job.job import Job, Ports, host_of, workdir_of
 from launch.job.role import SCHEDULER, WORKER
 from launch.preflight import Problem, network, pairs
@@ -136,7 +136,8 @@ class Preparation:
 
     def _with_agent(self, host: Host) -> Host:
         agent = self.agents[host.name]
-        return replace(host, cores=agent.cores, python=host.python or agent.python)
+        machine = Machine.of(agent.machine) if agent.machine else None
+        return replace(host, cores=agent.cores, machine=machine, python=host.python or agent.python)
 
     # -- probe ---------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,97 @@
+"""The cores that this host's processes may use: its CPU affinity, and the CPU quotas of its control groups. Linux."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+
+UNLIMITED = ("max", "-1")  # cgroup v2's word, v1's number
+OTHER_ROOT = ".."  # in the path of a control group that lies outside what this namespace sees
+
+
+def report() -> dict:
+    """{"boot_id", "cpus": [numbers], "limits": {control group: cores}}.
+
+    Hosts with one boot id run on one kernel: they are containers or namespaces of one machine, and share its CPUs and
+    those control groups that they have in common.
+    """
+    return {"boot_id": _text("/proc/sys/kernel/random/boot_id").strip(), "cpus": sorted(os.sched_getaffinity(0)),
+            "limits": limits()}  # fmt: skip
+
+
+def usable(found: dict) -> int:
+    """Whole cores by a `report`, 1 at least."""
+    return max(1, int(min([len(found["cpus"]), *found["limits"].values()])))
+
+
+def limits(proc: str = "/proc", root: str = "") -> dict:
+    """How many cores each control group of this process allows, by the group's identity on this kernel.
+
+    A group and all that contain it: each has its own quota. `root` stands before the paths of mount points.
+    """
+    found = {}
+    mounts = _mounts(_text(f"{proc}/self/mountinfo"))
+    for line in _text(f"{proc}/self/cgroup").splitlines():
+        number, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        kind = "cgroup2" if number == "0" and not controllers else "cpu" if "cpu" in controllers.split(",") else ""
+        if kind in mounts:
+            top, mount = mounts[kind]
+            for folder in _upwards(root + mount, _below(path, top)):
+                cores = _cores(folder)
+                if cores is not None:
+                    there = os.stat(folder)  # the same in every namespace of one kernel
+                    found[f"{there.st_dev}:{there.st_ino}"] = cores
+    return found
+
+
+def _mounts(mountinfo: str) -> dict:
+    """{"cgroup2" or "cpu": (the group that is mounted, where)}; man 5 proc describes the lines."""
+    found = {}
+    for line in mountinfo.splitlines():
+        place, _, source = line.partition(" - ")
+        places, sources = place.split(), source.split()
+        if len(places) < 5 or len(sources) < 3:
+            continue
+        if sources[0] == "cgroup2":
+            found.setdefault("cgroup2", (_plain(places[3]), _plain(places[4])))
+        elif sources[0] == "cgroup" and "cpu" in sources[2].split(","):
+            found.setdefault("cpu", (_plain(places[3]), _plain(places[4])))
+    return found
+
+
+def _plain(path: str) -> str:
+    """A path without the escapes of /proc: \\040 is a space."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), path)
+
+
+def _below(path: str, top: str) -> list:
+    """The names that lead from the mounted group `top` to the group `path`; [] when it lies elsewhere."""
+    names, above = ([name for name in each.split("/") if name] for each in (path, top))
+    if OTHER_ROOT in names or names[: len(above)] != above:
+        return []
+    return names[len(above) :]
+
+
+def _upwards(mount: str, names: list) -> list:
+    """The folders of the group and of those that contain it."""
+    return [os.path.join(mount, *names[:count]) for count in range(len(names), -1, -1)]
+
+
+def _cores(folder: str) -> float | None:
+    """The quota of one group in cores; None when it has none."""
+    words = _text(f"{folder}/cpu.max").split()
+    if not words:
+        words = [_text(f"{folder}/cpu.cfs_{each}_us").strip() for each in ("quota", "period")]
+    if words[0] in UNLIMITED:
+        return None
+    with contextlib.suppress(ValueError, IndexError, ZeroDivisionError):
+        return float(words[0]) / float(words[1])
+    return None
+
+
+def _text(path: str) -> str:
+    """What a file says; "" when it cannot be read."""
+    with contextlib.suppress(OSError, UnicodeDecodeError), open(path) as file:
+        return file.read()
+    return ""
