@@ -46,6 +46,16 @@ def test_arguments_and_environment_arrive_unchanged(testbed: Testbed, tmp_path: 
     front.wait_idle()
 
 
+@pytest.mark.parametrize("name", ["ssh", "open-mpi"])
+def test_hosts_that_are_namespaces_of_one_machine_share_its_cores(testbed: Testbed, tmp_path: Path, name: str):
+    front = Front(testbed, tmp_path)
+    front.environment.pop("OMP_NUM_THREADS", None)  # it would be passed on
+    done = front.run(*way(name, "h[1-5]"), "-n", 5, "-s", 0, "sh", "-c", "env | grep ^OMP_NUM_THREADS=")
+    assert done.code == 0, done
+    said = [path.read_text().strip() for path in (tmp_path / "logs").glob("worker-*.log")]
+    assert said == [f"OMP_NUM_THREADS={max(1, len(os.sched_getaffinity(0)) // 5)}"] * 5
+
+
 @pytest.mark.parametrize("name", ["ssh", "ssh-system", "open-mpi"])
 def test_sixty_processes_on_one_host_take_one_login(testbed: Testbed, tmp_path: Path, name: str):
     front = Front(testbed, tmp_path)
