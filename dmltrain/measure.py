@@ -23,6 +23,7 @@ from dmltrain import backends, data, env, kvstore, models
 from dmltrain.data import cifar10, digits, mnist, synthetic
 from dmltrain.data.batches import Batch, TrainBatches
 from dmltrain.data.dataset import Dataset
+from dmltrain.kvstore import codec
 from dmltrain.kvstore.local import LocalKVStore
 from dmltrain.kvstore.worker import sharding
 from dmltrain.layers import Network
@@ -37,6 +38,7 @@ WARM_UP = 2  # steps: memory is allocated, networks are compiled, libraries choo
 BLOCK_SECONDS = 0.2  # steps are timed in blocks: to wait for a GPU after each would slow it down
 FEWEST = 5  # blocks: a median that one or two disturbed ones do not move
 GRADIENT_BYTES = 4  # float32
+MXNET_COMPRESSION = {"none": (1.0, 1.0), "2bit": (1 / 16, 1.0)}  # its results travel whole
 
 
 def line(options: Options, seconds: float) -> str:
@@ -59,12 +61,21 @@ def measure(options: Options, seconds: float) -> dict[str, Any]:
     found = seconds_per_step(step, backend.take_sums, seconds)
     batches.close()
     whole = pieces(network, options)
+    kvstore_type = kvstore.types.find(options.kv_store)
     return {"seconds_per_step": found.seconds, "spread": round(found.spread, 3), "samples_per_step": options.batch_size,
             "model_bytes": network.num_parameters * GRADIENT_BYTES, "network": network.name,
-            "batch_size": options.batch_size, "kv_store": kvstore.TYPES[options.kv_store], "gc_type": options.gc_type,
+            "batch_size": options.batch_size, "kv_store": kvstore_type.name, "distributed": kvstore_type.distributed,
+            "synchronous": kvstore_type.synchronous, "gc_type": options.gc_type, "compression": compression(options),
             "backend": options.backend, "summed_in_host": summed_in_host(options), "device": options.device_names[0],
             "devices": len(options.device_names),
             **({"pieces": whole} if whole else {})}
+
+
+def compression(options: Options) -> dict[str, tuple[float, float]]:
+    """By --gc-type: the share that is left of the bytes of gradients, and of results."""
+    if options.backend == "mxnet":
+        return MXNET_COMPRESSION
+    return {name: (share, share) for name, share in codec.shares().items()}
 
 
 def summed_in_host(options: Options) -> bool:

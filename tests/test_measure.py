@@ -86,7 +86,15 @@ def test_what_the_line_says_of_the_network():
     assert sum(found.pop("pieces")) == 4 * network.num_parameters
     assert found == {"samples_per_step": 16, "model_bytes": 4 * network.num_parameters, "network": "mlp",
                      "batch_size": 16, "kv_store": "dist_sync", "gc_type": "none", "backend": "torch", "device": "cpu",
-                     "devices": 1, "summed_in_host": True}
+                     "devices": 1, "summed_in_host": True, "distributed": True, "synchronous": True,
+                     "compression": {name: list(each) for name, each in measure.compression(options).items()}}
+
+
+def test_what_the_line_says_of_compression():
+    assert measure.compression(Options()) == {
+        "none": (1.0, 1.0), "bf16": (0.5, 0.5), "fp16": (0.5, 0.5), "int8": pytest.approx((0.252, 0.252), rel=1e-3),
+        "2bit": (17 / 256, 17 / 256)}, "topk is not among them: its size follows from --gc-ratio"
+    assert measure.compression(Options(backend="mxnet")) == {"none": (1.0, 1.0), "2bit": (1 / 16, 1.0)}
 
 
 @pytest.mark.parametrize("kv_store, said, summed", [

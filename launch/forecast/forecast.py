@@ -19,17 +19,14 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from statistics import median
 
 from launch.job.placement import Place
 from launch.job.role import SERVER, WORKER
 
 MARK = "DMLTRAIN_MEASURE"
-# --gc-type: the share of the bytes that is left of gradients, and of results
-FACTORS = {"none": (1.0, 1.0), "bf16": (1 / 2, 1 / 2), "fp16": (1 / 2, 1 / 2), "int8": (0.252, 0.252),
-           "2bit": (17 / 256, 17 / 256)}  # fmt: skip
-COMPARED = ("none", "bf16", "int8", "2bit")
-FACTORS_OF_MXNET = {"none": (1.0, 1.0), "2bit": (1 / 16, 1.0)}
+UNCOMPRESSED = {"none": (1.0, 1.0)}
 PAYS = 1.1  # times one worker: less is not worth the machines
 DISTURBED = 1.1  # times as long as it can be: more than measurements differ by themselves
 UNSTEADY = 0.5  # spread of measurements from which on it is mentioned
@@ -38,7 +35,10 @@ FEW = 8  # workers, for each number of which there is a row
 
 @dataclass(frozen=True)
 class Step:
-    """What a program says of its step: see docs/environment.md. `seconds` on one host, bytes of float32."""
+    """What a program says of its step: see docs/environment.md. `seconds` on one host, bytes of float32.
+
+    `compression`: by --gc-type, the share that is left of the bytes of gradients, and of results.
+    """
 
     seconds: float
     samples: float
@@ -47,14 +47,18 @@ class Step:
     kv_store: str = "dist_sync"
     gc_type: str = "none"
     backend: str = ""
+    distributed: bool = True  # what the kvstore's type promises
+    synchronous: bool = True
+    compression: Mapping[str, tuple[float, float]] = field(default_factory=lambda: UNCOMPRESSED)
     summed_in_host: bool = False
     pieces: tuple[float, ...] = ()  # bytes of the parts that stay whole on one server; none: all is split evenly
     spread: float = 0.0  # of the measurements, as a share of `seconds`
 
     @property
-    def factors(self) -> Mapping[str, tuple[float, float]]:
-        """By --gc-type; MXNet's results travel whole."""
-        return FACTORS_OF_MXNET if self.backend == "mxnet" else FACTORS
+    def compared(self) -> list[str]:
+        """Each --gc-type whose bytes differ from those before it."""
+        return [name for name, shares in self.compression.items()
+                if next(each for each, same in self.compression.items() if same == shares) == name]  # fmt: skip
 
 
 def step_of(line: str) -> Step | None:
@@ -68,12 +72,16 @@ def step_of(line: str) -> Step | None:
         words = {name: str(said[name]) for name in ("network", "kv_store", "gc_type", "backend") if name in said}
         summed, pieces = bool(said.get("summed_in_host", False)), tuple(float(each) for each in said.get("pieces", ()))
         spread = float(said.get("spread", 0.0))
+        promises = {name: bool(said[name]) for name in ("distributed", "synchronous") if name in said}
+        compression = {str(name): (float(there), float(back))
+                       for name, (there, back) in said.get("compression", UNCOMPRESSED).items()}  # fmt: skip
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    good = all(0 < each < math.inf for each in [*numbers, *pieces])
-    if not good or not 0 <= spread < math.inf:
+    good = all(0 < each < math.inf for each in [*numbers, *pieces, *chain(*compression.values())])
+    if not good or "none" not in compression or not 0 <= spread < math.inf:
         return None
-    return Step(*numbers, **words, summed_in_host=summed, pieces=pieces, spread=spread)
+    return Step(*numbers, **words, **promises, compression=compression, summed_in_host=summed, pieces=pieces,
+                spread=spread)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -206,7 +214,7 @@ def forecast(placed: Sequence[Place], step: Step, computing: Computing, links: L
     beside = Counter(host.name for role, _, host in placed if role == WORKER)
     servers = sum(role == SERVER for role, _, _ in placed)
     sent = gradients(placed, step)
-    there, back = step.factors[gc_type]
+    there, back = step.compression[gc_type]
     pushed = {link: there * count for link, count in sent.items()}
     pulled = {link[::-1]: back * count for link, count in sent.items()}
     took = [links.seconds(each) for each in (Counter(pushed) + Counter(pulled), pushed, pulled)]

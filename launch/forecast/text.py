@@ -6,14 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from launch.forecast.forecast import COMPARED, PAYS, UNSTEADY, Computing, Forecast, Links, Step, alone, counts, forecast
+from launch.forecast.forecast import PAYS, UNSTEADY, Computing, Forecast, Links, Step, alone, counts, forecast
 from launch.job.placement import Place
 
 HONEST = ("This is a forecast from bounds: what was computed and carried just now, without the network's delay and "
           "what processors spend on sending. The run's own figures decide.")  # fmt: skip
 HEADINGS = ("workers", "servers", "computing, ms", "communication, ms", "step, ms", "samples/s", "speed-up",
             "efficiency")  # fmt: skip
-NOT_IN_STEP = {"dist_async": "waits for nobody", "dist_ssp": "waits less"}
 Table = tuple[str, list[list[str]]]  # title, and rows of which the first is the headings
 
 
@@ -29,7 +28,7 @@ class Outlook:
 
     @property
     def gc_type(self) -> str:
-        return self.step.gc_type if self.step.gc_type in self.step.factors else "none"
+        return self.step.gc_type if self.step.gc_type in self.step.compression else "none"
 
     def of(self, workers: int, gc_type: str) -> Forecast | None:
         if workers == 1:
@@ -51,7 +50,7 @@ def tables(outlook: Outlook) -> list[Table]:
     what = [outlook.step.network, f"batch {outlook.step.samples:g} per worker", f"--gc-type {outlook.gc_type}"]
     expected = f"Forecast for dist_sync: {', '.join(filter(None, what))} (nothing hidden - all hidden)"
     found = [(expected, [list(HEADINGS), *map(_row, rows)])]
-    types = [each for each in COMPARED if each in outlook.step.factors]
+    types = outlook.step.compared
     if outlook.workers > 1 and rows[-1].communicating:
         compared = [["workers", *types], *([str(row.workers), *_speedups(outlook, row.workers, types)] for row in rows)]
         found.append(("Speed-up by --gc-type (nothing hidden - all hidden)", compared))
@@ -101,11 +100,10 @@ def _remarks(outlook: Outlook) -> list[str]:
     said += _doubts(outlook.computing)
     if rows and outlook.workers > 1 and not rows[-1].communicating:
         said.append("All of it stays on one host: no network is needed, and memory's speed is not in the forecast.")
-    if step.kv_store not in ("dist_sync", "local"):
-        why = NOT_IN_STEP.get(step.kv_store, "is another")
-        said.append(f"--kv-store {step.kv_store} {why}: where hosts are unlike it does better than this forecast, "
-                    "which is dist_sync's.")  # fmt: skip
-    elif step.kv_store == "local":
+    if not step.synchronous:
+        said.append(f"--kv-store {step.kv_store} does not wait for all workers at each step: on heterogeneous machines "
+                    "it does better than this forecast, which is dist_sync's.")  # fmt: skip
+    elif not step.distributed:
         said.append("The program's kvstore shares nothing (--kv-store dist_sync would); the forecast is dist_sync's.")
     if step.gc_type != outlook.gc_type:
         said.append(f"What --gc-type {step.gc_type} saves is not known: the forecast is for none.")
@@ -129,8 +127,8 @@ def _cures(outlook: Outlook, rows: Sequence[Forecast]) -> list[str]:
     """What would make it pay, even with nothing hidden."""
     asked = rows[-1]
     found = []
-    for each in COMPARED:
-        other = outlook.of(asked.workers, each) if each in outlook.step.factors else None
+    for each in outlook.step.compared:
+        other = outlook.of(asked.workers, each)
         if other and other.apart < asked.apart and other.speedups[0] >= PAYS:
             found.append(f"--gc-type {each} ({_times(other)})")
     batch = asked.batch(PAYS)

@@ -1,5 +1,6 @@
 """Codecs: what the bytes say is right to the bit, and error feedback loses nothing."""
 
+import re
 import threading
 
 import numpy as np
@@ -9,10 +10,11 @@ from hypothesis import strategies as st
 
 from dmltrain.kvstore import codec
 from dmltrain.kvstore.scratch import BLOCK
+from dmltrain.kvstore.transport import wire
 from tests.kvstore.through_a_codec import decode, encode, through
 
-ALL = [{"type": "bf16"}, {"type": "fp16"}, {"type": "int8"}, {"type": "2bit"}, {"type": "2bit", "threshold": 0.01},
-       {"type": "topk", "ratio": 0.05}]
+VARIANTS = [{"type": "2bit", "threshold": 0.01}, {"type": "topk", "ratio": 0.05}]
+ALL = [*({"type": each.name} for each in codec.TABLE if each.fixed_size), *VARIANTS]
 LENGTHS = [0, 1, 2, 3, 5, 511, 512, 513, 1027, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 515]
 every = pytest.mark.parametrize("parameters", ALL, ids=lambda parameters: "-".join(map(str, parameters.values())))
 
@@ -316,6 +318,25 @@ def test_types_have_the_numbers_of_the_wire():
     assert [kind.name for kind in made] == list(codec.TYPES[1:])
     assert [kind.number for kind in made] == [2, 3, 4, 5, 6]
     assert [kind.needs_residual for kind in made] == [False, False, True, True, True]
+
+
+def test_each_codec_is_one_row_with_a_number_of_its_own():
+    numbers = [each.number for each in codec.TABLE]
+    assert len(set(numbers)) == len(numbers) and min(numbers) >= len(wire.DTYPES)
+    assert max(numbers) == wire.MAX_DTYPE
+    assert ("none", *(each.name for each in codec.TABLE)) == codec.TYPES
+
+
+def test_each_row_says_how_many_bytes_it_takes():
+    """`size` is a formula of n for the documentation; the first alternative is the default's."""
+    for each in codec.TABLE:
+        formula = each.size.partition(";")[0].replace("ratio", "0.01")
+        formula = re.sub(r"(?<=[0-9])n", " * n", formula)
+        assert each.made(None).nbytes(1 << 20) == pytest.approx(eval(formula, {"n": 1 << 20}), rel=2e-3), each.name
+
+
+def test_only_a_codec_with_a_fixed_size_is_compared_in_a_forecast():
+    assert set(codec.shares()) == set(codec.TYPES) - {"topk"}
 
 
 def test_defaults_and_parameters():

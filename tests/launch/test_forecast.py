@@ -13,7 +13,9 @@ from launch.job.host import Host
 from launch.job.placement import place
 
 V, B = 25e6, 1.25e8  # bytes; bytes/s: 1 Gbit/s
-STEP = Step(0.2, 64, V, "resnet-50")
+COMPRESSION = {"none": (1.0, 1.0), "bf16": (0.5, 0.5), "fp16": (0.5, 0.5), "int8": (0.252, 0.252),
+               "2bit": (17 / 256, 17 / 256)}  # fmt: skip
+STEP = Step(0.2, 64, V, "resnet-50", compression=COMPRESSION)
 
 
 def hosts(count: int, **more: object) -> list[Host]:
@@ -84,8 +86,8 @@ def test_fewer_bytes(gc_type, factor):
     assert expected(5, 5, 5).apart / expected(5, 5, 5, gc_type=gc_type).apart == pytest.approx(factor, rel=0.02)
 
 
-def test_mxnets_results_travel_whole():
-    step = Step(0.2, 64, V, backend="mxnet")
+def test_results_may_travel_whole():
+    step = Step(0.2, 64, V, compression={"none": (1.0, 1.0), "2bit": (1 / 16, 1.0)})
     alone = expected(2, 1, 3, "dedicated", "2bit", step)
     assert alone.apart == pytest.approx((1 + 1 / 16) * 2 * V / B)
 
@@ -156,9 +158,11 @@ def test_what_a_program_says():
     assert step_of(f"DMLTRAIN_MEASURE {json.dumps(least)}") == Step(0.25, 64, 1000)
     assert step_of(f"DMLTRAIN_MEASURE {json.dumps({**least, 'spread': 0.3})}").spread == 0.3
     more = {**least, "kv_store": "dist_async", "gc_type": "int8", "network": "mlp", "backend": "torch", "devices": 2,
-            "summed_in_host": True, "pieces": [600, 400]}  # fmt: skip
+            "summed_in_host": True, "pieces": [600, 400], "distributed": True, "synchronous": False,
+            "compression": {"none": [1, 1], "int8": [0.25, 1]}}  # fmt: skip
     assert step_of(f"DMLTRAIN_MEASURE {json.dumps(more)}") == Step(
-        0.25, 64, 1000, "mlp", "dist_async", "int8", "torch", True, (600, 400))  # fmt: skip
+        0.25, 64, 1000, "mlp", "dist_async", "int8", "torch", True, False, {"none": (1.0, 1.0), "int8": (0.25, 1.0)},
+        True, (600, 400))  # fmt: skip
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "7", "null", "{", "", '{"seconds_per_step": 0, "samples_per_step": 1}',
@@ -166,6 +170,12 @@ def test_what_a_program_says():
                                   '{"seconds_per_step": -1, "samples_per_step": 1, "model_bytes": 1}',
                                   '{"seconds_per_step": 1, "samples_per_step": 1, "model_bytes": 1, "pieces": 3}',
                                   '{"seconds_per_step": 1, "samples_per_step": 1, "model_bytes": 1, "spread": -1}',
+                                  '{"seconds_per_step": 1, "samples_per_step": 1, "model_bytes": 1, "compression": 3}',
+                                  '{"seconds_per_step": 1, "samples_per_step": 1, "model_bytes": 1, "compression": {}}',
+                                  '{"seconds_per_step": 1, "samples_per_step": 1, "model_bytes": 1, '
+                                  '"compression": {"none": [1, 1], "x": [1]}}',
+                                  '{"seconds_per_step": 1, "samples_per_step": 1, "model_bytes": 1, '
+                                  '"compression": {"none": [1, 1], "x": [0, 1]}}',
                                   '{"seconds_per_step": "x", "samples_per_step": 1, "model_bytes": 1}'])
 def test_nonsense_is_no_step(text):
     assert step_of(f"DMLTRAIN_MEASURE {text}") is None
@@ -223,8 +233,9 @@ def test_fewer_workers_may_be_better():
 
 
 def test_kvstores_that_are_not_in_step_are_remarked():
-    for kind, word in (("dist_async", "waits for nobody"), ("dist_ssp", "waits less"), ("local", "shares nothing")):
-        assert word in said(outlook(2, 1.0, Step(0.2, 64, V, kv_store=kind)))
+    step = Step(0.2, 64, V, kv_store="dist_async", synchronous=False)
+    assert "--kv-store dist_async does not wait for all workers at each step" in said(outlook(2, 1.0, step))
+    assert "shares nothing" in said(outlook(2, 1.0, Step(0.2, 64, V, kv_store="local", distributed=False)))
     assert "What --gc-type topk saves is not known" in said(outlook(2, 1.0, Step(0.2, 64, V, gc_type="topk")))
 
 

@@ -26,7 +26,7 @@ from dmltrain.backends.torch import layers as torch_layers
 from dmltrain.backends.torch import state as torch_state
 from dmltrain.backends.torch.loss_scale import LossScale
 from dmltrain.errors import UserError
-from dmltrain.kvstore import KVStore
+from dmltrain.kvstore import KVStore, codec
 from dmltrain.layers import Conv, Network
 from dmltrain.metric import Sums
 
@@ -268,10 +268,12 @@ def make_optimizer(module: nn.Module, options: Options) -> torch.optim.Optimizer
 def compression(options: Options, store: KVStore) -> dict[str, Any]:
     """The gradient compression that the options ask for. A threshold is compared, as in MXNet's own programs, to the
     sum over a step's samples, but what is sent is the mean over them."""
-    if options.gc_type == "2bit" and options.gc_threshold is not None:
-        samples = options.batch_size * (store.num_workers if store.kvstore_type.synchronous else 1)
-        return {"type": "2bit", "threshold": options.gc_threshold / samples}
-    return {"type": "topk", "ratio": options.gc_ratio} if options.gc_type == "topk" else {"type": options.gc_type}
+    parameter = next((each.parameter for each in codec.TABLE if each.name == options.gc_type), None)
+    value = getattr(options, f"gc_{parameter.name}", None) if parameter else None
+    if parameter is None or value is None:
+        return {"type": options.gc_type}
+    samples = options.batch_size * (store.num_workers if store.kvstore_type.synchronous else 1)
+    return {"type": options.gc_type, parameter.name: value / samples if parameter.of_gradients else value}
 
 
 def count(logits: torch.Tensor, labels: torch.Tensor, loss: torch.Tensor, top_k: int) -> torch.Tensor:

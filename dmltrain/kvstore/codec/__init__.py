@@ -1,8 +1,9 @@
 """Gradient compression: which codec a job uses. Every push and every result of a float32 weight travels encoded.
 
 A worker encodes its gradient with its own residual; the server decodes and adds in the order of the ranks, encodes the
-sum once with `of_sum(num_workers)` and a residual of its own; all workers decode the same bytes. The types' sizes for n
-elements, in bytes: bf16 and fp16 2n, int8 1.008n, 2bit 0.266n (with a threshold n / 4), topk 8 * ratio * n.
+sum once with `of_sum(num_workers)` and a residual of its own; all workers decode the same bytes.
+
+A new codec is one file, which says all about it (see `Codec`), and one row of TABLE.
 """
 
 from __future__ import annotations
@@ -15,39 +16,44 @@ from dmltrain.kvstore.codec.four_levels import FourLevels
 from dmltrain.kvstore.codec.half import BFloat16, Float16
 from dmltrain.kvstore.codec.int8 import Int8
 from dmltrain.kvstore.codec.topk import TopK
-from dmltrain.kvstore.codec.two_bits import TwoBits
 
-__all__ = ["TYPES", "Codec", "make"]
+__all__ = ["MAX_NUMBER", "TABLE", "TYPES", "Codec", "make", "shares"]
 
-_CODECS = {codec.name: codec for codec in (BFloat16, Float16, Int8, FourLevels, TopK)}
-TYPES = ("none", *_CODECS)
-_PARAMETERS = {"2bit": ("threshold", 1e-30, 1e30), "topk": ("ratio", 1e-9, 1.0)}  # type -> its one, the least, the most
+TABLE: tuple[type[Codec], ...] = (
+    BFloat16,
+    Float16,
+    Int8,
+    FourLevels,
+    TopK,
+)
+TYPES = ("none", *(codec.name for codec in TABLE))
+MAX_NUMBER = max(codec.number for codec in TABLE)  # on the wire
+_BY_NAME = {codec.name: codec for codec in TABLE}
+_SAMPLE = 1 << 20  # elements
 
 
 def make(parameters: Mapping[str, Any]) -> Codec | None:
     """The codec of {"type": ...} and the type's parameter, if it has one, or None for the type "none".
 
-    2bit: threshold, in the unit of the gradients, as MXNet's; by default levels that follow the gradients. topk:
-    ratio of the elements that are sent, 0.01 by default. A value of None is as if not given. Raises ValueError, which
-    says what was wrong and what is valid.
+    A value of None is as if not given. Raises ValueError, which says what was wrong and what is valid.
     """
     rest = {key: value for key, value in parameters.items() if value is not None}
     name = rest.pop("type", None)
     if name not in TYPES:
         raise ValueError(f"gradient compression has no type {name!r}; the types are {', '.join(TYPES)}")
-    parameter, least, most = _PARAMETERS.get(name, (None, 0.0, 0.0))
-    unknown = sorted(set(rest) - {parameter})
+    parameter = None if name == "none" else _BY_NAME[name].parameter
+    unknown = sorted(set(rest) - {parameter and parameter.name})
     if unknown:
-        takes = f"the only one is {parameter!r}" if parameter else "it has none"
+        takes = f"the only one is {parameter.name!r}" if parameter else "it has none"
         raise ValueError(f"gradient compression {name} has no parameter {unknown[0]!r}; {takes}")
     if name == "none":
         return None
-    numbers = {key: _number(name, key, value, least, most) for key, value in rest.items()}
-    return TwoBits(**numbers) if name == "2bit" and numbers else _CODECS[name](**numbers)
+    if not rest or parameter is None:
+        return _BY_NAME[name].made(None)
+    return _BY_NAME[name].made(parameter.checked(name, rest[parameter.name]))
 
 
-def _number(name: str, key: str, value: object, least: float, most: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-        raise ValueError(f"gradient compression {name}: {key} is {value!r}, expected a number "
-                         f"from {least:g} to {most:g}")
-    return float(value)
+def shares() -> dict[str, float]:
+    """Type -> the share of a gradient's bytes that it leaves, for those where that does not depend on a parameter."""
+    sizes = {codec.name: codec.made(None).nbytes(_SAMPLE) / (4 * _SAMPLE) for codec in TABLE if codec.fixed_size}
+    return {"none": 1.0, **sizes}

@@ -20,12 +20,30 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
 
 import numpy as np
 
 from dmltrain.kvstore.scratch import BLOCK, scratch
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """The one number that a type of codec takes, from `least` to `most`."""
+
+    name: str
+    least: float
+    most: float
+    of_gradients: bool = False  # in the unit of the gradients, as opposed to a plain number
+
+    def checked(self, codec: str, value: object) -> float:
+        """Raises ValueError."""
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not self.least <= value <= self.most:
+            raise ValueError(f"gradient compression {codec}: {self.name} is {value!r}, expected a number "
+                             f"from {self.least:g} to {self.most:g}")
+        return float(value)
 
 
 class Codec(ABC):
@@ -35,8 +53,16 @@ class Codec(ABC):
     """
 
     name: ClassVar[str]  # as in --gc-type
-    number: ClassVar[int]  # on the wire
+    number: ClassVar[int]  # on the wire; numbers below 2 are types of elements (transport/wire.py)
+    size: ClassVar[str]  # in bytes of n elements, for the documentation
     needs_residual: ClassVar[bool]  # without a residual training suffers
+    parameter: ClassVar[Parameter | None] = None
+    fixed_size: ClassVar[bool] = True  # the size does not depend on the parameter
+
+    @classmethod
+    def made(cls, value: float | None) -> Codec:
+        """The codec with that value of its parameter; None: the default."""
+        return cls() if value is None else cls(value)  # type: ignore[call-arg]
 
     @abstractmethod
     def nbytes(self, length: int) -> int:

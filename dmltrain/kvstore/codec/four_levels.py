@@ -17,7 +17,8 @@ from functools import cache
 
 import numpy as np
 
-from dmltrain.kvstore.codec.block import BlockCodec, pack, quarter, whole_groups
+from dmltrain.kvstore.codec.block import BlockCodec, Codec, Parameter, pack, quarter, whole_groups
+from dmltrain.kvstore.codec.two_bits import TwoBits
 from dmltrain.kvstore.scratch import scratch
 
 GROUP = 512  # elements
@@ -31,7 +32,14 @@ class FourLevels(BlockCodec):
 
     name = "2bit"
     number = 5
+    size = "0.266n; with a threshold n / 4"
+    parameter = Parameter("threshold", 1e-30, 1e30, of_gradients=True)
     needs_residual = True
+
+    @classmethod
+    def made(cls, value: float | None) -> Codec:
+        """With a threshold MXNet's three levels, by default levels that follow the gradients."""
+        return cls() if value is None else TwoBits(value)
 
     def nbytes(self, length: int) -> int:
         return 8 * _groups(length) + quarter(length)

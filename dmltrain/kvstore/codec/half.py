@@ -26,6 +26,7 @@ _BIAS = np.uint16((113 << 10) & 0xFFFF)
 
 class _Half(BlockCodec):
     needs_residual = False
+    size = "2n"
 
     def nbytes(self, length: int) -> int:
         return 2 * length

@@ -26,6 +26,7 @@ class Int8(BlockCodec):
 
     name = "int8"
     number = 4
+    size = "1.008n"
     needs_residual = True
 
     def nbytes(self, length: int) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dmltrain.kvstore.codec.block import Codec, blocks
+from dmltrain.kvstore.codec.block import Codec, Parameter, blocks
 from dmltrain.kvstore.scratch import scratch
 
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
@@ -31,6 +31,9 @@ class TopK(Codec):
 
     name = "topk"
     number = 6
+    size = "8 * ratio * n"
+    parameter = Parameter("ratio", 1e-9, 1.0)
+    fixed_size = False
     needs_residual = True
 
     def count(self, length: int) -> int:

@@ -17,6 +17,8 @@ from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+from dmltrain.kvstore import codec
+
 MAGIC = b"DMLT"
 VERSION = 3
 MAX_CONTROL = 8 << 20  # bytes of JSON; a declaration of 100,000 slices takes 3 MB
@@ -60,7 +62,7 @@ class Flag:
     PULL = 2  # of a PUSH: and this is the worker's pull at the same clock
 
 
-DTYPES = ("float32", "float64")  # index = the header's dtype byte; above these: codecs' numbers (codec.py)
+DTYPES = ("float32", "float64")  # index = the header's dtype byte; above these: codecs' numbers
 
 
 class FrameError(Exception):
@@ -126,7 +128,7 @@ class Header(NamedTuple):
 
 _KINDS = frozenset(int(kind) for kind in Kind)
 MAX_FLAGS = Flag.SHARED | Flag.PULL
-MAX_DTYPE = len(DTYPES) + 4
+MAX_DTYPE = codec.MAX_NUMBER
 
 
 def places(read: Iterable[tuple[int, int, int]]) -> bytes:
