@@ -56,6 +56,7 @@ class Options:
     host_ip: str = ""
     # what runs there
     settings: tuple[Setting, ...] = ()
+    torch_env: str = "auto"
     sync_dst_dir: str = ""
     sync_exclude: tuple[str, ...] = ()
     port: int = 0
@@ -244,6 +245,8 @@ OPTIONS = (
     Option(("--env-server",), "K[=V]", "the same for the servers only", _setting(SERVER)),
     Option(("--env-worker",), "K[=V]", "the same for the workers only", _setting(WORKER)),
     Option(("--secret",), "NAME", "pass on the variable NAME as it is here, and never show its value", _secret),
+    Option(("--torch-env",), "WHEN", "give workers torch.distributed's variables (RANK, MASTER_ADDR ...): on, off, or "
+           "auto (default): unless the script imports dmltrain", _choice("torch_env", ("auto", "on", "off"))),
     Option(("--log-dir",), "DIR", "folder for the logs and job.json (default: logs/JOB)", _log_dir),
     Option(("--log-file",), "FILE", "the launcher's own lines go there too", _text("log_file", FILE)),
     Option(("--job", "--jobname"), "NAME", "name of the job (default: program and time)", _job),

@@ -72,7 +72,7 @@ def _values(job: Job, task: Task, every: Sequence[Task], cores_known: bool) -> M
     given = {name for name, _ in task.host.environment}
     given |= {each.name for each in job.settings if each.role in ("", task.role)}
     if not cores_known and task.role == WORKER and "OMP_NUM_THREADS" not in given:
-        workers = values.get("LOCAL_WORLD_SIZE", "1")
+        workers = sum(each.role == WORKER and each.host == task.host for each in every)
         values["OMP_NUM_THREADS"] = f"<cores of {task.host.name} / {workers}>"
     return values
 

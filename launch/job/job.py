@@ -59,6 +59,7 @@ class Job:
     subnet: str = ""  # the same as a network, such as 10.0.0.0/24
     needs: tuple[str, ...] = ()  # modules that the script imports
     memory: Mapping[str, int] = field(default_factory=dict)  # MiB by role; none is no limit
+    torch_env: bool = True  # whether workers get the variables of torch.distributed
     restart: int = 0  # how often the job has been started anew
 
     def __post_init__(self) -> None:
@@ -136,7 +137,7 @@ def _environment(job: Job, placed: list, role: str, rank: int, host: Host, ports
     values.update((each.name, each.value) for each in job.settings if each.role in ("", role))
     values.update(host.environment)
     values.update(_contract(job, placed, role, rank, host, ports))
-    if role == WORKER:
+    if role == WORKER and job.torch_env:
         values.update(
             MASTER_ADDR=next(each[2].address for each in placed if each[:2] == (WORKER, 0)),
             MASTER_PORT=str(ports.master),

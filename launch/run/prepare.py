@@ -173,7 +173,7 @@ class Preparation:
             wanted["throughput"] = True
         if self._scheduler and host.name == self._scheduler.name:
             wanted["scheduler"] = self.job.port
-        if self._master and host.name == self._master.name:
+        if self._master and host.name == self._master.name and self.job.torch_env:
             wanted["master"] = 0
         return wanted
 

@@ -20,6 +20,7 @@ from launch.command_line.options import Options
 from launch.job.host import Host
 from launch.job.job import Job, places
 from launch.job.role import SERVER, WORKER
+from launch.preflight import script
 from launch.preflight.needs import needs
 from launch.run.event import Copied, Event, signal_name
 from launch.run.session import Session, catching
@@ -63,8 +64,23 @@ def make_job(options: Options, name: str) -> Job:
         interface=options.interface,
         subnet=options.subnet,
         memory={WORKER: options.worker_memory, SERVER: options.server_memory},
+        torch_env=_torch_env(options),
     )
     return replace(job, needs=_needs(job.script)) if job.over_network else job
+
+
+def _torch_env(options: Options) -> bool:
+    """A script that uses dmltrain would take itself for a torch.distributed job if it found RANK."""
+    return options.torch_env == "on" or (options.torch_env == "auto" and not script.read(options.program).uses_dmltrain)
+
+
+def advice(job: Job) -> list[str]:
+    """What the user should know before the job starts."""
+    found = script.read(job.argv)
+    if job.num_servers and found.uses_torch_distributed and not found.uses_dmltrain:
+        message = f"{script.script_of(job.argv)} uses torch.distributed and not dmltrain"
+        return [f"{message}: its servers have nothing to do; start it with -s 0, or move it to dmltrain"]
+    return []
 
 
 def _folder_here() -> str:
@@ -121,6 +137,8 @@ class Start:
         self._session: Session | None = None
 
     def run(self) -> int:
+        for each in advice(self.job):
+            self.say(f"{NAME}: warning: {each}")
         with catching(self._interrupt):
             while True:
                 supervisor, code = self._attempt()

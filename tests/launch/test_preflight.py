@@ -16,7 +16,8 @@ from launch.job.host import Host
 from launch.job.job import Job, Setting
 from launch.preflight import OLDEST_PYTHON, Problem, clock_skew, differences, paths, problems, request
 from tests.launch.conftest import ROOT
-from tests.launch.test_probe import executable, look, working_python
+from tests.launch.test_probe import executable, look
+from tests.pythons import python
 
 HOST = Host("node03", python=sys.executable)
 GPUS = [{"index": 0, "name": "NVIDIA A40", "uuid": "GPU-aa11"}, {"index": 1, "name": "NVIDIA A40", "uuid": "GPU-bb22"}]
@@ -145,12 +146,12 @@ def test_what_a_module_beside_the_script_may_provide_is_a_warning(job, empty_pyt
     assert not unsure.fatal and "lacks yaml, which" in unsure.message
 
 
-@pytest.mark.parametrize("name", ["python2.7", "python3.8", "python3.9"])
-def test_a_python_too_old_for_dmltrain(job, name):
-    python = working_python(name)
-    problem = only(judge(replace(job, needs=("dmltrain",)), replace(HOST, python=python)))
+@pytest.mark.parametrize("version", ["2.7", "3.8", "3.9"])
+def test_a_python_too_old_for_dmltrain(job, version):
+    path = python(version)
+    problem = only(judge(replace(job, needs=("dmltrain",)), replace(HOST, python=path)))
     assert problem.code == 2
-    assert re.fullmatch(rf"node03: {python} \({name[6:]}\.\d+\) is too old for dmltrain, which needs Python 3\.10 or "
+    assert re.fullmatch(rf"node03: {path} \({version}\.\d+\) is too old for dmltrain, which needs Python 3\.10 or "
                         r"later; name another with python= in the hosts file", problem.text)  # fmt: skip
 
 

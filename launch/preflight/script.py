@@ -1,0 +1,61 @@
+"""What a job's Python script imports, anywhere in it: whether it trains with dmltrain, or with torch.distributed."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+PYTHON = re.compile(r"python[0-9.]*")
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script that cannot be read, or is no Python, uses neither as far as anybody knows."""
+
+    uses_dmltrain: bool = False
+    uses_torch_distributed: bool = False
+
+
+def script_of(argv: Sequence[str]) -> str:
+    """The Python file that the command runs: `train.py`, `python -u train.py`; "" when that is not to be seen."""
+    if not argv:
+        return ""
+    if argv[0].endswith(".py"):
+        return argv[0]
+    if PYTHON.fullmatch(Path(argv[0]).name):
+        return next((word for word in argv[1:] if word.endswith(".py")), "")
+    return ""
+
+
+def read(argv: Sequence[str]) -> Script:
+    """What is known of the script of a command whose working directory is this process's."""
+    try:
+        return of_source(Path(script_of(argv)).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return Script()
+
+
+def of_source(source: str) -> Script:
+    try:
+        names = set(_names(ast.parse(source)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return Script()
+    return Script(_has(names, "dmltrain"), _has(names, "torch.distributed"))
+
+
+def _has(names: set[str], module: str) -> bool:
+    return any(name == module or name.startswith(f"{module}.") for name in names)
+
+
+def _names(tree: ast.Module) -> Iterator[str]:
+    """Modules, and what is taken from them, by their full names."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            yield f"{node.value.id}.{node.attr}"  # `import torch`, and then torch.distributed.init_process_group()

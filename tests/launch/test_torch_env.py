@@ -1,0 +1,114 @@
+"""--torch-env: which workers find the variables of torch.distributed, and when servers would be idle."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from launch import LaunchError
+from launch.command_line.options import parse
+from launch.preflight.script import Script, of_source, read, script_of
+
+VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+WRITE = f"""
+import json, os
+name = f"{{os.environ['DMLC_ROLE']}}-{{os.environ['DMLC_TASK_ID']}}.json"
+with open(name, "w") as file:
+    json.dump([name for name in {VARIABLES} if name in os.environ], file)
+"""
+USES_DMLTRAIN = f"{WRITE}\ndef later():\n    from dmltrain import kvstore\n"
+USES_DDP = f"{WRITE}\ndef later():\n    import torch.distributed as dist\n"
+IDLE = "uses torch.distributed and not dmltrain: its servers have nothing to do; start it with -s 0"
+
+
+def found(launcher, *arguments: object) -> list[str]:
+    """The variables that the workers have; no other process may have any."""
+    done = launcher.run("-n", 2, *arguments)
+    assert done.code == 0, done
+    by_process = {path.stem: json.loads(path.read_text()) for path in launcher.folder.glob("*-*.json")}
+    assert all(names == [] for process, names in by_process.items() if not process.startswith("worker"))
+    assert by_process["worker-0"] == by_process["worker-1"]
+    return by_process["worker-0"]
+
+
+@pytest.mark.parametrize(("options", "source", "expected"), [
+    ((), WRITE, VARIABLES),
+    ((), USES_DMLTRAIN, ()),
+    (("--torch-env", "auto"), USES_DMLTRAIN, ()),
+    (("--torch-env", "on"), USES_DMLTRAIN, VARIABLES),
+    (("--torch-env=off",), WRITE, ()),
+])
+def test_what_workers_find(launcher, options, source, expected):
+    script = launcher.script(source)
+    assert found(launcher, "-s", 1, *options, script) == list(expected)
+
+
+def test_a_script_that_an_interpreter_is_named_for(launcher):
+    launcher.script(USES_DMLTRAIN)
+    assert found(launcher, "-s", 0, "python3", "-u", "program.py") == []
+
+
+def test_a_dry_run_shows_the_same(launcher):
+    script = launcher.script(USES_DMLTRAIN)
+    dry = launcher.run("--dry-run", "-n", 2, script)
+    assert b"DMLC_ROLE=worker" in dry.out and b"RANK=" not in dry.out
+    assert b" RANK=1 " in launcher.run("--dry-run", "-n", 2, "--torch-env", "on", script).out
+
+
+def test_it_is_a_key_of_the_configuration_file(tmp_path):
+    (tmp_path / "job.yml").write_text("num-workers: 2\ntorch-env: off\nprogram: train.py\n")
+    assert parse(["--config", str(tmp_path / "job.yml")], {}).torch_env == "off"
+
+
+def test_another_word_is_refused():
+    with pytest.raises(LaunchError, match="--torch-env yes: there is auto, on, off"):
+        parse(["--torch-env", "yes", "train.py"], {})
+
+
+@pytest.mark.parametrize(("source", "servers", "warned"), [
+    (USES_DDP, 1, True), (USES_DDP, 0, False), (WRITE, 1, False), (USES_DDP + USES_DMLTRAIN, 1, False)])
+def test_servers_that_would_be_idle(launcher, source, servers, warned):
+    done = launcher.run("-n", 1, "-s", servers, launcher.script(source))
+    assert done.code == 0, done
+    assert (IDLE in done.err) == warned, done.err
+
+
+# -- what a script uses --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", ["import dmltrain", "import dmltrain.kvstore as kv", "from dmltrain import rank",
+                                    "import os, dmltrain", "if True:\n    import dmltrain",
+                                    "import sys; sys.path.insert(0, '..')\nfrom dmltrain.fit import fit"])
+def test_scripts_that_use_dmltrain(source):
+    assert of_source(source) == Script(uses_dmltrain=True)
+
+
+@pytest.mark.parametrize("source", [
+    "import torch.distributed as dist", "from torch import distributed", "from torch.distributed import init",
+    "from torch.distributed.elastic import x", "import torch\ntorch.distributed.init_process_group('gloo')"])
+def test_scripts_that_use_torch_distributed(source):
+    assert of_source(source) == Script(uses_torch_distributed=True)
+
+
+@pytest.mark.parametrize("source", [
+    "", "import torch", "import dmltrainer", "from . import dmltrain", "from .dmltrain import x", "'import dmltrain'",
+    "# import dmltrain", "import torch.distributions", "no python at all", "dmltrain = 3", "\0"])
+def test_scripts_that_use_neither(source):
+    assert of_source(source) == Script()
+
+
+@pytest.mark.parametrize(("argv", "script"), [
+    (["train.py", "other.py"], "train.py"), (["python", "-u", "train.py"], "train.py"), ([], ""),
+    (["/usr/bin/python3.12", "train.py"], "train.py"), (["sh", "-c", "train.py"], ""), (["python", "-m", "train"], ""),
+    (["./train"], "")])
+def test_the_script_of_a_command(argv, script):
+    assert script_of(argv) == script
+
+
+def test_a_script_that_cannot_be_read(tmp_path):
+    (tmp_path / "bytes.py").write_bytes(b"import dmltrain # \xff")
+    for path in (tmp_path / "none.py", tmp_path / "bytes.py", tmp_path):
+        assert read([str(path)]) == Script()
+    (tmp_path / "train.py").write_text("import dmltrain  # ñ", encoding="utf-8")
+    assert read([str(tmp_path / "train.py")]) == Script(uses_dmltrain=True)
