@@ -1,5 +1,6 @@
 # make demo: set up, train on this machine, print the tables.   make test: set up, run all tests.
-# make check: style.   make bench: the benchmarks behind the README's figures.   make testbed: five hosts to try (root).
+# make check: style.   make docs: the documentation as a site, in build/docs.   make bench: the benchmarks behind the
+# figures of docs/performance.md.   make testbed: five hosts to try (root).
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -7,7 +8,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint const
 SIDE_BY_SIDE := $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')  # tests wait, too
 MXNET := $(shell $(PYTHON) -c 'import sys; print(",mxnet" if sys.version_info < (3, 12) else "")')
 
-.PHONY: demo test check bench testbed clean
+.PHONY: demo test check docs bench testbed clean
 
 demo: $(VENV)/demo.done
 	$(BIN)/dmltrain-launch --launcher local -n 2 -s 2 --job demo --log-dir logs/demo \
@@ -24,6 +25,10 @@ test: $(VENV)/test.done
 check: $(VENV)/test.done
 	$(BIN)/ruff check .
 
+docs: $(VENV)/docs.done
+	$(BIN)/python -m sphinx -W --keep-going -n -q -j auto -d build/docs-cache docs build/docs
+	@echo "The site: build/docs/index.html"
+
 bench: $(VENV)/test.done
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/kvstore.py
@@ -37,6 +42,11 @@ clean:
 $(VENV)/demo.done: setup.py constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --editable '.[torch]'
+	@touch $@
+
+$(VENV)/docs.done: setup.py constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --editable '.[docs]'
 	@touch $@
 
 $(VENV)/test.done: $(VENV)/demo.done

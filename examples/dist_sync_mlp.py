@@ -1,11 +1,11 @@
-"""The classic first job: a perceptron on several machines, every step made together.
+"""Train a perceptron on several machines with synchronous steps: the classic first distributed job.
 
     python dist_sync_mlp.py --kv-store local                                # alone
-    dmltrain-launch -n 2 -s 2 python dist_sync_mlp.py                       # two workers, two servers
-    dmltrain-launch -n 2 -s 2 python dist_sync_mlp.py --backend mxnet       # the same with MXNet and its ps-lite
-    dmltrain-launch -n 2 -s 2 python dist_sync_mlp.py --dataset mnist --data-dir data
+    dmltrain launch -n 2 -s 2 python dist_sync_mlp.py                       # two workers, two servers
+    dmltrain launch -n 2 -s 2 python dist_sync_mlp.py --backend mxnet       # the same with MXNet and its ps-lite
+    dmltrain launch -n 2 -s 2 python dist_sync_mlp.py --dataset mnist --data-dir data
 
-It trains on the handwritten digits that come with dmltrain, so it needs no download. --help lists all options.
+It trains on the handwritten digits that come with dmltrain, so it downloads nothing. --help lists all options.
 """
 
 import sys

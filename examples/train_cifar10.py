@@ -1,10 +1,10 @@
 """Train a network on CIFAR-10, as MXNet's train_cifar10.py does.
 
-A residual network of 110 layers by default; images are padded by 4, cropped at random to 28x28 and mirrored.
+The default is a residual network with 110 layers. Images are padded by 4, cropped at random to 28x28 and mirrored.
 
     python train_cifar10.py --kv-store local
-    dmltrain-launch -n 2 -s 2 train_cifar10.py --kv-store dist_sync
-    dmltrain-launch -n 2 -s 2 train_cifar10.py --kv-store dist_sync --backend mxnet
+    dmltrain launch -n 2 -s 2 train_cifar10.py --kv-store dist_sync
+    dmltrain launch -n 2 -s 2 train_cifar10.py --kv-store dist_sync --backend mxnet
 
 --help lists all options.
 """

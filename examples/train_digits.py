@@ -1,8 +1,8 @@
-"""Train a network on the 1,797 handwritten digits that come with dmltrain, so that it runs with no network.
+"""Train a network on the 1,797 handwritten digits that come with dmltrain; this downloads nothing.
 
     python train_digits.py --kv-store local
-    dmltrain-launch -n 2 -s 2 train_digits.py --kv-store dist_sync
-    dmltrain-launch -n 2 -s 2 train_digits.py --kv-store dist_sync --backend mxnet
+    dmltrain launch -n 2 -s 2 train_digits.py --kv-store dist_sync
+    dmltrain launch -n 2 -s 2 train_digits.py --kv-store dist_sync --backend mxnet
 
 --help lists all options.
 """

@@ -1,8 +1,8 @@
-"""Train a network on MNIST, as MXNet's train_mnist.py: a perceptron by default.
+"""Train a network on MNIST, as MXNet's train_mnist.py does. The default is a perceptron.
 
     python train_mnist.py --kv-store local
-    dmltrain-launch -n 2 -s 2 train_mnist.py --kv-store dist_sync
-    dmltrain-launch -n 2 -s 2 train_mnist.py --kv-store dist_sync --backend mxnet
+    dmltrain launch -n 2 -s 2 train_mnist.py --kv-store dist_sync
+    dmltrain launch -n 2 -s 2 train_mnist.py --kv-store dist_sync --backend mxnet
 
 --help lists all options.
 """

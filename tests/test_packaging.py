@@ -47,7 +47,7 @@ class Environment:
 def source(tmp_path_factory) -> Path:
     """What is packaged, where building it leaves nothing in the repository."""
     folder = tmp_path_factory.mktemp("source")
-    for name in ("setup.py", "pyproject.toml", "README.md"):
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
     for name in ("bin", "dmltrain", "launch"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -81,7 +81,7 @@ def test_the_front_door_runs_in_an_environment_whose_path_has_a_space(tmp_path, 
 
 
 def test_the_pth_takes_less_than_a_millisecond_of_pythons_start():
-    program = f"import sys, time\nline = open({str(ROOT / 'dmltrain/backends' / PTH)!r}).read()\n" \
+    program = f"import sys, time\nline = open({str(ROOT / 'dmltrain/backends/mxnet' / PTH)!r}).read()\n" \
               "began = time.perf_counter()\nexec(line)\nprint(time.perf_counter() - began)"
     best = PTH_SECONDS
     for _ in range(20):

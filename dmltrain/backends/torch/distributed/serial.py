@@ -51,7 +51,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def reduce_gradients(self) -> None:
         """Wait until the gradients are those of all workers. Needed only where something reads or changes them between
-        backward() and step(): clipping, a gradient scaler's unscale_."""
+        backward() and step(): clipping, a gradient scaler's `unscale_`."""
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         return self.inner.step(closure)
