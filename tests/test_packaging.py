@@ -69,7 +69,7 @@ def test_the_front_door_runs_in_an_environment_whose_path_has_a_space(tmp_path, 
     environment = Environment(tmp_path / "an environment")
     environment.pip("install", "--no-deps", *way, source)
     door = environment.python.parent / "dmltrain"
-    assert door.read_bytes() == (ROOT / "bin/dmltrain").read_bytes()
+    assert door.read_bytes() == (ROOT / "launch/bin/dmltrain").read_bytes()
     listed = subprocess.run([door], capture_output=True, text=True, check=True, env={"PATH": os.defpath})
     installed = {each.name.removeprefix("dmltrain-") for each in door.parent.glob("dmltrain-*")}
     assert {line.split()[0] for line in listed.stdout.splitlines() if line.startswith("  ")} == installed
