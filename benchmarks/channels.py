@@ -7,7 +7,6 @@ A real sshd on loopback; the agent, sshd and the launcher share this machine's c
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
@@ -17,7 +16,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from launch import agent, channels
+from launch import channels
+from launch.agent import commands
+from launch.agent.events import Alive, Ended, Event, Exited, Ready
+from launch.agent.protocol import OUTPUT, decode_event, encode_command
 from launch.channels import Channel
 from launch.channels.local import LocalChannel
 from launch.job.host import Host
@@ -32,38 +34,36 @@ def measure(channel: Channel, megabytes: int) -> tuple[float, float, float]:
     """(MB/s from a process to here, MB/s from here to the agent, CPU seconds of this process per GB received)."""
     heard = channels.frames(channel, SILENCE)
     mark = f"benchmark-{os.getpid()}"
-    channels.send(channel, {"do": "job", "mark": mark, "host": "here", "key": "00", "grace": 1, "silence": SILENCE,
-                            "log_folder": None})  # fmt: skip
-    _until(heard, "ready")
+    channel.write(encode_command(commands.Job(mark, "here", grace=1, silence=SILENCE, key="00")))
+    _until(heard, Ready)
     argv = ["head", "-c", str(megabytes * MEGABYTE), "/dev/zero"]
-    task = {"task": 0, "argv": argv, "environment": {}, "workdir": "/"}
+    task = commands.Spawn(0, tuple(argv), {}, "/")
     began, cpu = time.perf_counter(), time.process_time()
-    channels.send(channel, {"do": "start", "unset": [], "tasks": [task]})
-    received = _until(heard, "exited")
+    channel.write(encode_command(commands.Start((), (task,))))
+    received = _until(heard, Exited)
     seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
     assert received == megabytes * MEGABYTE
     up = min(megabytes, 100)
     began = time.perf_counter()
     for _ in range(up):
-        channels.send(channel, {"do": "rest", "padding": "x" * MEGABYTE})
-    channels.send(channel, {"do": "beat"})
-    _until(heard, "beat")
+        channel.write(b'{"do": "beat"}'.ljust(MEGABYTE) + b"\n")  # white space means nothing in JSON
+        _until(heard, Alive)
     upwards = up / (time.perf_counter() - began)
-    channels.send(channel, {"do": "stop", "grace": 1})
-    _until(heard, "ended")
+    channel.write(encode_command(commands.Stop(1)))
+    _until(heard, Ended)
     channel.close()
     return megabytes / seconds, upwards, cpu / megabytes * 1000
 
 
-def _until(heard: Iterator[tuple[int, int, bytes]], event: str) -> int:
+def _until(heard: Iterator[tuple[int, int, bytes]], event: type[Event]) -> int:
     """Read up to an event; the bytes of output before it."""
     received = 0
     for kind, _, payload in heard:
-        if kind == agent.OUTPUT:
+        if kind == OUTPUT:
             received += len(payload)
-        elif json.loads(payload)["event"] == event:
+        elif isinstance(decode_event(payload, "here"), event):
             return received
-    raise SystemExit(f"the agent ended before it said {event}")
+    raise SystemExit(f"the agent ended before it sent {event.__name__}")
 
 
 def main() -> None:

@@ -1,32 +1,30 @@
-"""The agent as one text: the sources of this package, and the few lines that make modules of them again."""
+"""The agent as one text: the sources of this package, and the few lines that import modules from them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-MODULES = ("__init__", "cores", "process", "spawn", "ending", "interface", "inspection", "probe", "reach",
-           "throughput", "destination", "compare", "receive", "listing", "serve")
-
-# Python 3.8: a module for each source, in an order in which each finds those that it imports
+# Python 3.8. A module is compiled when it is first imported: few jobs need all of them.
 LOAD = """
-import sys, types
-def load(sources):
-    sys.modules["launch"] = types.ModuleType("launch")
-    sys.modules["launch"].__path__ = []
-    for name, text in sources:
-        module = sys.modules[name] = types.ModuleType(name)
-        module.__path__ = []
-        exec(compile(text, name, "exec"), module.__dict__)
-        parent, _, child = name.rpartition(".")
-        setattr(sys.modules[parent], child, module)
+import sys
+from importlib.machinery import ModuleSpec
+class Sources:
+    def __init__(self, texts):
+        self.texts = texts
+    def find_spec(self, name, path=None, target=None):
+        return ModuleSpec(name, self, is_package=name.count(".") < 2) if name in self.texts else None
+    def create_module(self, spec):
+        return None
+    def exec_module(self, module):
+        exec(compile(self.texts[module.__name__], module.__name__, "exec"), module.__dict__)
 """
 
 
 def text() -> bytes:
     """Python source that, when executed, runs the agent."""
-    folder = Path(__file__).parent
-    sources = [
-        ("launch.agent" if name == "__init__" else f"launch.agent.{name}", (folder / f"{name}.py").read_text())
-        for name in MODULES
-    ]
-    return f"{LOAD}\nload({sources!r})\nsys.modules['launch.agent.serve'].main()\n".encode()
+    sources = {"launch": ""}
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        if path.stem != "bundle":
+            sources["launch.agent" if path.stem == "__init__" else f"launch.agent.{path.stem}"] = path.read_text()
+    start = f"sys.meta_path.insert(0, Sources({sources!r}))\nfrom launch.agent.serve import main\nmain()\n"
+    return f"{LOAD}\n{start}".encode()

@@ -1,14 +1,9 @@
 """The agent's side of copying the working directory: what is here is compared, what differs is written as it comes.
 
-Messages, in this order; an entry is [index, kind, path, mode, mtime, size, SHA-256 or a link's target], in the terms
-of `launch.sync.manifest.Entry`:
-    {"do": "sync", "to": DIR}                  answered by `destination`: "to" as an absolute path; "probe": the name of
-                                               a file that is in DIR until the next message, "" when none can be made
-    {"do": "sync", "same": true}               DIR is the source itself: that was all
-    {"do": "sync", "entries", "last": bool}    after the last, answered by `wanted`: "entries" (indices), "bytes"
-    {"do": "file", "entry": i, "bytes": n}     followed by the next n bytes of file i; "gone": true: there are no more
-After the last file, `synced` is sent: "files", "bytes" written, "changed": indices of files that did not come as they
-were announced; the launcher may announce these anew. A `refused` ends it: whatever comes after is passed over.
+Commands, in this order (`launch.agent.commands`): Sync, answered by Opened; then Same, which ends it, or Entries,
+the last of which is answered by Wanted; then a File with its bytes for each piece of what is wanted. After the last
+file Synced is sent; the launcher may announce the files anew that did not come as they were announced. A Refused ends
+it: whatever comes after is ignored.
 
 Nothing here takes longer than STEP_SECONDS or one call of the file system, so that the agent goes on answering.
 """
@@ -16,15 +11,16 @@ Nothing here takes longer than STEP_SECONDS or one call of the file system, so t
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import stat
 import time
 from collections.abc import Callable, Iterator
 
 from launch.agent import Refusal, compare
+from launch.agent.commands import Command, Entries, File, Sync
 from launch.agent.compare import FILE, Row
 from launch.agent.destination import Destination, Temporary, checked, shown
+from launch.agent.events import Event, Opened, Refused, Synced, Wanted
 
 STEP_SECONDS = 0.05
 # Data is handed to the disk now and then: network file systems write all of a file when it is closed, in one call
@@ -50,12 +46,12 @@ class Part:
 
 
 class Receiver:
-    """One agent's copying. `emit(event, **facts)` sends an event; `host` is this host's name in messages.
+    """One agent's copying. `emit` sends an event; `host` is this host's name in messages.
 
     Call `step` until it returns False whenever it may have work: after each `begin`.
     """
 
-    def __init__(self, host: str, emit: Callable[..., None], clock: Callable[[], float] = time.monotonic):
+    def __init__(self, host: str, emit: Callable[[Event], None], clock: Callable[[], float] = time.monotonic):
         self.host, self.emit, self.clock = host, emit, clock
         self.destination: Destination | None = None
         self.read_only: OSError | None = None
@@ -70,17 +66,17 @@ class Receiver:
 
     # -- what the agent calls ------------------------------------------------------------------------------------
 
-    def begin(self, message: dict) -> None:
-        """Take a {"do": "sync"}."""
-        self._guard(self._begin, message)
+    def begin(self, command: Command) -> None:
+        """Take a Sync, Same or Entries."""
+        self._guard(self._begin, command)
 
     def step(self) -> bool:
         """Work for a moment; whether there is more to do."""
         return bool(self._guard(self._step))
 
-    def expect(self, message: dict) -> None:
-        """Take a {"do": "file"}, whose bytes follow, to be given to `take` in any pieces."""
-        self._guard(self._expect, message)
+    def expect(self, command: File) -> None:
+        """Take a File, whose bytes follow, to be given to `take` in any pieces."""
+        self._guard(self._expect, command)
 
     def take(self, data: bytes) -> None:
         self._guard(self._take, data)
@@ -103,27 +99,27 @@ class Receiver:
             return do(*arguments)
         except Refusal as refusal:
             message, code = str(refusal), refusal.code
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            message, code = f"what the launcher sends to {self.host} to be copied is not understood: {error!r}", 125
+        except ValueError as error:  # text that is no path
+            message, code = f"the launcher sends {self.host} what cannot be copied: {error}", 125
         except OSError as error:
             message, code = f"copying to {self.host} failed: {error.strerror}", 2
         self.refused = True
         self.finish()
-        self.emit("refused", message=message, code=code)
+        self.emit(Refused(self.host, message, code))
 
     # -- what is here --------------------------------------------------------------------------------------------
 
-    def _begin(self, message: dict) -> None:
-        if "to" in message:
-            return self._open(message["to"])
+    def _begin(self, command: Command) -> None:
+        if isinstance(command, Sync):
+            return self._open(command.to)
         if self.probe is not None:
             self.probe.discard()
             self.probe = None
-        if message.get("same"):
+        if not isinstance(command, Entries):
             return self.finish()
-        for index, kind, path, mode, mtime, size, content in message["entries"]:
+        for index, kind, path, mode, mtime, size, content in command.entries:
             self.rows[index] = Row(kind, checked(path), mode, mtime, size, content)
-        if message["last"]:
+        if command.last:
             self.changed, self.files, self.bytes = [], 0, 0
             self.work = self._compare()
 
@@ -140,7 +136,7 @@ class Receiver:
             raise Refusal(f"{what}: {error.strerror}; choose another --sync-dst-dir", 2) from None
         self._put_probe(self.destination)
         name = self.probe.name.decode() if self.probe else ""
-        self.emit("destination", to=expanded.decode("utf-8", "surrogateescape"), probe=name)
+        self.emit(Opened(self.host, expanded.decode("utf-8", "surrogateescape"), name))
 
     def _put_probe(self, destination: Destination) -> None:
         """Try whether the folder can be written; when not, it may still have everything already."""
@@ -165,7 +161,7 @@ class Receiver:
         yield from compare.check_room(destination, list(differing.values()), self.host)
         yield from compare.make(destination, [row for row in differing.values() if row.kind != FILE], self.host)
         self.wanted = {index: row for index, row in differing.items() if row.kind == FILE}
-        self.emit("wanted", entries=list(self.wanted), bytes=sum(row.size for row in self.wanted.values()))
+        self.emit(Wanted(self.host, tuple(self.wanted), sum(row.size for row in self.wanted.values())))
         self._end_when_complete()
 
     def _opened(self) -> Destination:
@@ -175,21 +171,21 @@ class Receiver:
 
     # -- what comes ----------------------------------------------------------------------------------------------
 
-    def _expect(self, message: dict) -> None:
-        index, destination = message["entry"], self._opened()
+    def _expect(self, command: File) -> None:
+        index, destination = command.entry, self._opened()
         if self.part is not None and self.part.index != index:
             self._drop(self.part.index)
         if index not in self.wanted:
             raise Refusal(f"the launcher sends {self.host} a file (number {index}) that was not asked for", 125)
         row = self.wanted[index]
-        if message.get("gone"):
+        if command.gone:
             return self._drop(index)
         if self.part is None:
             try:
                 self.part = Part(index, row, destination.temporary(row.path))
             except OSError as error:
                 raise destination.refusal(error, row.path, self.host) from None
-        if self.part.got + message["bytes"] > row.size:
+        if self.part.got + command.bytes > row.size:
             raise Refusal(f"the launcher sends {self.host} more of {shown(row.path)} than it announced", 125)
         self._take(b"")
 
@@ -225,30 +221,4 @@ class Receiver:
 
     def _end_when_complete(self) -> None:
         if not self.wanted:
-            self.emit("synced", files=self.files, bytes=self.bytes, changed=self.changed)
-
-
-class Incoming:
-    """Cuts the agent's standard input into messages, and the raw bytes that follow those that say so."""
-
-    def __init__(self) -> None:
-        self.data, self.raw = bytearray(), 0
-
-    def feed(self, data: bytes) -> Iterator[object]:
-        """What has come: a dict for each message, bytes for pieces of a file."""
-        self.data += data
-        start = 0
-        while start < len(self.data):
-            if self.raw:
-                piece = bytes(self.data[start : start + self.raw])
-                start, self.raw = start + len(piece), self.raw - len(piece)
-                yield piece
-                continue
-            end = self.data.find(b"\n", start)
-            if end < 0:
-                break
-            message = json.loads(self.data[start:end])
-            start = end + 1
-            self.raw = message["bytes"] if message.get("do") == "file" else 0
-            yield message
-        del self.data[:start]
+            self.emit(Synced(self.host, self.files, self.bytes, tuple(self.changed)))

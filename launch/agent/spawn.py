@@ -1,4 +1,4 @@
-"""Starting a process of the job: its pipe, its private folder, the ports held for it, and why it cannot be started."""
+"""Starting a process of the job: its pipe, its private folder, the ports held for it, and why it cannot start."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection, Mapping, Sequence
 
 from launch.agent import Refusal
+from launch.agent.children import Child
+from launch.agent.commands import Spawn
 
 
 def bound_socket(address: str, port: int) -> socket.socket:
@@ -31,7 +34,67 @@ def bound_socket(address: str, port: int) -> socket.socket:
     return held
 
 
-def spawn_refusal(error: OSError, argv: list[str], workdir: str, host: str) -> Refusal:
+class HeldPorts:
+    """TCP ports of this host by purpose, held so that nobody else gets them."""
+
+    def __init__(self) -> None:
+        self._sockets: dict[str, socket.socket] = {}
+
+    def bind(self, purpose: str, address: str, port: int, host: str) -> None:
+        """Refusal when it cannot be had."""
+        try:
+            self._sockets[purpose] = bound_socket(address, port)
+        except OSError as error:
+            what = f"port {port} of {address}" if port else f"a port of {address}"
+            cure = "choose another with --port, or leave --port out to get a free one"
+            raise Refusal(f"{what} on {host} cannot be had: {error.strerror}; {cure}", 2) from None
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        return {purpose: held.getsockname()[1] for purpose, held in self._sockets.items()}
+
+    def take(self, purpose: str) -> socket.socket | None:
+        """The socket, which is the caller's from now on."""
+        return self._sockets.pop(purpose, None)
+
+    def close(self) -> None:
+        for held in self._sockets.values():
+            held.close()
+
+
+def spawn(task: Spawn, base: Mapping[str, str], host: str, listener: socket.socket | None) -> Child:
+    """Start the process; Refusal when that cannot be done. It inherits `listener`, which is closed here."""
+    workdir = os.path.expanduser(task.workdir)
+    if task.script and not os.path.isfile(os.path.join(workdir, task.script)):
+        raise Refusal(f"script {task.script} not found on {host} (working directory {workdir})", 127)
+    environment = dict(base, **task.environment)
+    if listener is not None:
+        environment["DMLTRAIN_LISTEN_FD"] = str(listener.fileno())
+    pipe, printed = os.pipe()
+    try:
+        popen = subprocess.Popen(
+            task.argv,
+            cwd=workdir,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=printed,
+            start_new_session=True,
+            pass_fds=[listener.fileno()] if listener is not None else [],
+        )
+        limit_memory(popen.pid, task.memory)
+        return Child(task.task, popen, pipe)
+    except (OSError, ValueError) as error:
+        os.close(pipe)
+        known = error if isinstance(error, OSError) else OSError(0, str(error))
+        raise spawn_refusal(known, task.argv, workdir, host) from None
+    finally:
+        os.close(printed)
+        if listener is not None:  # a copy kept open would answer for a dead scheduler
+            listener.close()
+
+
+def spawn_refusal(error: OSError, argv: Sequence[str], workdir: str, host: str) -> Refusal:
     """Say why `argv` could not be started, with the code a shell gives: 127 not found, 126 not executable."""
     name = argv[0]
     if os.path.isdir(os.path.join(workdir, name)):
@@ -53,7 +116,7 @@ def spawn_refusal(error: OSError, argv: list[str], workdir: str, host: str) -> R
     return Refusal(f"program {name} cannot be run on {host}: {error.strerror or error}{cure}", 126)
 
 
-def environment_here(unset: list[str]) -> dict[str, str]:
+def environment_here(unset: Collection[str]) -> dict[str, str]:
     """The agent's own environment without the names in `unset`; in a virtual environment its programs come first."""
     values = {name: value for name, value in os.environ.items() if name not in unset}
     folder = os.path.dirname(sys.executable)
@@ -73,20 +136,6 @@ def limit_memory(pid: int, mebibytes: int) -> None:
     """Limit the data segment of `pid` (RLIMIT_DATA, which counts private mappings as well); 0 is no limit."""
     if mebibytes:
         resource.prlimit(pid, resource.RLIMIT_DATA, (mebibytes << 20, mebibytes << 20))
-
-
-class Child:
-    """A process the agent started: its number in the job, its pipe (None once ended) and how to hear of its end."""
-
-    def __init__(self, task: int, popen: subprocess.Popen, pipe: int):
-        self.task, self.popen = task, popen
-        self.pipe: int | None = pipe
-        self.frozen_since: float | None = None  # when it was first seen stopped
-        os.set_blocking(pipe, False)
-        try:
-            self.pidfd = os.pidfd_open(popen.pid)
-        except (AttributeError, OSError):
-            self.pidfd = -1  # found by SIGCHLD alone
 
 
 class RunFolder:

@@ -8,14 +8,13 @@ A channel is an object with
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Iterator
 from typing import Protocol
 
-from launch import agent
 from launch.agent import bundle
+from launch.agent.protocol import GREETING, HEADER, HELLO, VERSION
 from launch.job.host import Host
 
 TOO_OLD = "too old a Python:"  # what one before 3.8 says, and its version
@@ -54,22 +53,17 @@ def remote_command(host: Host, mark: str) -> tuple[str, bytes]:
     return f"exec /bin/sh -c {shlex.quote(script)}", text
 
 
-def send(channel: Channel, message: dict) -> None:
-    """Send one message of the agent's protocol."""
-    channel.write(json.dumps(message).encode() + b"\n")
-
-
 def frames(channel: Channel, silence: float) -> Iterator[tuple[int, int, bytes]]:
     """(kind, task, payload) of each frame until the end; TimeoutError after `silence` seconds without a byte."""
     data = _hello(channel, silence)
     while True:
         start = 0
-        while len(data) - start >= agent.HEADER.size:
-            kind, task, length = agent.HEADER.unpack_from(data, start)
-            end = start + agent.HEADER.size + length
+        while len(data) - start >= HEADER.size:
+            kind, task, length = HEADER.unpack_from(data, start)
+            end = start + HEADER.size + length
             if len(data) < end:
                 break
-            yield kind, task, bytes(data[start + agent.HEADER.size : end])
+            yield kind, task, bytes(data[start + HEADER.size : end])
             start = end
         del data[:start]
         more = channel.read(silence)
@@ -79,13 +73,16 @@ def frames(channel: Channel, silence: float) -> Iterator[tuple[int, int, bytes]]
 
 
 def _hello(channel: Channel, silence: float) -> bytearray:
-    """Skip to the agent's greeting; what was read after it."""
+    """Skip to the agent's greeting and check its version; what was read after it."""
     data = bytearray()
-    while agent.HELLO not in data:
+    while (start := data.find(GREETING)) < 0 or (end := data.find(b"\n", start)) < 0:
         more = channel.read(silence)
         if not more or len(data) > NOISE_BYTES:
             said = data.decode(errors="replace").strip()[-500:]
             raise ChannelError("the agent did not start" + (f"; instead came: {said}" if said else ""))
         data += more
-    del data[: data.index(agent.HELLO) + len(agent.HELLO)]
+    if data[start : end + 1] != HELLO:
+        version = data[start + len(GREETING) : end].decode(errors="replace")
+        raise ChannelError(f"the agent speaks version {version} of the protocol, expected {VERSION}")
+    del data[: end + 1]
     return data

@@ -12,13 +12,16 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launch import LaunchError, agent, channels
+from launch import LaunchError, channels
 from launch.agent import KILL_SECONDS
+from launch.agent.commands import Command, Job, List, Stop
+from launch.agent.events import Ended, Event, Listing
+from launch.agent.protocol import EVENT, ProtocolError, decode_event, encode_command
 from launch.clusters import Cluster, cluster
 from launch.command_line.options import Options
 from launch.commands import show
@@ -27,7 +30,8 @@ from launch.run.supervise import AGENT_SILENCE_SECONDS, FAULT_CODE, SILENCE_SECO
 from launch.terminal.log_folder import KILLED, RECORD
 
 LAUNCHER_SECONDS = 15.0  # for a launcher to end its job
-Answers = dict[str, "dict | LaunchError"]
+Answers = dict[str, Event | LaunchError]
+Commands = Callable[[Host], Sequence[Command]]
 
 
 def processes(options: Options, tell: Callable[[str], None]) -> int:
@@ -36,8 +40,8 @@ def processes(options: Options, tell: Callable[[str], None]) -> int:
     from launch.secret import secrets
 
     record = read(options.target)
-    answers = visit(options, record, [{"do": "list", "mark": record["mark"]}], "listing")
-    rows = {host: answer["rows"] for host, answer in answers.items() if isinstance(answer, dict)}
+    answers = visit(options, record, lambda host: [List(record["mark"])], Listing)
+    rows = {host: answer.rows for host, answer in answers.items() if isinstance(answer, Listing)}
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     for line in table(rows, secrets(os.environ.items()), width):
         tell(line)
@@ -51,9 +55,12 @@ def kill(options: Options, tell: Callable[[str], None]) -> int:
     if end_launcher(record, show.Record(folder)):
         tell(f"the launcher of job {record['job']} has ended it")
     silence = AGENT_SILENCE_SECONDS + options.grace  # no beats come from a visitor
-    start = {"do": "job", "mark": record["mark"], "host": "", "grace": options.grace, "silence": silence}
-    answers = visit(options, record, [start, {"do": "stop", "grace": options.grace}], "ended")
-    left = {host: answer["left"] for host, answer in answers.items() if isinstance(answer, dict)}
+
+    def commands(host: Host) -> list[Command]:
+        return [Job(record["mark"], host.name, options.grace, silence), Stop(options.grace)]
+
+    answers = visit(options, record, commands, Ended)
+    left = {host: answer.left for host, answer in answers.items() if isinstance(answer, Ended)}
     unreached = _tell_unreached(answers, tell)
     pids = [f"pid {pid} on {host}" for host, found in left.items() for pid in found]
     tell(f"{len(pids)} process{'' if len(pids) == 1 else 'es'} left on {len(left)} host{'' if len(left) == 1 else 's'}"
@@ -94,18 +101,18 @@ def _is_launcher(pid: int) -> bool:
         return False
 
 
-def visit(options: Options, record: Mapping[str, Any], messages: list[dict], last: str) -> Answers:
-    """Send `messages` to a new agent on each host of the job; the event `last` of each, or why there is none."""
+def visit(options: Options, record: Mapping[str, Any], commands: Commands, last: type[Event]) -> Answers:
+    """Give `commands` to a new agent on each host of the job; the event `last` of each, or why there is none."""
     hosts = [Host(**each) for each in record["hosts"]]
     there = record["launched_from"]["host"]
     if record["launcher"] == "local" and there != platform.node():
         raise LaunchError(f"job {record['job']} runs on {there}, which started it with --launcher local: ask there")
     place = cluster(record["launcher"], _as_then(options, record), hosts)
-    answers: queue.SimpleQueue[tuple[str, dict | LaunchError]] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[tuple[str, Event | LaunchError]] = queue.SimpleQueue()
 
     def call(host: Host) -> None:
         try:
-            answers.put((host.name, _converse(place, host, record["mark"], messages, last, options.grace)))
+            answers.put((host.name, _converse(place, host, record["mark"], commands(host), last, options.grace)))
         except LaunchError as error:
             answers.put((host.name, error))
         except Exception as error:  # a fault of ours; nobody may wait for this thread for ever
@@ -128,17 +135,18 @@ def _as_then(options: Options, record: Mapping[str, Any]) -> Options:
     return replace(options, **changed)
 
 
-def _converse(place: Cluster, host: Host, mark: str, messages: list[dict], last: str, grace: float) -> dict:
+def _converse(place: Cluster, host: Host, mark: str, commands: Sequence[Command], last: type[Event], grace: float
+              ) -> Event:  # fmt: skip
     channel = place.connect(host, mark)
     try:
-        for message in messages:
-            channels.send(channel, {**message, "host": host.name})
+        for command in commands:
+            channel.write(encode_command(command))
         deadline = SILENCE_SECONDS + grace + KILL_SECONDS
         for kind, _, payload in channels.frames(channel, deadline):
-            if kind == agent.EVENT and (event := json.loads(payload))["event"] == last:
+            if kind == EVENT and isinstance(event := decode_event(payload, host.name), last):
                 return event
         raise LaunchError(f"the agent on {host.name} ended without an answer", FAULT_CODE)
-    except (OSError, channels.ChannelError) as error:
+    except (OSError, channels.ChannelError, ProtocolError) as error:
         raise LaunchError(f"the agent on {host.name} {channel.close()}: {error}", FAULT_CODE) from None
     finally:
         channel.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from launch.agent.commands import Command
+
 
 @dataclass(frozen=True)
 class Connect:
@@ -15,10 +17,10 @@ class Connect:
 
 @dataclass(frozen=True)
 class Send:
-    """Send a message of the agent's protocol to the agent of `host`."""
+    """Send a command to the agent of `host`."""
 
     host: str
-    message: dict
+    command: Command
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable
 
 from launch import channels
+from launch.agent.commands import Beat, Command
+from launch.agent.protocol import ProtocolError, encode_command
 from launch.channels import Channel
 from launch.run.event import Event, Lost, Quiet
 
 BEAT_SECONDS = 1.0
 QUIET_SECONDS = 3.0  # three beats of the agent
-BEAT = {"do": "beat"}
 Take = Callable[[str, int, int, bytes], None]
 
 
@@ -27,7 +28,7 @@ class Connection:
 
     def __init__(self, host: str, channel: Channel, silence: float, take: Take, tell: Callable[[Event], None]):
         self.host, self.channel, self.silence, self.take, self.tell = host, channel, silence, take, tell
-        self._messages: queue.SimpleQueue[dict | None] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._quiet = False
         self.reader = threading.Thread(target=self._read, daemon=True)
 
@@ -35,7 +36,7 @@ class Connection:
         threading.Thread(target=self._write, daemon=True).start()
         self.reader.start()
 
-    def send(self, message: dict) -> None:
+    def send(self, message: Command) -> None:
         """Queue a message; never blocks. Once the agent is gone, its reader says so."""
         self._messages.put(message)
 
@@ -50,10 +51,10 @@ class Connection:
                 try:
                     message = self._messages.get(timeout=beat)
                 except queue.Empty:
-                    message = BEAT
+                    message = Beat()
                 if message is None:
                     return
-                channels.send(self.channel, message)
+                self.channel.write(encode_command(message))
 
     # -- the reading end -----------------------------------------------------------------------------------------
 
@@ -67,7 +68,7 @@ class Connection:
             self.channel.close()  # afterwards, as it waits for a word that will hardly come
             return
         except Exception as error:  # what came is no agent's, or a fault of ours: nobody else would notice this end
-            told = isinstance(error, (channels.ChannelError, OSError))
+            told = isinstance(error, (channels.ChannelError, ProtocolError, OSError))
             reason = f"{self.channel.close()}: {error if told else repr(error)}"
         self._end(reason)
 

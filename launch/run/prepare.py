@@ -9,16 +9,18 @@ to one more step: measure (what TCP carries between the hosts, in rounds of pair
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from launch import LaunchError, preflight
+from launch.agent.commands import Bind, Command, Measure, Peer, Probe, Reach
+from launch.agent.events import Bound, Measured, Probed, Reached, Ready
 from launch.job.host import Host, Machine
 from launch.job.job import Job, Ports, host_of, workdir_of
 from launch.job.role import SCHEDULER, WORKER
 from launch.preflight import Problem, network, pairs
 from launch.run.action import Action, Connect, Copy, Send
-from launch.run.event import Bound, Copied, Event, Measured, Probed, Reached, Ready
+from launch.run.event import Copied, Event
 
 WORDS = {"connect": "connecting", "copy": "copying", "probe": "being looked at", "bind": "choosing ports",
          "reach": "trying the other hosts", "measure": "measuring the throughput"}  # fmt: skip
@@ -123,16 +125,15 @@ class Preparation:
             case "copy":
                 return [Copy(host.name, workdir_of(self.job, host)) for host in self.hosts.values()]
             case "probe":
-                asked = {host: preflight.request(self.job, host) for host in self.hosts.values()}
-                return [self._send(host, "probe", request=request) for host, request in asked.items()]
+                return self._tell_each(lambda host: Probe(preflight.request(self.job, host)))
             case "bind":
-                return [self._send(host, "bind", **self._ports_of(host)) for host in self.hosts.values()]
+                return self._tell_each(self._ports_of)
             case "reach":
-                return [self._send(host, "reach", peers=self._others(host)) for host in self.hosts.values()]
+                return self._tell_each(lambda host: Reach(self._others(host)))
         return []
 
-    def _send(self, host: Host, do: str, **more: object) -> Send:
-        return Send(host.name, {"do": do, **more})
+    def _tell_each(self, command: Callable[[Host], Command]) -> list[Action]:
+        return [Send(host.name, command(host)) for host in self.hosts.values()]
 
     def _with_agent(self, host: Host) -> Host:
         agent = self.agents[host.name]
@@ -167,21 +168,21 @@ class Preparation:
 
     # -- bind and reach ------------------------------------------------------------------------------------------
 
-    def _ports_of(self, host: Host) -> dict:
-        wanted: dict = {"address": host.address, "reach": len(self.hosts) > 1}
-        if self.check and wanted["reach"]:
-            wanted["throughput"] = True
-        if self._scheduler and host.name == self._scheduler.name:
-            wanted["scheduler"] = self.job.port
-        if self._master and host.name == self._master.name and self.job.torch_env:
-            wanted["master"] = 0
-        return wanted
+    def _ports_of(self, host: Host) -> Bind:
+        several = len(self.hosts) > 1
+        return Bind(
+            host.address,
+            reach=several,
+            throughput=several and self.check,
+            scheduler=self.job.port if self._scheduler and host.name == self._scheduler.name else None,
+            master=0 if self._master and host.name == self._master.name and self.job.torch_env else None,
+        )
 
-    def _others(self, host: Host) -> list:
-        return [self._peer(name, "reach") for name in self.hosts if name != host.name]
+    def _others(self, host: Host) -> tuple[Peer, ...]:
+        return tuple(self._peer(name, "reach") for name in self.hosts if name != host.name)
 
-    def _peer(self, name: str, purpose: str) -> list:
-        return [name, self.hosts[name].address, self.ports[name][purpose]]
+    def _peer(self, name: str, purpose: str) -> Peer:
+        return Peer(name, self.hosts[name].address, self.ports[name][purpose])
 
     # -- measure -------------------------------------------------------------------------------------------------
 
@@ -202,7 +203,7 @@ class Preparation:
             return []
         now = self._rounds.pop(0)
         self._waiting = {caller for caller, _ in now}
-        return [self._send(self.hosts[caller], "measure", peer=self._peer(peer, "throughput")) for caller, peer in now]
+        return [Send(caller, Measure(self._peer(peer, "throughput"))) for caller, peer in now]
 
     def _reaches(self, name: str, other: str) -> bool:
         return all("ms" in self.reached[a].get(b, {}) for a, b in ((name, other), (other, name)))

@@ -7,17 +7,19 @@ processes and never the supervisor.
 from __future__ import annotations
 
 import contextlib
-import json
 import queue
 import secrets
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch import LaunchError, agent
+from launch import LaunchError
+from launch.agent.events import Alive, Probed, Refused, Started
+from launch.agent.protocol import OUTPUT, decode_event
 from launch.clusters import Cluster
 from launch.job.host import Host
 from launch.preflight import clock_skew
@@ -29,12 +31,8 @@ from launch.run.event import (
     Event,
     Interrupted,
     OutputFailed,
-    Probed,
-    Refused,
-    Started,
     Tick,
     Unreached,
-    from_agent,
 )
 from launch.run.supervise import Supervisor
 from launch.terminal.output import Output
@@ -111,10 +109,10 @@ class Session:
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
-                case Send(host, message):
+                case Send(host, command):
                     self._asked_at[host] = time.time()
                     if host in self.connections:
-                        self.connections[host].send(message)
+                        self.connections[host].send(command)
                 case Connect(host, again):
                     self._connecting.append(self._in_thread(self._connect, self.supervisor.hosts[host], again))
                 case Copy(host, folder):
@@ -161,16 +159,15 @@ class Session:
             self.events.put(Copied(host, summary))
 
     def _take(self, host: str, kind: int, task: int, payload: bytes) -> None:
-        if kind == agent.OUTPUT:
+        if kind == OUTPUT:
             return self._keep(task, payload)
-        message = json.loads(payload)
-        if self.copier and self.copier.take(host, message):
+        event = decode_event(payload, host)
+        if isinstance(event, Alive) or (self.copier and self.copier.take(event)):
             return
-        if message["event"] == "probed":
-            skew = clock_skew(message["facts"], self._asked_at[host], time.time())
-            return self.events.put(Probed(host, message["facts"], skew))
-        if event := from_agent(host, message):
-            self.events.put(event)
+        if isinstance(event, Probed):
+            skew = clock_skew(event.facts, self._asked_at[host], time.time())
+            event = replace(event, skew=skew)
+        self.events.put(event)
 
     def _keep(self, task: int, payload: bytes) -> None:
         try:

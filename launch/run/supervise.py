@@ -17,30 +17,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from launch import LaunchError
-from launch.agent import KILL_SECONDS
-from launch.job.host import Host
-from launch.job.job import OWNED, Job, Ports, Task, tasks, workdir_of
-from launch.job.role import SCHEDULER, WORKER
-from launch.run.action import Action, Connect, Send
-from launch.run.event import (
+from launch.agent import KILL_SECONDS, commands
+from launch.agent.events import (
     Bound,
-    Connected,
-    Copied,
     Ended,
-    Event,
     Exited,
     Frozen,
-    Interrupted,
-    Lost,
     Measured,
-    OutputFailed,
     Probed,
-    Quiet,
     Reached,
     Ready,
     Refused,
     Started,
     Stopped,
+)
+from launch.job.host import Host
+from launch.job.job import OWNED, Job, Ports, Task, tasks, workdir_of
+from launch.job.role import SCHEDULER, WORKER
+from launch.run.action import Action, Connect, Send
+from launch.run.event import (
+    Connected,
+    Copied,
+    Event,
+    Interrupted,
+    Lost,
+    OutputFailed,
+    Quiet,
     Tick,
     Unreached,
     signal_name,
@@ -173,7 +175,7 @@ class Supervisor:
     def begin(self, key: str, log_folder: str | None, now: float) -> list[Action]:
         """The first actions. The key goes to the agents and nowhere else."""
         self._timeout_at, self._start_at = now + self.limits.timeout, now + self.limits.start
-        self._secret = {"key": key, "log_folder": log_folder}
+        self._secret = key, log_folder
         return self.preparation.begin()
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -221,12 +223,12 @@ class Supervisor:
             return []  # it came too late: without a job its agent ends by itself
         again = host in self._recovering
         self._asked.add(host)
-        first = Send(host, self._job_message(host, {} if again else self._secret))
+        first = Send(host, self._job_message(host, again))
         return [first, self._stop_message(host)] if again else [first]
 
-    def _job_message(self, host: str, secret: dict) -> dict:
-        silence = self.limits.agent_silence
-        return dict(do="job", mark=self.job.mark, host=host, grace=self.grace, silence=silence, **secret)
+    def _job_message(self, host: str, again: bool) -> commands.Job:
+        key, log_folder = ("", None) if again else self._secret
+        return commands.Job(self.job.mark, host, self.grace, self.limits.agent_silence, key, log_folder)
 
     def _prepared(self, event: Event, now: float) -> list[Action]:
         if self.ending:
@@ -248,21 +250,21 @@ class Supervisor:
         self.processes = [Process(task) for task in tasks(self.job, hosts, self.preparation.chosen_ports)]
         return [Send(host.name, self._start_message(host)) for host in hosts]
 
-    def _start_message(self, host: Host) -> dict:
-        rows = [
-            {
-                "task": index,
-                "argv": each.task.argv,
-                "environment": each.task.environment,
-                "workdir": workdir_of(self.job, host),
-                "script": self.job.script,
-                "listens": each.task.role == SCHEDULER,
-                "memory": self.job.memory.get(each.task.role, 0),
-            }
+    def _start_message(self, host: Host) -> commands.Start:
+        rows = tuple(
+            commands.Spawn(
+                index,
+                each.task.argv,
+                dict(each.task.environment),
+                workdir_of(self.job, host),
+                self.job.script,
+                listens=each.task.role == SCHEDULER,
+                memory=self.job.memory.get(each.task.role, 0),
+            )
             for index, each in enumerate(self.processes)
             if each.task.host.name == host.name
-        ]
-        return {"do": "start", "unset": OWNED, "tasks": rows}
+        )
+        return commands.Start(OWNED, rows)
 
     def _unreached(self, event: Unreached, now: float) -> list[Action]:
         if event.host in self._recovering:
@@ -397,7 +399,7 @@ class Supervisor:
         return [self._stop_message(name, dump) for name in asked]
 
     def _stop_message(self, host: str, dump: bool = False) -> Send:
-        return Send(host, {"do": "stop", "grace": self.grace, **({"dump": True} if dump else {})})
+        return Send(host, commands.Stop(self.grace, dump))
 
     @property
     def _patience(self) -> float:

@@ -2,7 +2,7 @@
 
     sync = Sync(folder, partial(manifest, folder, excludes, leave_out), hosts)
     sync.copy(host, folder, channel.write)    in a thread for each host; a summary, or None when it came to nothing
-    sync.take(host, event)                    with whatever an agent says, from any thread; True when it was about this
+    sync.take(event)                          with whatever an agent says, from any thread; True when it was about this
     sync.cancel()                             ends all threads in `copy` soon
     sync.progress(), sync.lines()             for the display, from any thread
 
@@ -19,14 +19,18 @@ import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from launch import LaunchError
+from launch.agent import commands
 from launch.agent.destination import shown
+from launch.agent.events import Event, Opened, Refused, Synced, Wanted
+from launch.agent.protocol import encode_command
 from launch.sync.manifest import Manifest, Over, encoded
-from launch.sync.send import Write, message, offer, push
+from launch.sync.send import Write, offer, push
 
 ROUNDS = 3  # how often changed files are announced anew
-EVENTS = ("destination", "wanted", "synced")
+Answer = TypeVar("Answer", Opened, Wanted, Synced)
 MB = 1e6
 
 
@@ -36,7 +40,7 @@ class Progress:
 
     folder: str = ""  # where it goes, as the host names it
     same: bool = False  # it is the source itself
-    heard: queue.SimpleQueue[dict | None] = field(default_factory=queue.SimpleQueue)
+    heard: queue.SimpleQueue[Event | None] = field(default_factory=queue.SimpleQueue)
     files: int = 0
     sent: int = 0
     total: int = 0
@@ -62,13 +66,13 @@ class Sync:
         """What was not copied, and why."""
         return self._manifest.notes if self._manifest else ()
 
-    def take(self, host: str, event: dict) -> bool:
+    def take(self, event: Event) -> bool:
         """Take in what an agent says; whether it is about the copying alone."""
-        if host in self.hosts and event["event"] == "refused":
-            self.hosts[host].heard.put(None)
-        if host not in self.hosts or event["event"] not in EVENTS:
+        if event.host in self.hosts and isinstance(event, Refused):
+            self.hosts[event.host].heard.put(None)
+        if event.host not in self.hosts or not isinstance(event, (Opened, Wanted, Synced)):
             return False
-        self.hosts[host].heard.put(event)
+        self.hosts[event.host].heard.put(event)
         return True
 
     def cancel(self) -> None:
@@ -119,12 +123,12 @@ class Sync:
 
     def _copy(self, host: str, folder: str, write: Write) -> None:
         progress = self.hosts[host]
-        write(message(do="sync", to=folder))
-        answer = self._hear(host, "destination")
-        progress.folder = answer["to"]
-        if answer["probe"] and os.path.lexists(os.path.join(self._folder, encoded(answer["probe"]))):
+        write(encode_command(commands.Sync(folder)))
+        answer = self._hear(host, Opened)
+        progress.folder = answer.to
+        if answer.probe and os.path.lexists(os.path.join(self._folder, encoded(answer.probe))):
             progress.same = True
-            return write(message(do="sync", same=True))
+            return write(encode_command(commands.Same()))
         version, manifest = self._current()
         indices: Collection[int] = range(len(manifest.entries))
         for _ in range(ROUNDS + 1):
@@ -137,26 +141,27 @@ class Sync:
         raise LaunchError(f"{names}: changes again and again while it is copied to {host}; "
                           f"wait until nothing writes there, or leave it out with --sync-exclude")
 
-    def _round(self, host: str, manifest: Manifest, write: Write) -> list[int]:
+    def _round(self, host: str, manifest: Manifest, write: Write) -> tuple[int, ...]:
         """Send what the agent wants; the files that did not come as announced."""
         progress = self.hosts[host]
-        wanted = self._hear(host, "wanted")
-        progress.total += wanted["bytes"]
+        wanted = self._hear(host, Wanted)
+        progress.total += wanted.bytes
 
         def sent(count: int) -> None:
             progress.sent += count
 
-        push(manifest, wanted["entries"], write, sent)
-        synced = self._hear(host, "synced")
-        progress.files += synced["files"]
-        return synced["changed"]
+        push(manifest, wanted.entries, write, sent)
+        synced = self._hear(host, Synced)
+        progress.files += synced.files
+        return synced.changed
 
-    def _hear(self, host: str, event: str) -> dict:
+    def _hear(self, host: str, expected: type[Answer]) -> Answer:
         heard = self.hosts[host].heard.get()
         if heard is None or self._cancelled:
             raise Over
-        if heard["event"] != event:
-            raise LaunchError(f"the agent on {host} said {heard['event']} while {event} was awaited", 125)
+        if not isinstance(heard, expected):
+            message = f"the agent on {host} sent {type(heard).__name__}; expected {expected.__name__}"
+            raise LaunchError(message, 125)
         return heard
 
     def _current(self) -> tuple[int, Manifest]:

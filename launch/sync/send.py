@@ -1,4 +1,4 @@
-"""What goes down one agent's channel to copy a folder; the protocol is in `launch.agent.receive`.
+"""What goes down one agent's channel to copy a folder; the protocol is in `launch.agent.protocol`.
 
 Every write ends at the end of a message with its bytes, so that other threads may write messages in between.
 """
@@ -9,6 +9,9 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 
+from launch.agent.commands import Entries, File
+from launch.agent.commands import Entry as Row
+from launch.agent.protocol import encode_command
 from launch.sync.manifest import FILE, Entry, Manifest, opened, unreadable
 
 LINE_BYTES = 1 << 16  # of a message that announces entries, about
@@ -17,31 +20,24 @@ WRITE_BYTES = 1 << 18  # of one write: a heartbeat waits no longer than this tak
 Write = Callable[[bytes], None]  # all of it, and blocking while the far end is busy: the back-pressure
 
 
-def message(**facts: object) -> bytes:
-    return json.dumps(facts).encode() + b"\n"
-
-
 def offer(manifest: Manifest, indices: Iterable[int], write: Write) -> None:
     """Announce these entries, the last message saying that it is the last."""
-    rows: list[str] = []
+    rows: list[Row] = []
     size = 0
     for index in indices:
-        row = json.dumps(_row(index, manifest.entries[index]))
-        if size + len(row) > LINE_BYTES:
-            write(_announced(rows, False))
+        row = _row(index, manifest.entries[index])
+        more = len(json.dumps(row)) + 2
+        if size + more > LINE_BYTES:
+            write(encode_command(Entries(tuple(rows), False)))
             rows, size = [], 0
         rows.append(row)
-        size += len(row) + 2
-    write(_announced(rows, True))
+        size += more
+    write(encode_command(Entries(tuple(rows), True)))
 
 
-def _announced(rows: list[str], last: bool) -> bytes:
-    return b'{"do": "sync", "last": %s, "entries": [%s]}\n' % (json.dumps(last).encode(), ", ".join(rows).encode())
-
-
-def _row(index: int, entry: Entry) -> list[int | str]:
+def _row(index: int, entry: Entry) -> Row:
     content = entry.sha256 if entry.kind == FILE else entry.target
-    return [index, entry.kind, entry.path, entry.mode, entry.mtime, entry.size, content]
+    return Row(index, entry.kind, entry.path, entry.mode, entry.mtime, entry.size, content)
 
 
 def push(manifest: Manifest, wanted: Iterable[int], write: Write, progress: Callable[[int], None]) -> None:
@@ -53,7 +49,7 @@ def push(manifest: Manifest, wanted: Iterable[int], write: Write, progress: Call
     pending, content = bytearray(), 0
     for index in wanted:
         for piece in _pieces(manifest, index):
-            head = message(do="file", entry=index, bytes=len(piece), **({} if piece is not _GONE else {"gone": True}))
+            head = encode_command(File(index, len(piece), gone=piece is _GONE))
             if pending and len(pending) + len(head) + len(piece) > WRITE_BYTES:
                 write(bytes(pending))
                 progress(content)

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from launch import agent, channels
-from launch.agent import KILL_SECONDS
+from launch import channels
+from launch.agent import KILL_SECONDS, protocol
 from launch.agent.ending import Ending
 from launch.agent.process import Process, members, process, send_signal
 from launch.channels import ChannelError, frames
@@ -46,7 +46,7 @@ class Conversation:
         self.ready = self.until("ready")
 
     def send(self, **message: object) -> None:
-        channels.send(self.channel, message)
+        self.channel.write(json.dumps(message).encode() + b"\n")
 
     def start(self, *commands: list[str]) -> list[int]:
         """Start one task for each command; their pids."""
@@ -59,7 +59,7 @@ class Conversation:
 
     def _hear(self):
         for kind, task, payload in frames(self.channel, SILENCE):
-            if kind == agent.OUTPUT:
+            if kind == protocol.OUTPUT:
                 self.printed[task] = self.printed.get(task, b"") + payload
             else:
                 yield json.loads(payload)
@@ -374,12 +374,12 @@ class Script:
 
 
 def frame(kind: int, task: int, payload: bytes) -> bytes:
-    return agent.HEADER.pack(kind, task, len(payload)) + payload
+    return protocol.HEADER.pack(kind, task, len(payload)) + payload
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
 def test_frames_arrive_whole_however_they_are_cut(size):
-    said = b"Welcome to host!\n" + agent.HELLO + frame(1, 0, b"a" * 20) + frame(2, 65535, b"") + frame(1, 3, b"\0\n")
+    said = b"Welcome to host!\n" + protocol.HELLO + frame(1, 0, b"a" * 20) + frame(2, 65535, b"") + frame(1, 3, b"\0\n")
     pieces = [said[start : start + size] for start in range(0, len(said), size)]
     assert list(frames(Script(*pieces), 1)) == [(1, 0, b"a" * 20), (2, 65535, b""), (1, 3, b"\0\n")]
 

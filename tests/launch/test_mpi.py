@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from launch import LaunchError, agent, channels
+from launch import LaunchError
+from launch.agent import protocol
 from launch.channels import frames
 from launch.channels.mpi.bridge import VARIABLE
 from launch.channels.mpi.channel import MpiChannel
@@ -60,11 +61,11 @@ class Conversation:
         self.ready = self.until("ready")
 
     def send(self, **message: object) -> None:
-        channels.send(self.channel, message)
+        self.channel.write(json.dumps(message).encode() + b"\n")
 
     def _hear(self) -> Iterator[dict]:
         for kind, task, payload in frames(self.channel, DEADLINE):
-            if kind == agent.OUTPUT:
+            if kind == protocol.OUTPUT:
                 self.printed[task] = self.printed.get(task, b"") + payload
             else:
                 yield json.loads(payload)

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from launch import LaunchError, agent, channels
+from launch import LaunchError, channels
+from launch.agent import protocol
 from launch.channels import Channel, frames
 from launch.job.host import Host
 from tests.launch.conftest import carriers, wait_for
@@ -49,7 +50,11 @@ class Conversation:
         self.pid = self.until("ready")["pid"]
 
     def send(self, **message: object) -> None:
-        channels.send(self.channel, message)
+        self.channel.write(json.dumps(message).encode() + b"\n")
+
+    def beat(self, size: int) -> None:
+        """A beat of `size` bytes: white space means nothing in JSON."""
+        self.channel.write(b'{"do": "beat"}'.ljust(size) + b"\n")
 
     def start(self, *argv: str, environment: dict[str, str] | None = None) -> None:
         row = {"task": 0, "argv": argv, "environment": environment or {}, "workdir": "/"}
@@ -57,7 +62,7 @@ class Conversation:
 
     def _hear(self):
         for kind, _, payload in frames(self.channel, SECONDS):
-            if kind == agent.OUTPUT:
+            if kind == protocol.OUTPUT:
                 self.printed += len(payload)
             else:
                 yield json.loads(payload)
@@ -81,7 +86,7 @@ def test_five_megabytes_each_way_over_one_login(talk):
     assert talk.until("exited")["code"] == 3
     assert talk.printed == BLOCK
     for _ in range(50):
-        talk.send(do="beat", padding="x" * (BLOCK // 50))  # 5 MB that the agent has to read
+        talk.beat(BLOCK // 50)  # 5 MB that the agent has to read
     assert talk.until("beat")
     talk.send(do="stop", grace=0.5)
     assert talk.until("ended")["left"] == []
@@ -98,7 +103,7 @@ def test_reading_and_writing_at_once_do_not_wait_for_each_other(talk):
 
     def send() -> None:
         for _ in range(100):
-            talk.send(do="beat", padding="x" * 100_000)
+            talk.beat(100_000)
         talk.send(do="stop", grace=0.0)
         sent.set()
 
@@ -112,7 +117,7 @@ def test_a_flood_on_standard_error_stops_nothing_and_is_bounded(connect, sshds, 
     """A Python that floods standard error while it runs, and says its last words there."""
     flood = tmp_path / "python"
     flood.write_text("#!/bin/sh\nhead -c 5000000 /dev/zero | tr '\\0' e >&2\necho >&2\n"
-                     f"printf '\\0{agent.HELLO[1:-1].decode()}\\n'\nread line\n"
+                     f"printf '\\0{protocol.HELLO[1:-1].decode()}\\n'\nread line\n"
                      "head -c 5000000 /dev/zero | tr '\\0' e >&2\necho >&2; echo the end >&2; exit 9\n")  # fmt: skip
     flood.chmod(0o755)
     channel = connect(sshds().host(python=flood))

@@ -7,30 +7,14 @@ import signal
 
 import pytest
 
-from launch.agent import KILL_SECONDS
+from launch.agent import KILL_SECONDS, commands
+from launch.agent.commands import Bind, Peer, Reach, Stop
+from launch.agent.events import Bound, Ended, Exited, Frozen, Reached, Ready, Refused, Started, Stopped
 from launch.command_line.options import Options
 from launch.job.host import Host
 from launch.job.job import Job
 from launch.run.action import Connect, Copy, Send
-from launch.run.event import (
-    Bound,
-    Connected,
-    Copied,
-    Ended,
-    Exited,
-    Frozen,
-    Interrupted,
-    Lost,
-    OutputFailed,
-    Quiet,
-    Reached,
-    Ready,
-    Refused,
-    Started,
-    Stopped,
-    Tick,
-    Unreached,
-)
+from launch.run.event import Connected, Copied, Interrupted, Lost, OutputFailed, Quiet, Tick, Unreached
 from launch.run.supervise import Limits, Supervisor
 from launch.terminal import report
 
@@ -82,23 +66,23 @@ class Clock:
         return self.supervisor
 
 
-STOP = [Send("a", {"do": "stop", "grace": 5.0}), Send("b", {"do": "stop", "grace": 5.0})]
+STOP = [Send("a", Stop(5.0)), Send("b", Stop(5.0))]
 
 
 def test_the_ports_are_known_before_anything_starts():
     clock = Clock()
     assert clock.connect == [Connect("a"), Connect("b")]
-    assert [each.message["do"] for each in clock.first] == ["job", "job"]
-    assert [each.message for each in clock.bind] == [
-        {"do": "bind", "address": "10.0.0.1", "reach": True, "scheduler": 0, "master": 0},
-        {"do": "bind", "address": "10.0.0.2", "reach": True},
+    assert [type(each.command) for each in clock.first] == [commands.Job, commands.Job]
+    assert [each.command for each in clock.bind] == [
+        Bind("10.0.0.1", reach=True, scheduler=0, master=0),
+        Bind("10.0.0.2", reach=True),
     ]
-    assert clock.reach[0].message == {"do": "reach", "peers": [["b", "10.0.0.2", 9003]]}
+    assert clock.reach[0].command == Reach((Peer("b", "10.0.0.2", 9003),))
     assert [each.host for each in clock.start] == ["a", "b"]
-    rows = [row for each in clock.start for row in each.message["tasks"]]
-    assert {row["environment"]["DMLC_PS_ROOT_PORT"] for row in rows} == {"9000"}
-    assert [row["task"] for row in rows if row["listens"]] == [SCHEDULER]
-    assert sorted(row["task"] for row in rows) == list(range(5))
+    rows = [row for each in clock.start for row in each.command.tasks]
+    assert {row.environment["DMLC_PS_ROOT_PORT"] for row in rows} == {"9000"}
+    assert [row.task for row in rows if row.listens] == [SCHEDULER]
+    assert sorted(row.task for row in rows) == list(range(5))
 
 
 def test_the_first_failure_decides():
@@ -199,7 +183,7 @@ def test_a_lost_agent_is_replaced_once():
     assert clock.supervisor.cause.text == "the agent on b (pid 20) was killed by SIGKILL"
     job, stop = clock.say(Connected("b"))
     assert (job.host, stop) == ("b", STOP[1])
-    assert "the key" in str(clock.first[1].message) and "the key" not in str(job.message), "it starts nothing"
+    assert "the key" in str(clock.first[1].command) and "the key" not in str(job.command), "it starts nothing"
     clock.say(Ready("b", 21, 2), Ended("b", ()))
     clock.say(Ended("a", ()), Lost("b", "exited with 0"))
     assert clock.supervisor.over
@@ -234,7 +218,7 @@ def test_an_agent_that_is_asked_to_hurry_is_waited_for_no_longer_than_that():
     clock.exit(WORKER_0, 1)
     clock.say(Ended("a", ()))
     clock.now = 2.0
-    assert clock.say(Interrupted(2)) == [Send("b", {"do": "stop", "grace": 0.0})], "a has ended"
+    assert clock.say(Interrupted(2)) == [Send("b", Stop(0.0))], "a has ended"
     assert clock.tick_at(2.0 + KILL_SECONDS) == []
     assert clock.tick_at(2.0 + KILL_SECONDS + 5) == [Connect("b", again=True)]
 
@@ -294,7 +278,7 @@ def test_what_is_left_is_an_error():
 def test_interruptions():
     clock = Clock()
     assert clock.say(Interrupted(2)) == STOP
-    assert clock.say(Interrupted(15)) == [Send(host, {"do": "stop", "grace": 0.0}) for host in "ab"]
+    assert clock.say(Interrupted(15)) == [Send(host, Stop(0.0)) for host in "ab"]
     assert clock.end().exit_code == 130
 
 
@@ -302,7 +286,7 @@ def test_the_time_is_up():
     clock = Clock(timeout=60.0)
     clock.exit(SERVER_0, 0)
     assert clock.tick_at(59.0) == []
-    assert clock.tick() == [Send(host, {"do": "stop", "grace": 5.0, "dump": True}) for host in "ab"]
+    assert clock.tick() == [Send(host, Stop(5.0, dump=True)) for host in "ab"]
     assert clock.end().exit_code == 124
     assert "server 0" not in clock.supervisor.cause.text
     assert "worker 0 (pid 103 on a), worker 1 (pid 104 on b)" in clock.supervisor.cause.text
@@ -373,7 +357,7 @@ def test_memory_is_limited_by_role():
     for event in (Connected("a"), Ready("a", 10, 4)):
         supervisor.handle(event, 0.0)
     (start,) = supervisor.handle(Bound("a", {"scheduler": 1, "master": 2}), 0.0)
-    assert [row["memory"] for row in start.message["tasks"]] == [0, 100, 200]
+    assert [row.memory for row in start.command.tasks] == [0, 100, 200]
 
 
 def test_a_host_that_was_never_reached_has_nothing_left():
@@ -489,9 +473,9 @@ def test_a_check_goes_on_without_the_hosts_it_cannot_reach():
     supervisor.begin("key", None, 0.0)
     supervisor.handle(Unreached("b", "b: no route to host", 2), 0.0)
     (first,) = supervisor.handle(Connected("a"), 0.0)
-    assert first.message["do"] == "job"
+    assert isinstance(first.command, commands.Job)
     (probe,) = supervisor.handle(Ready("a", 10, 4), 0.0)
-    assert probe.message["do"] == "probe"
+    assert isinstance(probe.command, commands.Probe)
     assert [(each.host, each.code) for each in supervisor.preparation.problems] == [("b", 2)]
 
 

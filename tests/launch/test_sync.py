@@ -22,35 +22,45 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launch import LaunchError
+from launch.agent import commands
+from launch.agent.channel import Incoming
 from launch.agent.destination import PREFIX
-from launch.agent.receive import Incoming, Receiver
+from launch.agent.events import Event, Wanted
+from launch.agent.protocol import ProtocolError, decode_command, decode_event, encode_event
+from launch.agent.receive import Receiver
 from launch.sync import Sync
 from launch.sync.manifest import Entry, Manifest, Over, manifest
-from launch.sync.send import LINE_BYTES, WRITE_BYTES, message, offer, push
+from launch.sync.send import LINE_BYTES, WRITE_BYTES, offer, push
 
 SECONDS = 60.0  # for anything to happen, on a busy machine
 NO_HASH = "0" * 64
 
 
+def message(**facts: object) -> bytes:
+    return json.dumps(facts).encode() + b"\n"
+
+
 class Agent:
     """A Receiver with the loop that the agent has around it; `write` is the far end of its standard input."""
 
-    def __init__(self, host: str = "h1", tell: Callable[[str, dict], object] = lambda host, event: None):
+    def __init__(self, host: str = "h1", tell: Callable[[Event], object] = lambda event: None):
         self.events: list[dict] = []
         self.files: list[int] = []  # entries of which something came
         self.tell, self.host = tell, host
         self.receiver, self.incoming = Receiver(host, self._emit), Incoming()
 
-    def _emit(self, event: str, **facts: object) -> None:
-        self.events.append(json.loads(json.dumps({**facts, "event": event})))
-        self.tell(self.host, self.events[-1])
+    def _emit(self, event: Event) -> None:
+        said = encode_event(event)
+        self.events.append(json.loads(said))
+        self.tell(decode_event(said, self.host))
 
     def write(self, data: bytes) -> None:
-        for each in self.incoming.feed(data):
+        self.incoming.feed(data)
+        for each in self.incoming:
             if isinstance(each, bytes):
                 self.receiver.take(each)
-            elif each["do"] == "file":
-                self.files.append(each["entry"])
+            elif isinstance(each, commands.File):
+                self.files.append(each.entry)
                 self.receiver.expect(each)
             else:
                 self.receiver.begin(each)
@@ -77,7 +87,7 @@ def copy(source: Path, to: Path, **options: object) -> tuple[Sync, Agent]:
 
 def announce(agent: Agent, to: Path, rows: list[list]) -> dict:
     """Announce rows that no launcher of ours would make; what the agent said last."""
-    agent.write(message(do="sync", to=str(to)) + message(do="sync", entries=rows, last=True))
+    agent.write(message(do="sync", to=str(to)) + message(do="entries", entries=rows, last=True))
     return agent.events[-1]
 
 
@@ -313,11 +323,11 @@ class Meddling:
     def __init__(self, path: Path, times: float):
         self.path, self.times = path, times
 
-    def tell(self, sync: Sync, host: str, event: dict) -> None:
-        if event["event"] == "wanted" and event["entries"] and self.times > 0:
+    def tell(self, sync: Sync, event: Event) -> None:
+        if isinstance(event, Wanted) and event.entries and self.times > 0:
             self.times -= 1
             self.path.write_text(f"changed {self.times}")
-        sync.take(host, event)
+        sync.take(event)
 
 
 def test_a_file_that_changes_meanwhile_is_sent_anew_to_all(source, tmp_path):
@@ -341,10 +351,10 @@ def test_a_file_that_keeps_changing_is_named(source, tmp_path):
 def test_a_file_that_vanishes_meanwhile_is_no_failure(source, tmp_path):
     sync = Sync(source, partial(manifest, source), ["h1"])
 
-    def tell(host: str, event: dict) -> None:
-        if event["event"] == "wanted":
+    def tell(event: Event) -> None:
+        if isinstance(event, Wanted):
             (source / "train.py").unlink(missing_ok=True)
-        sync.take(host, event)
+        sync.take(event)
 
     assert sync.copy("h1", str(tmp_path / "to"), Agent(tell=tell).write)
     assert tree(tmp_path / "to") == tree(source)
@@ -542,7 +552,10 @@ def test_nonsense_is_refused_and_what_follows_it_is_passed_over(tmp_path):
     assert agent.last("refused")["code"] == 125
     assert os.listdir(tmp_path) == []
     for rows in ([["x"]], [[0, "file", 5, 0, 0, 0, ""]], None):
-        assert announce(Agent(), tmp_path, rows)["event"] == "refused"
+        with pytest.raises(ProtocolError, match="field 'entries' of message 'entries' is .*; expected a list of "):
+            announce(Agent(), tmp_path, rows)
+    for path in ("\ud800", "a\0b"):
+        assert announce(Agent(), tmp_path, [[0, "file", path, 0, 0, 0, ""]])["code"] == 125
     agent = Agent()
     announce(agent, tmp_path, [[0, "file", "x", 0o644, 0, 3, NO_HASH]])
     agent.write(message(do="file", entry=0, bytes=4) + b"abcd")
@@ -615,7 +628,7 @@ def test_every_write_ends_with_a_message(tmp_path):
     sync, beats, sizes = Sync(source, partial(manifest, source), ["h1"]), [], []
     agent = Agent(tell=sync.take)
     begin, (far, near) = agent.receiver.begin, os.pipe()
-    agent.receiver.begin = lambda message: beats.append(1) if message["do"] == "beat" else begin(message)
+    agent.receiver.begin = lambda message: beats.append(1) if isinstance(message, commands.Beat) else begin(message)
 
     def read() -> None:
         while data := os.read(far, dice.randrange(1, 1 << 16)):
@@ -646,7 +659,7 @@ def test_a_step_is_short_however_much_there_is_to_compare(tmp_path):
     found, steps = manifest(tmp_path), 0
     agent.write(message(do="sync", to=str(tmp_path)))
     rows = [[0, "file", "big", 0o644, found.entries[0].mtime, 64 << 20, found.entries[0].sha256]]
-    agent.receiver.begin({"do": "sync", "entries": rows, "last": True})
+    agent.receiver.begin(decode_command(message(do="entries", entries=rows, last=True)))
     while agent.receiver.step():
         steps += 1
     assert steps >= 64 // 6

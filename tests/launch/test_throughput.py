@@ -11,13 +11,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from launch.agent.commands import Measure
+from launch.agent.events import Bound, Measured, Probed, Reached, Ready
 from launch.agent.reach import REFUSED, SILENT, STRANGER
 from launch.agent.throughput import Throughput, rate
 from launch.job.host import Host
 from launch.job.job import Job
 from launch.preflight.pairs import rounds, slowest
 from launch.run.action import Send
-from launch.run.event import Bound, Measured, Probed, Reached, Ready
 from launch.run.prepare import Preparation
 from tests.launch.conftest import DEADLINE
 
@@ -115,8 +116,8 @@ class Hosts:
         return self.pairs()
 
     def pairs(self) -> list[tuple[str, str]]:
-        assert all(isinstance(each, Send) and each.message["do"] == "measure" for each in self.asked), self.asked
-        return [(each.host, each.message["peer"][0]) for each in self.asked]
+        assert all(isinstance(each, Send) and isinstance(each.command, Measure) for each in self.asked), self.asked
+        return [(each.host, each.command.peer.name) for each in self.asked]
 
     def measured(self, host: str, peer: str, **found: object) -> list:
         self.asked = self.preparation.handle(Measured(host, peer, **found))

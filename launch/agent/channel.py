@@ -1,0 +1,132 @@
+"""The agent's end of its channel: commands come in by standard input, frames go out by standard output.
+
+Nothing here blocks: call `read` when standard input is readable, and `watch_output` before each wait for events.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import time
+from collections.abc import Iterator
+
+from launch.agent.commands import Command, File
+from launch.agent.events import Event
+from launch.agent.protocol import EVENT, HEADER, HELLO, NO_TASK, OUTPUT, decode_command, encode_event
+
+READ_BYTES = 1 << 16  # a pipe's default capacity
+BACKLOG_BYTES = 1 << 20  # unsent output above which the processes are no longer read
+SILENCE_SECONDS = 10.0  # until a job says otherwise
+
+
+class Incoming:
+    """Cuts the agent's standard input into commands, and the raw bytes that follow those that say so."""
+
+    def __init__(self) -> None:
+        self.data, self.raw = bytearray(), 0
+
+    def feed(self, data: bytes) -> None:
+        self.data += data
+
+    def take(self) -> Command | bytes | None:
+        """The next command, or a piece of a file; None when nothing is whole. ProtocolError skips a line."""
+        if self.raw:
+            piece = bytes(self.data[: self.raw])
+            self.raw -= len(piece)
+            del self.data[: len(piece)]
+            return piece or None
+        end = self.data.find(b"\n")
+        if end < 0:
+            return None
+        line = self.data[:end]
+        del self.data[: end + 1]
+        command = decode_command(line)
+        self.raw = command.bytes if isinstance(command, File) else 0
+        return command
+
+    def __iter__(self) -> Iterator[Command | bytes]:
+        """All that has come whole."""
+        while (piece := self.take()) is not None:
+            yield piece
+
+
+class Channel:
+    """`host` is this host's name in the job, for the events. `lost` says why the launcher is thought to be gone."""
+
+    def __init__(self, selector: selectors.BaseSelector, stdin: int, stdout: int):
+        self.selector, self.stdin, self.stdout = selector, stdin, stdout
+        self.host, self.silence = "this host", SILENCE_SECONDS
+        self.incoming, self.backlog = Incoming(), bytearray(HELLO)
+        self.heard = time.monotonic()
+        self.lost = ""
+        for descriptor in (stdin, stdout):
+            os.set_blocking(descriptor, False)
+
+    @property
+    def deadline(self) -> float:
+        """When a silent launcher counts as lost, by time.monotonic()."""
+        return self.heard + self.silence
+
+    @property
+    def full(self) -> bool:
+        """Whether so much is unsent that the processes should not be read."""
+        return len(self.backlog) > BACKLOG_BYTES
+
+    @property
+    def has_room(self) -> bool:
+        """Whether they may be read again."""
+        return len(self.backlog) < BACKLOG_BYTES // 2
+
+    def read(self) -> None:
+        """Take in what has come; `incoming` has it."""
+        try:
+            data = os.read(self.stdin, READ_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            return self.lose("the launcher's end of the channel closed")
+        self.heard = time.monotonic()
+        self.incoming.feed(data)
+
+    def check_silence(self, now: float) -> None:
+        if now >= self.deadline:
+            self.lose(f"no word from the launcher for {self.silence:g} s")
+
+    def lose(self, why: str) -> None:
+        """The launcher is gone: nobody reads any more."""
+        if self.lost:
+            return
+        self.lost = why
+        self.backlog.clear()
+        for descriptor in (self.stdin, self.stdout):
+            if descriptor in self.selector.get_map():
+                self.selector.unregister(descriptor)
+
+    def send(self, event: Event) -> None:
+        self._send(EVENT, NO_TASK, encode_event(event))
+
+    def send_output(self, task: int, data: bytes) -> None:
+        self._send(OUTPUT, task, data)
+
+    def _send(self, kind: int, task: int, payload: bytes) -> None:
+        if not self.lost:
+            self.backlog += HEADER.pack(kind, task, len(payload))
+            self.backlog += payload
+
+    def watch_output(self) -> None:
+        """Have the selector call `write` while there is something to write."""
+        watched = self.stdout in self.selector.get_map()
+        if self.backlog and not watched:
+            self.selector.register(self.stdout, selectors.EVENT_WRITE, self.write)
+        elif watched and not self.backlog:
+            self.selector.unregister(self.stdout)
+
+    def write(self) -> None:
+        try:
+            with memoryview(self.backlog) as view:
+                written = os.write(self.stdout, view[:BACKLOG_BYTES])
+            del self.backlog[:written]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self.lose(f"the launcher reads no more ({error.strerror})")

@@ -1,0 +1,146 @@
+"""The processes that the agent started: what they print, the order in which they end, and orphans that it adopted."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import subprocess
+
+from launch.agent.channel import READ_BYTES, Channel
+from launch.agent.events import Exited, Frozen, Started
+from launch.agent.process import Process, process
+
+FROZEN_SECONDS = 5.0  # how long a task may be stopped (state T)
+FROZEN_LOOK_SECONDS = 1.0
+
+
+class Child:
+    """A process the agent started: its number in the job, its pipe (None once ended) and how to hear of its end."""
+
+    def __init__(self, task: int, popen: subprocess.Popen[bytes], pipe: int):
+        self.task, self.popen = task, popen
+        self.pipe: int | None = pipe
+        self.frozen_since: float | None = None  # when it was first seen stopped
+        os.set_blocking(pipe, False)
+        try:
+            self.pidfd = os.pidfd_open(popen.pid)
+        except (AttributeError, OSError):
+            self.pidfd = -1  # found by SIGCHLD alone
+
+
+class Children:
+    """Reports to `channel`. Set `zombies` when SIGCHLD comes, and then call `reap`."""
+
+    def __init__(self, selector: selectors.BaseSelector, channel: Channel, now: float):
+        self.selector, self.channel = selector, channel
+        self.by_pid: dict[int, Child] = {}
+        self.zombies = False
+        self.paused = False  # not read, as the channel is full
+        self.look_at = now  # when to look for frozen ones
+
+    def add(self, child: Child) -> None:
+        self.by_pid[child.popen.pid] = child
+        self.channel.send(Started(self.channel.host, child.task, child.popen.pid))
+        self._listen_to(child)
+        if child.pidfd >= 0:
+            self.selector.register(child.pidfd, selectors.EVENT_READ, lambda: self.collect(child))
+
+    # -- what they print -----------------------------------------------------------------------------------------
+
+    def follow_backlog(self) -> None:
+        """Stop reading the processes while too much is unsent."""
+        if not self.paused and self.channel.full:
+            self.paused = True
+            for child in self.by_pid.values():
+                if child.pipe is not None:
+                    self.selector.unregister(child.pipe)
+        elif self.paused and self.channel.has_room:
+            self.paused = False
+            for child in self.by_pid.values():
+                self._listen_to(child)
+
+    def _listen_to(self, child: Child) -> None:
+        if child.pipe is not None and not self.paused and child.pipe not in self.selector.get_map():
+            self.selector.register(child.pipe, selectors.EVENT_READ, lambda: self._pass_on(child))
+
+    def _pass_on(self, child: Child) -> int:
+        """Pass on what the process printed, at most READ_BYTES; how much it was."""
+        if child.pipe is None:
+            return 0
+        try:
+            data = os.read(child.pipe, READ_BYTES)
+        except BlockingIOError:
+            return 0
+        if data:
+            self.channel.send_output(child.task, data)
+        else:  # every writer has closed: stop watching, or epoll would report it for ever
+            if child.pipe in self.selector.get_map():
+                self.selector.unregister(child.pipe)
+            os.close(child.pipe)
+            child.pipe = None
+        return len(data)
+
+    def _drain(self, child: Child) -> None:
+        """Pass on what is in the pipe now; bounded, as descendants may still be writing."""
+        left = 2 * READ_BYTES
+        while left > 0:
+            count = self._pass_on(child)
+            if not count:
+                return
+            left -= count
+
+    # -- how they end --------------------------------------------------------------------------------------------
+
+    def collect(self, child: Child) -> None:
+        """Report the end of a process, after the last it printed."""
+        if child.popen.returncode is None and child.popen.poll() is not None:
+            if child.pidfd >= 0:
+                self.selector.unregister(child.pidfd)
+                os.close(child.pidfd)
+            self._drain(child)
+            self.channel.send(Exited(self.channel.host, child.task, child.popen.returncode))
+            self.zombies = True
+
+    def collect_all(self) -> None:
+        """At the job's end: what ended and what was printed until now."""
+        for child in self.by_pid.values():
+            self.collect(child)
+            self._drain(child)
+
+    def reap(self) -> None:
+        """Collect adopted orphans; never a child of ours before its own turn, which keeps the order of ends."""
+        self.zombies = False
+        for child in self.by_pid.values():
+            if child.pidfd < 0:
+                self.collect(child)
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            ours = self.by_pid.get(ended.si_pid)
+            if ours and ours.popen.returncode is None:
+                return
+            os.waitpid(ended.si_pid, 0)
+
+    def look_for_frozen(self, now: float) -> None:
+        """A task that is stopped for FROZEN_SECONDS is a failure: nobody else may know that it exists yet, or still."""
+        self.look_at = now + FROZEN_LOOK_SECONDS
+        for child in self.by_pid.values():
+            found = process(child.popen.pid) if child.popen.returncode is None else None
+            if found is None or found.state != "T":
+                child.frozen_since = None
+            elif child.frozen_since is None:
+                child.frozen_since = now
+            elif now - child.frozen_since >= FROZEN_SECONDS:
+                self.channel.send(Frozen(self.channel.host, child.task, round(now - child.frozen_since)))
+
+    def task_of(self, pid: int, found: dict[int, Process]) -> int | None:
+        """The task that is `pid` or its ancestor."""
+        while pid in found:
+            if pid in self.by_pid:
+                return self.by_pid[pid].task
+            pid = found[pid].parent
+        return None

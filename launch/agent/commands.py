@@ -1,0 +1,168 @@
+"""What the launcher tells an agent to do, as values; `launch.agent.protocol` encodes, decodes and checks them.
+
+Values that are a NamedTuple are JSON arrays, those that are dataclasses are JSON objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+Count = Port = Number = int  # 0 or more; 0 to 65535, 0 is any free port; of a task, as a frame's header has it
+Seconds = float  # 0 or more
+
+
+class Peer(NamedTuple):
+    """Another host of the job, and the port on which its agent answers."""
+
+    name: str
+    address: str
+    port: Port
+
+
+class Entry(NamedTuple):
+    """One file, folder or symbolic link of a copy, in the terms of `launch.sync.manifest.Entry`."""
+
+    index: Count
+    kind: str
+    path: str
+    mode: Count
+    mtime: int  # ns
+    size: Count  # bytes
+    content: str  # a file's SHA-256 in hexadecimal, or a link's target
+
+
+@dataclass(frozen=True)
+class Spawn:
+    """One process to start. `environment` is added to the host's own."""
+
+    task: Number
+    argv: tuple[str, ...]
+    environment: dict[str, str]
+    workdir: str
+    script: str = ""  # the Python file that must be there; "" when the program runs by itself
+    listens: bool = False  # inherits the scheduler's listening socket
+    memory: Count = 0  # limit in MiB; 0 is none
+
+
+class Command:
+    """Something that an agent is told to do."""
+
+
+@dataclass(frozen=True)
+class Job(Command):
+    """The job that the agent serves; answered by Ready. The agent ends it after `silence` s without a message."""
+
+    mark: str
+    host: str  # this host's name in the job
+    grace: Seconds
+    silence: Seconds
+    key: str = ""
+    log_folder: str | None = None  # where the agent writes its last line when the launcher is gone
+
+
+@dataclass(frozen=True)
+class Sync(Command):
+    """Copy to the folder `to`; answered by Opened."""
+
+    to: str
+
+
+@dataclass(frozen=True)
+class Same(Command):
+    """The folder is the one that is copied from: there is nothing to copy."""
+
+
+@dataclass(frozen=True)
+class Entries(Command):
+    """What the folder is to hold; after the `last` of these messages the answer is Wanted."""
+
+    entries: tuple[Entry, ...]
+    last: bool
+
+
+@dataclass(frozen=True)
+class File(Command):
+    """The next `bytes` bytes of a file follow this line. `gone`: the file has no more, though more were announced."""
+
+    entry: Count
+    bytes: Count
+    gone: bool = False
+
+
+@dataclass(frozen=True)
+class Probe(Command):
+    """Look at the host, see `launch.agent.probe`; answered by Probed."""
+
+    request: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Bind(Command):
+    """Hold ports of `address`; answered by Bound. `reach` and `throughput`: answer the other agents from now on."""
+
+    address: str
+    reach: bool = False
+    throughput: bool = False
+    scheduler: Port | None = None
+    master: Port | None = None
+
+
+@dataclass(frozen=True)
+class Reach(Command):
+    """Connect to the other hosts; answered by Reached."""
+
+    peers: tuple[Peer, ...]
+
+
+@dataclass(frozen=True)
+class Measure(Command):
+    """Measure the throughput of TCP to a peer and back; answered by Measured."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True)
+class Start(Command):
+    """Start processes, in order; answered by a Started each. `unset`: names removed from the host's environment."""
+
+    unset: tuple[str, ...]
+    tasks: tuple[Spawn, ...]
+
+
+@dataclass(frozen=True)
+class Stop(Command):
+    """SIGTERM, after `grace` seconds SIGKILL; answered by Ended, then the agent exits. `dump`: print stacks first."""
+
+    grace: Seconds
+    dump: bool = False
+
+
+@dataclass(frozen=True)
+class List(Command):
+    """List the processes of the job `mark`; answered by Listing."""
+
+    mark: str
+
+
+@dataclass(frozen=True)
+class Beat(Command):
+    """The launcher is alive; answered by Alive."""
+
+
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "job": Job,
+    "sync": Sync,
+    "same": Same,
+    "entries": Entries,
+    "file": File,
+    "probe": Probe,
+    "bind": Bind,
+    "reach": Reach,
+    "measure": Measure,
+    "start": Start,
+    "stop": Stop,
+    "list": List,
+    "beat": Beat,
+}

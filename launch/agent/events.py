@@ -1,0 +1,170 @@
+"""What an agent tells the launcher, as values; `launch.agent.protocol` encodes, decodes and checks them.
+
+The `host` of an event is not sent: the launcher knows which host each connection belongs to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from launch.agent.commands import Count, Number, Port
+
+
+class StoppedProcess(NamedTuple):
+    """A process in state T, and the task that it is or descends from."""
+
+    pid: Count
+    task: Number | None
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that an agent reports about its `host`."""
+
+    host: str
+
+
+@dataclass(frozen=True)
+class Ready(Event):
+    """The agent has made the job's private folder. `cores` are usable ones, `python` is the agent's interpreter."""
+
+    pid: Count
+    cores: Count
+    python: str = ""
+    reached: str = ""  # the address of the host that SSH reached
+    machine: dict[str, Any] = field(default_factory=dict)  # see `launch.agent.cores`
+
+
+@dataclass(frozen=True)
+class Opened(Event):
+    """The folder that is copied to, as an absolute path, and a file in it until the next message ("": none)."""
+
+    to: str
+    probe: str
+
+
+@dataclass(frozen=True)
+class Wanted(Event):
+    """The announced files that the host lacks, by index, and how many bytes they have."""
+
+    entries: tuple[Count, ...]
+    bytes: Count
+
+
+@dataclass(frozen=True)
+class Synced(Event):
+    """Files and bytes that were written, and files that did not come as announced."""
+
+    files: Count
+    bytes: Count
+    changed: tuple[Count, ...]
+
+
+@dataclass(frozen=True)
+class Probed(Event):
+    """What the host is and has, see `launch.agent.probe`. The launcher adds `skew`: the host's clock minus its own."""
+
+    facts: dict[str, Any]
+    skew: float = 0.0  # s
+
+
+@dataclass(frozen=True)
+class Bound(Event):
+    """The agent holds these TCP ports, by purpose."""
+
+    ports: dict[str, Port] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reached(Event):
+    """How the host reaches the others' addresses: {peer: {"ms": round trip} or {"error": text}}."""
+
+    peers: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Measured(Event):
+    """What TCP carried between the host and `peer`, both ways at once, in bits/s; or the `error` that prevented it."""
+
+    peer: str
+    out: Count = 0
+    back: Count = 0
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Started(Event):
+    task: Number
+    pid: Count
+
+
+@dataclass(frozen=True)
+class Exited(Event):
+    """A process ended: exit code, or minus the signal's number."""
+
+    task: Number
+    code: int
+
+
+@dataclass(frozen=True)
+class Frozen(Event):
+    """A task has been stopped (state T) for so long that it counts as lost."""
+
+    task: Number
+    seconds: Count
+
+
+@dataclass(frozen=True)
+class Stopped(Event):
+    """Processes found in state T when the job was ended: (pid, task or None)."""
+
+    processes: tuple[StoppedProcess, ...]
+
+
+@dataclass(frozen=True)
+class Ended(Event):
+    """The agent has ended every process of the job but `left` (pids)."""
+
+    left: tuple[Count, ...]
+
+
+@dataclass(frozen=True)
+class Refused(Event):
+    """The host cannot do what it was asked; `code` is the exit code for it."""
+
+    message: str
+    code: int
+
+
+@dataclass(frozen=True)
+class Listing(Event):
+    """The processes of a job on the host, see `launch.agent.listing`."""
+
+    rows: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Alive(Event):
+    """The agent is alive."""
+
+
+EVENTS: dict[str, Callable[..., Any]] = {
+    "ready": Ready,
+    "destination": Opened,
+    "wanted": Wanted,
+    "synced": Synced,
+    "probed": Probed,
+    "bound": Bound,
+    "reached": Reached,
+    "measured": Measured,
+    "started": Started,
+    "exited": Exited,
+    "frozen": Frozen,
+    "stopped": Stopped,
+    "ended": Ended,
+    "refused": Refused,
+    "listing": Listing,
+    "beat": Alive,
+}

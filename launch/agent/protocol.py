@@ -1,0 +1,213 @@
+"""The protocol between the launcher and its agents: the one place that encodes, decodes and checks their messages.
+
+To an agent: one JSON object per line, {"do": NAME, FIELD: VALUE, ...}, see `launch.agent.commands`. The bytes of a
+file follow the line of a `File`. From an agent: HELLO, which names the protocol's version, and then frames: kind
+(1 byte), task (2), length (4), payload. An OUTPUT frame is what a process wrote, byte for byte; an EVENT frame is a
+JSON object {"event": NAME, FIELD: VALUE, ...}, see `launch.agent.events`.
+
+A message that is not one of these is a ProtocolError, which says what was expected. What an agent finds on its host
+(`facts`, `rows`) is a JSON object whose contents the modules that fill it describe.
+
+Python 3.8: a field's annotation is text here. READERS has the check for each text.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
+from typing import Any, NamedTuple
+
+from launch.agent.commands import COMMANDS, Command, Entry, Peer, Spawn
+from launch.agent.events import EVENTS, Event, StoppedProcess
+
+GREETING, VERSION = b"\0dmltrain-agent ", 2  # what comes before the greeting is a login script's output
+HELLO = b"%b%d\n" % (GREETING, VERSION)
+HEADER = struct.Struct("!BHI")  # kind, task, length of the payload in bytes
+OUTPUT, EVENT = 1, 2  # kinds of frames
+NO_TASK = 0xFFFF
+NAMES = {kind: name for table in (COMMANDS, EVENTS) for name, kind in table.items()}
+
+
+class ProtocolError(ValueError):
+    """What came is no message of the protocol."""
+
+
+# -- encoding and decoding -------------------------------------------------------------------------------------------
+
+
+def encode_command(command: Command) -> bytes:
+    """The line for an agent."""
+    return json.dumps({"do": NAMES[type(command)], **vars(command)}, default=vars).encode() + b"\n"
+
+
+def decode_command(line: bytes | bytearray) -> Command:
+    command: Command = _decode(line, "do", COMMANDS, {})
+    return command
+
+
+def encode_event(event: Event) -> bytes:
+    """The payload of an event's frame."""
+    said = {name: value for name, value in vars(event).items() if name != "host"}
+    return json.dumps({"event": NAMES[type(event)], **said}).encode()
+
+
+def decode_event(payload: bytes | bytearray, host: str) -> Event:
+    """The event in a frame from the agent of `host`."""
+    event: Event = _decode(payload, "event", EVENTS, {"host": host})
+    return event
+
+
+def _decode(text: bytes | bytearray, tag: str, table: Mapping[str, Callable[..., Any]], known: dict[str, str]) -> Any:
+    try:
+        message = json.loads(text)
+    except (ValueError, RecursionError):  # not JSON, not UTF-8, nested too deeply
+        raise ProtocolError(f"{_shown(text)} is not JSON; expected an object with {tag!r}") from None
+    name = message.pop(tag, None) if isinstance(message, dict) else None
+    if not isinstance(name, str) or name not in table:
+        raise ProtocolError(f"{_shown(text)} is no message; expected {tag!r} to be one of {', '.join(table)}")
+    return _object(table[name], message, f"message {name!r}", known)
+
+
+def _shown(text: bytes | bytearray) -> str:
+    return ascii(bytes(text[:100]).decode("utf-8", "replace")) + "..." * (len(text) > 100)
+
+
+def _object(kind: Callable[..., Any], found: Mapping[str, Any], what: str, known: Mapping[str, str]) -> Any:
+    """A dataclass from a JSON object. `known`: fields that are not in the object."""
+    expected = SHAPES[kind]
+    values: dict[str, Any] = dict(known)
+    for name, value in found.items():
+        if name not in expected or name in known:
+            names = ", ".join(each for each in expected if each not in known) or "none"
+            raise ProtocolError(f"{what} has the unknown field {_shown(name.encode('utf-8', 'replace'))}; "
+                                f"its fields are: {names}")
+        try:
+            values[name] = expected[name].read(value)
+        except ProtocolError:
+            raise
+        except (TypeError, ValueError):
+            raise ProtocolError(f"field {name!r} of {what} is {_brief(value)}; "
+                                f"expected {expected[name].meaning}") from None
+    missing = [name for name, each in expected.items() if each.required and name not in values]
+    if missing:
+        raise ProtocolError(f"{what} lacks the field {missing[0]!r}: expected {expected[missing[0]].meaning}")
+    return kind(**values)
+
+
+def _brief(value: object) -> str:
+    return _shown(json.dumps(value).encode())
+
+
+# -- the check of each field -----------------------------------------------------------------------------------------
+
+
+class Reader(NamedTuple):
+    """`read` takes a value as JSON gives it, else raises TypeError or ValueError; `meaning` says what it takes."""
+
+    meaning: str
+    read: Callable[[Any], Any]
+
+
+class Shape(NamedTuple):
+    """A field of a message."""
+
+    meaning: str
+    read: Callable[[Any], Any]
+    required: bool
+
+
+def _exactly(kind: type) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        if type(value) is not kind:  # True is no number
+            raise TypeError
+        return value
+
+    return read
+
+
+def _number(least: float, most: float, *kinds: type) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        if type(value) not in kinds or not least <= value <= most:
+            raise ValueError
+        return value
+
+    return read
+
+
+def _optional(reader: Reader) -> Reader:
+    return Reader(f"{reader.meaning}, or null", lambda value: None if value is None else reader.read(value))
+
+
+def _many(reader: Reader) -> Reader:
+    def read(value: Any) -> tuple[Any, ...]:
+        return tuple(map(reader.read, LIST(value)))
+
+    return Reader(f"a list of {reader.meaning}", read)
+
+
+def _by_name(reader: Reader) -> Reader:
+    def read(value: Any) -> dict[str, Any]:
+        return {name: reader.read(each) for name, each in DICT(value).items()}
+
+    return Reader(f"an object of {reader.meaning}", read)
+
+
+def _row(kind: Any) -> Reader:
+    """A NamedTuple from a JSON array."""
+    reads = [READERS[text].read for text in _annotations(kind).values()]
+
+    def read(value: Any) -> Any:
+        if len(LIST(value)) != len(reads):
+            raise ValueError
+        return kind._make([check(each) for check, each in zip(reads, value)])  # noqa: B905  strict= is Python 3.10's
+
+    return Reader(f"[{', '.join(kind._fields)}]", read)
+
+
+def _annotations(kind: Any) -> dict[str, str]:
+    """By field, as text: Python 3.8 wraps a NamedTuple's."""
+    return {name: getattr(each, "__forward_arg__", each) for name, each in kind.__annotations__.items()}
+
+
+def _path(value: Any) -> Any:
+    """{"ms": number} or {"error": text}."""
+    (name,) = DICT(value)
+    if name not in PATH:
+        raise ValueError
+    READERS[PATH[name]].read(value[name])
+    return value
+
+
+PATH = {"ms": "float", "error": "str"}
+LIST, DICT = _exactly(list), _exactly(dict)
+WIDEST = 1 << 63
+READERS = {
+    "str": Reader("text", _exactly(str)),
+    "bool": Reader("true or false", _exactly(bool)),
+    "int": Reader("a whole number", _number(-WIDEST, WIDEST, int)),
+    "float": Reader("a number", _number(-1e15, 1e15, int, float)),
+    "Seconds": Reader("a number of seconds, 0 or more", _number(0, 1e9, int, float)),
+    "Count": Reader("a whole number, 0 or more", _number(0, WIDEST, int)),
+    "Port": Reader("a port, 0 to 65535", _number(0, 65535, int)),
+    "Number": Reader("the number of a task, 0 to 65535", _number(0, 65535, int)),
+    "dict[str, Any]": Reader("an object", DICT),
+}
+for _name in ("str", "Port", "Number"):
+    READERS[f"{_name} | None"] = _optional(READERS[_name])
+for _kind in (Peer, Entry, StoppedProcess):
+    READERS[_kind.__name__] = _row(_kind)
+READERS["Spawn"] = Reader("a process", lambda value: _object(Spawn, DICT(value), "a process to start", {}))
+for _name in ("str", "Count", "Peer", "Entry", "StoppedProcess", "Spawn", "dict[str, Any]"):
+    READERS[f"tuple[{_name}, ...]"] = _many(READERS[_name])
+READERS["dict[str, str]"], READERS["dict[str, Port]"] = _by_name(READERS["str"]), _by_name(READERS["Port"])
+READERS["dict[str, dict[str, Any]]"] = _by_name(Reader('{"ms": number} or {"error": text}', _path))
+
+
+def _shape(kind: Any) -> dict[str, Shape]:
+    return {each.name: Shape(*READERS[str(each.type)], each.default is MISSING and each.default_factory is MISSING)
+            for each in fields(kind)}
+
+
+SHAPES: dict[Callable[..., Any], dict[str, Shape]] = {kind: _shape(kind) for kind in (*NAMES, Spawn)}

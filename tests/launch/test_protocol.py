@@ -1,0 +1,201 @@
+"""The messages between launcher and agents: every one survives the way; what is none is a ProtocolError."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import fields
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch.agent import commands, events
+from launch.agent.commands import COMMANDS, Bind, Entry, File, Peer, Reach, Spawn, Start, Stop
+from launch.agent.events import EVENTS, Ready, StoppedProcess
+from launch.agent.protocol import (
+    GREETING,
+    SHAPES,
+    VERSION,
+    ProtocolError,
+    decode_command,
+    decode_event,
+    encode_command,
+    encode_event,
+)
+from launch.channels import ChannelError, frames
+from tests.pythons import python
+
+ROOT = Path(__file__).parents[2]
+WHOLE = st.integers(0, 65535)
+VALUES = {  # of the fields, by their types
+    "str": st.text(),
+    "str | None": st.none() | st.text(),
+    "bool": st.booleans(),
+    "int": st.integers(-(1 << 62), 1 << 62),
+    "float": st.floats(-1e6, 1e6),
+    "Seconds": st.floats(0, 1e6) | WHOLE,
+    "Count": WHOLE,
+    "Port": WHOLE,
+    "Port | None": st.none() | WHOLE,
+    "Number": WHOLE,
+    "Peer": st.builds(Peer, st.text(), st.text(), WHOLE),
+    "tuple[str, ...]": st.lists(st.text()).map(tuple),
+    "tuple[Count, ...]": st.lists(WHOLE).map(tuple),
+    "tuple[Peer, ...]": st.lists(st.builds(Peer, st.text(), st.text(), WHOLE)).map(tuple),
+    "tuple[Entry, ...]": st.lists(
+        st.builds(Entry, WHOLE, st.text(), st.text(), WHOLE, st.integers(-(1 << 40), 1 << 60), WHOLE, st.text())
+    ).map(tuple),
+    "tuple[StoppedProcess, ...]": st.lists(st.builds(StoppedProcess, WHOLE, st.none() | WHOLE)).map(tuple),
+    "tuple[Spawn, ...]": st.lists(
+        st.builds(
+            Spawn,
+            WHOLE,
+            st.lists(st.text()).map(tuple),
+            st.dictionaries(st.text(), st.text()),
+            st.text(),
+            st.text(),
+            st.booleans(),
+            WHOLE,
+        )
+    ).map(tuple),
+    "dict[str, str]": st.dictionaries(st.text(), st.text()),
+    "dict[str, Port]": st.dictionaries(st.text(), WHOLE),
+    "dict[str, Any]": st.dictionaries(st.text(), st.none() | st.text() | WHOLE),
+    "dict[str, dict[str, Any]]": st.dictionaries(
+        st.text(), st.builds(dict, ms=st.floats(0, 1e6)) | st.builds(dict, error=st.text())
+    ),
+    "tuple[dict[str, Any], ...]": st.lists(st.dictionaries(st.text(), st.text())).map(tuple),
+}
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+def messages(table: dict[str, type]) -> st.SearchStrategy:
+    return st.sampled_from(sorted(table)).flatmap(
+        lambda name: st.builds(table[name], *(VALUES[each.type] for each in fields(table[name])))
+    )
+
+
+def garbled(tag: str, table: dict[str, type]) -> st.SearchStrategy:
+    """JSON of any shape, often with a name and fields of the protocol and anything as their values."""
+    names = sorted({each.name for kind in table.values() for each in fields(kind)})
+    named = st.fixed_dictionaries(
+        {tag: st.sampled_from(sorted(table))}, optional=dict.fromkeys(names, JSON) | {"padding": JSON}
+    )
+    return JSON | named
+
+
+@given(messages(COMMANDS))
+def test_a_command_comes_as_it_was_sent(command):
+    line = encode_command(command)
+    assert line.endswith(b"\n") and line.count(b"\n") == 1
+    assert decode_command(line) == command
+
+
+@given(messages(EVENTS))
+def test_an_event_comes_as_it_was_sent_and_its_host_is_the_connections(event):
+    found = decode_event(encode_event(event), "h7")
+    assert (type(found), found.host) == (type(event), "h7")
+    assert {**vars(found), "host": event.host} == vars(event)
+
+
+@given(garbled("do", COMMANDS) | garbled("event", EVENTS))
+def test_json_of_any_shape_is_a_message_or_a_protocol_error(found):
+    for decode in (decode_command, lambda text: decode_event(text, "h")):
+        try:
+            decode(json.dumps(found).encode())
+        except ProtocolError as error:
+            assert "expected" in str(error) or "its fields are" in str(error)
+
+
+@given(st.binary())
+def test_bytes_of_any_kind_are_a_protocol_error(found):
+    with pytest.raises(ProtocolError, match="expected"):
+        decode_command(b"{" + found)
+
+
+def test_json_without_end_is_a_protocol_error():
+    with pytest.raises(ProtocolError, match="is not JSON"):
+        decode_command(b"[" * 200_000)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"[]", "'[]' is no message; expected 'do' to be one of job, sync, "),
+        (b'{"do": "leave"}', "is no message; expected 'do' to be one of job, sync, "),
+        (b'{"do": ["job"]}', "is no message; expected 'do' to be one of job, sync, "),
+        (b'{"do": "stop"}', "message 'stop' lacks the field 'grace': expected a number of seconds, 0 or more"),
+        (b'{"do": "stop", "grace": true}', "'grace' of message 'stop' is 'true'; expected a number of seconds"),
+        (b'{"do": "stop", "grace": -1}', "'grace' of message 'stop' is '-1'; expected a number of seconds, 0 or more"),
+        (b'{"do": "stop", "grace": NaN}', "'grace' of message 'stop' is 'NaN'; expected a number of seconds"),
+        (b'{"do": "stop", "grace": 1, "dumps": true}', "unknown field 'dumps'; its fields are: grace, dump"),
+        (b'{"do": "beat", "x": 1}', "message 'beat' has the unknown field 'x'; its fields are: none"),
+        (b'{"do": "reach", "peers": [["a", "b"]]}', "expected a list of [name, address, port]"),
+        (b'{"do": "bind", "address": "a", "master": 65536}', "expected a port, 0 to 65535, or null"),
+        (b'{"do": "start", "unset": [], "tasks": [{"task": 1}]}', "a process to start lacks the field 'argv'"),
+        (b'{"do": "file", "entry": 0, "bytes": -5}', "expected a whole number, 0 or more"),
+    ],
+)
+def test_an_error_names_what_was_expected(line, said):
+    with pytest.raises(ProtocolError) as error:
+        decode_command(line)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b'{"event": "ready", "host": "other", "pid": 1, "cores": 1}', b'{"event": "reached", "peers": {"a": {"ns": 1}}}'],
+)
+def test_an_agent_neither_names_its_host_nor_invents_facts(payload):
+    with pytest.raises(ProtocolError):
+        decode_event(payload, "h")
+
+
+def test_every_message_is_in_a_table():
+    """And each field has a check."""
+    for module, base, table in ((commands, commands.Command, COMMANDS), (events, events.Event, EVENTS)):
+        kinds = {each for each in vars(module).values() if isinstance(each, type) and issubclass(each, base)}
+        assert set(table.values()) == kinds - {base}
+    assert all(set(get_type_hints(kind)) == set(shape) for kind, shape in SHAPES.items())
+
+
+class Script:
+    """A channel that says what it is told to, piece by piece."""
+
+    def __init__(self, *pieces: bytes):
+        self.pieces = list(pieces)
+
+    def read(self, timeout: float) -> bytes:
+        return self.pieces.pop(0) if self.pieces else b""
+
+
+def test_another_version_is_refused_before_the_first_message():
+    with pytest.raises(ChannelError, match=f"speaks version 1 of the protocol, expected {VERSION}"):
+        list(frames(Script(b"Welcome\n", GREETING[:3], GREETING[3:] + b"1", b"\n"), 1))
+
+
+@pytest.mark.parametrize("version", ["3.8", "3.9", "3.10", "3.12", "3.13"])
+def test_messages_are_the_same_on_every_python_of_an_agent(version):
+    sent = [
+        Start(("A", "B"), (Spawn(0, ("sh", "-c", "é\udc80"), {"K": "v"}, "/tmp", memory=3),)),
+        Reach((Peer("a", "10.0.0.1", 9),)),
+        Bind("10.0.0.1", scheduler=0),
+        File(1, 2, gone=True),
+        Stop(0.5),
+    ]
+    program = "import sys; from launch.agent import protocol, events\n" \
+              "for line in sys.stdin.buffer: print(protocol.encode_command(protocol.decode_command(line)).decode())\n" \
+              "print(protocol.encode_event(events.Ready('h', 1, 2)).decode())"  # fmt: skip
+    lines = b"".join(map(encode_command, sent))
+    done = subprocess.run([python(version), "-c", program], input=lines, capture_output=True, check=True,
+                          cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+    answers = done.stdout.split(b"\n")
+    assert [decode_command(line) for line in answers if line.startswith(b'{"do"')] == sent
+    assert decode_event(answers[-2], "h") == Ready("h", 1, 2)
