@@ -6,7 +6,8 @@ import re
 import time
 from typing import Protocol
 
-from launch import LaunchError, agent
+from launch import LaunchError
+from launch.agent.protocol import GREETING
 from launch.channels import NOISE_BYTES, TOO_OLD
 from launch.job.host import Host
 
@@ -43,7 +44,7 @@ def label(host: Host) -> str:
 def await_agent(channel: Starting, until: float) -> bytes:
     """What came up to the agent's greeting, or a little more. NoAgent when it ends; TimeoutError at `until`, closed."""
     data = b""
-    while agent.HELLO not in data:
+    while GREETING not in data:
         try:
             more = channel.read(max(0.01, until - time.monotonic()))
         except TimeoutError:
