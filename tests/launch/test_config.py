@@ -46,6 +46,16 @@ program: [train.py, --lr, 0.1, "a b", -n, 7, "", true]
     assert {each.name: each.value for each in options.settings}["HOME"] == "/home/me"
 
 
+@pytest.mark.parametrize("word", ["true", "True", "TRUE", "yes", "Yes", "on", "ON"])
+def test_any_word_of_yaml_for_true_sets_an_option(tmp_path, word):
+    assert config.arguments(write(tmp_path, f"quiet: {word}\n"), OPTIONS, trial) == ["--quiet"]
+
+
+@pytest.mark.parametrize("word", ["false", "False", "FALSE", "no", "No", "off", "OFF"])
+def test_any_word_of_yaml_for_false_leaves_it_out(tmp_path, word):
+    assert config.arguments(write(tmp_path, f"quiet: {word}\n"), OPTIONS, trial) == []
+
+
 def test_short_names_and_a_program_in_one_line(tmp_path):
     path = write(tmp_path, "n: 2\n-s: 1\nprogram: python -m train --name 'a b' \"$x\" | tee\n")
     assert config.arguments(path, OPTIONS) == [

@@ -7,7 +7,17 @@ import math
 
 import pytest
 
-from launch.forecast.forecast import Computing, Forecast, Links, Step, counts, forecast, gradients, step_of
+from launch.forecast.forecast import (
+    Computing,
+    Forecast,
+    Links,
+    Step,
+    counts,
+    forecast,
+    gradients,
+    loads,
+    step_of,
+)
 from launch.forecast.text import Outlook, sentences, tables
 from launch.job.host import Host
 from launch.job.placement import place
@@ -36,7 +46,7 @@ def expected(workers: int, servers: int, machines: int, policy: str = "dmlc", gc
     return found
 
 
-# -- the bounds of DESIGN section 5 ------------------------------------------------------------------------------------
+# -- the bounds of every placement ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])
@@ -77,6 +87,14 @@ def test_one_slow_path_counts_and_one_noisy_figure_does_not():
     assert forecast(place(5, 5, hosts(5)), STEP, computing, noisy) == expected(5, 5, 5)
 
 
+def test_a_card_carries_what_the_better_half_of_its_links_do():
+    """A path much slower than the best is the network's; what is left differs by the noise of the measurements."""
+    speeds = {("h1", "h2"): B, ("h1", "h3"): 0.4 * B, ("h1", "h4"): 0.3 * B, ("h3", "h2"): B}
+    assert Links(speeds).seconds({("h1", "h2"): V}) == pytest.approx(V / B)
+    noisy = Links({**speeds, ("h1", "h3"): 0.8 * B, ("h1", "h4"): 0.9 * B})
+    assert noisy.seconds({("h1", "h2"): V}) == pytest.approx(V / (0.9 * B))
+
+
 def test_links_that_nobody_measured_give_no_forecast():
     assert forecast(place(2, 2, hosts(2)), STEP, Computing({"h1": {1: 0.2}}), Links()) is None
 
@@ -97,6 +115,8 @@ def test_parts_that_stay_whole_make_servers_uneven():
     found = expected(2, 2, 4, "dedicated", step=step)
     assert found.communicating == pytest.approx(2 * 8e6 / B)
     assert expected(2, 2, 4, "dedicated", step=Step(0.2, 64, 10e6)).communicating == pytest.approx(2 * 5e6 / B)
+    assert loads(2, 4e6, (1e6, 1e6, 2e6)) == [2e6, 2e6], "the biggest first, wherever it is in the model"
+    assert sorted(loads(3, 9e6, (1e6, 4e6, 2e6, 2e6))) == [2e6, 3e6, 4e6]
 
 
 # -- computing ---------------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from launch import LaunchError
@@ -61,6 +63,15 @@ def test_settings_win_but_not_over_the_contract():
     assert found["worker-1"]["OMP_NUM_THREADS"] == found["server-0"]["OMP_NUM_THREADS"] == "5"
     assert (found["worker-1"]["A"], found["server-1"]["A"]) == ("w", "all")
     assert found["worker-1"]["RANK"] == "1"
+
+
+def test_the_environment_of_a_host_wins_over_that_of_the_job_and_not_over_the_contract():
+    """What the hosts file says of one host (env.NAME=) is more special than --env, which is for all."""
+    host = replace(ONE[0], environment=(("OMP_NUM_THREADS", "7"), ("A", "host"), ("DMLC_ROLE", "none")))
+    settings = (Setting("OMP_NUM_THREADS", "5"), Setting("A", "job"), Setting("B", "job"), Setting("A", "w", "worker"))
+    for task in tasks(job(settings=settings), [host], Ports()):
+        told = task.environment
+        assert (told["OMP_NUM_THREADS"], told["A"], told["B"], told["DMLC_ROLE"]) == ("7", "host", "job", task.role)
 
 
 @pytest.mark.parametrize(

@@ -74,10 +74,16 @@ def test_a_slow_display_holds_the_writer_until_the_job_ends(tmp_path):
     (tmp_path / "worker-0.log").unlink()
 
 
+class FullDisk(LogFolder):
+    """A folder whose files take nothing."""
+
+    def open_log(self, name: str) -> int:
+        return os.open("/dev/full", os.O_WRONLY)
+
+
 def test_a_log_that_cannot_be_written_is_said_once(tmp_path):
     display = Kept()
-    output = Output(LogFolder(tmp_path), ["worker-0"], display)
-    output._files[0] = os.open("/dev/full", os.O_WRONLY)
+    output = Output(FullDisk(tmp_path), ["worker-0"], display)
     with pytest.raises(LaunchError, match="worker-0.log: No space left on device; choose another --log-dir"):
         output.write(0, b"one\n")
     output.write(0, b"two\n")

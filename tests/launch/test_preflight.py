@@ -115,8 +115,14 @@ def empty_python(tmp_path_factory) -> str:
     return str(folder / "bin/python")
 
 
-def test_a_module_that_the_hosts_python_lacks(job, empty_python):
-    problem = only(judge(replace(job, needs=("numpy", "yaml", "PIL")), replace(HOST, python=empty_python)))
+@pytest.fixture
+def empty_host(empty_python) -> Host:
+    """A host whose Python has no modules, whatever PYTHONPATH names here."""
+    return replace(HOST, python=empty_python, environment=(("PYTHONPATH", ""),))
+
+
+def test_a_module_that_the_hosts_python_lacks(job, empty_python, empty_host):
+    problem = only(judge(replace(job, needs=("numpy", "yaml", "PIL")), empty_host))
     assert problem.code == 2
     version = platform.python_version()
     assert problem.text == (
@@ -125,9 +131,8 @@ def test_a_module_that_the_hosts_python_lacks(job, empty_python):
     )
 
 
-def test_torch_and_dmltrain_are_installed_as_one(job, empty_python):
-    host = replace(HOST, python=empty_python)
-    problem = only(judge(replace(job, needs=("dmltrain", "torch")), host))
+def test_torch_and_dmltrain_are_installed_as_one(job, empty_python, empty_host):
+    problem = only(judge(replace(job, needs=("dmltrain", "torch")), empty_host))
     assert problem.cure.startswith(f"{empty_python} -m pip install 'dmltrain[torch]', or")
 
 
@@ -138,10 +143,10 @@ def test_dmltrain_with_nothing_to_train_with_is_a_warning(job, empty_python):
     assert "neither torch nor mxnet" in problem.message and "'dmltrain[torch]'" in problem.cure
 
 
-def test_what_a_module_beside_the_script_may_provide_is_a_warning(job, empty_python):
+def test_what_a_module_beside_the_script_may_provide_is_a_warning(job, empty_host):
     (Path(job.workdir) / "find_mxnet.py").write_text("")
     job = replace(job, needs=("numpy", "find_mxnet", "yaml"))
-    sure, unsure = judge(job, replace(HOST, python=empty_python))
+    sure, unsure = judge(job, empty_host)
     assert sure.fatal and "lacks numpy, which" in sure.message
     assert not unsure.fatal and "lacks yaml, which" in unsure.message
 

@@ -266,6 +266,14 @@ def test_the_record_says_how_each_process_ended_and_who_ended_it():
     ]
 
 
+def test_a_long_line_is_cut_in_the_report_of_a_failure():
+    clock = Clock()
+    clock.exit(WORKER_0, 1)
+    lines = report.failure(clock.supervisor, lambda task: ["short", "x" * 10_000], "logs")
+    assert lines[1:3] == ["its last lines (logs/worker-0.log):", "    short"]
+    assert lines[3].startswith("    xxx") and 100 < len(lines[3]) < 1000
+
+
 def test_what_is_left_is_an_error():
     clock = Clock()
     for task in range(5):

@@ -293,6 +293,9 @@ def test_a_folder_that_the_repository_ignores_is_copied_when_it_is_the_one(tmp_p
     fill(tmp_path, {".git/HEAD": "", ".gitignore": "runs/\n", "runs/one/train.py": ""})
     assert files(manifest(tmp_path / "runs" / "one")) == {"train.py"}
     assert files(manifest(tmp_path)) == {".gitignore"}
+    fill(tmp_path, {".gitignore": "runs/\n*.txt\n", "runs/one/notes.txt": "", "kept/train.py": "", "kept/a.txt": ""})
+    assert files(manifest(tmp_path / "runs" / "one")) == {"train.py", "notes.txt"}, "who works there wants all of it"
+    assert files(manifest(tmp_path / "kept")) == {"train.py"}
 
 
 def test_sync_exclude_wins_over_gitignore(source):
@@ -337,6 +340,21 @@ def test_a_file_that_changes_meanwhile_is_sent_anew_to_all(source, tmp_path):
     for agent in agents:
         assert tree(tmp_path / agent.host) == tree(source)
     assert any(event.get("changed") for agent in agents for event in agent.events)
+
+
+def test_no_copy_is_over_before_all_hosts_have_the_same(source, tmp_path):
+    """What changes while it goes to the last host goes to the first again."""
+    sync = Sync(source, partial(manifest, source), ["h1", "h2"])
+    first = Agent("h1", sync.take)
+    second = Agent("h2", partial(Meddling(source / "train.py", 1).tell, sync))
+    copying = threading.Thread(target=sync.copy, args=("h1", str(tmp_path / "h1"), first.write))
+    copying.start()
+    copying.join(0.2)
+    assert copying.is_alive(), "it waits for h2"
+    assert sync.copy("h2", str(tmp_path / "h2"), second.write)
+    copying.join(SECONDS)
+    assert not copying.is_alive()
+    assert tree(tmp_path / "h1") == tree(tmp_path / "h2") == tree(source)
 
 
 def test_a_file_that_keeps_changing_is_named(source, tmp_path):
@@ -590,6 +608,22 @@ def test_a_file_needs_room_beside_the_one_that_it_replaces(source, small):
     with pytest.raises(LaunchError, match="0.6 MiB needed, 0.4 MiB free"):
         copy(source, small)
     assert (small / "big").read_bytes() == bytes(600 << 10)
+
+
+def test_what_is_replaced_gives_room_unless_it_has_another_name(source, small):
+    for name in ("one", "two"):
+        (source / name).write_bytes(bytes(300 << 10))
+    copy(source, small)
+    for name in ("one", "two"):
+        (source / name).write_bytes(b"x" * (300 << 10))
+    copy(source, small)  # 0.4 MiB are free: one after the other they fit
+    assert (small / "two").read_bytes() == b"x" * (300 << 10)
+    for name in ("one", "two"):
+        os.link(small / name, small / f"kept-{name}")
+        (source / name).write_bytes(b"y" * (300 << 10))
+    with pytest.raises(LaunchError, match="0.6 MiB needed, 0.4 MiB free"):
+        copy(source, small)
+    assert (small / "one").read_bytes() == b"x" * (300 << 10)
 
 
 def test_a_disk_that_fills_up_meanwhile_is_refused(source, small):
