@@ -8,6 +8,7 @@ from dmltrain.kvstore import Handle, KVStore
 from dmltrain.kvstore.server import optimizer_state
 from dmltrain.kvstore.server.core import ServerCore
 from tests.kvstore.carrying_out import run
+from tests.kvstore.made import declared
 
 STALENESS = {"dist_sync": 0.0, "dist_async": float("inf"), "dist_ssp": 1.0}
 
@@ -29,8 +30,8 @@ class ServedStore(KVStore):
             declaration = {"key": number, "name": name, "dtype": array.dtype.name, "weight": True,
                            "compression": {"type": "none"}, "slices": [[0, array.size]]}
             for worker in range(2):
-                self.core.declare(worker, {"type": self.type, "staleness": STALENESS[self.type],
-                                           "keys": [declaration]})
+                self.core.declare(worker, declared({"type": self.type, "staleness": STALENESS[self.type],
+                                                    "keys": [declaration]}))
             self.core.initialise(0, number, 0, array)
 
     def buffers(self, keys):

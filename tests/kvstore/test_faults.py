@@ -1,4 +1,4 @@
-"""Death, freeze and strangers, with real processes: the job ends within 10 s, everybody says who was lost."""
+"""Death, freeze and unauthenticated peers, with real processes: the job ends within 10 s, all say who was lost."""
 
 import signal
 import socket
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from dmltrain.kvstore.transport import link, wire
 from dmltrain.kvstore.transport.handshake import Caller
+from dmltrain.kvstore.transport.message import Challenge, decode, encode, expect
 from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
 
 LOST = 75
@@ -47,7 +48,7 @@ def test_a_frozen_process_ends_the_job(start_job, victim):
     for process in survivors.values():
         process.wait(max(0.1, frozen + 10.0 - time.monotonic()))
     assert {process.returncode for process in survivors.values()} == {LOST}, job.outputs()
-    assert "gave no sign of life" in job.output("worker-0")
+    assert "missed heartbeats for" in job.output("worker-0")
     assert victim.replace("-0", "").replace("-", " ") in job.output("worker-0"), job.outputs()
 
 
@@ -124,7 +125,7 @@ STRANGE = {
 }
 
 
-def test_strangers_are_cut_off_and_logged_and_training_goes_on(training):
+def test_unauthenticated_peers_are_cut_off_and_logged_and_training_goes_on(training):
     job, ports = training
     for port, owner in zip(ports, ("scheduler-0", "server-0"), strict=True):
         for count, (name, data) in enumerate(STRANGE.items(), 1):
@@ -136,7 +137,7 @@ def test_strangers_are_cut_off_and_logged_and_training_goes_on(training):
         wrong_version = bytearray(Header(Kind.HELLO, 2).pack()[:-4])
         wrong_version[4] = 77
         answer = noise(port, bytes(wrong_version) + zlib.crc32(wrong_version).to_bytes(4, "big") + b"{}")
-        assert b"protocol version 77, expected 3" in answer
+        assert b"protocol version 77, expected 4" in answer
     assert all(process.poll() is None for process in job.processes.values()), job.outputs()
     job.processes["worker-0"].send_signal(signal.SIGINT)  # it still trains, and ends the job as it would have
     job.wait(10.0)
@@ -159,11 +160,12 @@ def test_a_recorded_connection_proves_nothing(training):
     """Record a whole handshake as a caller that has the key, then play the caller's bytes again."""
     job, (port, _) = training
     caller = Caller.new("test", job.key.read_bytes(), "worker", 5)
-    hello = wire.control(Kind.HELLO, caller.hello())
+    hello = encode(caller.hello())
     with socket.create_connection(("127.0.0.1", port), 5.0) as sock:
         sock.sendall(hello)
         header = Header.unpack(sock.recv(wire.HEADER_SIZE, socket.MSG_WAITALL))
-        proof = wire.control(Kind.PROOF, caller.proof(wire.parse_control(sock.recv(header.length, socket.MSG_WAITALL))))
+        challenge = expect(decode(header.kind, sock.recv(header.length, socket.MSG_WAITALL)), Challenge)
+        proof = encode(caller.proof(challenge))
         sock.sendall(proof)
         assert Header.unpack(sock.recv(wire.HEADER_SIZE, socket.MSG_WAITALL)).kind == Kind.ACCEPT
     answer = noise(port, hello + proof)

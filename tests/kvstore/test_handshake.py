@@ -1,13 +1,13 @@
 """The handshake lets in who knows the key, and nobody else."""
 
+import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dmltrain.kvstore.transport.handshake import Caller, Listener
-from dmltrain.kvstore.transport.wire import FrameError
+from dmltrain.kvstore.transport.message import Proof, decode
+from dmltrain.kvstore.transport.wire import FrameError, Kind
 
 KEY = b"a secret"
 
@@ -26,7 +26,7 @@ def test_a_caller_without_the_key_is_refused():
     with pytest.raises(FrameError, match="does not know this job's key"):
         caller.proof(listener.challenge(caller.hello()))
     with pytest.raises(FrameError, match="does not know this job's key"):
-        listener.check(caller.hello(), {"proof": "00" * 32})
+        listener.check(caller.hello(), Proof("00" * 32))
 
 
 def test_a_replay_is_refused():
@@ -40,13 +40,13 @@ def test_a_reflected_proof_is_refused():
     caller, listener = pair()
     challenge = listener.challenge(caller.hello())
     with pytest.raises(FrameError):
-        listener.check(caller.hello(), {"proof": challenge["proof"]})
+        listener.check(caller.hello(), Proof(challenge.proof))
 
 
 def test_text_that_no_encoding_takes_is_refused():
     caller, listener = pair()
     with pytest.raises(FrameError, match="does not know this job's key"):
-        listener.check(caller.hello(), {"proof": "\ud800"})
+        listener.check(caller.hello(), Proof("\ud800"))
 
 
 @pytest.mark.parametrize("change", [{"role": "server"}, {"role": "relay"}, {"index": 0}, {"index": 11},
@@ -57,7 +57,7 @@ def test_a_proof_is_of_every_word_of_its_hello(change):
     challenge = listener.challenge(caller.hello())
     proof = caller.proof(challenge)
     with pytest.raises(FrameError, match="does not know this job's key"):
-        listener.check({**caller.hello(), **change}, proof)
+        listener.check(replace(caller.hello(), **change), proof)
     with pytest.raises(FrameError, match="does not know this job's key"):
         replace(caller, **change).proof(challenge)
 
@@ -66,7 +66,7 @@ def test_a_caller_of_another_job_does_not_trust_the_listener():
     """Two jobs of one key: the listener's proof names its job."""
     caller, listener = Caller.new("j", KEY, "worker", 1), Listener.new("k", KEY)
     with pytest.raises(FrameError, match="does not know this job's key"):
-        caller.proof(listener.challenge({**caller.hello(), "job": "k"}))
+        caller.proof(listener.challenge(replace(caller.hello(), job="k")))
 
 
 @pytest.mark.parametrize("separator", ["", ",", ":", "1:"])
@@ -78,7 +78,7 @@ def test_no_part_of_one_field_can_pass_for_another(separator):
     proof = caller.proof(listener.challenge(caller.hello()))
     other = Listener("j", KEY, f"{second}{separator}{third}")
     with pytest.raises(FrameError, match="does not know this job's key"):
-        other.check({**caller.hello(), "nonce": first}, proof)
+        other.check(replace(caller.hello(), nonce=first), proof)
     listener.check(caller.hello(), proof)
 
 
@@ -86,15 +86,16 @@ def test_a_number_and_the_nonce_behind_it_are_two_fields():
     caller, listener = Caller("j", KEY, "worker", 1, "2aa"), Listener.new("j", KEY)
     proof = caller.proof(listener.challenge(caller.hello()))
     with pytest.raises(FrameError, match="does not know this job's key"):
-        listener.check({**caller.hello(), "index": 12, "nonce": "aa"}, proof)
+        listener.check(replace(caller.hello(), index=12, nonce="aa"), proof)
 
 
 @pytest.mark.parametrize("hello", [{"role": "king"}, {"role": ""}, {"index": -1}, {"index": True}, {"index": "1"},
                                    {"index": None}, {"job": 1}, {"nonce": None}, {"nonce": "a" * 513}], ids=str)
 def test_a_hello_names_a_role_an_index_and_a_nonce(hello):
-    caller, listener = pair()
-    with pytest.raises(FrameError, match="names no role and index|handshake without a"):
-        listener.challenge({**caller.hello(), **hello})
+    caller, _ = pair()
+    (field,) = hello
+    with pytest.raises(FrameError, match=f"HELLO: .*{field}"):
+        decode(Kind.HELLO, json.dumps({**vars(caller.hello()), **hello}).encode())
 
 
 @pytest.mark.parametrize("role", ["scheduler", "server", "worker", "relay"])
@@ -111,13 +112,3 @@ def test_another_job_is_refused():
     caller, listener = pair(job="other")
     with pytest.raises(FrameError, match="another job"):
         listener.challenge(caller.hello())
-
-
-@given(st.dictionaries(st.sampled_from(["job", "role", "index", "nonce", "proof"]),
-                       st.none() | st.integers() | st.text() | st.lists(st.integers())))
-def test_malformed_hellos_and_proofs_are_refused(message):
-    listener = Listener.new("j", KEY)
-    with pytest.raises(FrameError):
-        listener.challenge({**message, "role": "king"})
-    with pytest.raises(FrameError):
-        listener.check(Caller.new("j", KEY, "worker", 0).hello(), message)

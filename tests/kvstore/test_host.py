@@ -11,6 +11,7 @@ from dmltrain.kvstore.server import summing
 from dmltrain.kvstore.server.core import Rejected, ServerCore, relay_number
 from dmltrain.kvstore.transport import host
 from tests.kvstore.carrying_out import push, pushed
+from tests.kvstore.made import declared, start
 
 HOSTS = ((0, 2), (1,), (3, 4, 5))
 LENGTH = 2 * summing.BLOCK + 3
@@ -41,8 +42,8 @@ def test_processes_of_one_network_namespace_have_one_identity():
     ([["", "x"], ["", "y"]], ["b"], [((), []), ((), [])]),
 ])
 def test_a_host_sums_for_servers_of_other_hosts(workers, servers, expected):
-    table = {"workers": workers, "servers": [["10.0.0.1", 9, "m", name] for name in servers]}
-    assert [host.relayed(table, rank) for rank in range(len(workers))] == expected
+    told = start(workers, [("10.0.0.1", 9, "m", name) for name in servers])
+    assert [host.relayed(told, rank) for rank in range(len(workers))] == expected
 
 
 @pytest.mark.parametrize("into", [None, 0, 1])
@@ -67,9 +68,9 @@ def test_hosts_are_added_up_one_after_the_other_wherever_the_sum_is_written(host
 def core():
     made = ServerCore(6, wait_seconds=60.0)
     made.on_hosts(HOSTS)
-    made.declare(0, {"type": "dist_sync", "staleness": 0.0, "keys": [
+    made.declare(0, declared({"type": "dist_sync", "staleness": 0.0, "keys": [
         {"key": 0, "name": "k", "dtype": "float32", "weight": True, "compression": {"type": "none"},
-         "slices": [[0, LENGTH]]}]})
+         "slices": [[0, LENGTH]]}]}))
     return made
 
 
@@ -125,9 +126,9 @@ def test_times_of_what_was_passed_on_leave_out_the_way():
     """Of 9 s since worker 0's push: 2 s until worker 2's, 3 s for other hosts, 1 s of work; 3 s on the way."""
     relay = ServerCore(6)
     relay.on_hosts([(0, 2)])
-    relay.declare(0, {"type": "dist_sync", "staleness": 0.0, "keys": [
+    relay.declare(0, declared({"type": "dist_sync", "staleness": 0.0, "keys": [
         {"key": 0, "name": "k", "dtype": "float32", "weight": True, "compression": {"type": "none"},
-         "slices": [[0, 1]]}]})
+         "slices": [[0, 1]]}]}))
     works = []
     for rank, now in ((0, 100.0), (2, 102.0)):
         works += pushed(relay, rank, 0, 1, [1], now=now)
@@ -142,8 +143,8 @@ def test_a_hosts_sum_in_two_bits_is_decoded_by_its_own_threshold():
     """Two workers' sum is sent in steps of two thresholds (two_bits.py); worker 1's push beside it in its own."""
     spec, server = {"type": "2bit", "threshold": 0.5}, ServerCore(3)
     server.on_hosts([(0, 2), (1,)])
-    server.declare(0, {"type": "dist_sync", "staleness": 0.0, "keys": [
-        {"key": 0, "name": "k", "dtype": "float32", "weight": True, "compression": spec, "slices": [[0, 4]]}]})
+    server.declare(0, declared({"type": "dist_sync", "staleness": 0.0, "keys": [
+        {"key": 0, "name": "k", "dtype": "float32", "weight": True, "compression": spec, "slices": [[0, 4]]}]}))
     works = []
     for number, workers, values in ((relay_number(3, 0), 2, [1, -1, 1, 0]), (1, 1, [0.5, -0.5, 0, 0.5])):
         codec = codecs.make(spec).of_sum(workers)

@@ -17,6 +17,7 @@ from dmltrain.kvstore.transport.wire import Flag
 from dmltrain.kvstore.worker.keys import Entries
 from dmltrain.kvstore.worker.routes import Place, Routes
 from dmltrain.kvstore.worker.server_link import Landing
+from tests.kvstore.made import start
 
 ENVIRONMENT = Environment(role="worker", num_workers=3, num_servers=1, job="job", key=b"key")
 HOSTS = ("shared", "shared", "own")
@@ -34,8 +35,8 @@ class Told(Handle):
 class Worker:
     """One worker's links and keys."""
 
-    def __init__(self, rank, table, place):
-        self.routes = Routes(replace(ENVIRONMENT, index=rank), table, place, lambda reason: None, pytest.fail)
+    def __init__(self, rank, told, place):
+        self.routes = Routes(replace(ENVIRONMENT, index=rank), told, place, lambda reason: None, pytest.fail)
         self.entries = Entries(self.routes, 3, "dist_sync", 0.0, 10.0)
         self.entries.declare(["w"], [np.zeros(SIZE, np.float32)], is_weight=True)
         for asked in [each.last_request() for each in self.routes.links]:
@@ -64,9 +65,9 @@ def workers():
     core.on_hosts([(0, 1), (2,)])
     Service("server 0", ENVIRONMENT, core, None, pytest.fail, pytest.fail).accept(listening)
     places = [Place(replace(ENVIRONMENT, index=rank), sums=True) for rank in range(3)]
-    table = {"servers": [[*listening.getsockname(), "", "the server's"]],
-             "workers": [[name, place.meeting] for name, place in zip(HOSTS, places, strict=True)]}
-    made = [Worker(rank, table, place) for rank, place in enumerate(places)]
+    told = start([(name, place.socket_name) for name, place in zip(HOSTS, places, strict=True)],
+                 [(*listening.getsockname(), "", "the server's")])
+    made = [Worker(rank, told, place) for rank, place in enumerate(places)]
     yield made
     for each in made:
         each.leave()

@@ -12,6 +12,7 @@ from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.service import Service
 from dmltrain.kvstore.transport import host, link, rendezvous
 from dmltrain.kvstore.worker.routes import Place, Routes
+from tests.kvstore.made import start
 
 ENVIRONMENT = Environment(role="worker", index=1, num_workers=2, num_servers=1, job="job", key=b"key")
 
@@ -21,7 +22,7 @@ def server():
     """Address of a server that says that it is on another host."""
     listening = link.listen("127.0.0.1")
     Service("server 0", ENVIRONMENT, ServerCore(2), None, pytest.fail, pytest.fail).accept(listening)
-    yield [*listening.getsockname(), "", "elsewhere"]
+    yield (*listening.getsockname(), "", "elsewhere")
     listening.close()
 
 
@@ -33,9 +34,9 @@ def test_a_worker_that_does_not_reach_its_hosts_relay_says_what_to_do(server, an
         Service("relay", stranger, ServerCore(2), None, pytest.fail, pytest.fail).accept(sock)
     else:
         sock.close()
-    table = {"servers": [server], "workers": [[host.identity(), name], [host.identity(), "own"]]}
+    told = start([(host.identity(), name), (host.identity(), "own")], [server])
     with pytest.raises(JobLost) as raised:
-        Routes(ENVIRONMENT, table, Place(ENVIRONMENT, sums=True), print, print)
+        Routes(ENVIRONMENT, told, Place(ENVIRONMENT, sums=True), print, print)
     said = str(raised.value)
     assert "worker 1 shares no memory with worker 0 of its host" in said and "--host-sum off" in said
     assert ("another job" if another_job else "it cannot be reached") in said
@@ -44,9 +45,9 @@ def test_a_worker_that_does_not_reach_its_hosts_relay_says_what_to_do(server, an
 
 @pytest.mark.parametrize("change", [{"transport": "tcp"}, {"host_sum": "off"}])
 def test_a_worker_that_takes_no_part_cannot_be_met(change):
-    assert Place(ENVIRONMENT, sums=True).meeting != ""
-    assert Place(Environment(**{**vars(ENVIRONMENT), **change}), sums=True).meeting == ""
-    assert Place(ENVIRONMENT, sums=False).meeting == ""
+    assert Place(ENVIRONMENT, sums=True).socket_name != ""
+    assert Place(Environment(**{**vars(ENVIRONMENT), **change}), sums=True).socket_name == ""
+    assert Place(ENVIRONMENT, sums=False).socket_name == ""
 
 
 def test_a_relay_without_its_server_ends_the_job_though_its_own_worker_has_finished(server):
@@ -54,8 +55,8 @@ def test_a_relay_without_its_server_ends_the_job_though_its_own_worker_has_finis
     failures, over = queue.Queue(), threading.Event()
     environments = [replace(ENVIRONMENT, index=rank) for rank in range(2)]
     places = [Place(environment, sums=True) for environment in environments]
-    table = {"servers": [server], "workers": [[host.identity(), place.meeting] for place in places]}
-    first, second = (Routes(environment, table, place, lambda reason: None, failures.put)
+    told = start([(host.identity(), place.socket_name) for place in places], [server])
+    first, second = (Routes(environment, told, place, lambda reason: None, failures.put)
                      for environment, place in zip(environments, places, strict=True))
     leaving = threading.Thread(target=first.relay.leave, args=(over,))
     leaving.start()

@@ -2,7 +2,22 @@
 
 import pytest
 
-from dmltrain.kvstore.scheduler.core import EVERYBODY, Finish, Refuse, SchedulerCore, Send
+from dmltrain.kvstore.scheduler.core import EVERYBODY, Finish, SchedulerCore, Send
+from dmltrain.kvstore.transport.message import (
+    Abort,
+    Barrier,
+    Bye,
+    Heartbeat,
+    Refuse,
+    Register,
+    Release,
+    ServerAddress,
+    Shutdown,
+    Start,
+    WorkerAddress,
+)
+
+REGISTER = Register("127.0.0.1", 0, "h0", "", "")
 
 
 def started(workers=2, servers=1, **settings):
@@ -10,7 +25,7 @@ def started(workers=2, servers=1, **settings):
     core.tick(0.0)
     actions = []
     for node in [("server", i) for i in range(servers)] + [("worker", i) for i in range(workers)]:
-        actions = core.handle(node, {"op": "register", "host": "127.0.0.1", "port": 9, "host_name": f"h{node[1]}"}, 0.0)
+        actions = core.handle(node, Register("127.0.0.1", 9, f"h{node[1]}", "", ""), 0.0)
     return core, actions
 
 
@@ -21,44 +36,43 @@ def reason(actions):
 
 def test_the_job_starts_when_all_are_there():
     _, actions = started()
-    assert actions[0] == Send(EVERYBODY, {"op": "start", "servers": [["127.0.0.1", 9, "", ""]],
-                                            "workers": [["", ""], ["", ""]]})
+    assert actions[0] == Send(EVERYBODY, Start((ServerAddress("127.0.0.1", 9, "", ""),), (WorkerAddress("", ""),) * 2))
 
 
 def test_who_is_missing_at_the_start_is_named():
     core = SchedulerCore(2, 1, start_seconds=60.0)
     core.tick(0.0)
-    core.handle(("worker", 0), {"op": "register"}, 0.0)
+    core.handle(("worker", 0), REGISTER, 0.0)
     logged = []
     for second in range(1, 61):
         logged += core.tick(float(second))
-        core.handle(("worker", 0), {"op": "heartbeat"}, float(second))
+        core.handle(("worker", 0), Heartbeat(), float(second))
     assert [log.text for log in logged] == ["waiting for server 0, worker 1"] * 6
     assert "still not here: server 0, worker 1" in reason(core.tick(61.0))
 
 
 def test_a_barrier_is_a_set_of_workers_not_a_count():
     core, _ = started()
-    assert core.handle(("worker", 0), {"op": "barrier", "id": "a"}, 1.0) == []
-    assert core.handle(("worker", 0), {"op": "barrier", "id": "a"}, 1.0) == []  # repeated
-    released = core.handle(("worker", 1), {"op": "barrier", "id": "a"}, 1.0)
-    assert released == [Send(("worker", w), {"op": "release", "id": "a"}) for w in (0, 1)]
+    assert core.handle(("worker", 0), Barrier("a"), 1.0) == []
+    assert core.handle(("worker", 0), Barrier("a"), 1.0) == []  # repeated
+    released = core.handle(("worker", 1), Barrier("a"), 1.0)
+    assert released == [Send(("worker", w), Release("a")) for w in (0, 1)]
 
 
 def test_a_barrier_names_who_did_not_come():
     core, _ = started(wait_seconds=30.0)
-    core.handle(("worker", 1), {"op": "barrier", "id": "a"}, 0.0)
+    core.handle(("worker", 1), Barrier("a"), 0.0)
     for second in range(1, 31):
         assert core.tick(float(second)) == []
         for node in (("worker", 0), ("worker", 1), ("server", 0)):
-            core.handle(node, {"op": "heartbeat"}, float(second))
+            core.handle(node, Heartbeat(), float(second))
     assert "worker 0 did not come within 31 s" in reason(core.tick(31.0))
 
 
 def test_a_barrier_that_a_finished_worker_missed_ends_the_job():
     core, _ = started()
-    core.handle(("worker", 1), {"op": "bye"}, 1.0)
-    assert "worker 1 has finished" in reason(core.handle(("worker", 0), {"op": "barrier", "id": "a"}, 1.0))
+    core.handle(("worker", 1), Bye(), 1.0)
+    assert "worker 1 has finished" in reason(core.handle(("worker", 0), Barrier("a"), 1.0))
 
 
 @pytest.mark.parametrize("silent", [("worker", 0), ("worker", 1), ("server", 0)])
@@ -69,11 +83,11 @@ def test_silence_is_noticed_and_named(silent):
         now = tenth / 10
         for node in (("worker", 0), ("worker", 1), ("server", 0)):
             if node != silent:
-                assert core.handle(node, {"op": "heartbeat"}, now) in ([Send(node, {"op": "heartbeat"})], [])
+                assert core.handle(node, Heartbeat(), now) in ([Send(node, Heartbeat())], [])
         actions = core.tick(now)
         if actions:
             ended_at = now
-            assert f"{silent[0]} {silent[1]} on h{silent[1]} gave no sign of life" in reason(actions)
+            assert f"{silent[0]} {silent[1]} on h{silent[1]} missed heartbeats for 9 s" in reason(actions)
             assert actions[0].to == EVERYBODY
             break
     assert ended_at is not None and 8.5 < ended_at < 9.0
@@ -83,13 +97,13 @@ def test_a_scheduler_that_was_stopped_itself_blames_nobody():
     core, _ = started()
     core.tick(1.0)
     assert core.tick(500.0) == []
-    assert core.handle(("worker", 0), {"op": "heartbeat"}, 900.0) != []  # one is heard before it looks at the clock
+    assert core.handle(("worker", 0), Heartbeat(), 900.0) != []  # one is heard before it looks at the clock
     assert core.tick(900.1) == []
 
 
 def test_a_lost_connection_ends_the_job_but_not_after_bye():
     core, _ = started()
-    core.handle(("worker", 0), {"op": "bye"}, 1.0)
+    core.handle(("worker", 0), Bye(), 1.0)
     assert core.lost(("worker", 0), "end of stream", 1.0) == []
     assert "worker 1 on h1 is gone: end of stream" in reason(core.lost(("worker", 1), "end of stream", 1.0))
     assert core.lost(("server", 0), "end of stream", 1.0) == []  # only the first loss is reported
@@ -106,61 +120,61 @@ def test_a_lost_connection_of_somebody_unknown_is_no_loss():
 def test_the_job_ends_after_the_last_bye_and_not_before(first):
     """A server's bye is none of them; what comes after the end changes nothing."""
     core, _ = started()
-    assert core.handle(("worker", first), {"op": "bye"}, 1.0) == []
-    assert core.handle(("worker", first), {"op": "bye"}, 1.0) == []  # repeated
-    assert core.handle(("server", 0), {"op": "bye"}, 1.0) == []
-    assert core.handle(("worker", 1 - first), {"op": "barrier", "id": "x"}, 1.0)[-1] == Finish(
+    assert core.handle(("worker", first), Bye(), 1.0) == []
+    assert core.handle(("worker", first), Bye(), 1.0) == []  # repeated
+    assert core.handle(("server", 0), Bye(), 1.0) == []
+    assert core.handle(("worker", 1 - first), Barrier("x"), 1.0)[-1] == Finish(
         f"barrier 'x': worker {first} has finished already and will never come")
 
     core, _ = started()
-    core.handle(("worker", first), {"op": "bye"}, 1.0)
-    assert core.handle(("worker", 1 - first), {"op": "bye"}, 1.0) == [Send(EVERYBODY, {"op": "shutdown"}), Finish()]
-    assert core.handle(("worker", first), {"op": "heartbeat"}, 2.0) == core.tick(100.0) == []
+    core.handle(("worker", first), Bye(), 1.0)
+    assert core.handle(("worker", 1 - first), Bye(), 1.0) == [Send(EVERYBODY, Shutdown()), Finish()]
+    assert core.handle(("worker", first), Heartbeat(), 2.0) == core.tick(100.0) == []
     assert core.lost(("server", 0), "end of stream", 2.0) == []
 
 
 def test_a_worker_that_has_finished_may_be_silent():
     core, _ = started()
-    core.handle(("worker", 0), {"op": "bye"}, 0.0)
+    core.handle(("worker", 0), Bye(), 0.0)
     for second in range(1, 60):
         assert core.tick(float(second)) == []
         for node in (("worker", 1), ("server", 0)):
-            core.handle(node, {"op": "heartbeat"}, float(second))
+            core.handle(node, Heartbeat(), float(second))
 
 
 def test_a_bye_while_another_waits_at_a_barrier_ends_the_job():
     core, _ = started(3)
-    core.handle(("worker", 0), {"op": "barrier", "id": "a"}, 1.0)
-    assert core.handle(("server", 0), {"op": "bye"}, 1.0) == []
-    assert reason(core.handle(("worker", 2), {"op": "bye"}, 1.0)) == (
+    core.handle(("worker", 0), Barrier("a"), 1.0)
+    assert core.handle(("server", 0), Bye(), 1.0) == []
+    assert reason(core.handle(("worker", 2), Bye(), 1.0)) == (
         "barrier 'a': worker 2 has finished already and will never come")
 
 
 def test_a_worker_may_finish_whose_own_barrier_others_have_still_to_reach():
     """It came to the barrier before: the others need no more of it."""
     core, _ = started()
-    core.handle(("worker", 0), {"op": "barrier", "id": "a"}, 1.0)
-    assert core.handle(("worker", 0), {"op": "bye"}, 1.0) == []
-    released = core.handle(("worker", 1), {"op": "barrier", "id": "a"}, 1.0)
-    assert Send(("worker", 1), {"op": "release", "id": "a"}) in released
+    core.handle(("worker", 0), Barrier("a"), 1.0)
+    assert core.handle(("worker", 0), Bye(), 1.0) == []
+    released = core.handle(("worker", 1), Barrier("a"), 1.0)
+    assert Send(("worker", 1), Release("a")) in released
 
 
 def test_barriers_of_different_names_are_apart():
     core, _ = started()
-    assert core.handle(("worker", 0), {"op": "barrier", "id": "a"}, 1.0) == []
-    assert core.handle(("worker", 1), {"op": "barrier", "id": "b"}, 1.0) == []
+    assert core.handle(("worker", 0), Barrier("a"), 1.0) == []
+    assert core.handle(("worker", 1), Barrier("b"), 1.0) == []
     for name, worker in (("a", 1), ("b", 0)):
-        released = core.handle(("worker", worker), {"op": "barrier", "id": name}, 1.0)
-        assert released == [Send(("worker", w), {"op": "release", "id": name}) for w in (0, 1)]
-    assert core.handle(("worker", 0), {"op": "barrier", "id": "a"}, 1.0) == []  # a name counts anew after its release
+        released = core.handle(("worker", worker), Barrier(name), 1.0)
+        assert released == [Send(("worker", w), Release(name)) for w in (0, 1)]
+    assert core.handle(("worker", 0), Barrier("a"), 1.0) == []  # a name counts anew after its release
 
 
 @pytest.mark.parametrize("node, message, expected", [
-    (("worker", 0), {"op": "register"}, "is here already, from host h0"),
-    (("worker", 7), {"op": "register"}, "not part of this job"),
-    (("worker", 7), {"op": "heartbeat"}, "has not registered"),
-    (("worker", 0), {"op": "sing"}, "unknown operation 'sing'"),
-    (("server", 0), {"op": "barrier", "id": "x"}, "only workers"),
+    (("worker", 0), REGISTER, "is here already, from host h0"),
+    (("worker", 7), REGISTER, "not part of this job"),
+    (("worker", 7), Heartbeat(), "has not registered"),
+    (("worker", 0), Shutdown(), "shutdown is not for the scheduler"),
+    (("server", 0), Barrier("x"), "only workers"),
 ])
 def test_nonsense_is_refused_by_name(node, message, expected):
     core, _ = started()
@@ -170,4 +184,4 @@ def test_nonsense_is_refused_by_name(node, message, expected):
 
 def test_an_abort_names_its_author():
     core, _ = started()
-    assert reason(core.handle(("server", 0), {"op": "abort", "reason": "disk"}, 1.0)) == "server 0 on h0: disk"
+    assert reason(core.handle(("server", 0), Abort("disk"), 1.0)) == "server 0 on h0: disk"

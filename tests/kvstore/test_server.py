@@ -9,6 +9,7 @@ import pytest
 from dmltrain.kvstore import codec
 from dmltrain.kvstore.server.core import MAX_LAG, Rejected, ServerCore
 from dmltrain.kvstore.server.slice import Work
+from dmltrain.kvstore.transport.message import Declare, Key
 from tests.kvstore.carrying_out import push, pushed, run
 from tests.kvstore.through_a_codec import decode, encode
 
@@ -16,10 +17,8 @@ INFINITY = float("inf")
 
 
 def declaration(kind="dist_sync", staleness=0.0, sizes=(5, 3), weight=True, dtype="float32", compression=None):
-    return {"type": kind, "staleness": staleness,
-            "keys": [{"key": k, "name": f"k{k}", "dtype": dtype, "weight": weight,
-                      "compression": compression or {"type": "none"}, "slices": [[0, size]]}
-                     for k, size in enumerate(sizes)]}
+    return Declare(kind, staleness, tuple(
+        Key(k, f"k{k}", dtype, weight, compression or {"type": "none"}, ((0, size),)) for k, size in enumerate(sizes)))
 
 
 def core_of(workers, kind="dist_sync", staleness=0.0, make_step=None, spec=None, compression=None, **settings):
@@ -216,16 +215,19 @@ def test_workers_that_differ_are_told_how():
         core.declare(1, declaration("dist_async", INFINITY))
 
 
-@pytest.mark.parametrize("message", [{}, {"type": "dist_sync", "staleness": "x", "keys": []}, {"keys": 3},
-                                     {"type": "dist_sync", "staleness": 0, "keys": [{"key": 1}]},
-                                     {"type": "dist_sync", "staleness": 0, "keys": [
-                                         {"key": 0, "name": "a", "dtype": "object", "weight": True,
-                                          "compression": {"type": "none"}, "slices": []}]},
-                                     {"type": "dist_sync", "staleness": 0, "keys": [
-                                         {"key": 0, "name": "a", "dtype": "float32", "weight": True,
-                                          "compression": {"type": "none"}, "slices": [[0, 1 << 62]]}]}])
-def test_malformed_declarations_are_rejected(message):
-    with pytest.raises(Rejected, match="malformed declaration"):
+@pytest.mark.parametrize("message, said", [
+    (declaration("dist"), "unknown kvstore 'dist'; choose one of local"),
+    (declaration("dist_ssp", -1.0), "a staleness of -1.0, expected 0 or more clocks"),
+    (declaration("dist_ssp", float("nan")), "a staleness of nan, expected 0 or more clocks"),
+    (declaration(dtype="object"), "key 0: dtype 'object' or a slice's length is impossible"),
+    (declaration(sizes=(1 << 62,)), "key 0: dtype 'float32' or a slice's length is impossible"),
+    (declaration(sizes=(3, -1)), "key 1: dtype 'float32' or a slice's length is impossible"),
+    (declaration(compression={"type": "zip"}), "key 0: gradient compression has no type 'zip'"),
+    (declaration(compression={"ratio": 0.1}), "key 0: gradient compression has no type None"),
+    (declaration(compression={"type": "int8"}, dtype="float64"), "key 0: only float32 can be compressed"),
+])
+def test_declarations_that_make_no_sense_are_rejected(message, said):
+    with pytest.raises(Rejected, match=said):
         ServerCore(1).declare(0, message)
 
 

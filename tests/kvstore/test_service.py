@@ -10,6 +10,7 @@ from dmltrain.kvstore.transport import link
 from dmltrain.kvstore.transport.handshake import Caller
 from dmltrain.kvstore.transport.link import Closed
 from dmltrain.kvstore.transport.wire import Flag, Header, Kind
+from tests.kvstore.made import declared
 
 ENVIRONMENT = Environment(role="server", num_workers=3, num_servers=1, job="job", key=b"key")
 
@@ -53,7 +54,7 @@ def test_a_state_is_not_read_while_it_changes():
     core = ServerCore(1)
     core.on_hosts([(0,)])
     key = {"key": 0, "name": "w", "dtype": "float32", "weight": True, "compression": {"type": "none"}}
-    core.declare(0, {"type": "dist_sync", "staleness": 0, "keys": [key | {"slices": [[0, 4]]}]})
+    core.declare(0, declared({"type": "dist_sync", "staleness": 0, "keys": [key | {"slices": [[0, 4]]}]}))
     service = Service("server 0", ENVIRONMENT, core, None, pytest.fail, pytest.fail)
     (work,) = core.push(0, 0, 0, 1, -1.0, core.buffer(0, 0, 0, 16, 0))
     with pytest.raises(Rejected, match="steps to make for 0.05 s .* between two barriers"), service.at_rest(0.05):
@@ -83,9 +84,9 @@ def test_a_push_that_completes_a_round_is_added_up_before_the_next_is_received()
     """
     length = 1 << 16  # more than is added up at once where all share
     core = ServerCore(2)
-    core.declare(0, {"type": "dist_sync", "staleness": 0, "keys": [
+    core.declare(0, declared({"type": "dist_sync", "staleness": 0, "keys": [
         {"key": 0, "name": "w", "dtype": "float32", "weight": True, "compression": {"type": "none"},
-         "slices": [[0, length], [1, length]]}]})
+         "slices": [[0, length], [1, length]]}]}))
     service = Service("server 0", ENVIRONMENT, core, None, pytest.fail, pytest.fail)
     service._pool.submit = lambda work: None  # nobody has the time
     for worker, flags in ((0, Flag.SHARED), (1, 0)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import socket
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -43,7 +44,7 @@ def check(environment: Environment) -> None:
                         "an IPv4 network (--subnet or --interface of dmltrain-launch), or --backend torch")
 
 
-def join(mx: ModuleType, environment: Environment, facts: dict[str, Any], kind: str) -> Any:
+def join(mx: ModuleType, environment: Environment, facts: Mapping[str, Any], kind: str) -> Any:
     """MXNet's kvstore of this process in its role. Waits until all of the job's processes have joined ps-lite."""
     port = facts.get(PORT)
     if not isinstance(port, int):

@@ -14,14 +14,26 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from dmltrain.env import Environment
 from dmltrain.errors import JobLost
-from dmltrain.kvstore.transport import host, link, wire
+from dmltrain.kvstore.transport import host, link
 from dmltrain.kvstore.transport.handshake import Caller
 from dmltrain.kvstore.transport.link import Closed, Link
-from dmltrain.kvstore.transport.wire import FrameError, Kind
+from dmltrain.kvstore.transport.message import (
+    Abort,
+    Barrier,
+    Bye,
+    Heartbeat,
+    Message,
+    Refuse,
+    Register,
+    Release,
+    Shutdown,
+    Start,
+    encode,
+)
+from dmltrain.kvstore.transport.wire import FrameError
 
 EXIT_SECONDS = 3.0
 
@@ -30,13 +42,13 @@ class Control:
     """One process's control link. All methods may be called from any thread."""
 
     def __init__(self, environment: Environment, port: int = 0, on_end: Callable[[str], None] | None = None,
-                 exit_seconds: float = EXIT_SECONDS, meeting: str = "") -> None:
-        """Connect and register; `port` is where a server listens, `meeting` the name by which processes of its host
+                 exit_seconds: float = EXIT_SECONDS, socket_name: str = "") -> None:
+        """Connect and register; `port` is where a server listens, `socket_name` that by which processes of its host
         find this one (rendezvous.py). Raises JobLost when the scheduler cannot be reached. `exit_seconds`: how long a
         process of a lost job has to end by itself.
         """
         self.failure = ""
-        self.table: dict[str, Any] = {}
+        self._start: Start | None = None
         self.shutdown = threading.Event()
         self.over = threading.Event()  # nothing more will come from the scheduler
         self._environment = environment
@@ -48,33 +60,31 @@ class Control:
         self._closing = False
         self._scheduler = f"the scheduler at {environment.root_host}:{environment.root_port}"
         self._link = self._connect()
-        self._say({"op": "register", "host": environment.node_host, "port": port, "host_name": environment.host_name,
-                   "meeting": meeting, "host_id": host.identity()})
+        self._say(Register(environment.node_host, port, environment.host_name, socket_name, host.identity()))
         self._reader = threading.Thread(target=self._read, name="control-reader", daemon=True)
         self._reader.start()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
-    def wait_for_start(self) -> dict[str, Any]:
-        """The table that the scheduler sends when all are here: {"servers": [[host, port, meeting, host's identity],
-        ...], "workers": [[host's identity, meeting], ...]} and the facts that it was given to announce. Raises JobLost.
-        """
-        self._wait(lambda: bool(self.table), self._environment.start_seconds + 5.0, "the start of the job")
-        return self.table
+    def wait_for_start(self) -> Start:
+        """What the scheduler sends when all are here. Raises JobLost."""
+        self._wait(lambda: self._start is not None, self._environment.start_seconds + 5.0, "the start of the job")
+        assert self._start is not None  # see _wait
+        return self._start
 
     def barrier(self, name: str) -> None:
         """Wait until every worker has called barrier with this name. Raises JobLost."""
-        self._say({"op": "barrier", "id": name})
+        self._say(Barrier(name))
         self._wait(lambda: name in self._released, self._environment.wait_seconds + 5.0, f"barrier {name!r}")
         self._released.discard(name)
 
     def abort(self, reason: str) -> None:
         """End the job for everybody."""
-        self._say({"op": "abort", "reason": reason})
+        self._say(Abort(reason))
 
     def bye(self) -> None:
         """This process is done; the end of its link is no failure from now on."""
         self._closing = True
-        self._say({"op": "bye"})
+        self._say(Bye())
 
     def close(self) -> None:
         self._closing = True
@@ -106,9 +116,9 @@ class Control:
                 raise JobLost(f"{self._scheduler}: {error}") from error
             time.sleep(0.05)
 
-    def _say(self, message: dict[str, Any]) -> None:
+    def _say(self, message: Message) -> None:
         with contextlib.suppress(Closed):  # the reader notices and tells
-            self._link.send(wire.control(Kind.CONTROL, message))
+            self._link.send(encode(message))
 
     def _wait(self, reached: Callable[[], bool], seconds: float, what: str) -> None:
         with self._changed:
@@ -121,32 +131,37 @@ class Control:
         try:
             while True:
                 header = self._link.read_header()
-                message = self._link.read_control(header)
+                message = self._link.read_message(header)
                 self._heard = time.monotonic()
-                if header.kind == Kind.REFUSE:
-                    return self.fail(f"{self._scheduler} refused this process: {message.get('reason')}")
                 self._take(message)
         except Exception as error:  # whatever it is, nobody may wait for the scheduler any more
             self.fail(f"lost {self._scheduler}: {error}")
         finally:
             self.over.set()
 
-    def _take(self, message: dict[str, Any]) -> None:
-        operation = message.get("op")
-        if operation in ("abort", "shutdown"):
-            self.over.set()
-        if operation == "abort":
-            return self.fail(str(message.get("reason")))
+    def _take(self, message: Message) -> None:
+        match message:
+            case Refuse():
+                self.fail(f"{self._scheduler} refused this process: {message.reason}")
+            case Abort():
+                self.over.set()
+                self.fail(message.reason)
+            case Start() | Release() | Shutdown():
+                self._go_on(message)
+
+    def _go_on(self, message: Start | Release | Shutdown) -> None:
+        """Wake whoever waits for this."""
         with self._changed:
-            if operation == "start":
-                self.table = message
-            elif operation == "release":
-                self._released.add(str(message.get("id")))
-            elif operation == "shutdown":
+            if isinstance(message, Start):
+                self._start = message
+            elif isinstance(message, Release):
+                self._released.add(message.id)
+            else:
+                self.over.set()
                 self._closing = True
                 self.shutdown.set()
             self._changed.notify_all()
-        if self.shutdown.is_set() and self._on_end:
+        if isinstance(message, Shutdown) and self._on_end:
             self._on_end("")
 
     def _beat(self) -> None:
@@ -157,9 +172,9 @@ class Control:
                 self._heard = now
             last = now
             if now - self._heard > self._environment.lost_seconds:
-                self.fail(f"{self._scheduler} gave no sign of life for {now - self._heard:.0f} s "
+                self.fail(f"{self._scheduler} missed heartbeats for {now - self._heard:.0f} s "
                           "(frozen, stopped, or cut off)")
-            self._say({"op": "heartbeat"})
+            self._say(Heartbeat())
             self.shutdown.wait(self._environment.heartbeat_seconds)
 
     def _end_process(self) -> None:

@@ -13,6 +13,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from dmltrain.kvstore.transport.message import (
+    Abort,
+    Barrier,
+    Bye,
+    Heartbeat,
+    Message,
+    Refuse,
+    Register,
+    Release,
+    ServerAddress,
+    Shutdown,
+    Start,
+    WorkerAddress,
+)
+
 Node = tuple[str, int]  # role, index
 EVERYBODY: Node = ("all", 0)
 
@@ -22,14 +37,7 @@ class Send:
     """`message` to one process, or to EVERYBODY that is connected."""
 
     to: Node
-    message: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Refuse:
-    """Tell the sender of the last message why it cannot take part, and cut its connection."""
-
-    reason: str
+    message: Message
 
 
 @dataclass(frozen=True)
@@ -44,12 +52,12 @@ class Log:
     text: str
 
 
+Action = Send | Refuse | Finish | Log
+
+
 @dataclass
 class _Peer:
-    host_name: str
-    address: tuple[str, int]
-    meeting: str  # where processes of its host find it,
-    host_id: str  # and which host that is
+    place: Register  # what it said about itself
     heard: float  # s
     done: bool = False
 
@@ -72,29 +80,29 @@ class SchedulerCore:
     _started: bool = False
     _finished: bool = False
 
-    def handle(self, node: Node, message: dict[str, Any], now: float) -> list[Send | Refuse | Finish | Log]:
+    def handle(self, node: Node, message: Message, now: float) -> list[Action]:
         """What `node` said (its role and index are proved by the handshake)."""
         if self._finished:
             return []
         self._advance(now)
-        operation = message.get("op")
-        if operation == "register":
+        if isinstance(message, Register):
             return self._register(node, message)
         peer = self._peers.get(node)
         if peer is None:
             return [Refuse(f"{_name(node)} has not registered")]
         peer.heard = now
-        if operation == "heartbeat":
-            return [Send(node, {"op": "heartbeat"})]
-        if operation == "barrier":
-            return self._barrier(node, str(message.get("id")))
-        if operation == "bye":
-            return self._bye(node)
-        if operation == "abort":
-            return self._abort(f"{self._describe(node)}: {message.get('reason')}")
-        return [Refuse(f"unknown operation {operation!r}")]
+        match message:
+            case Heartbeat():
+                return [Send(node, Heartbeat())]
+            case Barrier():
+                return self._barrier(node, message.id)
+            case Bye():
+                return self._bye(node)
+            case Abort():
+                return self._abort(f"{self._describe(node)}: {message.reason}")
+        return [Refuse(f"{message.op or message.kind.name} is not for the scheduler")]
 
-    def lost(self, node: Node, reason: str, now: float) -> list[Send | Refuse | Finish | Log]:
+    def lost(self, node: Node, reason: str, now: float) -> list[Action]:
         """The connection to `node` has ended."""
         peer = self._peers.get(node)
         if self._finished or peer is None or peer.done:
@@ -102,7 +110,7 @@ class SchedulerCore:
         self._advance(now)
         return self._abort(f"{self._describe(node)} is gone: {reason}")
 
-    def tick(self, now: float) -> list[Send | Refuse | Finish | Log]:
+    def tick(self, now: float) -> list[Action]:
         """Time passes; call it a few times a second."""
         self._advance(now)
         if self._began is None:
@@ -111,7 +119,7 @@ class SchedulerCore:
             return []
         for node, peer in self._peers.items():
             if not peer.done and now - peer.heard > self.lost_seconds:
-                return self._abort(f"{self._describe(node)} gave no sign of life for {now - peer.heard:.0f} s "
+                return self._abort(f"{self._describe(node)} missed heartbeats for {now - peer.heard:.0f} s "
                                    "(frozen, stopped, or cut off)")
         return self._tick_start(now) if not self._started else self._tick_barriers(now)
 
@@ -121,7 +129,7 @@ class SchedulerCore:
             for peer in self._peers.values():
                 peer.heard = now
 
-    def _tick_start(self, now: float) -> list[Send | Refuse | Finish | Log]:
+    def _tick_start(self, now: float) -> list[Action]:
         assert self._began is not None
         missing = ", ".join(_name(node) for node in self._expected() if node not in self._peers)
         if now - self._began > self.start_seconds:
@@ -132,7 +140,7 @@ class SchedulerCore:
             return [Log(f"waiting for {missing}")]
         return []
 
-    def _tick_barriers(self, now: float) -> list[Send | Refuse | Finish | Log]:
+    def _tick_barriers(self, now: float) -> list[Action]:
         for name, (since, arrived) in self._barriers.items():
             if now - since > self.wait_seconds:
                 missing = ", ".join(f"worker {w}" for w in range(self.num_workers) if w not in arrived)
@@ -140,28 +148,26 @@ class SchedulerCore:
                                    "(DMLTRAIN_WAIT_TIMEOUT)")
         return []
 
-    def _register(self, node: Node, message: dict[str, Any]) -> list[Send | Refuse | Finish | Log]:
+    def _register(self, node: Node, message: Register) -> list[Action]:
         if node not in self._expected():
             return [Refuse(f"{_name(node)} is not part of this job of {self.num_workers} workers "
                            f"and {self.num_servers} servers")]
         if node in self._peers:
-            return [Refuse(f"{_name(node)} is here already, from host {self._peers[node].host_name}")]
-        host, port = str(message.get("host", "")), message.get("port", 0)
-        self._peers[node] = _Peer(str(message.get("host_name", "")), (host, port if type(port) is int else 0),
-                                  str(message.get("meeting", "")), str(message.get("host_id", "")), self.now)
+            return [Refuse(f"{_name(node)} is here already, from host {self._peers[node].place.host_name}")]
+        self._peers[node] = _Peer(message, self.now)
         if any(other not in self._peers for other in self._expected()):
             return []
         self._started = True
-        return [Send(EVERYBODY, {**self.facts, "op": "start", **self._table()}),
+        return [Send(EVERYBODY, self._start()),
                 Log(f"all here: {self.num_workers} workers, {self.num_servers} servers")]
 
-    def _table(self) -> dict[str, Any]:
-        servers = [self._peers["server", number] for number in range(self.num_servers)]
-        workers = [self._peers["worker", number] for number in range(self.num_workers)]
-        return {"servers": [[*peer.address, peer.meeting, peer.host_id] for peer in servers],
-                "workers": [[peer.host_id, peer.meeting] for peer in workers]}
+    def _start(self) -> Start:
+        servers = [self._peers["server", number].place for number in range(self.num_servers)]
+        workers = [self._peers["worker", number].place for number in range(self.num_workers)]
+        return Start(tuple(ServerAddress(each.host, each.port, each.socket_name, each.host_id) for each in servers),
+                     tuple(WorkerAddress(each.socket_name, each.host_id) for each in workers), dict(self.facts))
 
-    def _barrier(self, node: Node, name: str) -> list[Send | Refuse | Finish | Log]:
+    def _barrier(self, node: Node, name: str) -> list[Action]:
         if node[0] != "worker":
             return [Refuse("only workers take part in barriers")]
         _, arrived = self._barriers.setdefault(name, (self.now, set()))
@@ -172,9 +178,9 @@ class SchedulerCore:
         if len(arrived) < self.num_workers:
             return []
         del self._barriers[name]
-        return [Send(("worker", w), {"op": "release", "id": name}) for w in range(self.num_workers)]
+        return [Send(("worker", w), Release(name)) for w in range(self.num_workers)]
 
-    def _bye(self, node: Node) -> list[Send | Refuse | Finish | Log]:
+    def _bye(self, node: Node) -> list[Action]:
         self._peers[node].done = True
         for name, (_, arrived) in self._barriers.items():
             if node[0] == "worker" and node[1] not in arrived:
@@ -182,11 +188,11 @@ class SchedulerCore:
         if not all(self._done(("worker", w)) for w in range(self.num_workers)):
             return []
         self._finished = True
-        return [Send(EVERYBODY, {"op": "shutdown"}), Finish()]
+        return [Send(EVERYBODY, Shutdown()), Finish()]
 
-    def _abort(self, reason: str) -> list[Send | Refuse | Finish | Log]:
+    def _abort(self, reason: str) -> list[Action]:
         self._finished = True
-        return [Send(EVERYBODY, {"op": "abort", "reason": reason}), Finish(reason)]
+        return [Send(EVERYBODY, Abort(reason)), Finish(reason)]
 
     def _done(self, node: Node) -> bool:
         return node in self._peers and self._peers[node].done
@@ -195,7 +201,7 @@ class SchedulerCore:
         return [("server", s) for s in range(self.num_servers)] + [("worker", w) for w in range(self.num_workers)]
 
     def _describe(self, node: Node) -> str:
-        return f"{_name(node)} on {self._peers[node].host_name or self._peers[node].address[0]}"
+        return f"{_name(node)} on {self._peers[node].place.host_name or self._peers[node].place.host}"
 
 
 def _name(node: Node) -> str:

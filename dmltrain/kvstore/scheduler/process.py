@@ -12,10 +12,11 @@ from typing import Any
 from dmltrain.env import Environment
 from dmltrain.errors import UserError
 from dmltrain.kvstore.log import log
-from dmltrain.kvstore.scheduler.core import EVERYBODY, Finish, Log, Node, Refuse, SchedulerCore, Send
-from dmltrain.kvstore.transport import link, wire
+from dmltrain.kvstore.scheduler.core import EVERYBODY, Action, Finish, Log, Node, SchedulerCore, Send
+from dmltrain.kvstore.transport import link
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.listener import accept_loop
+from dmltrain.kvstore.transport.message import Message, Refuse, Register, encode
 from dmltrain.kvstore.transport.wire import FrameError, Kind
 
 TICK_SECONDS = 0.25
@@ -29,7 +30,7 @@ class SchedulerProcess:
         self._environment = environment
         self._core = SchedulerCore(environment.num_workers, environment.num_servers, environment.lost_seconds,
                                    environment.start_seconds, environment.wait_seconds, {} if facts is None else facts)
-        self._events: queue.SimpleQueue[tuple[Link, Node, dict[str, Any] | str]] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[tuple[Link, Node, Message | str]] = queue.SimpleQueue()
         self._links: dict[Node, Link] = {}
         self._listening = _socket(environment)
 
@@ -39,7 +40,7 @@ class SchedulerProcess:
                          args=(self._listening, self._environment, "scheduler", self._serve)).start()
         next_tick = time.monotonic() + TICK_SECONDS
         while True:
-            actions: list[Any] = []
+            actions: list[Action] = []
             origin = None
             try:
                 origin, node, event = self._events.get(timeout=max(0.0, next_tick - time.monotonic()))
@@ -53,13 +54,13 @@ class SchedulerProcess:
                     return action.reason
                 self._act(action, origin)
 
-    def _event(self, origin: Link, node: Node, event: dict[str, Any] | str) -> list[Any]:
+    def _event(self, origin: Link, node: Node, event: Message | str) -> list[Action]:
         if isinstance(event, str):
             if self._links.get(node) is not origin:
                 return []
             del self._links[node]
             return self._core.lost(node, event, time.monotonic())
-        if event.get("op") == "register":
+        if isinstance(event, Register):
             self._links.setdefault(node, origin)  # a second process of the same name is refused by the core
         return self._core.handle(node, event, time.monotonic())
 
@@ -68,10 +69,10 @@ class SchedulerProcess:
             log(action.text)
         elif isinstance(action, Refuse):
             if origin is not None:
-                _send(origin, wire.control(Kind.REFUSE, {"reason": action.reason}))
+                _send(origin, encode(action))
                 origin.cut()
         else:
-            frame = wire.control(Kind.CONTROL, action.message)
+            frame = encode(action.message)
             targets = list(self._links.values()) if action.to == EVERYBODY else [self._links.get(action.to)]
             for target in targets:
                 if target is not None:
@@ -84,13 +85,14 @@ class SchedulerProcess:
                 header = connection.read_header()
                 if header.kind != Kind.CONTROL:
                     raise FrameError(f"frame kind {header.kind} on a control link")
-                self._events.put((connection, node, connection.read_control(header)))
+                self._events.put((connection, node, connection.read_message(header)))
         except (Closed, OSError) as error:
             self._events.put((connection, node, str(error)))
         except FrameError as error:
             log(f"cut off {role} {index}: {error}")
+            _send(connection, encode(Refuse(str(error))))
             connection.cut()
-            self._events.put((connection, node, f"sent what is no frame: {error}"))
+            self._events.put((connection, node, f"broke the protocol: {error}"))
 
 
 def _socket(environment: Environment) -> socket.socket:

@@ -32,6 +32,7 @@ from dmltrain.kvstore import codec as codecs
 from dmltrain.kvstore import types
 from dmltrain.kvstore.server import stragglers
 from dmltrain.kvstore.server.slice import Allocate, Arrival, Buffer, Push, Slice, Step, Work, private
+from dmltrain.kvstore.transport.message import Declare, Key
 from dmltrain.kvstore.transport.wire import DTYPES
 from dmltrain.kvstore.types import KVStoreType
 
@@ -78,7 +79,7 @@ class ServerCore:
     allocate: Allocate = private  # memory for values
     hosts: tuple[tuple[int, ...], ...] = ()
     _slices: dict[tuple[int, int], Slice] = field(default_factory=dict)
-    _declared: dict[int, dict[str, Any]] = field(default_factory=dict)
+    _declared: dict[int, Key] = field(default_factory=dict)
     _mode: tuple[KVStoreType, float] | None = None
     _finished: set[int] = field(default_factory=set)
     _relays: set[int] = field(default_factory=set)  # that are here: they know who of their workers keeps them waiting
@@ -100,49 +101,36 @@ class ServerCore:
 
     # -- what is stored -------------------------------------------------------------------------------------------
 
-    def declare(self, worker: int, message: dict[str, Any]) -> None:
-        """A worker announces the kvstore's type and keys: {"type", "staleness", "keys": [{"key", "name", "dtype",
-        "weight", "compression": {"type", ...}, "slices": [[index, length], ...]}]}. All workers must announce the same.
-        Raises Rejected."""
-        try:
-            mode = (types.find(message["type"]), float(message["staleness"]))
-            keys = [self._check(entry) for entry in message["keys"]]
-        except (KeyError, TypeError, ValueError, OverflowError, UserError) as error:
-            raise Rejected(f"malformed declaration: {error!r}") from error
+    def declare(self, worker: int, message: Declare) -> None:
+        """A worker announces the kvstore's type and keys. All workers must announce the same. Raises Rejected."""
+        mode = (_type_of(message), message.staleness)
+        for each in message.keys:
+            _check(each)
         if self._mode not in (None, mode):
             raise Rejected(f"worker {worker} uses kvstore {mode[0].name} (staleness {mode[1]:g}), the others "
                            f"{self._mode[0].name} (staleness {self._mode[1]:g}): start all with the same --kv-store")
         self._mode, self.staleness = mode, mode[1]
-        for entry in keys:
-            known = self._declared.setdefault(entry["key"], entry)
+        for entry in message.keys:
+            known = self._declared.setdefault(entry.key, entry)
             if known != entry:
-                raise Rejected(f"worker {worker} announces key {entry['key']} as {_brief(entry)}, another worker as "
+                raise Rejected(f"worker {worker} announces key {entry.key} as {_brief(entry)}, another worker as "
                                f"{_brief(known)}: all workers must train the same model")
-            places = [(entry["key"], index) for index, _ in entry["slices"]]
+            places = [(entry.key, index) for index, _ in entry.slices]
             if places and places[0] not in self._slices:
                 self._slices |= {place: self._new(entry, length)
-                                 for place, (_, length) in zip(places, entry["slices"], strict=True)}
+                                 for place, (_, length) in zip(places, entry.slices, strict=True)}
                 for place in places:  # after the first buffers of all: each key's lie side by side
                     self._slices[place].reserve()
 
-    def _check(self, entry: dict[str, Any]) -> dict[str, Any]:
-        slices = [[int(index), int(length)] for index, length in entry["slices"]]
-        if entry["dtype"] not in DTYPES or any(not 0 <= length <= 1 << 31 for _, length in slices):
-            raise ValueError(f"key {entry['key']}: dtype {entry['dtype']!r} or a slice's length is impossible")
-        if codecs.make(entry["compression"]) and entry["dtype"] != "float32":
-            raise ValueError(f"key {entry['key']}: only float32 can be compressed, this is {entry['dtype']}")
-        return {"key": int(entry["key"]), "name": str(entry["name"]), "dtype": str(entry["dtype"]),
-                "weight": bool(entry["weight"]), "compression": dict(entry["compression"]), "slices": slices}
-
-    def _new(self, entry: dict[str, Any], length: int) -> Slice:
-        codec = codecs.make(entry["compression"])
+    def _new(self, entry: Key, length: int) -> Slice:
+        codec = codecs.make(entry.compression)
         result = codec and codec.of_sum(self.num_workers)
         zeros = {worker: 0 for host in self.hosts for worker in host}
-        at_once = entry["weight"] and self._mode is not None and not self._mode[0].synchronous
-        piece = Slice(entry["dtype"], length, at_once, entry["weight"], codec, result, self.allocate, zeros,
+        at_once = entry.weight and self._mode is not None and not self._mode[0].synchronous
+        piece = Slice(entry.dtype, length, at_once, entry.weight, codec, result, self.allocate, zeros,
                       zeros.copy())
         if self.spec and self.make_step and piece.is_weight:
-            piece.step = self.make_step(self.spec, entry["key"], piece.value.array)
+            piece.step = self.make_step(self.spec, entry.key, piece.value.array)
         if result and result.needs_residual and piece.step is None:
             piece.residual = np.zeros(length, np.float32)
         return piece
@@ -294,7 +282,7 @@ class ServerCore:
 
         The latter is said when it is still so at the next call: for a lost worker the scheduler has better words.
         """
-        named = [(f"key {self._declared[key]['name']!r} slice {index}", piece)
+        named = [(f"key {self._declared[key].name!r} slice {index}", piece)
                  for (key, index), piece in self._slices.items()]
         covered = self._finished.difference(*(self._covers[relay] for relay in self._relays))
         absent = _first(stragglers.absent(name, piece, covered if piece.is_weight else self._finished)
@@ -403,7 +391,30 @@ def _type(dtype: int) -> str:
     return DTYPES[dtype] if dtype < len(DTYPES) else f"compression {dtype}"
 
 
-def _brief(entry: dict[str, Any]) -> str:
-    kind = entry["compression"].get("type")
-    return (f"{entry['name']!r} ({entry['dtype']}{'' if kind == 'none' else f', compressed {kind}'}, slices "
-            f"{str(entry['slices'])[:60]})")
+def _type_of(message: Declare) -> KVStoreType:
+    """Raises Rejected."""
+    try:
+        found = types.find(message.type)
+    except UserError as error:
+        raise Rejected(str(error)) from error
+    if not message.staleness >= 0:
+        raise Rejected(f"a staleness of {message.staleness}, expected 0 or more clocks")
+    return found
+
+
+def _check(entry: Key) -> None:
+    """Raises Rejected unless there can be such a key."""
+    if entry.dtype not in DTYPES or any(not 0 <= length <= 1 << 31 for _, length in entry.slices):
+        raise Rejected(f"key {entry.key}: dtype {entry.dtype!r} or a slice's length is impossible")
+    try:
+        coded = codecs.make(entry.compression) is not None
+    except ValueError as error:
+        raise Rejected(f"key {entry.key}: {error}") from error
+    if coded and entry.dtype != "float32":
+        raise Rejected(f"key {entry.key}: only float32 can be compressed, this is {entry.dtype}")
+
+
+def _brief(entry: Key) -> str:
+    kind = entry.compression.get("type")
+    return (f"{entry.name!r} ({entry.dtype}{'' if kind == 'none' else f', compressed {kind}'}, slices "
+            f"{str([list(each) for each in entry.slices])[:60]})")

@@ -18,6 +18,7 @@ from dmltrain.kvstore.server.core import Rejected, ServerCore
 from dmltrain.kvstore.server.service import OVERDUE_SECONDS, Service, allocator
 from dmltrain.kvstore.transport import host, link, rendezvous
 from dmltrain.kvstore.transport.link import Link
+from dmltrain.kvstore.transport.message import Optimizer, expect
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError
 from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
 
@@ -28,26 +29,26 @@ class ServerProcess:
 
     def __init__(self, environment: Environment, exit_seconds: float = EXIT_SECONDS) -> None:
         self._environment = environment
-        arena, self._meeting = _share(environment.transport)
+        arena, self._local = _share(environment.transport)
         core = ServerCore(environment.num_workers, make_step=make_step, wait_seconds=environment.wait_seconds,
                           allocate=allocator(arena))
         self._service = Service(f"server {environment.index}", environment, core, arena, self._fail, self._other)
         self._listening = _listen(environment.node_host)
         self._ended = threading.Event()
         self._control = Control(environment, self._listening.getsockname()[1], on_end=lambda reason: self._ended.set(),
-                                exit_seconds=exit_seconds, meeting=self._meeting[1] if self._meeting else "")
+                                exit_seconds=exit_seconds, socket_name=self._local[1] if self._local else "")
 
     def run(self) -> str:
         gc.set_threshold(GARBAGE_OBJECTS)
         try:
-            table = self._control.wait_for_start()
+            start = self._control.wait_for_start()
         except JobLost as error:
             return str(error)
         with self._service.alone() as core:
-            core.on_hosts(host.in_table(table))
+            core.on_hosts(host.at_start(start))
         self._service.accept(self._listening)
-        if self._meeting:
-            self._service.accept(self._meeting[0])
+        if self._local:
+            self._service.accept(self._local[0])
         while not self._ended.wait(OVERDUE_SECONDS):
             if reason := self._service.overdue():
                 self._control.abort(reason)
@@ -62,9 +63,9 @@ class ServerProcess:
             state = self.pack_state()
             return Header(Kind.STATE, len(state)).pack(), memoryview(state)
         if header.kind == Kind.OPTIMIZER:
-            message = connection.read_control(header)
+            message = expect(connection.read_message(header), Optimizer)
             with self._service.alone() as core:
-                core.optimize(message)
+                core.optimize(dict(message.spec))
         elif header.kind == Kind.STATE:
             self._restore(connection, header)
         else:

@@ -25,9 +25,10 @@ from dmltrain.kvstore.log import log
 from dmltrain.kvstore.server.core import Action, Rejected, Reply, ServerCore, relay_number
 from dmltrain.kvstore.server.pool import Pool
 from dmltrain.kvstore.server.slice import Allocate, Buffer, Work, private
-from dmltrain.kvstore.transport import rendezvous, wire
+from dmltrain.kvstore.transport import message, rendezvous, wire
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.listener import accept_loop
+from dmltrain.kvstore.transport.message import Declare, Error
 from dmltrain.kvstore.transport.outbox import LAST, Frame, Outbox
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError
 from dmltrain.kvstore.transport.wire import Flag, FrameError, Header, Kind
@@ -126,10 +127,10 @@ class Service:
             pass  # the scheduler knows whether that is the end or a loss
         except (Rejected, FrameError) as error:
             log(f"{self._name}: {role} {index}: {error}")
-            outbox.put(wire.control(Kind.ERROR, {"reason": str(error)}))
+            outbox.put(message.encode(Error(str(error))))
         except Exception as error:  # a defect of this program: the job must end at once, and say so
             traceback.print_exc()
-            outbox.put(wire.control(Kind.ERROR, {"reason": f"{self._name}: {type(error).__name__}: {error}"}))
+            outbox.put(message.encode(Error(f"{self._name}: {type(error).__name__}: {error}")))
         outbox.finish(DRAIN_SECONDS)
         connection.close()
         with self._lock:
@@ -163,9 +164,9 @@ class Service:
             payload = connection.read_payload(header, wire.MAX_PROBE)
             outbox.put(Header(Kind.PROBE, len(payload)).pack(), memoryview(payload), LAST)
         elif kind == Kind.DECLARE:
-            message = connection.read_control(header)
+            declared = message.expect(connection.read_message(header), Declare)
             with self._lock:
-                self._core.declare(worker, message)
+                self._core.declare(worker, declared)
             outbox.put(Header(Kind.DONE).pack())
         elif kind == Kind.INIT:
             buffer = self._receive(connection, worker, header, initial=True)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from dmltrain.kvstore.transport.message import Start
 
 Ranks = tuple[int, ...]
 
@@ -32,16 +33,16 @@ def of_workers(identities: Sequence[str]) -> tuple[Ranks, ...]:
     return tuple(map(tuple, hosts.values()))
 
 
-def in_table(table: dict[str, Any]) -> tuple[Ranks, ...]:
-    """The same from what the scheduler tells at the start: {"workers": [[identity, meeting], ...], ...}."""
-    return of_workers([name for name, _ in table["workers"]])
+def at_start(start: Start) -> tuple[Ranks, ...]:
+    """The same from what the scheduler tells at the start."""
+    return of_workers([worker.host_id for worker in start.workers])
 
 
-def relayed(table: dict[str, Any], rank: int) -> tuple[Ranks, list[int]]:
+def relayed(start: Start, rank: int) -> tuple[Ranks, list[int]]:
     """The workers of this worker's host, whose pushes the first of them sums, and the servers for which it does so:
     those on other hosts. Empty where there is nothing to sum, or a worker of the host cannot be met."""
-    name = table["workers"][rank][0]
-    ranks = next(ranks for ranks in in_table(table) if rank in ranks)
-    far = [number for number, server in enumerate(table["servers"]) if server[3] != name]
-    meets = all(table["workers"][each][1] for each in ranks)
-    return (ranks, far) if len(ranks) > 1 and far and meets else ((), [])
+    name = start.workers[rank].host_id
+    ranks = next(ranks for ranks in at_start(start) if rank in ranks)
+    far = [number for number, server in enumerate(start.servers) if server.host_id != name]
+    reachable = all(start.workers[each].socket_name for each in ranks)
+    return (ranks, far) if len(ranks) > 1 and far and reachable else ((), [])

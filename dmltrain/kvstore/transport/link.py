@@ -12,10 +12,11 @@ import contextlib
 import socket
 import struct
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
-from dmltrain.kvstore.transport import send_window, wire
+from dmltrain.kvstore.transport import message, send_window, wire
 from dmltrain.kvstore.transport.handshake import Caller, Listener
+from dmltrain.kvstore.transport.message import Accept, Challenge, Hello, Message, Proof, Refuse
 from dmltrain.kvstore.transport.send_window import SendWindow
 from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
 
@@ -28,6 +29,8 @@ SOCKET_BUFFER = 1 << 20  # bytes; measured best on loopback
 TCP_RTO_MAX_MS, RETRANSMIT_MS = 44, 1000  # linux/tcp.h; longest pause between two retransmissions
 CHUNK = 1 << 20  # bytes a system call sends at most, so that they are still in the cache when the receiver takes them
 AHEAD_BYTES = 1 << 16  # of headers that one read of a unix socket takes
+
+Handshake = TypeVar("Handshake", Hello, Challenge, Proof, Accept)
 
 
 class Closed(Exception):
@@ -90,9 +93,9 @@ class Link:
         if not self._ahead:
             raise Closed("end of stream")
 
-    def read_control(self, header: Header, limit: int = wire.MAX_CONTROL) -> dict[str, Any]:
-        """The JSON object that follows `header`. Raises FrameError when it is too long or no JSON object."""
-        return wire.parse_control(self.read_payload(header, limit))
+    def read_message(self, header: Header, limit: int = wire.MAX_CONTROL) -> Message:
+        """The control message that `header` begins. Raises FrameError when it is too long or no message."""
+        return message.decode(header.kind, self.read_payload(header, limit))
 
     def read_payload(self, header: Header, limit: int = wire.MAX_CONTROL) -> bytearray:
         """What follows `header`, of a frame that is not a slice's. Raises FrameError when it is too long."""
@@ -199,9 +202,9 @@ def greet(sock: socket.socket, caller: Caller) -> Link:
     link = Link(sock)
     try:
         _limit_waits(sock, HANDSHAKE_SECONDS)
-        link.send(wire.control(Kind.HELLO, caller.hello()))
-        link.send(wire.control(Kind.PROOF, caller.proof(_expect(link, Kind.CHALLENGE))))
-        _expect(link, Kind.ACCEPT)
+        link.send(message.encode(caller.hello()))
+        link.send(message.encode(caller.proof(_expect(link, Challenge))))
+        _expect(link, Accept)
     except BaseException:
         link.close()
         raise
@@ -213,34 +216,34 @@ def accept(sock: socket.socket, listener: Listener) -> tuple[Link, str, int]:
     then and the caller told why.
     """
     link = Link(sock)
-    deadline = threading.Timer(HANDSHAKE_SECONDS, link.cut)  # for all of it: a stranger may send byte after byte
+    deadline = threading.Timer(HANDSHAKE_SECONDS, link.cut)  # for all of it: a peer may send byte after byte
     deadline.start()
     try:
         _limit_waits(sock, HANDSHAKE_SECONDS)
-        hello = _expect(link, Kind.HELLO)
-        link.send(wire.control(Kind.CHALLENGE, listener.challenge(hello)))
-        listener.check(hello, _expect(link, Kind.PROOF))
-        link.send(wire.control(Kind.ACCEPT, {}))
+        hello = _expect(link, Hello)
+        link.send(message.encode(listener.challenge(hello)))
+        listener.check(hello, _expect(link, Proof))
+        link.send(message.encode(Accept()))
     except BaseException as error:
         if isinstance(error, FrameError):
             with contextlib.suppress(Closed):
-                link.send(wire.control(Kind.REFUSE, {"reason": str(error)}))
+                link.send(message.encode(Refuse(str(error))))
                 _hear_out(sock)
         link.close()
         raise
     finally:
         deadline.cancel()
-    return link, hello["role"], hello["index"]
+    return link, hello.role, hello.index
 
 
-def _expect(link: Link, kind: Kind) -> dict[str, Any]:
+def _expect(link: Link, wanted: type[Handshake]) -> Handshake:
     header = link.read_header()
-    if header.kind not in (kind, Kind.REFUSE):
-        raise FrameError(f"frame kind {header.kind} during the handshake, expected {kind.name}")
-    message = link.read_control(header, wire.MAX_HELLO)
-    if header.kind == Kind.REFUSE:
-        raise FrameError(f"refused: {str(message.get('reason'))[:500]!r}")
-    return message
+    if header.kind not in (wanted.kind, Kind.REFUSE):
+        raise FrameError(f"frame kind {header.kind} during the handshake, expected {wanted.kind.name}")
+    found = link.read_message(header, wire.MAX_HELLO)
+    if isinstance(found, Refuse):
+        raise FrameError(f"refused: {found.reason[:500]!r}")
+    return message.expect(found, wanted)
 
 
 def _hear_out(sock: socket.socket) -> None:

@@ -1,26 +1,25 @@
 """Frames: a fixed 68-byte header and a payload. Pure: bytes in, values out; no sockets (link.py has those).
 
-Theory of operation. Every message of the parameter server is one frame. Control frames carry JSON of limited size; data
-frames carry the raw little-endian elements of one slice. A reader first takes 68 bytes and gives them to
-`Header.unpack`, which refuses anything that is not ours before one byte of payload is read; the payload's length is
-then checked against what the receiver expects (`MAX_CONTROL`, or the slice's own size), so that no peer can make us
-allocate memory. The checksum covers the header, whose corruption would misplace data; payloads rely on TCP's checksum
-and the link layer's CRC (docs/decisions/0002-payload-checksum.md). docs/protocol.md shows the layout.
+Theory of operation. Every message of the parameter server is one frame. Control frames carry JSON of limited size
+(message.py); data frames carry the raw little-endian elements of one slice. A reader first takes 68 bytes and gives
+them to `Header.unpack`, which refuses anything that is not ours before one byte of payload is read; the payload's
+length is then checked against what the receiver expects (`MAX_CONTROL`, or the slice's own size), so that no peer can
+make us allocate memory. The checksum covers the header, whose corruption would misplace data; payloads rely on TCP's
+checksum and the link layer's CRC (docs/decisions/0002-payload-checksum.md). docs/protocol.md shows the layout.
 """
 
 from __future__ import annotations
 
-import json
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dmltrain.kvstore import codec
 
 MAGIC = b"DMLT"
-VERSION = 3
+VERSION = 4
 MAX_CONTROL = 8 << 20  # bytes of JSON; a declaration of 100,000 slices takes 3 MB
 MAX_PROBE = 1 << 20  # bytes of a frame that only measures
 MAX_HELLO = 4096  # bytes of JSON before a peer has proved that it belongs to the job
@@ -141,20 +140,3 @@ def parse_places(payload: bytes | bytearray) -> Iterator[tuple[int, int, int]]:
     if len(payload) % _PLACE.size:
         raise FrameError(f"a release of {len(payload)} bytes, expected a multiple of {_PLACE.size}")
     return _PLACE.iter_unpack(payload)  # type: ignore[return-value]
-
-
-def control(kind: Kind, message: dict[str, Any]) -> bytes:
-    """One whole control frame."""
-    payload = json.dumps(message, separators=(",", ":")).encode()
-    return Header(kind, len(payload)).pack() + payload
-
-
-def parse_control(payload: bytes | bytearray) -> dict[str, Any]:
-    """Raises FrameError unless the payload is a JSON object."""
-    try:
-        message = json.loads(payload)
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
-        raise FrameError(f"control frame is not JSON: {error}") from error
-    if not isinstance(message, dict):
-        raise FrameError(f"control frame is a JSON {type(message).__name__}, expected an object")
-    return message

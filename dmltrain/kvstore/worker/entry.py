@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dmltrain.kvstore.base import Handle, Key
+from dmltrain.kvstore.transport import message
 from dmltrain.kvstore.worker.routes import Way
 from dmltrain.kvstore.worker.server_link import Part
 
@@ -38,11 +39,11 @@ def cut(array: np.ndarray, part: Part) -> np.ndarray:
     return array[part.piece.start:part.piece.start + part.piece.length]
 
 
-def declared(name: Key, entry: Entry, parts: list[Part]) -> dict[str, Any]:
-    """How a key is announced to the server, or relay, of these slices of it; see ServerCore.declare."""
+def declared(name: Key, entry: Entry, parts: list[Part]) -> message.Key:
+    """How a key is announced to the server, or relay, of these slices of it."""
     compression = entry.compression if any(part.codec for part in parts) else {"type": "none"}
-    return {"key": entry.number, "name": str(name), "dtype": entry.dtype.name, "weight": entry.is_weight,
-            "compression": compression, "slices": [[part.piece.index, part.piece.length] for part in parts]}
+    slices = tuple((part.piece.index, part.piece.length) for part in parts)
+    return message.Key(entry.number, str(name), entry.dtype.name, entry.is_weight, compression, slices)
 
 
 def joined(kept: list[tuple[np.ndarray, int] | None], entry: Entry, ways: list[Way]) -> np.ndarray:

@@ -11,8 +11,7 @@ import numpy as np
 from dmltrain.errors import UserError
 from dmltrain.kvstore import codec as codecs
 from dmltrain.kvstore.base import Key
-from dmltrain.kvstore.transport import wire
-from dmltrain.kvstore.transport.wire import Kind
+from dmltrain.kvstore.transport.message import Declare, encode
 from dmltrain.kvstore.worker import sharding
 from dmltrain.kvstore.worker.entry import Entry, declared
 from dmltrain.kvstore.worker.routes import Routes, Way
@@ -79,9 +78,8 @@ class Entries:
         """What of these keys travels by that link, when it goes these ways."""
         here = [declared(name, entry, [way.part for way in ways(entry) if way.link is link])
                 for name in names for entry in [self._by_name[name]]]
-        message = {"type": self.kind, "staleness": self.staleness,
-                   "keys": [entry for entry in here if entry["slices"]]}
-        link.request(wire.control(Kind.DECLARE, message), self.seconds)
+        message = Declare(self.kind, self.staleness, tuple(each for each in here if each.slices))
+        link.request(encode(message), self.seconds)
 
     def _entry(self, number: int, array: np.ndarray, pieces: list[sharding.Slice], is_weight: bool) -> Entry:
         compresses = is_weight and array.dtype == np.float32

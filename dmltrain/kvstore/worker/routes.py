@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dmltrain.env import Environment
 from dmltrain.errors import JobLost, UserError
@@ -15,6 +15,7 @@ from dmltrain.kvstore.server.core import relay_number
 from dmltrain.kvstore.transport import host, link, rendezvous
 from dmltrain.kvstore.transport.handshake import Caller
 from dmltrain.kvstore.transport.link import Closed, Link
+from dmltrain.kvstore.transport.message import ServerAddress, Start
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError
 from dmltrain.kvstore.transport.wire import FrameError
 from dmltrain.kvstore.worker.relay import Relay
@@ -40,7 +41,7 @@ class Place:
         self.arena = _arena(environment.transport)
         met = rendezvous.listen() if self.arena and sums and environment.host_sum != "off" else None
         self.listening: socket.socket | None = met[0] if met else None
-        self.meeting = met[1] if met else ""
+        self.socket_name = met[1] if met else ""
 
 
 class Routes:
@@ -49,18 +50,18 @@ class Routes:
     `lost(reason)` is called when a link ends, `fail(reason)` to end the job.
     """
 
-    def __init__(self, environment: Environment, table: dict[str, Any], place: Place, lost: Report, fail: Report
+    def __init__(self, environment: Environment, start: Start, place: Place, lost: Report, fail: Report
                  ) -> None:
-        """`table`: see Control.wait_for_start. Raises JobLost or UserError."""
+        """`start`: what the scheduler has told everybody. Raises JobLost or UserError."""
         self._environment, self._place = environment, place
         self._lost, self._fail = lost, fail
-        self._ranks, self._far = host.relayed(table, environment.index)
+        self._ranks, self._far = host.relayed(start, environment.index)
         self.relay = self._relay(place.listening)
-        self.servers = [self._connect(number, *address) for number, address in enumerate(table["servers"])]
+        self.servers = [self._connect(number, server) for number, server in enumerate(start.servers)]
         if self.relay:
-            self.relay.links |= {number: self._upstream(self.relay.lost, number, *table["servers"][number])
+            self.relay.links |= {number: self._upstream(self.relay.lost, number, start.servers[number])
                                  for number in self._far}
-        self.host = self._join(table) if self._far else None
+        self.host = self._join(start) if self._far else None
         first = environment.index % len(self.servers)  # each worker begins at another server
         self.links = [*([self.host] if self.host else ()), *self.servers[first:], *self.servers[:first]]
         self.all_links = [*self.links, *(self.relay.links.values() if self.relay else ())]
@@ -100,41 +101,42 @@ class Routes:
         assert self._place.arena is not None  # nobody listens without one
         return Relay(self._environment, self._ranks, self._place.arena, listening, self._lost, self._fail)
 
-    def _connect(self, number: int, address: str, port: int, meeting_name: str, _: str) -> ServerLink:
-        name, caller = f"server {number} at {address}:{port}", self._caller("worker")
+    def _connect(self, number: int, server: ServerAddress) -> ServerLink:
+        name, caller = _name(number, server), self._caller("worker")
         try:
-            connection = self._meet(caller, meeting_name, name) or link.connect((address, port), caller, timeout=10.0)
+            connection = self._meet(caller, server.socket_name, name) or link.connect(
+                (server.host, server.port), caller, timeout=10.0)
         except _FAILURES as error:
             raise JobLost(f"{name} cannot be reached: {error}") from error
         return ServerLink(name, self._environment.index, connection, self._lost, self._fail)
 
-    def _meet(self, caller: Caller, meeting_name: str, name: str) -> Link | None:
+    def _meet(self, caller: Caller, socket_name: str, name: str) -> Link | None:
         """The link to a server on this host, through shared memory; None where it is not here or TCP is wanted."""
         met, arena = None, self._place.arena
         with contextlib.suppress(*_FAILURES):  # another user's server, say: TCP then
-            met = rendezvous.connect(meeting_name, caller, arena) if arena and meeting_name else None
+            met = rendezvous.connect(socket_name, caller, arena) if arena and socket_name else None
         if met is None and self._environment.transport == "shm":
             raise UserError(f"--transport shm: {name} is not on this worker's host (or shares no memory); use "
                             "--transport auto, which takes TCP for servers on other hosts")
         return met
 
-    def _upstream(self, lost: Report, number: int, address: str, port: int, *_: str) -> ServerLink:
+    def _upstream(self, lost: Report, number: int, server: ServerAddress) -> ServerLink:
         """The relay's own link to a server."""
-        environment, name = self._environment, f"server {number} at {address}:{port}"
+        environment, name = self._environment, _name(number, server)
         try:
-            connection = link.connect((address, port), self._caller("relay"), timeout=10.0)
+            connection = link.connect((server.host, server.port), self._caller("relay"), timeout=10.0)
         except _FAILURES as error:
             raise JobLost(f"{name} cannot be reached: {error}") from error
         own_number = relay_number(environment.num_workers, environment.index)
         return ServerLink(name, own_number, connection, lost, self._fail)
 
-    def _join(self, table: dict[str, Any]) -> ServerLink:
+    def _join(self, start: Start) -> ServerLink:
         """The link to the host's relay."""
         leader, own, arena = self._ranks[0], self._environment.index, self._place.arena
         assert arena is not None  # or this worker would not have said that it can be met
         connection, reason = None, "it cannot be reached"
         try:
-            connection = rendezvous.connect(table["workers"][leader][1], self._caller("worker"), arena)
+            connection = rendezvous.connect(start.workers[leader].socket_name, self._caller("worker"), arena)
         except _FAILURES as error:
             reason = str(error)
         if connection is None:
@@ -145,6 +147,10 @@ class Routes:
 
     def _caller(self, role: str) -> Caller:
         return Caller.new(self._environment.job, self._environment.key, role, self._environment.index)
+
+
+def _name(number: int, server: ServerAddress) -> str:
+    return f"server {number} at {server.host}:{server.port}"
 
 
 def _arena(transport: str) -> Arena | None:

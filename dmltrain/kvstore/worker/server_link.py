@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dmltrain.kvstore.base import Handle
-from dmltrain.kvstore.transport import wire
+from dmltrain.kvstore.transport import message, wire
 from dmltrain.kvstore.transport.link import Closed, Link
+from dmltrain.kvstore.transport.message import Error
 from dmltrain.kvstore.transport.outbox import LAST, Frame, Outbox
 from dmltrain.kvstore.transport.wire import Flag, FrameError, Header, Kind
 from dmltrain.kvstore.waiting import Trip
@@ -221,7 +222,7 @@ class ServerLink:
         elif header.kind == Kind.PROBE and self.echoed:
             self.echoed(len(self.link.read_payload(header, wire.MAX_PROBE)))
         elif header.kind == Kind.ERROR:
-            self.rejected(str(self.link.read_control(header).get("reason")))
+            self.rejected(message.expect(self.link.read_message(header), Error).reason)
         else:
             self._answer(header)
 

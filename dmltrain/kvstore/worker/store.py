@@ -18,7 +18,7 @@ from dmltrain.env import Environment
 from dmltrain.errors import JobLost, UserError
 from dmltrain.kvstore.base import READ, Handle, Key, Keys, KVStore, as_array, keys_and_values, summed
 from dmltrain.kvstore.scheduler.client import EXIT_SECONDS, Control
-from dmltrain.kvstore.transport import wire
+from dmltrain.kvstore.transport.message import Optimizer, encode
 from dmltrain.kvstore.transport.wire import Flag, Header, Kind
 from dmltrain.kvstore.waiting import Trip, Waits, split
 from dmltrain.kvstore.worker import residual
@@ -53,8 +53,8 @@ class DistKVStore(KVStore):
         place = Place(environment, sums=self.kvstore_type.sums_in_host and environment.num_workers > 1)
         self._arena = place.arena
         self._links: list[ServerLink] = []
-        self._control = Control(environment, on_end=self._end, exit_seconds=exit_seconds, meeting=place.meeting)
-        self.facts = self._control.wait_for_start()  # what the scheduler told everybody
+        self._control = Control(environment, on_end=self._end, exit_seconds=exit_seconds, socket_name=place.socket_name)
+        self.start = self._control.wait_for_start()  # what the scheduler told everybody
         self._routes = self._connect(place)
         self._servers, self._links = self._routes.servers, self._routes.all_links
         self._entries = Entries(self._routes, self.num_workers, self.kvstore_type.name, staleness, self._seconds)
@@ -179,7 +179,7 @@ class DistKVStore(KVStore):
 
     def set_optimizer(self, spec: dict[str, Any]) -> None:
         if self.rank == 0:
-            frame = wire.control(Kind.OPTIMIZER, spec)
+            frame = encode(Optimizer(spec))
             for handle in [self._asked(server.request(frame, self._seconds)) for server in self._servers]:
                 handle.wait()
         self._stepping = True
@@ -248,8 +248,8 @@ class DistKVStore(KVStore):
         if not self._environment.probe:
             return ""
         routes = self._routes
-        hosts = [name or f"of worker {rank}" for rank, (name, _) in enumerate(self.facts["workers"])]
-        hosts += [name for *_, name in self.facts["servers"]]
+        hosts = [worker.host_id or f"of worker {rank}" for rank, worker in enumerate(self.start.workers)]
+        hosts += [server.host_id for server in self.start.servers]
         upstream = routes.relay.links if routes.relay else {}
         self._bound = Bound(self, routes.servers, routes.host, upstream, hosts)
         return str(self._bound)
@@ -302,7 +302,7 @@ class DistKVStore(KVStore):
 
     def _connect(self, place: Place) -> Routes:
         try:
-            return Routes(self._environment, self.facts, place, self._link_lost, self.lose)
+            return Routes(self._environment, self.start, place, self._link_lost, self.lose)
         except (JobLost, UserError) as error:
             self._control.abort(str(error))
             raise

@@ -54,7 +54,7 @@ class MXNetKVStore(MXNetStore):
         self.rank, self.num_workers = self._side.rank, self._side.num_workers
         self.num_servers = self._side.num_servers
         self._side.all_reduce("kvstore", np.zeros(1))  # refuses workers with another --kv-store
-        self._kv = mxnet_ps.join(self._mx, environment, self._side.facts, kind)
+        self._kv = mxnet_ps.join(self._mx, environment, self._side.start.facts, kind)
         self.kv_rank: int = self._kv.rank
         self._rate: float | None = None
         self._stepping = False

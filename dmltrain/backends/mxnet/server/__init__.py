@@ -92,7 +92,7 @@ class Server(ServerProcess):
 
     def run_mxnet(self) -> None:
         """MXNet's part, until the workers stop it."""
-        facts = self._control.wait_for_start()
+        facts = self._control.wait_for_start().facts
         self._store = mxnet_ps.join(self._mx, self._environment, facts, "dist")
         _run(self._mx, self._store, self._command)
 

@@ -1,0 +1,19 @@
+"""Control messages from plain values, as they come from the wire."""
+
+import json
+
+from dmltrain.kvstore.transport.message import Declare, ServerAddress, Start, WorkerAddress, decode
+from dmltrain.kvstore.transport.wire import Kind
+
+
+def declared(content):
+    """A Declare. Raises FrameError."""
+    message = decode(Kind.DECLARE, json.dumps(content).encode())
+    assert isinstance(message, Declare)
+    return message
+
+
+def start(workers, servers):
+    """A Start of workers (host_id, socket_name) and servers (host, port, socket_name, host_id)."""
+    return Start(tuple(ServerAddress(*each) for each in servers),
+                 tuple(WorkerAddress(socket_name, host_id) for host_id, socket_name in workers))

@@ -1,0 +1,152 @@
+"""Control messages: they come back as they were, and anything else is a FrameError that says what was expected."""
+
+import contextlib
+import json
+import math
+import re
+from dataclasses import fields
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from dmltrain.kvstore.transport import message
+from dmltrain.kvstore.transport.message import (
+    Abort,
+    Accept,
+    Barrier,
+    Bye,
+    Challenge,
+    Declare,
+    Error,
+    Heartbeat,
+    Hello,
+    Key,
+    Message,
+    Optimizer,
+    Proof,
+    Refuse,
+    Register,
+    Release,
+    ServerAddress,
+    Shutdown,
+    Start,
+    WorkerAddress,
+)
+from dmltrain.kvstore.transport.wire import HEADER_SIZE, FrameError, Header, Kind
+
+EXAMPLES = [
+    Hello("job", "relay", 3, "00ff"), Challenge("00", "11"), Proof("22"), Accept(), Refuse("no"),
+    Register("10.0.0.1", 65535, "node7", "dmltrain-1", "boot 1"), Heartbeat(), Barrier("1"), Release("1"), Bye(),
+    Abort("disk full"), Shutdown(),
+    Start((ServerAddress("10.0.0.1", 9, "", "a"), ServerAddress("10.0.0.2", 9, "m", "b")), (WorkerAddress("", "a"),),
+          {"ps-lite": 9100}),
+    Declare("dist_async", math.inf, (Key(1 << 31, "w", "float32", True, {"type": "topk", "ratio": 0.1},
+                                         ((0, 65536), (1, 7))),)),
+    Optimizer({"name": "sgd", "lr": 0.1, "keys": {"0": {}}}), Error("why"),
+]
+KINDS = sorted({int(each.kind) for each in EXAMPLES})
+
+
+def sent(content, kind=Kind.CONTROL):
+    return message.decode(kind, json.dumps(content).encode())
+
+
+def test_every_message_has_an_example():
+    assert {type(each) for each in EXAMPLES} == {*message.BY_KIND.values(), *message.BY_OP.values()}
+    assert set(Message.__subclasses__()) == {type(each) for each in EXAMPLES}
+
+
+@pytest.mark.parametrize("value", EXAMPLES, ids=lambda value: type(value).__name__)
+def test_a_message_comes_back_as_it_was(value):
+    frame = message.encode(value)
+    header = Header.unpack(frame[:HEADER_SIZE])
+    assert (header.kind, header.length) == (value.kind, len(frame) - HEADER_SIZE)
+    assert message.decode(header.kind, frame[HEADER_SIZE:]) == value
+
+
+@pytest.mark.parametrize("value", [each for each in EXAMPLES if fields(each)], ids=lambda value: type(value).__name__)
+def test_a_field_too_many_or_too_few_is_named(value):
+    content = json.loads(message.encode(value)[HEADER_SIZE:])
+    name = fields(value)[0].name
+    with pytest.raises(FrameError, match=f"with an unknown field 'extra', expected the fields .*{name}"):
+        sent({**content, "extra": 1}, value.kind)
+    del content[name]
+    with pytest.raises(FrameError, match=f"without '{name}', expected the fields"):
+        sent(content, value.kind)
+
+
+@pytest.mark.parametrize("kind, content, said", [
+    (Kind.CONTROL, {"op": "sing"}, "unknown operation 'sing', expected one of register, heartbeat"),
+    (Kind.CONTROL, {}, "unknown operation None"),
+    (Kind.CONTROL, {"op": ["barrier"]}, "unknown operation ['barrier']"),
+    (Kind.CONTROL, {"op": "barrier", "id": 7}, "barrier: id is 7, expected a text"),
+    (Kind.CONTROL, {"op": "barrier", "id": None}, "barrier: id is None, expected a text"),
+    (Kind.CONTROL, {"op": "register", "host": "", "port": 70000, "host_name": "", "socket_name": "", "host_id": ""},
+     "register: port 70000, expected 0 to 65535"),
+    (Kind.CONTROL, {"op": "register", "host": "", "port": True, "host_name": "", "socket_name": "", "host_id": ""},
+     "register: port is True, expected a whole number"),
+    (Kind.CONTROL, {"op": "start", "servers": {}, "workers": [], "facts": {}}, "start: servers is {}, expected a list"),
+    (Kind.CONTROL, {"op": "start", "servers": [7], "workers": [], "facts": {}},
+     "start: servers is 7, expected an object"),
+    (Kind.CONTROL, {"op": "start", "servers": [], "workers": [], "facts": []}, "facts is [], expected an object"),
+    (Kind.HELLO, {"job": "", "role": "king", "index": 0, "nonce": ""}, "HELLO: role 'king' with index 0"),
+    (Kind.HELLO, {"job": "", "role": "worker", "index": -1, "nonce": ""}, "HELLO: role 'worker' with index -1"),
+    (Kind.PROOF, {"proof": "x" * 513}, "PROOF: proof of 513 characters, expected 512 at most"),
+    (Kind.DECLARE, {"type": "dist_sync", "staleness": "x", "keys": []}, "staleness is 'x', expected a number"),
+    (Kind.DECLARE, {"type": "dist_sync", "staleness": 10**400, "keys": []}, "expected a number that a double can hold"),
+    (Kind.DECLARE, {"type": "dist_sync", "staleness": 0, "keys": [
+        {"key": 0, "name": "a", "dtype": "float32", "weight": 1, "compression": {}, "slices": []}]},
+     "DECLARE: keys: weight is 1, expected true or false"),
+    (Kind.DECLARE, {"type": "dist_sync", "staleness": 0, "keys": [
+        {"key": 0, "name": "a", "dtype": "float32", "weight": True, "compression": {}, "slices": [[0, 1, 2]]}]},
+     "DECLARE: keys: slices is [0, 1, 2], expected 2 values"),
+    (Kind.OPTIMIZER, {"spec": "sgd"}, "OPTIMIZER: spec is 'sgd', expected an object"),
+    (Kind.PUSH, {}, "frame kind 33 where a control message was expected"),
+])
+def test_what_is_wrong_is_named(kind, content, said):
+    with pytest.raises(FrameError, match=re.escape(said)):
+        sent(content, kind)
+
+
+def test_another_message_than_the_one_expected_is_named():
+    assert message.expect(Bye(), Bye) == Bye()
+    with pytest.raises(FrameError, match="Bye where Hello was expected"):
+        message.expect(Bye(), Hello)
+
+
+def test_a_whole_number_is_a_number():
+    assert sent({"type": "dist_ssp", "staleness": 3, "keys": []}, Kind.DECLARE) == Declare("dist_ssp", 3.0, ())
+
+
+JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+                    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+                    max_leaves=8)
+NAMES = sorted({each.name for value in EXAMPLES for each in fields(value)} | {"op", "key", "name", "slices"})
+OPERATIONS = st.sampled_from(sorted(message.BY_OP)) | JSON
+
+
+@given(st.sampled_from([*KINDS, 0, 99]), st.binary(max_size=200))
+@example(int(Kind.CONTROL), b"[" * 100_000)
+@example(int(Kind.CONTROL), b"\xff")
+@example(int(Kind.DECLARE), b'{"type": "dist_sync", "staleness": ' + b"9" * 5000 + b', "keys": []}')
+def test_noise_is_a_frame_error(kind, payload):
+    with contextlib.suppress(FrameError):
+        assert isinstance(message.decode(kind, payload), Message)
+
+
+@given(st.sampled_from(KINDS), st.dictionaries(st.sampled_from(NAMES), JSON, max_size=5), OPERATIONS)
+def test_any_object_is_a_message_or_a_frame_error(kind, content, operation):
+    with contextlib.suppress(FrameError):
+        assert isinstance(sent({**content, "op": operation}, kind), Message)
+    with contextlib.suppress(FrameError):
+        assert isinstance(sent(content, kind), Message)
+
+
+@given(st.sampled_from(EXAMPLES), st.data())
+def test_a_message_with_any_field_replaced_is_a_message_or_a_frame_error(value, data):
+    content = json.loads(message.encode(value)[HEADER_SIZE:])
+    if content:
+        content[data.draw(st.sampled_from(sorted(content)))] = data.draw(JSON)
+    with contextlib.suppress(FrameError):
+        assert isinstance(sent(content, value.kind), Message)
