@@ -51,6 +51,9 @@ setup(
     },
     scripts=["launch/bin/dmltrain"],
     entry_points={"console_scripts": ["dmltrain-launch = launch.cli:main",
+                                      "dmltrain-check = launch.cli:check_main",
+                                      "dmltrain-job = launch.cli:job_main",
+                                      "dmltrain-completion = launch.commands.completion:main",
                                       "dmltrain-parse = dmltrain.report.cli:main"]},
     classifiers=[
         "Operating System :: POSIX :: Linux",

@@ -1,44 +1,83 @@
-"""`dmltrain-launch`: arguments -> what they ask for -> exit code. The only print and the only exit of this package."""
+"""dmltrain-launch, dmltrain-check and dmltrain-job: arguments -> what they ask for -> exit code."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from launch import LaunchError, version
 from launch.clusters import Cluster, cluster
-from launch.command_line.options import Options, parse, usage
+from launch.command_line.options import Options, check_usage, parse, usage
+from launch.ending import end_with, say
 from launch.run.start import NAME, Start, as_utf8, coloured, make_job, name_and_path, used_hosts
 from launch.run.supervise import FAULT_CODE
+from launch.terminal.log_folder import LOGS
+
+CHECK, JOB = "dmltrain-check", "dmltrain-job"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The script's entry point."""
-    try:
-        code = launch([as_utf8(word) for word in (sys.argv[1:] if argv is None else argv)])
-    except LaunchError as error:
-        say(f"{NAME}: error: {error}")
-        code = error.code
-    except KeyboardInterrupt:  # before there was a job
-        code = 130
-    except BrokenPipeError:  # nobody reads the rest of a listing: `--dry-run ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains when it flushes at its end
-        code = 128 + signal.SIGPIPE
-    except Exception:  # a fault of ours; the agents end the job when they hear no more of us
-        traceback.print_exc()
-        code = FAULT_CODE
-    sys.exit(code)
+    """dmltrain-launch."""
+    end_with(NAME, launch, argv)
+
+
+def check_main(argv: Sequence[str] | None = None) -> None:
+    """dmltrain-check: what dmltrain-launch --check does."""
+    end_with(CHECK, check_, argv)
+
+
+def job_main(argv: Sequence[str] | None = None) -> None:
+    """dmltrain-job: what dmltrain-launch --ps, --logs and --kill do, and a list of jobs."""
+    end_with(JOB, job, argv)
 
 
 def launch(argv: Sequence[str]) -> int:
     """Do what the command line says; its exit code."""
-    options = parse(argv, {name: as_utf8(value) for name, value in os.environ.items()})
+    options = parse(argv, environment())
     return MODES[options.mode](options)
+
+
+def check_(argv: Sequence[str]) -> int:
+    options = parse(argv, environment())
+    if options.mode in ("help", "version"):
+        print(check_usage() if options.mode == "help" else f"{CHECK} {version()}\n", end="")
+        return 0
+    if options.mode not in ("", "check"):
+        raise LaunchError(f"--{options.mode} is an option of {NAME}: {CHECK} only looks at hosts")
+    return check(replace(options, mode="check"), CHECK)
+
+
+def job(argv: Sequence[str]) -> int:
+    from launch.command_line.job_options import parse_job, usage_of
+
+    asked = parse_job(argv)
+    if asked.help:
+        print(usage_of(asked.verb), end="")
+    elif asked.version:
+        print(f"{JOB} {version()}")
+    elif asked.verb == "ls":
+        return jobs(asked.target)
+    else:
+        return launch(asked.launcher_argv)
+    return 0
+
+
+def jobs(folder: str) -> int:
+    """Print the jobs of a folder of logs."""
+    from launch.commands import jobs
+
+    for line in jobs.table(jobs.find_jobs(Path(folder or LOGS)), time.time()):
+        print(line)
+    return 0
+
+
+def environment() -> dict[str, str]:
+    return {name: as_utf8(value) for name, value in os.environ.items()}
 
 
 def run(options: Options) -> int:
@@ -50,12 +89,12 @@ def run(options: Options) -> int:
         return Start(options, job, place, path, speaker(options)).run()
 
 
-def check(options: Options) -> int:
+def check(options: Options, name: str = NAME) -> int:
     """Look at the hosts; start nothing but what measures itself."""
     from launch.commands import check
 
     with opened(options) as place:
-        return check.check(options, place, print, lambda line: say(f"{NAME}: {line}"))
+        return check.check(options, place, print, lambda line: say(f"{name}: {line}"))
 
 
 def dry_run(options: Options) -> int:
@@ -139,15 +178,6 @@ def speaker(options: Options) -> Callable[[str], None]:
             print(line, file=file, flush=True)
 
     return both
-
-
-def say(line: str) -> None:
-    """One line to standard error; nobody may be there to read it."""
-    try:
-        print(line, file=sys.stderr, flush=True)
-    except (OSError, UnicodeEncodeError):
-        with contextlib.suppress(OSError):
-            os.write(2, line.encode("ascii", "backslashreplace") + b"\n")
 
 
 if __name__ == "__main__":

@@ -226,7 +226,8 @@ OPTIONS = (
     Option(("--interface",), "NIC", "network interface of the training (default: the network that all hosts share)",
            _text("interface", "an interface such as eth1")),
     Option(("--subnet",), "NET", "the same as a network: 10.0.0.0/24", _text("subnet", "a network")),
-    Option(("--ssh",), "KIND", "paramiko (default), or system: the ssh command with all that its configuration can do",
+    Option(("--ssh",), "paramiko|system", "how to log in (default: paramiko); system: the ssh command, with all that "
+           "its configuration can do",
            _choice("ssh", ("paramiko", "system"))),
     Option(("--ssh-port",), "PORT", "port of sshd where the hosts file names none (default: the ssh configuration's)",
            _number("ssh_port", int, 1, 65535)),
@@ -245,8 +246,8 @@ OPTIONS = (
     Option(("--env-server",), "K[=V]", "the same for the servers only", _setting(SERVER)),
     Option(("--env-worker",), "K[=V]", "the same for the workers only", _setting(WORKER)),
     Option(("--secret",), "NAME", "pass on the variable NAME as it is here, and never show its value", _secret),
-    Option(("--torch-env",), "WHEN", "give workers torch.distributed's variables (RANK, MASTER_ADDR ...): on, off, or "
-           "auto (default): unless the script imports dmltrain", _choice("torch_env", ("auto", "on", "off"))),
+    Option(("--torch-env",), "auto|on|off", "give workers torch.distributed's variables (RANK, MASTER_ADDR ...); auto "
+           "(default): unless the script imports dmltrain", _choice("torch_env", ("auto", "on", "off"))),
     Option(("--log-dir",), "DIR", "folder for the logs and job.json (default: logs/JOB)", _log_dir),
     Option(("--log-file",), "FILE", "the launcher's own lines go there too", _text("log_file", FILE)),
     Option(("--job", "--jobname"), "NAME", "name of the job (default: program and time)", _job),
@@ -360,17 +361,39 @@ def _lookup(name: str) -> Option:
     raise LaunchError(f"unknown option {name}; the options are {valid}")
 
 
+def table(options: Sequence[Option]) -> str:
+    """The options for --help. Two spaces before what each means: completion reads them so."""
+    rows = [(f"{', '.join(option.names)} {option.value}", option.meaning) for option in options]
+    return "\n".join(f"  {names:<30}  {meaning}" for names, meaning in rows)
+
+
 def usage() -> str:
     """The text of --help."""
-    rows = [(f"{', '.join(option.names)} {option.value}", option.meaning) for option in OPTIONS]
-    table = "\n".join(f"  {names:<30} {meaning}" for names, meaning in rows)
     return f"""{USAGE}
 
 Start a scheduler, servers and workers that all run the same program, and end when the workers do.
 A bare script.py is run by this Python. Everything after the program's name belongs to the program.
 
-{table}
+{table(OPTIONS)}
 
 Exit code: 0, or that of the first process to fail (128 + n for a signal), 2 wrong usage, 124 timeout,
 125 fault of the launcher or its agents, 126 program not executable, 127 not found, 130 Ctrl-C, 143 SIGTERM.
+"""
+
+
+OTHER_PROGRAMS = ("--check", "--dry-run", "--ps", "--kill", "--logs", "--follow", "--show")  # not of dmltrain-check
+
+
+def check_usage() -> str:
+    """The text of dmltrain-check --help."""
+    options = [option for option in OPTIONS if option.names[0] not in OTHER_PROGRAMS]
+    return f"""usage: dmltrain-check [options] [program [arguments of the program]]
+
+Check the hosts that the options name, and measure the network between them. No job is started.
+With -n and a training program, its steps are measured and its speed on these hosts is forecast.
+The options are those of the job to be started.
+
+{table(options)}
+
+Exit code: 0 when a job could start, else that which dmltrain-launch would end with.
 """

@@ -1,0 +1,83 @@
+"""The table of `dmltrain-job ls`: the jobs whose logs are in a folder, by their job.json. Only reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from launch import LaunchError
+from launch.commands.show import Record
+from launch.terminal.log_folder import RECORD
+
+COLUMNS = ("JOB", "STATE", "EXIT CODE", "WORKERS", "SERVERS", "HOSTS", "STARTED", "SECONDS")
+RIGHT = {"EXIT CODE", "WORKERS", "SERVERS", "HOSTS", "SECONDS"}
+RUNNING, ENDED, LOST, UNREADABLE = "running", "ended", "launcher lost", "unreadable"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A job: the name of its folder, its state, and what its job.json says."""
+
+    name: str
+    state: str
+    record: dict[str, Any]
+
+
+def find_jobs(folder: Path) -> list[Row]:
+    """The jobs in `folder`, those started last first; LaunchError when there is no such folder."""
+    if not folder.is_dir():
+        raise LaunchError(f"there is no folder {folder}: give the folder that holds the jobs' folders of logs")
+    rows = [_row(path.parent) for path in folder.glob(f"*/{RECORD}")]
+    return sorted(rows, key=lambda row: (str(row.record.get("started", "")), row.name), reverse=True)
+
+
+def _row(folder: Path) -> Row:
+    try:
+        record = json.loads((folder / RECORD).read_bytes())
+        if not isinstance(record, dict):
+            return Row(folder.name, UNREADABLE, {})
+    except (OSError, ValueError):
+        return Row(folder.name, UNREADABLE, {})
+    if record.get("ended"):
+        return Row(folder.name, ENDED, record)
+    return Row(folder.name, LOST if Record(folder).abandoned else RUNNING, record)
+
+
+def table(rows: Sequence[Row], now: float) -> list[str]:
+    """Lines of a table; `now` in seconds since 1970."""
+    cells = [COLUMNS, *(_cells(row, now) for row in rows)]
+    wide = [max(len(row[column]) for row in cells) for column in range(len(COLUMNS))]
+    return [_line(row, wide) for row in cells]
+
+
+def _line(cells: Sequence[str], wide: Sequence[int]) -> str:
+    aligned = [cell.rjust(width) if name in RIGHT else cell.ljust(width)
+               for name, cell, width in zip(COLUMNS, cells, wide, strict=True)]  # fmt: skip
+    return "  ".join(aligned).rstrip()
+
+
+def _cells(row: Row, now: float) -> tuple[str, ...]:
+    record = row.record
+    hosts = record.get("hosts")
+    return (row.name, row.state, _text(record.get("exit_code")), _text(record.get("num_workers")),
+            _text(record.get("num_servers")), _text(len(hosts) if isinstance(hosts, list) else None),
+            _text(record.get("started")), _seconds(row, now))  # fmt: skip
+
+
+def _text(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+def _seconds(row: Row, now: float) -> str:
+    """How long the job took; of one that runs, until now."""
+    if row.state != RUNNING:
+        took = row.record.get("seconds")
+        return f"{took:.0f}" if isinstance(took, int | float) else "-"
+    try:
+        return f"{max(0.0, now - datetime.strptime(row.record['started'], '%Y-%m-%dT%H:%M:%S%z').timestamp()):.0f}"
+    except (KeyError, TypeError, ValueError):
+        return "-"

@@ -1,0 +1,42 @@
+"""How each program of this package ends: a user's mistake is one line, and there is always an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from launch import LaunchError
+from launch.run.start import as_utf8
+from launch.run.supervise import FAULT_CODE
+
+
+def end_with(name: str, act: Callable[[list[str]], int], argv: Sequence[str] | None = None) -> NoReturn:
+    """Run `act` on the command line of the program `name`, and exit with its code."""
+    try:
+        code = act([as_utf8(word) for word in (sys.argv[1:] if argv is None else argv)])
+    except LaunchError as error:
+        say(f"{name}: error: {error}")
+        code = error.code
+    except KeyboardInterrupt:  # before there was a job
+        code = 130
+    except BrokenPipeError:  # nobody reads the rest of a listing: `--dry-run ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains when it flushes at its end
+        code = 128 + signal.SIGPIPE
+    except Exception:  # a fault of ours; the agents end the job when they hear no more of us
+        traceback.print_exc()
+        code = FAULT_CODE
+    sys.exit(code)
+
+
+def say(line: str) -> None:
+    """One line to standard error; nobody may be there to read it."""
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except (OSError, UnicodeEncodeError):
+        with contextlib.suppress(OSError):
+            os.write(2, line.encode("ascii", "backslashreplace") + b"\n")

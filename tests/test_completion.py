@@ -1,0 +1,175 @@
+"""`dmltrain completion bash|zsh`, in real shells."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from launch.command_line.job_options import VERBS
+from launch.command_line.options import OPTIONS, Option
+from launch.commands.completion import choices, commands
+
+DOOR = Path(__file__).parents[1] / "bin/dmltrain"
+ROOT = Path(__file__).parents[1]
+ENTRY = {"launch": "launch.cli:main", "check": "launch.cli:check_main", "job": "launch.cli:job_main",
+         "completion": "launch.commands.completion:main", "parse": "dmltrain.report.cli:main"}  # fmt: skip
+VERBS_HERE = ["check", "completion", "job", "launch", "mute", "parse", "zoom"]
+PLUGIN = """#!/bin/sh
+[ "$1" = --help ] || { echo "$*" > said; exit; }
+echo 'usage: dmltrain-zoom [options] PICTURE'
+echo
+echo '  --by TIMES, -b TIMES   how much'
+echo '  --gently               slowly'
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """The front door and all programs, and one of somebody else's, as an installation has them."""
+    made = tmp_path_factory.mktemp("bin")
+    shutil.copy(DOOR, made)
+    for verb, entry in ENTRY.items():
+        module, _, function = entry.partition(":")
+        text = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom {module} import {function} as main\n"
+        (made / f"dmltrain-{verb}").write_text(f"#!{sys.executable}\n{text}sys.exit(main())\n")
+    (made / "dmltrain-zoom").write_text(PLUGIN)
+    (made / "dmltrain-mute").write_text("#!/bin/sh\nexit 1\n")
+    for path in made.iterdir():
+        path.chmod(0o755)
+    return made
+
+
+def test_the_entry_points_are_the_projects():
+    text = (ROOT / "setup.py").read_text()
+    assert dict(re.findall(r'"dmltrain-(\w+) = ([\w.:]+)"', text)) == ENTRY
+
+
+@pytest.fixture(scope="module")
+def scripts(folder) -> dict[str, Path]:
+    """By shell."""
+    made = {}
+    for shell in ("bash", "zsh"):
+        done = subprocess.run([folder / "dmltrain", "completion", shell], capture_output=True, text=True, check=True)
+        made[shell] = folder.parent / f"completion.{shell}"
+        made[shell].write_text(done.stdout)
+    return made
+
+
+OFFERED = [
+    (["dmltrain", ""], [*VERBS_HERE, "help", "--help", "--version"]),
+    (["dmltrain", "la"], ["launch"]),
+    (["dmltrain", "help", "jo"], ["job"]),
+    (["dmltrain", "launch", "--num-w"], ["--num-workers"]),
+    (["dmltrain", "launch", "--torch-env", ""], ["auto", "on", "off"]),
+    (["dmltrain", "check", "--ssh", "s"], ["system"]),
+    (["dmltrain", "check", "--kil"], []),
+    (["dmltrain", "parse", "--format", "m"], ["markdown"]),
+    (["dmltrain", "parse", "--fo"], ["--format"]),
+    (["dmltrain", "completion", ""], ["bash", "zsh"]),
+    (["dmltrain", "job", ""], ["ls", "ps", "logs", "kill"]),
+    (["dmltrain", "job", "-"], ["-h", "--help", "--version"]),
+    (["dmltrain", "job", "logs", "--f"], ["--follow"]),
+    (["dmltrain", "job", "logs", "--follow", ""], ["fit-2", "fit"]),
+    (["dmltrain", "job", "kill", "fit-"], ["fit-2"]),
+    (["dmltrain-job", "ps", "fit-"], ["fit-2"]),
+    (["/some/where/dmltrain-job", "ps", "fit-"], ["fit-2"]),
+    (["dmltrain-launch", "--logs", "fit-"], ["fit-2"]),
+    (["dmltrain-launch", "--hostfile", "-"], []),
+    (["dmltrain", "zoom", "-"], ["--by", "-b", "--gently"]),
+    (["dmltrain", "zoom", "--by", "-"], []),
+    (["dmltrain", "mute", "-"], []),
+    (["dmltrain", "launch", "--log-dir", "lo"], ["logs"]),
+]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_what_is_offered(tmp_path, scripts, shell):
+    if not shutil.which(shell):
+        pytest.skip(f"no {shell} on this machine")
+    for name in ("fit-2", "fit"):
+        (tmp_path / "logs" / name).mkdir(parents=True)
+        (tmp_path / "logs" / name / "job.json").write_text("{}")
+    (tmp_path / "logs/other").mkdir()
+    answers = asked(shell, scripts[shell], tmp_path, [words for words, _ in OFFERED])
+    for (words, expected), offered in zip(OFFERED, answers, strict=True):
+        if shell == "zsh":  # which leaves out by itself what does not begin with the word
+            offered = [each for each in offered if each.startswith(words[-1])]
+        assert offered == expected, words
+
+
+def asked(shell: str, script: Path, folder: Path, lines: list[list[str]]) -> list[list[str]]:
+    """What one shell offers for the last word of each line."""
+    ask = "".join(f"COMP_WORDS=({shlex.join(words)}); COMP_CWORD={len(words) - 1}; _dmltrain\n"
+                  "printf '%s\\n' \"${COMPREPLY[@]}\"; echo .\n" for words in lines)
+    if shell == "zsh":
+        text = f"autoload -U compinit; compinit -u -D; source {script}; [[ -n $_comps[dmltrain] ]] || exit 9\n" \
+               f"() {{ emulate -L ksh\n{ask}\n}}"
+        command = ["zsh", "-f", "-c", text]
+    else:
+        known = "complete -p dmltrain dmltrain-job >/dev/null || exit 9"
+        command = ["bash", "--norc", "-c", f"source {script}; {known}; {ask}"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and not done.stderr, done
+    parts = done.stdout.split("\n.\n")[:-1]
+    return [[line.strip() for line in part.splitlines() if line.strip()] for part in parts]
+
+
+def test_all_options_of_the_tables_are_known(folder):
+    found = {each.words: each for each in commands(folder)}
+
+    def of(rows: list[Option]) -> dict[str, str]:
+        return {name: row.value for row in rows for name in row.names}
+
+    assert found["launch"].options == of(list(OPTIONS))
+    assert {f"job {verb}" for verb in VERBS} == {words for words in found if " " in words}
+    for verb, row in VERBS.items():
+        named = [option for option in OPTIONS if set(option.names) & {*row.options, "--help"}]
+        assert found[f"job {verb}"].options == of(named)
+    names = {name for name in found["parse"].options if name.startswith("--")}
+    assert names == {"--help", "--format", "--aggregate", "--metric-names", "--plot"}
+
+
+@pytest.mark.parametrize(("value", "words"), [("auto|on|off", "auto on off"), ("{mean,max}", "mean max"), ("FILE", ""),
+                                              ("NAME [NAME ...]", ""), ("K[=V]", ""), ("A:2,B:4", "")])
+def test_choices_of_a_value(value, words):
+    assert choices(value) == words
+
+
+@pytest.mark.parametrize("command", [["bash", "--norc", "--noprofile"], ["zsh", "-f"]], ids=["bash", "zsh"])
+def test_tab_in_an_interactive_shell(folder, scripts, tmp_path, command):
+    """A shell on a terminal of its own: one TAB completes the verb, the next one the option."""
+    shell = command[0]
+    if not shutil.which(shell):
+        pytest.skip(f"no {shell} on this machine")
+    load = "autoload -U compinit; compinit -u -D; " if shell == "zsh" else ""
+    child, terminal = pty.fork()
+    if child == 0:
+        os.chdir(tmp_path)
+        os.environ.update(PATH=f"{folder}:{os.environ['PATH']}", TERM="dumb", HISTFILE="")
+        os.execvp(shell, command)
+    try:
+        os.write(terminal, f"{load}source {scripts[shell]}\n".encode())
+        os.write(terminal, b"dmltrain zo\t--ge\tnow\n")
+        said, end = tmp_path / "said", time.monotonic() + 30
+        while not (said.exists() and said.read_text()) and time.monotonic() < end:
+            time.sleep(0.02)
+        assert said.read_text() == "--gently now\n"
+    finally:
+        os.close(terminal)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("words", [[], ["fish"], ["bash", "zsh"]])
+def test_a_wrong_shell(folder, words):
+    done = subprocess.run([folder / "dmltrain", "completion", *words], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr == "dmltrain-completion: error: expected one shell, bash or zsh: dmltrain completion bash\n"
