@@ -21,7 +21,8 @@ from dmltrain import backends
 from dmltrain.errors import UserError
 
 FORMAT = 1
-OWNERS = {suffix: name for name, backend in backends.TABLE.items() for suffix in (backend.suffix, *backend.foreign)}
+OWNERS = {suffix: name for name, backend in backends.TABLE.items()
+          for suffix in (backend.capabilities.suffix, *backend.capabilities.foreign_suffixes)}
 
 
 def path(prefix: str, epoch: int, suffix: str = ".pt") -> Path:

@@ -11,24 +11,22 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from logging import Logger
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 import dmltrain
-from dmltrain import backends, checkpoint, communication, data, env, errors, kvstore, measure, models, record
+from dmltrain import backends, checkpoint, communication, data, env, errors, kvstore, measure, models, record, resume
 from dmltrain.data import partition
 from dmltrain.data.batches import EvalBatches, TrainBatches
 from dmltrain.data.dataset import Dataset
 from dmltrain.errors import JobLost, UserError
 from dmltrain.kvstore import KVStore
-from dmltrain.layers import Network
 from dmltrain.metric import Sums
-from dmltrain.options import LAST, Options, parse
+from dmltrain.options import Options, parse
+from dmltrain.run import Run
 from dmltrain.schedule import Schedule
 
 INTERRUPTED = 130  # 128 + SIGINT
@@ -59,39 +57,27 @@ def train(options: Options, command: str) -> None:
     if options.update_on_kvstore is None:
         options = replace(options, update_on_kvstore=update_on_kvstore(options))
     if env.read().role == "worker":
-        backend_class(options)  # importing a framework can take seconds in which no sign of life leaves this process
+        backends.TABLE[options.backend].load()
     store = kvstore.create(options.kv_store, staleness=options.staleness, backend=options.backend,
                            transport=options.transport, host_sum=options.host_sum)  # schedulers, servers: serve, end
     try:
         run = prepare(options, store, command)
         for epoch in range(run.first_epoch, options.num_epochs):
-            train_epoch(run, epoch)
-            save(run, epoch)
+            cost = train_epoch(run, epoch)
+            resume.save(run, epoch)
             validate(run, epoch)
-            report(run, epoch)
-        run.log.info("Final weights sha256=%s", run.backend.digest())
+            report(run, epoch, cost)
+        run.log.info("Final weights sha256=%s", run.trainer.digest())
     except BaseException as error:
         store.abort(str(error) or type(error).__name__)  # the others end at once, and say why
         raise
     store.close()
 
 
-@dataclass
-class Run:
-    """What stays the same during training, and the counters of the epoch in hand."""
-
-    options: Options
-    store: KVStore
-    log: Logger
-    network: Network
-    dataset: Dataset
-    backend: Any
-    schedule: Schedule
-    batches: int  # steps in an epoch, the same on all workers
-    first_epoch: int = 0
-    facts: dict[str, float] = field(default_factory=dict)  # of the epoch, by their names in the log
-    traffic: tuple[int, int] = (0, 0)  # bytes sent and received until the epoch's start
-    spent: dict[str, float] = field(default_factory=dict)  # of the epoch's time, see communication.py
+def update_on_kvstore(options: Options) -> int:
+    """Where --update-on-kvstore is not given: the environment variable, else the backend's default."""
+    said = env.read().update_on_kvstore
+    return int(backends.TABLE[options.backend].capabilities.update_on_kvstore if said is None else said)
 
 
 # -- before the first epoch -----------------------------------------------------------------------------------------
@@ -102,51 +88,31 @@ def prepare(options: Options, store: KVStore, command: str) -> Run:
     log = record.logger(store.rank)
     if options.model_prefix and store.rank == 0:
         checkpoint.prepare(options.model_prefix)
+    dataset = load_dataset(options, store)
+    network = models.create(options.network, options.num_layers, dataset.num_classes, dataset.image_shape)
+    batches = partition.num_batches(len(dataset.train), store.num_workers, options.batch_size)
+    schedule = Schedule(options.lr, batches, options.lr_factor, options.lr_step_epochs, options.warmup_epochs,
+                        options.warmup_strategy)
+    options = resume.with_epoch(options, store)
+    found = resume.load(options, network)
+    trainer = backends.TABLE[options.backend].trainer(network, options, store, found and found["state"])
+    resume.check_all_save(options, store)
+    run = Run(options, store, log, network, dataset, trainer, schedule, batches, found["epoch"] if found else 0)
+    introduce(run, command)
+    if found:
+        resume.report(log, found, resume.circumstances(options, store, len(dataset.train)))
+    announce(run)
+    return run
+
+
+def load_dataset(options: Options, store: KVStore) -> Dataset:
+    """The data set, whose size fits the options."""
     dataset = data.load(options.dataset, options.data_dir, num_examples=options.num_examples,
                         image_shape=options.image_shape, seed=options.seed)
     partition.check(len(dataset.train), store.num_workers, options.batch_size)
     if options.top_k > dataset.num_classes:
         raise UserError(f"--top-k {options.top_k}: {options.dataset} has {dataset.num_classes} classes")
-    network = models.create(options.network, options.num_layers, dataset.num_classes, dataset.image_shape)
-    batches = partition.num_batches(len(dataset.train), store.num_workers, options.batch_size)
-    schedule = Schedule(options.lr, batches, options.lr_factor, options.lr_step_epochs, options.warmup_epochs,
-                        options.warmup_strategy)
-    options = with_epoch(options, store)
-    found = None if options.load_epoch is None else load(options, network)
-    backend = backend_class(options)(network, options, store, found and found["state"])
-    check_model_prefix(options, store)
-    run = Run(options, store, log, network, dataset, backend, schedule, batches)
-    introduce(run, command)
-    if found:
-        resume(run, found)
-    if run.first_epoch < options.num_epochs:
-        if limits := store.measure_limits():
-            log.info("Limits: %s", limits)
-        log.info(record.plan(run.first_epoch, options.num_epochs - 1, batches))
-    else:
-        log.info("Nothing to train: %d of --num-epochs %d epochs are done", run.first_epoch, options.num_epochs)
-    return run
-
-
-def check_model_prefix(options: Options, store: KVStore) -> None:
-    """Checkpoints of compressed training hold what all workers keep back: all must take part."""
-    if options.gc_type == "none" or options.backend != "torch":
-        return
-    count = store.all_reduce("checkpoints", np.array([float(bool(options.model_prefix))]))[0]
-    if 0 < count < store.num_workers:
-        raise UserError(f"--model-prefix: {count:.0f} of {store.num_workers} workers have it; with --gc-type "
-                        f"{options.gc_type} all workers take part in a checkpoint: give it to all")
-
-
-def backend_class(options: Options) -> Any:
-    """Importing it imports the framework, which servers, and programs that only show their help, do not need."""
-    return backends.load(backends.TABLE[options.backend].trainer)
-
-
-def update_on_kvstore(options: Options) -> int:
-    """What holds where --update-on-kvstore is not given: the environment's word, else the backend's own habit."""
-    said = env.read().update_on_kvstore
-    return backends.TABLE[options.backend].update_on_kvstore if said is None else int(said)
+    return dataset
 
 
 def introduce(run: Run, command: str) -> None:
@@ -162,54 +128,83 @@ def introduce(run: Run, command: str) -> None:
         f"{'x'.join(map(str, network.input_shape))}, {network.num_classes} classes, {options.dtype}",
         f"Data {dataset.name}{f' in {os.path.abspath(options.data_dir)}' if options.data_dir else ''}: "
         f"{len(dataset.train)} training and {len(dataset.validation)} validation samples",
-        f"Host {env.read().host_name}: {hardware.describe()}, {run.backend.describe()}",
+        f"Host {env.read().host_name}: {hardware.describe()}, {run.trainer.describe()}",
         f"Batch {options.batch_size} per worker, {options.batch_size * run.store.num_workers} in all; "
         f"seed {options.seed}",
-        *named_otherwise(run.store),
+        *other_rank(run),
         f"Start training with {devices}, {run.store.num_workers} workers, {options.kv_store}",
     ):
         run.log.info(line)
 
 
-def named_otherwise(store: KVStore) -> list[str]:
-    """MXNet numbers workers by their addresses and ports; all else here goes by the launcher's numbers."""
-    rank = getattr(store, "kv_rank", None)
-    return [] if rank is None else [f"Worker {store.rank} is rank {rank} of MXNet's kvstore"]
+def other_rank(run: Run) -> list[str]:
+    """A framework's own kvstore may number workers by their addresses and ports; all else goes by the launcher's."""
+    rank = run.store.kv_rank
+    return [] if rank is None else [f"Worker {run.store.rank} is rank {rank} of {run.backend.title}'s kvstore"]
+
+
+def announce(run: Run) -> None:
+    """What is ahead, and what the network and memory carry."""
+    if run.first_epoch >= run.options.num_epochs:
+        run.log.info("Nothing to train: %d of --num-epochs %d epochs are done", run.first_epoch,
+                     run.options.num_epochs)
+        return
+    if limits := run.store.measure_limits():
+        run.log.info("Limits: %s", limits)
+    run.log.info(record.plan(run.first_epoch, run.options.num_epochs - 1, run.batches))
 
 
 # -- an epoch ---------------------------------------------------------------------------------------------------------
 
 
-def train_epoch(run: Run, epoch: int) -> None:
+@dataclass(frozen=True)
+class Cost:
+    """What an epoch's training took."""
+
+    speed: float  # samples a second, of this worker
+    learning_rate: float  # of its last step
+    sent_before: int  # bytes, until the epoch's start
+    received_before: int
+    spent: Mapping[str, float]  # seconds by what they went for, see communication.py; empty where nobody counts
+
+
+def train_epoch(run: Run, epoch: int) -> Cost:
     """Every sample of this worker's part once. On return all workers have the same weights and statistics."""
-    options, backend, store = run.options, run.backend, run.store
-    run.traffic = (store.bytes_sent, store.bytes_received)
-    backend.seed(options.seed, epoch, store.rank)
+    options, trainer, store = run.options, run.trainer, run.store
+    sent, received = store.bytes_sent, store.bytes_received
+    trainer.seed(options.seed, epoch, store.rank)
     start = communication.mark(store)
-    started = since = time.perf_counter()
-    whole = Sums()
+    started = time.perf_counter()
+    whole, rate = steps(run, epoch)
+    trainer.synchronize()
+    whole += trainer.take_sums()
+    seconds = time.perf_counter() - started
+    run.log_values(epoch, {f"Train-{name}": value for name, value in whole.metrics(options.top_k).items()})
+    run.log_values(epoch, {"Time cost": seconds})
+    store.barrier()  # asynchronous workers arrive one by one; after it the weights do not change
+    trainer.synchronize()
+    trainer.merge_statistics(store.all_reduce, store.num_workers)
+    end = communication.mark(store)
+    spent = communication.between(store, start, end) if start and end else {}
+    return Cost(whole.samples / seconds, rate, sent, received, spent)
+
+
+def steps(run: Run, epoch: int) -> tuple[Sums, float]:
+    """The epoch's steps. Returns what was counted until the last line of the log, and the last learning rate."""
+    options, trainer, rate = run.options, run.trainer, 0.0
+    whole, since = Sums(), time.perf_counter()
     for batch in training_batches(run, epoch):
         rate = run.schedule(epoch, batch.index)
-        backend.train_step(batch.images, batch.labels, step_total(run, batch.index), rate)
+        trainer.train_step(batch.images, batch.labels, step_total(run, batch.index), rate)
         if batch.index and batch.index % options.disp_batches == 0:
-            recent, now = backend.take_sums(), time.perf_counter()
+            recent, now = trainer.take_sums(), time.perf_counter()
             speed = recent.samples / (now - since)
             run.log.info(record.batch(epoch, batch.index, speed, recent.metrics(options.top_k)))
             whole, since = whole + recent, now
-    backend.synchronize()
-    whole += backend.take_sums()
-    seconds = time.perf_counter() - started
-    log_values(run, epoch, {f"Train-{name}": value for name, value in whole.metrics(options.top_k).items()})
-    log_values(run, epoch, {"Time cost": seconds})
-    run.facts = {"Speed": whole.samples / seconds, "Learning-rate": rate}
-    store.barrier()  # asynchronous workers arrive one by one; after it the weights rest
-    backend.synchronize()
-    backend.merge_statistics(store.all_reduce, store.num_workers)
-    end = communication.mark(store)
-    run.spent = communication.between(store, start, end) if start and end else {}
+    return whole, rate
 
 
-def training_batches(run: Run, epoch: int) -> Iterable[Any]:
+def training_batches(run: Run, epoch: int) -> TrainBatches:
     options, dataset, store = run.options, run.dataset, run.store
     order = partition.epoch_order(len(dataset.train), options.seed, epoch)
     return TrainBatches(dataset.train, dataset.augment, dataset.image_shape,
@@ -220,12 +215,7 @@ def training_batches(run: Run, epoch: int) -> Iterable[Any]:
 def step_total(run: Run, step: int) -> int:
     """Samples that a step's gradient is the mean over: all workers' where they step together, else the worker's own."""
     sizes = partition.step_sizes(len(run.dataset.train), run.store.num_workers, run.options.batch_size, step)
-    return sum(sizes) if together(run.store) else max(1, sizes[run.store.rank])
-
-
-def together(store: KVStore) -> bool:
-    """Whether all workers make each step with one gradient."""
-    return store.kvstore_type.synchronous
+    return sum(sizes) if run.store.kvstore_type.synchronous else max(1, sizes[run.store.rank])
 
 
 def validate(run: Run, epoch: int) -> None:
@@ -233,104 +223,24 @@ def validate(run: Run, epoch: int) -> None:
     dataset, store = run.dataset, run.store
     shard = partition.validation_shard(len(dataset.validation), store.rank, store.num_workers)
     for batch in EvalBatches(dataset.validation, dataset.augment, dataset.image_shape, shard, run.options.batch_size):
-        run.backend.evaluate(batch.images, batch.labels)
-    counted = run.backend.take_sums()
+        run.trainer.evaluate(batch.images, batch.labels)
+    counted = run.trainer.take_sums()
     whole = Sums.of(store.all_reduce("validation", np.array(counted.values())))
-    log_values(run, epoch, {f"Validation-{name}": value for name, value in whole.metrics(run.options.top_k).items()})
+    run.log_values(epoch, {f"Validation-{name}": value for name, value in whole.metrics(run.options.top_k).items()})
 
 
-def report(run: Run, epoch: int) -> None:
+def report(run: Run, epoch: int, cost: Cost) -> None:
     """What the epoch cost. Bytes include those of validation."""
     from dmltrain import hardware
 
-    sent, received = run.traffic
-    memory = run.backend.device_memory()
-    staleness = None if together(run.store) else run.store.take_staleness()  # MXNet cannot tell
-    log_values(run, epoch, {
-        "Speed": run.facts["Speed"], "Memory": hardware.peak_memory(),
+    store, memory = run.store, run.trainer.device_memory()
+    staleness = None if store.kvstore_type.synchronous else store.take_staleness()  # MXNet cannot tell
+    run.log_values(epoch, {
+        "Speed": cost.speed, "Memory": hardware.peak_memory(),
         **({} if memory is None else {"Device-Memory": memory}),
-        "Sent": run.store.bytes_sent - sent, "Received": run.store.bytes_received - received,
-        "Learning-rate": run.facts["Learning-rate"],
+        "Sent": store.bytes_sent - cost.sent_before, "Received": store.bytes_received - cost.received_before,
+        "Learning-rate": cost.learning_rate,
         **({} if staleness is None else {"Staleness": staleness}),
     })
-    if run.spent:
-        run.log.info(record.communication(epoch, run.spent))
-
-
-def log_values(run: Run, epoch: int, values: Mapping[str, float]) -> None:
-    for name, value in values.items():
-        run.log.info(record.value(epoch, name, value))
-
-
-# -- checkpoints ------------------------------------------------------------------------------------------------------
-
-
-def identity(options: Options, network: Network) -> dict[str, Any]:
-    """What a checkpoint and the run that continues it must have in common."""
-    return {"network": network.name, "num_layers": options.num_layers, "num_classes": network.num_classes,
-            "image_shape": list(network.input_shape), "optimizer": options.optimizer}
-
-
-def circumstances(run: Run) -> dict[str, Any]:
-    """What may differ, at the price that the continued run is not the unbroken one."""
-    options = run.options
-    return {"dataset": options.dataset, "num_examples": len(run.dataset.train), "seed": options.seed,
-            "batch_size": options.batch_size, "num_workers": run.store.num_workers, "dtype": options.dtype,
-            "devices": len(options.device_names), "kv_store": run.store.type}
-
-
-def save(run: Run, epoch: int) -> None:
-    """Write the state after `epoch` (from 0) as checkpoint number epoch + 1. Worker 0 does; the others are on their way
-    to the end of `validate`, so the state rests. All take part in gathering what compression holds back."""
-    if not run.options.model_prefix:
-        return
-    held_back = run.store.held_back()
-    if run.store.rank != 0:
-        return
-    target = checkpoint_path(run.options, epoch + 1)
-    content = {"format": checkpoint.FORMAT, "version": dmltrain.__version__, "epoch": epoch + 1,
-               **identity(run.options, run.network), "circumstances": circumstances(run),
-               "state": run.backend.state(held_back)}
-    checkpoint.write(target, run.backend.encode(content))
-    for other, same in run.backend.other_files(run.options.model_prefix, epoch + 1).items():
-        checkpoint.write(other, same)
-    run.log.info('Saved checkpoint to "%s"', target)
-
-
-def checkpoint_path(options: Options, epoch: int) -> Path:
-    return checkpoint.path(options.model_prefix or "", epoch, backends.TABLE[options.backend].suffix)
-
-
-def with_epoch(options: Options, store: KVStore) -> Options:
-    """--load-epoch last as a number: what worker 0, which writes the checkpoints, finds; None when it finds none."""
-    if options.load_epoch != LAST:
-        return options
-    backend = backends.TABLE[options.backend]
-    newest = checkpoint.last(options.model_prefix or "", (backend.suffix, *backend.foreign)) if store.rank == 0 else 0
-    agreed = int(store.all_reduce("newest checkpoint", np.array([newest]))[0])
-    return replace(options, load_epoch=agreed or None)
-
-
-def load(options: Options, network: Network) -> dict[str, Any]:
-    """The checkpoint of epoch options.load_epoch. Every worker reads the file. Raises UserError if it does not fit."""
-    source = checkpoint_path(options, options.load_epoch or 0)
-    others = [source.with_suffix(suffix) for suffix in backends.TABLE[options.backend].foreign]
-    for other in others if not source.exists() else ():
-        if other.exists():
-            return {"epoch": options.load_epoch, "state": {"model": backend_class(options).weights_of(other)}}
-    content = backend_class(options).decode(checkpoint.read(source))
-    checkpoint.check(source, content, identity(options, network))
-    return content
-
-
-def resume(run: Run, found: Mapping[str, Any]) -> None:
-    """Start after the checkpoint's epoch, and say what is not as it was."""
-    run.first_epoch = found["epoch"]
-    if "circumstances" not in found:  # another program's file
-        run.log.info("Loaded weights of epoch %d; the optimizer starts afresh", run.first_epoch)
-        return
-    before = found["circumstances"]
-    changed = [f"{name} {before.get(name)} -> {value}" for name, value in circumstances(run).items()
-               if before.get(name) != value]
-    run.log.info("Loaded checkpoint of epoch %d%s", run.first_epoch,
-                 f"; changed since: {', '.join(changed)}" if changed else "")
+    if cost.spent:
+        run.log.info(record.communication(epoch, cost.spent))

@@ -50,15 +50,15 @@ def measure(options: Options, seconds: float) -> dict[str, Any]:
     """What the line says; `model_bytes` are those of one worker's gradients, as float32."""
     shape = options.image_shape or SHAPES[options.dataset]
     network = models.create(options.network, options.num_layers, NUM_CLASSES, shape)
-    alone = replace(options, kv_store="local", gc_type="none", staleness=None, update_on_kvstore=0)
-    backend = trainer(options)(network, alone, kvstore.create("local", backend=options.backend))
+    serial = replace(options, kv_store="local", gc_type="none", staleness=None, update_on_kvstore=0)
+    made = backends.TABLE[options.backend].trainer(network, serial, kvstore.create("local", backend=options.backend))
     batches = endless(data.load("synthetic", num_examples=BATCHES * options.batch_size, image_shape=shape), options)
 
     def step() -> None:
         batch = next(batches)
-        backend.train_step(batch.images, batch.labels, options.batch_size, 0.0)
+        made.train_step(batch.images, batch.labels, options.batch_size, 0.0)
 
-    found = seconds_per_step(step, backend.take_sums, seconds)
+    found = seconds_per_step(step, made.take_sums, seconds)
     batches.close()
     whole = pieces(network, options)
     kvstore_type = kvstore.types.find(options.kv_store)
@@ -82,7 +82,8 @@ def summed_in_host(options: Options) -> bool:
     """Whether the workers of a host send one stream to other hosts; see docs/decisions/0005-one-stream-per-host.md."""
     place = env.read()
     shares = (options.transport or place.transport) != "tcp" and (options.host_sum or place.host_sum) != "off"
-    return shares and options.backend == "torch" and kvstore.types.find(options.kv_store).sums_in_host
+    able = backends.TABLE[options.backend].capabilities.host_sum
+    return able and shares and kvstore.types.find(options.kv_store).sums_in_host
 
 
 @dataclass(frozen=True)
@@ -112,16 +113,12 @@ def pieces(network: Network, options: Options) -> list[int]:
     simply = replace(options, kv_store="dist_sync", gc_type="none", staleness=None, dtype="float32", compile=0,
                      gpus=(), devices=("cpu",))  # a second network in a GPU's memory may be one too many
     try:
-        trainer(options)(network, simply, store)
+        backends.TABLE[options.backend].trainer(network, simply, store)
     except Declared.Done:
         count = len(store.sizes)
         return [each.length * GRADIENT_BYTES for key in sharding.cut(store.sizes, [GRADIENT_BYTES] * count, [0, 0])
                 for each in key]
     return []
-
-
-def trainer(options: Options) -> Any:
-    return backends.load(backends.TABLE[options.backend].trainer)
 
 
 def endless(dataset: Dataset, options: Options) -> Iterator[Batch]:

@@ -1,4 +1,4 @@
-"""The command line of the training programs: MXNet's common options, and ours (DESIGN 4.5).
+"""The command line of the training programs: MXNet's common options, and ours.
 
 The fields of `Options` are the one table: each is an option, its type, default, help and valid values. `parse` gives an
 `Options` or raises UserError whose message lists what is valid. Imports no framework; touches no file.
@@ -16,11 +16,17 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from dmltrain import backends, data, env, kvstore, models, optimizer, schedule
+from dmltrain.backends import Capabilities
 from dmltrain.errors import UserError
 from dmltrain.kvstore import codec, types
 
 LAST = -1  # --load-epoch last
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = tuple(dict.fromkeys(dtype for each in backends.TABLE.values() for dtype in each.capabilities.dtypes))
+SUFFIXES = " or ".join(f"{each.capabilities.suffix} with {name}" for name, each in backends.TABLE.items())
+STEPPING = " and ".join(f"{int(each.capabilities.update_on_kvstore)} with {name}"
+                        for name, each in backends.TABLE.items())
+FEWER_CODECS = "; ".join(f"{name} has {', '.join(each.capabilities.codecs)}" for name, each in backends.TABLE.items()
+                         if set(each.capabilities.codecs) < set(codec.TYPES))
 BOUNDED = ", ".join(types.names(lambda each: each.takes_staleness))  # kvstore types, for help texts
 EITHER_SIDE = ", ".join(types.names(lambda each: len(each.optimizer_on) > 1))
 SUMMED = ", ".join(types.names(lambda each: each.sums_in_host))
@@ -156,10 +162,9 @@ class Options:
     staleness: int | None = option("Distribution", f"{BOUNDED}: steps that a worker may be ahead of the slowest",
                                     integer(0))
     update_on_kvstore: int | None = option("Distribution", f"{EITHER_SIDE}: 1 lets servers step; default: "
-                                           "the environment's MXNET_UPDATE_ON_KVSTORE, else 0 with torch and 1 with "
-                                           "mxnet", integer(0))
-    gc_type: str = option("Distribution", "gradient compression on the way to the servers and back; mxnet has none and "
-                          "2bit", one_of("gradient compression", codec.TYPES), "none")
+                                           f"the environment's MXNET_UPDATE_ON_KVSTORE, else {STEPPING}", integer(0))
+    gc_type: str = option("Distribution", "gradient compression on the way to the servers and back; "
+                          f"{FEWER_CODECS}", one_of("gradient compression", codec.TYPES), "none")
     gc_threshold: float | None = option("Distribution", "2bit: gradients (the sum over a step's samples) are collected "
                                         "until they are this far from 0; default: 0.5 with mxnet, levels that follow "
                                         "the gradients with torch", number(0.0, above=True))
@@ -174,8 +179,8 @@ class Options:
 
     disp_batches: int = option("Reports", "log progress each time so many batches are done", integer(1), 20)
     top_k: int = option("Reports", "also report top-k accuracy; 0: do not", integer(0), 0)
-    model_prefix: str | None = option("Reports", "write a checkpoint after each epoch: PREFIX-0001.pt (with mxnet .npz "
-                                      "and MXNet's own files) and so on", path, metavar="PREFIX")
+    model_prefix: str | None = option("Reports", "write a checkpoint after each epoch: PREFIX-0001 and so on with "
+                                      f"{SUFFIXES}", path, metavar="PREFIX")
     load_epoch: int | None = option("Reports", "continue after the checkpoint of this epoch; last: after the newest, "
                                     "or from the beginning when there is none", epoch_or_last, metavar="EPOCH")
 
@@ -239,6 +244,7 @@ def _checked(options: Options) -> Options:
     if options.load_epoch is not None and not options.model_prefix:
         raise UserError("--load-epoch needs --model-prefix: the PREFIX of the checkpoint's file PREFIX-0001.pt")
     types.find(options.kv_store).bound(options.staleness)
+    _check_compression(options)
     _check_backend(options)
     if len(options.device_names) > options.batch_size:
         raise UserError(f"--batch-size {options.batch_size} cannot be split over {len(options.device_names)} devices")
@@ -248,26 +254,33 @@ def _checked(options: Options) -> Options:
     return options
 
 
-def _check_backend(options: Options) -> None:
-    """What only one of the backends can do."""
-    kvstore_type = types.find(options.kv_store)
+def _check_compression(options: Options) -> None:
     if options.gc_ratio > 1.0:
         raise UserError(f"--gc-ratio {options.gc_ratio:g}: expected a share of the elements, at most 1")
-    if options.gc_type != "none" and not kvstore_type.distributed:
+    if options.gc_type != "none" and not types.find(options.kv_store).distributed:
         raise UserError(f"--gc-type {options.gc_type} belongs to the distributed kvstores; --kv-store "
                         f"{options.kv_store} sends nothing: leave it out")
-    if options.backend != "mxnet":
-        return
-    if options.gc_type not in ("none", "2bit"):
-        raise UserError(f"--gc-type {options.gc_type}: MXNet has none and 2bit; use one of these, or --backend torch")
-    if options.transport == "shm":
-        raise UserError("--transport shm: MXNet's servers are reached over TCP only: leave it out, or use --backend "
-                        "torch")
-    if kvstore_type.takes_staleness:
-        raise UserError(f"--kv-store {options.kv_store}: MXNet has no bounded staleness; use dist_sync or dist_async, "
-                        "or --backend torch")
-    if options.compile:
-        raise UserError("--compile is torch.compile; --backend mxnet always runs one graph: leave it out")
-    if options.dtype == "float16":
-        raise UserError("--dtype float16 needs the loss scaled, which --backend mxnet does not do: use bfloat16 or "
-                        "float32, or --backend torch")
+
+
+def _check_backend(options: Options) -> None:
+    """Raise UserError for the first option that the chosen backend cannot follow; the message says which can."""
+    able = {name: backend.capabilities for name, backend in backends.TABLE.items()}
+    for name, wanted, offered in _needs(options):
+        if wanted in offered(able[options.backend]):
+            continue
+        others = [f"--backend {other}" for other, can in able.items() if wanted in offered(can)]
+        said = flag(name) if name == "compile" else f"{flag(name)} {getattr(options, name)}"
+        own = " or ".join(map(str, offered(able[options.backend])))
+        cures = ["leave it out" if name == "compile" else f"use {own}", *others]
+        raise UserError(f"{said}: --backend {options.backend} cannot do this; {', or '.join(cures)}")
+
+
+def _needs(options: Options) -> list[tuple[str, Any, Callable[[Capabilities], Collection[Any]]]]:
+    """(option, what it asks of a backend, what a backend offers)."""
+    return [
+        ("kv_store", types.find(options.kv_store).name, lambda can: can.kvstores),
+        ("gc_type", options.gc_type, lambda can: can.codecs),
+        ("transport", options.transport or "auto", lambda can: can.transports),
+        ("compile", bool(options.compile), lambda can: (False, True) if can.compile else (False,)),
+        ("dtype", options.dtype, lambda can: can.dtypes),
+    ]

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from dmltrain import backends, env
+from dmltrain import env
 from dmltrain.env import Environment
 from dmltrain.errors import JobLost, UserError, exit_now
 from dmltrain.kvstore import types
 from dmltrain.kvstore.base import READ, Handle, KVStore
 from dmltrain.kvstore.types import TYPES
+
+if TYPE_CHECKING:
+    from dmltrain.backends import Backend
 
 __all__ = ["READ", "TYPES", "Handle", "KVStore", "create", "serve", "serve_and_exit"]
 
@@ -28,8 +31,7 @@ def create(kind: str = "local", *, staleness: float | None = None, environment: 
     env.HOST_SUMS (defaults: the environment's). `backend` "mxnet": MXNet's own kvstores, for NDArrays.
     """
     kvstore_type = types.find(kind)
-    if backend not in backends.TABLE:
-        raise UserError(f"unknown backend {backend!r}; choose one of {', '.join(backends.TABLE)}")
+    chosen = _backend(backend)
     bound = kvstore_type.bound(staleness)
     environment = environment or env.read()
     if transport is not None:
@@ -39,13 +41,13 @@ def create(kind: str = "local", *, staleness: float | None = None, environment: 
     if not kvstore_type.distributed:
         if environment.role != "worker":
             sys.exit(0)  # a one-worker store needs no servers
-        return backends.load(backends.TABLE[backend].local_store)(kind)
+        return chosen.local_store(kind)
     if environment.role != "worker":
         serve_and_exit(environment, backend)
-    return _connect(kind, bound, environment, backend)
+    return _connect(kind, bound, environment, chosen)
 
 
-def _connect(kind: str, bound: float, environment: Environment, backend: str) -> KVStore:
+def _connect(kind: str, bound: float, environment: Environment, backend: Backend) -> KVStore:
     if not environment.launched:
         raise UserError(f"kvstore {kind} needs a scheduler and servers: start the program with "
                         "dmltrain-launch -n WORKERS -s SERVERS PROGRAM ..., or use --kv-store local")
@@ -56,23 +58,21 @@ def _connect(kind: str, bound: float, environment: Environment, backend: str) ->
 
     if DistKVStore.present:
         raise UserError("this process has a distributed kvstore already: create one and use it for everything")
-    return backends.load(backends.TABLE[backend].store)(kind, bound, environment)
+    return backend.store(kind, bound, environment)
 
 
 def serve(environment: Environment, backend: str = "torch") -> str:
     """Be this job's scheduler, or one of its servers, until the job ends. Returns why it was lost, or ''."""
-    return backends.load(backends.TABLE[backend].serve)(environment)
+    return _backend(backend).serve(environment)
 
 
-def serve_own(environment: Environment) -> str:
-    """`serve` with dmltrain's own parameter server."""
-    if environment.role == "scheduler":
-        from dmltrain.kvstore.scheduler.process import SchedulerProcess
+def _backend(name: str) -> Backend:
+    """The stores of this package are made by backends, which are above it: looked up when one is asked for."""
+    from dmltrain import backends
 
-        return SchedulerProcess(environment).run()
-    from dmltrain.kvstore.server.process import ServerProcess
-
-    return ServerProcess(environment).run()
+    if name not in backends.TABLE:
+        raise UserError(f"unknown backend {name!r}; choose one of {', '.join(backends.TABLE)}")
+    return backends.TABLE[name]
 
 
 def serve_and_exit(environment: Environment, backend: str = "torch") -> NoReturn:

@@ -87,6 +87,7 @@ class KVStore:
     rank: int = 0
     num_workers: int = 1
     num_servers: int = 0
+    kv_rank: int | None = None  # of this worker in a framework's own kvstore, where that numbers workers itself
     bytes_sent: int = 0
     bytes_received: int = 0
     waits: Waits | None = None  # of the training thread so far; None where nobody counts them

@@ -12,14 +12,17 @@ import numpy as np
 from dmltrain.errors import UserError
 from dmltrain.kvstore.base import READ, Handle, Key, Keys, KVStore, as_array, keys_and_values, summed
 from dmltrain.kvstore.state_file import read_state, write_whole
+from dmltrain.kvstore.step import MakeStep, Step
 
 
 class LocalKVStore(KVStore):
-    def __init__(self, kind: str = "local") -> None:
+    def __init__(self, kind: str = "local", make_step: MakeStep | None = None) -> None:
+        """`make_step` makes the optimizer's steps, where `set_optimizer` asks for them."""
+        self._make_step = make_step
         self.type = kind
         self._values: dict[Key, np.ndarray] = {}
         self._buffers: dict[Key, np.ndarray] = {}
-        self._steps: dict[Key, Any] = {}
+        self._steps: dict[Key, Step] = {}
         self._spec: dict[str, Any] | None = None
 
     def init(self, key: Keys, value: Any) -> None:
@@ -73,10 +76,10 @@ class LocalKVStore(KVStore):
 
     def _optimize(self, name: Key) -> None:
         if self._spec is not None:
-            from dmltrain.backends.torch import server_optimizer as torch_optimizer
-
+            if self._make_step is None:
+                raise UserError(f"kvstore {self.type} of this process has no optimizers")
             try:
-                self._steps[name] = torch_optimizer.Step(self._spec, name, self._values[name])
+                self._steps[name] = self._make_step(self._spec, name, self._values[name])
             except ValueError as error:
                 raise UserError(str(error)) from error
 

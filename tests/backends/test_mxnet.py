@@ -29,9 +29,9 @@ DROPPING = layers.Network("dropping", layers.chain(layers.Flatten(), layers.Drop
                           (1, 8, 8), 10)
 
 
-def make(network=MLP, line="", state=None, kind="local") -> backend.MXNetBackend:
+def make(network=MLP, line="", state=None, kind="local") -> backend.MXNetTrainer:
     store = kvstore.create(kind, backend="mxnet")
-    return backend.MXNetBackend(network, parse(["--backend", "mxnet", *line.split()]), store, state)
+    return backend.MXNetTrainer(network, parse(["--backend", "mxnet", *line.split()]), store, state)
 
 
 def batch(network=MLP, count=16, seed=0):
@@ -77,7 +77,7 @@ def test_an_epoch_is_torchs_where_the_mathematics_are_the_same():
     torch = pytest.importorskip("dmltrain.backends.torch", reason="torch is not installed")
     line = "--mom 0 --wd 0.01 --batch-size 32"
     ours = make(MLP, line)
-    theirs = torch.TorchBackend(MLP, parse(line.split()), kvstore.create("local"))
+    theirs = torch.TorchTrainer(MLP, parse(line.split()), kvstore.create("local"))
     for name, value in arrays(theirs).items():
         assert np.array_equal(arrays(ours)[name], value), name
     for step in range(45):
@@ -203,8 +203,8 @@ def test_a_state_goes_on_exactly_through_its_file(line):
     whole = make(RESNET, line)
     whole.train_step(*batch(RESNET), total=16, learning_rate=0.1)
     whole.merge_statistics(lambda what, own: own, 1)
-    content = whole.encode({"epoch": 1, "state": whole.state(), "list": [1, 2.5, None, "text"]})
-    found = whole.decode(content)
+    content = mxnet_state.encode({"epoch": 1, "state": whole.state(), "list": [1, 2.5, None, "text"]})
+    found = mxnet_state.decode(content)
     assert (found["epoch"], found["list"]) == (1, [1, 2.5, None, "text"])
     resumed = make(RESNET, line, found["state"])
     for each in (whole, resumed):

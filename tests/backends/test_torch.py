@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from dmltrain import kvstore, models
+from dmltrain.backends.torch import state as torch_state
 from dmltrain.backends.torch import trainer as backend
 from dmltrain.backends.torch.loss_scale import FIRST, LossScale
 from dmltrain.errors import UserError
@@ -19,8 +20,8 @@ MLP = models.create("mlp", None, 10, (1, 8, 8))
 RESNET = models.create("resnet", 8, 10, (3, 16, 16))  # with batch norm
 
 
-def make(network=MLP, line="", state=None) -> backend.TorchBackend:
-    return backend.TorchBackend(network, parse(line.split()), kvstore.create("local"), state)
+def make(network=MLP, line="", state=None) -> backend.TorchTrainer:
+    return backend.TorchTrainer(network, parse(line.split()), kvstore.create("local"), state)
 
 
 def batch(network=MLP, count=16, seed=0):
@@ -28,11 +29,11 @@ def batch(network=MLP, count=16, seed=0):
     return draw.standard_normal((count, *network.input_shape), dtype=np.float32), draw.integers(0, 10, count)
 
 
-def arrays(made: backend.TorchBackend) -> dict[str, torch.Tensor]:
+def arrays(made: backend.TorchTrainer) -> dict[str, torch.Tensor]:
     return made.state()["model"]
 
 
-def assert_close(found: backend.TorchBackend, expected: backend.TorchBackend, relative: float) -> None:
+def assert_close(found: backend.TorchTrainer, expected: backend.TorchTrainer, relative: float) -> None:
     for name, value in arrays(expected).items():
         torch.testing.assert_close(arrays(found)[name], value, rtol=relative, atol=relative)
 
@@ -226,9 +227,9 @@ def test_a_saved_state_continues_bit_for_bit(line):
     images, labels = batch(RESNET)
     whole.train_step(images, labels, 16, 0.05)
     whole.merge_statistics(lambda name, mine: mine, 1)
-    content = backend.TorchBackend.encode({"state": whole.state()})
+    content = torch_state.encode({"state": whole.state()})
     whole.train_step(images, labels, 16, 0.05)
-    resumed = make(RESNET, line, backend.TorchBackend.decode(content)["state"])
+    resumed = make(RESNET, line, torch_state.decode(content)["state"])
     resumed.train_step(images, labels, 16, 0.05)
     assert resumed.digest() == whole.digest()
 
@@ -247,13 +248,13 @@ class Bomb:
 
 
 def test_a_checkpoint_runs_no_code(tmp_path):
-    content = backend.TorchBackend.encode({"state": Bomb(tmp_path / "ran")})
+    content = torch_state.encode({"state": Bomb(tmp_path / "ran")})
     with pytest.raises(UserError, match="not a checkpoint"):
-        backend.TorchBackend.decode(content)
+        torch_state.decode(content)
     with pytest.raises(UserError, match="not a checkpoint"):
-        backend.TorchBackend.decode(pickle.dumps({"a": 1}))
+        torch_state.decode(pickle.dumps({"a": 1}))
     with pytest.raises(UserError, match="holds a list"):
-        backend.TorchBackend.decode(_saved([1]))
+        torch_state.decode(_saved([1]))
     assert not (tmp_path / "ran").exists()
 
 

@@ -1,6 +1,6 @@
 """Who makes the optimizer's step of the MXNet backend.
 
-The servers, which then hand out weights (dist_async; dist_sync unless options.update_on_kvstore is 0); else every
+The servers, which then hand out weights (dist_async; dist_sync unless settings.update_on_kvstore is 0); else every
 device, from the sum of all devices' and workers' gradients.
 """
 
@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dmltrain.backends.backend import Settings
 from dmltrain.backends.mxnet import optimizer as mxnet_optimizer
 from dmltrain.errors import UserError
 from dmltrain.kvstore import KVStore
-
-if TYPE_CHECKING:
-    from dmltrain.options import Options
 
 NDArray = Any  # mx.nd.NDArray: MXNet has no types
 
@@ -95,8 +93,8 @@ class StepOnServers:
         self._pull()
 
 
-def optimizer_spec(options: Options, learned: list[Learned]) -> dict[str, Any]:
-    """options.optimizer with MXNet's own defaults; biases and betas do not decay."""
-    momentum = {"momentum": options.mom} if options.optimizer in ("sgd", "nag") else {}
+def optimizer_spec(settings: Settings, learned: list[Learned]) -> dict[str, Any]:
+    """settings.optimizer with MXNet's own defaults; biases and betas do not decay."""
+    momentum = {"momentum": settings.mom} if settings.optimizer in ("sgd", "nag") else {}
     keys = mxnet_optimizer.key_numbers({each.number: each.name for each in learned})
-    return {"name": options.optimizer, "lr": options.lr, "wd": options.wd, "keys": keys, **momentum}
+    return {"name": settings.optimizer, "lr": settings.lr, "wd": settings.wd, "keys": keys, **momentum}

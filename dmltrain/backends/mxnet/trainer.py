@@ -1,4 +1,4 @@
-"""The MXNet backend: one worker's network on its devices, in MXNet's own gluon (DESIGN 4.4).
+"""The trainer of the MXNet backend: one worker's network on its devices, in MXNet's own gluon.
 
 Gradients are sums over samples divided by the step's total over all workers, so that the sum over devices and workers
 is the mean over the step's samples, whatever their shares. MXNet's engine runs behind this program's back: a step is
@@ -11,11 +11,12 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dmltrain.backends import weights
+from dmltrain.backends.backend import Settings
 from dmltrain.backends.device import gpu_index
 from dmltrain.backends.mxnet import compat as mxnet_compat
 from dmltrain.backends.mxnet import layers as mxnet_layers
@@ -26,39 +27,36 @@ from dmltrain.kvstore import KVStore
 from dmltrain.layers import Network
 from dmltrain.metric import Sums
 
-if TYPE_CHECKING:
-    from dmltrain.options import Options
-
 mx = mxnet_compat.load()
 NDArray = Any  # mx.nd.NDArray: MXNet has no types
 THRESHOLD = 0.5  # of 2bit, MXNet's default
 AHEAD = 4  # steps in the engine's queue: it has no limit of its own, and each step holds its images
 
 
-class MXNetBackend:
-    """`network` on options.device_names, joined to the other workers by `store`.
+class MXNetTrainer:
+    """`network` on settings.device_names, joined to the other workers by `store`.
 
-    Its weights are fresh ones from options.seed, or those of `state`, what `state()` gave before (where it has no
+    Its weights are fresh ones from settings.seed, or those of `state`, what `state()` gave before (where it has no
     "optimizer", that starts afresh). Raises UserError if the state is another network's, or a device does not exist.
     """
 
     _unit = 1  # gradients travel multiplied by this, and the optimizer divides by it
 
-    def __init__(self, network: Network, options: Options, store: KVStore,
+    def __init__(self, network: Network, settings: Settings, store: KVStore,
                  state: Mapping[str, Any] | None = None) -> None:
-        self._contexts = find_contexts(options.device_names)
-        self._top_k = options.top_k
+        self._contexts = find_contexts(settings.device_names)
+        self._top_k = settings.top_k
         self._symbol = mxnet_layers.symbol(network)  # in float32 for other programs, whatever computes here
-        self._block = mxnet_layers.build(network, options.dtype)
+        self._block = mxnet_layers.build(network, settings.dtype)
         self._arrays = self._block.collect_params()
         self._statistics = [each.name for each in network.auxiliary()]
-        mxnet_layers.initialise(self._block, network, options.seed, self._contexts)
+        mxnet_layers.initialise(self._block, network, settings.seed, self._contexts)
         if state:
             self._load_weights(network, state["model"])
         self._block.hybridize(static_alloc=True)
-        if options.dtype != "float32":
-            self._try(network, options.dtype)
-        self._joined(network, options, store)
+        if settings.dtype != "float32":
+            self._try(network, settings.dtype)
+        self._connect(network, settings, store)
         if state and "optimizer" in state:
             self._step.load(state["optimizer"])
         self._sums = [mx.nd.zeros(4, context, dtype="float64") for context in self._contexts]
@@ -84,12 +82,12 @@ class MXNetBackend:
         for name, array in found.items():
             self._arrays[name].set_data(mx.nd.array(array))
 
-    def _joined(self, network: Network, options: Options, store: KVStore) -> None:
+    def _connect(self, network: Network, settings: Settings, store: KVStore) -> None:
         """Every worker starts from worker 0's weights and statistics."""
         names = [each.name for each in network.parameters()]
-        if options.gc_type != "none":
-            self._unit = samples_of_a_step(options, store)
-            store.set_gradient_compression({"type": options.gc_type, "threshold": options.gc_threshold or THRESHOLD})
+        if settings.gc_type != "none":
+            self._unit = samples_of_a_step(settings, store)
+            store.set_gradient_compression({"type": settings.gc_type, "threshold": settings.gc_threshold or THRESHOLD})
         store.init(names, [self._arrays[name].list_data()[0] for name in names])
         self._learned = [Learned(name, store.key_number(name), self._arrays[name].list_data(),
                                  self._arrays[name].list_grad()) for name in names]
@@ -100,9 +98,9 @@ class MXNetBackend:
             own = self._flat_statistics(0)
             first = store.all_reduce("first statistics", own if store.rank == 0 else np.zeros_like(own))
             self._fill_statistics(first)
-        on_servers = store.kvstore_type.steps_on_servers(bool(options.update_on_kvstore))
+        on_servers = store.kvstore_type.steps_on_servers(bool(settings.update_on_kvstore))
         kind = StepOnServers if on_servers else StepOnDevices
-        spec = {**optimizer_spec(options, self._learned), "rescale_grad": 1.0 / self._unit}
+        spec = {**optimizer_spec(settings, self._learned), "rescale_grad": 1.0 / self._unit}
         self._step = kind(self._learned, spec, store, len(self._contexts))
 
     # -- a step ---------------------------------------------------------------------------------------------------
@@ -196,7 +194,7 @@ class MXNetBackend:
 
     # -- state ----------------------------------------------------------------------------------------------------
 
-    def state(self, held_back: Mapping[str, np.ndarray] | None = None) -> dict[str, Any]:
+    def state(self, residuals: Mapping[str, np.ndarray] | None = None) -> dict[str, Any]:
         """Everything that the next step depends on, apart from data and seeds. Call after `synchronize`."""
         return {"model": self._model(), "optimizer": self._step.state()}
 
@@ -212,10 +210,6 @@ class MXNetBackend:
         """What to write beside a checkpoint: the files that MXNet's own programs read."""
         values = {name: array.list_data()[0] for name, array in self._arrays.items()}
         return mxnet_state.own_files(prefix, epoch, self._symbol, values)
-
-    encode = staticmethod(mxnet_state.encode)
-    decode = staticmethod(mxnet_state.decode)
-    weights_of = staticmethod(mxnet_state.weights_of)
 
     # -- facts ----------------------------------------------------------------------------------------------------
 
@@ -235,10 +229,10 @@ def find_contexts(names: tuple[str, ...]) -> list[Any]:
             for index, name in enumerate(names)]
 
 
-def samples_of_a_step(options: Options, store: KVStore) -> int:
+def samples_of_a_step(settings: Settings, store: KVStore) -> int:
     """What compressed gradients are multiplied by: --gc-threshold then is compared, as in MXNet's own programs, to the
     sum over a step's samples; a mean over them would hardly ever reach it."""
-    return options.batch_size * (store.num_workers if store.kvstore_type.synchronous else 1)
+    return settings.batch_size * (store.num_workers if store.kvstore_type.synchronous else 1)
 
 
 def count(logits: NDArray, labels: NDArray, loss: NDArray, top_k: int) -> NDArray:

@@ -1,4 +1,4 @@
-"""The PyTorch backend: one worker's network on its devices (DESIGN 4.4).
+"""The trainer of the PyTorch backend: one worker's network on its devices.
 
 Gradients are sums over samples divided by the step's total over all workers, so that the sum over devices and workers
 is the mean over the step's samples, whatever their shares. Numbers stay on the device until they are asked for: a
@@ -11,7 +11,7 @@ import copy
 import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from dmltrain import optimizer as optimizers
 from dmltrain.backends import weights
+from dmltrain.backends.backend import Settings
 from dmltrain.backends.device import gpu_index
 from dmltrain.backends.torch import distributed as torch_distributed
 from dmltrain.backends.torch import layers as torch_layers
@@ -30,34 +31,32 @@ from dmltrain.kvstore import KVStore, codec
 from dmltrain.layers import Conv, Network
 from dmltrain.metric import Sums
 
-if TYPE_CHECKING:
-    from dmltrain.options import Options
-
 DECAYED = ("weight", "gamma")  # name endings that weight decay applies to, as MXNet's Optimizer.set_wd_mult
+RESIDUALS_OF_04 = "held_back"  # their name in checkpoints up to version 0.4
 FUSED = {"SGD": ("cpu", "cuda"), "Adam": ("cpu", "cuda"), "AdamW": ("cpu", "cuda"), "Adagrad": ("cpu",)}
 
 
-class TorchBackend:
-    """`network` on options.device_names, joined to the other workers by `store`.
+class TorchTrainer:
+    """`network` on settings.device_names, joined to the other workers by `store`.
 
-    Its weights are fresh ones from options.seed, or those of `state`, what `state()` gave before. Raises UserError if
+    Its weights are fresh ones from settings.seed, or those of `state`, what `state()` gave before. Raises UserError if
     the state is another network's, or a device does not exist.
     """
 
-    def __init__(self, network: Network, options: Options, store: KVStore,
+    def __init__(self, network: Network, settings: Settings, store: KVStore,
                  state: Mapping[str, Any] | None = None) -> None:
-        self._devices = [find_device(name) for name in options.device_names]
-        self._top_k = options.top_k
-        self._dtype = getattr(torch, options.dtype)
-        self._layout = image_layout(network, options.memory_format)
+        self._devices = [find_device(name) for name in settings.device_names]
+        self._top_k = settings.top_k
+        self._dtype = getattr(torch, settings.dtype)
+        self._layout = image_layout(network, settings.memory_format)
         first = torch_layers.build(network)
-        torch_layers.initialise(first, network, options.seed)
+        torch_layers.initialise(first, network, settings.seed)
         if state:
             torch_state.load_weights(first, state["model"])
         self._modules = [self._placed(first, device) for device in self._devices]  # one replica on each device
-        self._forwards = [compiled(each) if options.compile else each for each in self._modules]
+        self._forwards = [compiled(each) if settings.compile else each for each in self._modules]
         self._scale: LossScale | None = None
-        self._optimizer = self._joined(options, store)
+        self._optimizer = self._distributed(settings, store)
         if state:
             self._load_rest(state, store)
         self._sums = [torch.zeros(4, dtype=torch.float64, device=device) for device in self._devices]
@@ -66,23 +65,23 @@ class TorchBackend:
     def _placed(self, module: nn.Module, device: torch.device) -> nn.Module:
         return copy.deepcopy(module).to(device).to(memory_format=self._layout)  # type: ignore[call-overload]
 
-    def _joined(self, options: Options, store: KVStore) -> torch_distributed.DistributedOptimizer:
+    def _distributed(self, settings: Settings, store: KVStore) -> torch_distributed.DistributedOptimizer:
         """An optimizer of the first replica's weights whose gradient is the sum over workers."""
-        on_servers = bool(options.update_on_kvstore)
-        if options.gc_type != "none":
-            store.set_gradient_compression(compression(options, store))
-        inner = make_optimizer(self._modules[0], options)
-        if options.dtype == "float16":
-            if store.kvstore_type.steps_on_servers(bool(options.update_on_kvstore)):
+        on_servers = bool(settings.update_on_kvstore)
+        if settings.gc_type != "none":
+            store.set_gradient_compression(compression(settings, store))
+        inner = make_optimizer(self._modules[0], settings)
+        if settings.dtype == "float16":
+            if store.kvstore_type.steps_on_servers(bool(settings.update_on_kvstore)):
                 raise UserError("--dtype float16 scales the loss, which needs the optimizer on the workers: use "
                                 "--kv-store dist_sync with it, or --dtype bfloat16")
             if not inner.defaults.get("fused"):  # LossScale works through the fused kernels
-                raise UserError(f"--dtype float16 scales the loss, which optimizer {options.optimizer} cannot follow "
+                raise UserError(f"--dtype float16 scales the loss, which optimizer {settings.optimizer} cannot follow "
                                 "here: use sgd, nag, adam or adamw, or --dtype bfloat16")
             self._scale = LossScale(inner, self._devices[0])
         single = len(self._modules) == 1  # else replicas are added up before, and need all weights after the step
         return torch_distributed.distribute(self._modules[0], inner, store, average=False, overlap=single,
-                                            update_on_kvstore=on_servers, defer=single and not options.compile)
+                                            update_on_kvstore=on_servers, defer=single and not settings.compile)
 
     # -- a step ---------------------------------------------------------------------------------------------------
 
@@ -187,18 +186,22 @@ class TorchBackend:
 
     # -- state ----------------------------------------------------------------------------------------------------
 
-    def state(self, held_back: Mapping[str, np.ndarray] | None = None) -> dict[str, Any]:
-        """Everything that the next step depends on, apart from data and seeds, with what the store holds back. Call
-        after `synchronize`."""
+    def state(self, residuals: Mapping[str, np.ndarray] | None = None) -> dict[str, Any]:
+        """Everything that the next step depends on, apart from data and seeds, with the store's residuals of gradient
+        compression. Call after `synchronize`."""
         model = {name: each.detach().cpu().clone() for name, each in self._modules[0].state_dict().items()}
-        scale = {} if self._scale is None else {"loss_scale": self._scale.state()}
-        rest = {"held_back": {name: torch.from_numpy(array) for name, array in held_back.items()}} if held_back else {}
-        return {"model": model, "optimizer": self._optimizer.state_dict(), **scale, **rest}
+        state = {"model": model, "optimizer": self._optimizer.state_dict()}
+        if self._scale is not None:
+            state["loss_scale"] = self._scale.state()
+        if residuals:
+            state["residuals"] = {name: torch.from_numpy(array) for name, array in residuals.items()}
+        return state
 
     def _load_rest(self, state: Mapping[str, Any], store: KVStore) -> None:
         self._optimizer.load_state_dict(state["optimizer"])
-        if "held_back" in state:
-            store.put_back({name: tensor.numpy() for name, tensor in state["held_back"].items()})
+        residuals = state.get("residuals", state.get(RESIDUALS_OF_04))
+        if residuals is not None:
+            store.put_back({name: tensor.numpy() for name, tensor in residuals.items()})
         if self._scale is not None and "loss_scale" in state:
             self._scale.load_state(state["loss_scale"])
 
@@ -209,9 +212,6 @@ class TorchBackend:
     def other_files(self, prefix: str, epoch: int) -> dict[Path, bytes]:
         """What to write beside a checkpoint: nothing."""
         return {}
-
-    encode = staticmethod(torch_state.encode)
-    decode = staticmethod(torch_state.decode)
 
     # -- facts ----------------------------------------------------------------------------------------------------
 
@@ -254,26 +254,26 @@ def compiled(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
     return call
 
 
-def make_optimizer(module: nn.Module, options: Options) -> torch.optim.Optimizer:
-    """options.optimizer over the module's parameters, fused where torch can; biases and betas do not decay."""
-    spec = optimizers.TABLE[options.optimizer](options.mom)
+def make_optimizer(module: nn.Module, settings: Settings) -> torch.optim.Optimizer:
+    """settings.optimizer over the module's parameters, fused where torch can; biases and betas do not decay."""
+    spec = optimizers.TABLE[settings.optimizer](settings.mom)
     named = list(module.named_parameters())
-    groups = [{"params": [p for name, p in named if name.endswith(DECAYED)], "weight_decay": options.wd},
+    groups = [{"params": [p for name, p in named if name.endswith(DECAYED)], "weight_decay": settings.wd},
               {"params": [p for name, p in named if not name.endswith(DECAYED)], "weight_decay": 0.0}]
     fused = {"fused": True} if named[0][1].device.type in FUSED.get(spec.name, ()) else {}
     kind = getattr(torch.optim, spec.name)
-    return kind([group for group in groups if group["params"]], lr=options.lr, **fused, **spec.arguments)
+    return kind([group for group in groups if group["params"]], lr=settings.lr, **fused, **spec.arguments)
 
 
-def compression(options: Options, store: KVStore) -> dict[str, Any]:
-    """The gradient compression that the options ask for. A threshold is compared, as in MXNet's own programs, to the
+def compression(settings: Settings, store: KVStore) -> dict[str, Any]:
+    """The gradient compression that the settings ask for. A threshold is compared, as in MXNet's own programs, to the
     sum over a step's samples, but what is sent is the mean over them."""
-    parameter = next((each.parameter for each in codec.TABLE if each.name == options.gc_type), None)
-    value = getattr(options, f"gc_{parameter.name}", None) if parameter else None
+    parameter = next((each.parameter for each in codec.TABLE if each.name == settings.gc_type), None)
+    value = getattr(settings, f"gc_{parameter.name}", None) if parameter else None
     if parameter is None or value is None:
-        return {"type": options.gc_type}
-    samples = options.batch_size * (store.num_workers if store.kvstore_type.synchronous else 1)
-    return {"type": options.gc_type, parameter.name: value / samples if parameter.of_gradients else value}
+        return {"type": settings.gc_type}
+    samples = settings.batch_size * (store.num_workers if store.kvstore_type.synchronous else 1)
+    return {"type": settings.gc_type, parameter.name: value / samples if parameter.of_gradients else value}
 
 
 def count(logits: torch.Tensor, labels: torch.Tensor, loss: torch.Tensor, top_k: int) -> torch.Tensor:

@@ -31,12 +31,12 @@ from dmltrain.errors import UserError
 from dmltrain.kvstore import codec as codecs
 from dmltrain.kvstore import types
 from dmltrain.kvstore.server import stragglers
-from dmltrain.kvstore.server.slice import Allocate, Arrival, Buffer, Push, Slice, Step, Work, private
+from dmltrain.kvstore.server.slice import Allocate, Arrival, Buffer, Push, Slice, Work, private
+from dmltrain.kvstore.step import MakeStep
 from dmltrain.kvstore.transport.message import Declare, Key
 from dmltrain.kvstore.transport.wire import DTYPES
 from dmltrain.kvstore.types import KVStoreType
 
-MakeStep = Callable[[dict[str, Any], int, np.ndarray], Step]  # (spec, key, value)
 MAX_LAG = 64  # rounds that wait for others in memory, at most
 
 

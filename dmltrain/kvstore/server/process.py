@@ -16,6 +16,7 @@ from dmltrain.kvstore.scheduler.client import EXIT_SECONDS, Control
 from dmltrain.kvstore.server import optimizer_state
 from dmltrain.kvstore.server.core import Rejected, ServerCore
 from dmltrain.kvstore.server.service import OVERDUE_SECONDS, Service, allocator
+from dmltrain.kvstore.step import MakeStep, Step
 from dmltrain.kvstore.transport import host, link, rendezvous
 from dmltrain.kvstore.transport.link import Link
 from dmltrain.kvstore.transport.message import Optimizer, expect
@@ -27,10 +28,12 @@ GARBAGE_OBJECTS = 100_000  # a round of many slices makes that many, none of the
 class ServerProcess:
     """Serves one job's slices. `run` returns the reason why the job was lost, empty when it went well."""
 
-    def __init__(self, environment: Environment, exit_seconds: float = EXIT_SECONDS) -> None:
+    def __init__(self, environment: Environment, make_step: MakeStep | None,
+                 exit_seconds: float = EXIT_SECONDS) -> None:
         self._environment = environment
         arena, self._local = _share(environment.transport)
-        core = ServerCore(environment.num_workers, make_step=make_step, wait_seconds=environment.wait_seconds,
+        core = ServerCore(environment.num_workers, make_step=_rejecting(make_step) if make_step else None,
+                          wait_seconds=environment.wait_seconds,
                           allocate=allocator(arena))
         self._service = Service(f"server {environment.index}", environment, core, arena, self._fail, self._other)
         self._listening = _listen(environment.node_host)
@@ -116,11 +119,12 @@ def _listen(address: str) -> socket.socket:
                         "give an address of this host") from error
 
 
-def make_step(spec: dict[str, Any], key: int, value: Any) -> Any:
-    """An optimizer's step on one slice; the framework is imported only when a job wants optimizers on its servers."""
-    from dmltrain.backends.torch import server_optimizer as torch_optimizer
+def _rejecting(make_step: MakeStep) -> MakeStep:
+    """`make_step` whose errors go back to the worker that sent the spec."""
+    def make(spec: dict[str, Any], key: int, value: Any) -> Step:
+        try:
+            return make_step(spec, key, value)
+        except (ValueError, TypeError, IndexError, AttributeError) as error:
+            raise Rejected(f"this optimizer cannot be made: {error}") from error
 
-    try:
-        return torch_optimizer.Step(spec, key, value)
-    except (ValueError, TypeError, IndexError, AttributeError) as error:
-        raise Rejected(f"this optimizer cannot be made: {error}") from error
+    return make

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dmltrain.kvstore.server import summing
+from dmltrain.kvstore.step import Step
 
 if TYPE_CHECKING:
     from dmltrain.kvstore.codec import Codec
 
-Step = Callable[[np.ndarray, np.ndarray, float], None]  # (value, gradient, learning rate): changes value in place
 Allocate = Callable[[int], tuple[int | None, np.ndarray]]  # bytes -> place where shared, memory (bytes,) uint8
 
 

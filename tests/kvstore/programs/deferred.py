@@ -5,7 +5,7 @@ import torch
 
 from dmltrain import kvstore, models
 from dmltrain.backends.torch.distributed import distribute
-from dmltrain.backends.torch.trainer import TorchBackend
+from dmltrain.backends.torch.trainer import TorchTrainer
 from dmltrain.options import parse
 
 STEPS = 4
@@ -43,7 +43,7 @@ def script(kind: str, defer: bool) -> list[np.ndarray]:
 
 def backend(line: str, deferred: bool) -> str:
     network = models.create("resnet", 8, 10, (3, 16, 16))
-    made = TorchBackend(network, parse(["--kv-store", "dist_sync", *line.split()]), store)
+    made = TorchTrainer(network, parse(["--kv-store", "dist_sync", *line.split()]), store)
     if not deferred:
         at_once(made._optimizer.inner)
     draw = np.random.default_rng(rank)

@@ -83,7 +83,7 @@ class Server(ServerProcess):
     """One server. MXNet's thread and dmltrain's meet in `_updater`, under `_guard`."""
 
     def __init__(self, mx: Any, environment: Environment) -> None:
-        super().__init__(environment, exit_seconds=mxnet_ps.EXIT_SECONDS)
+        super().__init__(environment, make_step=None, exit_seconds=mxnet_ps.EXIT_SECONDS)
         self._mx = mx
         self._guard = threading.Lock()
         self._updater: mxnet_optimizer.Updater | None = None

@@ -1,0 +1,64 @@
+"""MXNet 1.9.1 as a backend, with its own kvstores and ps-lite. Importing this module imports no mxnet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dmltrain.arrays import Array
+from dmltrain.backends.backend import Capabilities, Settings, State, Trainer
+from dmltrain.env import Environment
+from dmltrain.layers import Network
+
+if TYPE_CHECKING:
+    from dmltrain.kvstore.base import KVStore
+
+
+class MXNetBackend:
+    """float16 would need its loss scaled, which the trainer does not do; a network is always one graph, compiled or
+    not; ps-lite knows TCP and 2-bit compression only, and no bounded staleness."""
+
+    name = "mxnet"
+    title = "MXNet"
+    capabilities = Capabilities(
+        kvstores=("local", "dist_sync", "dist_async"), codecs=("none", "2bit"), dtypes=("float32", "bfloat16"),
+        transports=("auto", "tcp"), suffix=".npz", foreign_suffixes=(".params",), update_on_kvstore=True)
+
+    def load(self) -> None:
+        from dmltrain.backends.mxnet import trainer  # noqa: F401
+
+    def trainer(self, network: Network, settings: Settings, store: KVStore, state: State | None = None) -> Trainer:
+        from dmltrain.backends.mxnet.trainer import MXNetTrainer
+
+        return MXNetTrainer(network, settings, store, state)
+
+    def local_store(self, kind: str) -> KVStore:
+        from dmltrain.backends.mxnet.kvstore.local import MXNetLocalKVStore
+
+        return MXNetLocalKVStore(kind)
+
+    def store(self, kind: str, staleness: float, environment: Environment) -> KVStore:
+        from dmltrain.backends.mxnet.kvstore.dist import MXNetKVStore
+
+        return MXNetKVStore(kind, staleness, environment)
+
+    def serve(self, environment: Environment) -> str:
+        from dmltrain.backends.mxnet import server
+
+        return server.serve(environment)
+
+    def encode(self, content: Mapping[str, Any]) -> bytes:
+        from dmltrain.backends.mxnet import state
+
+        return state.encode(content)
+
+    def decode(self, content: bytes) -> dict[str, Any]:
+        from dmltrain.backends.mxnet import state
+
+        return state.decode(content)
+
+    def weights_of(self, source: Path) -> dict[str, Array]:
+        from dmltrain.backends.mxnet import state
+
+        return state.weights_of(source)

@@ -1,0 +1,77 @@
+"""PyTorch as a backend, with dmltrain's own parameter server. Importing this module imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dmltrain.arrays import Array
+from dmltrain.backends.backend import Capabilities, Settings, State, Trainer
+from dmltrain.env import TRANSPORTS, Environment
+from dmltrain.errors import UserError
+from dmltrain.kvstore import codec, types
+from dmltrain.layers import Network
+
+if TYPE_CHECKING:
+    from dmltrain.kvstore.base import KVStore
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+class TorchBackend:
+    """See the module."""
+
+    name = "torch"
+    title = "PyTorch"
+    capabilities = Capabilities(
+        kvstores=tuple(each.name for each in types.TABLE), codecs=codec.TYPES, dtypes=DTYPES,
+        transports=TRANSPORTS, suffix=".pt", compile=True, host_sum=True, residuals=True)
+
+    def load(self) -> None:
+        from dmltrain.backends.torch import trainer  # noqa: F401
+
+    def trainer(self, network: Network, settings: Settings, store: KVStore, state: State | None = None) -> Trainer:
+        from dmltrain.backends.torch.trainer import TorchTrainer
+
+        return TorchTrainer(network, settings, store, state)
+
+    def local_store(self, kind: str) -> KVStore:
+        from dmltrain.kvstore.local import LocalKVStore
+
+        return LocalKVStore(kind, make_step)
+
+    def store(self, kind: str, staleness: float, environment: Environment) -> KVStore:
+        from dmltrain.kvstore.worker.store import DistKVStore
+
+        return DistKVStore(kind, staleness, environment)
+
+    def serve(self, environment: Environment) -> str:
+        if environment.role == "scheduler":
+            from dmltrain.kvstore.scheduler.process import SchedulerProcess
+
+            return SchedulerProcess(environment).run()
+        from dmltrain.kvstore.server.process import ServerProcess
+
+        return ServerProcess(environment, make_step).run()
+
+    def encode(self, content: Mapping[str, Any]) -> bytes:
+        from dmltrain.backends.torch import state
+
+        return state.encode(content)
+
+    def decode(self, content: bytes) -> dict[str, Any]:
+        from dmltrain.backends.torch import state
+
+        return state.decode(content)
+
+    def weights_of(self, source: Path) -> dict[str, Array]:
+        raise UserError(f"{source}: --backend torch starts from its own checkpoints only")
+
+
+def make_step(spec: dict[str, Any], key: int, value: Array) -> Any:
+    """An optimizer's step on `value`, for stores and servers; torch is imported when a job wants its first one.
+    Raises ValueError for a spec that is not valid."""
+    from dmltrain.backends.torch.server_optimizer import Step
+
+    return Step(spec, key, value)

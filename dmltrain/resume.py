@@ -1,0 +1,115 @@
+"""Saving a run's state after each epoch, and continuing from it.
+
+A checkpoint holds the trainer's state, what the continued run must have in common with it (`identity`), and what should
+be as it was for the continued run to be the unbroken one (`circumstances`). checkpoint.py knows the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from logging import Logger
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import dmltrain
+from dmltrain import backends, checkpoint
+from dmltrain.backends import Capabilities
+from dmltrain.errors import UserError
+from dmltrain.kvstore import KVStore
+from dmltrain.layers import Network
+from dmltrain.options import LAST, Options
+from dmltrain.run import Run
+
+# -- saving -----------------------------------------------------------------------------------------------------------
+
+
+def save(run: Run, epoch: int) -> None:
+    """Write the state after `epoch` (from 0) as checkpoint number epoch + 1. Worker 0 does; the others are on their way
+    to the end of `validate`, so weights do not change meanwhile. All take part in gathering residuals."""
+    if not run.options.model_prefix:
+        return
+    residuals = run.store.held_back()
+    if run.store.rank != 0:
+        return
+    target = path(run.options, epoch + 1)
+    content = {"format": checkpoint.FORMAT, "version": dmltrain.__version__, "epoch": epoch + 1,
+               **identity(run.options, run.network),
+               "circumstances": circumstances(run.options, run.store, len(run.dataset.train)),
+               "state": run.trainer.state(residuals)}
+    checkpoint.write(target, run.backend.encode(content))
+    for other, same in run.trainer.other_files(run.options.model_prefix, epoch + 1).items():
+        checkpoint.write(other, same)
+    run.log.info('Saved checkpoint to "%s"', target)
+
+
+def identity(options: Options, network: Network) -> dict[str, Any]:
+    """What a checkpoint and the run that continues it must have in common."""
+    return {"network": network.name, "num_layers": options.num_layers, "num_classes": network.num_classes,
+            "image_shape": list(network.input_shape), "optimizer": options.optimizer}
+
+
+def circumstances(options: Options, store: KVStore, num_examples: int) -> dict[str, Any]:
+    """What may differ, at the price that the continued run is not the unbroken one."""
+    return {"dataset": options.dataset, "num_examples": num_examples, "seed": options.seed,
+            "batch_size": options.batch_size, "num_workers": store.num_workers, "dtype": options.dtype,
+            "devices": len(options.device_names), "kv_store": store.type}
+
+
+def path(options: Options, epoch: int) -> Path:
+    return checkpoint.path(options.model_prefix or "", epoch, _capabilities(options).suffix)
+
+
+def check_all_save(options: Options, store: KVStore) -> None:
+    """Where checkpoints hold the residuals of all workers, all workers must take part. Raises UserError."""
+    if options.gc_type == "none" or not _capabilities(options).residuals:
+        return
+    count = store.all_reduce("checkpoints", np.array([float(bool(options.model_prefix))]))[0]
+    if 0 < count < store.num_workers:
+        raise UserError(f"--model-prefix: {count:.0f} of {store.num_workers} workers have it; with --gc-type "
+                        f"{options.gc_type} all workers take part in a checkpoint: give it to all")
+
+
+# -- continuing -------------------------------------------------------------------------------------------------------
+
+
+def with_epoch(options: Options, store: KVStore) -> Options:
+    """--load-epoch last as a number: what worker 0, which writes the checkpoints, finds; None when it finds none."""
+    if options.load_epoch != LAST:
+        return options
+    can = _capabilities(options)
+    newest = checkpoint.last(options.model_prefix or "", (can.suffix, *can.foreign_suffixes)) if store.rank == 0 else 0
+    agreed = int(store.all_reduce("newest checkpoint", np.array([newest]))[0])
+    return replace(options, load_epoch=agreed or None)
+
+
+def load(options: Options, network: Network) -> dict[str, Any] | None:
+    """The checkpoint of epoch options.load_epoch; None where none is asked for. Every worker reads the file. Raises
+    UserError if it does not fit."""
+    if options.load_epoch is None:
+        return None
+    source, backend = path(options, options.load_epoch), backends.TABLE[options.backend]
+    others = [source.with_suffix(suffix) for suffix in backend.capabilities.foreign_suffixes]
+    for other in others if not source.exists() else ():
+        if other.exists():
+            return {"epoch": options.load_epoch, "state": {"model": backend.weights_of(other)}}
+    content = backend.decode(checkpoint.read(source))
+    checkpoint.check(source, content, identity(options, network))
+    return content
+
+
+def report(log: Logger, found: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """What was loaded, and which circumstances are not as they were; `now` are those of this run."""
+    if "circumstances" not in found:  # another program's file
+        log.info("Loaded weights of epoch %d; the optimizer starts afresh", found["epoch"])
+        return
+    before = found["circumstances"]
+    changed = [f"{name} {before.get(name)} -> {value}" for name, value in now.items() if before.get(name) != value]
+    log.info("Loaded checkpoint of epoch %d%s", found["epoch"],
+             f"; changed since: {', '.join(changed)}" if changed else "")
+
+
+def _capabilities(options: Options) -> Capabilities:
+    return backends.TABLE[options.backend].capabilities
