@@ -22,6 +22,7 @@ html_copy_source = False
 html_show_sphinx = False
 
 myst_heading_anchors = 3  # headings can be linked to as page.md#heading, as on GitHub
+smartquotes = False  # -- stays --
 default_role = "literal"  # `name` in a docstring is code
 
 autodoc_mock_imports = [module for module in ("torch",) if find_spec(module) is None]

@@ -2,21 +2,32 @@
 
     ```{program-output} dmltrain-launch --help     what a program prints; the build fails when the program does
     ```
+    ```{code-table} networks                       the rows of a table in the code; TABLES has their names
+    ```
 
 PAGES are files of the repository's root: their links are rewritten so that they lead to pages of the site.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from docutils import nodes
+from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
+
+from dmltrain import data, models, optimizer
+from dmltrain.kvstore import codec, types
+from dmltrain.report import dialect
+from launch.clusters import CLUSTERS
 
 REPOSITORY = Path(__file__).parents[2]
 WIDTH = 100  # columns of a program's output
@@ -46,6 +57,76 @@ def _output(command: list[str]) -> str:
     return subprocess.run(command, cwd=REPOSITORY, env=environment, check=True, capture_output=True, text=True).stdout
 
 
+Rows = Iterable[tuple[str, ...]]
+
+
+def _kvstores() -> Rows:
+    yield "`--kv-store`", "other names", "meaning", "staleness", "the optimizer runs on"
+    for row in types.TABLE:
+        staleness = "`--staleness`" if row.takes_staleness else "any" if row.staleness else "0"
+        yield f"`{row.name}`", _code(row.aliases), row.summary, staleness, " or ".join(row.optimizer_on)
+
+
+def _codecs() -> Rows:
+    yield "`--gc-type`", "bytes of n values", "what travels"
+    yield "`none`", "4n", "float32 values as they are"
+    for row in codec.TABLE:
+        yield f"`{row.name}`", row.size, _sentence(row.__doc__)
+
+
+def _optimizers() -> Rows:
+    yield "`--optimizer`", "class of torch.optim", "its arguments with `--mom 0.9`"
+    for name, make in optimizer.TABLE.items():
+        spec = make(0.9)
+        yield f"`{name}`", f"`{spec.name}`", _code(f"{key}={value}" for key, value in spec.arguments.items())
+
+
+TABLES: dict[str, Callable[[], Rows]] = {
+    "kvstores": _kvstores,
+    "codecs": _codecs,
+    "optimizers": _optimizers,
+    "networks": lambda: [("`--network`", "what it is"), *_described(models.NETWORKS)],
+    "datasets": lambda: [("`--dataset`", "what it is"), *_described(data.DATASETS)],
+    "launchers": lambda: [("`--launcher`", "where the job runs"), *((f"`{k}`", v) for k, v in CLUSTERS.items())],
+    "dialects": lambda: [("logs",), *((_about(row),) for row in dialect.DIALECTS)],
+}
+
+
+class CodeTable(SphinxDirective):
+    """A table of the code as a table of the page."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        self.env.note_reread()  # the table may have changed
+        head, *rows = TABLES[self.arguments[0]]()
+        lines = ["| " + " | ".join(row) + " |" for row in (head, ("---",) * len(head), *rows)]
+        parent = nodes.Element()
+        self.state.nested_parse(StringList(lines, self.get_source_info()[0]), self.content_offset, parent)
+        return parent.children
+
+
+def _described(table: dict[str, Any]) -> Rows:
+    return ((f"`{name}`", _about(row)) for name, row in table.items())
+
+
+def _about(row: Any) -> str:
+    """What the module says first in which a row is defined, or the function or class that it holds; no sources."""
+    held = (row, *getattr(row, "__dict__", {}).values())
+    module = inspect.getmodule(next(each for each in held if inspect.isroutine(each) or inspect.isclass(each)))
+    return re.split(r",? \(|, after ", _sentence(module.__doc__))[0]
+
+
+def _sentence(text: str | None) -> str:
+    """The first one, without its full stop."""
+    words = " ".join((text or "").split("\n\n")[0].split())
+    return re.split(r"(?<=\.) (?=[A-Z])", words)[0].rstrip(".")
+
+
+def _code(words: Iterable[str]) -> str:
+    return ", ".join(f"`{word}`" for word in words)
+
+
 def _take_root_file(app: Sphinx, page: str, source: list[str]) -> None:
     """On source-read: the text of a page in PAGES is that of its file."""
     if page in PAGES:
@@ -62,5 +143,6 @@ def _from_docs(target: str) -> str:
 
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("program-output", ProgramOutput)
+    app.add_directive("code-table", CodeTable)
     app.connect("source-read", _take_root_file)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

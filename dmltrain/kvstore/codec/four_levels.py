@@ -28,7 +28,7 @@ _SIGN = np.uint32(1 << 31)
 
 @dataclass(frozen=True)
 class FourLevels(BlockCodec):
-    """`--gc-type 2bit` without a threshold."""
+    """Four levels for each 512 elements, which follow the gradients."""
 
     name = "2bit"
     number = 5

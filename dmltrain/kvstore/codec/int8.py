@@ -22,7 +22,7 @@ _MOST = np.nextafter(np.finfo(np.float32).max / np.float32(127), np.float32(0)) 
 
 @dataclass(frozen=True)
 class Int8(BlockCodec):
-    """Blockwise linear quantisation, symmetric around 0."""
+    """Multiples, -127 to 127, of a scale for each 512 elements: their greatest magnitude / 127."""
 
     name = "int8"
     number = 4

@@ -25,7 +25,7 @@ _SAMPLE = 8192  # elements
 
 @dataclass(frozen=True)
 class TopK(Codec):
-    """`ratio` of the elements are sent, more than 0, at most 1."""
+    """The share `ratio` of the elements that is farthest from 0, with their places (0 < ratio <= 1)."""
 
     ratio: float = 0.01
 
