@@ -8,7 +8,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint const
 SIDE_BY_SIDE := $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')  # tests wait, too
 MXNET := $(shell $(PYTHON) -c 'import sys; print(",mxnet" if sys.version_info < (3, 12) else "")')
 
-.PHONY: demo test check docs bench testbed clean
+.PHONY: demo test check docs bench mutation mutation-changed testbed clean
 
 demo: $(VENV)/demo.done
 	$(BIN)/dmltrain-launch --launcher local -n 2 -s 2 --job demo --log-dir logs/demo \
@@ -28,6 +28,13 @@ check: $(VENV)/test.done
 docs: $(VENV)/docs.done
 	$(BIN)/python -m sphinx -W --keep-going -n -q -j auto -d build/docs-cache docs build/docs
 	@echo "The site: build/docs/index.html"
+
+# Which small changes do the nearest tests notice? docs/mutation.md. MODULES=..., SAMPLE=..., MUTATION=more options
+mutation: $(VENV)/mutation.done
+	$(BIN)/python -m tests.mutation.run $(MODULES) $(if $(SAMPLE),--sample $(SAMPLE)) $(MUTATION)
+
+mutation-changed: $(VENV)/mutation.done
+	$(BIN)/python -m tests.mutation.run --changed $(or $(BASE),main) $(if $(SAMPLE),--sample $(SAMPLE)) $(MUTATION)
 
 bench: $(VENV)/test.done
 	$(BIN)/python benchmarks/training.py
@@ -51,4 +58,8 @@ $(VENV)/docs.done: setup.py constraints.txt
 
 $(VENV)/test.done: $(VENV)/demo.done
 	$(PIP) --editable '.[torch,plot,dev$(MXNET)]'
+	@touch $@
+
+$(VENV)/mutation.done: $(VENV)/test.done
+	$(PIP) --editable '.[mutation]'
 	@touch $@

@@ -1,0 +1,134 @@
+"""The mutants of a module: one small change each, by mutmut's operators and two of our own.
+
+mutmut's own runner is not used. It changes functions alone, and none that has a decorator: our properties, context
+managers, fields and tables would stay as they are. It also takes a test that starts processes for one that runs
+nothing of the module. Here a whole file is written, so every process of a test runs the mutant.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import libcst as cst
+from libcst.metadata import CodeRange, MetadataWrapper, WhitespaceInclusivePositionProvider
+from mutmut.mutation.mutators import mutation_operators
+
+Operator = Callable[[Any], Iterable[cst.CSTNode]]
+SKIPPED = (cst.Annotation, cst.Decorator, cst.Import, cst.ImportFrom, cst.Assert, cst.FormattedString)
+KEPT_CALLS = ("TypeVar", "cast", "log", "print", "warn")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A whole module after one change. `before` and `after` are the lines that differ, without indentation."""
+
+    line: int
+    before: str
+    after: str
+    source: str
+
+
+def _left_out(node: cst.Expr) -> Iterable[cst.CSTNode]:
+    """A call as a statement of its own: left out."""
+    if isinstance(node.value, cst.Call | cst.Await):
+        yield cst.Pass()
+
+
+def _negated(node: cst.If) -> Iterable[tuple[cst.CSTNode, cst.CSTNode]]:
+    """A condition the other way round; comparisons are turned by an operator of mutmut's."""
+    if not isinstance(node.test, cst.Comparison):
+        condition = node.test.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
+        yield node.test, cst.UnaryOperation(cst.Not(whitespace_after=cst.SimpleWhitespace(" ")), condition)
+
+
+OPERATORS: list[tuple[Any, Operator]] = [*mutation_operators, (cst.Expr, _left_out)]
+
+
+class _Collector(cst.CSTVisitor):
+    """Every (node, replacement) of a module, in the order of the text."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[cst.CSTNode, cst.CSTNode]] = []
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        if isinstance(node, SKIPPED) or _is_docstring(node) or _is_kept(node):
+            return False
+        for kind, operator in OPERATORS:
+            if isinstance(node, kind):
+                self.found += [(node, each) for each in _wanted(node, operator(node))]
+        if isinstance(node, cst.If) and not _is_for_types(node):
+            self.found += _negated(node)
+        return not isinstance(node, cst.Raise) and not _is_for_types(node)
+
+
+def _wanted(node: cst.CSTNode, replacements: Iterable[cst.CSTNode]) -> Iterator[cst.CSTNode]:
+    """Of a word one mutant is enough, and messages, which have blanks, may read as they like."""
+    if isinstance(node, cst.SimpleString):
+        replacements = [] if " " in node.value.strip() else list(replacements)[:1]
+    yield from replacements
+
+
+def _is_docstring(node: cst.CSTNode) -> bool:
+    return isinstance(node, cst.Expr) and isinstance(node.value, cst.BaseString)
+
+
+def _is_kept(node: cst.CSTNode) -> bool:
+    """What is said, and what only type checkers read."""
+    function = node.func if isinstance(node, cst.Call) else None
+    name = function.attr if isinstance(function, cst.Attribute) else function
+    return isinstance(name, cst.Name) and name.value in KEPT_CALLS
+
+
+def _is_for_types(node: cst.CSTNode) -> bool:
+    return isinstance(node, cst.If) and isinstance(node.test, cst.Name) and node.test.value == "TYPE_CHECKING"
+
+
+def of(source: str) -> list[Mutant]:
+    """All mutants of a module's text that are Python, in the order of the text, without repetitions."""
+    wrapper, collector = MetadataWrapper(cst.parse_module(source)), _Collector()
+    wrapper.module.visit(collector)
+    places, text = wrapper.resolve(WhitespaceInclusivePositionProvider), _Text(source)
+    mutants: dict[str, Mutant] = {}
+    for node, replacement in collector.found:
+        changed = text.replaced(places[node], wrapper.module.code_for_node(replacement))
+        if changed not in mutants and changed != source and _parses(changed):
+            mutants[changed] = text.mutant(places[node], changed)
+    return list(mutants.values())
+
+
+class _Text:
+    """A module's text, of which a part at a time is replaced: a tree takes a hundred times longer to be changed."""
+
+    def __init__(self, source: str) -> None:
+        self._source, self._lines = source, source.splitlines(keepends=True)
+        self._starts = [0, *itertools.accumulate(map(len, self._lines))]
+
+    def replaced(self, place: CodeRange, code: str) -> str:
+        start, end = (self._starts[each.line - 1] + each.column for each in (place.start, place.end))
+        return self._source[:start] + code + self._source[end:]
+
+    def mutant(self, place: CodeRange, changed: str) -> Mutant:
+        new, first, last = changed.splitlines(keepends=True), place.start.line - 1, place.end.line
+        behind = len(self._lines) - last  # lines
+        while self._lines[first] == new[first]:
+            first += 1
+        while self._lines[-behind - 1] == new[-behind - 1]:
+            behind += 1
+        old, now = self._lines[first:len(self._lines) - behind], new[first:len(new) - behind]
+        return Mutant(first + 1, _one_line(old), _one_line(now), changed)
+
+
+def _one_line(lines: list[str]) -> str:
+    return " ".join(line.strip() for line in lines)
+
+
+def _parses(text: str) -> bool:
+    try:
+        ast.parse(text)
+    except SyntaxError:
+        return False
+    return True

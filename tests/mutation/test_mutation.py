@@ -1,0 +1,170 @@
+"""Mutation testing itself: which mutants are made, which tests are nearest, and what becomes of a trial."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("libcst", reason="mutation testing needs: pip install 'dmltrain[mutation]'")
+
+from tests.mutation import equivalent, mutants, nearest, run, trial  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+SOURCE = '''"""Words."""
+from dataclasses import dataclass
+
+LIMIT = 3  # of them
+
+
+@dataclass
+class Box:
+    size: int = 2
+
+    @property
+    def full(self) -> bool:
+        """More than fits."""
+        return self.size > LIMIT
+
+    def close(self, lid) -> None:
+        if self.full:
+            raise ValueError(f"{self.size} do not fit")
+        lid.shut("all the way")
+'''
+
+
+def changes(source=SOURCE):
+    return {(each.before, each.after) for each in mutants.of(source)}
+
+
+@pytest.mark.parametrize("before, after", [
+    ("LIMIT = 3  # of them", "LIMIT = 4  # of them"),  # a constant of the module
+    ("size: int = 2", "size: int = 3"),  # a field
+    ("return self.size > LIMIT", "return self.size >= LIMIT"),  # of a property
+    ("if self.full:", "if not (self.full):"),
+    ('lid.shut("all the way")', "pass"),
+])
+def test_a_mutant_is_one_small_change_anywhere(before, after):
+    assert (before, after) in changes()
+
+
+def test_what_is_only_said_or_declared_is_left_alone():
+    for before, _ in changes():
+        assert not before.startswith(('"""', "from", "@dataclass", "raise")), before
+    assert not any("XX" in after for _, after in changes())
+
+
+def test_each_mutant_is_a_whole_module_that_differs_at_its_line():
+    for mutant in mutants.of(SOURCE):
+        compile(mutant.source, "mutant", "exec")
+        old, new = SOURCE.splitlines(), mutant.source.splitlines()
+        assert next(number for number, line in enumerate(old) if line != new[number]) == mutant.line - 1
+    assert len({mutant.source for mutant in mutants.of(SOURCE)}) == len(mutants.of(SOURCE)) > 5
+
+
+def tree(folder, files):
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+FILES = {
+    "dmltrain/kvstore/__init__.py": "def create(): ...",
+    "dmltrain/kvstore/codec/__init__.py": "def make(): ...", "dmltrain/kvstore/codec/half.py": "",
+    "dmltrain/kvstore/worker/store.py": "", "dmltrain/kvstore/worker/relay.py": "", "dmltrain/kvstore/log.py": "",
+    "dmltrain/record.py": "", "dmltrain/report/table.py": "",
+    "tests/kvstore/test_codec.py": "from dmltrain.kvstore import codec",
+    "tests/kvstore/test_jobs.py": "def test(start): start('job.py')",
+    "tests/kvstore/programs/job.py": "from dmltrain.kvstore.worker.store import x",
+    "tests/kvstore/test_other.py": "from dmltrain import record",
+    "tests/test_record.py": "from dmltrain import record",
+    "tests/report/conftest.py": "from dmltrain.report import table", "tests/report/test_shapes.py": "",
+    "tests/cluster/test_all.py": "from dmltrain import record",
+}
+
+
+@pytest.mark.parametrize("module, expected", [
+    ("record", ["test_record.py", "kvstore/test_other.py"]),  # by import, its own name first, nothing of the whole
+    ("kvstore/codec/half", ["kvstore/test_codec.py"]),  # by its package's front
+    ("kvstore/worker/store", ["kvstore/test_jobs.py"]),  # by a program that a test starts
+    ("report/table", ["report/test_shapes.py"]),  # by a fixture
+    ("kvstore/worker/relay", ["kvstore/test_codec.py", "kvstore/test_jobs.py", "kvstore/test_other.py"]),  # by folder
+])
+def test_the_nearest_tests_follow_from_the_tree(tmp_path, module, expected):
+    root = tree(tmp_path, FILES)
+    assert nearest.of(root, f"dmltrain/{module}.py") == [f"tests/{name}" for name in expected]
+
+
+def test_every_module_of_the_project_has_tests_near_it():
+    for module in run.modules(run.PACKAGES):
+        assert nearest.of(ROOT, module), module
+
+
+def test_each_equivalent_mutant_is_one_of_today():
+    """One whose module has changed is taken out of the list."""
+    known = equivalent.read(equivalent.FILE.read_text())
+    for module in {module for module, _, _ in known}:
+        found = {(each.before, each.after) for each in mutants.of((ROOT / module).read_text())}
+        assert {(before, after) for other, before, after in known if other == module} <= found
+
+
+@pytest.mark.parametrize("text", ["a.py\n- x\n+ y\n", "a.py\n- x\nwhy\n", "- x\n+ y\nwhy\n"])
+def test_an_equivalent_mutant_has_a_reason(text):
+    assert equivalent.read("# words\n\na.py\n- x = 1\n+ x = 2\nIt is overwritten,\nalways.\n") == {
+        ("a.py", "x = 1", "x = 2"): "It is overwritten, always."}
+    with pytest.raises(ValueError, match="line 1: expected a module, one line with -"):
+        equivalent.read(text)
+
+
+PROJECT = {"box.py": "def double(x):\n    return 2 * x\n",
+           "tests/test_box.py": "from box import double\ndef test():\n    assert double(2) == 4\n"}
+
+
+def test_a_trial_is_of_the_copy_that_it_is_given(tmp_path):
+    folder = tree(tmp_path, {**PROJECT, "tmp/x": ""})
+    assert trial.run(folder, ["tests/test_box.py"], 60.0)[0] == "passed"
+    (folder / "box.py").write_text("def double(x):\n    return 3 * x\n")  # as long as it was
+    assert trial.run(folder, ["tests/test_box.py"], 60.0)[0] == "failed"
+
+
+def test_a_trial_that_hangs_is_ended_with_all_that_it_started(tmp_path):
+    folder = tree(tmp_path, {"tmp/x": "", "tests/test_box.py": f"""
+import os, subprocess, sys, time
+def test(tmp_path):
+    started = subprocess.Popen([{sys.executable!r}, "-c", "import time; time.sleep(1000)"], cwd=tmp_path,
+                               start_new_session=True)
+    open({str(tmp_path / "pid")!r}, "w").write(str(started.pid))
+    time.sleep(1000)
+"""})
+    outcome, _, took = trial.run(folder, ["tests/test_box.py"], 8.0)
+    assert outcome == "too slow" and took < 60.0
+    pid = int((tmp_path / "pid").read_text())
+    deadline = time.monotonic() + 10.0
+    while Path(f"/proc/{pid}/cwd").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid}/exe").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text()
+
+
+def test_a_copy_has_what_git_has_and_what_it_would_take(tmp_path):
+    root = tree(tmp_path / "root", {"a.py": "1", "new.py": "2", ".gitignore": "left.py\n", "left.py": "3"})
+    subprocess.run(["git", "init", "-q", str(root)], check=True)
+    copy = trial.copy_of(root, tmp_path / "copy")
+    assert {each.name for each in copy.glob("*.py")} == {"a.py", "new.py"}
+
+
+def test_a_place_that_is_none_is_named():
+    assert run.modules(["dmltrain.record", "dmltrain/record.py"]) == ["dmltrain/record.py"]
+    assert "dmltrain/kvstore/codec/half.py" in run.modules(["dmltrain/kvstore/codec"])
+    with pytest.raises(SystemExit, match="no module dmltrain/nothing"):
+        run.modules(["dmltrain/nothing"])
+
+
+def test_the_program_says_what_it_would_try():
+    command = [sys.executable, "-m", "tests.mutation.run", "--list", "--sample", "5", "dmltrain/schedule.py"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("dmltrain/schedule.py:") == done.stdout.count("\n- ") == done.stdout.count("\n+ ") == 5

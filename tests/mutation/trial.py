@@ -1,0 +1,88 @@
+"""One mutant's trial: the nearest tests, in a copy of the project, in a process that is ended with all that it starts.
+
+The process is forked from one that has imported what takes long, and nothing of the project.
+"""
+
+from __future__ import annotations
+
+import compileall
+import multiprocessing
+import os
+import py_compile
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+PRELOADED = ["numpy", "pytest", "hypothesis", "torch"]
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(PRELOADED)
+
+
+def copy_of(root: Path, folder: Path) -> Path:
+    """A copy of what git knows in `root`, or would take, in `folder`.
+
+    Its compiled code is checked by the content of its source: by time and size, a mutant could pass for the module.
+    """
+    listed = subprocess.run(["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+                            capture_output=True, check=True).stdout
+    for name in filter(None, listed.decode().split("\0")):
+        if (root / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / name, folder / name)
+    (folder / "tmp").mkdir(exist_ok=True)
+    compileall.compile_dir(str(folder), quiet=2, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
+    return folder
+
+
+def run(folder: Path, tests: list[str], seconds: float) -> tuple[str, str, float]:
+    """("passed" | "failed" | "too slow" | "broken", what pytest printed last, seconds that it took)."""
+    log, since = folder / "pytest.log", time.monotonic()
+    process = context.Process(target=_pytest, args=(str(folder), tests, str(log)))
+    process.start()
+    process.join(seconds)
+    slow = process.is_alive()
+    _end(process, folder)
+    took = time.monotonic() - since
+    words = {0: "passed", 1: "failed", 2: "failed"}  # 2: a test file that cannot be imported
+    printed = log.read_text(errors="replace").splitlines() if log.exists() else []
+    return "too slow" if slow else words.get(process.exitcode or 0, "broken"), "\n".join(printed[-30:]), took
+
+
+def _pytest(folder: str, tests: list[str], log: str) -> None:
+    os.setsid()  # a group of its own: see _end
+    os.chdir(folder)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    os.environ |= {"PYTHONPATH": folder, "TMPDIR": f"{folder}/tmp", "OMP_NUM_THREADS": "1"}
+    sys.path.insert(0, folder)
+    import pytest
+
+    code = pytest.main(["-x", "-q", "--tb=short", "-p", "no:cacheprovider", "--hypothesis-seed=0", "-m", "not alone",
+                        *tests])
+    sys.stdout.flush()
+    os._exit(int(code))
+
+
+def _end(process: multiprocessing.process.BaseProcess, folder: Path) -> None:
+    """End the trial, its group, and whatever else it started: that is at home in the copy's folder for temporary
+    files."""
+    assert process.pid is not None  # it was started
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        process.kill()
+    process.join()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and entry.name != str(os.getpid()) and _is_at_home(entry, folder):
+            os.kill(int(entry.name), signal.SIGKILL)
+
+
+def _is_at_home(entry: Path, folder: Path) -> bool:
+    try:
+        return Path(os.readlink(entry / "cwd")).is_relative_to(folder)
+    except OSError:  # it has ended, or is another user's
+        return False
