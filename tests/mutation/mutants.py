@@ -19,7 +19,8 @@ from mutmut.mutation.mutators import mutation_operators
 
 Operator = Callable[[Any], Iterable[cst.CSTNode]]
 SKIPPED = (cst.Annotation, cst.Decorator, cst.Import, cst.ImportFrom, cst.Assert, cst.FormattedString)
-KEPT_CALLS = ("TypeVar", "cast", "log", "print", "warn")
+KEPT_CALLS = ("TypeVar", "cast", "field", "log", "print", "warn")
+EMPTY = ("False", "0", "0.0", "[]", "{}", "()", '""')
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class _Collector(cst.CSTVisitor):
         self.found: list[tuple[cst.CSTNode, cst.CSTNode]] = []
 
     def on_visit(self, node: cst.CSTNode) -> bool:
-        if isinstance(node, SKIPPED) or _is_docstring(node) or _is_kept(node):
+        if isinstance(node, SKIPPED) or _is_docstring(node) or _is_kept(node) or _is_strict(node):
             return False
         for kind, operator in OPERATORS:
             if isinstance(node, kind):
@@ -66,10 +67,25 @@ class _Collector(cst.CSTVisitor):
 
 
 def _wanted(node: cst.CSTNode, replacements: Iterable[cst.CSTNode]) -> Iterator[cst.CSTNode]:
-    """Of a word one mutant is enough, and messages, which have blanks, may read as they like."""
+    """Of a word one mutant is enough, and messages, which have blanks, may read as they like. None in place of what is
+    empty makes no difference, nor does zip without its assertion."""
     if isinstance(node, cst.SimpleString):
         replacements = [] if " " in node.value.strip() else list(replacements)[:1]
-    yield from replacements
+    for each in replacements:
+        if isinstance(node, cst.Assign | cst.AnnAssign) and node.value and _code(node.value) in EMPTY:
+            continue
+        if not (isinstance(node, cst.Call) and _code(node.func) == "zip" and isinstance(each, cst.Call)
+                and _values(node) == _values(each)):
+            yield each
+
+
+def _code(node: cst.CSTNode) -> str:
+    return cst.Module([]).code_for_node(node)
+
+
+def _values(call: cst.Call) -> list[str]:
+    """The arguments without a name."""
+    return [_code(argument.value) for argument in call.args if argument.keyword is None]
 
 
 def _is_docstring(node: cst.CSTNode) -> bool:
@@ -81,6 +97,11 @@ def _is_kept(node: cst.CSTNode) -> bool:
     function = node.func if isinstance(node, cst.Call) else None
     name = function.attr if isinstance(function, cst.Attribute) else function
     return isinstance(name, cst.Name) and name.value in KEPT_CALLS
+
+
+def _is_strict(node: cst.CSTNode) -> bool:
+    """strict=True, of zip."""
+    return isinstance(node, cst.Arg) and node.keyword is not None and node.keyword.value == "strict"
 
 
 def _is_for_types(node: cst.CSTNode) -> bool:
