@@ -11,6 +11,7 @@ import signal
 import socket
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -159,6 +160,19 @@ def test_a_signal_to_the_launcher_ends_the_job(sleeping, number):
     assert f"the launcher got {number.name}" in result.err
     assert result.err.splitlines()[-1] == "0 processes left on 1 host"
     assert result.seconds < QUICK
+
+
+def test_a_job_under_nohup_outlives_its_terminal(launcher):
+    """nohup has HUP ignored; TERM still ends the job."""
+    ignore = partial(signal.signal, signal.SIGHUP, signal.SIG_IGN)
+    program = "echo ready; while [ ! -e go ]; do sleep 0.01; done; echo done"
+    launched = launcher.start("-n", 1, "-s", 0, "sh", "-c", program, preexec_fn=ignore)
+    launched.wait_ready("worker-0")
+    launched.signal(signal.SIGHUP)
+    (launcher.folder / "go").touch()
+    result = launched.wait()
+    assert result.code == 0, result
+    assert launched.log("worker-0") == b"ready\ndone\n"
 
 
 def test_ctrl_c_reaches_the_launcher_alone(sleeping):

@@ -23,7 +23,7 @@ from launch import LaunchError
 from launch.channels.mpi import bridge
 from launch.channels.mpi.channel import MpiChannel
 from launch.channels.mpi.mpirun import bridge_command
-from launch.channels.mpi.reception import Caller, Reception
+from launch.channels.mpi.reception import CALLERS, GREETING_SECONDS, Caller, Reception
 from launch.channels.mpi.tls import certificate
 from launch.job.host import Host
 
@@ -291,9 +291,12 @@ def test_a_bridge_that_was_never_asked_for_anything_ends_with_its_connection(des
 
 
 def test_a_wrong_token_is_refused(desk):
-    stranger = desk.start(token="0" * 64)
-    assert stranger.wait(DEADLINE) == 0
-    assert desk.came.empty()
+    """All that a bridge says but the token is right."""
+    for wrong in ("0" * 64, desk.token[:-1], desk.token[:8], desk.token + "0", desk.token.upper(), ""):
+        assert desk.start(token=wrong).wait(DEADLINE) == 0
+        assert desk.came.empty(), wrong
+    desk.start()
+    desk.came.get(timeout=DEADLINE).stream.close()
 
 
 def test_a_token_serves_no_longer_than_it_is_expected(desk):
@@ -326,16 +329,49 @@ def test_noise_is_cut_off_and_disturbs_nobody(desk, noise):
     assert desk.came.empty()
 
 
-@pytest.mark.parametrize(
-    "line",
-    [b"\n", b"[]\n", b'{"token": 3}\n', b'{"token": "x"}\n', b'{"token": null}\n', b"[" * 998 + b"\n", b"x" * 5000],
-)
-def test_a_stranger_who_speaks_tls_but_does_not_know_the_token_is_cut_off(desk, line):
+HELLO = {"token": "x", "index": 7, "host": "here", "pid": 1}
+
+
+def cut_off(desk: Desk, said: bytes, ends: bool = False) -> None:
+    """Say that over TLS, and perhaps no more; the reception hangs up before its patience with silence is over."""
     with dial_tls(desk.reception.port) as stranger:
-        stranger.sendall(line)
+        stranger.settimeout(GREETING_SECONDS - 1)
+        stranger.sendall(said)
+        if ends:
+            stranger.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionResetError, ssl.SSLEOFError):
             assert stranger.recv(1000) == b""
     assert desk.came.empty()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(b"\n", b"[]\n", b"[" * 998 + b"\n", b"x" * 5000, b"{}\n"),
+        *(json.dumps({**HELLO, "token": token}).encode() + b"\n" for token in ("x", "", 3, None, [], {})),
+    ],
+)
+def test_a_stranger_who_speaks_tls_but_does_not_know_the_token_is_cut_off(desk, line):
+    cut_off(desk, line)
+
+
+def test_a_line_with_the_token_that_is_no_hello_is_cut_off(desk):
+    hello = {**HELLO, "token": desk.token}
+    cut_off(desk, json.dumps({**hello, "host": "h" * 2000}).encode() + b"\n")
+    cut_off(desk, json.dumps({**hello, "more": 1}).encode() + b"\n")
+    cut_off(desk, json.dumps({"token": desk.token}).encode() + b"\n")
+    cut_off(desk, json.dumps(hello).encode(), ends=True)
+    with dial_tls(desk.reception.port) as friend:
+        friend.sendall(json.dumps(hello).encode() + b"\n")
+        assert desk.came.get(timeout=DEADLINE).host == "here", "this is one"
+
+
+def test_strangers_that_have_gone_leave_their_places_to_others(desk):
+    for _ in range(CALLERS + 2):
+        dial(desk.reception.port).close()
+    channel = desk.channel("echo hello", seconds=DEADLINE)
+    assert read_all(channel) == b"hello\n"
+    channel.close()
 
 
 def test_silent_strangers_do_not_keep_others_out(desk):

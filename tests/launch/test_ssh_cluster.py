@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from launch import LaunchError
+from launch import LaunchError, agent
 from launch.clusters.ssh import CHANNELS, Cluster, hosts_of
 from launch.command_line.options import Options
 from tests.launch.sshd import home, sshds  # noqa: F401  fixtures
@@ -56,8 +56,20 @@ def test_a_key_that_does_not_exist(files):
         Cluster(Options(hostfile="hosts", identity="/no/such/key"))
 
 
-def test_a_name_of_a_way_is_a_row_of_the_table():
-    assert set(CHANNELS) == {"paramiko", "system"}
+@pytest.mark.parametrize("ssh", sorted(CHANNELS))
+def test_each_way_of_ssh_reaches_a_host_with_the_options_port_and_key(ssh, sshds, home):  # noqa: F811
+    sshd = sshds(known=False)
+    asked = Options(hosts="127.0.0.1", ssh=ssh, ssh_port=sshd.port, identity=str(home.key), connect_timeout=20.0)
+    refused = Cluster(asked)
+    with pytest.raises(LaunchError, match="^127.0.0.1 .*: its host key is not known here"):
+        refused.connect(refused.hosts[0], "test")
+    refused.close()
+    cluster = Cluster(replace(asked, accept_new_host_keys=True))
+    channel = cluster.connect(cluster.hosts[0], "test")
+    assert agent.HELLO in channel.read(20.0)
+    channel.close()
+    cluster.close()
+    assert sshd.logins == 1
 
 
 def test_hosts_of_a_file_are_reached_as_the_options_say(sshds, home, tmp_path):  # noqa: F811

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -12,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from launch import LaunchError
@@ -193,6 +195,7 @@ def test_the_cure_for_a_changed_key_works(sshds, home, tmp_path):  # noqa: F811
         ("[127.0.0.*]:{port},!*:{port} {key}", False),
         ("[127.0.0.1]:1 {key}", False),
         ("@revoked * {key}\n[127.0.0.1]:{port} {key}", False),
+        ("[127.0.0.1]:{port} {key}\n@revoked * {key}", False),
         ("@cert-authority * {key}", False),
         ("[127.0.0.1]:{port} {other}\n[127.0.0.1]:{port} {key}", True),
         ("127.0.0.1 {other}", False),
@@ -212,6 +215,16 @@ def test_lines_of_known_hosts(sshds, home, tmp_path, line, accepted):  # noqa: F
         else:
             with pytest.raises(LaunchError):
                 connector(kind, home)(sshd.host())
+
+
+def test_a_revoked_key_is_named_with_the_line_that_revokes_it(sshds, home):  # noqa: F811
+    sshd = sshds()
+    key = " ".join(Path(f"{sshd.key}.pub").read_text().split()[:2])
+    with home.known_hosts.open("a") as file:
+        file.write(f"@revoked * {key}\n")
+    with pytest.raises(LaunchError, match=f"is marked as revoked in {home.known_hosts}:2$") as caught:
+        ssh_paramiko.connect(sshd.host(), "m", access(home), SECONDS)
+    assert fingerprint(f"{sshd.key}.pub") in str(caught.value)
 
 
 def test_hashed_names(sshds, home):  # noqa: F811
@@ -284,11 +297,14 @@ def test_what_a_command_says_that_finds_no_way(home):  # noqa: F811
 
 
 def test_a_connection_is_cut_when_its_data_is_not_taken(sshds, home):  # noqa: F811
-    channel = ssh_paramiko.connect(sshds().host(), "m", access(home), SECONDS)
-    below = channel._transport.sock._below
-    assert below.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
-    assert 5000 < below.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) < 9000
-    assert below.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    sshd = sshds()
+    channel = ssh_paramiko.connect(sshd.host(), "m", access(home), SECONDS)
+    own = psutil.Process().net_connections("tcp4")
+    (descriptor,) = (each.fd for each in own if each.raddr and each.raddr.port == sshd.port)
+    with socket.socket(fileno=os.dup(descriptor)) as below:
+        assert below.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+        assert 5000 < below.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) < 9000
+        assert below.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
     channel.close()
 
 
@@ -301,26 +317,52 @@ def test_a_resolver_that_is_silent_does_not_hold_anybody_up():
     answered.set()
 
 
+class Clogged:
+    """A socket that takes nothing while it is `full`."""
+
+    full = True
+
+    def send(self, data: bytes) -> int:
+        if self.full:
+            raise TimeoutError
+        return len(data)
+
+
 def test_a_line_that_stands_still_fails_and_one_that_moves_does_not():
+    """8 s without a byte that moves; paramiko tries again after each TimeoutError."""
+    below, now = Clogged(), [0.0]
+    line = Line(below, lambda: None, lambda: now[0])
+
+    def tried_at(*seconds: float) -> None:
+        for now[0] in seconds:
+            with pytest.raises(TimeoutError, match="^$"):
+                line.send(b"x")
+
+    tried_at(0.0, 4.0, 7.9)
+    below.full = False
+    assert line.send(b"x") == 1
+    below.full = True
+    tried_at(8.0, 12.0, 15.9)
+    assert line.failure is None
+    now[0] = 16.0
+    with pytest.raises(OSError, match="nothing could be sent for 8 s") as caught:
+        line.send(b"x")
+    assert line.failure is caught.value
+
+
+def test_a_real_line_whose_other_end_does_not_read_fails():
     ours, theirs = socket.socketpair()
     line = Line(ours, ours.close)
     line.settimeout(0.01)
-    line.stall = 0.3
-    with pytest.raises(TimeoutError):
-        while True:
+    line.stall = 0.05
+    until = time.monotonic() + SECONDS
+    while line.failure is None and time.monotonic() < until:
+        with contextlib.suppress(TimeoutError):  # ETIMEDOUT, the last, is one too
             line.send(bytes(100_000))
-    began = time.monotonic()
-    with pytest.raises(OSError, match="nothing could be sent for 0.3 s"):
-        while True:
-            try:
-                line.send(b"x")
-            except TimeoutError as error:
-                if error.errno:
-                    raise
-                assert time.monotonic() - began < 20, "it never gives up"
-    line.close()
-    line.close()
+    assert "nothing could be sent for 0.05 s" in str(line.failure)
     theirs.close()
+    line.close()
+    line.close()
 
 
 # -- the configuration -------------------------------------------------------------------------------------------------
@@ -360,10 +402,32 @@ def test_ways_and_their_absence(tmp_path):
         assert (found.hops, found.proxy_command) == ((), "")
 
 
-@pytest.mark.parametrize("text", ["Port twenty-two", "Host", "IdentityFile"])
-def test_a_configuration_that_cannot_be_read(tmp_path, text):
-    with pytest.raises(LaunchError, match="--ssh system"):
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("Port twenty-two", "for h: port is twenty-two: expected a number;"),
+        ("Host h\n  ConnectTimeout soon", "for h: connecttimeout is soon: expected a number;"),
+        ("Host", "for h: .*Host"),
+        ("IdentityFile", "for h: .*IdentityFile"),
+    ],
+)
+def test_a_configuration_that_cannot_be_read(tmp_path, text, said):
+    """The error names the word that is wrong, and both ways out."""
+    with pytest.raises(LaunchError, match=said) as caught:
         settings(tmp_path, text)
+    assert "mend it, or " in str(caught.value) and "--ssh system" in str(caught.value)
+    assert caught.value.code == 2
+
+
+def test_a_configuration_that_is_no_text_or_may_not_be_read_is_named(tmp_path):
+    path = tmp_path / "config"
+    path.write_bytes(b"Host \xff\n")
+    with pytest.raises(LaunchError, match=f"{path} cannot be read: .*--ssh system"):
+        Config((str(path),))
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(LaunchError, match=f"{path} cannot be read: .*--ssh system"):
+        Config((str(path),))
 
 
 def test_no_configuration_at_all(tmp_path, home):  # noqa: F811

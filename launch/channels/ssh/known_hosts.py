@@ -114,8 +114,8 @@ def verify(key: Key, settings: Settings, host: str, accept_new: bool) -> None:
     """Return when `key` may be trusted; LaunchError with fingerprint and cure when not. `host` is for words."""
     found = known(settings)
     same = [entry for entry in found if entry.key == key]
-    if any(entry.marker == "@revoked" for entry in same):
-        raise LaunchError(f"{host}: its host key {key.fingerprint} is marked as revoked in {same[0].where}")
+    if revoked := [entry for entry in same if entry.marker == "@revoked"]:
+        raise LaunchError(f"{host}: its host key {key.fingerprint} is marked as revoked in {revoked[0].where}")
     if same:
         return
     exact = [entry for entry in found if not entry.marker and matches(entry.names, listed_name(settings))]

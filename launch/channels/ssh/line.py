@@ -28,10 +28,10 @@ STDERR_BYTES = 1 << 16  # of a ProxyCommand's, to find its last words in
 
 
 class Line:
-    """A socket or a channel of paramiko's; `end` closes it with all that is below."""
+    """A socket or a channel of paramiko's; `end` closes it with all that is below. `clock` tells seconds."""
 
-    def __init__(self, below: socket.socket, end: Callable[[], None]):
-        self._below, self._end = below, end
+    def __init__(self, below: socket.socket, end: Callable[[], None], clock: Callable[[], float] = time.monotonic):
+        self._below, self._end, self._clock = below, end, clock
         self.stall = STALL_SECONDS
         self._stalled_since: float | None = None
         self._closed = False
@@ -62,8 +62,8 @@ class Line:
         try:
             count = self._below.send(data)
         except TimeoutError:
-            now = time.monotonic()
-            self._stalled_since = self._stalled_since or now
+            now = self._clock()
+            self._stalled_since = now if self._stalled_since is None else self._stalled_since
             if now - self._stalled_since >= self.stall:
                 raise OSError(errno.ETIMEDOUT, f"nothing could be sent for {self.stall:g} s") from None
             raise
