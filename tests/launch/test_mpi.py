@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -25,6 +26,7 @@ from launch.clusters.mpi import Cluster
 from launch.command_line.options import Options
 from launch.job.host import Host
 
+MARK = "DMLTRAIN_TEST_OF_MPI"  # in the environment of every process that a test starts
 DEADLINE = 60.0  # s; for what takes a fraction of a second on an idle machine
 ROOT = os.geteuid() == 0
 AWKWARD = ["two words", "it's", 'say "hi"', "$HOME `id` $(id)", "a;b&c|d", "line\nline", "tab\t", "é 漢 🎉", "*", ""]
@@ -95,6 +97,7 @@ class Mpi:
         self.name, self.folder = name, folder
         self.arguments = ("--allow-run-as-root",) if ROOT and name == "mpirun.openmpi" else ()
         self.mark = f"test-{os.getpid()}-{random.randrange(10**9)}"
+        os.environ[MARK] = self.mark  # which mpirun and the bridges inherit
         self.clusters: list[Cluster] = []
 
     def cluster(self, *hosts: Host, **options: object) -> Cluster:
@@ -111,20 +114,22 @@ class Mpi:
     @property
     def mpiruns(self) -> list[int]:
         """The pids of the mpiruns that this test has started and that live."""
-        runs = [run for cluster in self.clusters for run in cluster._runs]
-        return [run.mpirun.process.pid for run in runs if not run.mpirun.fate()]
+        own = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+        return sorted({int(word) for path in own for word in path.read_text().split()} & self.told())
 
-    def bridges(self) -> list[int]:
-        """The pids of the living bridges of this test."""
-        found = []
-        for pid in living():
-            try:
+    def told(self) -> set[int]:
+        """Whoever of this test's processes knows what the bridges are told: mpirun, ssh, their shells, the bridges."""
+        found = ((pid, environment(pid)) for pid in living())
+        return {pid for pid, names in found if names.get(MARK) == self.mark and VARIABLE in names}
+
+    def bridges(self) -> dict[int, int]:
+        """The pids of the living bridges of this test, by the index of their host."""
+        found = {}
+        for pid in self.told():
+            with contextlib.suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            told = environment(pid).get(VARIABLE, "")
-            if b"dmltrain-bridge" in words and any(run._token in told for each in self.clusters for run in each._runs):
-                found.append(pid)
+                if words[-3:-2] == [b"dmltrain-bridge"]:
+                    found[int(words[-2])] = pid
         return found
 
     def left(self) -> list[int]:
@@ -139,15 +144,9 @@ def mpi(request, tmp_path) -> Iterator[Mpi]:
         pytest.skip(f"{request.param} is missing: install openmpi-bin and mpich")
     made = Mpi(request.param, tmp_path)
     yield made
-    tokens = [run._token for cluster in made.clusters for run in cluster._runs]
     for cluster in made.clusters:
         cluster.close()
-
-
-    def told() -> list[int]:
-        return [pid for pid in living() if any(token in environment(pid).get(VARIABLE, "") for token in tokens)]
-
-    wait_for(lambda: not told(), "the end of mpirun, ssh and bridges")
+    wait_for(lambda: not made.told(), "the end of mpirun, ssh and bridges")
     wait_for(lambda: not made.left(), "the end of every process")
 
 
@@ -210,7 +209,7 @@ def test_no_secret_is_in_any_command_line_or_in_what_mpirun_says(mpi):
     cluster = mpi.cluster()
     talk = mpi.talk(cluster)
     talk.start(sys.executable, "-c", "import time; time.sleep(60)", PASSWORD="hush-hush")
-    token = cluster._runs[0]._token
+    token = json.loads(environment(mpi.bridges()[0])[VARIABLE])["token"]
     lines = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -219,8 +218,9 @@ def test_no_secret_is_in_any_command_line_or_in_what_mpirun_says(mpi):
             continue
     assert any(b"dmltrain-bridge" in line for line in lines)
     assert not [line for line in lines if token.encode() in line or b"hush-hush" in line]
-    assert token not in cluster._runs[0].mpirun.said
-    talk.stop()
+    os.kill(mpi.bridges()[0], signal.SIGKILL)
+    assert list(talk.heard) == []
+    assert token not in talk.channel.close(), "which tells what mpirun has said"
 
 
 # -- faults ------------------------------------------------------------------------------------------------------------
@@ -251,17 +251,17 @@ def test_the_bridge_is_killed_and_another_is_reached_by_an_mpirun_of_its_own(mpi
     os.kill(mpi.bridges()[0], signal.SIGKILL)
     assert list(talk.heard) == []
     assert talk.channel.close().startswith("lost its bridge (pid ")
+    first = mpi.mpiruns
     again = mpi.talk(cluster)
+    assert set(mpi.mpiruns) - set(first), "another mpirun"
     assert again.stop() == "exited with 0"
     wait_for(lambda: not mpi.left(), "the end of every process")
-    assert len(cluster._runs) == 2
 
 
 def test_a_killed_bridge_leaves_the_other_hosts_alone(mpi):
     cluster = mpi.cluster(Host("localhost"), Host("127.0.0.1"))
     talks = [mpi.talk(cluster, index) for index in range(2)]
-    number = next(pid for pid in mpi.bridges() if f"(pid {pid} " in talks[0].channel._bridge)
-    os.kill(number, signal.SIGKILL)
+    os.kill(mpi.bridges()[0], signal.SIGKILL)
     assert list(talks[0].heard) == []
     talks[0].channel.close()
     talks[1].start(sys.executable, "-c", "import time; time.sleep(0.5); print('done')")

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from launch import LaunchError, agent
+from launch import LaunchError
+from launch.agent import protocol
 from launch.clusters.ssh import CHANNELS, Cluster, hosts_of
 from launch.command_line.options import Options
 from tests.launch.sshd import home, sshds  # noqa: F401  fixtures
@@ -66,7 +67,7 @@ def test_each_way_of_ssh_reaches_a_host_with_the_options_port_and_key(ssh, sshds
     refused.close()
     cluster = Cluster(replace(asked, accept_new_host_keys=True))
     channel = cluster.connect(cluster.hosts[0], "test")
-    assert agent.HELLO in channel.read(20.0)
+    assert protocol.HELLO in channel.read(20.0)
     channel.close()
     cluster.close()
     assert sshd.logins == 1
