@@ -14,8 +14,8 @@ from launch import LaunchError, version
 from launch.clusters import Cluster, cluster
 from launch.command_line.options import Options, check_usage, parse, usage
 from launch.ending import end_with, say
+from launch.run.limit import FAULT_CODE
 from launch.run.start import NAME, Start, as_utf8, coloured, make_job, name_and_path, used_hosts
-from launch.run.supervise import FAULT_CODE
 from launch.terminal.log_folder import LOGS
 
 CHECK, JOB = "dmltrain-check", "dmltrain-job"

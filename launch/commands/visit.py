@@ -26,7 +26,7 @@ from launch.clusters import Cluster, cluster
 from launch.command_line.options import Options
 from launch.commands import show
 from launch.job.host import Host
-from launch.run.supervise import AGENT_SILENCE_SECONDS, FAULT_CODE, SILENCE_SECONDS
+from launch.run.limit import AGENT_SILENCE_SECONDS, FAULT_CODE, SILENCE_SECONDS
 from launch.terminal.log_folder import KILLED, RECORD
 
 LAUNCHER_SECONDS = 15.0  # for a launcher to end its job

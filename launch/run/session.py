@@ -76,11 +76,11 @@ class Session:
                 if self.trace:
                     self.trace(event)
                 self._do(self.supervisor.handle(event, time.monotonic()))
-                if self.supervisor.ending:
+                if self.supervisor.ending.begun:
                     self.output.hurry()
                     if self.copier:
                         self.copier.cancel()
-                if isinstance(event, Started) and self.supervisor.started:
+                if isinstance(event, Started) and self.supervisor.tasks.started:
                     self._tell_started()
         finally:
             self._close()

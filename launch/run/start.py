@@ -23,8 +23,9 @@ from launch.job.role import SERVER, WORKER
 from launch.preflight import script
 from launch.preflight.needs import needs
 from launch.run.event import Copied, Event, signal_name
+from launch.run.limit import FAULT_CODE, Limits
 from launch.run.session import Session, catching
-from launch.run.supervise import FAULT_CODE, Limits, Supervisor
+from launch.run.supervise import Supervisor
 from launch.secret import redact, redact_all
 from launch.terminal import report
 from launch.terminal.log_folder import LOGS, LogFolder, default_path
@@ -167,7 +168,7 @@ class Start:
 
     def _goes_on(self, supervisor: Supervisor) -> bool:
         """Whether there is another attempt after this one. A host that reboots may miss the first of them."""
-        lost = supervisor.restartable or (self.ends and supervisor.unreached and not supervisor.interrupted)
+        lost = supervisor.restartable or (self.ends and supervisor.ending.unreached and not supervisor.interrupted)
         return bool(lost) and len(self.ends) < self.options.max_restarts and not self.first.killed
 
     def say(self, line: str) -> None:

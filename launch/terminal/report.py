@@ -13,7 +13,9 @@ from pathlib import Path
 from launch.command_line.options import Options
 from launch.job.host import Host
 from launch.run.event import signal_name
-from launch.run.supervise import Process, Supervisor, as_shell
+from launch.run.limit import as_shell
+from launch.run.process import Process
+from launch.run.supervise import Supervisor
 from launch.terminal.log_folder import stamp
 
 TABLE_SECONDS = 60.0
@@ -29,9 +31,10 @@ def failure(supervisor: Supervisor, last_lines: Callable[[int], list[str]], fold
     lines = [cause.text]
     if cause.process:
         lines += _last_words(supervisor, cause.process, last_lines, folder)
-    if supervisor.suspect and supervisor.suspect is not cause:
-        lines.append(f"before that, {supervisor.suspect.text}")
-    lines += [f"{label} is stopped (SIGSTOP?)" for label in supervisor.stopped]
+    suspect = supervisor.verdict.suspect
+    if suspect and suspect is not cause:
+        lines.append(f"before that, {suspect.text}")
+    lines += [f"{label} is stopped (SIGSTOP?)" for label in supervisor.ending.stopped]
     return lines
 
 
@@ -51,10 +54,10 @@ def start_line(supervisor: Supervisor, folder: str) -> str:
 
 def last_line(supervisor: Supervisor) -> str:
     """What is left of the job, as its agents saw it."""
-    seen = {host: pids for host, pids in supervisor.left.items() if pids is not None}
+    seen = {host: pids for host, pids in supervisor.ending.left.items() if pids is not None}
     pids = [f"pid {pid} on {host}" for host, found in seen.items() for pid in found]
-    unseen = [host for host in supervisor.hosts if supervisor.left.get(host, ()) is None]
-    unreached = [host for host in supervisor.hosts if host in supervisor.unreached]
+    unseen = [host for host in supervisor.hosts if supervisor.ending.left.get(host, ()) is None]
+    unreached = [host for host in supervisor.hosts if host in supervisor.ending.unreached]
     line = f"{_count(len(pids), 'process', 'es')} left on {_count(len(seen), 'host')}"
     words = ([", ".join(pids)] if pids else []) + ([f"not known for {', '.join(unseen)}"] if unseen else [])
     words += [f"never reached: {', '.join(unreached)}"] if unreached else []

@@ -25,8 +25,9 @@ from launch.channels import ChannelError, frames
 from launch.channels.local import LocalChannel
 from launch.job.host import Host
 from launch.job.job import Job
+from launch.run.limit import Limits
 from launch.run.session import Session
-from launch.run.supervise import Limits, Supervisor
+from launch.run.supervise import Supervisor
 from launch.terminal.log_folder import LogFolder
 from launch.terminal.output import Output, Silent
 
@@ -429,7 +430,7 @@ def test_a_frozen_agent_is_replaced(tmp_path):
     supervisor = run_session(tmp_path, host, ("sleep", "120"), silence=4.0, on_all_started=freeze)
     assert supervisor.exit_code == 125
     assert supervisor.cause.text == f"the agent on here (pid {frozen[0]}) said nothing for 4 s"
-    assert supervisor.left == {"here": ()}
+    assert supervisor.ending.left == {"here": ()}
     assert time.monotonic() - began < 15
     assert members(supervisor.job.mark, root=frozen[0]) == {}
     assert threading.active_count() < 10

@@ -15,7 +15,8 @@ from launch.job.host import Host
 from launch.job.job import Job
 from launch.run.action import Connect, Copy, Send
 from launch.run.event import Connected, Copied, Interrupted, Lost, OutputFailed, Quiet, Tick, Unreached
-from launch.run.supervise import Limits, Supervisor
+from launch.run.limit import Limits
+from launch.run.supervise import Supervisor
 from launch.terminal import report
 
 HOSTS = [Host("a", "10.0.0.1", "python3"), Host("b", "10.0.0.2", "python3")]
@@ -209,7 +210,7 @@ def test_an_agent_that_does_not_end_is_replaced_in_time():
     assert clock.tick_at(clock.now + killed) == [], "its successor has as long"
     assert not clock.supervisor.over
     assert clock.tick() == []
-    assert clock.supervisor.over and clock.supervisor.left["b"] is None
+    assert clock.supervisor.over and clock.supervisor.ending.left["b"] is None
     assert clock.supervisor.exit_code == 1, "still the first failure's"
 
 
@@ -351,7 +352,7 @@ def test_copying_may_take_as_long_as_it_does_and_the_start_has_its_time_afterwar
     for event in (Connected("a"), Connected("b"), Ready("a", 10, 4), Ready("b", 20, 4)):
         copies += supervisor.handle(event, 1.0)
     assert copies[-2:] == [Copy("a", "/copy"), Copy("b", "/copy")]
-    assert supervisor.handle(Tick(), 30.0) == [] and not supervisor.ending
+    assert supervisor.handle(Tick(), 30.0) == [] and not supervisor.ending.begun
     supervisor.handle(Copied("a", "all"), 99.0)
     supervisor.handle(Copied("b", "all"), 100.0)
     assert supervisor.deadline == 130.0
@@ -383,7 +384,7 @@ def test_every_host_that_cannot_be_reached_is_named_in_the_order_of_the_hosts():
     supervisor = Supervisor(Clock().job, HOSTS)
     supervisor.begin("key", None, 0.0)
     assert supervisor.handle(Unreached("b", "b: no such name", 2), 0.0) == []
-    assert not supervisor.ending, "a is still being connected to"
+    assert not supervisor.ending.begun, "a is still being connected to"
     supervisor.handle(Unreached("a", "a: no route to host", 125), 3.0)
     assert supervisor.over and supervisor.exit_code == 125
     assert supervisor.cause.text == "a: no route to host\nb: no such name"

@@ -1,0 +1,91 @@
+"""The processes of a job: which there are, which have started, and how they ended. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launch.agent.commands import Spawn, Start
+from launch.job.host import Host
+from launch.job.job import OWNED, Job, Ports, Task, tasks, workdir_of
+from launch.job.role import SCHEDULER, WORKER
+from launch.run.event import signal_name
+from launch.run.limit import LOST_A_PEER
+
+
+@dataclass
+class Process:
+    """A task and what became of it: `pid` 0 before its start, `code` None before its end (minus n for signal n)."""
+
+    task: Task
+    pid: int = 0
+    code: int | None = None
+    ended_by_us: bool = False
+
+    @property
+    def label(self) -> str:
+        pid = f"pid {self.pid} " if self.pid else ""
+        return f"{self.task.role} {self.task.rank} ({pid}on {self.task.host.name})"
+
+    @property
+    def fate(self) -> str:
+        if self.code is None:
+            return f"{self.label} has not ended"
+        if self.code < 0:
+            return f"{self.label} was killed by {signal_name(-self.code)}"
+        told = " (it lost another process of the job)" if self.code == LOST_A_PEER else ""
+        return f"{self.label} exited with code {self.code}{told}"
+
+
+class Processes:
+    """All of them, in launch order: a task's number is its index."""
+
+    def __init__(self, job: Job, hosts: Sequence[Host], ports: Ports):
+        self.job = job
+        self.all = [Process(task) for task in tasks(job, list(hosts), ports)]
+
+    @property
+    def started(self) -> bool:
+        return all(each.pid for each in self.all)
+
+    @property
+    def ended(self) -> bool:
+        return all(each.code is not None for each in self.all)
+
+    @property
+    def workers_done(self) -> bool:
+        """Whether all workers have exited 0."""
+        return all(each.code == 0 for each in self.all if each.task.role == WORKER)
+
+    @property
+    def running(self) -> str:
+        """Those that have not ended."""
+        return ", ".join(each.label for each in self.all if each.code is None)
+
+    @property
+    def not_started(self) -> str:
+        return ", ".join(each.label for each in self.all if not each.pid)
+
+    def label_of(self, pid: int, task: int | None, host: str) -> str:
+        """What messages call the process `pid`, which is `task` or descends from it."""
+        if task is None:
+            return f"a process (pid {pid} on {host})"
+        label = self.all[task].label
+        return label if self.all[task].pid == pid else f"a descendant (pid {pid}) of {label}"
+
+    def start_command(self, host: Host) -> Start:
+        """What the agent of `host` is to start."""
+        rows = tuple(
+            Spawn(
+                index,
+                each.task.argv,
+                dict(each.task.environment),
+                workdir_of(self.job, host),
+                self.job.script,
+                listens=each.task.role == SCHEDULER,
+                memory=self.job.memory.get(each.task.role, 0),
+            )
+            for index, each in enumerate(self.all)
+            if each.task.host.name == host.name
+        )
+        return Start(OWNED, rows)
