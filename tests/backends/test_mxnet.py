@@ -74,7 +74,7 @@ def test_steps_are_those_of_a_plain_gluon_loop():
 
 def test_an_epoch_is_torchs_where_the_mathematics_are_the_same():
     """SGD without momentum and without batch norm: the same first weights, losses and weights after 45 steps."""
-    torch = pytest.importorskip("dmltrain.backends.torch", reason="torch is not installed")
+    torch = pytest.importorskip("dmltrain.backends.torch.trainer", reason="torch is not installed")
     line = "--mom 0 --wd 0.01 --batch-size 32"
     ours = make(MLP, line)
     theirs = torch.TorchTrainer(MLP, parse(line.split()), kvstore.create("local"))

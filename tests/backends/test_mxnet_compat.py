@@ -15,7 +15,7 @@ from dmltrain.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 PTH = ROOT / "dmltrain/backends/mxnet/dmltrain_mxnet.pth"
-LOAD = "from dmltrain.backends import mxnet_compat\nmxnet_compat.load()"
+LOAD = "from dmltrain.backends.mxnet import compat\ncompat.load()"
 # what an installed .pth does, in whichever interpreter runs the tests
 WITH_PTH = f"import site\nexec(open({str(PTH)!r}).read())\n"
 
