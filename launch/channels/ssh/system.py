@@ -116,6 +116,7 @@ class SystemChannel(ProcessChannel):
             self._send(text, max(0.0, until - time.monotonic()))  # ssh takes it once it is connected
         except TimeoutError:
             self.cut()
+            until += CLOSE_SECONDS  # for ssh to end: without that it looks as if it had been connected
         except OSError:
             pass  # ssh has ended, and says why
         self._ahead = await_agent(self, until)
