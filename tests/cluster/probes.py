@@ -17,7 +17,8 @@ def python(program: str, *arguments: object) -> list[str]:
 
 
 def output(bed: Testbed, host: str, *argv: str) -> str:
-    done = bed.run(host, argv)
+    """What a command prints that is run in /: the caller's folder may be in /tmp, of which each host has its own."""
+    done = bed.run(host, argv, cwd="/")
     assert done.returncode == 0, done
     return done.stdout.strip()
 
@@ -25,7 +26,8 @@ def output(bed: Testbed, host: str, *argv: str) -> str:
 def reaches(bed: Testbed, host: str, other: str, seconds: float = 20.0) -> bool:
     """Whether a TCP connection comes about. A refusal needs no time; `seconds` is how long to hope for an answer."""
     connect = 'exec 3<>"/dev/tcp/$0/22"'
-    return bed.run(host, ["timeout", str(seconds), "bash", "-c", connect, bed.address(other)]).returncode == 0
+    done = bed.run(host, ["timeout", str(seconds), "bash", "-c", connect, bed.address(other)], cwd="/")
+    return done.returncode == 0
 
 
 def with_argv(bed: Testbed, host: str, *argv: str) -> list[Process]:

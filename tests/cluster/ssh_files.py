@@ -53,7 +53,6 @@ def write(layout: Layout, settings: Settings) -> None:
     etc_hosts = ["127.0.0.1 localhost", *(f"{address(host)} {host}" for host in hosts)]
     (layout.folder / "etc-hosts").write_text("\n".join(etc_hosts) + "\n")
     (layout.folder / "hosts").write_text("".join(f"{host}\n" for host in hosts if host != LOGIN))
-    make_mount_point()
 
 
 def write_dot_ssh(layout: Layout, hosts: list[str]) -> None:

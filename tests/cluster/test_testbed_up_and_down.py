@@ -5,15 +5,16 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.layout import LOGIN, Layout, Settings
+from tests.cluster.layout import BASE, LOGIN, Layout, Settings
 from tests.cluster.probes import SSH, left_of, machine, output, reaches
 from tests.cluster.requirements import missing
-from tests.cluster.testbed import Testbed
+from tests.cluster.testbed import Testbed, locked
 from tests.launch.conftest import wait_for
 
 PROGRAM = str(Path(__file__).with_name("testbed.py"))
@@ -35,7 +36,8 @@ def test_two_test_beds_do_not_see_one_another(testbed: Testbed, other: Testbed):
 def test_down_leaves_nothing_and_the_machine_as_it_was(other: Testbed):
     before = machine()
     other.up(Settings(hosts=3))
-    started = [other.start(host, ["sh", "-c", "setsid sleep 1005 & sleep 1005"]) for host in other.hosts]
+    started = [other.start(host, ["sh", "-c", "setsid sleep 1005 & sleep 1005"], cwd="/")
+               for host in other.hosts]
     wait_for(lambda: all(len(other.processes(host)) == 3 for host in other.hosts), "commands run on all hosts")
     pids = [process.pid for host in other.hosts for process in other.processes(host)]
     other.freeze("h1")
@@ -58,6 +60,19 @@ def test_down_and_up_after_up_was_killed_half_way(other: Testbed, seconds: float
         assert all(row.sound for row in other.status()) and len(other.status()) == 3
     other.down()
     assert left_of(other) == []
+
+
+def test_a_change_waits_for_another_of_the_same_test_bed_and_of_no_other(other: Testbed):
+    other.up(Settings(hosts=1))
+    change = threading.Thread(target=other.sweep)
+    with locked("bed-of-somebody-else"):
+        other.sweep()
+    with locked(f"bed-{other.layout.name}"):
+        change.start()
+        change.join(0.2)
+        assert change.is_alive()
+    change.join(20)
+    assert not change.is_alive() and not (BASE / f"bed-{other.layout.name}.lock").exists()
 
 
 def test_up_again_changes_what_is_asked_and_keeps_the_rest(other: Testbed):

@@ -57,9 +57,11 @@ class Testbed:
             elif old:
                 for name in set(host_names(old)) - set(host_names(new)):
                     hosts.power_off(self.layout, name)
-            self.folder.mkdir(parents=True, exist_ok=True)
+            with locked("machine"):
+                self.folder.mkdir(exist_ok=True)
+                ssh_files.make_mount_point()
+                Path("/run/sshd").mkdir(exist_ok=True)  # which sshd wants
             self._file.write_text(json.dumps(asdict(new)))
-            Path("/run/sshd").mkdir(exist_ok=True)  # which sshd wants
             ssh_files.write(self.layout, new)
             network.make_switch(self.layout)
             self._repair(new)
@@ -78,8 +80,9 @@ class Testbed:
         """Nothing of it is left, whatever state it was in."""
         with self._change():
             self._remove()
-            if not any(path.is_dir() for path in BASE.iterdir()):
-                ssh_files.remove_mount_point()
+            with locked("machine"):
+                if not any(path.is_dir() for path in BASE.iterdir()):
+                    ssh_files.remove_mount_point()
 
     def _remove(self) -> None:
         for name in filter(None, map(self.layout.host_of, namespaces())):
@@ -266,12 +269,11 @@ class Testbed:
 
     @contextlib.contextmanager
     def _change(self, names: Sequence[str] = ()) -> Iterator[None]:
-        """One change at a time, to hosts that exist."""
+        """One change of this test bed at a time, to hosts that exist."""
         if os.geteuid() != 0:
             raise TestbedError("needs root: namespaces, mounts and links are its business")
         BASE.mkdir(parents=True, exist_ok=True)
-        with open(BASE / "lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(f"bed-{self.layout.name}"):
             self._known(names)
             yield
         self._outside = [process for process in self._outside if process.poll() is None]
@@ -280,6 +282,29 @@ class Testbed:
         for name in names:
             if name not in self.hosts:
                 raise TestbedError(f"no host {name}: there are {' '.join(self.hosts)}")
+
+
+@contextlib.contextmanager
+def locked(name: str) -> Iterator[None]:
+    """One holder at a time of what `name` stands for: a test bed, or what all of them share on this machine."""
+    path = BASE / f"{name}.lock"
+    while True:
+        with open(path, "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not _is_file_of(path, lock.fileno()):
+                continue  # the holder before this one has removed it
+            try:
+                yield
+            finally:
+                path.unlink()
+            return
+
+
+def _is_file_of(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 __all__ = ["LOGIN", "Process", "Settings", "Status", "Testbed", "TestbedError", "missing"]
