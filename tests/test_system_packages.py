@@ -1,0 +1,210 @@
+"""What the tests need of the system: found, installed without starting a daemon, or said to be missing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import system_packages
+from tests.system_packages import MXNET, PACKAGES, Package, install, is_debian, lacking, missing_line, prepare, wanted
+
+PROGRAM = Path(system_packages.__file__)
+# Notes its arguments and what policy-rc.d is at the time, in the folder that it lies in.
+APT = """#!/bin/sh
+folder=$(dirname "$0")
+echo "$DEBIAN_FRONTEND $*" >> "$folder/asked"
+cp "$folder/policy-rc.d" "$folder/seen" 2>/dev/null
+[ ! -x "$folder/policy-rc.d" ] || "$folder/policy-rc.d" ssh start; echo $? >> "$folder/allowed"
+"""
+
+
+@pytest.fixture
+def apt(tmp_path: Path):
+    """`apt(more)` is an apt-get that notes what it is asked, and then does `more`."""
+    def made(more: str = "") -> list[str]:
+        path = tmp_path / "apt-get"
+        path.write_text(APT + more + "\n")
+        path.chmod(0o755)
+        return [str(path)]
+
+    return made
+
+
+def program(folder: Path, *names: str) -> str:
+    for name in names:
+        (folder / name).write_text("#!/bin/sh\n")
+        (folder / name).chmod(0o755)
+    return str(folder)
+
+
+# -- what is missing --------------------------------------------------------------------------------------------------
+
+
+def test_a_package_is_there_when_all_its_programs_are(tmp_path: Path):
+    package = Package("openssh-client", "tests over SSH", ("ssh", "ssh-keygen"))
+    assert lacking([package], program(tmp_path, "ssh")) == [package]
+    assert lacking([package], program(tmp_path, "ssh-keygen")) == []
+
+
+def test_a_library_is_there_when_it_can_be_loaded(tmp_path: Path):
+    assert lacking([Package("libc6", "everything", library="libc.so.6")], str(tmp_path)) == []
+    absent = Package("libabsent", "nothing", library="libabsent.so.1")
+    assert lacking([absent], str(tmp_path)) == [absent]
+
+
+def test_every_package_can_be_found_missing(tmp_path: Path):
+    assert lacking(PACKAGES, str(tmp_path)) == list(PACKAGES)
+    assert all(package.library for package in MXNET)
+
+
+@pytest.mark.parametrize(("version", "machine", "has"), [
+    ((3, 11), "x86_64", True), ((3, 12), "x86_64", False), ((3, 10), "aarch64", False),
+])
+def test_mxnets_libraries_are_wanted_where_mxnet_has_a_wheel(version: tuple, machine: str, has: bool):
+    assert (set(MXNET) <= set(wanted(version, machine))) == has
+
+
+def test_one_line_says_what_is_missing_and_what_is_skipped_for_that():
+    packages = [Package("a", "tests of A and B"), Package("c", "tests of C"), Package("b", "tests of A and B")]
+    assert missing_line(packages) == "Missing: a, b (skips tests of A and B); c (skips tests of C)"
+
+
+@pytest.mark.parametrize(("release", "expected"), [
+    ("ID=debian\n", True), ('NAME="Ubuntu"\nID=ubuntu\nID_LIKE=debian\n', True),
+    ('ID=linuxmint\nID_LIKE="ubuntu debian"\n', True), ("ID=fedora\nID_LIKE=rhel\n", False), (None, False),
+])
+def test_debian_and_what_is_made_of_it(tmp_path: Path, release: str | None, expected: bool):
+    path = tmp_path / "os-release"
+    if release is not None:
+        path.write_text(release)
+    has_apt = lacking([Package("apt", "", ("apt-get",))], system_packages.PATH) == []
+    assert is_debian(path) == (expected and has_apt)
+
+
+# -- installing -------------------------------------------------------------------------------------------------------
+
+
+def test_no_daemon_is_started_and_the_policy_goes_afterwards(tmp_path: Path, apt):
+    policy = tmp_path / "policy-rc.d"
+    assert install(["one", "two"], apt(), policy)
+    assert (tmp_path / "asked").read_text().splitlines() == [
+        "noninteractive update -qq", "noninteractive install -y -qq --no-install-recommends one two"]
+    assert (tmp_path / "allowed").read_text().split() == ["101", "101"], "policy-rc.d(8): 101 is action forbidden"
+    assert not policy.exists()
+
+
+def test_a_policy_that_is_there_stays_as_it_is(tmp_path: Path, apt):
+    policy = tmp_path / "policy-rc.d"
+    policy.write_text("#!/bin/sh\nexit 104\n")
+    policy.chmod(0o700)
+    assert install(["one"], apt(), policy)
+    assert policy.read_text() == "#!/bin/sh\nexit 104\n" and policy.stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "allowed").read_text().split() == ["104", "104"]
+
+
+def test_a_failure_is_told_and_the_policy_goes_too(tmp_path: Path, apt):
+    policy = tmp_path / "policy-rc.d"
+    assert not install(["one"], apt("exit 100"), policy)
+    assert (tmp_path / "seen").exists() and not policy.exists()
+    assert (tmp_path / "asked").read_text().count("\n") == 1, "nothing is installed from old lists"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_installation_leaves_no_policy(tmp_path: Path, apt, number: int):
+    policy = tmp_path / "policy-rc.d"
+    command = f"""
+import sys
+sys.path.insert(0, {str(PROGRAM.parents[1])!r})
+from pathlib import Path
+from tests import system_packages
+system_packages.end_on_signals()
+system_packages.install(["one"], {apt("exec sleep 60")!r}, Path({str(policy)!r}))
+"""
+    started = subprocess.Popen([sys.executable, "-c", command], start_new_session=True, stderr=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + 60
+        while not (tmp_path / "allowed").exists():
+            assert time.monotonic() < until and started.poll() is None, "apt-get was not started"
+            time.sleep(0.01)
+        os.killpg(started.pid, number)
+        assert started.wait(60) != 0
+    finally:
+        started.kill()
+        started.wait()
+    assert (tmp_path / "seen").exists() and not policy.exists()
+
+
+# -- the program ------------------------------------------------------------------------------------------------------
+
+SSH, MPI = Package("openssh-client", "tests over SSH"), Package("mpich", "tests of MPICH")
+
+
+class Machine:
+    """One whose Python has no venv until an installation brings it, if it lacks that."""
+
+    def __init__(self, lacks_venv: bool = False, succeeds: bool = True):
+        self.lacks_venv, self.succeeds, self.asked = lacks_venv, succeeds, []
+
+    def without_venv(self) -> bool:
+        return self.lacks_venv
+
+    def install(self, names: list[str]) -> bool:
+        self.asked.append(list(names))
+        self.lacks_venv = self.lacks_venv and not self.succeeds
+        return self.succeeds
+
+
+def test_where_nothing_is_missing_nothing_is_said_or_done(capsys: pytest.CaptureFixture):
+    machine = Machine()
+    assert prepare([], machine.without_venv, machine.install) == prepare([], machine.without_venv, None) == 0
+    assert capsys.readouterr().out == "" and machine.asked == []
+
+
+def test_what_is_installed_is_listed_first(capsys: pytest.CaptureFixture):
+    machine = Machine(lacks_venv=True)
+    assert prepare([SSH, MPI], machine.without_venv, machine.install) == 0
+    assert machine.asked == [["python3-venv", "openssh-client", "mpich"]]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "python3-venv openssh-client mpich" in line and "SYSTEM_PACKAGES=no" in line
+
+
+def test_an_installation_that_fails_ends_it(capsys: pytest.CaptureFixture):
+    machine = Machine(succeeds=False)
+    assert prepare([SSH], machine.without_venv, machine.install) == 2
+    assert "could not install openssh-client" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_who_may_not_install_gets_one_line(capsys: pytest.CaptureFixture):
+    assert prepare([SSH, MPI], Machine().without_venv, None) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line == "Missing: openssh-client (skips tests over SSH); mpich (skips tests of MPICH)"
+
+
+def test_a_python_without_venv_is_told_with_the_cure(capsys: pytest.CaptureFixture):
+    assert prepare([], Machine(lacks_venv=True).without_venv, None) == 2
+    (line,) = capsys.readouterr().out.splitlines()
+    assert sys.executable in line and "apt-get install python3-venv" in line and "make PYTHON=" in line
+
+
+def test_an_environment_that_is_there_needs_no_venv(tmp_path: Path):
+    (tmp_path / "bin").mkdir()
+    program(tmp_path / "bin", "pip")
+    assert not system_packages.cannot_make(str(tmp_path))
+    bare = [sys.executable, "-I", "-c", "import sys; sys.modules['ensurepip'] = None; sys.path.insert(0, sys.argv[1]); "
+            "from tests import system_packages as s; print(s.cannot_make(sys.argv[2]), s.cannot_make('absent'))"]
+    done = subprocess.run([*bare, PROGRAM.parents[1], tmp_path], capture_output=True, text=True)
+    assert done.stdout.split() == ["False", "True"], done
+
+
+def test_system_packages_no_installs_nothing(tmp_path: Path):
+    """On this machine, whatever it lacks."""
+    done = subprocess.run([sys.executable, PROGRAM, sys.prefix], capture_output=True, text=True,
+                          env={**os.environ, "SYSTEM_PACKAGES": "no"})
+    assert done.returncode == 0 and not done.stderr, done
+    assert done.stdout == (f"{missing_line(lacking(wanted()))}\n" if lacking(wanted()) else "")
