@@ -1,14 +1,19 @@
-# make demo: set up, train on this machine, print the tables.   make test: set up, run all tests.
-# make check: style.   make docs: the documentation as a site, in build/docs.   make bench: the benchmarks behind the
-# figures of docs/performance.md.   make testbed: five hosts to try (root).
+# make demo: set up, train on this machine, print the tables.   make check: style.
+# make docs: the documentation as a site, in build/docs.
+# make quick, make test, make test-all: more and more tests (CONTRIBUTING.md); make test-ci: those of CI.
+# make bench: the benchmarks behind the figures of docs/performance.md.   make testbed: five hosts to try (root).
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
-SIDE_BY_SIDE := $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')  # tests wait, too
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+CORES := $(shell $(PYTHON) -c 'import os; print(len(os.sched_getaffinity(0)))')
+AT_ONCE ?= $(shell expr 3 \* $(CORES))# tests side by side: most of them wait
 MXNET := $(shell $(PYTHON) -c 'import sys; print(",mxnet" if sys.version_info < (3, 12) else "")')
+PYTEST := $(BIN)/python -m pytest
+SIDE_BY_SIDE := --maxprocesses 24 --dist loadgroup
 
-.PHONY: demo test check docs bench mutation mutation-changed testbed clean
+.PHONY: demo quick test test-ci test-all check docs bench mutation mutation-changed testbed clean system
+.NOTPARALLEL:
 
 demo: $(VENV)/demo.done
 	$(BIN)/dmltrain-launch --launcher local -n 2 -s 2 --job demo --log-dir logs/demo \
@@ -18,9 +23,16 @@ demo: $(VENV)/demo.done
 	@echo "Next: $(BIN)/dmltrain-launch -n 2 -s 2 examples/train_cifar10.py --data-dir data \\"
 	@echo "          --network resnet --num-layers 20 --kv-store dist_sync --batch-size 64 --num-epochs 2"
 
-test: $(VENV)/test.done
-	$(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --maxprocesses 4 --dist worksteal -m "not alone" $(PYTEST_ARGUMENTS) || [ $$? = 5 ]
-	$(BIN)/python -m pytest -m alone $(PYTEST_ARGUMENTS) || [ $$? = 5 ]  # 5: none of those that were asked for
+quick: $(VENV)/test.done
+	$(PYTEST) -n $(CORES) $(SIDE_BY_SIDE) -m quick $(PYTEST_ARGUMENTS)
+
+# The markers are explained in pyproject.toml. Exit code 5 of pytest: there is none of those that were asked for.
+test: TIER := and not thorough and not exhaustive
+test-ci: TIER := and not exhaustive
+test-all: export DMLTRAIN_TEST_FUZZ ?= 20
+test test-ci test-all: system $(VENV)/test.done
+	$(PYTEST) -n $(AT_ONCE) $(SIDE_BY_SIDE) -m "not alone $(TIER)" $(PYTEST_ARGUMENTS) || [ $$? = 5 ]
+	$(PYTEST) -m "alone $(TIER)" $(PYTEST_ARGUMENTS) || [ $$? = 5 ]
 
 check: $(VENV)/test.done
 	$(BIN)/ruff check .
@@ -46,13 +58,18 @@ testbed: $(VENV)/demo.done
 clean:
 	rm -rf $(VENV) build *.egg-info
 
-$(VENV)/demo.done: setup.py constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+system:
+	@$(PYTHON) tests/system_packages.py $(VENV)
+
+# Without Python's ensurepip an environment is made by half: it has no pip.
+$(BIN)/pip:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/demo.done: setup.py constraints.txt | $(BIN)/pip
 	$(PIP) --editable '.[torch]'
 	@touch $@
 
-$(VENV)/docs.done: setup.py constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+$(VENV)/docs.done: setup.py constraints.txt | $(BIN)/pip
 	$(PIP) --editable '.[docs]'
 	@touch $@
 

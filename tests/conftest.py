@@ -8,24 +8,37 @@ import hypothesis
 import pytest
 
 from tests.running_job import start_job  # noqa: F401  (a fixture of all tests)
+from tests.tiers import examples
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: many tests share few cores
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup, and SIGINT in the background: the programs
 signal.signal(signal.SIGINT, signal.default_int_handler)  # under test would inherit that
 
-ALONE = ("cluster", "launch", "benchmarks/test_launcher.py", "benchmarks/test_hosts.py",
-         "kvstore/test_faults.py", "mxnet_faults.py", "mxnet_ends.py")
+QUICK = {
+    "tests": "checkpoint covering env initial layers metric options record schedule "
+             "system_packages tiers",
+    "tests/data": "array_pickle batches cifar10 load mnist partition",
+    "tests/kvstore": "bound codec codec_in_steps create entries handshake host outbox plan routes scheduler "
+                     "rendezvous send_window server service waiting wire",
+    "tests/launch": "check config dry_run forecast hosts job mpi_command needs network old_options placement "
+                    "preflight show supervise throughput",
+    "tests/models": "models",
+    "tests/report": "cut_off old_faults program shapes",
+}
+ROOT = Path(__file__).parents[1]
+QUICK_FILES = {ROOT / folder / f"test_{name}.py" for folder, names in QUICK.items() for name in names.split()}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what must have the machine for itself: deadlines are part of what it tests, or it measures."""
-    here = Path(__file__).parent
+    """Mark the modules that `make quick` runs whole."""
     for item in items:
-        place = item.path.relative_to(here).as_posix()
-        if place.startswith(ALONE) or place.endswith(ALONE):
-            item.add_marker("alone")
+        if item.path in QUICK_FILES:
+            item.add_marker("quick")
 
 
-hypothesis.settings.register_profile("project", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("project", deadline=None, max_examples=examples(100),
+                                     suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("project")
 
 

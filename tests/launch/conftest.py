@@ -132,6 +132,7 @@ class Launcher:
     def __init__(self, folder: Path):
         self.folder, self.launched = folder, []
         self.environment = dict(os.environ, PYTHONPATH=str(ROOT), TMPDIR=str(folder / "tmp"))
+        self.environment.pop("OMP_NUM_THREADS", None)  # which the launcher sets
         (folder / "tmp").mkdir()
 
     def script(self, text: str, name: str = "program.py") -> Path:

@@ -1,0 +1,42 @@
+"""The tiers: `make test` has every pair of a matrix, .ci/run every three, `make test-all` everything."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+
+import pytest
+
+from tests.conftest import QUICK_FILES
+from tests.tiers import tiered
+
+MATRIX = list(product("abcde", "12", "+-", "xyz"))
+
+
+def of_tier(params: list, *skipped: str) -> list[tuple]:
+    return [each.values for each in params if not {mark.name for mark in each.marks} & set(skipped)]
+
+
+def combined(cases: list[tuple], strength: int) -> set:
+    return {each for case in cases for each in combinations(enumerate(case), strength)}
+
+
+def test_each_tier_covers_what_it_promises():
+    params = tiered(MATRIX)
+    test, ci = of_tier(params, "thorough", "exhaustive"), of_tier(params, "exhaustive")
+    assert of_tier(params) == MATRIX, "all of them, in their order"
+    assert combined(test, 2) == combined(MATRIX, 2) and combined(ci, 3) == combined(MATRIX, 3)
+    assert len(test) < len(ci) < len(MATRIX) and set(test) <= set(ci)
+
+
+def test_cases_that_are_objects_are_one_argument_each():
+    params = tiered(["a1", "b2"], key=tuple, name=str.upper)
+    assert [(each.values, each.id) for each in params] == [(("a1",), "A1"), (("b2",), "B2")]
+
+
+def test_two_cases_with_the_same_values_are_refused():
+    with pytest.raises(AssertionError, match="the same values"):
+        tiered([("a", "b"), ("a", "b")])
+
+
+def test_quick_modules_are_there():
+    assert [path for path in QUICK_FILES if not path.is_file()] == []

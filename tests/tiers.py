@@ -1,0 +1,42 @@
+"""Which part of a large matrix each tier of the suite runs; the tiers are markers, explained in pyproject.toml."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import pytest
+
+from tests.covering import covering
+
+FUZZ = "DMLTRAIN_TEST_FUZZ"  # how many times as many random examples as `make test` tries
+
+
+def tiered(
+    cases: Sequence[Any],
+    key: Callable[[Any], Sequence[Hashable]] = tuple,
+    name: Callable[[Any], str] | None = None,
+) -> list[Any]:
+    """All cases for `parametrize`: `make test` runs some that have every pair of values, .ci/run every three.
+
+    `key(case)` are the values that are combined. With `name` a case is one argument of the test, called `name(case)`.
+    """
+    keys = [tuple(key(case)) for case in cases]
+    assert len(set(keys)) == len(keys), "two cases have the same values"
+    pairs, threes = (set(covering(keys, strength)) for strength in (2, 3))
+
+    def marks(values: tuple[Hashable, ...]) -> list[pytest.MarkDecorator]:
+        if values in pairs:
+            return []
+        return [pytest.mark.thorough if values in threes else pytest.mark.exhaustive]
+
+    return [
+        pytest.param(case, marks=marks(values), id=name(case)) if name else pytest.param(*case, marks=marks(values))
+        for case, values in zip(cases, keys, strict=True)
+    ]
+
+
+def examples(count: int) -> int:
+    """How many examples hypothesis tries where `make test` tries `count`."""
+    return count * int(os.environ.get(FUZZ, "1"))
