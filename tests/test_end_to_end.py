@@ -86,7 +86,7 @@ def table(*arguments, cwd) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("kind", ["dist_sync", "dist_async"])
+@pytest.mark.parametrize("kind", [pytest.param("dist_sync", marks=pytest.mark.quick), "dist_async"])
 def test_launch_train_and_read_the_tables(launched, tmp_path, kind):
     job = launched("-n", 2, "-s", 2, "--log-dir", "logs/d", ROOT / "examples/train_digits.py", "--network", "mlp",
                    "--kv-store", kind, "--num-epochs", 6, "--lr", 0.05)
@@ -129,7 +129,7 @@ def test_the_classic_first_job(launched, backend, tmp_path):
     assert (tmp_path / ("m-0003.npz" if backend == "mxnet" else "m-0003.pt")).exists()
 
 
-@pytest.mark.parametrize("kind", ["dist_sync", "dist_async"])
+@pytest.mark.parametrize("kind", ["dist_sync", pytest.param("dist_async", marks=pytest.mark.thorough)])
 def test_a_plain_torch_script_trains_through_the_servers(launched, kind):
     job = launched("-n", 2, "-s", 2, "--log-dir", "l", ROOT / "examples/plain_torch.py", kind)
     assert job.end(120) == 0, job.text()

@@ -28,7 +28,6 @@ LOG = """INFO:root:Epoch[0] Train-accuracy=0.25
 INFO:root:Epoch[0] Time cost=12.5
 INFO:root:Epoch[0] Validation-accuracy=0.5
 """
-pytestmark = pytest.mark.slow
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from tests.benchmarks.as_a_user import benchmark_module, run
 from tests.cluster.command import namespaces
 
 pytest.importorskip("torch", reason="the benchmark's workers need torch")
+pytestmark = pytest.mark.alone
 
 MARK = secrets.token_hex(8)
 TINY = ["--hosts", "3", "--workers-per-host", "2", "--megabytes", "1.2", "--repeats", "1", "--steps", "2",

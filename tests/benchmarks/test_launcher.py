@@ -8,6 +8,8 @@ import pytest
 from tests.benchmarks.as_a_user import run
 from tests.cluster.requirements import missing
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture(scope="module")
 def result() -> dict:

@@ -23,7 +23,7 @@ from tests.launch.conftest import wait_for
 
 USER, FAULT, NOT_EXECUTABLE, NOT_FOUND, INTERRUPTED = 2, 125, 126, 127, 130  # exit codes
 QUICK = 8.0  # s; a fraction of it on an idle machine
-PATIENCE = 2  # s, of --connect-timeout where a host keeps silent
+PATIENCE = 4  # s, of --connect-timeout where a host keeps silent and others need a moment for their login
 GONE_SECONDS = 3.0  # for the machine to take away what was killed; far less than an ssh waits for a silent host
 PROGRAM = "import os\nopen('ran-' + os.uname().nodename, 'w').close()\n"
 ALL = ("-n", 3, "-s", 0, "--hosts", "h1,h2,h3")

@@ -53,6 +53,7 @@ def test_check_names_what_each_host_lacks(testbed: Testbed, front: Front):
     front.wait_idle()
 
 
+@pytest.mark.alone
 def test_check_of_sound_hosts_shows_who_reaches_whom_and_how_fast(testbed: Testbed, front: Front):
     testbed.rate("h3", "50mbit")
     done = front.ask("--check", "--hosts", "h[1-3]", "-n", 3, "-s", 3, front.script(STEP).name)

@@ -1,7 +1,8 @@
 """Every fault in every phase of a real job on three hosts: how it ends, when, with which words, and what is left.
 
 The cells are tried side by side, each on a test bed of its own, as they mostly wait; each test judges one of them.
-With -rA pytest shows the matrix.
+With -rA pytest shows the matrix. `make test` tries every pair of fault, phase, way to reach hosts and host, .ci/run
+every three of them, `make test-all` all cells.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -24,21 +25,24 @@ from tests.cluster.faults import STRIKES
 from tests.cluster.layout import Settings
 from tests.cluster.testbed import Testbed
 from tests.cluster.trial import HOSTS, ROOT, WORKERS, Outcome, Trial
+from tests.tiers import tiered
 
 AT_ONCE = 8  # test beds
 LEAVING_SECONDS = 5.0  # for an agent to end when its last word is said
 TRIAL_SECONDS = 250.0  # for the longest queue
 
-pytestmark = pytest.mark.timeout(TRIAL_SECONDS + 30)
+# one group: with `--dist loadgroup` one process tries them all, AT_ONCE at a time
+pytestmark = [pytest.mark.timeout(TRIAL_SECONDS + 30), pytest.mark.xdist_group("fault matrix")]
 
 
 @pytest.fixture(scope="module")
 def trials(request: pytest.FixtureRequest, needs_testbed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
-    """Cell -> the future of its outcome, for the cells that tests have been chosen for."""
+    """`trials(cell)` -> its outcome. The cells that tests have been chosen for are tried side by side."""
     chosen = [item.callspec.params["cell"] for item in request.session.items if item.path == request.path]
+    at_once = 1 if _shared_out(request.config) else min(AT_ONCE, len(chosen))
     folder = tmp_path_factory.mktemp("matrix")
     beds: queue.SimpleQueue[Testbed] = queue.SimpleQueue()
-    made = [Testbed(f"{NAME}{os.getpid()}_{number}") for number in range(min(AT_ONCE, len(chosen)))]
+    made = [Testbed(f"{NAME}{os.getpid()}_{number}") for number in range(at_once)]
     for bed in made:
         beds.put(bed)
     settings = Settings(hosts=3, share=tuple({str(ROOT), sys.prefix, sys.base_prefix, str(folder)}))
@@ -61,11 +65,17 @@ def trials(request: pytest.FixtureRequest, needs_testbed: None, tmp_path_factory
 
     with ThreadPoolExecutor(len(made)) as pool:
         try:
-            yield {cell: pool.submit(attempt, cell) for cell in chosen if not _lacking(cell)}
+            early = {} if at_once == 1 else {cell: pool.submit(attempt, cell) for cell in chosen if not _lacking(cell)}
+            yield lambda cell: (early.get(cell) or pool.submit(attempt, cell)).result(TRIAL_SECONDS)
         finally:
             pool.shutdown(cancel_futures=True)
             for bed in made:
                 bed.down()
+
+
+def _shared_out(config: pytest.Config) -> bool:
+    """Whether pytest-xdist gives the cells to several processes, each of which sees all of them in its session."""
+    return "PYTEST_XDIST_WORKER" in os.environ and not config.getoption("loadgroup", False)
 
 
 def _lacking(cell: Cell) -> str:
@@ -79,11 +89,11 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=str)
-def test_a_fault(trials: dict[Cell, Future], cell: Cell):
+@pytest.mark.parametrize("cell", tiered(CELLS, lambda cell: (cell.fault, cell.phase, cell.way, cell.host), name=str))
+def test_a_fault(trials: Callable[[Cell], Outcome], cell: Cell):
     if lacking := _lacking(cell):
         pytest.skip(f"{lacking} is missing")
-    outcome = trials[cell].result(TRIAL_SECONDS)
+    outcome = trials(cell)
     print(outcome.row)
     assert not outcome.trouble, outcome
     assert outcome.happened, f"the fault did not happen\n{outcome}"

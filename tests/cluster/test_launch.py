@@ -68,6 +68,7 @@ def test_sixty_processes_on_one_host_take_one_login(testbed: Testbed, tmp_path: 
     assert testbed.logins("h1") - before == 1
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", ["ssh", "ssh-system", "open-mpi", "mpich"])
 def test_64_processes_on_five_hosts_start_within_five_seconds(testbed: Testbed, tmp_path: Path, name: str):
     """From the launcher's own start to the last process's first instruction, in the best of a few attempts: the

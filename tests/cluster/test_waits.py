@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.cluster.conftest import ROOT
 from tests.cluster.testbed import Testbed
 
@@ -26,6 +28,7 @@ def start(testbed: Testbed, folder: Path, role: str, index: int) -> subprocess.P
         return testbed.start(host, command, env=environment, stdout=log, stderr=subprocess.STDOUT, cwd=folder)
 
 
+@pytest.mark.alone
 def test_where_links_are_slow_the_wire_is_what_is_waited_for(testbed: Testbed, tmp_path: Path):
     for host in ("h1", "h2"):
         testbed.rate(host, "100mbit")

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmltrain.data.augment import Augmentation, draw, evaluation_images, training_images
+from tests.tiers import examples
 
 CIFAR = {"mean": (125.0, 123.0, 114.0), "std": (51.0, 50.0, 49.0)}
 
@@ -28,7 +29,7 @@ def slow(image, augmentation, top, left, mirror):
     return result
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 @given(st.sampled_from([(8, 8, 7, 7, 2), (6, 9, 6, 9, 0), (5, 5, 7, 7, 1), (6, 6, 3, 5, 3)]), st.booleans(),
        st.integers(0, 1000))
 def test_equals_the_slow_reference(sizes, mirror, seed):

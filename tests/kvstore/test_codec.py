@@ -12,6 +12,7 @@ from dmltrain.kvstore import codec
 from dmltrain.kvstore.scratch import BLOCK
 from dmltrain.kvstore.transport import wire
 from tests.kvstore.through_a_codec import decode, encode, through
+from tests.tiers import examples
 
 VARIANTS = [{"type": "2bit", "threshold": 0.01}, {"type": "topk", "ratio": 0.05}]
 ALL = [*({"type": each.name} for each in codec.TABLE if each.fixed_size), *VARIANTS]
@@ -197,7 +198,7 @@ def test_the_bytes_never_change_unnoticed():
 
 
 @given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=700))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_int8_errs_by_half_a_step_of_the_group(values):
     source = np.array(values, np.float32)
     sent = there_and_back({"type": "int8"}, source)

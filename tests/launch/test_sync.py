@@ -31,6 +31,7 @@ from launch.agent.receive import Receiver
 from launch.sync import Sync
 from launch.sync.manifest import Entry, Manifest, Over, manifest
 from launch.sync.send import LINE_BYTES, WRITE_BYTES, offer, push
+from tests.tiers import examples
 
 SECONDS = 60.0  # for anything to happen, on a busy machine
 NO_HASH = "0" * 64
@@ -222,7 +223,7 @@ def plant(folder: bytes, inside: dict) -> None:
                 file.write(what)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.dictionaries(NAMES, TREES, max_size=5), st.dictionaries(NAMES, TREES, max_size=5))
 def test_any_tree_arrives_and_arrives_over_another_or_is_refused(tmp_path_factory, first, second):
     folder = tmp_path_factory.mktemp("any")

@@ -11,6 +11,7 @@ from dmltrain.report import block, reading
 from dmltrain.report.run import merge
 from dmltrain.report.table import AGGREGATES, table
 from dmltrain.report.text import FORMATS
+from tests.tiers import examples
 
 PARTS = [
     b"Epoch[",
@@ -84,13 +85,13 @@ def show(log: bytes) -> list[str]:
     ]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(LOGS)
 def test_any_bytes_can_be_read_and_shown(log: bytes) -> None:
     show(log)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(LOGS, st.integers(1, 40))
 def test_what_is_read_does_not_depend_on_how_much_is_read_at_once(log: bytes, size: int) -> None:
     whole = show(log)
@@ -98,7 +99,7 @@ def test_what_is_read_does_not_depend_on_how_much_is_read_at_once(log: bytes, si
         assert show(log) == whole
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.data())
 def test_a_real_log_with_anything_in_it(logs: Path, data: st.DataObject) -> None:
     name = data.draw(
