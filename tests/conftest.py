@@ -3,6 +3,7 @@
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -35,6 +36,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path in QUICK_FILES:
             item.add_marker("quick")
+
+
+TOGETHER = "tests/cluster/test_fault_matrix.py"  # its tests share trials that one process makes side by side
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadgroup` the tests of TOGETHER go to one process, and each other test to whichever is free.
+
+    pytest-xdist 3.8 has the marker xdist_group for that, which pytest 9.2 leaves without effect.
+    """
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return TOGETHER if nodeid.startswith(TOGETHER) else nodeid
+
+    return Scheduling(config, log)
 
 
 hypothesis.settings.register_profile("project", deadline=None, max_examples=examples(100),

@@ -31,8 +31,7 @@ AT_ONCE = 8  # test beds
 LEAVING_SECONDS = 5.0  # for an agent to end when its last word is said
 TRIAL_SECONDS = 250.0  # for the longest queue
 
-# one group: with `--dist loadgroup` one process tries them all, AT_ONCE at a time
-pytestmark = [pytest.mark.timeout(TRIAL_SECONDS + 30), pytest.mark.xdist_group("fault matrix")]
+pytestmark = pytest.mark.timeout(TRIAL_SECONDS + 30)
 
 
 @pytest.fixture(scope="module")
