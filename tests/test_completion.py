@@ -18,7 +18,7 @@ from launch.command_line.job_options import VERBS
 from launch.command_line.options import OPTIONS, Option
 from launch.commands.completion import choices, commands
 
-DOOR = Path(__file__).parents[1] / "bin/dmltrain"
+DOOR = Path(__file__).parents[1] / "launch/bin/dmltrain"
 ROOT = Path(__file__).parents[1]
 ENTRY = {"launch": "launch.cli:main", "check": "launch.cli:check_main", "job": "launch.cli:job_main",
          "completion": "launch.commands.completion:main", "parse": "dmltrain.report.cli:main"}  # fmt: skip

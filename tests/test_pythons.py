@@ -72,7 +72,7 @@ def build(folder: Path) -> None:
     source.mkdir()
     for name in ("setup.py", "pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, source)
-    for name in ("bin", "dmltrain", "launch"):
+    for name in ("dmltrain", "launch"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     pip("wheel", "--no-deps", "--wheel-dir", folder, source)
 
