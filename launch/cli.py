@@ -12,8 +12,9 @@ from pathlib import Path
 
 from launch import LaunchError, version
 from launch.clusters import Cluster, cluster
-from launch.command_line.options import Options, check_usage, parse, usage
+from launch.command_line.options import check_usage, parse, usage
 from launch.ending import end_with, say
+from launch.job.options import Options
 from launch.run.limit import FAULT_CODE
 from launch.run.start import NAME, Start, as_utf8, coloured, make_job, name_and_path, used_hosts
 from launch.terminal.log_folder import LOGS

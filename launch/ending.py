@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from launch import LaunchError
+from launch.run.limit import FAULT_CODE
 from launch.run.start import as_utf8
-from launch.run.supervise import FAULT_CODE
 
 
 def end_with(name: str, act: Callable[[list[str]], int], argv: Sequence[str] | None = None) -> NoReturn:

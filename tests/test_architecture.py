@@ -34,6 +34,19 @@ KVSTORE = [  # dmltrain/kvstore from the bottom up: a room or module imports its
     ("__init__",),
 ]
 
+LAUNCH = [  # the same for launch; "launch" itself, which has LaunchError alone, is below all
+    ("secret", "agent"),
+    ("job",),
+    ("channels", "preflight", "sync", "terminal"),
+    ("clusters",),
+    ("command_line",),
+    ("run",),
+    ("forecast", "ending"),
+    ("commands",),
+    ("cli",),
+]
+
+
 def imports(path: Path, top_level_only: bool = False) -> set[str]:
     tree = ast.parse(path.read_text())
     nodes = tree.body if top_level_only else ast.walk(tree)
@@ -104,6 +117,34 @@ def test_no_circle_of_imports_in_the_kvstore():
         leaves = {module for module, used in imported.items() if not used}
         assert leaves, f"these import each other in a circle: {sorted(imported)}"
         imported = {module: used - leaves for module, used in imported.items() if module not in leaves}
+
+
+def launch_imports() -> dict[str, set[str]]:
+    """The modules of launch that each module of it imports anywhere, in functions too."""
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+               for path in sources("launch")}
+    return {name: {full if full in modules else full.rpartition(".")[0] for full in imports(path)
+                   if full.startswith("launch")} & set(modules) - {name, "launch"}
+            for name, path in modules.items() if name != "launch"}
+
+
+def launch_level(module: str) -> int:
+    return next(level for level, rooms in enumerate(LAUNCH) if module.split(".")[1] in rooms)
+
+
+def test_imports_in_launch_point_one_way():
+    for module, used in launch_imports().items():
+        others = {other for other in used if other.split(".")[1] != module.split(".")[1]}
+        wrong = {other for other in others if launch_level(other) >= launch_level(module)}
+        assert not wrong, f"{module} imports {sorted(wrong)}, which do not lie below it"
+
+
+def test_no_circle_of_imports_in_launch():
+    imported = launch_imports()
+    while imported:
+        leaves = {module for module, used in imported.items() if not used & set(imported)}
+        assert leaves, f"these import each other in a circle: {sorted(imported)}"
+        imported = {module: used for module, used in imported.items() if module not in leaves}
 
 
 def test_the_kvstore_knows_no_backend():

@@ -27,7 +27,7 @@ from sphinx.util.docutils import SphinxDirective
 from dmltrain import data, models, optimizer
 from dmltrain.kvstore import codec, types
 from dmltrain.report import dialect
-from launch.clusters import CLUSTERS
+from launch.clusters import LAUNCHERS
 
 REPOSITORY = Path(__file__).parents[2]
 WIDTH = 100  # columns of a program's output
@@ -87,7 +87,8 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "optimizers": _optimizers,
     "networks": lambda: [("`--network`", "what it is"), *_described(models.NETWORKS)],
     "datasets": lambda: [("`--dataset`", "what it is"), *_described(data.DATASETS)],
-    "launchers": lambda: [("`--launcher`", "where the job runs"), *((f"`{k}`", v) for k, v in CLUSTERS.items())],
+    "launchers": lambda: [("`--launcher`", "where the job runs"),
+                          *((f"`{name}`", row.meaning) for name, row in LAUNCHERS.items())],
     "dialects": lambda: [("logs",), *((_about(row),) for row in dialect.DIALECTS)],
 }
 

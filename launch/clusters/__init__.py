@@ -11,16 +11,30 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from launch.channels import Channel
 from launch.job.host import Host
 
-# name: what it is. The module of that name below launch.clusters is imported when it is chosen.
-CLUSTERS = {
-    "local": "all processes on this machine",
-    "ssh": "hosts reached by SSH",
-    "mpi": "hosts reached by mpirun",
+
+@dataclass(frozen=True)
+class Launcher:
+    """A row of the table. `options` are those that it has a use for, of the options that not all launchers have."""
+
+    meaning: str
+    options: tuple[str, ...] = ()
+    over_network: bool = True  # whether the hosts are others than this machine
+
+
+HOSTS = ("--include", "--exclude", "--interface", "--subnet")
+# The module of that name below launch.clusters is imported when it is chosen.
+LAUNCHERS = {
+    "local": Launcher("all processes on this machine", over_network=False),
+    "ssh": Launcher(
+        "hosts reached by SSH", (*HOSTS, "--ssh", "--ssh-port", "-i", "--identity", "--accept-new-host-keys")
+    ),
+    "mpi": Launcher("hosts reached by mpirun", (*HOSTS, "--mpirun", "--mpirun-args")),
 }
 
 
@@ -37,6 +51,12 @@ def cluster(name: str, options: object, hosts: Sequence[Host] | None = None) -> 
     return importlib.import_module(f"launch.clusters.{name}").Cluster(options, hosts)
 
 
+def those_with(option: str) -> list[str]:
+    """The launchers that have a use for the option; all, when it is none that only some have."""
+    some = [name for name, row in LAUNCHERS.items() if option in row.options]
+    return some or list(LAUNCHERS)
+
+
 def listing() -> str:
-    """The table in words, for --help and for errors."""
-    return ", ".join(f"{name} ({meaning})" for name, meaning in CLUSTERS.items())
+    """The table as text, for --help and for errors."""
+    return ", ".join(f"{name} ({row.meaning})" for name, row in LAUNCHERS.items())

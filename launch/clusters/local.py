@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from launch import LaunchError
 from launch.agent.cores import report, usable
 from launch.channels.local import LocalChannel
-from launch.command_line.options import Options
 from launch.job.host import Host
+from launch.job.options import Options
 
 LOOPBACK = "127.0.0.1"
 

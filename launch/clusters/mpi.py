@@ -11,10 +11,9 @@ import json
 import os
 import re
 import socket
-import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -24,9 +23,10 @@ from launch.channels.mpi import bridge
 from launch.channels.mpi.channel import MpiChannel
 from launch.channels.mpi.mpirun import Mpirun, bridge_command, check, command, complaint, kind, sweep
 from launch.channels.mpi.reception import Caller, Reception
-from launch.command_line.options import Options
 from launch.job.host import Host
+from launch.job.hosts.allocation import allocation
 from launch.job.hosts.selection import select
+from launch.job.options import Options
 
 LOOPBACK = "127.0.0.1"
 # what ssh and the shell say of a host that is down, and of a user's mistake
@@ -46,33 +46,6 @@ def hosts_of(options: Options) -> list[Host]:
     if not found and (options.include or options.exclude):
         raise LaunchError("--include and --exclude choose from hosts: give them with -H FILE or --hosts")
     return select(found, options.include, options.exclude) if found else [Host("localhost", LOOPBACK)]
-
-
-def allocation(environ: Mapping[str, str]) -> list[Host]:
-    """The hosts that Slurm or PBS gave this job; none outside such a job."""
-    if nodes := environ.get("SLURM_JOB_NODELIST"):
-        where = "SLURM_JOB_NODELIST"
-        names = _slurm_names(nodes)
-    elif file := environ.get("PBS_NODEFILE"):
-        where = f"PBS_NODEFILE {file}"
-        try:
-            names = Path(file).read_text().split()
-        except OSError as error:
-            raise LaunchError(f"{where}: {error.strerror}") from None
-    else:
-        return []
-    return [Host(name, where=where) for name in dict.fromkeys(names)]
-
-
-def _slurm_names(nodes: str) -> list[str]:
-    try:
-        ran = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise LaunchError(f"SLURM_JOB_NODELIST is set, but scontrol cannot read it: {error}; "
-                          "give the hosts with --hosts") from None  # fmt: skip
-    if ran.returncode or not ran.stdout.strip():
-        raise LaunchError(f"SLURM_JOB_NODELIST={nodes}: scontrol says {ran.stderr.strip()!r}; give hosts with --hosts")
-    return ran.stdout.split()
 
 
 def addresses(hosts: Sequence[Host], host_ip: str) -> list[str]:

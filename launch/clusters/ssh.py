@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from launch import LaunchError
 from launch.channels import Channel
 from launch.channels.ssh.prompt import TerminalPrompt
-from launch.command_line.options import Options
 from launch.job import hosts
 from launch.job.host import Host
 from launch.job.hosts.roles import by_roles
 from launch.job.hosts.selection import select
+from launch.job.options import Options
 
 Connect = Callable[[Host, str, float], Channel]  # host, mark of the job, seconds
 Close = Callable[[], None]  # ends what is still on its way to a host

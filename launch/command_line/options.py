@@ -13,9 +13,10 @@ from functools import partial
 from typing import Any
 
 from launch import LaunchError
-from launch.clusters import CLUSTERS, listing
+from launch.clusters import LAUNCHERS, listing, those_with
 from launch.command_line import old_options
 from launch.job.job import OWNED, Setting
+from launch.job.options import Options
 from launch.job.placement import POLICIES
 from launch.job.role import SERVER, WORKER
 
@@ -26,69 +27,6 @@ FORWARDED = re.compile(
 FILE = "a file"
 STARTS = ("", "check", "dry-run")  # modes that are about a job to be started
 USAGE = "usage: dmltrain-launch [options] -n WORKERS [-s SERVERS] program [arguments of the program]"
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the command line says. Times in seconds, 0 is no limit; `num_servers` None is one per worker."""
-
-    launcher: str = ""  # "" is ssh when hosts are given, else local
-    num_workers: int | None = None
-    num_servers: int | None = None
-    # hosts
-    hostfile: str = ""
-    hosts: str = ""
-    worker_hostfile: str = ""
-    server_hostfile: str = ""
-    include: str = ""
-    exclude: str = ""
-    placement: str = "dmlc"
-    interface: str = ""
-    subnet: str = ""
-    # how they are reached
-    ssh: str = "paramiko"
-    ssh_port: int = 0
-    identity: str = ""
-    accept_new_host_keys: bool = False
-    connect_timeout: float = 10.0
-    mpirun: str = "mpirun"
-    mpirun_args: tuple[str, ...] = ()
-    host_ip: str = ""
-    # what runs there
-    settings: tuple[Setting, ...] = ()
-    torch_env: str = "auto"
-    sync_dst_dir: str = ""
-    sync_exclude: tuple[str, ...] = ()
-    port: int = 0
-    worker_memory: int = 0  # MiB, 0 is no limit
-    server_memory: int = 0
-    # logs and limits
-    log_dir: str = ""
-    log_file: str = ""
-    log_level: str = "INFO"
-    job: str = ""
-    grace: float = 5.0
-    timeout: float = 0.0
-    start_timeout: float = 60.0
-    max_restarts: int = 0
-    quiet: bool = False
-    live: bool = True
-    # instead of starting a job
-    mode: str = ""  # help, version, check, dry-run, ps, kill or logs
-    target: str = ""  # the job that ps, kill or logs is about
-    follow: bool = False
-    show: str = ""
-    config: str = ""
-    program: tuple[str, ...] = ()
-
-    @property
-    def names_hosts(self) -> bool:
-        return bool(self.hostfile or self.hosts or self.worker_hostfile or self.server_hostfile)
-
-    @property
-    def place(self) -> str:
-        """The launcher to use."""
-        return self.launcher or ("ssh" if self.names_hosts else "local")
 
 
 @dataclass(frozen=True)
@@ -121,7 +59,7 @@ def _set(field: str, constant: Any) -> Callable:
 
 
 def _launcher(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
-    if value not in CLUSTERS:
+    if value not in LAUNCHERS:
         why = old_options.cluster_elsewhere(value)
         raise LaunchError(f"{name} {value}: there is {listing()}" + (f"; {why}" if why else ""))
     return replace(options, launcher=value)
@@ -301,19 +239,11 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     return options
 
 
-# Options that only some launchers have a use for.
-ONLY = {
-    **dict.fromkeys(("--ssh", "--ssh-port", "-i", "--identity", "--accept-new-host-keys"), ("ssh",)),
-    **dict.fromkeys(("--mpirun", "--mpirun-args"), ("mpi",)),
-    **dict.fromkeys(("--include", "--exclude", "--interface", "--subnet"), ("ssh", "mpi")),
-}
-
-
 def _refuse_unused(options: Options, names: Sequence[str]) -> None:
     """No option is taken and then forgotten."""
     for name in names:
-        if options.mode in STARTS and options.place not in ONLY.get(name, (options.place,)):
-            those = " or ".join(ONLY[name])
+        if options.mode in STARTS and options.place not in those_with(name):
+            those = " or ".join(those_with(name))
             raise LaunchError(f"{name} is for --launcher {those}, and this job's is {options.place}: leave it out")
     if options.sync_exclude and not options.sync_dst_dir:
         raise LaunchError("--sync-exclude leaves files out of a copy: give --sync-dst-dir too, or leave it out")

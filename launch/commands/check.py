@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from launch.clusters import Cluster
-from launch.command_line.options import Options
 from launch.forecast.forecast import Links
 from launch.forecast.measure import Measured, measure, start_line, understands
 from launch.forecast.text import Outlook, sentences, tables
 from launch.job.host import Host
 from launch.job.job import Job, places
+from launch.job.options import Options
 from launch.preflight import Problem
 from launch.preflight.table import Check, drawn, lines
 from launch.run.session import Session, catching

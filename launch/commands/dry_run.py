@@ -11,9 +11,10 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 
-from launch.command_line.options import Options
+from launch.clusters import LAUNCHERS
 from launch.job.host import Host
 from launch.job.job import Job, Ports, Task, tasks, workdir_of
+from launch.job.options import Options
 from launch.job.role import WORKER
 from launch.secret import HIDDEN, is_secret, redact
 
@@ -36,7 +37,7 @@ def lines(job: Job, hosts: Sequence[Host], options: Options, python: str = sys.e
         for task in here:
             argv = [python, *task.argv[1:]] if job.script and not host.python else task.argv
             argv = [redact(word, hidden) for word in argv]
-            environment = _shown(job, _values(job, task, every, options.place == "local"), hidden)
+            environment = _shown(job, _values(job, task, every, not LAUNCHERS[options.place].over_network), hidden)
             limit = job.memory.get(task.role, 0)
             printed += [f"  {task.role} {task.rank}", *_command(where, limit, environment, argv)]
     return printed

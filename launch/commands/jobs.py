@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,6 +11,7 @@ from typing import Any
 from launch import LaunchError
 from launch.commands.show import Record
 from launch.terminal.log_folder import RECORD
+from launch.terminal.record import read_record
 
 COLUMNS = ("JOB", "STATE", "EXIT CODE", "WORKERS", "SERVERS", "HOSTS", "STARTED", "SECONDS")
 RIGHT = {"EXIT CODE", "WORKERS", "SERVERS", "HOSTS", "SECONDS"}
@@ -37,10 +37,8 @@ def find_jobs(folder: Path) -> list[Row]:
 
 def _row(folder: Path) -> Row:
     try:
-        record = json.loads((folder / RECORD).read_bytes())
-        if not isinstance(record, dict):
-            return Row(folder.name, UNREADABLE, {})
-    except (OSError, ValueError):
+        record = read_record(folder / RECORD)
+    except (FileNotFoundError, LaunchError):
         return Row(folder.name, UNREADABLE, {})
     if record.get("ended"):
         return Row(folder.name, ENDED, record)

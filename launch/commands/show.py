@@ -11,18 +11,19 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import heapq
-import json
 import os
 import re
 import select
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from launch import LaunchError
 from launch.commands.log_choice import Source, all_logs, find, selected
 from launch.terminal.log_folder import RECORD
 from launch.terminal.output import LINE_BYTES, tag
+from launch.terminal.record import read_record
 
 POLL_SECONDS = 0.2
 PATIENCE_SECONDS = 20.0  # of quiet after the launcher's death: its agents end within 10 s of silence, grace and KILL
@@ -142,13 +143,11 @@ class Record:
         now = self._read()
         return bool(now.get("ended")) or (bool(self._first) and now.get("mark") != self._first.get("mark"))
 
-    def _read(self) -> dict:
+    def _read(self) -> dict[str, Any]:
         try:
-            return json.loads((self._folder / RECORD).read_bytes())
+            return read_record(self._folder / RECORD)
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError) as error:
-            raise LaunchError(f"cannot read {self._folder / RECORD}: {error}") from None
 
     @property
     def abandoned(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
 import queue
@@ -22,12 +21,13 @@ from launch.agent import KILL_SECONDS
 from launch.agent.commands import Command, Job, List, Stop
 from launch.agent.events import Ended, Event, Listing
 from launch.agent.protocol import EVENT, ProtocolError, decode_event, encode_command
-from launch.clusters import Cluster, cluster
-from launch.command_line.options import Options
+from launch.clusters import LAUNCHERS, Cluster, cluster, listing
 from launch.commands import show
 from launch.job.host import Host
+from launch.job.options import Options
 from launch.run.limit import AGENT_SILENCE_SECONDS, FAULT_CODE, SILENCE_SECONDS
 from launch.terminal.log_folder import KILLED, RECORD
+from launch.terminal.record import read_record
 
 LAUNCHER_SECONDS = 15.0  # for a launcher to end its job
 Answers = dict[str, Event | LaunchError]
@@ -72,9 +72,13 @@ def read(job: str) -> dict[str, Any]:
     """job.json of the job of that name or folder; LaunchError when there is none."""
     path = show.find(job) / RECORD
     try:
-        record = json.loads(path.read_text())
-        return record if record["hosts"] and record["mark"] and record["reached_by"] else record["hosts"]
-    except (OSError, ValueError, KeyError, TypeError):
+        record = read_record(path)
+        if not all(record[name] for name in ("hosts", "mark", "reached_by")):
+            raise KeyError
+        if record["launcher"] not in LAUNCHERS:
+            raise LaunchError(f"{path}: the job was started by --launcher {record['launcher']}; there is {listing()}")
+        return record
+    except (FileNotFoundError, KeyError):
         raise LaunchError(f"{path} is not the record of a job: it cannot be found on its hosts") from None
 
 
@@ -105,8 +109,9 @@ def visit(options: Options, record: Mapping[str, Any], commands: Commands, last:
     """Give `commands` to a new agent on each host of the job; the event `last` of each, or why there is none."""
     hosts = [Host(**each) for each in record["hosts"]]
     there = record["launched_from"]["host"]
-    if record["launcher"] == "local" and there != platform.node():
-        raise LaunchError(f"job {record['job']} runs on {there}, which started it with --launcher local: ask there")
+    if not LAUNCHERS[record["launcher"]].over_network and there != platform.node():
+        how = f"--launcher {record['launcher']}"
+        raise LaunchError(f"job {record['job']} runs on {there}, which started it with {how}: ask there")
     place = cluster(record["launcher"], _as_then(options, record), hosts)
     answers: queue.SimpleQueue[tuple[str, Event | LaunchError]] = queue.SimpleQueue()
 

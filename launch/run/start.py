@@ -15,19 +15,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch import LaunchError, version
-from launch.clusters import Cluster
-from launch.command_line.options import Options
+from launch.clusters import LAUNCHERS, Cluster
 from launch.job.host import Host
 from launch.job.job import Job, places
+from launch.job.options import Options
 from launch.job.role import SERVER, WORKER
 from launch.preflight import script
 from launch.preflight.needs import needs
+from launch.run import report
 from launch.run.event import Copied, Event, signal_name
 from launch.run.limit import FAULT_CODE, Limits
 from launch.run.session import Session, catching
 from launch.run.supervise import Supervisor
 from launch.secret import redact, redact_all
-from launch.terminal import report
+from launch.terminal.epoch_table import print_epochs
 from launch.terminal.log_folder import LOGS, LogFolder, default_path
 from launch.terminal.output import Display, Output, Plain, Silent
 
@@ -61,7 +62,7 @@ def make_job(options: Options, name: str) -> Job:
         port=options.port,
         placement=options.placement,
         copy_to=options.sync_dst_dir,
-        over_network=options.place != "local",
+        over_network=LAUNCHERS[options.place].over_network,
         interface=options.interface,
         subnet=options.subnet,
         memory={WORKER: options.worker_memory, SERVER: options.server_memory},
@@ -200,7 +201,7 @@ class Start:
         for line in lines:
             self.say(line if line.startswith(" ") else f"{NAME}: {line}")
         if not code and not self.options.quiet:
-            report.print_table(folder)
+            print_epochs(folder)
         self.say(report.last_line(supervisor))
         return supervisor, code
 

@@ -15,6 +15,7 @@ from launch.channels.mpi.mpirun import MPICH, OPEN_MPI, bridge_command, check, c
 from launch.clusters import mpi
 from launch.command_line.options import Options
 from launch.job.host import Host
+from launch.job.hosts.allocation import allocation
 
 HOSTS = [Host(f"node{index:02}") for index in range(64)]
 
@@ -139,24 +140,24 @@ def test_an_agent_does_not_take_itself_for_a_process_of_mpirun():
 
 def test_the_hosts_of_a_pbs_job_are_each_taken_once(tmp_path):
     (tmp_path / "nodes").write_text("n2\nn2\nn1\n")
-    assert [host.name for host in mpi.allocation({"PBS_NODEFILE": str(tmp_path / "nodes")})] == ["n2", "n1"]
+    assert [host.name for host in allocation({"PBS_NODEFILE": str(tmp_path / "nodes")})] == ["n2", "n1"]
 
 
 def test_a_pbs_file_that_is_not_there(tmp_path):
     with pytest.raises(LaunchError, match="PBS_NODEFILE .*none: No such file"):
-        mpi.allocation({"PBS_NODEFILE": str(tmp_path / "none")})
+        allocation({"PBS_NODEFILE": str(tmp_path / "none")})
 
 
 def test_a_slurm_job_is_asked_for_its_hosts(tmp_path, monkeypatch):
     program(tmp_path / "scontrol", 'echo "$1 $2 $3" | grep -qx "show hostnames n\\[1-2\\]" && echo n1 && echo n2')
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert [host.name for host in mpi.allocation({"SLURM_JOB_NODELIST": "n[1-2]"})] == ["n1", "n2"]
+    assert [host.name for host in allocation({"SLURM_JOB_NODELIST": "n[1-2]"})] == ["n1", "n2"]
 
 
 def test_a_slurm_job_without_scontrol(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LaunchError, match="SLURM_JOB_NODELIST.*scontrol.*--hosts"):
-        mpi.allocation({"SLURM_JOB_NODELIST": "n[1-2]"})
+        allocation({"SLURM_JOB_NODELIST": "n[1-2]"})
 
 
 def test_some_hosts_of_an_allocation(tmp_path, monkeypatch):

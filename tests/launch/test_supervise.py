@@ -13,11 +13,11 @@ from launch.agent.events import Bound, Ended, Exited, Frozen, Reached, Ready, Re
 from launch.command_line.options import Options
 from launch.job.host import Host
 from launch.job.job import Job
+from launch.run import report
 from launch.run.action import Connect, Copy, Send
 from launch.run.event import Connected, Copied, Interrupted, Lost, OutputFailed, Quiet, Tick, Unreached
 from launch.run.limit import Limits
 from launch.run.supervise import Supervisor
-from launch.terminal import report
 
 HOSTS = [Host("a", "10.0.0.1", "python3"), Host("b", "10.0.0.2", "python3")]
 SCHEDULER, SERVER_0, SERVER_1, WORKER_0, WORKER_1 = range(5)  # workers 0 and 1 are on a and b, as the servers are

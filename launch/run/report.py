@@ -1,25 +1,21 @@
-"""What became of a job: in words for people, and as job.json for programs. Pure."""
+"""What became of a job: as text for people, and as job.json for programs. Starts and writes nothing."""
 
 from __future__ import annotations
 
 import os
 import platform
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-from launch.command_line.options import Options
 from launch.job.host import Host
+from launch.job.options import Options
 from launch.run.event import signal_name
 from launch.run.limit import as_shell
 from launch.run.process import Process
 from launch.run.supervise import Supervisor
 from launch.terminal.log_folder import stamp
+from launch.terminal.record import FORMAT
 
-TABLE_SECONDS = 60.0
-LINE_BYTES = 1 << 16
 WIDTH = 400  # characters shown of a line in a report
 
 
@@ -68,6 +64,7 @@ def record(supervisor: Supervisor, version: str, options: Options, began: float,
     """job.json. Neither environment nor key: they may be secret."""
     job = supervisor.job
     return {
+        "format": FORMAT,
         "job": job.name,
         "mark": job.mark,
         "command": list(job.argv),
@@ -106,18 +103,6 @@ def end_of_attempt(supervisor: Supervisor, folder: str) -> dict:
     """Why an attempt ended, for the record of the job."""
     text = supervisor.cause.text if supervisor.cause else None
     return {"exit_code": supervisor.exit_code, "cause": text, "ended": stamp(time.time()), "logs": folder}
-
-
-def print_table(folder: Path) -> None:
-    """The table of a training job's epochs, as dmltrain-parse gives it; nothing for other programs, or without it."""
-    try:
-        with open(folder / "worker-0.log", "rb") as log:
-            trains = any(b"Epoch[" in line for line in iter(lambda: log.readline(LINE_BYTES), b""))
-        if trains:
-            sys.stdout.flush()
-            subprocess.run([sys.executable, "-m", "dmltrain.report.cli", str(folder)], timeout=TABLE_SECONDS)
-    except (OSError, subprocess.TimeoutExpired):
-        return
 
 
 def _row(process: Process) -> dict:

@@ -1,0 +1,70 @@
+"""What the user asks for, as a value: the command line and the configuration file end in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launch.job.job import Setting
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says. Times in seconds, 0 is no limit; `num_servers` None is one per worker."""
+
+    launcher: str = ""  # "" is ssh when hosts are given, else local
+    num_workers: int | None = None
+    num_servers: int | None = None
+    # hosts
+    hostfile: str = ""
+    hosts: str = ""
+    worker_hostfile: str = ""
+    server_hostfile: str = ""
+    include: str = ""
+    exclude: str = ""
+    placement: str = "dmlc"
+    interface: str = ""
+    subnet: str = ""
+    # how they are reached
+    ssh: str = "paramiko"
+    ssh_port: int = 0
+    identity: str = ""
+    accept_new_host_keys: bool = False
+    connect_timeout: float = 10.0
+    mpirun: str = "mpirun"
+    mpirun_args: tuple[str, ...] = ()
+    host_ip: str = ""
+    # what runs there
+    settings: tuple[Setting, ...] = ()
+    torch_env: str = "auto"
+    sync_dst_dir: str = ""
+    sync_exclude: tuple[str, ...] = ()
+    port: int = 0
+    worker_memory: int = 0  # MiB, 0 is no limit
+    server_memory: int = 0
+    # logs and limits
+    log_dir: str = ""
+    log_file: str = ""
+    log_level: str = "INFO"
+    job: str = ""
+    grace: float = 5.0
+    timeout: float = 0.0
+    start_timeout: float = 60.0
+    max_restarts: int = 0
+    quiet: bool = False
+    live: bool = True
+    # instead of starting a job
+    mode: str = ""  # help, version, check, dry-run, ps, kill or logs
+    target: str = ""  # the job that ps, kill or logs is about
+    follow: bool = False
+    show: str = ""
+    config: str = ""
+    program: tuple[str, ...] = ()
+
+    @property
+    def names_hosts(self) -> bool:
+        return bool(self.hostfile or self.hosts or self.worker_hostfile or self.server_hostfile)
+
+    @property
+    def place(self) -> str:
+        """The launcher to use."""
+        return self.launcher or ("ssh" if self.names_hosts else "local")

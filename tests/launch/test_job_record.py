@@ -1,0 +1,53 @@
+"""job.json has a format: what 0.4 wrote is read, what a later dmltrain writes is refused with the fix."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from launch import LaunchError
+from launch.commands import jobs, visit
+from launch.commands.show import Record
+from launch.terminal.record import FORMAT, read_record
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "job-0.4.json"  # of `-n 2 -s 2 true`; paths and host name changed
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The logs of a job that 0.4 ran."""
+    folder = tmp_path / "old"
+    folder.mkdir()
+    shutil.copy(GOLDEN, folder / "job.json")
+    return folder
+
+
+def test_the_record_of_an_old_job_is_read_by_whatever_reads_records(folder):
+    record = visit.read(str(folder))
+    assert "format" not in record and record["launcher"] == "local"
+    assert Record(folder).ended
+    assert [str(source) for source in Record(folder).sources] == [
+        "scheduler-0", "server-0", "server-1", "worker-0", "worker-1"
+    ]  # fmt: skip
+    (row,) = jobs.find_jobs(folder.parent)
+    assert (row.state, row.record["exit_code"]) == (jobs.ENDED, 0)
+
+
+def test_a_newer_format_is_refused_with_the_version_that_reads_it(folder):
+    newer = {**json.loads(GOLDEN.read_text()), "format": FORMAT + 1, "versions": {"dmltrain": "9.1"}}
+    (folder / "job.json").write_text(json.dumps(newer))
+    for read in (visit.read, lambda path: Record(Path(path)).ended):
+        with pytest.raises(LaunchError, match=rf"job.json has format {FORMAT + 1}, .* formats 0 to {FORMAT}: "
+                                              r"use dmltrain 9.1, which wrote it"):  # fmt: skip
+            read(str(folder))
+    assert jobs.find_jobs(folder.parent)[0].state == jobs.UNREADABLE
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"format": "1"}', '{"format": -1}'])
+def test_what_is_no_record_is_refused(folder, text):
+    (folder / "job.json").write_text(text)
+    with pytest.raises(LaunchError, match="job.json"):
+        read_record(folder / "job.json")

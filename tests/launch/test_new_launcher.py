@@ -1,0 +1,69 @@
+"""A launcher is one file and one row: here is one, in a copy of the tree."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILE = '''"""Processes beside the launcher, on a host that is called next."""
+
+import sys
+
+from launch.channels.local import LocalChannel
+from launch.job.host import Host
+
+
+class Cluster:
+    def __init__(self, options, hosts=None):
+        self.hosts = list(hosts or [Host("next", "127.0.0.1", sys.executable)])
+
+    def connect(self, host, mark, timeout=None):
+        return LocalChannel(host, mark)
+
+    def close(self):
+        pass
+'''
+ROW = '    "next": Launcher("a host called next", ("--interface", "--subnet")),\n'
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory) -> Path:
+    """A copy of launch with the launcher `next`."""
+    copy = tmp_path_factory.mktemp("tree")
+    shutil.copytree(ROOT / "launch", copy / "launch")
+    table = copy / "launch/clusters/__init__.py"
+    (copy / "launch/clusters/next.py").write_text(FILE)
+    table.write_text(table.read_text().replace("LAUNCHERS = {\n", "LAUNCHERS = {\n" + ROW))
+    return copy
+
+
+def launch(tree: Path, *arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "launch.cli", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    return subprocess.run(command, env=environment, cwd=tree, capture_output=True, text=True)
+
+
+def test_it_runs_a_job(tree):
+    ran = launch(tree, "--launcher", "next", "--log-dir", "logs", "-n", "2", "-s", "1", "sh", "-c", "echo $DMLC_ROLE")
+    assert (ran.returncode, ran.stderr.splitlines()[-1]) == (0, "0 processes left on 1 host"), ran.stderr
+    assert (tree / "logs/worker-1.log").read_text() == "worker\n"
+    record = json.loads((tree / "logs/job.json").read_text())
+    assert (record["launcher"], record["hosts"][0]["name"]) == ("next", "next")
+    assert record["hosts"][0]["address"], "it is looked at first, as a host of a network"
+
+
+def test_help_errors_and_dry_run_know_it(tree):
+    assert "next (a host called next)" in launch(tree, "--help").stdout
+    assert "next (a host called next)" in launch(tree, "--launcher", "nowhere").stderr
+    assert "by next; nothing is started" in launch(tree, "--launcher", "next", "--dry-run", "-n", "1", "true").stdout
+    refused = launch(tree, "--launcher", "next", "--ssh-port", "9", "-n", "1", "true").stderr
+    assert "--ssh-port is for --launcher ssh, and this job's is next: leave it out" in refused
+    assert "--interface is for" not in launch(tree, "--launcher", "next", "--interface", "lo", "--dry-run", "-n", "1",
+                                              "true").stderr  # fmt: skip
