@@ -31,7 +31,7 @@ def save(run: Run, epoch: int) -> None:
     to the end of `validate`, so weights do not change meanwhile. All take part in gathering residuals."""
     if not run.options.model_prefix:
         return
-    residuals = run.store.held_back()
+    residuals = run.store.residuals()
     if run.store.rank != 0:
         return
     target = path(run.options, epoch + 1)

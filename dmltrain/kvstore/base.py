@@ -159,19 +159,19 @@ class KVStore:
         """Each server's weights and optimizer state, as bytes."""
         raise NotImplementedError
 
-    def load_optimizer_state_bytes(self, states: list[bytes]) -> None:
+    def load_optimizer_state_bytes(self, states: Sequence[bytes]) -> None:
         """Worker 0 gives the servers what `optimizer_states` returned; the others wait. Raises UserError, JobLost."""
         raise NotImplementedError
 
-    def held_back(self) -> dict[str, np.ndarray]:
-        """On worker 0 what gradient compression holds back for later steps, as flat arrays by name, for a checkpoint;
-        all workers call it alike, at rest. Empty where nothing is."""
+    def residuals(self) -> dict[str, np.ndarray]:
+        """On worker 0 the residuals of gradient compression, as flat arrays by name, for a checkpoint. All workers call
+        it alike, while no push is under way. Empty where there are none."""
         return {}
 
-    def put_back(self, held_back: dict[str, np.ndarray]) -> None:
-        """Give back what `held_back` returned, after `init`; all workers call it alike. With another number of workers
-        worker 0 gets the sum of theirs; what another number of servers held back is lost. Raises UserError when it is
-        of another model."""
+    def load_residuals(self, residuals: dict[str, np.ndarray]) -> None:
+        """Restore what `residuals` returned, after `init`; all workers call it alike. With another number of workers
+        worker 0 gets the sum of theirs; with another number of servers the servers' are lost. Raises UserError when
+        they are of another model."""
 
     def save_optimizer_states(self, path: str) -> None:
         """One file a server beside `path`: `path`.server-K. Written whole or not at all."""

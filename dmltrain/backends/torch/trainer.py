@@ -201,7 +201,7 @@ class TorchTrainer:
         self._optimizer.load_state_dict(state["optimizer"])
         residuals = state.get("residuals", state.get(RESIDUALS_OF_04))
         if residuals is not None:
-            store.put_back({name: tensor.numpy() for name, tensor in residuals.items()})
+            store.load_residuals({name: tensor.numpy() for name, tensor in residuals.items()})
         if self._scale is not None and "loss_scale" in state:
             self._scale.load_state(state["loss_scale"])
 

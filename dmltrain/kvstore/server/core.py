@@ -160,14 +160,14 @@ class ServerCore:
         return len(self._find(key, index).queue)
 
     @property
-    def rests(self) -> bool:
+    def quiescent(self) -> bool:
         """Whether no work is under way."""
         return all(piece.work is None for piece in self._slices.values())
 
     @property
-    def deserted(self) -> bool:
+    def all_finished(self) -> bool:
         """Whether all workers have finished and nothing is under way."""
-        return self.rests and self._finished.issuperset(worker for host in self.hosts for worker in host)
+        return self.quiescent and self._finished.issuperset(worker for host in self.hosts for worker in host)
 
     def slices(self) -> dict[tuple[int, int], Slice]:
         """(key, slice) -> what is held, for reading and writing optimizer states."""

@@ -47,7 +47,7 @@ class ServerProcess:
             start = self._control.wait_for_start()
         except JobLost as error:
             return str(error)
-        with self._service.alone() as core:
+        with self._service.exclusive() as core:
             core.on_hosts(host.at_start(start))
         self._service.accept(self._listening)
         if self._local:
@@ -67,7 +67,7 @@ class ServerProcess:
             return Header(Kind.STATE, len(state)).pack(), memoryview(state)
         if header.kind == Kind.OPTIMIZER:
             message = expect(connection.read_message(header), Optimizer)
-            with self._service.alone() as core:
+            with self._service.exclusive() as core:
                 core.optimize(dict(message.spec))
         elif header.kind == Kind.STATE:
             self._restore(connection, header)
@@ -84,17 +84,17 @@ class ServerProcess:
 
     def pack_state(self) -> bytes:
         """What this server keeps beyond a job's end, for checkpoints."""
-        with self._service.at_rest() as core:
+        with self._service.quiescent() as core:
             return optimizer_state.pack(core.slices())
 
     def state_limit(self) -> int:
         """The most bytes that a state for this server can have."""
-        with self._service.alone() as core:
+        with self._service.exclusive() as core:
             return optimizer_state.limit(core.slices())
 
     def unpack_state(self, data: bytearray) -> None:
         """Put back what `pack_state` gave. Raises Rejected."""
-        with self._service.at_rest() as core:
+        with self._service.quiescent() as core:
             optimizer_state.unpack(data, core.slices())
 
 

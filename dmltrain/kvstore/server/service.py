@@ -73,20 +73,20 @@ class Service:
 
     def overdue(self) -> str:
         """Empty, or who keeps others waiting; see ServerCore."""
-        with self.alone() as core:
+        with self.exclusive() as core:
             return core.overdue(time.monotonic())
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[ServerCore]:
-        """The core, for this thread alone."""
+    def exclusive(self) -> Iterator[ServerCore]:
+        """The core, exclusively for this thread."""
         with self._lock:
             yield self._core
 
     @contextlib.contextmanager
-    def at_rest(self, seconds: float = REST_SECONDS) -> Iterator[ServerCore]:
+    def quiescent(self, seconds: float = REST_SECONDS) -> Iterator[ServerCore]:
         """The same, when no work is under way. Raises Rejected when there is some for longer than that."""
         with self._progress:
-            if not self._progress.wait_for(lambda: self._core.rests, seconds):
+            if not self._progress.wait_for(lambda: self._core.quiescent, seconds):
                 raise Rejected(f"{self._name} had steps to make for {seconds:g} s without a pause, and each changes "
                                "its state: save and load states between two barriers")
             yield self._core
@@ -142,7 +142,7 @@ class Service:
         """The number of a worker, or relay, that is let in."""
         workers = self._environment.num_workers
         number = {"worker": index, "relay": relay_number(workers, index)}.get(role, -1) if index < workers else -1
-        with self.alone() as core:
+        with self.exclusive() as core:
             if not core.takes(number) or number in self._outboxes:
                 return None
             core.join(number)

@@ -1,4 +1,4 @@
-"""Who keeps others waiting for a slice, in words: for ever, because it has finished, or for too long. Pure."""
+"""Straggler diagnosis: which workers a slice waits for, because they have finished or are late. Pure."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Entry:
     priority: int = 0  # of the last push: its pull must not overtake it
     pushed: float = 0.0  # when that was, time.perf_counter
     buffer: np.ndarray | None = None  # what `buffers` gives,
-    place: int | None = None  # and where it lies in this worker's arena
+    offset: int | None = None  # and where it lies in this worker's arena
     landing: np.ndarray | None = None  # for values that cannot be read where they are
     kept: list[tuple[Way, int]] = field(default_factory=list)  # slices read in place, to be released
 

@@ -58,8 +58,8 @@ class Relay:
     def leave(self, over: threading.Event) -> None:
         """Return when all workers have left and nothing is under way, or the job is `over`."""
         while not over.wait(LEAVE_SECONDS):
-            with self._service.alone() as core:
-                if core.deserted:
+            with self._service.exclusive() as core:
+                if core.all_finished:
                     break
         self._left.set()
         for link in self.links.values():

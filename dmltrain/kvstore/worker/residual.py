@@ -1,5 +1,5 @@
-"""What gradient compression holds back in the workers, as flat arrays for a checkpoint: one a worker, of all its slices
-in their order. Pure.
+"""The workers' residuals of gradient compression as flat arrays for a checkpoint: one a worker, of all its slices in
+their order. Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dmltrain.kvstore.worker.server_link import Part
 
 
 def parts_of(entries: Iterable[Entry]) -> list[Part]:
-    """Those whose pushes hold something back."""
+    """Those whose pushes leave a residual."""
     return [part for entry in entries for part in entry.parts if part.residual is not None]
 
 
@@ -23,10 +23,10 @@ def gathered(parts: Sequence[Part]) -> np.ndarray:
 
 
 def spread(parts: Sequence[Part], workers: Sequence[np.ndarray], whose: Callable[[Part], Iterable[int]]) -> None:
-    """Give each part the sum of what `whose` workers held back of it. Raises UserError when that is of another model.
+    """Give each part the sum of the residuals of `whose` workers. Raises UserError when they are of another model.
     """
     if {array.size for array in workers} != {sum(part.piece.length for part in parts)}:
-        raise UserError("what gradient compression held back is of another model or compression: continue with the "
+        raise UserError("the residuals of gradient compression are of another model or compression: continue with the "
                         "same --network and --gc-type, or with --gc-type none")
     start = 0
     for part in parts:

@@ -30,7 +30,7 @@ def expected(store, clock: int) -> list[np.ndarray]:
 
 
 def over_the_network(store) -> int:
-    return sum(link.link.bytes_sent for link in store._links if link.link.sock.family == socket.AF_INET)
+    return sum(link.link.bytes_sent for link in store._routes.all_links if link.link.sock.family == socket.AF_INET)
 
 
 def round_of(store, clock: int, outs: list[np.ndarray]) -> list[np.ndarray]:
@@ -60,10 +60,10 @@ def steps_of_servers(store, outs: list[np.ndarray]) -> None:
     store.pull(KEYS, outs)
     assert all(map(np.array_equal, outs, weights)), "a state that was loaded"
 
-def held_back(store) -> float:
+def residuals(store) -> float:
     """The sum of what compression holds back, on worker 0."""
     total = 0.0
-    for name, array in store.held_back().items():
+    for name, array in store.residuals().items():
         if name.startswith("worker"):
             total += float(array.sum(dtype=np.float64))
         else:
@@ -75,8 +75,8 @@ def held_back(store) -> float:
 def give_everybody_something(store) -> None:
     """What a job has held back that was spread over hosts in another way."""
     size = sum(SIZES[name] for name in KEYS if name != "double")
-    store.put_back({f"worker {rank}": np.full(size, rank + 1, np.float32) for rank in range(store.num_workers)})
-    back = store.held_back()
+    store.load_residuals({f"worker {rank}": np.full(size, rank + 1, np.float32) for rank in range(store.num_workers)})
+    back = store.residuals()
     if store.rank == 0:
         whole = sum(array for name, array in back.items() if name.startswith("worker"))
         assert (whole == sum(range(1, store.num_workers + 1))).all()
@@ -104,7 +104,7 @@ def main() -> None:
     if early >= 0:
         return store.close()
     if compression != "none":
-        missing -= held_back(store)
+        missing -= residuals(store)
         give_everybody_something(store)
     if steps:
         steps_of_servers(store, outs)

@@ -30,7 +30,7 @@ def main() -> None:
     store.init(keys, [np.zeros(size, np.float32) for size in SIZES.values()])
     if int(first) > 1 and path:
         with np.load(path) as archive:
-            store.put_back(dict(archive))
+            store.load_residuals(dict(archive))
     buffers, outs = store.buffers(keys), [np.zeros(size, np.float32) for size in SIZES.values()]
     digest, error, before = hashlib.sha256(), 0.0, store.bytes_sent
     for clock in range(int(first), int(last) + 1):
@@ -51,10 +51,10 @@ def main() -> None:
         digest.update(this.encode())
     sent = store.bytes_sent - before
     if path and int(first) == 1:
-        held_back = store.held_back()
+        residuals = store.residuals()
         if store.rank == 0:
-            np.savez(path, **held_back)
-    shared = sum(server.traffic.shared_sent for server in store._servers)
+            np.savez(path, **residuals)
+    shared = sum(server.traffic.shared_sent for server in store._routes.servers)
     print(json.dumps({"digest": digest.hexdigest(), "last": this, "error": error, "sent": sent, "shared": shared}))
     store.close()
 

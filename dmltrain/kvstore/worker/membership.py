@@ -1,0 +1,106 @@
+"""A worker's part in the job: joining, barriers, failure, and leaving in order. Nothing of keys and values."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+
+from dmltrain.env import Environment
+from dmltrain.errors import JobLost, UserError
+from dmltrain.kvstore.base import Handle
+from dmltrain.kvstore.scheduler.client import Control
+from dmltrain.kvstore.worker.relay import LINGER_SECONDS
+from dmltrain.kvstore.worker.routes import Place, Routes
+
+
+class Membership:
+    """Registers with the scheduler, waits for the start, and connects: `start` is what the scheduler told everybody,
+    `routes` has the links. Raises JobLost or UserError."""
+
+    def __init__(self, environment: Environment, place: Place, exit_seconds: float) -> None:
+        self._environment = environment
+        self._closed = False
+        self._process = os.getpid()
+        self._barriers = 0
+        self._routes: Routes | None = None  # until connected
+        self._control = Control(environment, on_end=self._end, exit_seconds=exit_seconds,
+                                socket_name=place.socket_name)
+        self.start = self._control.wait_for_start()
+        self.routes = self._routes = self._connect(place)
+        atexit.register(self._at_exit)
+
+    @property
+    def failure(self) -> str:
+        """Why the job is lost; empty while it is not."""
+        return self._control.failure
+
+    def barrier(self) -> None:
+        """Wait for all workers. Raises JobLost."""
+        self._barriers += 1
+        self._control.barrier(f"{self._barriers}")
+
+    def watched(self, handle: Handle) -> Handle:
+        """The handle, which fails at once if the job is lost already."""
+        if self._control.failure:
+            handle.fail(self._control.failure)
+        return handle
+
+    def flush(self) -> None:
+        """Wait until the servers have answered all requests. Raises JobLost."""
+        for handle in [link.last_request() for link in self.routes.links]:
+            if handle is not None:
+                self.watched(handle).wait()
+
+    def abort(self, reason: str) -> None:
+        """This worker cannot go on: end the job for all."""
+        if not self._closed:
+            self._closed = True
+            self._control.abort(reason)
+            self._control.close()
+
+    def lose(self, reason: str) -> None:
+        """End the job for all; this process too, whatever its main thread waits for. Called on another thread."""
+        self._control.abort(reason)
+        self._control.fail(reason)
+
+    def close(self) -> None:
+        """Leave once all pushes are sent. A relay stays until its host's last worker has left. Raises JobLost."""
+        if self._closed:
+            return
+        sent = [link.outbox.finish(self._environment.wait_seconds) for link in self.routes.links]
+        if not all(sent) and not self._control.failure:
+            self.abort("its last pushes could not be sent")
+            raise JobLost("the servers did not take this worker's last pushes")
+        self._closed = True
+        self._control.bye()
+        for link in self.routes.links:
+            link.link.cut()
+        if self.routes.relay:
+            self.routes.relay.leave(self._control.over)
+
+    def _connect(self, place: Place) -> Routes:
+        try:
+            return Routes(self._environment, self.start, place, self._link_lost, self.lose)
+        except (JobLost, UserError) as error:
+            self._control.abort(str(error))
+            raise
+
+    def _link_lost(self, reason: str) -> None:
+        if self._closed or self._control.shutdown.wait(LINGER_SECONDS) or self._control.failure:
+            return
+        self._control.fail(reason)
+
+    def _end(self, reason: str) -> None:
+        if reason and self._routes:
+            for link in self._routes.all_links:
+                link.fail(reason)
+
+    def _at_exit(self) -> None:
+        if os.getpid() != self._process:
+            return  # a forked child ends
+        failed = getattr(sys, "last_type", None)  # set when an exception ends the program
+        if failed is None:
+            self.close()
+        else:
+            self.abort(f"ended by {failed.__name__}: {sys.last_value}")

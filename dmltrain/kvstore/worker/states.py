@@ -1,0 +1,89 @@
+"""What a checkpoint holds of the kvstore: the servers' states and the residuals of gradient compression."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from dmltrain.errors import UserError
+from dmltrain.kvstore.base import Handle
+from dmltrain.kvstore.transport.wire import Header, Kind
+from dmltrain.kvstore.worker import residual
+from dmltrain.kvstore.worker.keys import Entries
+from dmltrain.kvstore.worker.membership import Membership
+from dmltrain.kvstore.worker.server_link import Part, ServerLink
+
+SumUp = Callable[[str, np.ndarray], None]  # replaces an array by the sum of all workers'
+
+
+class States:
+    """All workers call `residuals`, `load_residuals` and `load_servers` alike."""
+
+    def __init__(self, member: Membership, entries: Entries, sum_up: SumUp, rank: int, num_workers: int,
+                 seconds: float) -> None:
+        self._member, self._entries, self._sum_up = member, entries, sum_up
+        self._rank, self._num_workers, self._seconds = rank, num_workers, seconds
+
+    @property
+    def _servers(self) -> Sequence[ServerLink]:
+        return self._member.routes.servers
+
+    def of_servers(self) -> list[bytearray]:
+        answers: list[list[bytearray]] = [[] for _ in self._servers]
+        for server, answer in zip(self._servers, answers, strict=True):
+            self._request(server, Header(Kind.READ_STATE).pack(), answer).wait()
+        return [answer[0] for answer in answers]
+
+    def load_servers(self, states: Sequence[bytes]) -> None:
+        if len(states) != len(self._servers):
+            raise UserError(f"the optimizer's state is of a job with {len(states)} servers, this one has "
+                            f"{len(self._servers)}: continue with -s {len(states)}")
+        if self._rank == 0:
+            for server, state in zip(self._servers, states, strict=True):
+                self._request(server, Header(Kind.STATE, len(state)).pack() + state).wait()
+        self._member.barrier()
+        for entry in self._entries:
+            entry.given = True
+
+    def set_optimizer(self, frame: bytes) -> None:
+        """Worker 0 gives all servers this OPTIMIZER frame."""
+        if self._rank == 0:
+            for handle in [self._request(server, frame) for server in self._servers]:
+                handle.wait()
+
+    def residuals(self, of_servers: bool) -> dict[str, np.ndarray]:
+        """On worker 0, by owner; `of_servers`: theirs as well."""
+        parts = residual.parts_of(self._entries)
+        if not parts:
+            return {}
+        own = residual.gathered(parts)
+        found = {}
+        for worker in range(self._num_workers):  # one after the other: on the way there is memory for one
+            values = own.copy() if worker == self._rank else np.zeros_like(own)
+            self._sum_up("residuals", values)
+            if self._rank == 0:
+                found[f"worker {worker}"] = values
+        if self._rank == 0 and of_servers:
+            states = self.of_servers()
+            found |= {f"server {number}": np.frombuffer(state, np.uint8) for number, state in enumerate(states)}
+        return found
+
+    def load_residuals(self, residuals: dict[str, np.ndarray], of_servers: bool) -> None:
+        parts = residual.parts_of(self._entries)
+        workers = [array for name, array in residuals.items() if name.startswith("worker ")]
+        servers = [array for name, array in residuals.items() if name.startswith("server ")]
+        if not parts:
+            return
+        residual.spread(parts, workers, lambda part: self._owned(part, len(workers)))
+        if len(servers) == len(self._servers) and of_servers:
+            self.load_servers([array.tobytes() for array in servers])
+
+    def _owned(self, part: Part, workers: int) -> Iterable[int]:
+        """Whose residuals of a part, of that many workers, are this one's from now on."""
+        if workers == self._num_workers:
+            return self._member.routes.keeps(part.piece.server)
+        return range(workers) if self._rank == 0 else ()
+
+    def _request(self, server: ServerLink, frame: bytes, answer: list[bytearray] | None = None) -> Handle:
+        return self._member.watched(server.request(frame, self._seconds, answer))

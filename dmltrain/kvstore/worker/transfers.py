@@ -1,0 +1,165 @@
+"""Pushes and pulls of keys: what is sent to whom, where values go, and how long the training thread waited for them.
+
+Pushes and pulls of a key are numbered by its clock. routes.py has the links, server_link.py moves the slices.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dmltrain.errors import UserError
+from dmltrain.kvstore.base import READ, Handle, Key, Keys, as_array, keys_and_values, summed
+from dmltrain.kvstore.transport.shared_memory import Arena
+from dmltrain.kvstore.transport.wire import Flag
+from dmltrain.kvstore.waiting import Trip, Waits, split
+from dmltrain.kvstore.worker.entry import Entry, Reading, cut
+from dmltrain.kvstore.worker.keys import Entries
+from dmltrain.kvstore.worker.membership import Membership
+from dmltrain.kvstore.worker.outgoing import Outgoing
+from dmltrain.kvstore.worker.routes import Way
+from dmltrain.kvstore.worker.server_link import Landing
+
+
+class Transfers:
+    """`synchronous`: pulls of weights wait for the round of their push. `arena`: memory shared with this host."""
+
+    def __init__(self, member: Membership, entries: Entries, arena: Arena | None, synchronous: bool,
+                 wait_seconds: float) -> None:
+        self.waits = Waits()
+        self._member, self._routes, self._entries = member, member.routes, entries
+        self._arena, self._synchronous, self._wait_seconds = arena, synchronous, wait_seconds
+
+    def push(self, key: Keys, value: Any, priority: int, rate: float) -> None:
+        keys, values = keys_and_values(key, value)
+        outgoing = Outgoing()
+        for name, item in zip(keys, values, strict=True):
+            self._push(name, self._entries.find(name), item, priority, rate, outgoing)
+        outgoing.send(self._routes.links)
+
+    def pull(self, key: Keys, out: Any, priority: int) -> Handle:
+        keys, targets = _targets(key, out)
+        handle, outgoing = self._handle(keys), Outgoing()
+        for name, target in zip(keys, targets, strict=True):
+            entry = self._entries.find(name)
+            ways = self._routes.direct(entry.parts) if entry.given else entry.ways
+            self._expect(name, entry, ways, target, handle, entry.clock)
+            for link, part in ways:
+                outgoing.add(link, link.pull(part, entry.clock, min(priority, entry.priority)))
+        outgoing.send(self._routes.links)
+        return self._member.watched(handle)
+
+    def pushpull(self, key: Keys, value: Any, out: Any, priority: int, rate: float) -> Handle:
+        keys, values = keys_and_values(key, value)
+        _, targets = _targets(key, value if out is None else out)
+        handle, outgoing = self._handle(keys), Outgoing()
+        for name, item, target in zip(keys, values, targets, strict=True):
+            self._push(name, self._entries.find(name), item, priority, rate, outgoing, target, handle)
+        outgoing.send(self._routes.links)
+        return self._member.watched(handle)
+
+    def all_reduce(self, name: str, values: np.ndarray) -> None:
+        """Replace `values` (float64) by the sum of all workers' values."""
+        key = f"sum of {name} ({values.size})"
+        if key not in self._entries:
+            self._entries.declare([key], [values.reshape(-1)], is_weight=False)
+            self._member.flush()
+        self.push(key, values.reshape(-1), 0, -1.0)
+        self.pull(key, values, 0).wait()
+
+    def buffers(self, keys: Sequence[Key]) -> list[np.ndarray]:
+        return [self._buffer(self._entries.find(name)) for name in keys]
+
+    def barrier(self) -> None:
+        since = time.perf_counter()
+        self._member.barrier()
+        self.waits += Waits(straggler=time.perf_counter() - since)
+
+    def _buffer(self, entry: Entry) -> np.ndarray:
+        if entry.buffer is None:
+            size = entry.size * entry.dtype.itemsize
+            shared = self._arena is not None and any(link.link.own_arena for link, _ in entry.ways)
+            taken = self._arena.take(size) if self._arena and shared else None
+            entry.offset, memory = taken if taken else (None, np.empty(size, np.uint8))
+            entry.buffer = memory.view(entry.dtype)
+        return entry.buffer
+
+    def _handle(self, keys: list[Key]) -> Handle:
+        parts = sum(len(self._entries.find(name).parts) for name in keys)
+        return Handle(parts, f"pull of {_names(keys)}", self._wait_seconds + 10.0, self._count_wait)
+
+    def _count_wait(self, trip: Trip | None, since: float, until: float) -> None:
+        self.waits += split(trip, since, until)
+
+    def _began(self, entry: Entry) -> float:
+        """When the trip of a key's next values began: with its push, or with the pull where that waits for no round."""
+        return entry.pushed if self._synchronous or not entry.is_weight else time.perf_counter()
+
+    def _push(self, name: Key, entry: Entry, item: Any, priority: int, rate: float, outgoing: Outgoing,
+              target: Any = None, handle: Handle | None = None) -> None:
+        """Add the pushes of all slices to `outgoing`; with `handle` their values go into `target` as well."""
+        own = item is entry.buffer  # its size and offset are known
+        array: np.ndarray = item if own else summed(item)
+        if not own:
+            _check_size(name, entry, array)
+        entry.pushed = time.perf_counter()
+        if handle:
+            self._expect(name, entry, entry.ways, target, handle, entry.clock + 1)
+        entry.clock, entry.priority, entry.given = entry.clock + 1, priority, False
+        kept, entry.kept = entry.kept, []
+        for (link, part), offset in kept:
+            outgoing.add_read(link, (part, offset))
+        for link, part in entry.ways:
+            flags = Flag.PULL if handle else 0
+            known = entry.offset + part.piece.start * entry.dtype.itemsize if own and entry.offset is not None else None
+            outgoing.add(link, link.push(part, cut(array, part), entry.clock, rate, priority, flags, entry.pushed,
+                                         known))
+
+    def _expect(self, name: Key, entry: Entry, ways: list[Way], target: Any, handle: Handle, clock: int) -> None:
+        """The key's values at `clock` go to `target`."""
+        if target is READ:
+            return self._expect_reading(entry, ways, handle, clock)
+        targets = list(target) if isinstance(target, (list, tuple)) else [target]
+        arrays = [as_array(item) for item in targets]
+        if any(getattr(getattr(item, "device", None), "type", "cpu") != "cpu" for item in targets):
+            raise UserError(f"kvstore: pull of key {name!r} needs memory of the CPU; copy to the device afterwards")
+        for array in arrays:
+            _check_size(name, entry, array)
+        first = arrays[0]
+        direct = first.flags.c_contiguous and first.flags.writeable
+        landing, asked = first.reshape(-1) if direct else np.empty(entry.size, entry.dtype), self._began(entry)
+        for array in arrays[1:] if direct else arrays:
+            handle.then(lambda array=array, landing=landing: np.copyto(array, landing.reshape(array.shape)))
+        for link, part in ways:
+            link.expect(Landing(part, cut(landing, part), handle, asked=asked), clock)
+
+    def _expect_reading(self, entry: Entry, ways: list[Way], handle: Handle, clock: int) -> None:
+        """Values are read where the server wrote them, as far as they lie in one piece."""
+        if entry.landing is None:
+            entry.landing = np.empty(entry.size, entry.dtype)
+        reading = Reading(entry, ways, handle, len(handle.values), [None] * len(ways))
+        asked = self._began(entry)
+        for way in ways:
+            way.link.expect(Landing(way.part, cut(entry.landing, way.part), handle, reading.keep, asked), clock)
+        handle.values.append(entry.landing)
+        handle.then(reading.finish)
+
+
+def _targets(key: Keys, out: Any) -> tuple[list[Key], list[Any]]:
+    if out is not READ:
+        return keys_and_values(key, out)
+    keys: list[Key] = [key] if isinstance(key, (int, str)) else list(key)
+    return keys, [READ] * len(keys)
+
+
+def _check_size(name: Key, entry: Entry, array: np.ndarray) -> None:
+    if array.size != entry.size or array.dtype != entry.dtype:
+        raise UserError(f"kvstore: key {name!r} was declared with {entry.size} elements of {entry.dtype.name}; "
+                        f"this array has {array.size} of {array.dtype.name}")
+
+
+def _names(keys: list[Key]) -> str:
+    return f"key {keys[0]!r}" if len(keys) == 1 else f"{len(keys)} keys from {keys[0]!r} on"
