@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dmltrain.arrays import Array
 from dmltrain.errors import JobLost, UserError
 from dmltrain.kvstore import types
 from dmltrain.kvstore.state_file import read_state, write_whole
@@ -31,7 +32,7 @@ class Handle:
     def __init__(self, parts: int, what: str, seconds: float,
                  waited: Callable[[Trip | None, float, float], None] | None = None) -> None:
         """`waited(trip, since, until)` is told of each wait that took time, and of the part that ended it."""
-        self.values: list[np.ndarray] = []
+        self.values: list[Array] = []
         self._left = parts
         self._what = what
         self._seconds = seconds
@@ -117,7 +118,7 @@ class KVStore:
         copy is made, see Handle."""
         raise NotImplementedError
 
-    def buffers(self, keys: Sequence[Key]) -> list[np.ndarray]:
+    def buffers(self, keys: Sequence[Key]) -> list[Array]:
         """For each key flat memory (elements,) from which pushes travel without a copy: shared with servers on this
         host. The caller's to write, but for the time between a push of it and the return of the key's next pull."""
         raise NotImplementedError
@@ -131,7 +132,7 @@ class KVStore:
     def barrier(self) -> None:
         """Wait for all workers."""
 
-    def all_reduce(self, name: str, array: np.ndarray) -> np.ndarray:
+    def all_reduce(self, name: str, array: Array) -> Array:
         """The elementwise sum of all workers' arrays (float64), in every type of store; all workers call it alike."""
         return np.array(array, np.float64)
 
@@ -163,12 +164,12 @@ class KVStore:
         """Worker 0 gives the servers what `optimizer_states` returned; the others wait. Raises UserError, JobLost."""
         raise NotImplementedError
 
-    def residuals(self) -> dict[str, np.ndarray]:
+    def residuals(self) -> dict[str, Array]:
         """On worker 0 the residuals of gradient compression, as flat arrays by name, for a checkpoint. All workers call
         it alike, while no push is under way. Empty where there are none."""
         return {}
 
-    def load_residuals(self, residuals: dict[str, np.ndarray]) -> None:
+    def load_residuals(self, residuals: dict[str, Array]) -> None:
         """Restore what `residuals` returned, after `init`; all workers call it alike. With another number of workers
         worker 0 gets the sum of theirs; with another number of servers the servers' are lost. Raises UserError when
         they are of another model."""
@@ -218,7 +219,7 @@ def keys_and_values(key: Keys, value: Any) -> tuple[list[Key], list[Any]]:
     return keys, values
 
 
-def as_array(value: Any) -> np.ndarray:
+def as_array(value: Any) -> Array:
     """A numpy view of an array or CPU tensor, no copy."""
     if hasattr(value, "detach"):  # a torch tensor
         value = value.detach()
@@ -227,7 +228,7 @@ def as_array(value: Any) -> np.ndarray:
     return np.asarray(value)
 
 
-def summed(value: Any) -> np.ndarray:
+def summed(value: Any) -> Array:
     """The gradient as one flat, contiguous array of float32 or float64; a list or tuple is one value a device,
     summed.
     """

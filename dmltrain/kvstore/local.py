@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dmltrain.arrays import Array
 from dmltrain.errors import UserError
 from dmltrain.kvstore.base import READ, Handle, Key, Keys, KVStore, as_array, keys_and_values, summed
 from dmltrain.kvstore.state_file import read_state, write_whole
@@ -20,8 +21,8 @@ class LocalKVStore(KVStore):
         """`make_step` makes the optimizer's steps, where `set_optimizer` asks for them."""
         self._make_step = make_step
         self.type = kind
-        self._values: dict[Key, np.ndarray] = {}
-        self._buffers: dict[Key, np.ndarray] = {}
+        self._values: dict[Key, Array] = {}
+        self._buffers: dict[Key, Array] = {}
         self._steps: dict[Key, Step] = {}
         self._spec: dict[str, Any] | None = None
 
@@ -52,7 +53,7 @@ class LocalKVStore(KVStore):
                 view[...] = self._find(name).reshape(view.shape)
         return handle
 
-    def buffers(self, keys: Sequence[Key]) -> list[np.ndarray]:
+    def buffers(self, keys: Sequence[Key]) -> list[Array]:
         return [self._buffers.setdefault(name, np.zeros_like(self._find(name))) for name in keys]
 
     def set_optimizer(self, spec: dict[str, Any]) -> None:
@@ -83,7 +84,7 @@ class LocalKVStore(KVStore):
             except ValueError as error:
                 raise UserError(str(error)) from error
 
-    def _find(self, name: Key) -> np.ndarray:
+    def _find(self, name: Key) -> Array:
         if name not in self._values:
             raise UserError(f"kvstore: key {name!r} was never given to init")
         return self._values[name]

@@ -23,7 +23,7 @@ class Step:
     """One slice's optimizer. `spec`: {"name", "lr", numbers..., "rescale": factor of every gradient (default 1),
     "keys": {str(key): {numbers that differ for this key}}}. Raises ValueError with the valid names."""
 
-    def __init__(self, spec: dict[str, Any], key: int, value: np.ndarray) -> None:
+    def __init__(self, spec: dict[str, Any], key: int | str, value: np.ndarray) -> None:
         numbers = {**spec, **spec.get("keys", {}).get(str(key), {})}
         name = str(numbers.pop("name", "")).lower()
         if name not in OPTIMIZERS:

@@ -26,6 +26,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from dmltrain.arrays import Array
 from dmltrain.kvstore.scratch import BLOCK, scratch
 
 
@@ -69,25 +70,25 @@ class Codec(ABC):
         """How many bytes `length` elements take; it depends on nothing else."""
 
     @abstractmethod
-    def encode(self, source: np.ndarray, target: np.ndarray, residual: np.ndarray | None = None) -> None:
+    def encode(self, source: Array, target: Array, residual: Array | None = None) -> None:
         """Write source + residual to `target` (uint8), and what that does not say to `residual` (float32).
 
         `source` (float32) stays as it is. Without a residual the rest is lost.
         """
 
     @abstractmethod
-    def decode(self, data: np.ndarray, out: np.ndarray) -> None:
+    def decode(self, data: Array, out: Array) -> None:
         """out = the values of `data` (uint8)."""
 
     @abstractmethod
-    def add(self, data: np.ndarray, total: np.ndarray) -> None:
+    def add(self, data: Array, total: Array) -> None:
         """total += the values of `data` (uint8): to the bit what decoding and adding would give."""
 
     def of_sum(self, num_workers: int) -> Codec:
         """The codec for the sum of the values of that many workers."""
         return self
 
-    def check(self, data: np.ndarray, length: int) -> None:
+    def check(self, data: Array, length: int) -> None:
         """Raises ValueError unless `data` has the size of `length` elements."""
         if data.size != self.nbytes(length):
             raise ValueError(f"{self.name}: {length} elements take {self.nbytes(length)} bytes, not {data.size}")
@@ -97,21 +98,21 @@ class BlockCodec(Codec):
     """A codec whose elements are independent, or depend on their own block only."""
 
     @abstractmethod
-    def write(self, part: np.ndarray, start: int, target: np.ndarray, length: int) -> None:
+    def write(self, part: Array, start: int, target: Array, length: int) -> None:
         """Encode elements [start, start + part.size) of `length` into their places in `target`."""
 
     @abstractmethod
-    def read(self, data: np.ndarray, start: int, length: int, into: np.ndarray) -> None:
+    def read(self, data: Array, start: int, length: int, into: Array) -> None:
         """Decode elements [start, start + into.size) of `length`."""
 
-    def sent(self, part: np.ndarray, start: int, target: np.ndarray, length: int) -> np.ndarray:
+    def sent(self, part: Array, start: int, target: Array, length: int) -> Array:
         """`write`; returns what `read` would give, in this thread's memory."""
         self.write(part, start, target, length)
         values = scratch("sent", part.size)
         self.read(target, start, length, values)
         return values
 
-    def encode(self, source: np.ndarray, target: np.ndarray, residual: np.ndarray | None = None) -> None:
+    def encode(self, source: Array, target: Array, residual: Array | None = None) -> None:
         self.check(target, source.size)
         with np.errstate(all="ignore"):  # overflow, inf - inf: what becomes of them is said above
             for start, stop in blocks(source.size):
@@ -120,18 +121,18 @@ class BlockCodec(Codec):
                 else:
                     self._write_all(source[start:stop], start, target, source.size, residual[start:stop])
 
-    def _write_all(self, part: np.ndarray, start: int, target: np.ndarray, length: int, left: np.ndarray) -> None:
+    def _write_all(self, part: Array, start: int, target: Array, length: int, left: Array) -> None:
         np.add(part, left, out=left)
         np.subtract(left, self.sent(left, start, target, length), out=left)
         forget_what_is_not_finite(left)
 
-    def decode(self, data: np.ndarray, out: np.ndarray) -> None:
+    def decode(self, data: Array, out: Array) -> None:
         self.check(data, out.size)
         with np.errstate(all="ignore"):
             for start, stop in blocks(out.size):
                 self.read(data, start, out.size, out[start:stop])
 
-    def add(self, data: np.ndarray, total: np.ndarray) -> None:
+    def add(self, data: Array, total: Array) -> None:
         self.check(data, total.size)
         with np.errstate(all="ignore"):
             for start, stop in blocks(total.size):
@@ -147,7 +148,7 @@ def blocks(length: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + BLOCK, length)
 
 
-def whole_groups(part: np.ndarray, size: int) -> np.ndarray:
+def whole_groups(part: Array, size: int) -> Array:
     """`part` as (groups, size), filled up with zeros where it ends within a group."""
     if part.size % size == 0:
         return part.reshape(-1, size)
@@ -162,7 +163,7 @@ def quarter(length: int) -> int:
     return -(-length // 4)
 
 
-def pack(codes: np.ndarray, packed: np.ndarray) -> None:
+def pack(codes: Array, packed: Array) -> None:
     """Write codes of two bits (uint8, 4 for each byte of `packed`), which are lost, four a byte, the first in the
     lowest bits."""
     words = codes.view(np.uint32)
@@ -174,22 +175,22 @@ def pack(codes: np.ndarray, packed: np.ndarray) -> None:
 _GATHER = np.uint32(1 << 24 | 1 << 18 | 1 << 12 | 1 << 6)  # times four codes in four bytes: all in the highest byte
 
 
-def forget_what_is_not_finite(left: np.ndarray) -> None:
+def forget_what_is_not_finite(left: Array) -> None:
     """Set NaN and inf to 0, in a block of a residual."""
     bad = not_finite(left)
     if bad is not None:
         left[bad] = 0.0
 
 
-def not_finite(part: np.ndarray) -> np.ndarray | None:
+def not_finite(part: Array) -> Array | None:
     """Where a block is NaN or inf (bool, as long as the block), or None if nowhere."""
     finite = np.isfinite(part, out=scratch("finite", part.size, np.bool_))
     return None if finite.all() else ~finite
 
 
 @cache
-def constant(value: float, dtype: type = np.float32) -> np.ndarray:
+def constant(value: float, dtype: type = np.float32) -> Array:
     """BLOCK times one value, read-only: with it numpy's maximum takes a fifth of the time that a scalar takes."""
-    array = np.full(BLOCK, value, dtype)
+    array: Array = np.full(BLOCK, value, dtype)
     array.flags.writeable = False
     return array

@@ -17,6 +17,7 @@ from functools import cache
 
 import numpy as np
 
+from dmltrain.arrays import Array
 from dmltrain.kvstore.codec.block import BlockCodec, Codec, Parameter, pack, quarter, whole_groups
 from dmltrain.kvstore.codec.two_bits import TwoBits
 from dmltrain.kvstore.scratch import scratch
@@ -44,7 +45,7 @@ class FourLevels(BlockCodec):
     def nbytes(self, length: int) -> int:
         return 8 * _groups(length) + quarter(length)
 
-    def write(self, part: np.ndarray, start: int, target: np.ndarray, length: int) -> None:
+    def write(self, part: Array, start: int, target: Array, length: int) -> None:
         low, high, packed = _parts(target, start, part.size, length)
         groups = whole_groups(part, GROUP)
         reached = _find_levels(groups, part.size, low, high)
@@ -56,7 +57,7 @@ class FourLevels(BlockCodec):
         np.bitwise_or(inside, reached.reshape(-1)[:part.size].view(np.uint8), out=inside)
         pack(codes, packed)
 
-    def sent(self, part: np.ndarray, start: int, target: np.ndarray, length: int) -> np.ndarray:
+    def sent(self, part: Array, start: int, target: Array, length: int) -> Array:
         """As `read` would find it, to the bit, from what `write` has at hand."""
         self.write(part, start, target, length)
         low, high, _ = _parts(target, start, part.size, length)
@@ -69,7 +70,7 @@ class FourLevels(BlockCodec):
         np.bitwise_or(bits, signs, out=bits)
         return values
 
-    def read(self, data: np.ndarray, start: int, length: int, into: np.ndarray) -> None:
+    def read(self, data: Array, start: int, length: int, into: Array) -> None:
         low, high, packed = _parts(data, start, into.size, length)
         size = _groups(into.size) * GROUP
         indices = scratch("indices", packed.size, np.intp)
@@ -85,7 +86,7 @@ def _groups(length: int) -> int:
     return -(-length // GROUP)
 
 
-def _parts(data: np.ndarray, start: int, size: int, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _parts(data: Array, start: int, size: int, length: int) -> tuple[Array, Array, Array]:
     """The low and the high levels (groups,) and the packed codes of elements [start, start + size)."""
     count, first = _groups(length), start // GROUP
     low, high = (data[4 * begin:4 * (begin + count)].view(np.float32)[first:first + _groups(size)]
@@ -93,7 +94,7 @@ def _parts(data: np.ndarray, start: int, size: int, length: int) -> tuple[np.nda
     return low, high, data[8 * count + start // 4:8 * count + start // 4 + quarter(size)]
 
 
-def _find_levels(groups: np.ndarray, size: int, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+def _find_levels(groups: Array, size: int, low: Array, high: Array) -> Array:
     """Write the levels of `groups` (n, GROUP), whose last ends with zeros behind `size` elements in all; returns where
     the high one is meant (bool, as `groups`)."""
     magnitude = np.absolute(groups, out=scratch("magnitude", groups.size).reshape(groups.shape))
@@ -113,7 +114,7 @@ def _find_levels(groups: np.ndarray, size: int, low: np.ndarray, high: np.ndarra
     return reached
 
 
-def _four_at_once(table: np.ndarray, indices: np.ndarray, name: str, size: int) -> np.ndarray:
+def _four_at_once(table: Array, indices: Array, name: str, size: int) -> Array:
     """The table's four values of each byte, as (groups, GROUP)."""
     values = scratch(name, size)
     np.take(table, indices, out=values[:4 * indices.size].view(np.complex128), mode="wrap")
@@ -121,7 +122,7 @@ def _four_at_once(table: np.ndarray, indices: np.ndarray, name: str, size: int) 
 
 
 @cache
-def _tables() -> dict[str, np.ndarray]:
+def _tables() -> dict[str, Array]:
     """For each byte its four codes' factors of the low level, and of the way from there to the high one: (256,) of four
     float32 as one element of 16 bytes, which take moves at once."""
     codes = np.arange(256)[:, None] >> np.arange(0, 8, 2) & 3

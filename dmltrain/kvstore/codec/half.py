@@ -14,6 +14,7 @@ from functools import cache
 
 import numpy as np
 
+from dmltrain.arrays import Array
 from dmltrain.kvstore.codec.block import BlockCodec, constant, not_finite
 from dmltrain.kvstore.scratch import scratch
 
@@ -39,7 +40,7 @@ class BFloat16(_Half):
     name = "bf16"
     number = 2
 
-    def write(self, part: np.ndarray, start: int, target: np.ndarray, length: int) -> None:
+    def write(self, part: Array, start: int, target: Array, length: int) -> None:
         bits, rounded = part.view(np.uint32), scratch("bits", part.size, np.uint32)
         np.right_shift(bits, 16, out=rounded)
         np.bitwise_and(rounded, 1, out=rounded)
@@ -51,7 +52,7 @@ class BFloat16(_Half):
         if not_finite(part) is not None:  # rounding can carry a NaN's bits into the sign, making 0, or cut it to inf
             out[np.isnan(part)] = 0x7FC0
 
-    def read(self, data: np.ndarray, start: int, length: int, into: np.ndarray) -> None:
+    def read(self, data: Array, start: int, length: int, into: Array) -> None:
         bits = into.view(np.uint32)
         np.copyto(bits, data.view(np.uint16)[start:start + into.size])
         np.left_shift(bits, 16, out=bits)
@@ -64,7 +65,7 @@ class Float16(_Half):
     name = "fp16"
     number = 3
 
-    def write(self, part: np.ndarray, start: int, target: np.ndarray, length: int) -> None:
+    def write(self, part: Array, start: int, target: Array, length: int) -> None:
         out = target.view(np.uint16)[start:start + part.size]
         magnitude = scratch("magnitude", part.size)
         np.absolute(part, out=magnitude)
@@ -79,13 +80,13 @@ class Float16(_Half):
         np.bitwise_and(signs, _SIGN, out=signs)
         np.bitwise_or(out, signs, out=out)
 
-    def read(self, data: np.ndarray, start: int, length: int, into: np.ndarray) -> None:
+    def read(self, data: Array, start: int, length: int, into: Array) -> None:
         indices = scratch("indices", into.size, np.intp)
         np.copyto(indices, data.view(np.uint16)[start:start + into.size])
         np.take(_all_halves(), indices, out=into, mode="wrap")  # twice as fast as mode="raise"; none can be outside
 
 
-def _round(magnitude: np.ndarray, out: np.ndarray) -> None:
+def _round(magnitude: Array, out: Array) -> None:
     """binary16 of values from 0 to 65536.
 
     Adding 2^(13 + e) to a value of exponent e rounds it to the 10 bits that binary16 keeps, and leaves these in the
@@ -104,6 +105,6 @@ def _round(magnitude: np.ndarray, out: np.ndarray) -> None:
 
 
 @cache
-def _all_halves() -> np.ndarray:
+def _all_halves() -> Array:
     """All 65,536 values of binary16, as float32."""
     return np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float32)

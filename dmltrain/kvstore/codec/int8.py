@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dmltrain.arrays import Array
 from dmltrain.kvstore.codec.block import BlockCodec, whole_groups
 from dmltrain.kvstore.scratch import scratch
 
@@ -32,7 +33,7 @@ class Int8(BlockCodec):
     def nbytes(self, length: int) -> int:
         return 4 * _groups(length) + length
 
-    def write(self, part: np.ndarray, start: int, target: np.ndarray, length: int) -> None:
+    def write(self, part: Array, start: int, target: Array, length: int) -> None:
         scales, multiples = _parts(target, start, part.size, length)
         whole = whole_groups(part, GROUP)
         quotients = scratch("quotients", whole.size).reshape(whole.shape)
@@ -43,7 +44,7 @@ class Int8(BlockCodec):
         np.rint(quotients, out=quotients)
         np.copyto(multiples, quotients.reshape(-1)[:part.size], casting="unsafe")
 
-    def read(self, data: np.ndarray, start: int, length: int, into: np.ndarray) -> None:
+    def read(self, data: Array, start: int, length: int, into: Array) -> None:
         scales, multiples = _parts(data, start, into.size, length)
         if into.size % GROUP == 0:
             np.copyto(into, multiples)
@@ -62,17 +63,17 @@ def _groups(length: int) -> int:
     return -(-length // GROUP)
 
 
-def _parts(data: np.ndarray, start: int, size: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+def _parts(data: Array, start: int, size: int, length: int) -> tuple[Array, Array]:
     """The scales and the multiples of elements [start, start + size)."""
     ahead = 4 * _groups(length)
     scales = data[:ahead].view(np.float32)[start // GROUP:start // GROUP + _groups(size)]
     return scales, data[ahead + start:ahead + start + size].view(np.int8)
 
 
-def _inverse(scales: np.ndarray) -> np.ndarray:
+def _inverse(scales: Array) -> Array:
     """(groups, 1): 1 / scale, 0 where there is nothing to send; such scales become 0, or NaN if not finite."""
     if np.minimum.reduce(scales) >= _LEAST and np.maximum.reduce(scales) <= _MOST:
-        return np.reciprocal(scales)[:, None]
+        return np.asarray(np.reciprocal(scales)[:, None])
     scales[scales < _LEAST] = 0.0
     scales[~np.isfinite(scales)] = np.nan
     np.minimum(scales, _MOST, out=scales)  # NaN stays NaN

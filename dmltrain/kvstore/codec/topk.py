@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dmltrain.arrays import Array
 from dmltrain.kvstore.codec.block import Codec, Parameter, blocks
 from dmltrain.kvstore.scratch import scratch
 
@@ -43,7 +44,7 @@ class TopK(Codec):
     def nbytes(self, length: int) -> int:
         return 8 * self.count(length)
 
-    def encode(self, source: np.ndarray, target: np.ndarray, residual: np.ndarray | None = None) -> None:
+    def encode(self, source: Array, target: Array, residual: Array | None = None) -> None:
         self.check(target, source.size)
         count = self.count(source.size)
         if not count:
@@ -62,16 +63,16 @@ class TopK(Codec):
         if hidden:  # more NaN or inf than could be sent
             left[~np.isfinite(left)] = 0.0
 
-    def decode(self, data: np.ndarray, out: np.ndarray) -> None:
+    def decode(self, data: Array, out: Array) -> None:
         places, values = self._parts(data, out.size)
         out[:] = 0.0
         out[places] = values
 
-    def add(self, data: np.ndarray, total: np.ndarray) -> None:
+    def add(self, data: Array, total: Array) -> None:
         places, values = self._parts(data, total.size)
         total[places] += values
 
-    def _parts(self, data: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    def _parts(self, data: Array, length: int) -> tuple[Array, Array]:
         self.check(data, length)
         count = self.count(length)
         places = data[:4 * count].view(np.uint32)
@@ -80,7 +81,7 @@ class TopK(Codec):
         return places, data[4 * count:].view(np.float32)
 
 
-def _guess(source: np.ndarray, left: np.ndarray, count: int) -> int:
+def _guess(source: Array, left: Array, count: int) -> int:
     """A magnitude, as bits, that a few more than `count` elements of source + left reach."""
     step = max(1, source.size // _SAMPLE) | 1  # odd: beside the period of most shapes
     sample = (source[::step] + left[::step]).view(np.uint32) & _MAGNITUDE
@@ -91,7 +92,7 @@ def _guess(source: np.ndarray, left: np.ndarray, count: int) -> int:
     return int(np.partition(sample, sample.size - rank)[sample.size - rank])
 
 
-def _at_least(least: int, source: np.ndarray, left: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _at_least(least: int, source: Array, left: Array) -> tuple[Array, Array]:
     """left += source; places and magnitudes of what is at least `least`, in order."""
     places, magnitudes = [], []
     for start, stop in blocks(source.size):
@@ -106,7 +107,7 @@ def _at_least(least: int, source: np.ndarray, left: np.ndarray) -> tuple[np.ndar
     return np.concatenate(places), np.concatenate(magnitudes)
 
 
-def _greatest(places: np.ndarray, magnitudes: np.ndarray, count: int) -> tuple[np.ndarray, bool]:
+def _greatest(places: Array, magnitudes: Array, count: int) -> tuple[Array, bool]:
     """The places, ascending, of the `count` greatest; whether something not finite is not among them."""
     edge = np.partition(magnitudes, magnitudes.size - count)[magnitudes.size - count]
     chosen = magnitudes > edge

@@ -15,6 +15,7 @@ from functools import cache
 
 import numpy as np
 
+from dmltrain.arrays import Array
 from dmltrain.kvstore.codec.block import BlockCodec, not_finite, pack, quarter
 from dmltrain.kvstore.scratch import scratch
 
@@ -37,7 +38,7 @@ class TwoBits(BlockCodec):
     def of_sum(self, num_workers: int) -> TwoBits:
         return replace(self, threshold=self.threshold * num_workers)
 
-    def write(self, part: np.ndarray, start: int, target: np.ndarray, length: int) -> None:
+    def write(self, part: Array, start: int, target: Array, length: int) -> None:
         packed = target[start // 4:start // 4 + quarter(part.size)]
         bad, codes = not_finite(part), scratch("codes", 4 * packed.size, np.uint8)
         _choose(part, np.float32(self.threshold), codes)
@@ -45,7 +46,7 @@ class TwoBits(BlockCodec):
             codes[:part.size][bad] = _NAN
         pack(codes, packed)
 
-    def read(self, data: np.ndarray, start: int, length: int, into: np.ndarray) -> None:
+    def read(self, data: Array, start: int, length: int, into: Array) -> None:
         packed = data[start // 4:start // 4 + quarter(into.size)]
         values, indices = scratch("fours", 4 * packed.size), scratch("indices", packed.size, np.intp)
         np.copyto(indices, packed)
@@ -54,7 +55,7 @@ class TwoBits(BlockCodec):
         np.copyto(into, values[:into.size])
 
 
-def _choose(part: np.ndarray, threshold: np.float32, codes: np.ndarray) -> None:
+def _choose(part: Array, threshold: np.float32, codes: Array) -> None:
     """The code of each element, 0 behind the last."""
     below, inside = scratch("below", part.size, np.bool_), codes[:part.size]
     codes[part.size:] = 0
@@ -65,7 +66,8 @@ def _choose(part: np.ndarray, threshold: np.float32, codes: np.ndarray) -> None:
 
 
 @cache
-def _fours(threshold: float) -> np.ndarray:
+def _fours(threshold: float) -> Array:
     """The four values of each byte: float32, 1024 elements."""
     values = np.array([0.0, 1.0, -1.0, np.nan], np.float32) * np.float32(threshold)
-    return values[np.arange(256)[:, None] >> np.arange(0, 8, 2) & 3].reshape(-1)
+    fours: Array = values[np.arange(256)[:, None] >> np.arange(0, 8, 2) & 3].reshape(-1)
+    return fours

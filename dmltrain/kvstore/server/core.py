@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from dmltrain.arrays import Array
 from dmltrain.errors import UserError
 from dmltrain.kvstore import codec as codecs
 from dmltrain.kvstore import types
@@ -135,7 +136,7 @@ class ServerCore:
             piece.residual = np.zeros(length, np.float32)
         return piece
 
-    def initialise(self, worker: int, key: int, index: int, data: np.ndarray) -> None:
+    def initialise(self, worker: int, key: int, index: int, data: Array) -> None:
         """The first value of a slice; a later one (a worker that starts again) changes nothing."""
         piece = self._find(key, index)
         if piece.initial:
@@ -183,13 +184,13 @@ class ServerCore:
             return piece.take("value")
         return piece.take_for_push()
 
-    def lend(self, worker: int, key: int, index: int, data: np.ndarray, dtype: int) -> Buffer:
+    def lend(self, worker: int, key: int, index: int, data: Array, dtype: int) -> Buffer:
         """The same for a push that lies in memory which the worker shares, `data` uint8. Raises Rejected."""
         piece = self._check_push(worker, key, index, data.nbytes, dtype, False)
         return piece.borrowed(data, "lent")
 
     def completing_buffer(self, worker: int, key: int, index: int, nbytes: int, dtype: int, clock: int,
-                          memory: Callable[[int], np.ndarray]) -> Buffer | None:
+                          memory: Callable[[int], Array]) -> Buffer | None:
         """The same, in the receiving thread's `memory` (bytes -> uint8), for a push that completes the round which is
         next: that thread adds it up before it receives another. None for any other push. Raises Rejected."""
         piece, covers = self._check_push(worker, key, index, nbytes, dtype, False), self._covers[worker]
@@ -353,7 +354,8 @@ class ServerCore:
         else:
             running = [c for w, c in piece.applied.items() if w not in self._finished]
             reached = min(running, default=math.inf) + self.staleness
-            ready, waiting = [], []
+            ready = []
+            waiting: list[tuple[int, int, float]] = []
             for pull in piece.waiting:  # everybody reads its own pushes: they are in the value before it is answered
                 (ready if pull[1] <= min(reached, piece.applied[pull[0]]) else waiting).append(pull)
             piece.waiting = waiting

@@ -6,16 +6,18 @@ from __future__ import annotations
 
 import io
 import zipfile
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
+from dmltrain.arrays import Array
 from dmltrain.kvstore.server.core import Rejected
+from dmltrain.kvstore.server.slice import Buffer, Slice
 
 _PER_ENTRY = 512  # bytes: npz's own headers, generously
 
 
-def pack(slices: dict[tuple[int, int], Any]) -> bytes:
+def pack(slices: Mapping[tuple[int, int], Slice]) -> bytes:
     """Values ("key/slice/value") and optimizer states ("key/slice/momentum_buffer", ...) of the weights."""
     arrays = {}
     for (key, index), piece in slices.items():
@@ -30,9 +32,9 @@ def pack(slices: dict[tuple[int, int], Any]) -> bytes:
     return stream.getvalue()
 
 
-def unpack(data: bytes | bytearray, slices: dict[tuple[int, int], Any]) -> None:
+def unpack(data: bytes | bytearray, slices: Mapping[tuple[int, int], Slice]) -> None:
     """Put back what `pack` made. Raises Rejected when it is of another model, another number of servers, or damaged."""
-    states: dict[tuple[int, int], dict[str, np.ndarray]] = {}
+    states: dict[tuple[int, int], dict[str, Array]] = {}
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             for name in archive.files:
@@ -58,15 +60,16 @@ def unpack(data: bytes | bytearray, slices: dict[tuple[int, int], Any]) -> None:
             piece.step.load(fields)
 
 
-def _encoded(piece: Any) -> Any:
-    """Weights as they were sent before; sums are not sent again."""
+def _encoded(piece: Slice) -> Buffer | None:
+    """Weights in the form in which they are sent; sums are not sent again."""
     if piece.step is None or not piece.encodes:
         return None
+    assert piece.result_codec is not None  # see `encodes`
     coded = piece.take("coded")
     piece.result_codec.encode(piece.value.array, coded.array, None)
     return coded
 
 
-def limit(slices: dict[tuple[int, int], Any]) -> int:
+def limit(slices: Mapping[tuple[int, int], Slice]) -> int:
     """The most bytes that a state of these slices takes: the value and up to four arrays of its size each."""
-    return sum(5 * (piece.value.array.nbytes + _PER_ENTRY) for piece in slices.values()) + 4096
+    return 4096 + sum(5 * (piece.value.array.nbytes + _PER_ENTRY) for piece in slices.values())

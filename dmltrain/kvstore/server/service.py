@@ -20,6 +20,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from dmltrain.arrays import Array
 from dmltrain.env import Environment
 from dmltrain.kvstore.log import log
 from dmltrain.kvstore.server.core import Action, Rejected, Reply, ServerCore, relay_number
@@ -217,12 +218,12 @@ class Service:
             buffer = None if initial else self._core.completing_buffer(*push, header.round, self._thread_memory)
             buffer = buffer or self._core.buffer(*push, initial)
         if header.length:
-            connection.read_into(memoryview(buffer.array).cast("B"))
+            connection.read_into(buffer.array.data.cast("B"))
         return buffer
 
-    def _thread_memory(self, size: int) -> np.ndarray:
+    def _thread_memory(self, size: int) -> Array:
         """This thread's, the same again and again: it stays in its core's cache."""
-        own = self._own.__dict__
+        own: dict[str, Array] = self._own.__dict__
         if "memory" not in own or own["memory"].size < size:
             own["memory"] = np.empty(size, np.uint8)
         return own["memory"][:size]
@@ -284,7 +285,7 @@ class Service:
             self._held.setdefault((reply.worker, reply.key, reply.slice, header.place), []).append(reply)
             frame = Frame(header.pack(), None, reply.priority)
         else:
-            data = memoryview(buffer.array).cast("B") if buffer.array.nbytes else memoryview(b"")
+            data = buffer.array.data.cast("B") if buffer.array.nbytes else memoryview(b"")
             frame = Frame(header.pack(), data, reply.priority, functools.partial(self._sent, reply))
         self._replies.append((outbox, frame))
 

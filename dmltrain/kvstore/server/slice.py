@@ -17,16 +17,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dmltrain.arrays import Array
 from dmltrain.kvstore.server import summing
 from dmltrain.kvstore.step import Step
 
 if TYPE_CHECKING:
     from dmltrain.kvstore.codec import Codec
 
-Allocate = Callable[[int], tuple[int | None, np.ndarray]]  # bytes -> place where shared, memory (bytes,) uint8
+Allocate = Callable[[int], tuple[int | None, Array]]  # bytes -> place where shared, memory (bytes,) uint8
 
 
-def private(size: int) -> tuple[int | None, np.ndarray]:
+def private(size: int) -> tuple[int | None, Array]:
     """Memory of this process alone."""
     return None, np.empty(size, np.uint8)
 
@@ -37,7 +38,7 @@ class Buffer:
     ("coded"), of a worker that shares its push ("lent"), or of the thread that receives a push and adds it up before it
     receives the next ("completing")."""
 
-    array: np.ndarray  # (length,) of the slice's type, or uint8 when encoded
+    array: Array  # (length,) of the slice's type, or uint8 when encoded
     kind: str
     place: int | None = None  # where it lies in the memory that this server shares
     readers: int = 0  # replies that are being sent or read from it
@@ -82,7 +83,7 @@ class Slice:
     value: Buffer = field(init=False)
     seen: dict[int, int] = field(default_factory=dict)  # steps at each worker's last pull
     coded: Buffer | None = None  # the value as it is sent, where that differs
-    residual: np.ndarray | None = None  # of result_codec
+    residual: Array | None = None  # of result_codec
     spare: dict[str, list[Buffer]] = field(default_factory=lambda: {kind: [] for kind in ("push", "value", "coded")})
     arrived: dict[int, Arrival] = field(default_factory=dict)  # by worker
     initial: bool = True
@@ -115,7 +116,7 @@ class Slice:
     def take_for_push(self) -> Buffer:
         return self.take("push" if self.codec else "value")
 
-    def borrowed(self, data: np.ndarray, kind: str) -> Buffer:
+    def borrowed(self, data: Array, kind: str) -> Buffer:
         """A push in `data`, uint8, memory that is not this slice's."""
         return Buffer(data if self.codec else data.view(self.dtype), kind)
 
@@ -186,7 +187,7 @@ class Work:
             assert piece.result_codec is not None
             piece.result_codec.encode(self.target.array, self.coded.array, piece.residual)
 
-    def _sum(self, out: np.ndarray) -> np.ndarray:
+    def _sum(self, out: Array) -> Array:
         if codec := self.piece.codec:  # a host's sum has the codec of its workers' sum
             parts = [(codec.of_sum(len(push.covers)), push.data.array) for push in self.pushes]
             summing.total_of_coded(parts, out)

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dmltrain.arrays import Array
 from dmltrain.kvstore.scratch import BLOCK, scratch
 
 if TYPE_CHECKING:
     from dmltrain.kvstore.codec import Codec
 
-def total(hosts: Sequence[Sequence[np.ndarray]], out: np.ndarray) -> None:
+def total(hosts: Sequence[Sequence[Array]], out: Array) -> None:
     """out[:] = (a + b + ...) + (c + d + ...) + ..., flat arrays of one type and length: first within each host, then
     host by host, in this order; `out` may be one of the first two arrays."""
     parts = [part for host in hosts for part in host]
@@ -33,7 +34,7 @@ def total(hosts: Sequence[Sequence[np.ndarray]], out: np.ndarray) -> None:
             first = np.add(first, _within([part[start:start + block] for part in host]), out=own)
 
 
-def _within(parts: Sequence[np.ndarray], out: np.ndarray | None = None) -> np.ndarray:
+def _within(parts: Sequence[Array], out: Array | None = None) -> Array:
     """The sum of one host's blocks; `out` or this thread's own memory, or the one block there is."""
     if len(parts) == 1:
         return parts[0]
@@ -45,7 +46,7 @@ def _within(parts: Sequence[np.ndarray], out: np.ndarray | None = None) -> np.nd
     return out
 
 
-def total_of_coded(parts: Sequence[tuple[Codec, np.ndarray]], out: np.ndarray) -> None:
+def total_of_coded(parts: Sequence[tuple[Codec, Array]], out: Array) -> None:
     """The same from encoded parts, uint8, each with the codec that it was encoded by."""
     codec, first = parts[0]
     codec.decode(first, out)

@@ -273,7 +273,7 @@ def _inside_host(sock: socket.socket) -> bool:
         own, other = sock.getsockname()[0], sock.getpeername()[0]
     except OSError:  # cut already
         return False
-    return own == other or other.startswith("127.")
+    return bool(own == other or other.startswith("127."))
 
 
 def tune(sock: socket.socket, host: str) -> None:

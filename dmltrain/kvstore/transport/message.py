@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
-from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
 
@@ -241,11 +241,11 @@ def decode(kind: int, payload: bytes | bytearray) -> Message:
     if kind != Kind.CONTROL:
         if kind not in BY_KIND:
             raise FrameError(f"frame kind {kind} where a control message was expected")
-        return _made(BY_KIND[kind], content, Kind(kind).name)
+        return cast(Message, _made(BY_KIND[kind], content, Kind(kind).name))
     op = content.pop("op", None)
     if not isinstance(op, str) or op not in BY_OP:
         raise FrameError(f"unknown operation {_short(op)}, expected one of {', '.join(BY_OP)}")
-    return _made(BY_OP[op], content, op)
+    return cast(Message, _made(BY_OP[op], content, op))
 
 
 def expect(message: Message, wanted: type[_Message]) -> _Message:
@@ -298,7 +298,7 @@ def _checked(value: Any, wanted: Any, where: str) -> Any:
         return _checked_tuple(value, get_args(wanted), where)
     if not isinstance(value, dict):
         raise FrameError(f"{where} is {_short(value)}, expected an object")
-    return _made(wanted, value, where) if is_dataclass(wanted) else value
+    return _made(cast(type, wanted), value, where) if is_dataclass(wanted) else value
 
 
 def _checked_tuple(value: Any, wanted: tuple[Any, ...], where: str) -> tuple[Any, ...]:

@@ -16,6 +16,8 @@ import threading
 
 import numpy as np
 
+from dmltrain.arrays import Array
+
 ALIGNMENT = 64  # bytes; a cache line, and what vector instructions like best
 _SEALS = (1033, 1034)  # F_ADD_SEALS, F_GET_SEALS (linux/fcntl.h)
 _SEAL_SIZE = 0x1 | 0x2 | 0x4  # F_SEAL_SEAL, _SHRINK, _GROW: a reader can rely on the size
@@ -42,7 +44,7 @@ class Arena:
             raise ArenaError(f"no memory to share: {error}") from error
         self._start = self._memory.ctypes.data
 
-    def take(self, size: int) -> tuple[int, np.ndarray] | None:
+    def take(self, size: int) -> tuple[int, Array] | None:
         """`size` fresh bytes: their place and memory (size,) uint8; None when the addresses are used up."""
         with self._lock:
             place = self._used
@@ -52,7 +54,7 @@ class Arena:
             self._used = after
         return place, self._memory[place:place + size]
 
-    def place_of(self, array: np.ndarray) -> int | None:
+    def place_of(self, array: Array) -> int | None:
         """Where a contiguous array lies in this arena; None when it is other memory."""
         offset = array.ctypes.data - self._start
         return offset if offset >= 0 and offset + array.nbytes <= self._used else None
@@ -74,7 +76,7 @@ class Mapping:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
 
-    def view(self, place: int, size: int) -> np.ndarray:
+    def view(self, place: int, size: int) -> Array:
         """`size` bytes at `place`, uint8, read-only. Raises ValueError when they are not inside."""
         if place < 0 or size < 0 or place + size > self._memory.size:
             raise ValueError(f"{size} bytes at place {place} lie outside of the shared memory")

@@ -139,4 +139,4 @@ def parse_places(payload: bytes | bytearray) -> Iterator[tuple[int, int, int]]:
     """Raises FrameError when it is none."""
     if len(payload) % _PLACE.size:
         raise FrameError(f"a release of {len(payload)} bytes, expected a multiple of {_PLACE.size}")
-    return _PLACE.iter_unpack(payload)  # type: ignore[return-value]
+    return _PLACE.iter_unpack(payload)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dmltrain.arrays import Array
 from dmltrain.kvstore.base import KVStore
 from dmltrain.kvstore.worker import probe
 from dmltrain.kvstore.worker.server_link import ServerLink
@@ -27,8 +28,8 @@ LinkRates = Callable[[Sequence[ServerLink], Callable[[], None]], Sequence[float]
 class Carried:
     """Bytes that one worker's links have carried."""
 
-    sent: np.ndarray  # (servers,) through sockets
-    received: np.ndarray  # (servers,)
+    sent: Array  # (servers,) through sockets
+    received: Array  # (servers,)
     shared: float  # pushed through shared memory
 
     def __sub__(self, other: Carried) -> Carried:
@@ -53,7 +54,7 @@ class Bound:
         self.memory = memory_rate() if self._sharing else 0.0
         self.network = self._measure(link_rates)
 
-    def _measure(self, link_rates: LinkRates) -> np.ndarray:
+    def _measure(self, link_rates: LinkRates) -> Array:
         """Bytes/s that this host's card sends and receives, both at once (2,); 0 where it is not used."""
         rates = np.zeros(len(self._servers))
         if self._store.all_reduce("links to measure", np.array([float(self._crossing.sum())]))[0]:
@@ -73,7 +74,7 @@ class Bound:
         for number, server in (*enumerate(self._servers), *self._upstream.items()):
             if self._crossing[number]:
                 counts[:, number] += server.link.bytes_sent, server.link.bytes_received
-        return Carried(*counts, float(sum(link.traffic.shared_sent for link in self._sharing)))
+        return Carried(counts[0], counts[1], float(sum(link.traffic.shared_sent for link in self._sharing)))
 
     def seconds(self, carried: Carried, took: float) -> float:
         """The least time for what all workers' links carried in `took` seconds, `carried` being this one's part. What
@@ -87,10 +88,11 @@ class Bound:
         network = float(max(loads / self.network)) if all(self.network) else 0.0
         return max(network, used / self.memory if self.memory else 0.0)
 
-    def _of_card(self, sent: np.ndarray, received: np.ndarray) -> np.ndarray:
+    def _of_card(self, sent: Array, received: Array) -> Array:
         """What this host's processes send and receive together (2,), from what this worker does, by server."""
         workers = self._store.num_workers
         table = np.zeros((2, workers + len(self._servers)))
         table[:, self._store.rank] = sent.sum(), received.sum()
         table[:, workers:] = received, sent  # what a worker receives a server sends
-        return self._store.all_reduce("bytes of cards", table)[:, self._here].sum(axis=1)
+        total: Array = self._store.all_reduce("bytes of cards", table)[:, self._here].sum(axis=1)
+        return total

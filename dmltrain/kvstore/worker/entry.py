@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from dmltrain.arrays import Array
 from dmltrain.kvstore.base import Handle, Key
 from dmltrain.kvstore.transport import message
 from dmltrain.kvstore.worker.routes import Way
@@ -28,13 +29,13 @@ class Entry:
     given: bool = True  # its value (init, or a state that was loaded), and not pushed to since
     priority: int = 0  # of the last push: its pull must not overtake it
     pushed: float = 0.0  # when that was, time.perf_counter
-    buffer: np.ndarray | None = None  # what `buffers` gives,
+    buffer: Array | None = None  # what `buffers` gives,
     offset: int | None = None  # and where it lies in this worker's arena
-    landing: np.ndarray | None = None  # for values that cannot be read where they are
+    landing: Array | None = None  # for values that cannot be read where they are
     kept: list[tuple[Way, int]] = field(default_factory=list)  # slices read in place, to be released
 
 
-def cut(array: np.ndarray, part: Part) -> np.ndarray:
+def cut(array: Array, part: Part) -> Array:
     """The part's elements of a key's flat array."""
     return array[part.piece.start:part.piece.start + part.piece.length]
 
@@ -46,7 +47,7 @@ def declared(name: Key, entry: Entry, parts: list[Part]) -> message.Key:
     return message.Key(entry.number, str(name), entry.dtype.name, entry.is_weight, compression, slices)
 
 
-def joined(kept: list[tuple[np.ndarray, int] | None], entry: Entry, ways: list[Way]) -> np.ndarray:
+def joined(kept: list[tuple[Array, int] | None], entry: Entry, ways: list[Way]) -> Array:
     """One read-only array of a key's slices, which came by `ways`, `kept` as (value, place) each: in place where they
     lie side by side in one process's memory, else copied to the entry's own."""
     first, size = kept[0], entry.dtype.itemsize
@@ -73,9 +74,9 @@ class Reading:
     ways: list[Way]
     handle: Handle
     position: int  # among the handle's values
-    slots: list[tuple[np.ndarray, int] | None]  # value and place of each slice
+    slots: list[tuple[Array, int] | None]  # value and place of each slice
 
-    def keep(self, part: Part, value: np.ndarray, place: int) -> None:
+    def keep(self, part: Part, value: Array, place: int) -> None:
         """A slice's value has come."""
         self.slots[part.piece.index] = value, place
         self.entry.kept.append((self.ways[part.piece.index], place))

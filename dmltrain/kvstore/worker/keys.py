@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dmltrain.arrays import Array
 from dmltrain.errors import UserError
 from dmltrain.kvstore import codec as codecs
 from dmltrain.kvstore.base import Key
@@ -59,7 +60,7 @@ class Entries:
             raise UserError("set_gradient_compression comes before init: keys are declared with their compression")
         self._compression = dict(parameters)
 
-    def declare(self, names: list[Key], arrays: list[np.ndarray], is_weight: bool) -> None:
+    def declare(self, names: list[Key], arrays: list[Array], is_weight: bool) -> None:
         """Announce to the servers what of these keys is new; the answers are still to come."""
         fresh = [(name, array) for name, array in zip(names, arrays, strict=True) if name not in self]
         same = sum(entry.is_weight == is_weight for entry in self)
@@ -81,7 +82,7 @@ class Entries:
         message = Declare(self.kind, self.staleness, tuple(each for each in here if each.slices))
         link.request(encode(message), self.seconds)
 
-    def _entry(self, number: int, array: np.ndarray, pieces: list[sharding.Slice], is_weight: bool) -> Entry:
+    def _entry(self, number: int, array: Array, pieces: list[sharding.Slice], is_weight: bool) -> Entry:
         compresses = is_weight and array.dtype == np.float32
         compression = self._compression if compresses else {"type": "none"}
         codec = codecs.make(compression)

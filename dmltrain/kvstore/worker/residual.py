@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from dmltrain.arrays import Array
 from dmltrain.errors import UserError
 from dmltrain.kvstore.worker.entry import Entry
 from dmltrain.kvstore.worker.server_link import Part
@@ -18,11 +19,11 @@ def parts_of(entries: Iterable[Entry]) -> list[Part]:
     return [part for entry in entries for part in entry.parts if part.residual is not None]
 
 
-def gathered(parts: Sequence[Part]) -> np.ndarray:
+def gathered(parts: Sequence[Part]) -> Array:
     return np.concatenate([part.residual for part in parts if part.residual is not None])
 
 
-def spread(parts: Sequence[Part], workers: Sequence[np.ndarray], whose: Callable[[Part], Iterable[int]]) -> None:
+def spread(parts: Sequence[Part], workers: Sequence[Array], whose: Callable[[Part], Iterable[int]]) -> None:
     """Give each part the sum of the residuals of `whose` workers. Raises UserError when they are of another model.
     """
     if {array.size for array in workers} != {sum(part.piece.length for part in parts)}:

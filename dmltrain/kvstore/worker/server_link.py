@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dmltrain.arrays import Array
 from dmltrain.kvstore.base import Handle
 from dmltrain.kvstore.transport import message, wire
 from dmltrain.kvstore.transport.link import Closed, Link
@@ -39,9 +40,9 @@ class Part:
     dtype: np.dtype[Any]
     codec: Codec | None  # of what is pushed
     result_codec: Codec | None  # of what is pulled
-    sending: np.ndarray | None = None  # where pushes are copied or encoded to, uint8
-    receiving: np.ndarray | None = None  # where encoded values arrive, uint8
-    residual: np.ndarray | None = None  # what the encoded pushes held back, (length,) float32
+    sending: Array | None = None  # where pushes are copied or encoded to, uint8
+    receiving: Array | None = None  # where encoded values arrive, uint8
+    residual: Array | None = None  # what the encoded pushes held back, (length,) float32
     loaned: int = 0  # the last clock at which `sending` was given to the server in shared memory,
     returned: int = 0  # and the last whose value has come: the server reads it no more
     nbytes: int = field(init=False)
@@ -63,9 +64,9 @@ class Landing:
     """Where a pulled slice goes: into `target` (length,), or, with `keep`, read where the server wrote it."""
 
     part: Part
-    target: np.ndarray
+    target: Array
     handle: Handle
-    keep: Callable[[Part, np.ndarray, int], None] | None = None  # gets the value, read-only; release it later
+    keep: Callable[[Part, Array, int], None] | None = None  # gets the value, read-only; release it later
     asked: float = 0.0  # when it was pushed (or pulled, where each push is a step), time.perf_counter
     handled: float = 0.0  # ServerLink's _handled then
 
@@ -105,7 +106,7 @@ class ServerLink:
 
     # -- sending --------------------------------------------------------------------------------------------------
 
-    def push(self, part: Part, data: np.ndarray, clock: int, rate: float, priority: int, flags: int = 0,
+    def push(self, part: Part, data: Array, clock: int, rate: float, priority: int, flags: int = 0,
              ready: float = 0.0, place: int | None = None) -> Frame:
         """What sends one slice's gradient `data` (length,), which stays as it is until its value has come.
         `ready`: when it was, time.perf_counter; `place`: where it lies in this worker's arena, if the caller knows."""
@@ -122,7 +123,7 @@ class ServerLink:
                         priority=_bounded(priority))
         return Frame(header.pack(), None, priority)
 
-    def _push_later(self, part: Part, data: np.ndarray, clock: int, rate: float, priority: int, flags: int,
+    def _push_later(self, part: Part, data: Array, clock: int, rate: float, priority: int, flags: int,
                     ready: float) -> Frame:
         """The same for what has to be copied, encoded or sent: on the sending thread."""
         def header(flags: int = flags, place: int = 0) -> bytes:
@@ -134,7 +135,7 @@ class ServerLink:
         return Frame(b"", priority=priority, prepare=lambda: (header(), _bytes(data)),
                      prepared_bytes=wire.HEADER_SIZE + data.nbytes)
 
-    def _prepared(self, part: Part, data: np.ndarray, clock: int, header: Callable[..., bytes], flags: int
+    def _prepared(self, part: Part, data: Array, clock: int, header: Callable[..., bytes], flags: int
                   ) -> tuple[bytes, memoryview | None]:
         """On the sending thread: the push copied into shared memory, or encoded."""
         since = time.perf_counter()
@@ -177,7 +178,7 @@ class ServerLink:
         places = wire.places((part.piece.key, part.piece.index, place) for part, place in read)
         return Frame(Header(Kind.RELEASE, len(places), self.rank).pack() + places, None, FIRST)
 
-    def initialise(self, part: Part, data: np.ndarray, seconds: float) -> Handle:
+    def initialise(self, part: Part, data: Array, seconds: float) -> Handle:
         header = Header(Kind.INIT, data.nbytes, self.rank, part.piece.key, part.piece.index,
                         dtype=part.value_type)
         return self.request(header.pack(), seconds, payload=_bytes(data))
@@ -303,5 +304,5 @@ def _bounded(priority: int) -> int:
     return max(-FIRST, min(FIRST, priority))
 
 
-def _bytes(array: np.ndarray) -> memoryview:
-    return memoryview(array).cast("B") if array.size else memoryview(b"")
+def _bytes(array: Array) -> memoryview:
+    return array.data.cast("B") if array.size else memoryview(b"")

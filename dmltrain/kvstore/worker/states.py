@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from dmltrain.arrays import Array
 from dmltrain.errors import UserError
 from dmltrain.kvstore.base import Handle
 from dmltrain.kvstore.transport.wire import Header, Kind
@@ -14,7 +15,7 @@ from dmltrain.kvstore.worker.keys import Entries
 from dmltrain.kvstore.worker.membership import Membership
 from dmltrain.kvstore.worker.server_link import Part, ServerLink
 
-SumUp = Callable[[str, np.ndarray], None]  # replaces an array by the sum of all workers'
+SumUp = Callable[[str, Array], None]  # replaces an array by the sum of all workers'
 
 
 class States:
@@ -52,7 +53,7 @@ class States:
             for handle in [self._request(server, frame) for server in self._servers]:
                 handle.wait()
 
-    def residuals(self, of_servers: bool) -> dict[str, np.ndarray]:
+    def residuals(self, of_servers: bool) -> dict[str, Array]:
         """On worker 0, by owner; `of_servers`: theirs as well."""
         parts = residual.parts_of(self._entries)
         if not parts:
@@ -69,7 +70,7 @@ class States:
             found |= {f"server {number}": np.frombuffer(state, np.uint8) for number, state in enumerate(states)}
         return found
 
-    def load_residuals(self, residuals: dict[str, np.ndarray], of_servers: bool) -> None:
+    def load_residuals(self, residuals: dict[str, Array], of_servers: bool) -> None:
         parts = residual.parts_of(self._entries)
         workers = [array for name, array in residuals.items() if name.startswith("worker ")]
         servers = [array for name, array in residuals.items() if name.startswith("server ")]

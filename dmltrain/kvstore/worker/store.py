@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dmltrain.arrays import Array
 from dmltrain.env import Environment
 from dmltrain.errors import UserError
 from dmltrain.kvstore.base import Handle, Key, Keys, KVStore, keys_and_values, summed
@@ -89,7 +90,7 @@ class DistKVStore(KVStore):
             handle.wait()
         return handle
 
-    def buffers(self, keys: Sequence[Key]) -> list[np.ndarray]:
+    def buffers(self, keys: Sequence[Key]) -> list[Array]:
         return self._transfers.buffers(keys)
 
     def set_gradient_compression(self, parameters: dict[str, Any]) -> None:
@@ -98,7 +99,7 @@ class DistKVStore(KVStore):
     def barrier(self) -> None:
         self._transfers.barrier()
 
-    def all_reduce(self, name: str, array: np.ndarray) -> np.ndarray:
+    def all_reduce(self, name: str, array: Array) -> Array:
         values = np.array(array, np.float64)
         self._transfers.all_reduce(name, values)
         return values
@@ -117,17 +118,18 @@ class DistKVStore(KVStore):
     def load_optimizer_state_bytes(self, states: Sequence[bytes]) -> None:
         self._states.load_servers(states)
 
-    def residuals(self) -> dict[str, np.ndarray]:
+    def residuals(self) -> dict[str, Array]:
         return self._states.residuals(of_servers=not self._stepping)
 
-    def load_residuals(self, residuals: dict[str, np.ndarray]) -> None:
+    def load_residuals(self, residuals: dict[str, Array]) -> None:
         self._states.load_residuals(residuals, of_servers=not self._stepping)
 
     def take_staleness(self) -> float:
-        now = (sum(link.traffic.staleness for link in self._routes.links),
-               sum(link.traffic.values for link in self._routes.links))
-        before, self._staleness_taken = self._staleness_taken, now
-        return (now[0] - before[0]) / max(1, now[1] - before[1])
+        total = float(sum(link.traffic.staleness for link in self._routes.links))
+        count = sum(link.traffic.values for link in self._routes.links)
+        before, self._staleness_taken = self._staleness_taken, (total, count)
+        mean: float = (total - before[0]) / max(1, count - before[1])
+        return mean
 
     def measure_limits(self) -> str:
         if not self._environment.probe:
@@ -140,7 +142,7 @@ class DistKVStore(KVStore):
         return str(self._bound)
 
     def carried(self) -> Carried | None:
-        return self._bound and self._bound.carried()
+        return self._bound.carried() if self._bound else None
 
     def bound(self, carried: Carried, took: float) -> float:
         return self._bound.seconds(carried, took) if self._bound else 0.0

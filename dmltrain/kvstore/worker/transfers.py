@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from dmltrain.arrays import Array
 from dmltrain.errors import UserError
 from dmltrain.kvstore.base import READ, Handle, Key, Keys, as_array, keys_and_values, summed
 from dmltrain.kvstore.transport.shared_memory import Arena
@@ -61,7 +63,7 @@ class Transfers:
         outgoing.send(self._routes.links)
         return self._member.watched(handle)
 
-    def all_reduce(self, name: str, values: np.ndarray) -> None:
+    def all_reduce(self, name: str, values: Array) -> None:
         """Replace `values` (float64) by the sum of all workers' values."""
         key = f"sum of {name} ({values.size})"
         if key not in self._entries:
@@ -70,7 +72,7 @@ class Transfers:
         self.push(key, values.reshape(-1), 0, -1.0)
         self.pull(key, values, 0).wait()
 
-    def buffers(self, keys: Sequence[Key]) -> list[np.ndarray]:
+    def buffers(self, keys: Sequence[Key]) -> list[Array]:
         return [self._buffer(self._entries.find(name)) for name in keys]
 
     def barrier(self) -> None:
@@ -78,7 +80,7 @@ class Transfers:
         self._member.barrier()
         self.waits += Waits(straggler=time.perf_counter() - since)
 
-    def _buffer(self, entry: Entry) -> np.ndarray:
+    def _buffer(self, entry: Entry) -> Array:
         if entry.buffer is None:
             size = entry.size * entry.dtype.itemsize
             shared = self._arena is not None and any(link.link.own_arena for link, _ in entry.ways)
@@ -102,7 +104,7 @@ class Transfers:
               target: Any = None, handle: Handle | None = None) -> None:
         """Add the pushes of all slices to `outgoing`; with `handle` their values go into `target` as well."""
         own = item is entry.buffer  # its size and offset are known
-        array: np.ndarray = item if own else summed(item)
+        array: Array = item if own else summed(item)
         if not own:
             _check_size(name, entry, array)
         entry.pushed = time.perf_counter()
@@ -132,7 +134,7 @@ class Transfers:
         direct = first.flags.c_contiguous and first.flags.writeable
         landing, asked = first.reshape(-1) if direct else np.empty(entry.size, entry.dtype), self._began(entry)
         for array in arrays[1:] if direct else arrays:
-            handle.then(lambda array=array, landing=landing: np.copyto(array, landing.reshape(array.shape)))
+            handle.then(partial(_copy, array, landing))
         for link, part in ways:
             link.expect(Landing(part, cut(landing, part), handle, asked=asked), clock)
 
@@ -155,7 +157,11 @@ def _targets(key: Keys, out: Any) -> tuple[list[Key], list[Any]]:
     return keys, [READ] * len(keys)
 
 
-def _check_size(name: Key, entry: Entry, array: np.ndarray) -> None:
+def _copy(array: Array, landing: Array) -> None:
+    np.copyto(array, landing.reshape(array.shape))
+
+
+def _check_size(name: Key, entry: Entry, array: Array) -> None:
     if array.size != entry.size or array.dtype != entry.dtype:
         raise UserError(f"kvstore: key {name!r} was declared with {entry.size} elements of {entry.dtype.name}; "
                         f"this array has {array.size} of {array.dtype.name}")
