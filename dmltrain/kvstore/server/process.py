@@ -121,7 +121,7 @@ def _listen(address: str) -> socket.socket:
 
 def _rejecting(make_step: MakeStep) -> MakeStep:
     """`make_step` whose errors go back to the worker that sent the spec."""
-    def make(spec: dict[str, Any], key: int, value: Any) -> Step:
+    def make(spec: dict[str, Any], key: int | str, value: Any) -> Step:
         try:
             return make_step(spec, key, value)
         except (ValueError, TypeError, IndexError, AttributeError) as error:
