@@ -156,7 +156,8 @@ def test_a_folder_that_cannot_be_written_is_found_before_training(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="--model-prefix .*cannot write there"):
         checkpoint.prepare(str(tmp_path / "file" / "m"))
-    checkpoint.prepare(str(tmp_path / "new" / "m"))
+    for _ in range(2):  # also where the folder is there already
+        checkpoint.prepare(str(tmp_path / "new" / "m"))
     assert os.listdir(tmp_path / "new") == []
 
 
@@ -167,3 +168,18 @@ def test_another_networks_checkpoint_says_what_differs(tmp_path):
         checkpoint.check(tmp_path, found, {"network": "resnet", "num_layers": 56})
     with pytest.raises(UserError, match="expected format"):
         checkpoint.check(tmp_path, {"weights": 1}, {})
+
+
+def test_the_format_is_the_first():
+    """Files of 0.4 say so, and go on being read."""
+    checkpoint.check("m-0001.pt", {"format": 1}, {})
+    for other in (0, 2, "1", None):
+        with pytest.raises(UserError, match="expected format 1, found"):
+            checkpoint.check("m-0001.pt", {"format": other}, {})
+
+
+def test_a_place_that_is_none_is_named(tmp_path):
+    """Neither the file nor what would be left of it can be reached."""
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot write the checkpoint .*: Not a directory; earlier checkpoints"):
+        checkpoint.write(tmp_path / "file" / "m-0001.pt", archive())

@@ -1,5 +1,6 @@
 """The log lines: exact bytes, one write each, and read back, by us and by MXNet's own tool."""
 
+import io
 import math
 import os
 import re
@@ -275,3 +276,46 @@ def test_mxnets_own_reader_reads_our_small_numbers() -> None:
         [record.value(0, name, 1.2e-05) for name in ("Train-accuracy", "Validation-accuracy", "Time cost")]
     )
     assert ours[0] == pytest.approx([1.2e-05] * 3)
+
+
+def test_where_seconds_went_has_names_that_do_not_change() -> None:
+    """Logs of every version are read by them."""
+    assert record.COMMUNICATION == ("bound", "compute", "own-host", "wire", "server", "straggler")
+    line = record.communication(3, {"bound": 0.5, "own-host": 1.25, "wire": 0.0})
+    assert line.startswith("Epoch[3] Communication: bound=0.5")
+    found = {pair.key: pair.value for pair in record.pairs(line.encode())}
+    assert found == {"bound": 0.5, "own_host": 1.25, "wire": 0.0}
+
+
+def test_a_logger_writes_to_stderr_or_where_it_is_told(capsys: pytest.CaptureFixture) -> None:
+    told = io.StringIO()
+    record.logger(7).info("to stderr")
+    record.logger(7, told).info("to the stream")
+    assert capsys.readouterr().err.endswith(" Node[7] to stderr\n")
+    assert told.getvalue().endswith(" Node[7] to the stream\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "section", "key"),
+    [
+        ("testing-acc", "", "test_accuracy"), ("test", "", "test_accuracy"), ("eval", "", "validation_accuracy"),
+        ("valid-x", "", "validation_x"), ("training x", "", "train_x"), ("Time_cost", "", "seconds"),
+        ("time-cost", "", "seconds"), ("training cost", "", "seconds"), ("lr", "train", "learning_rate"),
+        ("loss", "", "train_loss"), ("loss", "test", "test_loss"), ("_a..b_", "", "a_b"), ("X-x", "", "x_x"),
+        ("acc@1", "", "acc_1"), ("acc@1", "train", "train_accuracy"), ("acc5", "train", "train_top_k_accuracy_5"),
+    ],
+)
+def test_spellings_of_names(name: str, section: str, key: str) -> None:
+    assert record.key(name, section) == key
+
+
+@pytest.mark.parametrize(("value", "text"), [(1e-30, "0." + "0" * 29 + "1"), (1e-31, "1e-31"), (1e30, "1e+30"),
+                                             (-1e30, "-1e+30"), (0.0, "0.000000"), (0.001, "0.001000"),
+                                             (0.00099, "0.00099"), (3, "3")])
+def test_the_edges_of_plain_decimals(value: float, text: str) -> None:
+    assert record.value(0, "Train-x", value) == f"Epoch[0] Train-x={text}"
+
+
+def test_only_a_value_at_the_very_end_may_be_cut_off() -> None:
+    assert [pair.at_end for pair in record.pairs(b"a=1 b=2")] == [False, True]
+    assert [pair.at_end for pair in record.pairs(b"a=1 b=2 ")] == [False, False]

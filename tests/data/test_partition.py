@@ -88,3 +88,10 @@ def test_a_batch_larger_than_a_part_names_the_sizes(batch):
 def test_a_batch_of_nothing():
     with pytest.raises(UserError, match="--batch-size is 0: expected 1 or more"):
         partition.check(11, 2, 0)
+
+
+def test_the_smallest_batch_is_one_sample():
+    partition.check(3, 3, 1)
+    for batch in (0, -1):
+        with pytest.raises(UserError, match=f"--batch-size is {batch}: expected 1 or more"):
+            partition.check(3, 3, batch)

@@ -65,6 +65,14 @@ def test_hosts_are_added_up_one_after_the_other_wherever_the_sum_is_written(host
     assert out.tobytes() == expected.tobytes()
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_the_sum_of_one_is_itself(in_place):
+    part = gradients()[0]
+    out = part if in_place else np.full(LENGTH, np.nan, np.float32)
+    summing.total([[part]], out)
+    assert out.tobytes() == gradients()[0].tobytes()
+
+
 def core():
     made = ServerCore(6, wait_seconds=60.0)
     made.on_hosts(HOSTS)

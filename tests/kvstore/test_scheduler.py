@@ -39,6 +39,18 @@ def test_the_job_starts_when_all_are_there():
     assert actions[0] == Send(EVERYBODY, Start((ServerAddress("127.0.0.1", 9, "", ""),), (WorkerAddress("", ""),) * 2))
 
 
+def test_everybody_learns_where_all_are_and_what_the_job_announces():
+    core = SchedulerCore(2, 2, facts={"probe": True})
+    core.tick(0.0)
+    for node in (("worker", 1), ("server", 1), ("worker", 0), ("server", 0)):  # in any order
+        role, index = node
+        own = Register(f"10.0.0.{index}", 9 + index, "h", f"{role} {index}", f"host {index}")
+        actions = core.handle(node, own, 0.0)
+    servers = tuple(ServerAddress(f"10.0.0.{index}", 9 + index, f"server {index}", f"host {index}") for index in (0, 1))
+    workers = tuple(WorkerAddress(f"worker {index}", f"host {index}") for index in (0, 1))
+    assert actions[0] == Send(EVERYBODY, Start(servers, workers, {"probe": True}))
+
+
 def test_who_is_missing_at_the_start_is_named():
     core = SchedulerCore(2, 1, start_seconds=60.0)
     core.tick(0.0)
@@ -185,3 +197,28 @@ def test_nonsense_is_refused_by_name(node, message, expected):
 def test_an_abort_names_its_author():
     core, _ = started()
     assert reason(core.handle(("server", 0), Abort("disk"), 1.0)) == "server 0 on h0: disk"
+
+
+def test_a_barriers_time_counts_from_its_first_worker_on():
+    core, _ = started(wait_seconds=30.0)
+    core.tick(1.0)
+    core.handle(("worker", 1), Barrier("a"), 4.0)
+    for second in range(5, 35):
+        assert core.tick(float(second)) == []
+        for node in (("worker", 0), ("worker", 1), ("server", 0)):
+            core.handle(node, Heartbeat(), float(second))
+    assert "worker 0 did not come within 31 s" in reason(core.tick(35.0))
+
+
+def test_who_looks_at_the_clock_twice_in_the_limit_has_not_slept():
+    """Half the limit between two looks is no pause of the scheduler's own: silence counts."""
+    core, _ = started(lost_seconds=8.0)
+    assert core.tick(4.0) == core.tick(8.0) == []
+    assert "missed heartbeats for 12 s" in reason(core.tick(12.0))
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_servers_bye_disturbs_no_barrier(others):
+    core, _ = started(2, 2)
+    core.handle(("worker", others), Barrier("a"), 1.0)
+    assert [core.handle(("server", server), Bye(), 1.0) for server in (0, 1)] == [[], []]

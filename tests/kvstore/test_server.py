@@ -1,5 +1,6 @@
 """The server's decisions over an in-memory link that delays, reorders and repeats by seed."""
 
+import io
 import itertools
 import random
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from dmltrain.kvstore import codec
+from dmltrain.kvstore.server import optimizer_state
 from dmltrain.kvstore.server.core import MAX_LAG, Rejected, ServerCore
 from dmltrain.kvstore.server.slice import Work
 from dmltrain.kvstore.transport.message import Declare, Key
@@ -306,6 +308,13 @@ def test_only_a_push_that_completes_a_round_is_not_kept(workers, clocks, complet
     assert taken == [20] * completes
 
 
+def test_a_push_that_would_complete_a_round_is_checked_as_any_other():
+    core = core_of(2)
+    push(core, 0, 0, 1, [1] * 5)
+    with pytest.raises(Rejected, match="worker 1 sends 24 bytes of float32 for key 0 slice 0, expected 20 bytes"):
+        core.completing_buffer(1, 0, 0, 24, 0, 1, np.empty)
+
+
 def test_a_push_is_kept_while_its_round_is_not_next():
     core = core_of(2)
     (_,) = pushed(core, 0, 0, 1, [1] * 5) + pushed(core, 1, 0, 1, [1] * 5)  # under way
@@ -456,3 +465,11 @@ def test_a_values_staleness_counts_the_steps_of_others_since_the_last_pull(other
         core.release(reply)
         staleness.append(reply.staleness)
     assert staleness == [others, others]
+
+
+@pytest.mark.parametrize("compression, expected", [
+    ({"type": "none"}, {"value"}), ({"type": "fp16"}, {"value"}), (TWO_BITS, {"value", "residual"})], ids=str)
+def test_a_state_has_a_rest_only_where_a_codec_leaves_one(compression, expected):
+    core = core_of(2, compression=compression)
+    with np.load(io.BytesIO(optimizer_state.pack(core.slices()))) as state:
+        assert set(state.files) == {f"{key}/0/{name}" for key in (0, 1) for name in expected}
