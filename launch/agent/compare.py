@@ -55,9 +55,9 @@ def _same(destination: Destination, row: Row, host: str) -> Generator[None, None
     folder = stat.S_ISDIR(found.st_mode)
     if folder != (row.kind == FOLDER):
         kind = "a folder" if folder else "a link" if stat.S_ISLNK(found.st_mode) else "no folder"
-        cure = "remove it there, or leave it out with --sync-exclude"
+        fix = "remove it there, or leave it out with --sync-exclude"
         where = shown(os.path.join(destination.path, row.path))
-        raise Refusal(f"{where} is {kind} on {host}, and a {row.kind} where it is copied from: {cure}", 2)
+        raise Refusal(f"{where} is {kind} on {host}, and a {row.kind} where it is copied from: {fix}", 2)
     if row.kind == LINK:
         same = destination.read_link(row.path) == row.target
         if same and found.st_mtime_ns != row.mtime:
@@ -101,12 +101,12 @@ def check_room(destination: Destination, rows: list[Row], host: str) -> Iterator
         replaced = found.st_blocks * 512 if found is not None and found.st_nlink == 1 else 0
         change += -(-row.size // block) * block - replaced
     free = room.f_bavail * room.f_frsize
-    cure = "make room there, choose another --sync-dst-dir, or leave files out with --sync-exclude"
+    fix = "make room there, choose another --sync-dst-dir, or leave files out with --sync-exclude"
     where = f"not enough room in {shown(destination.path)} on {host}"
     if room.f_blocks and peak > free:  # some file systems do not say
-        raise Refusal(f"{where}: {peak / MIB:.1f} MiB needed, {free / MIB:.1f} MiB free; {cure}", 2)
+        raise Refusal(f"{where}: {peak / MIB:.1f} MiB needed, {free / MIB:.1f} MiB free; {fix}", 2)
     if room.f_files and names > room.f_favail:
-        raise Refusal(f"{where}: {names} new files (inodes) needed, {room.f_favail} free; {cure}", 2)
+        raise Refusal(f"{where}: {names} new files (inodes) needed, {room.f_favail} free; {fix}", 2)
 
 
 def make(destination: Destination, rows: list[Row], host: str) -> Iterator[None]:

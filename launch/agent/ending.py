@@ -59,7 +59,7 @@ class Ending:
         return self.find(self.mark, os.getpid()) if self.mark else {}
 
     def look(self, now: float) -> None:
-        """See who is left, and do what the hour asks."""
+        """See who is left; send SIGTERM, or SIGKILL when it is due."""
         found = self.members()
         self.empty_looks = 0 if found else self.empty_looks + 1
         if self.empty_looks >= 2 or now >= self.kill_at + KILL_SECONDS:  # twice, as a fork can slip past one look

@@ -4,7 +4,7 @@ Made with an address, a `Reach` listens there, on a port of the kernel's choice.
 connects to all of them at once. A short exchange makes sure that what answers is the agent of that host in this job:
     the one that connects      sha256(token "?" name of the host it means), 64 hex digits
     the one that listens       sha256(token "!" its own name), 64 hex digits; nothing to one that asked for another
-so neither a stranger's open port nor another host with the same address is taken for the peer.
+so neither an unauthenticated peer nor another host with the same address is taken for the peer.
 
 No threads and nothing that blocks: watch `fileno()`, and `poll()` then and at `deadline`. It goes on answering the
 others after its own result, until `close()`.
@@ -27,7 +27,7 @@ SECONDS = 3.0  # a lost SYN is repeated after 1 s
 WORD_BYTES = 64
 BACKLOG = 1024  # connections: all hosts ask at once
 REFUSED, TIMED_OUT, NO_ROUTE = "refused", "timed out", "no route"
-SILENT, STRANGER = "connected, but no answer", "another program or host answers there"
+SILENT, UNAUTHENTICATED = "connected, but no answer", "another program or host answers there"
 WORDS = {
     errno.ECONNREFUSED: REFUSED,
     errno.ETIMEDOUT: TIMED_OUT,
@@ -36,8 +36,8 @@ WORDS = {
     errno.EADDRNOTAVAIL: NO_ROUTE,
     errno.EACCES: "forbidden by a firewall here",
     errno.EPERM: "forbidden by a firewall here",
-    errno.ECONNRESET: STRANGER,
-    errno.EPIPE: STRANGER,
+    errno.ECONNRESET: UNAUTHENTICATED,
+    errno.EPIPE: UNAUTHENTICATED,
 }
 MIN_RTT = 148  # offset in bytes of tcpi_min_rtt (u32, microseconds) in struct tcp_info, linux/tcp.h; since Linux 4.6
 
@@ -144,7 +144,7 @@ class Call:
             return
         except OSError as error:
             return self._end(error=words(error.errno))
-        self._end(ms=self._milliseconds()) if said == self.answer else self._end(error=STRANGER)
+        self._end(ms=self._milliseconds()) if said == self.answer else self._end(error=UNAUTHENTICATED)
 
     def _milliseconds(self) -> float:
         """The shortest round trip that the kernel saw; where it does not say, by the clock of this busy process."""

@@ -127,8 +127,8 @@ class Receiver:
         self.finish()
         expanded = os.path.expanduser(to.encode("utf-8", "surrogateescape"))
         if not os.path.isabs(expanded):
-            cure = "expected an absolute path, or one that begins with ~/"
-            raise Refusal(f"--sync-dst-dir {shown(expanded)} on {self.host}: {cure}", 2)
+            fix = "expected an absolute path, or one that begins with ~/"
+            raise Refusal(f"--sync-dst-dir {shown(expanded)} on {self.host}: {fix}", 2)
         try:
             self.destination = Destination(expanded)
         except OSError as error:

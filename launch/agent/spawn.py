@@ -46,8 +46,8 @@ class HeldPorts:
             self._sockets[purpose] = bound_socket(address, port)
         except OSError as error:
             what = f"port {port} of {address}" if port else f"a port of {address}"
-            cure = "choose another with --port, or leave --port out to get a free one"
-            raise Refusal(f"{what} on {host} cannot be had: {error.strerror}; {cure}", 2) from None
+            fix = "choose another with --port, or leave --port out to get a free one"
+            raise Refusal(f"{what} on {host} cannot be had: {error.strerror}; {fix}", 2) from None
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -105,15 +105,15 @@ def spawn_refusal(error: OSError, argv: Sequence[str], workdir: str, host: str) 
         if os.path.exists(os.path.join(workdir, name)) and "/" in name:
             return Refusal(f"the interpreter in the first line (#!) of {name} was not found on {host}", 127)
         where = "" if "/" in name else " in PATH"
-        cure = "; a bare script.py is run by the launcher's own Python" if name.startswith("python") else ""
-        message = f"program {name} not found{where} on {host} (working directory {workdir}){cure}"
+        fix = "; a bare script.py is run by the launcher's own Python" if name.startswith("python") else ""
+        message = f"program {name} not found{where} on {host} (working directory {workdir}){fix}"
         return Refusal(message, 127)
     if isinstance(error, PermissionError) and error.filename == workdir:
         return Refusal(f"the working directory {workdir} may not be entered on {host}", 126)
     if isinstance(error, PermissionError):
         return Refusal(f"program {name} is not executable on {host}: chmod +x {name}", 126)
-    cure = "; does its first line lack #! and an interpreter?" if error.errno == errno.ENOEXEC else ""
-    return Refusal(f"program {name} cannot be run on {host}: {error.strerror or error}{cure}", 126)
+    fix = "; does its first line lack #! and an interpreter?" if error.errno == errno.ENOEXEC else ""
+    return Refusal(f"program {name} cannot be run on {host}: {error.strerror or error}{fix}", 126)
 
 
 def environment_here(unset: Collection[str]) -> dict[str, str]:

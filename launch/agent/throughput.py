@@ -19,7 +19,7 @@ import socket
 import statistics
 import time
 
-from launch.agent.reach import SILENT, STRANGER, TIMED_OUT, WORD_BYTES, word, words
+from launch.agent.reach import SILENT, TIMED_OUT, UNAUTHENTICATED, WORD_BYTES, word, words
 from launch.agent.spawn import bound_socket
 
 SECONDS, BYTES = 0.5, 32 << 20  # of sending, each way, by all streams
@@ -159,7 +159,7 @@ class Stream:
     def _meet(self, said: bytes) -> None:
         self.heard += said
         if not said or not self.expected.startswith(self.heard):
-            return self.fail(STRANGER)
+            return self.fail(UNAUTHENTICATED)
         if len(self.heard) == WORD_BYTES:
             self.until = time.monotonic() + SECONDS
             self.watch(READ | WRITE)
@@ -204,7 +204,7 @@ class Call(Stream):
     def all_came(self) -> None:
         said = self.last.strip()
         if not said.isdigit():
-            return self.fail(STRANGER)
+            return self.fail(UNAUTHENTICATED)
         self.found, self.error, self.over = int(said), "", True
 
     def fail(self, error: str) -> None:

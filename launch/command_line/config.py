@@ -92,8 +92,8 @@ class _File:
             raise self._error(key, "config is an option of the command line only: one file cannot name another")
         near = difflib.get_close_matches(name, [*self.rows, PROGRAM], 1)
         options = sorted({_long(row) for row in self.rows.values()} - {"config"})
-        cure = f"did you mean {near[0]}?" if near else f"there is {', '.join([*options, PROGRAM])}"
-        raise self._error(key, f"unknown option {name or 'of this kind'}; {cure}")
+        fix = f"did you mean {near[0]}?" if near else f"there is {', '.join([*options, PROGRAM])}"
+        raise self._error(key, f"unknown option {name or 'of this kind'}; {fix}")
 
     def _option(self, row: Row, node: yaml.Node) -> list[str]:
         """`--name value` for each value of the node."""

@@ -52,9 +52,9 @@ def parse_job(argv: Sequence[str]) -> Asked:
     name = argv[0] if argv else ""
     if name not in VERBS:
         near = difflib.get_close_matches(name, VERBS, 1)
-        cure = f"did you mean {near[0]}?" if near else "dmltrain-job --help explains"
+        fix = f"did you mean {near[0]}?" if near else "dmltrain-job --help explains"
         what = f"unknown verb {name!r}" if name else "no verb given"
-        raise LaunchError(f"{what}: there is {', '.join(VERBS)}; {cure}")
+        raise LaunchError(f"{what}: there is {', '.join(VERBS)}; {fix}")
     return _parse_verb(name, VERBS[name], argv[1:])
 
 

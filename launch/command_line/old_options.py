@@ -124,16 +124,16 @@ _IMAGES = "there are no containers here: each host runs its own Python, or that 
 _QUEUE = "inside an allocation give the nodes it has with --hosts"
 
 
-def _refusals(what: str, cures: Mapping[tuple[str, str], str]) -> tuple[Row, ...]:
+def _refusals(what: str, fixes: Mapping[tuple[str, str], str]) -> tuple[Row, ...]:
     """Rows that refuse; the keys are a name and its value."""
 
-    def refuse(cure: str) -> Apply:
+    def refuse(fix: str) -> Apply:
         def apply(options: Any, value: str, name: str, environ: Mapping[str, str]) -> Any:
-            raise LaunchError(f"{name} is about {what}; {cure}")
+            raise LaunchError(f"{name} is about {what}; {fix}")
 
         return apply
 
-    return tuple(Row((name,), value, f"about {what}; {cure}", refuse(cure)) for (name, value), cure in cures.items())
+    return tuple(Row((name,), value, f"about {what}; {fix}", refuse(fix)) for (name, value), fix in fixes.items())
 
 
 REFUSED = (
@@ -174,7 +174,7 @@ CLUSTERS_ELSEWHERE = {
 
 
 def cluster_elsewhere(name: str) -> str:
-    """Why a cluster of theirs cannot be had, and the cure, as the end of an error; "" for names that are not theirs."""
+    """Why a cluster of theirs cannot be had, and the fix, as the end of an error; "" for names that are not theirs."""
     if name not in CLUSTERS_ELSEWHERE:
         return ""
     return f"it does not ask {CLUSTERS_ELSEWHERE[name]} for hosts; give the hosts you have with -H or --hosts"

@@ -87,7 +87,7 @@ def sentences(outlook: Outlook) -> list[str]:
         return [*said, pays, *_break_even(asked), HONEST]
     words = "This pays only as far as communication hides behind computing" if best >= PAYS else "This will not pay"
     verdict = f"{words}: {asked.workers} workers are {times}; {share}."
-    return [*said, verdict, *_cures(outlook, rows), *_break_even(asked), HONEST]
+    return [*said, verdict, *_fixes(outlook, rows), *_break_even(asked), HONEST]
 
 
 def _remarks(outlook: Outlook) -> list[str]:
@@ -112,18 +112,18 @@ def _remarks(outlook: Outlook) -> list[str]:
 
 def _doubts(computing: Computing) -> list[str]:
     """Why the figures may be wrong."""
-    cure = "measure again when nothing else runs there"
+    fix = "measure again when nothing else runs there"
     said = [f"Not reliable: a worker alone on {host} took {_ms(seconds)} ms a step, but only {_ms(less)} ms as one of "
             f"{number} there. Other work disturbed it, or it has more threads than help; {_ms(less)} ms is taken for "
-            f"both, and the speed-up may be too good: {cure}."
+            f"both, and the speed-up may be too good: {fix}."
             for host, (seconds, number, less) in computing.doubts.items()]  # fmt: skip
     if computing.spread > UNSTEADY and not said:
         said.append(f"Not reliable: steps took unevenly long (the middle half of the measurements spreads over "
-                    f"{100 * computing.spread:.0f} % of the median), as beside other work: {cure}.")  # fmt: skip
+                    f"{100 * computing.spread:.0f} % of the median), as beside other work: {fix}.")  # fmt: skip
     return said
 
 
-def _cures(outlook: Outlook, rows: Sequence[Forecast]) -> list[str]:
+def _fixes(outlook: Outlook, rows: Sequence[Forecast]) -> list[str]:
     """What would make it pay, even with nothing hidden."""
     asked = rows[-1]
     found = []

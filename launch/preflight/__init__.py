@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from launch.agent.reach import NO_ROUTE, REFUSED, SILENT, STRANGER
+from launch.agent.reach import NO_ROUTE, REFUSED, SILENT, UNAUTHENTICATED
 from launch.job.host import Host
 from launch.job.job import OWNED, Job, workdir_of
 
@@ -28,11 +28,11 @@ DISTRIBUTIONS = {"PIL": "pillow", "cv2": "opencv-python", "yaml": "pyyaml", "skl
 
 @dataclass(frozen=True)
 class Problem:
-    """Something wrong on `host` ("" is the whole job): what was found and expected, the cure; `code` 0 is a warning."""
+    """Something wrong on `host` ("" is the whole job): what was found and expected, the fix; `code` 0 is a warning."""
 
     host: str
     message: str
-    cure: str = ""
+    fix: str = ""
     code: int = 0
 
     @property
@@ -43,7 +43,7 @@ class Problem:
     def text(self) -> str:
         """One line."""
         host = f"{self.host}: " if self.host else ""
-        return f"{host}{self.message}{'; ' if self.cure else ''}{self.cure}"
+        return f"{host}{self.message}{'; ' if self.fix else ''}{self.fix}"
 
 
 def request(job: Job, host: Host) -> dict:
@@ -80,15 +80,15 @@ def _of_program(host: Host, facts: Mapping, request: Mapping) -> list[Problem]:
     """The working directory, else the program, else the script."""
     workdir, program, script = (facts.get(name) for name in ("workdir", "program", "script"))
     if workdir and not workdir["exists"]:
-        cure = "copy it there with --sync-dst-dir DIR, or name another with workdir= in the hosts file"
-        return [Problem(host.name, f"the working directory {workdir['path']} does not exist", cure, NOT_FOUND)]
+        fix = "copy it there with --sync-dst-dir DIR, or name another with workdir= in the hosts file"
+        return [Problem(host.name, f"the working directory {workdir['path']} does not exist", fix, NOT_FOUND)]
     found = []
     if program and not program["executable"]:
         found.append(_program(host, program, request))
     elif script and not script["exists"]:
         message = f"script {script['path']} not found (working directory {request['workdir']})"
-        cure = "copy it there with --sync-dst-dir DIR, or name the directory that has it with workdir="
-        found.append(Problem(host.name, message, cure, NOT_FOUND))
+        fix = "copy it there with --sync-dst-dir DIR, or name the directory that has it with workdir="
+        found.append(Problem(host.name, message, fix, NOT_FOUND))
     elif script and not script["readable"]:
         message = f"script {script['path']} cannot be read by the user that runs it"
         found.append(Problem(host.name, message, f"chmod +r {script['path']}", NOT_EXECUTABLE))
@@ -105,11 +105,11 @@ def _program(host: Host, program: Mapping, request: Mapping) -> Problem:
     if program["path"]:
         return Problem(host.name, f"program {program['path']} is not executable", f"chmod +x {name}", NOT_EXECUTABLE)
     if request.get("script"):
-        cure = "name the host's Python with python= in the hosts file"
-        return Problem(host.name, f"Python {name} not found", cure, NOT_FOUND)
+        fix = "name the host's Python with python= in the hosts file"
+        return Problem(host.name, f"Python {name} not found", fix, NOT_FOUND)
     where = f"working directory {request['workdir']}" if "/" in name else "PATH of a non-interactive login there"
-    cure = "give its whole path" + (", or copy it there with --sync-dst-dir DIR" if "/" in name else "")
-    return Problem(host.name, f"program {name} not found ({where})", cure, NOT_FOUND)
+    fix = "give its whole path" + (", or copy it there with --sync-dst-dir DIR" if "/" in name else "")
+    return Problem(host.name, f"program {name} not found ({where})", fix, NOT_FOUND)
 
 
 def _of_python(host: Host, facts: Mapping, request: Mapping) -> list[Problem]:
@@ -213,11 +213,11 @@ def differences(facts: Mapping[str, Mapping]) -> list[Problem]:
 
 
 CHOICE = "choose another with --interface, --subnet or addr="
-CURES = {
+FIXES = {
     REFUSED: f"a firewall there rejects it, or this is not the network that they share: {CHOICE}",
     NO_ROUTE: f"they share no network at this address: {CHOICE}",
     SILENT: "its agent stands still: is that host overloaded?",
-    STRANGER: f"in the network of this host another machine has this address: {CHOICE}",
+    UNAUTHENTICATED: f"in the network of this host another machine has this address: {CHOICE}",
 }
 DROPPED = f"a firewall drops packets to high ports, or this is not the network that they share: {CHOICE}"
 
@@ -226,7 +226,7 @@ def paths(addresses: Mapping[str, str], reached: Mapping[str, Mapping[str, Mappi
     """Who does not reach whom at its address; `reached` are the answers of `launch.agent.reach` by host."""
     return [
         Problem(name, f"cannot reach {peer} at {addresses.get(peer)}: {path['error']}",
-                CURES.get(path["error"], DROPPED), USER)
+                FIXES.get(path["error"], DROPPED), USER)
         for name, peers in reached.items()
         for peer, path in peers.items()
         if path.get("error")

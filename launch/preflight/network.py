@@ -24,7 +24,7 @@ from launch import LaunchError
 from launch.job.host import Host
 
 VIRTUAL = re.compile(r"(docker|podman|virbr|lxcbr|lxdbr|lxc|cni|veth|vnet|vmnet|vboxnet)\d|br-|flannel|cali|kube-")
-CURE = "choose it with --interface NAME or --subnet 10.0.0.0/24, or give addr= in the hosts file"
+FIX = "choose it with --interface NAME or --subnet 10.0.0.0/24, or give addr= in the hosts file"
 LOOPBACK = "127.0.0.1"
 NETWORK = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -53,7 +53,7 @@ Addresses = Mapping[str, Sequence[Address]]  # of each host by name
 
 def choose(hosts: Sequence[Host], interfaces: Mapping[str, Sequence[dict]], interface: str = "", subnet: str = "",
            reached: Mapping[str, str] | None = None) -> dict[str, tuple[str, str]]:  # fmt: skip
-    """(IP, name of its interface) of each host by name; LaunchError names hosts, what they have, and the cure.
+    """(IP, name of its interface) of each host by name; LaunchError names hosts, what they have, and the fix.
 
     `interfaces` are what `launch.agent.interface` found on each; where it found none, an address is taken on trust
     and its interface is "". `reached` are the IPs that SSH reached ("" or missing: unknown).
@@ -119,11 +119,11 @@ def _in_subnet(hosts: Sequence[Host], have: Addresses, subnet: str) -> dict[str,
     return _complete(inside, have, f"--subnet {subnet}: no address in it", "another --subnet, --interface or addr=")
 
 
-def _complete(found: Mapping[str, Address | None], have: Addresses, what: str, cure: str) -> dict[str, Address]:
+def _complete(found: Mapping[str, Address | None], have: Addresses, what: str, fix: str) -> dict[str, Address]:
     without = [name for name, address in found.items() if address is None]
     if without:
         raise LaunchError("\n".join([*(f"{what} on {name}, which has {_listing(have[name])}" for name in without),
-                                     f"use {cure}"]))  # fmt: skip
+                                     f"use {fix}"]))  # fmt: skip
     return {name: address for name, address in found.items() if address}
 
 
@@ -178,7 +178,7 @@ def _routed(name: str, have: Addresses, reached: str) -> Address:
     lines = [f"{host}: {_listing(addresses)}" for host, addresses in have.items()]
     came = f"; SSH reached it at {reached}, which none of its interfaces has" if reached else ""
     raise LaunchError("\n".join([f"no network is common to all hosts, and {name} has no address to be reached at{came}",
-                                 *lines, CURE]))  # fmt: skip
+                                 *lines, FIX]))  # fmt: skip
 
 
 def _refuse_twins(hosts: Sequence[Host], chosen: Mapping[str, Address]) -> None:
@@ -186,8 +186,8 @@ def _refuse_twins(hosts: Sequence[Host], chosen: Mapping[str, Address]) -> None:
     for host in hosts:
         ip = chosen[host.name].ip
         if ip in by_ip:
-            cure = f"one machine is listed once, with slots=; two need addresses of their own: {CURE}"
-            raise LaunchError(f"{by_ip[ip]} and {host.name} have the same address, {chosen[host.name]}; {cure}")
+            fix = f"one machine is listed once, with slots=; two need addresses of their own: {FIX}"
+            raise LaunchError(f"{by_ip[ip]} and {host.name} have the same address, {chosen[host.name]}; {fix}")
         by_ip[ip] = host.name
 
 

@@ -1,4 +1,4 @@
-"""What `--check` prints: a row for each host, who reaches whom in which time, and what is wrong with its cure. Pure.
+"""What `--check` prints: a row for each host, who reaches whom in which time, and what is wrong with its fix. Pure.
 
 `lines(check)` is Markdown, for files and pipes; `lines(check, width)` is drawn with lines and colours for a terminal.
 """
@@ -131,14 +131,14 @@ def _round_trip(host: Host, other: Host, path: Mapping) -> str:
 
 
 def _verdict(check: Check, width: int) -> list[str]:
-    """The problems, fatal ones first, each with its cure below it."""
+    """The problems, fatal ones first, each with its fix below it."""
     text = []
     for problem in sorted(check.problems, key=lambda each: not each.fatal):
         kind = "error" if problem.fatal else "warning"
         host = f"{problem.host}: " if problem.host else ""
         text += [f"{kind}: {host}{line}" if index == 0 else f"  {line}"
                  for index, line in enumerate(problem.message.splitlines())]  # fmt: skip
-        text += [f"  cure: {problem.cure}"] if problem.cure else []
+        text += [f"  fix: {problem.fix}"] if problem.fix else []
     errors = sum(each.fatal for each in check.problems)
     counts = f"{_count(errors, 'error')}, {_count(len(check.problems) - errors, 'warning')}"
     summary = f"{_count(len(check.hosts), 'host')}: {counts}; a job {'cannot' if errors else 'can'} start"

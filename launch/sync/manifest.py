@@ -199,5 +199,5 @@ def opened(where: bytes) -> int | None:
     return descriptor
 
 def unreadable(where: bytes, error: OSError) -> LaunchError:
-    cure = "make it readable, or leave it out with --sync-exclude"
-    return LaunchError(f"cannot read {shown(where)} to copy it: {error.strerror}; {cure}")
+    fix = "make it readable, or leave it out with --sync-exclude"
+    return LaunchError(f"cannot read {shown(where)} to copy it: {error.strerror}; {fix}")

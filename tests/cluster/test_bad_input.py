@@ -1,6 +1,6 @@
 """What users get wrong, through the front door: exit code, what the message names, and that nothing is left or lost.
 
-Every message says what is wrong, where (host, file:line), what was expected and the cure, for every host that it is
+Every message says what is wrong, where (host, file:line), what was expected and the fix, for every host that it is
 wrong on; nothing has run, no file has changed, and the launcher ends soon, however long a host keeps silent.
 """
 
@@ -265,8 +265,8 @@ def test_a_busy_sshd_is_asked_again(bad: Bad, rebooted: Callable, ssh: str):
 def test_a_key_that_no_host_takes_is_told_for_every_host(bad: Bad, ssh: str):
     (bad.testbed.dot_ssh / "authorized_keys").write_text("")
     words = [f"h{number} (--hosts): " for number in (1, 2, 3)]
-    cure = ["ssh-copy-id", "id_ed25519" if ssh == "paramiko" else "Permission denied"]
-    bad.refused(USER, [*words, *cure], *ALL, "--ssh", ssh, bad.program)
+    fix = ["ssh-copy-id", "id_ed25519" if ssh == "paramiko" else "Permission denied"]
+    bad.refused(USER, [*words, *fix], *ALL, "--ssh", ssh, bad.program)
 
 
 @pytest.mark.parametrize("ssh", CHANNELS)
@@ -435,9 +435,9 @@ def test_a_copy_to_where_nothing_can_be_written_is_refused(bad: Bad, rebooted: C
         on(bad.testbed, host, "mkdir", "/tmp/disk")
         on(bad.testbed, host, "mount", "-t", "tmpfs", "-o", "ro", "tmpfs", "/tmp/disk")
     rebooted("h1")
-    cure = "choose another --sync-dst-dir"
+    fix = "choose another --sync-dst-dir"
     words = [f"the folder /tmp/disk/copy to copy to cannot be made on {host}: Read-only" for host in ("h2", "h3")]
-    bad.refused(USER, [*words, cure], *ALL, "--sync-dst-dir", "/tmp/disk/copy", bad.program)
+    bad.refused(USER, [*words, fix], *ALL, "--sync-dst-dir", "/tmp/disk/copy", bad.program)
 
 
 # -- addresses and devices -----------------------------------------------------------------------------------
@@ -483,12 +483,12 @@ def test_an_mpirun_that_is_not_installed_is_told_with_the_packages_that_have_it(
 def test_mpiruns_own_cure_for_root_is_passed_on_and_works(bad: Bad):
     where = [*way("open-mpi", "h1,h2"), "-n", 2, "-s", 0]
     environment = dict.fromkeys(ROOT_MAY_RUN_MPI, "0")
-    cure = "--mpirun-args=--allow-run-as-root"
-    words = ["h1, h2 were not reached: mpirun exited with 1", "has detected an attempt to run as root", cure,
+    fix = "--mpirun-args=--allow-run-as-root"
+    words = ["h1, h2 were not reached: mpirun exited with 1", "has detected an attempt to run as root", fix,
              "OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"]  # fmt: skip
     done = bad.refused(USER, words, *where, bad.program, env=environment)
     assert done.err.count("an attempt to run as root") == 1, "once, not for every host"
-    assert bad.run(*where, cure, bad.program, env=environment).code == 0
+    assert bad.run(*where, fix, bad.program, env=environment).code == 0
     assert bad.ran() == {"h1", "h2"}
 
 

@@ -56,7 +56,7 @@ MARKDOWN = """\
 - error: node|3: no sshd
   here
 - warning: versions differ
-  cure: install the same on all
+  fix: install the same on all
 
 3 hosts: 1 error, 1 warning; a job cannot start"""  # noqa: E501
 

@@ -1,4 +1,4 @@
-"""Every option of dmlc's and MXNet's launchers is ours, works, or is refused with a cure."""
+"""Every option of dmlc's and MXNet's launchers is ours, works, or is refused with a fix."""
 
 from __future__ import annotations
 
@@ -125,8 +125,8 @@ def test_file_cache_is_off_or_refused():
 def test_what_is_refused_says_why_and_what_to_do(row):
     with pytest.raises(LaunchError) as caught:
         row.apply(Fields(), "x" if row.value else "", row.names[0], {})
-    about, _, cure = str(caught.value).partition("; ")
-    assert about.startswith(f"{row.names[0]} is about ") and cure
+    about, _, fix = str(caught.value).partition("; ")
+    assert about.startswith(f"{row.names[0]} is about ") and fix
     assert caught.value.code == 2
 
 

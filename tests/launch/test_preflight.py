@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.agent.reach import REFUSED, STRANGER, TIMED_OUT
+from launch.agent.reach import REFUSED, TIMED_OUT, UNAUTHENTICATED
 from launch.job.host import Host
 from launch.job.job import Job, Setting
 from launch.preflight import OLDEST_PYTHON, Problem, clock_skew, differences, paths, problems, request
@@ -60,7 +60,7 @@ def test_no_such_working_directory(job):
     problem = only(judge(job, replace(HOST, workdir="/nonexistent/run")))
     assert problem.code == 127
     assert problem.message == "the working directory /nonexistent/run does not exist"
-    assert problem.cure == "copy it there with --sync-dst-dir DIR, or name another with workdir= in the hosts file"
+    assert problem.fix == "copy it there with --sync-dst-dir DIR, or name another with workdir= in the hosts file"
 
 
 def test_a_working_directory_that_is_not_writable_is_a_warning(job):
@@ -77,7 +77,7 @@ def test_script_not_found(job):
 
 def test_script_that_cannot_be_read(job):
     problem = only(judge(job, script={"path": "train.py", "exists": True, "readable": False}))
-    assert problem.code == 126 and problem.cure == "chmod +r train.py"
+    assert problem.code == 126 and problem.fix == "chmod +r train.py"
 
 
 def test_no_such_python(job):
@@ -133,14 +133,14 @@ def test_a_module_that_the_hosts_python_lacks(job, empty_python, empty_host):
 
 def test_torch_and_dmltrain_are_installed_as_one(job, empty_python, empty_host):
     problem = only(judge(replace(job, needs=("dmltrain", "torch")), empty_host))
-    assert problem.cure.startswith(f"{empty_python} -m pip install 'dmltrain[torch]', or")
+    assert problem.fix.startswith(f"{empty_python} -m pip install 'dmltrain[torch]', or")
 
 
 def test_dmltrain_with_nothing_to_train_with_is_a_warning(job, empty_python):
     host = replace(HOST, python=empty_python, environment=(("PYTHONPATH", str(ROOT)),))
     problem = only(judge(replace(job, needs=("dmltrain",)), host))
     assert not problem.fatal
-    assert "neither torch nor mxnet" in problem.message and "'dmltrain[torch]'" in problem.cure
+    assert "neither torch nor mxnet" in problem.message and "'dmltrain[torch]'" in problem.fix
 
 
 def test_what_a_module_beside_the_script_may_provide_is_a_warning(job, empty_host):
@@ -206,7 +206,7 @@ def test_gpus_that_are_not_there(job, have, message):
 @pytest.mark.parametrize(("skew", "words"), [(2.5, "2.5 s ahead of"), (-61.0, "61.0 s behind")])
 def test_a_clock_that_is_wrong_is_a_warning(job, skew, words):
     problem = only(judge(job, skew=skew))
-    assert not problem.fatal and words in problem.message and "chrony" in problem.cure
+    assert not problem.fatal and words in problem.message and "chrony" in problem.fix
 
 
 def test_the_skew_leaves_out_what_the_probe_and_the_way_took():
@@ -219,8 +219,8 @@ def test_too_few_open_files_are_a_warning(job):
     job = replace(job, num_workers=100, num_servers=100)
     assert judge(job, open_files=[4096, 4096]) == judge(job, open_files=[-1, -1]) == []
     soft = only(judge(job, open_files=[1024, 4096]))
-    assert not soft.fatal and "1024 files, this job's may need 1060" in soft.message and "ulimit -n" in soft.cure
-    assert "as root" in only(judge(job, open_files=[1024, 1024])).cure
+    assert not soft.fatal and "1024 files, this job's may need 1060" in soft.message and "ulimit -n" in soft.fix
+    assert "as root" in only(judge(job, open_files=[1024, 1024])).fix
 
 
 def test_disks_nearly_full_are_warnings(job):
@@ -246,7 +246,7 @@ def test_what_is_not_known_is_not_wrong(job):
 def test_paths_that_fail_are_named_with_their_cure():
     reached = {
         "h1": {"h2": {"ms": 0.2}, "h3": {"error": TIMED_OUT}},
-        "h2": {"h1": {"error": REFUSED}, "h3": {"error": STRANGER}},
+        "h2": {"h1": {"error": REFUSED}, "h3": {"error": UNAUTHENTICATED}},
     }
     found = paths({"h1": "10.0.0.1", "h2": "10.0.0.2", "h3": "10.0.0.3"}, reached)
     assert [(each.host, each.message) for each in found] == [
@@ -254,4 +254,4 @@ def test_paths_that_fail_are_named_with_their_cure():
         ("h2", "cannot reach h1 at 10.0.0.1: refused"),
         ("h2", "cannot reach h3 at 10.0.0.3: another program or host answers there"),
     ]
-    assert all(each.code == 2 and "--subnet" in each.cure for each in found)
+    assert all(each.code == 2 and "--subnet" in each.fix for each in found)

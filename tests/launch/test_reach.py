@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from launch.agent.reach import NO_ROUTE, REFUSED, SECONDS, SILENT, STRANGER, TIMED_OUT, Reach
+from launch.agent.reach import NO_ROUTE, REFUSED, SECONDS, SILENT, TIMED_OUT, UNAUTHENTICATED, Reach
 from tests.launch.conftest import DEADLINE, ROOT
 
 TOKEN = "train-0123"
@@ -90,7 +90,7 @@ def test_a_strangers_port_is_not_taken_for_the_peer(agents, stranger, answer):
             pass
         question = connection.recv(1000)
         connection.sendall(question if answer is None else answer)
-    assert finish(first) == [{"h7": {"error": STRANGER}}]
+    assert finish(first) == [{"h7": {"error": UNAUTHENTICATED}}]
 
 
 def test_another_host_or_another_job_is_not_taken_for_the_peer(agents):
@@ -99,7 +99,7 @@ def test_another_host_or_another_job_is_not_taken_for_the_peer(agents):
     try:
         first.begin([["h9", *address(second)], ["h7", *address(other)], ["itself", *address(first)]])
         result = finish_first(first, second, other)
-        assert result == dict.fromkeys(["h9", "h7", "itself"], {"error": STRANGER})
+        assert result == dict.fromkeys(["h9", "h7", "itself"], {"error": UNAUTHENTICATED})
     finally:
         other.close()
 

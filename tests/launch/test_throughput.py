@@ -13,7 +13,7 @@ import pytest
 
 from launch.agent.commands import Measure
 from launch.agent.events import Bound, Measured, Probed, Reached, Ready
-from launch.agent.reach import REFUSED, SILENT, STRANGER
+from launch.agent.reach import REFUSED, SILENT, UNAUTHENTICATED
 from launch.agent.throughput import Throughput, rate
 from launch.job.host import Host
 from launch.job.job import Job
@@ -55,7 +55,7 @@ def test_both_ways_are_measured_again_and_again(agents):
 
 def test_a_stranger_is_not_taken_for_the_peer_and_a_closed_port_is_said(agents):
     address, port = agents[1].listener.getsockname()
-    assert measure(agents, ["c", address, port]) == {"peer": "c", "error": STRANGER}
+    assert measure(agents, ["c", address, port]) == {"peer": "c", "error": UNAUTHENTICATED}
     with socket.create_server(("127.0.0.3", 0)) as closed:
         gone = closed.getsockname()
     assert measure(agents, ["b", *gone]) == {"peer": "b", "error": REFUSED}

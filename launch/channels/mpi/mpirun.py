@@ -174,5 +174,5 @@ def sweep(told: str) -> None:
 def complaint(mpirun: Mpirun) -> str:
     """What it said when it ended too soon, and what a user of ours can do about it."""
     said = mpirun.said
-    cure = f"\n{ROOT_CURE}" if ROOT.search(said) else ""
-    return (f"{mpirun.fate()}, having said\n{said}" if said else f"{mpirun.fate()} without a word") + cure
+    fix = f"\n{ROOT_CURE}" if ROOT.search(said) else ""
+    return (f"{mpirun.fate()}, having said\n{said}" if said else f"{mpirun.fate()} without a word") + fix

@@ -26,7 +26,7 @@ DEFAULT_IDENTITIES = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 DEFAULT_USER_KNOWN = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
 DEFAULT_GLOBAL_KNOWN = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
 INCLUDE_DEPTH = 16  # as ssh's own
-CURE = "or leave it to the system's ssh with --ssh system"
+FIX = "or leave it to the system's ssh with --ssh system"
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Config:
             found = SSHConfig.from_text(f"{text}\n{self._text}").lookup(target.name)
             return _settings(found, bool(target.identity))
         except (ConfigParseError, CouldNotCanonicalize, ValueError, KeyError, ImportError) as error:
-            raise LaunchError(f"{USER_FILE} or {SYSTEM_FILE}, for {target.name}: {error}; mend it, {CURE}") from None
+            raise LaunchError(f"{USER_FILE} or {SYSTEM_FILE}, for {target.name}: {error}; mend it, {FIX}") from None
 
 
 def _settings(found: dict, given: bool) -> Settings:
@@ -144,7 +144,7 @@ def _lines(path: Path, depth: int, block: str = "Host *") -> Iterator[str]:
     except FileNotFoundError:
         return
     except (OSError, UnicodeDecodeError) as error:
-        raise LaunchError(f"{path} cannot be read: {error}; mend it, {CURE}") from None
+        raise LaunchError(f"{path} cannot be read: {error}; mend it, {FIX}") from None
     for line in text.splitlines():
         keyword, _, value = line.strip().replace("=", " ", 1).partition(" ")
         if keyword.lower() == "include" and depth < INCLUDE_DEPTH:

@@ -13,7 +13,7 @@ from launch.job.host import Host
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127  # exit codes of a shell
 PYTHON_2 = "Unknown option: -I"  # what Python 2 says to the agent's command line
-CURE = "install Python 3.8 or later there, or say where it is with python=PATH in the hosts file"
+FIX = "install Python 3.8 or later there, or say where it is with python=PATH in the hosts file"
 
 
 class Starting(Protocol):
@@ -62,13 +62,13 @@ def explain(failure: NoAgent, host: Host) -> LaunchError:
     python, said = host.python or "python3", " ".join(failure.err)
     last = "".join(f" ({line})" for line in failure.err[-1:])
     if old := re.search(rf"{re.escape(TOO_OLD)} (\S+)", said):
-        return LaunchError(f"{label(host)}: {python} there is Python {old[1]}, too old: {CURE}")
+        return LaunchError(f"{label(host)}: {python} there is Python {old[1]}, too old: {FIX}")
     if PYTHON_2 in said:
-        return LaunchError(f"{label(host)}: {python} there is Python 2, too old: {CURE}")
+        return LaunchError(f"{label(host)}: {python} there is Python 2, too old: {FIX}")
     if failure.code == NOT_FOUND:
-        return LaunchError(f"{label(host)}: there is no {python} there{last}: {CURE}")
+        return LaunchError(f"{label(host)}: there is no {python} there{last}: {FIX}")
     if failure.code == NOT_EXECUTABLE:
-        return LaunchError(f"{label(host)}: {python} there cannot be executed{last}: {CURE}")
+        return LaunchError(f"{label(host)}: {python} there cannot be executed{last}: {FIX}")
     came = f"; instead came: {failure.out[-500:]}" if failure.out else ""
     message = f"{label(host)}: the agent did not start: it {failure.how}{came}; does ssh {host.target} true work?"
     return LaunchError(message, 125)
@@ -76,5 +76,5 @@ def explain(failure: NoAgent, host: Host) -> LaunchError:
 
 def silent(host: Host, seconds: float) -> LaunchError:
     """It was reached, but no agent spoke in time."""
-    cure = "a slow login script or a slow file system? --connect-timeout gives it longer"
-    return LaunchError(f"{label(host)}: the agent did not start within {seconds:g} s: {cure}", 125)
+    fix = "a slow login script or a slow file system? --connect-timeout gives it longer"
+    return LaunchError(f"{label(host)}: the agent did not start within {seconds:g} s: {fix}", 125)

@@ -111,7 +111,7 @@ def known(settings: Settings) -> list[Entry]:
 
 
 def verify(key: Key, settings: Settings, host: str, accept_new: bool) -> None:
-    """Return when `key` may be trusted; LaunchError with fingerprint and cure when not. `host` is for words."""
+    """Return when `key` may be trusted; LaunchError with fingerprint and fix when not. `host` is for words."""
     found = known(settings)
     same = [entry for entry in found if entry.key == key]
     if revoked := [entry for entry in same if entry.marker == "@revoked"]:
@@ -143,10 +143,10 @@ def _unknown(key: Key, settings: Settings, host: str) -> str:
         scan = shlex.join(["ssh-keyscan", *port, "-t", "ecdsa", settings.hostname])
     files = settings.user_known_hosts or (Path("~/.ssh/known_hosts"),)
     behind = settings.hops or settings.proxy_command or settings.known_as  # ssh-keyscan knows no such way
-    cure = f"add {FLAG}" if behind else f"accept it with {scan} >> {files[0]} or with {FLAG}"
+    fix = f"add {FLAG}" if behind else f"accept it with {scan} >> {files[0]} or with {FLAG}"
     return (
         f"{host}: its host key is not known here: {listed_name(settings)} shows {key.kind} {key.fingerprint}; compare "
-        f"that with what its owner says, then {cure}"
+        f"that with what its owner says, then {fix}"
     )
 
 

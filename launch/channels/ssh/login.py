@@ -112,8 +112,8 @@ class _Login:
                 wait = pause * random.uniform(0.5, 1)
                 if self.deadline.left <= wait:
                     tried = f"for {self.deadline.seconds:g} s {error}"
-                    cure = "raise MaxStartups in its sshd_config, or is that port another program's?"
-                    raise LaunchError(f"{self.label}: {tried}; {cure}", UNREACHABLE) from None
+                    fix = "raise MaxStartups in its sshd_config, or is that port another program's?"
+                    raise LaunchError(f"{self.label}: {tried}; {fix}", UNREACHABLE) from None
             time.sleep(wait)
             pause = min(2 * pause, RETRY_SECONDS[1])
 
@@ -146,15 +146,15 @@ class _Login:
         except TimeoutError:
             raise self._late(f"no answer from {settings.destination}") from None
         except socket.gaierror as error:
-            cure = "correct the name in the hosts file, or give its address with HostName in ~/.ssh/config"
+            fix = "correct the name in the hosts file, or give its address with HostName in ~/.ssh/config"
             why = f"the name {settings.hostname} is not known: {error.strerror}"
-            raise LaunchError(f"{self.label}: {why}; {cure}") from None
+            raise LaunchError(f"{self.label}: {why}; {fix}") from None
         except OSError as error:
-            cure = {
+            fix = {
                 errno.ECONNREFUSED: "is sshd running there, and on that port?",
                 errno.ECONNRESET: "is sshd running there, and on that port?",
             }.get(error.errno or 0, "is the host up and on this network?")
-            message = f"{self.label}: no connection to {settings.destination}: {error.strerror or error}; {cure}"
+            message = f"{self.label}: no connection to {settings.destination}: {error.strerror or error}; {fix}"
             raise LaunchError(message, UNREACHABLE) from None
 
     def _through_hops(self) -> Line:
@@ -250,9 +250,9 @@ class _Login:
 
     def _denied(self, why: str) -> LaunchError:
         what = f"{self._there} denies {self.settings.user} the login: {why}"
-        cure = "put your public key there with ssh-copy-id, or name another key with --identity or another user@"
-        return LaunchError(f"{self.label}: {what}; {cure}; {OTHER_WAY}")
+        fix = "put your public key there with ssh-copy-id, or name another key with --identity or another user@"
+        return LaunchError(f"{self.label}: {what}; {fix}; {OTHER_WAY}")
 
     def _late(self, what: str) -> LaunchError:
-        cure = "is the host up and on this network? --connect-timeout gives it longer"
-        return LaunchError(f"{self.label}: {what} within {self.deadline.seconds:g} s; {cure}", UNREACHABLE)
+        fix = "is the host up and on this network? --connect-timeout gives it longer"
+        return LaunchError(f"{self.label}: {what} within {self.deadline.seconds:g} s; {fix}", UNREACHABLE)

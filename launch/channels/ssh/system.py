@@ -171,13 +171,13 @@ class SystemChannel(ProcessChannel):
 
 def _late(host: Host, seconds: float, said: str) -> LaunchError:
     last = "".join(f" ({line})" for line in said.splitlines()[-1:])
-    cure = "is the host up and on this network? --connect-timeout gives it longer"
+    fix = "is the host up and on this network? --connect-timeout gives it longer"
     what = f"ssh got no answer from {host.target} within {seconds:g} s{last}"
-    return LaunchError(f"{label(host)}: {what}; {cure}", UNREACHABLE)
+    return LaunchError(f"{label(host)}: {what}; {fix}", UNREACHABLE)
 
 
 def _login_error(said: str, host: Host, ssh: Ssh, seconds: float) -> LaunchError:
-    """What ssh said on standard error, as one sentence with a cure."""
+    """What ssh said on standard error, as one sentence with a fix."""
     where = label(host)
     by_hand = shlex.join([*ssh.command, *ssh.given(host), host.target])
     if "HOST IDENTIFICATION HAS CHANGED" in said:
@@ -187,18 +187,18 @@ def _login_error(said: str, host: Host, ssh: Ssh, seconds: float) -> LaunchError
             f"{where}: its host key is not known here: run {by_hand} once, which shows its fingerprint and asks, "
             "or add --accept-new-host-keys"
         )
-    for pattern, cure, code in FAILURES:
+    for pattern, fix, code in FAILURES:
         if found := re.search(rf"^.*(?:{pattern}).*$", said, re.MULTILINE):
             before = said[: found.start()].strip().splitlines()[-1:]  # a ProxyCommand's own words, perhaps
             what = ": ".join([*before, found[0].removeprefix("ssh: ").strip()])
-            return LaunchError(f"{where}: {what}; {cure}", code)
+            return LaunchError(f"{where}: {what}; {fix}", code)
     if re.search("timed out|Timeout", said):
         return _late(host, seconds, said)
     last = said.splitlines()[-1:] or ["it said nothing; perhaps the remote command was killed"]
     return LaunchError(f"{where}: ssh failed: {last[0]}; does {by_hand} true work?", UNREACHABLE)
 
 
-# (what ssh says, the cure, exit code)
+# (what ssh says, the fix, exit code)
 FAILURES = (
     ("Could not resolve hostname", "correct the name in the hosts file, or give its address with HostName in "
      "~/.ssh/config", 2),
@@ -224,8 +224,8 @@ def _changed(said: str) -> str:
     path, number = Path(offending[1]), int(offending[2])
     old = "".join(entry.key.fingerprint for entry in entries([path]) if entry.number == number)
     forget = re.search(r"ssh-keygen .*-R .*", said)
-    cure = forget[0].strip() if forget else f"ssh-keygen -f {path} -R HOST"
+    fix = forget[0].strip() if forget else f"ssh-keygen -f {path} -R HOST"
     return (
         f"{changed}, but {path}:{number} has {old} for it; someone may be in between, or it was installed anew: in "
-        f"that case forget the old key with {cure}"
+        f"that case forget the old key with {fix}"
     )

@@ -52,8 +52,8 @@ def _patterns(option: str, text: str, hosts: Sequence[Host]) -> list[Pattern]:
     for pattern in patterns:
         if not any(pattern.matches(host) for host in hosts):
             near = get_close_matches(pattern.text, [host.name for host in hosts], 1)
-            cure = f"is it {near[0]}?" if near else f"there is {_listed(hosts)}"
-            raise LaunchError(f"{option} {pattern.text}: no host has such a name; {cure}")
+            fix = f"is it {near[0]}?" if near else f"there is {_listed(hosts)}"
+            raise LaunchError(f"{option} {pattern.text}: no host has such a name; {fix}")
     return patterns
 
 
