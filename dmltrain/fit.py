@@ -205,10 +205,9 @@ def steps(run: Run, epoch: int) -> tuple[Sums, float]:
 
 
 def training_batches(run: Run, epoch: int) -> TrainBatches:
-    options, dataset, store = run.options, run.dataset, run.store
-    order = partition.epoch_order(len(dataset.train), options.seed, epoch)
-    return TrainBatches(dataset.train, dataset.augment, dataset.image_shape,
-                        partition.shard(order, store.rank, store.num_workers), options.batch_size, run.batches,
+    options, split, store = run.options, run.dataset.train, run.store
+    order = partition.epoch_order(len(split), options.seed, epoch)
+    return TrainBatches(split, partition.shard(order, store.rank, store.num_workers), options.batch_size, run.batches,
                         options.seed, epoch, store.rank, store.num_workers, options.data_nthreads)
 
 
@@ -222,7 +221,7 @@ def validate(run: Run, epoch: int) -> None:
     """Accuracy over the whole validation set; each worker counts its own part, all log the same."""
     dataset, store = run.dataset, run.store
     shard = partition.validation_shard(len(dataset.validation), store.rank, store.num_workers)
-    for batch in EvalBatches(dataset.validation, dataset.augment, dataset.image_shape, shard, run.options.batch_size):
+    for batch in EvalBatches(dataset.validation, shard, run.options.batch_size):
         run.trainer.evaluate(batch.images, batch.labels)
     counted = run.trainer.take_sums()
     whole = Sums.of(store.all_reduce("validation", np.array(counted.values())))

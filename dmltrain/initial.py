@@ -2,7 +2,7 @@
 
 Only additions, multiplications, divisions and square roots of float64 follow the raw bits, which IEEE 754 rounds the
 same way everywhere; `numpy.log` and friends are not (they differ between processors in their last bit), so workers on
-unlike machines would not start alike. Why raw bits: see dmltrain/data/random_bits.py.
+unlike machines would not start alike. Why raw bits: see dmltrain/random_bits.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from math import prod, sqrt
 
 import numpy as np
 
-from dmltrain.data import random_bits
+from dmltrain import random_bits
 from dmltrain.layers import Network, Parameter
 
 XAVIER_MAGNITUDE = 2  # variance of a weight times its fan-in (He et al. 2015), MXNet's choice for image classification

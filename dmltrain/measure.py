@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from dmltrain import backends, data, env, kvstore, models
-from dmltrain.data import cifar10, digits, mnist, synthetic
+from dmltrain.data import synthetic
 from dmltrain.data.batches import Batch, TrainBatches
 from dmltrain.data.dataset import Dataset
 from dmltrain.kvstore import codec
@@ -30,9 +30,6 @@ from dmltrain.layers import Network
 from dmltrain.options import Options
 
 MARK = "DMLTRAIN_MEASURE"
-NUM_CLASSES = 10  # of each of these
-SHAPES = {"cifar10": cifar10.DEFAULT_SHAPE, "digits": digits.SHAPE, "mnist": mnist.SHAPE,
-          "synthetic": synthetic.DEFAULT_SHAPE}  # what the network is fed, where --image-shape does not say otherwise
 BATCHES = 8  # of made-up images, used again and again
 WARM_UP = 2  # steps: memory is allocated, networks are compiled, libraries choose their algorithms
 BLOCK_SECONDS = 0.2  # steps are timed in blocks: to wait for a GPU after each would slow it down
@@ -48,11 +45,13 @@ def line(options: Options, seconds: float) -> str:
 
 def measure(options: Options, seconds: float) -> dict[str, Any]:
     """What the line says; `model_bytes` are those of one worker's gradients, as float32."""
-    shape = options.image_shape or SHAPES[options.dataset]
-    network = models.create(options.network, options.num_layers, NUM_CLASSES, shape)
+    known = data.DATASETS[options.dataset]
+    shape = options.image_shape or known.image_shape
+    network = models.create(options.network, options.num_layers, known.num_classes, shape)
     serial = replace(options, kv_store="local", gc_type="none", staleness=None, update_on_kvstore=0)
     made = backends.TABLE[options.backend].trainer(network, serial, kvstore.create("local", backend=options.backend))
-    batches = endless(data.load("synthetic", num_examples=BATCHES * options.batch_size, image_shape=shape), options)
+    batches = endless(synthetic.load(num_examples=BATCHES * options.batch_size, image_shape=shape,
+                                     num_classes=known.num_classes), options)
 
     def step() -> None:
         batch = next(batches)
@@ -125,8 +124,8 @@ def endless(dataset: Dataset, options: Options) -> Iterator[Batch]:
     """Batches made as in training, in the background."""
     order, epoch = np.arange(len(dataset.train)), 0
     while True:
-        yield from TrainBatches(dataset.train, dataset.augment, dataset.image_shape, order, options.batch_size, BATCHES,
-                                options.seed, epoch, 0, 1, options.data_nthreads)
+        yield from TrainBatches(dataset.train, order, options.batch_size, BATCHES, options.seed, epoch, 0, 1,
+                                options.data_nthreads)
         epoch += 1
 
 

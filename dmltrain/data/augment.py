@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dmltrain.data import random_bits
+from dmltrain import random_bits
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Augmentation:
 
 @dataclass(frozen=True, eq=False)
 class Draws:
-    """The random numbers of one epoch, by position in its permutation: top, left int64 (N,), mirror bool (N,)."""
+    """The random numbers of samples, by position in the epoch's permutation: top, left int64 (N,), mirror bool (N,)."""
 
     top: np.ndarray  # of the crop, in pixels of the padded image
     left: np.ndarray
@@ -43,15 +43,24 @@ class Draws:
 
 def draw(augmentation: Augmentation, height: int, width: int, num_examples: int, seed: int, epoch: int) -> Draws:
     """Crop and mirror of each position of the epoch, for images of height x width pixels."""
-    bits = random_bits.words(num_examples, seed, epoch, random_bits.AUGMENTATION)
+    return choose(augmentation, height, width, words(num_examples, seed, epoch))
+
+
+def words(num_examples: int, seed: int, epoch: int) -> np.ndarray:
+    """The randomness of each position of the epoch, uint64 (num_examples,)."""
+    return random_bits.words(num_examples, seed, epoch, random_bits.AUGMENTATION)
+
+
+def choose(augmentation: Augmentation, height: int, width: int, bits: np.ndarray) -> Draws:
+    """Crop and mirror from random words, for images of height x width pixels."""
     tops, lefts = _choices(augmentation, height, width)
     return Draws(_below(bits, tops), _below(bits >> np.uint64(24), lefts),
                  (bits >> np.uint64(63)).astype(bool) & augmentation.mirror)
 
 
 def training_images(images: np.ndarray, samples: np.ndarray, augmentation: Augmentation, draws: Draws,
-                    positions: slice) -> np.ndarray:
-    """The samples, augmented: float32 (n, C, h, w). `positions`: where these samples are in the epoch's permutation."""
+                    positions: slice = slice(None)) -> np.ndarray:
+    """The samples, augmented: float32 (n, C, h, w). `positions`: of `draws`, for these samples."""
     crops = _crop(images, samples, augmentation, draws.top[positions], draws.left[positions])
     flipped = draws.mirror[positions]
     crops[flipped] = crops[flipped, :, :, ::-1]

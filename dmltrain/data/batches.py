@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dmltrain.data import augment
-from dmltrain.data.augment import Augmentation
-from dmltrain.data.dataset import Split
+from dmltrain.data.dataset import Samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,19 +28,16 @@ class Batch:
 class TrainBatches:
     """One epoch of a worker's training batches, shuffled by its shard of the order, augmented.
 
-    order_shard: `partition.shard(epoch_order(...), rank, num_workers)`; image_shape: (C, H, W) of the batches.
-    After the shard's end batches are short, down to (0, C, H, W), until `num_batches` of them are done.
+    order_shard: `partition.shard(epoch_order(...), rank, num_workers)`. After the shard's end batches are short, down
+    to (0, C, H, W), until `num_batches` of them are done.
     """
 
-    def __init__(self, split: Split, augmentation: Augmentation, image_shape: tuple[int, int, int],
-                 order_shard: np.ndarray, batch_size: int, num_batches: int, seed: int, epoch: int, rank: int,
-                 num_workers: int, threads: int = 1) -> None:
-        _check_shape(split, augmentation, image_shape)
-        self._split, self._augmentation, self._shard = split, augmentation, order_shard
+    def __init__(self, split: Samples, order_shard: np.ndarray, batch_size: int, num_batches: int, seed: int,
+                 epoch: int, rank: int, num_workers: int, threads: int = 1) -> None:
+        self._split, self._shard = split, order_shard
         self._batch_size, self._num_batches, self._threads = batch_size, num_batches, threads
         self._rank, self._num_workers = rank, num_workers
-        height, width = split.images.shape[2:]
-        self._draws = augment.draw(augmentation, height, width, len(split), seed, epoch)
+        self._words = augment.words(len(split), seed, epoch)
 
     def __len__(self) -> int:
         return self._num_batches
@@ -54,8 +50,7 @@ class TrainBatches:
         samples = self._shard[start : start + self._batch_size]
         first = self._rank + start * self._num_workers  # in the epoch's permutation
         positions = slice(first, first + len(samples) * self._num_workers, self._num_workers)
-        images = augment.training_images(self._split.images, samples, self._augmentation, self._draws, positions)
-        return Batch(images, self._split.labels[samples], index)
+        return Batch(*self._split.training(samples, self._words[positions]), index)
 
 
 class EvalBatches:
@@ -64,10 +59,9 @@ class EvalBatches:
     shard: `partition.validation_shard(...)`; num_batches: None for as many as the shard needs (none if it is empty).
     """
 
-    def __init__(self, split: Split, augmentation: Augmentation, image_shape: tuple[int, int, int],
-                 shard: np.ndarray, batch_size: int, num_batches: int | None = None, threads: int = 1) -> None:
-        _check_shape(split, augmentation, image_shape)
-        self._split, self._augmentation, self._shard, self._batch_size = split, augmentation, shard, batch_size
+    def __init__(self, split: Samples, shard: np.ndarray, batch_size: int, num_batches: int | None = None,
+                 threads: int = 1) -> None:
+        self._split, self._shard, self._batch_size = split, shard, batch_size
         self._num_batches = -(-len(shard) // batch_size) if num_batches is None else num_batches
         self._threads = threads
 
@@ -79,8 +73,7 @@ class EvalBatches:
 
     def _batch(self, index: int) -> Batch:
         samples = self._shard[index * self._batch_size : (index + 1) * self._batch_size]
-        images = augment.evaluation_images(self._split.images, samples, self._augmentation)
-        return Batch(images, self._split.labels[samples], index)
+        return Batch(*self._split.evaluation(samples), index)
 
 
 def ahead(make: Callable[[int], Batch], count: int, threads: int) -> Iterator[Batch]:
@@ -96,9 +89,3 @@ def ahead(make: Callable[[int], Batch], count: int, threads: int) -> Iterator[Ba
             yield waiting.popleft().result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _check_shape(split: Split, augmentation: Augmentation, image_shape: tuple[int, int, int]) -> None:
-    fed = (split.images.shape[1], *augmentation.crop)
-    if tuple(image_shape) != fed:
-        raise ValueError(f"image_shape {tuple(image_shape)}, but the crops are {fed}")

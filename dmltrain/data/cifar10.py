@@ -15,9 +15,10 @@ import numpy as np
 from dmltrain.data import cifar10_files, source
 from dmltrain.data.augment import Augmentation
 from dmltrain.data.cifar10_files import BASE_URL, CIFAR10, Files
-from dmltrain.data.dataset import Dataset, Split, check_shape, examples_to_use
+from dmltrain.data.dataset import Dataset, Description, Split, check_shape, examples_to_use
 
 SHAPE = (3, 32, 32)
+NUM_CLASSES = 10
 DEFAULT_SHAPE = (3, 28, 28)
 PAD = 4
 # Per channel (R, G, B) over the training images, in units of uint8: 255 x (0.4914, 0.4822, 0.4465) and, for std,
@@ -41,14 +42,17 @@ def load(data_dir: str | Path | None = None, *, num_examples: int | None = None,
     needed = files.train[: -(-count // rows)]
     folder = source.folder(data_dir, "cifar10")
     images, labels = np.empty((count, *SHAPE), np.uint8), np.empty(count, np.int64)
+    augmentation = Augmentation(crop=shape[1:], pad=PAD, mirror=True, mean=MEAN, std=STD)
     validation = None
     for batch, arrays in cifar10_files.read(folder, (*needed, files.test), files, download, base_url):
         if batch == files.test:
-            validation = Split(*arrays)
+            validation = Split(*arrays, augmentation)
         else:
             start = needed.index(batch) * rows
             images[start : start + rows] = arrays[0][: count - start]
             labels[start : start + rows] = arrays[1][: count - start]
     assert validation is not None  # read() gives every batch or raises
-    augmentation = Augmentation(crop=shape[1:], pad=PAD, mirror=True, mean=MEAN, std=STD)
-    return Dataset("cifar10", Split(images, labels), validation, 10, shape, augmentation)
+    return Dataset("cifar10", Split(images, labels, augmentation), validation, NUM_CLASSES, shape)
+
+
+DESCRIPTION = Description(NUM_CLASSES, DEFAULT_SHAPE, load)

@@ -1,19 +1,63 @@
-"""What a loader returns: images and labels in memory, and how they become what the network is fed."""
+"""What a data set is: what it says of itself before anything is loaded, and how it gives its samples.
 
-from dataclasses import dataclass
+Nothing outside supposes that a data set fits in memory, or that its images have one size: a split gives the network's
+input for the samples it is asked for, augmented and cropped by itself. `Split` holds images in memory and prepares a
+batch at a time; `OneByOne` makes batches of samples that are read and decoded when they are needed.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
+from dmltrain.arrays import Array
+from dmltrain.data import augment as augmenting
 from dmltrain.data.augment import Augmentation
 from dmltrain.errors import UserError
+
+Shape = tuple[int, int, int]
+Inputs = tuple[Array, Array]  # images float32 (n, C, H, W), C-contiguous, as fed to the network; labels int64 (n,)
+
+
+class Samples(Protocol):
+    """A split of a data set. Its methods are called by several threads at once."""
+
+    def __len__(self) -> int: ...
+
+    def training(self, samples: Array, words: Array) -> Inputs:
+        """These samples (int64 (n,), of 0 .. len - 1; n may be 0), augmented. `words` (uint64 (n,)): all randomness of
+        each sample; it depends on the seed, the epoch and the sample's position in it, and on nothing else."""
+
+    def evaluation(self, samples: Array) -> Inputs:
+        """These samples, not augmented."""
+
+
+class Load(Protocol):
+    """Opens a data set: checks its files, and downloads what is missing. Raises UserError where they, or the numbers,
+    are not right."""
+
+    def __call__(self, data_dir: str | Path | None = None, *, num_examples: int | None = None,
+                 image_shape: Shape | None = None, seed: int = 0, download: bool = True) -> "Dataset": ...
+
+
+@dataclass(frozen=True)
+class Description:
+    """What is known of a data set without loading it. `image_shape`: (C, H, W) that the network is fed by default."""
+
+    num_classes: int
+    image_shape: Shape
+    load: Load
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """images uint8 (N, C, H, W), labels int64 (N,)."""
+    """In memory: images uint8 (N, C, H, W), labels int64 (N,)."""
 
-    images: np.ndarray
-    labels: np.ndarray
+    images: Array
+    labels: Array
+    augment: Augmentation
 
     def __post_init__(self) -> None:
         if self.images.dtype != np.uint8 or self.images.ndim != 4:
@@ -24,17 +68,51 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def training(self, samples: Array, words: Array) -> Inputs:
+        draws = augmenting.choose(self.augment, *self.images.shape[2:], words)
+        return augmenting.training_images(self.images, samples, self.augment, draws), self.labels[samples]
+
+    def evaluation(self, samples: Array) -> Inputs:
+        return augmenting.evaluation_images(self.images, samples, self.augment), self.labels[samples]
+
+
+@dataclass(frozen=True, eq=False)
+class OneByOne:
+    """Samples that are read one by one: only those of the batches in hand are in memory.
+
+    `sample(index, word)` gives one, as (image float32 of `image_shape`, label); `word` None: not augmented.
+    """
+
+    count: int
+    image_shape: Shape
+    sample: Callable[[int, int | None], tuple[Array, int]] = field(repr=False)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def training(self, samples: Array, words: Array) -> Inputs:
+        return self._batch(samples, list(words))
+
+    def evaluation(self, samples: Array) -> Inputs:
+        return self._batch(samples, [None] * len(samples))
+
+    def _batch(self, samples: Array, words: list[int | None]) -> Inputs:
+        images = np.empty((len(samples), *self.image_shape), np.float32)
+        labels = np.empty(len(samples), np.int64)
+        for place, (index, word) in enumerate(zip(samples, words, strict=True)):
+            images[place], labels[place] = self.sample(int(index), None if word is None else int(word))
+        return images, labels
+
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """A training and a validation split; `image_shape` is (C, H, W) as fed to the network, after the crop."""
 
     name: str
-    train: Split
-    validation: Split
+    train: Samples
+    validation: Samples
     num_classes: int
-    image_shape: tuple[int, int, int]
-    augment: Augmentation
+    image_shape: Shape
 
 
 def examples_to_use(name: str, num_examples: int | None, available: int) -> int:

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from dmltrain.data import random_bits
+from dmltrain import random_bits
 from dmltrain.data.augment import Augmentation
-from dmltrain.data.dataset import Dataset, Split, check_shape, examples_to_use
+from dmltrain.data.dataset import Dataset, Description, Split, check_shape, examples_to_use
 
 SHAPE = (1, 8, 8)
+NUM_CLASSES = 10
 # Over all pixels of the training split, in units of uint8 (0 to 255).
 MEAN, STD = (77.81,), (95.85,)
 
@@ -30,8 +31,8 @@ def load(data_dir: str | Path | None = None, *, num_examples: int | None = None,
     train, validation = _split(labels)
     train = train[: examples_to_use("digits", num_examples, len(train))]
     augmentation = Augmentation(crop=shape[1:], mean=MEAN, std=STD)
-    return Dataset("digits", Split(images[train], labels[train]), Split(images[validation], labels[validation]),
-                   10, shape, augmentation)
+    return Dataset("digits", Split(images[train], labels[train], augmentation),
+                   Split(images[validation], labels[validation], augmentation), NUM_CLASSES, shape)
 
 
 def _read() -> tuple[np.ndarray, np.ndarray]:
@@ -51,3 +52,6 @@ def _split(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     chance = random_bits.words(len(labels), 0, 0, random_bits.DIGITS_SPLIT)
     validation = np.sort(np.lexsort((chance, labels))[::5])
     return np.setdiff1d(np.arange(len(labels)), validation), validation
+
+
+DESCRIPTION = Description(NUM_CLASSES, SHAPE, load)

@@ -15,12 +15,13 @@ import numpy as np
 
 from dmltrain.data import source
 from dmltrain.data.augment import Augmentation
-from dmltrain.data.dataset import Dataset, Split, check_shape, examples_to_use
+from dmltrain.data.dataset import Dataset, Description, Split, check_shape, examples_to_use
 from dmltrain.data.download import Remote, fetch
 from dmltrain.errors import UserError
 
 BASE_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 SHAPE = (1, 28, 28)
+NUM_CLASSES = 10
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,12 @@ def load(data_dir: str | Path | None = None, *, num_examples: int | None = None,
     def array(file: IdxFile) -> np.ndarray:
         return parse(file, _contents(file, folder, download, base_url))
 
-    train = Split(array(files.train_images)[:count, None], array(files.train_labels)[:count].astype(np.int64))
-    validation = Split(array(files.test_images)[:, None], array(files.test_labels).astype(np.int64))
-    return Dataset("mnist", train, validation, 10, shape, Augmentation(crop=shape[1:]))
+    augmentation = Augmentation(crop=shape[1:])
+    train = Split(array(files.train_images)[:count, None], array(files.train_labels)[:count].astype(np.int64),
+                  augmentation)
+    validation = Split(array(files.test_images)[:, None], array(files.test_labels).astype(np.int64),
+                       augmentation)
+    return Dataset("mnist", train, validation, NUM_CLASSES, shape)
 
 
 def parse(file: IdxFile, data: bytes) -> np.ndarray:
@@ -100,3 +104,6 @@ def _contents(file: IdxFile, folder: Path, download: bool, base_url: str) -> byt
                         f"(from {base_url}{file.name}.gz), or allow the download")
     path = fetch(Remote(base_url + file.name + ".gz", file.md5_gzip), folder)
     return source.read_gzip(path, file.size, file.md5)
+
+
+DESCRIPTION = Description(NUM_CLASSES, SHAPE, load)

@@ -10,7 +10,7 @@ All workers do the same number of steps. Near the end of an epoch batches differ
 
 import numpy as np
 
-from dmltrain.data import random_bits
+from dmltrain import random_bits
 from dmltrain.errors import UserError
 
 

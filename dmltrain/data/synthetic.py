@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dmltrain.data import random_bits
+from dmltrain import random_bits
 from dmltrain.data.augment import Augmentation
-from dmltrain.data.dataset import Dataset, Split, check_count
+from dmltrain.data.dataset import Dataset, Description, Split, check_count
 from dmltrain.errors import UserError
 
 NUM_CLASSES = 10
@@ -18,24 +18,25 @@ DEFAULT_EXAMPLES = 1024
 
 
 def load(data_dir: str | Path | None = None, *, num_examples: int | None = None,
-         image_shape: tuple[int, int, int] | None = None, seed: int = 0, download: bool = True) -> Dataset:
+         image_shape: tuple[int, int, int] | None = None, seed: int = 0, download: bool = True,
+         num_classes: int = NUM_CLASSES) -> Dataset:
     """num_examples (1,024) to train on, a quarter as many to validate (at least 10). data_dir is not used."""
     shape = DEFAULT_SHAPE if image_shape is None else tuple(image_shape)
     count = DEFAULT_EXAMPLES if num_examples is None else num_examples
     check_count(count)
     if len(shape) != 3 or min(shape) < 1:
         raise UserError(f"--image-shape {','.join(map(str, shape))}: expected channels,height,width, each 1 or more")
-    validation = max(count // 4, NUM_CLASSES)
-    images = _bytes((NUM_CLASSES + count + validation, *shape), seed)
-    classes, noise = images[:NUM_CLASSES] // 2, images[NUM_CLASSES:]
-    labels = np.arange(count + validation) % NUM_CLASSES
+    validation = max(count // 4, num_classes)
+    images = _bytes((num_classes + count + validation, *shape), seed)
+    classes, noise = images[:num_classes] // 2, images[num_classes:]
+    labels = np.arange(count + validation) % num_classes
     noise //= 2
     for start in range(0, len(noise), 256):  # in parts: the sum of all at once would need the memory twice
         part = slice(start, start + 256)
         noise[part] += classes[labels[part]]
     augmentation = Augmentation(crop=shape[1:], mean=(127.0,), std=(52.0,))  # noise/2 and class/2: 74/sqrt(2)
-    return Dataset("synthetic", Split(noise[:count], labels[:count]), Split(noise[count:], labels[count:]),
-                   NUM_CLASSES, shape, augmentation)
+    return Dataset("synthetic", Split(noise[:count], labels[:count], augmentation),
+                   Split(noise[count:], labels[count:], augmentation), num_classes, shape)
 
 
 def _bytes(shape: tuple[int, ...], seed: int) -> np.ndarray:
@@ -43,3 +44,6 @@ def _bytes(shape: tuple[int, ...], seed: int) -> np.ndarray:
     count = int(np.prod(shape))
     words = random_bits.words(-(-count // 8), seed, 0, random_bits.SYNTHETIC)
     return words.astype("<u8", copy=False).view(np.uint8)[:count].reshape(shape)
+
+
+DESCRIPTION = Description(NUM_CLASSES, DEFAULT_SHAPE, load)

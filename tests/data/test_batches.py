@@ -17,13 +17,13 @@ AUGMENTATION = Augmentation(pad=2, crop=(6, 5), mirror=True, mean=(100.0,), std=
 @pytest.fixture(scope="module")
 def split():
     data = synthetic.load(num_examples=COUNT, image_shape=SHAPE, seed=1).train
-    return Split(data.images, np.arange(COUNT))  # the label tells the sample
+    return Split(data.images, np.arange(COUNT), AUGMENTATION)  # the label tells the sample
 
 
 def train(split, rank, num_workers, batch_size, epoch=2, threads=1):
     order = partition.epoch_order(COUNT, 9, epoch)
     steps = partition.num_batches(COUNT, num_workers, batch_size)
-    return TrainBatches(split, AUGMENTATION, SHAPE, partition.shard(order, rank, num_workers), batch_size, steps,
+    return TrainBatches(split, partition.shard(order, rank, num_workers), batch_size, steps,
                         9, epoch, rank, num_workers, threads)
 
 
@@ -84,7 +84,7 @@ def test_evaluation_is_in_order_and_whole(split):
     seen = []
     for rank in range(2):
         shard = partition.validation_shard(COUNT, rank, 2)
-        batches = EvalBatches(split, AUGMENTATION, SHAPE, shard, 10)
+        batches = EvalBatches(split, shard, 10)
         labels = np.concatenate([batch.labels for batch in batches])
         assert np.array_equal(labels, shard) and len(batches) == 3
         for batch in batches:  # this crop is the whole image
@@ -94,14 +94,9 @@ def test_evaluation_is_in_order_and_whole(split):
 
 
 def test_evaluation_of_nothing_and_of_a_given_number_of_batches(split):
-    assert list(EvalBatches(split, AUGMENTATION, SHAPE, np.arange(0), 10)) == []
-    sizes = [len(batch.labels) for batch in EvalBatches(split, AUGMENTATION, SHAPE, np.arange(12), 10, num_batches=3)]
+    assert list(EvalBatches(split, np.arange(0), 10)) == []
+    sizes = [len(batch.labels) for batch in EvalBatches(split, np.arange(12), 10, num_batches=3)]
     assert sizes == [10, 2, 0]
-
-
-def test_a_shape_that_is_not_the_crop_is_a_defect(split):
-    with pytest.raises(ValueError, match=r"image_shape \(3, 6, 6\)"):
-        EvalBatches(split, AUGMENTATION, (3, 6, 6), np.arange(5), 2)
 
 
 # threads

@@ -53,9 +53,10 @@ def test_the_recipe_is_mxnets(cifar, tmp_path):
     put(cifar, tmp_path, "binary")
     data = load(tmp_path, cifar)
     assert (data.name, data.num_classes, data.image_shape) == ("cifar10", 10, (3, 28, 28))
-    assert (data.augment.pad, data.augment.crop, data.augment.mirror, data.augment.fill) == (4, (28, 28), True, 127)
+    used = data.train.augment
+    assert (used.pad, used.crop, used.mirror, used.fill) == (4, (28, 28), True, 127)
     whole = load(tmp_path, cifar, image_shape=(3, 32, 32))
-    assert whole.image_shape == (3, 32, 32) and whole.augment.crop == (32, 32)
+    assert whole.image_shape == (3, 32, 32) and whole.train.augment.crop == (32, 32)
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 41, 32), (3, 28, 0), (3, 28)])

@@ -36,7 +36,7 @@ def test_every_form_gives_the_same_arrays(mnist_files, tmp_path, form):
     assert data.train.images.shape == (12, 1, 28, 28) and data.validation.images.shape == (5, 1, 28, 28)
     assert data.train.images.tobytes() == mnist_files.contents[TRAIN_IMAGES][16:]
     assert data.validation.labels.tolist() == list(mnist_files.contents["t10k-labels-idx1-ubyte"][8:])
-    assert (data.image_shape, data.num_classes, data.augment.mirror) == ((1, 28, 28), 10, False)
+    assert (data.image_shape, data.num_classes, data.train.augment.mirror) == ((1, 28, 28), 10, False)
 
 
 def test_num_examples_takes_the_first(mnist_files, tmp_path):

@@ -132,7 +132,7 @@ def main() -> None:
     steps = partition.num_batches(len(found.train), 1, options.batch_size)
     for epoch in range(options.num_epochs):
         order = partition.epoch_order(len(found.train), 0, epoch)
-        batches = data.TrainBatches(found.train, found.augment, found.image_shape, order, options.batch_size, steps,
+        batches = data.TrainBatches(found.train, order, options.batch_size, steps,
                                     0, epoch, 0, 1, threads=1)
         train(model, batches, options.lr, getattr(torch, options.dtype), options.disp_batches)
 
