@@ -2,7 +2,7 @@
 
 Only additions, multiplications, divisions and square roots of float64 follow the raw bits, which IEEE 754 rounds the
 same way everywhere; `numpy.log` and friends are not (they differ between processors in their last bit), so workers on
-unlike machines would not start alike. Why raw bits: see dmltrain/random_bits.py.
+heterogeneous machines would start from different weights. Why raw bits: see dmltrain/random_bits.py.
 """
 
 from __future__ import annotations

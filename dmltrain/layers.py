@@ -16,7 +16,7 @@ Conventions every backend must follow (they are MXNet 1.9.1's, unless said other
 * `BatchNorm.momentum` is the share of the OLD statistics that is kept: `moving = momentum * moving + (1 - momentum) *
   batch` (PyTorch's momentum is one minus this). `epsilon` is added to the variance under the root. The batch is
   normalised with its biased variance (divided by n = samples x height x width). Whether `moving_var` takes the biased
-  or the unbiased (n - 1) variance is the framework's own habit: MXNet takes the biased one on CPU, PyTorch and cuDNN
+  or the unbiased (n - 1) variance differs by framework: MXNet takes the biased one on CPU, PyTorch and cuDNN
   the unbiased one; the two differ by n / (n - 1) and nothing else depends on it during training.
 * `fixed_scale` is MXNet's `fix_gamma=True`: gamma is the constant 1, hence not a parameter. MXNet's files carry it all
   the same, as an array of ones.

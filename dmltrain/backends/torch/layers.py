@@ -4,7 +4,7 @@ The module is straight-line code, generated once from the tree with torch.fx: no
 calls, so eager mode costs hardly more than its operators and torch.compile sees one plain graph. Arrays sit flat in the
 module under the network's own names (`conv0_weight`): `named_parameters()` are exactly `network.parameters()` and
 `named_buffers()` exactly `network.auxiliary()`, in that order, and the state dict is both. Operators follow the
-conventions of dmltrain/layers.py; PyTorch's own habit is to keep the unbiased variance in `moving_var`.
+conventions of dmltrain/layers.py; PyTorch keeps the unbiased variance in `moving_var`.
 
 The module can be deep-copied, pickled, moved and cast like any other. The fast way on most devices is channels_last for
 both the module (`.to(memory_format=torch.channels_last)`) and the images.

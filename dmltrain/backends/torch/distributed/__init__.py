@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import torch
 
-from dmltrain.backends.torch.distributed.on_servers import StepOnServers
-from dmltrain.backends.torch.distributed.on_workers import StepOnWorkers
+from dmltrain.backends.torch.distributed.on_servers import OptimizerOnServers
+from dmltrain.backends.torch.distributed.on_workers import OptimizerOnWorkers
 from dmltrain.backends.torch.distributed.serial import DistributedOptimizer
 from dmltrain.kvstore import KVStore
 
@@ -41,5 +41,5 @@ def distribute(model: torch.nn.Module, optimizer: torch.optim.Optimizer, store: 
     """
     if not store.is_distributed:
         return DistributedOptimizer(optimizer)
-    kind = StepOnServers if store.kvstore_type.steps_on_servers(update_on_kvstore) else StepOnWorkers
+    kind = OptimizerOnServers if store.kvstore_type.steps_on_servers(update_on_kvstore) else OptimizerOnWorkers
     return kind(model, optimizer, store, average, overlap, defer)

@@ -12,13 +12,13 @@ import torch
 
 from dmltrain.backends.torch.distributed import gates as torch_gates
 from dmltrain.backends.torch.distributed.buckets import Bucket
-from dmltrain.backends.torch.distributed.overlap import Joined
+from dmltrain.backends.torch.distributed.overlap import OverlappedOptimizer
 from dmltrain.backends.torch.server_optimizer import make_spec
 from dmltrain.errors import UserError
 from dmltrain.kvstore import Handle, KVStore
 
 
-class StepOnServers(Joined):
+class OptimizerOnServers(OverlappedOptimizer):
     """See the module. Without `defer` the model's forward begins when all weights are there."""
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, store: KVStore, average: bool,

@@ -12,12 +12,12 @@ import torch
 
 from dmltrain.backends.torch.distributed import parts as torch_parts
 from dmltrain.backends.torch.distributed.buckets import Bucket
-from dmltrain.backends.torch.distributed.overlap import Joined
+from dmltrain.backends.torch.distributed.overlap import OverlappedOptimizer
 from dmltrain.kvstore import Handle, KVStore
 from dmltrain.kvstore.base import READ
 
 
-class StepOnWorkers(Joined):
+class OptimizerOnWorkers(OverlappedOptimizer):
     """See the module."""
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, store: KVStore, average: bool,

@@ -24,7 +24,7 @@ from dmltrain.errors import UserError
 from dmltrain.kvstore import Handle, KVStore
 
 
-class Joined(DistributedOptimizer):
+class OverlappedOptimizer(DistributedOptimizer):
     """Parent of the optimizer on the workers and of that on the servers. `defer`: see the module."""
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, store: KVStore, average: bool,
