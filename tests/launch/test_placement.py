@@ -170,6 +170,7 @@ def test_what_does_not_fit_is_refused(arguments, message):
 
 def test_a_long_list_of_hosts_is_cut():
     assert "h8 1, and 2 more; give" in refusal(1, 11, plain(10, slots=1))
+    assert "h8 1; give" in refusal(1, 9, plain(8, slots=1)), "all are named"
 
 
 # -- whatever comes

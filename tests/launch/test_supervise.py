@@ -82,6 +82,8 @@ def test_the_ports_are_known_before_anything_starts():
     assert [each.host for each in clock.start] == ["a", "b"]
     rows = [row for each in clock.start for row in each.command.tasks]
     assert {row.environment["DMLC_PS_ROOT_PORT"] for row in rows} == {"9000"}
+    assert {row.environment.get("MASTER_PORT", "9001") for row in rows} == {"9001"}
+    assert "MASTER_PORT" in rows[-1].environment
     assert [row.task for row in rows if row.listens] == [SCHEDULER]
     assert sorted(row.task for row in rows) == list(range(5))
 

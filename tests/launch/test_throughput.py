@@ -144,6 +144,16 @@ def test_a_check_measures_round_after_round_and_the_slowest_pair_once_more():
     assert slowest(found) == again
 
 
+def test_a_measurement_that_fails_the_second_time_leaves_the_first():
+    hosts = Hosts()
+    (slow,) = hosts.reach(ALL)
+    (pair,) = hosts.measured(*slow, out=100, back=100)
+    while frozenset(pair) != frozenset(slow):
+        (pair,) = hosts.measured(*pair, out=9000, back=9000)
+    assert hosts.measured(*pair, error="timed out") == [] and hosts.preparation.done
+    assert hosts.preparation.throughput[slow[0]][slow[1]] == {"speed": 100}
+
+
 def test_hosts_that_do_not_reach_each_other_measure_nothing_together():
     hosts = Hosts()
     cut = {**ALL, "a": {"b": {"error": "refused"}, "c": {"ms": 1.0}}}
