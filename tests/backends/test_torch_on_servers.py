@@ -168,3 +168,13 @@ def test_a_closure_is_called_with_gradients_and_its_loss_returned():
         assert optimizer.step(closure) == 4.0
     optimizer.synchronize()
     assert not torch.equal(weights(model), before)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_gradients_leave_during_backward_or_with_the_step(overlap):
+    model, store = model_of(), ServedStore()
+    optimizer = distribute(model, OPTIMIZERS["sgd"](model.parameters()), store, update_on_kvstore=True, overlap=overlap)
+    backward(model, optimizer, 0)
+    assert (len(store.rates) > 0) == overlap
+    optimizer.step()
+    assert len(store.rates) > 0

@@ -129,3 +129,23 @@ def test_an_optimizer_that_servers_lack_is_named():
     inner = torch.optim.RAdam([torch.nn.Parameter(torch.ones(3))])
     with pytest.raises(UserError, match="optimizer RAdam cannot run on the servers, which have sgd, .*or dist_sync"):
         make_spec(inner, {}, 1.0)
+
+
+LEFT_TO_SERVERS = {"foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay"}  # how, not what
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_number_of_an_optimizer_reaches_the_servers(name):
+    inner = OPTIMIZERS[name][0]([torch.nn.Parameter(torch.ones(3))])
+    sent = make_spec(inner, {0: inner.param_groups[0]}, 1.0)
+    assert set(sent["keys"]["0"]) == inner.defaults.keys() - LEFT_TO_SERVERS
+    Step(sent, 0, np.ones(3, np.float32))
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "adagrad"])
+def test_a_step_is_one_pass_over_memory(name):
+    values = np.ones(3, np.float32)
+    step = Step({"name": name, "lr": 0.1}, 0, values)
+    with torch.profiler.profile() as profile:
+        step(values, np.ones(3, np.float32), -1.0)
+    assert f"aten::_fused_{name}_" in {event.name for event in profile.events()}

@@ -166,6 +166,15 @@ def test_fp16_is_what_numpy_says():
     np.testing.assert_array_equal(decode(codec.make({"type": "fp16"}), data, source.size), expected.astype(np.float32))
 
 
+@pytest.mark.parametrize("greatest", [65504, 65519.99, 65520, 65535.99, 65536, 65536.5, 65537, 131071, 131072, 3e38])
+def test_fp16_takes_each_greatest_value_of_a_block(greatest):
+    """What can be rounded without a look at every element ends between these."""
+    source = np.array([greatest, -greatest, 1, 0], np.float32)
+    with np.errstate(all="ignore"):
+        expected = source.astype(np.float16)
+    assert encode(codec.make({"type": "fp16"}), source).view(np.float16).tolist() == expected.tolist()
+
+
 def test_bf16_is_the_nearest_and_even_on_a_tie():
     source = any_bits()
     source = source[np.abs(source) < 3.38e38]  # finite, also when rounded up

@@ -10,6 +10,7 @@ import argparse
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -85,6 +86,7 @@ class Session:
         self._jobs = jobs
         self._limits: dict[tuple[str, ...], float] = {}
         self._lock = threading.Lock()
+        self._stopped = threading.Event()
         self.results: list[tuple[Candidate, str]] = []
 
     def run(self) -> None:
@@ -94,8 +96,13 @@ class Session:
             threads = [threading.Thread(target=self._work, args=(copy,)) for copy in copies]
             for thread in threads:
                 thread.start()
-            for thread in threads:
-                thread.join()
+            try:
+                for thread in threads:
+                    thread.join()
+            finally:  # also when it is interrupted
+                self._stopped.set()
+                for thread in threads:
+                    thread.join()
 
     def _measure(self, copy: Path) -> None:
         """How long each choice of tests takes without a mutant. Raises SystemExit where they fail then already."""
@@ -113,7 +120,8 @@ class Session:
             target = copy / candidate.module
             original = target.read_text(encoding="utf-8")
             target.write_text(candidate.mutant.source, encoding="utf-8")
-            outcome, _, took = trial.run(copy, list(candidate.tests), self._limits[candidate.tests])
+            outcome, _, took = trial.run(copy, list(candidate.tests), self._limits[candidate.tests],
+                                         self._stopped)
             target.write_text(original, encoding="utf-8")
             with self._lock:
                 self.results.append((candidate, outcome))
@@ -121,7 +129,7 @@ class Session:
 
     def _next(self) -> Candidate | None:
         with self._lock:
-            return self._left.pop() if self._left else None
+            return self._left.pop() if self._left and not self._stopped.is_set() else None
 
 
 def describe(candidate: Candidate, outcome: str, took: float) -> str:
@@ -174,6 +182,7 @@ def main() -> None:
         return
     if not chosen:
         return print("nothing to mutate")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and take the copies away
     session = Session(chosen, arguments.jobs)
     session.run()
     print(f"\n{len(chosen)} of {everything} mutants, seed {arguments.seed}\n\n{table(session.results)}")

@@ -168,3 +168,18 @@ def test_the_program_says_what_it_would_try():
                           env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("dmltrain/schedule.py:") == done.stdout.count("\n- ") == done.stdout.count("\n+ ") == 5
+
+
+def test_an_interrupted_session_leaves_nothing_behind(tmp_path):
+    command = [sys.executable, "-u", "-m", "tests.mutation.run", "--jobs", "1", "dmltrain/schedule.py"]
+    session = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True,
+                               env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)})
+    try:
+        assert "without a mutant: tests/test_schedule.py" in session.stdout.readline()
+        assert len(list(tmp_path.glob("mutation-*"))) == 1
+        session.terminate()
+        assert session.wait(60.0) == 143
+    finally:
+        session.kill()
+        session.communicate()
+    assert list(tmp_path.glob("mutation-*")) == []

@@ -13,10 +13,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 PRELOADED = ["numpy", "pytest", "hypothesis", "torch"]
+LOOK_SECONDS = 0.5  # between two looks whether the whole session has been stopped
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(PRELOADED)
 
@@ -37,12 +39,15 @@ def copy_of(root: Path, folder: Path) -> Path:
     return folder
 
 
-def run(folder: Path, tests: list[str], seconds: float) -> tuple[str, str, float]:
-    """("passed" | "failed" | "too slow" | "broken", what pytest printed last, seconds that it took)."""
+def run(folder: Path, tests: list[str], seconds: float, stopped: threading.Event | None = None
+        ) -> tuple[str, str, float]:
+    """("passed" | "failed" | "too slow" | "broken", what pytest printed last, seconds that it took). It is ended early
+    when `stopped` is set."""
     log, since = folder / "pytest.log", time.monotonic()
     process = context.Process(target=_pytest, args=(str(folder), tests, str(log)))
     process.start()
-    process.join(seconds)
+    while process.is_alive() and time.monotonic() - since < seconds and not (stopped and stopped.is_set()):
+        process.join(LOOK_SECONDS)
     slow = process.is_alive()
     _end(process, folder)
     took = time.monotonic() - since
