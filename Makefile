@@ -1,4 +1,4 @@
-# make demo: set up, train on this machine, print the tables.   make check: style.
+# make demo: set up, train on this machine, print the tables.   make check: style, types, shell scripts, documentation.
 # make docs: the documentation as a site, in build/docs.
 # make quick, make test, make test-all: more and more tests (CONTRIBUTING.md); make test-ci: those of CI.
 # make bench: the benchmarks behind the figures of docs/performance.md.   make testbed: five hosts to try (root).
@@ -34,8 +34,11 @@ test test-ci test-all: system $(VENV)/test.done
 	$(PYTEST) -n $(AT_ONCE) $(SIDE_BY_SIDE) -m "not alone $(TIER)" $(PYTEST_ARGUMENTS) || [ $$? = 5 ]
 	$(PYTEST) -m "alone $(TIER)" $(PYTEST_ARGUMENTS) || [ $$? = 5 ]
 
-check: $(VENV)/test.done
+check: $(VENV)/test.done docs
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/shellcheck .ci/run launch/bin/dmltrain
 
 docs: $(VENV)/docs.done
 	$(BIN)/python -m sphinx -W --keep-going -n -q -j auto -d build/docs-cache docs build/docs

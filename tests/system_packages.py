@@ -64,7 +64,7 @@ PACKAGES = (
     Package("procps", "tests of processes of mpirun", ("ps",)),
     Package("git", "tests of .gitignore", ("git",)),
     Package("g++", "tests of torch.compile", ("g++",)),
-    Package("shellcheck", "the check of shell scripts", ("shellcheck",)),
+    Package("zsh", "tests of completion in zsh", ("zsh",)),
     Package("xz-utils", "tests on compressed real data", ("xz",)),
 )
 MXNET = (
