@@ -48,11 +48,35 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def train(codec: str, seed: str, options: argparse.Namespace, folder: Path) -> None:
     """One run, with its logs in `folder`; ends the program if it fails."""
-    words = [*PROGRAM.split(), "--gc-type", codec, "--seed", seed, "--num-epochs", str(options.epochs),
-             "--lr-step-epochs", str(max(1, options.epochs - 1)), "--num-examples", str(options.num_examples)]
+    words = [
+        *PROGRAM.split(),
+        "--gc-type",
+        codec,
+        "--seed",
+        seed,
+        "--num-epochs",
+        str(options.epochs),
+        "--lr-step-epochs",
+        str(max(1, options.epochs - 1)),
+        "--num-examples",
+        str(options.num_examples),
+    ]
     words += ["--data-dir", options.data_dir] if options.data_dir else ["--dataset", "synthetic"]
-    command = [sys.executable, "-m", "launch.cli", "--launcher", "local", "-n", "2", "-s", "2",
-               "--log-dir", str(folder), str(CHECKOUT / "examples/train_cifar10.py"), *words]
+    command = [
+        sys.executable,
+        "-m",
+        "launch.cli",
+        "--launcher",
+        "local",
+        "-n",
+        "2",
+        "-s",
+        "2",
+        "--log-dir",
+        str(folder),
+        str(CHECKOUT / "examples/train_cifar10.py"),
+        *words,
+    ]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(CHECKOUT)}, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{codec}, seed {seed}: exit code {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}")
@@ -70,17 +94,27 @@ def curve(codec: str, seed: str, options: argparse.Namespace) -> list[dict]:
 
 def summary(runs: dict[str, list[list[dict]]]) -> dict[str, dict]:
     """For each codec: accuracies by epoch (means over seeds), each seed's last, MB sent an epoch by a worker."""
-    return {codec: {"accuracies": [statistics.mean(100 * epoch["validation_accuracy"] for epoch in epochs)
-                                   for epochs in zip(*seeds, strict=True)],
-                    "last": [100 * epochs[-1]["validation_accuracy"] for epochs in seeds],
-                    "megabytes": statistics.median(epoch["sent"] / 1e6 for epochs in seeds for epoch in epochs)}
-            for codec, seeds in runs.items()}
+    return {
+        codec: {
+            "accuracies": [
+                statistics.mean(100 * epoch["validation_accuracy"] for epoch in epochs)
+                for epochs in zip(*seeds, strict=True)
+            ],
+            "last": [100 * epochs[-1]["validation_accuracy"] for epochs in seeds],
+            "megabytes": statistics.median(epoch["sent"] / 1e6 for epochs in seeds for epoch in epochs),
+        }
+        for codec, seeds in runs.items()
+    }
 
 
 def table(results: dict[str, dict]) -> str:
     epochs = len(next(iter(results.values()))["accuracies"])
-    lines = ["| --gc-type | " + " | ".join(f"epoch {number + 1}" for number in range(epochs))
-             + " | to none | each seed | MB |", "| --- |" + " ---: |" * (epochs + 3)]
+    lines = [
+        "| --gc-type | "
+        + " | ".join(f"epoch {number + 1}" for number in range(epochs))
+        + " | to none | each seed | MB |",
+        "| --- |" + " ---: |" * (epochs + 3),
+    ]
     for codec, result in results.items():
         cells = [f"{accuracy:.2f}" for accuracy in result["accuracies"]]
         none = results.get("none")

@@ -22,20 +22,26 @@ from report import CHECKOUT, facts, installed, show
 BACKENDS = ("torch", "mxnet")
 CASES = {  # name -> workers, servers, training images, options of examples/train_cifar10.py
     "ResNet-20, dist_sync -n 2 -s 2": (
-        2, 2, 50000, "--network resnet --num-layers 20 --kv-store dist_sync --batch-size 64"),
+        2,
+        2,
+        50000,
+        "--network resnet --num-layers 20 --kv-store dist_sync --batch-size 64",
+    ),
     "ResNet-20, local": (1, 0, 10000, "--network resnet --num-layers 20 --kv-store local --batch-size 128"),
     "ResNet-20, dist_async -n 2 -s 2": (
-        2, 2, 10000, "--network resnet --num-layers 20 --kv-store dist_async --batch-size 64 --lr 0.05"),
-    "inception-bn-28-small, local": (
-        1, 0, 2560, "--network inception-bn-28-small --kv-store local --batch-size 128"),
+        2,
+        2,
+        10000,
+        "--network resnet --num-layers 20 --kv-store dist_async --batch-size 64 --lr 0.05",
+    ),
+    "inception-bn-28-small, local": (1, 0, 2560, "--network inception-bn-28-small --kv-store local --batch-size 128"),
     "LeNet, local": (1, 0, 2560, "--network lenet --kv-store local --batch-size 128 --lr 0.02"),
 }
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One training run. Speed and memory of the run's epochs after the first, which warms up, where there are several.
-    """
+    """One training run. Speed and memory of the run's epochs after the first, which warms up, if there are several."""
 
     images_per_second: float  # of all workers
     epoch_seconds: float
@@ -45,12 +51,37 @@ class Outcome:
 
 def train(case: str, backend: str, options: argparse.Namespace, folder: Path) -> Outcome:
     workers, servers, images, words = CASES[case]
-    program = [str(CHECKOUT / "examples/train_cifar10.py"), "--image-shape", "3,32,32", "--lr", "0.1", *words.split(),
-               "--backend", backend, "--num-epochs", str(options.epochs), "--lr-step-epochs", str(options.epochs - 1),
-               "--num-examples", str(options.num_examples or images)]
+    program = [
+        str(CHECKOUT / "examples/train_cifar10.py"),
+        "--image-shape",
+        "3,32,32",
+        "--lr",
+        "0.1",
+        *words.split(),
+        "--backend",
+        backend,
+        "--num-epochs",
+        str(options.epochs),
+        "--lr-step-epochs",
+        str(options.epochs - 1),
+        "--num-examples",
+        str(options.num_examples or images),
+    ]
     program += ["--data-dir", options.data_dir] if options.data_dir else ["--dataset", "synthetic"]
-    command = [sys.executable, "-m", "launch.cli", "--launcher", "local", "-n", str(workers), "-s", str(servers),
-               "--log-dir", str(folder), *program]
+    command = [
+        sys.executable,
+        "-m",
+        "launch.cli",
+        "--launcher",
+        "local",
+        "-n",
+        str(workers),
+        "-s",
+        str(servers),
+        "--log-dir",
+        str(folder),
+        *program,
+    ]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(CHECKOUT)}, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{case}, {backend}: exit code {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}")
@@ -62,16 +93,24 @@ def outcome(folder: Path) -> Outcome:
     means, most = epochs_of(folder, "mean"), epochs_of(folder, "max")
     workers = len(list(folder.glob("worker-*.log")))
     warm = slice(1, None) if len(means) > 1 else slice(None)
-    return Outcome(images_per_second=workers * statistics.median(epoch["speed"] for epoch in means[warm]),
-                   epoch_seconds=statistics.median(epoch["seconds"] for epoch in means[warm]),
-                   memory=max(epoch["memory"] for epoch in most), accuracy=means[-1]["validation_accuracy"])
+    return Outcome(
+        images_per_second=workers * statistics.median(epoch["speed"] for epoch in means[warm]),
+        epoch_seconds=statistics.median(epoch["seconds"] for epoch in means[warm]),
+        memory=max(epoch["memory"] for epoch in most),
+        accuracy=means[-1]["validation_accuracy"],
+    )
 
 
 def epochs_of(folder: Path, aggregate: str) -> list[dict]:
     """A run's epochs, of its workers together."""
     words = [str(folder), "--format", "json", "--aggregate", aggregate]
-    done = subprocess.run([sys.executable, "-m", "dmltrain.report.cli", *words], capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": str(CHECKOUT)}, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "dmltrain.report.cli", *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+        check=True,
+    )
     return json.loads(done.stdout)[0]["epochs"]
 
 
@@ -86,12 +125,15 @@ def measure(case: str, options: argparse.Namespace, folder: Path) -> dict[str, l
 
 
 def table(results: dict[str, dict[str, list[Outcome]]]) -> str:
-    lines = ["| | backend | images/s | seconds an epoch | memory of a worker, MiB | accuracy |",
-             "| --- | --- | ---: | ---: | ---: | ---: |"]
+    lines = [
+        "| | backend | images/s | seconds an epoch | memory of a worker, MiB | accuracy |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+    ]
     for case, found in results.items():
         for backend, outcomes in found.items():
-            speed, seconds, memory, accuracy = (statistics.median(getattr(each, name) for each in outcomes)
-                                                for name in Outcome.__dataclass_fields__)
+            speed, seconds, memory, accuracy = (
+                statistics.median(getattr(each, name) for each in outcomes) for name in Outcome.__dataclass_fields__
+            )
             lines.append(f"| {case} | {backend} | {speed:.0f} | {seconds:.1f} | {memory:.0f} | {accuracy:.4f} |")
     return "\n".join(lines)
 

@@ -82,22 +82,33 @@ def report(arguments: argparse.Namespace) -> dict:
     figures = measure_in(arguments.processes, length, arguments.repeats)
     share = {kind["type"]: codec.make(kind).nbytes(length) / (4 * length) for kind in TYPES}
     versions = {name: installed(name) for name in ("dmltrain", "numpy")}
-    return {**facts("codecs.py", None, versions), "bytes": 4 * length,
-            "processes": arguments.processes, "repeats": arguments.repeats, "types": TYPES,
-            "bytes_to_float32": share, "gigabytes_per_cpu_second": figures}  # fmt: skip
+    return {
+        **facts("codecs.py", None, versions),
+        "bytes": 4 * length,
+        "processes": arguments.processes,
+        "repeats": arguments.repeats,
+        "types": TYPES,
+        "bytes_to_float32": share,
+        "gigabytes_per_cpu_second": figures,
+    }
 
 
 def table(result: dict) -> str:
     """The report as text."""
     about = result["machine"]
-    lines = [f"{about['processor']}, {about['cores']} cores, numpy {result['versions']['numpy']}; "
-             f"{result['bytes'] / 1e6:g} MB of float32, {result['processes']} process(es); "
-             "GB of float32 a CPU second", "",
-             f"{'':8}{'bytes':>8}{'encode':>8}{'decode':>8}{'add':>8}"]  # fmt: skip
+    lines = [
+        f"{about['processor']}, {about['cores']} cores, numpy {result['versions']['numpy']}; "
+        f"{result['bytes'] / 1e6:g} MB of float32, {result['processes']} process(es); "
+        "GB of float32 a CPU second",
+        "",
+        f"{'':8}{'bytes':>8}{'encode':>8}{'decode':>8}{'add':>8}",
+    ]
     for name, columns in result["gigabytes_per_cpu_second"].items():
         cells = [columns.get(column) for column in ("encode", "decode", "add")]
-        lines.append(f"{name:8}{result['bytes_to_float32'].get(name, 1):8.1%}"
-                     + "".join(f"{'' if cell is None else format(cell, '.2f'):>8}" for cell in cells))  # fmt: skip
+        lines.append(
+            f"{name:8}{result['bytes_to_float32'].get(name, 1):8.1%}"
+            + "".join(f"{'' if cell is None else format(cell, '.2f'):>8}" for cell in cells)
+        )
     return "\n".join(lines)
 
 

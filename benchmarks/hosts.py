@@ -52,12 +52,18 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--format", choices=["table", "json"], default="table")
     parser.add_argument("--hosts", type=int, default=5, help="each has a worker and a server (default %(default)s)")
     parser.add_argument("--workers-per-host", type=int, default=1, metavar="COUNT")
-    parser.add_argument("--host-sum", default="auto", help="comma-separated, of auto,off; each is a contestant of "
-                                                           "dmltrain's (default %(default)s)")
+    parser.add_argument(
+        "--host-sum",
+        default="auto",
+        help="comma-separated, of auto,off; each is a contestant of dmltrain's (default %(default)s)",
+    )
     parser.add_argument("--rate", default="1gbit", help="of each host's link, each way (default %(default)s)")
     parser.add_argument("--megabytes", type=float, default=25.0, help=f"of the {KEYS} keys (default %(default)s)")
-    parser.add_argument("--gc-type", default="none", help=f"comma-separated, of none,{','.join(TYPES)}; each is a "
-                                                          "contestant (default %(default)s)")
+    parser.add_argument(
+        "--gc-type",
+        default="none",
+        help=f"comma-separated, of none,{','.join(TYPES)}; each is a contestant (default %(default)s)",
+    )
     parser.add_argument("--systems", default="mxnet,dmltrain", help="comma-separated, of %(default)s")
     parser.add_argument("--repeats", type=int, default=5, help="turns of each contestant (default %(default)s)")
     parser.add_argument("--steps", type=int, default=5, help="timed steps of a turn (default %(default)s)")
@@ -72,9 +78,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """End with a usage error unless the arguments make sense."""
-    for option, names, valid in (("--gc-type", arguments.gc_type, ["none", *TYPES]),
-                                 ("--host-sum", arguments.host_sum, ["auto", "off"]),
-                                 ("--systems", arguments.systems, ["mxnet", "dmltrain"])):
+    for option, names, valid in (
+        ("--gc-type", arguments.gc_type, ["none", *TYPES]),
+        ("--host-sum", arguments.host_sum, ["auto", "off"]),
+        ("--systems", arguments.systems, ["mxnet", "dmltrain"]),
+    ):
         for name in names:
             if name not in valid:
                 parser.error(f"{option} {name!r}: choose of {', '.join(valid)}")
@@ -88,9 +96,18 @@ def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Non
 
 def contests_of(arguments: argparse.Namespace) -> list[Contest]:
     """In the order of their turns."""
-    ours = [Contest("dmltrain", "sum", label(codec, host_sum), "with_dmltrain.py", codec=codec,
-                    host_sum="" if host_sum == "auto" else host_sum)
-            for codec in arguments.gc_type for host_sum in arguments.host_sum]
+    ours = [
+        Contest(
+            "dmltrain",
+            "sum",
+            label(codec, host_sum),
+            "with_dmltrain.py",
+            codec=codec,
+            host_sum="" if host_sum == "auto" else host_sum,
+        )
+        for codec in arguments.gc_type
+        for host_sum in arguments.host_sum
+    ]
     return ([MXNET] if "mxnet" in arguments.systems else []) + (ours if "dmltrain" in arguments.systems else [])
 
 
@@ -149,14 +166,20 @@ def main(argv: list[str] | None = None) -> int:
         return fail("hosts.py", f"no test bed: it needs {lacking}")
     versions = choose_systems(arguments)
     try:
-        with tempfile.TemporaryDirectory(prefix="hosts-benchmark-") as folder, \
-                bed_of(arguments.hosts, arguments.rate, Path(folder)) as bed:
+        with (
+            tempfile.TemporaryDirectory(prefix="hosts-benchmark-") as folder,
+            bed_of(arguments.hosts, arguments.rate, Path(folder)) as bed,
+        ):
             run = measure(arguments, bed, Path(folder))
     except (TeamFailed, TestbedError) as error:
         return fail("hosts.py", error)
     about = {
-        "workload": {"bytes": bytes_of(shapes_of(arguments.megabytes)), "keys": KEYS, "hosts": arguments.hosts,
-                     "workers_per_host": arguments.workers_per_host},
+        "workload": {
+            "bytes": bytes_of(shapes_of(arguments.megabytes)),
+            "keys": KEYS,
+            "hosts": arguments.hosts,
+            "workers_per_host": arguments.workers_per_host,
+        },
         "rate": arguments.rate,
         "turns": {"repeats": arguments.repeats, "warm_up": arguments.warm_up, "steps": arguments.steps},
         **facts("hosts.py", argv, versions),

@@ -60,11 +60,22 @@ class Bench:
     def start(self, way: str, logs: str, *arguments: str) -> subprocess.Popen:
         """A launcher on the login host; its output goes nowhere, its own words to `logs`.err."""
         argv = [sys.executable, "-m", "launch.cli", *WAYS[way][0], "--log-dir", logs, *arguments]
-        environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "OMPI_ALLOW_RUN_AS_ROOT": "1",
-                       "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # fmt: skip
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(CHECKOUT),
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        }
         with (self.folder / f"{logs}.err").open("wb") as words:
-            return self.testbed.start(LOGIN, argv, cwd=self.folder, env=environment, stdin=subprocess.DEVNULL,
-                                      stdout=subprocess.DEVNULL, stderr=words)  # fmt: skip
+            return self.testbed.start(
+                LOGIN,
+                argv,
+                cwd=self.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=words,
+            )
 
     def words(self, logs: str) -> str:
         return (self.folder / f"{logs}.err").read_text(errors="replace")
@@ -162,12 +173,16 @@ def run(bench: Bench, ways: Sequence[str], repeats: int, seconds: float) -> dict
         starts = {size: [start_seconds(bench, way, size) for _ in range(repeats)] for size in SIZES}
         found[way] = {
             "start_seconds": {str(size): spreads(turns) for size, turns in starts.items()},
-            **({} if way == "local" else {
-                "five_hosts_at_work": cost(bench, way, 3 * seconds),
-                "streaming": streaming(bench, way, seconds, "--quiet"),
-                "streaming_with_display": streaming(bench, way, seconds),
-            }),
-        }  # fmt: skip
+            **(
+                {}
+                if way == "local"
+                else {
+                    "five_hosts_at_work": cost(bench, way, 3 * seconds),
+                    "streaming": streaming(bench, way, seconds, "--quiet"),
+                    "streaming_with_display": streaming(bench, way, seconds),
+                }
+            ),
+        }
     return found
 
 
@@ -178,14 +193,19 @@ def spreads(turns: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
 
 def table(result: dict) -> str:
     """The figures in Markdown, as the README has them."""
-    lines = ["| | 5 processes start in | 64 processes start in | CPU, 5 hosts log | memory | log streaming |",
-             "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    lines = [
+        "| | 5 processes start in | 64 processes start in | CPU, 5 hosts log | memory | log streaming |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
     for way, found in result["ways"].items():
         cells = [f"{found['start_seconds'][size]['to_the_last_process']['median']:.2f} s" for size in map(str, SIZES)]
         if "streaming" in found:
             work, rate = found["five_hosts_at_work"], found["streaming"]["bytes_per_second"]
-            cells += [f"{100 * work['cores']:.1f} % of a core", f"{work['most_memory_bytes'] / MIB:.0f} MiB",
-                      f"{rate / MB:.0f} MB/s"]  # fmt: skip
+            cells += [
+                f"{100 * work['cores']:.1f} % of a core",
+                f"{work['most_memory_bytes'] / MIB:.0f} MiB",
+                f"{rate / MB:.0f} MB/s",
+            ]
         lines.append(f"| {way} | {' | '.join(cells + ['-'] * (5 - len(cells)))} |")
     return "\n".join(lines)
 

@@ -103,18 +103,32 @@ def report(team: Team, compute: float, facts: dict) -> dict:
 def table(result: dict) -> str:
     """The report as text."""
     work, turns = result["workload"], result["turns"]
-    times = {"communication alone": result["communication_seconds"], "compute alone": spread([
-        result["compute_seconds"]]), "both, overlapped": result["step_seconds"]}
+    times = {
+        "communication alone": result["communication_seconds"],
+        "compute alone": spread([result["compute_seconds"]]),
+        "both, overlapped": result["step_seconds"],
+    }
     where = f"links of {result['rate']}" if result["rate"] else "loopback"
-    lines = [f"{work['hosts']} hosts, each a worker and a server, {where}; {work['keys']} keys, "
-             f"{work['bytes'] / 1e6:.1f} MB, --gc-type {result['gc_type']}; {turns['repeats']} turns of "
-             f"{turns['steps']} steps after {turns['warm_up']}", "",
-             f"{'ms a step':24}{'median':>8}{'min':>8}{'max':>8}"]
-    lines += [f"{name:24}" + "".join(f"{value[part] * 1e3:8.1f}" for part in ("median", "min", "max"))
-              for name, value in times.items()]
-    return "\n".join([*lines, "", f"exposed: {result['exposed_share']:.1%} of the communication  (turns: "
-                      + " ".join(f"{share:.1%}" for share in result["exposed_share_of_each_turn"])
-                      + f"); others took {result['other_cores']:.2f} cores"])
+    lines = [
+        f"{work['hosts']} hosts, each a worker and a server, {where}; {work['keys']} keys, "
+        f"{work['bytes'] / 1e6:.1f} MB, --gc-type {result['gc_type']}; {turns['repeats']} turns of "
+        f"{turns['steps']} steps after {turns['warm_up']}",
+        "",
+        f"{'ms a step':24}{'median':>8}{'min':>8}{'max':>8}",
+    ]
+    lines += [
+        f"{name:24}" + "".join(f"{value[part] * 1e3:8.1f}" for part in ("median", "min", "max"))
+        for name, value in times.items()
+    ]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"exposed: {result['exposed_share']:.1%} of the communication  (turns: "
+            + " ".join(f"{share:.1%}" for share in result["exposed_share_of_each_turn"])
+            + f"); others took {result['other_cores']:.2f} cores",
+        ]
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -127,13 +141,17 @@ def main(argv: list[str] | None = None) -> int:
         team, compute = measure(arguments)
     except (TeamFailed, TestbedError) as error:
         return fail("overlap.py", error)
-    result = report(team, compute, {
-        "workload": {"bytes": bytes_of(shapes_of(arguments.megabytes)), "keys": KEYS, "hosts": arguments.hosts},
-        "rate": None if arguments.loopback else arguments.rate,
-        "gc_type": arguments.gc_type,
-        "turns": {"repeats": arguments.repeats, "warm_up": arguments.warm_up, "steps": arguments.steps},
-        **facts("overlap.py", argv, {"dmltrain": installed("dmltrain")}),
-    })
+    result = report(
+        team,
+        compute,
+        {
+            "workload": {"bytes": bytes_of(shapes_of(arguments.megabytes)), "keys": KEYS, "hosts": arguments.hosts},
+            "rate": None if arguments.loopback else arguments.rate,
+            "gc_type": arguments.gc_type,
+            "turns": {"repeats": arguments.repeats, "warm_up": arguments.warm_up, "steps": arguments.steps},
+            **facts("overlap.py", argv, {"dmltrain": installed("dmltrain")}),
+        },
+    )
     show(result, arguments.format, table)
     return 0
 

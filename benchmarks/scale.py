@@ -37,8 +37,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--warm-up", type=int, default=2, help="untimed steps of each turn (default %(default)s)")
     for name, values in AXES.items():
         default = ",".join(f"{value:g}" for value in values)
-        parser.add_argument(f"--{name}", type=numbers(type(values[0])), default=values, metavar="N,...",
-                            help=f"the values of this axis (default {default})")
+        parser.add_argument(
+            f"--{name}",
+            type=numbers(type(values[0])),
+            default=values,
+            metavar="N,...",
+            help=f"the values of this axis (default {default})",
+        )
     arguments = parser.parse_args(argv)
     if arguments.repeats < 1 or arguments.warm_up < 0:
         parser.error("--repeats is at least 1, --warm-up at least 0")
@@ -47,6 +52,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def numbers(kind: type) -> Callable[[str], Sequence[Any]]:
     """Reads comma-separated numbers above 0."""
+
     def read(text: str) -> Sequence[Any]:
         try:
             values = tuple(dict.fromkeys(kind(part) for part in text.split(",")))
@@ -55,6 +61,7 @@ def numbers(kind: type) -> Callable[[str], Sequence[Any]]:
         if not values or not all(0 < value < float("inf") for value in values):
             raise argparse.ArgumentTypeError(f"{text!r}: give numbers above 0, separated by commas")
         return values
+
     return read
 
 
@@ -79,11 +86,14 @@ def main(argv: list[str] | None = None) -> int:
         measured = run(cells_of({name: getattr(arguments, name) for name in AXES}, arguments.full), arguments)
         if not measured:
             return fail("scale.py", "no cell fits into this machine's memory")
-        result = report(measured, {
-            "transport": arguments.transport,
-            "turns": {"repeats": arguments.repeats, "warm_up": arguments.warm_up},
-            **facts("scale.py", argv, {"dmltrain": installed("dmltrain")}),
-        })
+        result = report(
+            measured,
+            {
+                "transport": arguments.transport,
+                "turns": {"repeats": arguments.repeats, "warm_up": arguments.warm_up},
+                **facts("scale.py", argv, {"dmltrain": installed("dmltrain")}),
+            },
+        )
         show(result, arguments.format, table)
         if arguments.plot:
             scale_plot.save(result["cells"], arguments.plot)

@@ -24,8 +24,10 @@ from pathlib import Path
 
 from report import CHECKOUT, facts, installed, show
 
-NETWORKS = {"resnet-20": ["--network", "resnet", "--num-layers", "20"],
-            "inception-bn-28-small": ["--network", "inception-bn-28-small"]}
+NETWORKS = {
+    "resnet-20": ["--network", "resnet", "--num-layers", "20"],
+    "inception-bn-28-small": ["--network", "inception-bn-28-small"],
+}
 SPEED = re.compile(r"Batch \[\d+\]\tSpeed: ([\d.]+) samples/sec")
 DISPLAY = 2  # batches between two printed speeds
 START_SECONDS = 120.0
@@ -62,7 +64,7 @@ class Contestant:
         time.sleep(seconds)
         self._wait_for(before + 5, START_SECONDS)
         self._signal(signal.SIGSTOP)
-        self.speeds.append(statistics.harmonic_mean(self._printed()[before + 2:]))  # the others may span the stop
+        self.speeds.append(statistics.harmonic_mean(self._printed()[before + 2 :]))  # the others may span the stop
 
     def end(self) -> None:
         for process in self.processes:
@@ -91,8 +93,20 @@ class Contestant:
 
 
 def contestants(network: str, options: argparse.Namespace, folder: Path) -> list[Contestant]:
-    words = ["--batch-size", str(options.batch_size), "--dtype", options.dtype, "--lr", "0.05", "--num-epochs", "1000",
-             "--disp-batches", str(DISPLAY), "--num-examples", str(options.num_examples)]
+    words = [
+        "--batch-size",
+        str(options.batch_size),
+        "--dtype",
+        options.dtype,
+        "--lr",
+        "0.05",
+        "--num-epochs",
+        "1000",
+        "--disp-batches",
+        str(DISPLAY),
+        "--num-examples",
+        str(options.num_examples),
+    ]
     words += ["--dataset", "cifar10" if options.data_dir else "synthetic"]
     words += ["--data-dir", options.data_dir] if options.data_dir else []
     chosen = NETWORKS[network]
@@ -114,9 +128,18 @@ def job(command: list[str], base: dict[str, str], folder: Path) -> list[tuple[li
     key = folder / "key"
     key.touch(mode=0o600)
     key.write_text(secrets.token_hex(32))
-    shared = {**base, "DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_URI": "127.0.0.1",
-              "DMLC_PS_ROOT_PORT": str(port), "DMLC_NODE_HOST": "127.0.0.1", "DMLTRAIN_JOB": "benchmark",
-              "DMLTRAIN_KEY_FILE": str(key), "DMLTRAIN_HEARTBEAT_TIMEOUT": FOREVER, "DMLTRAIN_WAIT_TIMEOUT": FOREVER}
+    shared = {
+        **base,
+        "DMLC_NUM_WORKER": "1",
+        "DMLC_NUM_SERVER": "1",
+        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": str(port),
+        "DMLC_NODE_HOST": "127.0.0.1",
+        "DMLTRAIN_JOB": "benchmark",
+        "DMLTRAIN_KEY_FILE": str(key),
+        "DMLTRAIN_HEARTBEAT_TIMEOUT": FOREVER,
+        "DMLTRAIN_WAIT_TIMEOUT": FOREVER,
+    }
     threads = {"scheduler": "1", "server": "1", "worker": base["OMP_NUM_THREADS"]}
     return [(command, {**shared, "DMLC_ROLE": role, "OMP_NUM_THREADS": count}) for role, count in threads.items()]
 
@@ -131,8 +154,11 @@ def measure(network: str, options: argparse.Namespace) -> dict:
             for number in range(options.turns):
                 for contestant in field_of if number % 2 == 0 else reversed(field_of):
                     contestant.turn(options.seconds)
-                    print(f"{network} round {number + 1}: {contestant.name} {contestant.speeds[-1]:.1f} images/s",
-                          file=sys.stderr, flush=True)
+                    print(
+                        f"{network} round {number + 1}: {contestant.name} {contestant.speeds[-1]:.1f} images/s",
+                        file=sys.stderr,
+                        flush=True,
+                    )
         finally:
             for contestant in field_of:
                 contestant.end()

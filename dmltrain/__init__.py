@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 __version__ = "0.4.0"
 
 
-def distribute(model: torch.nn.Module, optimizer: torch.optim.Optimizer, kvstore: str = "dist_sync", *,
-               defer: bool = False) -> DistributedOptimizer:
+def distribute(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, kvstore: str = "dist_sync", *, defer: bool = False
+) -> DistributedOptimizer:
     """Return `optimizer` so that each `step()` uses the gradients of all workers (their mean).
 
     The model starts from worker 0's weights on every worker. `kvstore` is one of dmltrain.kvstore.TYPES. Outside

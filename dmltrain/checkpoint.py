@@ -21,8 +21,11 @@ from dmltrain import backends
 from dmltrain.errors import UserError
 
 FORMAT = 1
-OWNERS = {suffix: name for name, backend in backends.TABLE.items()
-          for suffix in (backend.capabilities.suffix, *backend.capabilities.foreign_suffixes)}
+OWNERS = {
+    suffix: name
+    for name, backend in backends.TABLE.items()
+    for suffix in (backend.capabilities.suffix, *backend.capabilities.foreign_suffixes)
+}
 
 
 def path(prefix: str, epoch: int, suffix: str = ".pt") -> Path:
@@ -79,8 +82,10 @@ def write(target: Path, content: bytes, sync: Callable[[int], None] = os.fsync) 
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise UserError(f"cannot write the checkpoint {target} ({len(content)} bytes): {_reason(error)}; "
-                        "earlier checkpoints are whole, continue from the last with --load-epoch") from error
+        raise UserError(
+            f"cannot write the checkpoint {target} ({len(content)} bytes): {_reason(error)}; "
+            "earlier checkpoints are whole, continue from the last with --load-epoch"
+        ) from error
 
 
 def _reason(error: OSError) -> str:
@@ -111,8 +116,10 @@ def read(source: Path) -> bytes:
     except Exception:  # zipfile raises a dozen types on damaged files
         damaged = "its table of contents"
     if damaged:
-        raise UserError(f"the checkpoint {source} is damaged or cut short: {damaged} of its {len(content)} bytes is "
-                        f"unreadable; {_present(_prefix(source), [source.suffix], source.name)}")
+        raise UserError(
+            f"the checkpoint {source} is damaged or cut short: {damaged} of its {len(content)} bytes is "
+            f"unreadable; {_present(_prefix(source), [source.suffix], source.name)}"
+        )
     return content
 
 
@@ -135,9 +142,13 @@ def _present(prefix: Path, suffixes: Collection[str], without: str = "") -> str:
 def check(source: Path, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Raise UserError unless the checkpoint belongs to the same network and optimizer as the run (`expected`)."""
     if found.get("format") != FORMAT:
-        raise UserError(f"{source} is not a checkpoint of this program: expected format {FORMAT}, found "
-                        f"{found.get('format')!r}")
-    wrong = [f"{name.replace('_', ' ')} {found.get(name)!r}, expected {value!r}"
-             for name, value in expected.items() if found.get(name) != value]
+        raise UserError(
+            f"{source} is not a checkpoint of this program: expected format {FORMAT}, found {found.get('format')!r}"
+        )
+    wrong = [
+        f"{name.replace('_', ' ')} {found.get(name)!r}, expected {value!r}"
+        for name, value in expected.items()
+        if found.get(name) != value
+    ]
     if wrong:
         raise UserError(f"the checkpoint {source} belongs to another run: {'; '.join(wrong)}")

@@ -33,12 +33,17 @@ def mark(store: KVStore, clock: Callable[[], float] = time.perf_counter) -> Mark
 
 
 def between(store: KVStore, start: Mark, end: Mark) -> dict[str, float]:
-    """What the line says, in its order: the share of the bound, and seconds, by their names. All workers call it alike.
-    """
+    """What the line says, in its order: the share of the bound, then seconds by name. All workers call it alike."""
     waits = end.waits - start.waits
     seconds = end.seconds - start.seconds
     compute, share = max(0.0, seconds - waits.total), {}
     if start.carried is not None and seconds > 0:
         share = {"bound": min(1.0, max(compute, store.bound(end.carried - start.carried, seconds)) / seconds)}
-    return {**share, "compute": compute, "own-host": waits.own_host, "wire": waits.wire, "server": waits.server,
-            "straggler": waits.straggler}
+    return {
+        **share,
+        "compute": compute,
+        "own-host": waits.own_host,
+        "wire": waits.wire,
+        "server": waits.server,
+        "straggler": waits.straggler,
+    }

@@ -67,17 +67,24 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
     heartbeat = _seconds(values, ("DMLTRAIN_HEARTBEAT_INTERVAL", "PS_HEARTBEAT_INTERVAL"), 1.0)
     lost = _seconds(values, ("DMLTRAIN_HEARTBEAT_TIMEOUT", "PS_HEARTBEAT_TIMEOUT"), 8.5)
     if lost < 3 * max(1.0, heartbeat):
-        raise UserError(f"a heartbeat timeout of {lost:g} s (DMLTRAIN_HEARTBEAT_TIMEOUT) is too short for an interval "
-                        f"of {heartbeat:g} s (DMLTRAIN_HEARTBEAT_INTERVAL): expected 3 intervals, and 3 s, or more")
+        raise UserError(
+            f"a heartbeat timeout of {lost:g} s (DMLTRAIN_HEARTBEAT_TIMEOUT) is too short for an interval "
+            f"of {heartbeat:g} s (DMLTRAIN_HEARTBEAT_INTERVAL): expected 3 intervals, and 3 s, or more"
+        )
     return Environment(
-        role=role, index=index, num_workers=num_workers, num_servers=num_servers,
+        role=role,
+        index=index,
+        num_workers=num_workers,
+        num_servers=num_servers,
         root_host=values.get("DMLC_PS_ROOT_URI", "127.0.0.1"),
         root_port=_number(values, "DMLC_PS_ROOT_PORT", default=0),
         node_host=values.get("DMLC_NODE_HOST", "127.0.0.1"),
         host_name=values.get("DMLTRAIN_HOST_NAME") or socket.gethostname(),
-        job=values.get("DMLTRAIN_JOB", ""), key=_key(values.get("DMLTRAIN_KEY_FILE")),
+        job=values.get("DMLTRAIN_JOB", ""),
+        key=_key(values.get("DMLTRAIN_KEY_FILE")),
         listen_fd=_number(values, "DMLTRAIN_LISTEN_FD") if listen else None,
-        heartbeat_seconds=heartbeat, lost_seconds=lost,
+        heartbeat_seconds=heartbeat,
+        lost_seconds=lost,
         start_seconds=_seconds(values, ("DMLTRAIN_START_TIMEOUT",), 120.0),
         wait_seconds=_seconds(values, ("DMLTRAIN_WAIT_TIMEOUT",), 600.0),
         transport=_choice(values, "DMLTRAIN_TRANSPORT", TRANSPORTS),

@@ -32,8 +32,13 @@ from dmltrain.schedule import Schedule
 INTERRUPTED = 130  # 128 + SIGINT
 
 
-def main(argv: Sequence[str] | None = None, *, prog: str = "", description: str = "",
-         defaults: Mapping[str, Any] | None = None) -> int:
+def main(
+    argv: Sequence[str] | None = None,
+    *,
+    prog: str = "",
+    description: str = "",
+    defaults: Mapping[str, Any] | None = None,
+) -> int:
     """Run a training program and return its exit code. `defaults` are its own, by the names of `Options`' fields."""
     argv = sys.argv[1:] if argv is None else list(argv)
     prog = prog or os.path.basename(sys.argv[0])
@@ -58,8 +63,13 @@ def train(options: Options, command: str) -> None:
         options = replace(options, update_on_kvstore=update_on_kvstore(options))
     if env.read().role == "worker":
         backends.TABLE[options.backend].load()
-    store = kvstore.create(options.kv_store, staleness=options.staleness, backend=options.backend,
-                           transport=options.transport, host_sum=options.host_sum)  # schedulers, servers: serve, end
+    store = kvstore.create(
+        options.kv_store,
+        staleness=options.staleness,
+        backend=options.backend,
+        transport=options.transport,
+        host_sum=options.host_sum,
+    )  # schedulers, servers: serve, end
     try:
         run = prepare(options, store, command)
         for epoch in range(run.first_epoch, options.num_epochs):
@@ -91,8 +101,9 @@ def prepare(options: Options, store: KVStore, command: str) -> Run:
     dataset = load_dataset(options, store)
     network = models.create(options.network, options.num_layers, dataset.num_classes, dataset.image_shape)
     batches = partition.num_batches(len(dataset.train), store.num_workers, options.batch_size)
-    schedule = Schedule(options.lr, batches, options.lr_factor, options.lr_step_epochs, options.warmup_epochs,
-                        options.warmup_strategy)
+    schedule = Schedule(
+        options.lr, batches, options.lr_factor, options.lr_step_epochs, options.warmup_epochs, options.warmup_strategy
+    )
     options = resume.with_epoch(options, store)
     found = resume.load(options, network)
     trainer = backends.TABLE[options.backend].trainer(network, options, store, found and found["state"])
@@ -107,8 +118,13 @@ def prepare(options: Options, store: KVStore, command: str) -> Run:
 
 def load_dataset(options: Options, store: KVStore) -> Dataset:
     """The data set, whose size fits the options."""
-    dataset = data.load(options.dataset, options.data_dir, num_examples=options.num_examples,
-                        image_shape=options.image_shape, seed=options.seed)
+    dataset = data.load(
+        options.dataset,
+        options.data_dir,
+        num_examples=options.num_examples,
+        image_shape=options.image_shape,
+        seed=options.seed,
+    )
     partition.check(len(dataset.train), store.num_workers, options.batch_size)
     if options.top_k > dataset.num_classes:
         raise UserError(f"--top-k {options.top_k}: {options.dataset} has {dataset.num_classes} classes")
@@ -146,8 +162,7 @@ def other_rank(run: Run) -> list[str]:
 def announce(run: Run) -> None:
     """What is ahead, and what the network and memory carry."""
     if run.first_epoch >= run.options.num_epochs:
-        run.log.info("Nothing to train: %d of --num-epochs %d epochs are done", run.first_epoch,
-                     run.options.num_epochs)
+        run.log.info("Nothing to train: %d of --num-epochs %d epochs are done", run.first_epoch, run.options.num_epochs)
         return
     if limits := run.store.measure_limits():
         run.log.info("Limits: %s", limits)
@@ -207,8 +222,17 @@ def steps(run: Run, epoch: int) -> tuple[Sums, float]:
 def training_batches(run: Run, epoch: int) -> TrainBatches:
     options, split, store = run.options, run.dataset.train, run.store
     order = partition.epoch_order(len(split), options.seed, epoch)
-    return TrainBatches(split, partition.shard(order, store.rank, store.num_workers), options.batch_size, run.batches,
-                        options.seed, epoch, store.rank, store.num_workers, options.data_nthreads)
+    return TrainBatches(
+        split,
+        partition.shard(order, store.rank, store.num_workers),
+        options.batch_size,
+        run.batches,
+        options.seed,
+        epoch,
+        store.rank,
+        store.num_workers,
+        options.data_nthreads,
+    )
 
 
 def step_total(run: Run, step: int) -> int:
@@ -234,12 +258,17 @@ def report(run: Run, epoch: int, cost: Cost) -> None:
 
     store, memory = run.store, run.trainer.device_memory()
     staleness = None if store.kvstore_type.synchronous else store.take_staleness()  # MXNet cannot tell
-    run.log_values(epoch, {
-        "Speed": cost.speed, "Memory": hardware.peak_memory(),
-        **({} if memory is None else {"Device-Memory": memory}),
-        "Sent": store.bytes_sent - cost.sent_before, "Received": store.bytes_received - cost.received_before,
-        "Learning-rate": cost.learning_rate,
-        **({} if staleness is None else {"Staleness": staleness}),
-    })
+    run.log_values(
+        epoch,
+        {
+            "Speed": cost.speed,
+            "Memory": hardware.peak_memory(),
+            **({} if memory is None else {"Device-Memory": memory}),
+            "Sent": store.bytes_sent - cost.sent_before,
+            "Received": store.bytes_received - cost.received_before,
+            "Learning-rate": cost.learning_rate,
+            **({} if staleness is None else {"Staleness": staleness}),
+        },
+    )
     if cost.spent:
         run.log.info(record.communication(epoch, cost.spent))

@@ -50,8 +50,10 @@ def measure(options: Options, seconds: float) -> dict[str, Any]:
     network = models.create(options.network, options.num_layers, known.num_classes, shape)
     serial = replace(options, kv_store="local", gc_type="none", staleness=None, update_on_kvstore=0)
     made = backends.TABLE[options.backend].trainer(network, serial, kvstore.create("local", backend=options.backend))
-    batches = endless(synthetic.load(num_examples=BATCHES * options.batch_size, image_shape=shape,
-                                     num_classes=known.num_classes), options)
+    batches = endless(
+        synthetic.load(num_examples=BATCHES * options.batch_size, image_shape=shape, num_classes=known.num_classes),
+        options,
+    )
 
     def step() -> None:
         batch = next(batches)
@@ -61,13 +63,24 @@ def measure(options: Options, seconds: float) -> dict[str, Any]:
     batches.close()
     whole = pieces(network, options)
     kvstore_type = kvstore.types.find(options.kv_store)
-    return {"seconds_per_step": found.seconds, "spread": round(found.spread, 3), "samples_per_step": options.batch_size,
-            "model_bytes": network.num_parameters * GRADIENT_BYTES, "network": network.name,
-            "batch_size": options.batch_size, "kv_store": kvstore_type.name, "distributed": kvstore_type.distributed,
-            "synchronous": kvstore_type.synchronous, "gc_type": options.gc_type, "compression": compression(options),
-            "backend": options.backend, "summed_in_host": summed_in_host(options), "device": options.device_names[0],
-            "devices": len(options.device_names),
-            **({"pieces": whole} if whole else {})}
+    return {
+        "seconds_per_step": found.seconds,
+        "spread": round(found.spread, 3),
+        "samples_per_step": options.batch_size,
+        "model_bytes": network.num_parameters * GRADIENT_BYTES,
+        "network": network.name,
+        "batch_size": options.batch_size,
+        "kv_store": kvstore_type.name,
+        "distributed": kvstore_type.distributed,
+        "synchronous": kvstore_type.synchronous,
+        "gc_type": options.gc_type,
+        "compression": compression(options),
+        "backend": options.backend,
+        "summed_in_host": summed_in_host(options),
+        "device": options.device_names[0],
+        "devices": len(options.device_names),
+        **({"pieces": whole} if whole else {}),
+    }
 
 
 def compression(options: Options) -> dict[str, tuple[float, float]]:
@@ -109,14 +122,25 @@ class Declared(LocalKVStore):
 def pieces(network: Network, options: Options) -> list[int]:
     """Bytes of the parts of the gradients that are never split over servers; [] where the backend does not tell."""
     store = Declared("dist_sync")
-    simply = replace(options, kv_store="dist_sync", gc_type="none", staleness=None, dtype="float32", compile=0,
-                     gpus=(), devices=("cpu",))  # a second network in a GPU's memory may be one too many
+    simply = replace(
+        options,
+        kv_store="dist_sync",
+        gc_type="none",
+        staleness=None,
+        dtype="float32",
+        compile=0,
+        gpus=(),
+        devices=("cpu",),
+    )  # a second network in a GPU's memory may be one too many
     try:
         backends.TABLE[options.backend].trainer(network, simply, store)
     except Declared.Done:
         count = len(store.sizes)
-        return [each.length * GRADIENT_BYTES for key in sharding.cut(store.sizes, [GRADIENT_BYTES] * count, [0, 0])
-                for each in key]
+        return [
+            each.length * GRADIENT_BYTES
+            for key in sharding.cut(store.sizes, [GRADIENT_BYTES] * count, [0, 0])
+            for each in key
+        ]
     return []
 
 
@@ -124,13 +148,15 @@ def endless(dataset: Dataset, options: Options) -> Iterator[Batch]:
     """Batches made as in training, in the background."""
     order, epoch = np.arange(len(dataset.train)), 0
     while True:
-        yield from TrainBatches(dataset.train, order, options.batch_size, BATCHES, options.seed, epoch, 0, 1,
-                                options.data_nthreads)
+        yield from TrainBatches(
+            dataset.train, order, options.batch_size, BATCHES, options.seed, epoch, 0, 1, options.data_nthreads
+        )
         epoch += 1
 
 
-def seconds_per_step(step: Callable[[], None], settle: Callable[[], Any], seconds: float,
-                     clock: Callable[[], float] = time.perf_counter) -> Timing:
+def seconds_per_step(
+    step: Callable[[], None], settle: Callable[[], Any], seconds: float, clock: Callable[[], float] = time.perf_counter
+) -> Timing:
     """Time blocks of steps; `settle` waits until all steps so far are done. Takes about `seconds`, or up to `seconds`
     after the warm-up where less would leave fewer than FEWEST blocks; only WARM_UP steps where one takes longer."""
     began = clock()

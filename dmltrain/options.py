@@ -23,10 +23,14 @@ from dmltrain.kvstore import codec, types
 LAST = -1  # --load-epoch last
 DTYPES = tuple(dict.fromkeys(dtype for each in backends.TABLE.values() for dtype in each.capabilities.dtypes))
 SUFFIXES = " or ".join(f"{each.capabilities.suffix} with {name}" for name, each in backends.TABLE.items())
-STEPPING = " and ".join(f"{int(each.capabilities.update_on_kvstore)} with {name}"
-                        for name, each in backends.TABLE.items())
-FEWER_CODECS = "; ".join(f"{name} has {', '.join(each.capabilities.codecs)}" for name, each in backends.TABLE.items()
-                         if set(each.capabilities.codecs) < set(codec.TYPES))
+STEPPING = " and ".join(
+    f"{int(each.capabilities.update_on_kvstore)} with {name}" for name, each in backends.TABLE.items()
+)
+FEWER_CODECS = "; ".join(
+    f"{name} has {', '.join(each.capabilities.codecs)}"
+    for name, each in backends.TABLE.items()
+    if set(each.capabilities.codecs) < set(codec.TYPES)
+)
 BOUNDED = ", ".join(types.names(lambda each: each.takes_staleness))  # kvstore types, for help texts
 EITHER_SIDE = ", ".join(types.names(lambda each: len(each.optimizer_on) > 1))
 SUMMED = ", ".join(types.names(lambda each: each.sums_in_host))
@@ -51,6 +55,7 @@ def epoch_or_last(text: str) -> int:
 
 def number(minimum: float, *, above: bool = False) -> Callable[[str], float]:
     """Finite numbers from `minimum` on (`above`: excluding it)."""
+
     def parse_number(text: str) -> float:
         try:
             value = float(text)
@@ -122,20 +127,34 @@ class Options:
 
     network: str = option("Network", "the network to train", network_name, "mlp")
     num_layers: int | None = option("Network", "its depth, for networks that have several (resnet)", integer(1))
-    dtype: str = option("Network", "precision of the computation; weights stay float32: " + ", ".join(DTYPES),
-                        one_of("dtype", DTYPES), "float32")
-    memory_format: str = option("Network", "layout of images with torch: channels_last or contiguous",
-                                one_of("memory format", ("channels_last", "contiguous")), "channels_last")
+    dtype: str = option(
+        "Network",
+        "precision of the computation; weights stay float32: " + ", ".join(DTYPES),
+        one_of("dtype", DTYPES),
+        "float32",
+    )
+    memory_format: str = option(
+        "Network",
+        "layout of images with torch: channels_last or contiguous",
+        one_of("memory format", ("channels_last", "contiguous")),
+        "channels_last",
+    )
     compile: int = option("Network", "1: compile the network (torch.compile)", integer(0), 0, nargs="?", const=1)
-    backend: str = option("Network", "the framework that computes: " + ", ".join(backends.TABLE),
-                          one_of("backend", backends.TABLE), "torch")
+    backend: str = option(
+        "Network",
+        "the framework that computes: " + ", ".join(backends.TABLE),
+        one_of("backend", backends.TABLE),
+        "torch",
+    )
 
     dataset: str = option("Data", "what to train on", one_of("dataset", data.DATASETS), "digits")
-    data_dir: str | None = option("Data", "folder with the data set's files; default: data/DATASET", path,
-                                  metavar="DIR")
+    data_dir: str | None = option(
+        "Data", "folder with the data set's files; default: data/DATASET", path, metavar="DIR"
+    )
     num_examples: int | None = option("Data", "use this many training examples", integer(1))
-    image_shape: tuple[int, int, int] | None = option("Data", "channels,height,width fed to the network", image_shape,
-                                                      metavar="C,H,W")
+    image_shape: tuple[int, int, int] | None = option(
+        "Data", "channels,height,width fed to the network", image_shape, metavar="C,H,W"
+    )
     crop: int | None = option("Data", "shorthand: height and width of --image-shape", integer(1), metavar="SIZE")
     data_nthreads: int = option("Data", "threads that prepare batches ahead", integer(1), 1, metavar="COUNT")
 
@@ -143,13 +162,19 @@ class Options:
     num_epochs: int = option("Training", "train until this many epochs are done", integer(0), 100)
     optimizer: str = option("Training", "how weights are updated", one_of("optimizer", optimizer.TABLE), "sgd")
     lr: float = option("Training", "learning rate", number(0.0), 0.1)
-    lr_factor: float = option("Training", "multiply the learning rate by this at each of --lr-step-epochs",
-                              number(0.0, above=True), 0.1)
-    lr_step_epochs: tuple[int, ...] = option("Training", "epochs at which to do so, as 30,60", integers, (),
-                                             metavar="E,E")
+    lr_factor: float = option(
+        "Training", "multiply the learning rate by this at each of --lr-step-epochs", number(0.0, above=True), 0.1
+    )
+    lr_step_epochs: tuple[int, ...] = option(
+        "Training", "epochs at which to do so, as 30,60", integers, (), metavar="E,E"
+    )
     warmup_epochs: float = option("Training", "raise the learning rate from 0 over the first epochs", number(0.0), 0.0)
-    warmup_strategy: str = option("Training", "the shape of that rise: " + ", ".join(schedule.WARMUPS),
-                                  one_of("warm-up strategy", schedule.WARMUPS), "linear")
+    warmup_strategy: str = option(
+        "Training",
+        "the shape of that rise: " + ", ".join(schedule.WARMUPS),
+        one_of("warm-up strategy", schedule.WARMUPS),
+        "linear",
+    )
     mom: float = option("Training", "momentum", number(0.0), 0.9)
     wd: float = option("Training", "weight decay (of weights and gammas only, as MXNet)", number(0.0), 0.0001)
     seed: int = option("Training", "fixes initial weights, data order, augmentation and dropout", integer(0), 0)
@@ -157,32 +182,62 @@ class Options:
     gpus: tuple[str, ...] = option("Devices", "GPUs to use, as 0 or 0,2,5; empty: the CPU", gpu_list, (), metavar="I,I")
     devices: tuple[str, ...] = option("Devices", "instead of --gpus: cpu, cpu:COUNT or gpu:COUNT", device_list, ())
 
-    kv_store: str = option("Distribution", "how workers share weights: " + ", ".join(kvstore.TYPES),
-                           one_of("kvstore", kvstore.TYPES), "device")
-    staleness: int | None = option("Distribution", f"{BOUNDED}: steps that a worker may be ahead of the slowest",
-                                    integer(0))
-    update_on_kvstore: int | None = option("Distribution", f"{EITHER_SIDE}: 1 lets servers step; default: "
-                                           f"the environment's MXNET_UPDATE_ON_KVSTORE, else {STEPPING}", integer(0))
-    gc_type: str = option("Distribution", "gradient compression on the way to the servers and back; "
-                          f"{FEWER_CODECS}", one_of("gradient compression", codec.TYPES), "none")
-    gc_threshold: float | None = option("Distribution", "2bit: gradients (the sum over a step's samples) are collected "
-                                        "until they are this far from 0; default: 0.5 with mxnet, levels that follow "
-                                        "the gradients with torch", number(0.0, above=True))
-    gc_ratio: float = option("Distribution", "topk: the share of a gradient's elements that is sent",
-                             number(0.0, above=True), 0.01)
-    transport: str | None = option("Distribution", "how gradients reach the servers: shm (shared memory), tcp, or "
-                                   "auto: shm on a server's own host; default: the environment's DMLTRAIN_TRANSPORT, "
-                                   "else auto", one_of("transport", env.TRANSPORTS))
-    host_sum: str | None = option("Distribution", f"{SUMMED}: auto sums the workers of a host there and sends one "
-                                  "stream to servers on other hosts, off sends one a worker; default: the "
-                                  "environment's DMLTRAIN_HOST_SUM, else auto", one_of("host sum", env.HOST_SUMS))
+    kv_store: str = option(
+        "Distribution",
+        "how workers share weights: " + ", ".join(kvstore.TYPES),
+        one_of("kvstore", kvstore.TYPES),
+        "device",
+    )
+    staleness: int | None = option(
+        "Distribution", f"{BOUNDED}: steps that a worker may be ahead of the slowest", integer(0)
+    )
+    update_on_kvstore: int | None = option(
+        "Distribution",
+        f"{EITHER_SIDE}: 1 lets servers step; default: the environment's MXNET_UPDATE_ON_KVSTORE, else {STEPPING}",
+        integer(0),
+    )
+    gc_type: str = option(
+        "Distribution",
+        f"gradient compression on the way to the servers and back; {FEWER_CODECS}",
+        one_of("gradient compression", codec.TYPES),
+        "none",
+    )
+    gc_threshold: float | None = option(
+        "Distribution",
+        "2bit: gradients (the sum over a step's samples) are collected "
+        "until they are this far from 0; default: 0.5 with mxnet, levels that follow "
+        "the gradients with torch",
+        number(0.0, above=True),
+    )
+    gc_ratio: float = option(
+        "Distribution", "topk: the share of a gradient's elements that is sent", number(0.0, above=True), 0.01
+    )
+    transport: str | None = option(
+        "Distribution",
+        "how gradients reach the servers: shm (shared memory), tcp, or "
+        "auto: shm on a server's own host; default: the environment's DMLTRAIN_TRANSPORT, "
+        "else auto",
+        one_of("transport", env.TRANSPORTS),
+    )
+    host_sum: str | None = option(
+        "Distribution",
+        f"{SUMMED}: auto sums the workers of a host there and sends one "
+        "stream to servers on other hosts, off sends one a worker; default: the "
+        "environment's DMLTRAIN_HOST_SUM, else auto",
+        one_of("host sum", env.HOST_SUMS),
+    )
 
     disp_batches: int = option("Reports", "log progress each time so many batches are done", integer(1), 20)
     top_k: int = option("Reports", "also report top-k accuracy; 0: do not", integer(0), 0)
-    model_prefix: str | None = option("Reports", "write a checkpoint after each epoch: PREFIX-0001 and so on with "
-                                      f"{SUFFIXES}", path, metavar="PREFIX")
-    load_epoch: int | None = option("Reports", "continue after the checkpoint of this epoch; last: after the newest, "
-                                    "or from the beginning when there is none", epoch_or_last, metavar="EPOCH")
+    model_prefix: str | None = option(
+        "Reports", f"write a checkpoint after each epoch: PREFIX-0001 and so on with {SUFFIXES}", path, metavar="PREFIX"
+    )
+    load_epoch: int | None = option(
+        "Reports",
+        "continue after the checkpoint of this epoch; last: after the newest, or from the beginning when there is none",
+        epoch_or_last,
+        metavar="EPOCH",
+    )
 
     @property
     def device_names(self) -> tuple[str, ...]:
@@ -217,8 +272,9 @@ def parser(prog: str, description: str = "", defaults: Mapping[str, Any] | None 
     return made
 
 
-def parse(argv: Sequence[str], prog: str = "train", description: str = "",
-          defaults: Mapping[str, Any] | None = None) -> Options:
+def parse(
+    argv: Sequence[str], prog: str = "train", description: str = "", defaults: Mapping[str, Any] | None = None
+) -> Options:
     """Options from the words after the program's name; `defaults` are the program's own. Raises UserError."""
     defaults = dict(defaults or {})
     depth = defaults.pop("num_layers", None)
@@ -258,8 +314,10 @@ def _check_compression(options: Options) -> None:
     if options.gc_ratio > 1.0:
         raise UserError(f"--gc-ratio {options.gc_ratio:g}: expected a share of the elements, at most 1")
     if options.gc_type != "none" and not types.find(options.kv_store).distributed:
-        raise UserError(f"--gc-type {options.gc_type} belongs to the distributed kvstores; --kv-store "
-                        f"{options.kv_store} sends nothing: leave it out")
+        raise UserError(
+            f"--gc-type {options.gc_type} belongs to the distributed kvstores; --kv-store "
+            f"{options.kv_store} sends nothing: leave it out"
+        )
 
 
 def _check_backend(options: Options) -> None:

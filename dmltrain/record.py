@@ -96,8 +96,10 @@ NUMBER = rb"(?:[-+]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][-+]?\d{1,4})?|
 # What may follow a number. Anything else (a letter, a second point, a comma and a digit) means that it was no number: a
 # missing value is better than a wrong one. `#011` is syslog's tab; a backslash begins the `\n` of a log kept as JSON.
 END = rb"(?=[\s;()\]}|<%\"'`\\]|#0\d\d|,(?!\d)|\.(?=\s|$)|s(?:ec(?:ond)?s?)?\b|$)"
-PAIR = re.compile(rb"(?<![\w@.+/-])([A-Za-z][\w@.+/-]{0,80}(?: cost)?)[ \t]{0,4}[=:][ \t]{0,4}"
-                  rb"(?:(" + NUMBER + rb")" + END + rb")?")
+PAIR = re.compile(
+    rb"(?<![\w@.+/-])([A-Za-z][\w@.+/-]{0,80}(?: cost)?)[ \t]{0,4}[=:][ \t]{0,4}"
+    rb"(?:(" + NUMBER + rb")" + END + rb")?"
+)
 
 
 class Pair(NamedTuple):
@@ -123,11 +125,27 @@ def pairs(text: bytes, section: str = "") -> list[Pair]:
     return pairs
 
 
-_SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test", "val": "validation",
-           "valid": "validation", "validation": "validation", "eval": "validation"}
+_SPLITS = {
+    "train": "train",
+    "training": "train",
+    "test": "test",
+    "testing": "test",
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+    "eval": "validation",
+}
 _SPLIT = re.compile(rf"({'|'.join(sorted(_SPLITS, key=len, reverse=True))})[-_ ](.+)")
-_FACTS = {"time cost": "seconds", "time": "seconds", "time-cost": "seconds", "time_cost": "seconds",
-          "training cost": "seconds", "lr": "learning_rate", "loss": "train_loss", "speed": "speed"}
+_FACTS = {
+    "time cost": "seconds",
+    "time": "seconds",
+    "time-cost": "seconds",
+    "time_cost": "seconds",
+    "training cost": "seconds",
+    "lr": "learning_rate",
+    "loss": "train_loss",
+    "speed": "speed",
+}
 
 
 def key(name: str, section: str = "") -> str:

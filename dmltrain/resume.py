@@ -35,10 +35,14 @@ def save(run: Run, epoch: int) -> None:
     if run.store.rank != 0:
         return
     target = path(run.options, epoch + 1)
-    content = {"format": checkpoint.FORMAT, "version": dmltrain.__version__, "epoch": epoch + 1,
-               **identity(run.options, run.network),
-               "circumstances": circumstances(run.options, run.store, len(run.dataset.train)),
-               "state": run.trainer.state(residuals)}
+    content = {
+        "format": checkpoint.FORMAT,
+        "version": dmltrain.__version__,
+        "epoch": epoch + 1,
+        **identity(run.options, run.network),
+        "circumstances": circumstances(run.options, run.store, len(run.dataset.train)),
+        "state": run.trainer.state(residuals),
+    }
     checkpoint.write(target, run.backend.encode(content))
     for other, same in run.trainer.other_files(run.options.model_prefix, epoch + 1).items():
         checkpoint.write(other, same)
@@ -47,15 +51,27 @@ def save(run: Run, epoch: int) -> None:
 
 def identity(options: Options, network: Network) -> dict[str, Any]:
     """What a checkpoint and the run that continues it must have in common."""
-    return {"network": network.name, "num_layers": options.num_layers, "num_classes": network.num_classes,
-            "image_shape": list(network.input_shape), "optimizer": options.optimizer}
+    return {
+        "network": network.name,
+        "num_layers": options.num_layers,
+        "num_classes": network.num_classes,
+        "image_shape": list(network.input_shape),
+        "optimizer": options.optimizer,
+    }
 
 
 def circumstances(options: Options, store: KVStore, num_examples: int) -> dict[str, Any]:
     """What may differ, at the price that the continued run is not the unbroken one."""
-    return {"dataset": options.dataset, "num_examples": num_examples, "seed": options.seed,
-            "batch_size": options.batch_size, "num_workers": store.num_workers, "dtype": options.dtype,
-            "devices": len(options.device_names), "kv_store": store.type}
+    return {
+        "dataset": options.dataset,
+        "num_examples": num_examples,
+        "seed": options.seed,
+        "batch_size": options.batch_size,
+        "num_workers": store.num_workers,
+        "dtype": options.dtype,
+        "devices": len(options.device_names),
+        "kv_store": store.type,
+    }
 
 
 def path(options: Options, epoch: int) -> Path:
@@ -68,8 +84,10 @@ def check_all_save(options: Options, store: KVStore) -> None:
         return
     count = store.all_reduce("checkpoints", np.array([float(bool(options.model_prefix))]))[0]
     if 0 < count < store.num_workers:
-        raise UserError(f"--model-prefix: {count:.0f} of {store.num_workers} workers have it; with --gc-type "
-                        f"{options.gc_type} all workers take part in a checkpoint: give it to all")
+        raise UserError(
+            f"--model-prefix: {count:.0f} of {store.num_workers} workers have it; with --gc-type "
+            f"{options.gc_type} all workers take part in a checkpoint: give it to all"
+        )
 
 
 # -- continuing -------------------------------------------------------------------------------------------------------
@@ -107,8 +125,9 @@ def report(log: Logger, found: Mapping[str, Any], now: Mapping[str, Any]) -> Non
         return
     before = found["circumstances"]
     changed = [f"{name} {before.get(name)} -> {value}" for name, value in now.items() if before.get(name) != value]
-    log.info("Loaded checkpoint of epoch %d%s", found["epoch"],
-             f"; changed since: {', '.join(changed)}" if changed else "")
+    log.info(
+        "Loaded checkpoint of epoch %d%s", found["epoch"], f"; changed since: {', '.join(changed)}" if changed else ""
+    )
 
 
 def _capabilities(options: Options) -> Capabilities:

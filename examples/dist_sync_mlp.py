@@ -12,8 +12,16 @@ import sys
 
 from dmltrain import fit
 
-DEFAULTS = {"dataset": "digits", "network": "mlp", "kv_store": "dist_sync", "batch_size": 32, "disp_batches": 10,
-            "num_epochs": 10, "lr": 0.05, "lr_step_epochs": "8"}
+DEFAULTS = {
+    "dataset": "digits",
+    "network": "mlp",
+    "kv_store": "dist_sync",
+    "batch_size": 32,
+    "disp_batches": 10,
+    "num_epochs": 10,
+    "lr": 0.05,
+    "lr_step_epochs": "8",
+}
 
 if __name__ == "__main__":
     sys.exit(fit.main(description=__doc__.splitlines()[0], defaults=DEFAULTS))

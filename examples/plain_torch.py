@@ -1,8 +1,8 @@
 """A plain PyTorch training script. dmltrain needs only the three lines marked (1) to (3).
 
-    python examples/plain_torch.py                                   # alone
-    dmltrain launch -n 2 -s 2 examples/plain_torch.py                # two workers, two servers
-    dmltrain launch -n 2 -s 2 examples/plain_torch.py dist_async
+python examples/plain_torch.py                                   # alone
+dmltrain launch -n 2 -s 2 examples/plain_torch.py                # two workers, two servers
+dmltrain launch -n 2 -s 2 examples/plain_torch.py dist_async
 """
 
 import sys

@@ -13,8 +13,17 @@ import sys
 
 from dmltrain import fit
 
-DEFAULTS = {"dataset": "cifar10", "network": "resnet", "num_layers": 110, "batch_size": 128, "num_epochs": 300,
-            "num_examples": 50000, "image_shape": "3,28,28", "lr": 0.05, "lr_step_epochs": "200,250"}
+DEFAULTS = {
+    "dataset": "cifar10",
+    "network": "resnet",
+    "num_layers": 110,
+    "batch_size": 128,
+    "num_epochs": 300,
+    "num_examples": 50000,
+    "image_shape": "3,28,28",
+    "lr": 0.05,
+    "lr_step_epochs": "200,250",
+}
 
 if __name__ == "__main__":
     sys.exit(fit.main(description=__doc__.splitlines()[0], defaults=DEFAULTS))

@@ -11,8 +11,16 @@ import sys
 
 from dmltrain import fit
 
-DEFAULTS = {"dataset": "digits", "network": "resnet", "num_layers": 8, "batch_size": 32, "disp_batches": 10,
-            "num_epochs": 20, "lr": 0.1, "lr_step_epochs": "15"}
+DEFAULTS = {
+    "dataset": "digits",
+    "network": "resnet",
+    "num_layers": 8,
+    "batch_size": 32,
+    "disp_batches": 10,
+    "num_epochs": 20,
+    "lr": 0.1,
+    "lr_step_epochs": "15",
+}
 
 if __name__ == "__main__":
     sys.exit(fit.main(description=__doc__.splitlines()[0], defaults=DEFAULTS))

@@ -11,8 +11,16 @@ import sys
 
 from dmltrain import fit
 
-DEFAULTS = {"dataset": "mnist", "network": "mlp", "batch_size": 64, "disp_batches": 100, "num_epochs": 20,
-            "num_examples": 60000, "lr": 0.05, "lr_step_epochs": "10"}
+DEFAULTS = {
+    "dataset": "mnist",
+    "network": "mlp",
+    "batch_size": 64,
+    "disp_batches": 100,
+    "num_epochs": 20,
+    "num_examples": 60000,
+    "lr": 0.05,
+    "lr_step_epochs": "10",
+}
 
 if __name__ == "__main__":
     sys.exit(fit.main(description=__doc__.splitlines()[0], defaults=DEFAULTS))

@@ -17,13 +17,12 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup, and SIGINT 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # under test would inherit that
 
 QUICK = {
-    "tests": "checkpoint covering env initial layers metric options record schedule "
-             "system_packages tiers",
+    "tests": "checkpoint covering env initial layers metric options record schedule system_packages tiers",
     "tests/data": "array_pickle batches cifar10 load mnist partition",
     "tests/kvstore": "bound codec codec_in_steps create entries handshake host outbox plan routes scheduler "
-                     "rendezvous send_window server service waiting wire",
+    "rendezvous send_window server service waiting wire",
     "tests/launch": "check config dry_run forecast hosts job mpi_command needs network old_options placement "
-                    "preflight show supervise throughput",
+    "preflight show supervise throughput",
     "tests/models": "models",
     "tests/report": "cut_off old_faults program shapes",
 }
@@ -58,8 +57,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduling(config, log)
 
 
-hypothesis.settings.register_profile("project", deadline=None, max_examples=examples(100),
-                                     suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile(
+    "project", deadline=None, max_examples=examples(100), suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("project")
 
 

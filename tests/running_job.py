@@ -33,15 +33,17 @@ class RunningJob:
         return [json.loads(line) for line in self.output(f"worker-{worker}").splitlines() if line.startswith("{")]
 
     def outputs(self) -> str:
-        return "\n".join(f"--- {name} (exit {process.poll()})\n{self.output(name)}"
-                         for name, process in self.processes.items())
+        return "\n".join(
+            f"--- {name} (exit {process.poll()})\n{self.output(name)}" for name, process in self.processes.items()
+        )
 
     def start(self, name: str, log: str = "", inherited: tuple[int, ...] = ()) -> subprocess.Popen:
         """Start the process `name`, its output going to `log`.log; a second one of the same name, when it is there."""
         command, environment = self.commands[name]
         with open(self.folder / f"{log or name}.log", "wb") as output:
-            return subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT,
-                                    pass_fds=inherited, cwd=self.folder)
+            return subprocess.Popen(
+                command, env=environment, stdout=output, stderr=subprocess.STDOUT, pass_fds=inherited, cwd=self.folder
+            )
 
     def wait(self, seconds: float = 120.0) -> dict[str, int]:
         """Exit codes by name; fails the test, with all output, when a process is still there after `seconds`."""
@@ -88,9 +90,18 @@ def start_job(tmp_path, request):
         job.key.write_bytes(key)
         listening = socket.create_server(("127.0.0.1", 0))
         job.port = listening.getsockname()[1]
-        shared = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "DMLC_NUM_WORKER": str(workers),
-                  "DMLC_NUM_SERVER": str(servers), "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(job.port),
-                  "DMLTRAIN_JOB": "test", "DMLTRAIN_KEY_FILE": str(job.key), **(env or {})}
+        shared = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "DMLC_NUM_WORKER": str(workers),
+            "DMLC_NUM_SERVER": str(servers),
+            "DMLC_PS_ROOT_URI": "127.0.0.1",
+            "DMLC_PS_ROOT_PORT": str(job.port),
+            "DMLTRAIN_JOB": "test",
+            "DMLTRAIN_KEY_FILE": str(job.key),
+            **(env or {}),
+        }
         command = [sys.executable, str(request.path.parent / "programs" / program), *map(str, arguments)]
         roles = [("scheduler", 0)] + [("server", i) for i in range(servers)] + [("worker", i) for i in range(workers)]
         for role, index in roles:

@@ -95,8 +95,12 @@ def is_debian(release: Path = Path("/etc/os-release")) -> bool:
         lines = release.read_text().splitlines()
     except OSError:
         return False
-    words = [word for line in lines if line.startswith(("ID=", "ID_LIKE="))
-             for word in line.partition("=")[2].strip("\"'").split()]
+    words = [
+        word
+        for line in lines
+        if line.startswith(("ID=", "ID_LIKE="))
+        for word in line.partition("=")[2].strip("\"'").split()
+    ]
     return bool({"debian", "ubuntu"} & set(words)) and shutil.which("apt-get", path=PATH) is not None
 
 
@@ -134,6 +138,7 @@ def install(names: Sequence[str], apt: Sequence[str] = ("apt-get",), policy: Pat
 
 def end_on_signals() -> None:
     """So that what ends this program lets it clean up."""
+
     def end(number: int, _frame: object) -> None:
         raise SystemExit(128 + number)
 
@@ -141,8 +146,9 @@ def end_on_signals() -> None:
         signal.signal(number, end)
 
 
-def prepare(packages: Sequence[Package], without_venv: Callable[[], bool],
-            installer: Callable[[Sequence[str]], bool] | None) -> int:
+def prepare(
+    packages: Sequence[Package], without_venv: Callable[[], bool], installer: Callable[[Sequence[str]], bool] | None
+) -> int:
     """Have `packages`, and venv if Python cannot make environments; without an `installer` say what is missing."""
     names = [*([VENV_MODULE] if without_venv() else []), *(package.name for package in packages)]
     if names and installer:
@@ -153,8 +159,10 @@ def prepare(packages: Sequence[Package], without_venv: Callable[[], bool],
     elif packages:
         say(missing_line(packages))
     if without_venv():
-        say(f"{sys.executable} cannot make a virtual environment: its module ensurepip is missing. "
-            f"On Debian and Ubuntu: apt-get install {VENV_MODULE}. Or name another Python: make PYTHON=PATH")
+        say(
+            f"{sys.executable} cannot make a virtual environment: its module ensurepip is missing. "
+            f"On Debian and Ubuntu: apt-get install {VENV_MODULE}. Or name another Python: make PYTHON=PATH"
+        )
         return USER_ERROR
     return 0
 

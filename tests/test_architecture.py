@@ -108,8 +108,11 @@ def test_imports_in_the_kvstore_point_one_way():
     for module, used in kvstore_imports().items():
         above = {other for other in used if kvstore_level(other) > kvstore_level(module)}
         assert not above, f"{module} imports {sorted(above)}, which lie above it"
-        beside = {other for other in used if kvstore_level(other) == kvstore_level(module)
-                  and other.split(".")[2] != module.split(".")[2]}
+        beside = {
+            other
+            for other in used
+            if kvstore_level(other) == kvstore_level(module) and other.split(".")[2] != module.split(".")[2]
+        }
         assert not beside, f"{module} imports {sorted(beside)}, another room of its own level"
 
 
@@ -123,11 +126,18 @@ def test_no_circle_of_imports_in_the_kvstore():
 
 def launch_imports() -> dict[str, set[str]]:
     """The modules of launch that each module of it imports anywhere, in functions too."""
-    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-               for path in sources("launch")}
-    return {name: {full if full in modules else full.rpartition(".")[0] for full in imports(path)
-                   if full.startswith("launch")} & set(modules) - {name, "launch"}
-            for name, path in modules.items() if name != "launch"}
+    modules = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in sources("launch")
+    }
+    return {
+        name: {
+            full if full in modules else full.rpartition(".")[0] for full in imports(path) if full.startswith("launch")
+        }
+        & set(modules) - {name, "launch"}
+        for name, path in modules.items()
+        if name != "launch"
+    }
 
 
 def launch_level(module: str) -> int:
@@ -168,9 +178,15 @@ def test_the_agent_needs_the_standard_library_only():
     assert all(full.startswith("launch.agent.") for full in outside), outside
 
 
-@pytest.mark.parametrize("program", ["import dmltrain, dmltrain.kvstore, dmltrain.fit",
-                                     "import launch.cli; launch.cli.launch(['--help'])",
-                                     "import dmltrain.report.cli", "import dmltrain.backends.mxnet.compat"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import dmltrain, dmltrain.kvstore, dmltrain.fit",
+        "import launch.cli; launch.cli.launch(['--help'])",
+        "import dmltrain.report.cli",
+        "import dmltrain.backends.mxnet.compat",
+    ],
+)
 def test_no_framework_before_it_is_used(program):
     check = f"import sys\n{program}\nprint(sorted({FRAMEWORKS} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -9,8 +9,11 @@ PAGE = (ROOT / "docs/architecture.md").read_text()
 
 
 def packages() -> set[str]:
-    return {f"{file.parent.relative_to(ROOT)}/" for top in ("dmltrain", "launch") for file in
-            (ROOT / top).rglob("__init__.py")}
+    return {
+        f"{file.parent.relative_to(ROOT)}/"
+        for top in ("dmltrain", "launch")
+        for file in (ROOT / top).rglob("__init__.py")
+    }
 
 
 def test_the_map_names_every_folder_once():
@@ -26,8 +29,13 @@ def test_paths_and_links_of_the_page_exist():
 
 
 def test_classes_of_the_page_exist():
-    defined = {node.name for top in ("dmltrain", "launch") for file in (ROOT / top).rglob("*.py")
-               for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ClassDef)}
+    defined = {
+        node.name
+        for top in ("dmltrain", "launch")
+        for file in (ROOT / top).rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ClassDef)
+    }
     page = set(re.findall(r"\b(?:[A-Z][a-z]+){2,}\b", PAGE)) | {"Outbox", "Service", "Handle", "Task"}
     assert page - {"PyTorch", "NumPy"} <= defined
 

@@ -38,8 +38,9 @@ def test_the_newest_of_a_backend_and_the_others_are_named(tmp_path):
         checkpoint.last(prefix, (".pt",))
     (tmp_path / "m-0001.pt").touch()
     assert checkpoint.last(prefix, (".pt",)) == 1
-    with pytest.raises(UserError, match="no checkpoint .*m-0004.npz; present in .*: m-0003.npz; of --backend torch: "
-                                        "m-0001.pt$"):
+    with pytest.raises(
+        UserError, match="no checkpoint .*m-0004.npz; present in .*: m-0003.npz; of --backend torch: m-0001.pt$"
+    ):
         checkpoint.read(tmp_path / "m-0004.npz")
 
 
@@ -109,8 +110,9 @@ def test_no_room_leaves_the_previous_one_whole(tmp_path):
     assert resource.getrlimit(resource.RLIMIT_FSIZE)  # POSIX
     target = tmp_path / "m-0001.pt"
     checkpoint.write(target, archive())
-    done = subprocess.run([sys.executable, "-c", WRITE_UNDER_A_LIMIT, str(target)], capture_output=True, text=True,
-                          timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", WRITE_UNDER_A_LIMIT, str(target)], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 2, done.stderr
     for essential in ("cannot write the checkpoint", str(target), "File too large"):
         assert essential in done.stdout
@@ -137,9 +139,16 @@ def test_missing_lists_what_is_there(tmp_path):
     assert "other" not in str(caught.value) and "m-x" not in str(caught.value)
 
 
-@pytest.mark.parametrize("damage", [
-    lambda whole: whole[:len(whole) // 2], lambda whole: b"", lambda whole: b"noise" * 100,
-    lambda whole: whole[:60] + bytes([whole[60] ^ 1]) + whole[61:]], ids=["cut", "empty", "noise", "one bit"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda whole: whole[: len(whole) // 2],
+        lambda whole: b"",
+        lambda whole: b"noise" * 100,
+        lambda whole: whole[:60] + bytes([whole[60] ^ 1]) + whole[61:],
+    ],
+    ids=["cut", "empty", "noise", "one bit"],
+)
 def test_a_damaged_file_is_refused(tmp_path, damage):
     target = tmp_path / "m-0001.pt"
     target.write_bytes(damage(archive()))

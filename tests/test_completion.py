@@ -20,8 +20,13 @@ from launch.commands.completion import choices, commands
 
 DOOR = Path(__file__).parents[1] / "launch/bin/dmltrain"
 ROOT = Path(__file__).parents[1]
-ENTRY = {"launch": "launch.cli:main", "check": "launch.cli:check_main", "job": "launch.cli:job_main",
-         "completion": "launch.commands.completion:main", "parse": "dmltrain.report.cli:main"}  # fmt: skip
+ENTRY = {
+    "launch": "launch.cli:main",
+    "check": "launch.cli:check_main",
+    "job": "launch.cli:job_main",
+    "completion": "launch.commands.completion:main",
+    "parse": "dmltrain.report.cli:main",
+}
 VERBS_HERE = ["check", "completion", "job", "launch", "mute", "parse", "zoom"]
 PLUGIN = """#!/bin/sh
 [ "$1" = --help ] || { echo "$*" > said; exit; }
@@ -108,11 +113,16 @@ def test_what_is_offered(tmp_path, scripts, shell):
 
 def asked(shell: str, script: Path, folder: Path, lines: list[list[str]]) -> list[list[str]]:
     """What one shell offers for the last word of each line."""
-    ask = "".join(f"COMP_WORDS=({shlex.join(words)}); COMP_CWORD={len(words) - 1}; _dmltrain\n"
-                  "printf '%s\\n' \"${COMPREPLY[@]}\"; echo .\n" for words in lines)
+    ask = "".join(
+        f"COMP_WORDS=({shlex.join(words)}); COMP_CWORD={len(words) - 1}; _dmltrain\n"
+        "printf '%s\\n' \"${COMPREPLY[@]}\"; echo .\n"
+        for words in lines
+    )
     if shell == "zsh":
-        text = f"autoload -U compinit; compinit -u -D; source {script}; [[ -n $_comps[dmltrain] ]] || exit 9\n" \
-               f"() {{ emulate -L ksh\n{ask}\n}}"
+        text = (
+            f"autoload -U compinit; compinit -u -D; source {script}; [[ -n $_comps[dmltrain] ]] || exit 9\n"
+            f"() {{ emulate -L ksh\n{ask}\n}}"
+        )
         command = ["zsh", "-f", "-c", text]
     else:
         known = "complete -p dmltrain dmltrain-job >/dev/null || exit 9"
@@ -138,8 +148,17 @@ def test_all_options_of_the_tables_are_known(folder):
     assert names == {"--help", "--format", "--aggregate", "--metric-names", "--plot"}
 
 
-@pytest.mark.parametrize(("value", "words"), [("auto|on|off", "auto on off"), ("{mean,max}", "mean max"), ("FILE", ""),
-                                              ("NAME [NAME ...]", ""), ("K[=V]", ""), ("A:2,B:4", "")])
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("auto|on|off", "auto on off"),
+        ("{mean,max}", "mean max"),
+        ("FILE", ""),
+        ("NAME [NAME ...]", ""),
+        ("K[=V]", ""),
+        ("A:2,B:4", ""),
+    ],
+)
 def test_choices_of_a_value(value, words):
     assert choices(value) == words
 

@@ -30,8 +30,11 @@ def prose(text: str) -> list[tuple[int, str]]:
 
 def too_long(text: str) -> list[int]:
     """Numbers of the lines of prose that are too long: a table's row cannot be broken, nor can a link."""
-    return [number for number, line in prose(text)
-            if len(line) > LINE and not line.startswith("|") and len(LINK.sub("", line).split()) > 3]
+    return [
+        number
+        for number, line in prose(text)
+        if len(line) > LINE and not line.startswith("|") and len(LINK.sub("", line).split()) > 3
+    ]
 
 
 def links(text: str) -> list[str]:
@@ -76,6 +79,8 @@ def test_long_lines_are_found_outside_tables_and_code():
 def test_dead_links_and_anchors_are_found(tmp_path):
     (tmp_path / "there.md").write_text("# A title's words: `x`\n\n```sh\n# no heading\n```\n")
     page = tmp_path / "page.md"
-    page.write_text("[a](there.md) [b](there.md#a-titles-words-x) [c](gone.md) `[d](code)` [e](https://example.org)\n"
-                    "[f](there.md#no-heading) ![g](gone.svg) [h](#nothing)\n")
+    page.write_text(
+        "[a](there.md) [b](there.md#a-titles-words-x) [c](gone.md) `[d](code)` [e](https://example.org)\n"
+        "[f](there.md#no-heading) ![g](gone.svg) [h](#nothing)\n"
+    )
     assert dead(page) == ["gone.md", "there.md#no-heading", "gone.svg", "#nothing"]

@@ -65,8 +65,14 @@ def launched(tmp_path):
         mark, output = uuid.uuid4().hex, tmp_path / f"output-{len(jobs)}"
         variables = {**os.environ, "PYTHONPATH": str(ROOT), "TEST_MARK": mark, **(env or {})}
         with open(output, "wb") as stream:
-            process = subprocess.Popen([*LAUNCH, *map(str, arguments)], cwd=tmp_path, env=variables, stdout=stream,
-                                       stderr=subprocess.STDOUT, start_new_session=True)
+            process = subprocess.Popen(
+                [*LAUNCH, *map(str, arguments)],
+                cwd=tmp_path,
+                env=variables,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         jobs.append(Launched(process, mark, output))
         return jobs[-1]
 
@@ -80,16 +86,37 @@ def launched(tmp_path):
 
 
 def table(*arguments, cwd) -> str:
-    done = subprocess.run([*PARSE, *map(str, arguments)], cwd=cwd, env={**os.environ, "PYTHONPATH": str(ROOT)},
-                          capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [*PARSE, *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @pytest.mark.parametrize("kind", [pytest.param("dist_sync", marks=pytest.mark.quick), "dist_async"])
 def test_launch_train_and_read_the_tables(launched, tmp_path, kind):
-    job = launched("-n", 2, "-s", 2, "--log-dir", "logs/d", ROOT / "examples/train_digits.py", "--network", "mlp",
-                   "--kv-store", kind, "--num-epochs", 6, "--lr", 0.05)
+    job = launched(
+        "-n",
+        2,
+        "-s",
+        2,
+        "--log-dir",
+        "logs/d",
+        ROOT / "examples/train_digits.py",
+        "--network",
+        "mlp",
+        "--kv-store",
+        kind,
+        "--num-epochs",
+        6,
+        "--lr",
+        0.05,
+    )
     assert job.end(120) == 0, job.text()
     assert job.text().rstrip().endswith("0 processes left on 1 host")
     (run,) = json.loads(table("logs/d", "--format", "json", cwd=tmp_path))
@@ -104,8 +131,21 @@ def test_launch_train_and_read_the_tables(launched, tmp_path, kind):
 
 
 def test_servers_that_a_job_does_not_need_do_no_harm(launched):
-    job = launched("-n", 1, "-s", 1, "--log-dir", "l", ROOT / "examples/train_digits.py", "--network", "mlp",
-                   "--kv-store", "local", "--num-epochs", 1)
+    job = launched(
+        "-n",
+        1,
+        "-s",
+        1,
+        "--log-dir",
+        "l",
+        ROOT / "examples/train_digits.py",
+        "--network",
+        "mlp",
+        "--kv-store",
+        "local",
+        "--num-epochs",
+        1,
+    )
     assert job.end(60) == 0, job.text()
 
 
@@ -119,11 +159,31 @@ def test_dist_sync_without_servers_is_explained(launched):
 def test_the_classic_first_job(launched, backend, tmp_path):
     if importlib.util.find_spec(backend) is None:
         pytest.skip(f"{backend} is not installed")
-    job = launched("-n", 2, "-s", 2, "--log-dir", "l", "python", ROOT / "examples/dist_sync_mlp.py",
-                   "--backend", backend, "--num-epochs", 3, "--model-prefix", tmp_path / "m")
+    job = launched(
+        "-n",
+        2,
+        "-s",
+        2,
+        "--log-dir",
+        "l",
+        "python",
+        ROOT / "examples/dist_sync_mlp.py",
+        "--backend",
+        backend,
+        "--num-epochs",
+        3,
+        "--model-prefix",
+        tmp_path / "m",
+    )
     assert job.end(120) == 0, job.text()
-    done = subprocess.run([*PARSE, "l", "--format", "json"], cwd=tmp_path, capture_output=True, text=True, check=True,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = subprocess.run(
+        [*PARSE, "l", "--format", "json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     epochs = json.loads(done.stdout)[0]["epochs"]
     assert len(epochs) == 3 and epochs[-1]["validation_accuracy"] > 0.9
     assert (tmp_path / ("m-0003.npz" if backend == "mxnet" else "m-0003.pt")).exists()

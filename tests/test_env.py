@@ -5,8 +5,15 @@ import pytest
 from dmltrain import env
 from dmltrain.errors import UserError
 
-WORKER = {"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "3", "DMLC_NUM_SERVER": "2", "DMLC_WORKER_ID": "1",
-          "DMLC_PS_ROOT_URI": "10.0.0.1", "DMLC_PS_ROOT_PORT": "9000", "DMLC_NODE_HOST": "10.0.0.2"}
+WORKER = {
+    "DMLC_ROLE": "worker",
+    "DMLC_NUM_WORKER": "3",
+    "DMLC_NUM_SERVER": "2",
+    "DMLC_WORKER_ID": "1",
+    "DMLC_PS_ROOT_URI": "10.0.0.1",
+    "DMLC_PS_ROOT_PORT": "9000",
+    "DMLC_NODE_HOST": "10.0.0.2",
+}
 
 
 def test_without_a_launcher_a_program_trains_alone():
@@ -38,20 +45,23 @@ def test_the_probe_can_be_left_out():
     assert env.read(WORKER).probe and not env.read({**WORKER, "DMLTRAIN_PROBE": "0"}).probe
 
 
-@pytest.mark.parametrize("change, message", [
-    ({"DMLC_ROLE": "king"}, "DMLC_ROLE='king': expected one of scheduler, server, worker"),
-    ({"DMLC_NUM_WORKER": ""}, "DMLC_NUM_WORKER=''"),
-    ({"DMLC_NUM_WORKER": "0"}, "1 or more"),
-    ({"DMLC_WORKER_ID": "3"}, "this job has 3 workers, expected 0 to 2"),
-    ({"DMLC_PS_ROOT_PORT": "many"}, "DMLC_PS_ROOT_PORT='many'"),
-    ({"DMLTRAIN_KEY_FILE": "/does/not/exist"}, "DMLTRAIN_KEY_FILE=/does/not/exist: No such file"),
-    ({"DMLTRAIN_WAIT_TIMEOUT": "soon"}, "DMLTRAIN_WAIT_TIMEOUT='soon': expected a number of seconds"),
-    ({"DMLTRAIN_WAIT_TIMEOUT": "nan"}, "expected a number of seconds"),
-    ({"DMLTRAIN_HEARTBEAT_TIMEOUT": "2"}, "too short for an interval of 1 s"),
-    ({"DMLTRAIN_KEY_FILE": "/dev/null"}, "/dev/null is empty"),
-    ({"DMLTRAIN_LISTEN_FD": "x"}, "DMLTRAIN_LISTEN_FD='x'"),
-    ({"DMLTRAIN_HOST_SUM": "on"}, "DMLTRAIN_HOST_SUM='on': expected one of auto, off"),
-])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"DMLC_ROLE": "king"}, "DMLC_ROLE='king': expected one of scheduler, server, worker"),
+        ({"DMLC_NUM_WORKER": ""}, "DMLC_NUM_WORKER=''"),
+        ({"DMLC_NUM_WORKER": "0"}, "1 or more"),
+        ({"DMLC_WORKER_ID": "3"}, "this job has 3 workers, expected 0 to 2"),
+        ({"DMLC_PS_ROOT_PORT": "many"}, "DMLC_PS_ROOT_PORT='many'"),
+        ({"DMLTRAIN_KEY_FILE": "/does/not/exist"}, "DMLTRAIN_KEY_FILE=/does/not/exist: No such file"),
+        ({"DMLTRAIN_WAIT_TIMEOUT": "soon"}, "DMLTRAIN_WAIT_TIMEOUT='soon': expected a number of seconds"),
+        ({"DMLTRAIN_WAIT_TIMEOUT": "nan"}, "expected a number of seconds"),
+        ({"DMLTRAIN_HEARTBEAT_TIMEOUT": "2"}, "too short for an interval of 1 s"),
+        ({"DMLTRAIN_KEY_FILE": "/dev/null"}, "/dev/null is empty"),
+        ({"DMLTRAIN_LISTEN_FD": "x"}, "DMLTRAIN_LISTEN_FD='x'"),
+        ({"DMLTRAIN_HOST_SUM": "on"}, "DMLTRAIN_HOST_SUM='on': expected one of auto, off"),
+    ],
+)
 def test_what_is_wrong_is_named(change, message):
     with pytest.raises(UserError) as raised:
         env.read({**WORKER, **change})

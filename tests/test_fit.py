@@ -44,8 +44,9 @@ class Log:
 
     def results(self, node: int = 0) -> list[tuple[str, ...]]:
         """All that two equal runs have in common: metrics with their epochs and batches, and the last digest."""
-        found = re.findall(rf"Node\[{node}\] (Epoch\[\d+\]) (Train-\S+|Validation-\S+|Batch \[\d+\])(?:.*?\t(acc.*))?",
-                           self.text)
+        found = re.findall(
+            rf"Node\[{node}\] (Epoch\[\d+\]) (Train-\S+|Validation-\S+|Batch \[\d+\])(?:.*?\t(acc.*))?", self.text
+        )
         return [*found, (self.digest(node),)]
 
 
@@ -88,11 +89,25 @@ def saved(prefix: Path, epoch: int, backend: str = "torch") -> Path:
 
 def test_the_first_lines_say_everything_needed_to_repeat_the_run(train, backend):
     text = train("--num-epochs", 1, "--seed", 7).text
-    head = text[:text.index("Training epochs")]
-    for essential in ("dmltrain 0.", "mlp: 17226 parameters", "input 1x8x8", "10 classes", "float32", "1437 training",
-                      "360 validation", "1 x cpu, 1 workers, local", "Batch 32 per worker", "seed 7", f"{backend} ",
-                      f"update_on_kvstore={int(backend == 'mxnet')},",
-                      "threads", "GiB memory", "num_epochs=1", socket.gethostname()):
+    head = text[: text.index("Training epochs")]
+    for essential in (
+        "dmltrain 0.",
+        "mlp: 17226 parameters",
+        "input 1x8x8",
+        "10 classes",
+        "float32",
+        "1437 training",
+        "360 validation",
+        "1 x cpu, 1 workers, local",
+        "Batch 32 per worker",
+        "seed 7",
+        f"{backend} ",
+        f"update_on_kvstore={int(backend == 'mxnet')},",
+        "threads",
+        "GiB memory",
+        "num_epochs=1",
+        socket.gethostname(),
+    ):
         assert essential in head, essential
     assert "Training epochs 0 to 0, 45 batches each\n" in text
     assert all(re.match(STAMP, line) for line in text.splitlines())
@@ -137,9 +152,17 @@ def test_the_same_command_gives_the_same_run(train, words):
     assert train(*words, "--num-epochs", 2, "--num-examples", 300, "--seed", 1).digest() != first.digest()
 
 
-@pytest.mark.parametrize("words", [
-    RESNET, ["--optimizer", "adam"], [*RESNET, "--devices", "cpu:2"], ["--dtype", "float16"],
-    ["--warmup-epochs", "2", "--lr-step-epochs", "2"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [
+        RESNET,
+        ["--optimizer", "adam"],
+        [*RESNET, "--devices", "cpu:2"],
+        ["--dtype", "float16"],
+        ["--warmup-epochs", "2", "--lr-step-epochs", "2"],
+    ],
+    ids=" ".join,
+)
 def test_a_resumed_run_is_the_unbroken_one(train, backend, tmp_path, words):
     if backend == "mxnet" and "float16" in words:
         words = ["--optimizer", "rmsprop"]
@@ -181,25 +204,28 @@ def test_a_run_goes_on_from_the_weights_of_an_old_mxnet_job(run, tmp_path):
 # -- mistakes ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words, essentials", [
-    (["--nonsense", "1"], ["unknown option --nonsense", "--num-epochs"]),
-    (["--network", "nonsense"], ["nonsense", "lenet, mlp, resnet"]),
-    (["--network", "resnet", "--num-layers", "21"], ["21", "20, 32, 44"]),
-    (["--dataset", "nonsense"], ["nonsense", "cifar10, digits, mnist, synthetic"]),
-    (["--kv-store", "nonsense"], ["nonsense", "dist_sync", "local"]),
-    (["--kv-store", "dist_sync"], ["dist_sync", "dmltrain-launch", "--kv-store local"]),
-    (["--batch-size", "2000"], ["--batch-size 2000", "1437"]),
-    (["--num-examples", "9999"], ["--num-examples 9999", "1437"]),
-    (["--top-k", "11"], ["--top-k 11", "10 classes"]),
-    (["--image-shape", "3,32,32"], ["3,32,32", "1,8,8"]),
-    (["--dataset", "cifar10", "--data-dir", "/nonexistent"], ["/nonexistent"]),
-    (["--model-prefix", "/dev/null/m"], ["--model-prefix /dev/null/m"]),
-    (["--model-prefix", "/nonexistent/m", "--load-epoch", "3"], ["/nonexistent"]),
-    (["--backend", "mxnet", "--kv-store", "dist_ssp"], ["dist_ssp", "dist_sync or dist_async"]),
-    (["--backend", "mxnet", "--kv-store", "dist_sync"], ["dist_sync", "dmltrain-launch", "--kv-store local"]),
-    (["--backend", "mxnet", "--gc-type", "2bit"], ["--gc-type 2bit", "--kv-store local"]),
-    (["--gc-type", "2bit", "--kv-store", "local"], ["--gc-type 2bit", "--kv-store local"]),
-])
+@pytest.mark.parametrize(
+    "words, essentials",
+    [
+        (["--nonsense", "1"], ["unknown option --nonsense", "--num-epochs"]),
+        (["--network", "nonsense"], ["nonsense", "lenet, mlp, resnet"]),
+        (["--network", "resnet", "--num-layers", "21"], ["21", "20, 32, 44"]),
+        (["--dataset", "nonsense"], ["nonsense", "cifar10, digits, mnist, synthetic"]),
+        (["--kv-store", "nonsense"], ["nonsense", "dist_sync", "local"]),
+        (["--kv-store", "dist_sync"], ["dist_sync", "dmltrain-launch", "--kv-store local"]),
+        (["--batch-size", "2000"], ["--batch-size 2000", "1437"]),
+        (["--num-examples", "9999"], ["--num-examples 9999", "1437"]),
+        (["--top-k", "11"], ["--top-k 11", "10 classes"]),
+        (["--image-shape", "3,32,32"], ["3,32,32", "1,8,8"]),
+        (["--dataset", "cifar10", "--data-dir", "/nonexistent"], ["/nonexistent"]),
+        (["--model-prefix", "/dev/null/m"], ["--model-prefix /dev/null/m"]),
+        (["--model-prefix", "/nonexistent/m", "--load-epoch", "3"], ["/nonexistent"]),
+        (["--backend", "mxnet", "--kv-store", "dist_ssp"], ["dist_ssp", "dist_sync or dist_async"]),
+        (["--backend", "mxnet", "--kv-store", "dist_sync"], ["dist_sync", "dmltrain-launch", "--kv-store local"]),
+        (["--backend", "mxnet", "--gc-type", "2bit"], ["--gc-type 2bit", "--kv-store local"]),
+        (["--gc-type", "2bit", "--kv-store", "local"], ["--gc-type 2bit", "--kv-store local"]),
+    ],
+)
 def test_a_mistake_is_explained(run, words, essentials):
     text = run(*words, code=2).text
     assert text.startswith("train: error: ") and text.count("\n") == 1
@@ -244,8 +270,13 @@ def test_no_room_for_a_checkpoint_ends_the_run_and_keeps_the_previous_one(run, t
     words = ["--kv-store", "local", "--model-prefix", str(tmp_path / "m")]
     run(*words, "--num-epochs", 1)
     kept = checkpoint.path(tmp_path / "m", 1).read_bytes()
-    done = subprocess.run([sys.executable, "-c", LIMITED, *words, "--num-epochs", "2", "--load-epoch", "1"],
-                          capture_output=True, text=True, timeout=120, env=environment())
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, *words, "--num-epochs", "2", "--load-epoch", "1"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment(),
+    )
     assert done.returncode == 2, done.stderr
     assert "m-0002.pt" in done.stderr and "File too large" in done.stderr and "Traceback" not in done.stderr
     assert os.listdir(tmp_path) == ["m-0001.pt"] and checkpoint.path(tmp_path / "m", 1).read_bytes() == kept
@@ -270,12 +301,19 @@ class Job:
         key.write_text(secrets.token_hex(32))
         self.folder = folder
         self.base = environment(
-            DMLC_NUM_WORKER=str(workers), DMLC_NUM_SERVER=str(servers), DMLC_PS_ROOT_URI="127.0.0.1",
-            DMLC_PS_ROOT_PORT=str(port), DMLC_NODE_HOST="127.0.0.1", DMLTRAIN_JOB="test", DMLTRAIN_KEY_FILE=str(key))
+            DMLC_NUM_WORKER=str(workers),
+            DMLC_NUM_SERVER=str(servers),
+            DMLC_PS_ROOT_URI="127.0.0.1",
+            DMLC_PS_ROOT_PORT=str(port),
+            DMLC_NODE_HOST="127.0.0.1",
+            DMLTRAIN_JOB="test",
+            DMLTRAIN_KEY_FILE=str(key),
+        )
         self.command = [sys.executable, *map(str, command)]
         counts = {"scheduler": 1, "server": servers, "worker": workers}
-        self.processes = {(role, index): self.start(role, index)
-                          for role, count in counts.items() for index in range(count)}
+        self.processes = {
+            (role, index): self.start(role, index) for role, count in counts.items() for index in range(count)
+        }
 
     def start(self, role: str, index: int) -> subprocess.Popen:
         own = {"DMLC_ROLE": role, "DMLC_TASK_ID": str(index), f"DMLC_{role.upper()}_ID": str(index)}
@@ -334,8 +372,9 @@ def test_synchronous_workers_agree_and_repeat_and_resume(tmp_path):
     resumed = finished(tmp_path / "resumed", 2, 2, *words)
     assert "Loaded checkpoint of epoch 2\n" in resumed[1].text
     for rank in (0, 1):
-        assert resumed[rank].results(rank) == [each for each in first[rank].results(rank)
-                                               if each[0] not in ("Epoch[0]", "Epoch[1]")]
+        assert resumed[rank].results(rank) == [
+            each for each in first[rank].results(rank) if each[0] not in ("Epoch[0]", "Epoch[1]")
+        ]
 
 
 def test_workers_with_unequal_and_empty_parts_make_the_steps_of_one_process(tmp_path, run):
@@ -343,11 +382,23 @@ def test_workers_with_unequal_and_empty_parts_make_the_steps_of_one_process(tmp_
     import torch
 
     words = ["--network", "mlp", "--num-examples", 97, "--num-epochs", 2, "--lr", 0.05]
-    finished(tmp_path / "three", 3, 1, *words, "--kv-store", "dist_sync", "--batch-size", 32,
-             "--model-prefix", tmp_path / "three" / "m")
+    finished(
+        tmp_path / "three",
+        3,
+        1,
+        *words,
+        "--kv-store",
+        "dist_sync",
+        "--batch-size",
+        32,
+        "--model-prefix",
+        tmp_path / "three" / "m",
+    )
     run(*words, "--batch-size", 96, "--model-prefix", tmp_path / "one")
-    three, one = (torch.load(checkpoint.path(prefix, 2), weights_only=True)["state"]["model"]
-                  for prefix in (tmp_path / "three" / "m", tmp_path / "one"))
+    three, one = (
+        torch.load(checkpoint.path(prefix, 2), weights_only=True)["state"]["model"]
+        for prefix in (tmp_path / "three" / "m", tmp_path / "one")
+    )
     for name, value in one.items():
         difference = np.abs(three[name].numpy() - value.numpy()).max() / np.abs(value.numpy()).max()
         assert difference < 1e-5, name
@@ -357,8 +408,21 @@ def test_workers_with_unequal_and_empty_parts_make_the_steps_of_one_process(tmp_
 def test_workers_of_mxnet_make_the_steps_of_one_process_and_resume(tmp_path, run, on_servers):
     """257 samples over 2 workers and batches of 32: in the last step worker 0 has one sample, worker 1 none."""
     installed("mxnet")
-    words = ["--backend", "mxnet", "--network", "mlp", "--num-examples", 257, "--num-epochs", 3, "--lr", 0.05,
-             "--load-epoch", "last", "--model-prefix"]
+    words = [
+        "--backend",
+        "mxnet",
+        "--network",
+        "mlp",
+        "--num-examples",
+        257,
+        "--num-epochs",
+        3,
+        "--lr",
+        0.05,
+        "--load-epoch",
+        "last",
+        "--model-prefix",
+    ]
     sync = ["--kv-store", "dist_sync", "--batch-size", 32, "--update-on-kvstore", on_servers]
     first = finished(tmp_path / "first", 2, 1 + on_servers, *words, tmp_path / "m", *sync)
     assert first[0].digest(0) == first[1].digest(1)
@@ -372,8 +436,9 @@ def test_workers_of_mxnet_make_the_steps_of_one_process_and_resume(tmp_path, run
     resumed = finished(tmp_path / "resumed", 2, 1 + on_servers, *words, tmp_path / "m", *sync)
     assert "Loaded checkpoint of epoch 2\n" in resumed[1].text
     for rank in (0, 1):
-        assert resumed[rank].results(rank) == [each for each in first[rank].results(rank)
-                                               if each[0] not in ("Epoch[0]", "Epoch[1]")]
+        assert resumed[rank].results(rank) == [
+            each for each in first[rank].results(rank) if each[0] not in ("Epoch[0]", "Epoch[1]")
+        ]
     run(*words, tmp_path / "one", "--batch-size", 64)
     two, one = (mxnet_weights(saved(tmp_path / name, 3, "mxnet")) for name in ("m", "one"))
     for name, value in one.items():
@@ -386,10 +451,14 @@ def mxnet_weights(path: Path) -> dict[str, np.ndarray]:
     return mxnet_state.decode(path.read_bytes())["state"]["model"]
 
 
-@pytest.mark.parametrize(("words", "least"), [
-    (["--kv-store", "dist_async"], 0.85),
-    (["--kv-store", "dist_device_sync", "--devices", "cpu:2", "--gc-type", "2bit", "--gc-threshold", "0.2"], 0.75)],
-    ids=["async", "2bit"])
+@pytest.mark.parametrize(
+    ("words", "least"),
+    [
+        (["--kv-store", "dist_async"], 0.85),
+        (["--kv-store", "dist_device_sync", "--devices", "cpu:2", "--gc-type", "2bit", "--gc-threshold", "0.2"], 0.75),
+    ],
+    ids=["async", "2bit"],
+)
 def test_mxnets_other_kvstores_learn(tmp_path, words, least):
     installed("mxnet")
     words = ["--backend", "mxnet", *words, "--network", "mlp", "--lr", 0.02]
@@ -399,9 +468,15 @@ def test_mxnets_other_kvstores_learn(tmp_path, words, least):
     assert logs[0].digest(0) == logs[1].digest(1) and not logs[0].values("Staleness")
 
 
-@pytest.mark.parametrize("words", [
-    ["--kv-store", "dist_async"], ["--kv-store", "dist_ssp", "--staleness", "1"],
-    ["--kv-store", "dist_sync", "--update-on-kvstore", "1"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--kv-store", "dist_async"],
+        ["--kv-store", "dist_ssp", "--staleness", "1"],
+        ["--kv-store", "dist_sync", "--update-on-kvstore", "1"],
+    ],
+    ids=" ".join,
+)
 def test_the_optimizer_on_the_servers_learns(tmp_path, words):
     words = [*words, "--network", "mlp", "--lr", 0.02]
     logs = finished(tmp_path / "job", 2, 1, *words, "--num-epochs", 5, "--model-prefix", tmp_path / "m")
@@ -416,27 +491,51 @@ def test_the_optimizer_on_the_servers_learns(tmp_path, words):
             assert tuple(each) == record.COMMUNICATION
             assert 0 < each.pop("bound") <= 1 and sum(each.values()) >= float(cost) - 0.005, "the parts of the epoch"
     if "dist_async" in words:
-        resumed = finished(tmp_path / "resumed", 2, 1, *words, "--num-epochs", 6, "--model-prefix", tmp_path / "m",
-                           "--load-epoch", 5)
+        resumed = finished(
+            tmp_path / "resumed", 2, 1, *words, "--num-epochs", 6, "--model-prefix", tmp_path / "m", "--load-epoch", 5
+        )
         assert float(resumed[0].values("Validation-accuracy", 0)[-1]) > 0.85
 
 
 @pytest.mark.parametrize("role", ["scheduler", "server"])
 def test_servers_that_are_not_needed_leave_at_once_without_a_framework(role, backend):
-    program = ("import sys\nfrom dmltrain import fit\ntry:\n"
-               f"    fit.main(['--kv-store', 'local', '--backend', '{backend}'], prog='train')\n"
-               "except SystemExit as end:\n    print(end.code, sorted({'torch', 'mxnet'} & {*sys.modules}))")
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60,
-                          env=environment(DMLC_ROLE=role, DMLC_NUM_WORKER="1", DMLC_NUM_SERVER="1"))
+    program = (
+        "import sys\nfrom dmltrain import fit\ntry:\n"
+        f"    fit.main(['--kv-store', 'local', '--backend', '{backend}'], prog='train')\n"
+        "except SystemExit as end:\n    print(end.code, sorted({'torch', 'mxnet'} & {*sys.modules}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment(DMLC_ROLE=role, DMLC_NUM_WORKER="1", DMLC_NUM_SERVER="1"),
+    )
     assert done.stdout == "0 []\n", done.stderr
 
 
 def test_a_backend_works_where_the_other_framework_is_not_installed(backend, tmp_path):
     """`import torch` fails in this process, or `import mxnet`, as it does where it is not installed."""
     other = {"torch": "mxnet", "mxnet": "torch"}[backend]
-    done = subprocess.run([sys.executable, "-c", WITHOUT.format(other), "--backend", backend, "--num-epochs", "2",
-                           "--model-prefix", tmp_path / "m", "--load-epoch", "last"],
-                          capture_output=True, text=True, timeout=60, env=environment())
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            WITHOUT.format(other),
+            "--backend",
+            backend,
+            "--num-epochs",
+            "2",
+            "--model-prefix",
+            tmp_path / "m",
+            "--load-epoch",
+            "last",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment(),
+    )
     assert done.returncode == 0, done.stderr
     assert float(Log(done.stderr).values("Validation-accuracy")[1]) > 0.85
     assert saved(tmp_path / "m", 2, backend).exists()
@@ -492,13 +591,30 @@ def test_interrupted(tmp_path):
     assert "train_digits.py: interrupted\n" in rest and "Traceback" not in rest
 
 
-@pytest.mark.parametrize("program, data, words", [
-    ("train_mnist.py", "mnist", []),
-    ("train_cifar10.py", "cifar10", ["--num-layers", "8", "--batch-size", "64"])])
+@pytest.mark.parametrize(
+    "program, data, words",
+    [("train_mnist.py", "mnist", []), ("train_cifar10.py", "cifar10", ["--num-layers", "8", "--batch-size", "64"])],
+)
 def test_real_data(real_data, program, data, words):
-    done = subprocess.run([sys.executable, EXAMPLES / program, "--kv-store", "local", "--data-dir", real_data / data,
-                           "--num-examples", "1280", "--num-epochs", "1", *words], capture_output=True, text=True,
-                          timeout=200, env=environment())
+    done = subprocess.run(
+        [
+            sys.executable,
+            EXAMPLES / program,
+            "--kv-store",
+            "local",
+            "--data-dir",
+            real_data / data,
+            "--num-examples",
+            "1280",
+            "--num-epochs",
+            "1",
+            *words,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env=environment(),
+    )
     assert done.returncode == 0, done.stderr
     assert float(Log(done.stderr).values("Train-accuracy")[0]) > 0.15
     assert "10000 validation samples" in done.stderr

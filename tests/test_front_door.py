@@ -21,8 +21,10 @@ def folder(tmp_path: Path) -> Path:
     made = tmp_path / "a folder"
     made.mkdir()
     shutil.copy(DOOR, made)
-    program(made / "dmltrain-launch",
-            'if [ "$*" = --version ]; then echo dmltrain-launch 7.8.9; else printf "<%s>\\n" "$@"; fi')
+    program(
+        made / "dmltrain-launch",
+        'if [ "$*" = --version ]; then echo dmltrain-launch 7.8.9; else printf "<%s>\\n" "$@"; fi',
+    )
     program(made / "dmltrain-zoom", "exit 3")
     return made
 
@@ -84,8 +86,10 @@ def test_alone_it_lists_the_verbs(folder, words):
     (folder / "dmltrain-folder").mkdir()
     done = run(folder / "dmltrain", *words)
     rows = [line for line in done.stdout.splitlines() if line.startswith("  ")]
-    assert rows == ["  launch       start a job on this machine or on many hosts",
-                    "  zoom         (see dmltrain help zoom)"]
+    assert rows == [
+        "  launch       start a job on this machine or on many hosts",
+        "  zoom         (see dmltrain help zoom)",
+    ]
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -95,15 +99,18 @@ def test_help_of_a_verb_is_its_own(folder):
     assert wrong.returncode == 2 and "unknown verb 'lunch'; did you mean launch?" in wrong.stderr
 
 
-@pytest.mark.parametrize(("word", "message"), [
-    ("lunch", "unknown verb 'lunch'; did you mean launch? the verbs are launch, zoom"),
-    ("la", "unknown verb 'la'; did you mean launch? the verbs are launch, zoom"),
-    ("zoo", "unknown verb 'zoo'; did you mean zoom? the verbs are launch, zoom"),
-    ("somersault", "unknown verb 'somersault'; the verbs are launch, zoom"),
-    ("", "unknown verb ''; the verbs are launch, zoom"),
-    ("../launch", "unknown verb '../launch'; the verbs are launch, zoom"),
-    ("-n", "unknown option -n; the options of a verb come after it, as in dmltrain launch -n"),
-])
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("lunch", "unknown verb 'lunch'; did you mean launch? the verbs are launch, zoom"),
+        ("la", "unknown verb 'la'; did you mean launch? the verbs are launch, zoom"),
+        ("zoo", "unknown verb 'zoo'; did you mean zoom? the verbs are launch, zoom"),
+        ("somersault", "unknown verb 'somersault'; the verbs are launch, zoom"),
+        ("", "unknown verb ''; the verbs are launch, zoom"),
+        ("../launch", "unknown verb '../launch'; the verbs are launch, zoom"),
+        ("-n", "unknown option -n; the options of a verb come after it, as in dmltrain launch -n"),
+    ],
+)
 def test_an_unknown_verb(folder, word, message):
     done = run(folder / "dmltrain", word)
     assert done.returncode == 2 and done.stdout == ""

@@ -37,10 +37,12 @@ def test_values_are_normal_and_not_correlated():
 
 
 def test_quantiles_are_pythons():
-    chances = np.concatenate([
-        np.random.RandomState(0).rand(2000),
-        [2.0**-53, 1e-12, 1.4e-11, 1.3e-11, 0.0749, 0.0751, 0.5, 0.9251, 1 - 1e-12],  # where the formulas change
-    ])  # fmt: skip
+    chances = np.concatenate(
+        [
+            np.random.RandomState(0).rand(2000),
+            [2.0**-53, 1e-12, 1.4e-11, 1.3e-11, 0.0749, 0.0751, 0.5, 0.9251, 1 - 1e-12],  # where the formulas change
+        ]
+    )
     expected = np.array([NormalDist().inv_cdf(chance) for chance in chances])
     assert np.allclose(initial.normal_quantile(chances), expected, rtol=2e-7, atol=1e-9)
 
@@ -55,12 +57,21 @@ def test_same_numbers_on_every_machine():
 
 
 GOLDEN = [
-    "-0x1.654b2c0000000p-3", "0x1.34ac680000000p-2", "-0x1.7859960000000p-1", "0x1.4139f20000000p-2",
-    "-0x1.434ca40000000p-3", "0x1.73a8c00000000p-1", "-0x1.1ce33e0000000p-1", "-0x1.1e098a0000000p-1",
-]  # fmt: skip
+    "-0x1.654b2c0000000p-3",
+    "0x1.34ac680000000p-2",
+    "-0x1.7859960000000p-1",
+    "0x1.4139f20000000p-2",
+    "-0x1.434ca40000000p-3",
+    "0x1.73a8c00000000p-1",
+    "-0x1.1ce33e0000000p-1",
+    "-0x1.1e098a0000000p-1",
+]
 GOLDEN_QUANTILES = [
-    "-0x1.06b485687b3ebp+3", "-0x1.7fdc0f0aa6423p+2", "-0x1.29c5c5af04ce2p+1", "-0x1.0c7e39ce2490dp-1",
-]  # fmt: skip
+    "-0x1.06b485687b3ebp+3",
+    "-0x1.7fdc0f0aa6423p+2",
+    "-0x1.29c5c5af04ce2p+1",
+    "-0x1.0c7e39ce2490dp-1",
+]
 
 
 def test_depends_on_the_seed_and_nothing_else():

@@ -106,12 +106,16 @@ def test_batch_norm_statistics_are_auxiliary():
 
 def test_network_lists_arrays_in_forward_order_and_counts_learned_ones_only():
     body = chain(Conv("a", 4, kernel=3, pad=1, bias=False), BatchNorm("b", fixed_scale=False), Relu())
-    network = Network(
-        "n", chain(concat(body, Conv("c", 2)), GlobalAvgPool(), Flatten(), Dense("d", 5)), (3, 8, 8), 5
-    )
+    network = Network("n", chain(concat(body, Conv("c", 2)), GlobalAvgPool(), Flatten(), Dense("d", 5)), (3, 8, 8), 5)
     assert [each.name for each in network.parameters()] == [
-        "a_weight", "b_gamma", "b_beta", "c_weight", "c_bias", "d_weight", "d_bias",
-    ]  # fmt: skip
+        "a_weight",
+        "b_gamma",
+        "b_beta",
+        "c_weight",
+        "c_bias",
+        "d_weight",
+        "d_bias",
+    ]
     assert [each.name for each in network.auxiliary()] == ["b_moving_mean", "b_moving_var"]
     assert network.num_parameters == 4 * 3 * 9 + 4 + 4 + 2 * 3 + 2 + 5 * 6 + 5
     assert network.multiply_adds() == 4 * 3 * 9 * 64 + 2 * 3 * 64 + 5 * 6

@@ -83,29 +83,57 @@ def test_what_the_line_says_of_the_network():
     network = models.create("mlp", None, 10, (1, 28, 28))
     assert found.pop("seconds_per_step") > 0 <= found.pop("spread")
     assert sum(found.pop("pieces")) == 4 * network.num_parameters
-    assert found == {"samples_per_step": 16, "model_bytes": 4 * network.num_parameters, "network": "mlp",
-                     "batch_size": 16, "kv_store": "dist_sync", "gc_type": "none", "backend": "torch", "device": "cpu",
-                     "devices": 1, "summed_in_host": True, "distributed": True, "synchronous": True,
-                     "compression": {name: list(each) for name, each in measure.compression(options).items()}}
+    assert found == {
+        "samples_per_step": 16,
+        "model_bytes": 4 * network.num_parameters,
+        "network": "mlp",
+        "batch_size": 16,
+        "kv_store": "dist_sync",
+        "gc_type": "none",
+        "backend": "torch",
+        "device": "cpu",
+        "devices": 1,
+        "summed_in_host": True,
+        "distributed": True,
+        "synchronous": True,
+        "compression": {name: list(each) for name, each in measure.compression(options).items()},
+    }
 
 
 def test_what_the_line_says_of_compression():
     assert measure.compression(Options()) == {
-        "none": (1.0, 1.0), "bf16": (0.5, 0.5), "fp16": (0.5, 0.5), "int8": pytest.approx((0.252, 0.252), rel=1e-3),
-        "2bit": (17 / 256, 17 / 256)}, "topk is not among them: its size follows from --gc-ratio"
+        "none": (1.0, 1.0),
+        "bf16": (0.5, 0.5),
+        "fp16": (0.5, 0.5),
+        "int8": pytest.approx((0.252, 0.252), rel=1e-3),
+        "2bit": (17 / 256, 17 / 256),
+    }, "topk is not among them: its size follows from --gc-ratio"
     assert measure.compression(Options(backend="mxnet")) == {"none": (1.0, 1.0), "2bit": (1 / 16, 1.0)}
 
 
-@pytest.mark.parametrize("kv_store, said, summed", [
-    ("dist_sync", {}, True), ("dist_async", {}, False), ("dist_sync", {"transport": "tcp"}, False),
-    ("dist_sync", {"host_sum": "off"}, False), ("dist_sync", {"backend": "mxnet"}, False),
-])
+@pytest.mark.parametrize(
+    "kv_store, said, summed",
+    [
+        ("dist_sync", {}, True),
+        ("dist_async", {}, False),
+        ("dist_sync", {"transport": "tcp"}, False),
+        ("dist_sync", {"host_sum": "off"}, False),
+        ("dist_sync", {"backend": "mxnet"}, False),
+    ],
+)
 def test_whether_a_hosts_workers_send_as_one(kv_store, said, summed):
     assert measure.summed_in_host(Options(kv_store=kv_store, **said)) is summed
 
 
-@pytest.mark.parametrize("backend", ["torch", pytest.param("mxnet", marks=pytest.mark.skipif(
-    importlib.util.find_spec("mxnet") is None, reason="needs mxnet"))])
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "torch",
+        pytest.param(
+            "mxnet", marks=pytest.mark.skipif(importlib.util.find_spec("mxnet") is None, reason="needs mxnet")
+        ),
+    ],
+)
 def test_the_parts_that_are_not_split_are_the_kvstores_keys(backend):
     network = models.create("lenet", None, 10, (1, 28, 28))
     found = measure.pieces(network, Options(network="lenet", backend=backend, kv_store="dist_async"))
@@ -116,8 +144,20 @@ def test_the_parts_that_are_not_split_are_the_kvstores_keys(backend):
 def test_a_program_measures_instead_of_training(tmp_path):
     """Also as a worker of a job that has no servers; nothing is read or written."""
     environment = {**os.environ, "DMLTRAIN_MEASURE": "0.3", "DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "2"}
-    command = [sys.executable, ROOT / "examples" / "train_cifar10.py", "--network", "lenet", "--batch-size", "8",
-               "--kv-store", "dist_sync", "--model-prefix", "here", "--data-dir", "nowhere"]
+    command = [
+        sys.executable,
+        ROOT / "examples" / "train_cifar10.py",
+        "--network",
+        "lenet",
+        "--batch-size",
+        "8",
+        "--kv-store",
+        "dist_sync",
+        "--model-prefix",
+        "here",
+        "--data-dir",
+        "nowhere",
+    ]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()

@@ -5,8 +5,15 @@ import pytest
 from dmltrain import options
 from dmltrain.errors import UserError
 
-CIFAR10 = {"network": "resnet", "num_layers": 110, "num_epochs": 300, "batch_size": 128, "lr_step_epochs": "200,250",
-           "image_shape": "3,28,28", "dataset": "cifar10"}
+CIFAR10 = {
+    "network": "resnet",
+    "num_layers": 110,
+    "num_epochs": 300,
+    "batch_size": 128,
+    "lr_step_epochs": "200,250",
+    "image_shape": "3,28,28",
+    "dataset": "cifar10",
+}
 
 
 def parse(line: str, defaults=CIFAR10) -> options.Options:
@@ -25,22 +32,46 @@ def test_the_old_command_line_works_as_it_is():
     assert (found.num_epochs, found.num_layers, found.batch_size, found.lr) == (12, 50, 256, 0.2)
 
 
-@pytest.mark.parametrize("flag, value, expected", [
-    ("--network", "lenet", "lenet"), ("--network", "Inception_BN_28_small", "inception-bn-28-small"),
-    ("--num-layers", "20", 20), ("--kv-store", "dist_sync", "dist_sync"),
-    ("--num-epochs", "7", 7), ("--num-examples", "600", 600), ("--lr", "1e-3", 0.001), ("--lr-factor", "0.5", 0.5),
-    ("--lr-step-epochs", "10,20", (10, 20)), ("--lr-step-epochs", "", ()), ("--warmup-epochs", "5", 5.0),
-    ("--warmup-strategy", "sqrt", "sqrt"), ("--optimizer", "adam", "adam"), ("--mom", "0", 0.0),
-    ("--wd", "0.0005", 0.0005),
-    ("--batch-size", "32", 32), ("--disp-batches", "5", 5), ("--model-prefix", "out/m", "out/m"), ("--top-k", "5", 5),
-    ("--dtype", "bfloat16", "bfloat16"), ("--gc-type", "none", "none"), ("--gc-threshold", "0.1", 0.1),
-    ("--gc-ratio", "0.1", 0.1), ("--transport", "tcp", "tcp"),
-    ("--host-sum", "off", "off"),
-    ("--data-nthreads", "4", 4), ("--seed", "3", 3), ("--image-shape", "1,28,28", (1, 28, 28)),
-    ("--backend", "torch", "torch"), ("--backend", "mxnet", "mxnet"), ("--dataset", "mnist", "mnist"),
-    ("--compile", "1", 1),
-    ("--memory-format", "contiguous", "contiguous"), ("--update-on-kvstore", "1", 1), ("--gpus", "", ()),
-])
+@pytest.mark.parametrize(
+    "flag, value, expected",
+    [
+        ("--network", "lenet", "lenet"),
+        ("--network", "Inception_BN_28_small", "inception-bn-28-small"),
+        ("--num-layers", "20", 20),
+        ("--kv-store", "dist_sync", "dist_sync"),
+        ("--num-epochs", "7", 7),
+        ("--num-examples", "600", 600),
+        ("--lr", "1e-3", 0.001),
+        ("--lr-factor", "0.5", 0.5),
+        ("--lr-step-epochs", "10,20", (10, 20)),
+        ("--lr-step-epochs", "", ()),
+        ("--warmup-epochs", "5", 5.0),
+        ("--warmup-strategy", "sqrt", "sqrt"),
+        ("--optimizer", "adam", "adam"),
+        ("--mom", "0", 0.0),
+        ("--wd", "0.0005", 0.0005),
+        ("--batch-size", "32", 32),
+        ("--disp-batches", "5", 5),
+        ("--model-prefix", "out/m", "out/m"),
+        ("--top-k", "5", 5),
+        ("--dtype", "bfloat16", "bfloat16"),
+        ("--gc-type", "none", "none"),
+        ("--gc-threshold", "0.1", 0.1),
+        ("--gc-ratio", "0.1", 0.1),
+        ("--transport", "tcp", "tcp"),
+        ("--host-sum", "off", "off"),
+        ("--data-nthreads", "4", 4),
+        ("--seed", "3", 3),
+        ("--image-shape", "1,28,28", (1, 28, 28)),
+        ("--backend", "torch", "torch"),
+        ("--backend", "mxnet", "mxnet"),
+        ("--dataset", "mnist", "mnist"),
+        ("--compile", "1", 1),
+        ("--memory-format", "contiguous", "contiguous"),
+        ("--update-on-kvstore", "1", 1),
+        ("--gpus", "", ()),
+    ],
+)
 def test_every_spelling_with_a_space_and_with_an_equals_sign(flag, value, expected):
     name = flag[2:].replace("-", "_")
     for words in ([flag, value], [f"{flag}={value}"]):
@@ -62,47 +93,50 @@ def test_crop_is_short_for_the_image_shape():
     assert parse("--crop 32").image_shape == (3, 32, 32)
 
 
-@pytest.mark.parametrize("text, names", [
-    ("cpu", ("cpu",)), ("cpu:2", ("cpu", "cpu")), ("gpu:2", ("gpu:0", "gpu:1"))])
+@pytest.mark.parametrize("text, names", [("cpu", ("cpu",)), ("cpu:2", ("cpu", "cpu")), ("gpu:2", ("gpu:0", "gpu:1"))])
 def test_devices(text, names):
     assert parse(f"--devices {text}").device_names == names
     assert parse("").device_names == ("cpu",)
 
 
-@pytest.mark.parametrize("line, essentials", [
-    ("--nonsense 3", ["unknown option --nonsense", *options.FLAGS]),
-    ("--batchsize=3", ["unknown option --batchsize ", "did you mean --batch-size?"]),
-    ("-n 7", ["unknown option -n"]),
-    ("file.py", ["unknown option file.py"]),
-    ("--network resnest", ["--network", "resnest", "inception-bn-28-small, lenet, mlp, resnet"]),
-    ("--dataset imagine", ["--dataset", "imagine", "cifar10, digits, mnist, synthetic"]),
-    ("--kv-store dist", ["--kv-store", "'dist'", "dist_async", "dist_sync", "local"]),
-    ("--optimizer sdg", ["--optimizer", "sdg", "adagrad, adam, adamw, nag, rmsprop, sgd"]),
-    ("--dtype int8", ["--dtype", "int8", "bfloat16, float16, float32"]),
-    ("--gc-type 1bit", ["--gc-type", "1bit", "2bit, bf16, fp16, int8, none, topk"]),
-    ("--gc-type int8 --kv-store dist_sync --backend mxnet", ["--gc-type int8", "none or 2bit", "--backend torch"]),
-    ("--gc-ratio 2", ["--gc-ratio 2", "at most 1"]),
-    ("--transport udp", ["--transport", "udp", "auto, shm, tcp"]), ("--host-sum no", ["--host-sum", "no", "auto, off"]),
-    ("--transport shm --kv-store dist_sync --backend mxnet", ["--transport shm", "--backend torch"]),
-    ("--gc-type 2bit --backend mxnet --kv-store device", ["--gc-type 2bit", "--kv-store device"]),
-    ("--backend caffe", ["--backend", "caffe", "mxnet, torch"]),
-    ("--backend mxnet --kv-store dist_ssp", ["dist_ssp", "dist_sync or dist_async", "--backend torch"]),
-    ("--backend mxnet --compile 1", ["--compile", "--backend mxnet"]),
-    ("--backend mxnet --dtype float16", ["--dtype float16", "float32 or bfloat16", "--backend torch"]),
-    ("--batch-size 0", ["--batch-size", "'0'", "at least 1"]),
-    ("--batch-size many", ["--batch-size", "'many'"]),
-    ("--lr nan", ["--lr", "'nan'"]),
-    ("--lr -1", ["--lr", "'-1'"]),
-    ("--lr-step-epochs 10,x", ["--lr-step-epochs", "'x'"]),
-    ("--image-shape 28,28", ["--image-shape", "28,28", "3,28,28"]),
-    ("--gpus 0,0", ["--gpus", "twice"]),
-    ("--gpus 0 --devices cpu", ["--devices", "--gpus"]),
-    ("--devices tpu", ["--devices", "tpu", "cpu:COUNT"]),
-    ("--devices cpu:3 --batch-size 2", ["--batch-size 2", "3 devices"]),
-    ("--load-epoch 3", ["--load-epoch", "--model-prefix"]),
-    ("--staleness 3", ["--staleness", "dist_ssp"]),
-    ("--lr", ["--lr", "expected one argument"]),
-])
+@pytest.mark.parametrize(
+    "line, essentials",
+    [
+        ("--nonsense 3", ["unknown option --nonsense", *options.FLAGS]),
+        ("--batchsize=3", ["unknown option --batchsize ", "did you mean --batch-size?"]),
+        ("-n 7", ["unknown option -n"]),
+        ("file.py", ["unknown option file.py"]),
+        ("--network resnest", ["--network", "resnest", "inception-bn-28-small, lenet, mlp, resnet"]),
+        ("--dataset imagine", ["--dataset", "imagine", "cifar10, digits, mnist, synthetic"]),
+        ("--kv-store dist", ["--kv-store", "'dist'", "dist_async", "dist_sync", "local"]),
+        ("--optimizer sdg", ["--optimizer", "sdg", "adagrad, adam, adamw, nag, rmsprop, sgd"]),
+        ("--dtype int8", ["--dtype", "int8", "bfloat16, float16, float32"]),
+        ("--gc-type 1bit", ["--gc-type", "1bit", "2bit, bf16, fp16, int8, none, topk"]),
+        ("--gc-type int8 --kv-store dist_sync --backend mxnet", ["--gc-type int8", "none or 2bit", "--backend torch"]),
+        ("--gc-ratio 2", ["--gc-ratio 2", "at most 1"]),
+        ("--transport udp", ["--transport", "udp", "auto, shm, tcp"]),
+        ("--host-sum no", ["--host-sum", "no", "auto, off"]),
+        ("--transport shm --kv-store dist_sync --backend mxnet", ["--transport shm", "--backend torch"]),
+        ("--gc-type 2bit --backend mxnet --kv-store device", ["--gc-type 2bit", "--kv-store device"]),
+        ("--backend caffe", ["--backend", "caffe", "mxnet, torch"]),
+        ("--backend mxnet --kv-store dist_ssp", ["dist_ssp", "dist_sync or dist_async", "--backend torch"]),
+        ("--backend mxnet --compile 1", ["--compile", "--backend mxnet"]),
+        ("--backend mxnet --dtype float16", ["--dtype float16", "float32 or bfloat16", "--backend torch"]),
+        ("--batch-size 0", ["--batch-size", "'0'", "at least 1"]),
+        ("--batch-size many", ["--batch-size", "'many'"]),
+        ("--lr nan", ["--lr", "'nan'"]),
+        ("--lr -1", ["--lr", "'-1'"]),
+        ("--lr-step-epochs 10,x", ["--lr-step-epochs", "'x'"]),
+        ("--image-shape 28,28", ["--image-shape", "28,28", "3,28,28"]),
+        ("--gpus 0,0", ["--gpus", "twice"]),
+        ("--gpus 0 --devices cpu", ["--devices", "--gpus"]),
+        ("--devices tpu", ["--devices", "tpu", "cpu:COUNT"]),
+        ("--devices cpu:3 --batch-size 2", ["--batch-size 2", "3 devices"]),
+        ("--load-epoch 3", ["--load-epoch", "--model-prefix"]),
+        ("--staleness 3", ["--staleness", "dist_ssp"]),
+        ("--lr", ["--lr", "expected one argument"]),
+    ],
+)
 def test_a_mistake_names_what_is_valid(line, essentials):
     text = message(line)
     for essential in essentials:

@@ -38,8 +38,10 @@ class Environment:
 
     def finders(self) -> str:
         """Whether the .pth did its work, and what Python imported for it."""
-        program = f"import sys\nprint({PTH!r}[:-4] in [getattr(each, '__name__', '') for each in sys.meta_path])\n" \
-                  "print([name for name in sys.modules if name.startswith(('dmltrain', 'mxnet', 'numpy'))])"
+        program = (
+            f"import sys\nprint({PTH!r}[:-4] in [getattr(each, '__name__', '') for each in sys.meta_path])\n"
+            "print([name for name in sys.modules if name.startswith(('dmltrain', 'mxnet', 'numpy'))])"
+        )
         return subprocess.run([self.python, "-c", program], capture_output=True, text=True, check=True).stdout
 
 
@@ -81,8 +83,10 @@ def test_the_front_door_runs_in_an_environment_whose_path_has_a_space(tmp_path, 
 
 
 def test_the_pth_takes_less_than_a_millisecond_of_pythons_start():
-    program = f"import sys, time\nline = open({str(ROOT / 'dmltrain/backends/mxnet' / PTH)!r}).read()\n" \
-              "began = time.perf_counter()\nexec(line)\nprint(time.perf_counter() - began)"
+    program = (
+        f"import sys, time\nline = open({str(ROOT / 'dmltrain/backends/mxnet' / PTH)!r}).read()\n"
+        "began = time.perf_counter()\nexec(line)\nprint(time.perf_counter() - began)"
+    )
     best = PTH_SECONDS
     for _ in range(20):
         done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True)
@@ -104,11 +108,21 @@ def test_help_comes_at_once():
 def test_mxnet_is_asked_for_where_it_runs_only():
     """numpy<2 has no wheels for newer Pythons, where nothing would be built for an MXNet that cannot be had."""
     text = (ROOT / "setup.py").read_text()
-    found = subprocess.run([sys.executable, "-W", "ignore", "-c", f"""
+    found = subprocess.run(
+        [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-c",
+            f"""
 import setuptools
 setuptools.setup = lambda **facts: print(*facts["extras_require"]["mxnet-cu112"], sep="\\n")
 __file__ = {str(ROOT / "setup.py")!r}
-exec({text!r})"""], capture_output=True, text=True)
+exec({text!r})""",
+        ],
+        capture_output=True,
+        text=True,
+    )
     if "No module named 'setuptools'" in found.stderr:
         pytest.skip("setuptools is not installed")
     needs = found.stdout.splitlines()

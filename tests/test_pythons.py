@@ -92,8 +92,14 @@ class Installed:
     def run(self, *words: str | Path, folder: Path) -> str:
         """The output of `dmltrain WORDS`."""
         environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-        done = subprocess.run([self.programs / "dmltrain", *words], cwd=folder, env=environment, capture_output=True,
-                              text=True, timeout=120)
+        done = subprocess.run(
+            [self.programs / "dmltrain", *words],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
         return done.stdout
 
@@ -108,8 +114,17 @@ def installed(request, once, wheel) -> Installed:
 
     def make(folder: Path) -> None:
         subprocess.run([interpreter, "-m", "venv", "--without-pip", folder], check=True)
-        pip("--python", folder / "bin/python", "install", "--no-compile", "--only-binary", ":all:",
-            "--constraint", ROOT / "constraints.txt", wheel)
+        pip(
+            "--python",
+            folder / "bin/python",
+            "install",
+            "--no-compile",
+            "--only-binary",
+            ":all:",
+            "--constraint",
+            ROOT / "constraints.txt",
+            wheel,
+        )
         for script in (folder / "bin").iterdir():  # the folder gets its own name when it is complete
             if script.is_file() and not script.is_symlink():
                 script.write_text(script.read_text().replace(str(folder), str(folder).removesuffix(".draft")))

@@ -298,20 +298,41 @@ def test_a_logger_writes_to_stderr_or_where_it_is_told(capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("name", "section", "key"),
     [
-        ("testing-acc", "", "test_accuracy"), ("test", "", "test_accuracy"), ("eval", "", "validation_accuracy"),
-        ("valid-x", "", "validation_x"), ("training x", "", "train_x"), ("Time_cost", "", "seconds"),
-        ("time-cost", "", "seconds"), ("training cost", "", "seconds"), ("lr", "train", "learning_rate"),
-        ("loss", "", "train_loss"), ("loss", "test", "test_loss"), ("_a..b_", "", "a_b"), ("X-x", "", "x_x"),
-        ("acc@1", "", "acc_1"), ("acc@1", "train", "train_accuracy"), ("acc5", "train", "train_top_k_accuracy_5"),
+        ("testing-acc", "", "test_accuracy"),
+        ("test", "", "test_accuracy"),
+        ("eval", "", "validation_accuracy"),
+        ("valid-x", "", "validation_x"),
+        ("training x", "", "train_x"),
+        ("Time_cost", "", "seconds"),
+        ("time-cost", "", "seconds"),
+        ("training cost", "", "seconds"),
+        ("lr", "train", "learning_rate"),
+        ("loss", "", "train_loss"),
+        ("loss", "test", "test_loss"),
+        ("_a..b_", "", "a_b"),
+        ("X-x", "", "x_x"),
+        ("acc@1", "", "acc_1"),
+        ("acc@1", "train", "train_accuracy"),
+        ("acc5", "train", "train_top_k_accuracy_5"),
     ],
 )
 def test_spellings_of_names(name: str, section: str, key: str) -> None:
     assert record.key(name, section) == key
 
 
-@pytest.mark.parametrize(("value", "text"), [(1e-30, "0." + "0" * 29 + "1"), (1e-31, "1e-31"), (1e30, "1e+30"),
-                                             (-1e30, "-1e+30"), (0.0, "0.000000"), (0.001, "0.001000"),
-                                             (0.00099, "0.00099"), (3, "3")])
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1e-30, "0." + "0" * 29 + "1"),
+        (1e-31, "1e-31"),
+        (1e30, "1e+30"),
+        (-1e30, "-1e+30"),
+        (0.0, "0.000000"),
+        (0.001, "0.001000"),
+        (0.00099, "0.00099"),
+        (3, "3"),
+    ],
+)
 def test_the_edges_of_plain_decimals(value: float, text: str) -> None:
     assert record.value(0, "Train-x", value) == f"Epoch[0] Train-x={text}"
 

@@ -27,6 +27,7 @@ cp "$folder/policy-rc.d" "$folder/seen" 2>/dev/null
 @pytest.fixture
 def apt(tmp_path: Path):
     """`apt(more)` is an apt-get that notes what it is asked, and then does `more`."""
+
     def made(more: str = "") -> list[str]:
         path = tmp_path / "apt-get"
         path.write_text(APT + more + "\n")
@@ -63,9 +64,14 @@ def test_every_package_can_be_found_missing(tmp_path: Path):
     assert all(package.library for package in MXNET)
 
 
-@pytest.mark.parametrize(("version", "machine", "has"), [
-    ((3, 11), "x86_64", True), ((3, 12), "x86_64", False), ((3, 10), "aarch64", False),
-])
+@pytest.mark.parametrize(
+    ("version", "machine", "has"),
+    [
+        ((3, 11), "x86_64", True),
+        ((3, 12), "x86_64", False),
+        ((3, 10), "aarch64", False),
+    ],
+)
 def test_mxnets_libraries_are_wanted_where_mxnet_has_a_wheel(version: tuple, machine: str, has: bool):
     assert (set(MXNET) <= set(wanted(version, machine))) == has
 
@@ -75,10 +81,16 @@ def test_one_line_says_what_is_missing_and_what_is_skipped_for_that():
     assert missing_line(packages) == "Missing: a, b (skips tests of A and B); c (skips tests of C)"
 
 
-@pytest.mark.parametrize(("release", "expected"), [
-    ("ID=debian\n", True), ('NAME="Ubuntu"\nID=ubuntu\nID_LIKE=debian\n', True),
-    ('ID=linuxmint\nID_LIKE="ubuntu debian"\n', True), ("ID=fedora\nID_LIKE=rhel\n", False), (None, False),
-])
+@pytest.mark.parametrize(
+    ("release", "expected"),
+    [
+        ("ID=debian\n", True),
+        ('NAME="Ubuntu"\nID=ubuntu\nID_LIKE=debian\n', True),
+        ('ID=linuxmint\nID_LIKE="ubuntu debian"\n', True),
+        ("ID=fedora\nID_LIKE=rhel\n", False),
+        (None, False),
+    ],
+)
 def test_debian_and_what_is_made_of_it(tmp_path: Path, release: str | None, expected: bool):
     path = tmp_path / "os-release"
     if release is not None:
@@ -94,7 +106,9 @@ def test_no_daemon_is_started_and_the_policy_goes_afterwards(tmp_path: Path, apt
     policy = tmp_path / "policy-rc.d"
     assert install(["one", "two"], apt(), policy)
     assert (tmp_path / "asked").read_text().splitlines() == [
-        "noninteractive update -qq", "noninteractive install -y -qq --no-install-recommends one two"]
+        "noninteractive update -qq",
+        "noninteractive install -y -qq --no-install-recommends one two",
+    ]
     assert (tmp_path / "allowed").read_text().split() == ["101", "101"], "policy-rc.d(8): 101 is action forbidden"
     assert not policy.exists()
 
@@ -196,15 +210,24 @@ def test_an_environment_that_is_there_needs_no_venv(tmp_path: Path):
     (tmp_path / "bin").mkdir()
     program(tmp_path / "bin", "pip")
     assert not system_packages.cannot_make(str(tmp_path))
-    bare = [sys.executable, "-I", "-c", "import sys; sys.modules['ensurepip'] = None; sys.path.insert(0, sys.argv[1]); "
-            "from tests import system_packages as s; print(s.cannot_make(sys.argv[2]), s.cannot_make('absent'))"]
+    bare = [
+        sys.executable,
+        "-I",
+        "-c",
+        "import sys; sys.modules['ensurepip'] = None; sys.path.insert(0, sys.argv[1]); "
+        "from tests import system_packages as s; print(s.cannot_make(sys.argv[2]), s.cannot_make('absent'))",
+    ]
     done = subprocess.run([*bare, PROGRAM.parents[1], tmp_path], capture_output=True, text=True)
     assert done.stdout.split() == ["False", "True"], done
 
 
 def test_system_packages_no_installs_nothing(tmp_path: Path):
     """On this machine, whatever it lacks."""
-    done = subprocess.run([sys.executable, PROGRAM, sys.prefix], capture_output=True, text=True,
-                          env={**os.environ, "SYSTEM_PACKAGES": "no"})
+    done = subprocess.run(
+        [sys.executable, PROGRAM, sys.prefix],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "SYSTEM_PACKAGES": "no"},
+    )
     assert done.returncode == 0 and not done.stderr, done
     assert done.stdout == (f"{missing_line(lacking(wanted()))}\n" if lacking(wanted()) else "")

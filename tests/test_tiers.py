@@ -60,7 +60,8 @@ def test_tests_that_share_trials_run_in_one_process(pytester: pytest.Pytester, m
     path = pytester.path / TOGETHER
     path.parent.mkdir(parents=True)
     path.write_text(textwrap.dedent(noting.format(place=str(pytester.path / "workers"))))
-    done = pytester.runpytest_subprocess("-n", "2", "--dist", "loadgroup", "-p", "no:cacheprovider", "--rootdir",
-                                         str(pytester.path), TOGETHER)
+    done = pytester.runpytest_subprocess(
+        "-n", "2", "--dist", "loadgroup", "-p", "no:cacheprovider", "--rootdir", str(pytester.path), TOGETHER
+    )
     done.assert_outcomes(passed=8)
     assert len(set((pytester.path / "workers").read_text().split())) == 1

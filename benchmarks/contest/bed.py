@@ -59,8 +59,13 @@ class Bed:
         try:
             self._wait_for_listeners()
             ring = zip(self.hosts, [*self.hosts[1:], self.hosts[0]], strict=True)
-            clients = [self._start(host, ["iperf3", "--client", self.testbed.address(other), "--json",
-                                          "--time", f"{math.ceil(seconds)}"]) for host, other in ring]
+            clients = [
+                self._start(
+                    host,
+                    ["iperf3", "--client", self.testbed.address(other), "--json", "--time", f"{math.ceil(seconds)}"],
+                )
+                for host, other in ring
+            ]
             return [received(client, seconds) for client in clients]
         finally:
             for server in servers:
@@ -68,8 +73,9 @@ class Bed:
                 server.wait()
 
     def _start(self, host: str, argv: list[str]) -> subprocess.Popen:
-        return self.testbed.start(host, argv, cwd=CHECKOUT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                  stderr=subprocess.STDOUT)
+        return self.testbed.start(
+            host, argv, cwd=CHECKOUT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
 
     def _wait_for_listeners(self) -> None:
         deadline = time.monotonic() + DEADLINE
@@ -162,5 +168,3 @@ def remove_orphans() -> None:
         pid = path.name.removeprefix(NAME)
         if pid.isdigit() and not Path("/proc", pid).exists():
             Testbed(path.name).down()
-
-

@@ -34,8 +34,11 @@ def tolerance(codec: str, workers: int, steps: int, expected: np.ndarray) -> np.
         return np.abs(expected)
     if codec in ("2bit", "2bit-threshold"):
         return 2.0 * workers * LARGEST * workers
-    return {"bf16": 2.0**-7 * largest_sum * steps, "fp16": 2.0**-10 * largest_sum * steps,
-            "int8": 2 * 1.1 * largest_sum / 127}[codec]
+    return {
+        "bf16": 2.0**-7 * largest_sum * steps,
+        "fp16": 2.0**-10 * largest_sum * steps,
+        "int8": 2 * 1.1 * largest_sum / 127,
+    }[codec]
 
 
 @dataclass
@@ -75,6 +78,7 @@ class Cumulative:
                 raise WrongResult(
                     f"worker {self.rank}, key {key}, {self.codec}: after {self.steps} steps the sums of {wrong.sum()} "
                     f"of {wrong.size} elements are wrong, the first {total.reshape(-1)[wrong][:3]} where they should "
-                    f"be near {expected[wrong][:3]}")
+                    f"be near {expected[wrong][:3]}"
+                )
         if not any(total.any() for total in self.totals):
             raise WrongResult(f"worker {self.rank}, {self.codec}: all results of {self.steps} steps are zero")

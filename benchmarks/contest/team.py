@@ -67,8 +67,9 @@ class Block:
 class Team:
     """The running processes of one contest."""
 
-    def __init__(self, contest: Contest, workers: int, servers: int, options: list[str], folder: Path,
-                 place: Place | None = None) -> None:
+    def __init__(
+        self, contest: Contest, workers: int, servers: int, options: list[str], folder: Path, place: Place | None = None
+    ) -> None:
         self.contest = contest
         self.place = place or Loopback()
         self.folder = folder
@@ -96,9 +97,18 @@ class Team:
         near, far = Pipe()
         with far, (self.folder / f"{role}-{rank}.log").open("wb") as log:
             variables[PIPE_VARIABLE] = str(far.fileno())
-            self.processes.append(self.place.start(
-                role, rank, self.command, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                pass_fds=[far.fileno()]))
+            self.processes.append(
+                self.place.start(
+                    role,
+                    rank,
+                    self.command,
+                    env=variables,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=[far.fileno()],
+                )
+            )
         if role == "worker":
             self.pipes.append(near)
 

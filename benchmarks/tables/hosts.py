@@ -30,8 +30,10 @@ class Traffic:
 
     def since(self, before: Traffic, steps: int) -> Traffic:
         """What was added after `before`, in so many steps."""
-        links = {host: (got - before.links[host][0], sent - before.links[host][1])
-                 for host, (got, sent) in self.links.items()}
+        links = {
+            host: (got - before.links[host][0], sent - before.links[host][1])
+            for host, (got, sent) in self.links.items()
+        }
         return Traffic(links, self.retransmits - before.retransmits, steps)
 
     @property
@@ -51,16 +53,22 @@ def bound_seconds(hosts: int, size: int, goodput: float) -> float:
     return 2 * (hosts - 1) * size / (hosts * goodput)
 
 
-def report(teams: Sequence[Team], traffic: Sequence[Sequence[Traffic]], goodput: Sequence[Sequence[float]],
-           facts: dict) -> dict:
+def report(
+    teams: Sequence[Team], traffic: Sequence[Sequence[Traffic]], goodput: Sequence[Sequence[float]], facts: dict
+) -> dict:
     """Everything a reader needs to judge and repeat the run, as JSON values; times in seconds."""
     work = facts["workload"]
     best = statistics.median(statistics.fmean(turn) for turn in goodput)
     bound = bound_seconds(work["hosts"], work["bytes"], best)
     turns = {(team.contest.system, team.contest.variant): [block.seconds for block in team.blocks] for team in teams}
     rows = [row(team, each, bound, turns) for team, each in zip(teams, traffic, strict=True)]
-    result = {"goodput": best, "goodput_of_each_turn": [list(turn) for turn in goodput], "bound_seconds": bound,
-              "contests": rows, **facts}
+    result = {
+        "goodput": best,
+        "goodput_of_each_turn": [list(turn) for turn in goodput],
+        "bound_seconds": bound,
+        "contests": rows,
+        **facts,
+    }
     return {**result, "doubts": doubts(result)}
 
 
@@ -93,8 +101,11 @@ def ratio(turns: dict[tuple[str, str], list[float]], other: tuple[str, str], own
 def doubts(result: dict) -> list[str]:
     """Why the times should not be trusted; nothing where they can be."""
     each = [statistics.fmean(turn) for turn in result["goodput_of_each_turn"]]
-    found = [f"the goodput was between {min(each) * 8e-6:.0f} and {max(each) * 8e-6:.0f} Mbit/s"
-             ] if max(each) > (1 + UNEVEN) * min(each) else []
+    found = (
+        [f"the goodput was between {min(each) * 8e-6:.0f} and {max(each) * 8e-6:.0f} Mbit/s"]
+        if max(each) > (1 + UNEVEN) * min(each)
+        else []
+    )
     for entry in result["contests"]:
         if entry["other_cores"] > TOO_MANY_CORES:
             found.append(f"{entry['label']}: others took {entry['other_cores']:.2f} cores in its turns")
@@ -133,6 +144,8 @@ def line(entry: dict) -> str:
     """One row. MB a link: of a step, in the busiest direction; resent: TCP segments of a step."""
     seconds = "".join(f"{entry['seconds'][name] * 1e3:8.1f}" for name in ("median", "min", "max"))
     times = [f"{entry[name]:.2f}x" if entry[name] else "" for name in ("ratio_to_mxnet", "ratio_to_none")]
-    return (f"{entry['label']:30}{seconds} {entry['share_of_bound']:10.1%} {times[0]:>8} {times[1]:>7}"
-            f" {entry['busiest_link_bytes']['median'] / 1e6:10.1f} {entry['retransmitted_segments']:7.0f}"
-            f" {entry['cores']:6.2f} {entry['idle_cores']:5.2f} {entry['other_cores']:6.2f}")
+    return (
+        f"{entry['label']:30}{seconds} {entry['share_of_bound']:10.1%} {times[0]:>8} {times[1]:>7}"
+        f" {entry['busiest_link_bytes']['median'] / 1e6:10.1f} {entry['retransmitted_segments']:7.0f}"
+        f" {entry['cores']:6.2f} {entry['idle_cores']:5.2f} {entry['other_cores']:6.2f}"
+    )

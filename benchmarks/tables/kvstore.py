@@ -21,8 +21,11 @@ def report(teams: list[Team], limits: list[dict[str, float]], facts: dict) -> di
     to_mxnet = {way: pairs(turns, ("mxnet", "sum", ""), ("dmltrain", "sum", way)) for way in TRANSPORTS}
     momentum = {mode: pairs(turns, ("mxnet", "momentum", ""), ("dmltrain", mode, "shm")) for mode in MOMENTUM_MODES}
     best = max(momentum, key=lambda mode: median(momentum[mode]) or 0.0)
-    gloo = {f"{way}, {mode}": pairs(turns, ("gloo", mode, ""), ("dmltrain", "sum", way))
-            for way in TRANSPORTS for mode in ("tensors", "flat")}
+    gloo = {
+        f"{way}, {mode}": pairs(turns, ("gloo", mode, ""), ("dmltrain", "sum", way))
+        for way in TRANSPORTS
+        for mode in ("tensors", "flat")
+    }
     shm = turns.get(("dmltrain", "sum", "shm"), [])
     bound = [bound_seconds(limit, facts["workload"]) for limit in limits]
     return {
@@ -49,8 +52,9 @@ def bound_seconds(limit: dict[str, float], workload: dict) -> float:
     return (workload["workers"] + 1) / 2 * limit["memcpy"]
 
 
-def pairs(turns: dict[tuple[str, str, str], list[float]], other: tuple[str, str, str], ours: tuple[str, str, str]
-          ) -> list[float]:
+def pairs(
+    turns: dict[tuple[str, str, str], list[float]], other: tuple[str, str, str], ours: tuple[str, str, str]
+) -> list[float]:
     """How many times faster ours was in each pair of turns; empty if one of the two did not run."""
     return [a / b for a, b in zip(turns.get(other, []), turns.get(ours, []), strict=False)]
 
@@ -110,8 +114,11 @@ def ratio_lines(result: dict) -> list[str]:
     best, each = result["ratio_to_mxnet_momentum_is_of"], result["ratio_to_mxnet_of_each_turn"]
     ratios = {way: (f"sum only, {way}", ratio) for way, ratio in result["ratio_to_mxnet"].items()}
     ratios |= {best: (f"SGD momentum ({best}), shm", result["ratio_to_mxnet_momentum"])}
-    lines = [f"dmltrain / MXNet, {label}: {ratio:.2f}x  (turns: {' '.join(f'{turn:.2f}' for turn in each[name])})"
-             for name, (label, ratio) in ratios.items() if ratio is not None]
+    lines = [
+        f"dmltrain / MXNet, {label}: {ratio:.2f}x  (turns: {' '.join(f'{turn:.2f}' for turn in each[name])})"
+        for name, (label, ratio) in ratios.items()
+        if ratio is not None
+    ]
     gloo = [f"{ratio:.2f}x ({which})" for which, ratio in result["ratio_to_gloo"].items() if ratio is not None]
     share = result["share_of_memory_bound"]
     bound = [] if share is None else [f"shm reaches {share:.0%} of the bound: (n + 1) V bytes at memcpy's rate"]

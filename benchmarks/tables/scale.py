@@ -14,8 +14,19 @@ from tables.kvstore import bound_seconds
 
 HALF = 0.5  # of the bound: below, a cell is explained
 TOO_MANY_CORES = 0.15  # taken by others
-HEAD = ("workers", "servers", "keys", "MB", "slices", "ms", "bound, ms", "of the bound", "slices alone, ms",
-        "CPU ms: workers", "servers")
+HEAD = (
+    "workers",
+    "servers",
+    "keys",
+    "MB",
+    "slices",
+    "ms",
+    "bound, ms",
+    "of the bound",
+    "slices alone, ms",
+    "CPU ms: workers",
+    "servers",
+)
 
 
 def row(measured: Measured) -> dict:
@@ -48,9 +59,12 @@ def median_of(blocks: Sequence[Block], figure: Callable[[Block], float]) -> floa
 def report(cells: Sequence[Measured], facts: dict) -> dict:
     """Everything a reader needs to judge and repeat the run, as JSON values; times in seconds."""
     rows = [row(measured) for measured in cells]
-    return {"cells": rows, "fixed_cost": fixed_cost(rows),
-            "memcpy_bytes_per_second": MEMORY_BYTES / statistics.median(sum((each.memcpy for each in cells), [])),
-            **facts}
+    return {
+        "cells": rows,
+        "fixed_cost": fixed_cost(rows),
+        "memcpy_bytes_per_second": MEMORY_BYTES / statistics.median(sum((each.memcpy for each in cells), [])),
+        **facts,
+    }
 
 
 def fixed_cost(rows: Sequence[dict]) -> dict | None:
@@ -61,11 +75,16 @@ def fixed_cost(rows: Sequence[dict]) -> dict | None:
         return None
     slices = [row["slices"] for row in same]
     ways = {"seconds": 1, "worker_cpu_seconds": rows[0]["workers"], "server_cpu_seconds": rows[0]["servers"]}
-    lines = {way: np.polyfit(slices, [row["slices_alone"][way] / count for row in same], 1, w=1 / np.array(slices))
-             for way, count in ways.items()}  # weights: what is measured is wrong by a share of it, not by milliseconds
-    return {"workers": rows[0]["workers"], "servers": rows[0]["servers"],
-            "step": {way: max(0.0, float(line[1])) for way, line in lines.items()},
-            "slice": {way: float(line[0]) for way, line in lines.items()}}
+    lines = {
+        way: np.polyfit(slices, [row["slices_alone"][way] / count for row in same], 1, w=1 / np.array(slices))
+        for way, count in ways.items()
+    }  # weights: what is measured is wrong by a share of it, not by milliseconds
+    return {
+        "workers": rows[0]["workers"],
+        "servers": rows[0]["servers"],
+        "step": {way: max(0.0, float(line[1])) for way, line in lines.items()},
+        "slice": {way: float(line[0]) for way, line in lines.items()},
+    }
 
 
 def table(result: dict) -> str:
@@ -73,11 +92,13 @@ def table(result: dict) -> str:
     machine, turns = result["machine"], result["turns"]
     lines = [
         f"`{result['command']}`: {machine['processor']}, {machine['cores']} cores, {machine['system']}; "
-        + ", ".join(f"{name} {number}" for name, number in result["versions"].items()) + ".",
+        + ", ".join(f"{name} {number}" for name, number in result["versions"].items())
+        + ".",
         f"Sum only, {result['transport']}; median of {turns['repeats']} turns. The bound: (n + 1)V bytes at memcpy's "
         f"rate, {result['memcpy_bytes_per_second'] / 1e9:.1f} GB/s read and as much written, one thread.",
         "",
-        f"| {' | '.join(HEAD)} |", f"|{' ---: |' * len(HEAD)}",
+        f"| {' | '.join(HEAD)} |",
+        f"|{' ---: |' * len(HEAD)}",
         *(f"| {' | '.join(texts(entry))} |" for entry in result["cells"]),
     ]
     return "\n".join([*lines, "", *fixed_lines(result["fixed_cost"]), *explanations(result), *doubts(result)])
@@ -87,8 +108,12 @@ def texts(entry: dict) -> list[str]:
     """One line's cells."""
     times = (entry["seconds"]["median"], entry["bound_seconds"])
     ours = (entry["slices_alone"]["seconds"], entry["worker_cpu_seconds"], entry["server_cpu_seconds"])
-    return [*(f"{entry[name]:g}" for name in (*BASE, "slices")), *map(milliseconds, times),
-            f"{entry['share_of_bound']:.0%}", *map(milliseconds, ours)]
+    return [
+        *(f"{entry[name]:g}" for name in (*BASE, "slices")),
+        *map(milliseconds, times),
+        f"{entry['share_of_bound']:.0%}",
+        *map(milliseconds, ours),
+    ]
 
 
 def milliseconds(seconds: float) -> str:
@@ -101,9 +126,12 @@ def fixed_lines(fixed: dict | None) -> list[str]:
     if fixed is None:
         return []
     step, piece = fixed["step"], fixed["slice"]
-    return [f"Fixed cost with {fixed['workers']} workers and {fixed['servers']} server(s): {step['seconds'] * 1e3:.1f} "
-            f"ms a step and {piece['seconds'] * 1e6:.0f} us a slice, of which CPU: each worker "
-            f"{piece['worker_cpu_seconds'] * 1e6:.0f} us, each server {piece['server_cpu_seconds'] * 1e6:.0f} us.", ""]
+    return [
+        f"Fixed cost with {fixed['workers']} workers and {fixed['servers']} server(s): {step['seconds'] * 1e3:.1f} "
+        f"ms a step and {piece['seconds'] * 1e6:.0f} us a slice, of which CPU: each worker "
+        f"{piece['worker_cpu_seconds'] * 1e6:.0f} us, each server {piece['server_cpu_seconds'] * 1e6:.0f} us.",
+        "",
+    ]
 
 
 def explanations(result: dict) -> list[str]:
@@ -114,8 +142,10 @@ def explanations(result: dict) -> list[str]:
 
 def name(entry: dict) -> str:
     """A cell in words."""
-    return (f"{entry['workers']} worker(s), {entry['servers']} server(s), {entry['keys']} keys, "
-            f"{entry['megabytes']:g} MB ({entry['share_of_bound']:.0%})")
+    return (
+        f"{entry['workers']} worker(s), {entry['servers']} server(s), {entry['keys']} keys, "
+        f"{entry['megabytes']:g} MB ({entry['share_of_bound']:.0%})"
+    )
 
 
 def explained(entry: dict, cores: int) -> str:
@@ -132,5 +162,11 @@ def explained(entry: dict, cores: int) -> str:
 def doubts(result: dict) -> list[str]:
     """Why the times should not be trusted; nothing where they can be."""
     others = [entry["other_cores"] for entry in result["cells"] if entry["other_cores"] > TOO_MANY_CORES]
-    return [f"- do not trust these times: in {len(others)} of {len(result['cells'])} cells other processes took up to "
-            f"{max(others):.2f} cores"] if others else []
+    return (
+        [
+            f"- do not trust these times: in {len(others)} of {len(result['cells'])} cells other processes took up to "
+            f"{max(others):.2f} cores"
+        ]
+        if others
+        else []
+    )

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 LABELS = {"workers": "workers", "servers": "servers", "keys": "keys", "megabytes": "model, MB"}
-LINES = {"time": lambda entry: entry["seconds"]["median"], "bound": lambda entry: entry["bound_seconds"],
-         "slices without their bytes": lambda entry: entry["slices_alone"]["seconds"]}
+LINES = {
+    "time": lambda entry: entry["seconds"]["median"],
+    "bound": lambda entry: entry["bound_seconds"],
+    "slices without their bytes": lambda entry: entry["slices_alone"]["seconds"],
+}
 STYLES = {"time": "o-C0", "bound": "k--", "slices without their bytes": ".:C1"}
 
 
@@ -24,8 +27,7 @@ def require() -> None:
 
 
 def save(rows: Sequence[dict], path: str) -> None:
-    """Draw one panel for each axis through the first row, the base. `path`'s ending says the format. Raises PlotFailed.
-    """
+    """Draw one panel for each axis through the first row, the base. `path` ends with the format. Raises PlotFailed."""
     require()
     import matplotlib
     from matplotlib.figure import Figure

@@ -13,6 +13,8 @@ def gpu_index(name: str, present: int, framework: str) -> int:
     if index >= present:
         gpus = f"GPUs 0 to {present - 1}" if present else f"no GPU that {framework} can use"
         cores = len(os.sched_getaffinity(0))
-        raise UserError(f"GPU {index} was asked for, this machine has {gpus} and {cores} CPU cores; "
-                        f"choose with --gpus among them, or --devices cpu (--devices cpu:2 for two replicas)")
+        raise UserError(
+            f"GPU {index} was asked for, this machine has {gpus} and {cores} CPU cores; "
+            f"choose with --gpus among them, or --devices cpu (--devices cpu:2 for two replicas)"
+        )
     return index

@@ -27,8 +27,9 @@ def check_same(own: Mapping[str, Sequence[int]], found: Mapping[str, Sequence[in
             raise UserError(f"the checkpoint is of another network: {name} expected {expected}, found {given}")
 
 
-def merged_statistics(replicas: Sequence[np.ndarray], seen: Sequence[int],
-                      all_reduce: Callable[[str, np.ndarray], np.ndarray]) -> np.ndarray | None:
+def merged_statistics(
+    replicas: Sequence[np.ndarray], seen: Sequence[int], all_reduce: Callable[[str, np.ndarray], np.ndarray]
+) -> np.ndarray | None:
     """The mean of all replicas' statistics on all workers, weighted by samples: replicas are flat float64, `seen` the
     samples that each was trained on. All workers call it alike. None when nobody saw a sample."""
     weighted = np.sum([count * np.append(values, 1.0) for count, values in zip(seen, replicas, strict=True)], 0)

@@ -15,8 +15,19 @@ from dmltrain.data.batches import Batch, EvalBatches, TrainBatches
 from dmltrain.data.dataset import Dataset, Description, OneByOne, Samples, Split
 from dmltrain.errors import UserError
 
-__all__ = ["DATASETS", "Augmentation", "Batch", "Dataset", "Description", "EvalBatches", "OneByOne", "Samples", "Split",
-           "TrainBatches", "load"]
+__all__ = [
+    "DATASETS",
+    "Augmentation",
+    "Batch",
+    "Dataset",
+    "Description",
+    "EvalBatches",
+    "OneByOne",
+    "Samples",
+    "Split",
+    "TrainBatches",
+    "load",
+]
 
 DATASETS: dict[str, Description] = {
     "cifar10": cifar10.DESCRIPTION,
@@ -26,8 +37,15 @@ DATASETS: dict[str, Description] = {
 }
 
 
-def load(name: str, data_dir: str | Path | None = None, *, num_examples: int | None = None,
-         image_shape: tuple[int, int, int] | None = None, seed: int = 0, download: bool = True) -> Dataset:
+def load(
+    name: str,
+    data_dir: str | Path | None = None,
+    *,
+    num_examples: int | None = None,
+    image_shape: tuple[int, int, int] | None = None,
+    seed: int = 0,
+    download: bool = True,
+) -> Dataset:
     """The data set, ready to give its samples.
 
     data_dir: folder of its files (data/<name> by default). num_examples: the first so many training images only.
@@ -36,5 +54,6 @@ def load(name: str, data_dir: str | Path | None = None, *, num_examples: int | N
     """
     if name not in DATASETS:
         raise UserError(f"unknown data set '{name}'; expected one of {', '.join(DATASETS)}")
-    return DATASETS[name].load(data_dir, num_examples=num_examples, image_shape=image_shape, seed=seed,
-                               download=download)
+    return DATASETS[name].load(
+        data_dir, num_examples=num_examples, image_shape=image_shape, seed=seed, download=download
+    )

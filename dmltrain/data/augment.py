@@ -54,12 +54,16 @@ def words(num_examples: int, seed: int, epoch: int) -> np.ndarray:
 def choose(augmentation: Augmentation, height: int, width: int, bits: np.ndarray) -> Draws:
     """Crop and mirror from random words, for images of height x width pixels."""
     tops, lefts = _choices(augmentation, height, width)
-    return Draws(_below(bits, tops), _below(bits >> np.uint64(24), lefts),
-                 (bits >> np.uint64(63)).astype(bool) & augmentation.mirror)
+    return Draws(
+        _below(bits, tops),
+        _below(bits >> np.uint64(24), lefts),
+        (bits >> np.uint64(63)).astype(bool) & augmentation.mirror,
+    )
 
 
-def training_images(images: np.ndarray, samples: np.ndarray, augmentation: Augmentation, draws: Draws,
-                    positions: slice = slice(None)) -> np.ndarray:
+def training_images(
+    images: np.ndarray, samples: np.ndarray, augmentation: Augmentation, draws: Draws, positions: slice = slice(None)
+) -> np.ndarray:
     """The samples, augmented: float32 (n, C, h, w). `positions`: of `draws`, for these samples."""
     crops = _crop(images, samples, augmentation, draws.top[positions], draws.left[positions])
     flipped = draws.mirror[positions]
@@ -89,8 +93,9 @@ def _below(bits: np.ndarray, limit: int) -> np.ndarray:
     return (((bits & np.uint64(0xFFFFFF)) * np.uint64(limit)) >> np.uint64(24)).astype(np.int64)
 
 
-def _crop(images: np.ndarray, samples: np.ndarray, augmentation: Augmentation, top: np.ndarray,
-          left: np.ndarray) -> np.ndarray:
+def _crop(
+    images: np.ndarray, samples: np.ndarray, augmentation: Augmentation, top: np.ndarray, left: np.ndarray
+) -> np.ndarray:
     """uint8 (n, C, h, w): of each image one of all places that the crop can be, a view (n, C, tops, lefts, h, w)."""
     pad = augmentation.pad
     padded = images[samples]
@@ -101,7 +106,8 @@ def _crop(images: np.ndarray, samples: np.ndarray, augmentation: Augmentation, t
         padded[:, :, pad:-pad, pad:-pad] = inside
     # numpy 1.26's stub knows of one axis only.
     places = np.lib.stride_tricks.sliding_window_view(  # type: ignore[call-overload]
-        padded, augmentation.crop, axis=(2, 3))
+        padded, augmentation.crop, axis=(2, 3)
+    )
     return places[np.arange(len(samples)), :, top, left]
 
 

@@ -32,8 +32,18 @@ class TrainBatches:
     to (0, C, H, W), until `num_batches` of them are done.
     """
 
-    def __init__(self, split: Samples, order_shard: np.ndarray, batch_size: int, num_batches: int, seed: int,
-                 epoch: int, rank: int, num_workers: int, threads: int = 1) -> None:
+    def __init__(
+        self,
+        split: Samples,
+        order_shard: np.ndarray,
+        batch_size: int,
+        num_batches: int,
+        seed: int,
+        epoch: int,
+        rank: int,
+        num_workers: int,
+        threads: int = 1,
+    ) -> None:
         self._split, self._shard = split, order_shard
         self._batch_size, self._num_batches, self._threads = batch_size, num_batches, threads
         self._rank, self._num_workers = rank, num_workers
@@ -59,8 +69,9 @@ class EvalBatches:
     shard: `partition.validation_shard(...)`; num_batches: None for as many as the shard needs (none if it is empty).
     """
 
-    def __init__(self, split: Samples, shard: np.ndarray, batch_size: int, num_batches: int | None = None,
-                 threads: int = 1) -> None:
+    def __init__(
+        self, split: Samples, shard: np.ndarray, batch_size: int, num_batches: int | None = None, threads: int = 1
+    ) -> None:
         self._split, self._shard, self._batch_size = split, shard, batch_size
         self._num_batches = -(-len(shard) // batch_size) if num_batches is None else num_batches
         self._threads = threads

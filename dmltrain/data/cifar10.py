@@ -27,9 +27,16 @@ MEAN = (125.307, 122.961, 113.8575)
 STD = (51.5865, 50.847, 51.255)
 
 
-def load(data_dir: str | Path | None = None, *, num_examples: int | None = None,
-         image_shape: tuple[int, int, int] | None = None, seed: int = 0, download: bool = True,
-         files: Files = CIFAR10, base_url: str = BASE_URL) -> Dataset:
+def load(
+    data_dir: str | Path | None = None,
+    *,
+    num_examples: int | None = None,
+    image_shape: tuple[int, int, int] | None = None,
+    seed: int = 0,
+    download: bool = True,
+    files: Files = CIFAR10,
+    base_url: str = BASE_URL,
+) -> Dataset:
     """50,000 images to train on, 10,000 to validate.
 
     data_dir: the folder of the files or archives, or one that has a folder cifar10/ with them; data/cifar10 when not

@@ -81,8 +81,9 @@ class Form:
         return files.rows * (1 + PIXELS) if self.suffix else None
 
 
-def read(folder: Path, needed: tuple[BatchFile, ...], files: Files, download: bool,
-         base_url: str) -> Iterator[tuple[BatchFile, Arrays]]:
+def read(
+    folder: Path, needed: tuple[BatchFile, ...], files: Files, download: bool, base_url: str
+) -> Iterator[tuple[BatchFile, Arrays]]:
     """Each needed batch once, in any order, from the first form that is there; else from a download.
 
     UserError: a batch is missing, damaged or not the original.
@@ -96,8 +97,10 @@ def read(folder: Path, needed: tuple[BatchFile, ...], files: Files, download: bo
             return _from_archive(archive, needed, files, form)
     _refuse_incomplete(folder, needed)
     if not download:
-        raise UserError(f"CIFAR-10 is not in {folder}; put {BINARY.archive} or {PYTHON.archive} (from {base_url}), or "
-                        f"the batches that are inside, into it, or allow the download")
+        raise UserError(
+            f"CIFAR-10 is not in {folder}; put {BINARY.archive} or {PYTHON.archive} (from {base_url}), or "
+            f"the batches that are inside, into it, or allow the download"
+        )
     remote = Remote(base_url + BINARY.archive, files.md5_binary)
     return _from_archive(fetch(remote, folder), needed, files, BINARY)
 
@@ -109,20 +112,24 @@ def _refuse_incomplete(folder: Path, needed: tuple[BatchFile, ...]) -> None:
             paths = [place / (batch.name + form.suffix) for batch in needed]
             missing = [path.name for path in paths if not path.is_file()]
             if len(missing) < len(paths):
-                raise UserError(f"{place}: {', '.join(missing)} missing, while other batches of CIFAR-10 are there; "
-                                f"put the missing there too, or {form.archive} into {folder}")
+                raise UserError(
+                    f"{place}: {', '.join(missing)} missing, while other batches of CIFAR-10 are there; "
+                    f"put the missing there too, or {form.archive} into {folder}"
+                )
 
 
-def _from_files(place: Path, needed: tuple[BatchFile, ...], files: Files,
-                form: Form) -> Iterator[tuple[BatchFile, Arrays]]:
+def _from_files(
+    place: Path, needed: tuple[BatchFile, ...], files: Files, form: Form
+) -> Iterator[tuple[BatchFile, Arrays]]:
     for batch in needed:
         path = place / (batch.name + form.suffix)
         data = source.read(path, form.size(files), form.batch_md5(batch))
         yield batch, form.parse(str(path), data, files.rows)
 
 
-def _from_archive(archive: Path, needed: tuple[BatchFile, ...], files: Files,
-                  form: Form) -> Iterator[tuple[BatchFile, Arrays]]:
+def _from_archive(
+    archive: Path, needed: tuple[BatchFile, ...], files: Files, form: Form
+) -> Iterator[tuple[BatchFile, Arrays]]:
     wanted = {batch.name + form.suffix: batch for batch in needed}
     for name, data in _members(archive, set(wanted), files, form):
         batch = wanted.pop(name)

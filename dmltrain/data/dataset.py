@@ -38,8 +38,15 @@ class Load(Protocol):
     """Opens a data set: checks its files, and downloads what is missing. Raises UserError where they, or the numbers,
     are not right."""
 
-    def __call__(self, data_dir: str | Path | None = None, *, num_examples: int | None = None,
-                 image_shape: Shape | None = None, seed: int = 0, download: bool = True) -> "Dataset": ...
+    def __call__(
+        self,
+        data_dir: str | Path | None = None,
+        *,
+        num_examples: int | None = None,
+        image_shape: Shape | None = None,
+        seed: int = 0,
+        download: bool = True,
+    ) -> "Dataset": ...
 
 
 @dataclass(frozen=True)
@@ -130,8 +137,13 @@ def check_count(num_examples: int) -> None:
         raise UserError(f"--num-examples {num_examples}: expected 1 or more")
 
 
-def check_shape(name: str, wanted: tuple[int, int, int] | None, image: tuple[int, int, int],
-                default: tuple[int, int, int], pad: int = 0) -> tuple[int, int, int]:
+def check_shape(
+    name: str,
+    wanted: tuple[int, int, int] | None,
+    image: tuple[int, int, int],
+    default: tuple[int, int, int],
+    pad: int = 0,
+) -> tuple[int, int, int]:
     """The image shape to feed, (C, H, W). UserError unless it is a crop of the padded image."""
     if wanted is None:
         return default

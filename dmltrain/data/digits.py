@@ -23,16 +23,27 @@ NUM_CLASSES = 10
 MEAN, STD = (77.81,), (95.85,)
 
 
-def load(data_dir: str | Path | None = None, *, num_examples: int | None = None,
-         image_shape: tuple[int, int, int] | None = None, seed: int = 0, download: bool = True) -> Dataset:
+def load(
+    data_dir: str | Path | None = None,
+    *,
+    num_examples: int | None = None,
+    image_shape: tuple[int, int, int] | None = None,
+    seed: int = 0,
+    download: bool = True,
+) -> Dataset:
     """1,437 digits to train on, 360 to validate. data_dir, seed and download are not used."""
     shape = check_shape("digits", image_shape, SHAPE, SHAPE)
     images, labels = _read()
     train, validation = _split(labels)
     train = train[: examples_to_use("digits", num_examples, len(train))]
     augmentation = Augmentation(crop=shape[1:], mean=MEAN, std=STD)
-    return Dataset("digits", Split(images[train], labels[train], augmentation),
-                   Split(images[validation], labels[validation], augmentation), NUM_CLASSES, shape)
+    return Dataset(
+        "digits",
+        Split(images[train], labels[train], augmentation),
+        Split(images[validation], labels[validation], augmentation),
+        NUM_CLASSES,
+        shape,
+    )
 
 
 def _read() -> tuple[np.ndarray, np.ndarray]:

@@ -40,8 +40,9 @@ class Remote:
         return self.url.rsplit("/", 1)[-1]
 
 
-def fetch(remote: Remote, folder: Path, *, timeout: float = 10.0, stall: float = 60.0,
-          progress: Progress | None = None) -> Path:
+def fetch(
+    remote: Remote, folder: Path, *, timeout: float = 10.0, stall: float = 60.0, progress: Progress | None = None
+) -> Path:
     """The path of the file in the folder, downloaded unless it is there. Any failure: UserError with the cure.
 
     timeout: seconds without one byte until the server counts as unreachable. stall: seconds for which another process

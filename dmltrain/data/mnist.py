@@ -47,20 +47,35 @@ class Files:
 
 
 MNIST = Files(
-    IdxFile("train-images-idx3-ubyte", (60000, 28, 28), "6bbc9ace898e44ae57da46a324031adb",
-            "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
-    IdxFile("train-labels-idx1-ubyte", (60000,), "a25bea736e30d166cdddb491f175f624",
-            "d53e105ee54ea40749a09fcbcd1e9432"),
-    IdxFile("t10k-images-idx3-ubyte", (10000, 28, 28), "2646ac647ad5339dbf082846283269ea",
-            "9fb629c4189551a2d022fa330f9573f3"),
-    IdxFile("t10k-labels-idx1-ubyte", (10000,), "27ae3e4e09519cfbb04c329615203637",
-            "ec29112dd5afa0611ce80d1b7f02629c"),
+    IdxFile(
+        "train-images-idx3-ubyte",
+        (60000, 28, 28),
+        "6bbc9ace898e44ae57da46a324031adb",
+        "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+    ),
+    IdxFile(
+        "train-labels-idx1-ubyte", (60000,), "a25bea736e30d166cdddb491f175f624", "d53e105ee54ea40749a09fcbcd1e9432"
+    ),
+    IdxFile(
+        "t10k-images-idx3-ubyte",
+        (10000, 28, 28),
+        "2646ac647ad5339dbf082846283269ea",
+        "9fb629c4189551a2d022fa330f9573f3",
+    ),
+    IdxFile("t10k-labels-idx1-ubyte", (10000,), "27ae3e4e09519cfbb04c329615203637", "ec29112dd5afa0611ce80d1b7f02629c"),
 )
 
 
-def load(data_dir: str | Path | None = None, *, num_examples: int | None = None,
-         image_shape: tuple[int, int, int] | None = None, seed: int = 0, download: bool = True,
-         files: Files = MNIST, base_url: str = BASE_URL) -> Dataset:
+def load(
+    data_dir: str | Path | None = None,
+    *,
+    num_examples: int | None = None,
+    image_shape: tuple[int, int, int] | None = None,
+    seed: int = 0,
+    download: bool = True,
+    files: Files = MNIST,
+    base_url: str = BASE_URL,
+) -> Dataset:
     """60,000 digits to train on, 10,000 to validate, fed as pixel / 255 (MNISTIter). Missing files are downloaded.
 
     data_dir: the folder of the files, or one that has a folder mnist/ with them; data/mnist when not given.
@@ -74,10 +89,10 @@ def load(data_dir: str | Path | None = None, *, num_examples: int | None = None,
         return parse(file, _contents(file, folder, download, base_url))
 
     augmentation = Augmentation(crop=shape[1:])
-    train = Split(array(files.train_images)[:count, None], array(files.train_labels)[:count].astype(np.int64),
-                  augmentation)
-    validation = Split(array(files.test_images)[:, None], array(files.test_labels).astype(np.int64),
-                       augmentation)
+    train = Split(
+        array(files.train_images)[:count, None], array(files.train_labels)[:count].astype(np.int64), augmentation
+    )
+    validation = Split(array(files.test_images)[:, None], array(files.test_labels).astype(np.int64), augmentation)
     return Dataset("mnist", train, validation, NUM_CLASSES, shape)
 
 
@@ -86,8 +101,10 @@ def parse(file: IdxFile, data: bytes) -> np.ndarray:
     dimensions = len(file.shape)
     magic, *shape = struct.unpack_from(f">{1 + dimensions}I", data)
     if (magic, *shape) != (0x0800 + dimensions, *file.shape):
-        raise UserError(f"{file.name}: begins with magic number {magic:#06x} and dimensions {shape}, expected "
-                        f"{0x0800 + dimensions:#06x} and {list(file.shape)}: not the MNIST file of this name")
+        raise UserError(
+            f"{file.name}: begins with magic number {magic:#06x} and dimensions {shape}, expected "
+            f"{0x0800 + dimensions:#06x} and {list(file.shape)}: not the MNIST file of this name"
+        )
     return np.frombuffer(data, np.uint8, offset=4 + 4 * dimensions).reshape(file.shape)
 
 
@@ -100,8 +117,10 @@ def _contents(file: IdxFile, folder: Path, download: bool, base_url: str) -> byt
         if (path := folder / f"{name}.gz").exists():
             return source.read_gzip(path, file.size, file.md5)
     if not download:
-        raise UserError(f"{file.name}.gz (or {file.name}) is not in {folder}; put it there "
-                        f"(from {base_url}{file.name}.gz), or allow the download")
+        raise UserError(
+            f"{file.name}.gz (or {file.name}) is not in {folder}; put it there "
+            f"(from {base_url}{file.name}.gz), or allow the download"
+        )
     path = fetch(Remote(base_url + file.name + ".gz", file.md5_gzip), folder)
     return source.read_gzip(path, file.size, file.md5)
 

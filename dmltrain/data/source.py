@@ -39,8 +39,10 @@ def read_gzip(path: Path, size: int, checksum: str) -> bytes:
     except OSError as error:
         raise unreadable(path, error) from None
     if len(data) > size:
-        raise UserError(f"{path}: more than the expected {size} bytes when unpacked: the file is not the original; "
-                        "delete it and download it again")
+        raise UserError(
+            f"{path}: more than the expected {size} bytes when unpacked: the file is not the original; "
+            "delete it and download it again"
+        )
     check(f"{path} (unpacked)", data, size, checksum)
     return data
 
@@ -51,14 +53,15 @@ def check(name: str, data: bytes, size: int | None, checksum: str) -> None:
         raise wrong_size(name, size, len(data))
     found = md5(data)
     if found != checksum:
-        raise UserError(f"{name}: md5 {found}, expected {checksum}: the file is damaged or not the original; "
-                        "delete it and download it again")
+        raise UserError(
+            f"{name}: md5 {found}, expected {checksum}: the file is damaged or not the original; "
+            "delete it and download it again"
+        )
 
 
 def wrong_size(name: str, expected: int, found: int) -> UserError:
     what = "cut short" if found < expected else "not the original"
-    return UserError(f"{name}: {found} bytes, expected {expected}: the file is {what}; "
-                     "delete it and download it again")
+    return UserError(f"{name}: {found} bytes, expected {expected}: the file is {what}; delete it and download it again")
 
 
 def unreadable(path: Path, error: OSError) -> UserError:

@@ -17,9 +17,15 @@ DEFAULT_SHAPE = (3, 32, 32)
 DEFAULT_EXAMPLES = 1024
 
 
-def load(data_dir: str | Path | None = None, *, num_examples: int | None = None,
-         image_shape: tuple[int, int, int] | None = None, seed: int = 0, download: bool = True,
-         num_classes: int = NUM_CLASSES) -> Dataset:
+def load(
+    data_dir: str | Path | None = None,
+    *,
+    num_examples: int | None = None,
+    image_shape: tuple[int, int, int] | None = None,
+    seed: int = 0,
+    download: bool = True,
+    num_classes: int = NUM_CLASSES,
+) -> Dataset:
     """num_examples (1,024) to train on, a quarter as many to validate (at least 10). data_dir is not used."""
     shape = DEFAULT_SHAPE if image_shape is None else tuple(image_shape)
     count = DEFAULT_EXAMPLES if num_examples is None else num_examples
@@ -35,8 +41,13 @@ def load(data_dir: str | Path | None = None, *, num_examples: int | None = None,
         part = slice(start, start + 256)
         noise[part] += classes[labels[part]]
     augmentation = Augmentation(crop=shape[1:], mean=(127.0,), std=(52.0,))  # noise/2 and class/2: 74/sqrt(2)
-    return Dataset("synthetic", Split(noise[:count], labels[:count], augmentation),
-                   Split(noise[count:], labels[count:], augmentation), num_classes, shape)
+    return Dataset(
+        "synthetic",
+        Split(noise[:count], labels[:count], augmentation),
+        Split(noise[count:], labels[count:], augmentation),
+        num_classes,
+        shape,
+    )
 
 
 def _bytes(shape: tuple[int, ...], seed: int) -> np.ndarray:

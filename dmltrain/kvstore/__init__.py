@@ -23,8 +23,15 @@ if TYPE_CHECKING:
 __all__ = ["READ", "TYPES", "Handle", "KVStore", "create", "serve", "serve_and_exit"]
 
 
-def create(kind: str = "local", *, staleness: float | None = None, environment: Environment | None = None,
-           backend: str = "torch", transport: str | None = None, host_sum: str | None = None) -> KVStore:
+def create(
+    kind: str = "local",
+    *,
+    staleness: float | None = None,
+    environment: Environment | None = None,
+    backend: str = "torch",
+    transport: str | None = None,
+    host_sum: str | None = None,
+) -> KVStore:
     """A store of one of TYPES; `staleness` (clocks) only with types that take one. Raises UserError or JobLost.
 
     dist_* waits until all processes of the job are there. `transport`: one of env.TRANSPORTS, `host_sum`: one of
@@ -49,11 +56,15 @@ def create(kind: str = "local", *, staleness: float | None = None, environment: 
 
 def _connect(kind: str, bound: float, environment: Environment, backend: Backend) -> KVStore:
     if not environment.launched:
-        raise UserError(f"kvstore {kind} needs a scheduler and servers: start the program with "
-                        "dmltrain-launch -n WORKERS -s SERVERS PROGRAM ..., or use --kv-store local")
+        raise UserError(
+            f"kvstore {kind} needs a scheduler and servers: start the program with "
+            "dmltrain-launch -n WORKERS -s SERVERS PROGRAM ..., or use --kv-store local"
+        )
     if environment.num_servers == 0:
-        raise UserError(f"kvstore {kind} needs at least one server, this job has none (-s 0): "
-                        "start it with -s 1 or more, or use --kv-store local")
+        raise UserError(
+            f"kvstore {kind} needs at least one server, this job has none (-s 0): "
+            "start it with -s 1 or more, or use --kv-store local"
+        )
     from dmltrain.kvstore.worker.store import DistKVStore
 
     if DistKVStore.present:

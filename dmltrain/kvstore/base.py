@@ -29,8 +29,9 @@ class Handle:
     `values`, of a pull with READ, after `wait`: one flat read-only array a key, valid until the key's next push.
     """
 
-    def __init__(self, parts: int, what: str, seconds: float,
-                 waited: Callable[[Trip | None, float, float], None] | None = None) -> None:
+    def __init__(
+        self, parts: int, what: str, seconds: float, waited: Callable[[Trip | None, float, float], None] | None = None
+    ) -> None:
         """`waited(trip, since, until)` is told of each wait that took time, and of the part that ended it."""
         self.values: list[Array] = []
         self._left = parts
@@ -123,8 +124,9 @@ class KVStore:
         host. The caller's to write, but for the time between a push of it and the return of the key's next pull."""
         raise NotImplementedError
 
-    def pushpull(self, key: Keys, value: Any, out: Any = None, priority: int = 0, wait: bool = True,
-                 rate: float = -1.0) -> Handle:
+    def pushpull(
+        self, key: Keys, value: Any, out: Any = None, priority: int = 0, wait: bool = True, rate: float = -1.0
+    ) -> Handle:
         """`push`, then `pull` into `out` (into `value` when not given)."""
         self.push(key, value, priority, rate)
         return self.pull(key, value if out is None else out, priority, wait)

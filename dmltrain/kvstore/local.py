@@ -63,15 +63,20 @@ class LocalKVStore(KVStore):
 
     def save_optimizer_states(self, path: str) -> None:
         stream = io.BytesIO()
-        np.savez(stream, **{f"{name}/{field}": array for name, step in self._steps.items()
-                            for field, array in step.state().items()})
+        np.savez(
+            stream,
+            **{f"{name}/{field}": array for name, step in self._steps.items() for field, array in step.state().items()},
+        )
         write_whole(Path(path), stream.getbuffer())
 
     def load_optimizer_states(self, path: str) -> None:
         with np.load(io.BytesIO(read_state(path)), allow_pickle=False) as archive:
             for name, step in self._steps.items():
-                fields = {item.rpartition("/")[2]: archive[item] for item in archive.files
-                          if item.rpartition("/")[0] == str(name)}
+                fields = {
+                    item.rpartition("/")[2]: archive[item]
+                    for item in archive.files
+                    if item.rpartition("/")[0] == str(name)
+                }
                 if fields:
                     step.load(fields)
 

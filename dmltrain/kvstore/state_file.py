@@ -13,8 +13,10 @@ def read_state(path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; the optimizer's state was expected there, one file for each server "
-                        "of the job that saved it") from error
+        raise UserError(
+            f"{path}: {error.strerror}; the optimizer's state was expected there, one file for each server "
+            "of the job that saved it"
+        ) from error
 
 
 def write_whole(path: Path, data: bytes | bytearray | memoryview) -> None:

@@ -60,13 +60,28 @@ class KVStoreType:
 
 
 TABLE = (
-    KVStoreType("local", "one process; sums its devices; no servers", ("device",), distributed=False, synchronous=True,
-                optimizer_on=("workers",)),
-    KVStoreType("dist_sync", "each step uses the gradients of all workers", ("dist_device_sync", "dist_sync_device"),
-                synchronous=True, optimizer_on=("workers", "servers")),
+    KVStoreType(
+        "local",
+        "one process; sums its devices; no servers",
+        ("device",),
+        distributed=False,
+        synchronous=True,
+        optimizer_on=("workers",),
+    ),
+    KVStoreType(
+        "dist_sync",
+        "each step uses the gradients of all workers",
+        ("dist_device_sync", "dist_sync_device"),
+        synchronous=True,
+        optimizer_on=("workers", "servers"),
+    ),
     KVStoreType("dist_async", "each push is a step; nobody waits", ("dist_async_device",), staleness=math.inf),
-    KVStoreType("dist_ssp", "each push is a step; nobody is more than --staleness steps ahead of the slowest worker",
-                staleness=3.0, takes_staleness=True),
+    KVStoreType(
+        "dist_ssp",
+        "each push is a step; nobody is more than --staleness steps ahead of the slowest worker",
+        staleness=3.0,
+        takes_staleness=True,
+    ),
 )
 TYPES = {name: each.name for each in TABLE for name in (each.name, *each.aliases)}  # accepted name -> the type's name
 _BY_NAME = {name: each for each in TABLE for name in (each.name, *each.aliases)}

@@ -38,12 +38,20 @@ class Waits:
         return self.own_host + self.wire + self.server + self.straggler
 
     def __add__(self, other: Waits) -> Waits:
-        return Waits(self.own_host + other.own_host, self.wire + other.wire, self.server + other.server,
-                     self.straggler + other.straggler)
+        return Waits(
+            self.own_host + other.own_host,
+            self.wire + other.wire,
+            self.server + other.server,
+            self.straggler + other.straggler,
+        )
 
     def __sub__(self, other: Waits) -> Waits:
-        return Waits(self.own_host - other.own_host, self.wire - other.wire, self.server - other.server,
-                     self.straggler - other.straggler)
+        return Waits(
+            self.own_host - other.own_host,
+            self.wire - other.wire,
+            self.server - other.server,
+            self.straggler - other.straggler,
+        )
 
 
 class Trip(NamedTuple):

@@ -30,10 +30,17 @@ from dmltrain.models.depth import refuse_depth
 
 # (channels of the 1x1 branch, channels of the 3x3 branch), or (channels,) for a downsampling block
 BLOCKS = (
-    (32, 32), (32, 48), (80,),
-    (112, 48), (96, 64), (80, 80), (48, 96), (96,),
-    (176, 160), (176, 160),
-)  # fmt: skip
+    (32, 32),
+    (32, 48),
+    (80,),
+    (112, 48),
+    (96, 64),
+    (80, 80),
+    (48, 96),
+    (96,),
+    (176, 160),
+    (176, 160),
+)
 
 
 def build(num_layers: int | None, num_classes: int, image_shape: tuple[int, int, int]) -> Network:

@@ -39,16 +39,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="dmltrain-parse", formatter_class=argparse.RawDescriptionHelpFormatter, epilog=_EXAMPLES,
-        description="Tables of accuracy and time per epoch from the logs of dmltrain, MXNet, gluoncv, Keras and Caffe.")
-    parser.add_argument("logs", nargs="*", metavar="LOG",
-                        help="a log file, a folder with the logs of one run, or - (standard input)")
-    parser.add_argument("--format", choices=list(FORMATS), default="markdown",
-                        help="none: separated by tabs (default: markdown)")
-    parser.add_argument("--aggregate", choices=list(AGGREGATES), default="mean",
-                        help="over the workers of a run (default: mean)")
-    parser.add_argument("--metric-names", nargs="+", default=["accuracy"], metavar="NAME",
-                        help="metrics to show (default: accuracy); communication: where each epoch's time went")
+        prog="dmltrain-parse",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=_EXAMPLES,
+        description="Tables of accuracy and time per epoch from the logs of dmltrain, MXNet, gluoncv, Keras and Caffe.",
+    )
+    parser.add_argument(
+        "logs", nargs="*", metavar="LOG", help="a log file, a folder with the logs of one run, or - (standard input)"
+    )
+    parser.add_argument(
+        "--format", choices=list(FORMATS), default="markdown", help="none: separated by tabs (default: markdown)"
+    )
+    parser.add_argument(
+        "--aggregate", choices=list(AGGREGATES), default="mean", help="over the workers of a run (default: mean)"
+    )
+    parser.add_argument(
+        "--metric-names",
+        nargs="+",
+        default=["accuracy"],
+        metavar="NAME",
+        help="metrics to show (default: accuracy); communication: where each epoch's time went",
+    )
     parser.add_argument("--plot", metavar="FILE", help="also draw accuracy and time per epoch, e.g. into out.png")
     arguments = parser.parse_args(argv)
     if not arguments.logs:  # `--metric-names accuracy x.log` takes the log for a name
@@ -93,7 +104,7 @@ def _write(text: str) -> list[str]:
     rest = memoryview(text.encode(sys.stdout.encoding or "utf-8", "backslashreplace"))  # names need not be text
     try:
         while rest:
-            rest = rest[sys.stdout.buffer.write(rest):]
+            rest = rest[sys.stdout.buffer.write(rest) :]
         sys.stdout.buffer.flush()  # before the messages, where both go to one place
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered goes nowhere
@@ -116,8 +127,7 @@ def _unknown_metrics(tables: Sequence[Table], names: Sequence[str]) -> list[str]
     """Names that no run has are most likely mistyped."""
     keys = {key for one in tables for key in one.keys}
     known = sorted({key.partition("_")[2] for key in keys if key.startswith(("train_", "validation_"))})
-    unknown = [name for name in names
-               if not {key := record.metric(name), f"train_{key}", f"validation_{key}"} & keys]
+    unknown = [name for name in names if not {key := record.metric(name), f"train_{key}", f"validation_{key}"} & keys]
     return [f"no metric {name} in any log: they have {', '.join(known)}" for name in unknown if known]
 
 

@@ -42,8 +42,9 @@ class Run:
     notes: tuple[str, ...] = ()
 
 
-def merge(log: str, files: Sequence[tuple[str, Found]], part: int = 0, faults: Sequence[str] = (),
-          notes: Sequence[str] = ()) -> Run:
+def merge(
+    log: str, files: Sequence[tuple[str, Found]], part: int = 0, faults: Sequence[str] = (), notes: Sequence[str] = ()
+) -> Run:
     """The run whose workers wrote `files` (path, what was found in it): their values side by side."""
     epochs = dict(files[0][1].epochs) if files else {}
     for _, found in files[1:]:
@@ -62,8 +63,13 @@ def _stand_in(epochs: dict[int, Values], snapshots: list[dict[int, dict[str, flo
 
     Only the last line of a file counts, also where several workers write into it: it is a glimpse of an epoch.
     """
-    lacking = {(epoch, key) for found in snapshots for epoch, metrics in found.items() for key in metrics
-               if key not in epochs.get(epoch, ())}
+    lacking = {
+        (epoch, key)
+        for found in snapshots
+        for epoch, metrics in found.items()
+        for key in metrics
+        if key not in epochs.get(epoch, ())
+    }
     for found in snapshots:
         for epoch, metrics in found.items():
             for key, number in metrics.items():

@@ -52,6 +52,8 @@ def table(run: Run, aggregate: str = "mean") -> Table:
     keys = (*MAIN, *others)
     one = AGGREGATES[aggregate]
     missing: Cell = [] if aggregate == "all" else None
-    rows = {epoch: {key: one(values[key]) if key in values else missing for key in keys}
-            for epoch, values in run.epochs.items()}
+    rows = {
+        epoch: {key: one(values[key]) if key in values else missing for key in keys}
+        for epoch, values in run.epochs.items()
+    }
     return Table(run, keys, rows)

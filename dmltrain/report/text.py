@@ -38,7 +38,8 @@ def comma_separated(tables: Sequence[Table], metrics: Sequence[str]) -> str:
     text = io.StringIO()
     lines = _grid(tables, metrics, _long)
     csv.writer(text, lineterminator="\n").writerows(
-        ["" if cell == NOTHING else cell.strip() for cell in line] for line in lines)
+        ["" if cell == NOTHING else cell.strip() for cell in line] for line in lines
+    )
     return text.getvalue()
 
 
@@ -48,15 +49,25 @@ def as_json(tables: Sequence[Table], metrics: Sequence[str]) -> str:
 
 
 FORMATS: dict[str, Callable[[Sequence[Table], Sequence[str]], str]] = {
-    "markdown": markdown, "csv": comma_separated, "json": as_json, "none": tabs}
+    "markdown": markdown,
+    "csv": comma_separated,
+    "json": as_json,
+    "none": tabs,
+}
 
 
 def _json_run(table: Table) -> dict[str, object]:
     run = table.run
-    rows = [{"epoch": epoch, **{key: _json_cell(cell) for key, cell in row.items()}}
-            for epoch, row in table.rows.items()]
-    return {"log": run.log, **({"part": run.part} if run.part else {}), "files": list(run.files),
-            "train_from_last_batch": list(run.from_last_batch), "epochs": rows}
+    rows = [
+        {"epoch": epoch, **{key: _json_cell(cell) for key, cell in row.items()}} for epoch, row in table.rows.items()
+    ]
+    return {
+        "log": run.log,
+        **({"part": run.part} if run.part else {}),
+        "files": list(run.files),
+        "train_from_last_batch": list(run.from_last_batch),
+        "epochs": rows,
+    }
 
 
 def _json_cell(cell: Cell) -> object:
@@ -88,23 +99,36 @@ def _grid(tables: Sequence[Table], metrics: Sequence[str], show: Show) -> list[l
     tables = [table for table in tables if table.rows]
     if not tables:
         return []
-    columns = [column for table, name in zip(tables, labels(tables), strict=True)
-               for column in _columns(table, metrics, f"{name} " if len(tables) > 1 else "", show)]
+    columns = [
+        column
+        for table, name in zip(tables, labels(tables), strict=True)
+        for column in _columns(table, metrics, f"{name} " if len(tables) > 1 else "", show)
+    ]
     epochs = sorted({epoch for column in columns for epoch in column.rows})
-    return [["epoch", *(column.heading for column in columns)],
-            *([f"{epoch:2d}", *(column.text(epoch) for column in columns)] for epoch in epochs)]
+    return [
+        ["epoch", *(column.heading for column in columns)],
+        *([f"{epoch:2d}", *(column.text(epoch) for column in columns)] for epoch in epochs),
+    ]
 
 
 def _columns(table: Table, metrics: Sequence[str], prefix: str, show: Show) -> list[_Column]:
     keys = {name: record.metric(name) for name in metrics}
-    facts = {name: key for name, key in keys.items()  # --metric-names speed: an epoch has one
-             if key in table.keys or name in record.COMMUNICATION}
+    facts = {
+        name: key
+        for name, key in keys.items()  # --metric-names speed: an epoch has one
+        if key in table.keys or name in record.COMMUNICATION
+    }
     split = {name: key for name, key in keys.items() if name not in facts}
-    shown = [*((f"train-{name}", f"train_{key}") for name, key in split.items()),
-             *((f"val-{name}", f"validation_{key}") for name, key in split.items()), *facts.items()]
+    shown = [
+        *((f"train-{name}", f"train_{key}") for name, key in split.items()),
+        *((f"val-{name}", f"validation_{key}") for name, key in split.items()),
+        *facts.items(),
+    ]
     rows = table.counted()
-    return [*(_Column(prefix + heading, key, rows, show) for heading, key in shown),
-            _Column(f"{prefix}time", "seconds", rows, _tenths if show is _short else show)]
+    return [
+        *(_Column(prefix + heading, key, rows, show) for heading, key in shown),
+        _Column(f"{prefix}time", "seconds", rows, _tenths if show is _short else show),
+    ]
 
 
 def _short(number: float) -> str:
@@ -129,10 +153,14 @@ def labels(tables: Sequence[Table]) -> list[str]:
     depth = 1
     while depth < max(map(len, paths), default=0) and len({path[-depth:] for path in paths}) < len(set(paths)):
         depth += 1
-    names = ["/".join(path[-depth:]) + (f"#{table.run.part}" if table.run.part else "")
-             for path, table in zip(paths, tables, strict=True)]
-    return [name if names.index(name) == place else f"{name} ({names[:place].count(name) + 1})"
-            for place, name in enumerate(names)]
+    names = [
+        "/".join(path[-depth:]) + (f"#{table.run.part}" if table.run.part else "")
+        for path, table in zip(paths, tables, strict=True)
+    ]
+    return [
+        name if names.index(name) == place else f"{name} ({names[:place].count(name) + 1})"
+        for place, name in enumerate(names)
+    ]
 
 
 def _printable(path: str) -> str:

@@ -87,8 +87,10 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "optimizers": _optimizers,
     "networks": lambda: [("`--network`", "what it is"), *_described(models.NETWORKS)],
     "datasets": lambda: [("`--dataset`", "what it is"), *_described(data.DATASETS)],
-    "launchers": lambda: [("`--launcher`", "where the job runs"),
-                          *((f"`{name}`", row.meaning) for name, row in LAUNCHERS.items())],
+    "launchers": lambda: [
+        ("`--launcher`", "where the job runs"),
+        *((f"`{name}`", row.meaning) for name, row in LAUNCHERS.items()),
+    ],
     "dialects": lambda: [("logs",), *((_about(row),) for row in dialect.DIALECTS)],
 }
 

@@ -16,8 +16,11 @@ def report() -> dict:
     Hosts with one boot id run on one kernel: they are containers or namespaces of one machine, and share its CPUs and
     those control groups that they have in common.
     """
-    return {"boot_id": _text("/proc/sys/kernel/random/boot_id").strip(), "cpus": sorted(os.sched_getaffinity(0)),
-            "limits": limits()}  # fmt: skip
+    return {
+        "boot_id": _text("/proc/sys/kernel/random/boot_id").strip(),
+        "cpus": sorted(os.sched_getaffinity(0)),
+        "limits": limits(),
+    }
 
 
 def usable(found: dict) -> int:

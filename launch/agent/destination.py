@@ -184,13 +184,22 @@ class Destination:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             room = os.fstatvfs(self.root)
             free = room.f_bavail * room.f_frsize / MIB
-            return Refusal(f"no room left on {host} while {what} was written ({free:.1f} MiB free): "
-                           f"make room there, or choose another --sync-dst-dir", 2)
+            return Refusal(
+                f"no room left on {host} while {what} was written ({free:.1f} MiB free): "
+                f"make room there, or choose another --sync-dst-dir",
+                2,
+            )
         if error.errno in (errno.ENOTDIR, errno.ELOOP):
-            return Refusal(f"{what} on {host} cannot be written: a link or a file is where a folder on the way should "
-                           f"be; remove it there, or leave it out with --sync-exclude", 2)
-        return Refusal(f"cannot write {what} on {host}: {error.strerror}; "
-                       f"choose another --sync-dst-dir, or leave it out with --sync-exclude", 2)
+            return Refusal(
+                f"{what} on {host} cannot be written: a link or a file is where a folder on the way should "
+                f"be; remove it there, or leave it out with --sync-exclude",
+                2,
+            )
+        return Refusal(
+            f"cannot write {what} on {host}: {error.strerror}; "
+            f"choose another --sync-dst-dir, or leave it out with --sync-exclude",
+            2,
+        )
 
 
 def _lock(descriptor: int) -> bool:

@@ -81,15 +81,17 @@ def _object(kind: Callable[..., Any], found: Mapping[str, Any], what: str, known
     for name, value in found.items():
         if name not in expected or name in known:
             names = ", ".join(each for each in expected if each not in known) or "none"
-            raise ProtocolError(f"{what} has the unknown field {_shown(name.encode('utf-8', 'replace'))}; "
-                                f"its fields are: {names}")
+            raise ProtocolError(
+                f"{what} has the unknown field {_shown(name.encode('utf-8', 'replace'))}; its fields are: {names}"
+            )
         try:
             values[name] = expected[name].read(value)
         except ProtocolError:
             raise
         except (TypeError, ValueError):
-            raise ProtocolError(f"field {name!r} of {what} is {_brief(value)}; "
-                                f"expected {expected[name].meaning}") from None
+            raise ProtocolError(
+                f"field {name!r} of {what} is {_brief(value)}; expected {expected[name].meaning}"
+            ) from None
     missing = [name for name, each in expected.items() if each.required and name not in values]
     if missing:
         raise ProtocolError(f"{what} lacks the field {missing[0]!r}: expected {expected[missing[0]].meaning}")
@@ -206,8 +208,10 @@ READERS["dict[str, dict[str, Any]]"] = _by_name(Reader('{"ms": number} or {"erro
 
 
 def _shape(kind: Any) -> dict[str, Shape]:
-    return {each.name: Shape(*READERS[str(each.type)], each.default is MISSING and each.default_factory is MISSING)
-            for each in fields(kind)}
+    return {
+        each.name: Shape(*READERS[str(each.type)], each.default is MISSING and each.default_factory is MISSING)
+        for each in fields(kind)
+    }
 
 
 SHAPES: dict[Callable[..., Any], dict[str, Shape]] = {kind: _shape(kind) for kind in (*NAMES, Spawn)}

@@ -71,8 +71,10 @@ class Throughput:
         said = word(self.token, "<", name), word(self.token, ">", name)
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         arrived: list[tuple[float, int]] = []
-        self.calls = [Call(self.selector, socket.socket(family, socket.SOCK_STREAM), *said, arrived, self.longest)
-                      for _ in range(STREAMS)]  # fmt: skip
+        self.calls = [
+            Call(self.selector, socket.socket(family, socket.SOCK_STREAM), *said, arrived, self.longest)
+            for _ in range(STREAMS)
+        ]
         self.streams += self.calls
         for call in self.calls:
             call.connect(address, port)
@@ -112,8 +114,15 @@ class Stream:
     `arrived` has [(s, bytes)] of all that came over this and the streams beside it.
     """
 
-    def __init__(self, selector: selectors.BaseSelector, connection: socket.socket, own: bytes, expected: bytes,
-                 arrived: list, longest: float):  # fmt: skip
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        connection: socket.socket,
+        own: bytes,
+        expected: bytes,
+        arrived: list,
+        longest: float,
+    ):
         self.selector, self.socket = selector, connection
         self.expected, self.arrived = expected, arrived
         self.words = memoryview(own)  # to be sent before anything else

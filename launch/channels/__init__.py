@@ -48,7 +48,7 @@ def remote_command(host: Host, mark: str) -> tuple[str, bytes]:
     """
     command, text = agent_command("")
     fallback = "" if host.python else 'command -v "$p" >/dev/null 2>&1 || p=python3; '
-    script = f'p={shlex.quote(host.python or sys.executable)}; {fallback}'
+    script = f"p={shlex.quote(host.python or sys.executable)}; {fallback}"
     script += f'DMLTRAIN_AGENT={shlex.quote(mark)} exec "$p" {shlex.join(command[1:])}'
     return f"exec /bin/sh -c {shlex.quote(script)}", text
 

@@ -52,8 +52,12 @@ def addresses(hosts: Sequence[Host], host_ip: str) -> list[str]:
     """Where bridges on `hosts` may find this machine."""
     if host_ip:
         return [host_ip]
-    own = [each.address for found in psutil.net_if_addrs().values() for each in found
-           if each.family in (socket.AF_INET, socket.AF_INET6)]  # fmt: skip
+    own = [
+        each.address
+        for found in psutil.net_if_addrs().values()
+        for each in found
+        if each.family in (socket.AF_INET, socket.AF_INET6)
+    ]
     if all(_is_here(host.target, own) for host in hosts):
         return [LOOPBACK]
     # a link-local address means nothing without the other machine's name for its interface
@@ -125,8 +129,9 @@ class Cluster:
 class Run:
     """One mpirun and the bridges that it starts, one for each of `hosts`."""
 
-    def __init__(self, reception: Reception, addresses: Sequence[str], hosts: Sequence[Host], argv: Sequence[str],
-                 seconds: float):  # fmt: skip
+    def __init__(
+        self, reception: Reception, addresses: Sequence[str], hosts: Sequence[Host], argv: Sequence[str], seconds: float
+    ):
         self.hosts, self.began = hosts, time.monotonic()
         self._reception = reception
         self._changed = threading.Condition()
@@ -134,8 +139,14 @@ class Run:
         self._over = False
         self._token = reception.expect(self._take)
         program = Path(bridge.__file__).read_text()
-        told = {"program": program, "addresses": addresses, "port": reception.port,
-                "certificate": reception.certificate, "token": self._token, "seconds": seconds}  # fmt: skip
+        told = {
+            "program": program,
+            "addresses": addresses,
+            "port": reception.port,
+            "certificate": reception.certificate,
+            "token": self._token,
+            "seconds": seconds,
+        }
         self.mpirun = Mpirun(argv, {bridge.VARIABLE: json.dumps(told)}, self._ended)
 
     def caller(self, index: int, deadline: float, seconds: float) -> Caller:

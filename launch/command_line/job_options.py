@@ -9,8 +9,16 @@ from dataclasses import dataclass, replace
 from launch import LaunchError
 from launch.command_line.options import BY_NAME, Option, split, table
 
-REACHING = ("--ssh", "--ssh-port", "--identity", "--accept-new-host-keys", "--connect-timeout", "--mpirun",
-            "--mpirun-args", "--host-ip")  # fmt: skip
+REACHING = (
+    "--ssh",
+    "--ssh-port",
+    "--identity",
+    "--accept-new-host-keys",
+    "--connect-timeout",
+    "--mpirun",
+    "--mpirun-args",
+    "--host-ip",
+)
 HELP = ("--help",)
 
 

@@ -106,17 +106,25 @@ def _auto_file_cache(options: Any, value: str, name: str, environ: Mapping[str, 
 
 ROWS = (
     Row(("--p3",), "", "MXNet's P3: parameters travel by priority (dmltrain's own always do)", _p3),
-    Row(("--worker-cores",), "N", "threads of each worker (OMP_NUM_THREADS; default: its share of the host)",
-        _cores(WORKER)),
+    Row(
+        ("--worker-cores",),
+        "N",
+        "threads of each worker (OMP_NUM_THREADS; default: its share of the host)",
+        _cores(WORKER),
+    ),
     Row(("--server-cores",), "N", "threads of each server (default: 1)", _cores(SERVER)),
-    Row(("--worker-memory",), "4g", "memory of each worker (RLIMIT_DATA; g or m; default: no limit)",
-        _memory("worker_memory")),
+    Row(
+        ("--worker-memory",),
+        "4g",
+        "memory of each worker (RLIMIT_DATA; g or m; default: no limit)",
+        _memory("worker_memory"),
+    ),
     Row(("--server-memory",), "4g", "memory of each server", _memory("server_memory")),
     Row(("--host-ip",), "IP", "address of this machine that the hosts reach (default: found)", _host_ip),
     Row(("--log-level",), "LEVEL", "of the launcher's own lines: INFO or DEBUG", _log_level),
     Row(("--ship-libcxx",), "DIR", "folder on the hosts that comes first in LD_LIBRARY_PATH", _ship_libcxx),
     Row(("--auto-file-cache",), "BOOL", "false, or it is refused: --sync-dst-dir copies files", _auto_file_cache),
-)  # fmt: skip
+)
 
 _COPY = "with --sync-dst-dir DIR everything below the working directory is copied to the hosts"
 _PLACE = "-H HOSTS, or -WH and -SH, say which hosts run what, as names, names:slots, or with roles="
@@ -138,30 +146,45 @@ def _refusals(what: str, fixes: Mapping[tuple[str, str], str]) -> tuple[Row, ...
 
 REFUSED = (
     *_refusals("files that YARN distributes", {("--files", "FILE"): _COPY, ("--archives", "FILE"): _COPY}),
-    *_refusals("Hadoop's YARN, which this launcher does not use", {
-        ("--hdfs-tempdir", "DIR"): "leave it out",
-        ("--yarn-app-classpath", "PATH"): "leave it out",
-        ("--yarn-app-dir", "DIR"): "leave it out",
-    }),
+    *_refusals(
+        "Hadoop's YARN, which this launcher does not use",
+        {
+            ("--hdfs-tempdir", "DIR"): "leave it out",
+            ("--yarn-app-classpath", "PATH"): "leave it out",
+            ("--yarn-app-dir", "DIR"): "leave it out",
+        },
+    ),
     *_refusals("queues of SGE and YARN, which this launcher does not use", {("--queue", "NAME"): _QUEUE}),
     *_refusals("SGE, which this launcher does not use", {("--sge-log-dir", "DIR"): "--log-dir DIR is for the logs"}),
     *_refusals("Mesos, which this launcher does not use", {("--mesos-master", "HOST"): _PLACE}),
-    *_refusals("Slurm, which this launcher does not ask for nodes", {
-        ("--slurm-worker-nodes", "N"): _PLACE,
-        ("--slurm-server-nodes", "N"): _PLACE,
-    }),
-    *_refusals("Kubernetes, which this launcher does not use", {
-        ("--kube-namespace", "NAME"): "leave it out",
-        ("--kube-worker-image", "IMAGE"): _IMAGES,
-        ("--kube-server-image", "IMAGE"): _IMAGES,
-        ("--kube-worker-template", "FILE"): _IMAGES,
-        ("--kube-server-template", "FILE"): _IMAGES,
-    }),
-    *_refusals("BytePS, another system with servers of its own", {
-        ("--byteps-launch", ""): "leave it out: its programs are started by its own launcher",
-        ("--scheduler-ip", "IP"): "the scheduler runs on the first host, at the address that addr= or --subnet chooses",
-    }),
-)  # fmt: skip
+    *_refusals(
+        "Slurm, which this launcher does not ask for nodes",
+        {
+            ("--slurm-worker-nodes", "N"): _PLACE,
+            ("--slurm-server-nodes", "N"): _PLACE,
+        },
+    ),
+    *_refusals(
+        "Kubernetes, which this launcher does not use",
+        {
+            ("--kube-namespace", "NAME"): "leave it out",
+            ("--kube-worker-image", "IMAGE"): _IMAGES,
+            ("--kube-server-image", "IMAGE"): _IMAGES,
+            ("--kube-worker-template", "FILE"): _IMAGES,
+            ("--kube-server-template", "FILE"): _IMAGES,
+        },
+    ),
+    *_refusals(
+        "BytePS, another system with servers of its own",
+        {
+            ("--byteps-launch", ""): "leave it out: its programs are started by its own launcher",
+            (
+                "--scheduler-ip",
+                "IP",
+            ): "the scheduler runs on the first host, at the address that addr= or --subnet chooses",
+        },
+    ),
+)
 
 # What dmlc's --cluster and MXNet's --launcher also name.
 CLUSTERS_ELSEWHERE = {

@@ -88,8 +88,7 @@ def _expect(options: Options, job: Job, hosts: list[Host], found: Check, measure
     if measured.step is None:
         why = measured.failure or "it ended without a word of it"
         return ["", f"No forecast: the program told of no step ({why})."]
-    outlook = Outlook(job.num_workers, _placing(job, options, hosts), measured.step, measured.computing,
-                      _links(found))  # fmt: skip
+    outlook = Outlook(job.num_workers, _placing(job, options, hosts), measured.step, measured.computing, _links(found))
     text = [line for table in tables(outlook) for line in ["", *drawn(*table, width)]]
     failed = [f"Not all workers told of a step: {measured.failure}."] if measured.failure else []
     return [*text, "", *failed, *sentences(outlook)]
@@ -97,6 +96,7 @@ def _expect(options: Options, job: Job, hosts: list[Host], found: Check, measure
 
 def _placing(job: Job, options: Options, hosts: list[Host]) -> Callable[[int], list]:
     """Where the processes of a job with so many workers would be; servers are as many, or as many as were asked for."""
+
     def of(workers: int) -> list:
         servers = workers if options.num_servers is None or job.num_servers == job.num_workers else job.num_servers
         return places(replace(job, num_workers=workers, num_servers=servers), hosts)
@@ -105,5 +105,11 @@ def _placing(job: Job, options: Options, hosts: list[Host]) -> Callable[[int], l
 
 
 def _links(found: Check) -> Links:
-    return Links({(host, peer): path["speed"] / 8 for host, peers in found.throughput.items()
-                  for peer, path in peers.items() if path.get("speed")})  # fmt: skip
+    return Links(
+        {
+            (host, peer): path["speed"] / 8
+            for host, peers in found.throughput.items()
+            for peer, path in peers.items()
+            if path.get("speed")
+        }
+    )

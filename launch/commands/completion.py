@@ -83,9 +83,16 @@ def _command(words: str, text: str, verbs: tuple[str, ...] = ()) -> Command:
 
 def _help(command: list[str]) -> str:
     try:
-        done = subprocess.run([*command, "--help"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.DEVNULL, text=True, errors="replace", timeout=HELP_SECONDS,
-                              env={**os.environ, "COLUMNS": "200"})  # fmt: skip
+        done = subprocess.run(
+            [*command, "--help"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            timeout=HELP_SECONDS,
+            env={**os.environ, "COLUMNS": "200"},
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""

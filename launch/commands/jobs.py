@@ -53,17 +53,26 @@ def table(rows: Sequence[Row], now: float) -> list[str]:
 
 
 def _line(cells: Sequence[str], wide: Sequence[int]) -> str:
-    aligned = [cell.rjust(width) if name in RIGHT else cell.ljust(width)
-               for name, cell, width in zip(COLUMNS, cells, wide, strict=True)]  # fmt: skip
+    aligned = [
+        cell.rjust(width) if name in RIGHT else cell.ljust(width)
+        for name, cell, width in zip(COLUMNS, cells, wide, strict=True)
+    ]
     return "  ".join(aligned).rstrip()
 
 
 def _cells(row: Row, now: float) -> tuple[str, ...]:
     record = row.record
     hosts = record.get("hosts")
-    return (row.name, row.state, _text(record.get("exit_code")), _text(record.get("num_workers")),
-            _text(record.get("num_servers")), _text(len(hosts) if isinstance(hosts, list) else None),
-            _text(record.get("started")), _seconds(row, now))  # fmt: skip
+    return (
+        row.name,
+        row.state,
+        _text(record.get("exit_code")),
+        _text(record.get("num_workers")),
+        _text(record.get("num_servers")),
+        _text(len(hosts) if isinstance(hosts, list) else None),
+        _text(record.get("started")),
+        _seconds(row, now),
+    )
 
 
 def _text(value: object) -> str:

@@ -165,8 +165,15 @@ class Record:
             os.close(descriptor)
 
 
-def show(job: str, selection: str, follow: bool, descriptor: int, coloured: bool = False, root: Path = Path("logs"),
-         patience: float = PATIENCE_SECONDS) -> str:  # fmt: skip
+def show(
+    job: str,
+    selection: str,
+    follow: bool,
+    descriptor: int,
+    coloured: bool = False,
+    root: Path = Path("logs"),
+    patience: float = PATIENCE_SECONDS,
+) -> str:
     """Print the logs of `job`; with `follow` until it has ended. Why it stopped before that, else "".
 
     A job whose launcher was killed never ends in its job.json: then this stops after `patience` seconds of quiet.

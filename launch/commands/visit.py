@@ -63,8 +63,10 @@ def kill(options: Options, tell: Callable[[str], None]) -> int:
     left = {host: answer.left for host, answer in answers.items() if isinstance(answer, Ended)}
     unreached = _tell_unreached(answers, tell)
     pids = [f"pid {pid} on {host}" for host, found in left.items() for pid in found]
-    tell(f"{len(pids)} process{'' if len(pids) == 1 else 'es'} left on {len(left)} host{'' if len(left) == 1 else 's'}"
-         + (f": {', '.join(pids)}" if pids else ""))  # fmt: skip
+    tell(
+        f"{len(pids)} process{'' if len(pids) == 1 else 'es'} left on {len(left)} host{'' if len(left) == 1 else 's'}"
+        + (f": {', '.join(pids)}" if pids else "")
+    )
     return unreached or (FAULT_CODE if pids else 0)
 
 
@@ -140,8 +142,9 @@ def _as_then(options: Options, record: Mapping[str, Any]) -> Options:
     return replace(options, **changed)
 
 
-def _converse(place: Cluster, host: Host, mark: str, commands: Sequence[Command], last: type[Event], grace: float
-              ) -> Event:  # fmt: skip
+def _converse(
+    place: Cluster, host: Host, mark: str, commands: Sequence[Command], last: type[Event], grace: float
+) -> Event:
     channel = place.connect(host, mark)
     try:
         for command in commands:

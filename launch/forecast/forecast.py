@@ -57,8 +57,11 @@ class Step:
     @property
     def compared(self) -> list[str]:
         """Each --gc-type whose bytes differ from those before it."""
-        return [name for name, shares in self.compression.items()
-                if next(each for each, same in self.compression.items() if same == shares) == name]  # fmt: skip
+        return [
+            name
+            for name, shares in self.compression.items()
+            if next(each for each, same in self.compression.items() if same == shares) == name
+        ]
 
 
 def step_of(line: str) -> Step | None:
@@ -73,15 +76,18 @@ def step_of(line: str) -> Step | None:
         summed, pieces = bool(said.get("summed_in_host", False)), tuple(float(each) for each in said.get("pieces", ()))
         spread = float(said.get("spread", 0.0))
         promises = {name: bool(said[name]) for name in ("distributed", "synchronous") if name in said}
-        compression = {str(name): (float(there), float(back))
-                       for name, (there, back) in said.get("compression", UNCOMPRESSED).items()}  # fmt: skip
+        compression = {
+            str(name): (float(there), float(back))
+            for name, (there, back) in said.get("compression", UNCOMPRESSED).items()
+        }
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
     good = all(0 < each < math.inf for each in [*numbers, *pieces, *chain(*compression.values())])
     if not good or "none" not in compression or not 0 <= spread < math.inf:
         return None
-    return Step(*numbers, **words, **promises, compression=compression, summed_in_host=summed, pieces=pieces,
-                spread=spread)  # fmt: skip
+    return Step(
+        *numbers, **words, **promises, compression=compression, summed_in_host=summed, pieces=pieces, spread=spread
+    )
 
 
 @dataclass(frozen=True)
@@ -208,8 +214,9 @@ def gradients(placed: Sequence[Place], step: Step) -> dict[tuple[str, str], floa
     return dict(found)
 
 
-def forecast(placed: Sequence[Place], step: Step, computing: Computing, links: Links, gc_type: str = "none"
-             ) -> Forecast | None:  # fmt: skip
+def forecast(
+    placed: Sequence[Place], step: Step, computing: Computing, links: Links, gc_type: str = "none"
+) -> Forecast | None:
     """Of the workers and servers at these places, in step (dist_sync); None where a link that they need is unknown."""
     beside = Counter(host.name for role, _, host in placed if role == WORKER)
     servers = sum(role == SERVER for role, _, _ in placed)

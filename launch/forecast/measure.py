@@ -95,23 +95,33 @@ def measure(job: Job, place: Cluster, options: object) -> Measured:
     return found
 
 
-def _run(job: Job, hosts: Sequence[Host], workers: Counter[str], place: Cluster, options: object, found: Measured
-         ) -> None:  # fmt: skip
+def _run(
+    job: Job, hosts: Sequence[Host], workers: Counter[str], place: Cluster, options: object, found: Measured
+) -> None:
     """Start so many workers on each of these hosts, and note what they say."""
     asked = [each for each in job.settings if each.name == MARK]
     seconds = _number(asked[-1].value) if asked else SECONDS
     own = replace(
-        job, mark=new_mark("measure"), num_workers=workers.total(), num_servers=0, placement="pack", needs=(), port=0,
+        job,
+        mark=new_mark("measure"),
+        num_workers=workers.total(),
+        num_servers=0,
+        placement="pack",
+        needs=(),
+        port=0,
         settings=(*job.settings, *([] if asked else [Setting(MARK, f"{seconds:g}")])),
-    )  # fmt: skip
+    )
     place.hosts = [replace(host, slots=workers[host.name], roles=()) for host in hosts]
     bounds = replace(limits(options), timeout=seconds + EXTRA_SECONDS)
     supervisor, said = Supervisor(own, place.hosts, bounds), Said(own.num_workers)
     session = Session(supervisor, place, said, lambda: None)
     with catching(session.interrupt):
         session.run(None)
-    told = [(process.task.host.name, step) for process, lines in zip(supervisor.processes, said.lines, strict=True)
-            for step in filter(None, map(step_of, lines))]  # fmt: skip
+    told = [
+        (process.task.host.name, step)
+        for process, lines in zip(supervisor.processes, said.lines, strict=True)
+        for step in filter(None, map(step_of, lines))
+    ]
     found.note(told, workers)
     found.failure = redact(_failure(supervisor, said), job.secrets(place.hosts))
     found.interrupted = supervisor.exit_code * supervisor.interrupted

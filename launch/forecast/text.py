@@ -9,10 +9,20 @@ from dataclasses import dataclass
 from launch.forecast.forecast import PAYS, UNSTEADY, Computing, Forecast, Links, Step, alone, counts, forecast
 from launch.job.placement import Place
 
-HONEST = ("This is a forecast from bounds: what was computed and carried just now, without the network's delay and "
-          "what processors spend on sending. The run's own figures decide.")  # fmt: skip
-HEADINGS = ("workers", "servers", "computing, ms", "communication, ms", "step, ms", "samples/s", "speed-up",
-            "efficiency")  # fmt: skip
+HONEST = (
+    "This is a forecast from bounds: what was computed and carried just now, without the network's delay and "
+    "what processors spend on sending. The run's own figures decide."
+)
+HEADINGS = (
+    "workers",
+    "servers",
+    "computing, ms",
+    "communication, ms",
+    "step, ms",
+    "samples/s",
+    "speed-up",
+    "efficiency",
+)
 Table = tuple[str, list[list[str]]]  # title, and rows of which the first is the headings
 
 
@@ -59,10 +69,16 @@ def tables(outlook: Outlook) -> list[Table]:
 
 def _row(row: Forecast) -> list[str]:
     samples = row.workers * row.samples
-    return [str(row.workers), str(row.servers), _ms(row.computing),
-            _range(_ms(row.apart), _ms(row.communicating)),
-            _range(_ms(row.worst), _ms(row.best)), _range(f"{samples / row.worst:.0f}", f"{samples / row.best:.0f}"),
-            _times(row), _range(*(f"{100 * speedup / row.workers:.0f} %" for speedup in row.speedups))]  # fmt: skip
+    return [
+        str(row.workers),
+        str(row.servers),
+        _ms(row.computing),
+        _range(_ms(row.apart), _ms(row.communicating)),
+        _range(_ms(row.worst), _ms(row.best)),
+        _range(f"{samples / row.worst:.0f}", f"{samples / row.best:.0f}"),
+        _times(row),
+        _range(*(f"{100 * speedup / row.workers:.0f} %" for speedup in row.speedups)),
+    ]
 
 
 def _speedups(outlook: Outlook, workers: int, types: Sequence[str]) -> list[str]:
@@ -95,14 +111,18 @@ def _remarks(outlook: Outlook) -> list[str]:
     seconds, host = outlook.computing.alone
     slowest = rows[-1].computing if rows else seconds
     placed = f"; {_ms(slowest)} ms on the slowest, as placed" if slowest != seconds else ""
-    said = [f"A step of {step.samples:g} samples takes {_ms(seconds)} ms on {host} alone{placed}. One worker's "
-            f"gradients are {step.model_bytes / 1e6:.3g} MB."]  # fmt: skip
+    said = [
+        f"A step of {step.samples:g} samples takes {_ms(seconds)} ms on {host} alone{placed}. One worker's "
+        f"gradients are {step.model_bytes / 1e6:.3g} MB."
+    ]
     said += _doubts(outlook.computing)
     if rows and outlook.workers > 1 and not rows[-1].communicating:
         said.append("All of it stays on one host: no network is needed, and memory's speed is not in the forecast.")
     if not step.synchronous:
-        said.append(f"--kv-store {step.kv_store} does not wait for all workers at each step: on heterogeneous machines "
-                    "it does better than this forecast, which is dist_sync's.")  # fmt: skip
+        said.append(
+            f"--kv-store {step.kv_store} does not wait for all workers at each step: on heterogeneous machines "
+            "it does better than this forecast, which is dist_sync's."
+        )
     elif not step.distributed:
         said.append("The program's kvstore shares nothing (--kv-store dist_sync would); the forecast is dist_sync's.")
     if step.gc_type != outlook.gc_type:
@@ -113,13 +133,17 @@ def _remarks(outlook: Outlook) -> list[str]:
 def _doubts(computing: Computing) -> list[str]:
     """Why the figures may be wrong."""
     fix = "measure again when nothing else runs there"
-    said = [f"Not reliable: a worker alone on {host} took {_ms(seconds)} ms a step, but only {_ms(less)} ms as one of "
-            f"{number} there. Other work disturbed it, or it has more threads than help; {_ms(less)} ms is taken for "
-            f"both, and the speed-up may be too good: {fix}."
-            for host, (seconds, number, less) in computing.doubts.items()]  # fmt: skip
+    said = [
+        f"Not reliable: a worker alone on {host} took {_ms(seconds)} ms a step, but only {_ms(less)} ms as one of "
+        f"{number} there. Other work disturbed it, or it has more threads than help; {_ms(less)} ms is taken for "
+        f"both, and the speed-up may be too good: {fix}."
+        for host, (seconds, number, less) in computing.doubts.items()
+    ]
     if computing.spread > UNSTEADY and not said:
-        said.append(f"Not reliable: steps took unevenly long (the middle half of the measurements spreads over "
-                    f"{100 * computing.spread:.0f} % of the median), as beside other work: {fix}.")  # fmt: skip
+        said.append(
+            f"Not reliable: steps took unevenly long (the middle half of the measurements spreads over "
+            f"{100 * computing.spread:.0f} % of the median), as beside other work: {fix}."
+        )
     return said
 
 

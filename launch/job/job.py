@@ -128,8 +128,9 @@ def _argv(job: Job, host: Host) -> tuple[str, ...]:
     return (host.python, *job.argv) if job.script else job.argv
 
 
-def _environment(job: Job, placed: list, role: str, rank: int, host: Host, ports: Ports,
-                 share: Mapping[str, int]) -> dict[str, str]:
+def _environment(
+    job: Job, placed: list, role: str, rank: int, host: Host, ports: Ports, share: Mapping[str, int]
+) -> dict[str, str]:
     beside = [each for each in placed if each[0] == WORKER and each[2] == host]  # the workers of this host
     values = _defaults(role, host, share.get(host.name, 1))
     if role == WORKER and host.gpus:

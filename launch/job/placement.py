@@ -164,9 +164,7 @@ def _full(host: Host, role: str) -> int:
         return host.slots
     if not host.gpus and host.cores == 1:  # the value before an agent has counted them, too
         named = f"{host.name} ({host.where})" if host.where else host.name
-        raise LaunchError(
-            f"--placement pack: how many {role}s fill {named} is not known; give it slots=N (or gpus=)"
-        )
+        raise LaunchError(f"--placement pack: how many {role}s fill {named} is not known; give it slots=N (or gpus=)")
     return len(host.gpus) or host.cores
 
 

@@ -22,8 +22,14 @@ DISK_MIB = {"/tmp": 100, "/dev/shm": 256}  # Docker's 64 MiB of /dev/shm are too
 WORKDIR_MIB = 500  # logs, checkpoints
 COMPARED = ("dmltrain", "torch", "mxnet")
 EXTRAS = {"torch": "dmltrain[torch]", "mxnet": "dmltrain[mxnet]"}
-DISTRIBUTIONS = {"PIL": "pillow", "cv2": "opencv-python", "yaml": "pyyaml", "sklearn": "scikit-learn",
-                 "skimage": "scikit-image", "google": "protobuf"}  # fmt: skip  those not named as their module
+DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "cv2": "opencv-python",
+    "yaml": "pyyaml",
+    "sklearn": "scikit-learn",
+    "skimage": "scikit-image",
+    "google": "protobuf",
+}  # those not named as their module
 
 
 @dataclass(frozen=True)
@@ -162,11 +168,12 @@ def _of_gpus(host: Host, facts: Mapping) -> list[Problem]:
     have = facts["gpus"]
     known = {str(gpu["index"]) for gpu in have}
     absent = [
-        each for each in host.gpus
+        each
+        for each in host.gpus
         if each not in known
         and not (each.startswith("GPU-") and any(gpu["uuid"].startswith(each) for gpu in have))
         and not (each.startswith("MIG-") and have)  # nvidia-smi -L is not asked for these
-    ]  # fmt: skip
+    ]
     if not absent:
         return []
     listing = ", ".join(f"{gpu['index']} ({gpu['name']})" for gpu in have) or "none (by nvidia-smi -L)"
@@ -225,9 +232,13 @@ DROPPED = f"a firewall drops packets to high ports, or this is not the network t
 def paths(addresses: Mapping[str, str], reached: Mapping[str, Mapping[str, Mapping]]) -> list[Problem]:
     """Who does not reach whom at its address; `reached` are the answers of `launch.agent.reach` by host."""
     return [
-        Problem(name, f"cannot reach {peer} at {addresses.get(peer)}: {path['error']}",
-                FIXES.get(path["error"], DROPPED), USER)
+        Problem(
+            name,
+            f"cannot reach {peer} at {addresses.get(peer)}: {path['error']}",
+            FIXES.get(path["error"], DROPPED),
+            USER,
+        )
         for name, peers in reached.items()
         for peer, path in peers.items()
         if path.get("error")
-    ]  # fmt: skip
+    ]

@@ -51,8 +51,13 @@ class Address:
 Addresses = Mapping[str, Sequence[Address]]  # of each host by name
 
 
-def choose(hosts: Sequence[Host], interfaces: Mapping[str, Sequence[dict]], interface: str = "", subnet: str = "",
-           reached: Mapping[str, str] | None = None) -> dict[str, tuple[str, str]]:  # fmt: skip
+def choose(
+    hosts: Sequence[Host],
+    interfaces: Mapping[str, Sequence[dict]],
+    interface: str = "",
+    subnet: str = "",
+    reached: Mapping[str, str] | None = None,
+) -> dict[str, tuple[str, str]]:
     """(IP, name of its interface) of each host by name; LaunchError names hosts, what they have, and the fix.
 
     `interfaces` are what `launch.agent.interface` found on each; where it found none, an address is taken on trust
@@ -122,8 +127,9 @@ def _in_subnet(hosts: Sequence[Host], have: Addresses, subnet: str) -> dict[str,
 def _complete(found: Mapping[str, Address | None], have: Addresses, what: str, fix: str) -> dict[str, Address]:
     without = [name for name, address in found.items() if address is None]
     if without:
-        raise LaunchError("\n".join([*(f"{what} on {name}, which has {_listing(have[name])}" for name in without),
-                                     f"use {fix}"]))  # fmt: skip
+        raise LaunchError(
+            "\n".join([*(f"{what} on {name}, which has {_listing(have[name])}" for name in without), f"use {fix}"])
+        )
     return {name: address for name, address in found.items() if address}
 
 
@@ -177,8 +183,9 @@ def _routed(name: str, have: Addresses, reached: str) -> Address:
         return usable[0]
     lines = [f"{host}: {_listing(addresses)}" for host, addresses in have.items()]
     came = f"; SSH reached it at {reached}, which none of its interfaces has" if reached else ""
-    raise LaunchError("\n".join([f"no network is common to all hosts, and {name} has no address to be reached at{came}",
-                                 *lines, FIX]))  # fmt: skip
+    raise LaunchError(
+        "\n".join([f"no network is common to all hosts, and {name} has no address to be reached at{came}", *lines, FIX])
+    )
 
 
 def _refuse_twins(hosts: Sequence[Host], chosen: Mapping[str, Address]) -> None:

@@ -38,6 +38,10 @@ def _ring(names: Sequence[str]) -> list[list[Pair]]:
 
 def slowest(measured: Mapping[str, Mapping[str, Mapping]]) -> Pair | None:
     """From and to of the lowest throughput; None where nothing was measured. `measured` as in `Check.throughput`."""
-    speeds = {(name, peer): path["speed"] for name, peers in measured.items() for peer, path in peers.items()
-              if "speed" in path}  # fmt: skip
+    speeds = {
+        (name, peer): path["speed"]
+        for name, peers in measured.items()
+        for peer, path in peers.items()
+        if "speed" in path
+    }
     return min(speeds, key=lambda pair: speeds[pair], default=None)

@@ -14,8 +14,22 @@ from launch.preflight import USER, Problem
 from launch.preflight.pairs import slowest
 
 UNKNOWN = "-"
-HEADINGS = ("#", "host", "address", "NIC", "Python", "dmltrain", "torch", "mxnet", "cores", "memory", "GPUs",
-            "disk free", "open files", "clock")  # fmt: skip
+HEADINGS = (
+    "#",
+    "host",
+    "address",
+    "NIC",
+    "Python",
+    "dmltrain",
+    "torch",
+    "mxnet",
+    "cores",
+    "memory",
+    "GPUs",
+    "disk free",
+    "open files",
+    "clock",
+)
 LEFT = {"host", "address", "NIC", "Python", "dmltrain", "torch", "mxnet", "GPUs"}  # the other columns are numbers
 
 
@@ -114,8 +128,9 @@ def throughput_table(check: Check) -> tuple[str, list[list[str]]] | None:
     return title + " (* the slowest)" * (len(check.hosts) > 2), _matrix(check, check.throughput, cell)
 
 
-def _matrix(check: Check, known: Mapping[str, Mapping[str, Mapping]], cell: Callable[[Host, Host, Mapping], str]
-            ) -> list[list[str]]:  # fmt: skip
+def _matrix(
+    check: Check, known: Mapping[str, Mapping[str, Mapping]], cell: Callable[[Host, Host, Mapping], str]
+) -> list[list[str]]:
     """A row for each host, and in it a column for each."""
     rows = [["#", "from", *(f"to {number}" for number in range(1, len(check.hosts) + 1))]]
     for number, host in enumerate(check.hosts, 1):
@@ -136,8 +151,10 @@ def _verdict(check: Check, width: int) -> list[str]:
     for problem in sorted(check.problems, key=lambda each: not each.fatal):
         kind = "error" if problem.fatal else "warning"
         host = f"{problem.host}: " if problem.host else ""
-        text += [f"{kind}: {host}{line}" if index == 0 else f"  {line}"
-                 for index, line in enumerate(problem.message.splitlines())]  # fmt: skip
+        text += [
+            f"{kind}: {host}{line}" if index == 0 else f"  {line}"
+            for index, line in enumerate(problem.message.splitlines())
+        ]
         text += [f"  fix: {problem.fix}"] if problem.fix else []
     errors = sum(each.fatal for each in check.problems)
     counts = f"{_count(errors, 'error')}, {_count(len(check.problems) - errors, 'warning')}"
@@ -154,8 +171,9 @@ def _count(number: int, noun: str) -> str:
 def _markdown(title: str, rows: Sequence[Sequence[str]], width: int) -> list[str]:
     cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    shown = ["| " + " | ".join(_aligned(rows, row, column, widths) for column in range(len(row))) + " |"
-             for row in cells]  # fmt: skip
+    shown = [
+        "| " + " | ".join(_aligned(rows, row, column, widths) for column in range(len(row))) + " |" for row in cells
+    ]
     rule = ["-" * size if _is_text(rows, column) else "-" * (size - 1) + ":" for column, size in enumerate(widths)]
     rule = [each.rjust(3, "-") for each in rule]
     return [f"## {title}", "", shown[0], "| " + " | ".join(rule) + " |", *shown[1:]]

@@ -22,8 +22,14 @@ from launch.preflight import Problem, network, pairs
 from launch.run.action import Action, Connect, Copy, Send
 from launch.run.event import Copied, Event
 
-WORDS = {"connect": "connecting", "copy": "copying", "probe": "being looked at", "bind": "choosing ports",
-         "reach": "trying the other hosts", "measure": "measuring the throughput"}  # fmt: skip
+WORDS = {
+    "connect": "connecting",
+    "copy": "copying",
+    "probe": "being looked at",
+    "bind": "choosing ports",
+    "reach": "trying the other hosts",
+    "measure": "measuring the throughput",
+}
 
 
 class Preparation:
@@ -43,8 +49,14 @@ class Preparation:
         self._scheduler, self._master = host_of(job, hosts, SCHEDULER), host_of(job, hosts, WORKER)
         several = len(self.hosts) > 1
         probes = job.over_network or check
-        steps = ["connect", "copy" * bool(job.copy_to), "probe" * probes, "bind", "reach" * several,
-                 "measure" * (several and check)]  # fmt: skip
+        steps = [
+            "connect",
+            "copy" * bool(job.copy_to),
+            "probe" * probes,
+            "bind",
+            "reach" * several,
+            "measure" * (several and check),
+        ]
         self._steps = [step for step in steps if step]
         self._waiting = set(self.hosts)
 

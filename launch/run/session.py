@@ -54,8 +54,15 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Session:
     """Runs one job to its end. `on_all_started` is called when every process has a pid; it may raise LaunchError."""
 
-    def __init__(self, supervisor: Supervisor, cluster: Cluster, output: Output, on_all_started: Callable[[], None],
-                 copier: Sync | None = None, trace: Callable[[Event], None] | None = None):  # fmt: skip
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        cluster: Cluster,
+        output: Output,
+        on_all_started: Callable[[], None],
+        copier: Sync | None = None,
+        trace: Callable[[Event], None] | None = None,
+    ):
         self.supervisor, self.cluster, self.output, self.on_all_started = supervisor, cluster, output, on_all_started
         self.copier, self.trace = copier, trace
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()  # whose put may interrupt itself

@@ -83,8 +83,14 @@ class Supervisor:
 
     @property
     def deadline(self) -> float:
-        return min(self._timeout_at, self._start_at, self._finish_at, self.verdict.together_at,
-                   self.verdict.suspect_at, self.ending.give_up_at)  # fmt: skip
+        return min(
+            self._timeout_at,
+            self._start_at,
+            self._finish_at,
+            self.verdict.together_at,
+            self.verdict.suspect_at,
+            self.ending.give_up_at,
+        )
 
     @property
     def exit_code(self) -> int:
@@ -235,8 +241,10 @@ class Supervisor:
         agent = self.preparation.agents.get(host)
         pid = f" (pid {agent.pid})" if agent else ""
         self.ending.replace(host, now)
-        return [Connect(host, again=True),
-                *self._fail(Cause(FAULT_CODE, f"the agent on {host}{pid} {event.reason}"), now)]  # fmt: skip
+        return [
+            Connect(host, again=True),
+            *self._fail(Cause(FAULT_CODE, f"the agent on {host}{pid} {event.reason}"), now),
+        ]
 
     def _interrupted(self, number: int, now: float) -> list[Action]:
         self.interrupted = True

@@ -138,8 +138,10 @@ class Sync:
             if not indices:
                 return
         names = ", ".join(shown(encoded(manifest.entries[index].path)) for index in list(indices)[:3])
-        raise LaunchError(f"{names}: changes again and again while it is copied to {host}; "
-                          f"wait until nothing writes there, or leave it out with --sync-exclude")
+        raise LaunchError(
+            f"{names}: changes again and again while it is copied to {host}; "
+            f"wait until nothing writes there, or leave it out with --sync-exclude"
+        )
 
     def _round(self, host: str, manifest: Manifest, write: Write) -> tuple[int, ...]:
         """Send what the agent wants; the files that did not come as announced."""

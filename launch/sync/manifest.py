@@ -46,6 +46,7 @@ class Entry:
     sha256: str = ""  # of a file's first `size` bytes, in hexadecimal
     target: str = ""  # of a link, as it is written there
 
+
 @dataclass(frozen=True)
 class Manifest:
     """What is to be copied from `folder` (absolute, links resolved); each folder's entry comes before what is in it."""
@@ -72,11 +73,14 @@ class Manifest:
                 still.append(index)
         return replace(self, entries=tuple(entries)), tuple(still)
 
+
 def encoded(path: str) -> bytes:
     return path.encode("utf-8", "surrogateescape")
 
+
 def decoded(path: bytes) -> str:
     return path.decode("utf-8", "surrogateescape")
+
 
 def manifest(
     folder: str | Path,
@@ -102,6 +106,7 @@ def manifest(
     with ThreadPoolExecutor(THREADS) as pool:
         entries = pool.map(complete, list(_walk(top, chain, out, notes)))
         return Manifest(top, tuple(entry for entry in entries if entry is not None), tuple(notes))
+
 
 def _walk(top: bytes, chain: Chain, out: set[bytes], notes: list[str]) -> Iterator[Entry]:
     """The entries below `top`, files with their names only; without recursion, as trees may be deep."""
@@ -133,6 +138,7 @@ def _walk(top: bytes, chain: Chain, out: set[bytes], notes: list[str]) -> Iterat
                 notes.append(f"{shown(encoded(path))} is not copied: it is a socket, a pipe or a device")
         pending += reversed(folders)
 
+
 def _listed(folder: bytes) -> list[os.DirEntry[bytes]] | None:
     """What the folder holds, by name; None when it has vanished."""
     try:
@@ -144,6 +150,7 @@ def _listed(folder: bytes) -> list[os.DirEntry[bytes]] | None:
     except OSError as error:
         raise unreadable(folder, error) from None
 
+
 def _link(where: bytes, path: str) -> Iterator[Entry]:
     try:
         yield Entry(path, LINK, mtime=os.lstat(where).st_mtime_ns, target=decoded(os.readlink(where)))
@@ -151,6 +158,7 @@ def _link(where: bytes, path: str) -> Iterator[Entry]:
         return
     except OSError as error:
         raise unreadable(where, error) from None
+
 
 def _file(where: bytes, path: str, known: Hashes, cancelled: Callable[[], bool] = lambda: False) -> Entry | None:
     """The file with its hash, of as many bytes as it had when it was opened; None when it is no file any more."""
@@ -169,6 +177,7 @@ def _file(where: bytes, path: str, known: Hashes, cancelled: Callable[[], bool] 
         known[key] = digest
     return Entry(path, FILE, stat.S_IMODE(found.st_mode) & 0o777, found.st_mtime_ns, size, digest)
 
+
 def _digest(descriptor: int, size: int, cancelled: Callable[[], bool]) -> tuple[int, str]:
     """How many bytes there are, at most `size`, and their SHA-256."""
     digest, got, buffer = hashlib.sha256(), 0, bytearray(min(READ_BYTES, max(size, 1)))
@@ -182,6 +191,7 @@ def _digest(descriptor: int, size: int, cancelled: Callable[[], bool]) -> tuple[
             digest.update(view[:count])
             got += count
     return got, digest.hexdigest()
+
 
 def opened(where: bytes) -> int | None:
     """A descriptor of the file; None when there is none, or something else has its name."""
@@ -197,6 +207,7 @@ def opened(where: bytes) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
+
 
 def unreadable(where: bytes, error: OSError) -> LaunchError:
     fix = "make it readable, or leave it out with --sync-exclude"

@@ -28,6 +28,8 @@ def read_record(path: Path) -> dict[str, Any]:
     version = record.get("format", 0)
     if not isinstance(version, int) or not 0 <= version <= FORMAT:
         by = (record.get("versions") or {}).get("dmltrain", "a newer version")
-        raise LaunchError(f"{path} has format {version}, and this dmltrain reads formats 0 to {FORMAT}: "
-                          f"use dmltrain {by}, which wrote it")
+        raise LaunchError(
+            f"{path} has format {version}, and this dmltrain reads formats 0 to {FORMAT}: "
+            f"use dmltrain {by}, which wrote it"
+        )
     return record

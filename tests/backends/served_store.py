@@ -27,11 +27,18 @@ class ServedStore(KVStore):
         for name, array in zip(key, value, strict=True):
             number = self._numbers[name] = len(self._numbers)
             self._sizes[name], self._clocks[name] = array.size, 0
-            declaration = {"key": number, "name": name, "dtype": array.dtype.name, "weight": True,
-                           "compression": {"type": "none"}, "slices": [[0, array.size]]}
+            declaration = {
+                "key": number,
+                "name": name,
+                "dtype": array.dtype.name,
+                "weight": True,
+                "compression": {"type": "none"},
+                "slices": [[0, array.size]],
+            }
             for worker in range(2):
-                self.core.declare(worker, declared({"type": self.type, "staleness": STALENESS[self.type],
-                                                    "keys": [declaration]}))
+                self.core.declare(
+                    worker, declared({"type": self.type, "staleness": STALENESS[self.type], "keys": [declaration]})
+                )
             self.core.initialise(0, number, 0, array)
 
     def buffers(self, keys):

@@ -25,8 +25,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:Depre
 ROOT = Path(__file__).parents[2]
 MLP = models.create("mlp", None, 10, (1, 8, 8))
 RESNET = models.create("resnet", 8, 10, (3, 16, 16))  # with batch norm
-DROPPING = layers.Network("dropping", layers.chain(layers.Flatten(), layers.Dropout(rate=0.5), layers.Dense("fc", 10)),
-                          (1, 8, 8), 10)
+DROPPING = layers.Network(
+    "dropping", layers.chain(layers.Flatten(), layers.Dropout(rate=0.5), layers.Dense("fc", 10)), (1, 8, 8), 10
+)
 
 
 def make(network=MLP, line="", state=None, kind="local") -> backend.MXNetTrainer:
@@ -123,8 +124,12 @@ def test_what_is_counted():
     logits = made._block(mx.nd.array(images)).asnumpy().astype(np.float64)
     chances = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     places = (-logits).argsort(1)
-    expected = (31, (places[:, 0] == labels).sum(), (places[:, :3] == labels[:, None]).sum(),
-                -np.log(chances[range(31), labels]).sum())
+    expected = (
+        31,
+        (places[:, 0] == labels).sum(),
+        (places[:, :3] == labels[:, None]).sum(),
+        -np.log(chances[range(31), labels]).sum(),
+    )
     assert made.take_sums().values() == pytest.approx(expected, rel=1e-5)
     assert made.take_sums().values() == (0, 0, 0, 0)
 
@@ -163,8 +168,13 @@ def test_bfloat16_where_the_processor_lacks_it_is_refused():
     """oneDNN is told to keep to AVX2."""
     program = "import sys; from dmltrain import fit; sys.exit(fit.main(prog='train'))"
     words = ["--backend", "mxnet", "--dtype", "bfloat16", "--kv-store", "local", "--num-epochs", "1"]
-    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=60,
-                          env={**os.environ, "DNNL_MAX_CPU_ISA": "AVX2", "PYTHONPATH": str(ROOT)})
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "DNNL_MAX_CPU_ISA": "AVX2", "PYTHONPATH": str(ROOT)},
+    )
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     assert "--dtype bfloat16: MXNet 1.9.1 cannot compute in it on cpu(0)" in done.stderr
 
@@ -212,9 +222,16 @@ def test_a_state_goes_on_exactly_through_its_file(line):
     assert resumed.digest() == whole.digest()
 
 
-@pytest.mark.parametrize("content", [
-    b"noise", pickle.dumps({"epoch": 1}), mxnet_state.encode([1]),
-    mxnet_state.encode({"a": np.zeros(3)}).replace(b"array:0", b"array:9")], ids=["noise", "pickle", "list", "lost"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"noise",
+        pickle.dumps({"epoch": 1}),
+        mxnet_state.encode([1]),
+        mxnet_state.encode({"a": np.zeros(3)}).replace(b"array:0", b"array:9"),
+    ],
+    ids=["noise", "pickle", "list", "lost"],
+)
 def test_what_is_no_checkpoint_is_refused(content):
     with pytest.raises(UserError, match="not a checkpoint"):
         mxnet_state.decode(content)
@@ -281,8 +298,10 @@ def test_mxnets_programs_read_what_is_written(trained, tmp_path):
 def test_weights_of_an_old_job_are_read(trained, tmp_path):
     """As MXNet's image-classification examples save them: Module, SoftmaxOutput, arg: and aux:."""
     symbol = mx.sym.SoftmaxOutput(trained._symbol, name="softmax")
-    weights, statistics = ({name: trained._arrays[name].list_data()[0] for name in names if name in trained._arrays}
-                           for names in (symbol.list_arguments(), symbol.list_auxiliary_states()))
+    weights, statistics = (
+        {name: trained._arrays[name].list_data()[0] for name in names if name in trained._arrays}
+        for names in (symbol.list_arguments(), symbol.list_auxiliary_states())
+    )
     mx.model.save_checkpoint(str(tmp_path / "old"), 7, symbol, weights, statistics)
     found = mxnet_state.weights_of(tmp_path / "old-0007.params")
     assert make(RESNET, state={"model": found}).digest() == trained.digest()
@@ -337,8 +356,11 @@ def test_a_local_store_sums_devices_and_steps_when_told_to(kind, tmp_path):
 
 def test_mistakes_with_a_local_store():
     store = kvstore.create("local", backend="mxnet")
-    for mistake in (lambda: store.push("x", mx.nd.zeros(1)), lambda: store.set_learning_rate(0.1),
-                    lambda: store.set_optimizer({"name": "lion"}),
-                    lambda: store.set_gradient_compression({"type": "2bit"})):
+    for mistake in (
+        lambda: store.push("x", mx.nd.zeros(1)),
+        lambda: store.set_learning_rate(0.1),
+        lambda: store.set_optimizer({"name": "lion"}),
+        lambda: store.set_gradient_compression({"type": "2bit"}),
+    ):
         with pytest.raises(UserError):
             mistake()

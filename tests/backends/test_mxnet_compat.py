@@ -19,18 +19,26 @@ LOAD = "from dmltrain.backends.mxnet import compat\ncompat.load()"
 # what an installed .pth does, in whichever interpreter runs the tests
 WITH_PTH = f"import site\nexec(open({str(PTH)!r}).read())\n"
 
-installed = pytest.mark.skipif(importlib.util.find_spec("mxnet") is None,
-                               reason="mxnet is not installed: pip install 'dmltrain[mxnet]'")
-pythons = pytest.mark.skipif(sys.version_info[:2] not in mxnet_compat.PYTHONS,
-                             reason="MXNet runs on Python 3.10 and 3.11, and so this is refused before anything else")
+installed = pytest.mark.skipif(
+    importlib.util.find_spec("mxnet") is None, reason="mxnet is not installed: pip install 'dmltrain[mxnet]'"
+)
+pythons = pytest.mark.skipif(
+    sys.version_info[:2] not in mxnet_compat.PYTHONS,
+    reason="MXNet runs on Python 3.10 and 3.11, and so this is refused before anything else",
+)
 
 
 def python(program: str, folder: Path | None = None, **environment: str) -> subprocess.CompletedProcess:
     """Runs `program`; modules in `folder` go before installed ones."""
     path = os.pathsep.join(str(each) for each in (folder, ROOT) if each)
     known = {name: value for name, value in os.environ.items() if not name.startswith("DMLC_")}
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100,
-                          env={**known, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment})
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**known, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment},
+    )
 
 
 def stand_in(folder: Path, name: str, text: str) -> Path:
@@ -41,8 +49,10 @@ def stand_in(folder: Path, name: str, text: str) -> Path:
 
 
 def refusal(folder: Path | None) -> str:
-    program = f"from dmltrain.errors import UserError\ntry:\n    {LOAD.replace(chr(10), chr(10) + '    ')}\n" \
-              "except UserError as error:\n    print(error)"
+    program = (
+        f"from dmltrain.errors import UserError\ntry:\n    {LOAD.replace(chr(10), chr(10) + '    ')}\n"
+        "except UserError as error:\n    print(error)"
+    )
     done = python(program, folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -121,11 +131,17 @@ def test_numpy_2(tmp_path):
 
 
 @pythons
-@pytest.mark.parametrize(("library", "cure"), [
-    ("libcudart.so.11.0", "needs CUDA 11.2, and libcudart.so.11.0 is not found: put CUDA 11.2's libraries on LD_LIB"),
-    ("libcudnn.so.8", "needs CUDA 11.2, and libcudnn.so.8"),
-    ("libfantasy.so.1", "MXNet's library cannot be loaded: libfantasy.so.1: cannot open shared object file"),
-])
+@pytest.mark.parametrize(
+    ("library", "cure"),
+    [
+        (
+            "libcudart.so.11.0",
+            "needs CUDA 11.2, and libcudart.so.11.0 is not found: put CUDA 11.2's libraries on LD_LIB",
+        ),
+        ("libcudnn.so.8", "needs CUDA 11.2, and libcudnn.so.8"),
+        ("libfantasy.so.1", "MXNet's library cannot be loaded: libfantasy.so.1: cannot open shared object file"),
+    ],
+)
 def test_a_library_that_the_loader_does_not_find(tmp_path, library, cure):
     stand_in(tmp_path, "mxnet", f"import ctypes\nctypes.CDLL({library!r})")
     said = refusal(tmp_path)

@@ -26,24 +26,38 @@ def end(how: str, role: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout.strip(), done.stderr.strip().splitlines()[-1:] and done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize(("how", "code", "said"), [
-    ("raise ValueError('wrong')", 1, "ValueError: wrong"),
-    ("sys.exit(7)", 7, []),
-    ("exit(7)", 7, []),
-    ("def main():\n    try: sys.exit(7)\n    except SystemExit as ending: raise\nmain()", 7, []),
-    ("def main():\n    try: sys.exit(3)\n    except SystemExit as first: sys.exit(first.code + 4)\nmain()", 7, []),
-    ("sys.exit('wrong')", 1, "wrong"),
-    ("import argparse; argparse.ArgumentParser(prog='x').parse_args(['-y'])", 2,
-     "x: error: unrecognized arguments: -y"),
-    ("sys.stdout.flush(); sys.stdout.close(); sys.exit(3)", 3, []),
-])
+@pytest.mark.parametrize(
+    ("how", "code", "said"),
+    [
+        ("raise ValueError('wrong')", 1, "ValueError: wrong"),
+        ("sys.exit(7)", 7, []),
+        ("exit(7)", 7, []),
+        ("def main():\n    try: sys.exit(7)\n    except SystemExit as ending: raise\nmain()", 7, []),
+        ("def main():\n    try: sys.exit(3)\n    except SystemExit as first: sys.exit(first.code + 4)\nmain()", 7, []),
+        ("sys.exit('wrong')", 1, "wrong"),
+        (
+            "import argparse; argparse.ArgumentParser(prog='x').parse_args(['-y'])",
+            2,
+            "x: error: unrecognized arguments: -y",
+        ),
+        ("sys.stdout.flush(); sys.stdout.close(); sys.exit(3)", 3, []),
+    ],
+)
 def test_a_worker_that_fails_leaves_at_once(how, code, said):
     assert end(how, "worker") == (code, "printed", said)
 
 
-@pytest.mark.parametrize("how", ["", "sys.exit()", "sys.exit(0)", "try: sys.exit(3)\nexcept SystemExit: sys.exit(0)",
-                                 "try: sys.exit(3)\nexcept SystemExit: pass",
-                                 "import threading\nthreading.Thread(target=sys.exit, args=[3]).start()"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "",
+        "sys.exit()",
+        "sys.exit(0)",
+        "try: sys.exit(3)\nexcept SystemExit: sys.exit(0)",
+        "try: sys.exit(3)\nexcept SystemExit: pass",
+        "import threading\nthreading.Thread(target=sys.exit, args=[3]).start()",
+    ],
+)
 def test_a_worker_that_ends_well_waits_for_all(how):
     assert end(how, "worker") == (0, "printed waits for all", [])
 

@@ -33,8 +33,9 @@ def test_a_killed_process_ends_the_job_and_is_named(start_job, victim):
     lost(job, victim)
     assert time.monotonic() - killed < 10.0
     assert job.processes[victim].wait(10) == -signal.SIGKILL
-    assert ("lost the scheduler" if victim == "scheduler-0" else f"{victim.replace('-', ' ')} on") in \
-        job.output("worker-0")
+    assert ("lost the scheduler" if victim == "scheduler-0" else f"{victim.replace('-', ' ')} on") in job.output(
+        "worker-0"
+    )
 
 
 @pytest.mark.parametrize("victim", ["worker-1", "server-0"])

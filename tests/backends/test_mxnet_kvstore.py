@@ -70,14 +70,17 @@ def test_optimizer_states_on_the_servers_are_saved_and_loaded(start_job, tmp_pat
     assert "one file for each server of the job that saved it" in job.output("worker-0")
 
 
-@pytest.mark.parametrize(("what", "message"), [
-    ("no-optimizer", "call set_optimizer first"),
-    ("custom-optimizer", "Mine cannot run on the servers, which have sgd"),
-    ("different-shapes", "all workers must train the same model"),
-    ("compression-after-init", "must be set before init"),
-    ("shape", "declared with the shape (3, 4), this array has (4, 3)"),
-    ("dtype", "takes float32, this value is float64"),
-])
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("no-optimizer", "call set_optimizer first"),
+        ("custom-optimizer", "Mine cannot run on the servers, which have sgd"),
+        ("different-shapes", "all workers must train the same model"),
+        ("compression-after-init", "must be set before init"),
+        ("shape", "declared with the shape (3, 4), this array has (4, 3)"),
+        ("dtype", "takes float32, this value is float64"),
+    ],
+)
 def test_a_mistake_is_an_error_at_the_worker_at_once(start_job, what, message):
     job = start_job(PROGRAM, "wrong", what)
     codes = job.wait()
@@ -112,9 +115,23 @@ def test_commands_survive_their_journey(kind, value):
     assert mxnet_command.decode(0, mxnet_command.encode(kind, value).encode()) == (kind, value)
 
 
-@pytest.mark.parametrize("body", [b"", b"\x80\x04", b"[]", b"{}", b'{"learning_rate": "1"}', b'{"learning_rate": true}',
-                                  b'{"learning_rate": NaN}', b'{"optimizer": 1}', b'{"os": {}}', b"[" * 100000,
-                                  b'{"optimizer": {}, "learning_rate": 1}', b'"optimizer"'])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\x80\x04",
+        b"[]",
+        b"{}",
+        b'{"learning_rate": "1"}',
+        b'{"learning_rate": true}',
+        b'{"learning_rate": NaN}',
+        b'{"optimizer": 1}',
+        b'{"os": {}}',
+        b"[" * 100000,
+        b'{"optimizer": {}, "learning_rate": 1}',
+        b'"optimizer"',
+    ],
+)
 def test_no_other_command_is_taken(body):
     with pytest.raises(mxnet_command.Refused):
         mxnet_command.decode(0, body)

@@ -9,8 +9,9 @@ from dmltrain.layers import AvgPool, BatchNorm, Conv, Dense, Dropout, Flatten, L
 from tests.backends.both import NETWORKS, difference, mx, mxnet_layers, np, random
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
-SMALL = Network("small", chain(Conv("conv", 4, kernel=3), BatchNorm("bn"), Relu(), Flatten(), Dense("fc", 3)),
-                (2, 6, 6), 3)  # fmt: skip
+SMALL = Network(
+    "small", chain(Conv("conv", 4, kernel=3), BatchNorm("bn"), Relu(), Flatten(), Dense("fc", 3)), (2, 6, 6), 3
+)
 
 
 def gradients(network, images, block):
@@ -64,10 +65,17 @@ def test_fixed_gammas_stay_ones():
     assert (after["bn_gamma"] == 1).all()
 
 
-@pytest.mark.parametrize(("kernel", "stride", "pad", "size"), [
-    (3, 2, 0, (10, 10)), (2, 2, 0, (7, 7)), (5, 3, 2, (9, 19)), (3, 2, 1, (28, 28)), (4, 2, (0, 1), (7, 9)),
-    (3, 2, 1, (7, 7)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kernel", "stride", "pad", "size"),
+    [
+        (3, 2, 0, (10, 10)),
+        (2, 2, 0, (7, 7)),
+        (5, 3, 2, (9, 19)),
+        (3, 2, 1, (28, 28)),
+        (4, 2, (0, 1), (7, 9)),
+        (3, 2, 1, (7, 7)),
+    ],
+)
 def test_overhanging_averages_have_the_right_gradient(kernel, stride, pad, size):
     """With oneDNN, which MXNet uses for float32, and against its own operators, which it uses for float64."""
     pool = AvgPool("pool", kernel=kernel, stride=stride, pad=pad, rounding="full")

@@ -40,8 +40,10 @@ def test_steps_are_those_of_mxnets_own_updater(name):
     np.testing.assert_allclose(found, expected, rtol=1e-5 if name == "lamb" else 0)  # MXNet's joins several keys
 
 
-@pytest.mark.parametrize("name, numbers, tolerance", [
-    ("sgd", {"momentum": 0.9}, 1e-6), ("adam", {}, 1e-5), ("adamw", {}, 1e-5), ("rmsprop", {"alpha": 0.9}, 1e-5)])
+@pytest.mark.parametrize(
+    "name, numbers, tolerance",
+    [("sgd", {"momentum": 0.9}, 1e-6), ("adam", {}, 1e-5), ("adamw", {}, 1e-5), ("rmsprop", {"alpha": 0.9}, 1e-5)],
+)
 def test_where_torchs_rule_is_the_same_the_steps_are(name, numbers, tolerance):
     """With a constant learning rate, and numbers far above epsilon."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -76,8 +78,10 @@ def test_loading_forgets_what_was_there():
     assert np.array_equal(stepped(updater).asnumpy(), stepped(Updater(spec("adam"))).asnumpy())
 
 
-@pytest.mark.parametrize("state, essentials", [
-    ({"3/0": np.zeros(5)}, ["key 3", "(5,)", "expected (7,)"]), ({"3/updates": np.array(4)}, ["key 3", "None"])])
+@pytest.mark.parametrize(
+    "state, essentials",
+    [({"3/0": np.zeros(5)}, ["key 3", "(5,)", "expected (7,)"]), ({"3/updates": np.array(4)}, ["key 3", "None"])],
+)
 def test_a_state_of_another_network_is_refused_at_the_keys_first_step(state, essentials):
     updater = Updater(spec("sgd"))
     updater.load(state)
@@ -94,8 +98,9 @@ def test_a_state_with_other_names_is_refused(name):
 
 
 def test_the_learning_rate_is_live_and_keys_have_multipliers():
-    updater = Updater({"name": "sgd", "lr": 0.1, "wd": 0.5,
-                       "keys": {"1": {"wd_mult": 0.0}, "2": {"lr_mult": 10.0, "wd_mult": 0.0}}})
+    updater = Updater(
+        {"name": "sgd", "lr": 0.1, "wd": 0.5, "keys": {"1": {"wd_mult": 0.0}, "2": {"lr_mult": 10.0, "wd_mult": 0.0}}}
+    )
     ones, found = [np.ones(7, np.float32)], []
     for key in (0, 1, 2):
         found.append(1 - stepped(updater, mx.nd.ones(7), ones, key).asnumpy()[0])
@@ -109,17 +114,20 @@ def test_only_weights_and_gammas_decay():
     assert mxnet_optimizer.key_numbers(names) == {"1": {"wd_mult": 0.0}, "3": {"wd_mult": 0.0}}
 
 
-@pytest.mark.parametrize("wrong, essentials", [
-    ({"name": "lion"}, ["'lion'", "sgd, nag", "adam"]),
-    ({}, ["unknown optimizer ''"]),
-    ({"name": "sgd", "beta1": 0.9}, ["sgd takes lr, momentum", "'beta1'"]),
-    ({"name": "sgd", "lr": "0.1"}, ["lr='0.1'", "number"]),
-    ({"name": "sgd", "wd": float("nan")}, ["wd=nan", "finite"]),
-    ({"name": "sgd", "momentum": [0.9]}, ["momentum=[0.9]"]),
-    ({"name": "sgd", "keys": {"a": {"wd_mult": 0.0}}}, ["keys", "'a'"]),
-    ({"name": "sgd", "keys": {"1": {"momentum": 0.0}}}, ["keys", "lr_mult, wd_mult"]),
-    ({"name": "sgd", "keys": {"1": 3}}, ["keys", "lr_mult, wd_mult"]),
-])
+@pytest.mark.parametrize(
+    "wrong, essentials",
+    [
+        ({"name": "lion"}, ["'lion'", "sgd, nag", "adam"]),
+        ({}, ["unknown optimizer ''"]),
+        ({"name": "sgd", "beta1": 0.9}, ["sgd takes lr, momentum", "'beta1'"]),
+        ({"name": "sgd", "lr": "0.1"}, ["lr='0.1'", "number"]),
+        ({"name": "sgd", "wd": float("nan")}, ["wd=nan", "finite"]),
+        ({"name": "sgd", "momentum": [0.9]}, ["momentum=[0.9]"]),
+        ({"name": "sgd", "keys": {"a": {"wd_mult": 0.0}}}, ["keys", "'a'"]),
+        ({"name": "sgd", "keys": {"1": {"momentum": 0.0}}}, ["keys", "lr_mult, wd_mult"]),
+        ({"name": "sgd", "keys": {"1": 3}}, ["keys", "lr_mult, wd_mult"]),
+    ],
+)
 def test_a_wrong_spec_says_what_is_valid(wrong, essentials):
     with pytest.raises(ValueError) as caught:
         make(wrong)

@@ -53,8 +53,12 @@ def test_steps_are_those_of_a_plain_loop():
         images, labels = batch(RESNET, seed=step)
         made.train_step(images, labels, total=20, learning_rate=0.05)
         sgd.zero_grad()
-        loss = torch.nn.functional.cross_entropy(module(torch.from_numpy(images)), torch.from_numpy(labels),
-                                                 reduction="sum") / 20
+        loss = (
+            torch.nn.functional.cross_entropy(
+                module(torch.from_numpy(images)), torch.from_numpy(labels), reduction="sum"
+            )
+            / 20
+        )
         loss.backward()
         for group in sgd.param_groups:
             group["lr"] = 0.05
@@ -93,7 +97,7 @@ def test_evaluation_counts_and_changes_nothing():
     digest = made.digest()
     images, labels = batch(RESNET, 40)
     for start in (0, 16, 32):
-        made.evaluate(images[start:start + 16], labels[start:start + 16])
+        made.evaluate(images[start : start + 16], labels[start : start + 16])
     sums = made.take_sums()
     assert sums.samples == 40 and sums.correct <= sums.correct_top_k <= 40 and sums.cross_entropy > 0
     assert made.digest() == digest

@@ -63,8 +63,9 @@ def plainly(kind, factors, steps=3, rate=0.05):
 def test_synchronous_steps_are_of_the_mean_or_the_sum(kind, average, factor, defer):
     """The workers' gradients are 1 and 2 times the same."""
     model = model_of()
-    optimizer = distribute(model, OPTIMIZERS[kind](model.parameters()), ServedStore(), average=average,
-                           update_on_kvstore=True, defer=defer)
+    optimizer = distribute(
+        model, OPTIMIZERS[kind](model.parameters()), ServedStore(), average=average, update_on_kvstore=True, defer=defer
+    )
     train(model, optimizer)
     optimizer.synchronize()
     torch.testing.assert_close(weights(model), plainly(kind, [factor]), rtol=1e-5, atol=1e-6)
@@ -93,8 +94,13 @@ def test_groups_keep_their_own_options_and_rates():
     plain, model = model_of(), model_of()
     store, stepped = ServedStore(), []
     for each in (plain, model):
-        inner = torch.optim.SGD([{"params": each[0].parameters(), "lr": 0.1, "momentum": 0.9},
-                                 {"params": each[2].parameters(), "lr": 0.01, "weight_decay": 0.5}], lr=9.0)
+        inner = torch.optim.SGD(
+            [
+                {"params": each[0].parameters(), "lr": 0.1, "momentum": 0.9},
+                {"params": each[2].parameters(), "lr": 0.01, "weight_decay": 0.5},
+            ],
+            lr=9.0,
+        )
         if each is model:
             inner = distribute(model, inner, store, average=False, update_on_kvstore=True)
         stepped.append(inner)

@@ -188,9 +188,14 @@ def test_every_read_of_a_weight_finds_it_finished(name):
 
 
 def test_weights_are_finished_for_those_who_ask_otherwise():
-    reads = {"model's state": lambda model, _: model.state_dict(), "state": lambda _, each: each.state_dict(),
-             "settle": lambda _, each: each.settle(), "momentum": lambda _, each: each.state,
-             "synchronize": lambda _, each: each.synchronize(), "zeros": lambda _, each: each.zero_grad(False)}
+    reads = {
+        "model's state": lambda model, _: model.state_dict(),
+        "state": lambda _, each: each.state_dict(),
+        "settle": lambda _, each: each.settle(),
+        "momentum": lambda _, each: each.state,
+        "synchronize": lambda _, each: each.synchronize(),
+        "zeros": lambda _, each: each.zero_grad(False),
+    }
     plain = sequential()
     expected = train_plainly(plain, OPTIMIZERS["sgd"](plain.parameters()))[:5]
     for name, read in reads.items():

@@ -18,8 +18,9 @@ def stepped(spec, *gradients, key=0, rate=-1.0, value=1.0):
     return values.tolist()
 
 
-@pytest.mark.parametrize("rescale, expected", [({}, 0.5), ({"rescale": 1.0}, 0.5), ({"rescale": 0.5}, 0.75),
-                                               ({"rescale": 2}, 0.0)])
+@pytest.mark.parametrize(
+    "rescale, expected", [({}, 0.5), ({"rescale": 1.0}, 0.5), ({"rescale": 0.5}, 0.75), ({"rescale": 2}, 0.0)]
+)
 def test_every_gradient_is_rescaled(rescale, expected):
     assert stepped({"name": "sgd", "lr": 0.5, **rescale}, 1.0) == [expected] * 3
 
@@ -91,14 +92,17 @@ def test_a_plain_optimizer_has_no_state():
     assert step.state() == {}
 
 
-@pytest.mark.parametrize("spec, message", [
-    ({"name": "sgdm"}, "unknown optimizer 'sgdm': servers have sgd, adam, adamw, adagrad, rmsprop"),
-    ({}, "unknown optimizer ''"),
-    ({"name": "sgd", "beta": 1}, "optimizer sgd takes lr, momentum, .*; not 'beta'"),
-    ({"name": "sgd", "lr": "fast"}, "optimizer option lr='fast': expected a number"),
-    ({"name": "sgd", "rescale": None}, "optimizer option rescale=None: expected a number"),
-    ({"name": "adam", "betas": [0.9, "x"]}, "optimizer option betas='x': expected a number"),
-])
+@pytest.mark.parametrize(
+    "spec, message",
+    [
+        ({"name": "sgdm"}, "unknown optimizer 'sgdm': servers have sgd, adam, adamw, adagrad, rmsprop"),
+        ({}, "unknown optimizer ''"),
+        ({"name": "sgd", "beta": 1}, "optimizer sgd takes lr, momentum, .*; not 'beta'"),
+        ({"name": "sgd", "lr": "fast"}, "optimizer option lr='fast': expected a number"),
+        ({"name": "sgd", "rescale": None}, "optimizer option rescale=None: expected a number"),
+        ({"name": "adam", "betas": [0.9, "x"]}, "optimizer option betas='x': expected a number"),
+    ],
+)
 def test_a_spec_that_makes_no_sense_is_refused_by_name(spec, message):
     with pytest.raises(ValueError, match=message):
         Step(spec, 0, np.ones(3, np.float32))
@@ -107,7 +111,8 @@ def test_a_spec_that_makes_no_sense_is_refused_by_name(spec, message):
 def test_lists_of_numbers_are_taken():
     """Betas come as a list through JSON."""
     assert stepped({"name": "adam", "lr": 0.1, "betas": [0.5, 0.5]}, 1.0, -1.0) != stepped(
-        {"name": "adam", "lr": 0.1}, 1.0, -1.0)
+        {"name": "adam", "lr": 0.1}, 1.0, -1.0
+    )
 
 
 def test_a_spec_is_json_and_makes_the_steps_of_its_optimizer():

@@ -12,8 +12,13 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 def run(name: str, *arguments: str, timeout: float = 120, **environ: str) -> subprocess.CompletedProcess[str]:
     """benchmarks/`name` with these arguments, and `environ` added to its environment."""
-    return subprocess.run([sys.executable, str(BENCHMARKS / name), *arguments], capture_output=True, text=True,
-                          timeout=timeout, env=os.environ | environ)
+    return subprocess.run(
+        [sys.executable, str(BENCHMARKS / name), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=os.environ | environ,
+    )
 
 
 def benchmark_module(name: str) -> ModuleType:

@@ -12,8 +12,20 @@ def test_both_backends_have_their_figures(tmp_path):
     for framework in ("torch", "mxnet"):
         if importlib.util.find_spec(framework) is None:
             pytest.skip(f"{framework} is not installed")
-    done = run("backends.py", "--cases", "LeNet, local", "--num-examples", "256", "--epochs", "2",
-               "--log-dir", str(tmp_path / "logs"), "--format", "json", timeout=200)
+    done = run(
+        "backends.py",
+        "--cases",
+        "LeNet, local",
+        "--num-examples",
+        "256",
+        "--epochs",
+        "2",
+        "--log-dir",
+        str(tmp_path / "logs"),
+        "--format",
+        "json",
+        timeout=200,
+    )
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)["cases"]["LeNet, local"]
     assert set(results) == {"torch", "mxnet"}

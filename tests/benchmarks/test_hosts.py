@@ -15,8 +15,20 @@ pytest.importorskip("torch", reason="the benchmark's workers need torch")
 pytestmark = pytest.mark.alone
 
 MARK = secrets.token_hex(8)
-TINY = ["--hosts", "3", "--workers-per-host", "2", "--megabytes", "1.2", "--repeats", "1", "--steps", "2",
-        "--iperf-seconds", "1"]
+TINY = [
+    "--hosts",
+    "3",
+    "--workers-per-host",
+    "2",
+    "--megabytes",
+    "1.2",
+    "--repeats",
+    "1",
+    "--steps",
+    "2",
+    "--iperf-seconds",
+    "1",
+]
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +36,18 @@ def result() -> dict:
     lacking = benchmark_module("contest.bed").missing()
     if lacking:
         pytest.skip(f"no five-host benchmark: it needs {lacking}")
-    done = run("hosts.py", "--format", "json", "--rate", "100mbit", "--systems", "dmltrain", *TINY, timeout=250,
-               HOSTS_TEST_MARK=MARK)
+    done = run(
+        "hosts.py",
+        "--format",
+        "json",
+        "--rate",
+        "100mbit",
+        "--systems",
+        "dmltrain",
+        *TINY,
+        timeout=250,
+        HOSTS_TEST_MARK=MARK,
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -55,17 +77,26 @@ def test_the_table_has_a_line_for_each_system(result: dict):
 
 
 def test_nothing_is_left(result: dict):
-    marked = [process.info for process in psutil.process_iter(["environ", "cmdline"])
-              if (process.info["environ"] or {}).get("HOSTS_TEST_MARK") == MARK]
+    marked = [
+        process.info
+        for process in psutil.process_iter(["environ", "cmdline"])
+        if (process.info["environ"] or {}).get("HOSTS_TEST_MARK") == MARK
+    ]
     assert not marked
     beds = {int(found[1]) for found in map(re.compile(r"testbed-benchmark(\d+)-").match, namespaces()) if found}
     assert not [pid for pid in beds if not psutil.pid_exists(pid)]  # those of benchmarks that run are theirs
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    (["--gc-type", "none,zip"], "'zip': choose of none, bf16"), (["--systems", "horovod"], "mxnet, dmltrain"),
-    (["--hosts", "1"], "2 to 250"),
-    (["--host-sum", "no"], "choose of auto, off"), (["--megabytes", "0"], "more than 0")])
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--gc-type", "none,zip"], "'zip': choose of none, bf16"),
+        (["--systems", "horovod"], "mxnet, dmltrain"),
+        (["--hosts", "1"], "2 to 250"),
+        (["--host-sum", "no"], "choose of auto, off"),
+        (["--megabytes", "0"], "more than 0"),
+    ],
+)
 def test_usage_errors(arguments: list[str], said: str):
     done = run("hosts.py", *arguments)
     assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
@@ -76,8 +107,10 @@ def test_doubtful_times_are_called_so():
     quiet = {"label": "x", "other_cores": 0.05, "idle_cores": 0.0}
     steady = [[100.0, 102.0], [101.0, 101.0]]
     assert report.doubts({"goodput_of_each_turn": steady, "contests": [quiet]}) == []
-    assert "others took 0.50" in report.doubts({"goodput_of_each_turn": steady,
-                                                "contests": [quiet | {"other_cores": 0.5}]})[0]
+    assert (
+        "others took 0.50"
+        in report.doubts({"goodput_of_each_turn": steady, "contests": [quiet | {"other_cores": 0.5}]})[0]
+    )
     assert "out of turn" in report.doubts({"goodput_of_each_turn": steady, "contests": [quiet | {"idle_cores": 1}]})[0]
     assert "goodput" in report.doubts({"goodput_of_each_turn": [[100.0], [90.0]], "contests": [quiet]})[0]
 
@@ -113,8 +146,10 @@ def judged(codec: str, results, workers: int = 3) -> None:
 def test_a_two_bit_codec_with_error_feedback_passes_and_one_that_forgets_does_not():
     workload, lossy = benchmark_module("contest.workload"), benchmark_module("contest.lossy")
     threshold = lossy.parameters("2bit-threshold", 3)["threshold"]
-    workers, servers = [[TwoBit(threshold) for _ in range(3)] for _ in range(2)], [TwoBit(3 * threshold), TwoBit(
-        3 * threshold)]
+    workers, servers = (
+        [[TwoBit(threshold) for _ in range(3)] for _ in range(2)],
+        [TwoBit(3 * threshold), TwoBit(3 * threshold)],
+    )
 
     def feedback(key: int, pushes: list[np.ndarray]) -> np.ndarray:
         return servers[key](sum(code(push) for code, push in zip(workers[key], pushes, strict=True)))

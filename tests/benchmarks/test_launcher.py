@@ -16,8 +16,9 @@ def result() -> dict:
     lacking = missing()
     if lacking:
         pytest.skip(f"no test bed: it needs {lacking}")
-    done = run("launcher.py", "--format", "json", "--repeats", "1", "--seconds", "1", "--ways", "ssh", "local",
-               timeout=250)
+    done = run(
+        "launcher.py", "--format", "json", "--repeats", "1", "--seconds", "1", "--ways", "ssh", "local", timeout=250
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

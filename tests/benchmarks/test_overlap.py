@@ -9,8 +9,22 @@ from tests.benchmarks.as_a_user import benchmark_module, run
 
 
 def test_steps_with_compute_are_held_against_steps_without():
-    done = run("overlap.py", "--loopback", "--hosts", "2", "--megabytes", "0.4", "--compute", "0.3", "--repeats", "2",
-               "--steps", "2", "--format", "json")
+    done = run(
+        "overlap.py",
+        "--loopback",
+        "--hosts",
+        "2",
+        "--megabytes",
+        "0.4",
+        "--compute",
+        "0.3",
+        "--repeats",
+        "2",
+        "--steps",
+        "2",
+        "--format",
+        "json",
+    )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["compute_seconds"] == 0.3 and result["step_seconds"]["min"] > 0.3 - 1e-9
@@ -20,8 +34,9 @@ def test_steps_with_compute_are_held_against_steps_without():
 
 def test_exposed_is_what_a_step_takes_beyond_its_compute_in_communications():
     overlap = benchmark_module("overlap")
-    team = SimpleNamespace(blocks=[SimpleNamespace(seconds=seconds, other_cores=0.0)
-                                   for seconds in (2.0, 2.3, 2.0, 2.7, 1.0, 2.1)])
+    team = SimpleNamespace(
+        blocks=[SimpleNamespace(seconds=seconds, other_cores=0.0) for seconds in (2.0, 2.3, 2.0, 2.7, 1.0, 2.1)]
+    )
     result = overlap.report(team, 2.0, {})
     assert result["exposed_share_of_each_turn"] == pytest.approx([0.15, 0.35, 0.1])
     assert result["exposed_share"] == pytest.approx(0.15)
@@ -32,8 +47,10 @@ def test_each_key_is_computed_once_the_classifier_last():
     assert sorted(order) == list(range(100)) and order[0] == 0 and order[-2:] == [98, 99]
 
 
-@pytest.mark.parametrize(("arguments", "said"), [(["--hosts", "1"], "2 to 250"), (["--compute", "0"], "more than 0"),
-                                                 (["--gc-type", "zip"], "zip")])
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["--hosts", "1"], "2 to 250"), (["--compute", "0"], "more than 0"), (["--gc-type", "zip"], "zip")],
+)
 def test_usage_errors(arguments: list[str], said: str):
     done = run("overlap.py", *arguments)
     assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr

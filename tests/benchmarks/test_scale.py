@@ -12,8 +12,23 @@ from tests.benchmarks.as_a_user import benchmark_module, run
 def test_a_tiny_cell_has_its_figures_and_its_picture(tmp_path):
     pytest.importorskip("matplotlib")
     picture = tmp_path / "scale.svg"
-    done = run("scale.py", "--workers", "2", "--servers", "1", "--keys", "3", "--megabytes", "0.03", "--repeats", "1",
-               "--format", "json", "--plot", str(picture))
+    done = run(
+        "scale.py",
+        "--workers",
+        "2",
+        "--servers",
+        "1",
+        "--keys",
+        "3",
+        "--megabytes",
+        "0.03",
+        "--repeats",
+        "1",
+        "--format",
+        "json",
+        "--plot",
+        str(picture),
+    )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     (entry,) = result["cells"]
@@ -28,9 +43,16 @@ def test_a_tiny_cell_has_its_figures_and_its_picture(tmp_path):
     assert labels >= {"workers", "servers", "keys", "model, MB", "ms a step", "bound", "time"}
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    (["--keys", "10,x"], "'10,x'"), (["--workers", "0"], "above 0"), (["--megabytes", "nan"], "above 0"),
-    (["--repeats", "0"], "at least 1"), (["--transport", "udp"], "udp")])
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--keys", "10,x"], "'10,x'"),
+        (["--workers", "0"], "above 0"),
+        (["--megabytes", "nan"], "above 0"),
+        (["--repeats", "0"], "at least 1"),
+        (["--transport", "udp"], "udp"),
+    ],
+)
 def test_usage_errors(arguments: list[str], said: str, capsys):
     with pytest.raises(SystemExit) as ended:
         benchmark_module("scale").parse(arguments)
@@ -40,8 +62,15 @@ def test_usage_errors(arguments: list[str], said: str, capsys):
 def test_a_picture_that_cannot_be_written_is_said_so(tmp_path):
     pytest.importorskip("matplotlib")
     plot = benchmark_module("tables.scale_plot")
-    entry = {"workers": 2, "servers": 1, "keys": 1, "megabytes": 1.0, "seconds": {"median": 1.0}, "bound_seconds": 1.0,
-             "slices_alone": {"seconds": 1.0}}
+    entry = {
+        "workers": 2,
+        "servers": 1,
+        "keys": 1,
+        "megabytes": 1.0,
+        "seconds": {"median": 1.0},
+        "bound_seconds": 1.0,
+        "slices_alone": {"seconds": 1.0},
+    }
     for path, said in ((tmp_path / "none" / "scale.svg", "No such file"), (tmp_path / "scale.xyz", "xyz")):
         with pytest.raises(plot.PlotFailed, match=said):
             plot.save([entry], str(path))
@@ -53,7 +82,9 @@ def test_cells_are_the_base_and_one_axis_at_a_time():
     assert found[0] == cells.Cell(2, 1, 100, 100.0) and len(found) == len(set(found)) == 1 + 3 + 2 + 2 + 3
     assert len(cells.cells_of(cells.AXES, full=True)) == 4 * 3 * 3 * 4
     assert cells.cells_of({"workers": (3,), "servers": (1, 2), "keys": (7,), "megabytes": (5.0,)}, full=False) == [
-        cells.Cell(3, 1, 7, 5.0), cells.Cell(3, 2, 7, 5.0)]
+        cells.Cell(3, 1, 7, 5.0),
+        cells.Cell(3, 2, 7, 5.0),
+    ]
 
 
 def test_a_twin_has_as_many_slices_and_next_to_no_bytes():
@@ -86,8 +117,7 @@ def test_what_slices_cost_is_told_apart_from_what_a_step_costs():
     assert [entry["share_of_bound"] for entry in result["cells"]] == pytest.approx([0.75, 0.375])  # 1.5 ms of both
     fixed = result["fixed_cost"]
     assert fixed["step"]["seconds"] == pytest.approx(2e-3)
-    assert fixed["slice"] == pytest.approx(
-        {"seconds": 1e-3, "worker_cpu_seconds": 1e-4, "server_cpu_seconds": 2e-4})
+    assert fixed["slice"] == pytest.approx({"seconds": 1e-3, "worker_cpu_seconds": 1e-4, "server_cpu_seconds": 2e-4})
     (line,) = report.explanations(result)  # of the one below half of the bound
     assert "100 keys" in line and "100 slices take 102 of 4.0 ms" in line
     assert "3 processes on 2 cores: their CPU time takes 15 ms" in line

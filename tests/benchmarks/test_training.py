@@ -31,8 +31,24 @@ def _by_shape(parameters):
 
 
 def test_it_runs(tmp_path):
-    done = run("training.py", "--networks", "resnet-20", "--turns", "1", "--seconds", "0.1", "--batch-size", "8",
-               "--num-examples", "4000", "--threads", "1", "--format", "json", timeout=250)
+    done = run(
+        "training.py",
+        "--networks",
+        "resnet-20",
+        "--turns",
+        "1",
+        "--seconds",
+        "0.1",
+        "--batch-size",
+        "8",
+        "--num-examples",
+        "4000",
+        "--threads",
+        "1",
+        "--format",
+        "json",
+        timeout=250,
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["networks"]["resnet-20"]
     assert set(found["images_per_second"]) == {"plain", "local", "dist_sync"}

@@ -60,8 +60,13 @@ FAULTS = {
     "link": Expected(125, SILENT, OTHERS),
     "healing link": Expected(0),
     "launcher killed": Expected(-9, last=""),
-    "launcher cut off": Expected(125, SILENT.replace("{host}", "h[123]").replace("{pid}", r"\d+"), NOBODY, NOBODY_YET,
-                                 r"h3 .*the agent did not start: it was lost with its connection \(.*timed out\)"),
+    "launcher cut off": Expected(
+        125,
+        SILENT.replace("{host}", "h[123]").replace("{pid}", r"\d+"),
+        NOBODY,
+        NOBODY_YET,
+        r"h3 .*the agent did not start: it was lost with its connection \(.*timed out\)",
+    ),
     "Ctrl-C": Expected(130, "the launcher got SIGINT", last_before=SOON),
 }
 # what comes of a fault of h3 while its agent is being started
@@ -79,10 +84,9 @@ SILENCING = {"host", "link", "launcher cut off"}  # the launcher waits before it
 WAYS = {
     "paramiko": ("", ()),
     "system": ("ssh", ("--ssh", "system")),
-    "mpi": ("mpirun.openmpi", ("--launcher", "mpi", "--mpirun", "mpirun.openmpi",
-                               "--mpirun-args=--allow-run-as-root")),
+    "mpi": ("mpirun.openmpi", ("--launcher", "mpi", "--mpirun", "mpirun.openmpi", "--mpirun-args=--allow-run-as-root")),
     "mpich": ("mpirun.mpich", ("--launcher", "mpi", "--mpirun", "mpirun.mpich")),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -133,10 +137,15 @@ SSH = ("paramiko", "system")
 # 14 to 15 s later (README.md): too near to END_SECONDS to be tried beside others on few cores.
 OVER_SSH_ONLY = {"session", "sshd", "launcher cut off"}
 ALL_CELLS = [
-    *(Cell(fault, phase, way, host)
-      for fault in FAULTS for phase in PHASES for way in WAYS if way in SSH or fault not in OVER_SSH_ONLY
-      for host in ("h2", *ELSEWHERE.get((fault, phase), ()))),
+    *(
+        Cell(fault, phase, way, host)
+        for fault in FAULTS
+        for phase in PHASES
+        for way in WAYS
+        if way in SSH or fault not in OVER_SSH_ONLY
+        for host in ("h2", *ELSEWHERE.get((fault, phase), ()))
+    ),
     *(Cell(fault, "before", way, "h3") for fault in CONNECTING for way in SSH),
-]  # fmt: skip
+]
 # those that wait longest come first, so that the end of them all is not theirs alone
 CELLS = sorted(ALL_CELLS, key=lambda cell: cell.fault not in SILENCING)

@@ -28,8 +28,10 @@ FAULTS = {
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog=str(PROGRAM), description="Hosts on one machine, with sshd and shaped links. "
-                                  "Needs root. See docs/testbed.md.")
+    top = argparse.ArgumentParser(
+        prog=str(PROGRAM),
+        description="Hosts on one machine, with sshd and shaped links. Needs root. See docs/testbed.md.",
+    )
     top.add_argument("--name", default="default", help="of the test bed: several may be up at once (default: default)")
     commands = top.add_subparsers(dest="do", required=True, metavar="COMMAND")
     up = commands.add_parser("up", help="have the hosts up and whole; what is not given stays as it was")
@@ -80,7 +82,7 @@ def invitation(bed: Testbed, settings: Settings) -> str:
     count, testbed = settings.hosts, f"{python} {os.path.relpath(CHECKOUT / PROGRAM)}{name}"
     launch = f"{testbed} exec {LOGIN} {launcher} -n {count} -s {count} -H {bed.hosts_file}"
     program = f"{os.path.relpath(CHECKOUT / 'examples/train_digits.py')} --kv-store dist_sync"
-    return f"""Up: h1 ({bed.address('h1')}) to h{count} ({bed.address(f'h{count}')}), each with sshd and a link of \
+    return f"""Up: h1 ({bed.address("h1")}) to h{count} ({bed.address(f"h{count}")}), each with sshd and a link of \
 {settings.rate}, and {LOGIN}.
 
 Train on all of them, over SSH and over mpirun:

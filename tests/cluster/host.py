@@ -33,8 +33,12 @@ def mounts(layout: Layout, host: str, settings: Settings) -> list[list[str]]:
     commands = [command for folder in outermost for command in private_mounts(layout, host, settings, folder)]
     commands.append(["mount", "-t", "proc", "proc", "/proc"])
     dot_ssh = ssh_files.dot_ssh()
-    binds = {str(dot_ssh): f"{layout.folder}/ssh", "/etc/hosts": f"{layout.folder}/etc-hosts",
-             "/etc/hostname": f"{own}/hostname", str(dot_ssh.with_name(".bashrc")): "/dev/null"}
+    binds = {
+        str(dot_ssh): f"{layout.folder}/ssh",
+        "/etc/hosts": f"{layout.folder}/etc-hosts",
+        "/etc/hostname": f"{own}/hostname",
+        str(dot_ssh.with_name(".bashrc")): "/dev/null",
+    }
     return commands + [["mount", "--bind", what, place] for place, what in binds.items() if Path(place).exists()]
 
 
@@ -57,15 +61,17 @@ def boot_script(layout: Layout, host: str, settings: Settings) -> str:
     """What the host's PID 1 does, for sh. Until it is mounted anew, /proc says its pid as the machine sees it."""
     own = layout.own(host)
     commands = [["hostname", host], *mounts(layout, host, settings), ssh_files.start_command(layout, host)]
-    return "\n".join([
-        "set -eu",
-        "read -r pid rest < /proc/self/stat",
-        *(shlex.join(command) for command in commands),
-        f"while [ ! -s {own}/sshd.pid ]; do sleep 0.01; done",
-        f"echo $pid > {own}/pid.new; mv {own}/pid.new {own}/pid",
-        "cd /",
-        "exec env --ignore-signal=CHLD sleep infinity",
-    ])
+    return "\n".join(
+        [
+            "set -eu",
+            "read -r pid rest < /proc/self/stat",
+            *(shlex.join(command) for command in commands),
+            f"while [ ! -s {own}/sshd.pid ]; do sleep 0.01; done",
+            f"echo $pid > {own}/pid.new; mv {own}/pid.new {own}/pid",
+            "cd /",
+            "exec env --ignore-signal=CHLD sleep infinity",
+        ]
+    )
 
 
 def boot(layout: Layout, host: str, settings: Settings) -> subprocess.Popen[bytes]:
@@ -81,11 +87,18 @@ def boot(layout: Layout, host: str, settings: Settings) -> subprocess.Popen[byte
     with open(own / "console.log", "wb") as console:  # `ip netns exec` shows the namespace's own devices in /sys
         return subprocess.Popen(
             ["ip", "netns", "exec", namespace, *UNSHARE, "sh", "-c", boot_script(layout, host, settings)],
-            stdin=subprocess.DEVNULL, stdout=console, stderr=console, env=ENVIRONMENT, cwd="/", start_new_session=True)
+            stdin=subprocess.DEVNULL,
+            stdout=console,
+            stderr=console,
+            env=ENVIRONMENT,
+            cwd="/",
+            start_new_session=True,
+        )
 
 
 def wait_booted(layout: Layout, host: str, booting: subprocess.Popen[bytes]) -> None:
     """Until the host's sshd listens; TestbedError with what the host said when it does not come to that."""
+
     def said() -> str:
         return f"{host} boots; it said: {(layout.own(host) / 'console.log').read_text().strip() or 'nothing'}"
 
@@ -150,6 +163,7 @@ def command(layout: Layout, host: str, argv: list[str]) -> list[str]:
 
 def freeze(layout: Layout, host: str) -> None:
     """Stop every process; and look again, as one may have had a child meanwhile."""
+
     def stopped() -> bool:
         running = [process for process in everything(layout, host) if process.state not in processes.STOPPED]
         for process in running:

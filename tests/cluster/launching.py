@@ -51,15 +51,17 @@ class Result:
 class Launched:
     """A launcher on `login`, which works in `folder` and writes its logs to `folder`/`logs`."""
 
-    def __init__(self, testbed: Testbed, folder: Path, arguments: Sequence[object], environment: Mapping[str, str],
-                 logs: str):  # fmt: skip
+    def __init__(
+        self, testbed: Testbed, folder: Path, arguments: Sequence[object], environment: Mapping[str, str], logs: str
+    ):
         self.testbed, self.logs = testbed, folder / logs
         self._out, self._err = folder / f"{logs}.out", folder / f"{logs}.err"
         self.began = time.monotonic()
         argv = [sys.executable, "-m", "launch.cli", *map(str, arguments)]
         with self._out.open("wb") as out, self._err.open("wb") as err:
-            self.process = testbed.start(LOGIN, argv, cwd=folder, env=environment, stdin=subprocess.DEVNULL,
-                                         stdout=out, stderr=err)  # fmt: skip
+            self.process = testbed.start(
+                LOGIN, argv, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+            )
 
     @property
     def record(self) -> dict:
@@ -80,11 +82,14 @@ class Launched:
 
     def wait_for_words(self, word: str, *names: str) -> None:
         """Until each of these processes has printed `word`."""
+
         def printed() -> bool:
             missing = [name for name in names if word not in self.log(name)]
             if missing and self.process.poll() is not None:
-                pytest.fail(f"{missing} never printed {word}; the launcher exited with {self.process.returncode}, "
-                            f"having said {self.err}")  # fmt: skip
+                pytest.fail(
+                    f"{missing} never printed {word}; the launcher exited with {self.process.returncode}, "
+                    f"having said {self.err}"
+                )
             return not missing
 
         try:
@@ -132,6 +137,7 @@ class Front:
 
     def wait_idle(self) -> None:
         """Until no host has a process any more."""
+
         def running() -> list[str]:
             return [f"{host}: {each}" for host in self.testbed.hosts for each in self.testbed.processes(host)]
 

@@ -30,8 +30,12 @@ def make_switch(layout: Layout) -> None:
     if layout.switch not in namespaces():
         run("ip", "netns", "add", layout.switch)
     if BRIDGE not in ports(layout):
-        ip(layout.switch, "link set lo up", f"link add {BRIDGE} {BRIDGE_TYPE}",
-           f"link set {BRIDGE} addrgenmode none up")
+        ip(
+            layout.switch,
+            "link set lo up",
+            f"link add {BRIDGE} {BRIDGE_TYPE}",
+            f"link set {BRIDGE} addrgenmode none up",
+        )
 
 
 def plug_in(layout: Layout, host: str) -> None:
@@ -41,11 +45,18 @@ def plug_in(layout: Layout, host: str) -> None:
     namespace may not change its default to one that the machine does not list as allowed.
     """
     own = layout.namespace(host)
-    ip(layout.switch, f"link add {host} type veth peer name eth0 address {mac(host)} netns {own}",
-       f"link set {host} addrgenmode none up master {BRIDGE}")
-    ip(own, "link set lo up", "link set eth0 addrgenmode none up",
-       f"address add {address(host)}/24 broadcast + dev eth0 noprefixroute",
-       f"route add {NETWORK}.0/24 dev eth0 proto kernel scope link src {address(host)} congctl cubic")
+    ip(
+        layout.switch,
+        f"link add {host} type veth peer name eth0 address {mac(host)} netns {own}",
+        f"link set {host} addrgenmode none up master {BRIDGE}",
+    )
+    ip(
+        own,
+        "link set lo up",
+        "link set eth0 addrgenmode none up",
+        f"address add {address(host)}/24 broadcast + dev eth0 noprefixroute",
+        f"route add {NETWORK}.0/24 dev eth0 proto kernel scope link src {address(host)} congctl cubic",
+    )
 
 
 def shape(layout: Layout, host: str, rate: str) -> None:
@@ -81,8 +92,12 @@ def cut_off(layout: Layout, hosts: list[str]) -> None:
     """These hosts reach each other and nobody else."""
     there = ports(layout)
     island = next(f"{ISLAND}{number}" for number in range(len(there) + 1) if f"{ISLAND}{number}" not in there)
-    ip(layout.switch, f"link add {island} {BRIDGE_TYPE}", f"link set {island} addrgenmode none up",
-       *(f"link set {host} master {island}" for host in hosts if host in there))
+    ip(
+        layout.switch,
+        f"link add {island} {BRIDGE_TYPE}",
+        f"link set {island} addrgenmode none up",
+        *(f"link set {host} master {island}" for host in hosts if host in there),
+    )
 
 
 def pull(layout: Layout, host: str) -> None:

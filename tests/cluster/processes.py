@@ -65,8 +65,12 @@ def strings(block: bytes) -> tuple[str, ...]:
 
 def shown(process: Process, secret: str, environment: bool) -> list[str]:
     """Where /proc shows `secret`: command line, name, names of open files, and the environment if asked for."""
-    places = {"command line": process.argv, "name": [process.name], "open files": open_files(process.pid),
-              "environment": process.environment if environment else ()}
+    places = {
+        "command line": process.argv,
+        "name": [process.name],
+        "open files": open_files(process.pid),
+        "environment": process.environment if environment else (),
+    }
     return [f"{place} of {process}" for place, texts in places.items() if any(secret in text for text in texts)]
 
 
@@ -98,6 +102,7 @@ def wait(condition: Callable[[], Any], what: Callable[[], str]) -> None:
 
 def kill(living: Callable[[], list[Process]], whose: str) -> None:
     """Kill what `living()` lists until it lists nothing."""
+
     def gone() -> bool:
         left = living()
         for process in left:

@@ -8,8 +8,15 @@ import subprocess
 
 from tests.cluster.command import ENVIRONMENT
 
-TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "mount": "mount", "ssh": "openssh-client",
-         "ssh-keygen": "openssh-client", "sshd": "openssh-server"}  # and their Debian packages
+TOOLS = {
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "unshare": "util-linux",
+    "mount": "mount",
+    "ssh": "openssh-client",
+    "ssh-keygen": "openssh-client",
+    "sshd": "openssh-server",
+}  # and their Debian packages
 
 
 def missing(user: int | None = None, path: str = ENVIRONMENT["PATH"]) -> str:

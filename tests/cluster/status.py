@@ -25,16 +25,24 @@ class Status:
         return (self.state, self.link, self.sshd) == ("alive", "up", True)
 
     def __str__(self) -> str:
-        return (f"{self.host:5} {self.address:11}  {self.state:6}  link {self.link:9}  "
-                f"{'sshd' if self.sshd else 'no sshd':7}  {self.processes} processes")
+        return (
+            f"{self.host:5} {self.address:11}  {self.state:6}  link {self.link:9}  "
+            f"{'sshd' if self.sshd else 'no sshd':7}  {self.processes} processes"
+        )
 
 
 def status(layout: Layout, name: str) -> Status:
     pid = host.pid_1(layout, name)
     init = processes.read(pid) if pid else None
     state = "dead" if init is None else "frozen" if init.state in processes.STOPPED else "alive"
-    return Status(name, address(name), state, network.link_state(layout, name),
-                  sshd.listener(layout, name) is not None, len(guests(layout, name)))
+    return Status(
+        name,
+        address(name),
+        state,
+        network.link_state(layout, name),
+        sshd.listener(layout, name) is not None,
+        len(guests(layout, name)),
+    )
 
 
 def guests(layout: Layout, name: str) -> list[Process]:

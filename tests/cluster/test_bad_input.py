@@ -44,8 +44,9 @@ class Bad(Front):
         path.chmod(mode)
         return path
 
-    def refused(self, code: int, words: list[str], *arguments: object, seconds: float = QUICK,
-                env: dict[str, str] | None = None) -> Result:  # fmt: skip
+    def refused(
+        self, code: int, words: list[str], *arguments: object, seconds: float = QUICK, env: dict[str, str] | None = None
+    ) -> Result:
         """Launch with `arguments`, which ends within `seconds` with `code` and with `words` on standard error."""
         before = self.files()
         done = self.run(*arguments, env=env)
@@ -69,8 +70,12 @@ class Bad(Front):
 
     def nothing_left(self) -> None:
         def left() -> list[str]:
-            return [f"{host}: {each}" for host in self.testbed.hosts for each in self.testbed.processes(host)
-                    if each.state not in "Tt"]  # fmt: skip  a frozen host's own
+            return [
+                f"{host}: {each}"
+                for host in self.testbed.hosts
+                for each in self.testbed.processes(host)
+                if each.state not in "Tt"
+            ]  # a frozen host's own
 
         end = time.monotonic() + GONE_SECONDS
         while left() and time.monotonic() < end:
@@ -115,38 +120,71 @@ MISTAKES: dict[str, tuple[dict[str, str | bytes], list[object], list[str]]] = {
     "hosts file of comments": ({"hosts": "# h1\n\n"}, ["-n", 2, "-H", "hosts"], ["hosts: no host is named"]),
     "hosts file that is a folder": ({}, ["-n", 2, "-H", "."], [". is a folder", EXAMPLE]),
     "binary hosts file": ({"hosts": b"h1\nh2 \x7fELF\0\n"}, ["-n", 2, "-H", "hosts"], ["hosts:2: binary", EXAMPLE]),
-    "hosts file in another encoding": ({"hosts": b"h1\n# gr\xfcn\n"}, ["-n", 2, "-H", "hosts"],
-                                       ["hosts:2: byte 0xfc is not UTF-8", EXAMPLE]),
-    "unknown attribute": ({"hosts": "h1\n\nh2 slot=2\n"}, ["-n", 2, "-H", "hosts"],
-                          ["hosts:3: unknown attribute 'slot'", "is it slots?"]),
+    "hosts file in another encoding": (
+        {"hosts": b"h1\n# gr\xfcn\n"},
+        ["-n", 2, "-H", "hosts"],
+        ["hosts:2: byte 0xfc is not UTF-8", EXAMPLE],
+    ),
+    "unknown attribute": (
+        {"hosts": "h1\n\nh2 slot=2\n"},
+        ["-n", 2, "-H", "hosts"],
+        ["hosts:3: unknown attribute 'slot'", "is it slots?"],
+    ),
     "wrong value": ({"hosts": "h1 slots=two\n"}, ["-n", 2, "-H", "hosts"], ["hosts:1: slots=two", "1 or more"]),
-    "duplicate host": ({"hosts": "h1\nh2\nh1\n"}, ["-n", 2, "-H", "hosts"],
-                       ["hosts:3: h1 is there already at hosts:1", "slots="]),
+    "duplicate host": (
+        {"hosts": "h1\nh2\nh1\n"},
+        ["-n", 2, "-H", "hosts"],
+        ["hosts:3: h1 is there already at hosts:1", "slots="],
+    ),
     "duplicate in --hosts": ({}, ["-n", 2, "--hosts", "h1,h1"], ["--hosts: h1 is named twice", "h1:2"]),
     "--hosts with a gap": ({}, ["-n", 2, "--hosts", "h1,,h2"], ["--hosts h1,,h2: a name is missing"]),
     "two lists": ({"hosts": "h1\n"}, ["-n", 1, "-H", "hosts", "--hosts", "h1"], ["-H and --hosts", "one of them"]),
-    "--include of nobody": ({}, ["-n", 2, "--hosts", "h1,h2", "--include", "h7"],
-                            ["--include h7: no host has such a name", "h1, h2"]),
-    "--exclude of everybody": ({}, ["-n", 2, "--hosts", "h1,h2", "--exclude", "h*"],
-                               ["--exclude h*: no host is left of h1, h2"]),
+    "--include of nobody": (
+        {},
+        ["-n", 2, "--hosts", "h1,h2", "--include", "h7"],
+        ["--include h7: no host has such a name", "h1, h2"],
+    ),
+    "--exclude of everybody": (
+        {},
+        ["-n", 2, "--hosts", "h1,h2", "--exclude", "h*"],
+        ["--exclude h*: no host is left of h1, h2"],
+    ),
     "-n 0": ({}, ["-n", 0, "--hosts", "h1"], ["-n is 0", "1 or more"]),
     "no -n": ({}, ["--hosts", "h1"], ["-n/--num-workers is missing", "-n 2 -s 2 train.py"]),
-    "more servers than slots": ({"hosts": "h1 slots=2\nh2 slots=2\n"}, ["-n", 2, "-s", 6, "-H", "hosts"],
-                                ["-s 6: the hosts have slots for 4 servers: h1 2, h2 2", "slots= more, or fewer"]),
-    "more workers than slots": ({}, ["-n", 6, "-s", 2, "--hosts", "h1:2,h2:3"],
-                                ["-n 6: the hosts have slots for 5 workers: h1 2, h2 3", "slots= more, or fewer"]),
-    "hosts for --launcher local": ({"hosts": "h1\n"}, ["--launcher", "local", "-n", 1, "-H", "hosts"],
-                                   ["--launcher local", "(hosts)", "leave --launcher out, or say --launcher ssh"]),
+    "more servers than slots": (
+        {"hosts": "h1 slots=2\nh2 slots=2\n"},
+        ["-n", 2, "-s", 6, "-H", "hosts"],
+        ["-s 6: the hosts have slots for 4 servers: h1 2, h2 2", "slots= more, or fewer"],
+    ),
+    "more workers than slots": (
+        {},
+        ["-n", 6, "-s", 2, "--hosts", "h1:2,h2:3"],
+        ["-n 6: the hosts have slots for 5 workers: h1 2, h2 3", "slots= more, or fewer"],
+    ),
+    "hosts for --launcher local": (
+        {"hosts": "h1\n"},
+        ["--launcher", "local", "-n", 1, "-H", "hosts"],
+        ["--launcher local", "(hosts)", "leave --launcher out, or say --launcher ssh"],
+    ),
     "ssh without hosts": ({}, ["--launcher", "ssh", "-n", 1], ["which hosts?", "-H FILE", "--hosts a,b"]),
-    "user for mpirun": ({"hosts": "h1\nanna@h2\n"}, ["--launcher", "mpi", "-n", 2, "-H", "hosts"],
-                        ["hosts:2: mpirun takes no user", "~/.ssh/config", "Host h2", "User anna"]),
-    "port for mpirun": ({"hosts": "h1:2222\n"}, ["--launcher", "mpi", "-n", 2, "-H", "hosts"],
-                        ["hosts:1: mpirun takes no user and no port for h1", "Host h1", "Port 2222"]),
+    "user for mpirun": (
+        {"hosts": "h1\nanna@h2\n"},
+        ["--launcher", "mpi", "-n", 2, "-H", "hosts"],
+        ["hosts:2: mpirun takes no user", "~/.ssh/config", "Host h2", "User anna"],
+    ),
+    "port for mpirun": (
+        {"hosts": "h1:2222\n"},
+        ["--launcher", "mpi", "-n", 2, "-H", "hosts"],
+        ["hosts:1: mpirun takes no user and no port for h1", "Host h1", "Port 2222"],
+    ),
     "relative --sync-dst-dir": ({}, [*ALL, "--sync-dst-dir", "copy"], ["--sync-dst-dir", "'copy'", "from / or ~/ on"]),
-    "unknown option in --config": ({"job.yaml": "num-workers: 2\nhosts: h1,h2\nnum-server: 3\n"},
-                                   ["--config", "job.yaml"], ["job.yaml:3: unknown option num-server", "num-servers?"]),
+    "unknown option in --config": (
+        {"job.yaml": "num-workers: 2\nhosts: h1,h2\nnum-server: 3\n"},
+        ["--config", "job.yaml"],
+        ["job.yaml:3: unknown option num-server", "num-servers?"],
+    ),
     "no such key": ({}, [*ALL, "--identity", "absent"], ["the key absent does not exist"]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MISTAKES)
@@ -166,10 +204,15 @@ def test_every_host_that_is_down_or_refuses_or_has_no_name_is_told(bad: Bad, ssh
     bad.testbed.kill("h3")
     bad.testbed.kill_sshd("h4")
     bad.file("hosts", "h1\nnowhere.invalid\nh2\nh3\nh4\n")
-    words = ["nowhere.invalid (hosts:2): ", "correct the name in the hosts file",
-             "h3 (hosts:4): ", "is the host up and on this network?",
-             "h4 (hosts:5): ", "port 22: Connection refused; is sshd running there",
-             "never reached: nowhere.invalid, h3, h4"]  # fmt: skip
+    words = [
+        "nowhere.invalid (hosts:2): ",
+        "correct the name in the hosts file",
+        "h3 (hosts:4): ",
+        "is the host up and on this network?",
+        "h4 (hosts:5): ",
+        "port 22: Connection refused; is sshd running there",
+        "never reached: nowhere.invalid, h3, h4",
+    ]
     arguments = ["-n", 5, "-s", 0, "-H", "hosts", "--ssh", ssh, "--connect-timeout", PATIENCE, bad.program]
     done = bad.refused(USER, words, *arguments, seconds=PATIENCE + QUICK)
     assert "h1 (hosts" not in done.err and "h2 (hosts" not in done.err, "these are well"
@@ -273,8 +316,14 @@ def test_a_key_that_no_host_takes_is_told_for_every_host(bad: Bad, ssh: str):
 def test_a_changed_host_key_is_refused_whatever_is_asked_for(bad: Bad, ssh: str):
     old = fingerprint(bad.testbed, "h2")
     bad.testbed.change_host_key("h2")
-    words = ["h2 (--hosts): its host key has changed", fingerprint(bad.testbed, "h2"), old, "/.ssh/known_hosts:",
-             "ssh-keygen -f ", "10.99.0.2"]  # fmt: skip
+    words = [
+        "h2 (--hosts): its host key has changed",
+        fingerprint(bad.testbed, "h2"),
+        old,
+        "/.ssh/known_hosts:",
+        "ssh-keygen -f ",
+        "10.99.0.2",
+    ]
     done = bad.refused(USER, words, *ALL, "--ssh", ssh, "--accept-new-host-keys", bad.program)
     assert "h1 (--hosts)" not in done.err and "h3 (--hosts)" not in done.err
 
@@ -312,9 +361,13 @@ def test_a_host_without_the_python_it_is_said_to_have_is_named(bad: Bad, ssh: st
     two = bad.file("old/python2", "#!/bin/sh\necho Unknown option: -I >&2\nexit 2\n", 0o755)
     plain = bad.file("old/plain", "", 0o644)
     bad.file("hosts", f"h1 python=/opt/none/python3\nh2 python={old}\nh3 python={two}\nh4 python={plain}\nh5\n")
-    words = ["h1 (hosts:1): there is no /opt/none/python3 there", f"h2 (hosts:2): {old} there is Python 3.6, too old",
-             f"h3 (hosts:3): {two} there is Python 2, too old", f"h4 (hosts:4): {plain} there cannot be executed",
-             "install Python 3.8 or later there, or say where it is with python=PATH in the hosts file"]  # fmt: skip
+    words = [
+        "h1 (hosts:1): there is no /opt/none/python3 there",
+        f"h2 (hosts:2): {old} there is Python 3.6, too old",
+        f"h3 (hosts:3): {two} there is Python 2, too old",
+        f"h4 (hosts:4): {plain} there cannot be executed",
+        "install Python 3.8 or later there, or say where it is with python=PATH in the hosts file",
+    ]
     done = bad.refused(USER, words, "-n", 5, "-s", 0, "-H", "hosts", "--ssh", ssh, bad.program)
     assert "h5 (hosts" not in done.err
 
@@ -381,8 +434,11 @@ def test_a_wrong_clock_and_unlike_versions_are_warnings(bad: Bad):
 
 def test_a_working_directory_that_a_host_lacks_is_named(bad: Bad):
     bad.file("hosts", "h1\nh2 workdir=/data/none\nh3\nh4 workdir=/data/no\n")
-    words = [f"{host}: the working directory {path} does not exist; copy it there with --sync-dst-dir DIR, or name "
-             "another with workdir=" for host, path in (("h2", "/data/none"), ("h4", "/data/no"))]  # fmt: skip
+    words = [
+        f"{host}: the working directory {path} does not exist; copy it there with --sync-dst-dir DIR, or name "
+        "another with workdir="
+        for host, path in (("h2", "/data/none"), ("h4", "/data/no"))
+    ]
     bad.refused(NOT_FOUND, words, "-n", 4, "-s", 0, "-H", "hosts", bad.program)
 
 
@@ -390,8 +446,10 @@ def test_a_script_that_two_hosts_lack_is_named_with_them(bad: Bad, rebooted: Cal
     for host in ("h2", "h3"):
         rebooted(host)
         on(bad.testbed, host, "mount", "-t", "tmpfs", "tmpfs", bad.folder)
-    words = [f"{host}: script program.py not found (working directory {bad.folder}); copy it there with --sync-dst-dir"
-             for host in ("h2", "h3")]  # fmt: skip
+    words = [
+        f"{host}: script program.py not found (working directory {bad.folder}); copy it there with --sync-dst-dir"
+        for host in ("h2", "h3")
+    ]
     done = bad.refused(NOT_FOUND, words, *ALL, "program.py")
     assert "h1: " not in done.err
 
@@ -444,8 +502,10 @@ def test_a_copy_to_where_nothing_can_be_written_is_refused(bad: Bad, rebooted: C
 
 
 def test_an_address_that_hosts_do_not_have_is_told_with_those_that_they_have(bad: Bad):
-    for option, value, what in (("--interface", "eth7", "no address of that interface on"),
-                                ("--subnet", "192.0.2.0/24", "no address in it on")):  # fmt: skip
+    for option, value, what in (
+        ("--interface", "eth7", "no address of that interface on"),
+        ("--subnet", "192.0.2.0/24", "no address in it on"),
+    ):
         words = [f"{option} {value}: {what} h{n}, which has 10.99.0.{n}/24 on eth0" for n in (1, 2, 3)]
         bad.refused(USER, [*words, "addr="], *ALL, option, value, bad.program)
     bad.file("hosts", "h1\nh2 addr=192.0.2.1\n")
@@ -484,8 +544,12 @@ def test_mpiruns_own_cure_for_root_is_passed_on_and_works(bad: Bad):
     where = [*way("open-mpi", "h1,h2"), "-n", 2, "-s", 0]
     environment = dict.fromkeys(ROOT_MAY_RUN_MPI, "0")
     fix = "--mpirun-args=--allow-run-as-root"
-    words = ["h1, h2 were not reached: mpirun exited with 1", "has detected an attempt to run as root", fix,
-             "OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"]  # fmt: skip
+    words = [
+        "h1, h2 were not reached: mpirun exited with 1",
+        "has detected an attempt to run as root",
+        fix,
+        "OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+    ]
     done = bad.refused(USER, words, *where, bad.program, env=environment)
     assert done.err.count("an attempt to run as root") == 1, "once, not for every host"
     assert bad.run(*where, fix, bad.program, env=environment).code == 0

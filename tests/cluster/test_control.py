@@ -43,7 +43,8 @@ def test_check_names_what_each_host_lacks(testbed: Testbed, front: Front):
     assert done.code in (2, 125), done
     rows = {cells[1]: cells for cells in cells_of(done.out) if len(cells) > 8}  # the table of hosts
     assert {host: rows[host][2] for host in ("h1", "h3", "h5")} == {
-        host: testbed.address(host) for host in ("h1", "h3", "h5")}  # fmt: skip
+        host: testbed.address(host) for host in ("h1", "h3", "h5")
+    }
     errors = [line for line in done.out.splitlines() if "error: " in line]
     assert [line.split("error: ")[1][:2] for line in errors if "/no/such/folder" in line] == ["h2"], done
     assert [line for line in errors if "error: h4" in line], done
@@ -111,8 +112,10 @@ def test_ps_lists_every_process(testbed: Testbed, front: Front, name: str):
     done = front.ask("--ps", "logs")
     assert done.code == 0, done
     rows = [line.split()[:5] for line in done.out.splitlines() if line.startswith("h")]
-    expected = [[row["host"], row["role"], str(row["rank"]), str(row["pid"]), "sleeping"]
-                for row in launched.record["processes"]]  # fmt: skip
+    expected = [
+        [row["host"], row["role"], str(row["rank"]), str(row["pid"]), "sleeping"]
+        for row in launched.record["processes"]
+    ]
     assert sorted(row for row in rows if row[1] != "agent") == sorted(expected)
     assert sorted(row[0] for row in rows if row[1] == "agent") == ["h1", "h2"]
     launched.process.send_signal(signal.SIGINT)
@@ -186,9 +189,11 @@ def test_logs_of_a_running_job_are_shown_and_followed(testbed: Testbed, front: F
 
 
 def test_a_job_that_fails_once_is_started_again(testbed: Testbed, front: Front):
-    program = "import os, sys\nagain = os.environ['DMLTRAIN_RESTART']\nprint('attempt', again)\n" \
-              "sys.exit(9 if (os.environ['DMLC_ROLE'], os.environ.get('DMLC_WORKER_ID'), again) == " \
-              "('worker', '1', '0') else 0)\n"
+    program = (
+        "import os, sys\nagain = os.environ['DMLTRAIN_RESTART']\nprint('attempt', again)\n"
+        "sys.exit(9 if (os.environ['DMLC_ROLE'], os.environ.get('DMLC_WORKER_ID'), again) == "
+        "('worker', '1', '0') else 0)\n"
+    )
     launched = front.start("--hosts", "h1,h2", "-n", 2, "-s", 1, "--max-restarts", 2, front.script(program).name)
     done = launched.wait()
     assert done.code == 0 and "restart 1 of 2" in done.err and "restart 2" not in done.err, done
@@ -241,8 +246,12 @@ def test_timeout_ends_the_job_with_all_stacks_in_the_logs(testbed: Testbed, fron
 
 # -- where things run --------------------------------------------------------------------------------------------------
 
-SAY = ["sh", "-c", 'echo "$DMLC_ROLE-$DMLC_TASK_ID" "$(hostname)" "$PWD" "gpus=$CUDA_VISIBLE_DEVICES" "note=$NOTE" '
-                   '"$DMLC_NODE_HOST" "$DMLC_INTERFACE" "$DMLC_PS_ROOT_URI"']  # fmt: skip
+SAY = [
+    "sh",
+    "-c",
+    'echo "$DMLC_ROLE-$DMLC_TASK_ID" "$(hostname)" "$PWD" "gpus=$CUDA_VISIBLE_DEVICES" "note=$NOTE" '
+    '"$DMLC_NODE_HOST" "$DMLC_INTERFACE" "$DMLC_PS_ROOT_URI"',
+]
 
 
 def said(launched: Launched) -> dict[str, list[str]]:
@@ -261,18 +270,32 @@ def hosts_of(launched: Launched) -> dict[str, str]:
     ("options", "expected"),
     [
         (["--hosts", "h1:1,h2:2", "-n", 3, "-s", 0], {"worker-0": "h1", "worker-1": "h2", "worker-2": "h2"}),
-        (["-H", "hosts", "--include", "h[2-4]", "--exclude", "h3", "-n", 2, "-s", 0],
-         {"worker-0": "h2", "worker-1": "h4"}),
-        (["-WH", "workers", "-SH", "servers", "-n", 2, "-s", 2],
-         {"scheduler-0": "h1", "server-0": "h1", "server-1": "h2", "worker-0": "h3", "worker-1": "h4"}),
-        (["-H", "hosts", "--placement", "pack", "-n", 3, "-s", 1],
-         {"scheduler-0": "h1", "server-0": "h1", "worker-0": "h1", "worker-1": "h1", "worker-2": "h2"}),
-        (["-H", "hosts", "--placement", "dedicated", "-n", 3, "-s", 2],
-         {"scheduler-0": "h4", "server-0": "h4", "server-1": "h5", "worker-0": "h1", "worker-1": "h2",
-          "worker-2": "h3"}),
+        (
+            ["-H", "hosts", "--include", "h[2-4]", "--exclude", "h3", "-n", 2, "-s", 0],
+            {"worker-0": "h2", "worker-1": "h4"},
+        ),
+        (
+            ["-WH", "workers", "-SH", "servers", "-n", 2, "-s", 2],
+            {"scheduler-0": "h1", "server-0": "h1", "server-1": "h2", "worker-0": "h3", "worker-1": "h4"},
+        ),
+        (
+            ["-H", "hosts", "--placement", "pack", "-n", 3, "-s", 1],
+            {"scheduler-0": "h1", "server-0": "h1", "worker-0": "h1", "worker-1": "h1", "worker-2": "h2"},
+        ),
+        (
+            ["-H", "hosts", "--placement", "dedicated", "-n", 3, "-s", 2],
+            {
+                "scheduler-0": "h4",
+                "server-0": "h4",
+                "server-1": "h5",
+                "worker-0": "h1",
+                "worker-1": "h2",
+                "worker-2": "h3",
+            },
+        ),
     ],
     ids=["slots", "include", "roles", "pack", "dedicated"],
-)  # fmt: skip
+)
 def test_processes_run_where_the_options_say(testbed: Testbed, front: Front, options: list, expected: dict):
     (front.folder / "hosts").write_text("h[1-5] slots=2\n")
     (front.folder / "workers").write_text("h3\nh4\n")
@@ -339,10 +362,15 @@ def test_the_working_directory_is_copied_to_hosts_that_do_not_see_it(testbed: Te
     project = front.folder / "project"
     for name, text in {
         "train.py": "import model, os\nfound = sorted(os.listdir('.'))\n"
-                    "print(model.NAME, os.getcwd(), found, open('data/a b').read())",
-        "model.py": "NAME = 'net'\n", ".gitignore": "*.ckpt\n/out/\n", "old.ckpt": "x", "out/big": "x",
-        "data/a b": "ñ", "notes.txt": "left out by --sync-exclude", ".git/config": "x",
-    }.items():  # fmt: skip
+        "print(model.NAME, os.getcwd(), found, open('data/a b').read())",
+        "model.py": "NAME = 'net'\n",
+        ".gitignore": "*.ckpt\n/out/\n",
+        "old.ckpt": "x",
+        "out/big": "x",
+        "data/a b": "ñ",
+        "notes.txt": "left out by --sync-exclude",
+        ".git/config": "x",
+    }.items():
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text(text)
     front.folder = project
@@ -404,8 +432,11 @@ def test_endless_output_costs_the_launcher_no_memory(testbed: Testbed, front: Fr
     launched = front.start(*way(name, "h[1-5]"), "-n", 5, "-s", 0, "sh", "-c", f"exec yes {line}")
     logs = [launched.logs / f"worker-{rank}.log" for rank in range(5)]
     try:
-        wait_for(lambda: all(log.exists() and log.stat().st_size > 10e6 for log in logs),
-                 f"10 MB of output of each; {launched.err}", 120)  # fmt: skip
+        wait_for(
+            lambda: all(log.exists() and log.stat().st_size > 10e6 for log in logs),
+            f"10 MB of output of each; {launched.err}",
+            120,
+        )
         pid = testbed.command_pid(launched.process)
         most = int(re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())[1])
     finally:

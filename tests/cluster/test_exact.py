@@ -15,8 +15,20 @@ from tests.cluster.testbed import Testbed
 
 HOSTS = "h[1-5]"
 WORKERS = 5
-TRAINING = ["--network", "resnet", "--num-layers", 8, "--num-epochs", 1, "--batch-size", 100,
-            "--seed", 7, "--kv-store", "dist_sync"]  # fmt: skip
+TRAINING = [
+    "--network",
+    "resnet",
+    "--num-layers",
+    8,
+    "--num-epochs",
+    1,
+    "--batch-size",
+    100,
+    "--seed",
+    7,
+    "--kv-store",
+    "dist_sync",
+]
 
 
 def train(testbed: Testbed, folder: Path, name: str, data: Path, samples: int) -> dict:
@@ -25,8 +37,16 @@ def train(testbed: Testbed, folder: Path, name: str, data: Path, samples: int) -
     folder.mkdir()
     front = Front(testbed, folder)
     options = [*way(name, HOSTS), "-n", WORKERS, "-s", 5, "--quiet", "--env", "OMP_NUM_THREADS=1"]
-    program = [ROOT / "examples" / "train_cifar10.py", "--data-dir", data, "--model-prefix", "model",
-               "--num-examples", samples, *TRAINING]  # fmt: skip
+    program = [
+        ROOT / "examples" / "train_cifar10.py",
+        "--data-dir",
+        data,
+        "--model-prefix",
+        "model",
+        "--num-examples",
+        samples,
+        *TRAINING,
+    ]
     launched = front.start(*options, *program)
     done = launched.wait(250)
     assert done.code == 0, done
@@ -55,8 +75,9 @@ def data(real_data: Path) -> Path:
 
 @pytest.mark.parametrize("samples", [2_000, pytest.param(10_000, marks=pytest.mark.thorough)])
 @pytest.mark.timeout(800)
-def test_hosts_and_mpirun_train_the_same_weights_as_one_machine(testbed: Testbed, tmp_path: Path, data: Path,
-                                                                samples: int):
+def test_hosts_and_mpirun_train_the_same_weights_as_one_machine(
+    testbed: Testbed, tmp_path: Path, data: Path, samples: int
+):
     import torch
 
     ways = ["local", "ssh", "open-mpi"]

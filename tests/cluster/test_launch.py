@@ -11,10 +11,50 @@ import pytest
 from tests.cluster.launching import WAYS, Front, way
 from tests.cluster.testbed import Testbed
 
-WORDS = ["", " ", "two words", " spaces around ", "it's", '"quoted"', "'\"", "$HOME", "${HOME}", "$(id)", "`id`", "$",
-         ";", "a;b", "; exit 3", "line\nbreak", "\n", "\r\n", "\ttab", "\\", "\\n", "*", "?", "~", "#", "&", "&&", "|",
-         ">x", "(", "{a,b}", "!x", "%s", "=", "a=b", "-n", "--", "--help", "-", "grün ñ 漢字 🙂", "\udcff\udc80",
-         "x" * 100_000]  # fmt: skip
+WORDS = [
+    "",
+    " ",
+    "two words",
+    " spaces around ",
+    "it's",
+    '"quoted"',
+    "'\"",
+    "$HOME",
+    "${HOME}",
+    "$(id)",
+    "`id`",
+    "$",
+    ";",
+    "a;b",
+    "; exit 3",
+    "line\nbreak",
+    "\n",
+    "\r\n",
+    "\ttab",
+    "\\",
+    "\\n",
+    "*",
+    "?",
+    "~",
+    "#",
+    "&",
+    "&&",
+    "|",
+    ">x",
+    "(",
+    "{a,b}",
+    "!x",
+    "%s",
+    "=",
+    "a=b",
+    "-n",
+    "--",
+    "--help",
+    "-",
+    "grün ñ 漢字 🙂",
+    "\udcff\udc80",
+    "x" * 100_000,
+]
 VALUES = [word for word in WORDS if word != "x" * 100_000]
 PROGRAM = """
 import json, os, sys
@@ -27,7 +67,7 @@ with open(place + ".json", "w") as file:
 
 @pytest.mark.parametrize("name", WAYS)
 def test_arguments_and_environment_arrive_unchanged(testbed: Testbed, tmp_path: Path, name: str):
-    folder = tmp_path / "it's $HOME; a \"folder\" ñ"
+    folder = tmp_path / 'it\'s $HOME; a "folder" ñ'
     folder.mkdir()
     front = Front(testbed, folder)
     script = front.script(PROGRAM, "a program.py").name
@@ -63,8 +103,10 @@ def test_sixty_processes_on_one_host_take_one_login(testbed: Testbed, tmp_path: 
     done = front.run(*way(name, "h1"), "-n", 30, "-s", 29, "sh", "-c", "echo $DMLC_ROLE:$DMLC_TASK_ID")
     assert done.code == 0, done
     said = sorted(path.read_text().strip() for path in (tmp_path / "logs").glob("*.log"))
-    assert said == sorted(["scheduler:0"] + [f"{role}:{rank}" for role, count in (("server", 29), ("worker", 30))
-                                             for rank in range(count)])  # fmt: skip
+    assert said == sorted(
+        ["scheduler:0"]
+        + [f"{role}:{rank}" for role, count in (("server", 29), ("worker", 30)) for rank in range(count)]
+    )
     assert testbed.logins("h1") - before == 1
 
 

@@ -59,8 +59,13 @@ def test_no_secret_is_seen_while_a_job_runs_or_after_it(testbed: Testbed, tmp_pa
     assert len([each for each in machine() if of_job(each) and has(each, PART)]) == 4  # so the looking itself works
     assert not [place for secret in hidden for process in machine() for place in shown(process, secret, False)]
     # in the environment of the job's own processes, of the launcher, and of what that starts beside it
-    strangers = [str(each) for host in testbed.hosts if host != LOGIN for each in testbed.processes(host)
-                 if (has(each, PART) or has(each, PASSWORD)) and not of_job(each)]
+    strangers = [
+        str(each)
+        for host in testbed.hosts
+        if host != LOGIN
+        for each in testbed.processes(host)
+        if (has(each, PART) or has(each, PASSWORD)) and not of_job(each)
+    ]
     assert not strangers
     assert not [str(each) for each in machine() if has(each, key)]
 

@@ -21,8 +21,9 @@ from tests.launch.conftest import wait_for
 
 def test_a_command_has_the_callers_environment_folder_and_files(login: OnHost, tmp_path: Path):
     environment = {**os.environ, "MARK": "a b;$c\n'ü"}
-    done = login.run(["sh", "-c", 'printf %s "$MARK"; pwd >&2; cat; exit 3'], env=environment, cwd=tmp_path, stdin=None,
-                     input="in")
+    done = login.run(
+        ["sh", "-c", 'printf %s "$MARK"; pwd >&2; cat; exit 3'], env=environment, cwd=tmp_path, stdin=None, input="in"
+    )
     assert (done.returncode, done.stdout, done.stderr) == (3, "a b;$c\n'üin", f"{tmp_path}\n")
     assert login.run(["no-such-program"]).returncode == 127
     assert login.run(["/etc/hosts"]).returncode == 126
@@ -81,7 +82,8 @@ def test_marks_and_secrets_are_found_in_proc(testbed: Testbed):
     assert [place.split(" of ")[0] for place in testbed.secrets_in_proc("h1", "hush-1")] == ["command line"]
     assert testbed.secrets_in_proc("h1", "hush-2") == []
     assert [place.split(" of ")[0] for place in testbed.secrets_in_proc("h1", "hush-2", environment=True)] == [
-        "environment"]
+        "environment"
+    ]
     assert testbed.secrets_in_proc("h2", "hush-1") == []
     testbed.sweep("h1")
     assert testbed.processes("h1") == [] and all(row.sound for row in testbed.status())
@@ -94,8 +96,9 @@ def test_ctrl_c_at_a_terminal_reaches_the_command_once(login: OnHost):
         os.setsid()
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
-    started = login.start(python(COUNT_SIGNALS), stdin=stdin, stdout=subprocess.PIPE, text=True,
-                          preexec_fn=own_the_terminal)
+    started = login.start(
+        python(COUNT_SIGNALS), stdin=stdin, stdout=subprocess.PIPE, text=True, preexec_fn=own_the_terminal
+    )
     assert started.stdout.readline() == "ready\n"
     os.write(terminal, b"\x03")
     time.sleep(0.1)  # a second one would come at once

@@ -36,8 +36,7 @@ def test_two_test_beds_do_not_see_one_another(testbed: Testbed, other: Testbed):
 def test_down_leaves_nothing_and_the_machine_as_it_was(other: Testbed):
     before = machine()
     other.up(Settings(hosts=3))
-    started = [other.start(host, ["sh", "-c", "setsid sleep 1005 & sleep 1005"], cwd="/")
-               for host in other.hosts]
+    started = [other.start(host, ["sh", "-c", "setsid sleep 1005 & sleep 1005"], cwd="/") for host in other.hosts]
     wait_for(lambda: all(len(other.processes(host)) == 3 for host in other.hosts), "commands run on all hosts")
     pids = [process.pid for host in other.hosts for process in other.processes(host)]
     other.freeze("h1")
@@ -115,17 +114,20 @@ def test_the_command_line_from_up_to_down(other: Testbed):
     assert testbed("down").returncode == 0 and left_of(other) == []
 
 
-@pytest.mark.parametrize(("argv", "reason"), [
-    (["kill", "h9"], "no host h9: there are login h1"),
-    (["exec", "h9", "true"], "no host h9"),
-    (["exec", "h1"], "expected a command"),
-    (["rate", "h1", "fast"], "rate fast: expected one such as 1gbit"),
-    (["up", "--hosts", "0"], "0 hosts: expected 1 to"),
-    (["up", "--private", "/no/such"], "/no/such: no such folder"),
-    (["up", "--private", "/opt", "--share", "/opt"], "/opt is both private and shared"),
-    (["--name", "nowhere", "status"], "test bed 'nowhere' is not up"),
-    (["--name", "../x", "up"], "expected a name of small letters"),
-])
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (["kill", "h9"], "no host h9: there are login h1"),
+        (["exec", "h9", "true"], "no host h9"),
+        (["exec", "h1"], "expected a command"),
+        (["rate", "h1", "fast"], "rate fast: expected one such as 1gbit"),
+        (["up", "--hosts", "0"], "0 hosts: expected 1 to"),
+        (["up", "--private", "/no/such"], "/no/such: no such folder"),
+        (["up", "--private", "/opt", "--share", "/opt"], "/opt is both private and shared"),
+        (["--name", "nowhere", "status"], "test bed 'nowhere' is not up"),
+        (["--name", "../x", "up"], "expected a name of small letters"),
+    ],
+)
 def test_a_mistake_is_one_line(other: Testbed, argv: list[str], reason: str):
     if other.stored() is None:
         other.up(Settings(hosts=1))

@@ -20,9 +20,18 @@ PUSHED, STEPS, COMPUTE = 2_000_000, 3, 0.02  # bytes and seconds of each worker'
 
 def start(testbed: Testbed, folder: Path, role: str, index: int) -> subprocess.Popen:
     host = f"h{index + 1}"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "2",
-                   "DMLC_PS_ROOT_URI": testbed.address("h1"), "DMLC_PS_ROOT_PORT": "9300", "DMLTRAIN_JOB": "waits",
-                   "DMLC_ROLE": role, f"DMLC_{role.upper()}_ID": str(index), "DMLC_NODE_HOST": testbed.address(host)}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "DMLC_NUM_WORKER": "2",
+        "DMLC_NUM_SERVER": "2",
+        "DMLC_PS_ROOT_URI": testbed.address("h1"),
+        "DMLC_PS_ROOT_PORT": "9300",
+        "DMLTRAIN_JOB": "waits",
+        "DMLC_ROLE": role,
+        f"DMLC_{role.upper()}_ID": str(index),
+        "DMLC_NODE_HOST": testbed.address(host),
+    }
     with open(folder / f"{role}-{index}.log", "wb") as log:
         command = [sys.executable, *map(str, (PROGRAM, PUSHED, STEPS, COMPUTE))]
         return testbed.start(host, command, env=environment, stdout=log, stderr=subprocess.STDOUT, cwd=folder)

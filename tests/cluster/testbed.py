@@ -221,8 +221,11 @@ class Testbed:
 
     def run(self, host: str, argv: Sequence[str], timeout: float = 60.0, **popen: Any) -> subprocess.CompletedProcess:
         """`start`, and wait: standard output and error as text. The exit code is for the caller to judge."""
-        return subprocess.run(self.command(host, argv), timeout=timeout, **{
-            "stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "check": False, **popen})
+        return subprocess.run(
+            self.command(host, argv),
+            timeout=timeout,
+            **{"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "check": False, **popen},
+        )
 
     def command(self, host: str, argv: Sequence[str]) -> list[str]:
         """The command on the machine that runs `argv` on the host."""

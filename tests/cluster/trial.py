@@ -107,13 +107,39 @@ class Trial:
         _, way = WAYS[self.cell.way]
         if self._held and not self.cell.connecting:  # the hosts' silence is to be noticed, not how long h3 is held
             way = (*way, "--connect-timeout", START_SECONDS)
-        command = [*FIRST, sys.executable, "-m", "launch.cli", "-n", 3, "-s", 3, "-H", self.folder / "hosts", *way,
-                   "--quiet", "--log-level", "DEBUG", "--log-dir", self.logs,
-                   sys.executable, PROGRAM, self.cell.phase, self.folder]  # fmt: skip
+        command = [
+            *FIRST,
+            sys.executable,
+            "-m",
+            "launch.cli",
+            "-n",
+            3,
+            "-s",
+            3,
+            "-H",
+            self.folder / "hosts",
+            *way,
+            "--quiet",
+            "--log-level",
+            "DEBUG",
+            "--log-dir",
+            self.logs,
+            sys.executable,
+            PROGRAM,
+            self.cell.phase,
+            self.folder,
+        ]
         environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
         with open(self.said, "wb") as said:
-            return self.bed.start(LOGIN, [str(word) for word in command], cwd=self.folder, env=environment,
-                                  stdin=subprocess.DEVNULL, stdout=said, stderr=said)  # fmt: skip
+            return self.bed.start(
+                LOGIN,
+                [str(word) for word in command],
+                cwd=self.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+            )
 
     @property
     def dies_at_once(self) -> bool:
@@ -227,5 +253,6 @@ class Trial:
         lines = self.said.read_text(errors="replace").splitlines()
         self.outcome.words = "\n".join(line for line in lines if not line.startswith("dmltrain-launch: debug: "))
         self.outcome.log_lines = {path.stem: path.read_text(errors="replace") for path in self.logs.glob("*-?.log")}
-        self.outcome.agents = {path.stem.removeprefix("agent-"): path.read_text() for path in
-                               self.logs.glob("agent-*.log")}  # fmt: skip
+        self.outcome.agents = {
+            path.stem.removeprefix("agent-"): path.read_text() for path in self.logs.glob("agent-*.log")
+        }

@@ -30,8 +30,11 @@ def slow(image, augmentation, top, left, mirror):
 
 
 @settings(deadline=None, max_examples=examples(25))
-@given(st.sampled_from([(8, 8, 7, 7, 2), (6, 9, 6, 9, 0), (5, 5, 7, 7, 1), (6, 6, 3, 5, 3)]), st.booleans(),
-       st.integers(0, 1000))
+@given(
+    st.sampled_from([(8, 8, 7, 7, 2), (6, 9, 6, 9, 0), (5, 5, 7, 7, 1), (6, 6, 3, 5, 3)]),
+    st.booleans(),
+    st.integers(0, 1000),
+)
 def test_equals_the_slow_reference(sizes, mirror, seed):
     height, width, crop_height, crop_width, pad = sizes
     images = np.random.default_rng(seed).integers(0, 256, (10, 3, height, width), dtype=np.uint8)
@@ -41,8 +44,7 @@ def test_equals_the_slow_reference(sizes, mirror, seed):
     result = training_images(images, samples, augmentation, draws, slice(1, 9, 2))
     assert result.dtype == np.float32 and result.flags.c_contiguous
     for row, (sample, position) in enumerate(zip(samples, (1, 3, 5, 7), strict=True)):
-        expected = slow(images[sample], augmentation, draws.top[position], draws.left[position],
-                        draws.mirror[position])
+        expected = slow(images[sample], augmentation, draws.top[position], draws.left[position], draws.mirror[position])
         np.testing.assert_allclose(result[row], expected, rtol=1e-6, atol=1e-6)
 
 

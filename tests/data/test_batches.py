@@ -23,8 +23,9 @@ def split():
 def train(split, rank, num_workers, batch_size, epoch=2, threads=1):
     order = partition.epoch_order(COUNT, 9, epoch)
     steps = partition.num_batches(COUNT, num_workers, batch_size)
-    return TrainBatches(split, partition.shard(order, rank, num_workers), batch_size, steps,
-                        9, epoch, rank, num_workers, threads)
+    return TrainBatches(
+        split, partition.shard(order, rank, num_workers), batch_size, steps, 9, epoch, rank, num_workers, threads
+    )
 
 
 def pixels_by_sample(batches):

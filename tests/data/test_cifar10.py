@@ -83,8 +83,9 @@ def test_num_examples_beyond_what_there_is(cifar, tmp_path, count):
         load(tmp_path, cifar, num_examples=count)
 
 
-@pytest.mark.parametrize(("form", "file"), [("binary", "data_batch_3.bin"), ("python", "data_batch_3"),
-                                            ("binary", "test_batch.bin")])
+@pytest.mark.parametrize(
+    ("form", "file"), [("binary", "data_batch_3.bin"), ("python", "data_batch_3"), ("binary", "test_batch.bin")]
+)
 def test_a_changed_byte_is_found_and_both_checksums_named(cifar, tmp_path, form, file):
     put(cifar, tmp_path, form)
     content = (cifar.binary | cifar.python)[file]
@@ -150,8 +151,12 @@ def test_a_data_dir_that_is_a_file(cifar, tmp_path):
 @pytest.mark.parametrize("damage", ["cut", "noise", "empty", "not gzip"])
 def test_a_damaged_archive_is_named_with_its_checksums(cifar, tmp_path, damage):
     whole = cifar.binary_archive
-    data = {"cut": whole[: len(whole) // 2], "noise": whole[:30000] + b"\0" * 200 + whole[30200:],
-            "empty": b"", "not gzip": b"<html>not found</html>" * 100}[damage]
+    data = {
+        "cut": whole[: len(whole) // 2],
+        "noise": whole[:30000] + b"\0" * 200 + whole[30200:],
+        "empty": b"",
+        "not gzip": b"<html>not found</html>" * 100,
+    }[damage]
     (tmp_path / BINARY_TAR).write_bytes(data)
     with pytest.raises(UserError) as caught:
         load(tmp_path, cifar)
@@ -170,8 +175,15 @@ def test_a_changed_batch_inside_a_sound_archive(cifar, tmp_path, make_tar):
         load(tmp_path, cifar)
 
 
-@pytest.mark.parametrize("name", ["../data_batch_1.bin", "/data_batch_1.bin", "elsewhere/data_batch_1.bin",
-                                  "cifar-10-batches-bin/../data_batch_1.bin"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../data_batch_1.bin",
+        "/data_batch_1.bin",
+        "elsewhere/data_batch_1.bin",
+        "cifar-10-batches-bin/../data_batch_1.bin",
+    ],
+)
 def test_a_member_outside_the_archives_folder_is_not_taken(cifar, tmp_path, make_tar, name):
     files = {f"cifar-10-batches-bin/{member}": data for member, data in cifar.binary.items()}
     files[name] = files.pop("cifar-10-batches-bin/data_batch_1.bin")

@@ -32,10 +32,14 @@ def names(folder):
 
 def fetching(remote, folder, **options):
     """Another process that fetches."""
-    program = ("import sys; from dmltrain.data.download import Remote, fetch; from pathlib import Path\n"
-               "fetch(Remote(sys.argv[1], sys.argv[2]), Path(sys.argv[3]))")
-    return subprocess.Popen([sys.executable, "-c", program, remote.url, remote.md5, str(folder)],
-                            **({"stderr": subprocess.PIPE, "text": True} | options))
+    program = (
+        "import sys; from dmltrain.data.download import Remote, fetch; from pathlib import Path\n"
+        "fetch(Remote(sys.argv[1], sys.argv[2]), Path(sys.argv[3]))"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", program, remote.url, remote.md5, str(folder)],
+        **({"stderr": subprocess.PIPE, "text": True} | options),
+    )
 
 
 def test_the_file_is_there_and_nothing_else(remote, tmp_path, web):
@@ -93,6 +97,7 @@ def test_a_server_that_stops_in_the_middle(remote, tmp_path, web):
 
 def test_a_server_that_speaks_something_else(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
+
         def answer():
             connection, _ = server.accept()
             connection.recv(4096)

@@ -66,8 +66,17 @@ def epoch(photos: Photos, workers: int, threads: int = 1) -> dict[int, np.ndarra
     order = partition.epoch_order(COUNT, 5, 1)
     found = {}
     for rank in range(workers):
-        for batch in TrainBatches(split, partition.shard(order, rank, workers), BATCH,
-                                  partition.num_batches(COUNT, workers, BATCH), 5, 1, rank, workers, threads):
+        for batch in TrainBatches(
+            split,
+            partition.shard(order, rank, workers),
+            BATCH,
+            partition.num_batches(COUNT, workers, BATCH),
+            5,
+            1,
+            rank,
+            workers,
+            threads,
+        ):
             assert batch.images.dtype == np.float32 and batch.images.flags.c_contiguous
             found |= dict(zip(batch.labels.tolist(), batch.images, strict=True))
     return found

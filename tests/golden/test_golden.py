@@ -18,8 +18,10 @@ from dmltrain.report.reading import read
 from tests.running_job import ROOT, need_mxnet
 
 HERE = Path(__file__).parent
-COMMON = ("--dataset digits --network mlp --image-shape 1,2,2 --num-examples 300 --batch-size 25 --disp-batches 6 "
-          "--seed 3 --lr 0.05")
+COMMON = (
+    "--dataset digits --network mlp --image-shape 1,2,2 --num-examples 300 --batch-size 25 --disp-batches 6 "
+    "--seed 3 --lr 0.05"
+)
 ARITHMETIC = {  # what programs/arithmetic.py printed on the machine that made the files
     "torch": "bc24b1388c5a60897e3dfb55dcb11b3715b9ec627f10c20b787a28f750e5b863",
     "mxnet": "ae652d18d55ea1ef8a865bbddca5066e9c746e8190d8268375cdc64d486e2d52",
@@ -55,8 +57,13 @@ def metrics(log: str) -> dict[str, float]:
 
 def alone(program: str, *words: str) -> str:
     """The log of a program in a process of its own."""
-    done = subprocess.run([sys.executable, HERE / "programs" / program, *words], capture_output=True, text=True,
-                          timeout=250, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        [sys.executable, HERE / "programs" / program, *words],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 
@@ -77,6 +84,7 @@ def train(start_job):
 @pytest.fixture
 def golden(tmp_path):
     """A copy of a case's folder."""
+
     def copy(name: str) -> Path:
         if CASES[name].backend == "mxnet":
             need_mxnet()
@@ -116,8 +124,13 @@ def test_mxnets_own_file_of_04_has_its_weights(train, golden):
 def test_a_log_of_04_has_its_values(name):
     file = HERE / name / "continued.log"
     [run] = read(str(file))
-    expected = {"train_accuracy": "Train-accuracy", "validation_accuracy": "Validation-accuracy",
-                "train_cross_entropy": "Train-cross-entropy", "seconds": "Time cost", "sent": "Sent"}
+    expected = {
+        "train_accuracy": "Train-accuracy",
+        "validation_accuracy": "Validation-accuracy",
+        "train_cross_entropy": "Train-cross-entropy",
+        "seconds": "Time cost",
+        "sent": "Sent",
+    }
     assert list(run.epochs) == [1] and not run.faults
     for key, printed in expected.items():
         [text] = re.findall(rf"Epoch\[1\] {printed}=(\S+)", file.read_text())

@@ -15,5 +15,7 @@ def declared(content):
 
 def start(workers, servers):
     """A Start of workers (host_id, socket_name) and servers (host, port, socket_name, host_id)."""
-    return Start(tuple(ServerAddress(*each) for each in servers),
-                 tuple(WorkerAddress(socket_name, host_id) for host_id, socket_name in workers))
+    return Start(
+        tuple(ServerAddress(*each) for each in servers),
+        tuple(WorkerAddress(socket_name, host_id) for host_id, socket_name in workers),
+    )

@@ -35,10 +35,18 @@ def bounds(worker_hosts, server_hosts, rate, shm=True, took=100.0):
 
     def one(rank):
         own = worker_hosts[rank]
-        servers = [SimpleNamespace(link=SimpleNamespace(own_arena=1 if shm and host == own else None))
-                   for host in server_hosts]
-        bound = Bound(together.store(rank, workers), servers, None, {}, [*worker_hosts, *server_hosts],
-                      lambda links, meet: [rate] * len(links), lambda: MEMORY)
+        servers = [
+            SimpleNamespace(link=SimpleNamespace(own_arena=1 if shm and host == own else None)) for host in server_hosts
+        ]
+        bound = Bound(
+            together.store(rank, workers),
+            servers,
+            None,
+            {},
+            [*worker_hosts, *server_hosts],
+            lambda links, meet: [rate] * len(links),
+            lambda: MEMORY,
+        )
         share = np.full(len(servers), V / len(servers)) * bound._crossing
         beside = sum(server.link.own_arena is not None for server in servers)
         found[rank] = bound.seconds(Carried(share, share, V * beside / len(servers)), took)
@@ -91,13 +99,15 @@ def test_a_link_inside_a_host_is_not_its_cards():
 
 def test_what_the_hosts_relay_carries_is_its_cards():
     """Two workers that share a host: their sums go out by links of the first one's process."""
+
     def link(shared=0.0, **counts):
         connection = SimpleNamespace(**{"own_arena": None, "bytes_sent": 0, "bytes_received": 0, **counts})
         return SimpleNamespace(link=connection, traffic=SimpleNamespace(shared_sent=shared))
 
     store = SimpleNamespace(rank=0, num_workers=2, all_reduce=lambda name, array: array, barrier=lambda: None)
     relay, upstream = link(shared=V, own_arena=1), {0: link(bytes_sent=V, bytes_received=V / 2)}
-    bound = Bound(store, [link(bytes_sent=10)], relay, upstream, ["a", "a", "b"], lambda links, meet: [B],
-                  lambda: MEMORY)
+    bound = Bound(
+        store, [link(bytes_sent=10)], relay, upstream, ["a", "a", "b"], lambda links, meet: [B], lambda: MEMORY
+    )
     found = bound.carried()
     assert (found.sent.tolist(), found.received.tolist(), found.shared) == ([V + 10], [V / 2], V)

@@ -58,11 +58,11 @@ def test_the_bytes_depend_on_the_values_only(parameters):
     source, residual = normal(length), normal(length, seed=1)
     expected, left = encode(kind, source, residual.copy()), []
     for offset in range(1, 4):
-        shifted, rest = (np.empty(length + 4, np.float32)[offset:offset + length] for _ in range(2))
+        shifted, rest = (np.empty(length + 4, np.float32)[offset : offset + length] for _ in range(2))
         shifted[:], rest[:] = source, residual
         assert np.array_equal(encode(kind, shifted, rest), expected)
         left.append(rest)
-        out = np.empty(length + 4, np.float32)[offset:offset + length]
+        out = np.empty(length + 4, np.float32)[offset : offset + length]
         kind.decode(expected, out)
         assert np.array_equal(out, decode(kind, expected, length))
     assert np.array_equal(left[0], left[1]) and np.array_equal(left[0], left[2])
@@ -194,10 +194,15 @@ def test_every_nan_stays_nan(name, bits):
 
 def test_the_bytes_never_change_unnoticed():
     values = np.array([1.0, -2.5, 0.1, 3.0, 0.0, -0.6], np.float32)
-    golden = {"bf16": "803f20c0cd3d404000001abf", "fp16": "003c00c1662e00420000cdb8",
-              "int8": "0683c13c" "2a9604" "7f00e7", "2bit": "4908", "topk": "03000000" "00004040"}
+    golden = {
+        "bf16": "803f20c0cd3d404000001abf",
+        "fp16": "003c00c1662e00420000cdb8",
+        "int8": "0683c13c2a96047f00e7",
+        "2bit": "4908",
+        "topk": "0300000000004040",
+    }
     exact = np.array([1.0, -2.5, 0.125, 3.0, 0.0, -0.625], np.float32)
-    assert encode(codec.make({"type": "2bit"}), exact).tobytes().hex() == "0000e03e" "00003040" "4c08"  # 0.4375, 2.75
+    assert encode(codec.make({"type": "2bit"}), exact).tobytes().hex() == "0000e03e000030404c08"  # 0.4375, 2.75
     for name, expected in golden.items():
         parameters = {"threshold": 0.5} if name == "2bit" else {}
         assert encode(codec.make({"type": name, **parameters}), values).tobytes().hex() == expected, name
@@ -212,8 +217,8 @@ def test_int8_errs_by_half_a_step_of_the_group(values):
     source = np.array(values, np.float32)
     sent = there_and_back({"type": "int8"}, source)
     for start in range(0, source.size, 512):
-        group, step = source[start:start + 512], np.abs(source[start:start + 512]).max() / 127
-        assert np.abs(sent[start:start + 512] - group).max() <= max(step * 0.5001, 1.5e-36)
+        group, step = source[start : start + 512], np.abs(source[start : start + 512]).max() / 127
+        assert np.abs(sent[start : start + 512] - group).max() <= max(step * 0.5001, 1.5e-36)
 
 
 def test_an_outlier_costs_its_own_group_only():
@@ -238,15 +243,22 @@ def test_2bit_sends_one_threshold_at_a_time():
 
 @pytest.mark.parametrize("shape", ["normal", "equal", "one", "heavy"])
 def test_2bit_without_a_threshold_sends_means_of_the_great_and_of_the_small(shape):
-    source = {"normal": normal(5000), "equal": np.full(5000, -0.3, np.float32), "one": np.eye(1, 5000, 77)[0],
-              "heavy": normal(5000) ** 3}[shape].astype(np.float32)
+    source = {
+        "normal": normal(5000),
+        "equal": np.full(5000, -0.3, np.float32),
+        "one": np.eye(1, 5000, 77)[0],
+        "heavy": normal(5000) ** 3,
+    }[shape].astype(np.float32)
     sent = there_and_back({"type": "2bit"}, source)
     for start in range(0, source.size, 512):
-        part, magnitude = source[start:start + 512], np.abs(source[start:start + 512])
+        part, magnitude = source[start : start + 512], np.abs(source[start : start + 512])
         great = magnitude >= 1.4 * magnitude.mean() * (1 + 1e-6)
-        expected = np.where(great, magnitude[great].mean() if great.any() else 0,
-                            magnitude[~great].mean() if (~great).any() else 0)
-        np.testing.assert_allclose(sent[start:start + 512], np.where(part < 0, -1, 1) * expected, rtol=1e-4, atol=1e-9)
+        expected = np.where(
+            great, magnitude[great].mean() if great.any() else 0, magnitude[~great].mean() if (~great).any() else 0
+        )
+        np.testing.assert_allclose(
+            sent[start : start + 512], np.where(part < 0, -1, 1) * expected, rtol=1e-4, atol=1e-9
+        )
 
 
 def test_2bit_leaves_an_eighth_of_the_energy_of_normal_values():
@@ -289,16 +301,19 @@ def test_topk_sends_the_greatest_and_the_first_of_equals():
 @pytest.mark.parametrize("shape", ["normal", "few", "equal", "periodic", "ascending"])
 def test_topk_sends_the_greatest_whatever_the_sample_shows(ratio, shape):
     length = 50_021
-    source = {"normal": normal(length), "equal": np.ones(length, np.float32),
-              "few": np.where(np.arange(length) % 9973 == 1, 1, 0).astype(np.float32),
-              "periodic": (np.arange(length) % 7 != 0).astype(np.float32),
-              "ascending": np.arange(length, dtype=np.float32)}[shape]
+    source = {
+        "normal": normal(length),
+        "equal": np.ones(length, np.float32),
+        "few": np.where(np.arange(length) % 9973 == 1, 1, 0).astype(np.float32),
+        "periodic": (np.arange(length) % 7 != 0).astype(np.float32),
+        "ascending": np.arange(length, dtype=np.float32),
+    }[shape]
     kind = codec.make({"type": "topk", "ratio": ratio})
-    greatest = np.sort(np.argsort(-np.abs(source), kind="stable")[:kind.count(length)])
+    greatest = np.sort(np.argsort(-np.abs(source), kind="stable")[: kind.count(length)])
     expected = np.zeros(length, np.float32)
     expected[greatest] = source[greatest]
     data = encode(kind, source)
-    assert np.array_equal(data[:4 * greatest.size].view(np.uint32), greatest)
+    assert np.array_equal(data[: 4 * greatest.size].view(np.uint32), greatest)
     assert np.array_equal(decode(kind, data, length), expected)
 
 
@@ -356,19 +371,22 @@ def test_defaults_and_parameters():
     assert codec.make({"type": "2bit", "threshold": 2}) != codec.make({"type": "2bit"})
 
 
-@pytest.mark.parametrize("parameters, message", [
-    ({"type": "1bit"}, "no type '1bit'; the types are none, bf16, fp16, int8, 2bit, topk"),
-    ({}, "no type None; the types are none, bf16"),
-    ({"type": "int8", "threshold": 0.5}, "int8 has no parameter 'threshold'; it has none"),
-    ({"type": "none", "ratio": 0.5}, "none has no parameter 'ratio'; it has none"),
-    ({"type": "2bit", "ratio": 0.5}, "2bit has no parameter 'ratio'; the only one is 'threshold'"),
-    ({"type": "2bit", "threshold": 0}, "2bit: threshold is 0, expected a number from 1e-30 to 1e\\+30$"),
-    ({"type": "2bit", "threshold": float("nan")}, "threshold is nan, expected"),
-    ({"type": "2bit", "threshold": float("inf")}, "threshold is inf, expected"),
-    ({"type": "2bit", "threshold": "0.5"}, "threshold is '0.5', expected a number"),
-    ({"type": "2bit", "threshold": True}, "threshold is True, expected a number"),
-    ({"type": "topk", "ratio": 1.5}, "topk: ratio is 1.5, expected a number from 1e-09 to 1$"),
-])
+@pytest.mark.parametrize(
+    "parameters, message",
+    [
+        ({"type": "1bit"}, "no type '1bit'; the types are none, bf16, fp16, int8, 2bit, topk"),
+        ({}, "no type None; the types are none, bf16"),
+        ({"type": "int8", "threshold": 0.5}, "int8 has no parameter 'threshold'; it has none"),
+        ({"type": "none", "ratio": 0.5}, "none has no parameter 'ratio'; it has none"),
+        ({"type": "2bit", "ratio": 0.5}, "2bit has no parameter 'ratio'; the only one is 'threshold'"),
+        ({"type": "2bit", "threshold": 0}, "2bit: threshold is 0, expected a number from 1e-30 to 1e\\+30$"),
+        ({"type": "2bit", "threshold": float("nan")}, "threshold is nan, expected"),
+        ({"type": "2bit", "threshold": float("inf")}, "threshold is inf, expected"),
+        ({"type": "2bit", "threshold": "0.5"}, "threshold is '0.5', expected a number"),
+        ({"type": "2bit", "threshold": True}, "threshold is True, expected a number"),
+        ({"type": "topk", "ratio": 1.5}, "topk: ratio is 1.5, expected a number from 1e-09 to 1$"),
+    ],
+)
 def test_wrong_parameters_are_explained(parameters, message):
     with pytest.raises(ValueError, match=message):
         codec.make(parameters)

@@ -13,8 +13,9 @@ class Job:
     def __init__(self, parameters, num_workers, length):
         self.kind = codec.make(parameters)
         self.of_sum = self.kind.of_sum(num_workers)
-        self.residuals = [np.zeros(length, np.float32) if self.kind.needs_residual else None
-                          for _ in range(num_workers + 1)]
+        self.residuals = [
+            np.zeros(length, np.float32) if self.kind.needs_residual else None for _ in range(num_workers + 1)
+        ]
 
     def pushpull(self, gradients):
         total = np.zeros_like(gradients[0])
@@ -23,8 +24,10 @@ class Job:
         return through(self.of_sum, total, self.residuals[-1])
 
 
-@pytest.mark.parametrize("parameters", [{"type": "int8"}, {"type": "2bit"}, {"type": "2bit", "threshold": 0.01},
-                                        {"type": "topk", "ratio": 0.05}])
+@pytest.mark.parametrize(
+    "parameters",
+    [{"type": "int8"}, {"type": "2bit"}, {"type": "2bit", "threshold": 0.01}, {"type": "topk", "ratio": 0.05}],
+)
 def test_nothing_is_lost_in_many_steps(parameters):
     num_workers, length, random = 3, 65536 + 100, np.random.default_rng(0)
     job, given, got = Job(parameters, num_workers, length), np.zeros(length), np.zeros(length)
@@ -49,16 +52,26 @@ def train(parameters, steps, rate=1.0, num_workers=4):
     job = Job(parameters, num_workers, weights.size) if parameters else None
     for _ in range(steps):
         errors = 1 / (1 + np.exp(-data @ weights)) - labels
-        gradients = [(data[rank::num_workers].T @ errors[rank::num_workers] / len(data)).astype(np.float32)
-                     for rank in range(num_workers)]
+        gradients = [
+            (data[rank::num_workers].T @ errors[rank::num_workers] / len(data)).astype(np.float32)
+            for rank in range(num_workers)
+        ]
         weights -= rate * (job.pushpull(gradients) if job else np.sum(gradients, axis=0))
     margins = (2 * labels - 1) * (data @ weights)
     return np.mean(np.log1p(np.exp(-margins)))
 
 
-@pytest.mark.parametrize("parameters, excess", [
-    ({"type": "bf16"}, 1e-5), ({"type": "fp16"}, 1e-5), ({"type": "int8"}, 1e-5), ({"type": "2bit"}, 1e-3),
-    ({"type": "2bit", "threshold": 0.01}, 1e-3), ({"type": "topk", "ratio": 0.1}, 1e-3)])
+@pytest.mark.parametrize(
+    "parameters, excess",
+    [
+        ({"type": "bf16"}, 1e-5),
+        ({"type": "fp16"}, 1e-5),
+        ({"type": "int8"}, 1e-5),
+        ({"type": "2bit"}, 1e-3),
+        ({"type": "2bit", "threshold": 0.01}, 1e-3),
+        ({"type": "topk", "ratio": 0.1}, 1e-3),
+    ],
+)
 def test_training_reaches_the_loss_of_float32(parameters, excess):
     best, start = train(None, 300), np.log(2)
     assert best < start / 3

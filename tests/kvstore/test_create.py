@@ -11,12 +11,15 @@ ALONE = Environment()
 LAUNCHED = Environment(launched=True, num_workers=2)
 
 
-@pytest.mark.parametrize("kind, options, environment, message", [
-    ("dist", {}, ALONE, "choose one of local, device, dist_sync"),
-    ("dist_sync", {}, ALONE, "dmltrain-launch -n WORKERS"),
-    ("dist_sync", {}, LAUNCHED, "needs at least one server, this job has none (-s 0)"),
-    ("dist_sync", {"staleness": 3}, LAUNCHED, "--staleness belongs to kvstore dist_ssp"),
-])
+@pytest.mark.parametrize(
+    "kind, options, environment, message",
+    [
+        ("dist", {}, ALONE, "choose one of local, device, dist_sync"),
+        ("dist_sync", {}, ALONE, "dmltrain-launch -n WORKERS"),
+        ("dist_sync", {}, LAUNCHED, "needs at least one server, this job has none (-s 0)"),
+        ("dist_sync", {"staleness": 3}, LAUNCHED, "--staleness belongs to kvstore dist_ssp"),
+    ],
+)
 def test_mistakes_are_explained(kind, options, environment, message):
     with pytest.raises(UserError) as raised:
         kvstore.create(kind, environment=environment, **options)
@@ -55,11 +58,14 @@ def test_an_optimizer_in_the_local_store_and_its_state(tmp_path):
         assert out.tolist() == pytest.approx([-0.5 - 0.5 * 1.9] * 3)
 
 
-@pytest.mark.parametrize("spec, message", [
-    ({"name": "magic"}, "unknown optimizer 'magic': servers have sgd, adam"),
-    ({"name": "sgd", "lr": 0.1, "speed": 3}, "optimizer sgd takes lr, momentum"),
-    ({"name": "sgd", "lr": "fast"}, "lr='fast': expected a number"),
-])
+@pytest.mark.parametrize(
+    "spec, message",
+    [
+        ({"name": "magic"}, "unknown optimizer 'magic': servers have sgd, adam"),
+        ({"name": "sgd", "lr": 0.1, "speed": 3}, "optimizer sgd takes lr, momentum"),
+        ({"name": "sgd", "lr": "fast"}, "lr='fast': expected a number"),
+    ],
+)
 def test_optimizer_specs_are_names_and_numbers(spec, message):
     kv = kvstore.create("local", environment=ALONE)
     kv.init("w", np.zeros(3, np.float32))
@@ -68,12 +74,15 @@ def test_optimizer_specs_are_names_and_numbers(spec, message):
     assert message in str(raised.value)
 
 
-@pytest.mark.parametrize("action, message", [
-    (lambda kv: kv.push("x", np.zeros(1, np.float32)), "key 'x' was never given to init"),
-    (lambda kv: kv.init(["a", "b"], [np.zeros(1, np.float32)]), "2 keys but 1 values"),
-    (lambda kv: kv.init("a", np.zeros(1, np.int64)), "float32 or float64, this one is int64"),
-    (lambda kv: kv.set_gradient_compression({"type": "2bit"}), "gradient compression '2bit' is not available"),
-])
+@pytest.mark.parametrize(
+    "action, message",
+    [
+        (lambda kv: kv.push("x", np.zeros(1, np.float32)), "key 'x' was never given to init"),
+        (lambda kv: kv.init(["a", "b"], [np.zeros(1, np.float32)]), "2 keys but 1 values"),
+        (lambda kv: kv.init("a", np.zeros(1, np.int64)), "float32 or float64, this one is int64"),
+        (lambda kv: kv.set_gradient_compression({"type": "2bit"}), "gradient compression '2bit' is not available"),
+    ],
+)
 def test_wrong_use_is_explained(action, message):
     with pytest.raises(UserError) as raised:
         action(kvstore.create("local", environment=ALONE))

@@ -3,8 +3,9 @@
 import pytest
 
 
-@pytest.mark.parametrize("kind, when",
-                         [("dist_sync", "at once"), ("dist_async", "at once"), ("dist_async", "deferred")])
+@pytest.mark.parametrize(
+    "kind, when", [("dist_sync", "at once"), ("dist_async", "at once"), ("dist_async", "deferred")]
+)
 def test_what_users_do_with_it(start_job, kind, when):
     job = start_job("distribute.py", kind, when, workers=2, servers=2)
     job.succeed()

@@ -17,7 +17,7 @@ class Server:
         self.declared = []
 
     def request(self, frame, seconds):
-        self.declared.append(json.loads(bytes(frame[wire.HEADER_SIZE:])))
+        self.declared.append(json.loads(bytes(frame[wire.HEADER_SIZE :])))
 
 
 def entries_on(servers):
@@ -33,8 +33,9 @@ def test_each_server_hears_of_its_own_slices_once():
     entries = entries_on(servers)
     for _ in range(2):
         entries.declare(["a", "b"], [np.zeros(70_000, np.float32), np.zeros(5, np.float32)], is_weight=True)
-    first = [{(key["name"], *each) for key in server.declared[0]["keys"] for each in key["slices"]}
-             for server in servers]
+    first = [
+        {(key["name"], *each) for key in server.declared[0]["keys"] for each in key["slices"]} for server in servers
+    ]
     assert first == [{("a", 0, 65_536)}, {("a", 1, 4_464), ("b", 0, 5)}]
     assert [server.declared[1:] for server in servers] == [[{"type": "dist_sync", "staleness": 0.0, "keys": []}]] * 2
 
@@ -46,8 +47,9 @@ def test_sums_have_numbers_of_their_own():
     assert [entry.number for entry in entries] == [0, FIRST_SUM, 1]
 
 
-@pytest.mark.parametrize("dtype, is_weight, coded", [("float32", True, True), ("float64", True, False),
-                                                     ("float32", False, False)])
+@pytest.mark.parametrize(
+    "dtype, is_weight, coded", [("float32", True, True), ("float64", True, False), ("float32", False, False)]
+)
 def test_weights_of_float32_travel_compressed_and_nothing_else(dtype, is_weight, coded):
     server = Server()
     entries = entries_on([server])

@@ -147,8 +147,9 @@ def test_unauthenticated_peers_are_cut_off_and_logged_and_training_goes_on(train
 def test_noise_of_any_shape_never_harms(training):
     job, ports = training
 
-    @settings(max_examples=examples(25),
-              suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+    @settings(
+        max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    )
     @given(st.binary(max_size=300) | st.binary(max_size=100).map(lambda b: wire.MAGIC + b"\x01\x01" + b))
     def fuzz(data):
         for port in ports:

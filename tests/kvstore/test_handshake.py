@@ -49,8 +49,11 @@ def test_text_that_no_encoding_takes_is_refused():
         listener.check(caller.hello(), Proof("\ud800"))
 
 
-@pytest.mark.parametrize("change", [{"role": "server"}, {"role": "relay"}, {"index": 0}, {"index": 11},
-                                    {"nonce": "00" * 16}, {"job": "k"}], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [{"role": "server"}, {"role": "relay"}, {"index": 0}, {"index": 11}, {"nonce": "00" * 16}, {"job": "k"}],
+    ids=str,
+)
 def test_a_proof_is_of_every_word_of_its_hello(change):
     """A worker that knows the key gets in as itself alone, and so does who listens: neither side takes the proof."""
     caller, listener = pair()
@@ -89,8 +92,21 @@ def test_a_number_and_the_nonce_behind_it_are_two_fields():
         listener.check(replace(caller.hello(), index=12, nonce="aa"), proof)
 
 
-@pytest.mark.parametrize("hello", [{"role": "king"}, {"role": ""}, {"index": -1}, {"index": True}, {"index": "1"},
-                                   {"index": None}, {"job": 1}, {"nonce": None}, {"nonce": "a" * 513}], ids=str)
+@pytest.mark.parametrize(
+    "hello",
+    [
+        {"role": "king"},
+        {"role": ""},
+        {"index": -1},
+        {"index": True},
+        {"index": "1"},
+        {"index": None},
+        {"job": 1},
+        {"nonce": None},
+        {"nonce": "a" * 513},
+    ],
+    ids=str,
+)
 def test_a_hello_names_a_role_an_index_and_a_nonce(hello):
     caller, _ = pair()
     (field,) = hello

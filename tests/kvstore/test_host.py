@@ -34,13 +34,16 @@ def test_processes_of_one_network_namespace_have_one_identity():
     assert str(os.stat("/proc/self/ns/net").st_ino) in host.identity()
 
 
-@pytest.mark.parametrize("workers, servers, expected", [
-    ([["a", "x"], ["b", "y"], ["a", "z"]], ["a", "b"], [((0, 2), [1]), ((), []), ((0, 2), [1])]),
-    ([["a", "x"], ["a", "y"]], ["a"], [((), []), ((), [])]),  # shared memory reaches the server
-    ([["a", "x"], ["a", "y"]], ["b"], [((0, 1), [0]), ((0, 1), [0])]),
-    ([["a", "x"], ["a", ""]], ["b"], [((), []), ((), [])]),  # worker 1 cannot be met, or does not want to
-    ([["", "x"], ["", "y"]], ["b"], [((), []), ((), [])]),
-])
+@pytest.mark.parametrize(
+    "workers, servers, expected",
+    [
+        ([["a", "x"], ["b", "y"], ["a", "z"]], ["a", "b"], [((0, 2), [1]), ((), []), ((0, 2), [1])]),
+        ([["a", "x"], ["a", "y"]], ["a"], [((), []), ((), [])]),  # shared memory reaches the server
+        ([["a", "x"], ["a", "y"]], ["b"], [((0, 1), [0]), ((0, 1), [0])]),
+        ([["a", "x"], ["a", ""]], ["b"], [((), []), ((), [])]),  # worker 1 cannot be met, or does not want to
+        ([["", "x"], ["", "y"]], ["b"], [((), []), ((), [])]),
+    ],
+)
 def test_a_host_sums_for_servers_of_other_hosts(workers, servers, expected):
     told = start(workers, [("10.0.0.1", 9, "m", name) for name in servers])
     assert [host.relayed(told, rank) for rank in range(len(workers))] == expected
@@ -76,9 +79,25 @@ def test_the_sum_of_one_is_itself(in_place):
 def core():
     made = ServerCore(6, wait_seconds=60.0)
     made.on_hosts(HOSTS)
-    made.declare(0, declared({"type": "dist_sync", "staleness": 0.0, "keys": [
-        {"key": 0, "name": "k", "dtype": "float32", "weight": True, "compression": {"type": "none"},
-         "slices": [[0, LENGTH]]}]}))
+    made.declare(
+        0,
+        declared(
+            {
+                "type": "dist_sync",
+                "staleness": 0.0,
+                "keys": [
+                    {
+                        "key": 0,
+                        "name": "k",
+                        "dtype": "float32",
+                        "weight": True,
+                        "compression": {"type": "none"},
+                        "slices": [[0, LENGTH]],
+                    }
+                ],
+            }
+        ),
+    )
     return made
 
 
@@ -98,8 +117,9 @@ def test_a_relay_pushes_for_all_of_its_host_and_the_bits_stay(relays, backwards)
     numbers = [number for number, _ in pushes]
     for number in numbers:
         server.pull(number, 0, 0, 1)
-    replies = [reply for number, data in (pushes[::-1] if backwards else pushes)
-               for reply in push(server, number, 0, 1, data)]
+    replies = [
+        reply for number, data in (pushes[::-1] if backwards else pushes) for reply in push(server, number, 0, 1, data)
+    ]
     assert sorted(reply.worker for reply in replies) == sorted(numbers)
     assert replies[0].buffer.array.tobytes() == by_host(values).tobytes()
 
@@ -134,9 +154,25 @@ def test_times_of_what_was_passed_on_leave_out_the_way():
     """Of 9 s since worker 0's push: 2 s until worker 2's, 3 s for other hosts, 1 s of work; 3 s on the way."""
     relay = ServerCore(6)
     relay.on_hosts([(0, 2)])
-    relay.declare(0, declared({"type": "dist_sync", "staleness": 0.0, "keys": [
-        {"key": 0, "name": "k", "dtype": "float32", "weight": True, "compression": {"type": "none"},
-         "slices": [[0, 1]]}]}))
+    relay.declare(
+        0,
+        declared(
+            {
+                "type": "dist_sync",
+                "staleness": 0.0,
+                "keys": [
+                    {
+                        "key": 0,
+                        "name": "k",
+                        "dtype": "float32",
+                        "weight": True,
+                        "compression": {"type": "none"},
+                        "slices": [[0, 1]],
+                    }
+                ],
+            }
+        ),
+    )
     works = []
     for rank, now in ((0, 100.0), (2, 102.0)):
         works += pushed(relay, rank, 0, 1, [1], now=now)
@@ -151,8 +187,18 @@ def test_a_hosts_sum_in_two_bits_is_decoded_by_its_own_threshold():
     """Two workers' sum is sent in steps of two thresholds (two_bits.py); worker 1's push beside it in its own."""
     spec, server = {"type": "2bit", "threshold": 0.5}, ServerCore(3)
     server.on_hosts([(0, 2), (1,)])
-    server.declare(0, declared({"type": "dist_sync", "staleness": 0.0, "keys": [
-        {"key": 0, "name": "k", "dtype": "float32", "weight": True, "compression": spec, "slices": [[0, 4]]}]}))
+    server.declare(
+        0,
+        declared(
+            {
+                "type": "dist_sync",
+                "staleness": 0.0,
+                "keys": [
+                    {"key": 0, "name": "k", "dtype": "float32", "weight": True, "compression": spec, "slices": [[0, 4]]}
+                ],
+            }
+        ),
+    )
     works = []
     for number, workers, values in ((relay_number(3, 0), 2, [1, -1, 1, 0]), (1, 1, [0.5, -0.5, 0, 0.5])):
         codec = codecs.make(spec).of_sum(workers)

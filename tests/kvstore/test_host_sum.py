@@ -65,8 +65,10 @@ def workers():
     core.on_hosts([(0, 1), (2,)])
     Service("server 0", ENVIRONMENT, core, None, pytest.fail, pytest.fail).accept(listening)
     places = [Place(replace(ENVIRONMENT, index=rank), sums=True) for rank in range(3)]
-    told = start([(name, place.socket_name) for name, place in zip(HOSTS, places, strict=True)],
-                 [(*listening.getsockname(), "", "the server's")])
+    told = start(
+        [(name, place.socket_name) for name, place in zip(HOSTS, places, strict=True)],
+        [(*listening.getsockname(), "", "the server's")],
+    )
     made = [Worker(rank, told, place) for rank, place in enumerate(places)]
     yield made
     for each in made:
@@ -76,8 +78,10 @@ def workers():
 
 def round_of(workers, ready_for=(0.0, 0.0, 0.0)):
     """All push their number and wait for the sum; each one's trip."""
-    handles = [worker.pushpull(np.full(SIZE, rank + 1.0, np.float32), ago)
-               for rank, (worker, ago) in enumerate(zip(workers, ready_for, strict=True))]
+    handles = [
+        worker.pushpull(np.full(SIZE, rank + 1.0, np.float32), ago)
+        for rank, (worker, ago) in enumerate(zip(workers, ready_for, strict=True))
+    ]
     for handle in handles:
         handle.wait()
     return [handle.trip for handle in handles]
@@ -88,9 +92,16 @@ def test_all_get_the_sum(workers):
     assert [set(worker.value.tolist()) for worker in workers] == [{6.0}] * 3
 
 
-@pytest.mark.parametrize("ready_for, waited", [((10, 0, 0), (10, 0, 0)), ((0, 10, 0), (0, 10, 0)),
-                                               ((10, 10, 0), (10, 10, 0)), ((0, 10, 20), (0, 10, 20)),
-                                               ((20, 10, 0), (20, 10, 0))])
+@pytest.mark.parametrize(
+    "ready_for, waited",
+    [
+        ((10, 0, 0), (10, 0, 0)),
+        ((0, 10, 0), (0, 10, 0)),
+        ((10, 10, 0), (10, 10, 0)),
+        ((0, 10, 20), (0, 10, 20)),
+        ((20, 10, 0), (20, 10, 0)),
+    ],
+)
 def test_a_hosts_sum_is_ready_when_its_last_gradient_is(workers, ready_for, waited):
     """Each has waited since its own gradient was ready for the last of all, not for its host's first one."""
     assert [trip.waited for trip in round_of(workers, ready_for)] == [pytest.approx(each, abs=3.0) for each in waited]

@@ -23,8 +23,12 @@ def test_push_and_pull_as_mxnet_users_expect(start_job, workers, servers):
 def test_training_is_exact(start_job, tmp_path, workers):
     """dist_sync with n workers and s servers: bit-identical over s and arrival order, and one process's result within
     1e-5. Every second job pauses at random before its pushes, so that the order of arrival differs."""
-    subprocess.run([sys.executable, PROGRAMS / "train_mlp.py", "plain", "0", tmp_path / "plain.npy"], check=True,
-                   env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120)
+    subprocess.run(
+        [sys.executable, PROGRAMS / "train_mlp.py", "plain", "0", tmp_path / "plain.npy"],
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=120,
+    )
     plain, results = np.load(tmp_path / "plain.npy"), []
     for servers, pauses in ((1, 0), (2, 1), (3, 2)):
         path = tmp_path / f"{servers}.npy"

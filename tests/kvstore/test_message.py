@@ -36,14 +36,30 @@ from dmltrain.kvstore.transport.message import (
 from dmltrain.kvstore.transport.wire import HEADER_SIZE, FrameError, Header, Kind
 
 EXAMPLES = [
-    Hello("job", "relay", 3, "00ff"), Challenge("00", "11"), Proof("22"), Accept(), Refuse("no"),
-    Register("10.0.0.1", 65535, "node7", "dmltrain-1", "boot 1"), Heartbeat(), Barrier("1"), Release("1"), Bye(),
-    Abort("disk full"), Shutdown(),
-    Start((ServerAddress("10.0.0.1", 9, "", "a"), ServerAddress("10.0.0.2", 9, "m", "b")), (WorkerAddress("", "a"),),
-          {"ps-lite": 9100}),
-    Declare("dist_async", math.inf, (Key(1 << 31, "w", "float32", True, {"type": "topk", "ratio": 0.1},
-                                         ((0, 65536), (1, 7))),)),
-    Optimizer({"name": "sgd", "lr": 0.1, "keys": {"0": {}}}), Error("why"),
+    Hello("job", "relay", 3, "00ff"),
+    Challenge("00", "11"),
+    Proof("22"),
+    Accept(),
+    Refuse("no"),
+    Register("10.0.0.1", 65535, "node7", "dmltrain-1", "boot 1"),
+    Heartbeat(),
+    Barrier("1"),
+    Release("1"),
+    Bye(),
+    Abort("disk full"),
+    Shutdown(),
+    Start(
+        (ServerAddress("10.0.0.1", 9, "", "a"), ServerAddress("10.0.0.2", 9, "m", "b")),
+        (WorkerAddress("", "a"),),
+        {"ps-lite": 9100},
+    ),
+    Declare(
+        "dist_async",
+        math.inf,
+        (Key(1 << 31, "w", "float32", True, {"type": "topk", "ratio": 0.1}, ((0, 65536), (1, 7))),),
+    ),
+    Optimizer({"name": "sgd", "lr": 0.1, "keys": {"0": {}}}),
+    Error("why"),
 ]
 KINDS = sorted({int(each.kind) for each in EXAMPLES})
 
@@ -76,34 +92,75 @@ def test_a_field_too_many_or_too_few_is_named(value):
         sent(content, value.kind)
 
 
-@pytest.mark.parametrize("kind, content, said", [
-    (Kind.CONTROL, {"op": "sing"}, "unknown operation 'sing', expected one of register, heartbeat"),
-    (Kind.CONTROL, {}, "unknown operation None"),
-    (Kind.CONTROL, {"op": ["barrier"]}, "unknown operation ['barrier']"),
-    (Kind.CONTROL, {"op": "barrier", "id": 7}, "barrier: id is 7, expected a text"),
-    (Kind.CONTROL, {"op": "barrier", "id": None}, "barrier: id is None, expected a text"),
-    (Kind.CONTROL, {"op": "register", "host": "", "port": 70000, "host_name": "", "socket_name": "", "host_id": ""},
-     "register: port 70000, expected 0 to 65535"),
-    (Kind.CONTROL, {"op": "register", "host": "", "port": True, "host_name": "", "socket_name": "", "host_id": ""},
-     "register: port is True, expected a whole number"),
-    (Kind.CONTROL, {"op": "start", "servers": {}, "workers": [], "facts": {}}, "start: servers is {}, expected a list"),
-    (Kind.CONTROL, {"op": "start", "servers": [7], "workers": [], "facts": {}},
-     "start: servers is 7, expected an object"),
-    (Kind.CONTROL, {"op": "start", "servers": [], "workers": [], "facts": []}, "facts is [], expected an object"),
-    (Kind.HELLO, {"job": "", "role": "king", "index": 0, "nonce": ""}, "HELLO: role 'king' with index 0"),
-    (Kind.HELLO, {"job": "", "role": "worker", "index": -1, "nonce": ""}, "HELLO: role 'worker' with index -1"),
-    (Kind.PROOF, {"proof": "x" * 513}, "PROOF: proof of 513 characters, expected 512 at most"),
-    (Kind.DECLARE, {"type": "dist_sync", "staleness": "x", "keys": []}, "staleness is 'x', expected a number"),
-    (Kind.DECLARE, {"type": "dist_sync", "staleness": 10**400, "keys": []}, "expected a number that a double can hold"),
-    (Kind.DECLARE, {"type": "dist_sync", "staleness": 0, "keys": [
-        {"key": 0, "name": "a", "dtype": "float32", "weight": 1, "compression": {}, "slices": []}]},
-     "DECLARE: keys: weight is 1, expected true or false"),
-    (Kind.DECLARE, {"type": "dist_sync", "staleness": 0, "keys": [
-        {"key": 0, "name": "a", "dtype": "float32", "weight": True, "compression": {}, "slices": [[0, 1, 2]]}]},
-     "DECLARE: keys: slices is [0, 1, 2], expected 2 values"),
-    (Kind.OPTIMIZER, {"spec": "sgd"}, "OPTIMIZER: spec is 'sgd', expected an object"),
-    (Kind.PUSH, {}, "frame kind 33 where a control message was expected"),
-])
+@pytest.mark.parametrize(
+    "kind, content, said",
+    [
+        (Kind.CONTROL, {"op": "sing"}, "unknown operation 'sing', expected one of register, heartbeat"),
+        (Kind.CONTROL, {}, "unknown operation None"),
+        (Kind.CONTROL, {"op": ["barrier"]}, "unknown operation ['barrier']"),
+        (Kind.CONTROL, {"op": "barrier", "id": 7}, "barrier: id is 7, expected a text"),
+        (Kind.CONTROL, {"op": "barrier", "id": None}, "barrier: id is None, expected a text"),
+        (
+            Kind.CONTROL,
+            {"op": "register", "host": "", "port": 70000, "host_name": "", "socket_name": "", "host_id": ""},
+            "register: port 70000, expected 0 to 65535",
+        ),
+        (
+            Kind.CONTROL,
+            {"op": "register", "host": "", "port": True, "host_name": "", "socket_name": "", "host_id": ""},
+            "register: port is True, expected a whole number",
+        ),
+        (
+            Kind.CONTROL,
+            {"op": "start", "servers": {}, "workers": [], "facts": {}},
+            "start: servers is {}, expected a list",
+        ),
+        (
+            Kind.CONTROL,
+            {"op": "start", "servers": [7], "workers": [], "facts": {}},
+            "start: servers is 7, expected an object",
+        ),
+        (Kind.CONTROL, {"op": "start", "servers": [], "workers": [], "facts": []}, "facts is [], expected an object"),
+        (Kind.HELLO, {"job": "", "role": "king", "index": 0, "nonce": ""}, "HELLO: role 'king' with index 0"),
+        (Kind.HELLO, {"job": "", "role": "worker", "index": -1, "nonce": ""}, "HELLO: role 'worker' with index -1"),
+        (Kind.PROOF, {"proof": "x" * 513}, "PROOF: proof of 513 characters, expected 512 at most"),
+        (Kind.DECLARE, {"type": "dist_sync", "staleness": "x", "keys": []}, "staleness is 'x', expected a number"),
+        (
+            Kind.DECLARE,
+            {"type": "dist_sync", "staleness": 10**400, "keys": []},
+            "expected a number that a double can hold",
+        ),
+        (
+            Kind.DECLARE,
+            {
+                "type": "dist_sync",
+                "staleness": 0,
+                "keys": [{"key": 0, "name": "a", "dtype": "float32", "weight": 1, "compression": {}, "slices": []}],
+            },
+            "DECLARE: keys: weight is 1, expected true or false",
+        ),
+        (
+            Kind.DECLARE,
+            {
+                "type": "dist_sync",
+                "staleness": 0,
+                "keys": [
+                    {
+                        "key": 0,
+                        "name": "a",
+                        "dtype": "float32",
+                        "weight": True,
+                        "compression": {},
+                        "slices": [[0, 1, 2]],
+                    }
+                ],
+            },
+            "DECLARE: keys: slices is [0, 1, 2], expected 2 values",
+        ),
+        (Kind.OPTIMIZER, {"spec": "sgd"}, "OPTIMIZER: spec is 'sgd', expected an object"),
+        (Kind.PUSH, {}, "frame kind 33 where a control message was expected"),
+    ],
+)
 def test_what_is_wrong_is_named(kind, content, said):
     with pytest.raises(FrameError, match=re.escape(said)):
         sent(content, kind)
@@ -119,9 +176,11 @@ def test_a_whole_number_is_a_number():
     assert sent({"type": "dist_ssp", "staleness": 3, "keys": []}, Kind.DECLARE) == Declare("dist_ssp", 3.0, ())
 
 
-JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-                    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-                    max_leaves=8)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
 NAMES = sorted({each.name for value in EXAMPLES for each in fields(value)} | {"op", "key", "name", "slices"})
 OPERATIONS = st.sampled_from(sorted(message.BY_OP)) | JSON
 

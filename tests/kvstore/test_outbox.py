@@ -23,8 +23,7 @@ def test_what_is_made_in_turn_in_the_same_memory_leaves_before_that_is_written_a
         memory[:] = value
         return b"", memoryview(memory)
 
-    with socket.create_server(("127.0.0.1", 0)) as listening, \
-            socket.create_connection(listening.getsockname()) as sock:
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()) as sock:
         other, _ = listening.accept()
         other.settimeout(DEADLINE)
         link = Link(sock)

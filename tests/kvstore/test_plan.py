@@ -13,8 +13,10 @@ SIZES = st.lists(st.integers(1, 5000), min_size=1, max_size=30)
 def test_every_element_lies_on_one_server_and_loads_are_even(sizes, servers, slice_bytes):
     loads = [0] * servers
     slices = sharding.cut(sizes, [4] * len(sizes), loads, slice_bytes=slice_bytes)
-    held = [sum(4 * piece.length for pieces in slices for piece in pieces if piece.server == server)
-            for server in range(servers)]
+    held = [
+        sum(4 * piece.length for pieces in slices for piece in pieces if piece.server == server)
+        for server in range(servers)
+    ]
     assert loads == held
     for size, pieces in zip(sizes, slices, strict=True):
         assert [piece.index for piece in pieces] == list(range(len(pieces)))
@@ -25,8 +27,9 @@ def test_every_element_lies_on_one_server_and_loads_are_even(sizes, servers, sli
     assert max(loads) - min(loads) <= max(piece.length for pieces in slices for piece in pieces) * 4
 
 
-@pytest.mark.parametrize("megabytes, servers, kibibytes", [(1.09, 2, 256), (25, 5, 256), (102, 5, 1024), (102, 1, 4096),
-                                                           (0.01, 1, 256)])
+@pytest.mark.parametrize(
+    "megabytes, servers, kibibytes", [(1.09, 2, 256), (25, 5, 256), (102, 5, 1024), (102, 1, 4096), (0.01, 1, 256)]
+)
 def test_slices_are_small_enough_to_be_spread_evenly(megabytes, servers, kibibytes):
     loads = [0] * servers
     (slices,) = sharding.cut([int(megabytes * 250_000)], [4], loads)

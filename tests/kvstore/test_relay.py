@@ -15,8 +15,9 @@ def two_hosts():
     if problem := requirements.missing():
         pytest.skip(f"no hosts: {problem}")
     wait = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
-    holders = [subprocess.Popen(["unshare", "--net", *wait], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-               for _ in range(2)]
+    holders = [
+        subprocess.Popen(["unshare", "--net", *wait], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)
+    ]
     try:
         for holder in holders:
             holder.stdout.readline()  # it is in its namespace
@@ -28,8 +29,10 @@ def two_hosts():
 
         def place(name):
             number = int(name.partition("-")[2]) % 2
-            return (["nsenter", f"--net=/proc/{holders[number].pid}/ns/net"],
-                    {"DMLC_NODE_HOST": f"10.77.0.{number + 1}", "DMLC_PS_ROOT_URI": "10.77.0.1"})
+            return (
+                ["nsenter", f"--net=/proc/{holders[number].pid}/ns/net"],
+                {"DMLC_NODE_HOST": f"10.77.0.{number + 1}", "DMLC_PS_ROOT_URI": "10.77.0.1"},
+            )
 
         yield place
     finally:

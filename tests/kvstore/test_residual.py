@@ -13,8 +13,10 @@ TWO_BITS = codec.make({"type": "2bit", "threshold": 1.0})
 
 
 def parts(*lengths):
-    made = [Part(Slice(0, index, 0, length, 0), np.dtype(np.float32), TWO_BITS, None)
-            for index, length in enumerate(lengths)]
+    made = [
+        Part(Slice(0, index, 0, length, 0), np.dtype(np.float32), TWO_BITS, None)
+        for index, length in enumerate(lengths)
+    ]
     for number, part in enumerate(made):
         part.residual[:] = np.arange(part.piece.length) + 10 * number
     return made

@@ -56,8 +56,10 @@ def test_a_relay_without_its_server_ends_the_job_though_its_own_worker_has_finis
     environments = [replace(ENVIRONMENT, index=rank) for rank in range(2)]
     places = [Place(environment, sums=True) for environment in environments]
     told = start([(host.identity(), place.socket_name) for place in places], [server])
-    first, second = (Routes(environment, told, place, lambda reason: None, failures.put)
-                     for environment, place in zip(environments, places, strict=True))
+    first, second = (
+        Routes(environment, told, place, lambda reason: None, failures.put)
+        for environment, place in zip(environments, places, strict=True)
+    )
     leaving = threading.Thread(target=first.relay.leave, args=(over,))
     leaving.start()
     first.relay.links[0].link.cut()

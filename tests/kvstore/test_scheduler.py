@@ -136,7 +136,8 @@ def test_the_job_ends_after_the_last_bye_and_not_before(first):
     assert core.handle(("worker", first), Bye(), 1.0) == []  # repeated
     assert core.handle(("server", 0), Bye(), 1.0) == []
     assert core.handle(("worker", 1 - first), Barrier("x"), 1.0)[-1] == Finish(
-        f"barrier 'x': worker {first} has finished already and will never come")
+        f"barrier 'x': worker {first} has finished already and will never come"
+    )
 
     core, _ = started()
     core.handle(("worker", first), Bye(), 1.0)
@@ -159,7 +160,8 @@ def test_a_bye_while_another_waits_at_a_barrier_ends_the_job():
     core.handle(("worker", 0), Barrier("a"), 1.0)
     assert core.handle(("server", 0), Bye(), 1.0) == []
     assert reason(core.handle(("worker", 2), Bye(), 1.0)) == (
-        "barrier 'a': worker 2 has finished already and will never come")
+        "barrier 'a': worker 2 has finished already and will never come"
+    )
 
 
 def test_a_worker_may_finish_whose_own_barrier_others_have_still_to_reach():
@@ -181,13 +183,16 @@ def test_barriers_of_different_names_are_apart():
     assert core.handle(("worker", 0), Barrier("a"), 1.0) == []  # a name counts anew after its release
 
 
-@pytest.mark.parametrize("node, message, expected", [
-    (("worker", 0), REGISTER, "is here already, from host h0"),
-    (("worker", 7), REGISTER, "not part of this job"),
-    (("worker", 7), Heartbeat(), "has not registered"),
-    (("worker", 0), Shutdown(), "shutdown is not for the scheduler"),
-    (("server", 0), Barrier("x"), "only workers"),
-])
+@pytest.mark.parametrize(
+    "node, message, expected",
+    [
+        (("worker", 0), REGISTER, "is here already, from host h0"),
+        (("worker", 7), REGISTER, "not part of this job"),
+        (("worker", 7), Heartbeat(), "has not registered"),
+        (("worker", 0), Shutdown(), "shutdown is not for the scheduler"),
+        (("server", 0), Barrier("x"), "only workers"),
+    ],
+)
 def test_nonsense_is_refused_by_name(node, message, expected):
     core, _ = started()
     (action,) = core.handle(node, message, 1.0)

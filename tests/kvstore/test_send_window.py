@@ -35,12 +35,15 @@ class Path:
 
 
 @pytest.mark.parametrize("least", [PUSHES, ANSWERS])
-@pytest.mark.parametrize("microseconds, rate, beyond", [
-    (50, 12_500_000, 0),  # 100 Mbit/s: 1 KB, near enough to nothing
-    (100, 1_250_000_000, 250_000),  # 10 Gbit/s
-    (20_000, 125_000_000, 5_000_000),  # 1 Gbit/s over 20 ms
-    (10**6, 10**12, 1 << 40),  # nonsense
-])
+@pytest.mark.parametrize(
+    "microseconds, rate, beyond",
+    [
+        (50, 12_500_000, 0),  # 100 Mbit/s: 1 KB, near enough to nothing
+        (100, 1_250_000_000, 250_000),  # 10 Gbit/s
+        (20_000, 125_000_000, 5_000_000),  # 1 Gbit/s over 20 ms
+        (10**6, 10**12, 1 << 40),  # nonsense
+    ],
+)
 def test_the_window_is_twice_what_the_path_holds_and_a_little_more(microseconds, rate, beyond, least):
     path = Path(microseconds, rate)
     window = SendWindow(path, least)
@@ -65,8 +68,11 @@ def test_pushes_have_right_of_way(monkeypatch):
     monkeypatch.setattr(send_window, "SEGMENTS", 0)  # loopback's are large
     environment, accepted = Environment(job="j", key=b"k"), queue.Queue()
     with link.listen("127.0.0.1") as listening:
-        threading.Thread(target=accept_loop, daemon=True, args=(
-            listening, environment, "server 0", lambda accepting, role, index: accepted.put(accepting))).start()
+        threading.Thread(
+            target=accept_loop,
+            daemon=True,
+            args=(listening, environment, "server 0", lambda accepting, role, index: accepted.put(accepting)),
+        ).start()
         connecting = link.connect(listening.getsockname(), Caller.new("j", b"k", "worker", 0), 5.0)
         accepting = accepted.get(timeout=5)
         sizes = connecting.window.size, accepting.window.size

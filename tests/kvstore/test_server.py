@@ -19,8 +19,14 @@ INFINITY = float("inf")
 
 
 def declaration(kind="dist_sync", staleness=0.0, sizes=(5, 3), weight=True, dtype="float32", compression=None):
-    return Declare(kind, staleness, tuple(
-        Key(k, f"k{k}", dtype, weight, compression or {"type": "none"}, ((0, size),)) for k, size in enumerate(sizes)))
+    return Declare(
+        kind,
+        staleness,
+        tuple(
+            Key(k, f"k{k}", dtype, weight, compression or {"type": "none"}, ((0, size),))
+            for k, size in enumerate(sizes)
+        ),
+    )
 
 
 def core_of(workers, kind="dist_sync", staleness=0.0, make_step=None, spec=None, compression=None, **settings):
@@ -39,6 +45,7 @@ def gradient(worker, key, clock, size):
 def plain_sgd(spec, key, value):
     def step(value, gradient, rate):
         value -= np.float32(rate) * gradient
+
     return step
 
 
@@ -54,7 +61,7 @@ def test_sums_do_not_depend_on_order_delay_or_repetition(workers, seed):
     def send(worker, key):
         clock[worker, key] += 1
         messages = [("push", worker, key, clock[worker, key]), ("pull", worker, key, clock[worker, key])]
-        pending.extend(messages + messages[:chance.randint(0, 1)])
+        pending.extend(messages + messages[: chance.randint(0, 1)])
 
     def receive(replies):
         for reply in replies:
@@ -217,17 +224,20 @@ def test_workers_that_differ_are_told_how():
         core.declare(1, declaration("dist_async", INFINITY))
 
 
-@pytest.mark.parametrize("message, said", [
-    (declaration("dist"), "unknown kvstore 'dist'; choose one of local"),
-    (declaration("dist_ssp", -1.0), "a staleness of -1.0, expected 0 or more clocks"),
-    (declaration("dist_ssp", float("nan")), "a staleness of nan, expected 0 or more clocks"),
-    (declaration(dtype="object"), "key 0: dtype 'object' or a slice's length is impossible"),
-    (declaration(sizes=(1 << 62,)), "key 0: dtype 'float32' or a slice's length is impossible"),
-    (declaration(sizes=(3, -1)), "key 1: dtype 'float32' or a slice's length is impossible"),
-    (declaration(compression={"type": "zip"}), "key 0: gradient compression has no type 'zip'"),
-    (declaration(compression={"ratio": 0.1}), "key 0: gradient compression has no type None"),
-    (declaration(compression={"type": "int8"}, dtype="float64"), "key 0: only float32 can be compressed"),
-])
+@pytest.mark.parametrize(
+    "message, said",
+    [
+        (declaration("dist"), "unknown kvstore 'dist'; choose one of local"),
+        (declaration("dist_ssp", -1.0), "a staleness of -1.0, expected 0 or more clocks"),
+        (declaration("dist_ssp", float("nan")), "a staleness of nan, expected 0 or more clocks"),
+        (declaration(dtype="object"), "key 0: dtype 'object' or a slice's length is impossible"),
+        (declaration(sizes=(1 << 62,)), "key 0: dtype 'float32' or a slice's length is impossible"),
+        (declaration(sizes=(3, -1)), "key 1: dtype 'float32' or a slice's length is impossible"),
+        (declaration(compression={"type": "zip"}), "key 0: gradient compression has no type 'zip'"),
+        (declaration(compression={"ratio": 0.1}), "key 0: gradient compression has no type None"),
+        (declaration(compression={"type": "int8"}, dtype="float64"), "key 0: only float32 can be compressed"),
+    ],
+)
 def test_declarations_that_make_no_sense_are_rejected(message, said):
     with pytest.raises(Rejected, match=said):
         ServerCore(1).declare(0, message)
@@ -235,9 +245,11 @@ def test_declarations_that_make_no_sense_are_rejected(message, said):
 
 def test_sizes_types_and_unknown_keys_are_rejected_before_anything_is_read():
     core = core_of(1)
-    for arguments, message in [((0, 0, 0, 1 << 60, 0), "expected 20 bytes of float32"),
-                               ((0, 0, 0, 40, 1), "expected 20 bytes of float32"),
-                               ((0, 9, 0, 20, 0), "never declared")]:
+    for arguments, message in [
+        ((0, 0, 0, 1 << 60, 0), "expected 20 bytes of float32"),
+        ((0, 0, 0, 40, 1), "expected 20 bytes of float32"),
+        ((0, 9, 0, 20, 0), "never declared"),
+    ]:
         with pytest.raises(Rejected, match=message):
             core.buffer(*arguments)
 
@@ -294,9 +306,19 @@ def test_memory_of_steps_is_reused():
     assert taken == settled
 
 
-@pytest.mark.parametrize("workers, clocks, completes", [
-    (1, {}, False), (2, {}, False), (2, {1: 1}, True), (3, {1: 1}, False), (3, {1: 1, 2: 1}, True),
-    (2, {1: 2}, True), (2, {0: 1, 1: 1}, False), (3, {0: 1, 1: 1}, False)])
+@pytest.mark.parametrize(
+    "workers, clocks, completes",
+    [
+        (1, {}, False),
+        (2, {}, False),
+        (2, {1: 1}, True),
+        (3, {1: 1}, False),
+        (3, {1: 1, 2: 1}, True),
+        (2, {1: 2}, True),
+        (2, {0: 1, 1: 1}, False),
+        (3, {0: 1, 1: 1}, False),
+    ],
+)
 def test_only_a_push_that_completes_a_round_is_not_kept(workers, clocks, completes):
     """The next push of worker 0, when the others' clocks are these; a repeated one is none."""
     core = core_of(workers)
@@ -399,8 +421,9 @@ def test_a_sums_rest_leaves_with_a_later_one():
     assert found == [[0] * 5, [2, 0, 0, 0, -2]]
 
 
-@pytest.mark.parametrize("compression, coded_weights", [(TWO_BITS, False), ({"type": "topk"}, False),
-                                                        ({"type": "fp16"}, True)])
+@pytest.mark.parametrize(
+    "compression, coded_weights", [(TWO_BITS, False), ({"type": "topk"}, False), ({"type": "fp16"}, True)]
+)
 def test_weights_are_never_sent_with_something_left_out(compression, coded_weights):
     """A codec that holds something back for later is for gradients; one that only rounds is for weights as well."""
     core = core_of(1, "dist_async", INFINITY, plain_sgd, {"name": "sgd"}, compression=compression)
@@ -467,8 +490,11 @@ def test_a_values_staleness_counts_the_steps_of_others_since_the_last_pull(other
     assert staleness == [others, others]
 
 
-@pytest.mark.parametrize("compression, expected", [
-    ({"type": "none"}, {"value"}), ({"type": "fp16"}, {"value"}), (TWO_BITS, {"value", "residual"})], ids=str)
+@pytest.mark.parametrize(
+    "compression, expected",
+    [({"type": "none"}, {"value"}), ({"type": "fp16"}, {"value"}), (TWO_BITS, {"value", "residual"})],
+    ids=str,
+)
 def test_a_state_has_a_rest_only_where_a_codec_leaves_one(compression, expected):
     core = core_of(2, compression=compression)
     with np.load(io.BytesIO(optimizer_state.pack(core.slices()))) as state:

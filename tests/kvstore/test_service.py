@@ -36,11 +36,18 @@ def reaches():
     listening.close()
 
 
-@pytest.mark.parametrize("role, index, expected", [
-    ("worker", 2, True), ("relay", 0, True),
-    ("worker", 3, False),  # the number that stands for the relay of worker 0
-    ("relay", 2, False), ("relay", 1, False), ("relay", 3, False), ("server", 0, False),
-])
+@pytest.mark.parametrize(
+    "role, index, expected",
+    [
+        ("worker", 2, True),
+        ("relay", 0, True),
+        ("worker", 3, False),  # the number that stands for the relay of worker 0
+        ("relay", 2, False),
+        ("relay", 1, False),
+        ("relay", 3, False),
+        ("server", 0, False),
+    ],
+)
 def test_workers_and_the_first_of_several_on_a_host_as_their_relay(reaches, role, index, expected):
     assert reaches(role, index) == expected
 
@@ -80,13 +87,28 @@ class Sender:
 
 
 def test_a_push_that_completes_a_round_is_added_up_before_the_next_is_received():
-    """Worker 0 shares its memory, worker 1's pushes come behind their headers: the second into the memory of the first.
-    """
+    """Worker 0 shares its memory, worker 1's pushes follow their headers: the second into the memory of the first."""
     length = 1 << 16  # more than is added up at once where all share
     core = ServerCore(2)
-    core.declare(0, declared({"type": "dist_sync", "staleness": 0, "keys": [
-        {"key": 0, "name": "w", "dtype": "float32", "weight": True, "compression": {"type": "none"},
-         "slices": [[0, length], [1, length]]}]}))
+    core.declare(
+        0,
+        declared(
+            {
+                "type": "dist_sync",
+                "staleness": 0,
+                "keys": [
+                    {
+                        "key": 0,
+                        "name": "w",
+                        "dtype": "float32",
+                        "weight": True,
+                        "compression": {"type": "none"},
+                        "slices": [[0, length], [1, length]],
+                    }
+                ],
+            }
+        ),
+    )
     service = Service("server 0", ENVIRONMENT, core, None, pytest.fail, pytest.fail)
     service._pool.submit = lambda work: None  # nobody has the time
     for worker, flags in ((0, Flag.SHARED), (1, 0)):

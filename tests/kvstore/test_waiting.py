@@ -10,8 +10,9 @@ from dmltrain.kvstore.waiting import Trip, Waits, split
 def test_the_parts_of_a_wait_add_up_to_it():
     trip = Trip(asked=10.0, waited=1.0, worked=0.5, handled=0.4, shared=False)
     found = split(trip, 10.0, 14.0)  # 1 s for the straggler, then 3 s mixed, of them 0.5 s the server's
-    assert found == Waits(own_host=pytest.approx(0.3), wire=pytest.approx(2.2), server=pytest.approx(0.5),
-                          straggler=pytest.approx(1.0))
+    assert found == Waits(
+        own_host=pytest.approx(0.3), wire=pytest.approx(2.2), server=pytest.approx(0.5), straggler=pytest.approx(1.0)
+    )
     assert found.total == pytest.approx(4.0)
 
 
@@ -27,9 +28,18 @@ def test_inside_a_host_there_is_no_wire():
     assert found == Waits(own_host=pytest.approx(0.75), server=pytest.approx(0.25))
 
 
-@pytest.mark.parametrize("trip", [
-    None, Trip(10.0, 5.0, 9.0, 9.0, False), Trip(10.0, 0.0, 9.0, 9.0, True), Trip(0.0, 0.0, 0.0, 0.0, False),
-    Trip(10.5, 0.0, 0.0, 0.0, False), Trip(11.0, -1.0, 1.0, 1.0, False)], ids=str)
+@pytest.mark.parametrize(
+    "trip",
+    [
+        None,
+        Trip(10.0, 5.0, 9.0, 9.0, False),
+        Trip(10.0, 0.0, 9.0, 9.0, True),
+        Trip(0.0, 0.0, 0.0, 0.0, False),
+        Trip(10.5, 0.0, 0.0, 0.0, False),
+        Trip(11.0, -1.0, 1.0, 1.0, False),
+    ],
+    ids=str,
+)
 def test_whatever_is_told_no_part_is_negative(trip):
     """Clocks of several machines do not agree to the microsecond."""
     for since in (10.0, 10.7, 11.0):

@@ -12,9 +12,15 @@ from dmltrain.kvstore.transport.wire import Flag, FrameError, Header, Kind, Vers
 
 GOLDEN = bytes.fromhex(
     "444d4c5404210003"  # DMLT, version 4, PUSH, float32, in shared memory and asking for the value
-    "00000003" "00000007" "00000002"  # worker 3, key 7, slice 2
-    "000000000000000c" "3fb999999999999a" "0000000000000400"  # round 12, learning rate 0.1, 1024 bytes
-    "0000000000100040" "3e800000" "3f000000"  # at 1 MiB + 64, waited 0.25 s, worked 0.5 s
+    "00000003"
+    "00000007"
+    "00000002"  # worker 3, key 7, slice 2
+    "000000000000000c"
+    "3fb999999999999a"
+    "0000000000000400"  # round 12, learning rate 0.1, 1024 bytes
+    "0000000000100040"
+    "3e800000"
+    "3f000000"  # at 1 MiB + 64, waited 0.25 s, worked 0.5 s
     "fffffffe"  # priority -2
 )
 
@@ -28,13 +34,24 @@ def test_the_layout_never_changes_unnoticed():
     assert len(packed) == wire.HEADER_SIZE == 68
 
 
-@given(st.sampled_from(list(Kind)), *[st.integers(0, 2**32 - 1)] * 3, st.integers(0, 2**63), st.integers(0, 2**63),
-       st.floats(allow_nan=False), st.integers(0, 6), st.integers(0, 3), st.integers(0, 2**63),
-       st.floats(0, 1e6, width=32, allow_subnormal=False), st.integers(-2**31, 2**31 - 1))
-def test_headers_come_back_as_they_were(kind, worker, key, index, round_, length, number, dtype, flags, place, waited,
-                                        priority):
-    header = Header(int(kind), length, worker, key, index, round_, number, dtype, flags, place, waited, waited / 2,
-                    priority)
+@given(
+    st.sampled_from(list(Kind)),
+    *[st.integers(0, 2**32 - 1)] * 3,
+    st.integers(0, 2**63),
+    st.integers(0, 2**63),
+    st.floats(allow_nan=False),
+    st.integers(0, 6),
+    st.integers(0, 3),
+    st.integers(0, 2**63),
+    st.floats(0, 1e6, width=32, allow_subnormal=False),
+    st.integers(-(2**31), 2**31 - 1),
+)
+def test_headers_come_back_as_they_were(
+    kind, worker, key, index, round_, length, number, dtype, flags, place, waited, priority
+):
+    header = Header(
+        int(kind), length, worker, key, index, round_, number, dtype, flags, place, waited, waited / 2, priority
+    )
     assert Header.unpack(header.pack()) == header
 
 
@@ -59,9 +76,14 @@ def test_another_version_is_named():
         Header.unpack(bytes(body) + zlib.crc32(body).to_bytes(4, "big"))
 
 
-@pytest.mark.parametrize("position, value, message", [(5, 250, "unknown frame kind 250"),
-                                                      (6, ABOVE_ALL, f"unknown element type {ABOVE_ALL}"),
-                                                      (7, 4, "unknown flags 4")])
+@pytest.mark.parametrize(
+    "position, value, message",
+    [
+        (5, 250, "unknown frame kind 250"),
+        (6, ABOVE_ALL, f"unknown element type {ABOVE_ALL}"),
+        (7, 4, "unknown flags 4"),
+    ],
+)
 def test_a_wrong_field_is_named(position, value, message):
     body = bytearray(Header(Kind.PUSH).pack()[:-4])
     body[position] = value

@@ -24,8 +24,15 @@ def nobody(question: str) -> str:
 def connector(kind: str, home: Home) -> Callable[..., Channel]:
     """connect(host, seconds, accept_new, port, identity, mark, stall) -> Channel by the channel `kind`."""
 
-    def connect(host: Host, seconds: float = SECONDS, accept_new: bool = False, port: int = 0, identity: str = "",
-                mark: str = "test", stall: float = 8.0) -> Channel:  # fmt: skip
+    def connect(
+        host: Host,
+        seconds: float = SECONDS,
+        accept_new: bool = False,
+        port: int = 0,
+        identity: str = "",
+        mark: str = "test",
+        stall: float = 8.0,
+    ) -> Channel:
         if kind == "paramiko":
             access = Access(Config((str(home.config),)), Keys(nobody), accept_new, port, identity, stall)
             return ssh_paramiko.connect(host, mark, access, seconds)

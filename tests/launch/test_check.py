@@ -14,18 +14,26 @@ from tests.launch.test_probe import look
 
 HOSTS = (Host("node01", "10.0.0.1", interface="eth0"), Host("node02", "10.0.0.2", interface="ib0"), Host("node|3"))
 FACTS = {
-    "python": "3.11.2", "cores": 8, "memory": 64000, "gpus": [{"name": "NVIDIA A40"}] * 2, "skew": -0.25,
-    "disk": {"/data": 9000, "/tmp": 5}, "open_files": [1024, 4096],
+    "python": "3.11.2",
+    "cores": 8,
+    "memory": 64000,
+    "gpus": [{"name": "NVIDIA A40"}] * 2,
+    "skew": -0.25,
+    "disk": {"/data": 9000, "/tmp": 5},
+    "open_files": [1024, 4096],
     "inspection": {"version": "3.10.1", "packages": {"dmltrain": "0.1.0", "torch": "2.9.1", "mxnet": None}},
-}  # fmt: skip
+}
 BARE = {"cores": 4, "memory": 2000, "gpus": [], "skew": 0.0, "open_files": [-1, -1], "inspection": {"error": "none"}}
 REACHED = {
     "node01": {"node02": {"ms": 0.1234}, "node|3": {"error": "timed out"}},
     "node02": {"node01": {"ms": 12.0}, "node|3": {"error": "refused"}},
 }
 PROBLEMS = (Problem("", "versions differ", "install the same on all"), Problem("node|3", "no sshd\nhere", "", 125))
-THROUGHPUT = {"node01": {"node02": {"speed": 941_300_000}}, "node02": {"node01": {"speed": 93_700_000}},
-              "node|3": {"node01": {"error": "timed out"}}}  # fmt: skip
+THROUGHPUT = {
+    "node01": {"node02": {"speed": 941_300_000}},
+    "node02": {"node01": {"speed": 93_700_000}},
+    "node|3": {"node01": {"error": "timed out"}},
+}
 CHECK = Check(HOSTS, {"node01": FACTS, "node02": BARE}, REACHED, PROBLEMS, THROUGHPUT)
 
 MARKDOWN = """\
@@ -76,8 +84,23 @@ def test_nothing_is_lost_on_a_narrow_terminal(width):
     titles = [line for line in lines(CHECK) if line.startswith("## ")]
     assert max(map(len, text)) <= max(width, *(len(title) - len("## ") for title in titles))
     words = " ".join(text).split()
-    cells = {"node01", "10.0.0.1", "eth0", "3.10.1", "0.1.0", "2.9.1", "8", "62", "9000", "1024", "unlimited", "-0.250",
-             "0.12", "12.00", "refused"}  # fmt: skip
+    cells = {
+        "node01",
+        "10.0.0.1",
+        "eth0",
+        "3.10.1",
+        "0.1.0",
+        "2.9.1",
+        "8",
+        "62",
+        "9000",
+        "1024",
+        "unlimited",
+        "-0.250",
+        "0.12",
+        "12.00",
+        "refused",
+    }
     assert cells - set(words) == set()
     assert "…" not in " ".join(text)
     assert text[-1] == "3 hosts: 1 error, 1 warning; a job cannot start"

@@ -20,7 +20,9 @@ def trial(row, name, value):
 
 
 def test_a_file_says_what_the_command_line_says(tmp_path):
-    path = write(tmp_path, """
+    path = write(
+        tmp_path,
+        """
 # a job
 num-workers: 5
 --num_servers: 3
@@ -31,7 +33,8 @@ no-live: false
 job: on
 timeout: 1e3
 program: [train.py, --lr, 0.1, "a b", -n, 7, "", true]
-""")
+""",
+    )
     words = config.arguments(path, OPTIONS, trial)
     assert words == [
         *("--num-workers", "5", "--num-servers", "3"),

@@ -184,8 +184,20 @@ def test_without_proc(tmp_path):
 def threads_of_a_job(launcher, workers: int, before: list[str]) -> list[str]:
     """OMP_NUM_THREADS of each worker of a job whose launcher is started by `before`."""
     environment = {name: value for name, value in launcher.environment.items() if name != "OMP_NUM_THREADS"}
-    command = [sys.executable, "-m", "launch.cli", "--log-dir", str(launcher.folder / "logs"), "-n", str(workers),
-               "-s", "0", "sh", "-c", "echo $OMP_NUM_THREADS"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "launch.cli",
+        "--log-dir",
+        str(launcher.folder / "logs"),
+        "-n",
+        str(workers),
+        "-s",
+        "0",
+        "sh",
+        "-c",
+        "echo $OMP_NUM_THREADS",
+    ]
     subprocess.run([*before, *command], cwd=launcher.folder, env=environment, check=True, capture_output=True)
     return [(launcher.folder / f"logs/worker-{rank}.log").read_text().strip() for rank in range(workers)]
 

@@ -118,8 +118,10 @@ def test_redacting():
     assert redact("a.b axb", ("a.b",)) == "*** axb"
     assert redact("text", ()) == "text"
     assert redact_all({"argv": ["x", ("secret",)], "secret": 5, "n": None}, ("secret",)) == {
-        "argv": ["x", ("***",)], "***": 5, "n": None,
-    }  # fmt: skip
+        "argv": ["x", ("***",)],
+        "***": 5,
+        "n": None,
+    }
 
 
 def test_which_values_are_secret():

@@ -23,8 +23,13 @@ from launch.job.host import Host
 from launch.job.placement import place
 
 V, B = 25e6, 1.25e8  # bytes; bytes/s: 1 Gbit/s
-COMPRESSION = {"none": (1.0, 1.0), "bf16": (0.5, 0.5), "fp16": (0.5, 0.5), "int8": (0.252, 0.252),
-               "2bit": (17 / 256, 17 / 256)}  # fmt: skip
+COMPRESSION = {
+    "none": (1.0, 1.0),
+    "bf16": (0.5, 0.5),
+    "fp16": (0.5, 0.5),
+    "int8": (0.252, 0.252),
+    "2bit": (17 / 256, 17 / 256),
+}
 STEP = Step(0.2, 64, V, "resnet-50", compression=COMPRESSION)
 
 
@@ -38,8 +43,15 @@ def links(count: int, speed: float = B, **others: float) -> Links:
     return Links({(a, b): min(others.get(a, speed), others.get(b, speed)) for a in names for b in names if a != b})
 
 
-def expected(workers: int, servers: int, machines: int, policy: str = "dmlc", gc_type: str = "none",
-             step: Step = STEP, compute: float = 0.2) -> Forecast:  # fmt: skip
+def expected(
+    workers: int,
+    servers: int,
+    machines: int,
+    policy: str = "dmlc",
+    gc_type: str = "none",
+    step: Step = STEP,
+    compute: float = 0.2,
+) -> Forecast:
     placed = place(workers, servers, hosts(machines), policy)
     found = forecast(placed, step, Computing({"h1": {1: compute}}), links(machines), gc_type)
     assert found
@@ -149,8 +161,10 @@ def test_one_worker_alone_is_never_slower_than_beside_others():
 
 
 def test_uneven_measurements_are_said():
-    even, uneven = (Outlook(2, lambda count: place(count, count, hosts(1)), STEP, Computing({"h1": {1: 0.2}}, spread),
-                            Links()) for spread in (0.2, 0.8))  # fmt: skip
+    even, uneven = (
+        Outlook(2, lambda count: place(count, count, hosts(1)), STEP, Computing({"h1": {1: 0.2}}, spread), Links())
+        for spread in (0.2, 0.8)
+    )
     assert "Not reliable: steps took unevenly long" in said(uneven) and "80 %" in said(uneven)
     assert "Not reliable" not in said(even)
 
@@ -177,26 +191,57 @@ def test_what_a_program_says():
     least = {"seconds_per_step": 0.25, "samples_per_step": 64, "model_bytes": 1000}
     assert step_of(f"DMLTRAIN_MEASURE {json.dumps(least)}") == Step(0.25, 64, 1000)
     assert step_of(f"DMLTRAIN_MEASURE {json.dumps({**least, 'spread': 0.3})}").spread == 0.3
-    more = {**least, "kv_store": "dist_async", "gc_type": "int8", "network": "mlp", "backend": "torch", "devices": 2,
-            "summed_in_host": True, "pieces": [600, 400], "distributed": True, "synchronous": False,
-            "compression": {"none": [1, 1], "int8": [0.25, 1]}}  # fmt: skip
+    more = {
+        **least,
+        "kv_store": "dist_async",
+        "gc_type": "int8",
+        "network": "mlp",
+        "backend": "torch",
+        "devices": 2,
+        "summed_in_host": True,
+        "pieces": [600, 400],
+        "distributed": True,
+        "synchronous": False,
+        "compression": {"none": [1, 1], "int8": [0.25, 1]},
+    }
     assert step_of(f"DMLTRAIN_MEASURE {json.dumps(more)}") == Step(
-        0.25, 64, 1000, "mlp", "dist_async", "int8", "torch", True, False, {"none": (1.0, 1.0), "int8": (0.25, 1.0)},
-        True, (600, 400))  # fmt: skip
+        0.25,
+        64,
+        1000,
+        "mlp",
+        "dist_async",
+        "int8",
+        "torch",
+        True,
+        False,
+        {"none": (1.0, 1.0), "int8": (0.25, 1.0)},
+        True,
+        (600, 400),
+    )
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", "7", "null", "{", "", '{"seconds_per_step": 0, "samples_per_step": 1}',
-                                  '{"seconds_per_step": NaN, "samples_per_step": 1, "model_bytes": 1}',
-                                  '{"seconds_per_step": -1, "samples_per_step": 1, "model_bytes": 1}',
-                                  '{"seconds_per_step": 1, "samples_per_step": 1, "model_bytes": 1, "pieces": 3}',
-                                  '{"seconds_per_step": 1, "samples_per_step": 1, "model_bytes": 1, "spread": -1}',
-                                  '{"seconds_per_step": 1, "samples_per_step": 1, "model_bytes": 1, "compression": 3}',
-                                  '{"seconds_per_step": 1, "samples_per_step": 1, "model_bytes": 1, "compression": {}}',
-                                  '{"seconds_per_step": 1, "samples_per_step": 1, "model_bytes": 1, '
-                                  '"compression": {"none": [1, 1], "x": [1]}}',
-                                  '{"seconds_per_step": 1, "samples_per_step": 1, "model_bytes": 1, '
-                                  '"compression": {"none": [1, 1], "x": [0, 1]}}',
-                                  '{"seconds_per_step": "x", "samples_per_step": 1, "model_bytes": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        "[]",
+        "7",
+        "null",
+        "{",
+        "",
+        '{"seconds_per_step": 0, "samples_per_step": 1}',
+        '{"seconds_per_step": NaN, "samples_per_step": 1, "model_bytes": 1}',
+        '{"seconds_per_step": -1, "samples_per_step": 1, "model_bytes": 1}',
+        '{"seconds_per_step": 1, "samples_per_step": 1, "model_bytes": 1, "pieces": 3}',
+        '{"seconds_per_step": 1, "samples_per_step": 1, "model_bytes": 1, "spread": -1}',
+        '{"seconds_per_step": 1, "samples_per_step": 1, "model_bytes": 1, "compression": 3}',
+        '{"seconds_per_step": 1, "samples_per_step": 1, "model_bytes": 1, "compression": {}}',
+        '{"seconds_per_step": 1, "samples_per_step": 1, "model_bytes": 1, "compression": {"none": [1, 1], "x": [1]}}',
+        '{"seconds_per_step": 1, "samples_per_step": 1, "model_bytes": 1, '
+        '"compression": {"none": [1, 1], "x": [0, 1]}}',
+        '{"seconds_per_step": "x", "samples_per_step": 1, "model_bytes": 1}',
+    ],
+)
 def test_nonsense_is_no_step(text):
     assert step_of(f"DMLTRAIN_MEASURE {text}") is None
 
@@ -229,8 +274,10 @@ def test_it_says_when_distributing_pays():
 def test_it_says_when_it_does_not_and_what_would_help():
     text = said(outlook(5, 0.05))  # one worker: 50 ms; five: 320 ms of communication
     assert "This will not pay: 5 workers are 0.68 - 0.78 times as fast as one worker on h1" in text
-    assert ("It would pay with --gc-type bf16 (1.2 - 1.6), or --gc-type int8 (1.9 - 3.1), or --gc-type 2bit "
-            "(3.5 - 5.0), or a batch of 116 or more per worker.") in text  # fmt: skip
+    assert (
+        "It would pay with --gc-type bf16 (1.2 - 1.6), or --gc-type int8 (1.9 - 3.1), or --gc-type 2bit "
+        "(3.5 - 5.0), or a batch of 116 or more per worker."
+    ) in text
     assert "breaks even with one worker at a batch of 103 per worker" in text
 
 

@@ -77,7 +77,7 @@ def refusal(function, *arguments) -> str:
         ("h1 roles=worker,server,scheduler", Host("h1", roles=(SCHEDULER, SERVER, WORKER))),
         ("h1 roles=worker", Host("h1", roles=(WORKER,))),
         ("h1 env.A=1 env.B='x #y' env.C=", Host("h1", environment=(("A", "1"), ("B", "x #y"), ("C", "")))),
-        ("h1 env.A=a#b env.B=\"it's $HOME\"", Host("h1", environment=(("A", "a#b"), ("B", "it's $HOME")))),
+        ('h1 env.A=a#b env.B="it\'s $HOME"', Host("h1", environment=(("A", "a#b"), ("B", "it's $HOME")))),
         ("h1 env.A=b=c", Host("h1", environment=(("A", "b=c"),))),
     ],
 )
@@ -284,9 +284,16 @@ def test_an_inventory():
         Host("n3", user="bob", port=2222, slots=2, environment=env, where="hosts.yaml:5"),
         Host("n4", "10.0.0.4", **four),
         Host("n5", "10.0.0.5", **four),
-        Host("2001:db8::1", user="anna", slots=2, gpus=("0", "1"), roles=(SERVER,),
-             environment=(*env, ("D", "two\nlines")), where="hosts.yaml:14"),
-    ]  # fmt: skip
+        Host(
+            "2001:db8::1",
+            user="anna",
+            slots=2,
+            gpus=("0", "1"),
+            roles=(SERVER,),
+            environment=(*env, ("D", "two\nlines")),
+            where="hosts.yaml:14",
+        ),
+    ]
 
 
 def test_an_inventory_may_be_a_list_alone():
@@ -313,8 +320,8 @@ def test_an_inventory_may_be_a_list_alone():
         ("- name: h1\n  env: A=b\n", "hosts.yaml:2: env: expected a mapping"),
         ("- name: h1\n  env:\n    RANK: 1\n", "hosts.yaml:3: env.RANK: the launcher itself sets RANK"),
         ("- name: h1\n  env:\n    A: {}\n", "hosts.yaml:3: env.A: expected one value"),
-        ("- name: h1\n  env: {A: \"\\0\"}\n", "hosts.yaml:2: env.A: a NUL cannot be in an environment variable"),
-        ("- name: h1\n  workdir: \"/a\\nb\"\n", "hosts.yaml:2: workdir='/a\\nb': a control character is in it"),
+        ('- name: h1\n  env: {A: "\\0"}\n', "hosts.yaml:2: env.A: a NUL cannot be in an environment variable"),
+        ('- name: h1\n  workdir: "/a\\nb"\n', "hosts.yaml:2: workdir='/a\\nb': a control character is in it"),
         ("- name: h1\n  slots: 1\n  slots: 2\n", "hosts.yaml:3: slots: is there already at hosts.yaml:2"),
         ("- name: h1\n  [a]: 2\n", "hosts.yaml:2: expected the name of an attribute"),
         ("- h1\n- h2\n- name: h1\n", "hosts.yaml:3: h1 is there already at hosts.yaml:1"),

@@ -23,34 +23,45 @@ NOW = 1_800_000_000.0
 def run(program: str, *words: object, cwd: Path) -> subprocess.CompletedProcess:
     """dmltrain-PROGRAM with these words."""
     code = f"import launch.cli; launch.cli.{program}_main()"
-    return subprocess.run([sys.executable, "-c", code, *map(str, words)], cwd=cwd, capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)})
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, words)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
 
 
 # -- the command line ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("words", "argv"), [
-    ("ps fit", ["--ps", "fit"]),
-    ("ps --ssh system fit --ssh-port=22", ["--ps", "fit", "--ssh", "system", "--ssh-port", "22"]),
-    ("logs fit --follow --show worker:0", ["--logs", "fit", "--follow", "--show", "worker:0"]),
-    ("kill --grace 2 -- -fit", ["--kill", "-fit", "--grace", "2"]),
-])
+@pytest.mark.parametrize(
+    ("words", "argv"),
+    [
+        ("ps fit", ["--ps", "fit"]),
+        ("ps --ssh system fit --ssh-port=22", ["--ps", "fit", "--ssh", "system", "--ssh-port", "22"]),
+        ("logs fit --follow --show worker:0", ["--logs", "fit", "--follow", "--show", "worker:0"]),
+        ("kill --grace 2 -- -fit", ["--kill", "-fit", "--grace", "2"]),
+    ],
+)
 def test_a_verb_is_an_option_of_the_launcher(words, argv):
     assert list(parse_job(words.split()).launcher_argv) == argv
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    ("", "no verb given: there is ls, ps, logs, kill"),
-    ("log fit", "unknown verb 'log': there is ls, ps, logs, kill; did you mean logs?"),
-    ("ps", "dmltrain-job ps needs a JOB"),
-    ("ps a b", "dmltrain-job ps takes one JOB, and not 'b' as well"),
-    ("ls a b", "dmltrain-job ls takes one"),
-    ("kill --follow fit", "--follow is no option of dmltrain-job kill"),
-    ("logs fit -n 2", "-n is no option of dmltrain-job logs"),
-    ("logs fit --show", "--show needs a value"),
-    ("ls --nonsense", "unknown option --nonsense"),
-])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("", "no verb given: there is ls, ps, logs, kill"),
+        ("log fit", "unknown verb 'log': there is ls, ps, logs, kill; did you mean logs?"),
+        ("ps", "dmltrain-job ps needs a JOB"),
+        ("ps a b", "dmltrain-job ps takes one JOB, and not 'b' as well"),
+        ("ls a b", "dmltrain-job ls takes one"),
+        ("kill --follow fit", "--follow is no option of dmltrain-job kill"),
+        ("logs fit -n 2", "-n is no option of dmltrain-job logs"),
+        ("logs fit --show", "--show needs a value"),
+        ("ls --nonsense", "unknown option --nonsense"),
+    ],
+)
 def test_wrong_words_are_refused(tmp_path, words, message):
     with pytest.raises(LaunchError) as caught:
         parse_job(words.split())
@@ -141,7 +152,9 @@ def test_a_job_is_listed_shown_and_ended(launcher):
 
     assert tell("ls").splitlines()[1].split()[:6] == ["fit", "running", "-", "2", "0", "1"]
     assert [row.split()[1:3] for row in tell("ps", "fit").splitlines() if "program.py" in row][:2] == [
-        ["worker", "0"], ["worker", "1"]]  # fmt: skip
+        ["worker", "0"],
+        ["worker", "1"],
+    ]
     assert tell("logs", "fit", "--show", "worker:1") == "[worker-1] ready\n"
     killed = run("job", "kill", "fit", "--grace", 1, cwd=launcher.folder)
     assert killed.returncode == 0 and "0 processes left on 1 host" in killed.stderr
@@ -150,13 +163,15 @@ def test_a_job_is_listed_shown_and_ended(launcher):
 
 
 def test_following_logs_to_the_end_of_the_job(launcher):
-    script = launcher.script("import os, time\nprint('ready', flush=True)\n"
-                             "while not os.path.exists('go'): time.sleep(0.01)\nprint('done')\n")
+    script = launcher.script(
+        "import os, time\nprint('ready', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)\nprint('done')\n"
+    )
     launched = launcher.start("-n", 1, "-s", 0, script, logs="logs/fit")
     launched.wait_ready("worker-0")
     command = [sys.executable, "-c", "import launch.cli; launch.cli.job_main()", "logs", "fit", "--follow"]
-    following = subprocess.Popen(command, cwd=launcher.folder, env=launcher.environment, stdout=subprocess.PIPE,
-                                 text=True)
+    following = subprocess.Popen(
+        command, cwd=launcher.folder, env=launcher.environment, stdout=subprocess.PIPE, text=True
+    )
     assert following.stdout and following.stdout.readline() == "[worker-0] ready\n"
     (launcher.folder / "go").touch()
     assert launched.wait().code == 0
@@ -167,8 +182,13 @@ def test_check_looks_at_hosts_and_starts_nothing(tmp_path):
     done = run("check", "-n", 2, cwd=tmp_path)
     assert done.returncode == 0, done
     assert "localhost" in done.stdout and not (tmp_path / "logs").exists()
-    old = subprocess.run([sys.executable, "-m", "launch.cli", "--check", "-n", "2"], cwd=tmp_path, capture_output=True,
-                         text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    old = subprocess.run(
+        [sys.executable, "-m", "launch.cli", "--check", "-n", "2"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     assert old.stdout.splitlines()[:1] == done.stdout.splitlines()[:1]
 
 
@@ -176,7 +196,9 @@ def test_check_looks_at_hosts_and_starts_nothing(tmp_path):
 def test_check_does_nothing_else(tmp_path, words):
     done = run("check", *words, cwd=tmp_path)
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr == f"dmltrain-check: error: {words[0]} is an option of dmltrain-launch: " \
-                          "dmltrain-check only looks at hosts\n"
+    assert (
+        done.stderr == f"dmltrain-check: error: {words[0]} is an option of dmltrain-launch: "
+        "dmltrain-check only looks at hosts\n"
+    )
     said = run("check", "--help", cwd=tmp_path).stdout
     assert said.startswith("usage: dmltrain-check ") and words[0] not in said and "--hostfile" in said

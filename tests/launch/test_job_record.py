@@ -30,8 +30,12 @@ def test_the_record_of_an_old_job_is_read_by_whatever_reads_records(folder):
     assert "format" not in record and record["launcher"] == "local"
     assert Record(folder).ended
     assert [str(source) for source in Record(folder).sources] == [
-        "scheduler-0", "server-0", "server-1", "worker-0", "worker-1"
-    ]  # fmt: skip
+        "scheduler-0",
+        "server-0",
+        "server-1",
+        "worker-0",
+        "worker-1",
+    ]
     (row,) = jobs.find_jobs(folder.parent)
     assert (row.state, row.record["exit_code"]) == (jobs.ENDED, 0)
 
@@ -40,8 +44,11 @@ def test_a_newer_format_is_refused_with_the_version_that_reads_it(folder):
     newer = {**json.loads(GOLDEN.read_text()), "format": FORMAT + 1, "versions": {"dmltrain": "9.1"}}
     (folder / "job.json").write_text(json.dumps(newer))
     for read in (visit.read, lambda path: Record(Path(path)).ended):
-        with pytest.raises(LaunchError, match=rf"job.json has format {FORMAT + 1}, .* formats 0 to {FORMAT}: "
-                                              r"use dmltrain 9.1, which wrote it"):  # fmt: skip
+        with pytest.raises(
+            LaunchError,
+            match=rf"job.json has format {FORMAT + 1}, .* formats 0 to {FORMAT}: "
+            r"use dmltrain 9.1, which wrote it",
+        ):
             read(str(folder))
     assert jobs.find_jobs(folder.parent)[0].state == jobs.UNREADABLE
 

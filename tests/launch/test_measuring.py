@@ -43,8 +43,10 @@ def test_workers_measure_together_and_then_one_alone(launcher):
     assert [each["OMP_NUM_THREADS"] for each in seen] == [str(max(1, CORES // 2))] * 2 + [str(CORES)]
     assert {(each["DMLTRAIN_MEASURE"], each["DMLC_NUM_SERVER"]) for each in seen} == {("5", "0")}
     rows = [re.split(r" *\| *", line)[1:-1] for line in text.splitlines() if re.match(r"\| +\d+ \| +\d+ \| ", line)]
-    assert rows[-2:] == [["1", "0", "100", "0", "100", "640", "1.0", "100 %"],
-                         ["2", "1", "150", "0", "150", "853", "1.3", "67 %"]], text  # fmt: skip
+    assert rows[-2:] == [
+        ["1", "0", "100", "0", "100", "640", "1.0", "100 %"],
+        ["2", "1", "150", "0", "150", "853", "1.3", "67 %"],
+    ], text
     assert "Distributing pays: 2 workers are 1.3 times as fast as one worker on localhost" in text
     assert "All of it stays on one host" in text
     assert not (launcher.folder / "logs").exists()
@@ -62,9 +64,13 @@ print("DMLTRAIN_MEASURE", json.dumps({"seconds_per_step": seconds, "samples_per_
 """
 
 
-@pytest.mark.parametrize(("disturbance", "times", "row", "words"), [
-    ("passes", 2, ["2", "2", "150", "0", "150", "853", "1.3", "67 %"], "Distributing pays"),
-    ("stays", 3, ["2", "2", "150", "0", "150", "853", "2.0", "100 %"], "Not reliable: a worker alone on localhost")])
+@pytest.mark.parametrize(
+    ("disturbance", "times", "row", "words"),
+    [
+        ("passes", 2, ["2", "2", "150", "0", "150", "853", "1.3", "67 %"], "Distributing pays"),
+        ("stays", 3, ["2", "2", "150", "0", "150", "853", "2.0", "100 %"], "Not reliable: a worker alone on localhost"),
+    ],
+)
 def test_what_cannot_be_is_measured_again(launcher, disturbance, times, row, words):
     text = check(launcher, "-n", 2, launcher.script(DISTURBED), disturbance)
     assert len(ran(launcher)) == 2 + times
@@ -101,8 +107,9 @@ def test_why_there_is_no_forecast(launcher, options, why):
 
 
 def test_an_impatient_user_leaves_nothing_behind(launcher):
-    launched = launcher.start("--check", "-n", 2, launcher.script(
-        "import time; open('ready', 'w'); time.sleep(100)  # DMLTRAIN_MEASURE"))  # fmt: skip
+    launched = launcher.start(
+        "--check", "-n", 2, launcher.script("import time; open('ready', 'w'); time.sleep(100)  # DMLTRAIN_MEASURE")
+    )
     wait_for((launcher.folder / "ready").exists, "a process that measures")
     launched.signal(signal.SIGINT)
     result = launched.wait(DEADLINE)
@@ -112,17 +119,41 @@ def test_an_impatient_user_leaves_nothing_behind(launcher):
 
 
 def test_a_training_program_of_dmltrain(launcher):
-    text = check(launcher, "-n", 2, "-s", 2, "--env", "DMLTRAIN_MEASURE=0.3", "--env", "TORCHINDUCTOR_CACHE_DIR=.",
-                 ROOT / "examples" / "train_digits.py", "--network", "mlp", "--kv-store", "dist_sync")  # fmt: skip
+    text = check(
+        launcher,
+        "-n",
+        2,
+        "-s",
+        2,
+        "--env",
+        "DMLTRAIN_MEASURE=0.3",
+        "--env",
+        "TORCHINDUCTOR_CACHE_DIR=.",
+        ROOT / "examples" / "train_digits.py",
+        "--network",
+        "mlp",
+        "--kv-store",
+        "dist_sync",
+    )
     assert "Forecast for dist_sync: mlp, batch 32 per worker, --gc-type none" in text, text
     assert "This is a forecast from bounds" in text
 
 
-@pytest.mark.parametrize(("source", "heeds"), [
-    ("from dmltrain import fit\n", True), ("from dmltrain import a, fit as b\n", True), ("import dmltrain.fit\n", True),
-    ("from dmltrain.fit import main\n", True), ("# heeds DMLTRAIN_MEASURE\n", True), ("import dmltrain\n", False),
-    ("from other import fit\n", False), ("fit = 'dmltrain'\n", False), ("def broken(:\n", False), ("", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("source", "heeds"),
+    [
+        ("from dmltrain import fit\n", True),
+        ("from dmltrain import a, fit as b\n", True),
+        ("import dmltrain.fit\n", True),
+        ("from dmltrain.fit import main\n", True),
+        ("# heeds DMLTRAIN_MEASURE\n", True),
+        ("import dmltrain\n", False),
+        ("from other import fit\n", False),
+        ("fit = 'dmltrain'\n", False),
+        ("def broken(:\n", False),
+        ("", False),
+    ],
+)
 def test_which_programs_measure_themselves(tmp_path, source, heeds):
     path = tmp_path / "program.py"
     path.write_text(source)

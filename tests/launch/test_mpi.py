@@ -77,8 +77,12 @@ class Conversation:
 
     def start(self, *argv: str, **variables: str) -> int:
         """Start task 0; its pid."""
-        task = {"task": 0, "argv": argv, "workdir": str(self.folder),
-                "environment": {"DMLTRAIN_JOB": self.mark, **variables}}  # fmt: skip
+        task = {
+            "task": 0,
+            "argv": argv,
+            "workdir": str(self.folder),
+            "environment": {"DMLTRAIN_JOB": self.mark, **variables},
+        }
         self.send(do="start", unset=[], tasks=[task])
         return self.until("started")["pid"]
 

@@ -129,8 +129,16 @@ def test_a_program_that_is_no_mpirun(tmp_path):
 
 
 def test_an_agent_does_not_take_itself_for_a_process_of_mpirun():
-    told = ["OMPI_COMM_WORLD_RANK", "OMPI_MCA_ess", "PMIX_RANK", "PMI_FD", "PMI_RANK", "MPI_LOCALNRANKS", "HYDI_X",
-            "MPIR_CVAR_CH3_INTERFACE_HOSTNAME"]  # fmt: skip
+    told = [
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_MCA_ess",
+        "PMIX_RANK",
+        "PMI_FD",
+        "PMI_RANK",
+        "MPI_LOCALNRANKS",
+        "HYDI_X",
+        "MPIR_CVAR_CH3_INTERFACE_HOSTNAME",
+    ]
     assert all(MPI_OWN.match(name) for name in told)
     assert not any(MPI_OWN.match(name) for name in ["PATH", "MPI_HOME", "MPICC", "PMIXED", "OMP_NUM_THREADS"])
 

@@ -15,8 +15,9 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
 PTH = ROOT / "dmltrain/backends/mxnet/dmltrain_mxnet.pth"
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("mxnet") is None,
-                                reason="mxnet is not installed: pip install 'dmltrain[mxnet]'")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("mxnet") is None, reason="mxnet is not installed: pip install 'dmltrain[mxnet]'"
+)
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,16 @@ def nics(*rows: str) -> list[dict]:
         name, address, *more = row.split()
         ip, _, prefix = address.partition("/")
         speed = next((int(word) for word in more if word.isdigit()), None)
-        found.append({"name": name, "address": ip, "prefix": int(prefix), "loopback": False,
-                      "running": "down" not in more, "speed": speed})  # fmt: skip
+        found.append(
+            {
+                "name": name,
+                "address": ip,
+                "prefix": int(prefix),
+                "loopback": False,
+                "running": "down" not in more,
+                "speed": speed,
+            }
+        )
     return found
 
 
@@ -50,7 +58,10 @@ def test_the_only_network_of_all_hosts():
         "h3": nics("eth0 192.168.1.5/24", "ib0 10.0.0.3/24"),
     }
     assert choose([H1, H2, H3], have, reached={"h1": "192.168.1.4", "h2": "192.168.2.4"}) == {
-        "h1": ("10.0.0.1", "ib0"), "h2": ("10.0.0.2", "ib1"), "h3": ("10.0.0.3", "ib0")}  # fmt: skip
+        "h1": ("10.0.0.1", "ib0"),
+        "h2": ("10.0.0.2", "ib1"),
+        "h3": ("10.0.0.3", "ib0"),
+    }
 
 
 def test_of_several_the_one_that_ssh_reached():
@@ -101,7 +112,9 @@ def test_ipv6_alone_will_do_and_link_local_will_not():
 def test_routed_hosts_have_the_address_that_ssh_reached():
     have = {"h1": nics("eth0 10.1.0.1/24", "eth1 172.16.0.1/24"), "h2": nics("eth0 10.2.0.1/24")}
     assert choose([H1, H2], have, reached={"h1": "10.1.0.1", "h2": "10.2.0.1"}) == {
-        "h1": ("10.1.0.1", "eth0"), "h2": ("10.2.0.1", "eth0")}  # fmt: skip
+        "h1": ("10.1.0.1", "eth0"),
+        "h2": ("10.2.0.1", "eth0"),
+    }
 
 
 def test_a_routed_host_reached_through_a_forwarded_port_has_its_only_address():
@@ -112,14 +125,23 @@ def test_a_routed_host_reached_through_a_forwarded_port_has_its_only_address():
 def test_a_routed_host_with_several_addresses_must_be_told():
     have = {"h1": nics("eth0 10.1.0.1/24", "eth1 172.16.0.1/24"), "h2": nics("eth0 10.2.0.1/24")}
     said = refusal([H1, H2], have, reached={"h1": "203.0.113.5", "h2": "10.2.0.1"})
-    for part in ("h1 has no address", "203.0.113.5", "h1: 10.1.0.1/24 on eth0, 172.16.0.1/24 on eth1",
-                 "h2: 10.2.0.1/24 on eth0", "--interface", "--subnet", "addr="):  # fmt: skip
+    for part in (
+        "h1 has no address",
+        "203.0.113.5",
+        "h1: 10.1.0.1/24 on eth0, 172.16.0.1/24 on eth1",
+        "h2: 10.2.0.1/24 on eth0",
+        "--interface",
+        "--subnet",
+        "addr=",
+    ):
         assert part in said
 
 
 def test_hosts_whose_interfaces_are_unknown_are_trusted_to_have_what_ssh_reached():
     assert choose([H1, H2], {"h1": [], "h2": nics("eth0 10.2.0.1/24")}, reached={"h1": "10.1.0.1"}) == {
-        "h1": ("10.1.0.1", ""), "h2": ("10.2.0.1", "eth0")}  # fmt: skip
+        "h1": ("10.1.0.1", ""),
+        "h2": ("10.2.0.1", "eth0"),
+    }
 
 
 # -- what the user says --------------------------------------------------------------------------------------------
@@ -197,7 +219,7 @@ def test_one_machine_under_two_names():
 
 
 def test_this_machine_as_it_is():
-    (ip, nic), = choose([H1], {"h1": interfaces()}).values()
+    ((ip, nic),) = choose([H1], {"h1": interfaces()}).values()
     assert (ip, nic) == ("127.0.0.1", "lo")
 
 

@@ -83,8 +83,10 @@ def test_script_that_cannot_be_read(job):
 def test_no_such_python(job):
     problem = only(judge(job, replace(HOST, python="/opt/none/python3")))
     assert problem.code == 127
-    assert problem.text == "node03: Python /opt/none/python3 not found; name the host's Python with python= in the " \
-                           "hosts file"  # fmt: skip
+    assert (
+        problem.text == "node03: Python /opt/none/python3 not found; name the host's Python with python= in the "
+        "hosts file"
+    )
 
 
 @pytest.mark.parametrize(
@@ -156,8 +158,11 @@ def test_a_python_too_old_for_dmltrain(job, version):
     path = python(version)
     problem = only(judge(replace(job, needs=("dmltrain",)), replace(HOST, python=path)))
     assert problem.code == 2
-    assert re.fullmatch(rf"node03: {path} \({version}\.\d+\) is too old for dmltrain, which needs Python 3\.10 or "
-                        r"later; name another with python= in the hosts file", problem.text)  # fmt: skip
+    assert re.fullmatch(
+        rf"node03: {path} \({version}\.\d+\) is too old for dmltrain, which needs Python 3\.10 or "
+        r"later; name another with python= in the hosts file",
+        problem.text,
+    )
 
 
 def test_the_oldest_python_is_that_of_the_packaging():
@@ -179,8 +184,9 @@ def test_hosts_with_different_versions_are_a_warning():
     alike, other = facts(torch="2.9.1", dmltrain="0.1", mxnet=None), facts(torch="2.4.0", dmltrain="0.1", mxnet="1.9.1")
     problem = only(differences({"h1": alike, "h2": other, "h3": alike, "h4": {"inspection": {"error": "none"}}}))
     assert not problem.fatal
-    assert problem.text == "hosts have different versions of torch: 2.9.1 on h1, h3; 2.4.0 on h2; install the same " \
-                           "on all"  # fmt: skip
+    assert (
+        problem.text == "hosts have different versions of torch: 2.9.1 on h1, h3; 2.4.0 on h2; install the same on all"
+    )
 
 
 # -- the machine ---------------------------------------------------------------------------------------------------
@@ -234,8 +240,15 @@ def test_disks_nearly_full_are_warnings(job):
 
 
 def test_what_is_not_known_is_not_wrong(job):
-    unknown = {"workdir": None, "program": None, "script": None, "gpus": None, "inspection": None, "open_files": None,
-               "disk": {"/tmp": None}}  # fmt: skip
+    unknown = {
+        "workdir": None,
+        "program": None,
+        "script": None,
+        "gpus": None,
+        "inspection": None,
+        "open_files": None,
+        "disk": {"/tmp": None},
+    }
     assert problems(replace(HOST, gpus=("0",)), unknown, request(job, HOST)) == []
     assert problems(HOST, {}, request(job, HOST)) == []
 

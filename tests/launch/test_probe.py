@@ -178,8 +178,13 @@ def test_versions_come_without_an_import(tmp_path, empty_python):
     finally:
         for path in [*site.glob("torch*"), *site.glob("mxnet*"), *site.glob("numpy*")]:
             shutil.rmtree(path)
-    version = subprocess.run([sys.executable, "-c", "import dmltrain; print(dmltrain.__version__)"], cwd=ROOT,
-                             capture_output=True, text=True, check=True).stdout.strip()  # fmt: skip
+    version = subprocess.run(
+        [sys.executable, "-c", "import dmltrain; print(dmltrain.__version__)"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
     assert found["packages"] == {"dmltrain": version, "torch": "2.9.1+cpu", "mxnet": "1.9.1", "numpy": "unknown"}
     assert not (tmp_path / "imported").exists()
 

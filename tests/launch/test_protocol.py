@@ -190,12 +190,20 @@ def test_messages_are_the_same_on_every_python_of_an_agent(version):
         File(1, 2, gone=True),
         Stop(0.5),
     ]
-    program = "import sys; from launch.agent import protocol, events\n" \
-              "for line in sys.stdin.buffer: print(protocol.encode_command(protocol.decode_command(line)).decode())\n" \
-              "print(protocol.encode_event(events.Ready('h', 1, 2)).decode())"  # fmt: skip
+    program = (
+        "import sys; from launch.agent import protocol, events\n"
+        "for line in sys.stdin.buffer: print(protocol.encode_command(protocol.decode_command(line)).decode())\n"
+        "print(protocol.encode_event(events.Ready('h', 1, 2)).decode())"
+    )
     lines = b"".join(map(encode_command, sent))
-    done = subprocess.run([python(version), "-c", program], input=lines, capture_output=True, check=True,
-                          cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+    done = subprocess.run(
+        [python(version), "-c", program],
+        input=lines,
+        capture_output=True,
+        check=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     answers = done.stdout.split(b"\n")
     assert [decode_command(line) for line in answers if line.startswith(b'{"do"')] == sent
     assert decode_event(answers[-2], "h") == Ready("h", 1, 2)

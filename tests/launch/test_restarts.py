@@ -36,8 +36,9 @@ def test_a_signal_between_two_attempts(launcher):
 
 
 def test_a_killed_job_is_not_started_anew_by_a_launcher_elsewhere(launcher, monkeypatch):
-    launched = launcher.start("-n", 1, "-s", 0, "--max-restarts", 9, "--job", "endless", "sh", "-c",
-                              "echo ready; exec sleep 120")  # fmt: skip
+    launched = launcher.start(
+        "-n", 1, "-s", 0, "--max-restarts", 9, "--job", "endless", "sh", "-c", "echo ready; exec sleep 120"
+    )
     launched.wait_ready("worker-0")
     launched.pid("worker")
     record = launched.record

@@ -43,15 +43,18 @@ def shown(folder: Path, selection: str = "", coloured: bool = False, **more) -> 
 
 
 def test_lines_are_merged_by_their_times(tmp_path):
-    make(tmp_path / "job", {
-        "worker-0.log": f"hello\n{stamp(1)} w0 one\n  more of one\n{stamp(4)} w0 two\nno newline".encode(),
-        "worker-10.log": f"{stamp(2)} w10\n{stamp(1)} clock set back\n".encode(),
-        "server-0.log": f"{stamp(1)} s0\n{stamp(3)} s0 \xff\udcff\n".encode("utf-8", "surrogateescape"),
-        "agent-h1.log": f"{stamp(5)[:19]} agent\n".encode(),
-        "scheduler-0.log": b"",
-        "notes.log": b"not of the job\n",
-        "previous-1/worker-0.log": b"of an earlier run\n",
-    })  # fmt: skip
+    make(
+        tmp_path / "job",
+        {
+            "worker-0.log": f"hello\n{stamp(1)} w0 one\n  more of one\n{stamp(4)} w0 two\nno newline".encode(),
+            "worker-10.log": f"{stamp(2)} w10\n{stamp(1)} clock set back\n".encode(),
+            "server-0.log": f"{stamp(1)} s0\n{stamp(3)} s0 \xff\udcff\n".encode("utf-8", "surrogateescape"),
+            "agent-h1.log": f"{stamp(5)[:19]} agent\n".encode(),
+            "scheduler-0.log": b"",
+            "notes.log": b"not of the job\n",
+            "previous-1/worker-0.log": b"of an earlier run\n",
+        },
+    )
     assert shown(tmp_path / "job") == (
         f"[worker-0] hello\n"
         f"[server-0] {stamp(1)} s0\n"
@@ -67,12 +70,15 @@ def test_lines_are_merged_by_their_times(tmp_path):
 
 
 def test_restarts_come_after_the_run_before(tmp_path):
-    make(tmp_path / "job", {
-        "worker-0.log": f"start\n{stamp(1)} first\n".encode(),
-        "restart-1/worker-0.log": f"start\n{stamp(9)} second\n".encode(),
-        "restart-10/worker-0.log": b"third\n",
-        "restart-2/worker-0.log": b"other\n",
-    })  # fmt: skip
+    make(
+        tmp_path / "job",
+        {
+            "worker-0.log": f"start\n{stamp(1)} first\n".encode(),
+            "restart-1/worker-0.log": f"start\n{stamp(9)} second\n".encode(),
+            "restart-10/worker-0.log": b"third\n",
+            "restart-2/worker-0.log": b"other\n",
+        },
+    )
     assert shown(tmp_path / "job").decode().splitlines() == [
         "[worker-0] start",
         f"[worker-0] {stamp(1)} first",

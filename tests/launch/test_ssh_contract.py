@@ -116,9 +116,11 @@ def test_reading_and_writing_at_once_do_not_wait_for_each_other(talk):
 def test_a_flood_on_standard_error_stops_nothing_and_is_bounded(connect, sshds, tmp_path):  # noqa: F811
     """A Python that floods standard error while it runs, and says its last words there."""
     flood = tmp_path / "python"
-    flood.write_text("#!/bin/sh\nhead -c 5000000 /dev/zero | tr '\\0' e >&2\necho >&2\n"
-                     f"printf '\\0{protocol.HELLO[1:-1].decode()}\\n'\nread line\n"
-                     "head -c 5000000 /dev/zero | tr '\\0' e >&2\necho >&2; echo the end >&2; exit 9\n")  # fmt: skip
+    flood.write_text(
+        "#!/bin/sh\nhead -c 5000000 /dev/zero | tr '\\0' e >&2\necho >&2\n"
+        f"printf '\\0{protocol.HELLO[1:-1].decode()}\\n'\nread line\n"
+        "head -c 5000000 /dev/zero | tr '\\0' e >&2\necho >&2; echo the end >&2; exit 9\n"
+    )
     flood.chmod(0o755)
     channel = connect(sshds().host(python=flood))
     channel.write(b"\n")
@@ -205,7 +207,7 @@ def test_no_python_there(connect, sshds):  # noqa: F811
     assert str(error).startswith("here (hosts:3): there is no /no/such/python there")
     assert "python=PATH in the hosts file" in str(error)
     assert error.code == 2
-    bare = sshds("ForceCommand env -i PATH=/nowhere /bin/sh -c \"$SSH_ORIGINAL_COMMAND\"")
+    bare = sshds('ForceCommand env -i PATH=/nowhere /bin/sh -c "$SSH_ORIGINAL_COMMAND"')
     assert "there is no python3 there" in str(refused(connect, bare.host(python="python3")))
 
 
@@ -417,9 +419,11 @@ def test_a_jump_that_leads_nowhere(connect, sshds, home):  # noqa: F811
 
 def test_a_command_as_the_way(connect, sshds, home):  # noqa: F811
     sshd = sshds()
-    pipe = "import socket,sys,threading,os;s=socket.create_connection((sys.argv[1],int(sys.argv[2])));" \
-           "threading.Thread(target=lambda:[s.sendall(d) for d in iter(lambda:os.read(0,65536),b'')],daemon=True)" \
-           ".start();[os.write(1,d) for d in iter(lambda:s.recv(65536),b'')]"  # fmt: skip
+    pipe = (
+        "import socket,sys,threading,os;s=socket.create_connection((sys.argv[1],int(sys.argv[2])));"
+        "threading.Thread(target=lambda:[s.sendall(d) for d in iter(lambda:os.read(0,65536),b'')],daemon=True)"
+        ".start();[os.write(1,d) for d in iter(lambda:s.recv(65536),b'')]"
+    )
     script = home.folder / "pipe.py"
     script.write_text(pipe)
     home.configure(

@@ -483,5 +483,3 @@ def test_what_is_no_terminal(tmp_path):
     for path in (tmp_path / "none", tmp_path / "file"):
         with pytest.raises(OSError):
             TerminalPrompt(str(path)).ask("Passphrase? ")
-
-

@@ -244,10 +244,43 @@ def test_any_tree_arrives_and_arrives_over_another_or_is_refused(tmp_path_factor
 # -- what is ignored -------------------------------------------------------------------------------------------------
 
 PATTERNS = (
-    "a", "/a", "a/", "b/*", "!b/a", "**/x.o", "*.o", "!keep", "data/**", "!data/keep", "a/**/b", "build/", "!build/",
-    "# c", "\\#h", "\\!b", "*", "!*/", "!a", "?", "[ab]", "[!ab]", "a b", "a\\ b", "e \\ ", "e ", "/b/a", "**",
-    "**/b/**", "data/**/", "n*", "[z-a]", "!", "/", "", "a\r",
-)  # fmt: skip
+    "a",
+    "/a",
+    "a/",
+    "b/*",
+    "!b/a",
+    "**/x.o",
+    "*.o",
+    "!keep",
+    "data/**",
+    "!data/keep",
+    "a/**/b",
+    "build/",
+    "!build/",
+    "# c",
+    "\\#h",
+    "\\!b",
+    "*",
+    "!*/",
+    "!a",
+    "?",
+    "[ab]",
+    "[!ab]",
+    "a b",
+    "a\\ b",
+    "e \\ ",
+    "e ",
+    "/b/a",
+    "**",
+    "**/b/**",
+    "data/**/",
+    "n*",
+    "[z-a]",
+    "!",
+    "/",
+    "",
+    "a\r",
+)
 
 
 def grow(folder: Path, dice: random.Random, depth: int = 0) -> None:
@@ -302,8 +335,12 @@ def test_a_folder_that_the_repository_ignores_is_copied_when_it_is_the_one(tmp_p
 def test_sync_exclude_wins_over_gitignore(source):
     fill(source, {".gitignore": "*.txt\n", "big.ckpt": ""})
     assert files(manifest(source, ["*.ckpt", "!a.txt"])) == {
-        ".gitignore", "empty", "lib/deep/a.txt", "lib/net.py", "train.py"
-    }  # fmt: skip
+        ".gitignore",
+        "empty",
+        "lib/deep/a.txt",
+        "lib/net.py",
+        "train.py",
+    }
     with pytest.raises(LaunchError, match=r"--sync-exclude !: expected a pattern"):
         manifest(source, ["!"])
 

@@ -32,13 +32,16 @@ def found(launcher, *arguments: object) -> list[str]:
     return by_process["worker-0"]
 
 
-@pytest.mark.parametrize(("options", "source", "expected"), [
-    ((), WRITE, VARIABLES),
-    ((), USES_DMLTRAIN, ()),
-    (("--torch-env", "auto"), USES_DMLTRAIN, ()),
-    (("--torch-env", "on"), USES_DMLTRAIN, VARIABLES),
-    (("--torch-env=off",), WRITE, ()),
-])
+@pytest.mark.parametrize(
+    ("options", "source", "expected"),
+    [
+        ((), WRITE, VARIABLES),
+        ((), USES_DMLTRAIN, ()),
+        (("--torch-env", "auto"), USES_DMLTRAIN, ()),
+        (("--torch-env", "on"), USES_DMLTRAIN, VARIABLES),
+        (("--torch-env=off",), WRITE, ()),
+    ],
+)
 def test_what_workers_find(launcher, options, source, expected):
     script = launcher.script(source)
     assert found(launcher, "-s", 1, *options, script) == list(expected)
@@ -66,8 +69,10 @@ def test_another_word_is_refused():
         parse(["--torch-env", "yes", "train.py"], {})
 
 
-@pytest.mark.parametrize(("source", "servers", "warned"), [
-    (USES_DDP, 1, True), (USES_DDP, 0, False), (WRITE, 1, False), (USES_DDP + USES_DMLTRAIN, 1, False)])
+@pytest.mark.parametrize(
+    ("source", "servers", "warned"),
+    [(USES_DDP, 1, True), (USES_DDP, 0, False), (WRITE, 1, False), (USES_DDP + USES_DMLTRAIN, 1, False)],
+)
 def test_servers_that_would_be_idle(launcher, source, servers, warned):
     done = launcher.run("-n", 1, "-s", servers, launcher.script(source))
     assert done.code == 0, done
@@ -77,31 +82,67 @@ def test_servers_that_would_be_idle(launcher, source, servers, warned):
 # -- what a script uses --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("source", ["import dmltrain", "import dmltrain.kvstore as kv", "from dmltrain import rank",
-                                    "import os, dmltrain", "if True:\n    import dmltrain",
-                                    "import sys; sys.path.insert(0, '..')\nfrom dmltrain.fit import fit"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import dmltrain",
+        "import dmltrain.kvstore as kv",
+        "from dmltrain import rank",
+        "import os, dmltrain",
+        "if True:\n    import dmltrain",
+        "import sys; sys.path.insert(0, '..')\nfrom dmltrain.fit import fit",
+    ],
+)
 def test_scripts_that_use_dmltrain(source):
     assert of_source(source) == Script(uses_dmltrain=True)
 
 
-@pytest.mark.parametrize("source", [
-    "import torch.distributed as dist", "from torch import distributed", "from torch.distributed import init",
-    "from torch.distributed.elastic import x", "import torch\ntorch.distributed.init_process_group('gloo')"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch.distributed as dist",
+        "from torch import distributed",
+        "from torch.distributed import init",
+        "from torch.distributed.elastic import x",
+        "import torch\ntorch.distributed.init_process_group('gloo')",
+    ],
+)
 def test_scripts_that_use_torch_distributed(source):
     assert of_source(source) == Script(uses_torch_distributed=True)
 
 
-@pytest.mark.parametrize("source", [
-    "", "import torch", "import dmltrainer", "from . import dmltrain", "from .dmltrain import x", "'import dmltrain'",
-    "# import dmltrain", "import torch.distributions", "no python at all", "dmltrain = 3", "\0"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "",
+        "import torch",
+        "import dmltrainer",
+        "from . import dmltrain",
+        "from .dmltrain import x",
+        "'import dmltrain'",
+        "# import dmltrain",
+        "import torch.distributions",
+        "no python at all",
+        "dmltrain = 3",
+        "\0",
+    ],
+)
 def test_scripts_that_use_neither(source):
     assert of_source(source) == Script()
 
 
-@pytest.mark.parametrize(("argv", "script"), [
-    (["train.py", "other.py"], "train.py"), (["python", "-u", "train.py"], "train.py"), ([], ""),
-    (["/usr/bin/python3.12", "train.py"], "train.py"), (["sh", "-c", "train.py"], ""), (["python", "-m", "train"], ""),
-    (["./train"], "")])
+@pytest.mark.parametrize(
+    ("argv", "script"),
+    [
+        (["train.py", "other.py"], "train.py"),
+        (["python", "-u", "train.py"], "train.py"),
+        ([], ""),
+        (["/usr/bin/python3.12", "train.py"], "train.py"),
+        (["sh", "-c", "train.py"], ""),
+        (["python", "-m", "train"], ""),
+        (["./train"], ""),
+    ],
+)
 def test_the_script_of_a_command(argv, script):
     assert script_of(argv) == script
 

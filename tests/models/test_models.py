@@ -137,9 +137,17 @@ def test_inception_shapes():
     network = models.create("inception-bn-28-small")
     joined = [step.output_shape for step in network.steps if type(step.layer).__name__ == "Concat"]
     assert joined == [
-        (64, 28, 28), (80, 28, 28), (160, 14, 14), (160, 14, 14), (160, 14, 14), (160, 14, 14), (144, 14, 14),
-        (240, 7, 7), (336, 7, 7), (336, 7, 7),
-    ]  # fmt: skip
+        (64, 28, 28),
+        (80, 28, 28),
+        (160, 14, 14),
+        (160, 14, 14),
+        (160, 14, 14),
+        (160, 14, 14),
+        (144, 14, 14),
+        (240, 7, 7),
+        (336, 7, 7),
+        (336, 7, 7),
+    ]
 
 
 @pytest.mark.parametrize("depth", [20, 32, 44, 50, 56, 110, 164, 173])
@@ -155,8 +163,9 @@ def test_names_are_mxnets():
     inception = [each.name for each in models.create("inception-bn-28-small").parameters()]
     assert inception[:4] == ["convolution0_weight", "convolution0_bias", "batchnorm0_beta", "convolution1_weight"]
     assert [each.name for each in models.create("resnet", 20).auxiliary()][:2] == [
-        "bn_data_moving_mean", "bn_data_moving_var",
-    ]  # fmt: skip
+        "bn_data_moving_mean",
+        "bn_data_moving_var",
+    ]
 
 
 def test_resnet_batch_norm_constants_are_mxnets():

@@ -74,8 +74,12 @@ def _wanted(node: cst.CSTNode, replacements: Iterable[cst.CSTNode]) -> Iterator[
     for each in replacements:
         if isinstance(node, cst.Assign | cst.AnnAssign) and node.value and _code(node.value) in EMPTY:
             continue
-        if not (isinstance(node, cst.Call) and _code(node.func) == "zip" and isinstance(each, cst.Call)
-                and _values(node) == _values(each)):
+        if not (
+            isinstance(node, cst.Call)
+            and _code(node.func) == "zip"
+            and isinstance(each, cst.Call)
+            and _values(node) == _values(each)
+        ):
             yield each
 
 
@@ -139,7 +143,7 @@ class _Text:
             first += 1
         while self._lines[-behind - 1] == new[-behind - 1]:
             behind += 1
-        old, now = self._lines[first:len(self._lines) - behind], new[first:len(new) - behind]
+        old, now = self._lines[first : len(self._lines) - behind], new[first : len(new) - behind]
         return Mutant(first + 1, _one_line(old), _one_line(now), changed)
 
 

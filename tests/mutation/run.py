@@ -1,7 +1,7 @@
 """Mutation testing: which small changes of a module do its nearest tests notice?
 
-    python -m tests.mutation.run dmltrain/kvstore/codec --sample 100      some mutants of all modules in a folder
-    python -m tests.mutation.run --changed main                           those in lines that differ from a commit
+python -m tests.mutation.run dmltrain/kvstore/codec --sample 100      some mutants of all modules in a folder
+python -m tests.mutation.run --changed main                           those in lines that differ from a commit
 """
 
 from __future__ import annotations
@@ -73,8 +73,11 @@ def candidates(wanted: dict[str, Collection[int] | None], tests: list[str]) -> l
     found = []
     for module, lines in wanted.items():
         near = tuple(tests or nearest.of(ROOT, module))
-        found += [Candidate(module, mutant, near) for mutant in mutants.of((ROOT / module).read_text(encoding="utf-8"))
-                  if (lines is None or mutant.line in lines) and (module, mutant.before, mutant.after) not in known]
+        found += [
+            Candidate(module, mutant, near)
+            for mutant in mutants.of((ROOT / module).read_text(encoding="utf-8"))
+            if (lines is None or mutant.line in lines) and (module, mutant.before, mutant.after) not in known
+        ]
     return found
 
 
@@ -120,8 +123,7 @@ class Session:
             target = copy / candidate.module
             original = target.read_text(encoding="utf-8")
             target.write_text(candidate.mutant.source, encoding="utf-8")
-            outcome, _, took = trial.run(copy, list(candidate.tests), self._limits[candidate.tests],
-                                         self._stopped)
+            outcome, _, took = trial.run(copy, list(candidate.tests), self._limits[candidate.tests], self._stopped)
             target.write_text(original, encoding="utf-8")
             with self._lock:
                 self.results.append((candidate, outcome))
@@ -148,8 +150,10 @@ def table(results: list[tuple[Candidate, str]]) -> str:
         by_module["all"][outcome] += 1
     for module, counted in sorted(by_module.items(), key=lambda row: (row[0] == "all", row[0])):
         noticed = sum(counted[word] for word in NOTICED)
-        rows.append(f"| {module} | {counted.total()} | {noticed} | {counted['too slow']} | "
-                    f"{100 * noticed / counted.total():.0f} % |")
+        rows.append(
+            f"| {module} | {counted.total()} | {noticed} | {counted['too slow']} | "
+            f"{100 * noticed / counted.total():.0f} % |"
+        )
     return "\n".join(rows)
 
 

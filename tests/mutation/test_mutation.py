@@ -39,13 +39,16 @@ def changes(source=SOURCE):
     return {(each.before, each.after) for each in mutants.of(source)}
 
 
-@pytest.mark.parametrize("before, after", [
-    ("LIMIT = 3  # of them", "LIMIT = 4  # of them"),  # a constant of the module
-    ("size: int = 2", "size: int = 3"),  # a field
-    ("return self.size > LIMIT", "return self.size >= LIMIT"),  # of a property
-    ("if self.full:", "if not (self.full):"),
-    ('lid.shut("all the way")', "pass"),
-])
+@pytest.mark.parametrize(
+    "before, after",
+    [
+        ("LIMIT = 3  # of them", "LIMIT = 4  # of them"),  # a constant of the module
+        ("size: int = 2", "size: int = 3"),  # a field
+        ("return self.size > LIMIT", "return self.size >= LIMIT"),  # of a property
+        ("if self.full:", "if not (self.full):"),
+        ('lid.shut("all the way")', "pass"),
+    ],
+)
 def test_a_mutant_is_one_small_change_anywhere(before, after):
     assert (before, after) in changes()
 
@@ -73,26 +76,37 @@ def tree(folder, files):
 
 FILES = {
     "dmltrain/kvstore/__init__.py": "def create(): ...",
-    "dmltrain/kvstore/codec/__init__.py": "def make(): ...", "dmltrain/kvstore/codec/half.py": "",
-    "dmltrain/kvstore/worker/store.py": "", "dmltrain/kvstore/worker/relay.py": "", "dmltrain/kvstore/log.py": "",
-    "dmltrain/record.py": "", "dmltrain/report/table.py": "",
+    "dmltrain/kvstore/codec/__init__.py": "def make(): ...",
+    "dmltrain/kvstore/codec/half.py": "",
+    "dmltrain/kvstore/worker/store.py": "",
+    "dmltrain/kvstore/worker/relay.py": "",
+    "dmltrain/kvstore/log.py": "",
+    "dmltrain/record.py": "",
+    "dmltrain/report/table.py": "",
     "tests/kvstore/test_codec.py": "from dmltrain.kvstore import codec",
     "tests/kvstore/test_jobs.py": "def test(start): start('job.py')",
     "tests/kvstore/programs/job.py": "from dmltrain.kvstore.worker.store import x",
     "tests/kvstore/test_other.py": "from dmltrain import record",
     "tests/test_record.py": "from dmltrain import record",
-    "tests/report/conftest.py": "from dmltrain.report import table", "tests/report/test_shapes.py": "",
+    "tests/report/conftest.py": "from dmltrain.report import table",
+    "tests/report/test_shapes.py": "",
     "tests/cluster/test_all.py": "from dmltrain import record",
 }
 
 
-@pytest.mark.parametrize("module, expected", [
-    ("record", ["test_record.py", "kvstore/test_other.py"]),  # by import, its own name first, nothing of the whole
-    ("kvstore/codec/half", ["kvstore/test_codec.py"]),  # by its package's front
-    ("kvstore/worker/store", ["kvstore/test_jobs.py"]),  # by a program that a test starts
-    ("report/table", ["report/test_shapes.py"]),  # by a fixture
-    ("kvstore/worker/relay", ["kvstore/test_codec.py", "kvstore/test_jobs.py", "kvstore/test_other.py"]),  # by folder
-])
+@pytest.mark.parametrize(
+    "module, expected",
+    [
+        ("record", ["test_record.py", "kvstore/test_other.py"]),  # by import, its own name first, nothing of the whole
+        ("kvstore/codec/half", ["kvstore/test_codec.py"]),  # by its package's front
+        ("kvstore/worker/store", ["kvstore/test_jobs.py"]),  # by a program that a test starts
+        ("report/table", ["report/test_shapes.py"]),  # by a fixture
+        (
+            "kvstore/worker/relay",
+            ["kvstore/test_codec.py", "kvstore/test_jobs.py", "kvstore/test_other.py"],
+        ),  # by folder
+    ],
+)
 def test_the_nearest_tests_follow_from_the_tree(tmp_path, module, expected):
     root = tree(tmp_path, FILES)
     assert nearest.of(root, f"dmltrain/{module}.py") == [f"tests/{name}" for name in expected]
@@ -114,13 +128,16 @@ def test_each_equivalent_mutant_is_one_of_today():
 @pytest.mark.parametrize("text", ["a.py\n- x\n+ y\n", "a.py\n- x\nwhy\n", "- x\n+ y\nwhy\n"])
 def test_an_equivalent_mutant_has_a_reason(text):
     assert equivalent.read("# words\n\na.py\n- x = 1\n+ x = 2\nIt is overwritten,\nalways.\n") == {
-        ("a.py", "x = 1", "x = 2"): "It is overwritten, always."}
+        ("a.py", "x = 1", "x = 2"): "It is overwritten, always."
+    }
     with pytest.raises(ValueError, match="line 1: expected a module, one line with -"):
         equivalent.read(text)
 
 
-PROJECT = {"box.py": "def double(x):\n    return 2 * x\n",
-           "tests/test_box.py": "from box import double\ndef test():\n    assert double(2) == 4\n"}
+PROJECT = {
+    "box.py": "def double(x):\n    return 2 * x\n",
+    "tests/test_box.py": "from box import double\ndef test():\n    assert double(2) == 4\n",
+}
 
 
 def test_a_trial_is_of_the_copy_that_it_is_given(tmp_path):
@@ -131,14 +148,20 @@ def test_a_trial_is_of_the_copy_that_it_is_given(tmp_path):
 
 
 def test_a_trial_that_hangs_is_ended_with_all_that_it_started(tmp_path):
-    folder = tree(tmp_path, {"tmp/x": "", "tests/test_box.py": f"""
+    folder = tree(
+        tmp_path,
+        {
+            "tmp/x": "",
+            "tests/test_box.py": f"""
 import os, subprocess, sys, time
 def test(tmp_path):
     started = subprocess.Popen([{sys.executable!r}, "-c", "import time; time.sleep(1000)"], cwd=tmp_path,
                                start_new_session=True)
     open({str(tmp_path / "pid")!r}, "w").write(str(started.pid))
     time.sleep(1000)
-"""})
+""",
+        },
+    )
     outcome, _, took = trial.run(folder, ["tests/test_box.py"], 8.0)
     assert outcome == "too slow" and took < 60.0
     pid = int((tmp_path / "pid").read_text())
@@ -164,16 +187,22 @@ def test_a_place_that_is_none_is_named():
 
 def test_the_program_says_what_it_would_try():
     command = [sys.executable, "-m", "tests.mutation.run", "--list", "--sample", "5", "dmltrain/schedule.py"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("dmltrain/schedule.py:") == done.stdout.count("\n- ") == done.stdout.count("\n+ ") == 5
 
 
 def test_an_interrupted_session_leaves_nothing_behind(tmp_path):
     command = [sys.executable, "-u", "-m", "tests.mutation.run", "--jobs", "1", "dmltrain/schedule.py"]
-    session = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True,
-                               env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)})
+    session = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+    )
     try:
         assert "without a mutant: tests/test_schedule.py" in session.stdout.readline()
         assert len(list(tmp_path.glob("mutation-*"))) == 1

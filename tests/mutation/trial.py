@@ -28,8 +28,11 @@ def copy_of(root: Path, folder: Path) -> Path:
 
     Its compiled code is checked by the content of its source: by time and size, a mutant could pass for the module.
     """
-    listed = subprocess.run(["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-                            capture_output=True, check=True).stdout
+    listed = subprocess.run(
+        ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        capture_output=True,
+        check=True,
+    ).stdout
     for name in filter(None, listed.decode().split("\0")):
         if (root / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -39,8 +42,9 @@ def copy_of(root: Path, folder: Path) -> Path:
     return folder
 
 
-def run(folder: Path, tests: list[str], seconds: float, stopped: threading.Event | None = None
-        ) -> tuple[str, str, float]:
+def run(
+    folder: Path, tests: list[str], seconds: float, stopped: threading.Event | None = None
+) -> tuple[str, str, float]:
     """("passed" | "failed" | "too slow" | "broken", what pytest printed last, seconds that it took). It is ended early
     when `stopped` is set."""
     log, since = folder / "pytest.log", time.monotonic()
@@ -66,8 +70,9 @@ def _pytest(folder: str, tests: list[str], log: str) -> None:
     sys.path.insert(0, folder)
     import pytest
 
-    code = pytest.main(["-x", "-q", "--tb=short", "-p", "no:cacheprovider", "--hypothesis-seed=0", "-m", "not alone",
-                        *tests])
+    code = pytest.main(
+        ["-x", "-q", "--tb=short", "-p", "no:cacheprovider", "--hypothesis-seed=0", "-m", "not alone", *tests]
+    )
     sys.stdout.flush()
     os._exit(int(code))
 

@@ -115,16 +115,19 @@ def test_a_last_line_that_is_all_there_counts(rows: Callable) -> None:
     )
 
 
-@pytest.mark.parametrize(("before", "cut_off", "counts"), [
-    (["0.5000"], "0.6410", False),  # one number of four decimals: was this one of five?
-    (["0.50000"], "0.64102", False),
-    (["0.500000"], "0.641021", True),  # six, which is how %f prints: nothing is missing
-    (["0.5000", "0.2500"], "0.6410", True),  # two agree
-    (["0.5000", "0.25"], "0.6410", False),
-    (["0.500000"], "0.64102", False),
-    (["0.500000"], "0.6410211", False),
-    ([], "0.641021", False),
-])
+@pytest.mark.parametrize(
+    ("before", "cut_off", "counts"),
+    [
+        (["0.5000"], "0.6410", False),  # one number of four decimals: was this one of five?
+        (["0.50000"], "0.64102", False),
+        (["0.500000"], "0.641021", True),  # six, which is how %f prints: nothing is missing
+        (["0.5000", "0.2500"], "0.6410", True),  # two agree
+        (["0.5000", "0.25"], "0.6410", False),
+        (["0.500000"], "0.64102", False),
+        (["0.500000"], "0.6410211", False),
+        ([], "0.641021", False),
+    ],
+)
 def test_a_last_number_counts_where_others_of_its_name_are_as_long(
     rows: Callable, before: list[str], cut_off: str, counts: bool
 ) -> None:

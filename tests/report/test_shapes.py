@@ -242,8 +242,11 @@ def test_keras(rows: Callable, version: str) -> None:
 
 @pytest.mark.parametrize(
     "bar",
-    ["31/32 [===>.] - 9s - loss: 0.9 - acc: 0.1", "31/32 9s 3ms/step - loss: 0.9 - acc: 0.1",
-     "\x1b[1m31/32\x1b[0m \x1b[32m━━━━\x1b[0m \x1b[1m9s\x1b[0m 3ms/step - loss: 0.9 - acc: 0.1"],
+    [
+        "31/32 [===>.] - 9s - loss: 0.9 - acc: 0.1",
+        "31/32 9s 3ms/step - loss: 0.9 - acc: 0.1",
+        "\x1b[1m31/32\x1b[0m \x1b[32m━━━━\x1b[0m \x1b[1m9s\x1b[0m 3ms/step - loss: 0.9 - acc: 0.1",
+    ],
 )
 @pytest.mark.parametrize("before", ["", "32/32 [====] - 8s - loss: 0.8 - acc: 0.3\n"])
 def test_a_keras_bar_that_never_filled_is_no_epoch(rows: Callable, bar: str, before: str) -> None:
@@ -256,8 +259,9 @@ def test_a_keras_bar_that_never_filled_is_no_epoch(rows: Callable, bar: str, bef
 
 def test_a_keras_epoch_has_its_last_full_bar(rows: Callable) -> None:
     """Keras prints the bar of an epoch once more, full, when its validation is done."""
-    read = rows("Epoch 1/1\n32/32 [====] - 7s - loss: 0.7 - acc: 0.5\r"
-                "32/32 [====] - 9s - loss: 0.7 - acc: 0.5 - val_acc: 0.4\n")
+    read = rows(
+        "Epoch 1/1\n32/32 [====] - 7s - loss: 0.7 - acc: 0.5\r32/32 [====] - 9s - loss: 0.7 - acc: 0.5 - val_acc: 0.4\n"
+    )
     assert (read[1]["seconds"], read[1]["validation_accuracy"]) == (9, 0.4)
 
 

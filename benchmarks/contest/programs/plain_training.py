@@ -47,8 +47,11 @@ def resnet(depth: int = 20) -> nn.Module:
 
 
 def convolution(inputs: int, channels: int, kernel: int, stride: int = 1) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(inputs, channels, kernel, stride, kernel // 2),
-                         fixed_scale(nn.BatchNorm2d(channels, eps=1e-3)), nn.ReLU(inplace=True))
+    return nn.Sequential(
+        nn.Conv2d(inputs, channels, kernel, stride, kernel // 2),
+        fixed_scale(nn.BatchNorm2d(channels, eps=1e-3)),
+        nn.ReLU(inplace=True),
+    )
 
 
 class Fork(nn.Module):
@@ -66,8 +69,18 @@ def inception() -> nn.Module:
     """MXNet's inception-bn-28-small."""
     layers: list[nn.Module] = [convolution(3, 96, 3)]
     inputs = 96
-    for narrow, wide in [(32, 32), (32, 48), (0, 80), (112, 48), (96, 64), (80, 80), (48, 96), (0, 96), (176, 160),
-                         (176, 160)]:
+    for narrow, wide in [
+        (32, 32),
+        (32, 48),
+        (0, 80),
+        (112, 48),
+        (96, 64),
+        (80, 80),
+        (48, 96),
+        (0, 96),
+        (176, 160),
+        (176, 160),
+    ]:
         if narrow:
             layers.append(Fork(convolution(inputs, narrow, 1), convolution(inputs, wide, 3)))
             inputs = narrow + wide
@@ -88,8 +101,10 @@ NETWORKS = {"resnet": resnet, "inception-bn-28-small": inception}
 def train(model: nn.Module, batches: data.TrainBatches, lr: float, dtype: torch.dtype, display: int) -> None:
     model = model.to(memory_format=torch.channels_last).train()
     learned = [p for p in model.parameters() if p.requires_grad]
-    groups = [{"params": [p for p in learned if p.dim() > 1], "weight_decay": 1e-4},
-              {"params": [p for p in learned if p.dim() == 1], "weight_decay": 0.0}]
+    groups = [
+        {"params": [p for p in learned if p.dim() > 1], "weight_decay": 1e-4},
+        {"params": [p for p in learned if p.dim() == 1], "weight_decay": 0.0},
+    ]
     optimizer = torch.optim.SGD(groups, lr=lr, momentum=0.9, fused=True)
     correct, loss_sum, seen, since = torch.zeros((), dtype=torch.int64), torch.zeros(()), 0, time.perf_counter()
     for batch in batches:
@@ -106,9 +121,12 @@ def train(model: nn.Module, batches: data.TrainBatches, lr: float, dtype: torch.
         seen += len(labels)
         if batch.index and batch.index % display == 0:
             now = time.perf_counter()
-            print(f"Epoch[0] Batch [{batch.index}]\tSpeed: {seen / (now - since):.2f} samples/sec\t"
-                  f"accuracy={correct.item() / seen:.6f}\tcross-entropy={loss_sum.item() / seen:.6f}",
-                  file=sys.stderr, flush=True)
+            print(
+                f"Epoch[0] Batch [{batch.index}]\tSpeed: {seen / (now - since):.2f} samples/sec\t"
+                f"accuracy={correct.item() / seen:.6f}\tcross-entropy={loss_sum.item() / seen:.6f}",
+                file=sys.stderr,
+                flush=True,
+            )
             correct.zero_()
             loss_sum.zero_()
             seen, since = 0, now
@@ -132,8 +150,7 @@ def main() -> None:
     steps = partition.num_batches(len(found.train), 1, options.batch_size)
     for epoch in range(options.num_epochs):
         order = partition.epoch_order(len(found.train), 0, epoch)
-        batches = data.TrainBatches(found.train, order, options.batch_size, steps,
-                                    0, epoch, 0, 1, threads=1)
+        batches = data.TrainBatches(found.train, order, options.batch_size, steps, 0, epoch, 0, 1, threads=1)
         train(model, batches, options.lr, getattr(torch, options.dtype), options.disp_batches)
 
 

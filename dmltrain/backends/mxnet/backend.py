@@ -22,8 +22,14 @@ class MXNetBackend:
     name = "mxnet"
     title = "MXNet"
     capabilities = Capabilities(
-        kvstores=("local", "dist_sync", "dist_async"), codecs=("none", "2bit"), dtypes=("float32", "bfloat16"),
-        transports=("auto", "tcp"), suffix=".npz", foreign_suffixes=(".params",), update_on_kvstore=True)
+        kvstores=("local", "dist_sync", "dist_async"),
+        codecs=("none", "2bit"),
+        dtypes=("float32", "bfloat16"),
+        transports=("auto", "tcp"),
+        suffix=".npz",
+        foreign_suffixes=(".params",),
+        update_on_kvstore=True,
+    )
 
     def load(self) -> None:
         from dmltrain.backends.mxnet import trainer  # noqa: F401

@@ -28,8 +28,13 @@ import numpy as np
 from dmltrain.backends.mxnet import compat as mxnet_compat
 from dmltrain.errors import UserError
 
-COMMON = {"wd": "wd", "rescale_grad": "rescale_grad", "clip_gradient": "clip_gradient",
-          "multi_precision": "multi_precision", "begin_num_update": "begin_num_update"}
+COMMON = {
+    "wd": "wd",
+    "rescale_grad": "rescale_grad",
+    "clip_gradient": "clip_gradient",
+    "multi_precision": "multi_precision",
+    "begin_num_update": "begin_num_update",
+}
 _BETAS = {"beta1": "beta1", "beta2": "beta2"}
 _ADAM = {**_BETAS, "epsilon": "epsilon"}
 TABLE: dict[str, tuple[str, dict[str, str]]] = {  # name -> class, its numbers: argument -> attribute
@@ -40,12 +45,22 @@ TABLE: dict[str, tuple[str, dict[str, str]]] = {  # name -> class, its numbers: 
     "adamw": ("AdamW", _ADAM),
     "adamax": ("Adamax", _BETAS),
     "ftml": ("FTML", _ADAM),
-    "lamb": ("LAMB", {**_ADAM, "lower_bound": "lower_bound", "upper_bound": "upper_bound",
-                      "bias_correction": "bias_correction"}),
+    "lamb": (
+        "LAMB",
+        {**_ADAM, "lower_bound": "lower_bound", "upper_bound": "upper_bound", "bias_correction": "bias_correction"},
+    ),
     "adagrad": ("AdaGrad", {"eps": "float_stable_eps"}),
     "adadelta": ("AdaDelta", {"rho": "rho", "epsilon": "epsilon"}),
-    "rmsprop": ("RMSProp", {"gamma1": "gamma1", "gamma2": "gamma2", "epsilon": "epsilon", "centered": "centered",
-                            "clip_weights": "clip_weights"}),
+    "rmsprop": (
+        "RMSProp",
+        {
+            "gamma1": "gamma1",
+            "gamma2": "gamma2",
+            "epsilon": "epsilon",
+            "centered": "centered",
+            "clip_weights": "clip_weights",
+        },
+    ),
     "ftrl": ("Ftrl", {"lamda1": "lamda1", "beta": "beta"}),
 }
 MULTIPLIERS = ("lr_mult", "wd_mult")  # of a key
@@ -73,8 +88,7 @@ class Updater:
         self._optimizer.lr = rate
 
     def state(self) -> dict[str, np.ndarray]:
-        """"KEY/updates" (a count) and "KEY/0", "KEY/1" ... (the optimizer's arrays in its own order). Waits for them.
-        """
+        """ "KEY/updates" (a count) and "KEY/0", "KEY/1" ... (the optimizer's arrays in its order). Waits for them."""
         found = {f"{key}/{name}": array for key, fields in self._loaded.items() for name, array in fields.items()}
         for key, state in self._states.items():
             found[f"{key}/{COUNT}"] = np.array(self._counts[key])
@@ -105,9 +119,11 @@ class Updater:
         for index, array in enumerate(_flat(made) if found else ()):
             given = found.get(str(index))
             if given is None or given.shape != array.shape:
-                raise UserError(f"the optimizer's state of key {key} is of another network, another number of servers "
-                                f"or other options (--mom 0): array {index} has shape {getattr(given, 'shape', None)}, "
-                                f"expected {array.shape}; continue with those it was saved with")
+                raise UserError(
+                    f"the optimizer's state of key {key} is of another network, another number of servers "
+                    f"or other options (--mom 0): array {index} has shape {getattr(given, 'shape', None)}, "
+                    f"expected {array.shape}; continue with those it was saved with"
+                )
             array[:] = given
         return made
 
@@ -126,8 +142,9 @@ def make(spec: Mapping[str, Any]) -> Any:
         _number(given, value)
     made = _class(name)(learning_rate=rate, **numbers)
     of_keys = {key: _multipliers(key, value) for key, value in keys.items()}
-    made.lr_mult, made.wd_mult = ({int(key): numbers[kind] for key, numbers in of_keys.items() if kind in numbers}
-                                  for kind in MULTIPLIERS)
+    made.lr_mult, made.wd_mult = (
+        {int(key): numbers[kind] for key, numbers in of_keys.items() if kind in numbers} for kind in MULTIPLIERS
+    )
     return made
 
 
@@ -138,16 +155,24 @@ def spec_of(optimizer: Any) -> dict[str, Any]:
     name = names.get(type(optimizer))
     if name is None:
         kind = type(optimizer)
-        raise UserError(f"optimizer {kind.__module__}.{kind.__qualname__} cannot run on the servers, which have "
-                        f"{', '.join(TABLE)} of MXNet itself: use one of these, or run it on the workers "
-                        "(update_on_kvstore 0, not with dist_async)")
+        raise UserError(
+            f"optimizer {kind.__module__}.{kind.__qualname__} cannot run on the servers, which have "
+            f"{', '.join(TABLE)} of MXNet itself: use one of these, or run it on the workers "
+            "(update_on_kvstore 0, not with dist_async)"
+        )
     if optimizer.lr_scheduler is not None:
-        raise UserError(f"optimizer {name} has an lr_scheduler, which servers cannot follow: leave it out, and call "
-                        "the kvstore's set_learning_rate before a step whose learning rate is another")
+        raise UserError(
+            f"optimizer {name} has an lr_scheduler, which servers cannot follow: leave it out, and call "
+            "the kvstore's set_learning_rate before a step whose learning rate is another"
+        )
     numbers = {given: getattr(optimizer, attribute) for given, attribute in {**TABLE[name][1], **COMMON}.items()}
     keys = {str(key): {kind: _multiplier(optimizer, key, kind) for kind in MULTIPLIERS} for key in _keys(optimizer)}
-    return {"name": name, "lr": float(optimizer.lr), "keys": keys,
-            **{given: value for given, value in numbers.items() if value is not None}}
+    return {
+        "name": name,
+        "lr": float(optimizer.lr),
+        "keys": keys,
+        **{given: value for given, value in numbers.items() if value is not None},
+    }
 
 
 def key_numbers(names: Mapping[int, str]) -> dict[str, dict[str, float]]:
@@ -171,8 +196,9 @@ def _multiplier(optimizer: Any, key: int, kind: str) -> float:
 
 def _multipliers(key: str, values: Any) -> dict[str, float]:
     if not str(key).isdecimal() or not isinstance(values, Mapping) or not {*values} <= {*MULTIPLIERS}:
-        raise ValueError(f"optimizer option keys: {key!r}: {values!r}: expected a key's number with some of "
-                         f"{', '.join(MULTIPLIERS)}")
+        raise ValueError(
+            f"optimizer option keys: {key!r}: {values!r}: expected a key's number with some of {', '.join(MULTIPLIERS)}"
+        )
     return {name: _number(name, value) for name, value in values.items()}
 
 
@@ -199,8 +225,14 @@ def _adamw() -> type:
     mx = mxnet_compat.load()
 
     class AdamW(mx.optimizer.Optimizer):
-        def __init__(self, learning_rate: float = 0.001, beta1: float = 0.9, beta2: float = 0.999,
-                     epsilon: float = 1e-8, **words: Any) -> None:
+        def __init__(
+            self,
+            learning_rate: float = 0.001,
+            beta1: float = 0.9,
+            beta2: float = 0.999,
+            epsilon: float = 1e-8,
+            **words: Any,
+        ) -> None:
             super().__init__(learning_rate=learning_rate, **words)
             self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
 
@@ -210,9 +242,20 @@ def _adamw() -> type:
         def update(self, index: int, weight: Any, grad: Any, state: tuple[Any, Any]) -> None:
             self._update_count(index)
             count, clip = self._index_update_count[index], self.clip_gradient
-            correction = math.sqrt(1.0 - self.beta2 ** count) / (1.0 - self.beta1 ** count)
-            mx.nd.contrib.adamw_update(weight, grad, *state, self.rescale_grad, lr=correction, eta=self._get_lr(index),
-                                       wd=self._get_wd(index), beta1=self.beta1, beta2=self.beta2,
-                                       epsilon=self.epsilon, out=weight, **({"clip_gradient": clip} if clip else {}))
+            correction = math.sqrt(1.0 - self.beta2**count) / (1.0 - self.beta1**count)
+            mx.nd.contrib.adamw_update(
+                weight,
+                grad,
+                *state,
+                self.rescale_grad,
+                lr=correction,
+                eta=self._get_lr(index),
+                wd=self._get_wd(index),
+                beta1=self.beta1,
+                beta2=self.beta2,
+                epsilon=self.epsilon,
+                out=weight,
+                **({"clip_gradient": clip} if clip else {}),
+            )
 
     return AdamW

@@ -27,8 +27,10 @@ def reserve(host: str) -> socket.socket:
         reserved.bind((host, 0))
     except OSError as error:
         reserved.close()
-        raise UserError(f"the scheduler cannot listen on {host}: {error.strerror}; give an address of this host for "
-                        "DMLC_PS_ROOT_URI") from error
+        raise UserError(
+            f"the scheduler cannot listen on {host}: {error.strerror}; give an address of this host for "
+            "DMLC_PS_ROOT_URI"
+        ) from error
     return reserved
 
 
@@ -40,8 +42,10 @@ def share(reserved: socket.socket) -> None:
 def check(environment: Environment) -> None:
     """Raise UserError for what ps-lite 2021 cannot do."""
     if ":" in environment.root_host:
-        raise UserError(f"MXNet's kvstores speak IPv4 only, the scheduler's address is {environment.root_host}: choose "
-                        "an IPv4 network (--subnet or --interface of dmltrain-launch), or --backend torch")
+        raise UserError(
+            f"MXNet's kvstores speak IPv4 only, the scheduler's address is {environment.root_host}: choose "
+            "an IPv4 network (--subnet or --interface of dmltrain-launch), or --backend torch"
+        )
 
 
 def join(mx: ModuleType, environment: Environment, facts: Mapping[str, Any], kind: str) -> Any:
@@ -50,9 +54,12 @@ def join(mx: ModuleType, environment: Environment, facts: Mapping[str, Any], kin
     if not isinstance(port, int):
         raise JobLost("the scheduler of this job does not run MXNet's: start all processes with the same --backend")
     values = {
-        "DMLC_ROLE": environment.role, "DMLC_NUM_WORKER": environment.num_workers,
-        "DMLC_NUM_SERVER": environment.num_servers, "DMLC_PS_ROOT_URI": environment.root_host,
-        "DMLC_PS_ROOT_PORT": port, "DMLC_NODE_HOST": environment.node_host,
+        "DMLC_ROLE": environment.role,
+        "DMLC_NUM_WORKER": environment.num_workers,
+        "DMLC_NUM_SERVER": environment.num_servers,
+        "DMLC_PS_ROOT_URI": environment.root_host,
+        "DMLC_PS_ROOT_PORT": port,
+        "DMLC_NODE_HOST": environment.node_host,
     }
     count = len(values)
     names = (ctypes.c_char_p * count)(*(name.encode() for name in values))

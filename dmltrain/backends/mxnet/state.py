@@ -87,9 +87,13 @@ def weights_of(source: Path) -> dict[str, np.ndarray]:
     try:
         found = mx.nd.load(str(source))
     except (mx.MXNetError, OSError, ValueError, UnicodeError) as error:
-        raise UserError(f"cannot read the weights in {source}: {str(error).splitlines()[-1][:200]}; expected a file "
-                        "as MXNet's save_checkpoint writes it") from error
+        raise UserError(
+            f"cannot read the weights in {source}: {str(error).splitlines()[-1][:200]}; expected a file "
+            "as MXNet's save_checkpoint writes it"
+        ) from error
     if not isinstance(found, dict):
-        raise UserError(f"the arrays in {source} have no names: expected arg:NAME and aux:NAME, as MXNet's "
-                        "save_checkpoint gives them")
+        raise UserError(
+            f"the arrays in {source} have no names: expected arg:NAME and aux:NAME, as MXNet's "
+            "save_checkpoint gives them"
+        )
     return {name.removeprefix("arg:").removeprefix("aux:"): array.asnumpy() for name, array in found.items()}

@@ -54,8 +54,10 @@ class StepOnDevices:
 
     def load(self, state: Mapping[str, Any]) -> None:
         if "worker" not in state:
-            raise UserError("this checkpoint was saved with the optimizer on the servers, here it is on the worker: "
-                            "continue with the kvstore (and --update-on-kvstore) it was saved with")
+            raise UserError(
+                "this checkpoint was saved with the optimizer on the servers, here it is on the worker: "
+                "continue with the kvstore (and --update-on-kvstore) it was saved with"
+            )
         for updater in self._updaters:
             updater.load(state["worker"])
 
@@ -86,9 +88,11 @@ class StepOnServers:
 
     def load(self, state: Mapping[str, Any]) -> None:
         if "servers" not in state:
-            raise UserError(f"this checkpoint was saved with the optimizer on the workers; kvstore {self._store.type} "
-                            "has it on the servers here: continue with the kvstore (and --update-on-kvstore) it was "
-                            "saved with")
+            raise UserError(
+                f"this checkpoint was saved with the optimizer on the workers; kvstore {self._store.type} "
+                "has it on the servers here: continue with the kvstore (and --update-on-kvstore) it was "
+                "saved with"
+            )
         self._store.load_optimizer_state_bytes([each.tobytes() for each in state["servers"]])
         self._pull()
 

@@ -42,8 +42,9 @@ class MXNetTrainer:
 
     _unit = 1  # gradients travel multiplied by this, and the optimizer divides by it
 
-    def __init__(self, network: Network, settings: Settings, store: KVStore,
-                 state: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, network: Network, settings: Settings, store: KVStore, state: Mapping[str, Any] | None = None
+    ) -> None:
         self._contexts = find_contexts(settings.device_names)
         self._top_k = settings.top_k
         self._symbol = mxnet_layers.symbol(network)  # in float32 for other programs, whatever computes here
@@ -69,9 +70,11 @@ class MXNetTrainer:
             try:
                 self._block(mx.nd.zeros((1, *network.input_shape), context)).wait_to_read()
             except mx.MXNetError as error:
-                raise UserError(f"--dtype {dtype}: MXNet {mx.__version__} cannot compute in it on {context}: "
-                                f"{str(error).strip().splitlines()[-1][:200]}; it has bfloat16 on processors with "
-                                "AVX-512; use float32") from error
+                raise UserError(
+                    f"--dtype {dtype}: MXNet {mx.__version__} cannot compute in it on {context}: "
+                    f"{str(error).strip().splitlines()[-1][:200]}; it has bfloat16 on processors with "
+                    "AVX-512; use float32"
+                ) from error
 
     def _load_weights(self, network: Network, found: Mapping[str, np.ndarray]) -> None:
         """MXNet's files have gammas of ones where the network has none; they are ones here already."""
@@ -89,8 +92,10 @@ class MXNetTrainer:
             self._unit = samples_of_a_step(settings, store)
             store.set_gradient_compression({"type": settings.gc_type, "threshold": settings.gc_threshold or THRESHOLD})
         store.init(names, [self._arrays[name].list_data()[0] for name in names])
-        self._learned = [Learned(name, store.key_number(name), self._arrays[name].list_data(),
-                                 self._arrays[name].list_grad()) for name in names]
+        self._learned = [
+            Learned(name, store.key_number(name), self._arrays[name].list_data(), self._arrays[name].list_grad())
+            for name in names
+        ]
         if store.is_distributed:
             for each in self._learned:
                 store.pull(each.name, each.values)
@@ -150,12 +155,13 @@ class MXNetTrainer:
         mx.nd.waitall()
 
     def _parts(self, images: np.ndarray, labels: np.ndarray) -> list[tuple[NDArray, NDArray] | None]:
-        """The batch, one equal share per device, on the devices; None for a share of no samples, which no NDArray is.
-        """
+        """The batch, one equal share per device, on the devices; None for a share without samples."""
         count = len(self._contexts)
         shares = zip(np.array_split(images, count), np.array_split(labels, count), self._contexts, strict=True)
-        return [(mx.nd.array(x, context, dtype="float32"), mx.nd.array(y, context, dtype="float32")) if len(y) else None
-                for x, y, context in shares]
+        return [
+            (mx.nd.array(x, context, dtype="float32"), mx.nd.array(y, context, dtype="float32")) if len(y) else None
+            for x, y, context in shares
+        ]
 
     def _counted_loss(self, index: int, images: NDArray, labels: NDArray) -> NDArray:
         """Sum of the samples' cross-entropies; adds to what is counted."""
@@ -225,8 +231,10 @@ class MXNetTrainer:
 def find_contexts(names: tuple[str, ...]) -> list[Any]:
     """('cpu', 'cpu') -> [mx.cpu(0), mx.cpu(1)]; 'gpu:1' -> mx.gpu(1). Raises UserError for an absent GPU."""
     framework = f"MXNet {mx.__version__}"
-    return [mx.cpu(index) if name == "cpu" else mx.gpu(gpu_index(name, mx.context.num_gpus(), framework))
-            for index, name in enumerate(names)]
+    return [
+        mx.cpu(index) if name == "cpu" else mx.gpu(gpu_index(name, mx.context.num_gpus(), framework))
+        for index, name in enumerate(names)
+    ]
 
 
 def samples_of_a_step(settings: Settings, store: KVStore) -> int:

@@ -25,8 +25,15 @@ class TorchBackend:
     name = "torch"
     title = "PyTorch"
     capabilities = Capabilities(
-        kvstores=tuple(each.name for each in types.TABLE), codecs=codec.TYPES, dtypes=DTYPES,
-        transports=TRANSPORTS, suffix=".pt", compile=True, host_sum=True, residuals=True)
+        kvstores=tuple(each.name for each in types.TABLE),
+        codecs=codec.TYPES,
+        dtypes=DTYPES,
+        transports=TRANSPORTS,
+        suffix=".pt",
+        compile=True,
+        host_sum=True,
+        residuals=True,
+    )
 
     def load(self) -> None:
         from dmltrain.backends.torch import trainer  # noqa: F401

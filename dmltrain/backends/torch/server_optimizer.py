@@ -35,8 +35,12 @@ class Step:
         for given in numbers:
             if given not in allowed:
                 raise ValueError(f"optimizer {name} takes lr, {', '.join(allowed)}; not {given!r}")
-        arguments = {given: tuple(_number(given, x) for x in number) if isinstance(number, (list, tuple))
-                     else _number(given, number) for given, number in numbers.items()}
+        arguments = {
+            given: tuple(_number(given, x) for x in number)
+            if isinstance(number, (list, tuple))
+            else _number(given, number)
+            for given, number in numbers.items()
+        }
         self._parameter = torch.nn.Parameter(torch.from_numpy(value), requires_grad=False)
         fused = {"fused": True} if name in _FUSED else {}
         self._optimizer = kind([self._parameter], lr=rate, **fused, **arguments)
@@ -54,8 +58,11 @@ class Step:
 
     def state(self) -> dict[str, np.ndarray]:
         """The optimizer's arrays by torch's names."""
-        return {name: torch.as_tensor(item).numpy() for name, item in self._optimizer.state[self._parameter].items()
-                if item is not None}
+        return {
+            name: torch.as_tensor(item).numpy()
+            for name, item in self._optimizer.state[self._parameter].items()
+            if item is not None
+        }
 
     def load(self, state: dict[str, np.ndarray]) -> None:
         tensors = {name: torch.from_numpy(np.array(array)) for name, array in state.items()}
@@ -66,11 +73,15 @@ def make_spec(optimizer: torch.optim.Optimizer, groups: dict[int, dict[str, Any]
     """`optimizer` as a spec; `groups`: key number -> its parameter group. Raises UserError when servers lack it."""
     name = type(optimizer).__name__.lower()
     if name not in OPTIMIZERS:
-        raise UserError(f"optimizer {type(optimizer).__name__} cannot run on the servers, which have "
-                        f"{', '.join(OPTIMIZERS)}; use one of these, or dist_sync, which takes any")
+        raise UserError(
+            f"optimizer {type(optimizer).__name__} cannot run on the servers, which have "
+            f"{', '.join(OPTIMIZERS)}; use one of these, or dist_sync, which takes any"
+        )
     allowed = ("lr", *OPTIMIZERS[name][1])
-    keys = {str(key): {option: value for option, value in group.items() if option in allowed and value is not None}
-            for key, group in groups.items()}
+    keys = {
+        str(key): {option: value for option, value in group.items() if option in allowed and value is not None}
+        for key, group in groups.items()
+    }
     return {"name": name, "rescale": rescale, "keys": keys}
 
 

@@ -43,8 +43,9 @@ class TorchTrainer:
     the state is another network's, or a device does not exist.
     """
 
-    def __init__(self, network: Network, settings: Settings, store: KVStore,
-                 state: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, network: Network, settings: Settings, store: KVStore, state: Mapping[str, Any] | None = None
+    ) -> None:
         self._devices = [find_device(name) for name in settings.device_names]
         self._top_k = settings.top_k
         self._dtype = getattr(torch, settings.dtype)
@@ -73,15 +74,26 @@ class TorchTrainer:
         inner = make_optimizer(self._modules[0], settings)
         if settings.dtype == "float16":
             if store.kvstore_type.steps_on_servers(bool(settings.update_on_kvstore)):
-                raise UserError("--dtype float16 scales the loss, which needs the optimizer on the workers: use "
-                                "--kv-store dist_sync with it, or --dtype bfloat16")
+                raise UserError(
+                    "--dtype float16 scales the loss, which needs the optimizer on the workers: use "
+                    "--kv-store dist_sync with it, or --dtype bfloat16"
+                )
             if not inner.defaults.get("fused"):  # LossScale works through the fused kernels
-                raise UserError(f"--dtype float16 scales the loss, which optimizer {settings.optimizer} cannot follow "
-                                "here: use sgd, nag, adam or adamw, or --dtype bfloat16")
+                raise UserError(
+                    f"--dtype float16 scales the loss, which optimizer {settings.optimizer} cannot follow "
+                    "here: use sgd, nag, adam or adamw, or --dtype bfloat16"
+                )
             self._scale = LossScale(inner, self._devices[0])
         single = len(self._modules) == 1  # else replicas are added up before, and need all weights after the step
-        return torch_distributed.distribute(self._modules[0], inner, store, average=False, overlap=single,
-                                            update_on_kvstore=on_servers, defer=single and not settings.compile)
+        return torch_distributed.distribute(
+            self._modules[0],
+            inner,
+            store,
+            average=False,
+            overlap=single,
+            update_on_kvstore=on_servers,
+            defer=single and not settings.compile,
+        )
 
     # -- a step ---------------------------------------------------------------------------------------------------
 
@@ -132,8 +144,10 @@ class TorchTrainer:
         """The batch, one equal share per device, on the devices."""
         count = len(self._devices)
         shares = zip(np.array_split(images, count), np.array_split(labels, count), self._devices, strict=True)
-        return [(self._moved(x, device).contiguous(memory_format=self._layout), self._moved(y, device))
-                for x, y, device in shares]
+        return [
+            (self._moved(x, device).contiguous(memory_format=self._layout), self._moved(y, device))
+            for x, y, device in shares
+        ]
 
     @staticmethod
     def _moved(array: np.ndarray, device: torch.device) -> torch.Tensor:
@@ -248,8 +262,10 @@ def compiled(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
         try:
             return forward(images)
         except TorchDynamoException as error:
-            raise UserError(f"--compile: {str(error).splitlines()[0][:200]}; on a CPU torch.compile needs a C++ "
-                            "compiler such as g++; train without --compile where it fails") from error
+            raise UserError(
+                f"--compile: {str(error).splitlines()[0][:200]}; on a CPU torch.compile needs a C++ "
+                "compiler such as g++; train without --compile where it fails"
+            ) from error
 
     return call
 
@@ -258,8 +274,10 @@ def make_optimizer(module: nn.Module, settings: Settings) -> torch.optim.Optimiz
     """settings.optimizer over the module's parameters, fused where torch can; biases and betas do not decay."""
     spec = optimizers.TABLE[settings.optimizer](settings.mom)
     named = list(module.named_parameters())
-    groups = [{"params": [p for name, p in named if name.endswith(DECAYED)], "weight_decay": settings.wd},
-              {"params": [p for name, p in named if not name.endswith(DECAYED)], "weight_decay": 0.0}]
+    groups = [
+        {"params": [p for name, p in named if name.endswith(DECAYED)], "weight_decay": settings.wd},
+        {"params": [p for name, p in named if not name.endswith(DECAYED)], "weight_decay": 0.0},
+    ]
     fused = {"fused": True} if named[0][1].device.type in FUSED.get(spec.name, ()) else {}
     kind = getattr(torch.optim, spec.name)
     return kind([group for group in groups if group["params"]], lr=settings.lr, **fused, **spec.arguments)

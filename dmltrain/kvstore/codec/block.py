@@ -42,8 +42,10 @@ class Parameter:
     def checked(self, codec: str, value: object) -> float:
         """Raises ValueError."""
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not self.least <= value <= self.most:
-            raise ValueError(f"gradient compression {codec}: {self.name} is {value!r}, expected a number "
-                             f"from {self.least:g} to {self.most:g}")
+            raise ValueError(
+                f"gradient compression {codec}: {self.name} is {value!r}, expected a number "
+                f"from {self.least:g} to {self.most:g}"
+            )
         return float(value)
 
 
@@ -153,8 +155,8 @@ def whole_groups(part: Array, size: int) -> Array:
     if part.size % size == 0:
         return part.reshape(-1, size)
     filled = scratch("filled", -(-part.size // size) * size)
-    np.copyto(filled[:part.size], part)
-    filled[part.size:] = 0.0
+    np.copyto(filled[: part.size], part)
+    filled[part.size :] = 0.0
     return filled.reshape(-1, size)
 
 

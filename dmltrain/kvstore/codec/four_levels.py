@@ -50,11 +50,11 @@ class FourLevels(BlockCodec):
         groups = whole_groups(part, GROUP)
         reached = _find_levels(groups, part.size, low, high)
         codes = scratch("codes", 4 * packed.size, np.uint8)
-        codes[part.size:] = 0
-        inside, negative = codes[:part.size], scratch("negative", part.size, np.bool_)
+        codes[part.size :] = 0
+        inside, negative = codes[: part.size], scratch("negative", part.size, np.bool_)
         np.less(part.view(np.int32), np.int32(0), out=negative)  # the sign bit: of -0.0 too
         np.left_shift(negative.view(np.uint8), np.uint8(1), out=inside)
-        np.bitwise_or(inside, reached.reshape(-1)[:part.size].view(np.uint8), out=inside)
+        np.bitwise_or(inside, reached.reshape(-1)[: part.size].view(np.uint8), out=inside)
         pack(codes, packed)
 
     def sent(self, part: Array, start: int, target: Array, length: int) -> Array:
@@ -64,7 +64,7 @@ class FourLevels(BlockCodec):
         ways = scratch("chosen", _groups(part.size) * GROUP).reshape(-1, GROUP)
         np.multiply(ways, (high - low)[:, None], out=ways)
         np.add(ways, low[:, None], out=ways)
-        values = ways.reshape(-1)[:part.size]
+        values = ways.reshape(-1)[: part.size]
         bits, signs = values.view(np.uint32), scratch("bits", part.size, np.uint32)  # a third of what copysign takes
         np.bitwise_and(part.view(np.uint32), _SIGN, out=signs)
         np.bitwise_or(bits, signs, out=bits)
@@ -79,7 +79,7 @@ class FourLevels(BlockCodec):
         np.multiply(signs, low[:, None], out=signs)
         np.multiply(steps, (high - low)[:, None], out=steps)
         np.add(signs, steps, out=signs)
-        np.copyto(into, signs.reshape(-1)[:into.size])
+        np.copyto(into, signs.reshape(-1)[: into.size])
 
 
 def _groups(length: int) -> int:
@@ -89,9 +89,10 @@ def _groups(length: int) -> int:
 def _parts(data: Array, start: int, size: int, length: int) -> tuple[Array, Array, Array]:
     """The low and the high levels (groups,) and the packed codes of elements [start, start + size)."""
     count, first = _groups(length), start // GROUP
-    low, high = (data[4 * begin:4 * (begin + count)].view(np.float32)[first:first + _groups(size)]
-                 for begin in (0, count))
-    return low, high, data[8 * count + start // 4:8 * count + start // 4 + quarter(size)]
+    low, high = (
+        data[4 * begin : 4 * (begin + count)].view(np.float32)[first : first + _groups(size)] for begin in (0, count)
+    )
+    return low, high, data[8 * count + start // 4 : 8 * count + start // 4 + quarter(size)]
 
 
 def _find_levels(groups: Array, size: int, low: Array, high: Array) -> Array:
@@ -101,8 +102,11 @@ def _find_levels(groups: Array, size: int, low: Array, high: Array) -> Array:
     counts = np.full(len(groups), GROUP, np.float32)
     counts[-1] -= groups.size - size
     total = np.einsum("ij->i", magnitude)
-    reached = np.greater_equal(magnitude, (_MEANS * (total / counts))[:, None],
-                               out=scratch("below", groups.size, np.bool_).reshape(groups.shape))
+    reached = np.greater_equal(
+        magnitude,
+        (_MEANS * (total / counts))[:, None],
+        out=scratch("below", groups.size, np.bool_).reshape(groups.shape),
+    )
     chosen = scratch("chosen", groups.size).reshape(groups.shape)
     np.copyto(chosen, reached)
     many, above = np.einsum("ij->i", chosen), np.einsum("ij,ij->i", magnitude, chosen)
@@ -117,7 +121,7 @@ def _find_levels(groups: Array, size: int, low: Array, high: Array) -> Array:
 def _four_at_once(table: Array, indices: Array, name: str, size: int) -> Array:
     """The table's four values of each byte, as (groups, GROUP)."""
     values = scratch(name, size)
-    np.take(table, indices, out=values[:4 * indices.size].view(np.complex128), mode="wrap")
+    np.take(table, indices, out=values[: 4 * indices.size].view(np.complex128), mode="wrap")
     return values.reshape(-1, GROUP)
 
 

@@ -47,14 +47,14 @@ class BFloat16(_Half):
         np.add(rounded, np.uint32(0x7FFF), out=rounded)
         np.add(rounded, bits, out=rounded)
         np.right_shift(rounded, 16, out=rounded)
-        out = target.view(np.uint16)[start:start + part.size]
+        out = target.view(np.uint16)[start : start + part.size]
         np.copyto(out, rounded, casting="unsafe")
         if not_finite(part) is not None:  # rounding can carry a NaN's bits into the sign, making 0, or cut it to inf
             out[np.isnan(part)] = 0x7FC0
 
     def read(self, data: Array, start: int, length: int, into: Array) -> None:
         bits = into.view(np.uint32)
-        np.copyto(bits, data.view(np.uint16)[start:start + into.size])
+        np.copyto(bits, data.view(np.uint16)[start : start + into.size])
         np.left_shift(bits, 16, out=bits)
 
 
@@ -66,7 +66,7 @@ class Float16(_Half):
     number = 3
 
     def write(self, part: Array, start: int, target: Array, length: int) -> None:
-        out = target.view(np.uint16)[start:start + part.size]
+        out = target.view(np.uint16)[start : start + part.size]
         magnitude = scratch("magnitude", part.size)
         np.absolute(part, out=magnitude)
         if np.maximum.reduce(magnitude) < 65536.0:
@@ -82,7 +82,7 @@ class Float16(_Half):
 
     def read(self, data: Array, start: int, length: int, into: Array) -> None:
         indices = scratch("indices", into.size, np.intp)
-        np.copyto(indices, data.view(np.uint16)[start:start + into.size])
+        np.copyto(indices, data.view(np.uint16)[start : start + into.size])
         np.take(_all_halves(), indices, out=into, mode="wrap")  # twice as fast as mode="raise"; none can be outside
 
 
@@ -94,7 +94,7 @@ def _round(magnitude: Array, out: Array) -> None:
     """
     exponent, addend = scratch("bits", out.size, np.uint32), scratch("addend", out.size, np.uint32)
     np.bitwise_and(magnitude.view(np.uint32), _EXPONENT, out=exponent)
-    np.maximum(exponent, constant(_LEAST_NORMAL, np.uint32)[:out.size], out=exponent)
+    np.maximum(exponent, constant(_LEAST_NORMAL, np.uint32)[: out.size], out=exponent)
     np.add(exponent, _13_BITS, out=addend)
     total = addend.view(np.float32)
     np.add(total, magnitude, out=total)

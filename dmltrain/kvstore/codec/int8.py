@@ -42,7 +42,7 @@ class Int8(BlockCodec):
         np.divide(scales, np.float32(127.0), out=scales)
         np.multiply(whole, _inverse(scales), out=quotients)
         np.rint(quotients, out=quotients)
-        np.copyto(multiples, quotients.reshape(-1)[:part.size], casting="unsafe")
+        np.copyto(multiples, quotients.reshape(-1)[: part.size], casting="unsafe")
 
     def read(self, data: Array, start: int, length: int, into: Array) -> None:
         scales, multiples = _parts(data, start, into.size, length)
@@ -52,11 +52,11 @@ class Int8(BlockCodec):
             np.multiply(groups, scales[:, None], out=groups)
         else:
             values = scratch("quotients", _groups(into.size) * GROUP)
-            values[into.size:] = 0.0
-            np.copyto(values[:into.size], multiples)
+            values[into.size :] = 0.0
+            np.copyto(values[: into.size], multiples)
             groups = values.reshape(-1, GROUP)
             np.multiply(groups, scales[:, None], out=groups)
-            np.copyto(into, values[:into.size])
+            np.copyto(into, values[: into.size])
 
 
 def _groups(length: int) -> int:
@@ -66,8 +66,8 @@ def _groups(length: int) -> int:
 def _parts(data: Array, start: int, size: int, length: int) -> tuple[Array, Array]:
     """The scales and the multiples of elements [start, start + size)."""
     ahead = 4 * _groups(length)
-    scales = data[:ahead].view(np.float32)[start // GROUP:start // GROUP + _groups(size)]
-    return scales, data[ahead + start:ahead + start + size].view(np.int8)
+    scales = data[:ahead].view(np.float32)[start // GROUP : start // GROUP + _groups(size)]
+    return scales, data[ahead + start : ahead + start + size].view(np.int8)
 
 
 def _inverse(scales: Array) -> Array:

@@ -57,8 +57,8 @@ class TopK(Codec):
             magnitudes = left.view(np.uint32) & _MAGNITUDE
             places = np.arange(source.size)
         chosen, hidden = _greatest(places, magnitudes, count)
-        target[:4 * count].view(np.uint32)[:] = chosen
-        target[4 * count:].view(np.float32)[:] = left[chosen]
+        target[: 4 * count].view(np.uint32)[:] = chosen
+        target[4 * count :].view(np.float32)[:] = left[chosen]
         left[chosen] = 0.0
         if hidden:  # more NaN or inf than could be sent
             left[~np.isfinite(left)] = 0.0
@@ -75,10 +75,10 @@ class TopK(Codec):
     def _parts(self, data: Array, length: int) -> tuple[Array, Array]:
         self.check(data, length)
         count = self.count(length)
-        places = data[:4 * count].view(np.uint32)
+        places = data[: 4 * count].view(np.uint32)
         if count and int(places.max()) >= length:
             raise ValueError(f"topk: place {places.max()} is outside of the {length} elements")
-        return places, data[4 * count:].view(np.float32)
+        return places, data[4 * count :].view(np.float32)
 
 
 def _guess(source: Array, left: Array, count: int) -> int:
@@ -112,5 +112,5 @@ def _greatest(places: Array, magnitudes: Array, count: int) -> tuple[Array, bool
     edge = np.partition(magnitudes, magnitudes.size - count)[magnitudes.size - count]
     chosen = magnitudes > edge
     equal = np.flatnonzero(magnitudes == edge)
-    chosen[equal[:count - np.count_nonzero(chosen)]] = True
+    chosen[equal[: count - np.count_nonzero(chosen)]] = True
     return places[chosen], bool(edge >= _INFINITE)

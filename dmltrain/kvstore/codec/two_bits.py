@@ -39,26 +39,26 @@ class TwoBits(BlockCodec):
         return replace(self, threshold=self.threshold * num_workers)
 
     def write(self, part: Array, start: int, target: Array, length: int) -> None:
-        packed = target[start // 4:start // 4 + quarter(part.size)]
+        packed = target[start // 4 : start // 4 + quarter(part.size)]
         bad, codes = not_finite(part), scratch("codes", 4 * packed.size, np.uint8)
         _choose(part, np.float32(self.threshold), codes)
         if bad is not None:
-            codes[:part.size][bad] = _NAN
+            codes[: part.size][bad] = _NAN
         pack(codes, packed)
 
     def read(self, data: Array, start: int, length: int, into: Array) -> None:
-        packed = data[start // 4:start // 4 + quarter(into.size)]
+        packed = data[start // 4 : start // 4 + quarter(into.size)]
         values, indices = scratch("fours", 4 * packed.size), scratch("indices", packed.size, np.intp)
         np.copyto(indices, packed)
         pairs = _fours(self.threshold).view(np.complex128)  # four float32 as one element: take moves it at once
         np.take(pairs, indices, out=values.view(np.complex128), mode="wrap")  # faster than "raise"; none can be outside
-        np.copyto(into, values[:into.size])
+        np.copyto(into, values[: into.size])
 
 
 def _choose(part: Array, threshold: np.float32, codes: Array) -> None:
     """The code of each element, 0 behind the last."""
-    below, inside = scratch("below", part.size, np.bool_), codes[:part.size]
-    codes[part.size:] = 0
+    below, inside = scratch("below", part.size, np.bool_), codes[: part.size]
+    codes[part.size :] = 0
     np.less_equal(part, -threshold, out=below)
     np.add(below.view(np.uint8), below.view(np.uint8), out=inside)
     np.greater_equal(part, threshold, out=below)

@@ -41,8 +41,14 @@ EXIT_SECONDS = 3.0
 class Control:
     """One process's control link. All methods may be called from any thread."""
 
-    def __init__(self, environment: Environment, port: int = 0, on_end: Callable[[str], None] | None = None,
-                 exit_seconds: float = EXIT_SECONDS, socket_name: str = "") -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        port: int = 0,
+        on_end: Callable[[str], None] | None = None,
+        exit_seconds: float = EXIT_SECONDS,
+        socket_name: str = "",
+    ) -> None:
         """Connect and register; `port` is where a server listens, `socket_name` that by which processes of its host
         find this one (rendezvous.py). Raises JobLost when the scheduler cannot be reached. `exit_seconds`: how long a
         process of a lost job has to end by itself.
@@ -172,8 +178,9 @@ class Control:
                 self._heard = now
             last = now
             if now - self._heard > self._environment.lost_seconds:
-                self.fail(f"{self._scheduler} missed heartbeats for {now - self._heard:.0f} s "
-                          "(frozen, stopped, or cut off)")
+                self.fail(
+                    f"{self._scheduler} missed heartbeats for {now - self._heard:.0f} s (frozen, stopped, or cut off)"
+                )
             self._say(Heartbeat())
             self.shutdown.wait(self._environment.heartbeat_seconds)
 

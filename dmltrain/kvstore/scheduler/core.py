@@ -119,8 +119,10 @@ class SchedulerCore:
             return []
         for node, peer in self._peers.items():
             if not peer.done and now - peer.heard > self.lost_seconds:
-                return self._abort(f"{self._describe(node)} missed heartbeats for {now - peer.heard:.0f} s "
-                                   "(frozen, stopped, or cut off)")
+                return self._abort(
+                    f"{self._describe(node)} missed heartbeats for {now - peer.heard:.0f} s "
+                    "(frozen, stopped, or cut off)"
+                )
         return self._tick_start(now) if not self._started else self._tick_barriers(now)
 
     def _advance(self, now: float) -> None:
@@ -133,8 +135,10 @@ class SchedulerCore:
         assert self._began is not None
         missing = ", ".join(_name(node) for node in self._expected() if node not in self._peers)
         if now - self._began > self.start_seconds:
-            return self._abort(f"after {now - self._began:.0f} s still not here: {missing}; look at their logs, "
-                               "or raise DMLTRAIN_START_TIMEOUT")
+            return self._abort(
+                f"after {now - self._began:.0f} s still not here: {missing}; look at their logs, "
+                "or raise DMLTRAIN_START_TIMEOUT"
+            )
         if now - self._complained >= 10.0:
             self._complained = now
             return [Log(f"waiting for {missing}")]
@@ -144,28 +148,38 @@ class SchedulerCore:
         for name, (since, arrived) in self._barriers.items():
             if now - since > self.wait_seconds:
                 missing = ", ".join(f"worker {w}" for w in range(self.num_workers) if w not in arrived)
-                return self._abort(f"barrier {name!r}: {missing} did not come within {now - since:.0f} s "
-                                   "(DMLTRAIN_WAIT_TIMEOUT)")
+                return self._abort(
+                    f"barrier {name!r}: {missing} did not come within {now - since:.0f} s (DMLTRAIN_WAIT_TIMEOUT)"
+                )
         return []
 
     def _register(self, node: Node, message: Register) -> list[Action]:
         if node not in self._expected():
-            return [Refuse(f"{_name(node)} is not part of this job of {self.num_workers} workers "
-                           f"and {self.num_servers} servers")]
+            return [
+                Refuse(
+                    f"{_name(node)} is not part of this job of {self.num_workers} workers "
+                    f"and {self.num_servers} servers"
+                )
+            ]
         if node in self._peers:
             return [Refuse(f"{_name(node)} is here already, from host {self._peers[node].place.host_name}")]
         self._peers[node] = _Peer(message, self.now)
         if any(other not in self._peers for other in self._expected()):
             return []
         self._started = True
-        return [Send(EVERYBODY, self._start()),
-                Log(f"all here: {self.num_workers} workers, {self.num_servers} servers")]
+        return [
+            Send(EVERYBODY, self._start()),
+            Log(f"all here: {self.num_workers} workers, {self.num_servers} servers"),
+        ]
 
     def _start(self) -> Start:
         servers = [self._peers["server", number].place for number in range(self.num_servers)]
         workers = [self._peers["worker", number].place for number in range(self.num_workers)]
-        return Start(tuple(ServerAddress(each.host, each.port, each.socket_name, each.host_id) for each in servers),
-                     tuple(WorkerAddress(each.socket_name, each.host_id) for each in workers), dict(self.facts))
+        return Start(
+            tuple(ServerAddress(each.host, each.port, each.socket_name, each.host_id) for each in servers),
+            tuple(WorkerAddress(each.socket_name, each.host_id) for each in workers),
+            dict(self.facts),
+        )
 
     def _barrier(self, node: Node, name: str) -> list[Action]:
         if node[0] != "worker":

@@ -28,16 +28,26 @@ class SchedulerProcess:
     def __init__(self, environment: Environment, facts: dict[str, Any] | None = None) -> None:
         """`facts` (JSON) are told to every process of the job when all are here."""
         self._environment = environment
-        self._core = SchedulerCore(environment.num_workers, environment.num_servers, environment.lost_seconds,
-                                   environment.start_seconds, environment.wait_seconds, {} if facts is None else facts)
+        self._core = SchedulerCore(
+            environment.num_workers,
+            environment.num_servers,
+            environment.lost_seconds,
+            environment.start_seconds,
+            environment.wait_seconds,
+            {} if facts is None else facts,
+        )
         self._events: queue.SimpleQueue[tuple[Link, Node, Message | str]] = queue.SimpleQueue()
         self._links: dict[Node, Link] = {}
         self._listening = _socket(environment)
 
     def run(self) -> str:
         self._core.tick(time.monotonic())
-        threading.Thread(target=accept_loop, name="accept", daemon=True,
-                         args=(self._listening, self._environment, "scheduler", self._serve)).start()
+        threading.Thread(
+            target=accept_loop,
+            name="accept",
+            daemon=True,
+            args=(self._listening, self._environment, "scheduler", self._serve),
+        ).start()
         next_tick = time.monotonic() + TICK_SECONDS
         while True:
             actions: list[Action] = []
@@ -102,13 +112,17 @@ def _socket(environment: Environment) -> socket.socket:
             inherited.listen(256)
             return inherited
         except OSError as error:
-            raise UserError(f"DMLTRAIN_LISTEN_FD={environment.listen_fd} is no bound socket: {error.strerror}; "
-                            "unset it, or start this program with dmltrain-launch") from error
+            raise UserError(
+                f"DMLTRAIN_LISTEN_FD={environment.listen_fd} is no bound socket: {error.strerror}; "
+                "unset it, or start this program with dmltrain-launch"
+            ) from error
     try:
         return link.listen(environment.root_host, environment.root_port)
     except (OSError, OverflowError) as error:
-        raise UserError(f"the scheduler cannot listen on {environment.root_host}:{environment.root_port}: {error}; "
-                        "choose a free DMLC_PS_ROOT_PORT and an address of this host for DMLC_PS_ROOT_URI") from error
+        raise UserError(
+            f"the scheduler cannot listen on {environment.root_host}:{environment.root_port}: {error}; "
+            "choose a free DMLC_PS_ROOT_PORT and an address of this host for DMLC_PS_ROOT_URI"
+        ) from error
 
 
 def _send(target: Link, frame: bytes) -> None:

@@ -108,18 +108,23 @@ class ServerCore:
         for each in message.keys:
             _check(each)
         if self._mode not in (None, mode):
-            raise Rejected(f"worker {worker} uses kvstore {mode[0].name} (staleness {mode[1]:g}), the others "
-                           f"{self._mode[0].name} (staleness {self._mode[1]:g}): start all with the same --kv-store")
+            raise Rejected(
+                f"worker {worker} uses kvstore {mode[0].name} (staleness {mode[1]:g}), the others "
+                f"{self._mode[0].name} (staleness {self._mode[1]:g}): start all with the same --kv-store"
+            )
         self._mode, self.staleness = mode, mode[1]
         for entry in message.keys:
             known = self._declared.setdefault(entry.key, entry)
             if known != entry:
-                raise Rejected(f"worker {worker} announces key {entry.key} as {_brief(entry)}, another worker as "
-                               f"{_brief(known)}: all workers must train the same model")
+                raise Rejected(
+                    f"worker {worker} announces key {entry.key} as {_brief(entry)}, another worker as "
+                    f"{_brief(known)}: all workers must train the same model"
+                )
             places = [(entry.key, index) for index, _ in entry.slices]
             if places and places[0] not in self._slices:
-                self._slices |= {place: self._new(entry, length)
-                                 for place, (_, length) in zip(places, entry.slices, strict=True)}
+                self._slices |= {
+                    place: self._new(entry, length) for place, (_, length) in zip(places, entry.slices, strict=True)
+                }
                 for place in places:  # after the first buffers of all: each key's lie side by side
                     self._slices[place].reserve()
 
@@ -128,8 +133,7 @@ class ServerCore:
         result = codec and codec.of_sum(self.num_workers)
         zeros = {worker: 0 for host in self.hosts for worker in host}
         at_once = entry.weight and self._mode is not None and not self._mode[0].synchronous
-        piece = Slice(entry.dtype, length, at_once, entry.weight, codec, result, self.allocate, zeros,
-                      zeros.copy())
+        piece = Slice(entry.dtype, length, at_once, entry.weight, codec, result, self.allocate, zeros, zeros.copy())
         if self.spec and self.make_step and piece.is_weight:
             piece.step = self.make_step(self.spec, entry.key, piece.value.array)
         if result and result.needs_residual and piece.step is None:
@@ -150,7 +154,7 @@ class ServerCore:
             raise Rejected("this server has no optimizers")
         named = spec.get("keys")
         if not isinstance(named, (dict, type(None))):
-            raise Rejected(f"the optimizer's \"keys\" are {named!r}, expected an object of key numbers")
+            raise Rejected(f'the optimizer\'s "keys" are {named!r}, expected an object of key numbers')
         for (key, _), piece in self._slices.items():
             if piece.is_weight and (named is None or str(key) in named):
                 piece.step, piece.residual = self.make_step(spec, key, piece.value.array), None
@@ -189,8 +193,9 @@ class ServerCore:
         piece = self._check_push(worker, key, index, data.nbytes, dtype, False)
         return piece.borrowed(data, "lent")
 
-    def completing_buffer(self, worker: int, key: int, index: int, nbytes: int, dtype: int, clock: int,
-                          memory: Callable[[int], Array]) -> Buffer | None:
+    def completing_buffer(
+        self, worker: int, key: int, index: int, nbytes: int, dtype: int, clock: int, memory: Callable[[int], Array]
+    ) -> Buffer | None:
         """The same, in the receiving thread's `memory` (bytes -> uint8), for a push that completes the round which is
         next: that thread adds it up before it receives another. None for any other push. Raises Rejected."""
         piece, covers = self._check_push(worker, key, index, nbytes, dtype, False), self._covers[worker]
@@ -205,8 +210,17 @@ class ServerCore:
         """A buffer from `buffer` that is not needed after all."""
         self._find(key, index).give_back(data)
 
-    def push(self, worker: int, key: int, index: int, clock: int, rate: float, data: Buffer, now: float = 0.0,
-             age: float = 0.0) -> list[Action]:
+    def push(
+        self,
+        worker: int,
+        key: int,
+        index: int,
+        clock: int,
+        rate: float,
+        data: Buffer,
+        now: float = 0.0,
+        age: float = 0.0,
+    ) -> list[Action]:
         """One worker's gradient (a relay's: its host's) at its `clock`, ready `age` seconds ago; returns what can be
         done now. Raises Rejected."""
         piece, covers = self._find(key, index), self._covers[worker]
@@ -215,11 +229,15 @@ class ServerCore:
             piece.give_back(data)
             return []
         if clocks != {clock - 1}:
-            raise Rejected(f"worker {covers[0]} pushes key {key} slice {index} at clock {clock}, "
-                           f"expected {max(clocks) + 1}: a push is missing")
+            raise Rejected(
+                f"worker {covers[0]} pushes key {key} slice {index} at clock {clock}, "
+                f"expected {max(clocks) + 1}: a push is missing"
+            )
         if not piece.at_once and clock - piece.completed > MAX_LAG:
-            raise Rejected(f"worker {worker} has pushed key {key} {MAX_LAG} times more than the others, or than could "
-                           f"be summed: pull it at least once in {MAX_LAG} pushes")
+            raise Rejected(
+                f"worker {worker} has pushed key {key} {MAX_LAG} times more than the others, or than could "
+                f"be summed: pull it at least once in {MAX_LAG} pushes"
+            )
         piece.clocks |= dict.fromkeys(covers, clock)
         push = Push(worker, covers, clock, rate, data, now, now - age)
         if piece.at_once:
@@ -270,8 +288,7 @@ class ServerCore:
             self._relays.remove(worker)
             return []
         self._finished.add(worker)
-        return [reply for (key, index), piece in self._slices.items()
-                for reply in self._answer(key, index, piece, now)]
+        return [reply for (key, index), piece in self._slices.items() for reply in self._answer(key, index, piece, now)]
 
     def release(self, reply: Reply) -> None:
         """The reply has been read, or never will be; its buffer may be written again."""
@@ -283,16 +300,20 @@ class ServerCore:
 
         The latter is said when it is still so at the next call: for a lost worker the scheduler has better words.
         """
-        named = [(f"key {self._declared[key].name!r} slice {index}", piece)
-                 for (key, index), piece in self._slices.items()]
+        named = [
+            (f"key {self._declared[key].name!r} slice {index}", piece) for (key, index), piece in self._slices.items()
+        ]
         covered = self._finished.difference(*(self._covers[relay] for relay in self._relays))
-        absent = _first(stragglers.absent(name, piece, covered if piece.is_weight else self._finished)
-                        for name, piece in named)
+        absent = _first(
+            stragglers.absent(name, piece, covered if piece.is_weight else self._finished) for name, piece in named
+        )
         before, self._absence = self._absence, absent
         if absent and absent == before:
             return absent
-        return _first(stragglers.late(name, piece, piece.applied.keys() - self._finished, self.staleness, now,
-                                   self.wait_seconds) for name, piece in named)
+        return _first(
+            stragglers.late(name, piece, piece.applied.keys() - self._finished, self.staleness, now, self.wait_seconds)
+            for name, piece in named
+        )
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -308,8 +329,10 @@ class ServerCore:
         size = piece.push_bytes if coded else piece.value.array.nbytes
         expected = piece.codec.number if coded and piece.codec else DTYPES.index(piece.dtype)
         if dtype != expected or nbytes != size:
-            raise Rejected(f"worker {worker} sends {nbytes} bytes of {_type(dtype)} for key {key} slice {index}, "
-                           f"expected {size} bytes of {_type(expected)}")
+            raise Rejected(
+                f"worker {worker} sends {nbytes} bytes of {_type(dtype)} for key {key} slice {index}, "
+                f"expected {size} bytes of {_type(expected)}"
+            )
         return piece
 
     def _next(self, key: int, index: int, piece: Slice, now: float) -> list[Action]:
@@ -333,8 +356,10 @@ class ServerCore:
         pushes = [push for host in hosts for push in host]
         if piece.step is None:
             if piece.at_once:
-                raise Rejected(f"kvstore {self._mode and self._mode[0].name} makes the optimizer's step on the server "
-                               "and has no optimizer: call set_optimizer before the first push")
+                raise Rejected(
+                    f"kvstore {self._mode and self._mode[0].name} makes the optimizer's step on the server "
+                    "and has no optimizer: call set_optimizer before the first push"
+                )
             target = piece.target(pushes)
         else:
             if len(pushes) > 1 or piece.codec or pushes[0].data.kind == "lent":  # steps may change their gradient
@@ -349,8 +374,11 @@ class ServerCore:
             return []  # nobody waits, or the value is being changed
         if not piece.at_once:
             ready = [pull for pull in piece.waiting if pull[1] <= piece.completed]
-            piece.waiting = [] if len(ready) == len(piece.waiting) else [
-                pull for pull in piece.waiting if pull[1] > piece.completed]
+            piece.waiting = (
+                []
+                if len(ready) == len(piece.waiting)
+                else [pull for pull in piece.waiting if pull[1] > piece.completed]
+            )
         else:
             running = [c for w, c in piece.applied.items() if w not in self._finished]
             reached = min(running, default=math.inf) + self.staleness
@@ -418,5 +446,7 @@ def _check(entry: Key) -> None:
 
 def _brief(entry: Key) -> str:
     kind = entry.compression.get("type")
-    return (f"{entry.name!r} ({entry.dtype}{'' if kind == 'none' else f', compressed {kind}'}, slices "
-            f"{str([list(each) for each in entry.slices])[:60]})")
+    return (
+        f"{entry.name!r} ({entry.dtype}{'' if kind == 'none' else f', compressed {kind}'}, slices "
+        f"{str([list(each) for each in entry.slices])[:60]})"
+    )

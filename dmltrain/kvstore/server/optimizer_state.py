@@ -44,9 +44,11 @@ def unpack(data: bytes | bytearray, slices: Mapping[tuple[int, int], Slice]) -> 
         raise Rejected(f"the optimizer state cannot be read: {error}") from error
     weights = {place for place, piece in slices.items() if piece.is_weight}
     if set(states) != weights:
-        raise Rejected(f"the optimizer state holds {len(states)} slices, this server {len(weights)}: "
-                       "load it with the same model, number of servers and version of dmltrain as it was saved with "
-                       "(versions differ in how they cut keys into slices)")
+        raise Rejected(
+            f"the optimizer state holds {len(states)} slices, this server {len(weights)}: "
+            "load it with the same model, number of servers and version of dmltrain as it was saved with "
+            "(versions differ in how they cut keys into slices)"
+        )
     for place, fields in states.items():
         piece, value, residual = slices[place], fields.pop("value", None), fields.pop("residual", None)
         shapes = {array.shape for array in fields.values()} - {()}  # counters of steps are scalars

@@ -25,21 +25,31 @@ from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
 
 GARBAGE_OBJECTS = 100_000  # a round of many slices makes that many, none of them in cycles: nothing to look for
 
+
 class ServerProcess:
     """Serves one job's slices. `run` returns the reason why the job was lost, empty when it went well."""
 
-    def __init__(self, environment: Environment, make_step: MakeStep | None,
-                 exit_seconds: float = EXIT_SECONDS) -> None:
+    def __init__(
+        self, environment: Environment, make_step: MakeStep | None, exit_seconds: float = EXIT_SECONDS
+    ) -> None:
         self._environment = environment
         arena, self._local = _share(environment.transport)
-        core = ServerCore(environment.num_workers, make_step=_rejecting(make_step) if make_step else None,
-                          wait_seconds=environment.wait_seconds,
-                          allocate=allocator(arena))
+        core = ServerCore(
+            environment.num_workers,
+            make_step=_rejecting(make_step) if make_step else None,
+            wait_seconds=environment.wait_seconds,
+            allocate=allocator(arena),
+        )
         self._service = Service(f"server {environment.index}", environment, core, arena, self._fail, self._other)
         self._listening = _listen(environment.node_host)
         self._ended = threading.Event()
-        self._control = Control(environment, self._listening.getsockname()[1], on_end=lambda reason: self._ended.set(),
-                                exit_seconds=exit_seconds, socket_name=self._local[1] if self._local else "")
+        self._control = Control(
+            environment,
+            self._listening.getsockname()[1],
+            on_end=lambda reason: self._ended.set(),
+            exit_seconds=exit_seconds,
+            socket_name=self._local[1] if self._local else "",
+        )
 
     def run(self) -> str:
         gc.set_threshold(GARBAGE_OBJECTS)
@@ -115,12 +125,14 @@ def _listen(address: str) -> socket.socket:
     try:
         return link.listen(address)
     except OSError as error:
-        raise UserError(f"this server cannot listen on DMLC_NODE_HOST={address}: {error.strerror}; "
-                        "give an address of this host") from error
+        raise UserError(
+            f"this server cannot listen on DMLC_NODE_HOST={address}: {error.strerror}; give an address of this host"
+        ) from error
 
 
 def _rejecting(make_step: MakeStep) -> MakeStep:
     """`make_step` whose errors go back to the worker that sent the spec."""
+
     def make(spec: dict[str, Any], key: int | str, value: Any) -> Step:
         try:
             return make_step(spec, key, value)

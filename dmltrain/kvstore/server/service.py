@@ -52,8 +52,16 @@ class Service:
     slices, returns the answer (header, payload) and raises Rejected or FrameError. `forward(works)`, if given, gets
     work that has been run and sees to it that `done` is called in time."""
 
-    def __init__(self, name: str, environment: Environment, core: ServerCore, arena: Arena | None,
-                 fail: Callable[[str], None], other: Other, forward: Forward | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        environment: Environment,
+        core: ServerCore,
+        arena: Arena | None,
+        fail: Callable[[str], None],
+        other: Other,
+        forward: Forward | None = None,
+    ) -> None:
         self._name, self._environment = name, environment
         self._core, self._arena = core, arena
         self._fail, self._other, self._forward = fail, other, forward
@@ -69,8 +77,12 @@ class Service:
     def accept(self, listening: socket.socket) -> None:
         """Let workers in, on threads of their own. Those that come through a unix socket share memory."""
         admit = self._admit if listening.family == socket.AF_UNIX else None
-        threading.Thread(target=accept_loop, name="accept", daemon=True,
-                         args=(listening, self._environment, self._name, self._serve, admit)).start()
+        threading.Thread(
+            target=accept_loop,
+            name="accept",
+            daemon=True,
+            args=(listening, self._environment, self._name, self._serve, admit),
+        ).start()
 
     def overdue(self) -> str:
         """Empty, or who keeps others waiting; see ServerCore."""
@@ -88,8 +100,10 @@ class Service:
         """The same, when no work is under way. Raises Rejected when there is some for longer than that."""
         with self._progress:
             if not self._progress.wait_for(lambda: self._core.quiescent, seconds):
-                raise Rejected(f"{self._name} had steps to make for {seconds:g} s without a pause, and each changes "
-                               "its state: save and load states between two barriers")
+                raise Rejected(
+                    f"{self._name} had steps to make for {seconds:g} s without a pause, and each changes "
+                    "its state: save and load states between two barriers"
+                )
             yield self._core
 
     def done(self, work: Work, waited: float, worked: float) -> None:
@@ -156,8 +170,9 @@ class Service:
             self._push(worker, [header], [self._receive(connection, worker, header)])
         elif kind == Kind.PULL:
             with self._lock:  # a pull is never the last thing that a round waits for
-                self._act(self._core.pull(worker, header.key, header.slice, header.round, time.monotonic(),
-                                          header.priority))
+                self._act(
+                    self._core.pull(worker, header.key, header.slice, header.round, time.monotonic(), header.priority)
+                )
             self._send()
         elif kind == Kind.RELEASE:
             self._release(worker, connection.read_payload(header))
@@ -182,8 +197,9 @@ class Service:
         now, works, full = time.monotonic(), deque[Work](), []
         with self._lock:
             for header, buffer in zip(headers, buffers, strict=True):
-                actions = self._core.push(worker, header.key, header.slice, header.round, header.number, buffer, now,
-                                          header.waited)
+                actions = self._core.push(
+                    worker, header.key, header.slice, header.round, header.number, buffer, now, header.waited
+                )
                 if header.flags & Flag.PULL:
                     actions += self._core.pull(worker, header.key, header.slice, header.round, now, header.priority)
                 works += self._act(actions)
@@ -278,9 +294,20 @@ class Service:
         if outbox is None:
             return self._core.release(reply)
         shared = buffer.place is not None and outbox.link.own_arena is not None
-        header = Header(Kind.VALUE, buffer.array.nbytes, reply.worker, reply.key, reply.slice, reply.round,
-                        reply.staleness, reply.dtype, Flag.SHARED if shared else 0, buffer.place or 0, reply.waited,
-                        reply.worked)
+        header = Header(
+            Kind.VALUE,
+            buffer.array.nbytes,
+            reply.worker,
+            reply.key,
+            reply.slice,
+            reply.round,
+            reply.staleness,
+            reply.dtype,
+            Flag.SHARED if shared else 0,
+            buffer.place or 0,
+            reply.waited,
+            reply.worked,
+        )
         if shared:
             self._held.setdefault((reply.worker, reply.key, reply.slice, header.place), []).append(reply)
             frame = Frame(header.pack(), None, reply.priority)

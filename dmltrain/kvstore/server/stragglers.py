@@ -12,8 +12,10 @@ def absent(name: str, piece: Slice, finished: Set[int]) -> str:
     for number, pushes in piece.rounds.items():
         gone = sorted(finished - pushes.keys())
         if gone:
-            return (f"round {number} of {name}: worker {gone[0]} has finished already and will never push it; all "
-                    "workers must make the same number of steps")
+            return (
+                f"round {number} of {name}: worker {gone[0]} has finished already and will never push it; all "
+                "workers must make the same number of steps"
+            )
     return ""
 
 

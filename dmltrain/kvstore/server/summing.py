@@ -18,6 +18,7 @@ from dmltrain.kvstore.scratch import BLOCK, scratch
 if TYPE_CHECKING:
     from dmltrain.kvstore.codec import Codec
 
+
 def total(hosts: Sequence[Sequence[Array]], out: Array) -> None:
     """out[:] = (a + b + ...) + (c + d + ...) + ..., flat arrays of one type and length: first within each host, then
     host by host, in this order; `out` may be one of the first two arrays."""
@@ -28,10 +29,10 @@ def total(hosts: Sequence[Sequence[Array]], out: Array) -> None:
         return
     block = BLOCK if len(parts) > 2 else max(1, len(out))
     for start in range(0, len(out), block):
-        own = out[start:start + block]
-        first = _within([part[start:start + block] for part in hosts[0]], own)
+        own = out[start : start + block]
+        first = _within([part[start : start + block] for part in hosts[0]], own)
         for host in hosts[1:]:
-            first = np.add(first, _within([part[start:start + block] for part in host]), out=own)
+            first = np.add(first, _within([part[start : start + block] for part in host]), out=own)
 
 
 def _within(parts: Sequence[Array], out: Array | None = None) -> Array:

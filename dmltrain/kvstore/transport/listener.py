@@ -21,8 +21,9 @@ Serve = Callable[[Link, str, int], None]  # (link, the caller's role, its index)
 Admit = Callable[[Link], None]
 
 
-def accept_loop(listening: socket.socket, environment: Environment, name: str, serve: Serve,
-                admit: Admit | None = None) -> None:
+def accept_loop(
+    listening: socket.socket, environment: Environment, name: str, serve: Serve, admit: Admit | None = None
+) -> None:
     """Accept callers, each on a thread of its own, until the socket closes. Cut off and log unauthenticated peers.
 
     `serve` runs on that thread, after `admit`, the last part of the handshake, which raises FrameError, Closed or

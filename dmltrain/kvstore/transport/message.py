@@ -41,8 +41,10 @@ class Hello(Message):
     def __post_init__(self) -> None:
         _limit(self, "job", "role", "nonce")
         if self.role not in ROLES or self.index < 0:
-            raise ValueError(f"role {self.role!r} with index {self.index}, expected one of {', '.join(ROLES)} with an "
-                             "index of 0 or more")
+            raise ValueError(
+                f"role {self.role!r} with index {self.index}, expected one of {', '.join(ROLES)} with an "
+                "index of 0 or more"
+            )
 
 
 @dataclass(frozen=True)

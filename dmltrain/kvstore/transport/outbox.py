@@ -61,8 +61,13 @@ class Outbox:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def put(self, header: bytes, payload: memoryview | None = None, priority: int = 0,
-            sent: Callable[[], None] | None = None) -> None:
+    def put(
+        self,
+        header: bytes,
+        payload: memoryview | None = None,
+        priority: int = 0,
+        sent: Callable[[], None] | None = None,
+    ) -> None:
         """Send one frame."""
         self.put_all([Frame(header, payload, priority, sent)])
 

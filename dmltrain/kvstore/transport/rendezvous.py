@@ -95,5 +95,3 @@ def receive(connection: Link) -> Mapping:
                 os.close(descriptor)
         raise ArenaError("the other side shares no memory")
     return Mapping(descriptors[0])
-
-

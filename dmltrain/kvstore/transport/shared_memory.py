@@ -52,7 +52,7 @@ class Arena:
             if after > self.capacity:
                 return None
             self._used = after
-        return place, self._memory[place:place + size]
+        return place, self._memory[place : place + size]
 
     def place_of(self, array: Array) -> int | None:
         """Where a contiguous array lies in this arena; None when it is other memory."""
@@ -80,4 +80,4 @@ class Mapping:
         """`size` bytes at `place`, uint8, read-only. Raises ValueError when they are not inside."""
         if place < 0 or size < 0 or place + size > self._memory.size:
             raise ValueError(f"{size} bytes at place {place} lie outside of the shared memory")
-        return self._memory[place:place + size]
+        return self._memory[place : place + size]

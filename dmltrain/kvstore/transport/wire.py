@@ -99,8 +99,23 @@ class Header(NamedTuple):
         return self.length > 0 and not self.flags & Flag.SHARED
 
     def pack(self) -> bytes:
-        body = _BODY.pack(MAGIC, VERSION, self.kind, self.dtype, self.flags, self.worker, self.key, self.slice,
-                          self.round, self.number, self.length, self.place, self.waited, self.worked, self.priority)
+        body = _BODY.pack(
+            MAGIC,
+            VERSION,
+            self.kind,
+            self.dtype,
+            self.flags,
+            self.worker,
+            self.key,
+            self.slice,
+            self.round,
+            self.number,
+            self.length,
+            self.place,
+            self.waited,
+            self.worked,
+            self.priority,
+        )
         return body + _CRC.pack(zlib.crc32(body))
 
     @staticmethod
@@ -108,13 +123,28 @@ class Header(NamedTuple):
         """Raises FrameError (VersionError) naming the field that is wrong, what it was and what was expected."""
         if len(data) != HEADER_SIZE:
             raise FrameError(f"truncated header: {len(data)} of {HEADER_SIZE} bytes")
-        (magic, version, kind, dtype, flags, worker, key, index, round_, number, length, place, waited,
-         worked, priority) = _BODY.unpack_from(data)
+        (
+            magic,
+            version,
+            kind,
+            dtype,
+            flags,
+            worker,
+            key,
+            index,
+            round_,
+            number,
+            length,
+            place,
+            waited,
+            worked,
+            priority,
+        ) = _BODY.unpack_from(data)
         if magic != MAGIC:
             raise FrameError(f"not a dmltrain frame: starts with {bytes(magic)!r}, expected {MAGIC!r}")
         if version != VERSION:
             raise VersionError(f"protocol version {version}, expected {VERSION}: install the same dmltrain everywhere")
-        if _CRC.unpack_from(data, _BODY.size)[0] != zlib.crc32(data[:_BODY.size]):
+        if _CRC.unpack_from(data, _BODY.size)[0] != zlib.crc32(data[: _BODY.size]):
             raise FrameError("header checksum does not match")
         if kind not in _KINDS:
             raise FrameError(f"unknown frame kind {kind}")

@@ -39,16 +39,23 @@ class Carried:
 class Bound:
     """Of one worker. All workers make one, and call `seconds`, alike."""
 
-    def __init__(self, store: KVStore, servers: Sequence[ServerLink], relay: ServerLink | None,
-                 upstream: Mapping[int, ServerLink], hosts: Sequence[str], link_rates: LinkRates = probe.link_rates,
-                 memory_rate: Callable[[], float] = probe.memory_rate) -> None:
+    def __init__(
+        self,
+        store: KVStore,
+        servers: Sequence[ServerLink],
+        relay: ServerLink | None,
+        upstream: Mapping[int, ServerLink],
+        hosts: Sequence[str],
+        link_rates: LinkRates = probe.link_rates,
+        memory_rate: Callable[[], float] = probe.memory_rate,
+    ) -> None:
         """Measures. `servers`: this worker's links to them; `relay`: that to its host's relay, if any; `upstream`: the
         relay's own links by server, where it is in this process. `hosts`: names, of workers, then of servers."""
         self._store, self._servers, self._upstream = store, servers, upstream
         self._sharing = [link for link in (*servers, relay) if link is not None and link.link.own_arena is not None]
         self._here = np.array(hosts) == hosts[store.rank]
-        self._workers_here = int(self._here[:store.num_workers].sum())
-        beside, alone = self._here[store.num_workers:], len(set(hosts)) == 1
+        self._workers_here = int(self._here[: store.num_workers].sum())
+        beside, alone = self._here[store.num_workers :], len(set(hosts)) == 1
         sockets = np.array([server.link.own_arena is None for server in servers])
         self._crossing = sockets & (alone | ~beside)
         self.memory = memory_rate() if self._sharing else 0.0

@@ -37,7 +37,7 @@ class Entry:
 
 def cut(array: Array, part: Part) -> Array:
     """The part's elements of a key's flat array."""
-    return array[part.piece.start:part.piece.start + part.piece.length]
+    return array[part.piece.start : part.piece.start + part.piece.length]
 
 
 def declared(name: Key, entry: Entry, parts: list[Part]) -> message.Key:
@@ -51,8 +51,9 @@ def joined(kept: list[tuple[Array, int] | None], entry: Entry, ways: list[Way]) 
     """One read-only array of a key's slices, which came by `ways`, `kept` as (value, place) each: in place where they
     lie side by side in one process's memory, else copied to the entry's own."""
     first, size = kept[0], entry.dtype.itemsize
-    starts = {(id(way.link), slot and slot[1] - way.part.piece.start * size)
-              for way, slot in zip(ways, kept, strict=True)}
+    starts = {
+        (id(way.link), slot and slot[1] - way.part.piece.start * size) for way, slot in zip(ways, kept, strict=True)
+    }
     if len(starts) == 1 and first is not None:
         arena = ways[0].link.link.peer_arena
         assert arena is not None  # the slices lie there

@@ -77,8 +77,11 @@ class Entries:
 
     def _declare_to(self, link: ServerLink, names: list[Key], ways: Callable[[Entry], list[Way]]) -> None:
         """What of these keys travels by that link, when it goes these ways."""
-        here = [declared(name, entry, [way.part for way in ways(entry) if way.link is link])
-                for name in names for entry in [self._by_name[name]]]
+        here = [
+            declared(name, entry, [way.part for way in ways(entry) if way.link is link])
+            for name in names
+            for entry in [self._by_name[name]]
+        ]
         message = Declare(self.kind, self.staleness, tuple(each for each in here if each.slices))
         link.request(encode(message), self.seconds)
 
@@ -87,7 +90,9 @@ class Entries:
         compression = self._compression if compresses else {"type": "none"}
         codec = codecs.make(compression)
         result = codec and codec.of_sum(self.num_workers)
-        parts = [Part(piece, array.dtype, codec and codec.of_sum(self.routes.summed(piece.server)), result)
-                 for piece in pieces]
+        parts = [
+            Part(piece, array.dtype, codec and codec.of_sum(self.routes.summed(piece.server)), result)
+            for piece in pieces
+        ]
         ways = self.routes.of_weight(parts) if is_weight else self.routes.direct(parts)
         return Entry(number, array.size, array.dtype, parts, ways, compression, is_weight)

@@ -24,8 +24,7 @@ class Membership:
         self._process = os.getpid()
         self._barriers = 0
         self._routes: Routes | None = None  # until connected
-        self._control = Control(environment, on_end=self._end, exit_seconds=exit_seconds,
-                                socket_name=place.socket_name)
+        self._control = Control(environment, on_end=self._end, exit_seconds=exit_seconds, socket_name=place.socket_name)
         self.start = self._control.wait_for_start()
         self.routes = self._routes = self._connect(place)
         atexit.register(self._at_exit)

@@ -34,8 +34,7 @@ COPIES = 5
 class Flood:
     """Frames to and fro on one link."""
 
-    def __init__(self, server: ServerLink, payload: memoryview, clock: Callable[[], float] = time.perf_counter
-                 ) -> None:
+    def __init__(self, server: ServerLink, payload: memoryview, clock: Callable[[], float] = time.perf_counter) -> None:
         self._server, self._payload, self._clock = server, payload, clock
         self._left, self._bytes, self._before = WINDOW, 0, 0  # bytes that count, and those before
         self._start = clock()

@@ -38,16 +38,24 @@ class Relay:
     """Serves the workers `ranks` through `listening`. `lost(reason)` is told that a link has ended, for its worker;
     `fail(reason)` ends the job."""
 
-    def __init__(self, environment: Environment, ranks: Ranks, arena: Arena, listening: socket.socket,
-                 lost: Callable[[str], None], fail: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        ranks: Ranks,
+        arena: Arena,
+        listening: socket.socket,
+        lost: Callable[[str], None],
+        fail: Callable[[str], None],
+    ) -> None:
         self.links: dict[int, ServerLink] = {}  # by server, to be filled before the first push
         self._parts: dict[tuple[int, int], Part] = {}
         self._lost, self._fail = lost, fail
         self._left = threading.Event()
         core = ServerCore(environment.num_workers, wait_seconds=environment.wait_seconds, allocate=allocator(arena))
         core.on_hosts([ranks])
-        self._service = Service(f"the relay of worker {ranks[0]}", environment, core, arena, fail, _refuse,
-                                self._forward)
+        self._service = Service(
+            f"the relay of worker {ranks[0]}", environment, core, arena, fail, _refuse, self._forward
+        )
         self._service.accept(listening)
         threading.Thread(target=self._watch, name="relay", daemon=True).start()
 
@@ -66,8 +74,7 @@ class Relay:
             link.link.cut()
 
     def lost(self, reason: str) -> None:
-        """A link to a server has ended. Its worker may have finished: the others of the host have not, until all left.
-        """
+        """A link to a server has ended. Its worker may have finished: those of its host have not, until all left."""
         self._lost(reason)
         if not self._left.wait(LINGER_SECONDS):
             self._fail(reason)

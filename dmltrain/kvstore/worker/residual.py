@@ -24,11 +24,12 @@ def gathered(parts: Sequence[Part]) -> Array:
 
 
 def spread(parts: Sequence[Part], workers: Sequence[Array], whose: Callable[[Part], Iterable[int]]) -> None:
-    """Give each part the sum of the residuals of `whose` workers. Raises UserError when they are of another model.
-    """
+    """Give each part the sum of the residuals of `whose` workers. Raises UserError when they are of another model."""
     if {array.size for array in workers} != {sum(part.piece.length for part in parts)}:
-        raise UserError("the residuals of gradient compression are of another model or compression: continue with the "
-                        "same --network and --gc-type, or with --gc-type none")
+        raise UserError(
+            "the residuals of gradient compression are of another model or compression: continue with the "
+            "same --network and --gc-type, or with --gc-type none"
+        )
     start = 0
     for part in parts:
         stop = start + part.piece.length

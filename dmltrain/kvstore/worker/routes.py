@@ -50,8 +50,7 @@ class Routes:
     `lost(reason)` is called when a link ends, `fail(reason)` to end the job.
     """
 
-    def __init__(self, environment: Environment, start: Start, place: Place, lost: Report, fail: Report
-                 ) -> None:
+    def __init__(self, environment: Environment, start: Start, place: Place, lost: Report, fail: Report) -> None:
         """`start`: what the scheduler has told everybody. Raises JobLost or UserError."""
         self._environment, self._place = environment, place
         self._lost, self._fail = lost, fail
@@ -59,8 +58,9 @@ class Routes:
         self.relay = self._relay(place.listening)
         self.servers = [self._connect(number, server) for number, server in enumerate(start.servers)]
         if self.relay:
-            self.relay.links |= {number: self._upstream(self.relay.lost, number, start.servers[number])
-                                 for number in self._far}
+            self.relay.links |= {
+                number: self._upstream(self.relay.lost, number, start.servers[number]) for number in self._far
+            }
         self.host = self._join(start) if self._far else None
         first = environment.index % len(self.servers)  # each worker begins at another server
         self.links = [*([self.host] if self.host else ()), *self.servers[first:], *self.servers[:first]]
@@ -105,7 +105,8 @@ class Routes:
         name, caller = _name(number, server), self._caller("worker")
         try:
             connection = self._meet(caller, server.socket_name, name) or link.connect(
-                (server.host, server.port), caller, timeout=10.0)
+                (server.host, server.port), caller, timeout=10.0
+            )
         except _FAILURES as error:
             raise JobLost(f"{name} cannot be reached: {error}") from error
         return ServerLink(name, self._environment.index, connection, self._lost, self._fail)
@@ -116,8 +117,10 @@ class Routes:
         with contextlib.suppress(*_FAILURES):  # another user's server, say: TCP then
             met = rendezvous.connect(socket_name, caller, arena) if arena and socket_name else None
         if met is None and self._environment.transport == "shm":
-            raise UserError(f"--transport shm: {name} is not on this worker's host (or shares no memory); use "
-                            "--transport auto, which takes TCP for servers on other hosts")
+            raise UserError(
+                f"--transport shm: {name} is not on this worker's host (or shares no memory); use "
+                "--transport auto, which takes TCP for servers on other hosts"
+            )
         return met
 
     def _upstream(self, lost: Report, number: int, server: ServerAddress) -> ServerLink:
@@ -140,10 +143,13 @@ class Routes:
         except _FAILURES as error:
             reason = str(error)
         if connection is None:
-            raise JobLost(f"worker {own} shares no memory with worker {leader} of its host, which sums for both "
-                          f"({reason}): use --host-sum off, or --transport tcp")
-        return ServerLink(f"worker {leader}, which sums for this host,", own, connection, self._lost, self._fail,
-                          beyond=True)
+            raise JobLost(
+                f"worker {own} shares no memory with worker {leader} of its host, which sums for both "
+                f"({reason}): use --host-sum off, or --transport tcp"
+            )
+        return ServerLink(
+            f"worker {leader}, which sums for this host,", own, connection, self._lost, self._fail, beyond=True
+        )
 
     def _caller(self, role: str) -> Caller:
         return Caller.new(self._environment.job, self._environment.key, role, self._environment.index)

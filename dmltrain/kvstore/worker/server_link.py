@@ -106,8 +106,17 @@ class ServerLink:
 
     # -- sending --------------------------------------------------------------------------------------------------
 
-    def push(self, part: Part, data: Array, clock: int, rate: float, priority: int, flags: int = 0,
-             ready: float = 0.0, place: int | None = None) -> Frame:
+    def push(
+        self,
+        part: Part,
+        data: Array,
+        clock: int,
+        rate: float,
+        priority: int,
+        flags: int = 0,
+        ready: float = 0.0,
+        place: int | None = None,
+    ) -> Frame:
         """What sends one slice's gradient `data` (length,), which stays as it is until its value has come.
         `ready`: when it was, time.perf_counter; `place`: where it lies in this worker's arena, if the caller knows."""
         arena = self.link.own_arena
@@ -118,25 +127,55 @@ class ServerLink:
         if place is None:
             return self._push_later(part, data, clock, rate, priority, flags, ready)
         self._count_shared(data.nbytes)
-        header = Header(Kind.PUSH, part.push_bytes, self.rank, part.piece.key, part.piece.index, clock, rate,
-                        part.push_type, flags | Flag.SHARED, place, time.perf_counter() - ready,
-                        priority=_bounded(priority))
+        header = Header(
+            Kind.PUSH,
+            part.push_bytes,
+            self.rank,
+            part.piece.key,
+            part.piece.index,
+            clock,
+            rate,
+            part.push_type,
+            flags | Flag.SHARED,
+            place,
+            time.perf_counter() - ready,
+            priority=_bounded(priority),
+        )
         return Frame(header.pack(), None, priority)
 
-    def _push_later(self, part: Part, data: Array, clock: int, rate: float, priority: int, flags: int,
-                    ready: float) -> Frame:
+    def _push_later(
+        self, part: Part, data: Array, clock: int, rate: float, priority: int, flags: int, ready: float
+    ) -> Frame:
         """The same for what has to be copied, encoded or sent: on the sending thread."""
+
         def header(flags: int = flags, place: int = 0) -> bytes:
-            return Header(Kind.PUSH, part.push_bytes, self.rank, part.piece.key, part.piece.index, clock, rate,
-                          part.push_type, flags, place, time.perf_counter() - ready, priority=_bounded(priority)).pack()
+            return Header(
+                Kind.PUSH,
+                part.push_bytes,
+                self.rank,
+                part.piece.key,
+                part.piece.index,
+                clock,
+                rate,
+                part.push_type,
+                flags,
+                place,
+                time.perf_counter() - ready,
+                priority=_bounded(priority),
+            ).pack()
 
         if part.codec or self.link.own_arena is not None:
             return Frame(b"", priority=priority, prepare=lambda: self._prepared(part, data, clock, header, flags))
-        return Frame(b"", priority=priority, prepare=lambda: (header(), _bytes(data)),
-                     prepared_bytes=wire.HEADER_SIZE + data.nbytes)
+        return Frame(
+            b"",
+            priority=priority,
+            prepare=lambda: (header(), _bytes(data)),
+            prepared_bytes=wire.HEADER_SIZE + data.nbytes,
+        )
 
-    def _prepared(self, part: Part, data: Array, clock: int, header: Callable[..., bytes], flags: int
-                  ) -> tuple[bytes, memoryview | None]:
+    def _prepared(
+        self, part: Part, data: Array, clock: int, header: Callable[..., bytes], flags: int
+    ) -> tuple[bytes, memoryview | None]:
         """On the sending thread: the push copied into shared memory, or encoded."""
         since = time.perf_counter()
         arena = self.link.own_arena
@@ -179,12 +218,12 @@ class ServerLink:
         return Frame(Header(Kind.RELEASE, len(places), self.rank).pack() + places, None, FIRST)
 
     def initialise(self, part: Part, data: Array, seconds: float) -> Handle:
-        header = Header(Kind.INIT, data.nbytes, self.rank, part.piece.key, part.piece.index,
-                        dtype=part.value_type)
+        header = Header(Kind.INIT, data.nbytes, self.rank, part.piece.key, part.piece.index, dtype=part.value_type)
         return self.request(header.pack(), seconds, payload=_bytes(data))
 
-    def request(self, frame: bytes, seconds: float, answer: list[bytearray] | None = None,
-                payload: memoryview | None = None) -> Handle:
+    def request(
+        self, frame: bytes, seconds: float, answer: list[bytearray] | None = None, payload: memoryview | None = None
+    ) -> Handle:
         """A frame that the server answers with DONE, or with STATE, which goes to `answer`."""
         handle = Handle(1, f"request to {self.name}", seconds)
         with self._lock:  # one order for both queues
@@ -247,8 +286,15 @@ class ServerLink:
         elif header.length:
             self.link.read_into(_bytes(landing.target))
         part.returned = max(part.returned, header.round)
-        landing.handle.part_done(Trip(landing.asked, header.waited, header.worked, self._handled - landing.handled,
-                                      bool(header.flags & Flag.SHARED) and not self.beyond))
+        landing.handle.part_done(
+            Trip(
+                landing.asked,
+                header.waited,
+                header.worked,
+                self._handled - landing.handled,
+                bool(header.flags & Flag.SHARED) and not self.beyond,
+            )
+        )
 
     @property
     def _handled(self) -> float:

@@ -26,8 +26,9 @@ class Slice:
     server: int
 
 
-def cut(sizes: Sequence[int], itemsizes: Sequence[int], loads: list[int], first_key: int = 0,
-        slice_bytes: int | None = None) -> list[list[Slice]]:
+def cut(
+    sizes: Sequence[int], itemsizes: Sequence[int], loads: list[int], first_key: int = 0, slice_bytes: int | None = None
+) -> list[list[Slice]]:
     """Place keys of `sizes` elements of `itemsizes` bytes; returns each key's slices in order, of `slice_bytes` each
     (default: see `slice_size`) but the last.
 
@@ -36,9 +37,11 @@ def cut(sizes: Sequence[int], itemsizes: Sequence[int], loads: list[int], first_
     """
     if slice_bytes is None:
         slice_bytes = slice_size(sum(map(operator.mul, sizes, itemsizes)), len(loads))
-    pieces = [(key, start, min(size - start, _elements(itemsize, slice_bytes)), itemsize)
-              for key, (size, itemsize) in enumerate(zip(sizes, itemsizes, strict=True))
-              for start in range(0, max(size, 1), _elements(itemsize, slice_bytes))]
+    pieces = [
+        (key, start, min(size - start, _elements(itemsize, slice_bytes)), itemsize)
+        for key, (size, itemsize) in enumerate(zip(sizes, itemsizes, strict=True))
+        for start in range(0, max(size, 1), _elements(itemsize, slice_bytes))
+    ]
     placed: dict[tuple[int, int], int] = {}
     for key, start, length, itemsize in sorted(pieces, key=lambda p: (-p[2] * p[3], p[0], p[1])):
         server = loads.index(min(loads))

@@ -21,8 +21,9 @@ SumUp = Callable[[str, Array], None]  # replaces an array by the sum of all work
 class States:
     """All workers call `residuals`, `load_residuals` and `load_servers` alike."""
 
-    def __init__(self, member: Membership, entries: Entries, sum_up: SumUp, rank: int, num_workers: int,
-                 seconds: float) -> None:
+    def __init__(
+        self, member: Membership, entries: Entries, sum_up: SumUp, rank: int, num_workers: int, seconds: float
+    ) -> None:
         self._member, self._entries, self._sum_up = member, entries, sum_up
         self._rank, self._num_workers, self._seconds = rank, num_workers, seconds
 
@@ -38,8 +39,10 @@ class States:
 
     def load_servers(self, states: Sequence[bytes]) -> None:
         if len(states) != len(self._servers):
-            raise UserError(f"the optimizer's state is of a job with {len(states)} servers, this one has "
-                            f"{len(self._servers)}: continue with -s {len(states)}")
+            raise UserError(
+                f"the optimizer's state is of a job with {len(states)} servers, this one has "
+                f"{len(self._servers)}: continue with -s {len(states)}"
+            )
         if self._rank == 0:
             for server, state in zip(self._servers, states, strict=True):
                 self._request(server, Header(Kind.STATE, len(state)).pack() + state).wait()

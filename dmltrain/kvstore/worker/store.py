@@ -30,8 +30,9 @@ class DistKVStore(KVStore):
 
     present = False  # one for each process: it is the process's place in the job
 
-    def __init__(self, kind: str, staleness: float, environment: Environment,
-                 exit_seconds: float = EXIT_SECONDS) -> None:
+    def __init__(
+        self, kind: str, staleness: float, environment: Environment, exit_seconds: float = EXIT_SECONDS
+    ) -> None:
         DistKVStore.present = True
         self.type = kind
         self.rank, self.num_workers = environment.index, environment.num_workers
@@ -46,8 +47,9 @@ class DistKVStore(KVStore):
         seconds = environment.wait_seconds
         self._entries = Entries(self._routes, self.num_workers, self.kvstore_type.name, staleness, seconds)
         self._transfers = Transfers(self._member, self._entries, place.arena, self.kvstore_type.synchronous, seconds)
-        self._states = States(self._member, self._entries, self._transfers.all_reduce, self.rank, self.num_workers,
-                              seconds)
+        self._states = States(
+            self._member, self._entries, self._transfers.all_reduce, self.rank, self.num_workers, seconds
+        )
 
     @property
     def bytes_sent(self) -> int:  # type: ignore[override]
@@ -82,8 +84,9 @@ class DistKVStore(KVStore):
             handle.wait()
         return handle
 
-    def pushpull(self, key: Keys, value: Any, out: Any = None, priority: int = 0, wait: bool = True,
-                 rate: float = -1.0) -> Handle:
+    def pushpull(
+        self, key: Keys, value: Any, out: Any = None, priority: int = 0, wait: bool = True, rate: float = -1.0
+    ) -> Handle:
         check_optimizer(self, self._stepping)
         handle = self._transfers.pushpull(key, value, out, priority, rate)
         if wait:

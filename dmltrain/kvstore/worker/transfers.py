@@ -29,8 +29,9 @@ from dmltrain.kvstore.worker.server_link import Landing
 class Transfers:
     """`synchronous`: pulls of weights wait for the round of their push. `arena`: memory shared with this host."""
 
-    def __init__(self, member: Membership, entries: Entries, arena: Arena | None, synchronous: bool,
-                 wait_seconds: float) -> None:
+    def __init__(
+        self, member: Membership, entries: Entries, arena: Arena | None, synchronous: bool, wait_seconds: float
+    ) -> None:
         self.waits = Waits()
         self._member, self._routes, self._entries = member, member.routes, entries
         self._arena, self._synchronous, self._wait_seconds = arena, synchronous, wait_seconds
@@ -100,8 +101,17 @@ class Transfers:
         """When the trip of a key's next values began: with its push, or with the pull where that waits for no round."""
         return entry.pushed if self._synchronous or not entry.is_weight else time.perf_counter()
 
-    def _push(self, name: Key, entry: Entry, item: Any, priority: int, rate: float, outgoing: Outgoing,
-              target: Any = None, handle: Handle | None = None) -> None:
+    def _push(
+        self,
+        name: Key,
+        entry: Entry,
+        item: Any,
+        priority: int,
+        rate: float,
+        outgoing: Outgoing,
+        target: Any = None,
+        handle: Handle | None = None,
+    ) -> None:
         """Add the pushes of all slices to `outgoing`; with `handle` their values go into `target` as well."""
         own = item is entry.buffer  # its size and offset are known
         array: Array = item if own else summed(item)
@@ -117,8 +127,9 @@ class Transfers:
         for link, part in entry.ways:
             flags = Flag.PULL if handle else 0
             known = entry.offset + part.piece.start * entry.dtype.itemsize if own and entry.offset is not None else None
-            outgoing.add(link, link.push(part, cut(array, part), entry.clock, rate, priority, flags, entry.pushed,
-                                         known))
+            outgoing.add(
+                link, link.push(part, cut(array, part), entry.clock, rate, priority, flags, entry.pushed, known)
+            )
 
     def _expect(self, name: Key, entry: Entry, ways: list[Way], target: Any, handle: Handle, clock: int) -> None:
         """The key's values at `clock` go to `target`."""
@@ -163,8 +174,10 @@ def _copy(array: Array, landing: Array) -> None:
 
 def _check_size(name: Key, entry: Entry, array: Array) -> None:
     if array.size != entry.size or array.dtype != entry.dtype:
-        raise UserError(f"kvstore: key {name!r} was declared with {entry.size} elements of {entry.dtype.name}; "
-                        f"this array has {array.size} of {array.dtype.name}")
+        raise UserError(
+            f"kvstore: key {name!r} was declared with {entry.size} elements of {entry.dtype.name}; "
+            f"this array has {array.size} of {array.dtype.name}"
+        )
 
 
 def _names(keys: list[Key]) -> str:

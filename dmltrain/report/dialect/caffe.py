@@ -21,7 +21,8 @@ _MARK = b"solver.cpp"
 _EVENT = re.compile(
     rb"Iteration (\d{1,9})(?: \([^)\r\n]{0,80}\))?, "
     rb"(?:Testing net \(#(\d{1,4})\)|loss = (" + record.NUMBER + rb")" + record.END + rb")"
-    rb"|(Test|Train) net output #\d{1,4}: ([A-Za-z][\w@./+-]{0,80}) = (" + record.NUMBER + rb")" + record.END)
+    rb"|(Test|Train) net output #\d{1,4}: ([A-Za-z][\w@./+-]{0,80}) = (" + record.NUMBER + rb")" + record.END
+)
 
 
 class Caffe:

@@ -21,7 +21,8 @@ _METRIC = rb"(?: +- +[A-Za-z][\w.]{0,60}: +" + record.NUMBER + record.END + rb")
 _EVENT = re.compile(
     rb"Epoch (\d{1,9})/\d{1,9}\b"
     rb"|(?<![\d:.])(?<!ETA: )(\d{1,9})s(?:(?: +-)? +[\d.]{1,12}[mun]?s/(?:step|epoch|sample|batch)){0,2}"
-    rb"(" + _METRIC + rb"{1,40})")
+    rb"(" + _METRIC + rb"{1,40})"
+)
 _COUNT = re.compile(rb"(\d{1,12})/(\d{1,12})(?!\d)")
 _BAR = 400  # bytes before the seconds in which the bar's count stands
 
@@ -62,6 +63,6 @@ class Keras:
 def _full(event: re.Match[bytes]) -> bool:
     """Whether the bar in front of the seconds, if any, has come to its end."""
     start = max(0, event.start() - _BAR)
-    line = re.split(rb"[\r\n\x08]", event.string[start:event.start()])[-1]
+    line = re.split(rb"[\r\n\x08]", event.string[start : event.start()])[-1]
     counts = _COUNT.findall(line)
     return not counts or counts[-1][0] == counts[-1][1]

@@ -45,8 +45,9 @@ class _Form:
 
 _GLUON = _Form(b"Epoch ", b"[Epoch ", batch=rb"\[Batch")
 _COMMON = (_Form(b"Epoch[", b"Epoch["), _GLUON)  # gluoncv's logs have both
-_OF_R = _Form(b"] Train-", b"[", guard=rb"(?<![\w\]]\[)(?<!Batch \[)(?<!Epoch \[)",
-              ahead=rb"(?= (?:Train|Validation)-)")
+_OF_R = _Form(
+    b"] Train-", b"[", guard=rb"(?<![\w\]]\[)(?<!Batch \[)(?<!Epoch \[)", ahead=rb"(?= (?:Train|Validation)-)"
+)
 _RARE = (_GLUON, _Form(b"Epoch ", b"Epoch ["), _Form(b"Iter", b"Iteration["), _Form(b"Iter", b"Iter["), _OF_R)
 
 
@@ -159,18 +160,20 @@ class MXNet:
         workers = len(self._nodes)
         repeated = [epoch for epoch, values in self._epochs.items() if max(map(len, values.values())) > workers]
         if workers and repeated:
-            yield (f"epoch {repeated[0]} stands there more than once for a worker, as after a restart "
-                   f"({len(repeated)} such epochs): a mean is over all of them, --aggregate last shows the last")
+            yield (
+                f"epoch {repeated[0]} stands there more than once for a worker, as after a restart "
+                f"({len(repeated)} such epochs): a mean is over all of them, --aggregate last shows the last"
+            )
 
 
 def _line(form: _Form, data: bytes, start: int, header_end: int) -> bytes:
     """The text from `start` to the end of its line, or into the next header where two processes wrote into one line."""
-    line = data[start:start + _LONGEST_LINE].partition(b"\n")[0].partition(b"\r")[0]
+    line = data[start : start + _LONGEST_LINE].partition(b"\n")[0].partition(b"\r")[0]
     if len(line) == _LONGEST_LINE:
         line += b"~"  # no value ends here
     another = line.find(form.opening, header_end - start)
     if another >= 0:
-        line = line[:another + 1]
+        line = line[: another + 1]
     if b"#" in line or b"\\" in line:
         line = line.replace(b"#011", b"\t").replace(b"\\t", b"\t")  # tabs as syslog and as JSON write them
     return line

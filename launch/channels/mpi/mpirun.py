@@ -47,10 +47,18 @@ def kind(mpirun: str) -> str:
     if not shutil.which(mpirun):
         raise LaunchError(
             f"{mpirun} is not installed here: install Open MPI (Debian, Ubuntu: openmpi-bin; Fedora, RHEL: openmpi) or "
-            "MPICH (mpich) on every host, or say where it is with --mpirun PATH", 127)  # fmt: skip
+            "MPICH (mpich) on every host, or say where it is with --mpirun PATH",
+            127,
+        )
     try:
-        ran = subprocess.run([mpirun, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                             errors="replace", timeout=VERSION_SECONDS)  # fmt: skip
+        ran = subprocess.run(
+            [mpirun, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=VERSION_SECONDS,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{mpirun} --version: {error}", 126) from None
     said = ran.stdout + ran.stderr
@@ -76,8 +84,14 @@ def check(hosts: Sequence[Host]) -> None:
             raise LaunchError(f"{where}mpirun takes no host {host.target!r}: give it a name, or an IPv4 address")
 
 
-def command(mpirun: str, kind: str, arguments: Sequence[str], hosts: Sequence[Host], bridges: Sequence[Sequence[str]],
-            variable: str) -> list[str]:  # fmt: skip
+def command(
+    mpirun: str,
+    kind: str,
+    arguments: Sequence[str],
+    hosts: Sequence[Host],
+    bridges: Sequence[Sequence[str]],
+    variable: str,
+) -> list[str]:
     """argv of the mpirun that runs bridges[i] as process i, on hosts[i], with the environment's `variable`. Pure."""
     if kind == OPEN_MPI:
         whole = ["--bind-to", "none", "--oversubscribe"]
@@ -99,10 +113,12 @@ def bridge_command(host: Host, index: int, variable: str) -> list[str]:
     """
     fallback = "" if host.python else 'command -v "$p" >/dev/null 2>&1 || p=python3; '
     load = f'import json, os; exec(json.loads(os.environ["{variable}"])["program"])'
-    return ["/bin/sh", "-c",
-            f"p={shlex.quote(host.python or sys.executable)}; {fallback}"
-            f'"$p" -I -S -X utf8 -c {shlex.quote(load)} dmltrain-bridge {index}; s=$?; [ $s -le 128 ] || s=0; exit $s',
-            ]  # fmt: skip
+    return [
+        "/bin/sh",
+        "-c",
+        f"p={shlex.quote(host.python or sys.executable)}; {fallback}"
+        f'"$p" -I -S -X utf8 -c {shlex.quote(load)} dmltrain-bridge {index}; s=$?; [ $s -le 128 ] || s=0; exit $s',
+    ]
 
 
 class Mpirun:

@@ -125,5 +125,6 @@ def _listen(address: str) -> socket.socket:
         return socket.create_server((address, 0), family=family, backlog=1024)
     except OSError as error:
         where = f"at {address}: " if address else ""
-        raise LaunchError(f"cannot listen for other hosts {where}{error.strerror}; --host-ip takes an address of "
-                          f"this machine", 125) from None  # fmt: skip
+        raise LaunchError(
+            f"cannot listen for other hosts {where}{error.strerror}; --host-ip takes an address of this machine", 125
+        ) from None

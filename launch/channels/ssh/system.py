@@ -28,8 +28,21 @@ RETRY_SECONDS = (0.1, 1.0)  # first and longest pause before a busy sshd is aske
 UNREACHABLE = 125
 # What must hold for a pipe to an agent, whatever the user's configuration says of terminals and forwardings.
 # BatchMode, because ssh has no terminal here to ask on. 4 x 2 s: a lost host is noticed as fast as by ssh_line.
-OPTIONS = ("-T", "-e", "none", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=2", "-o", "ServerAliveCountMax=4",
-           "-o", "ClearAllForwardings=yes", "-o", "RemoteCommand=none")  # fmt: skip
+OPTIONS = (
+    "-T",
+    "-e",
+    "none",
+    "-o",
+    "BatchMode=yes",
+    "-o",
+    "ServerAliveInterval=2",
+    "-o",
+    "ServerAliveCountMax=4",
+    "-o",
+    "ClearAllForwardings=yes",
+    "-o",
+    "RemoteCommand=none",
+)
 BUSY = r"kex_exchange_identification: (read: )?Connection (closed|reset)|Exceeded MaxStartups|Not allowed at this time"
 NO_WAY = "open failed|stdio forwarding failed"  # what a jump host says, before the connection through it is closed
 
@@ -200,16 +213,22 @@ def _login_error(said: str, host: Host, ssh: Ssh, seconds: float) -> LaunchError
 
 # (what ssh says, the fix, exit code)
 FAILURES = (
-    ("Could not resolve hostname", "correct the name in the hosts file, or give its address with HostName in "
-     "~/.ssh/config", 2),
-    ("Permission denied|Too many authentication failures", "put your public key there with ssh-copy-id, or, if your "
-     "key is encrypted, add it to an agent with ssh-add", 2),
+    (
+        "Could not resolve hostname",
+        "correct the name in the hosts file, or give its address with HostName in ~/.ssh/config",
+        2,
+    ),
+    (
+        "Permission denied|Too many authentication failures",
+        "put your public key there with ssh-copy-id, or, if your key is encrypted, add it to an agent with ssh-add",
+        2,
+    ),
     (NO_WAY, "can the jump host reach it?", UNREACHABLE),
     ("Connection refused", "is sshd running there, and on that port?", UNREACHABLE),
     ("No route to host|Network is unreachable", "is the host up and on this network?", UNREACHABLE),
     (BUSY, "raise MaxStartups in its sshd_config, or is that port another program's?", UNREACHABLE),
     ("Bad configuration option|Bad owner or permissions|terminating, [0-9]+ bad", "mend ~/.ssh/config", 2),
-)  # fmt: skip
+)
 
 
 def _changed(said: str) -> str:

@@ -30,8 +30,9 @@ def _slurm_names(nodes: str) -> list[str]:
     try:
         ran = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise LaunchError(f"SLURM_JOB_NODELIST is set, but scontrol cannot read it: {error}; "
-                          "give the hosts with --hosts") from None  # fmt: skip
+        raise LaunchError(
+            f"SLURM_JOB_NODELIST is set, but scontrol cannot read it: {error}; give the hosts with --hosts"
+        ) from None
     if ran.returncode or not ran.stdout.strip():
         raise LaunchError(f"SLURM_JOB_NODELIST={nodes}: scontrol says {ran.stderr.strip()!r}; give hosts with --hosts")
     return ran.stdout.split()

@@ -34,6 +34,7 @@ class Text:
 Given = Mapping[str, Text]  # attributes by name, environment variables as env.NAME
 NONE: Given = MappingProxyType({})
 
+
 def entry(spec: Text, given: Given, number: str = "port", defaults: Given = NONE) -> list[Host]:
     """The hosts of one entry: `spec` is [USER@]NAME[:N], where N is the attribute `number`; `given` the attributes;
     `defaults` what holds where neither says otherwise.

@@ -134,8 +134,10 @@ def wrong(what):
     store, mx = opened(kind)
     print("opened", flush=True)
     if what == "custom-optimizer":
+
         class Mine(mx.optimizer.SGD):
             pass
+
         store.set_optimizer(Mine())
     elif what == "pickle" and store.rank == 0:
         store._kv._send_command_to_servers(0, pickle.dumps(Evil(), 0).decode())

@@ -25,8 +25,9 @@ def at_once(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 def script(kind: str, defer: bool) -> list[np.ndarray]:
     torch.manual_seed(rank)
-    model = torch.nn.Sequential(torch.nn.Linear(20, 700), torch.nn.ReLU(), torch.nn.Linear(700, 600), torch.nn.ReLU(),
-                                torch.nn.Linear(600, 10))  # three buckets
+    model = torch.nn.Sequential(
+        torch.nn.Linear(20, 700), torch.nn.ReLU(), torch.nn.Linear(700, 600), torch.nn.ReLU(), torch.nn.Linear(600, 10)
+    )  # three buckets
     inner = OPTIMIZERS[kind](model.parameters())
     optimizer = distribute(model, inner if defer else at_once(inner), store, defer=defer)
     draw = torch.Generator().manual_seed(50 + rank)

@@ -31,8 +31,14 @@ class Net(torch.nn.Module):
 
 
 model = Net().to(memory_format=torch.channels_last)
-inner = torch.optim.SGD([{"params": model.body.parameters()}, {"params": [*model.head.parameters(), model.frozen,
-                         *model.unused.parameters()], "weight_decay": 0.1}], lr=0.5, momentum=0.9)
+inner = torch.optim.SGD(
+    [
+        {"params": model.body.parameters()},
+        {"params": [*model.head.parameters(), model.frozen, *model.unused.parameters()], "weight_decay": 0.1},
+    ],
+    lr=0.5,
+    momentum=0.9,
+)
 optimizer = torch_distributed.distribute(model, inner, store, defer=sys.argv[2] == "deferred")
 
 
@@ -119,8 +125,10 @@ state = optimizer.state_dict()
 assert ("servers" in state) == (store.type != "dist_sync")
 optimizer.load_state_dict(state)
 stranger = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=1.0)
-for wrong, message in [(lambda: torch_distributed.distribute(model.head, stranger, store), "not the model's"),
-                       (lambda: optimizer.add_param_group({"params": []}), "before dmltrain.distribute")]:
+for wrong, message in [
+    (lambda: torch_distributed.distribute(model.head, stranger, store), "not the model's"),
+    (lambda: optimizer.add_param_group({"params": []}), "before dmltrain.distribute"),
+]:
     try:
         wrong()
         raise SystemExit(f"must be refused: {message}")

@@ -60,6 +60,7 @@ def steps_of_servers(store, outs: list[np.ndarray]) -> None:
     store.pull(KEYS, outs)
     assert all(map(np.array_equal, outs, weights)), "a state that was loaded"
 
+
 def residuals(store) -> float:
     """The sum of what compression holds back, on worker 0."""
     total = 0.0
@@ -95,10 +96,12 @@ def main() -> None:
     digest, error, missing, before = hashlib.sha256(), 0.0, 0.0, over_the_network(store)
     for clock in range(1, ROUNDS + (store.rank != early)):
         results, sums = round_of(store, clock, outs), expected(store, clock)
-        error = max(error, *(float(np.abs(mine - right).max(initial=0.0))
-                             for mine, right in zip(results, sums, strict=True)))
-        missing += sum(float(right.sum() - mine.sum(dtype=np.float64))
-                       for mine, right in zip(results, sums, strict=True))
+        error = max(
+            error, *(float(np.abs(mine - right).max(initial=0.0)) for mine, right in zip(results, sums, strict=True))
+        )
+        missing += sum(
+            float(right.sum() - mine.sum(dtype=np.float64)) for mine, right in zip(results, sums, strict=True)
+        )
         digest.update(b"".join(result.tobytes() for result in results))
     sent = over_the_network(store) - before
     if early >= 0:

@@ -25,8 +25,9 @@ STEPS, UNION = 12, 50  # 50 samples a step: not divisible by 4 workers
 def main() -> None:
     kind, pauses, path = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     torch.manual_seed(3 if rank == 0 else 99)  # all start from worker 0's weights
-    model = torch.nn.Sequential(torch.nn.Linear(20, 700), torch.nn.ReLU(), torch.nn.Linear(700, 600), torch.nn.ReLU(),
-                                torch.nn.Linear(600, 10))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(20, 700), torch.nn.ReLU(), torch.nn.Linear(700, 600), torch.nn.ReLU(), torch.nn.Linear(600, 10)
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
     if kind != "plain":
         store = kvstore.create(kind)

@@ -59,8 +59,10 @@ def load() -> ModuleType:
             warnings.simplefilter("ignore", DeprecationWarning)
             mxnet = _import()
         if not mxnet.__version__.startswith(f"{VERSION}."):
-            raise UserError(f"the mxnet backend is made for MXNet {VERSION}, and {mxnet.__version__} is installed in "
-                            f"{os.path.dirname(str(mxnet.__file__))}: pip install 'dmltrain[mxnet]'")
+            raise UserError(
+                f"the mxnet backend is made for MXNet {VERSION}, and {mxnet.__version__} is installed in "
+                f"{os.path.dirname(str(mxnet.__file__))}: pip install 'dmltrain[mxnet]'"
+            )
         return mxnet
 
 
@@ -68,8 +70,10 @@ def check_python(version: tuple[int, int]) -> None:
     """UserError where MXNet cannot run."""
     if version not in PYTHONS:
         known = " or ".join(f"{major}.{minor}" for major, minor in PYTHONS)
-        raise UserError(f"the mxnet backend needs Python {known}, and this is {version[0]}.{version[1]} "
-                        f"({sys.executable}): use --backend torch, or make an environment with such a Python")
+        raise UserError(
+            f"the mxnet backend needs Python {known}, and this is {version[0]}.{version[1]} "
+            f"({sys.executable}): use --backend torch, or make an environment with such a Python"
+        )
 
 
 def _import() -> ModuleType:
@@ -78,8 +82,10 @@ def _import() -> ModuleType:
         return importlib.import_module("mxnet")
     except ModuleNotFoundError as error:
         if error.name == "mxnet":
-            raise UserError(f"the mxnet backend needs MXNet, and {sys.executable} has none: "
-                            "pip install 'dmltrain[mxnet]' (CPU) or 'dmltrain[mxnet-cu112]' (CUDA 11.2)") from None
+            raise UserError(
+                f"the mxnet backend needs MXNet, and {sys.executable} has none: "
+                "pip install 'dmltrain[mxnet]' (CPU) or 'dmltrain[mxnet-cu112]' (CUDA 11.2)"
+            ) from None
         raise UserError(f"MXNet needs the module {error.name}: pip install 'dmltrain[mxnet]'") from error
     except ImportError as error:
         raise UserError(str(error)) from error
@@ -92,8 +98,10 @@ def fit_numpy() -> None:
     import numpy
 
     if int(numpy.__version__.split(".")[0]) > 1:
-        raise ImportError(f"MXNet 1.9.1 works with numpy 1.x, and {numpy.__version__} is installed: "
-                          "pip install 'numpy<2' (1.26.4 is what dmltrain is tested with)")
+        raise ImportError(
+            f"MXNet 1.9.1 works with numpy 1.x, and {numpy.__version__} is installed: "
+            "pip install 'numpy<2' (1.26.4 is what dmltrain is tested with)"
+        )
     for name, kind in REMOVED.items():
         vars(numpy).setdefault(name, kind)
 
@@ -103,12 +111,16 @@ def missing_library(message: str, packages: Mapping[str, str] = PACKAGES) -> str
     library = message.partition(":")[0]
     name = library.partition(".so")[0]
     if name in packages:
-        return (f"MXNet needs the library {library}, which this machine lacks: apt-get install {packages[name]} "
-                f"(as root; MXNet's wheel needs {', '.join(packages.values())})")
+        return (
+            f"MXNet needs the library {library}, which this machine lacks: apt-get install {packages[name]} "
+            f"(as root; MXNet's wheel needs {', '.join(packages.values())})"
+        )
     if CUDA.match(name):
-        return (f"this MXNet is mxnet-cu112, which needs CUDA 11.2, and {library} is not found: put CUDA 11.2's "
-                "libraries on LD_LIBRARY_PATH, or use the one without GPUs: pip uninstall mxnet-cu112, "
-                "then pip install 'dmltrain[mxnet]'")
+        return (
+            f"this MXNet is mxnet-cu112, which needs CUDA 11.2, and {library} is not found: put CUDA 11.2's "
+            "libraries on LD_LIBRARY_PATH, or use the one without GPUs: pip uninstall mxnet-cu112, "
+            "then pip install 'dmltrain[mxnet]'"
+        )
     return f"MXNet's library cannot be loaded: {message}"
 
 

@@ -85,15 +85,17 @@ class MXNetStore(KVStore):
         array = value if native else np.asarray(value)
         dtype = np.dtype(array.dtype)
         if dtype.name not in self.dtypes:
-            raise UserError(f"kvstore {self.type} of MXNet takes {' and '.join(self.dtypes)}, this value is "
-                            f"{dtype.name}")
+            raise UserError(
+                f"kvstore {self.type} of MXNet takes {' and '.join(self.dtypes)}, this value is {dtype.name}"
+            )
         return array if native else self._mx.nd.array(array, dtype=dtype)
 
     def _of(self, key: Key, value: Any) -> Any:
         array = self._array(value)
         if array.shape != self._shapes[key]:
-            raise UserError(f"kvstore: key {key!r} was declared with the shape {self._shapes[key]}, this array has "
-                            f"{array.shape}")
+            raise UserError(
+                f"kvstore: key {key!r} was declared with the shape {self._shapes[key]}, this array has {array.shape}"
+            )
         return array
 
 

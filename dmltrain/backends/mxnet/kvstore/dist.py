@@ -44,8 +44,9 @@ class MXNetKVStore(MXNetStore):
     def __init__(self, kind: str, staleness: float, environment: Environment) -> None:
         self.type = kind
         if self.kvstore_type.takes_staleness:
-            raise UserError(f"MXNet has no kvstore with bounded staleness ({kind}): use dist_sync or dist_async, or "
-                            "--backend torch")
+            raise UserError(
+                f"MXNet has no kvstore with bounded staleness ({kind}): use dist_sync or dist_async, or --backend torch"
+            )
         mxnet_ps.check(environment)
         super().__init__(mxnet_compat.load())  # seconds in which no sign of life leaves this process
         self._together = self.kvstore_type.synchronous
@@ -85,8 +86,10 @@ class MXNetKVStore(MXNetStore):
 
     def push(self, key: Keys, value: Any, priority: int = 0, rate: float = -1.0) -> None:
         if not self._together and not self._stepping:
-            raise UserError(f"kvstore {self.type} makes the optimizer's step on the servers: call set_optimizer first "
-                            "(MXNet's servers would abort)")
+            raise UserError(
+                f"kvstore {self.type} makes the optimizer's step on the servers: call set_optimizer first "
+                "(MXNet's servers would abort)"
+            )
         super().push(key, value, priority, rate)
 
     def _pushed(self, key: Key) -> None:
@@ -97,8 +100,10 @@ class MXNetKVStore(MXNetStore):
         self._wait.watch(key, landing)
 
     def _overdue(self, key: Key, seconds: float) -> None:
-        self._side.lose(f"key {key!r} is awaited for {seconds:.0f} s, because another worker does not push it: all "
-                        "workers must make the same number of steps (DMLTRAIN_WAIT_TIMEOUT)")
+        self._side.lose(
+            f"key {key!r} is awaited for {seconds:.0f} s, because another worker does not push it: all "
+            "workers must make the same number of steps (DMLTRAIN_WAIT_TIMEOUT)"
+        )
 
     def barrier(self) -> None:
         self._side.barrier()
@@ -209,8 +214,10 @@ class MXNetKVStore(MXNetStore):
         others = self._side.all_reduce("keys", slots)
         different = [worker for worker, value in enumerate(others) if value != own]
         if different:
-            raise UserError(f"worker {different[0]} gives kvstore.init other keys or shapes than worker {self.rank}: "
-                            "all workers must train the same model")
+            raise UserError(
+                f"worker {different[0]} gives kvstore.init other keys or shapes than worker {self.rank}: "
+                "all workers must train the same model"
+            )
 
 
 def _merged(states: list[bytes]) -> bytes:

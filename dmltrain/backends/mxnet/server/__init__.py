@@ -58,6 +58,7 @@ def serve(environment: Environment) -> str:
 
 def _beside(environment: Environment, run: Any) -> threading.Thread:
     """Run dmltrain's part on a thread; a lost job ends the process from there."""
+
     def serve() -> None:
         try:
             reason = run()

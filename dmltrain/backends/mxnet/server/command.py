@@ -30,8 +30,10 @@ def decode(head: int, body: bytes) -> tuple[str, Any]:
     try:
         message = json.loads(body)
     except (ValueError, RecursionError):
-        raise Refused(f"a command that is not JSON ({body[:20]!r}); MXNet's own kv.set_optimizer sends pickled "
-                      "objects, which could run any code here: use dmltrain's kvstore.set_optimizer") from None
+        raise Refused(
+            f"a command that is not JSON ({body[:20]!r}); MXNet's own kv.set_optimizer sends pickled "
+            "objects, which could run any code here: use dmltrain's kvstore.set_optimizer"
+        ) from None
     if not isinstance(message, dict) or len(message) != 1 or not {*message} <= {*KINDS}:
         raise Refused(f"a command other than {' and '.join(KINDS)}: {str(message)[:80]}")
     [(kind, value)] = message.items()

@@ -22,8 +22,16 @@ from dmltrain.kvstore import KVStore
 __all__ = ["DistributedOptimizer", "distribute"]
 
 
-def distribute(model: torch.nn.Module, optimizer: torch.optim.Optimizer, store: KVStore, *, average: bool = True,
-               overlap: bool = True, update_on_kvstore: bool = False, defer: bool = False) -> DistributedOptimizer:
+def distribute(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    store: KVStore,
+    *,
+    average: bool = True,
+    overlap: bool = True,
+    update_on_kvstore: bool = False,
+    defer: bool = False,
+) -> DistributedOptimizer:
     """Join `model` and `optimizer` to the other workers of `store`; every worker starts from worker 0's weights.
 
     average: the mean of the workers' gradients, else their sum (dist_sync). overlap: push during backward; without it

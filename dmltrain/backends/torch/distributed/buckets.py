@@ -68,6 +68,7 @@ class Bucket:
     def watch(self, when_ready: Callable[[Bucket], None]) -> None:
         """Call `when_ready` each time that backward has completed a gradient of this bucket."""
         for index, parameter in enumerate(self.parameters):
+
             def hook(parameter: torch.nn.Parameter, index: int = index) -> None:
                 if not self.pushed:
                     self._collect(index, parameter)
@@ -108,11 +109,15 @@ class Bucket:
     def check_unchanged(self) -> None:
         """Raises UserError when the gradients were changed after they had been sent."""
         if self.stepped and self.gradients._version != self._version:
-            raise UserError("gradients were set to zero in place after step(), while their sum was under way: call "
-                            "optimizer.zero_grad(), or model.zero_grad(set_to_none=True)")
+            raise UserError(
+                "gradients were set to zero in place after step(), while their sum was under way: call "
+                "optimizer.zero_grad(), or model.zero_grad(set_to_none=True)"
+            )
         if self.gradients._version != self._version:
-            raise UserError("gradients were changed between backward() and step(), after they had been sent: call "
-                            "optimizer.reduce_gradients() before clipping or unscaling them")
+            raise UserError(
+                "gradients were changed between backward() and step(), after they had been sent: call "
+                "optimizer.reduce_gradients() before clipping or unscaling them"
+            )
 
     def take_gradients(self, total: np.ndarray, factor: float) -> None:
         """Gradients become the sum `total` (elements,) times `factor`."""
@@ -195,26 +200,33 @@ def make_buckets(model: torch.nn.Module, optimizer: torch.optim.Optimizer, prefi
             current = open_lists[kind] = []
             lists.append((group_of[parameter], current))
         current.append(parameter)
-    return [Bucket(f"{prefix}.{number}", group, len(lists) - number, parameters)
-            for number, (group, parameters) in enumerate(lists)]
+    return [
+        Bucket(f"{prefix}.{number}", group, len(lists) - number, parameters)
+        for number, (group, parameters) in enumerate(lists)
+    ]
 
 
 def _in_order(model: torch.nn.Module, wanted: dict[torch.nn.Parameter, int]) -> list[tuple[str, torch.nn.Parameter]]:
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter in wanted]
     missing = set(wanted) - {parameter for _, parameter in named}
     if missing:
-        raise UserError(f"the optimizer has {len(missing)} parameters that are not the model's: "
-                        "give dmltrain.distribute the model that the optimizer was made for")
+        raise UserError(
+            f"the optimizer has {len(missing)} parameters that are not the model's: "
+            "give dmltrain.distribute the model that the optimizer was made for"
+        )
     return [(name, parameter) for name, parameter in named if parameter.requires_grad]
 
 
 def _check(name: str, parameter: torch.nn.Parameter) -> None:
     if parameter.dtype not in DTYPES:
-        raise UserError(f"parameter {name} is {parameter.dtype}, expected float32 or float64: keep the weights in "
-                        "float32 and compute in less with torch.autocast")
+        raise UserError(
+            f"parameter {name} is {parameter.dtype}, expected float32 or float64: keep the weights in "
+            "float32 and compute in less with torch.autocast"
+        )
     dense = parameter.is_contiguous() or any(
         parameter.dim() == dim and parameter.is_contiguous(memory_format=layout)
-        for dim, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)))
+        for dim, layout in ((4, torch.channels_last), (5, torch.channels_last_3d))
+    )
     if not dense:
         parameter.data = parameter.data.contiguous()
 

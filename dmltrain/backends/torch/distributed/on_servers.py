@@ -21,8 +21,15 @@ from dmltrain.kvstore import Handle, KVStore
 class OptimizerOnServers(OverlappedOptimizer):
     """See the module. Without `defer` the model's forward begins when all weights are there."""
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, store: KVStore, average: bool,
-                 overlap: bool, defer: bool) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        store: KVStore,
+        average: bool,
+        overlap: bool,
+        defer: bool,
+    ) -> None:
         super().__init__(model, optimizer, store, average, overlap, defer)
         factor = 1.0 / store.num_workers if average and store.kvstore_type.synchronous else 1.0
         groups = {store.key_number(bucket.name): optimizer.param_groups[bucket.group] for bucket in self._buckets}
@@ -34,12 +41,16 @@ class OptimizerOnServers(OverlappedOptimizer):
             torch_gates.before_forward(model, self.settle)
 
     def _fixed_settings(self) -> list[dict[str, Any]]:
-        return [{name: value for name, value in group.items() if name not in ("params", "lr", "initial_lr")}
-                for group in self.inner.param_groups]
+        return [
+            {name: value for name, value in group.items() if name not in ("params", "lr", "initial_lr")}
+            for group in self.inner.param_groups
+        ]
 
     def reduce_gradients(self) -> None:
-        raise UserError("the optimizer runs on the servers: gradients cannot be changed after backward(); use "
-                        "dist_sync with the optimizer on the workers to clip or unscale the sum")
+        raise UserError(
+            "the optimizer runs on the servers: gradients cannot be changed after backward(); use "
+            "dist_sync with the optimizer on the workers to clip or unscale the sum"
+        )
 
     def _push(self, bucket: Bucket) -> None:
         bucket.pushed = True
@@ -52,8 +63,10 @@ class OptimizerOnServers(OverlappedOptimizer):
             with torch.enable_grad():
                 loss = closure()
         if self._fixed_settings() != self._settings:
-            raise UserError("only the learning rate can be changed while the optimizer runs on the servers; use "
-                            "dist_sync with the optimizer on the workers for schedules of momentum or weight decay")
+            raise UserError(
+                "only the learning rate can be changed while the optimizer runs on the servers; use "
+                "dist_sync with the optimizer on the workers for schedules of momentum or weight decay"
+            )
         self.push_gradients()
         self._pull()
         return loss
@@ -70,8 +83,10 @@ class OptimizerOnServers(OverlappedOptimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         servers = state_dict.get("servers")
         if servers is None:
-            raise UserError(f"this state was saved with the optimizer on the workers; kvstore {self.store.type} has it "
-                            "on the servers here: continue with the kvstore (and update_on_kvstore) it was saved with")
+            raise UserError(
+                f"this state was saved with the optimizer on the workers; kvstore {self.store.type} has it "
+                "on the servers here: continue with the kvstore (and update_on_kvstore) it was saved with"
+            )
         self.inner.load_state_dict({name: item for name, item in state_dict.items() if name != "servers"})
         self.store.load_optimizer_state_bytes([state.numpy().tobytes() for state in servers])
         self.synchronize()

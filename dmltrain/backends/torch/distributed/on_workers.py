@@ -20,14 +20,22 @@ from dmltrain.kvstore.base import READ
 class OptimizerOnWorkers(OverlappedOptimizer):
     """See the module."""
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, store: KVStore, average: bool,
-                 overlap: bool, defer: bool) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        store: KVStore,
+        average: bool,
+        overlap: bool,
+        defer: bool,
+    ) -> None:
         super().__init__(model, optimizer, store, average, overlap, defer)
         self._factor = 1.0 / store.num_workers if average else 1.0
         self._groups: list[dict[str, Any]] | None = None  # the options of the step whose buckets are under way
         shared = {parameter for bucket in self._buckets for parameter in bucket.parameters}
-        self._others = [parameter for group in optimizer.param_groups for parameter in group["params"]
-                        if parameter not in shared]  # frozen ones
+        self._others = [
+            parameter for group in optimizer.param_groups for parameter in group["params"] if parameter not in shared
+        ]  # frozen ones
 
     def _push(self, bucket: Bucket) -> None:
         bucket.pushed = True

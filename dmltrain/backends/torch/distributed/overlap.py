@@ -27,8 +27,15 @@ from dmltrain.kvstore import Handle, KVStore
 class OverlappedOptimizer(DistributedOptimizer):
     """Parent of the optimizer on the workers and of that on the servers. `defer`: see the module."""
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, store: KVStore, average: bool,
-                 overlap: bool, defer: bool) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        store: KVStore,
+        average: bool,
+        overlap: bool,
+        defer: bool,
+    ) -> None:
         super().__init__(optimizer)
         self.store = store
         self._average, self._overlap, self._holding = average, overlap, False
@@ -84,11 +91,15 @@ class OverlappedOptimizer(DistributedOptimizer):
 
     def _gradient_ready(self, bucket: Bucket) -> None:
         if bucket.stepped:
-            raise UserError("backward() came to weights that do not have their last step yet: they were read outside "
-                            "the model's forward; call optimizer.settle() before that")
+            raise UserError(
+                "backward() came to weights that do not have their last step yet: they were read outside "
+                "the model's forward; call optimizer.settle() before that"
+            )
         if bucket.pushed:
-            raise UserError("backward() ran twice before step(): its first gradients have been sent already; "
-                            "put all but the last backward() under `with optimizer.accumulate():`")
+            raise UserError(
+                "backward() ran twice before step(): its first gradients have been sent already; "
+                "put all but the last backward() under `with optimizer.accumulate():`"
+            )
         if self._holding:
             bucket.begin()  # the gradients that count as the last are those of a later backward
         elif bucket.ready and self._overlap:
@@ -146,8 +157,9 @@ def arrived(handle: Handle) -> bool:
 def _share_rest(model: torch.nn.Module, buckets: list[Bucket], store: KVStore) -> None:
     """Worker 0's frozen parameters and floating-point buffers (batch-norm statistics, masks) for everybody."""
     trained = {parameter for bucket in buckets for parameter in bucket.parameters}
-    tensors = [each for each in (*model.parameters(), *model.buffers())
-               if each.is_floating_point() and each not in trained]
+    tensors = [
+        each for each in (*model.parameters(), *model.buffers()) if each.is_floating_point() and each not in trained
+    ]
     if not tensors or store.num_workers == 1:
         return
     with torch.no_grad():

@@ -73,6 +73,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if "servers" in state_dict:
-            raise UserError("this state was saved with the optimizer on the servers, here it is on the worker: "
-                            "continue with the kvstore (and update_on_kvstore) it was saved with")
+            raise UserError(
+                "this state was saved with the optimizer on the servers, here it is on the worker: "
+                "continue with the kvstore (and update_on_kvstore) it was saved with"
+            )
         self.inner.load_state_dict(state_dict)
