@@ -499,3 +499,48 @@ def test_a_state_has_a_rest_only_where_a_codec_leaves_one(compression, expected)
     core = core_of(2, compression=compression)
     with np.load(io.BytesIO(optimizer_state.pack(core.slices()))) as state:
         assert set(state.files) == {f"{key}/0/{name}" for key in (0, 1) for name in expected}
+
+
+def test_a_first_value_comes_uncoded_and_is_kept_of_its_type():
+    core = core_of(1, compression=TWO_BITS)
+    buffer = core.buffer(0, 0, 0, 20, 0, initial=True)
+    buffer.array[:] = [1.5, 2, 3, 4, 5]
+    core.initialise(0, 0, 0, buffer.array)
+    core.give_back(0, 0, buffer)
+    (reply,) = core.pull(0, 0, 0, 0)
+    assert reply.dtype == 0 and reply.buffer.array.tolist() == [1.5, 2, 3, 4, 5]
+    with pytest.raises(Rejected, match="expected 20 bytes of float32"):
+        core.buffer(0, 0, 0, 2, coded([0] * 5)[1], initial=True)
+
+
+@pytest.mark.parametrize("compression", [{"type": "none"}, TWO_BITS], ids=["plain", "coded"])
+def test_a_push_in_shared_memory_is_added_up_where_it_lies_and_left_as_it_is(compression):
+    core = core_of(2, compression=compression)
+    values = coded([1, -1, 1, 0, 1])[0] if compression is TWO_BITS else np.arange(5, dtype=np.float32).view(np.uint8)
+    number, before = coded([0] * 5)[1] if compression is TWO_BITS else 0, values.copy()
+    actions = []
+    for worker in range(2):
+        with pytest.raises(Rejected, match="for key 0 slice 0, expected"):
+            core.lend(worker, 0, 0, values[:1], number)
+        actions += core.push(worker, 0, 0, 1, -1.0, core.lend(worker, 0, 0, values, number))
+    run(core, actions)
+    (reply,) = core.pull(0, 0, 0, 1)
+    result = reply.buffer.array
+    if compression is TWO_BITS:
+        result = decode(codec.make(TWO_BITS).of_sum(2), result, 5)
+    assert result.tolist() == ([2, -2, 2, 0, 2] if compression is TWO_BITS else [0, 2, 4, 6, 8])
+    assert np.array_equal(values, before)
+
+
+def test_a_push_that_waited_for_its_turn_says_so():
+    """It came at 1 s, the step before it ended at 5 s, its own at 7 s: nobody was waited for, the server worked 6 s."""
+    core = core_of(2, "dist_async", INFINITY, plain_sgd, {"name": "sgd"})
+    (first,) = pushed(core, 1, 0, 1, [1] * 5, now=0.0)
+    assert pushed(core, 0, 0, 1, [1] * 5, now=1.0) == core.pull(0, 0, 0, 1, 1.0) == []
+    assert core.backlog(0, 0) == 1
+    first.run()
+    (second,) = core.done(first, 5.0)
+    assert second.began == 5.0 and core.backlog(0, 0) == 0
+    second.run()
+    (reply,) = core.done(second, 7.0)
+    assert (reply.waited, reply.worked) == (0.0, 6.0)
