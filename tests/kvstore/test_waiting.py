@@ -64,3 +64,10 @@ def test_a_slow_worker_is_what_the_other_waits_for(start_job, transport):
     assert fast["wire"] + fast["own-host"] + fast["server"] < 0.3 * fast["epoch"]
     assert slow["compute"] > 0.7 * slow["epoch"] and slow["straggler"] < 0.1 * slow["epoch"]
     assert (fast["wire"] == 0) == (transport == "shm")
+
+
+def test_waits_are_added_and_taken_away_kind_by_kind():
+    first, second = Waits(1.0, 2.0, 4.0, 8.0), Waits(16.0, 32.0, 64.0, 128.0)
+    assert first + second == Waits(17.0, 34.0, 68.0, 136.0)
+    assert second - first == Waits(15.0, 30.0, 60.0, 120.0)
+    assert second.total == 240.0 and (first + second - second) == first

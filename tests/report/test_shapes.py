@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -376,3 +377,20 @@ def test_two_processes_in_one_line(rows: Callable) -> None:
         0: {"train_accuracy": None, "validation_accuracy": None, "seconds": 1.5},
         1: {"train_accuracy": 0.5, "validation_accuracy": None, "seconds": None},
     }
+
+
+@pytest.mark.parametrize(("second", "repeated"), [(1, False), (0, True)])
+def test_a_second_worker_far_behind_the_first_is_no_restart(
+    parse: Callable, tmp_path: Path, second: int, repeated: bool
+) -> None:
+    """Whose lines they are stands in every line, not only in the first ones of a log."""
+    log = tmp_path / "x.log"
+    lines = (
+        f"2026-11-20 12:00:00,123 Node[{worker}] Epoch[{epoch}] Train-accuracy=0.{epoch}5\n"
+        for worker in (0, second)
+        for epoch in range(10, 40)
+    )
+    log.write_text("".join(lines))
+    done = parse(log)
+    assert done.returncode == 0
+    assert ("stands there more than once for a worker, as after a restart (30 such epochs)" in done.stderr) == repeated
