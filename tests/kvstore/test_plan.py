@@ -71,3 +71,9 @@ def test_equal_loads_go_to_the_lowest_number_and_every_worker_plans_alike():
     plans = [sharding.cut([7, 7, 7], [4] * 3, [0, 0, 0]) for _ in range(2)]
     assert plans[0] == plans[1]
     assert [pieces[0].server for pieces in plans[0]] == [0, 1, 2]
+
+
+def test_equal_slices_are_placed_key_by_key():
+    """A key's slices lie on neighbouring servers: they become free, and are sent, one after the other."""
+    slices = sharding.cut([200, 200], [4, 4], [0, 0, 0], slice_bytes=400)
+    assert [[piece.server for piece in pieces] for pieces in slices] == [[0, 1], [2, 0]]

@@ -96,3 +96,7 @@ def test_what_was_read_comes_back_as_it_was_and_nothing_else_does():
     assert list(wire.parse_places(wire.places(read))) == read
     with pytest.raises(FrameError, match="a release of 17 bytes, expected a multiple of 16"):
         wire.parse_places(bytes(17))
+
+
+def test_what_a_header_does_not_say_is_zero():
+    assert Header(Kind.PULL) == Header(int(Kind.PULL), *[0] * (len(Header._fields) - 1))
