@@ -8,7 +8,9 @@ import pytest
 
 from dmltrain.kvstore import codec as codecs
 from dmltrain.kvstore.server import summing
-from dmltrain.kvstore.server.core import Rejected, ServerCore, relay_number
+from dmltrain.kvstore.server.core import ServerCore
+from dmltrain.kvstore.server.declared import Rejected
+from dmltrain.kvstore.server.workers import relay_number
 from dmltrain.kvstore.transport import host
 from tests.kvstore.carrying_out import push, pushed
 from tests.kvstore.made import declared, start
@@ -129,12 +131,12 @@ def test_a_host_pushes_by_its_relay_or_by_itself_but_not_both():
     push(server, 4, 0, 1, values[4])
     with pytest.raises(Rejected, match="a push is missing"):
         push(server, relay_number(6, 3), 0, 1, values[3])
-    assert not server.takes(relay_number(6, 1)), "a worker alone has no relay"
+    assert not server.workers.takes(relay_number(6, 1)), "a worker alone has no relay"
 
 
 def test_while_a_relay_is_here_it_knows_who_has_finished_early():
     server, values = core(), gradients()
-    server.join(relay_number(6, 3))
+    server.workers.join(relay_number(6, 3))
     push(server, 1, 0, 1, values[1])
     server.finish(4)  # its last push may still be in its host's sum
     assert server.overdue(1.0) == server.overdue(2.0) == ""

@@ -9,7 +9,8 @@ import pytest
 
 from dmltrain.kvstore import codec
 from dmltrain.kvstore.server import optimizer_state
-from dmltrain.kvstore.server.core import MAX_LAG, Rejected, ServerCore
+from dmltrain.kvstore.server.core import MAX_LAG, ServerCore
+from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.slice import Work
 from dmltrain.kvstore.transport.message import Declare, Key
 from tests.kvstore.carrying_out import push, pushed, run

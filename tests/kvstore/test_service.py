@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from dmltrain.env import Environment
-from dmltrain.kvstore.server.core import Rejected, ServerCore
+from dmltrain.kvstore.server.core import ServerCore
+from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.service import Service
 from dmltrain.kvstore.transport import link
 from dmltrain.kvstore.transport.handshake import Caller

@@ -21,28 +21,23 @@ memory, when the worker has read it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from dmltrain.arrays import Array
-from dmltrain.errors import UserError
 from dmltrain.kvstore import codec as codecs
-from dmltrain.kvstore import types
-from dmltrain.kvstore.server import stragglers
+from dmltrain.kvstore.server.declared import Declared, Rejected
 from dmltrain.kvstore.server.slice import Allocate, Arrival, Buffer, Push, Slice, Work, private
+from dmltrain.kvstore.server.stragglers import Stragglers
+from dmltrain.kvstore.server.workers import Workers
 from dmltrain.kvstore.step import MakeStep
 from dmltrain.kvstore.transport.message import Declare, Key
 from dmltrain.kvstore.transport.wire import DTYPES
-from dmltrain.kvstore.types import KVStoreType
 
 MAX_LAG = 64  # rounds that wait for others in memory, at most
-
-
-class Rejected(Exception):
-    """A request that makes no sense; the message goes back to the worker, whose job ends with it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -78,48 +73,26 @@ class ServerCore:
     wait_seconds: float = 600.0
     spec: dict[str, Any] | None = None
     allocate: Allocate = private  # memory for values
-    hosts: tuple[tuple[int, ...], ...] = ()
     _slices: dict[tuple[int, int], Slice] = field(default_factory=dict)
-    _declared: dict[int, Key] = field(default_factory=dict)
-    _mode: tuple[KVStoreType, float] | None = None
-    _finished: set[int] = field(default_factory=set)
-    _relays: set[int] = field(default_factory=set)  # that are here: they know who of their workers keeps them waiting
-    _covers: dict[int, tuple[int, ...]] = field(default_factory=dict)  # who pushes -> the workers whose sum that is
-    _absence: str = ""
+    _declared: Declared = field(default_factory=Declared)
+    workers: Workers = field(init=False)
+    _stragglers: Stragglers = field(init=False)
 
     def __post_init__(self) -> None:
         self.on_hosts([(worker,) for worker in range(self.num_workers)])
 
     def on_hosts(self, hosts: Sequence[tuple[int, ...]]) -> None:
-        """The ranks on each host, in the order in which hosts are added up; before anything is declared."""
-        self.hosts = tuple(hosts)
-        self._covers = {worker: (worker,) for host in hosts for worker in host}
-        self._covers |= {relay_number(self.num_workers, host[0]): host for host in hosts if len(host) > 1}
-
-    def takes(self, worker: int) -> bool:
-        """Whether this worker, or relay, can push here."""
-        return worker in self._covers
+        """The ranks on each host, in the order in which hosts are added; call it before the first declaration."""
+        self.workers = Workers(self.num_workers, tuple(hosts))
+        self._stragglers = Stragglers(self.workers, self.wait_seconds)
 
     # -- what is stored -------------------------------------------------------------------------------------------
 
     def declare(self, worker: int, message: Declare) -> None:
         """A worker announces the kvstore's type and keys. All workers must announce the same. Raises Rejected."""
-        mode = (_type_of(message), message.staleness)
-        for each in message.keys:
-            _check(each)
-        if self._mode not in (None, mode):
-            raise Rejected(
-                f"worker {worker} uses kvstore {mode[0].name} (staleness {mode[1]:g}), the others "
-                f"{self._mode[0].name} (staleness {self._mode[1]:g}): start all with the same --kv-store"
-            )
-        self._mode, self.staleness = mode, mode[1]
+        self._declared.take(worker, message)
+        self.staleness = message.staleness
         for entry in message.keys:
-            known = self._declared.setdefault(entry.key, entry)
-            if known != entry:
-                raise Rejected(
-                    f"worker {worker} announces key {entry.key} as {_brief(entry)}, another worker as "
-                    f"{_brief(known)}: all workers must train the same model"
-                )
             places = [(entry.key, index) for index, _ in entry.slices]
             if places and places[0] not in self._slices:
                 self._slices |= {
@@ -131,8 +104,8 @@ class ServerCore:
     def _new(self, entry: Key, length: int) -> Slice:
         codec = codecs.make(entry.compression)
         result = codec and codec.of_sum(self.num_workers)
-        zeros = {worker: 0 for host in self.hosts for worker in host}
-        at_once = entry.weight and self._mode is not None and not self._mode[0].synchronous
+        zeros = {worker: 0 for worker in self.workers.ranks}
+        at_once = entry.weight and not self._declared.synchronous
         piece = Slice(entry.dtype, length, at_once, entry.weight, codec, result, self.allocate, zeros, zeros.copy())
         if self.spec and self.make_step and piece.is_weight:
             piece.step = self.make_step(self.spec, entry.key, piece.value.array)
@@ -169,11 +142,6 @@ class ServerCore:
         """Whether no work is under way."""
         return all(piece.work is None for piece in self._slices.values())
 
-    @property
-    def all_finished(self) -> bool:
-        """Whether all workers have finished and nothing is under way."""
-        return self.quiescent and self._finished.issuperset(worker for host in self.hosts for worker in host)
-
     def slices(self) -> dict[tuple[int, int], Slice]:
         """(key, slice) -> what is held, for reading and writing optimizer states."""
         return self._slices
@@ -198,7 +166,7 @@ class ServerCore:
     ) -> Buffer | None:
         """The same, in the receiving thread's `memory` (bytes -> uint8), for a push that completes the round which is
         next: that thread adds it up before it receives another. None for any other push. Raises Rejected."""
-        piece, covers = self._check_push(worker, key, index, nbytes, dtype, False), self._covers[worker]
+        piece, covers = self._check_push(worker, key, index, nbytes, dtype, False), self.workers.covers[worker]
         here = piece.rounds.get(clock, {})
         if piece.work is not None or clock != piece.completed + 1 or covers[0] in here:
             return None
@@ -223,7 +191,7 @@ class ServerCore:
     ) -> list[Action]:
         """One worker's gradient (a relay's: its host's) at its `clock`, ready `age` seconds ago; returns what can be
         done now. Raises Rejected."""
-        piece, covers = self._find(key, index), self._covers[worker]
+        piece, covers = self._find(key, index), self.workers.covers[worker]
         clocks = {piece.clocks[each] for each in covers}
         if clock <= min(clocks):  # a repeated push counts once
             piece.give_back(data)
@@ -277,17 +245,10 @@ class ServerCore:
         piece.priority = priority
         return self._answer(key, index, piece, now)
 
-    def join(self, worker: int) -> None:
-        """A worker, or relay, is here."""
-        if worker not in self._covers[worker]:
-            self._relays.add(worker)
-
     def finish(self, worker: int, now: float = 0.0) -> list[Action]:
-        """A worker is done with its training: nobody waits for its clock any more."""
-        if worker in self._relays:
-            self._relays.remove(worker)
+        """A worker, or relay, has finished. Pulls no longer wait for a finished worker's clock."""
+        if not self.workers.finish(worker):
             return []
-        self._finished.add(worker)
         return [reply for (key, index), piece in self._slices.items() for reply in self._answer(key, index, piece, now)]
 
     def release(self, reply: Reply) -> None:
@@ -296,24 +257,9 @@ class ServerCore:
         self._slices[reply.key, reply.slice].give_back(reply.buffer)
 
     def overdue(self, now: float) -> str:
-        """Empty, or who keeps others waiting: for longer than `wait_seconds`, or for ever because it has finished.
-
-        The latter is said when it is still so at the next call: for a lost worker the scheduler has better words.
-        """
-        named = [
-            (f"key {self._declared[key].name!r} slice {index}", piece) for (key, index), piece in self._slices.items()
-        ]
-        covered = self._finished.difference(*(self._covers[relay] for relay in self._relays))
-        absent = _first(
-            stragglers.absent(name, piece, covered if piece.is_weight else self._finished) for name, piece in named
-        )
-        before, self._absence = self._absence, absent
-        if absent and absent == before:
-            return absent
-        return _first(
-            stragglers.late(name, piece, piece.applied.keys() - self._finished, self.staleness, now, self.wait_seconds)
-            for name, piece in named
-        )
+        """The straggler diagnosis of all slices; see Stragglers."""
+        named = [(self._declared.describe(key, index), piece) for (key, index), piece in self._slices.items()]
+        return self._stragglers.overdue(named, self.staleness, now)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -343,7 +289,7 @@ class ServerCore:
             hosts = [[piece.queue.popleft()]] if piece.queue else []
         elif len(piece.rounds.get(piece.completed + 1, ())) == len(piece.clocks):
             by_worker = piece.rounds.pop(piece.completed + 1)
-            hosts = [list(dict.fromkeys(by_worker[worker] for worker in host)) for host in self.hosts]
+            hosts = [list(dict.fromkeys(by_worker[worker] for worker in host)) for host in self.workers.hosts]
         else:
             hosts = []
         if not hosts:
@@ -357,7 +303,7 @@ class ServerCore:
         if piece.step is None:
             if piece.at_once:
                 raise Rejected(
-                    f"kvstore {self._mode and self._mode[0].name} makes the optimizer's step on the server "
+                    f"kvstore {self._declared.type_name} makes the optimizer's step on the server "
                     "and has no optimizer: call set_optimizer before the first push"
                 )
             target = piece.target(pushes)
@@ -380,7 +326,8 @@ class ServerCore:
                 else [pull for pull in piece.waiting if pull[1] > piece.completed]
             )
         else:
-            running = [c for w, c in piece.applied.items() if w not in self._finished]
+            finished = self.workers.finished
+            running = [c for w, c in piece.applied.items() if w not in finished]
             reached = min(running, default=math.inf) + self.staleness
             ready = []
             waiting: list[tuple[int, int, float]] = []
@@ -407,46 +354,5 @@ class ServerCore:
         return Reply(worker, key, index, clock, float(others), buffer, dtype, waited, worked, piece.priority)
 
 
-def relay_number(num_workers: int, leader: int) -> int:
-    """The number under which the relay in the worker `leader` pushes: above all ranks."""
-    return num_workers + leader
-
-
-def _first(reasons: Iterable[str]) -> str:
-    """The first that is not empty."""
-    return next(filter(None, reasons), "")
-
-
 def _type(dtype: int) -> str:
     return DTYPES[dtype] if dtype < len(DTYPES) else f"compression {dtype}"
-
-
-def _type_of(message: Declare) -> KVStoreType:
-    """Raises Rejected."""
-    try:
-        found = types.find(message.type)
-    except UserError as error:
-        raise Rejected(str(error)) from error
-    if not message.staleness >= 0:
-        raise Rejected(f"a staleness of {message.staleness}, expected 0 or more clocks")
-    return found
-
-
-def _check(entry: Key) -> None:
-    """Raises Rejected unless there can be such a key."""
-    if entry.dtype not in DTYPES or any(not 0 <= length <= 1 << 31 for _, length in entry.slices):
-        raise Rejected(f"key {entry.key}: dtype {entry.dtype!r} or a slice's length is impossible")
-    try:
-        coded = codecs.make(entry.compression) is not None
-    except ValueError as error:
-        raise Rejected(f"key {entry.key}: {error}") from error
-    if coded and entry.dtype != "float32":
-        raise Rejected(f"key {entry.key}: only float32 can be compressed, this is {entry.dtype}")
-
-
-def _brief(entry: Key) -> str:
-    kind = entry.compression.get("type")
-    return (
-        f"{entry.name!r} ({entry.dtype}{'' if kind == 'none' else f', compressed {kind}'}, slices "
-        f"{str([list(each) for each in entry.slices])[:60]})"
-    )

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from dmltrain.arrays import Array
-from dmltrain.kvstore.server.core import Rejected
+from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.slice import Buffer, Slice
 
 _PER_ENTRY = 512  # bytes: npz's own headers, generously

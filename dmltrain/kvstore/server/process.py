@@ -14,7 +14,8 @@ from dmltrain.errors import JobLost, UserError
 from dmltrain.kvstore.log import log
 from dmltrain.kvstore.scheduler.client import EXIT_SECONDS, Control
 from dmltrain.kvstore.server import optimizer_state
-from dmltrain.kvstore.server.core import Rejected, ServerCore
+from dmltrain.kvstore.server.core import ServerCore
+from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.service import OVERDUE_SECONDS, Service, allocator
 from dmltrain.kvstore.step import MakeStep, Step
 from dmltrain.kvstore.transport import host, link, rendezvous

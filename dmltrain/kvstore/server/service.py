@@ -23,9 +23,11 @@ import numpy as np
 from dmltrain.arrays import Array
 from dmltrain.env import Environment
 from dmltrain.kvstore.log import log
-from dmltrain.kvstore.server.core import Action, Rejected, Reply, ServerCore, relay_number
+from dmltrain.kvstore.server.core import Action, Reply, ServerCore
+from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.pool import Pool
 from dmltrain.kvstore.server.slice import Allocate, Buffer, Work, private
+from dmltrain.kvstore.server.workers import relay_number
 from dmltrain.kvstore.transport import message, rendezvous, wire
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.listener import accept_loop
@@ -158,9 +160,9 @@ class Service:
         workers = self._environment.num_workers
         number = {"worker": index, "relay": relay_number(workers, index)}.get(role, -1) if index < workers else -1
         with self.exclusive() as core:
-            if not core.takes(number) or number in self._outboxes:
+            if not core.workers.takes(number) or number in self._outboxes:
                 return None
-            core.join(number)
+            core.workers.join(number)
             self._outboxes[number] = Outbox(connection, f"to {role} {index}")
             return number
 

@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass
 
 from dmltrain.kvstore.server.slice import Slice
+from dmltrain.kvstore.server.workers import Workers
+
+
+@dataclass(eq=False)
+class Stragglers:
+    """`limit`: how long a round or a pull may wait, in seconds."""
+
+    workers: Workers
+    limit: float
+    _absence: str = ""  # found by the last call of `overdue`
+
+    def overdue(self, named: Sequence[tuple[str, Slice]], staleness: float, now: float) -> str:
+        """Which worker the others wait for: one that has finished, or one that is late by more than `limit`; empty if
+        none.
+
+        A finished worker is reported only if the next call finds it again: the scheduler may report first that this
+        worker was lost, and knows the cause.
+        """
+        finished, without_relay = self.workers.finished, self.workers.finished_without_relay()
+        absence = _first(absent(name, piece, without_relay if piece.is_weight else finished) for name, piece in named)
+        before, self._absence = self._absence, absence
+        if absence and absence == before:
+            return absence
+        return _first(
+            late(name, piece, piece.applied.keys() - finished, staleness, now, self.limit) for name, piece in named
+        )
 
 
 def absent(name: str, piece: Slice, finished: Set[int]) -> str:
-    """Empty, or which of the `finished` workers a round waits for."""
+    """Which of the `finished` workers a round waits for; empty if none."""
     for number, pushes in piece.rounds.items():
         gone = sorted(finished - pushes.keys())
         if gone:
@@ -20,8 +47,8 @@ def absent(name: str, piece: Slice, finished: Set[int]) -> str:
 
 
 def late(name: str, piece: Slice, running: Set[int], staleness: float, now: float, limit: float) -> str:
-    """Empty, or whom a round has waited for longer than `limit`, in seconds; or, where each push is a step, a pull:
-    for which of the `running` workers."""
+    """Which workers a round has waited for longer than `limit`, in seconds; empty if none. Where each push is a step:
+    which of the `running` workers a pull has waited for."""
     for number, pushes in piece.rounds.items():
         waited = now - min(push.since for push in pushes.values())
         missing = sorted(piece.clocks.keys() - pushes.keys())
@@ -36,3 +63,8 @@ def late(name: str, piece: Slice, running: Set[int], staleness: float, now: floa
 
 def _workers(ranks: list[int]) -> str:
     return f"worker {', '.join(map(str, ranks))} (DMLTRAIN_WAIT_TIMEOUT)"
+
+
+def _first(reasons: Iterable[str]) -> str:
+    """The first that is not empty."""
+    return next(filter(None, reasons), "")

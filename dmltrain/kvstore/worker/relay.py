@@ -67,7 +67,7 @@ class Relay:
         """Return when all workers have left and nothing is under way, or the job is `over`."""
         while not over.wait(LEAVE_SECONDS):
             with self._service.exclusive() as core:
-                if core.all_finished:
+                if core.quiescent and core.workers.all_finished:
                     break
         self._left.set()
         for link in self.links.values():

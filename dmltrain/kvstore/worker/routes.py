@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from dmltrain.env import Environment
 from dmltrain.errors import JobLost, UserError
-from dmltrain.kvstore.server.core import relay_number
+from dmltrain.kvstore.server.workers import relay_number
 from dmltrain.kvstore.transport import host, link, rendezvous
 from dmltrain.kvstore.transport.handshake import Caller
 from dmltrain.kvstore.transport.link import Closed, Link

@@ -30,7 +30,7 @@ from dmltrain.env import Environment
 from dmltrain.errors import JobLost
 from dmltrain.kvstore.log import log
 from dmltrain.kvstore.scheduler.process import SchedulerProcess
-from dmltrain.kvstore.server.core import Rejected
+from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.process import ServerProcess
 
 MAX_STATE = 1 << 34  # bytes of an optimizer state that is loaded

@@ -1,0 +1,86 @@
+"""What workers have declared to a server: the kvstore's type and the keys. All workers must declare the same. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dmltrain.errors import UserError
+from dmltrain.kvstore import codec as codecs
+from dmltrain.kvstore import types
+from dmltrain.kvstore.transport.message import Declare, Key
+from dmltrain.kvstore.transport.wire import DTYPES
+from dmltrain.kvstore.types import KVStoreType
+
+
+class Rejected(Exception):
+    """An invalid request. The server sends the message to the worker, and the job ends with it."""
+
+
+@dataclass(eq=False)
+class Declared:
+    """The type, with its bound on staleness, and the keys by number."""
+
+    _type: tuple[KVStoreType, float] | None = None
+    _keys: dict[int, Key] = field(default_factory=dict)
+
+    @property
+    def type_name(self) -> str | None:
+        return self._type and self._type[0].name
+
+    @property
+    def synchronous(self) -> bool:
+        return self._type is None or self._type[0].synchronous
+
+    def take(self, worker: int, message: Declare) -> None:
+        """Record a worker's declaration. Raises Rejected when it is invalid or differs from another worker's."""
+        declared = (_type_of(message), message.staleness)
+        for entry in message.keys:
+            _check(entry)
+        if self._type not in (None, declared):
+            raise Rejected(
+                f"worker {worker} uses kvstore {declared[0].name} (staleness {declared[1]:g}), the others "
+                f"{self._type[0].name} (staleness {self._type[1]:g}): start all with the same --kv-store"
+            )
+        self._type = declared
+        for entry in message.keys:
+            known = self._keys.setdefault(entry.key, entry)
+            if known != entry:
+                raise Rejected(
+                    f"worker {worker} announces key {entry.key} as {_brief(entry)}, another worker as "
+                    f"{_brief(known)}: all workers must train the same model"
+                )
+
+    def describe(self, key: int, index: int) -> str:
+        """A slice's name in messages."""
+        return f"key {self._keys[key].name!r} slice {index}"
+
+
+def _type_of(message: Declare) -> KVStoreType:
+    """Raises Rejected."""
+    try:
+        found = types.find(message.type)
+    except UserError as error:
+        raise Rejected(str(error)) from error
+    if not message.staleness >= 0:
+        raise Rejected(f"a staleness of {message.staleness}, expected 0 or more clocks")
+    return found
+
+
+def _check(entry: Key) -> None:
+    """Raises Rejected unless there can be such a key."""
+    if entry.dtype not in DTYPES or any(not 0 <= length <= 1 << 31 for _, length in entry.slices):
+        raise Rejected(f"key {entry.key}: dtype {entry.dtype!r} or a slice's length is impossible")
+    try:
+        coded = codecs.make(entry.compression) is not None
+    except ValueError as error:
+        raise Rejected(f"key {entry.key}: {error}") from error
+    if coded and entry.dtype != "float32":
+        raise Rejected(f"key {entry.key}: only float32 can be compressed, this is {entry.dtype}")
+
+
+def _brief(entry: Key) -> str:
+    kind = entry.compression.get("type")
+    return (
+        f"{entry.name!r} ({entry.dtype}{'' if kind == 'none' else f', compressed {kind}'}, slices "
+        f"{str([list(each) for each in entry.slices])[:60]})"
+    )

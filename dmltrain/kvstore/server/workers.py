@@ -1,0 +1,55 @@
+"""The workers and relays of one server: which ones may push, for whom a push counts, and which have finished. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(eq=False)
+class Workers:
+    """`hosts`: the ranks on each host, in the order in which hosts are added. Workers are known by their ranks, the
+    relay of a host by `relay_number`."""
+
+    num_workers: int
+    hosts: tuple[tuple[int, ...], ...]
+    covers: dict[int, tuple[int, ...]] = field(init=False)  # worker or relay -> the workers whose sum it pushes
+    finished: set[int] = field(default_factory=set)  # workers
+    _relays: set[int] = field(default_factory=set)  # connected ones
+
+    def __post_init__(self) -> None:
+        self.covers = {worker: (worker,) for worker in self.ranks}
+        self.covers |= {relay_number(self.num_workers, host[0]): host for host in self.hosts if len(host) > 1}
+
+    @property
+    def ranks(self) -> list[int]:
+        return [worker for host in self.hosts for worker in host]
+
+    @property
+    def all_finished(self) -> bool:
+        return self.finished.issuperset(self.ranks)
+
+    def takes(self, worker: int) -> bool:
+        """Whether this worker, or relay, may push."""
+        return worker in self.covers
+
+    def join(self, worker: int) -> None:
+        """A worker, or relay, has connected."""
+        if worker not in self.covers[worker]:
+            self._relays.add(worker)
+
+    def finish(self, worker: int) -> bool:
+        """A worker, or relay, has finished; returns whether it was a worker."""
+        if worker in self._relays:
+            self._relays.remove(worker)
+            return False
+        self.finished.add(worker)
+        return True
+
+    def finished_without_relay(self) -> set[int]:
+        """The finished workers for which no connected relay pushes: a relay may still push for a finished worker."""
+        return self.finished.difference(*(self.covers[relay] for relay in self._relays))
+
+
+def relay_number(num_workers: int, leader: int) -> int:
+    """The number under which the relay in the worker `leader` pushes: above all ranks."""
+    return num_workers + leader
