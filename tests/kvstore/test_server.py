@@ -493,13 +493,13 @@ def test_a_values_staleness_counts_the_steps_of_others_since_the_last_pull(other
 
 @pytest.mark.parametrize(
     "compression, expected",
-    [({"type": "none"}, {"value"}), ({"type": "fp16"}, {"value"}), (TWO_BITS, {"value", "residual"})],
+    [({"type": "none"}, ["value"]), ({"type": "fp16"}, ["value"]), (TWO_BITS, ["residual", "value"])],
     ids=str,
 )
 def test_a_state_has_a_rest_only_where_a_codec_leaves_one(compression, expected):
     core = core_of(2, compression=compression)
     with np.load(io.BytesIO(optimizer_state.pack(core.slices()))) as state:
-        assert set(state.files) == {f"{key}/0/{name}" for key in (0, 1) for name in expected}
+        assert sorted(state.files) == [f"{key}/0/{name}" for key in (0, 1) for name in expected]
 
 
 def test_a_first_value_comes_uncoded_and_is_kept_of_its_type():
