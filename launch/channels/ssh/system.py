@@ -107,8 +107,6 @@ class SystemChannel(ProcessChannel):
         self._ahead, self._stall = b"", ssh.stall
         super().__init__(ssh.argv(host, until - time.monotonic(), command), b"")
         os.set_blocking(self._to, False)
-        watchdog = threading.Timer(max(0.0, until - time.monotonic()), self.cut)
-        watchdog.start()
         ssh.starting.add(self)
         try:
             self._start(text, until)
@@ -121,7 +119,6 @@ class SystemChannel(ProcessChannel):
         except TimeoutError:
             raise silent(host, seconds) from None
         finally:
-            watchdog.cancel()
             ssh.starting.discard(self)
 
     def _start(self, text: bytes, until: float) -> None:
