@@ -65,7 +65,8 @@ FAULTS = {
         SILENT.replace("{host}", "h[123]").replace("{pid}", r"\d+"),
         NOBODY,
         NOBODY_YET,
-        r"h3 .*the agent did not start: it was lost with its connection \(.*timed out\)",
+        r"h3 .*(the agent did not start: it was lost with its connection \(.*timed out\)"
+        r"|ssh got no answer from h3 within \d+ s)",
     ),
     "Ctrl-C": Expected(130, "the launcher got SIGINT", last_before=SOON),
 }
@@ -76,6 +77,11 @@ CONNECTING = {
     "session": Expected(125, "h3 .*the agent did not start: it was lost with its connection", NEVER),
     "host": Expected(125, "h3 .*the agent did not start", NEVER),
     "link": Expected(125, "h3 .*the agent did not start", NEVER),
+}
+# with the system's ssh, of which the launcher knows what it says and not what became of the agent
+CONNECTING_SYSTEM = {
+    "agent": Expected(125, "h3 .*ssh failed: it said nothing; perhaps the remote command was killed", NEVER),
+    "session": Expected(125, r"h3 .*ssh failed: Connection to \S+ closed by remote host", NEVER),
 }
 SILENCING = {"host", "link", "launcher cut off"}  # the launcher waits before it believes them
 
@@ -107,7 +113,9 @@ class Cell:
 
     @property
     def expected(self) -> Expected:
-        return CONNECTING[self.fault] if self.connecting else FAULTS[self.fault]
+        if self.connecting:
+            return (CONNECTING | CONNECTING_SYSTEM if self.way == "system" else CONNECTING)[self.fault]
+        return FAULTS[self.fault]
 
     @property
     def cause(self) -> str:
@@ -133,16 +141,24 @@ class Cell:
 # are being started over SSH, also the host whose agent is.
 ELSEWHERE = {("host", "middle"): ("h1",), ("link", "middle"): ("h1",), ("healing link", "middle"): ("h1", LOGIN)}
 SSH = ("paramiko", "system")
-# Once mpirun has started the agents it needs no session of SSH. When the launcher is cut off, a job over mpirun ends
-# 14 to 15 s later (README.md): too near to END_SECONDS to be tried beside others on few cores.
-OVER_SSH_ONLY = {"session", "sshd", "launcher cut off"}
+
+
+def needs_ssh(fault: str, phase: str) -> bool:
+    """Whether the fault can be tried over SSH only.
+
+    Once mpirun has started the agents it needs no session of SSH, and none of them is there before the last. When the
+    launcher is cut off, a job over mpirun ends 14 to 15 s later: too near to END_SECONDS beside others on few cores.
+    """
+    return fault in ("session", "sshd", "launcher cut off") or (phase == "before" and fault not in VICTIMS)
+
+
 ALL_CELLS = [
     *(
         Cell(fault, phase, way, host)
         for fault in FAULTS
         for phase in PHASES
         for way in WAYS
-        if way in SSH or fault not in OVER_SSH_ONLY
+        if way in SSH or not needs_ssh(fault, phase)
         for host in ("h2", *ELSEWHERE.get((fault, phase), ()))
     ),
     *(Cell(fault, "before", way, "h3") for fault in CONNECTING for way in SSH),
