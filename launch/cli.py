@@ -1,4 +1,7 @@
-"""dmltrain-launch, dmltrain-check and dmltrain-job: arguments -> what they ask for -> exit code."""
+"""dmltrain-launch, dmltrain-check and dmltrain-job: arguments -> what they ask for -> exit code.
+
+Each mode imports what it needs: --help and completion answer sooner for it.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,16 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launch import LaunchError, version
+from launch import NAME, LaunchError, as_utf8, version
 from launch.clusters import Cluster, cluster
 from launch.command_line.options import check_usage, parse, usage
 from launch.ending import end_with, say
 from launch.job.options import Options
 from launch.run.limit import FAULT_CODE
-from launch.run.start import NAME, Start, as_utf8, coloured, make_job, name_and_path, used_hosts
-from launch.terminal.log_folder import LOGS
 
 CHECK, JOB = "dmltrain-check", "dmltrain-job"
 
@@ -71,6 +72,7 @@ def job(argv: Sequence[str]) -> int:
 def jobs(folder: str) -> int:
     """Print the jobs of a folder of logs."""
     from launch.commands import jobs
+    from launch.terminal.log_folder import LOGS
 
     for line in jobs.table(jobs.find_jobs(Path(folder or LOGS)), time.time()):
         print(line)
@@ -83,6 +85,8 @@ def environment() -> dict[str, str]:
 
 def run(options: Options) -> int:
     """Start a job and see it through."""
+    from launch.run.start import Start, make_job, name_and_path, used_hosts
+
     name, path = name_and_path(options, time.time())
     job = make_job(options, name)
     with opened(options) as place:
@@ -101,6 +105,7 @@ def check(options: Options, name: str = NAME) -> int:
 def dry_run(options: Options) -> int:
     """Print what would run where."""
     from launch.commands import dry_run
+    from launch.run.start import make_job, name_and_path, used_hosts
 
     job = make_job(options, name_and_path(options, time.time())[0])
     with opened(options) as place:
@@ -112,6 +117,7 @@ def dry_run(options: Options) -> int:
 def logs(options: Options) -> int:
     """Print a job's logs."""
     from launch.commands import show
+    from launch.run.start import coloured
 
     why = show.show(options.target, options.show, options.follow, sys.stdout.fileno(), coloured())
     if why:
@@ -155,7 +161,7 @@ MODES: dict[str, Callable[[Options], int]] = {
 
 
 @contextlib.contextmanager
-def opened(options: Options):
+def opened(options: Options) -> Iterator[Cluster]:
     """The hosts of the options, for as long as they are needed."""
     place: Cluster = cluster(options.place, options)
     try:

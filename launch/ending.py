@@ -6,13 +6,11 @@ import contextlib
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from launch import LaunchError
+from launch import LaunchError, as_utf8
 from launch.run.limit import FAULT_CODE
-from launch.run.start import as_utf8
 
 
 def end_with(name: str, act: Callable[[list[str]], int], argv: Sequence[str] | None = None) -> NoReturn:
@@ -28,6 +26,8 @@ def end_with(name: str, act: Callable[[list[str]], int], argv: Sequence[str] | N
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains when it flushes at its end
         code = 128 + signal.SIGPIPE
     except Exception:  # a fault of ours; the agents end the job when they hear no more of us
+        import traceback
+
         traceback.print_exc()
         code = FAULT_CODE
     sys.exit(code)

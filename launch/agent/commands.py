@@ -6,8 +6,9 @@ Values that are a NamedTuple are JSON arrays, those that are dataclasses are JSO
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from launch.agent.value import Value, value
 
 Count = Port = Number = int  # 0 or more; 0 to 65535, 0 is any free port; of a task, as a frame's header has it
 Seconds = float  # 0 or more
@@ -33,8 +34,8 @@ class Entry(NamedTuple):
     content: str  # a file's SHA-256 in hexadecimal, or a link's target
 
 
-@dataclass(frozen=True)
-class Spawn:
+@value(frozen=True)
+class Spawn(Value):
     """One process to start. `environment` is added to the host's own."""
 
     task: Number
@@ -46,11 +47,11 @@ class Spawn:
     memory: Count = 0  # limit in MiB; 0 is none
 
 
-class Command:
+class Command(Value):
     """Something that an agent is told to do."""
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Job(Command):
     """The job that the agent serves; answered by Ready. The agent ends it after `silence` s without a message."""
 
@@ -62,19 +63,19 @@ class Job(Command):
     log_folder: str | None = None  # where the agent writes its last line when the launcher is gone
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Sync(Command):
     """Copy to the folder `to`; answered by Opened."""
 
     to: str
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Same(Command):
     """The folder is the one that is copied from: there is nothing to copy."""
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Entries(Command):
     """What the folder is to hold; after the `last` of these messages the answer is Wanted."""
 
@@ -82,7 +83,7 @@ class Entries(Command):
     last: bool
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class File(Command):
     """The next `bytes` bytes of a file follow this line. `gone`: the file has no more, though more were announced."""
 
@@ -91,14 +92,14 @@ class File(Command):
     gone: bool = False
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Probe(Command):
     """Look at the host, see `launch.agent.probe`; answered by Probed."""
 
     request: dict[str, Any]
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Bind(Command):
     """Hold ports of `address`; answered by Bound. `reach` and `throughput`: answer the other agents from now on."""
 
@@ -109,21 +110,21 @@ class Bind(Command):
     master: Port | None = None
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Reach(Command):
     """Connect to the other hosts; answered by Reached."""
 
     peers: tuple[Peer, ...]
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Measure(Command):
     """Measure the throughput of TCP to a peer and back; answered by Measured."""
 
     peer: Peer
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Start(Command):
     """Start processes, in order; answered by a Started each. `unset`: names removed from the host's environment."""
 
@@ -131,7 +132,7 @@ class Start(Command):
     tasks: tuple[Spawn, ...]
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Stop(Command):
     """SIGTERM, after `grace` seconds SIGKILL; answered by Ended, then the agent exits. `dump`: print stacks first."""
 
@@ -139,14 +140,14 @@ class Stop(Command):
     dump: bool = False
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class List(Command):
     """List the processes of the job `mark`; answered by Listing."""
 
     mark: str
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Beat(Command):
     """The launcher is alive; answered by Alive."""
 

@@ -6,10 +6,11 @@ The `host` of an event is not sent: the launcher knows which host each connectio
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 from launch.agent.commands import Count, Number, Port
+from launch.agent.value import Value, value
 
 
 class StoppedProcess(NamedTuple):
@@ -19,14 +20,14 @@ class StoppedProcess(NamedTuple):
     task: Number | None
 
 
-@dataclass(frozen=True)
-class Event:
+@value(frozen=True)
+class Event(Value):
     """Something that an agent reports about its `host`."""
 
     host: str
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Ready(Event):
     """The agent has made the job's private folder. `cores` are usable ones, `python` is the agent's interpreter."""
 
@@ -37,7 +38,7 @@ class Ready(Event):
     machine: dict[str, Any] = field(default_factory=dict)  # see `launch.agent.cores`
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Opened(Event):
     """The folder that is copied to, as an absolute path, and a file in it until the next message ("": none)."""
 
@@ -45,7 +46,7 @@ class Opened(Event):
     probe: str
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Wanted(Event):
     """The announced files that the host lacks, by index, and how many bytes they have."""
 
@@ -53,7 +54,7 @@ class Wanted(Event):
     bytes: Count
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Synced(Event):
     """Files and bytes that were written, and files that did not come as announced."""
 
@@ -62,7 +63,7 @@ class Synced(Event):
     changed: tuple[Count, ...]
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Probed(Event):
     """What the host is and has, see `launch.agent.probe`. The launcher adds `skew`: the host's clock minus its own."""
 
@@ -70,21 +71,21 @@ class Probed(Event):
     skew: float = 0.0  # s
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Bound(Event):
     """The agent holds these TCP ports, by purpose."""
 
     ports: dict[str, Port] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Reached(Event):
     """How the host reaches the others' addresses: {peer: {"ms": round trip} or {"error": text}}."""
 
     peers: dict[str, dict[str, Any]]
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Measured(Event):
     """What TCP carried between the host and `peer`, both ways at once, in bits/s; or the `error` that prevented it."""
 
@@ -94,13 +95,13 @@ class Measured(Event):
     error: str = ""
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Started(Event):
     task: Number
     pid: Count
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Exited(Event):
     """A process ended: exit code, or minus the signal's number."""
 
@@ -108,7 +109,7 @@ class Exited(Event):
     code: int
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Frozen(Event):
     """A task has been stopped (state T) for so long that it counts as lost."""
 
@@ -116,21 +117,21 @@ class Frozen(Event):
     seconds: Count
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Stopped(Event):
     """Processes found in state T when the job was ended: (pid, task or None)."""
 
     processes: tuple[StoppedProcess, ...]
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Ended(Event):
     """The agent has ended every process of the job but `left` (pids)."""
 
     left: tuple[Count, ...]
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Refused(Event):
     """The host cannot do what it was asked; `code` is the exit code for it."""
 
@@ -138,14 +139,14 @@ class Refused(Event):
     code: int
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Listing(Event):
     """The processes of a job on the host, see `launch.agent.listing`."""
 
     rows: tuple[dict[str, Any], ...]
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Alive(Event):
     """The agent is alive."""
 

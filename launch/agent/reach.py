@@ -21,13 +21,12 @@ import socket
 import struct
 import time
 
+from launch.agent.outcome import NO_ROUTE, REFUSED, SILENT, TIMED_OUT, UNAUTHENTICATED
 from launch.agent.spawn import bound_socket
 
 SECONDS = 3.0  # a lost SYN is repeated after 1 s
 WORD_BYTES = 64
 BACKLOG = 1024  # connections: all hosts ask at once
-REFUSED, TIMED_OUT, NO_ROUTE = "refused", "timed out", "no route"
-SILENT, UNAUTHENTICATED = "connected, but no answer", "another program or host answers there"
 WORDS = {
     errno.ECONNREFUSED: REFUSED,
     errno.ETIMEDOUT: TIMED_OUT,

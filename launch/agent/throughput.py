@@ -19,7 +19,8 @@ import socket
 import statistics
 import time
 
-from launch.agent.reach import SILENT, TIMED_OUT, UNAUTHENTICATED, WORD_BYTES, word, words
+from launch.agent.outcome import SILENT, TIMED_OUT, UNAUTHENTICATED
+from launch.agent.reach import WORD_BYTES, word, words
 from launch.agent.spawn import bound_socket
 
 SECONDS, BYTES = 0.5, 32 << 20  # of sending, each way, by all streams

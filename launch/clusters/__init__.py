@@ -12,10 +12,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from launch.channels import Channel
 from launch.job.host import Host
+
+if TYPE_CHECKING:
+    from launch.channels import Channel  # --help needs none
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from launch.agent.reach import NO_ROUTE, REFUSED, SILENT, UNAUTHENTICATED
+from launch.agent.outcome import NO_ROUTE, REFUSED, SILENT, UNAUTHENTICATED
 from launch.job.host import Host
 from launch.job.job import OWNED, Job, workdir_of
 

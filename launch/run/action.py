@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from launch.agent.commands import Command
+from launch.agent.value import Value, value
 
 
-@dataclass(frozen=True)
-class Connect:
+@value(frozen=True)
+class Connect(Value):
     """Start an agent on `host`: `again` when the job had one there that was lost."""
 
     host: str
     again: bool = False
 
 
-@dataclass(frozen=True)
-class Send:
+@value(frozen=True)
+class Send(Value):
     """Send a command to the agent of `host`."""
 
     host: str
     command: Command
 
 
-@dataclass(frozen=True)
-class Copy:
+@value(frozen=True)
+class Copy(Value):
     """Copy the launcher's working directory to `folder` on `host`."""
 
     host: str

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
 
 from launch.agent.events import Event as AgentEvent
+from launch.agent.value import Value, value
 
 
-@dataclass(frozen=True)
-class Connected:
+@value(frozen=True)
+class Connected(Value):
     """An agent is being started."""
 
     host: str
 
 
-@dataclass(frozen=True)
-class Unreached:
+@value(frozen=True)
+class Unreached(Value):
     """No agent could be started on a host."""
 
     host: str
@@ -24,46 +24,46 @@ class Unreached:
     code: int
 
 
-@dataclass(frozen=True)
-class Copied:
+@value(frozen=True)
+class Copied(Value):
     """The working directory is on the host."""
 
     host: str
     summary: str
 
 
-@dataclass(frozen=True)
-class Lost:
+@value(frozen=True)
+class Lost(Value):
     """An agent is gone without having said so."""
 
     host: str
     reason: str
 
 
-@dataclass(frozen=True)
-class Quiet:
+@value(frozen=True)
+class Quiet(Value):
     """Nothing has come from a host for `seconds`, though heartbeats are due; 0: something has come again."""
 
     host: str
     seconds: float
 
 
-@dataclass(frozen=True)
-class Interrupted:
+@value(frozen=True)
+class Interrupted(Value):
     """The launcher got a signal that asks it to end."""
 
     number: int
 
 
-@dataclass(frozen=True)
-class OutputFailed:
+@value(frozen=True)
+class OutputFailed(Value):
     """What the processes print cannot be kept."""
 
     message: str
 
 
-@dataclass(frozen=True)
-class Tick:
+@value(frozen=True)
+class Tick(Value):
     """Time has passed."""
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch import LaunchError, version
+from launch import NAME, LaunchError, as_utf8, version
 from launch.clusters import LAUNCHERS, Cluster
 from launch.job.host import Host
 from launch.job.job import Job, places
@@ -35,16 +35,10 @@ from launch.terminal.output import Display, Output, Plain, Silent
 if TYPE_CHECKING:
     from launch.sync import Sync  # takes a moment to import, and few jobs need it
 
-NAME = "dmltrain-launch"
 IMPATIENT_SECONDS = 2.0  # how long who sent a signal waits for a terminal that stands still
 COPY_SECONDS = 2.0
 RESTART_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 30.0  # between the end of an attempt and the next; doubles
 Say = Callable[[str], None]
-
-
-def as_utf8(text: str) -> str:
-    """What the system gave as bytes, as UTF-8 whatever the locale; bytes that are not UTF-8 survive as surrogates."""
-    return os.fsencode(text).decode("utf-8", "surrogateescape")
 
 
 def make_job(options: Options, name: str) -> Job:

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from launch.agent.reach import NO_ROUTE, REFUSED, SECONDS, SILENT, TIMED_OUT, UNAUTHENTICATED, Reach
+from launch.agent.outcome import NO_ROUTE, REFUSED, SILENT, TIMED_OUT, UNAUTHENTICATED
+from launch.agent.reach import SECONDS, Reach
 from tests.launch.conftest import DEADLINE, ROOT
 
 TOKEN = "train-0123"

@@ -13,7 +13,7 @@ import pytest
 
 from launch.agent.commands import Measure
 from launch.agent.events import Bound, Measured, Probed, Reached, Ready
-from launch.agent.reach import REFUSED, SILENT, UNAUTHENTICATED
+from launch.agent.outcome import REFUSED, SILENT, UNAUTHENTICATED
 from launch.agent.throughput import Throughput, rate
 from launch.job.host import Host
 from launch.job.job import Job

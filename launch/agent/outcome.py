@@ -1,0 +1,6 @@
+"""What can come of connecting to another host's agent: `launch.agent.reach` finds it, `launch.preflight` judges it."""
+
+from __future__ import annotations
+
+REFUSED, TIMED_OUT, NO_ROUTE = "refused", "timed out", "no route"
+SILENT, UNAUTHENTICATED = "connected, but no answer", "another program or host answers there"
