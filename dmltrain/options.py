@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from dmltrain import backends, data, env, kvstore, models, optimizer, schedule
+from dmltrain import backends, data, env, kvstore, models, optimizers, schedule
 from dmltrain.backends import Capabilities
 from dmltrain.errors import UserError
 from dmltrain.kvstore import codec, types
@@ -125,7 +125,7 @@ def option(group: str, text: str, parse: Callable[[str], Any], default: Any = No
 class Options:
     """What one training program was asked to do. `None` means: the program's or the data set's own value."""
 
-    network: str = option("Network", "the network to train", network_name, "mlp")
+    network: str = option("Network", "the network to train: " + ", ".join(models.NETWORKS), network_name, "mlp")
     num_layers: int | None = option("Network", "its depth, for networks that have several (resnet)", integer(1))
     dtype: str = option(
         "Network",
@@ -147,7 +147,9 @@ class Options:
         "torch",
     )
 
-    dataset: str = option("Data", "what to train on", one_of("dataset", data.DATASETS), "digits")
+    dataset: str = option(
+        "Data", "what to train on: " + ", ".join(data.DATASETS), one_of("dataset", data.DATASETS), "digits"
+    )
     data_dir: str | None = option(
         "Data", "folder with the data set's files; default: data/DATASET", path, metavar="DIR"
     )
@@ -160,7 +162,12 @@ class Options:
 
     batch_size: int = option("Training", "samples per worker and step, split over its devices", integer(1), 128)
     num_epochs: int = option("Training", "train until this many epochs are done", integer(0), 100)
-    optimizer: str = option("Training", "how weights are updated", one_of("optimizer", optimizer.TABLE), "sgd")
+    optimizer: str = option(
+        "Training",
+        "how weights are updated: " + ", ".join(optimizers.NAMES),
+        one_of("optimizer", optimizers.NAMES),
+        "sgd",
+    )
     lr: float = option("Training", "learning rate", number(0.0), 0.1)
     lr_factor: float = option(
         "Training", "multiply the learning rate by this at each of --lr-step-epochs", number(0.0, above=True), 0.1
@@ -198,7 +205,7 @@ class Options:
     )
     gc_type: str = option(
         "Distribution",
-        f"gradient compression on the way to the servers and back; {FEWER_CODECS}",
+        f"gradient compression on the way to the servers and back: {', '.join(codec.TYPES)}; {FEWER_CODECS}",
         one_of("gradient compression", codec.TYPES),
         "none",
     )
@@ -341,4 +348,5 @@ def _needs(options: Options) -> list[tuple[str, Any, Callable[[Capabilities], Co
         ("transport", options.transport or "auto", lambda can: can.transports),
         ("compile", bool(options.compile), lambda can: (False, True) if can.compile else (False,)),
         ("dtype", options.dtype, lambda can: can.dtypes),
+        ("optimizer", options.optimizer, lambda can: can.optimizers),
     ]

@@ -30,6 +30,7 @@ class Capabilities:
     kvstores: tuple[str, ...]  # names of kvstore types (kvstore/types.py)
     codecs: tuple[str, ...]  # types of gradient compression
     dtypes: tuple[str, ...]
+    optimizers: tuple[str, ...]
     transports: tuple[str, ...]  # to servers: auto, tcp, shm
     suffix: str  # of its checkpoint files
     foreign_suffixes: tuple[str, ...] = ()  # of other programs' weight files that it can start from

@@ -24,7 +24,7 @@ from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from dmltrain import data, models, optimizer
+from dmltrain import data, models, optimizers
 from dmltrain.kvstore import codec, types
 from dmltrain.report import dialect
 from launch.clusters import LAUNCHERS
@@ -76,9 +76,10 @@ def _codecs() -> Rows:
 
 def _optimizers() -> Rows:
     yield "`--optimizer`", "class of torch.optim", "its arguments with `--mom 0.9`"
-    for name, make in optimizer.TABLE.items():
-        spec = make(0.9)
-        yield f"`{name}`", f"`{spec.name}`", _code(f"{key}={value}" for key, value in spec.arguments.items())
+    for row in optimizers.TABLE:
+        if row.torch:
+            arguments = _code(f"{key}={value}" for key, value in row.torch.arguments(0.9).items())
+            yield f"`{row.name}`", f"`{row.torch.name}`", arguments
 
 
 TABLES: dict[str, Callable[[], Rows]] = {

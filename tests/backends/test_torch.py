@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dmltrain import kvstore, models
+from dmltrain import kvstore, models, optimizers
 from dmltrain.backends.torch import state as torch_state
 from dmltrain.backends.torch import trainer as backend
 from dmltrain.backends.torch.loss_scale import FIRST, LossScale
@@ -66,7 +66,7 @@ def test_steps_are_those_of_a_plain_loop():
     assert_close(made, plain, 1e-4)
 
 
-@pytest.mark.parametrize("name", ["sgd", "nag", "adam", "adamw", "adagrad", "rmsprop"])
+@pytest.mark.parametrize("name", optimizers.NAMES)
 def test_every_optimizer_learns(name):
     made = make(line=f"--optimizer {name}")
     images, labels = batch()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dmltrain import optimizers
 from dmltrain.arrays import Array
 from dmltrain.backends.backend import Capabilities, Settings, State, Trainer
 from dmltrain.env import Environment
@@ -25,6 +26,7 @@ class MXNetBackend:
         kvstores=("local", "dist_sync", "dist_async"),
         codecs=("none", "2bit"),
         dtypes=("float32", "bfloat16"),
+        optimizers=tuple(name for name in optimizers.NAMES if optimizers.BY_NAME[name].mxnet),
         transports=("auto", "tcp"),
         suffix=".npz",
         foreign_suffixes=(".params",),

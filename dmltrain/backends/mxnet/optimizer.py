@@ -11,7 +11,7 @@ MXNet's mathematics are not torch's (g: gradient, with wd * w added where nothin
 * adam: w -= lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + epsilon): epsilon is compared to a v without bias
   correction, so it weighs more in the first steps than torch's.
 * adagrad, rmsprop: epsilon stands under the root; adagrad's weight decay is apart from the gradient (w -= lr * wd * w).
-* adamw: MXNet 1.9.1 has the operator and no class; the class below is torch's rule with adam's epsilon.
+* adamw: MXNet 1.9.1 has the operator and no class; the one in optimizers/adamw.py is torch's rule with adam's epsilon.
 * adadelta has no learning rate: MXNet ignores it.
 * lamb takes norms of what it is given: on a server that holds a slice of a weight, of that slice.
 """
@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from dmltrain import optimizers
 from dmltrain.backends.mxnet import compat as mxnet_compat
 from dmltrain.errors import UserError
 
@@ -35,34 +36,7 @@ COMMON = {
     "multi_precision": "multi_precision",
     "begin_num_update": "begin_num_update",
 }
-_BETAS = {"beta1": "beta1", "beta2": "beta2"}
-_ADAM = {**_BETAS, "epsilon": "epsilon"}
-TABLE: dict[str, tuple[str, dict[str, str]]] = {  # name -> class, its numbers: argument -> attribute
-    "sgd": ("SGD", {"momentum": "momentum", "lazy_update": "lazy_update"}),
-    "nag": ("NAG", {"momentum": "momentum"}),
-    "signum": ("Signum", {"momentum": "momentum", "wd_lh": "wd_lh"}),
-    "adam": ("Adam", {**_ADAM, "lazy_update": "lazy_update"}),
-    "adamw": ("AdamW", _ADAM),
-    "adamax": ("Adamax", _BETAS),
-    "ftml": ("FTML", _ADAM),
-    "lamb": (
-        "LAMB",
-        {**_ADAM, "lower_bound": "lower_bound", "upper_bound": "upper_bound", "bias_correction": "bias_correction"},
-    ),
-    "adagrad": ("AdaGrad", {"eps": "float_stable_eps"}),
-    "adadelta": ("AdaDelta", {"rho": "rho", "epsilon": "epsilon"}),
-    "rmsprop": (
-        "RMSProp",
-        {
-            "gamma1": "gamma1",
-            "gamma2": "gamma2",
-            "epsilon": "epsilon",
-            "centered": "centered",
-            "clip_weights": "clip_weights",
-        },
-    ),
-    "ftrl": ("Ftrl", {"lamda1": "lamda1", "beta": "beta"}),
-}
+TABLE = {row.name: row.mxnet for row in optimizers.TABLE if row.mxnet}
 MULTIPLIERS = ("lr_mult", "wd_mult")  # of a key
 COUNT = "updates"  # the field that holds how often a key has been updated
 
@@ -134,7 +108,7 @@ def make(spec: Mapping[str, Any]) -> Any:
     name, keys = str(numbers.pop("name", "")).lower(), numbers.pop("keys", {})
     if name not in TABLE:
         raise ValueError(f"unknown optimizer {name!r}: valid are {', '.join(TABLE)}")
-    allowed = {**TABLE[name][1], **COMMON}
+    allowed = {**TABLE[name].options, **COMMON}
     rate = _number("lr", numbers.pop("lr", 0.01))  # MXNet's own default
     for given, value in numbers.items():
         if given not in allowed:
@@ -165,7 +139,7 @@ def spec_of(optimizer: Any) -> dict[str, Any]:
             f"optimizer {name} has an lr_scheduler, which servers cannot follow: leave it out, and call "
             "the kvstore's set_learning_rate before a step whose learning rate is another"
         )
-    numbers = {given: getattr(optimizer, attribute) for given, attribute in {**TABLE[name][1], **COMMON}.items()}
+    numbers = {given: getattr(optimizer, attribute) for given, attribute in {**TABLE[name].options, **COMMON}.items()}
     keys = {str(key): {kind: _multiplier(optimizer, key, kind) for kind in MULTIPLIERS} for key in _keys(optimizer)}
     return {
         "name": name,
@@ -215,47 +189,7 @@ def _flat(state: Any) -> list[Any]:
     return [] if state is None else [state]
 
 
-def _class(name: str) -> type:
-    return _adamw() if name == "adamw" else getattr(mxnet_compat.load().optimizer, TABLE[name][0])
-
-
 @functools.cache
-def _adamw() -> type:
-    """Loshchilov and Hutter 2019 on MXNet's operator: w -= lr * (correction * m / (sqrt(v) + epsilon) + wd * w)."""
-    mx = mxnet_compat.load()
-
-    class AdamW(mx.optimizer.Optimizer):
-        def __init__(
-            self,
-            learning_rate: float = 0.001,
-            beta1: float = 0.9,
-            beta2: float = 0.999,
-            epsilon: float = 1e-8,
-            **words: Any,
-        ) -> None:
-            super().__init__(learning_rate=learning_rate, **words)
-            self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
-
-        def create_state(self, index: int, weight: Any) -> tuple[Any, Any]:
-            return mx.nd.zeros_like(weight), mx.nd.zeros_like(weight)  # mean, variance
-
-        def update(self, index: int, weight: Any, grad: Any, state: tuple[Any, Any]) -> None:
-            self._update_count(index)
-            count, clip = self._index_update_count[index], self.clip_gradient
-            correction = math.sqrt(1.0 - self.beta2**count) / (1.0 - self.beta1**count)
-            mx.nd.contrib.adamw_update(
-                weight,
-                grad,
-                *state,
-                self.rescale_grad,
-                lr=correction,
-                eta=self._get_lr(index),
-                wd=self._get_wd(index),
-                beta1=self.beta1,
-                beta2=self.beta2,
-                epsilon=self.epsilon,
-                out=weight,
-                **({"clip_gradient": clip} if clip else {}),
-            )
-
-    return AdamW
+def _class(name: str) -> type:
+    row, mx = TABLE[name], mxnet_compat.load()
+    return row.own(mx) if row.own else getattr(mx.optimizer, row.name)

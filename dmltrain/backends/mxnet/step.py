@@ -99,6 +99,6 @@ class StepOnServers:
 
 def optimizer_spec(settings: Settings, learned: list[Learned]) -> dict[str, Any]:
     """settings.optimizer with MXNet's own defaults; biases and betas do not decay."""
-    momentum = {"momentum": settings.mom} if settings.optimizer in ("sgd", "nag") else {}
+    arguments = mxnet_optimizer.TABLE[settings.optimizer].arguments(settings.mom)
     keys = mxnet_optimizer.key_numbers({each.number: each.name for each in learned})
-    return {"name": settings.optimizer, "lr": settings.lr, "wd": settings.wd, "keys": keys, **momentum}
+    return {"name": settings.optimizer, "lr": settings.lr, "wd": settings.wd, "keys": keys, **arguments}

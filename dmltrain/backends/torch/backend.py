@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dmltrain import optimizers
 from dmltrain.arrays import Array
 from dmltrain.backends.backend import Capabilities, Settings, State, Trainer
 from dmltrain.env import TRANSPORTS, Environment
@@ -28,6 +29,7 @@ class TorchBackend:
         kvstores=tuple(each.name for each in types.TABLE),
         codecs=codec.TYPES,
         dtypes=DTYPES,
+        optimizers=optimizers.NAMES,
         transports=TRANSPORTS,
         suffix=".pt",
         compile=True,

@@ -7,16 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from dmltrain.backends.torch.optimizer import BY_CLASS, class_of
 from dmltrain.errors import UserError
-
-OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], tuple[str, ...]]] = {  # name -> class, numbers it takes
-    "sgd": (torch.optim.SGD, ("momentum", "dampening", "weight_decay", "nesterov", "maximize")),
-    "adam": (torch.optim.Adam, ("betas", "eps", "weight_decay", "amsgrad", "maximize")),
-    "adamw": (torch.optim.AdamW, ("betas", "eps", "weight_decay", "amsgrad", "maximize")),
-    "adagrad": (torch.optim.Adagrad, ("lr_decay", "weight_decay", "initial_accumulator_value", "eps", "maximize")),
-    "rmsprop": (torch.optim.RMSprop, ("alpha", "eps", "weight_decay", "momentum", "centered", "maximize")),
-}
-_FUSED = ("sgd", "adam", "adamw", "adagrad")  # one pass over memory
 
 
 class Step:
@@ -26,15 +18,15 @@ class Step:
     def __init__(self, spec: dict[str, Any], key: int | str, value: np.ndarray) -> None:
         numbers = {**spec, **spec.get("keys", {}).get(str(key), {})}
         name = str(numbers.pop("name", "")).lower()
-        if name not in OPTIMIZERS:
-            raise ValueError(f"unknown optimizer {name!r}: servers have {', '.join(OPTIMIZERS)}")
+        if name not in BY_CLASS:
+            raise ValueError(f"unknown optimizer {name!r}: servers have {', '.join(BY_CLASS)}")
         numbers.pop("keys", None)
         self._rescale = _number("rescale", numbers.pop("rescale", 1.0))
         rate = _number("lr", numbers.pop("lr", 0.0))
-        kind, allowed = OPTIMIZERS[name]
+        row = BY_CLASS[name]
         for given in numbers:
-            if given not in allowed:
-                raise ValueError(f"optimizer {name} takes lr, {', '.join(allowed)}; not {given!r}")
+            if given not in row.options:
+                raise ValueError(f"optimizer {name} takes lr, {', '.join(row.options)}; not {given!r}")
         arguments = {
             given: tuple(_number(given, x) for x in number)
             if isinstance(number, (list, tuple))
@@ -42,8 +34,8 @@ class Step:
             for given, number in numbers.items()
         }
         self._parameter = torch.nn.Parameter(torch.from_numpy(value), requires_grad=False)
-        fused = {"fused": True} if name in _FUSED else {}
-        self._optimizer = kind([self._parameter], lr=rate, **fused, **arguments)
+        fused = {"fused": True} if "cpu" in row.fused else {}
+        self._optimizer = class_of(name)([self._parameter], lr=rate, **fused, **arguments)
 
     def __call__(self, value: np.ndarray, gradient: np.ndarray, rate: float) -> None:
         """One step with learning rate `rate` (with the spec's own where that is negative); changes `value` in place."""
@@ -72,12 +64,12 @@ class Step:
 def make_spec(optimizer: torch.optim.Optimizer, groups: dict[int, dict[str, Any]], rescale: float) -> dict[str, Any]:
     """`optimizer` as a spec; `groups`: key number -> its parameter group. Raises UserError when servers lack it."""
     name = type(optimizer).__name__.lower()
-    if name not in OPTIMIZERS:
+    if name not in BY_CLASS:
         raise UserError(
             f"optimizer {type(optimizer).__name__} cannot run on the servers, which have "
-            f"{', '.join(OPTIMIZERS)}; use one of these, or dist_sync, which takes any"
+            f"{', '.join(BY_CLASS)}; use one of these, or dist_sync, which takes any"
         )
-    allowed = ("lr", *OPTIMIZERS[name][1])
+    allowed = ("lr", *BY_CLASS[name].options)
     keys = {
         str(key): {option: value for option, value in group.items() if option in allowed and value is not None}
         for key, group in groups.items()

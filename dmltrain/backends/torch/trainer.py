@@ -18,7 +18,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dmltrain import optimizer as optimizers
 from dmltrain.backends import weights
 from dmltrain.backends.backend import Settings
 from dmltrain.backends.device import gpu_index
@@ -26,14 +25,13 @@ from dmltrain.backends.torch import distributed as torch_distributed
 from dmltrain.backends.torch import layers as torch_layers
 from dmltrain.backends.torch import state as torch_state
 from dmltrain.backends.torch.loss_scale import LossScale
+from dmltrain.backends.torch.optimizer import fused_on, make_optimizer
 from dmltrain.errors import UserError
 from dmltrain.kvstore import KVStore, codec
 from dmltrain.layers import Conv, Network
 from dmltrain.metric import Sums
 
-DECAYED = ("weight", "gamma")  # name endings that weight decay applies to, as MXNet's Optimizer.set_wd_mult
 RESIDUALS_OF_04 = "held_back"  # their name in checkpoints up to version 0.4
-FUSED = {"SGD": ("cpu", "cuda"), "Adam": ("cpu", "cuda"), "AdamW": ("cpu", "cuda"), "Adagrad": ("cpu",)}
 
 
 class TorchTrainer:
@@ -81,7 +79,7 @@ class TorchTrainer:
             if not inner.defaults.get("fused"):  # LossScale works through the fused kernels
                 raise UserError(
                     f"--dtype float16 scales the loss, which optimizer {settings.optimizer} cannot follow "
-                    "here: use sgd, nag, adam or adamw, or --dtype bfloat16"
+                    f"here: use one of {', '.join(fused_on(self._devices[0]))}, or --dtype bfloat16"
                 )
             self._scale = LossScale(inner, self._devices[0])
         single = len(self._modules) == 1  # else replicas are added up before, and need all weights after the step
@@ -268,19 +266,6 @@ def compiled(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
             ) from error
 
     return call
-
-
-def make_optimizer(module: nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    """settings.optimizer over the module's parameters, fused where torch can; biases and betas do not decay."""
-    spec = optimizers.TABLE[settings.optimizer](settings.mom)
-    named = list(module.named_parameters())
-    groups = [
-        {"params": [p for name, p in named if name.endswith(DECAYED)], "weight_decay": settings.wd},
-        {"params": [p for name, p in named if not name.endswith(DECAYED)], "weight_decay": 0.0},
-    ]
-    fused = {"fused": True} if named[0][1].device.type in FUSED.get(spec.name, ()) else {}
-    kind = getattr(torch.optim, spec.name)
-    return kind([group for group in groups if group["params"]], lr=settings.lr, **fused, **spec.arguments)
 
 
 def compression(settings: Settings, store: KVStore) -> dict[str, Any]:

@@ -11,19 +11,10 @@ import torch
 from torch import optim
 from torch.optim import optimizer as base
 
-ELEMENTWISE = (
-    optim.SGD,
-    optim.Adam,
-    optim.AdamW,
-    optim.Adagrad,
-    optim.RMSprop,
-    optim.NAdam,
-    optim.RAdam,
-    optim.Adamax,
-    optim.Adadelta,
-    optim.Rprop,
-    optim.ASGD,
-)
+from dmltrain.backends.torch.optimizer import BY_CLASS, class_of
+
+OTHERS = (optim.NAdam, optim.RAdam, optim.Adamax, optim.Adadelta, optim.Rprop, optim.ASGD)  # of programs' own
+ELEMENTWISE = (*(class_of(name) for name, row in BY_CLASS.items() if row.elementwise), *OTHERS)
 HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 GLOBAL_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 

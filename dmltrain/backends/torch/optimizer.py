@@ -1,0 +1,41 @@
+"""The optimizers of torch.optim, and those of this project's own, as the table of optimizers describes them."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from dmltrain import optimizers
+from dmltrain.backends.backend import Settings
+
+DECAYED = ("weight", "gamma")  # name endings that weight decay applies to, as MXNet's Optimizer.set_wd_mult
+# By what servers call it. Rows with the same class (nag is an option of SGD) differ in --optimizer's arguments only.
+BY_CLASS = {row.torch.name.lower(): row.torch for row in optimizers.TABLE if row.torch}
+
+
+@functools.cache
+def class_of(name: str) -> type[torch.optim.Optimizer]:
+    """The class that servers call `name`."""
+    row = BY_CLASS[name]
+    found: type[torch.optim.Optimizer] = row.own(torch) if row.own else getattr(torch.optim, row.name)
+    return found
+
+
+def make_optimizer(module: torch.nn.Module, settings: Settings) -> torch.optim.Optimizer:
+    """settings.optimizer over the module's parameters, fused where torch can; biases and betas do not decay."""
+    row = optimizers.BY_NAME[settings.optimizer].torch
+    assert row, "--optimizer offers those that PyTorch has"
+    named = list(module.named_parameters())
+    groups = [
+        {"params": [p for name, p in named if name.endswith(DECAYED)], "weight_decay": settings.wd},
+        {"params": [p for name, p in named if not name.endswith(DECAYED)], "weight_decay": 0.0},
+    ]
+    fused = {"fused": True} if named[0][1].device.type in row.fused else {}
+    kind = class_of(row.name.lower())
+    return kind([group for group in groups if group["params"]], lr=settings.lr, **fused, **row.arguments(settings.mom))
+
+
+def fused_on(device: torch.device) -> tuple[str, ...]:
+    """The names for --optimizer that have a fused kernel on the device."""
+    return tuple(row.name for row in optimizers.TABLE if row.torch and device.type in row.torch.fused)

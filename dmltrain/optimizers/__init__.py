@@ -1,0 +1,41 @@
+"""The optimizers, by MXNet's names. A new one is one file and one row of TABLE. Imports no framework.
+
+Those that only MXNet has are for programs of its own, whose kvstore steps on the servers.
+"""
+
+from __future__ import annotations
+
+from dmltrain.optimizers import (
+    adadelta,
+    adagrad,
+    adam,
+    adamax,
+    adamw,
+    ftml,
+    ftrl,
+    lamb,
+    nag,
+    rmsprop,
+    sgd,
+    signum,
+)
+from dmltrain.optimizers.optimizer import MXNet, Optimizer, Torch
+
+__all__ = ["BY_NAME", "NAMES", "TABLE", "MXNet", "Optimizer", "Torch"]
+
+TABLE: tuple[Optimizer, ...] = (
+    sgd.OPTIMIZER,
+    nag.OPTIMIZER,
+    signum.OPTIMIZER,
+    adam.OPTIMIZER,
+    adamw.OPTIMIZER,
+    adamax.OPTIMIZER,
+    ftml.OPTIMIZER,
+    lamb.OPTIMIZER,
+    adagrad.OPTIMIZER,
+    adadelta.OPTIMIZER,
+    rmsprop.OPTIMIZER,
+    ftrl.OPTIMIZER,
+)
+BY_NAME = {each.name: each for each in TABLE}
+NAMES = tuple(each.name for each in TABLE if each.torch)  # of --optimizer
