@@ -21,10 +21,12 @@ TOO_OLD = "too old a Python:"  # what one before 3.8 says, and its version
 NOISE_BYTES = 1 << 16  # how much a login script may print before the agent speaks
 
 
-class Channel(Protocol):
-    def write(self, data: bytes) -> None: ...
-
+class Readable(Protocol):
     def read(self, timeout: float) -> bytes: ...
+
+
+class Channel(Readable, Protocol):
+    def write(self, data: bytes) -> None: ...
 
     def close(self) -> str: ...
 
@@ -53,7 +55,7 @@ def remote_command(host: Host, mark: str) -> tuple[str, bytes]:
     return f"exec /bin/sh -c {shlex.quote(script)}", text
 
 
-def frames(channel: Channel, silence: float) -> Iterator[tuple[int, int, bytes]]:
+def frames(channel: Readable, silence: float) -> Iterator[tuple[int, int, bytes]]:
     """(kind, task, payload) of each frame until the end; TimeoutError after `silence` seconds without a byte."""
     data = _hello(channel, silence)
     while True:
@@ -72,7 +74,7 @@ def frames(channel: Channel, silence: float) -> Iterator[tuple[int, int, bytes]]
         data += more
 
 
-def _hello(channel: Channel, silence: float) -> bytearray:
+def _hello(channel: Readable, silence: float) -> bytearray:
     """Skip to the agent's greeting and check its version; what was read after it."""
     data = bytearray()
     while (start := data.find(GREETING)) < 0 or (end := data.find(b"\n", start)) < 0:

@@ -29,8 +29,11 @@ TRUE = ("true", "yes", "on")  # YAML 1.1's, any case
 class Row(Protocol):
     """What this module sees of a row of `launch.command_line.options.OPTIONS`."""
 
-    names: tuple[str, ...]
-    value: str
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    @property
+    def value(self) -> str: ...
 
 
 Trial = Callable[[Row, str, str], object]
@@ -52,18 +55,18 @@ class _File:
     def read(self) -> list[str]:
         options: list[str] = []
         program: list[str] = []
-        seen: dict[int, int] = {}  # lines, by the identity of what is said there
+        seen: dict[int, int] = {}  # lines, by the identity of their rows; the program's is None
         for key, node in self._root().value:
             name = _bare(key.value) if isinstance(key, yaml.ScalarNode) else ""
-            what = PROGRAM if name == PROGRAM else self._row(key, name)
-            if id(what) in seen:
-                first = f"first in line {seen[id(what)]}"
+            row = None if name == PROGRAM else self._row(key, name)
+            if id(row) in seen:
+                first = f"first in line {seen[id(row)]}"
                 raise self._error(key, f"{name} is given twice, {first}; a list repeats an option")
-            seen[id(what)] = _line(key)
-            if what is PROGRAM:
+            seen[id(row)] = _line(key)
+            if row is None:
                 program = ["--", *self._program(node)]
             else:
-                options += self._option(what, node)
+                options += self._option(row, node)
         return options + program
 
     def _root(self) -> yaml.MappingNode:
@@ -148,7 +151,8 @@ class _File:
             raise self._error(node, f"{kind} here: expected {expected}")
         if _is(node, "null") and not node.value:
             raise self._error(node, f"nothing here: expected {expected}")
-        return node.value
+        text: str = node.value
+        return text
 
     def _error(self, node: yaml.Node, reason: str) -> LaunchError:
         return LaunchError(f"{self.path}:{_line(node)}: {reason}")

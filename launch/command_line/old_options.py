@@ -1,8 +1,8 @@
 """The options of dmlc-core's tracker and of MXNet's launch.py that `options` does not have. Pure.
 
 Each of them is an alias of one of ours (ALIASES), does what its name says (ROWS), or is refused with the reason and
-the fix (REFUSED): none is accepted and then ignored. ROWS set fields of `options.Options` of the same meaning:
-`host_ip`, `log_level`, and `worker_memory` and `server_memory` in MiB (0: no limit).
+the fix (REFUSED): none is accepted and then ignored. ROWS set fields of `launch.job.options.Options` of the same
+meaning: `host_ip`, `log_level`, and `worker_memory` and `server_memory` in MiB (0: no limit).
 Sources: dmlc-core tracker/dmlc_tracker/opts.py (2015 to 2022, --kube-*, --slurm-* and --local-num-attempt included),
 MXNet tools/launch.py (1.9.1 and master, which has --p3 and BytePS's options).
 """
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from launch import LaunchError
 from launch.job.job import Setting
+from launch.job.options import Options
 from launch.job.role import SERVER, WORKER
 
 CLUSTER_VARIABLE = "DMLC_SUBMIT_CLUSTER"  # dmlc's default for --cluster
@@ -28,7 +29,7 @@ ALIASES = {
     "--scheduler-port": "--port",  # BytePS's
 }
 
-Apply = Callable[[Any, str, str, Mapping[str, str]], Any]
+Apply = Callable[[Options, str, str, Mapping[str, str]], Options]
 
 
 class Row(NamedTuple):
@@ -40,7 +41,7 @@ class Row(NamedTuple):
     apply: Apply
 
 
-def _host_ip(options: Any, value: str, name: str, environ: Mapping[str, str]) -> Any:
+def _host_ip(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
     if value in ("auto", "ip"):  # dmlc's words for finding it
         return replace(options, host_ip="")
     try:
@@ -49,14 +50,14 @@ def _host_ip(options: Any, value: str, name: str, environ: Mapping[str, str]) ->
         raise LaunchError(f"{name} is {value}: expected an IP address of this machine that the hosts reach") from None
 
 
-def _log_level(options: Any, value: str, name: str, environ: Mapping[str, str]) -> Any:
+def _log_level(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
     if value not in ("INFO", "DEBUG"):
         raise LaunchError(f"{name} is {value}: expected INFO or DEBUG")
     return replace(options, log_level=value)
 
 
 def _cores(role: str) -> Apply:
-    def apply(options: Any, value: str, name: str, environ: Mapping[str, str]) -> Any:
+    def apply(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
         if not re.fullmatch(r"[0-9]+", value) or int(value) < 1:
             raise LaunchError(f"{name} is {value}: expected a whole number, 1 or more")
         return replace(options, settings=(*options.settings, Setting("OMP_NUM_THREADS", str(int(value)), role)))
@@ -74,21 +75,22 @@ def mebibytes(text: str) -> int:
 
 
 def _memory(field: str) -> Apply:
-    def apply(options: Any, value: str, name: str, environ: Mapping[str, str]) -> Any:
+    def apply(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
         try:
-            return replace(options, **{field: mebibytes(value)})
+            changes: dict[str, Any] = {field: mebibytes(value)}
+            return replace(options, **changes)
         except ValueError:
             raise LaunchError(f"{name} is {value}: expected a number and g (GiB) or m (MiB), such as 4g") from None
 
     return apply
 
 
-def _p3(options: Any, value: str, name: str, environ: Mapping[str, str]) -> Any:
+def _p3(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
     """First among the settings, so that a user's --env of one of these variables wins wherever it stands."""
     return replace(options, settings=(*(Setting(*each) for each in P3.items()), *options.settings))
 
 
-def _ship_libcxx(options: Any, value: str, name: str, environ: Mapping[str, str]) -> Any:
+def _ship_libcxx(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
     if not value:
         raise LaunchError(f"{name} is empty: expected the folder of libstdc++.so")
     variable = "LD_LIBRARY_PATH"
@@ -98,7 +100,7 @@ def _ship_libcxx(options: Any, value: str, name: str, environ: Mapping[str, str]
     return replace(options, settings=(*options.settings, Setting(variable, path)))
 
 
-def _auto_file_cache(options: Any, value: str, name: str, environ: Mapping[str, str]) -> Any:
+def _auto_file_cache(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
     if value.lower() in ("false", "0", "no", ""):
         return options  # so it is
     raise LaunchError(f"{name} {value}: files named in the program's arguments are not copied; {_COPY}")
@@ -136,7 +138,7 @@ def _refusals(what: str, fixes: Mapping[tuple[str, str], str]) -> tuple[Row, ...
     """Rows that refuse; the keys are a name and its value."""
 
     def refuse(fix: str) -> Apply:
-        def apply(options: Any, value: str, name: str, environ: Mapping[str, str]) -> Any:
+        def apply(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
             raise LaunchError(f"{name} is about {what}; {fix}")
 
         return apply

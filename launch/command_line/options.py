@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -29,6 +29,9 @@ STARTS = ("", "check", "dry-run")  # modes that are about a job to be started
 USAGE = "usage: dmltrain-launch [options] -n WORKERS [-s SERVERS] program [arguments of the program]"
 
 
+Apply = Callable[[Options, str, str, Mapping[str, str]], Options]
+
+
 @dataclass(frozen=True)
 class Option:
     """One row of the table. `apply(options, value, name, environ)` gives the options with this one in it."""
@@ -36,10 +39,16 @@ class Option:
     names: tuple[str, ...]
     value: str  # its name in --help; "" when the option takes none
     meaning: str
-    apply: Callable[[Options, str, str, Mapping[str, str]], Options]
+    apply: Apply
 
 
-def _number(field: str, convert: Callable[[str], Any], least: float, most: float = math.inf) -> Callable:
+def _changed(options: Options, field: str, value: object) -> Options:
+    """`options` with another value in one field."""
+    changes: dict[str, Any] = {field: value}
+    return replace(options, **changes)
+
+
+def _number(field: str, convert: Callable[[str], float], least: float, most: float = math.inf) -> Apply:
     def apply(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
         try:
             number = convert(value)
@@ -49,13 +58,13 @@ def _number(field: str, convert: Callable[[str], Any], least: float, most: float
             kind = "a whole number" if convert is int else "a number of seconds"
             limit = f"to {most}" if most < math.inf else "or more"
             raise LaunchError(f"{name} is {value}: expected {kind}, {least} {limit}")
-        return replace(options, **{field: number})
+        return _changed(options, field, number)
 
     return apply
 
 
-def _set(field: str, constant: Any) -> Callable:
-    return lambda options, value, name, environ: replace(options, **{field: constant})
+def _set(field: str, constant: object) -> Apply:
+    return lambda options, value, name, environ: _changed(options, field, constant)
 
 
 def _launcher(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
@@ -77,11 +86,11 @@ def _log_dir(options: Options, value: str, name: str, environ: Mapping[str, str]
     return replace(options, log_dir=value)
 
 
-def _text(field: str, what: str) -> Callable:
+def _text(field: str, what: str) -> Apply:
     def apply(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
         if not value:
             raise LaunchError(f"{name} is empty: expected {what}")
-        return replace(options, **{field: value})
+        return _changed(options, field, value)
 
     return apply
 
@@ -92,11 +101,11 @@ def _folder_there(options: Options, value: str, name: str, environ: Mapping[str,
     return replace(options, sync_dst_dir=value)
 
 
-def _add(field: str) -> Callable:
-    return lambda options, value, name, environ: replace(options, **{field: (*getattr(options, field), value)})
+def _add(field: str) -> Apply:
+    return lambda options, value, name, environ: _changed(options, field, (*getattr(options, field), value))
 
 
-def _more(field: str, what: str) -> Callable:
+def _more(field: str, what: str) -> Apply:
     """Repeated, the option names more of them."""
     one = _text(field, what)
 
@@ -107,20 +116,20 @@ def _more(field: str, what: str) -> Callable:
     return apply
 
 
-def _choice(field: str, choices: Sequence[str]) -> Callable:
+def _choice(field: str, choices: Collection[str]) -> Apply:
     def apply(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
         if value not in choices:
             raise LaunchError(f"{name} {value}: there is {', '.join(choices)}")
-        return replace(options, **{field: value})
+        return _changed(options, field, value)
 
     return apply
 
 
-def _mode(mode: str) -> Callable:
+def _mode(mode: str) -> Apply:
     return lambda options, value, name, environ: replace(options, mode=mode, target=value)
 
 
-def _setting(role: str) -> Callable:
+def _setting(role: str) -> Apply:
     def apply(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
         match = re.fullmatch(r"([A-Za-z_]\w*)(?:[=:](.*))?", value, re.DOTALL | re.ASCII)
         if not match:
@@ -146,7 +155,7 @@ def _with_setting(options: Options, name: str, setting: Setting) -> Options:
     return replace(options, settings=(*options.settings, setting))
 
 
-OPTIONS = (
+OPTIONS: tuple[Option, ...] = (
     Option(("-n", "--num-workers"), "N", "number of workers", _number("num_workers", int, 1)),
     Option(
         ("-s", "--num-servers"),

@@ -9,17 +9,17 @@ from dataclasses import replace
 
 from launch.clusters import Cluster
 from launch.forecast.forecast import Links
-from launch.forecast.measure import Measured, measure, start_line, understands
+from launch.forecast.measure import Measured, Said, measure, start_line, understands
 from launch.forecast.text import Outlook, sentences, tables
 from launch.job.host import Host
 from launch.job.job import Job, places
 from launch.job.options import Options
+from launch.job.placement import Place
 from launch.preflight import Problem
 from launch.preflight.table import Check, drawn, lines
 from launch.run.session import Session, catching
 from launch.run.start import limits, make_job, used_hosts
 from launch.run.supervise import Supervisor
-from launch.terminal.output import Output, Silent
 
 Tell = Callable[[str], None]
 
@@ -50,7 +50,7 @@ def _look(options: Options, place: Cluster) -> tuple[Supervisor, Check]:
     if job.copy_to:  # which would bring folder and program: there is nothing to look for yet
         job = replace(job, copy_to="", workdir="/", argv=("true",), needs=())
     supervisor = Supervisor(job, place.hosts, limits(options), check=True)
-    session = Session(supervisor, place, Output(None, [], Silent()), lambda: None)
+    session = Session(supervisor, place, Said(0), lambda: None)
     with catching(session.interrupt):
         session.run(None)
     found = supervisor.preparation
@@ -94,10 +94,10 @@ def _expect(options: Options, job: Job, hosts: list[Host], found: Check, measure
     return [*text, "", *failed, *sentences(outlook)]
 
 
-def _placing(job: Job, options: Options, hosts: list[Host]) -> Callable[[int], list]:
+def _placing(job: Job, options: Options, hosts: list[Host]) -> Callable[[int], list[Place]]:
     """Where the processes of a job with so many workers would be; servers are as many, or as many as were asked for."""
 
-    def of(workers: int) -> list:
+    def of(workers: int) -> list[Place]:
         servers = workers if options.num_servers is None or job.num_servers == job.num_workers else job.num_servers
         return places(replace(job, num_workers=workers, num_servers=servers), hosts)
 

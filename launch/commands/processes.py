@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from launch.job.role import SCHEDULER, SERVER, WORKER
 from launch.secret import redact
 
+Row = Mapping[str, Any]  # of a process, see `launch.agent.listing`
 COLUMNS = ("HOST", "ROLE", "RANK", "PID", "STATE", "CPU", "RSS MiB", "AGE", "COMMAND")
 RIGHT = {"RANK", "PID", "CPU", "RSS MiB", "AGE"}
 ORDER = (SCHEDULER, SERVER, WORKER, "", "agent")
@@ -21,7 +23,7 @@ STATES = {  # man 5 proc
 }
 
 
-def table(hosts: Mapping[str, Sequence[dict]], secrets: Collection[str] = (), width: int = 0) -> list[str]:
+def table(hosts: Mapping[str, Sequence[Row]], secrets: Collection[str] = (), width: int = 0) -> list[str]:
     """A row for each process of `hosts` (name: its rows), and a sum.
 
     `secrets` are shown as ***; lines are cut to `width` characters, 0 is as long as they are.
@@ -36,18 +38,18 @@ def table(hosts: Mapping[str, Sequence[dict]], secrets: Collection[str] = (), wi
     return [*printed, f"{some} on {len(hosts)} host{'' if len(hosts) == 1 else 's'}"]
 
 
-def _order(row: dict) -> tuple:
+def _order(row: Row) -> tuple[int, int, int]:
     role = row["role"] if row["role"] in ORDER else ""
     return ORDER.index(role), -1 if row["rank"] is None else row["rank"], row["pid"]
 
 
-def _cells(host: str, row: dict, secrets: Collection[str]) -> tuple[str, ...]:
+def _cells(host: str, row: Row, secrets: Collection[str]) -> tuple[str, ...]:
     return (
         host,
         row["role"] or "-",
         "-" if row["rank"] is None else str(row["rank"]),
         str(row["pid"]),
-        STATES.get(row["state"], row["state"]),
+        STATES.get(state := str(row["state"]), state),
         _duration(row["cpu_seconds"]),
         f"{row['rss_mib']:.0f}",
         _duration(row["age_seconds"]),
@@ -55,9 +57,10 @@ def _cells(host: str, row: dict, secrets: Collection[str]) -> tuple[str, ...]:
     )
 
 
-def _command(row: dict) -> list[str]:
+def _command(row: Row) -> list[str]:
     """An agent's is its name: its text is the same everywhere."""
-    return row["command"][-1:] if row["role"] == "agent" else row["command"]
+    command: list[str] = row["command"]
+    return command[-1:] if row["role"] == "agent" else command
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

@@ -70,7 +70,8 @@ class Printer:
     """Tagged lines to a descriptor, a write for many lines; BrokenPipeError when nobody reads."""
 
     def __init__(self, descriptor: int):
-        self._descriptor, self._waiting, self._bytes = descriptor, [], 0
+        self._descriptor, self._bytes = descriptor, 0
+        self._waiting: list[bytes] = []
 
     def line(self, prefix: bytes, line: bytes) -> None:
         self._waiting += (prefix, line, b"\n")

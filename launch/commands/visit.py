@@ -23,6 +23,7 @@ from launch.agent.events import Ended, Event, Listing
 from launch.agent.protocol import EVENT, ProtocolError, decode_event, encode_command
 from launch.clusters import LAUNCHERS, Cluster, cluster, listing
 from launch.commands import show
+from launch.commands.log_choice import find
 from launch.job.host import Host
 from launch.job.options import Options
 from launch.run.limit import AGENT_SILENCE_SECONDS, FAULT_CODE, SILENCE_SECONDS
@@ -50,7 +51,7 @@ def processes(options: Options, tell: Callable[[str], None]) -> int:
 
 def kill(options: Options, tell: Callable[[str], None]) -> int:
     """End the job: by its launcher where that lives on this machine, then whatever is left on its hosts."""
-    record, folder = read(options.target), show.find(options.target)
+    record, folder = read(options.target), find(options.target)
     (folder / KILLED).touch()  # so that a launcher elsewhere does not start the job anew
     if end_launcher(record, show.Record(folder)):
         tell(f"the launcher of job {record['job']} has ended it")
@@ -72,7 +73,7 @@ def kill(options: Options, tell: Callable[[str], None]) -> int:
 
 def read(job: str) -> dict[str, Any]:
     """job.json of the job of that name or folder; LaunchError when there is none."""
-    path = show.find(job) / RECORD
+    path = find(job) / RECORD
     try:
         record = read_record(path)
         if not all(record[name] for name in ("hosts", "mark", "reached_by")):
@@ -136,7 +137,9 @@ def visit(options: Options, record: Mapping[str, Any], commands: Commands, last:
 
 def _as_then(options: Options, record: Mapping[str, Any]) -> Options:
     """The options by which the job's launcher reached the hosts, unless the command line says otherwise now."""
-    then = {name: tuple(value) if isinstance(value, list) else value for name, value in record["reached_by"].items()}
+    then: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in record["reached_by"].items()
+    }
     plain = Options()
     changed = {name: value for name, value in then.items() if getattr(options, name) == getattr(plain, name)}
     return replace(options, **changed)

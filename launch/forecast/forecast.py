@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from statistics import median
+from typing import Any
 
 from launch.job.placement import Place
 from launch.job.role import SERVER, WORKER
@@ -71,23 +72,26 @@ def step_of(line: str) -> Step | None:
         return None
     try:
         said = json.loads(text)
-        numbers = [float(said[name]) for name in ("seconds_per_step", "samples_per_step", "model_bytes")]
-        words = {name: str(said[name]) for name in ("network", "kv_store", "gc_type", "backend") if name in said}
+        seconds, samples, model_bytes = (
+            float(said[name]) for name in ("seconds_per_step", "samples_per_step", "model_bytes")
+        )
+        given: dict[str, Any] = {
+            name: str(said[name]) for name in ("network", "kv_store", "gc_type", "backend") if name in said
+        }
         summed, pieces = bool(said.get("summed_in_host", False)), tuple(float(each) for each in said.get("pieces", ()))
         spread = float(said.get("spread", 0.0))
-        promises = {name: bool(said[name]) for name in ("distributed", "synchronous") if name in said}
+        given |= {name: bool(said[name]) for name in ("distributed", "synchronous") if name in said}
         compression = {
             str(name): (float(there), float(back))
             for name, (there, back) in said.get("compression", UNCOMPRESSED).items()
         }
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    good = all(0 < each < math.inf for each in [*numbers, *pieces, *chain(*compression.values())])
+    good = all(0 < each < math.inf for each in [seconds, samples, model_bytes, *pieces, *chain(*compression.values())])
     if not good or "none" not in compression or not 0 <= spread < math.inf:
         return None
-    return Step(
-        *numbers, **words, **promises, compression=compression, summed_in_host=summed, pieces=pieces, spread=spread
-    )
+    given |= {"compression": compression, "summed_in_host": summed, "pieces": pieces, "spread": spread}
+    return Step(seconds, samples, model_bytes, **given)
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ class Links:
 
     def seconds(self, traffic: Mapping[tuple[str, str], float]) -> float | None:
         """How long these bytes, by from and to, take at once; None where a host's links are not known."""
-        loads: Counter[tuple[str, str]] = Counter()  # of the cards: ("out", host), ("in", host)
+        loads: defaultdict[tuple[str, str], float] = defaultdict(float)  # of the cards: ("out", host), ("in", host)
         for (source, target), count in traffic.items():
             loads["out", source] += count
             loads["in", target] += count
@@ -206,7 +210,7 @@ def gradients(placed: Sequence[Place], step: Step) -> dict[tuple[str, str], floa
     workers = [host.name for role, _, host in placed if role == WORKER]
     servers = [host.name for role, _, host in placed if role == SERVER]
     held = loads(len(servers), step.model_bytes, step.pieces)
-    found: Counter[tuple[str, str]] = Counter()
+    found: defaultdict[tuple[str, str], float] = defaultdict(float)
     for worker in dict.fromkeys(workers) if step.summed_in_host else workers:
         for server, count in zip(servers, held, strict=True):
             if worker != server:
@@ -224,12 +228,13 @@ def forecast(
     there, back = step.compression[gc_type]
     pushed = {link: there * count for link, count in sent.items()}
     pulled = {link[::-1]: back * count for link, count in sent.items()}
-    took = [links.seconds(each) for each in (Counter(pushed) + Counter(pulled), pushed, pulled)]
-    if None in took:
+    both = {link: pushed.get(link, 0.0) + pulled.get(link, 0.0) for link in pushed | pulled}
+    together, *apart = (links.seconds(each) for each in (both, pushed, pulled))
+    known = [seconds for seconds in apart if seconds is not None]
+    if together is None or len(known) < len(apart):
         return None
     slowest = max(computing.seconds(host, count) for host, count in beside.items())
-    together, *apart = took
-    return Forecast(beside.total(), servers, step.samples, slowest, together, sum(apart), computing.alone[0])
+    return Forecast(beside.total(), servers, step.samples, slowest, together, sum(known), computing.alone[0])
 
 
 def alone(step: Step, computing: Computing) -> Forecast:

@@ -21,6 +21,7 @@ from launch.clusters import Cluster
 from launch.forecast.forecast import MARK, Computing, Step, step_of
 from launch.job.host import Host
 from launch.job.job import Job, Setting, places
+from launch.job.options import Options
 from launch.job.role import WORKER
 from launch.run.session import Session, catching
 from launch.run.start import limits, new_mark
@@ -78,7 +79,7 @@ def _imports_fit(node: ast.AST) -> bool:
     return isinstance(node, ast.Import) and any(each.name == "dmltrain.fit" for each in node.names)
 
 
-def measure(job: Job, place: Cluster, options: object) -> Measured:
+def measure(job: Job, place: Cluster, options: Options) -> Measured:
     """Run the program on the hosts of the job's workers. `place.hosts` are the job's, and are so again afterwards."""
     hosts, found = place.hosts, Measured()
     workers = Counter(host.name for role, _, host in places(job, hosts) if role == WORKER)
@@ -96,7 +97,7 @@ def measure(job: Job, place: Cluster, options: object) -> Measured:
 
 
 def _run(
-    job: Job, hosts: Sequence[Host], workers: Counter[str], place: Cluster, options: object, found: Measured
+    job: Job, hosts: Sequence[Host], workers: Counter[str], place: Cluster, options: Options, found: Measured
 ) -> None:
     """Start so many workers on each of these hosts, and note what they say."""
     asked = [each for each in job.settings if each.name == MARK]

@@ -48,8 +48,9 @@ class Outlook:
     @property
     def rows(self) -> list[Forecast] | None:
         """For 1, 2, ... workers with the --gc-type that was asked for; None where links are unknown."""
-        rows = [self.of(count, self.gc_type) for count in counts(self.workers)]
-        return None if None in rows else rows
+        asked = counts(self.workers)
+        rows = [row for count in asked if (row := self.of(count, self.gc_type))]
+        return rows if len(rows) == len(asked) else None
 
 
 def tables(outlook: Outlook) -> list[Table]:

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from launch import LaunchError, preflight
 from launch.agent.commands import Bind, Command, Measure, Peer, Probe, Reach
 from launch.agent.events import Bound, Measured, Probed, Reached, Ready
+from launch.agent.events import Event as AgentEvent
 from launch.job.host import Host, Machine
 from launch.job.job import Job, Ports, host_of, workdir_of
 from launch.job.role import SCHEDULER, WORKER
 from launch.preflight import Problem, network, pairs
 from launch.run.action import Action, Connect, Copy, Send
-from launch.run.event import Copied, Event
+from launch.run.event import Copied
 
 WORDS = {
     "connect": "connecting",
@@ -39,10 +41,10 @@ class Preparation:
         self.job, self.hosts, self.check = job, {host.name: host for host in hosts}, check
         self.problems: list[Problem] = []
         self.agents: dict[str, Ready] = {}
-        self.facts: dict[str, dict] = {}
+        self.facts: dict[str, dict[str, Any]] = {}
         self.skews: dict[str, float] = {}  # s
-        self.reached: dict[str, dict[str, dict]] = {}
-        self.throughput: dict[str, dict[str, dict]] = {}  # from, to: {"speed": bits/s} or {"error"}
+        self.reached: dict[str, dict[str, dict[str, Any]]] = {}
+        self.throughput: dict[str, dict[str, dict[str, Any]]] = {}  # from, to: {"speed": bits/s} or {"error"}
         self.ports: dict[str, dict[str, int]] = {}
         self._rounds: list[list[pairs.Pair]] = []  # of measurements that are to come
         self._repeated = False  # whether the slowest pair's was
@@ -89,7 +91,7 @@ class Preparation:
     def begin(self) -> list[Action]:
         return [Connect(name) for name in self.hosts]
 
-    def handle(self, event: Event) -> list[Action]:
+    def handle(self, event: AgentEvent | Copied) -> list[Action]:
         """Take in what a host has done; what all do next once all have."""
         match event:
             case Ready(host):

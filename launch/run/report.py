@@ -6,6 +6,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from typing import Any
 
 from launch.job.host import Host
 from launch.job.options import Options
@@ -34,7 +35,9 @@ def failure(supervisor: Supervisor, last_lines: Callable[[int], list[str]], fold
     return lines
 
 
-def _last_words(supervisor: Supervisor, process: Process, last_lines: Callable, folder: str) -> list[str]:
+def _last_words(
+    supervisor: Supervisor, process: Process, last_lines: Callable[[int], list[str]], folder: str
+) -> list[str]:
     said = last_lines(supervisor.processes.index(process))
     log = f"{folder}/{process.task.name}.log"
     heading = f"its last lines ({log}):" if said else f"it printed nothing ({log})"
@@ -60,7 +63,7 @@ def last_line(supervisor: Supervisor) -> str:
     return f"{line}: {'; '.join(words)}" if words else line
 
 
-def record(supervisor: Supervisor, version: str, options: Options, began: float, ended: float | None) -> dict:
+def record(supervisor: Supervisor, version: str, options: Options, began: float, ended: float | None) -> dict[str, Any]:
     """job.json. Neither environment nor key: they may be secret."""
     job = supervisor.job
     return {
@@ -95,17 +98,17 @@ def _absolute(path: str) -> str:
     return os.path.abspath(os.path.expanduser(path)) if path else ""
 
 
-def _host(host: Host) -> dict:
+def _host(host: Host) -> dict[str, Any]:
     return {name: getattr(host, name) for name in HOST_FACTS}
 
 
-def end_of_attempt(supervisor: Supervisor, folder: str) -> dict:
+def end_of_attempt(supervisor: Supervisor, folder: str) -> dict[str, Any]:
     """Why an attempt ended, for the record of the job."""
     text = supervisor.cause.text if supervisor.cause else None
     return {"exit_code": supervisor.exit_code, "cause": text, "ended": stamp(time.time()), "logs": folder}
 
 
-def _row(process: Process) -> dict:
+def _row(process: Process) -> dict[str, Any]:
     code = process.code
     return {
         "role": process.task.role,

@@ -35,7 +35,7 @@ from launch.run.event import (
     Unreached,
 )
 from launch.run.supervise import Supervisor
-from launch.terminal.output import Output
+from launch.terminal.output import Sink
 
 if TYPE_CHECKING:
     from launch.sync import Sync  # takes a moment to import, and few jobs need it
@@ -58,7 +58,7 @@ class Session:
         self,
         supervisor: Supervisor,
         cluster: Cluster,
-        output: Output,
+        output: Sink,
         on_all_started: Callable[[], None],
         copier: Sync | None = None,
         trace: Callable[[Event], None] | None = None,
@@ -123,9 +123,9 @@ class Session:
                 case Connect(host, again):
                     self._connecting.append(self._in_thread(self._connect, self.supervisor.hosts[host], again))
                 case Copy(host, folder):
-                    self._in_thread(self._copy, host, folder)
+                    self._in_thread(self._copy, self.copier, host, folder)
 
-    def _in_thread(self, function: Callable, *arguments: object) -> threading.Thread:
+    def _in_thread(self, function: Callable[..., None], *arguments: object) -> threading.Thread:
         def run() -> None:
             try:
                 function(*arguments)
@@ -155,9 +155,9 @@ class Session:
         connection.start()
         self.readers.append(connection.reader)
 
-    def _copy(self, host: str, folder: str) -> None:
+    def _copy(self, copier: Sync, host: str, folder: str) -> None:
         try:
-            summary = self.copier.copy(host, folder, self.connections[host].channel.write)
+            summary = copier.copy(host, folder, self.connections[host].channel.write)
         except LaunchError as error:
             return self.events.put(Refused(host, str(error), error.code))
         except OSError:  # its reader reports the agent's end

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launch import NAME, LaunchError, as_utf8, version
 from launch.clusters import LAUNCHERS, Cluster
@@ -126,7 +126,7 @@ class Start:
         self.began = time.time()
         self.path, self.folder = path, LogFolder(path)  # of this attempt
         self.first = self.folder  # has the record of all
-        self.ends: list[dict] = []  # of the attempts before this one
+        self.ends: list[dict[str, Any]] = []  # of the attempts before this one
         self.hidden = job.secrets(place.hosts)
         self._copied = threading.Event()
         self._interrupted, self._signal = threading.Event(), 0

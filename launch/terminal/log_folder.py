@@ -13,7 +13,9 @@ import json
 import os
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from launch import LaunchError
 
@@ -71,7 +73,7 @@ class LogFolder:
         except OSError as error:
             raise unwritable(path, error) from None
 
-    def write_record(self, record: dict) -> None:
+    def write_record(self, record: Mapping[str, Any]) -> None:
         """Replace job.json in one step."""
         path = self.path / RECORD
         draft = self.path / f".{RECORD}.draft"

@@ -30,6 +30,14 @@ class Display(Protocol):
     def close(self) -> None: ...
 
 
+class Sink(Protocol):
+    """Takes what the processes print; `hurry`: the job is ending, from now on `write` does not block."""
+
+    def write(self, task: int, data: bytes) -> None: ...
+
+    def hurry(self) -> None: ...
+
+
 class Output:
     """The logs of tasks with `names`; LaunchError when they cannot be written, at the start or later.
 
