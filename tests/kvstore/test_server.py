@@ -66,12 +66,12 @@ def test_sums_do_not_depend_on_order_delay_or_repetition(workers, seed):
 
     def receive(replies):
         for reply in replies:
-            place = (reply.worker, reply.key, reply.round)
+            place = (reply.worker, reply.key, reply.clock)
             value = reply.buffer.array.copy()
             assert place not in seen or np.array_equal(seen[place], value)
             if place not in seen:
                 seen[place] = value
-                if reply.round < rounds:
+                if reply.clock < rounds:
                     send(reply.worker, reply.key)
             core.release(reply)
 

@@ -47,10 +47,10 @@ def test_the_layout_never_changes_unnoticed():
     st.integers(-(2**31), 2**31 - 1),
 )
 def test_headers_come_back_as_they_were(
-    kind, worker, key, index, round_, length, number, dtype, flags, place, waited, priority
+    kind, worker, key, index, clock, length, number, dtype, flags, place, waited, priority
 ):
     header = Header(
-        int(kind), length, worker, key, index, round_, number, dtype, flags, place, waited, waited / 2, priority
+        int(kind), length, worker, key, index, clock, number, dtype, flags, place, waited, waited / 2, priority
     )
     assert Header.unpack(header.pack()) == header
 

@@ -42,12 +42,12 @@ MAX_LAG = 64  # rounds that wait for others in memory, at most
 
 @dataclass(eq=False, slots=True)
 class Reply:
-    """The value for `worker`'s pull of (key, slice) at clock `round`. Call ServerCore.release when it has been read."""
+    """The value for `worker`'s pull of (key, slice) at `clock`. Call ServerCore.release when it has been read."""
 
     worker: int
     key: int
     slice: int
-    round: int
+    clock: int
     staleness: float
     buffer: Buffer
     dtype: int  # as wire.Header's

@@ -173,7 +173,7 @@ class Service:
         elif kind == Kind.PULL:
             with self._lock:  # a pull is never the last thing that a round waits for
                 self._act(
-                    self._core.pull(worker, header.key, header.slice, header.round, time.monotonic(), header.priority)
+                    self._core.pull(worker, header.key, header.slice, header.clock, time.monotonic(), header.priority)
                 )
             self._send()
         elif kind == Kind.RELEASE:
@@ -200,10 +200,10 @@ class Service:
         with self._lock:
             for header, buffer in zip(headers, buffers, strict=True):
                 actions = self._core.push(
-                    worker, header.key, header.slice, header.round, header.number, buffer, now, header.waited
+                    worker, header.key, header.slice, header.clock, header.number, buffer, now, header.waited
                 )
                 if header.flags & Flag.PULL:
-                    actions += self._core.pull(worker, header.key, header.slice, header.round, now, header.priority)
+                    actions += self._core.pull(worker, header.key, header.slice, header.clock, now, header.priority)
                 works += self._act(actions)
                 if self._core.backlog(header.key, header.slice) > MAX_BACKLOG:
                     full.append((header.key, header.slice))
@@ -233,7 +233,7 @@ class Service:
             if header.flags & Flag.SHARED:
                 return self._lent(connection, worker, header)
             push = (worker, header.key, header.slice, header.length, header.dtype)
-            buffer = None if initial else self._core.completing_buffer(*push, header.round, self._thread_memory)
+            buffer = None if initial else self._core.completing_buffer(*push, header.clock, self._thread_memory)
             buffer = buffer or self._core.buffer(*push, initial)
         if header.length:
             connection.read_into(buffer.array.data.cast("B"))
@@ -302,7 +302,7 @@ class Service:
             reply.worker,
             reply.key,
             reply.slice,
-            reply.round,
+            reply.clock,
             reply.staleness,
             reply.dtype,
             Flag.SHARED if shared else 0,

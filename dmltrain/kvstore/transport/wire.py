@@ -24,7 +24,7 @@ MAX_CONTROL = 8 << 20  # bytes of JSON; a declaration of 100,000 slices takes 3 
 MAX_PROBE = 1 << 20  # bytes of a frame that only measures
 MAX_HELLO = 4096  # bytes of JSON before a peer has proved that it belongs to the job
 
-# magic version kind dtype flags worker key slice round number length place waited worked priority
+# magic version kind dtype flags worker key slice clock number length place waited worked priority
 _BODY = struct.Struct("!4sBBBBIIIQdQQffi")
 _CRC = struct.Struct("!I")
 _PLACE = struct.Struct("!IIQ")  # key slice place
@@ -84,7 +84,7 @@ class Header(NamedTuple):
     worker: int = 0
     key: int = 0
     slice: int = 0
-    round: int = 0
+    clock: int = 0  # of the worker that pushes or pulls
     number: float = 0.0
     dtype: int = 0
     flags: int = 0
@@ -108,7 +108,7 @@ class Header(NamedTuple):
             self.worker,
             self.key,
             self.slice,
-            self.round,
+            self.clock,
             self.number,
             self.length,
             self.place,
@@ -132,7 +132,7 @@ class Header(NamedTuple):
             worker,
             key,
             index,
-            round_,
+            clock,
             number,
             length,
             place,
@@ -152,7 +152,7 @@ class Header(NamedTuple):
             raise FrameError(f"unknown element type {dtype}")
         if flags > MAX_FLAGS:
             raise FrameError(f"unknown flags {flags}")
-        return Header(kind, length, worker, key, index, round_, number, dtype, flags, place, waited, worked, priority)
+        return Header(kind, length, worker, key, index, clock, number, dtype, flags, place, waited, worked, priority)
 
 
 _KINDS = frozenset(int(kind) for kind in Kind)

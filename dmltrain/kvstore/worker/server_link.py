@@ -267,7 +267,7 @@ class ServerLink:
             self._answer(header)
 
     def _land(self, header: Header) -> None:
-        place = (header.key, header.slice, header.round)
+        place = (header.key, header.slice, header.clock)
         with self._lock:
             waiting = self._pulls[place]
             landing = waiting.pop(0)
@@ -285,7 +285,7 @@ class ServerLink:
             self._receive_coded(landing)
         elif header.length:
             self.link.read_into(_bytes(landing.target))
-        part.returned = max(part.returned, header.round)
+        part.returned = max(part.returned, header.clock)
         landing.handle.part_done(
             Trip(
                 landing.asked,
