@@ -12,7 +12,7 @@ from typing import Literal
 
 from dmltrain.errors import UserError
 
-Place = Literal["workers", "servers"]
+OptimizerOn = Literal["workers", "servers"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class KVStoreType:
     """`staleness`: how many clocks of the slowest worker a pulled value may miss; of a type with `takes_staleness` the
     default of the user's choice.
 
-    `optimizer_on`: where the optimizer can run, the default first. That place decides what a checkpoint holds: the
+    `optimizer_on`: where the optimizer can run, the default first. That decides what a checkpoint holds: the
     workers' optimizer state, or the states of all servers.
     """
 
@@ -31,7 +31,7 @@ class KVStoreType:
     synchronous: bool = False  # all workers make each step together, with one gradient
     staleness: float = 0.0
     takes_staleness: bool = False
-    optimizer_on: tuple[Place, ...] = ("servers",)
+    optimizer_on: tuple[OptimizerOn, ...] = ("servers",)
 
     @property
     def needs_server_optimizer(self) -> bool:

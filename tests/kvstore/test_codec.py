@@ -324,12 +324,12 @@ def test_topk_forgets_what_is_not_finite_even_if_it_could_not_be_sent():
     assert np.count_nonzero(np.isnan(sent)) == 10 and not residual.any()
 
 
-def test_topk_refuses_places_outside():
+def test_topk_refuses_positions_outside():
     kind = codec.make({"type": "topk", "ratio": 0.1})
     data = encode(kind, normal(100))
     data[36:40].view(np.uint32)[0] = 100
     for call in (kind.decode, kind.add):
-        with pytest.raises(ValueError, match="place 100 is outside of the 100 elements"):
+        with pytest.raises(ValueError, match="position 100 is outside of the 100 elements"):
             call(data, np.zeros(100, np.float32))
 
 

@@ -15,7 +15,7 @@ from dmltrain.kvstore.server.service import Service
 from dmltrain.kvstore.transport import link
 from dmltrain.kvstore.transport.wire import Flag
 from dmltrain.kvstore.worker.keys import Entries
-from dmltrain.kvstore.worker.routes import Place, Routes
+from dmltrain.kvstore.worker.routes import Routes, Sharing
 from dmltrain.kvstore.worker.server_link import Landing
 from tests.kvstore.made import start
 
@@ -35,8 +35,8 @@ class Told(Handle):
 class Worker:
     """One worker's links and keys."""
 
-    def __init__(self, rank, told, place):
-        self.routes = Routes(replace(ENVIRONMENT, index=rank), told, place, lambda reason: None, pytest.fail)
+    def __init__(self, rank, told, sharing):
+        self.routes = Routes(replace(ENVIRONMENT, index=rank), told, sharing, lambda reason: None, pytest.fail)
         self.entries = Entries(self.routes, 3, "dist_sync", 0.0, 10.0)
         self.entries.declare(["w"], [np.zeros(SIZE, np.float32)], is_weight=True)
         for asked in [each.last_request() for each in self.routes.links]:
@@ -64,12 +64,12 @@ def workers():
     core, listening = ServerCore(3), link.listen("127.0.0.1")
     core.on_hosts([(0, 1), (2,)])
     Service("server 0", ENVIRONMENT, core, None, pytest.fail, pytest.fail).accept(listening)
-    places = [Place(replace(ENVIRONMENT, index=rank), sums=True) for rank in range(3)]
+    shares = [Sharing(replace(ENVIRONMENT, index=rank), sums=True) for rank in range(3)]
     told = start(
-        [(name, place.socket_name) for name, place in zip(HOSTS, places, strict=True)],
+        [(name, sharing.socket_name) for name, sharing in zip(HOSTS, shares, strict=True)],
         [(*listening.getsockname(), "", "the server's")],
     )
-    made = [Worker(rank, told, place) for rank, place in enumerate(places)]
+    made = [Worker(rank, told, sharing) for rank, sharing in enumerate(shares)]
     yield made
     for each in made:
         each.leave()

@@ -47,13 +47,13 @@ def test_each_reads_what_the_other_writes(server):
     mine = rendezvous.connect(name, caller(), Arena(SIZE))
     theirs = outcome()
     for writer, reader in ((mine, theirs), (theirs, mine)):
-        place, memory = writer.own_arena.take(5)
+        offset, memory = writer.own_arena.take(5)
         memory[:] = range(5)
-        seen = reader.peer_arena.view(place, 5)
+        seen = reader.peer_arena.view(offset, 5)
         assert seen.tolist() == [0, 1, 2, 3, 4]
         memory[0] = 9
         assert seen[0] == 9 and not seen.flags.writeable
-        assert writer.own_arena.place_of(memory) == place and writer.own_arena.place_of(np.zeros(5)) is None
+        assert writer.own_arena.offset_of(memory) == offset and writer.own_arena.offset_of(np.zeros(5)) is None
     mine.close()
     theirs.close()
 
@@ -86,10 +86,10 @@ def test_memory_that_could_shrink_is_refused(server):
     connection.close()
 
 
-def test_places_outside_of_the_memory_are_refused():
+def test_offsets_outside_of_the_memory_are_refused():
     arena = Arena(SIZE)
     mapping = Mapping(os.dup(arena.descriptor))
-    for place, size in ((SIZE - 4, 5), (-1, 2), (0, SIZE + 1), (1 << 63, 1), (0, -1)):
+    for offset, size in ((SIZE - 4, 5), (-1, 2), (0, SIZE + 1), (1 << 63, 1), (0, -1)):
         with pytest.raises(ValueError, match="outside of the shared memory"):
-            mapping.view(place, size)
+            mapping.view(offset, size)
     assert arena.take(SIZE + 1) is None

@@ -11,7 +11,7 @@ from dmltrain.errors import JobLost
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.service import Service
 from dmltrain.kvstore.transport import host, link, rendezvous
-from dmltrain.kvstore.worker.routes import Place, Routes
+from dmltrain.kvstore.worker.routes import Routes, Sharing
 from tests.kvstore.made import start
 
 ENVIRONMENT = Environment(role="worker", index=1, num_workers=2, num_servers=1, job="job", key=b"key")
@@ -36,7 +36,7 @@ def test_a_worker_that_does_not_reach_its_hosts_relay_says_what_to_do(server, an
         sock.close()
     told = start([(host.identity(), name), (host.identity(), "own")], [server])
     with pytest.raises(JobLost) as raised:
-        Routes(ENVIRONMENT, told, Place(ENVIRONMENT, sums=True), print, print)
+        Routes(ENVIRONMENT, told, Sharing(ENVIRONMENT, sums=True), print, print)
     said = str(raised.value)
     assert "worker 1 shares no memory with worker 0 of its host" in said and "--host-sum off" in said
     assert ("another job" if another_job else "it cannot be reached") in said
@@ -45,20 +45,20 @@ def test_a_worker_that_does_not_reach_its_hosts_relay_says_what_to_do(server, an
 
 @pytest.mark.parametrize("change", [{"transport": "tcp"}, {"host_sum": "off"}])
 def test_a_worker_that_takes_no_part_cannot_be_met(change):
-    assert Place(ENVIRONMENT, sums=True).socket_name != ""
-    assert Place(Environment(**{**vars(ENVIRONMENT), **change}), sums=True).socket_name == ""
-    assert Place(ENVIRONMENT, sums=False).socket_name == ""
+    assert Sharing(ENVIRONMENT, sums=True).socket_name != ""
+    assert Sharing(Environment(**{**vars(ENVIRONMENT), **change}), sums=True).socket_name == ""
+    assert Sharing(ENVIRONMENT, sums=False).socket_name == ""
 
 
 def test_a_relay_without_its_server_ends_the_job_though_its_own_worker_has_finished(server):
     """Nobody else notices a connection that breaks between two processes that live on."""
     failures, over = queue.Queue(), threading.Event()
     environments = [replace(ENVIRONMENT, index=rank) for rank in range(2)]
-    places = [Place(environment, sums=True) for environment in environments]
-    told = start([(host.identity(), place.socket_name) for place in places], [server])
+    shares = [Sharing(environment, sums=True) for environment in environments]
+    told = start([(host.identity(), sharing.socket_name) for sharing in shares], [server])
     first, second = (
-        Routes(environment, told, place, lambda reason: None, failures.put)
-        for environment, place in zip(environments, places, strict=True)
+        Routes(environment, told, sharing, lambda reason: None, failures.put)
+        for environment, sharing in zip(environments, shares, strict=True)
     )
     leaving = threading.Thread(target=first.relay.leave, args=(over,))
     leaving.start()

@@ -80,7 +80,7 @@ class Sender:
     def __init__(self, values):
         self.values, self.peer_arena = values, self
 
-    def view(self, place, length):
+    def view(self, offset, length):
         return self.values.view(np.uint8)
 
     def read_into(self, target):

@@ -47,10 +47,10 @@ def test_the_layout_never_changes_unnoticed():
     st.integers(-(2**31), 2**31 - 1),
 )
 def test_headers_come_back_as_they_were(
-    kind, worker, key, index, clock, length, number, dtype, flags, place, waited, priority
+    kind, worker, key, index, clock, length, number, dtype, flags, offset, waited, priority
 ):
     header = Header(
-        int(kind), length, worker, key, index, clock, number, dtype, flags, place, waited, waited / 2, priority
+        int(kind), length, worker, key, index, clock, number, dtype, flags, offset, waited, waited / 2, priority
     )
     assert Header.unpack(header.pack()) == header
 
@@ -93,9 +93,9 @@ def test_a_wrong_field_is_named(position, value, message):
 
 def test_what_was_read_comes_back_as_it_was_and_nothing_else_does():
     read = [(7, 0, 2**40), (2**32 - 1, 3, 0)]
-    assert list(wire.parse_places(wire.places(read))) == read
+    assert list(wire.parse_release(wire.release(read))) == read
     with pytest.raises(FrameError, match="a release of 17 bytes, expected a multiple of 16"):
-        wire.parse_places(bytes(17))
+        wire.parse_release(bytes(17))
 
 
 def test_what_a_header_does_not_say_is_zero():

@@ -101,7 +101,7 @@ class BlockCodec(Codec):
 
     @abstractmethod
     def write(self, part: Array, start: int, target: Array, length: int) -> None:
-        """Encode elements [start, start + part.size) of `length` into their places in `target`."""
+        """Encode elements [start, start + part.size) of `length` at their positions in `target`."""
 
     @abstractmethod
     def read(self, data: Array, start: int, length: int, into: Array) -> None:

@@ -1,6 +1,6 @@
-"""The few elements that are farthest from 0, with their places; all others wait in the residual.
+"""The few elements that are farthest from 0, with their positions; all others wait in the residual.
 
-On the wire: k places (uint32, ascending), then k values (float32), k = ceil(ratio * length). Of equal magnitudes the
+On the wire: k positions (uint32, ascending), then k values (float32), k = ceil(ratio * length). Of equal magnitudes the
 first are sent. Magnitudes are compared as bits, by which NaN is above inf and inf above all numbers. Aji and Heafield,
 "Sparse communication for distributed gradient descent", 2017, section 3; that it converges: Stich et al., "Sparsified
 SGD with memory", 2018.
@@ -26,7 +26,7 @@ _SAMPLE = 8192  # elements
 
 @dataclass(frozen=True)
 class TopK(Codec):
-    """The share `ratio` of the elements that is farthest from 0, with their places (0 < ratio <= 1)."""
+    """The share `ratio` of the elements that is farthest from 0, with their positions (0 < ratio <= 1)."""
 
     ratio: float = 0.01
 
@@ -52,11 +52,11 @@ class TopK(Codec):
         left = np.zeros_like(source) if residual is None else residual
         with np.errstate(all="ignore"):
             least = _guess(source, left, count)
-            places, magnitudes = _at_least(least, source, left)
-        if places.size < count:
+            positions, magnitudes = _at_least(least, source, left)
+        if positions.size < count:
             magnitudes = left.view(np.uint32) & _MAGNITUDE
-            places = np.arange(source.size)
-        chosen, hidden = _greatest(places, magnitudes, count)
+            positions = np.arange(source.size)
+        chosen, hidden = _greatest(positions, magnitudes, count)
         target[: 4 * count].view(np.uint32)[:] = chosen
         target[4 * count :].view(np.float32)[:] = left[chosen]
         left[chosen] = 0.0
@@ -64,21 +64,21 @@ class TopK(Codec):
             left[~np.isfinite(left)] = 0.0
 
     def decode(self, data: Array, out: Array) -> None:
-        places, values = self._parts(data, out.size)
+        positions, values = self._parts(data, out.size)
         out[:] = 0.0
-        out[places] = values
+        out[positions] = values
 
     def add(self, data: Array, total: Array) -> None:
-        places, values = self._parts(data, total.size)
-        total[places] += values
+        positions, values = self._parts(data, total.size)
+        total[positions] += values
 
     def _parts(self, data: Array, length: int) -> tuple[Array, Array]:
         self.check(data, length)
         count = self.count(length)
-        places = data[: 4 * count].view(np.uint32)
-        if count and int(places.max()) >= length:
-            raise ValueError(f"topk: place {places.max()} is outside of the {length} elements")
-        return places, data[4 * count :].view(np.float32)
+        positions = data[: 4 * count].view(np.uint32)
+        if count and int(positions.max()) >= length:
+            raise ValueError(f"topk: position {positions.max()} is outside of the {length} elements")
+        return positions, data[4 * count :].view(np.float32)
 
 
 def _guess(source: Array, left: Array, count: int) -> int:
@@ -93,8 +93,8 @@ def _guess(source: Array, left: Array, count: int) -> int:
 
 
 def _at_least(least: int, source: Array, left: Array) -> tuple[Array, Array]:
-    """left += source; places and magnitudes of what is at least `least`, in order."""
-    places, magnitudes = [], []
+    """left += source; positions and magnitudes of what is at least `least`, in order."""
+    positions, magnitudes = [], []
     for start, stop in blocks(source.size):
         part = left[start:stop]
         np.add(part, source[start:stop], out=part)
@@ -102,15 +102,15 @@ def _at_least(least: int, source: Array, left: Array) -> tuple[Array, Array]:
         np.bitwise_and(part.view(np.uint32), _MAGNITUDE, out=bits)
         np.greater_equal(bits, np.uint32(least), out=above)
         found = np.flatnonzero(above)
-        places.append(found + start)
+        positions.append(found + start)
         magnitudes.append(bits[found])
-    return np.concatenate(places), np.concatenate(magnitudes)
+    return np.concatenate(positions), np.concatenate(magnitudes)
 
 
-def _greatest(places: Array, magnitudes: Array, count: int) -> tuple[Array, bool]:
-    """The places, ascending, of the `count` greatest; whether something not finite is not among them."""
+def _greatest(positions: Array, magnitudes: Array, count: int) -> tuple[Array, bool]:
+    """The positions, ascending, of the `count` greatest; whether something not finite is not among them."""
     edge = np.partition(magnitudes, magnitudes.size - count)[magnitudes.size - count]
     chosen = magnitudes > edge
     equal = np.flatnonzero(magnitudes == edge)
     chosen[equal[: count - np.count_nonzero(chosen)]] = True
-    return places[chosen], bool(edge >= _INFINITE)
+    return positions[chosen], bool(edge >= _INFINITE)

@@ -57,7 +57,7 @@ Action = Send | Refuse | Finish | Log
 
 @dataclass
 class _Peer:
-    place: Register  # what it said about itself
+    registration: Register
     heard: float  # s
     done: bool = False
 
@@ -162,7 +162,7 @@ class SchedulerCore:
                 )
             ]
         if node in self._peers:
-            return [Refuse(f"{_name(node)} is here already, from host {self._peers[node].place.host_name}")]
+            return [Refuse(f"{_name(node)} is here already, from host {self._peers[node].registration.host_name}")]
         self._peers[node] = _Peer(message, self.now)
         if any(other not in self._peers for other in self._expected()):
             return []
@@ -173,8 +173,8 @@ class SchedulerCore:
         ]
 
     def _start(self) -> Start:
-        servers = [self._peers["server", number].place for number in range(self.num_servers)]
-        workers = [self._peers["worker", number].place for number in range(self.num_workers)]
+        servers = [self._peers["server", number].registration for number in range(self.num_servers)]
+        workers = [self._peers["worker", number].registration for number in range(self.num_workers)]
         return Start(
             tuple(ServerAddress(each.host, each.port, each.socket_name, each.host_id) for each in servers),
             tuple(WorkerAddress(each.socket_name, each.host_id) for each in workers),
@@ -215,7 +215,7 @@ class SchedulerCore:
         return [("server", s) for s in range(self.num_servers)] + [("worker", w) for w in range(self.num_workers)]
 
     def _describe(self, node: Node) -> str:
-        return f"{_name(node)} on {self._peers[node].place.host_name or self._peers[node].place.host}"
+        return f"{_name(node)} on {self._peers[node].registration.host_name or self._peers[node].registration.host}"
 
 
 def _name(node: Node) -> str:

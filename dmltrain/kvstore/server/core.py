@@ -93,13 +93,13 @@ class ServerCore:
         self._declared.take(worker, message)
         self.staleness = message.staleness
         for entry in message.keys:
-            places = [(entry.key, index) for index, _ in entry.slices]
-            if places and places[0] not in self._slices:
+            ids = [(entry.key, index) for index, _ in entry.slices]
+            if ids and ids[0] not in self._slices:
                 self._slices |= {
-                    place: self._new(entry, length) for place, (_, length) in zip(places, entry.slices, strict=True)
+                    id: self._new(entry, length) for id, (_, length) in zip(ids, entry.slices, strict=True)
                 }
-                for place in places:  # after the first buffers of all: each key's lie side by side
-                    self._slices[place].reserve()
+                for id in ids:  # after the first buffers of all: each key's lie side by side
+                    self._slices[id].reserve()
 
     def _new(self, entry: Key, length: int) -> Slice:
         codec = codecs.make(entry.compression)
@@ -220,7 +220,7 @@ class ServerCore:
         What a relay passes on has `waited` for other hosts' workers as well, and been `worked` at for so long, in
         seconds; the rest of the time it was on its way.
         """
-        piece, (key, index) = work.piece, work.place
+        piece, (key, index) = work.piece, work.id
         before, piece.value, piece.work = (piece.value, piece.coded), work.target, None
         piece.coded = work.coded
         ready = max(push.ready for push in work.pushes)
@@ -297,7 +297,7 @@ class ServerCore:
         piece.work = self._work((key, index), piece, hosts, now)
         return [piece.work]
 
-    def _work(self, place: tuple[int, int], piece: Slice, hosts: list[list[Push]], now: float) -> Work:
+    def _work(self, id: tuple[int, int], piece: Slice, hosts: list[list[Push]], now: float) -> Work:
         scratch, target = None, piece.value
         pushes = [push for host in hosts for push in host]
         if piece.step is None:
@@ -313,7 +313,7 @@ class ServerCore:
             if piece.value.readers:  # somebody is being sent this value: step on a copy
                 target = piece.take("value")
         coded = piece.take("coded") if piece.encodes else None
-        return Work(place, piece, hosts, piece.step, target, coded, scratch, now)
+        return Work(id, piece, hosts, piece.step, target, coded, scratch, now)
 
     def _answer(self, key: int, index: int, piece: Slice, now: float) -> list[Action]:
         if not piece.waiting or (piece.work is not None and piece.work.target is piece.value):

@@ -42,18 +42,18 @@ def unpack(data: bytes | bytearray, slices: Mapping[tuple[int, int], Slice]) -> 
                 states.setdefault((int(key), int(index)), {})[field] = archive[name]
     except (ValueError, OSError, EOFError, TypeError, zipfile.BadZipFile, KeyError) as error:
         raise Rejected(f"the optimizer state cannot be read: {error}") from error
-    weights = {place for place, piece in slices.items() if piece.is_weight}
+    weights = {id for id, piece in slices.items() if piece.is_weight}
     if set(states) != weights:
         raise Rejected(
             f"the optimizer state holds {len(states)} slices, this server {len(weights)}: "
             "load it with the same model, number of servers and version of dmltrain as it was saved with "
             "(versions differ in how they cut keys into slices)"
         )
-    for place, fields in states.items():
-        piece, value, residual = slices[place], fields.pop("value", None), fields.pop("residual", None)
+    for id, fields in states.items():
+        piece, value, residual = slices[id], fields.pop("value", None), fields.pop("residual", None)
         shapes = {array.shape for array in fields.values()} - {()}  # counters of steps are scalars
         if value is None or {value.shape, *shapes} != {piece.value.array.shape}:
-            raise Rejected(f"the optimizer state of key {place[0]} slice {place[1]} is of another model")
+            raise Rejected(f"the optimizer state of key {id[0]} slice {id[1]} is of another model")
         piece.value.array[:] = value
         piece.coded = _encoded(piece)
         if piece.residual is not None and residual is not None and residual.shape == piece.residual.shape:

@@ -69,7 +69,7 @@ class Service:
         self._fail, self._other, self._forward = fail, other, forward
         self._lock = threading.Lock()  # guards _core and _held
         self._progress = threading.Condition(self._lock)  # work is done
-        self._held: dict[tuple[int, int, int, int], list[Reply]] = {}  # worker, key, slice, place -> being read there
+        self._held: dict[tuple[int, int, int, int], list[Reply]] = {}  # worker, key, slice, offset -> being read there
         self._threads = min(MAX_THREADS, os.cpu_count() or 1)
         self._pool = Pool(self._threads, "arithmetic")
         self._own = threading.local()  # memory of each receiving thread
@@ -212,8 +212,8 @@ class Service:
             self._carry_out(works)
         else:
             self._hand_out(works)
-        for place in full:  # nobody fills this server's memory with steps that it cannot make in time
-            self._let_step(*place)
+        for key, index in full:  # nobody fills this server's memory with steps that it cannot make in time
+            self._let_step(key, index)
 
     def _let_step(self, key: int, index: int) -> None:
         with self._progress:
@@ -251,7 +251,7 @@ class Service:
         if connection.peer_arena is None:
             raise FrameError("a payload in shared memory, but none is shared")
         try:
-            data = connection.peer_arena.view(header.place, header.length)
+            data = connection.peer_arena.view(header.offset, header.length)
         except ValueError as error:
             raise FrameError(str(error)) from error
         return self._core.lend(worker, header.key, header.slice, data, header.dtype)
@@ -295,7 +295,7 @@ class Service:
         outbox, buffer = self._outboxes.get(reply.worker), reply.buffer
         if outbox is None:
             return self._core.release(reply)
-        shared = buffer.place is not None and outbox.link.own_arena is not None
+        shared = buffer.offset is not None and outbox.link.own_arena is not None
         header = Header(
             Kind.VALUE,
             buffer.array.nbytes,
@@ -306,12 +306,12 @@ class Service:
             reply.staleness,
             reply.dtype,
             Flag.SHARED if shared else 0,
-            buffer.place or 0,
+            buffer.offset or 0,
             reply.waited,
             reply.worked,
         )
         if shared:
-            self._held.setdefault((reply.worker, reply.key, reply.slice, header.place), []).append(reply)
+            self._held.setdefault((reply.worker, reply.key, reply.slice, header.offset), []).append(reply)
             frame = Frame(header.pack(), None, reply.priority)
         else:
             data = buffer.array.data.cast("B") if buffer.array.nbytes else memoryview(b"")
@@ -332,15 +332,15 @@ class Service:
 
     def _release(self, worker: int, read: bytearray) -> None:
         with self._lock:
-            for place in wire.parse_places(read):
-                replies = self._held.get((worker, *place))
+            for key, index, offset in wire.parse_release(read):
+                replies = self._held.get((worker, key, index, offset))
                 if not replies:
-                    raise FrameError(f"a release of key {place[0]} slice {place[1]} that was not given")
+                    raise FrameError(f"a release of key {key} slice {index} that was not given")
                 self._core.release(replies.pop())
 
     def _release_all(self, worker: int) -> None:
-        for place, replies in self._held.items():
-            while place[0] == worker and replies:
+        for (reader, *_), replies in self._held.items():
+            while reader == worker and replies:
                 self._core.release(replies.pop())
 
 

@@ -24,7 +24,7 @@ from dmltrain.kvstore.step import Step
 if TYPE_CHECKING:
     from dmltrain.kvstore.codec import Codec
 
-Allocate = Callable[[int], tuple[int | None, Array]]  # bytes -> place where shared, memory (bytes,) uint8
+Allocate = Callable[[int], tuple[int | None, Array]]  # bytes -> offset where shared, memory (bytes,) uint8
 
 
 def private(size: int) -> tuple[int | None, Array]:
@@ -40,7 +40,7 @@ class Buffer:
 
     array: Array  # (length,) of the slice's type, or uint8 when encoded
     kind: str
-    place: int | None = None  # where it lies in the memory that this server shares
+    offset: int | None = None  # in the memory that this server shares
     readers: int = 0  # replies that are being sent or read from it
 
 
@@ -131,23 +131,23 @@ class Slice:
     def take(self, kind: str) -> Buffer:
         """A free buffer: a "value" or "coded" one is shared where that can be.
 
-        The one at the lowest place: slices of one key that take turns alike lie side by side.
+        The one at the lowest offset: slices of one key that take turns alike lie side by side.
         """
         free = self.spare[kind]
         if len(free) == 1:
             return free.pop()
         if free:
-            return free.pop(min(range(len(free)), key=lambda number: free[number].place or 0))
+            return free.pop(min(range(len(free)), key=lambda number: free[number].offset or 0))
         return self._new(kind)
 
     def _new(self, kind: str) -> Buffer:
         if kind == "push":
-            place, memory = private(self.push_bytes)
+            offset, memory = private(self.push_bytes)
         elif kind == "coded" and self.result_codec:
-            place, memory = self.allocate(self.result_codec.nbytes(self.length))
+            offset, memory = self.allocate(self.result_codec.nbytes(self.length))
         else:
-            place, memory = self.allocate(self.length * np.dtype(self.dtype).itemsize)
-        return Buffer(memory.view(self.dtype) if kind == "value" else memory, kind, place)
+            offset, memory = self.allocate(self.length * np.dtype(self.dtype).itemsize)
+        return Buffer(memory.view(self.dtype) if kind == "value" else memory, kind, offset)
 
     def give_back(self, buffer: Buffer) -> None:
         """A buffer that may be free now."""
@@ -159,7 +159,7 @@ class Slice:
 class Work:
     """`run` makes the slice's next value from `hosts`' pushes, in this order. ServerCore.done takes it over."""
 
-    place: tuple[int, int]  # key, slice
+    id: tuple[int, int]  # key, slice
     piece: Slice
     hosts: list[list[Push]]
     step: Step | None

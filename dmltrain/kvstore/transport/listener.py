@@ -55,5 +55,5 @@ def accept_loop(
             time.sleep(0.1)
             continue
         handshakes.acquire()
-        place = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "this host"
-        threading.Thread(target=greet, args=(sock, place), name=f"link {place}", daemon=True).start()
+        origin = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "this host"
+        threading.Thread(target=greet, args=(sock, origin), name=f"link {origin}", daemon=True).start()

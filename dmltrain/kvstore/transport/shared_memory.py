@@ -2,8 +2,8 @@
 
 An arena is a memfd: a file without a name, so nothing is left behind however its owners end, and no other user can open
 it; it reaches another process through a unix socket (rendezvous.py). It reserves as many addresses as the machine has
-memory and takes memory only where it is written. Places are offsets from its start; they are never given back, because
-a job declares its keys once.
+memory and takes memory only where it is written. Memory is taken from its start upwards and never given back, because a
+job declares its keys once.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class Arena:
         self._start = self._memory.ctypes.data
 
     def take(self, size: int) -> tuple[int, Array] | None:
-        """`size` fresh bytes: their place and memory (size,) uint8; None when the addresses are used up."""
+        """`size` fresh bytes: their offset and memory (size,) uint8; None when the addresses are used up."""
         with self._lock:
-            place = self._used
-            after = place + -(-size // ALIGNMENT) * ALIGNMENT
+            offset = self._used
+            after = offset + -(-size // ALIGNMENT) * ALIGNMENT
             if after > self.capacity:
                 return None
             self._used = after
-        return place, self._memory[place : place + size]
+        return offset, self._memory[offset : offset + size]
 
-    def place_of(self, array: Array) -> int | None:
+    def offset_of(self, array: Array) -> int | None:
         """Where a contiguous array lies in this arena; None when it is other memory."""
         offset = array.ctypes.data - self._start
         return offset if offset >= 0 and offset + array.nbytes <= self._used else None
@@ -76,8 +76,8 @@ class Mapping:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
 
-    def view(self, place: int, size: int) -> Array:
-        """`size` bytes at `place`, uint8, read-only. Raises ValueError when they are not inside."""
-        if place < 0 or size < 0 or place + size > self._memory.size:
-            raise ValueError(f"{size} bytes at place {place} lie outside of the shared memory")
-        return self._memory[place : place + size]
+    def view(self, offset: int, size: int) -> Array:
+        """`size` bytes at `offset`, uint8, read-only. Raises ValueError when they are not inside."""
+        if offset < 0 or size < 0 or offset + size > self._memory.size:
+            raise ValueError(f"{size} bytes at offset {offset} lie outside of the shared memory")
+        return self._memory[offset : offset + size]

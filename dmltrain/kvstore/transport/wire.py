@@ -24,10 +24,10 @@ MAX_CONTROL = 8 << 20  # bytes of JSON; a declaration of 100,000 slices takes 3 
 MAX_PROBE = 1 << 20  # bytes of a frame that only measures
 MAX_HELLO = 4096  # bytes of JSON before a peer has proved that it belongs to the job
 
-# magic version kind dtype flags worker key slice clock number length place waited worked priority
+# magic version kind dtype flags worker key slice clock number length offset waited worked priority
 _BODY = struct.Struct("!4sBBBBIIIQdQQffi")
 _CRC = struct.Struct("!I")
-_PLACE = struct.Struct("!IIQ")  # key slice place
+_READ = struct.Struct("!IIQ")  # key slice offset
 HEADER_SIZE = _BODY.size + _CRC.size
 
 
@@ -57,7 +57,7 @@ class Kind(IntEnum):
 class Flag:
     """What a data frame means beside its kind; bits. Plain numbers: IntFlag's take a microsecond an operation."""
 
-    SHARED = 1  # the payload lies at `place` in the sender's shared memory
+    SHARED = 1  # the payload lies at `offset` in the sender's shared memory
     PULL = 2  # of a PUSH: and this is the worker's pull at the same clock
 
 
@@ -88,7 +88,7 @@ class Header(NamedTuple):
     number: float = 0.0
     dtype: int = 0
     flags: int = 0
-    place: int = 0
+    offset: int = 0  # of the payload in shared memory
     waited: float = 0.0
     worked: float = 0.0
     priority: int = 0  # of a pull: its value leaves before those of lower ones
@@ -111,7 +111,7 @@ class Header(NamedTuple):
             self.clock,
             self.number,
             self.length,
-            self.place,
+            self.offset,
             self.waited,
             self.worked,
             self.priority,
@@ -135,7 +135,7 @@ class Header(NamedTuple):
             clock,
             number,
             length,
-            place,
+            offset,
             waited,
             worked,
             priority,
@@ -152,7 +152,7 @@ class Header(NamedTuple):
             raise FrameError(f"unknown element type {dtype}")
         if flags > MAX_FLAGS:
             raise FrameError(f"unknown flags {flags}")
-        return Header(kind, length, worker, key, index, clock, number, dtype, flags, place, waited, worked, priority)
+        return Header(kind, length, worker, key, index, clock, number, dtype, flags, offset, waited, worked, priority)
 
 
 _KINDS = frozenset(int(kind) for kind in Kind)
@@ -160,13 +160,13 @@ MAX_FLAGS = Flag.SHARED | Flag.PULL
 MAX_DTYPE = codec.MAX_NUMBER
 
 
-def places(read: Iterable[tuple[int, int, int]]) -> bytes:
-    """The payload of a RELEASE: (key, slice, place) of each value that has been read."""
-    return b"".join([_PLACE.pack(*each) for each in read])
+def release(read: Iterable[tuple[int, int, int]]) -> bytes:
+    """The payload of a RELEASE: (key, slice, offset) of each value that has been read."""
+    return b"".join([_READ.pack(*each) for each in read])
 
 
-def parse_places(payload: bytes | bytearray) -> Iterator[tuple[int, int, int]]:
+def parse_release(payload: bytes | bytearray) -> Iterator[tuple[int, int, int]]:
     """Raises FrameError when it is none."""
-    if len(payload) % _PLACE.size:
-        raise FrameError(f"a release of {len(payload)} bytes, expected a multiple of {_PLACE.size}")
-    return _PLACE.iter_unpack(payload)
+    if len(payload) % _READ.size:
+        raise FrameError(f"a release of {len(payload)} bytes, expected a multiple of {_READ.size}")
+    return _READ.iter_unpack(payload)

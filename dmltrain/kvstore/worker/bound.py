@@ -65,7 +65,7 @@ class Bound:
         """Bytes/s that this host's card sends and receives, both at once (2,); 0 where it is not used."""
         rates = np.zeros(len(self._servers))
         if self._store.all_reduce("links to measure", np.array([float(self._crossing.sum())]))[0]:
-            links = [self._servers[place] for place in self._crossing.nonzero()[0]]
+            links = [self._servers[number] for number in self._crossing.nonzero()[0]]
             rates[self._crossing] = link_rates(links, self._store.barrier)
         return self._of_card(rates, rates)
 

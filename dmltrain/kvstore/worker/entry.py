@@ -48,7 +48,7 @@ def declared(name: Key, entry: Entry, parts: list[Part]) -> message.Key:
 
 
 def joined(kept: list[tuple[Array, int] | None], entry: Entry, ways: list[Way]) -> Array:
-    """One read-only array of a key's slices, which came by `ways`, `kept` as (value, place) each: in place where they
+    """One read-only array of a key's slices, which came by `ways`, `kept` as (value, offset) each: in place where they
     lie side by side in one process's memory, else copied to the entry's own."""
     first, size = kept[0], entry.dtype.itemsize
     starts = {
@@ -75,12 +75,12 @@ class Reading:
     ways: list[Way]
     handle: Handle
     position: int  # among the handle's values
-    slots: list[tuple[Array, int] | None]  # value and place of each slice
+    slots: list[tuple[Array, int] | None]  # value and offset of each slice
 
-    def keep(self, part: Part, value: Array, place: int) -> None:
+    def keep(self, part: Part, value: Array, offset: int) -> None:
         """A slice's value has come."""
-        self.slots[part.piece.index] = value, place
-        self.entry.kept.append((self.ways[part.piece.index], place))
+        self.slots[part.piece.index] = value, offset
+        self.entry.kept.append((self.ways[part.piece.index], offset))
 
     def finish(self) -> None:
         """All have come."""

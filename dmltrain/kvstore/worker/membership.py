@@ -11,22 +11,24 @@ from dmltrain.errors import JobLost, UserError
 from dmltrain.kvstore.base import Handle
 from dmltrain.kvstore.scheduler.client import Control
 from dmltrain.kvstore.worker.relay import LINGER_SECONDS
-from dmltrain.kvstore.worker.routes import Place, Routes
+from dmltrain.kvstore.worker.routes import Routes, Sharing
 
 
 class Membership:
     """Registers with the scheduler, waits for the start, and connects: `start` is what the scheduler told everybody,
     `routes` has the links. Raises JobLost or UserError."""
 
-    def __init__(self, environment: Environment, place: Place, exit_seconds: float) -> None:
+    def __init__(self, environment: Environment, sharing: Sharing, exit_seconds: float) -> None:
         self._environment = environment
         self._closed = False
         self._process = os.getpid()
         self._barriers = 0
         self._routes: Routes | None = None  # until connected
-        self._control = Control(environment, on_end=self._end, exit_seconds=exit_seconds, socket_name=place.socket_name)
+        self._control = Control(
+            environment, on_end=self._end, exit_seconds=exit_seconds, socket_name=sharing.socket_name
+        )
         self.start = self._control.wait_for_start()
-        self.routes = self._routes = self._connect(place)
+        self.routes = self._routes = self._connect(sharing)
         atexit.register(self._at_exit)
 
     @property
@@ -78,9 +80,9 @@ class Membership:
         if self.routes.relay:
             self.routes.relay.leave(self._control.over)
 
-    def _connect(self, place: Place) -> Routes:
+    def _connect(self, sharing: Sharing) -> Routes:
         try:
-            return Routes(self._environment, self.start, place, self._link_lost, self.lose)
+            return Routes(self._environment, self.start, sharing, self._link_lost, self.lose)
         except (JobLost, UserError) as error:
             self._control.abort(str(error))
             raise

@@ -22,7 +22,7 @@ class Outgoing:
         self._frames[server].append(frame)
 
     def add_read(self, server: ServerLink, read: tuple[Part, int]) -> None:
-        """A slice's value at a place of the server's memory is needed no more."""
+        """A slice's value at an offset of the server's memory is needed no more."""
         self._read[server].append(read)
 
     def send(self, servers: Sequence[ServerLink]) -> None:

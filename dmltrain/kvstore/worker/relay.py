@@ -88,13 +88,13 @@ class Relay:
         """The host's sums go upstream."""
         outgoing = Outgoing()
         for work in works:
-            link = self.links[self._parts[work.place].piece.server]
+            link = self.links[self._parts[work.id].piece.server]
             outgoing.add(link, self._push(work, link))
         outgoing.send(list(self.links.values()))
 
     def _push(self, work: Work, link: ServerLink) -> Frame:
         """The value comes back to where the sum is."""
-        part, last = self._parts[work.place], work.pushes[-1]
+        part, last = self._parts[work.id], work.pushes[-1]
         values = work.target.array
         now, asked = time.monotonic(), time.perf_counter()
         ready = asked - (now - max(push.ready for push in work.pushes))

@@ -32,7 +32,7 @@ class Way(NamedTuple):
     part: Part
 
 
-class Place:
+class Sharing:
     """What a worker can share with others of its host: memory, and a socket at which they meet it, if it has these."""
 
     def __init__(self, environment: Environment, sums: bool) -> None:
@@ -50,12 +50,12 @@ class Routes:
     `lost(reason)` is called when a link ends, `fail(reason)` to end the job.
     """
 
-    def __init__(self, environment: Environment, start: Start, place: Place, lost: Report, fail: Report) -> None:
+    def __init__(self, environment: Environment, start: Start, sharing: Sharing, lost: Report, fail: Report) -> None:
         """`start`: what the scheduler has told everybody. Raises JobLost or UserError."""
-        self._environment, self._place = environment, place
+        self._environment, self._sharing = environment, sharing
         self._lost, self._fail = lost, fail
         self._ranks, self._far = host.relayed(start, environment.index)
-        self.relay = self._relay(place.listening)
+        self.relay = self._relay(sharing.listening)
         self.servers = [self._connect(number, server) for number, server in enumerate(start.servers)]
         if self.relay:
             self.relay.links |= {
@@ -98,8 +98,8 @@ class Routes:
         if not self._far or self._ranks[0] != self._environment.index:
             listening.close()
             return None
-        assert self._place.arena is not None  # nobody listens without one
-        return Relay(self._environment, self._ranks, self._place.arena, listening, self._lost, self._fail)
+        assert self._sharing.arena is not None  # nobody listens without one
+        return Relay(self._environment, self._ranks, self._sharing.arena, listening, self._lost, self._fail)
 
     def _connect(self, number: int, server: ServerAddress) -> ServerLink:
         name, caller = _name(number, server), self._caller("worker")
@@ -113,7 +113,7 @@ class Routes:
 
     def _meet(self, caller: Caller, socket_name: str, name: str) -> Link | None:
         """The link to a server on this host, through shared memory; None where it is not here or TCP is wanted."""
-        met, arena = None, self._place.arena
+        met, arena = None, self._sharing.arena
         with contextlib.suppress(*_FAILURES):  # another user's server, say: TCP then
             met = rendezvous.connect(socket_name, caller, arena) if arena and socket_name else None
         if met is None and self._environment.transport == "shm":
@@ -135,7 +135,7 @@ class Routes:
 
     def _join(self, start: Start) -> ServerLink:
         """The link to the host's relay."""
-        leader, own, arena = self._ranks[0], self._environment.index, self._place.arena
+        leader, own, arena = self._ranks[0], self._environment.index, self._sharing.arena
         assert arena is not None  # or this worker would not have said that it can be met
         connection, reason = None, "it cannot be reached"
         try:

@@ -2,7 +2,7 @@
 
 Pushes and pulls of a slice are numbered by its clock; a value lands in the memory that its pull named. Answers to
 requests (not pulls) come in the order of the requests. Where server and worker are on one host, pushes and values lie
-in shared memory and only their places travel (rendezvous.py, shared_memory.py).
+in shared memory and only their offsets travel (rendezvous.py, shared_memory.py).
 """
 
 from __future__ import annotations
@@ -115,16 +115,16 @@ class ServerLink:
         priority: int,
         flags: int = 0,
         ready: float = 0.0,
-        place: int | None = None,
+        offset: int | None = None,
     ) -> Frame:
         """What sends one slice's gradient `data` (length,), which stays as it is until its value has come.
-        `ready`: when it was, time.perf_counter; `place`: where it lies in this worker's arena, if the caller knows."""
+        `ready`: when it was, time.perf_counter; `offset`: where it lies in this worker's arena, if the caller knows."""
         arena = self.link.own_arena
         if arena is None or part.codec or not data.size:
-            place = None
-        elif place is None:
-            place = arena.place_of(data)
-        if place is None:
+            offset = None
+        elif offset is None:
+            offset = arena.offset_of(data)
+        if offset is None:
             return self._push_later(part, data, clock, rate, priority, flags, ready)
         self._count_shared(data.nbytes)
         header = Header(
@@ -137,7 +137,7 @@ class ServerLink:
             rate,
             part.push_type,
             flags | Flag.SHARED,
-            place,
+            offset,
             time.perf_counter() - ready,
             priority=_bounded(priority),
         )
@@ -148,7 +148,7 @@ class ServerLink:
     ) -> Frame:
         """The same for what has to be copied, encoded or sent: on the sending thread."""
 
-        def header(flags: int = flags, place: int = 0) -> bytes:
+        def header(flags: int = flags, offset: int = 0) -> bytes:
             return Header(
                 Kind.PUSH,
                 part.push_bytes,
@@ -159,7 +159,7 @@ class ServerLink:
                 rate,
                 part.push_type,
                 flags,
-                place,
+                offset,
                 time.perf_counter() - ready,
                 priority=_bounded(priority),
             ).pack()
@@ -189,12 +189,12 @@ class ServerLink:
         else:
             np.copyto(memory.view(data.dtype), data)
         self.traffic.prepared += time.perf_counter() - since
-        place = arena.place_of(memory) if arena is not None and memory.size else None
-        if place is None:
+        offset = arena.offset_of(memory) if arena is not None and memory.size else None
+        if offset is None:
             return header(), _bytes(memory)
         part.loaned = clock
         self._count_shared(memory.nbytes)
-        return header(flags | Flag.SHARED, place), None
+        return header(flags | Flag.SHARED, offset), None
 
     def _count_shared(self, size: int) -> None:
         with self._lock:
@@ -213,9 +213,9 @@ class ServerLink:
         return Frame(header.pack(), None, priority)
 
     def release(self, read: Sequence[tuple[Part, int]]) -> Frame:
-        """What says that the values at these places of the server's memory have been read."""
-        places = wire.places((part.piece.key, part.piece.index, place) for part, place in read)
-        return Frame(Header(Kind.RELEASE, len(places), self.rank).pack() + places, None, FIRST)
+        """What says that the values at these offsets of the server's memory have been read."""
+        payload = wire.release((part.piece.key, part.piece.index, offset) for part, offset in read)
+        return Frame(Header(Kind.RELEASE, len(payload), self.rank).pack() + payload, None, FIRST)
 
     def initialise(self, part: Part, data: Array, seconds: float) -> Handle:
         header = Header(Kind.INIT, data.nbytes, self.rank, part.piece.key, part.piece.index, dtype=part.value_type)
@@ -267,12 +267,12 @@ class ServerLink:
             self._answer(header)
 
     def _land(self, header: Header) -> None:
-        place = (header.key, header.slice, header.clock)
+        pull = (header.key, header.slice, header.clock)
         with self._lock:
-            waiting = self._pulls[place]
+            waiting = self._pulls[pull]
             landing = waiting.pop(0)
             if not waiting:
-                del self._pulls[place]
+                del self._pulls[pull]
             self._count(header)
         part = landing.part
         coded = part.result_codec is not None and header.dtype == part.result_codec.number
@@ -304,9 +304,9 @@ class ServerLink:
     def _read_shared(self, header: Header, landing: Landing, coded: bool) -> None:
         if self.link.peer_arena is None:
             raise FrameError("a value in shared memory, but none is shared")
-        data = self.link.peer_arena.view(header.place, header.length)
+        data = self.link.peer_arena.view(header.offset, header.length)
         if landing.keep and not coded:
-            return landing.keep(landing.part, data.view(landing.part.dtype), header.place)
+            return landing.keep(landing.part, data.view(landing.part.dtype), header.offset)
         since = time.perf_counter()
         if coded:
             assert landing.part.result_codec is not None
@@ -314,7 +314,7 @@ class ServerLink:
         else:
             np.copyto(landing.target, data.view(landing.part.dtype))
         self.traffic.landed += time.perf_counter() - since
-        self.outbox.put_all([self.release([(landing.part, header.place)])])
+        self.outbox.put_all([self.release([(landing.part, header.offset)])])
 
     def _receive_coded(self, landing: Landing) -> None:
         part = landing.part

@@ -20,7 +20,7 @@ from dmltrain.kvstore.worker.bound import Bound, Carried
 from dmltrain.kvstore.worker.entry import cut
 from dmltrain.kvstore.worker.keys import Entries
 from dmltrain.kvstore.worker.membership import Membership
-from dmltrain.kvstore.worker.routes import Place
+from dmltrain.kvstore.worker.routes import Sharing
 from dmltrain.kvstore.worker.states import States
 from dmltrain.kvstore.worker.transfers import Transfers
 
@@ -28,7 +28,7 @@ from dmltrain.kvstore.worker.transfers import Transfers
 class DistKVStore(KVStore):
     """All distributed types. `staleness`: their bound, in clocks; see dmltrain.kvstore.create."""
 
-    present = False  # one for each process: it is the process's place in the job
+    present = False  # one for each process: a process has one rank
 
     def __init__(
         self, kind: str, staleness: float, environment: Environment, exit_seconds: float = EXIT_SECONDS
@@ -41,12 +41,12 @@ class DistKVStore(KVStore):
         self._staleness_taken = (0.0, 0)  # what take_staleness has told: sum and count
         self._stepping = False
         self._bound: Bound | None = None
-        place = Place(environment, sums=self.kvstore_type.sums_in_host and environment.num_workers > 1)
-        self._member = Membership(environment, place, exit_seconds)
+        sharing = Sharing(environment, sums=self.kvstore_type.sums_in_host and environment.num_workers > 1)
+        self._member = Membership(environment, sharing, exit_seconds)
         self._routes, self.start = self._member.routes, self._member.start
         seconds = environment.wait_seconds
         self._entries = Entries(self._routes, self.num_workers, self.kvstore_type.name, staleness, seconds)
-        self._transfers = Transfers(self._member, self._entries, place.arena, self.kvstore_type.synchronous, seconds)
+        self._transfers = Transfers(self._member, self._entries, sharing.arena, self.kvstore_type.synchronous, seconds)
         self._states = States(
             self._member, self._entries, self._transfers.all_reduce, self.rank, self.num_workers, seconds
         )
