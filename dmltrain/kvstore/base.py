@@ -30,20 +30,20 @@ class Handle:
     """
 
     def __init__(
-        self, parts: int, what: str, seconds: float, waited: Callable[[Trip | None, float, float], None] | None = None
+        self, count: int, what: str, seconds: float, waited: Callable[[Trip | None, float, float], None] | None = None
     ) -> None:
-        """`waited(trip, since, until)` is told of each wait that took time, and of the part that ended it."""
+        """`waited(trip, since, until)` is told of each wait that took time, and of the trip that ended it."""
         self.values: list[Array] = []
-        self._left = parts
+        self._left = count
         self._what = what
         self._seconds = seconds
         self._waited = waited
-        self._trip: Trip | None = None  # of the last part
+        self._trip: Trip | None = None  # the last one
         self._done = threading.Event()
         self._lock = threading.Lock()
         self._finish: list[Callable[[], None]] = []
         self.error = ""
-        if parts == 0:
+        if count == 0:
             self._done.set()
 
     @property
@@ -51,7 +51,7 @@ class Handle:
         """Whether `wait` would return (or raise) at once."""
         return self._done.is_set()
 
-    def part_done(self, trip: Trip | None = None) -> None:
+    def one_done(self, trip: Trip | None = None) -> None:
         with self._lock:
             self._left -= 1
             self._trip = trip

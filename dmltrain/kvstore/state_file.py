@@ -21,13 +21,13 @@ def read_state(path: str) -> bytes:
 
 def write_whole(path: Path, data: bytes | bytearray | memoryview) -> None:
     """Write, fsync, rename. Raises UserError; what was at `path` stays then."""
-    part = path.with_name(path.name + ".part")
+    temporary = path.with_name(path.name + ".part")
     try:
-        with open(part, "wb") as stream:
+        with open(temporary, "wb") as stream:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-        part.replace(path)
+        temporary.replace(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise UserError(f"{path}: {error.strerror}; the optimizer's state was not saved") from error

@@ -18,7 +18,7 @@ class LateHandle(Handle):
             self.came = True
             self.values = [self._value * 2]
             self.values[0].flags.writeable = False
-            self.part_done()
+            self.one_done()
 
     def wait(self):
         self._store.waited.append(self._key)

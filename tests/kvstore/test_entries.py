@@ -21,8 +21,8 @@ class Server:
 
 
 def entries_on(servers):
-    def direct(parts):
-        return [Way(servers[part.piece.server], part) for part in parts]
+    def direct(slices):
+        return [Way(servers[slice_.range.server], slice_) for slice_ in slices]
 
     routes = SimpleNamespace(servers=servers, host=None, direct=direct, of_weight=direct, summed=lambda server: 1)
     return Entries(routes, 2, "dist_sync", 0.0, 1.0)

@@ -27,9 +27,9 @@ SIZE = 1000
 class Told(Handle):
     """A handle that keeps what its value's trip was like."""
 
-    def part_done(self, trip=None):
+    def one_done(self, trip=None):
         self.trip = trip
-        super().part_done(trip)
+        super().one_done(trip)
 
 
 class Worker:
@@ -49,8 +49,8 @@ class Worker:
         (way,) = self.entries.find("w").ways
         ready = time.perf_counter() - ready_for
         handle = Told(1, "w", 10.0)
-        way.link.expect(Landing(way.part, self.value, handle, asked=ready), 1)
-        way.link.outbox.put_all([way.link.push(way.part, values, 1, -1.0, 0, Flag.PULL, ready)])
+        way.link.expect(Landing(way.slice, self.value, handle, asked=ready), 1)
+        way.link.outbox.put_all([way.link.push(way.slice, values, 1, -1.0, 0, Flag.PULL, ready)])
         return handle
 
     def leave(self):

@@ -12,19 +12,18 @@ SIZES = st.lists(st.integers(1, 5000), min_size=1, max_size=30)
 @given(SIZES, st.integers(1, 5), st.integers(4, 4096))
 def test_every_element_lies_on_one_server_and_loads_are_even(sizes, servers, slice_bytes):
     loads = [0] * servers
-    slices = sharding.cut(sizes, [4] * len(sizes), loads, slice_bytes=slice_bytes)
+    plan = sharding.cut(sizes, [4] * len(sizes), loads, slice_bytes=slice_bytes)
     held = [
-        sum(4 * piece.length for pieces in slices for piece in pieces if piece.server == server)
-        for server in range(servers)
+        sum(4 * each.length for slices in plan for each in slices if each.server == server) for server in range(servers)
     ]
     assert loads == held
-    for size, pieces in zip(sizes, slices, strict=True):
-        assert [piece.index for piece in pieces] == list(range(len(pieces)))
-        covered = [element for piece in pieces for element in range(piece.start, piece.start + piece.length)]
+    for size, slices in zip(sizes, plan, strict=True):
+        assert [each.index for each in slices] == list(range(len(slices)))
+        covered = [element for each in slices for element in range(each.start, each.start + each.length)]
         assert covered == list(range(size))
-        assert all(piece.length * 4 <= max(4, slice_bytes) for piece in pieces)
+        assert all(each.length * 4 <= max(4, slice_bytes) for each in slices)
     assert sum(loads) == 4 * sum(sizes)
-    assert max(loads) - min(loads) <= max(piece.length for pieces in slices for piece in pieces) * 4
+    assert max(loads) - min(loads) <= max(each.length for slices in plan for each in slices) * 4
 
 
 @pytest.mark.parametrize(
@@ -32,11 +31,11 @@ def test_every_element_lies_on_one_server_and_loads_are_even(sizes, servers, sli
 )
 def test_slices_are_small_enough_to_be_spread_evenly(megabytes, servers, kibibytes):
     loads = [0] * servers
-    (slices,) = sharding.cut([int(megabytes * 250_000)], [4], loads)
-    held = [sum(4 * piece.length for piece in slices if piece.server == server) for server in range(servers)]
+    (plan,) = sharding.cut([int(megabytes * 250_000)], [4], loads)
+    held = [sum(4 * each.length for each in plan if each.server == server) for server in range(servers)]
     assert loads == held
     assert sharding.slice_size(int(megabytes * 1e6), servers) == kibibytes << 10
-    assert {piece.length * 4 for piece in slices[:-1]} <= {kibibytes << 10}
+    assert {each.length * 4 for each in plan[:-1]} <= {kibibytes << 10}
     assert max(loads) - min(loads) <= kibibytes << 10
 
 
@@ -54,26 +53,26 @@ def test_keys_declared_later_fill_emptier_servers():
 def test_big_slices_are_placed_first():
     """In the order of the keys, the last and biggest slice would come on top of an even load."""
     loads = [0, 0]
-    slices = sharding.cut([10, 10, 10, 30], [4] * 4, loads)
+    plan = sharding.cut([10, 10, 10, 30], [4] * 4, loads)
     assert loads == [120, 120]
-    assert [pieces[0].server for pieces in slices] == [1, 1, 1, 0]
+    assert [slices[0].server for slices in plan] == [1, 1, 1, 0]
 
 
 def test_sizes_are_bytes_not_elements():
     """A key of float64 weighs as much as two of float32 of its length."""
     loads = [0, 0]
-    slices = sharding.cut([100, 100, 100], [8, 4, 4], loads)
-    assert [pieces[0].server for pieces in slices] == [0, 1, 1] and loads == [800, 800]
-    assert [piece.length for piece in sharding.cut([300], [8], [0], slice_bytes=800)[0]] == [100, 100, 100]
+    plan = sharding.cut([100, 100, 100], [8, 4, 4], loads)
+    assert [slices[0].server for slices in plan] == [0, 1, 1] and loads == [800, 800]
+    assert [each.length for each in sharding.cut([300], [8], [0], slice_bytes=800)[0]] == [100, 100, 100]
 
 
 def test_equal_loads_go_to_the_lowest_number_and_every_worker_plans_alike():
     plans = [sharding.cut([7, 7, 7], [4] * 3, [0, 0, 0]) for _ in range(2)]
     assert plans[0] == plans[1]
-    assert [pieces[0].server for pieces in plans[0]] == [0, 1, 2]
+    assert [slices[0].server for slices in plans[0]] == [0, 1, 2]
 
 
 def test_equal_slices_are_placed_key_by_key():
     """A key's slices lie on neighbouring servers: they become free, and are sent, one after the other."""
-    slices = sharding.cut([200, 200], [4, 4], [0, 0, 0], slice_bytes=400)
-    assert [[piece.server for piece in pieces] for pieces in slices] == [[0, 1], [2, 0]]
+    plan = sharding.cut([200, 200], [4, 4], [0, 0, 0], slice_bytes=400)
+    assert [[each.server for each in slices] for slices in plan] == [[0, 1], [2, 0]]

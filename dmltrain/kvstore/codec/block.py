@@ -100,17 +100,17 @@ class BlockCodec(Codec):
     """A codec whose elements are independent, or depend on their own block only."""
 
     @abstractmethod
-    def write(self, part: Array, start: int, target: Array, length: int) -> None:
-        """Encode elements [start, start + part.size) of `length` at their positions in `target`."""
+    def write(self, block: Array, start: int, target: Array, length: int) -> None:
+        """Encode elements [start, start + block.size) of `length` at their positions in `target`."""
 
     @abstractmethod
     def read(self, data: Array, start: int, length: int, into: Array) -> None:
         """Decode elements [start, start + into.size) of `length`."""
 
-    def sent(self, part: Array, start: int, target: Array, length: int) -> Array:
+    def sent(self, block: Array, start: int, target: Array, length: int) -> Array:
         """`write`; returns what `read` would give, in this thread's memory."""
-        self.write(part, start, target, length)
-        values = scratch("sent", part.size)
+        self.write(block, start, target, length)
+        values = scratch("sent", block.size)
         self.read(target, start, length, values)
         return values
 
@@ -123,8 +123,8 @@ class BlockCodec(Codec):
                 else:
                     self._write_all(source[start:stop], start, target, source.size, residual[start:stop])
 
-    def _write_all(self, part: Array, start: int, target: Array, length: int, left: Array) -> None:
-        np.add(part, left, out=left)
+    def _write_all(self, block: Array, start: int, target: Array, length: int, left: Array) -> None:
+        np.add(block, left, out=left)
         np.subtract(left, self.sent(left, start, target, length), out=left)
         forget_what_is_not_finite(left)
 
@@ -140,8 +140,8 @@ class BlockCodec(Codec):
             for start, stop in blocks(total.size):
                 values = scratch("sent", stop - start)
                 self.read(data, start, total.size, values)
-                part = total[start:stop]
-                np.add(part, values, out=part)
+                block = total[start:stop]
+                np.add(block, values, out=block)
 
 
 def blocks(length: int) -> Iterator[tuple[int, int]]:
@@ -150,13 +150,13 @@ def blocks(length: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + BLOCK, length)
 
 
-def whole_groups(part: Array, size: int) -> Array:
-    """`part` as (groups, size), filled up with zeros where it ends within a group."""
-    if part.size % size == 0:
-        return part.reshape(-1, size)
-    filled = scratch("filled", -(-part.size // size) * size)
-    np.copyto(filled[: part.size], part)
-    filled[part.size :] = 0.0
+def whole_groups(block: Array, size: int) -> Array:
+    """`block` as (groups, size), filled up with zeros where it ends within a group."""
+    if block.size % size == 0:
+        return block.reshape(-1, size)
+    filled = scratch("filled", -(-block.size // size) * size)
+    np.copyto(filled[: block.size], block)
+    filled[block.size :] = 0.0
     return filled.reshape(-1, size)
 
 
@@ -184,9 +184,9 @@ def forget_what_is_not_finite(left: Array) -> None:
         left[bad] = 0.0
 
 
-def not_finite(part: Array) -> Array | None:
+def not_finite(block: Array) -> Array | None:
     """Where a block is NaN or inf (bool, as long as the block), or None if nowhere."""
-    finite = np.isfinite(part, out=scratch("finite", part.size, np.bool_))
+    finite = np.isfinite(block, out=scratch("finite", block.size, np.bool_))
     return None if finite.all() else ~finite
 
 

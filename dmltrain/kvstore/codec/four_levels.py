@@ -45,33 +45,33 @@ class FourLevels(BlockCodec):
     def nbytes(self, length: int) -> int:
         return 8 * _groups(length) + quarter(length)
 
-    def write(self, part: Array, start: int, target: Array, length: int) -> None:
-        low, high, packed = _parts(target, start, part.size, length)
-        groups = whole_groups(part, GROUP)
-        reached = _find_levels(groups, part.size, low, high)
+    def write(self, block: Array, start: int, target: Array, length: int) -> None:
+        low, high, packed = _fields(target, start, block.size, length)
+        groups = whole_groups(block, GROUP)
+        reached = _find_levels(groups, block.size, low, high)
         codes = scratch("codes", 4 * packed.size, np.uint8)
-        codes[part.size :] = 0
-        inside, negative = codes[: part.size], scratch("negative", part.size, np.bool_)
-        np.less(part.view(np.int32), np.int32(0), out=negative)  # the sign bit: of -0.0 too
+        codes[block.size :] = 0
+        inside, negative = codes[: block.size], scratch("negative", block.size, np.bool_)
+        np.less(block.view(np.int32), np.int32(0), out=negative)  # the sign bit: of -0.0 too
         np.left_shift(negative.view(np.uint8), np.uint8(1), out=inside)
-        np.bitwise_or(inside, reached.reshape(-1)[: part.size].view(np.uint8), out=inside)
+        np.bitwise_or(inside, reached.reshape(-1)[: block.size].view(np.uint8), out=inside)
         pack(codes, packed)
 
-    def sent(self, part: Array, start: int, target: Array, length: int) -> Array:
+    def sent(self, block: Array, start: int, target: Array, length: int) -> Array:
         """As `read` would find it, to the bit, from what `write` has at hand."""
-        self.write(part, start, target, length)
-        low, high, _ = _parts(target, start, part.size, length)
-        ways = scratch("chosen", _groups(part.size) * GROUP).reshape(-1, GROUP)
+        self.write(block, start, target, length)
+        low, high, _ = _fields(target, start, block.size, length)
+        ways = scratch("chosen", _groups(block.size) * GROUP).reshape(-1, GROUP)
         np.multiply(ways, (high - low)[:, None], out=ways)
         np.add(ways, low[:, None], out=ways)
-        values = ways.reshape(-1)[: part.size]
-        bits, signs = values.view(np.uint32), scratch("bits", part.size, np.uint32)  # a third of what copysign takes
-        np.bitwise_and(part.view(np.uint32), _SIGN, out=signs)
+        values = ways.reshape(-1)[: block.size]
+        bits, signs = values.view(np.uint32), scratch("bits", block.size, np.uint32)  # a third of what copysign takes
+        np.bitwise_and(block.view(np.uint32), _SIGN, out=signs)
         np.bitwise_or(bits, signs, out=bits)
         return values
 
     def read(self, data: Array, start: int, length: int, into: Array) -> None:
-        low, high, packed = _parts(data, start, into.size, length)
+        low, high, packed = _fields(data, start, into.size, length)
         size = _groups(into.size) * GROUP
         indices = scratch("indices", packed.size, np.intp)
         np.copyto(indices, packed)
@@ -86,7 +86,7 @@ def _groups(length: int) -> int:
     return -(-length // GROUP)
 
 
-def _parts(data: Array, start: int, size: int, length: int) -> tuple[Array, Array, Array]:
+def _fields(data: Array, start: int, size: int, length: int) -> tuple[Array, Array, Array]:
     """The low and the high levels (groups,) and the packed codes of elements [start, start + size)."""
     count, first = _groups(length), start // GROUP
     low, high = (

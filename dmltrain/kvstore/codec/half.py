@@ -40,17 +40,17 @@ class BFloat16(_Half):
     name = "bf16"
     number = 2
 
-    def write(self, part: Array, start: int, target: Array, length: int) -> None:
-        bits, rounded = part.view(np.uint32), scratch("bits", part.size, np.uint32)
+    def write(self, block: Array, start: int, target: Array, length: int) -> None:
+        bits, rounded = block.view(np.uint32), scratch("bits", block.size, np.uint32)
         np.right_shift(bits, 16, out=rounded)
         np.bitwise_and(rounded, 1, out=rounded)
         np.add(rounded, np.uint32(0x7FFF), out=rounded)
         np.add(rounded, bits, out=rounded)
         np.right_shift(rounded, 16, out=rounded)
-        out = target.view(np.uint16)[start : start + part.size]
+        out = target.view(np.uint16)[start : start + block.size]
         np.copyto(out, rounded, casting="unsafe")
-        if not_finite(part) is not None:  # rounding can carry a NaN's bits into the sign, making 0, or cut it to inf
-            out[np.isnan(part)] = 0x7FC0
+        if not_finite(block) is not None:  # rounding can carry a NaN's bits into the sign, making 0, or cut it to inf
+            out[np.isnan(block)] = 0x7FC0
 
     def read(self, data: Array, start: int, length: int, into: Array) -> None:
         bits = into.view(np.uint32)
@@ -65,17 +65,17 @@ class Float16(_Half):
     name = "fp16"
     number = 3
 
-    def write(self, part: Array, start: int, target: Array, length: int) -> None:
-        out = target.view(np.uint16)[start : start + part.size]
-        magnitude = scratch("magnitude", part.size)
-        np.absolute(part, out=magnitude)
+    def write(self, block: Array, start: int, target: Array, length: int) -> None:
+        out = target.view(np.uint16)[start : start + block.size]
+        magnitude = scratch("magnitude", block.size)
+        np.absolute(block, out=magnitude)
         if np.maximum.reduce(magnitude) < 65536.0:
             _round(magnitude, out)
         else:  # 65536 rounds to inf, and so does all that is more
             _round(np.fmin(magnitude, np.float32(65536.0)), out)
-            out[np.isnan(part)] = 0x7E00
-        high, signs = scratch("bits", part.size, np.uint32), scratch("signs", part.size, np.uint16)
-        np.right_shift(part.view(np.uint32), 16, out=high)
+            out[np.isnan(block)] = 0x7E00
+        high, signs = scratch("bits", block.size, np.uint32), scratch("signs", block.size, np.uint16)
+        np.right_shift(block.view(np.uint32), 16, out=high)
         np.copyto(signs, high, casting="unsafe")
         np.bitwise_and(signs, _SIGN, out=signs)
         np.bitwise_or(out, signs, out=out)

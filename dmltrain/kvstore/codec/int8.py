@@ -33,19 +33,19 @@ class Int8(BlockCodec):
     def nbytes(self, length: int) -> int:
         return 4 * _groups(length) + length
 
-    def write(self, part: Array, start: int, target: Array, length: int) -> None:
-        scales, multiples = _parts(target, start, part.size, length)
-        whole = whole_groups(part, GROUP)
+    def write(self, block: Array, start: int, target: Array, length: int) -> None:
+        scales, multiples = _fields(target, start, block.size, length)
+        whole = whole_groups(block, GROUP)
         quotients = scratch("quotients", whole.size).reshape(whole.shape)
         np.absolute(whole, out=quotients)
         np.maximum.reduce(quotients, axis=1, out=scales)
         np.divide(scales, np.float32(127.0), out=scales)
         np.multiply(whole, _inverse(scales), out=quotients)
         np.rint(quotients, out=quotients)
-        np.copyto(multiples, quotients.reshape(-1)[: part.size], casting="unsafe")
+        np.copyto(multiples, quotients.reshape(-1)[: block.size], casting="unsafe")
 
     def read(self, data: Array, start: int, length: int, into: Array) -> None:
-        scales, multiples = _parts(data, start, into.size, length)
+        scales, multiples = _fields(data, start, into.size, length)
         if into.size % GROUP == 0:
             np.copyto(into, multiples)
             groups = into.reshape(-1, GROUP)
@@ -63,7 +63,7 @@ def _groups(length: int) -> int:
     return -(-length // GROUP)
 
 
-def _parts(data: Array, start: int, size: int, length: int) -> tuple[Array, Array]:
+def _fields(data: Array, start: int, size: int, length: int) -> tuple[Array, Array]:
     """The scales and the multiples of elements [start, start + size)."""
     ahead = 4 * _groups(length)
     scales = data[:ahead].view(np.float32)[start // GROUP : start // GROUP + _groups(size)]

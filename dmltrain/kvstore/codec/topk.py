@@ -64,15 +64,15 @@ class TopK(Codec):
             left[~np.isfinite(left)] = 0.0
 
     def decode(self, data: Array, out: Array) -> None:
-        positions, values = self._parts(data, out.size)
+        positions, values = self._fields(data, out.size)
         out[:] = 0.0
         out[positions] = values
 
     def add(self, data: Array, total: Array) -> None:
-        positions, values = self._parts(data, total.size)
+        positions, values = self._fields(data, total.size)
         total[positions] += values
 
-    def _parts(self, data: Array, length: int) -> tuple[Array, Array]:
+    def _fields(self, data: Array, length: int) -> tuple[Array, Array]:
         self.check(data, length)
         count = self.count(length)
         positions = data[: 4 * count].view(np.uint32)
@@ -96,10 +96,10 @@ def _at_least(least: int, source: Array, left: Array) -> tuple[Array, Array]:
     """left += source; positions and magnitudes of what is at least `least`, in order."""
     positions, magnitudes = [], []
     for start, stop in blocks(source.size):
-        part = left[start:stop]
-        np.add(part, source[start:stop], out=part)
-        bits, above = scratch("bits", part.size, np.uint32), scratch("finite", part.size, np.bool_)
-        np.bitwise_and(part.view(np.uint32), _MAGNITUDE, out=bits)
+        block = left[start:stop]
+        np.add(block, source[start:stop], out=block)
+        bits, above = scratch("bits", block.size, np.uint32), scratch("finite", block.size, np.bool_)
+        np.bitwise_and(block.view(np.uint32), _MAGNITUDE, out=bits)
         np.greater_equal(bits, np.uint32(least), out=above)
         found = np.flatnonzero(above)
         positions.append(found + start)

@@ -38,12 +38,12 @@ class TwoBits(BlockCodec):
     def of_sum(self, num_workers: int) -> TwoBits:
         return replace(self, threshold=self.threshold * num_workers)
 
-    def write(self, part: Array, start: int, target: Array, length: int) -> None:
-        packed = target[start // 4 : start // 4 + quarter(part.size)]
-        bad, codes = not_finite(part), scratch("codes", 4 * packed.size, np.uint8)
-        _choose(part, np.float32(self.threshold), codes)
+    def write(self, block: Array, start: int, target: Array, length: int) -> None:
+        packed = target[start // 4 : start // 4 + quarter(block.size)]
+        bad, codes = not_finite(block), scratch("codes", 4 * packed.size, np.uint8)
+        _choose(block, np.float32(self.threshold), codes)
         if bad is not None:
-            codes[: part.size][bad] = _NAN
+            codes[: block.size][bad] = _NAN
         pack(codes, packed)
 
     def read(self, data: Array, start: int, length: int, into: Array) -> None:
@@ -55,13 +55,13 @@ class TwoBits(BlockCodec):
         np.copyto(into, values[: into.size])
 
 
-def _choose(part: Array, threshold: np.float32, codes: Array) -> None:
+def _choose(block: Array, threshold: np.float32, codes: Array) -> None:
     """The code of each element, 0 behind the last."""
-    below, inside = scratch("below", part.size, np.bool_), codes[: part.size]
-    codes[part.size :] = 0
-    np.less_equal(part, -threshold, out=below)
+    below, inside = scratch("below", block.size, np.bool_), codes[: block.size]
+    codes[block.size :] = 0
+    np.less_equal(block, -threshold, out=below)
     np.add(below.view(np.uint8), below.view(np.uint8), out=inside)
-    np.greater_equal(part, threshold, out=below)
+    np.greater_equal(block, threshold, out=below)
     np.bitwise_or(inside, below.view(np.uint8), out=inside)
 
 

@@ -30,7 +30,7 @@ import numpy as np
 from dmltrain.arrays import Array
 from dmltrain.kvstore import codec as codecs
 from dmltrain.kvstore.server.declared import Declared, Rejected
-from dmltrain.kvstore.server.slice import Allocate, Arrival, Buffer, Push, Slice, Work, private
+from dmltrain.kvstore.server.slice import Allocate, Arrival, Buffer, Push, ServerSlice, Work, private
 from dmltrain.kvstore.server.stragglers import Stragglers
 from dmltrain.kvstore.server.workers import Workers
 from dmltrain.kvstore.step import MakeStep
@@ -73,7 +73,7 @@ class ServerCore:
     wait_seconds: float = 600.0
     spec: dict[str, Any] | None = None
     allocate: Allocate = private  # memory for values
-    _slices: dict[tuple[int, int], Slice] = field(default_factory=dict)
+    _slices: dict[tuple[int, int], ServerSlice] = field(default_factory=dict)
     _declared: Declared = field(default_factory=Declared)
     workers: Workers = field(init=False)
     _stragglers: Stragglers = field(init=False)
@@ -101,24 +101,26 @@ class ServerCore:
                 for id in ids:  # after the first buffers of all: each key's lie side by side
                     self._slices[id].reserve()
 
-    def _new(self, entry: Key, length: int) -> Slice:
+    def _new(self, entry: Key, length: int) -> ServerSlice:
         codec = codecs.make(entry.compression)
         result = codec and codec.of_sum(self.num_workers)
         zeros = {worker: 0 for worker in self.workers.ranks}
         at_once = entry.weight and not self._declared.synchronous
-        piece = Slice(entry.dtype, length, at_once, entry.weight, codec, result, self.allocate, zeros, zeros.copy())
-        if self.spec and self.make_step and piece.is_weight:
-            piece.step = self.make_step(self.spec, entry.key, piece.value.array)
-        if result and result.needs_residual and piece.step is None:
-            piece.residual = np.zeros(length, np.float32)
-        return piece
+        slice_ = ServerSlice(
+            entry.dtype, length, at_once, entry.weight, codec, result, self.allocate, zeros, zeros.copy()
+        )
+        if self.spec and self.make_step and slice_.is_weight:
+            slice_.step = self.make_step(self.spec, entry.key, slice_.value.array)
+        if result and result.needs_residual and slice_.step is None:
+            slice_.residual = np.zeros(length, np.float32)
+        return slice_
 
     def initialise(self, worker: int, key: int, index: int, data: Array) -> None:
         """The first value of a slice; a later one (a worker that starts again) changes nothing."""
-        piece = self._find(key, index)
-        if piece.initial:
-            piece.value.array[:] = data
-            piece.initial = False
+        slice_ = self._find(key, index)
+        if slice_.initial:
+            slice_.value.array[:] = data
+            slice_.initial = False
 
     def optimize(self, spec: dict[str, Any]) -> None:
         """From now on each round (or push) of a weight makes a step of the optimizer `spec`; only of the keys that its
@@ -128,9 +130,9 @@ class ServerCore:
         named = spec.get("keys")
         if not isinstance(named, (dict, type(None))):
             raise Rejected(f'the optimizer\'s "keys" are {named!r}, expected an object of key numbers')
-        for (key, _), piece in self._slices.items():
-            if piece.is_weight and (named is None or str(key) in named):
-                piece.step, piece.residual = self.make_step(spec, key, piece.value.array), None
+        for (key, _), slice_ in self._slices.items():
+            if slice_.is_weight and (named is None or str(key) in named):
+                slice_.step, slice_.residual = self.make_step(spec, key, slice_.value.array), None
         self.spec = spec
 
     def backlog(self, key: int, index: int) -> int:
@@ -140,9 +142,9 @@ class ServerCore:
     @property
     def quiescent(self) -> bool:
         """Whether no work is under way."""
-        return all(piece.work is None for piece in self._slices.values())
+        return all(slice_.work is None for slice_ in self._slices.values())
 
-    def slices(self) -> dict[tuple[int, int], Slice]:
+    def slices(self) -> dict[tuple[int, int], ServerSlice]:
         """(key, slice) -> what is held, for reading and writing optimizer states."""
         return self._slices
 
@@ -151,28 +153,28 @@ class ServerCore:
     def buffer(self, worker: int, key: int, index: int, nbytes: int, dtype: int, initial: bool = False) -> Buffer:
         """Memory for one worker's push (or init: not encoded) of a slice. Raises Rejected when the size or type is not
         the slice's."""
-        piece = self._check_push(worker, key, index, nbytes, dtype, initial)
+        slice_ = self._check_push(worker, key, index, nbytes, dtype, initial)
         if initial:
-            return piece.take("value")
-        return piece.take_for_push()
+            return slice_.take("value")
+        return slice_.take_for_push()
 
     def lend(self, worker: int, key: int, index: int, data: Array, dtype: int) -> Buffer:
         """The same for a push that lies in memory which the worker shares, `data` uint8. Raises Rejected."""
-        piece = self._check_push(worker, key, index, data.nbytes, dtype, False)
-        return piece.borrowed(data, "lent")
+        slice_ = self._check_push(worker, key, index, data.nbytes, dtype, False)
+        return slice_.borrowed(data, "lent")
 
     def completing_buffer(
         self, worker: int, key: int, index: int, nbytes: int, dtype: int, clock: int, memory: Callable[[int], Array]
     ) -> Buffer | None:
         """The same, in the receiving thread's `memory` (bytes -> uint8), for a push that completes the round which is
         next: that thread adds it up before it receives another. None for any other push. Raises Rejected."""
-        piece, covers = self._check_push(worker, key, index, nbytes, dtype, False), self.workers.covers[worker]
-        here = piece.rounds.get(clock, {})
-        if piece.work is not None or clock != piece.completed + 1 or covers[0] in here:
+        slice_, covers = self._check_push(worker, key, index, nbytes, dtype, False), self.workers.covers[worker]
+        here = slice_.rounds.get(clock, {})
+        if slice_.work is not None or clock != slice_.completed + 1 or covers[0] in here:
             return None
-        if not 0 < len(here) == len(piece.clocks) - len(covers):
+        if not 0 < len(here) == len(slice_.clocks) - len(covers):
             return None
-        return piece.borrowed(memory(nbytes), "completing")
+        return slice_.borrowed(memory(nbytes), "completing")
 
     def give_back(self, key: int, index: int, data: Buffer) -> None:
         """A buffer from `buffer` that is not needed after all."""
@@ -191,28 +193,28 @@ class ServerCore:
     ) -> list[Action]:
         """One worker's gradient (a relay's: its host's) at its `clock`, ready `age` seconds ago; returns what can be
         done now. Raises Rejected."""
-        piece, covers = self._find(key, index), self.workers.covers[worker]
-        clocks = {piece.clocks[each] for each in covers}
+        slice_, covers = self._find(key, index), self.workers.covers[worker]
+        clocks = {slice_.clocks[each] for each in covers}
         if clock <= min(clocks):  # a repeated push counts once
-            piece.give_back(data)
+            slice_.give_back(data)
             return []
         if clocks != {clock - 1}:
             raise Rejected(
                 f"worker {covers[0]} pushes key {key} slice {index} at clock {clock}, "
                 f"expected {max(clocks) + 1}: a push is missing"
             )
-        if not piece.at_once and clock - piece.completed > MAX_LAG:
+        if not slice_.at_once and clock - slice_.completed > MAX_LAG:
             raise Rejected(
                 f"worker {worker} has pushed key {key} {MAX_LAG} times more than the others, or than could "
                 f"be summed: pull it at least once in {MAX_LAG} pushes"
             )
-        piece.clocks |= dict.fromkeys(covers, clock)
+        slice_.clocks |= dict.fromkeys(covers, clock)
         push = Push(worker, covers, clock, rate, data, now, now - age)
-        if piece.at_once:
-            piece.queue.append(push)
+        if slice_.at_once:
+            slice_.queue.append(push)
         else:
-            piece.rounds.setdefault(clock, {}).update(dict.fromkeys(covers, push))
-        return self._next(key, index, piece, now)
+            slice_.rounds.setdefault(clock, {}).update(dict.fromkeys(covers, push))
+        return self._next(key, index, slice_, now)
 
     def done(self, work: Work, now: float = 0.0, waited: float = 0.0, worked: float | None = None) -> list[Action]:
         """The work has been run: its value counts, pulls can be answered, and the slice's next work begins.
@@ -220,36 +222,38 @@ class ServerCore:
         What a relay passes on has `waited` for other hosts' workers as well, and been `worked` at for so long, in
         seconds; the rest of the time it was on its way.
         """
-        piece, (key, index) = work.piece, work.id
-        before, piece.value, piece.work = (piece.value, piece.coded), work.target, None
-        piece.coded = work.coded
+        slice_, (key, index) = work.slice, work.id
+        before, slice_.value, slice_.work = (slice_.value, slice_.coded), work.target, None
+        slice_.coded = work.coded
         ready = max(push.ready for push in work.pushes)
         complete = work.began if worked is None else now - worked
         for push in work.pushes:
-            piece.applied |= dict.fromkeys(push.covers, push.clock)
-            piece.arrived[push.worker] = Arrival(push.since, ready - push.ready + waited, complete, now)
-            piece.give_back(push.data)
-        if not piece.at_once:
-            piece.completed += 1
-        if piece.step is not None:
-            piece.steps += 1
+            slice_.applied |= dict.fromkeys(push.covers, push.clock)
+            slice_.arrived[push.worker] = Arrival(push.since, ready - push.ready + waited, complete, now)
+            slice_.give_back(push.data)
+        if not slice_.at_once:
+            slice_.completed += 1
+        if slice_.step is not None:
+            slice_.steps += 1
         for buffer in (*before, work.scratch):
             if buffer is not None:
-                piece.give_back(buffer)
-        return self._answer(key, index, piece, now) + self._next(key, index, piece, now)
+                slice_.give_back(buffer)
+        return self._answer(key, index, slice_, now) + self._next(key, index, slice_, now)
 
     def pull(self, worker: int, key: int, index: int, clock: int, now: float = 0.0, priority: int = 0) -> list[Action]:
         """The worker's pull at its `clock`: answered now, or later among what `done` returns."""
-        piece = self._find(key, index)
-        piece.waiting.append((worker, clock, now))
-        piece.priority = priority
-        return self._answer(key, index, piece, now)
+        slice_ = self._find(key, index)
+        slice_.waiting.append((worker, clock, now))
+        slice_.priority = priority
+        return self._answer(key, index, slice_, now)
 
     def finish(self, worker: int, now: float = 0.0) -> list[Action]:
         """A worker, or relay, has finished. Pulls no longer wait for a finished worker's clock."""
         if not self.workers.finish(worker):
             return []
-        return [reply for (key, index), piece in self._slices.items() for reply in self._answer(key, index, piece, now)]
+        return [
+            reply for (key, index), slice_ in self._slices.items() for reply in self._answer(key, index, slice_, now)
+        ]
 
     def release(self, reply: Reply) -> None:
         """The reply has been read, or never will be; its buffer may be written again."""
@@ -258,100 +262,100 @@ class ServerCore:
 
     def overdue(self, now: float) -> str:
         """The straggler diagnosis of all slices; see Stragglers."""
-        named = [(self._declared.describe(key, index), piece) for (key, index), piece in self._slices.items()]
+        named = [(self._declared.describe(key, index), slice_) for (key, index), slice_ in self._slices.items()]
         return self._stragglers.overdue(named, self.staleness, now)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _find(self, key: int, index: int) -> Slice:
-        piece = self._slices.get((key, index))
-        if piece is None:
+    def _find(self, key: int, index: int) -> ServerSlice:
+        slice_ = self._slices.get((key, index))
+        if slice_ is None:
             raise Rejected(f"key {key} slice {index} was never declared to this server")
-        return piece
+        return slice_
 
-    def _check_push(self, worker: int, key: int, index: int, nbytes: int, dtype: int, initial: bool) -> Slice:
-        piece = self._find(key, index)
-        coded = piece.codec is not None and not initial
-        size = piece.push_bytes if coded else piece.value.array.nbytes
-        expected = piece.codec.number if coded and piece.codec else DTYPES.index(piece.dtype)
+    def _check_push(self, worker: int, key: int, index: int, nbytes: int, dtype: int, initial: bool) -> ServerSlice:
+        slice_ = self._find(key, index)
+        coded = slice_.codec is not None and not initial
+        size = slice_.push_bytes if coded else slice_.value.array.nbytes
+        expected = slice_.codec.number if coded and slice_.codec else DTYPES.index(slice_.dtype)
         if dtype != expected or nbytes != size:
             raise Rejected(
                 f"worker {worker} sends {nbytes} bytes of {_type(dtype)} for key {key} slice {index}, "
                 f"expected {size} bytes of {_type(expected)}"
             )
-        return piece
+        return slice_
 
-    def _next(self, key: int, index: int, piece: Slice, now: float) -> list[Action]:
+    def _next(self, key: int, index: int, slice_: ServerSlice, now: float) -> list[Action]:
         """The slice's next work, when there is none under way and its inputs are here."""
-        if piece.work is not None:
+        if slice_.work is not None:
             return []
-        if piece.at_once:
-            hosts = [[piece.queue.popleft()]] if piece.queue else []
-        elif len(piece.rounds.get(piece.completed + 1, ())) == len(piece.clocks):
-            by_worker = piece.rounds.pop(piece.completed + 1)
+        if slice_.at_once:
+            hosts = [[slice_.queue.popleft()]] if slice_.queue else []
+        elif len(slice_.rounds.get(slice_.completed + 1, ())) == len(slice_.clocks):
+            by_worker = slice_.rounds.pop(slice_.completed + 1)
             hosts = [list(dict.fromkeys(by_worker[worker] for worker in host)) for host in self.workers.hosts]
         else:
             hosts = []
         if not hosts:
             return []
-        piece.work = self._work((key, index), piece, hosts, now)
-        return [piece.work]
+        slice_.work = self._work((key, index), slice_, hosts, now)
+        return [slice_.work]
 
-    def _work(self, id: tuple[int, int], piece: Slice, hosts: list[list[Push]], now: float) -> Work:
-        scratch, target = None, piece.value
+    def _work(self, id: tuple[int, int], slice_: ServerSlice, hosts: list[list[Push]], now: float) -> Work:
+        scratch, target = None, slice_.value
         pushes = [push for host in hosts for push in host]
-        if piece.step is None:
-            if piece.at_once:
+        if slice_.step is None:
+            if slice_.at_once:
                 raise Rejected(
                     f"kvstore {self._declared.type_name} makes the optimizer's step on the server "
                     "and has no optimizer: call set_optimizer before the first push"
                 )
-            target = piece.target(pushes)
+            target = slice_.target(pushes)
         else:
-            if len(pushes) > 1 or piece.codec or pushes[0].data.kind == "lent":  # steps may change their gradient
-                scratch = piece.take("value")
-            if piece.value.readers:  # somebody is being sent this value: step on a copy
-                target = piece.take("value")
-        coded = piece.take("coded") if piece.encodes else None
-        return Work(id, piece, hosts, piece.step, target, coded, scratch, now)
+            if len(pushes) > 1 or slice_.codec or pushes[0].data.kind == "lent":  # steps may change their gradient
+                scratch = slice_.take("value")
+            if slice_.value.readers:  # somebody is being sent this value: step on a copy
+                target = slice_.take("value")
+        coded = slice_.take("coded") if slice_.encodes else None
+        return Work(id, slice_, hosts, slice_.step, target, coded, scratch, now)
 
-    def _answer(self, key: int, index: int, piece: Slice, now: float) -> list[Action]:
-        if not piece.waiting or (piece.work is not None and piece.work.target is piece.value):
+    def _answer(self, key: int, index: int, slice_: ServerSlice, now: float) -> list[Action]:
+        if not slice_.waiting or (slice_.work is not None and slice_.work.target is slice_.value):
             return []  # nobody waits, or the value is being changed
-        if not piece.at_once:
-            ready = [pull for pull in piece.waiting if pull[1] <= piece.completed]
-            piece.waiting = (
+        if not slice_.at_once:
+            ready = [pull for pull in slice_.waiting if pull[1] <= slice_.completed]
+            slice_.waiting = (
                 []
-                if len(ready) == len(piece.waiting)
-                else [pull for pull in piece.waiting if pull[1] > piece.completed]
+                if len(ready) == len(slice_.waiting)
+                else [pull for pull in slice_.waiting if pull[1] > slice_.completed]
             )
         else:
             finished = self.workers.finished
-            running = [c for w, c in piece.applied.items() if w not in finished]
+            running = [c for w, c in slice_.applied.items() if w not in finished]
             reached = min(running, default=math.inf) + self.staleness
             ready = []
             waiting: list[tuple[int, int, float]] = []
-            for pull in piece.waiting:  # everybody reads its own pushes: they are in the value before it is answered
-                (ready if pull[1] <= min(reached, piece.applied[pull[0]]) else waiting).append(pull)
-            piece.waiting = waiting
-        return [self._reply(key, index, piece, pull, now) for pull in ready]
+            for pull in slice_.waiting:  # everybody reads its own pushes: they are in the value before it is answered
+                (ready if pull[1] <= min(reached, slice_.applied[pull[0]]) else waiting).append(pull)
+            slice_.waiting = waiting
+        return [self._reply(key, index, slice_, pull, now) for pull in ready]
 
-    def _reply(self, key: int, index: int, piece: Slice, pull: tuple[int, int, float], now: float) -> Reply:
+    def _reply(self, key: int, index: int, slice_: ServerSlice, pull: tuple[int, int, float], now: float) -> Reply:
         worker, clock, asked = pull
-        others = max(0, piece.steps - piece.seen.get(worker, 0) - 1)  # steps by others since this worker's last pull
-        piece.seen[worker] = piece.steps
+        others = max(0, slice_.steps - slice_.seen.get(worker, 0) - 1)  # steps by others since this worker's last pull
+        slice_.seen[worker] = slice_.steps
         waited = worked = 0.0
-        if arrival := piece.arrived.get(worker):
-            if not piece.at_once:
+        if arrival := slice_.arrived.get(worker):
+            if not slice_.at_once:
                 waited, worked = arrival.behind, arrival.applied - arrival.complete
             else:  # the own push is a step of its own; others are waited for after it, if at all
                 waited = now - max(asked, arrival.applied) if self.staleness < math.inf else 0.0
                 worked = now - max(asked, arrival.since) - waited
-        buffer, dtype = piece.value, DTYPES.index(piece.dtype)
-        if piece.coded is not None and piece.result_codec is not None:
-            buffer, dtype = piece.coded, piece.result_codec.number
+        buffer, dtype = slice_.value, DTYPES.index(slice_.dtype)
+        if slice_.coded is not None and slice_.result_codec is not None:
+            buffer, dtype = slice_.coded, slice_.result_codec.number
         buffer.readers += 1
-        return Reply(worker, key, index, clock, float(others), buffer, dtype, waited, worked, piece.priority)
+        return Reply(worker, key, index, clock, float(others), buffer, dtype, waited, worked, slice_.priority)
 
 
 def _type(dtype: int) -> str:

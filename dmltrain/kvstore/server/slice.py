@@ -68,7 +68,7 @@ class Arrival:
 
 
 @dataclass(eq=False)
-class Slice:
+class ServerSlice:
     """One slice of a key. `clocks`: each worker's pushes that have come; `applied`: those that are in the value."""
 
     dtype: str
@@ -160,7 +160,7 @@ class Work:
     """`run` makes the slice's next value from `hosts`' pushes, in this order. ServerCore.done takes it over."""
 
     id: tuple[int, int]  # key, slice
-    piece: Slice
+    slice: ServerSlice
     hosts: list[list[Push]]
     step: Step | None
     target: Buffer  # the next value; the present one where a step may be made in place
@@ -178,19 +178,19 @@ class Work:
         return sum(push.data.array.nbytes for push in self.pushes if push.data.kind == "lent")
 
     def run(self) -> None:
-        piece = self.piece
+        slice_ = self.slice
         if self.step is None:
             self._sum(self.target.array)
         else:
             self._step(self.step)
         if self.coded is not None:
-            assert piece.result_codec is not None
-            piece.result_codec.encode(self.target.array, self.coded.array, piece.residual)
+            assert slice_.result_codec is not None
+            slice_.result_codec.encode(self.target.array, self.coded.array, slice_.residual)
 
     def _sum(self, out: Array) -> Array:
-        if codec := self.piece.codec:  # a host's sum has the codec of its workers' sum
-            parts = [(codec.of_sum(len(push.covers)), push.data.array) for push in self.pushes]
-            summing.total_of_coded(parts, out)
+        if codec := self.slice.codec:  # a host's sum has the codec of its workers' sum
+            encoded = [(codec.of_sum(len(push.covers)), push.data.array) for push in self.pushes]
+            summing.total_of_coded(encoded, out)
         else:
             summing.total([[push.data.array for push in host] for host in self.hosts], out)
         return out
@@ -198,6 +198,6 @@ class Work:
     def _step(self, step: Step) -> None:
         pushes = self.pushes
         gradient = pushes[0].data.array if self.scratch is None else self._sum(self.scratch.array)
-        if self.target is not self.piece.value:
-            np.copyto(self.target.array, self.piece.value.array)
+        if self.target is not self.slice.value:
+            np.copyto(self.target.array, self.slice.value.array)
         step(self.target.array, gradient, pushes[-1].rate)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
-from dmltrain.kvstore.server.slice import Slice
+from dmltrain.kvstore.server.slice import ServerSlice
 from dmltrain.kvstore.server.workers import Workers
 
 
@@ -17,7 +17,7 @@ class Stragglers:
     limit: float
     _absence: str = ""  # found by the last call of `overdue`
 
-    def overdue(self, named: Sequence[tuple[str, Slice]], staleness: float, now: float) -> str:
+    def overdue(self, named: Sequence[tuple[str, ServerSlice]], staleness: float, now: float) -> str:
         """Which worker the others wait for: one that has finished, or one that is late by more than `limit`; empty if
         none.
 
@@ -25,18 +25,20 @@ class Stragglers:
         worker was lost, and knows the cause.
         """
         finished, without_relay = self.workers.finished, self.workers.finished_without_relay()
-        absence = _first(absent(name, piece, without_relay if piece.is_weight else finished) for name, piece in named)
+        absence = _first(
+            absent(name, slice_, without_relay if slice_.is_weight else finished) for name, slice_ in named
+        )
         before, self._absence = self._absence, absence
         if absence and absence == before:
             return absence
         return _first(
-            late(name, piece, piece.applied.keys() - finished, staleness, now, self.limit) for name, piece in named
+            late(name, slice_, slice_.applied.keys() - finished, staleness, now, self.limit) for name, slice_ in named
         )
 
 
-def absent(name: str, piece: Slice, finished: Set[int]) -> str:
+def absent(name: str, slice_: ServerSlice, finished: Set[int]) -> str:
     """Which of the `finished` workers a round waits for; empty if none."""
-    for number, pushes in piece.rounds.items():
+    for number, pushes in slice_.rounds.items():
         gone = sorted(finished - pushes.keys())
         if gone:
             return (
@@ -46,17 +48,17 @@ def absent(name: str, piece: Slice, finished: Set[int]) -> str:
     return ""
 
 
-def late(name: str, piece: Slice, running: Set[int], staleness: float, now: float, limit: float) -> str:
+def late(name: str, slice_: ServerSlice, running: Set[int], staleness: float, now: float, limit: float) -> str:
     """Which workers a round has waited for longer than `limit`, in seconds; empty if none. Where each push is a step:
     which of the `running` workers a pull has waited for."""
-    for number, pushes in piece.rounds.items():
+    for number, pushes in slice_.rounds.items():
         waited = now - min(push.since for push in pushes.values())
-        missing = sorted(piece.clocks.keys() - pushes.keys())
+        missing = sorted(slice_.clocks.keys() - pushes.keys())
         if missing and waited > limit:
             return f"round {number} of {name} has waited {waited:.0f} s for {_workers(missing)}"
-    for worker, clock, since in piece.waiting if piece.at_once else ():
+    for worker, clock, since in slice_.waiting if slice_.at_once else ():
         if now - since > limit:
-            slow = sorted(each for each in running if piece.applied[each] < clock - staleness)
+            slow = sorted(each for each in running if slice_.applied[each] < clock - staleness)
             return f"worker {worker} has waited {now - since:.0f} s at clock {clock} of {name} for {_workers(slow)}"
     return ""
 

@@ -22,34 +22,34 @@ if TYPE_CHECKING:
 def total(hosts: Sequence[Sequence[Array]], out: Array) -> None:
     """out[:] = (a + b + ...) + (c + d + ...) + ..., flat arrays of one type and length: first within each host, then
     host by host, in this order; `out` may be one of the first two arrays."""
-    parts = [part for host in hosts for part in host]
-    if len(parts) == 1:
-        if out is not parts[0]:
-            np.copyto(out, parts[0])
+    arrays = [array for host in hosts for array in host]
+    if len(arrays) == 1:
+        if out is not arrays[0]:
+            np.copyto(out, arrays[0])
         return
-    block = BLOCK if len(parts) > 2 else max(1, len(out))
+    block = BLOCK if len(arrays) > 2 else max(1, len(out))
     for start in range(0, len(out), block):
         own = out[start : start + block]
-        first = _within([part[start : start + block] for part in hosts[0]], own)
+        first = _within([array[start : start + block] for array in hosts[0]], own)
         for host in hosts[1:]:
-            first = np.add(first, _within([part[start : start + block] for part in host]), out=own)
+            first = np.add(first, _within([array[start : start + block] for array in host]), out=own)
 
 
-def _within(parts: Sequence[Array], out: Array | None = None) -> Array:
+def _within(arrays: Sequence[Array], out: Array | None = None) -> Array:
     """The sum of one host's blocks; `out` or this thread's own memory, or the one block there is."""
-    if len(parts) == 1:
-        return parts[0]
+    if len(arrays) == 1:
+        return arrays[0]
     if out is None:
-        out = scratch(f"host {parts[0].dtype}", parts[0].size, parts[0].dtype.type)
-    np.add(parts[0], parts[1], out=out)
-    for part in parts[2:]:
-        np.add(out, part, out=out)
+        out = scratch(f"host {arrays[0].dtype}", arrays[0].size, arrays[0].dtype.type)
+    np.add(arrays[0], arrays[1], out=out)
+    for array in arrays[2:]:
+        np.add(out, array, out=out)
     return out
 
 
-def total_of_coded(parts: Sequence[tuple[Codec, Array]], out: Array) -> None:
-    """The same from encoded parts, uint8, each with the codec that it was encoded by."""
-    codec, first = parts[0]
+def total_of_coded(arrays: Sequence[tuple[Codec, Array]], out: Array) -> None:
+    """The same from encoded ones, uint8, each with the codec that it was encoded by."""
+    codec, first = arrays[0]
     codec.decode(first, out)
-    for codec, part in parts[1:]:
-        codec.add(part, out)
+    for codec, array in arrays[1:]:
+        codec.add(array, out)

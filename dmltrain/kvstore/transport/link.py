@@ -105,10 +105,10 @@ class Link:
         self.read_into(memoryview(payload))
         return payload
 
-    def send(self, *parts: bytes | memoryview) -> None:
-        """Send the parts as one piece. Raises Closed."""
+    def send(self, *data: bytes | memoryview) -> None:
+        """Send all of these, one directly after the other. Raises Closed."""
         with self._send_lock:
-            self._send([memoryview(part).cast("B") for part in parts if len(part)])
+            self._send([memoryview(each).cast("B") for each in data if len(each)])
 
     def _send(self, views: list[memoryview]) -> None:
         try:

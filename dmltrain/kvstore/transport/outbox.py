@@ -41,7 +41,7 @@ class Frame:
     def views(self) -> list[memoryview]:
         if self.prepare:
             self.header, self.payload = self.prepare()
-        return [memoryview(part) for part in (self.header, self.payload) if part is not None]
+        return [memoryview(each) for each in (self.header, self.payload) if each is not None]
 
 
 class Outbox:

@@ -11,7 +11,7 @@ from dmltrain.arrays import Array
 from dmltrain.kvstore.base import Handle, Key
 from dmltrain.kvstore.transport import message
 from dmltrain.kvstore.worker.routes import Way
-from dmltrain.kvstore.worker.server_link import Part
+from dmltrain.kvstore.worker.server_link import WorkerSlice
 
 
 @dataclass
@@ -21,7 +21,7 @@ class Entry:
     number: int
     size: int
     dtype: np.dtype[Any]
-    parts: list[Part]  # as its servers have them
+    slices: list[WorkerSlice]  # as its servers have them
     ways: list[Way]  # how pushes of them travel, and what those become
     compression: dict[str, Any]
     is_weight: bool
@@ -35,15 +35,15 @@ class Entry:
     kept: list[tuple[Way, int]] = field(default_factory=list)  # slices read in place, to be released
 
 
-def cut(array: Array, part: Part) -> Array:
-    """The part's elements of a key's flat array."""
-    return array[part.piece.start : part.piece.start + part.piece.length]
+def cut(array: Array, slice_: WorkerSlice) -> Array:
+    """The slice's elements of a key's flat array."""
+    return array[slice_.range.start : slice_.range.start + slice_.range.length]
 
 
-def declared(name: Key, entry: Entry, parts: list[Part]) -> message.Key:
+def declared(name: Key, entry: Entry, here: list[WorkerSlice]) -> message.Key:
     """How a key is announced to the server, or relay, of these slices of it."""
-    compression = entry.compression if any(part.codec for part in parts) else {"type": "none"}
-    slices = tuple((part.piece.index, part.piece.length) for part in parts)
+    compression = entry.compression if any(slice_.codec for slice_ in here) else {"type": "none"}
+    slices = tuple((slice_.range.index, slice_.range.length) for slice_ in here)
     return message.Key(entry.number, str(name), entry.dtype.name, entry.is_weight, compression, slices)
 
 
@@ -52,7 +52,7 @@ def joined(kept: list[tuple[Array, int] | None], entry: Entry, ways: list[Way]) 
     lie side by side in one process's memory, else copied to the entry's own."""
     first, size = kept[0], entry.dtype.itemsize
     starts = {
-        (id(way.link), slot and slot[1] - way.part.piece.start * size) for way, slot in zip(ways, kept, strict=True)
+        (id(way.link), slot and slot[1] - way.slice.range.start * size) for way, slot in zip(ways, kept, strict=True)
     }
     if len(starts) == 1 and first is not None:
         arena = ways[0].link.link.peer_arena
@@ -61,7 +61,7 @@ def joined(kept: list[tuple[Array, int] | None], entry: Entry, ways: list[Way]) 
     assert entry.landing is not None
     for slot, way in zip(kept, ways, strict=True):
         if slot is not None:
-            np.copyto(cut(entry.landing, way.part), slot[0])
+            np.copyto(cut(entry.landing, way.slice), slot[0])
     whole = entry.landing.view()
     whole.flags.writeable = False
     return whole
@@ -77,10 +77,10 @@ class Reading:
     position: int  # among the handle's values
     slots: list[tuple[Array, int] | None]  # value and offset of each slice
 
-    def keep(self, part: Part, value: Array, offset: int) -> None:
+    def keep(self, slice_: WorkerSlice, value: Array, offset: int) -> None:
         """A slice's value has come."""
-        self.slots[part.piece.index] = value, offset
-        self.entry.kept.append((self.ways[part.piece.index], offset))
+        self.slots[slice_.range.index] = value, offset
+        self.entry.kept.append((self.ways[slice_.range.index], offset))
 
     def finish(self) -> None:
         """All have come."""

@@ -16,7 +16,7 @@ from dmltrain.kvstore.transport.message import Declare, encode
 from dmltrain.kvstore.worker import sharding
 from dmltrain.kvstore.worker.entry import Entry, declared
 from dmltrain.kvstore.worker.routes import Routes, Way
-from dmltrain.kvstore.worker.server_link import Part, ServerLink
+from dmltrain.kvstore.worker.server_link import ServerLink, WorkerSlice
 
 FIRST_SUM = 1 << 31  # keys that are no weights have numbers from here on: weights' never depend on them
 
@@ -66,33 +66,33 @@ class Entries:
         same = sum(entry.is_weight == is_weight for entry in self)
         first, loads = (same, self._loads) if is_weight else (FIRST_SUM + same, self._loads[:])
         sizes, itemsizes = [array.size for _, array in fresh], [array.itemsize for _, array in fresh]
-        slices = sharding.cut(sizes, itemsizes, loads, first)
-        for offset, ((name, array), pieces) in enumerate(zip(fresh, slices, strict=True)):
-            self._by_name[name] = self._entry(first + offset, array, pieces, is_weight)
+        plan = sharding.cut(sizes, itemsizes, loads, first)
+        for index, ((name, array), ranges) in enumerate(zip(fresh, plan, strict=True)):
+            self._by_name[name] = self._entry(first + index, array, ranges, is_weight)
         new = [name for name, _ in fresh]
         for server in self.routes.servers:
-            self._declare_to(server, new, lambda entry: self.routes.direct(entry.parts))
+            self._declare_to(server, new, lambda entry: self.routes.direct(entry.slices))
         if is_weight and self.routes.host:
             self._declare_to(self.routes.host, new, lambda entry: entry.ways)
 
     def _declare_to(self, link: ServerLink, names: list[Key], ways: Callable[[Entry], list[Way]]) -> None:
         """What of these keys travels by that link, when it goes these ways."""
         here = [
-            declared(name, entry, [way.part for way in ways(entry) if way.link is link])
+            declared(name, entry, [way.slice for way in ways(entry) if way.link is link])
             for name in names
             for entry in [self._by_name[name]]
         ]
         message = Declare(self.kind, self.staleness, tuple(each for each in here if each.slices))
         link.request(encode(message), self.seconds)
 
-    def _entry(self, number: int, array: Array, pieces: list[sharding.Slice], is_weight: bool) -> Entry:
+    def _entry(self, number: int, array: Array, ranges: list[sharding.Slice], is_weight: bool) -> Entry:
         compresses = is_weight and array.dtype == np.float32
         compression = self._compression if compresses else {"type": "none"}
         codec = codecs.make(compression)
         result = codec and codec.of_sum(self.num_workers)
-        parts = [
-            Part(piece, array.dtype, codec and codec.of_sum(self.routes.summed(piece.server)), result)
-            for piece in pieces
+        slices = [
+            WorkerSlice(each, array.dtype, codec and codec.of_sum(self.routes.summed(each.server)), result)
+            for each in ranges
         ]
-        ways = self.routes.of_weight(parts) if is_weight else self.routes.direct(parts)
-        return Entry(number, array.size, array.dtype, parts, ways, compression, is_weight)
+        ways = self.routes.of_weight(slices) if is_weight else self.routes.direct(slices)
+        return Entry(number, array.size, array.dtype, slices, ways, compression, is_weight)

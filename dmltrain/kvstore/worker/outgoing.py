@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dmltrain.kvstore.transport.outbox import Frame
-from dmltrain.kvstore.worker.server_link import Part, ServerLink
+from dmltrain.kvstore.worker.server_link import ServerLink, WorkerSlice
 
 
 @dataclass(eq=False)
@@ -16,12 +16,12 @@ class Outgoing:
     """Frames for several servers, in order; with them goes what was read in the servers' memory."""
 
     _frames: dict[ServerLink, list[Frame]] = field(default_factory=lambda: defaultdict(list))
-    _read: dict[ServerLink, list[tuple[Part, int]]] = field(default_factory=lambda: defaultdict(list))
+    _read: dict[ServerLink, list[tuple[WorkerSlice, int]]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, server: ServerLink, frame: Frame) -> None:
         self._frames[server].append(frame)
 
-    def add_read(self, server: ServerLink, read: tuple[Part, int]) -> None:
+    def add_read(self, server: ServerLink, read: tuple[WorkerSlice, int]) -> None:
         """A slice's value at an offset of the server's memory is needed no more."""
         self._read[server].append(read)
 

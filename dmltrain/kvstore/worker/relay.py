@@ -28,7 +28,7 @@ from dmltrain.kvstore.transport.shared_memory import Arena
 from dmltrain.kvstore.transport.wire import Flag, FrameError, Header
 from dmltrain.kvstore.waiting import Trip
 from dmltrain.kvstore.worker.outgoing import Outgoing
-from dmltrain.kvstore.worker.server_link import Landing, Part, ServerLink
+from dmltrain.kvstore.worker.server_link import Landing, ServerLink, WorkerSlice
 
 LEAVE_SECONDS = 0.05  # between two looks whether the workers have left
 LINGER_SECONDS = 2.0  # after a server's link broke, for the scheduler to say who was lost
@@ -48,7 +48,7 @@ class Relay:
         fail: Callable[[str], None],
     ) -> None:
         self.links: dict[int, ServerLink] = {}  # by server, to be filled before the first push
-        self._parts: dict[tuple[int, int], Part] = {}
+        self._slices: dict[tuple[int, int], WorkerSlice] = {}
         self._lost, self._fail = lost, fail
         self._left = threading.Event()
         core = ServerCore(environment.num_workers, wait_seconds=environment.wait_seconds, allocate=allocator(arena))
@@ -59,9 +59,9 @@ class Relay:
         self._service.accept(listening)
         threading.Thread(target=self._watch, name="relay", daemon=True).start()
 
-    def carry(self, part: Part) -> None:
-        """From now on the workers push this slice here; `part` is how it travels upstream."""
-        self._parts[part.piece.key, part.piece.index] = part
+    def carry(self, slice_: WorkerSlice) -> None:
+        """From now on the workers push this slice here; this is how it travels upstream."""
+        self._slices[slice_.range.key, slice_.range.index] = slice_
 
     def leave(self, over: threading.Event) -> None:
         """Return when all workers have left and nothing is under way, or the job is `over`."""
@@ -88,19 +88,19 @@ class Relay:
         """The host's sums go upstream."""
         outgoing = Outgoing()
         for work in works:
-            link = self.links[self._parts[work.id].piece.server]
+            link = self.links[self._slices[work.id].range.server]
             outgoing.add(link, self._push(work, link))
         outgoing.send(list(self.links.values()))
 
     def _push(self, work: Work, link: ServerLink) -> Frame:
         """The value comes back to where the sum is."""
-        part, last = self._parts[work.id], work.pushes[-1]
+        slice_, last = self._slices[work.id], work.pushes[-1]
         values = work.target.array
         now, asked = time.monotonic(), time.perf_counter()
         ready = asked - (now - max(push.ready for push in work.pushes))
         arrival = _Arrival(partial(self._arrived, work, now - work.began))
-        link.expect(Landing(part, values, arrival, asked=asked), last.clock)
-        return link.push(part, values, last.clock, last.rate, work.piece.priority, Flag.PULL, ready)
+        link.expect(Landing(slice_, values, arrival, asked=asked), last.clock)
+        return link.push(slice_, values, last.clock, last.rate, work.slice.priority, Flag.PULL, ready)
 
     def _arrived(self, work: Work, summing: float, trip: Trip) -> None:
         """Adding, coding and the server's work, in seconds, are told as work; the rest is the wire."""
@@ -114,7 +114,7 @@ class _Arrival(Handle):
         super().__init__(1, "a host's sum", 0.0)
         self._arrived = then
 
-    def part_done(self, trip: Trip | None = None) -> None:
+    def one_done(self, trip: Trip | None = None) -> None:
         assert trip is not None  # of a value
         self._arrived(trip)
 

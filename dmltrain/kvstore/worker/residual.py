@@ -11,28 +11,30 @@ import numpy as np
 from dmltrain.arrays import Array
 from dmltrain.errors import UserError
 from dmltrain.kvstore.worker.entry import Entry
-from dmltrain.kvstore.worker.server_link import Part
+from dmltrain.kvstore.worker.server_link import WorkerSlice
 
 
-def parts_of(entries: Iterable[Entry]) -> list[Part]:
+def slices_with_residual(entries: Iterable[Entry]) -> list[WorkerSlice]:
     """Those whose pushes leave a residual."""
-    return [part for entry in entries for part in entry.parts if part.residual is not None]
+    return [slice_ for entry in entries for slice_ in entry.slices if slice_.residual is not None]
 
 
-def gathered(parts: Sequence[Part]) -> Array:
-    return np.concatenate([part.residual for part in parts if part.residual is not None])
+def gathered(slices: Sequence[WorkerSlice]) -> Array:
+    return np.concatenate([slice_.residual for slice_ in slices if slice_.residual is not None])
 
 
-def spread(parts: Sequence[Part], workers: Sequence[Array], whose: Callable[[Part], Iterable[int]]) -> None:
-    """Give each part the sum of the residuals of `whose` workers. Raises UserError when they are of another model."""
-    if {array.size for array in workers} != {sum(part.piece.length for part in parts)}:
+def spread(
+    slices: Sequence[WorkerSlice], workers: Sequence[Array], whose: Callable[[WorkerSlice], Iterable[int]]
+) -> None:
+    """Give each slice the sum of the residuals of `whose` workers. Raises UserError when they are of another model."""
+    if {array.size for array in workers} != {sum(slice_.range.length for slice_ in slices)}:
         raise UserError(
             "the residuals of gradient compression are of another model or compression: continue with the "
             "same --network and --gc-type, or with --gc-type none"
         )
     start = 0
-    for part in parts:
-        stop = start + part.piece.length
-        assert part.residual is not None  # see parts_of
-        part.residual[:] = sum(workers[worker][start:stop] for worker in whose(part))
+    for slice_ in slices:
+        stop = start + slice_.range.length
+        assert slice_.residual is not None  # see slices_with_residual
+        slice_.residual[:] = sum(workers[worker][start:stop] for worker in whose(slice_))
         start = stop

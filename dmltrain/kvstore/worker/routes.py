@@ -19,7 +19,7 @@ from dmltrain.kvstore.transport.message import ServerAddress, Start
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError
 from dmltrain.kvstore.transport.wire import FrameError
 from dmltrain.kvstore.worker.relay import Relay
-from dmltrain.kvstore.worker.server_link import Part, ServerLink
+from dmltrain.kvstore.worker.server_link import ServerLink, WorkerSlice
 
 Report = Callable[[str], None]
 _FAILURES = (OSError, Closed, FrameError, ArenaError)
@@ -29,7 +29,7 @@ class Way(NamedTuple):
     """How a slice travels."""
 
     link: ServerLink
-    part: Part
+    slice: WorkerSlice
 
 
 class Sharing:
@@ -76,19 +76,19 @@ class Routes:
             return (self._environment.index,)
         return self._ranks if self.relay else ()
 
-    def direct(self, parts: list[Part]) -> list[Way]:
-        return [Way(self.servers[part.piece.server], part) for part in parts]
+    def direct(self, slices: list[WorkerSlice]) -> list[Way]:
+        return [Way(self.servers[slice_.range.server], slice_) for slice_ in slices]
 
-    def of_weight(self, parts: list[Part]) -> list[Way]:
+    def of_weight(self, slices: list[WorkerSlice]) -> list[Way]:
         """How pushes of a weight, and what they become, travel."""
-        return [self._way(part) for part in parts]
+        return [self._way(slice_) for slice_ in slices]
 
-    def _way(self, part: Part) -> Way:
-        if self.host is None or part.piece.server not in self._far:
-            return Way(self.servers[part.piece.server], part)
+    def _way(self, slice_: WorkerSlice) -> Way:
+        if self.host is None or slice_.range.server not in self._far:
+            return Way(self.servers[slice_.range.server], slice_)
         if self.relay:
-            self.relay.carry(part)
-        return Way(self.host, Part(part.piece, part.dtype, None, None))
+            self.relay.carry(slice_)
+        return Way(self.host, WorkerSlice(slice_.range, slice_.dtype, None, None))
 
     # -- connecting -----------------------------------------------------------------------------------------------
 

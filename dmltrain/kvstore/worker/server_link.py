@@ -33,10 +33,10 @@ FIRST = 1 << 30
 
 
 @dataclass(eq=False)
-class Part:
+class WorkerSlice:
     """One slice of a key, as its worker sees it."""
 
-    piece: Slice
+    range: Slice
     dtype: np.dtype[Any]
     codec: Codec | None  # of what is pushed
     result_codec: Codec | None  # of what is pulled
@@ -51,7 +51,7 @@ class Part:
     push_type: int = field(init=False)
 
     def __post_init__(self) -> None:
-        length = self.piece.length
+        length = self.range.length
         self.nbytes, self.value_type = length * self.dtype.itemsize, wire.DTYPES.index(self.dtype.name)
         self.push_bytes = self.codec.nbytes(length) if self.codec else self.nbytes
         self.push_type = self.codec.number if self.codec else self.value_type
@@ -63,10 +63,10 @@ class Part:
 class Landing:
     """Where a pulled slice goes: into `target` (length,), or, with `keep`, read where the server wrote it."""
 
-    part: Part
+    slice: WorkerSlice
     target: Array
     handle: Handle
-    keep: Callable[[Part, Array, int], None] | None = None  # gets the value, read-only; release it later
+    keep: Callable[[WorkerSlice, Array, int], None] | None = None  # gets the value, read-only; release it later
     asked: float = 0.0  # when it was pushed (or pulled, where each push is a step), time.perf_counter
     handled: float = 0.0  # ServerLink's _handled then
 
@@ -108,7 +108,7 @@ class ServerLink:
 
     def push(
         self,
-        part: Part,
+        slice_: WorkerSlice,
         data: Array,
         clock: int,
         rate: float,
@@ -120,22 +120,22 @@ class ServerLink:
         """What sends one slice's gradient `data` (length,), which stays as it is until its value has come.
         `ready`: when it was, time.perf_counter; `offset`: where it lies in this worker's arena, if the caller knows."""
         arena = self.link.own_arena
-        if arena is None or part.codec or not data.size:
+        if arena is None or slice_.codec or not data.size:
             offset = None
         elif offset is None:
             offset = arena.offset_of(data)
         if offset is None:
-            return self._push_later(part, data, clock, rate, priority, flags, ready)
+            return self._push_later(slice_, data, clock, rate, priority, flags, ready)
         self._count_shared(data.nbytes)
         header = Header(
             Kind.PUSH,
-            part.push_bytes,
+            slice_.push_bytes,
             self.rank,
-            part.piece.key,
-            part.piece.index,
+            slice_.range.key,
+            slice_.range.index,
             clock,
             rate,
-            part.push_type,
+            slice_.push_type,
             flags | Flag.SHARED,
             offset,
             time.perf_counter() - ready,
@@ -144,28 +144,28 @@ class ServerLink:
         return Frame(header.pack(), None, priority)
 
     def _push_later(
-        self, part: Part, data: Array, clock: int, rate: float, priority: int, flags: int, ready: float
+        self, slice_: WorkerSlice, data: Array, clock: int, rate: float, priority: int, flags: int, ready: float
     ) -> Frame:
         """The same for what has to be copied, encoded or sent: on the sending thread."""
 
         def header(flags: int = flags, offset: int = 0) -> bytes:
             return Header(
                 Kind.PUSH,
-                part.push_bytes,
+                slice_.push_bytes,
                 self.rank,
-                part.piece.key,
-                part.piece.index,
+                slice_.range.key,
+                slice_.range.index,
                 clock,
                 rate,
-                part.push_type,
+                slice_.push_type,
                 flags,
                 offset,
                 time.perf_counter() - ready,
                 priority=_bounded(priority),
             ).pack()
 
-        if part.codec or self.link.own_arena is not None:
-            return Frame(b"", priority=priority, prepare=lambda: self._prepared(part, data, clock, header, flags))
+        if slice_.codec or self.link.own_arena is not None:
+            return Frame(b"", priority=priority, prepare=lambda: self._prepared(slice_, data, clock, header, flags))
         return Frame(
             b"",
             priority=priority,
@@ -174,25 +174,25 @@ class ServerLink:
         )
 
     def _prepared(
-        self, part: Part, data: Array, clock: int, header: Callable[..., bytes], flags: int
+        self, slice_: WorkerSlice, data: Array, clock: int, header: Callable[..., bytes], flags: int
     ) -> tuple[bytes, memoryview | None]:
         """On the sending thread: the push copied into shared memory, or encoded."""
         since = time.perf_counter()
         arena = self.link.own_arena
-        free = arena is None or part.loaned <= part.returned
-        if part.sending is None:
-            taken = arena.take(part.push_bytes) if arena else None
-            part.sending = taken[1] if taken else np.empty(part.push_bytes, np.uint8)
-        memory = part.sending if free else np.empty(part.push_bytes, np.uint8)
-        if part.codec:
-            part.codec.encode(data, memory, part.residual)
+        free = arena is None or slice_.loaned <= slice_.returned
+        if slice_.sending is None:
+            taken = arena.take(slice_.push_bytes) if arena else None
+            slice_.sending = taken[1] if taken else np.empty(slice_.push_bytes, np.uint8)
+        memory = slice_.sending if free else np.empty(slice_.push_bytes, np.uint8)
+        if slice_.codec:
+            slice_.codec.encode(data, memory, slice_.residual)
         else:
             np.copyto(memory.view(data.dtype), data)
         self.traffic.prepared += time.perf_counter() - since
         offset = arena.offset_of(memory) if arena is not None and memory.size else None
         if offset is None:
             return header(), _bytes(memory)
-        part.loaned = clock
+        slice_.loaned = clock
         self._count_shared(memory.nbytes)
         return header(flags | Flag.SHARED, offset), None
 
@@ -202,23 +202,27 @@ class ServerLink:
 
     def expect(self, landing: Landing, clock: int) -> None:
         """The slice's value at `clock` goes there. Before the pull that asks for it."""
-        piece = landing.part.piece
+        where = landing.slice.range
         landing.handled = self._handled
         with self._lock:
-            self._pulls.setdefault((piece.key, piece.index, clock), []).append(landing)
+            self._pulls.setdefault((where.key, where.index, clock), []).append(landing)
 
-    def pull(self, part: Part, clock: int, priority: int) -> Frame:
+    def pull(self, slice_: WorkerSlice, clock: int, priority: int) -> Frame:
         """What asks for the slice's value at `clock`; `expect` it before."""
-        header = Header(Kind.PULL, 0, self.rank, part.piece.key, part.piece.index, clock, priority=_bounded(priority))
+        header = Header(
+            Kind.PULL, 0, self.rank, slice_.range.key, slice_.range.index, clock, priority=_bounded(priority)
+        )
         return Frame(header.pack(), None, priority)
 
-    def release(self, read: Sequence[tuple[Part, int]]) -> Frame:
+    def release(self, read: Sequence[tuple[WorkerSlice, int]]) -> Frame:
         """What says that the values at these offsets of the server's memory have been read."""
-        payload = wire.release((part.piece.key, part.piece.index, offset) for part, offset in read)
+        payload = wire.release((slice_.range.key, slice_.range.index, offset) for slice_, offset in read)
         return Frame(Header(Kind.RELEASE, len(payload), self.rank).pack() + payload, None, FIRST)
 
-    def initialise(self, part: Part, data: Array, seconds: float) -> Handle:
-        header = Header(Kind.INIT, data.nbytes, self.rank, part.piece.key, part.piece.index, dtype=part.value_type)
+    def initialise(self, slice_: WorkerSlice, data: Array, seconds: float) -> Handle:
+        header = Header(
+            Kind.INIT, data.nbytes, self.rank, slice_.range.key, slice_.range.index, dtype=slice_.value_type
+        )
         return self.request(header.pack(), seconds, payload=_bytes(data))
 
     def request(
@@ -274,10 +278,10 @@ class ServerLink:
             if not waiting:
                 del self._pulls[pull]
             self._count(header)
-        part = landing.part
-        coded = part.result_codec is not None and header.dtype == part.result_codec.number
-        expected = part.result_codec.nbytes(part.piece.length) if coded and part.result_codec else part.nbytes
-        if header.length != expected or (not coded and header.dtype != part.value_type):
+        slice_ = landing.slice
+        coded = slice_.result_codec is not None and header.dtype == slice_.result_codec.number
+        expected = slice_.result_codec.nbytes(slice_.range.length) if coded and slice_.result_codec else slice_.nbytes
+        if header.length != expected or (not coded and header.dtype != slice_.value_type):
             raise FrameError(f"{header.length} bytes of type {header.dtype} for key {header.key}, expected {expected}")
         if header.flags & Flag.SHARED:
             self._read_shared(header, landing, coded)
@@ -285,8 +289,8 @@ class ServerLink:
             self._receive_coded(landing)
         elif header.length:
             self.link.read_into(_bytes(landing.target))
-        part.returned = max(part.returned, header.clock)
-        landing.handle.part_done(
+        slice_.returned = max(slice_.returned, header.clock)
+        landing.handle.one_done(
             Trip(
                 landing.asked,
                 header.waited,
@@ -306,24 +310,24 @@ class ServerLink:
             raise FrameError("a value in shared memory, but none is shared")
         data = self.link.peer_arena.view(header.offset, header.length)
         if landing.keep and not coded:
-            return landing.keep(landing.part, data.view(landing.part.dtype), header.offset)
+            return landing.keep(landing.slice, data.view(landing.slice.dtype), header.offset)
         since = time.perf_counter()
         if coded:
-            assert landing.part.result_codec is not None
-            landing.part.result_codec.decode(data, landing.target)
+            assert landing.slice.result_codec is not None
+            landing.slice.result_codec.decode(data, landing.target)
         else:
-            np.copyto(landing.target, data.view(landing.part.dtype))
+            np.copyto(landing.target, data.view(landing.slice.dtype))
         self.traffic.landed += time.perf_counter() - since
-        self.outbox.put_all([self.release([(landing.part, header.offset)])])
+        self.outbox.put_all([self.release([(landing.slice, header.offset)])])
 
     def _receive_coded(self, landing: Landing) -> None:
-        part = landing.part
-        assert part.result_codec is not None
-        if part.receiving is None:
-            part.receiving = np.empty(part.result_codec.nbytes(part.piece.length), np.uint8)
-        self.link.read_into(_bytes(part.receiving))
+        slice_ = landing.slice
+        assert slice_.result_codec is not None
+        if slice_.receiving is None:
+            slice_.receiving = np.empty(slice_.result_codec.nbytes(slice_.range.length), np.uint8)
+        self.link.read_into(_bytes(slice_.receiving))
         since = time.perf_counter()
-        part.result_codec.decode(part.receiving, landing.target)
+        slice_.result_codec.decode(slice_.receiving, landing.target)
         self.traffic.landed += time.perf_counter() - since
 
     def _count(self, header: Header) -> None:
@@ -342,7 +346,7 @@ class ServerLink:
             answer.append(data)
         elif header.kind != Kind.DONE:
             raise FrameError(f"frame kind {header.kind}")
-        handle.part_done()
+        handle.one_done()
 
 
 def _bounded(priority: int) -> int:

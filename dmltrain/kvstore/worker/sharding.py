@@ -37,18 +37,18 @@ def cut(
     """
     if slice_bytes is None:
         slice_bytes = slice_size(sum(map(operator.mul, sizes, itemsizes)), len(loads))
-    pieces = [
+    ranges = [
         (key, start, min(size - start, _elements(itemsize, slice_bytes)), itemsize)
         for key, (size, itemsize) in enumerate(zip(sizes, itemsizes, strict=True))
         for start in range(0, max(size, 1), _elements(itemsize, slice_bytes))
     ]
     placed: dict[tuple[int, int], int] = {}
-    for key, start, length, itemsize in sorted(pieces, key=lambda p: (-p[2] * p[3], p[0], p[1])):
+    for key, start, length, itemsize in sorted(ranges, key=lambda p: (-p[2] * p[3], p[0], p[1])):
         server = loads.index(min(loads))
         loads[server] += length * itemsize
         placed[key, start] = server
     plan: list[list[Slice]] = [[] for _ in sizes]
-    for key, start, length, _ in pieces:
+    for key, start, length, _ in ranges:
         plan[key].append(Slice(first_key + key, len(plan[key]), start, length, placed[key, start]))
     return plan
 

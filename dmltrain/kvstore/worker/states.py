@@ -13,7 +13,7 @@ from dmltrain.kvstore.transport.wire import Header, Kind
 from dmltrain.kvstore.worker import residual
 from dmltrain.kvstore.worker.keys import Entries
 from dmltrain.kvstore.worker.membership import Membership
-from dmltrain.kvstore.worker.server_link import Part, ServerLink
+from dmltrain.kvstore.worker.server_link import ServerLink, WorkerSlice
 
 SumUp = Callable[[str, Array], None]  # replaces an array by the sum of all workers'
 
@@ -58,10 +58,10 @@ class States:
 
     def residuals(self, of_servers: bool) -> dict[str, Array]:
         """On worker 0, by owner; `of_servers`: theirs as well."""
-        parts = residual.parts_of(self._entries)
-        if not parts:
+        slices = residual.slices_with_residual(self._entries)
+        if not slices:
             return {}
-        own = residual.gathered(parts)
+        own = residual.gathered(slices)
         found = {}
         for worker in range(self._num_workers):  # one after the other: on the way there is memory for one
             values = own.copy() if worker == self._rank else np.zeros_like(own)
@@ -74,19 +74,19 @@ class States:
         return found
 
     def load_residuals(self, residuals: dict[str, Array], of_servers: bool) -> None:
-        parts = residual.parts_of(self._entries)
+        slices = residual.slices_with_residual(self._entries)
         workers = [array for name, array in residuals.items() if name.startswith("worker ")]
         servers = [array for name, array in residuals.items() if name.startswith("server ")]
-        if not parts:
+        if not slices:
             return
-        residual.spread(parts, workers, lambda part: self._owned(part, len(workers)))
+        residual.spread(slices, workers, lambda slice_: self._owned(slice_, len(workers)))
         if len(servers) == len(self._servers) and of_servers:
             self.load_servers([array.tobytes() for array in servers])
 
-    def _owned(self, part: Part, workers: int) -> Iterable[int]:
-        """Whose residuals of a part, of that many workers, are this one's from now on."""
+    def _owned(self, slice_: WorkerSlice, workers: int) -> Iterable[int]:
+        """Whose residuals of a slice, of that many workers, are this one's from now on."""
         if workers == self._num_workers:
-            return self._member.routes.keeps(part.piece.server)
+            return self._member.routes.keeps(slice_.range.server)
         return range(workers) if self._rank == 0 else ()
 
     def _request(self, server: ServerLink, frame: bytes, answer: list[bytearray] | None = None) -> Handle:

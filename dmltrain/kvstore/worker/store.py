@@ -69,8 +69,8 @@ class DistKVStore(KVStore):
         self._entries.declare(keys, arrays, is_weight=True)
         if self.rank == 0:
             for name, array in zip(keys, arrays, strict=True):
-                for link, part in self._routes.direct(self._entries.find(name).parts):
-                    link.initialise(part, cut(array, part), self._environment.wait_seconds)
+                for link, slice_ in self._routes.direct(self._entries.find(name).slices):
+                    link.initialise(slice_, cut(array, slice_), self._environment.wait_seconds)
         self._member.flush()
         self.barrier()
 

@@ -48,10 +48,10 @@ class Transfers:
         handle, outgoing = self._handle(keys), Outgoing()
         for name, target in zip(keys, targets, strict=True):
             entry = self._entries.find(name)
-            ways = self._routes.direct(entry.parts) if entry.given else entry.ways
+            ways = self._routes.direct(entry.slices) if entry.given else entry.ways
             self._expect(name, entry, ways, target, handle, entry.clock)
-            for link, part in ways:
-                outgoing.add(link, link.pull(part, entry.clock, min(priority, entry.priority)))
+            for link, slice_ in ways:
+                outgoing.add(link, link.pull(slice_, entry.clock, min(priority, entry.priority)))
         outgoing.send(self._routes.links)
         return self._member.watched(handle)
 
@@ -91,8 +91,8 @@ class Transfers:
         return entry.buffer
 
     def _handle(self, keys: list[Key]) -> Handle:
-        parts = sum(len(self._entries.find(name).parts) for name in keys)
-        return Handle(parts, f"pull of {_names(keys)}", self._wait_seconds + 10.0, self._count_wait)
+        slices = sum(len(self._entries.find(name).slices) for name in keys)
+        return Handle(slices, f"pull of {_names(keys)}", self._wait_seconds + 10.0, self._count_wait)
 
     def _count_wait(self, trip: Trip | None, since: float, until: float) -> None:
         self.waits += split(trip, since, until)
@@ -122,13 +122,15 @@ class Transfers:
             self._expect(name, entry, entry.ways, target, handle, entry.clock + 1)
         entry.clock, entry.priority, entry.given = entry.clock + 1, priority, False
         kept, entry.kept = entry.kept, []
-        for (link, part), offset in kept:
-            outgoing.add_read(link, (part, offset))
-        for link, part in entry.ways:
+        for (link, slice_), offset in kept:
+            outgoing.add_read(link, (slice_, offset))
+        for link, slice_ in entry.ways:
             flags = Flag.PULL if handle else 0
-            known = entry.offset + part.piece.start * entry.dtype.itemsize if own and entry.offset is not None else None
+            known = (
+                entry.offset + slice_.range.start * entry.dtype.itemsize if own and entry.offset is not None else None
+            )
             outgoing.add(
-                link, link.push(part, cut(array, part), entry.clock, rate, priority, flags, entry.pushed, known)
+                link, link.push(slice_, cut(array, slice_), entry.clock, rate, priority, flags, entry.pushed, known)
             )
 
     def _expect(self, name: Key, entry: Entry, ways: list[Way], target: Any, handle: Handle, clock: int) -> None:
@@ -146,17 +148,17 @@ class Transfers:
         landing, asked = first.reshape(-1) if direct else np.empty(entry.size, entry.dtype), self._began(entry)
         for array in arrays[1:] if direct else arrays:
             handle.then(partial(_copy, array, landing))
-        for link, part in ways:
-            link.expect(Landing(part, cut(landing, part), handle, asked=asked), clock)
+        for link, slice_ in ways:
+            link.expect(Landing(slice_, cut(landing, slice_), handle, asked=asked), clock)
 
     def _expect_reading(self, entry: Entry, ways: list[Way], handle: Handle, clock: int) -> None:
-        """Values are read where the server wrote them, as far as they lie in one piece."""
+        """Values are read where the server wrote them, where they lie side by side."""
         if entry.landing is None:
             entry.landing = np.empty(entry.size, entry.dtype)
         reading = Reading(entry, ways, handle, len(handle.values), [None] * len(ways))
         asked = self._began(entry)
         for way in ways:
-            way.link.expect(Landing(way.part, cut(entry.landing, way.part), handle, reading.keep, asked), clock)
+            way.link.expect(Landing(way.slice, cut(entry.landing, way.slice), handle, reading.keep, asked), clock)
         handle.values.append(entry.landing)
         handle.then(reading.finish)
 
