@@ -32,7 +32,7 @@ class Handle:
     def __init__(
         self, count: int, what: str, seconds: float, waited: Callable[[Trip | None, float, float], None] | None = None
     ) -> None:
-        """`waited(trip, since, until)` is told of each wait that took time, and of the trip that ended it."""
+        """`waited(trip, since, until)` is called after each wait that took time, with the trip that ended it."""
         self.values: list[Array] = []
         self._left = count
         self._what = what
@@ -92,7 +92,7 @@ class KVStore:
     kv_rank: int | None = None  # of this worker in a framework's own kvstore, where that numbers workers itself
     bytes_sent: int = 0
     bytes_received: int = 0
-    waits: Waits | None = None  # of the training thread so far; None where nobody counts them
+    waits: Waits | None = None  # of the training thread so far; None where they are not counted
     _names: int = 0
 
     @property
@@ -200,11 +200,11 @@ class KVStore:
         return 0.0
 
     def abort(self, reason: str) -> None:
-        """This worker cannot go on: end the job for all, with `reason` in every process's message."""
+        """This worker has failed: end the job for all processes, with `reason` in every process's message."""
 
     def take_staleness(self) -> float | None:
         """Since the last call: updates of a slice by others between this worker's pull of it and its push, mean; None
-        where nobody counts them."""
+        where they are not counted."""
         return 0.0
 
     def close(self) -> None:

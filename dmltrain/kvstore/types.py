@@ -75,10 +75,10 @@ TABLE = (
         synchronous=True,
         optimizer_on=("workers", "servers"),
     ),
-    KVStoreType("dist_async", "each push is a step; nobody waits", ("dist_async_device",), staleness=math.inf),
+    KVStoreType("dist_async", "each push is a step; no worker waits", ("dist_async_device",), staleness=math.inf),
     KVStoreType(
         "dist_ssp",
-        "each push is a step; nobody is more than --staleness steps ahead of the slowest worker",
+        "each push is a step; no worker is more than --staleness steps ahead of the slowest worker",
         staleness=3.0,
         takes_staleness=True,
     ),

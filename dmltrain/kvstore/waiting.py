@@ -1,21 +1,22 @@
-"""Where a worker waits for its kvstore: the seconds in which its training thread stands still, by what held it up.
+"""Where a worker waits for its kvstore: the seconds in which its training thread is blocked, by cause.
 
-Theory of operation. Slices travel at the same time, so seconds summed over them are no seconds of an epoch. What counts
-is the thread that waits: it goes on when the last slice that it waits for has landed, and that slice's trip, from its
-push (a pull, where servers step at once) to its landing, tells what the wait was for. In this order:
+Theory of operation. Slices travel at the same time, so their seconds cannot be added. The training thread counts: it
+continues when the last slice that it waits for has arrived, and the trip of that slice explains the wait. A trip lasts
+from the push (the pull, where servers step at once) to the arrival of the value. The causes are, in this order:
 
-- straggler: until the last worker's gradient was ready, too (workers tell servers for how long a push has waited to be
-  sent, so a server knows who was late, and not only whose wire is slow, and tells the others by how long);
-- then, mixed: the server's own seconds (it tells them, too); own host's, which are what this link's two threads spent
-  on copying, encoding and decoding, of this slice and of others that it had to wait for; and the rest, the wire.
+- straggler: until the last worker's gradient was ready. Workers report to the server how long a push has waited to be
+  sent, so the server can tell a late worker from a slow wire, and it reports the delay to the other workers.
+- then, mixed: the server's own seconds, which it reports; the own host's seconds, in which this link's two threads
+  copied, encoded and decoded this slice and others before it; and the rest, the wire.
 
-Only what overlaps the wait is counted: what happened while the training thread computed cost nothing. In the mixed part
-the server's and the own host's seconds are taken as spread evenly. Inside a host, where slices stay in shared memory,
-there is no wire: the rest is the own host's (handing over between processes). The four always add up to the wait.
-It costs two clock readings a wait, one a key and a slice pushed, and two a slice that is copied or coded.
+Only what overlaps the wait is counted: work during the training thread's computation costs nothing. In the mixed phase
+the server's and the own host's seconds are assumed to be spread evenly. Inside a host, where slices stay in shared
+memory, there is no wire: the rest is the own host's (hand-over between processes). The four always add up to the wait.
+The cost is two clock readings for each wait, one for each key and slice pushed, and two for each slice that is copied
+or encoded.
 
-What it cannot see: the time in which a busy machine gives a thread no core looks like the wire, and so does a server's
-thread that is slow to read. A worker's wait for another one whose wire is slow is the wire's, too.
+Limits: when a busy machine gives a thread no core, that time looks like the wire, and so does a server's thread that
+reads slowly. A worker's wait for another worker with a slow wire also counts as the wire's.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""A server's or worker's line to the scheduler: registers, sends signs of life, reaches barriers, learns that the job
-is lost.
+"""The connection of a server or worker to the scheduler: registration, heartbeats, barriers, and the end of the job.
 
-`failure` is set once, with the reason, when the job is lost; `on_end` is called on this module's thread then, and at
-the job's regular end with '', so that the owner can wake whoever waits. A process of a lost job that does not end by
-itself within `exit_seconds` is ended here: nobody hangs in silence.
+When the job is lost, `failure` is set once, with the reason, and `on_end` is called with it on this module's thread, so
+that the owner can wake its waiting threads. At the job's regular end `on_end` is called with ''. A process of a lost
+job that does not end by itself within `exit_seconds` is ended here, so that none hangs.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Control:
         self.failure = ""
         self._start: Start | None = None
         self.shutdown = threading.Event()
-        self.over = threading.Event()  # nothing more will come from the scheduler
+        self.over = threading.Event()  # the scheduler sends nothing more
         self._environment = environment
         self._on_end = on_end
         self._exit_seconds = exit_seconds
@@ -72,7 +71,7 @@ class Control:
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     def wait_for_start(self) -> Start:
-        """What the scheduler sends when all are here. Raises JobLost."""
+        """The message that the scheduler sends when all processes have registered. Raises JobLost."""
         self._wait(lambda: self._start is not None, self._environment.start_seconds + 5.0, "the start of the job")
         assert self._start is not None  # see _wait
         return self._start
@@ -84,11 +83,11 @@ class Control:
         self._released.discard(name)
 
     def abort(self, reason: str) -> None:
-        """End the job for everybody."""
+        """End the job for all processes."""
         self._say(Abort(reason))
 
     def bye(self) -> None:
-        """This process is done; the end of its link is no failure from now on."""
+        """This process has finished: the end of its link is no failure from now on."""
         self._closing = True
         self._say(Bye())
 
@@ -123,7 +122,7 @@ class Control:
             time.sleep(0.05)
 
     def _say(self, message: Message) -> None:
-        with contextlib.suppress(Closed):  # the reader notices and tells
+        with contextlib.suppress(Closed):  # the reading thread reports it
             self._link.send(encode(message))
 
     def _wait(self, reached: Callable[[], bool], seconds: float, what: str) -> None:
@@ -140,7 +139,7 @@ class Control:
                 message = self._link.read_message(header)
                 self._heard = time.monotonic()
                 self._take(message)
-        except Exception as error:  # whatever it is, nobody may wait for the scheduler any more
+        except Exception as error:  # after any error no thread may wait for the scheduler
             self.fail(f"lost {self._scheduler}: {error}")
         finally:
             self.over.set()
@@ -156,7 +155,7 @@ class Control:
                 self._go_on(message)
 
     def _go_on(self, message: Start | Release | Shutdown) -> None:
-        """Wake whoever waits for this."""
+        """Wake the threads that wait for this message."""
         with self._changed:
             if isinstance(message, Start):
                 self._start = message
@@ -174,7 +173,9 @@ class Control:
         last = time.monotonic()
         while not (self._closing or self.failure):
             now = time.monotonic()
-            if now - last > self._environment.lost_seconds / 2:  # this process slept itself: do not judge the other
+            if (
+                now - last > self._environment.lost_seconds / 2
+            ):  # this process was suspended: the silence may be its own
                 self._heard = now
             last = now
             if now - self._heard > self._environment.lost_seconds:

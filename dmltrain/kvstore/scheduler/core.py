@@ -1,11 +1,11 @@
-"""The scheduler's decisions: who is here, barriers, who is lost, when the job ends. Pure; process.py moves
-bytes.
+"""The scheduler's decisions: registration, barriers, lost processes, the end of the job. Pure; process.py does the I/O.
 
-Theory of operation. Every process connects, registers and sends a heartbeat each second; the scheduler answers each, so
-that a frozen scheduler is noticed too. When all have registered, everybody gets the servers' addresses and learns who
-shares a host (`start`). A barrier is the set of workers that reached it. A worker says `bye` when it is done; after the
-last one, everybody gets `shutdown`. Silence for `lost_seconds`, a connection that ends without `bye`, an `abort` from a
-process, or a deadline that passes ends the job for all: `abort` with a reason that names who.
+Theory of operation. Every process connects, registers and sends a heartbeat each second. The scheduler answers each
+heartbeat, so that processes notice a frozen scheduler too. When all have registered, it sends `start` to all: the
+servers' addresses and each process's host. A barrier is the set of workers that have reached it. A worker sends `bye`
+when it has finished; after the last `bye` the scheduler sends `shutdown` to all. The job is lost when a process misses
+heartbeats for `lost_seconds`, its connection ends without `bye`, it sends `abort`, or a deadline passes: the scheduler
+then sends `abort` to all, with a reason that names the process.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ class SchedulerCore:
 
     num_workers: int
     num_servers: int
-    lost_seconds: float = 8.5  # a cable out for 5 s and TCP's pause after it are no loss
+    lost_seconds: float = 8.5  # a network outage of 5 s and TCP's retransmission pause after it are no loss
     start_seconds: float = 120.0
     wait_seconds: float = 600.0
-    facts: dict[str, Any] = field(default_factory=dict)  # told to everybody at the start
+    facts: dict[str, Any] = field(default_factory=dict)  # sent to all processes in `start`
     now: float = 0.0
     _peers: dict[Node, _Peer] = field(default_factory=dict)
     _barriers: dict[str, tuple[float, set[int]]] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class SchedulerCore:
     _finished: bool = False
 
     def handle(self, node: Node, message: Message, now: float) -> list[Action]:
-        """What `node` said (its role and index are proved by the handshake)."""
+        """A message of `node`; the handshake has proved its role and index."""
         if self._finished:
             return []
         self._advance(now)
@@ -127,7 +127,7 @@ class SchedulerCore:
 
     def _advance(self, now: float) -> None:
         slept, self.now = now - self.now > self.lost_seconds / 2, now
-        if slept:  # this very process was stopped or starved: nobody else's silence can be judged
+        if slept:  # this process itself was suspended: heartbeats may lie unread
             for peer in self._peers.values():
                 peer.heard = now
 

@@ -26,7 +26,7 @@ class SchedulerProcess:
     """Serves one job. `run` returns the reason why the job was lost, empty when it went well."""
 
     def __init__(self, environment: Environment, facts: dict[str, Any] | None = None) -> None:
-        """`facts` (JSON) are told to every process of the job when all are here."""
+        """`facts` (JSON) are sent to every process of the job when all have registered."""
         self._environment = environment
         self._core = SchedulerCore(
             environment.num_workers,

@@ -1,21 +1,22 @@
-"""One server's decisions: what to do with each push and pull. Pure (arrays in, actions out); service.py moves bytes
-and runs the work.
+"""One server's decisions: the actions that follow from each push and pull. Pure (arrays in, actions out): service.py
+does the I/O and runs the work.
 
 Theory of operation. A server holds slices of keys. Every worker numbers its pushes of a slice 1, 2, ...: its clock.
-One rule covers all kvstores: a pull at clock c is answered once the slowest worker's clock (of those that have not
-finished) is at least c - staleness; 0 is synchronous, infinity asynchronous, between them bounded staleness (SSP; Ho
-et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", section 3).
+One rule covers all kvstores: a pull at clock c is answered once the slowest worker's clock (finished workers do not
+count) is at least c - staleness. A staleness of 0 is synchronous, infinity is asynchronous, and values between them are
+bounded staleness (SSP; Ho et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel Parameter
+Server", section 3).
 
-- Rounds (synchronous): a round is the set of workers whose push has come, never a count of messages, so a repeated push
-  counts once. When the set is complete the gradients are added, first those of each host in the order of the workers'
-  ranks, then host by host: the sum does not depend on who came first, nor on how slices lie on servers, nor on whether
-  a host's relay (relay.py) sends its workers' sum in their place. The value becomes the sum, or, with an optimizer, one
-  step is made.
+- Rounds (synchronous): a round is a set of workers, never a count of messages, so a repeated push counts once. When all
+  workers have pushed, the server adds the gradients of each host in the order of the workers' ranks, then adds the
+  hosts' sums in order. So the sum depends neither on the order of arrival, nor on the slices' distribution over
+  servers, nor on whether a host's relay (relay.py) sends one sum for its workers. The value becomes the sum, or the
+  optimizer makes one step with it.
 - At once (asynchronous, SSP): each push is one optimizer step.
 
-A complete round, or a push that is a step, becomes a `Work` among the actions (slice.py): whoever gets it runs
-it, without a lock, and calls `done`. A reply is released when its value has been sent, or, where it lies in shared
-memory, when the worker has read it.
+For a complete round, or a push that is a step, the actions contain a `Work` (slice.py). The caller runs it without a
+lock and calls `done`. A reply is released when its value has been sent or, in shared memory, when the worker has read
+it.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ from dmltrain.kvstore.step import MakeStep
 from dmltrain.kvstore.transport.message import Declare, Key
 from dmltrain.kvstore.transport.wire import DTYPES
 
-MAX_LAG = 64  # rounds that wait for others in memory, at most
+MAX_LAG = 64  # incomplete rounds of a slice, at most
 
 
 @dataclass(eq=False, slots=True)
 class Reply:
-    """The value for `worker`'s pull of (key, slice) at `clock`. Call ServerCore.release when it has been read."""
+    """The value for `worker`'s pull of (key, slice) at `clock`. Call ServerCore.release once it is read."""
 
     worker: int
     key: int
@@ -63,7 +64,7 @@ Action = Reply | Work
 class ServerCore:
     """`make_step` returns the function that makes an optimizer's step on one slice (backends do that).
 
-    `num_workers` are the job's; all of them push here unless `on_hosts` says who. Workers are known by their ranks,
+    `num_workers` of the job all push here, unless `on_hosts` selects some. Workers are known by their ranks,
     the relay of a host by `relay_number`.
     """
 
@@ -86,7 +87,7 @@ class ServerCore:
         self.workers = Workers(self.num_workers, tuple(hosts))
         self._stragglers = Stragglers(self.workers, self.wait_seconds)
 
-    # -- what is stored -------------------------------------------------------------------------------------------
+    # -- keys and values ------------------------------------------------------------------------------------------
 
     def declare(self, worker: int, message: Declare) -> None:
         """A worker announces the kvstore's type and keys. All workers must announce the same. Raises Rejected."""
@@ -136,7 +137,7 @@ class ServerCore:
         self.spec = spec
 
     def backlog(self, key: int, index: int) -> int:
-        """Pushes of a slice that have come and wait for their step."""
+        """Pushes of a slice that wait for their step."""
         return len(self._find(key, index).queue)
 
     @property
@@ -145,7 +146,7 @@ class ServerCore:
         return all(slice_.work is None for slice_ in self._slices.values())
 
     def slices(self) -> dict[tuple[int, int], ServerSlice]:
-        """(key, slice) -> what is held, for reading and writing optimizer states."""
+        """(key, slice) -> its contents, for reading and writing optimizer states."""
         return self._slices
 
     # -- pushes and pulls -----------------------------------------------------------------------------------------
@@ -217,7 +218,7 @@ class ServerCore:
         return self._next(key, index, slice_, now)
 
     def done(self, work: Work, now: float = 0.0, waited: float = 0.0, worked: float | None = None) -> list[Action]:
-        """The work has been run: its value counts, pulls can be answered, and the slice's next work begins.
+        """The work has run: store its value, answer the pulls that waited for it, start the slice's next work.
 
         What a relay passes on has `waited` for other hosts' workers as well, and been `worked` at for so long, in
         seconds; the rest of the time it was on its way.
@@ -256,7 +257,7 @@ class ServerCore:
         ]
 
     def release(self, reply: Reply) -> None:
-        """The reply has been read, or never will be; its buffer may be written again."""
+        """The reply has been read, or its worker is gone: its buffer may be written again."""
         reply.buffer.readers -= 1
         self._slices[reply.key, reply.slice].give_back(reply.buffer)
 
@@ -314,14 +315,14 @@ class ServerCore:
         else:
             if len(pushes) > 1 or slice_.codec or pushes[0].data.kind == "lent":  # steps may change their gradient
                 scratch = slice_.take("value")
-            if slice_.value.readers:  # somebody is being sent this value: step on a copy
+            if slice_.value.readers:  # this value is being sent or read: step on a copy
                 target = slice_.take("value")
         coded = slice_.take("coded") if slice_.encodes else None
         return Work(id, slice_, hosts, slice_.step, target, coded, scratch, now)
 
     def _answer(self, key: int, index: int, slice_: ServerSlice, now: float) -> list[Action]:
         if not slice_.waiting or (slice_.work is not None and slice_.work.target is slice_.value):
-            return []  # nobody waits, or the value is being changed
+            return []  # no pull waits, or the value is being changed
         if not slice_.at_once:
             ready = [pull for pull in slice_.waiting if pull[1] <= slice_.completed]
             slice_.waiting = (
@@ -335,7 +336,7 @@ class ServerCore:
             reached = min(running, default=math.inf) + self.staleness
             ready = []
             waiting: list[tuple[int, int, float]] = []
-            for pull in slice_.waiting:  # everybody reads its own pushes: they are in the value before it is answered
+            for pull in slice_.waiting:  # a worker reads its own pushes: the value must contain them
                 (ready if pull[1] <= min(reached, slice_.applied[pull[0]]) else waiting).append(pull)
             slice_.waiting = waiting
         return [self._reply(key, index, slice_, pull, now) for pull in ready]

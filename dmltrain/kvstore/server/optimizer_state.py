@@ -1,6 +1,4 @@
-"""A server's values, optimizer state and what compression holds back, as bytes (numpy's npz, never pickle), for
-checkpoints.
-"""
+"""A server's values, optimizer state and residuals as bytes for checkpoints (numpy's npz, never pickle)."""
 
 from __future__ import annotations
 

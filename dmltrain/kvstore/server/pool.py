@@ -1,7 +1,7 @@
 """Threads for a service's arithmetic that last as long as the process.
 
-concurrent.futures takes no work any more once the program has ended, before atexit's calls: but a relay serves its host
-while its own worker's kvstore, which the program did not close, is closed there.
+concurrent.futures accepts no work after the main thread has ended, and it ends before atexit's callbacks run. But a
+relay still serves its host while atexit closes its own worker's kvstore.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A server's process: a Service of the job's slices, the line to the scheduler, and what goes beyond slices: optimizers
-and their states.
+"""A server's process: a Service for its slices, the connection to the scheduler, and requests that concern all slices:
+optimizers and their states.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dmltrain.kvstore.transport.message import Optimizer, expect
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError
 from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
 
-GARBAGE_OBJECTS = 100_000  # a round of many slices makes that many, none of them in cycles: nothing to look for
+GARBAGE_OBJECTS = 100_000  # a round of many slices makes that many, and none are in reference cycles
 
 
 class ServerProcess:

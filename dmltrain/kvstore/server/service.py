@@ -1,8 +1,8 @@
-"""Serves a core's slices to workers: moves bytes between their links and the core; one reading and one sending thread a
-worker, and a pool of threads for the arithmetic.
+"""Serves a core's slices to workers: does the I/O between their links and the core. Each worker has one receiving
+and one sending thread; a pool of threads does the arithmetic.
 
-A worker on this host comes in through a unix socket (rendezvous.py): its pushes are read, and its values written, in
-memory that both share, and only headers go through the socket.
+A worker on this host connects through a unix socket (rendezvous.py). Server and worker then read pushes and values in
+shared memory, and only headers go through the socket.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from dmltrain.kvstore.transport.outbox import LAST, Frame, Outbox
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError
 from dmltrain.kvstore.transport.wire import Flag, FrameError, Header, Kind
 
-OVERDUE_SECONDS = 1.0  # between two looks at who keeps others waiting
-DRAIN_SECONDS = 1.0  # for answers still queued when a link ends
-MAX_THREADS = 4  # of arithmetic; more than two or three do not get more out of a machine's memory
+OVERDUE_SECONDS = 1.0  # between two straggler diagnoses
+DRAIN_SECONDS = 1.0  # to send queued answers when a link ends
+MAX_THREADS = 4  # of arithmetic; two or three saturate a machine's memory
 MAX_BACKLOG = 8  # pushes of a slice that wait for their step
 REST_SECONDS = 10.0  # for work to end before a state is read
 BATCH = 16  # headers taken at once, at most: the first sums begin soon
@@ -77,7 +77,7 @@ class Service:
         self._replies: deque[tuple[Outbox, Frame]] = deque()  # to be sent
 
     def accept(self, listening: socket.socket) -> None:
-        """Let workers in, on threads of their own. Those that come through a unix socket share memory."""
+        """Accept workers, each on its own thread. Through a unix socket they share memory."""
         admit = self._admit if listening.family == socket.AF_UNIX else None
         threading.Thread(
             target=accept_loop,
@@ -87,7 +87,7 @@ class Service:
         ).start()
 
     def overdue(self) -> str:
-        """Empty, or who keeps others waiting; see ServerCore."""
+        """The straggler diagnosis; see ServerCore."""
         with self.exclusive() as core:
             return core.overdue(time.monotonic())
 
@@ -116,7 +116,7 @@ class Service:
 
     def _admit(self, connection: Link) -> None:
         """A caller through the unix socket: exchange memory."""
-        assert self._arena is not None  # nobody listens there without one
+        assert self._arena is not None  # the unix socket exists only with an arena
         if not rendezvous.same_user(connection.sock):
             raise FrameError("another user's process on this host")
         try:
@@ -145,7 +145,7 @@ class Service:
         except (Rejected, FrameError) as error:
             log(f"{self._name}: {role} {index}: {error}")
             outbox.put(message.encode(Error(str(error))))
-        except Exception as error:  # a defect of this program: the job must end at once, and say so
+        except Exception as error:  # a bug in this program: end the job at once, with the reason
             traceback.print_exc()
             outbox.put(message.encode(Error(f"{self._name}: {type(error).__name__}: {error}")))
         outbox.finish(DRAIN_SECONDS)
@@ -171,7 +171,7 @@ class Service:
         if kind == Kind.PUSH:
             self._push(worker, [header], [self._receive(connection, worker, header)])
         elif kind == Kind.PULL:
-            with self._lock:  # a pull is never the last thing that a round waits for
+            with self._lock:  # a pull never completes a round
                 self._act(
                     self._core.pull(worker, header.key, header.slice, header.clock, time.monotonic(), header.priority)
                 )
@@ -212,7 +212,7 @@ class Service:
             self._carry_out(works)
         else:
             self._hand_out(works)
-        for key, index in full:  # nobody fills this server's memory with steps that it cannot make in time
+        for key, index in full:  # bound the memory that pushes take when steps are slower than pushes
             self._let_step(key, index)
 
     def _let_step(self, key: int, index: int) -> None:
@@ -220,7 +220,7 @@ class Service:
             self._progress.wait_for(lambda: self._core.backlog(key, index) <= MAX_BACKLOG, REST_SECONDS)
 
     def _hand_out(self, works: deque[Work]) -> None:
-        """Have it done: by the pool where that pays; what has just been received is in this core's cache."""
+        """Run it on the pool if that pays; data received by this thread is still in this core's cache."""
         shared = sum(work.lent_bytes for work in works)
         if shared > AT_ONCE_BYTES:
             for _ in range(min(len(works), self._threads)):
@@ -236,11 +236,11 @@ class Service:
             buffer = None if initial else self._core.completing_buffer(*push, header.clock, self._thread_memory)
             buffer = buffer or self._core.buffer(*push, initial)
         if header.length:
-            connection.read_into(buffer.array.data.cast("B"))
+            connection.read_into(memoryview(buffer.array).cast("B"))  # type: ignore[arg-type]
         return buffer
 
     def _thread_memory(self, size: int) -> Array:
-        """This thread's, the same again and again: it stays in its core's cache."""
+        """This thread's buffer, reused so that it stays in its core's cache."""
         own: dict[str, Array] = self._own.__dict__
         if "memory" not in own or own["memory"].size < size:
             own["memory"] = np.empty(size, np.uint8)
@@ -276,7 +276,7 @@ class Service:
                     self._forward(some)
                 else:
                     works += self._done(some)
-        except Exception as error:  # an optimizer that cannot step, or a defect: the job must end at once, and say so
+        except Exception as error:  # an optimizer's error, or a bug: end the job at once, with the reason
             if not isinstance(error, Rejected):
                 traceback.print_exc()
             self._fail(f"{self._name}: {error}")
@@ -314,8 +314,8 @@ class Service:
             self._held.setdefault((reply.worker, reply.key, reply.slice, header.offset), []).append(reply)
             frame = Frame(header.pack(), None, reply.priority)
         else:
-            data = buffer.array.data.cast("B") if buffer.array.nbytes else memoryview(b"")
-            frame = Frame(header.pack(), data, reply.priority, functools.partial(self._sent, reply))
+            data = memoryview(buffer.array).cast("B") if buffer.array.nbytes else memoryview(b"")  # type: ignore[arg-type]
+            frame = Frame(header.pack(), data, reply.priority, lambda: self._sent(reply))
         self._replies.append((outbox, frame))
 
     def _send(self) -> None:

@@ -1,11 +1,11 @@
-"""What a server holds of one slice, and the work that changes it. Pure: numpy and no threads.
+"""A slice on its server, and the work that changes it. Pure: numpy and no threads.
 
-Work. What takes time (adding gradients, an optimizer's step, encoding the result) is a `Work`: server.py makes it when
-its inputs are complete, somebody runs it (`Work.run`, on any thread, without a lock), and server.py takes the result
-(`ServerCore.done`). A slice has at most one at a time.
+Work. What takes time (adding gradients, an optimizer's step, encoding the result) is a `Work`: core.py makes it when
+its inputs are complete, a thread of the service runs it (`Work.run`) without a lock, and core.py stores the result
+(`ServerCore.done`). A slice has at most one work at a time.
 
-Buffers. A value that is being read is never written: a sum goes into a buffer that nobody reads, and a step on a value
-that somebody reads makes a new one. With nobody lagging two buffers take turns.
+Buffers. A value is never written while it is being read: a sum goes into a buffer without readers, and a step on a
+value with readers writes to a new buffer. If no worker lags, two buffers alternate.
 """
 
 from __future__ import annotations
@@ -46,37 +46,37 @@ class Buffer:
 
 @dataclass(eq=False, slots=True)
 class Push:
-    """One worker's gradient that has come and is not in a value yet."""
+    """One worker's gradient that has arrived and is not yet in the value."""
 
     worker: int
     covers: tuple[int, ...]  # the workers whose sum it is: its own, or all of a host
     clock: int
     rate: float
     data: Buffer
-    since: float  # when it came, s
-    ready: float  # when its worker had it, as far as that is known: without the wire's delay, which is all workers'
+    since: float  # when it arrived, s
+    ready: float  # when its worker had computed it, s; the delay of the wire is not known and not subtracted
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """What became of a worker's last push that is in the value, in seconds of this process's clock."""
+    """Times of a worker's last push that is in the value, in seconds of this process's monotonic clock."""
 
-    since: float  # when it came
-    behind: float  # by how long the last worker of the round was ready later than this one
-    complete: float  # when all pushes of the round had come
+    since: float  # when it arrived
+    behind: float  # how much later the last worker of the round was ready
+    complete: float  # when all pushes of the round had arrived
     applied: float  # when it was in the value
 
 
 @dataclass(eq=False)
 class ServerSlice:
-    """One slice of a key. `clocks`: each worker's pushes that have come; `applied`: those that are in the value."""
+    """One slice of a key. `clocks`: each worker's pushes that have arrived; `applied`: those in the value."""
 
     dtype: str
     length: int
     at_once: bool  # each push is a step
-    is_weight: bool  # an optimizer may apply; False: always the plain sum of a round
+    is_weight: bool  # an optimizer may apply; False: always the sum of a round
     codec: Codec | None  # of pushes
-    result_codec: Codec | None  # of what is pulled: its values are sums of all workers'
+    result_codec: Codec | None  # of values that are pulled: sums of all workers
     allocate: Allocate
     clocks: dict[int, int]
     applied: dict[int, int]
@@ -92,7 +92,7 @@ class ServerSlice:
     rounds: dict[int, dict[int, Push]] = field(default_factory=dict)
     queue: deque[Push] = field(default_factory=deque)  # where each push is a step
     waiting: list[tuple[int, int, float]] = field(default_factory=list)  # pulls: worker, clock, since when (s)
-    priority: int = 0  # of its pulls: the workers' last word
+    priority: int = 0  # of its last pull
     step: Step | None = None
     work: Work | None = None
 
@@ -166,7 +166,7 @@ class Work:
     target: Buffer  # the next value; the present one where a step may be made in place
     coded: Buffer | None  # the next value as it is sent, where that differs
     scratch: Buffer | None  # for a step's gradient, where that is not one push as it came
-    began: float  # when the last push had come, s
+    began: float  # when the last push had arrived, s
 
     @property
     def pushes(self) -> list[Push]:

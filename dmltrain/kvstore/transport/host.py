@@ -1,7 +1,7 @@
-"""Who shares a host, by what every process tells the scheduler about itself. Pure but for `identity`.
+"""The hosts of a job's processes, from what each process reports when it registers. Pure but for `identity`.
 
-Two processes can share memory through a unix socket (rendezvous.py) exactly when they have the same kernel and the same
-network namespace: that is a host here, and a container with a network of its own is one as well.
+Two processes can share memory through a unix socket (rendezvous.py) exactly if they have the same kernel and the same
+network namespace. That is a host here; a container with its own network is one as well.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Ranks = tuple[int, ...]
 
 
 def identity() -> str:
-    """The same for all processes of one host and no other's; "" where it cannot be told."""
+    """The same for all processes of one host and no other's; "" where the system does not provide it."""
     try:
         kernel = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{kernel} {os.stat('/proc/self/ns/net').st_ino}"
@@ -25,7 +25,7 @@ def identity() -> str:
 
 
 def of_workers(identities: Sequence[str]) -> tuple[Ranks, ...]:
-    """The ranks on each host, hosts in the order of their lowest rank. A worker that does not know its host has one of
+    """The ranks on each host, hosts in the order of their lowest rank. A worker without an identity has a host of
     its own."""
     hosts: dict[str, list[int]] = {}
     for rank, name in enumerate(identities):
@@ -34,13 +34,13 @@ def of_workers(identities: Sequence[str]) -> tuple[Ranks, ...]:
 
 
 def at_start(start: Start) -> tuple[Ranks, ...]:
-    """The same from what the scheduler tells at the start."""
+    """The same from the scheduler's start message."""
     return of_workers([worker.host_id for worker in start.workers])
 
 
 def relayed(start: Start, rank: int) -> tuple[Ranks, list[int]]:
     """The workers of this worker's host, whose pushes the first of them sums, and the servers for which it does so:
-    those on other hosts. Empty where there is nothing to sum, or a worker of the host cannot be met."""
+    those on other hosts. Empty where there is nothing to sum, or a worker of the host has no unix socket."""
     name = start.workers[rank].host_id
     ranks = next(ranks for ranks in at_start(start) if rank in ranks)
     far = [number for number, server in enumerate(start.servers) if server.host_id != name]

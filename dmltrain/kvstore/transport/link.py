@@ -127,8 +127,8 @@ class Link:
             raise Closed(str(error)) from error
 
     def send_now(self, data: bytes) -> int:
-        """Send what the socket takes without a wait; returns how many bytes. All of them where the link is cut: its
-        reader tells."""
+        """Send what the socket takes without a wait; returns how many bytes. All of them where the link is cut: the
+        reading thread reports that."""
         try:
             with self._send_lock:
                 sent = self.sock.send(data, socket.MSG_DONTWAIT)
@@ -154,7 +154,7 @@ class Link:
             self.window = SendWindow(self.sock, send_window.ANSWERS if answers else send_window.PUSHES)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        with contextlib.suppress(OSError):  # Linux 6.15: go on within a second of a network's return
+        with contextlib.suppress(OSError):  # Linux 6.15: continue within a second after a network outage
             self.sock.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, RETRANSMIT_MS)
 
     def cut(self) -> None:
@@ -182,7 +182,7 @@ def listen(host: str, port: int = 0) -> socket.socket:
 
 
 def connect(address: tuple[str, int], caller: Caller, timeout: float) -> Link:
-    """Connect and prove who we are. Raises OSError, Closed, or FrameError with the reason of a refusal."""
+    """Connect and authenticate. Raises OSError, Closed, or FrameError with the reason of a refusal."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         tune(sock, address[0])
@@ -212,8 +212,8 @@ def greet(sock: socket.socket, caller: Caller) -> Link:
 
 
 def accept(sock: socket.socket, listener: Listener) -> tuple[Link, str, int]:
-    """Let a caller in: (link, role, index); the link is to be settled. Raises FrameError or Closed; the link is closed
-    then and the caller told why.
+    """Let a caller in: (link, role, index); the link is to be settled. Raises FrameError or Closed; then the link is
+    closed and the caller gets the reason.
     """
     link = Link(sock)
     deadline = threading.Timer(HANDSHAKE_SECONDS, link.cut)  # for all of it: a peer may send byte after byte

@@ -1,7 +1,7 @@
-"""Control messages: frozen values, and the one place that encodes them and checks what has arrived. Pure.
+"""Control messages: frozen values, their encoding, and the checks of received messages. Pure.
 
 A control frame's payload is one JSON object with exactly the fields of the message's class; that of a Kind.CONTROL
-frame has an "op" as well, which names the class. Whatever else arrives is a FrameError that says what was expected.
+frame also has an "op", which names the class. Anything else raises a FrameError that states what was expected.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Hello(Message):
-    """Who the caller says that it is."""
+    """The caller's claimed identity."""
 
     kind = Kind.HELLO
     job: str
@@ -85,7 +85,7 @@ class Refuse(Message):
     reason: str
 
 
-# -- everybody with the scheduler -------------------------------------------------------------------------------------
+# -- all processes with the scheduler ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

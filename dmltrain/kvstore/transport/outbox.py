@@ -105,7 +105,7 @@ class Outbox:
                 self.link.send(*(view for frame in batch for view in frame.views()))
             except Closed:
                 self.link.cut()
-            except Exception:  # no memory for a frame: nobody may wait for it
+            except Exception:  # out of memory for a frame: cut the link, so that no peer waits for it
                 traceback.print_exc()
                 self.link.cut()
             for frame in batch:

@@ -1,9 +1,9 @@
-"""Where processes of one host find each other and exchange their arenas: a unix socket without a file.
+"""How processes of one host connect to each other and exchange their arenas: a unix socket without a file.
 
-A server listens on an abstract socket (unix(7)) by a random name that the scheduler tells to all. Only processes with
-the same kernel and network namespace can reach it: who can, is on the same host, and nothing has to be configured or
-compared. After the handshake of every link (handshake.py) each side gives the other the descriptor of its arena, and
-the caller says that it has mapped the listener's: one that cannot goes away, and comes in over TCP.
+A server listens on an abstract socket (unix(7)) with a random name, which the scheduler sends to all processes. Only
+processes with the same kernel and network namespace can connect to it: a process that can connect is on the same host,
+without any configuration. After the handshake of every link (handshake.py) each side sends the other the descriptor of
+its arena. The caller confirms that it has mapped the listener's arena; if it cannot, it disconnects and uses TCP.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""How much a TCP link may have on its way in the kernel: nothing more urgent can overtake that, and it delays whatever
-shares the wire.
+"""How many bytes a TCP link may have queued in the kernel: more urgent frames cannot overtake them, and they delay all
+other traffic on the wire.
 
-A sender fills its path with what the path takes during one round trip (the bandwidth-delay product). The window is
-twice that, so that it grows while it is what bounds the rate, as in BBR (Cardwell et al. 2016, "BBR: Congestion-Based
-Congestion Control", cwnd_gain), and something on top, so that a thread that waits for its turn does not leave the wire
-empty. Rate and shortest round trip are the kernel's own (tcp_info in linux/tcp.h).
+A sender fills its path with as many bytes as the path carries in one round trip (the bandwidth-delay product). The
+window is twice that, so that it can grow while it limits the rate, as in BBR (Cardwell et al. 2016, "BBR:
+Congestion-Based Congestion Control", cwnd_gain), plus a constant, so that the wire stays busy while the sending thread
+waits for a core. Rate and shortest round trip are the kernel's own (tcp_info in linux/tcp.h).
 
-Where flows queue for one card, each gets as much of it as it has in the queue. Pushes have more than answers: all
-workers' pushes are waited for before there is an answer, so a push that comes late delays everybody, an answer only
-the one whom it is for.
+Flows that queue for one network card share it in proportion to their queued bytes. Pushes get a larger constant than
+answers: an answer needs the pushes of all workers, so a late push delays all workers, a late answer only one.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Theory of operation. Every message of the parameter server is one frame. Control frames carry JSON of limited size
 (message.py); data frames carry the raw little-endian elements of one slice. A reader first takes 68 bytes and gives
-them to `Header.unpack`, which refuses anything that is not ours before one byte of payload is read; the payload's
+them to `Header.unpack`, which rejects anything that is no dmltrain frame before it reads any payload; the payload's
 length is then checked against what the receiver expects (`MAX_CONTROL`, or the slice's own size), so that no peer can
 make us allocate memory. The checksum covers the header, whose corruption would misplace data; payloads rely on TCP's
 checksum and the link layer's CRC (docs/decisions/0002-payload-checksum.md). docs/protocol.md shows the layout.
@@ -65,7 +65,7 @@ DTYPES = ("float32", "float64")  # index = the header's dtype byte; above these:
 
 
 class FrameError(Exception):
-    """The peer sent something that is no frame of ours; the message says what. The connection is cut."""
+    """The peer sent an invalid frame; the message says what is wrong. The connection is cut."""
 
 
 class VersionError(FrameError):

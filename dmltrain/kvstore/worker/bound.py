@@ -1,5 +1,5 @@
-"""The least time in which this worker's host could have carried what the job's workers and servers sent: DESIGN's
-bound, with bytes as they were counted and rates as they were measured before training (probe.py).
+"""The least time in which this worker's host could have carried the traffic of the job's workers and servers:
+counted bytes divided by rates that were measured before training (probe.py).
 
 Network: the bytes that this host's card sent and received, those of its workers and those of its servers, each
 direction by its rate; the longer one counts. Every worker knows its own links only; what the others' links carried is

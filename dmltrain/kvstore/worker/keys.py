@@ -23,7 +23,7 @@ FIRST_SUM = 1 << 31  # keys that are no weights have numbers from here on: weigh
 
 @dataclass(eq=False)
 class Entries:
-    """`kind` and `staleness`: the kvstore's, as the servers are told; `seconds`: how long an answer may take."""
+    """`kind` and `staleness`: the kvstore's, as declared to the servers; `seconds`: how long an answer may take."""
 
     routes: Routes
     num_workers: int

@@ -15,7 +15,7 @@ from dmltrain.kvstore.worker.routes import Routes, Sharing
 
 
 class Membership:
-    """Registers with the scheduler, waits for the start, and connects: `start` is what the scheduler told everybody,
+    """Registers with the scheduler, waits for the start, and connects: `start` is the scheduler's start message,
     `routes` has the links. Raises JobLost or UserError."""
 
     def __init__(self, environment: Environment, sharing: Sharing, exit_seconds: float) -> None:
@@ -54,14 +54,14 @@ class Membership:
                 self.watched(handle).wait()
 
     def abort(self, reason: str) -> None:
-        """This worker cannot go on: end the job for all."""
+        """This worker has failed: end the job for all processes."""
         if not self._closed:
             self._closed = True
             self._control.abort(reason)
             self._control.close()
 
     def lose(self, reason: str) -> None:
-        """End the job for all; this process too, whatever its main thread waits for. Called on another thread."""
+        """End the job for all processes; this one too, even if its main thread waits. Called on another thread."""
         self._control.abort(reason)
         self._control.fail(reason)
 

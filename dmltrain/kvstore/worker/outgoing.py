@@ -1,5 +1,6 @@
-"""What a worker sends in one go: the frames of one call's keys, gathered by server. One lock and one wake-up, or one
-system call, serves them all."""
+"""The frames that one call sends: those of all its keys, by server. One lock and one wake-up, or one system call,
+serves them all.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ WINDOW = 8  # frames
 LEAST_BYTES = 1 << 15  # of a frame; a window of them takes 0.1 s at 20 Mbit/s
 FRAME_SECONDS = 0.005  # that a link takes for a frame, as far as MAX_PROBE allows: a window is short against
 #                        SECONDS, so that as much comes back as goes out
-QUIET_SECONDS = 10.0  # for what is on its way to come back
+QUIET_SECONDS = 10.0  # for frames under way to come back
 MEMORY_BYTES = 1 << 25  # copied at once; more than caches hold
 COPIES = 5
 

@@ -1,11 +1,11 @@
 """One stream per host: sums the pushes of a host's workers in memory that they share, and sends the sum to the servers
-of other hosts in their place.
+of other hosts on their behalf.
 
 Theory of operation. The relay lives in the process of the host's first worker. To its workers it is a server (a Service
 with a ServerCore of its own), reached through shared memory. When a round of a slice is complete it adds the pushes as
 a server would, pushes the sum upstream by a link of its own (role "relay": that push counts for all its workers), and
 lets the value that comes back land where the sum was: this is the round's value, read by the workers where it lies.
-Gradients are compressed once, on their way upstream, and what that holds back belongs to the host.
+Gradients are compressed once, on their way upstream, and the residual belongs to the host.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from dmltrain.kvstore.worker.outgoing import Outgoing
 from dmltrain.kvstore.worker.server_link import Landing, ServerLink, WorkerSlice
 
 LEAVE_SECONDS = 0.05  # between two looks whether the workers have left
-LINGER_SECONDS = 2.0  # after a server's link broke, for the scheduler to say who was lost
+LINGER_SECONDS = 2.0  # after a server's link broke, for the scheduler to report the lost process
 
 
 class Relay:
-    """Serves the workers `ranks` through `listening`. `lost(reason)` is told that a link has ended, for its worker;
+    """Serves the workers `ranks` through `listening`. `lost(reason)` is called when a link has ended, for its worker;
     `fail(reason)` ends the job."""
 
     def __init__(
@@ -103,7 +103,7 @@ class Relay:
         return link.push(slice_, values, last.clock, last.rate, work.slice.priority, Flag.PULL, ready)
 
     def _arrived(self, work: Work, summing: float, trip: Trip) -> None:
-        """Adding, coding and the server's work, in seconds, are told as work; the rest is the wire."""
+        """Report seconds of adding, coding and the server's work as work; the rest is the wire."""
         self._service.done(work, trip.waited, summing + trip.handled + trip.worked)
 
 

@@ -33,7 +33,7 @@ class Way(NamedTuple):
 
 
 class Sharing:
-    """What a worker can share with others of its host: memory, and a socket at which they meet it, if it has these."""
+    """What a worker shares with others on its host, where it can: memory, and the unix socket to connect to."""
 
     def __init__(self, environment: Environment, sums: bool) -> None:
         """`sums`: it takes part in sums of its host, if that is wanted. Raises UserError when memory must be had and
@@ -51,7 +51,7 @@ class Routes:
     """
 
     def __init__(self, environment: Environment, start: Start, sharing: Sharing, lost: Report, fail: Report) -> None:
-        """`start`: what the scheduler has told everybody. Raises JobLost or UserError."""
+        """`start`: the scheduler's start message. Raises JobLost or UserError."""
         self._environment, self._sharing = environment, sharing
         self._lost, self._fail = lost, fail
         self._ranks, self._far = host.relayed(start, environment.index)
@@ -98,7 +98,7 @@ class Routes:
         if not self._far or self._ranks[0] != self._environment.index:
             listening.close()
             return None
-        assert self._sharing.arena is not None  # nobody listens without one
+        assert self._sharing.arena is not None  # the socket exists only with an arena
         return Relay(self._environment, self._ranks, self._sharing.arena, listening, self._lost, self._fail)
 
     def _connect(self, number: int, server: ServerAddress) -> ServerLink:
@@ -136,7 +136,7 @@ class Routes:
     def _join(self, start: Start) -> ServerLink:
         """The link to the host's relay."""
         leader, own, arena = self._ranks[0], self._environment.index, self._sharing.arena
-        assert arena is not None  # or this worker would not have said that it can be met
+        assert arena is not None  # without one this worker has no unix socket, and no relay
         connection, reason = None, "it cannot be reached"
         try:
             connection = rendezvous.connect(start.workers[leader].socket_name, self._caller("worker"), arena)

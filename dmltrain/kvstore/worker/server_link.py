@@ -1,4 +1,4 @@
-"""A worker's link to one server: pushes and pulls of slices, requests, and a thread that takes the answers.
+"""A worker's link to one server: pushes and pulls of slices, requests, and a thread that receives the answers.
 
 Pushes and pulls of a slice are numbered by its clock; a value lands in the memory that its pull named. Answers to
 requests (not pulls) come in the order of the requests. Where server and worker are on one host, pushes and values lie
@@ -34,7 +34,7 @@ FIRST = 1 << 30
 
 @dataclass(eq=False)
 class WorkerSlice:
-    """One slice of a key, as its worker sees it."""
+    """One slice of a key on its worker."""
 
     range: Slice
     dtype: np.dtype[Any]
@@ -42,11 +42,11 @@ class WorkerSlice:
     result_codec: Codec | None  # of what is pulled
     sending: Array | None = None  # where pushes are copied or encoded to, uint8
     receiving: Array | None = None  # where encoded values arrive, uint8
-    residual: Array | None = None  # what the encoded pushes held back, (length,) float32
+    residual: Array | None = None  # of the encoded pushes, (length,) float32
     loaned: int = 0  # the last clock at which `sending` was given to the server in shared memory,
-    returned: int = 0  # and the last whose value has come: the server reads it no more
+    returned: int = 0  # and the last whose value has arrived: the server no longer reads it
     nbytes: int = field(init=False)
-    value_type: int = field(init=False)  # as the header says it, of what is not encoded
+    value_type: int = field(init=False)  # element type in headers of values that are not encoded
     push_bytes: int = field(init=False)
     push_type: int = field(init=False)
 
@@ -117,7 +117,7 @@ class ServerLink:
         ready: float = 0.0,
         offset: int | None = None,
     ) -> Frame:
-        """What sends one slice's gradient `data` (length,), which stays as it is until its value has come.
+        """The PUSH frame of one slice's gradient `data` (length,), which must not change until its value has arrived.
         `ready`: when it was, time.perf_counter; `offset`: where it lies in this worker's arena, if the caller knows."""
         arena = self.link.own_arena
         if arena is None or slice_.codec or not data.size:
@@ -208,14 +208,14 @@ class ServerLink:
             self._pulls.setdefault((where.key, where.index, clock), []).append(landing)
 
     def pull(self, slice_: WorkerSlice, clock: int, priority: int) -> Frame:
-        """What asks for the slice's value at `clock`; `expect` it before."""
+        """The PULL frame for the slice's value at `clock`; call `expect` first."""
         header = Header(
             Kind.PULL, 0, self.rank, slice_.range.key, slice_.range.index, clock, priority=_bounded(priority)
         )
         return Frame(header.pack(), None, priority)
 
     def release(self, read: Sequence[tuple[WorkerSlice, int]]) -> Frame:
-        """What says that the values at these offsets of the server's memory have been read."""
+        """The RELEASE frame for values that have been read, by their offsets in the server's memory."""
         payload = wire.release((slice_.range.key, slice_.range.index, offset) for slice_, offset in read)
         return Frame(Header(Kind.RELEASE, len(payload), self.rank).pack() + payload, None, FIRST)
 
@@ -242,7 +242,7 @@ class ServerLink:
     # -- receiving ------------------------------------------------------------------------------------------------
 
     def fail(self, reason: str) -> None:
-        """Nobody gets an answer any more."""
+        """Fail all pulls and requests that wait, and cut the link."""
         with self._lock:
             for waiting in self._pulls.values():
                 for landing in waiting:
@@ -257,7 +257,7 @@ class ServerLink:
                 self._take(self.link.read_header())
         except (Closed, OSError) as error:
             self.lost(f"{self.name} closed the connection: {error}")
-        except Exception as error:  # whatever it is, nobody may wait for this server any more
+        except Exception as error:  # after any error no thread may wait for this server
             self.lost(f"{self.name} sent what was not asked for: {error!r}")
 
     def _take(self, header: Header) -> None:
@@ -355,4 +355,4 @@ def _bounded(priority: int) -> int:
 
 
 def _bytes(array: Array) -> memoryview:
-    return array.data.cast("B") if array.size else memoryview(b"")
+    return memoryview(array).cast("B") if array.size else memoryview(b"")  # type: ignore[arg-type]

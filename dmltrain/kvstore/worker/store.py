@@ -38,7 +38,7 @@ class DistKVStore(KVStore):
         self.rank, self.num_workers = environment.index, environment.num_workers
         self.num_servers = environment.num_servers
         self._environment = environment
-        self._staleness_taken = (0.0, 0)  # what take_staleness has told: sum and count
+        self._staleness_taken = (0.0, 0)  # at the last take_staleness: sum and count
         self._stepping = False
         self._bound: Bound | None = None
         sharing = Sharing(environment, sums=self.kvstore_type.sums_in_host and environment.num_workers > 1)
@@ -154,7 +154,7 @@ class DistKVStore(KVStore):
         self._member.abort(reason)
 
     def lose(self, reason: str) -> None:
-        """End the job for all; this process too, whatever its main thread waits for. Called on another thread."""
+        """End the job for all processes; this one too, even if its main thread waits. Called on another thread."""
         self._member.lose(reason)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Pushes and pulls of keys: what is sent to whom, where values go, and how long the training thread waited for them.
+"""Pushes and pulls of keys: their frames and servers, the memory for their values, and the training thread's waits.
 
 Pushes and pulls of a key are numbered by its clock. routes.py has the links, server_link.py moves the slices.
 """
