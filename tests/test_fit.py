@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dmltrain import checkpoint, fit, record
+from dmltrain import checkpoint, data, fit, models, record
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
 ROOT = Path(__file__).parent.parent
@@ -208,9 +208,9 @@ def test_a_run_goes_on_from_the_weights_of_an_old_mxnet_job(run, tmp_path):
     "words, essentials",
     [
         (["--nonsense", "1"], ["unknown option --nonsense", "--num-epochs"]),
-        (["--network", "nonsense"], ["nonsense", "lenet, mlp, resnet"]),
+        (["--network", "nonsense"], ["nonsense", ", ".join(sorted(models.NETWORKS))]),
         (["--network", "resnet", "--num-layers", "21"], ["21", "20, 32, 44"]),
-        (["--dataset", "nonsense"], ["nonsense", "cifar10, digits, mnist, synthetic"]),
+        (["--dataset", "nonsense"], ["nonsense", ", ".join(sorted(data.DATASETS))]),
         (["--kv-store", "nonsense"], ["nonsense", "dist_sync", "local"]),
         (["--kv-store", "dist_sync"], ["dist_sync", "dmltrain-launch", "--kv-store local"]),
         (["--batch-size", "2000"], ["--batch-size 2000", "1437"]),

@@ -2,8 +2,9 @@
 
 import pytest
 
-from dmltrain import options
+from dmltrain import data, models, optimizers, options
 from dmltrain.errors import UserError
+from dmltrain.kvstore import codec
 
 CIFAR10 = {
     "network": "resnet",
@@ -106,12 +107,12 @@ def test_devices(text, names):
         ("--batchsize=3", ["unknown option --batchsize ", "did you mean --batch-size?"]),
         ("-n 7", ["unknown option -n"]),
         ("file.py", ["unknown option file.py"]),
-        ("--network resnest", ["--network", "resnest", "inception-bn-28-small, lenet, mlp, resnet"]),
-        ("--dataset imagine", ["--dataset", "imagine", "cifar10, digits, mnist, synthetic"]),
+        ("--network resnest", ["--network", "resnest", ", ".join(sorted(models.NETWORKS))]),
+        ("--dataset imagine", ["--dataset", "imagine", ", ".join(sorted(data.DATASETS))]),
         ("--kv-store dist", ["--kv-store", "'dist'", "dist_async", "dist_sync", "local"]),
-        ("--optimizer sdg", ["--optimizer", "sdg", "adagrad, adam, adamw, nag, rmsprop, sgd"]),
+        ("--optimizer sdg", ["--optimizer", "sdg", ", ".join(sorted(optimizers.NAMES))]),
         ("--dtype int8", ["--dtype", "int8", "bfloat16, float16, float32"]),
-        ("--gc-type 1bit", ["--gc-type", "1bit", "2bit, bf16, fp16, int8, none, topk"]),
+        ("--gc-type 1bit", ["--gc-type", "1bit", ", ".join(sorted(codec.TYPES))]),
         ("--gc-type int8 --kv-store dist_sync --backend mxnet", ["--gc-type int8", "none or 2bit", "--backend torch"]),
         ("--gc-ratio 2", ["--gc-ratio 2", "at most 1"]),
         ("--transport udp", ["--transport", "udp", "auto, shm, tcp"]),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from dmltrain import record
 from dmltrain.errors import UserError
-from dmltrain.report import plot, reading
+from dmltrain.report import dialect, plot, reading
 from dmltrain.report.run import Run
 from dmltrain.report.table import AGGREGATES, Table, table
 from dmltrain.report.text import FORMATS
@@ -42,7 +42,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="dmltrain-parse",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=_EXAMPLES,
-        description="Tables of accuracy and time per epoch from the logs of dmltrain, MXNet, gluoncv, Keras and Caffe.",
+        description=f"Tables of accuracy and time per epoch from the logs of {dialect.programs('and')}.",
     )
     parser.add_argument(
         "logs", nargs="*", metavar="LOG", help="a log file, a folder with the logs of one run, or - (standard input)"

@@ -15,10 +15,10 @@ from typing import BinaryIO
 
 from dmltrain.errors import UserError
 from dmltrain.report.block import Block, blocks
-from dmltrain.report.dialect import DIALECTS
+from dmltrain.report.dialect import DIALECTS, programs
 from dmltrain.report.run import Found, Run, merge
 
-_SHAPES = "`Epoch[k] Train-accuracy=...` of dmltrain and MXNet, or an epoch of gluoncv, Keras or Caffe"
+_SHAPES = f"`Epoch[k] Train-accuracy=...`, or an epoch as written by {programs('or')}"
 
 
 def read(path: str) -> list[Run]:

@@ -68,10 +68,10 @@ def _kvstores() -> Rows:
 
 
 def _codecs() -> Rows:
-    yield "`--gc-type`", "bytes of n values", "what travels"
-    yield "`none`", "4n", "float32 values as they are"
+    yield "`--gc-type`", "number in frames", "bytes of n values", "what travels"
+    yield "`none`", "0", "4n", "float32 values as they are"
     for row in codec.TABLE:
-        yield f"`{row.name}`", row.size, _sentence(row.__doc__)
+        yield f"`{row.name}`", str(row.number), row.size, _sentence(row.__doc__)
 
 
 def _optimizers() -> Rows:

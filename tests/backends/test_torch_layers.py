@@ -30,6 +30,7 @@ from dmltrain.layers import (  # noqa: E402
     chain,
     concat,
 )
+from tests.models.other_networks import other_networks  # noqa: E402
 
 NETWORKS = [
     ("mlp", None, (1, 28, 28)),
@@ -40,6 +41,7 @@ NETWORKS = [
     ("resnet", 18, (3, 40, 40)),
     ("inception-bn-28-small", None, (3, 28, 28)),
 ]
+NETWORKS += [(name, None, each.input_shape) for name, each in other_networks({row[0] for row in NETWORKS}).items()]
 EVERY_LAYER = Network(
     "every-layer",
     chain(

@@ -61,7 +61,7 @@ def test_an_optimizer_in_the_local_store_and_its_state(tmp_path):
 @pytest.mark.parametrize(
     "spec, message",
     [
-        ({"name": "magic"}, "unknown optimizer 'magic': servers have sgd, adam"),
+        ({"name": "magic"}, "unknown optimizer 'magic': servers have "),
         ({"name": "sgd", "lr": 0.1, "speed": 3}, "optimizer sgd takes lr, momentum"),
         ({"name": "sgd", "lr": "fast"}, "lr='fast': expected a number"),
     ],

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.copied_tree import copy_packages, one_more
+
 FILE = '''"""Processes beside the launcher, on a host that is called next."""
 
 import sys
@@ -36,11 +36,8 @@ ROW = '    "next": Launcher("a host called next", ("--interface", "--subnet")),\
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory) -> Path:
     """A copy of launch with the launcher `next`."""
-    copy = tmp_path_factory.mktemp("tree")
-    shutil.copytree(ROOT / "launch", copy / "launch")
-    table = copy / "launch/clusters/__init__.py"
-    (copy / "launch/clusters/next.py").write_text(FILE)
-    table.write_text(table.read_text().replace("LAUNCHERS = {\n", "LAUNCHERS = {\n" + ROW))
+    copy = copy_packages(tmp_path_factory.mktemp("tree"), "launch")
+    one_more(copy, "launch/clusters/next.py", FILE, "launch/clusters/__init__.py", "LAUNCHERS = {\n", ROW)
     return copy
 
 

@@ -5,7 +5,7 @@ The first dialect that finds epochs in a file has read it.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from dmltrain.report.block import Block
 from dmltrain.report.dialect.caffe import Caffe
@@ -16,6 +16,8 @@ from dmltrain.report.run import Found
 
 
 class Dialect(Protocol):
+    programs: ClassVar[tuple[str, ...]]  # that write such logs, for help and messages
+
     def feed(self, block: Block) -> bool:
         """Read the next block of a file; True where its lines are of this dialect, so that no other need look."""
 
@@ -23,4 +25,15 @@ class Dialect(Protocol):
         """At the end of the file: the runs in it."""
 
 
-DIALECTS: tuple[type[Dialect], ...] = (MXNet, Estimator, Caffe, Keras)
+DIALECTS: tuple[type[Dialect], ...] = (
+    MXNet,
+    Estimator,
+    Caffe,
+    Keras,
+)
+
+
+def programs(conjunction: str) -> str:
+    """All programs whose logs are read, as a list within a sentence."""
+    *first, last = [name for dialect in DIALECTS for name in dialect.programs]
+    return f"{', '.join(first)} {conjunction} {last}"

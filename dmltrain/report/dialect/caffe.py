@@ -28,6 +28,8 @@ _EVENT = re.compile(
 class Caffe:
     """Reads blocks of a log; see the module."""
 
+    programs = ("Caffe",)
+
     def __init__(self) -> None:
         self._tests: dict[int, Values] = {}
         self._snapshots: dict[int, dict[str, float]] = {}

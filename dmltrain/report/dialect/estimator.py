@@ -23,6 +23,8 @@ _EPOCH = re.compile(rb"\[Epoch (\d{1,9})\] Finished in (\d{1,9}\.\d{3})s(?:, ([^
 class Estimator:
     """Reads blocks of a log; see the module."""
 
+    programs = ("gluon's estimator",)
+
     def __init__(self) -> None:
         self._epochs: dict[int, Values] = {}
         self._validation: list[record.Pair] = []

@@ -30,6 +30,8 @@ _BAR = 400  # bytes before the seconds in which the bar's count stands
 class Keras:
     """Reads blocks of a log; see the module."""
 
+    programs = ("Keras",)
+
     def __init__(self) -> None:
         self._runs: list[dict[int, Values]] = []
         self._epoch = 0

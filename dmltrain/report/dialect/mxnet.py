@@ -54,6 +54,8 @@ _RARE = (_GLUON, _Form(b"Epoch ", b"Epoch ["), _Form(b"Iter", b"Iteration["), _F
 class MXNet:
     """Reads blocks of a log; see the module."""
 
+    programs = ("dmltrain", "MXNet", "gluoncv")
+
     def __init__(self) -> None:
         self._epochs: dict[int, Values] = {}
         self._cells: dict[tuple[bytes, ...], array] = {}  # (epoch, name) as printed -> the array in _epochs

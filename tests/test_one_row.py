@@ -1,0 +1,221 @@
+"""A network, data set, optimizer, codec or log dialect is one file and one row: here is one of each, in a copy of the
+tree, and the programs use them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.copied_tree import copy_packages, one_more
+
+pytest.importorskip("torch", reason="torch is not installed: nothing is trained with the new things")
+
+NETWORK = '''"""A network of one layer."""
+
+from dmltrain.layers import Dense, Flatten, Network, chain
+
+
+def build(num_layers, num_classes, image_shape):
+    return Network("newnet", chain(Flatten(), Dense("fc", num_classes)), image_shape, num_classes)
+'''
+DATASET = '''"""Three classes of grey images, each of one brightness."""
+
+import numpy as np
+
+from dmltrain.data.augment import Augmentation
+from dmltrain.data.dataset import Dataset, Description, Split
+
+SHAPE = (1, 4, 4)
+
+
+def load(data_dir=None, *, num_examples=None, image_shape=None, seed=0, download=True):
+    labels = np.arange(num_examples or 96) % 3
+    images = np.zeros((len(labels), *SHAPE), np.uint8)
+    for number in range(3):
+        images[labels == number, :, number, :] = 200
+    split = Split(images, labels, Augmentation(crop=SHAPE[1:], mean=(127.0,), std=(60.0,)))
+    return Dataset("newdata", split, split, 3, SHAPE)
+
+
+DESCRIPTION = Description(3, SHAPE, load)
+'''
+OPTIMIZER = '''"""newopt: the sign of the gradient, with a class of its own."""
+
+from dmltrain.optimizers.optimizer import Optimizer, Torch
+
+
+def torch_class(torch):
+    class Signs(torch.optim.Optimizer):
+        def __init__(self, params, lr=0.1, weight_decay=0.0, sharpness=1.0):
+            super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "sharpness": sharpness})
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for each in group["params"]:
+                    each -= group["lr"] * torch.tanh(each.grad * 1e6)
+
+    return Signs
+
+
+OPTIMIZER = Optimizer("newopt", Torch("Signs", ("weight_decay", "sharpness"), own=torch_class))
+'''
+CODEC = '''"""Three bytes an element: float32 without its lowest byte."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dmltrain.kvstore.codec.block import BlockCodec
+
+
+@dataclass(frozen=True)
+class ThreeBytes(BlockCodec):
+    """The upper three bytes."""
+
+    name = "24bit"
+    number = 7
+    size = "3n"
+    needs_residual = False
+
+    def nbytes(self, length):
+        return 3 * length
+
+    def write(self, part, start, target, length):
+        kept = part.view(np.uint8).reshape(-1, 4)[:, 1:]
+        target.reshape(-1, 3)[start : start + part.size] = kept
+
+    def read(self, data, start, length, into):
+        into.view(np.uint8).reshape(-1, 4)[:] = 0
+        into.view(np.uint8).reshape(-1, 4)[:, 1:] = data.reshape(-1, 3)[start : start + into.size]
+'''
+DIALECT = '''"""Logs of Newtrainer: `round 3 hit 0.5`."""
+
+import re
+from array import array
+
+from dmltrain.report.run import Found
+
+LINE = re.compile(rb"round (\\d+) hit ([\\d.]+)")
+
+
+class New:
+    programs = ("Newtrainer",)
+
+    def __init__(self):
+        self._epochs = {}
+
+    def feed(self, block):
+        lines = LINE.findall(block.data)
+        for epoch, value in lines:
+            self._epochs[int(epoch)] = {"train_accuracy": array("d", [float(value)])}
+        return bool(lines)
+
+    def found(self):
+        return [Found(self._epochs)] if self._epochs else []
+'''
+NEW = (  # file, its content, the table's file, the table's opening line, the row, the row's import
+    ("models/newnet", NETWORK, "models", "NETWORKS: dict[str, Builder] = {\n", '    "newnet": newnet.build,\n'),
+    (
+        "data/newdata",
+        DATASET,
+        "data",
+        "DATASETS: dict[str, Description] = {\n",
+        '    "newdata": newdata.DESCRIPTION,\n',
+    ),
+    ("optimizers/newopt", OPTIMIZER, "optimizers", "TABLE: tuple[Optimizer, ...] = (\n", "    newopt.OPTIMIZER,\n"),
+    ("kvstore/codec/three", CODEC, "kvstore/codec", "TABLE: tuple[type[Codec], ...] = (\n", "    three.ThreeBytes,\n"),
+    (
+        "report/dialect/new",
+        DIALECT,
+        "report/dialect",
+        "DIALECTS: tuple[type[Dialect], ...] = (\n",
+        "    new.New,\n",
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    copy = copy_packages(tmp_path_factory.mktemp("tree"), "dmltrain", "launch", "examples", "docs")
+    for file, content, package, opening, row in NEW:
+        folder, _, name = file.rpartition("/")
+        imported = f"from dmltrain.{folder.replace('/', '.')} import {name}\n"
+        one_more(copy, f"dmltrain/{file}.py", content, f"dmltrain/{package}/__init__.py", opening, row, imported)
+    return copy
+
+
+def run(tree: Path, *words: str) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, *words], env=environment, cwd=tree, capture_output=True, text=True)
+
+
+TRAIN = ("examples/train_digits.py", "--network", "newnet", "--dataset", "newdata", "--lr", "0.1", "--num-epochs", "8")
+
+
+def test_help_and_errors_show_each(tree):
+    shown = " ".join(run(tree, "examples/train_digits.py", "--help").stdout.split())
+    for table in ("the network to train: newnet,", "what to train on: newdata,", "weights are updated: newopt,"):
+        assert table in shown
+    assert "none, 24bit," in shown
+    assert "of Newtrainer, dmltrain, MXNet" in " ".join(run(tree, "-m", "dmltrain.report.cli", "--help").stdout.split())
+    refused = run(tree, *TRAIN, "--optimizer", "newopt", "--backend", "mxnet")
+    assert refused.returncode == 2
+    assert "--optimizer newopt: --backend mxnet cannot do this; use sgd or nag" in refused.stderr
+    assert "or --backend torch" in refused.stderr
+
+
+@pytest.mark.parametrize("kind", ["local", "dist_sync"])
+def test_they_train(tree, tmp_path, kind):
+    """Alone; and in a job, with the new codec between the processes and the new optimizer on the server."""
+    words = (*TRAIN, "--optimizer", "newopt", "--kv-store", kind)
+    if kind == "local":
+        done = run(tree, *words)
+        text = done.stderr + done.stdout
+    else:
+        job = ("-m", "launch.cli", "--launcher", "local", "-n", "2", "-s", "1", "--log-dir", str(tmp_path))
+        done = run(tree, *job, *words, "--gc-type", "24bit", "--update-on-kvstore", "1")
+        text = "".join(log.read_text() for log in sorted(tmp_path.glob("worker-*.log")))
+    assert done.returncode == 0, done.stdout + done.stderr + text
+    assert "Epoch[7] Validation-accuracy=1.000000" in text
+
+
+def test_the_forecast_knows_what_the_codec_saves(tree):
+    program = "from dmltrain import measure, options; print(measure.compression(options.Options())['24bit'])"
+    assert run(tree, "-c", program).stdout == "(0.75, 0.75)\n"
+
+
+def test_frames_take_the_codecs_number_and_none_above(tree):
+    program = (
+        "from dmltrain.kvstore.transport import wire; from dmltrain.kvstore import codec;"
+        "print(wire.MAX_DTYPE, codec.make({'type': '24bit'}).number)"
+    )
+    assert run(tree, "-c", program).stdout == "7 7\n"
+
+
+def test_the_parser_reads_the_dialect(tree):
+    (tree / "new.log").write_text("hello\nround 0 hit 0.25\nround 1 hit 0.75\n")
+    done = run(tree, "-m", "dmltrain.report.cli", "new.log")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1].split()[:4] == ["|", "2", "|", "0.750000"]
+
+
+def test_the_documentations_tables_have_them(tree):
+    pytest.importorskip("sphinx", reason="sphinx is not installed: it makes the documentation's tables")
+    program = (
+        "import sys; sys.path.insert(0, 'docs/extensions'); import from_code;"
+        "print([row for make in from_code.TABLES.values() for row in make()])"
+    )
+    shown = run(tree, "-c", program)
+    for words in (
+        "('`newnet`', 'A network of one layer')",
+        "('`newdata`', 'Three classes of grey images, each of one brightness')",
+        "('`newopt`', '`Signs`', '')",
+        "('`24bit`', '7', '3n', 'The upper three bytes')",
+        "Logs of Newtrainer",
+    ):
+        assert words in shown.stdout, shown.stderr
