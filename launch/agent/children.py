@@ -93,13 +93,15 @@ class Children:
 
     def collect(self, child: Child) -> None:
         """Report the end of a process, after the last it printed."""
-        if child.popen.returncode is None and child.popen.poll() is not None:
-            if child.pidfd >= 0:
-                self.selector.unregister(child.pidfd)
-                os.close(child.pidfd)
-            self._drain(child)
-            self.channel.send(Exited(self.channel.host, child.task, child.popen.returncode))
-            self.zombies = True
+        code = child.popen.poll() if child.popen.returncode is None else None
+        if code is None:  # it still runs, or has been reported
+            return
+        if child.pidfd >= 0:
+            self.selector.unregister(child.pidfd)
+            os.close(child.pidfd)
+        self._drain(child)
+        self.channel.send(Exited(self.channel.host, child.task, code))
+        self.zombies = True
 
     def collect_all(self) -> None:
         """At the job's end: what ended and what was printed until now."""

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 from launch.agent.value import Value, value
 
-Count = Port = Number = int  # 0 or more; 0 to 65535, 0 is any free port; of a task, as a frame's header has it
+Count = int  # 0 or more
+Port = int  # 0 to 65535; 0 is any free port
+Number = int  # of a task, as a frame's header has it
 Seconds = float  # 0 or more
 
 
@@ -25,7 +27,7 @@ class Peer(NamedTuple):
 class Entry(NamedTuple):
     """One file, folder or symbolic link of a copy, in the terms of `launch.sync.manifest.Entry`."""
 
-    index: Count
+    number: Count  # its index in the manifest; not `index`, which every tuple has as a method
     kind: str
     path: str
     mode: Count

@@ -5,13 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from typing import TypedDict
 
 UNLIMITED = ("max", "-1")  # cgroup v2's word, v1's number
 OTHER_ROOT = ".."  # in the path of a control group that lies outside what this namespace sees
 
 
-def report() -> dict:
-    """{"boot_id", "cpus": [numbers], "limits": {control group: cores}}.
+class Report(TypedDict):
+    """The kernel, the CPUs that this host's processes may use, and the quotas that hold for them."""
+
+    boot_id: str
+    cpus: list[int]  # numbers, ascending
+    limits: dict[str, float]  # cores by control group
+
+
+def report() -> Report:
+    """What this host's processes may use.
 
     Hosts with one boot id run on one kernel: they are containers or namespaces of one machine, and share its CPUs and
     those control groups that they have in common.
@@ -23,17 +32,17 @@ def report() -> dict:
     }
 
 
-def usable(found: dict) -> int:
+def usable(found: Report) -> int:
     """Whole cores by a `report`, 1 at least."""
     return max(1, int(min([len(found["cpus"]), *found["limits"].values()])))
 
 
-def limits(proc: str = "/proc", root: str = "") -> dict:
+def limits(proc: str = "/proc", root: str = "") -> dict[str, float]:
     """How many cores each control group of this process allows, by the group's identity on this kernel.
 
     A group and all that contain it: each has its own quota. `root` stands before the paths of mount points.
     """
-    found = {}
+    found: dict[str, float] = {}
     mounts = _mounts(_text(f"{proc}/self/mountinfo"))
     for line in _text(f"{proc}/self/cgroup").splitlines():
         number, controllers, path = (line.split(":", 2) + ["", ""])[:3]
@@ -48,9 +57,9 @@ def limits(proc: str = "/proc", root: str = "") -> dict:
     return found
 
 
-def _mounts(mountinfo: str) -> dict:
+def _mounts(mountinfo: str) -> dict[str, tuple[str, str]]:
     """{"cgroup2" or "cpu": (the group that is mounted, where)}; man 5 proc describes the lines."""
-    found = {}
+    found: dict[str, tuple[str, str]] = {}
     for line in mountinfo.splitlines():
         place, _, source = line.partition(" - ")
         places, sources = place.split(), source.split()
@@ -68,7 +77,7 @@ def _plain(path: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), path)
 
 
-def _below(path: str, top: str) -> list:
+def _below(path: str, top: str) -> list[str]:
     """The names that lead from the mounted group `top` to the group `path`; [] when it lies elsewhere."""
     names, above = ([name for name in each.split("/") if name] for each in (path, top))
     if OTHER_ROOT in names or names[: len(above)] != above:
@@ -76,7 +85,7 @@ def _below(path: str, top: str) -> list:
     return names[len(above) :]
 
 
-def _upwards(mount: str, names: list) -> list:
+def _upwards(mount: str, names: list[str]) -> list[str]:
     """The folders of the group and of those that contain it."""
     return [os.path.join(mount, *names[:count]) for count in range(len(names), -1, -1)]
 

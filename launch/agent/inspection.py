@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Any
 
 MARK = "dmltrain-inspection "  # a line of the child's output; what else comes is a sitecustomize's chatter
 SOURCE = (
@@ -66,7 +67,7 @@ if find_spec:
 )
 
 
-def command(python: str, request: dict) -> list[str]:
+def command(python: str, request: dict[str, Any]) -> list[str]:
     """The command to run in the working directory; see `launch.agent.probe` for the request."""
     workdir, script = request.get("workdir") or "/", request.get("script")
     asked = {  # Python follows a link to a script
@@ -77,9 +78,10 @@ def command(python: str, request: dict) -> list[str]:
     return [python, "-c", SOURCE, json.dumps(asked)]
 
 
-def answer(printed: bytes) -> dict | None:
+def answer(printed: bytes) -> dict[str, Any] | None:
     """What the child has said; None when it has not."""
     for line in printed.decode(errors="replace").splitlines():
         if line.startswith(MARK):
-            return json.loads(line[len(MARK) :])
+            found: dict[str, Any] = json.loads(line[len(MARK) :])
+            return found
     return None

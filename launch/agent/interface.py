@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from collections.abc import Iterator
+from typing import Any, TypedDict
 
 UP, LOOPBACK, RUNNING = 0x1, 0x8, 0x40  # net/if.h
-PLACE = {socket.AF_INET: (4, 4), socket.AF_INET6: (8, 16)}  # offset and length in bytes of a sockaddr's address
+BYTES: dict[int, tuple[int, int]] = {socket.AF_INET: (4, 4), socket.AF_INET6: (8, 16)}  # offset, length in a sockaddr
 
 
-def interfaces() -> list[dict]:
-    """One row for each address of each interface that is up, in the kernel's order; [] where ctypes is missing.
+class Interface(TypedDict):
+    """One address of an interface."""
 
-    {"name", "address", "prefix": bits, "loopback", "running": a cable is in, "speed": Mbit/s or None}
-    """
+    name: str
+    address: str
+    prefix: int  # bits
+    loopback: bool
+    running: bool  # a cable is in
+    speed: int | None  # Mbit/s; None where the kernel does not know it
+
+
+def interfaces() -> list[Interface]:
+    """One row for each address of each interface that is up, in the kernel's order; [] where ctypes is missing."""
     try:
         return list(_rows())
     except (ImportError, OSError, AttributeError):
         return []
 
 
-def _rows():
+def _rows() -> Iterator[Interface]:
     import ctypes
 
     class Address(ctypes.Structure):  # struct ifaddrs
@@ -42,7 +52,7 @@ def _rows():
     try:
         at = first
         while at:
-            row = _row(ctypes, at.contents)
+            row = _row(at.contents)
             if row:
                 yield row
             at = at.contents.next
@@ -50,13 +60,16 @@ def _rows():
         library.freeifaddrs(first)
 
 
-def _row(ctypes, entry) -> dict | None:
+def _row(entry: Any) -> Interface | None:
+    """From a struct ifaddrs, whose class exists only where ctypes does; None when it is no IP address that is up."""
+    import ctypes
+
     if not entry.flags & UP or not entry.address or not entry.netmask:
         return None
     family = ctypes.c_ushort.from_address(entry.address).value
-    if family not in PLACE:
+    if family not in BYTES:
         return None
-    offset, length = PLACE[family]
+    offset, length = BYTES[family]
     mask = ctypes.string_at(entry.netmask + offset, length)
     name = entry.name.decode(errors="replace").partition(":")[0]  # eth0:1 is a label of eth0's second address
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import TypedDict
 
 from launch.agent.process import Process, members
 
@@ -10,8 +11,29 @@ NOBODY = -1  # a pid that has no children: the job's processes are told by their
 ARGUMENT_BYTES = 4096  # of a command; a longer one is cut between arguments, so that a secret is whole or not there
 
 
-def rows(mark: str) -> list[dict]:
-    """A row for each process of job `mark` but this one. Times in seconds, memory (resident) in MiB.
+class Row(TypedDict):
+    """One process. Times in seconds, memory (resident) in MiB."""
+
+    pid: int
+    parent: int
+    role: str
+    rank: int | None
+    state: str
+    cpu_seconds: float
+    rss_mib: float
+    age_seconds: float
+    command: list[str]
+
+
+class Place(TypedDict, total=False):
+    """The role and rank of a process; an agent has no rank, and a process that belongs to no task has neither."""
+
+    role: str
+    rank: int | None
+
+
+def rows(mark: str) -> list[Row]:
+    """A row for each process of job `mark` but this one.
 
     Role and rank are those of the process's own environment or of its nearest ancestor's; an agent's role is "agent".
     """
@@ -22,7 +44,7 @@ def rows(mark: str) -> list[dict]:
     return sorted((row for row in listed if row is not None), key=lambda row: row["pid"])
 
 
-def _row(each: Process, place: dict) -> dict | None:
+def _row(each: Process, place: Place) -> Row | None:
     """None when it has just ended."""
     try:
         with open(f"/proc/{each.pid}/stat", "rb") as file:
@@ -55,7 +77,8 @@ def _command(pid: int) -> list[str]:
             arguments = file.read().split(b"\0")[:-1]
     except OSError:
         return []
-    words, size = [], 0
+    words: list[str] = []
+    size = 0
     for argument in arguments:
         size += len(argument)
         if size > ARGUMENT_BYTES:
@@ -74,7 +97,7 @@ def _environment(pid: int) -> dict[bytes, bytes]:
         return {}
 
 
-def _place(environment: dict[bytes, bytes], mark: str) -> dict | None:
+def _place(environment: dict[bytes, bytes], mark: str) -> Place | None:
     """Role and rank by the environment; None when it does not tell."""
     if environment.get(b"DMLTRAIN_JOB") == os.fsencode(mark) and b"DMLC_ROLE" in environment:
         rank = environment.get(b"DMLC_TASK_ID", b"")
@@ -83,7 +106,7 @@ def _place(environment: dict[bytes, bytes], mark: str) -> dict | None:
     return {"role": "agent"} if environment.get(b"DMLTRAIN_AGENT") == os.fsencode(mark) else None
 
 
-def _inherited(each: Process, found: dict[int, Process], places: dict[int, dict | None]) -> dict:
+def _inherited(each: Process, found: dict[int, Process], places: dict[int, Place | None]) -> Place:
     """Its own place, or that of its nearest ancestor in the job; what descends from an agent alone has none."""
     pid = each.pid
     while pid in found:

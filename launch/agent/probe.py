@@ -24,6 +24,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from launch.agent import cores, inspection
 from launch.agent.interface import interfaces
@@ -37,7 +39,7 @@ READ_BYTES = 1 << 16
 TAIL_CHARACTERS = 300  # shown of what a failed child said
 
 
-def facts(request: dict) -> dict:
+def facts(request: dict[str, Any]) -> dict[str, Any]:
     """What this process can see by itself, in a few milliseconds; sizes in MiB, times in seconds."""
     workdir = request.get("workdir")
     return {
@@ -76,16 +78,16 @@ def free_space(path: str) -> int | None:
     return found.f_bavail * found.f_frsize // MIB
 
 
-def state_of_folder(path: str) -> dict:
+def state_of_folder(path: str) -> dict[str, Any]:
     return {"path": path, "exists": os.path.isdir(path), "writable": os.access(path, os.W_OK | os.X_OK)}
 
 
-def state_of_script(request: dict) -> dict:
+def state_of_script(request: dict[str, Any]) -> dict[str, Any]:
     path = os.path.join(request.get("workdir") or "/", request["script"])
     return {"path": request["script"], "exists": os.path.isfile(path), "readable": os.access(path, os.R_OK)}
 
 
-def state_of_program(request: dict) -> dict:
+def state_of_program(request: dict[str, Any]) -> dict[str, Any]:
     """{"name", "path": "" when it is not there, "folder", "executable"} of the program that would be started."""
     name = python_of(request) if request.get("script") else request["argv"][0]
     found = [path for path in places(name, request) if os.path.exists(path)]
@@ -94,7 +96,7 @@ def state_of_program(request: dict) -> dict:
     return {"name": name, "path": path, "folder": os.path.isdir(path), "executable": bool(good)}
 
 
-def places(name: str, request: dict) -> list[str]:
+def places(name: str, request: dict[str, Any]) -> list[str]:
     """Where a program of that name would be looked for."""
     workdir = request.get("workdir") or "/"
     if "/" in name:
@@ -102,22 +104,22 @@ def places(name: str, request: dict) -> list[str]:
     return [os.path.join(workdir, folder, name) for folder in os.get_exec_path(environment(request))]
 
 
-def environment(request: dict) -> dict[str, str]:
+def environment(request: dict[str, Any]) -> dict[str, str]:
     """What the processes of the job will have."""
     return dict(environment_here(request.get("unset") or []), **(request.get("environment") or {}))
 
 
-def python_of(request: dict) -> str:
+def python_of(request: dict[str, Any]) -> str:
     return request.get("python") or sys.executable
 
 
-def gpus_of_listing(text: str) -> list[dict]:
+def gpus_of_listing(text: str) -> list[dict[str, Any]]:
     """The rows of `nvidia-smi -L`: [{"index", "name", "uuid"}]."""
     rows = re.findall(r"^GPU (\d+): (.*?) \(UUID: ([^)]+)\)", text, re.MULTILINE)
     return [{"index": int(index), "name": name, "uuid": uuid} for index, name, uuid in rows]
 
 
-def gpus_of_driver(folder: str = "/proc/driver/nvidia/gpus") -> list[dict]:
+def gpus_of_driver(folder: str = "/proc/driver/nvidia/gpus") -> list[dict[str, Any]]:
     """The same as the driver has it, in the order of the PCI bus, which nvidia-smi follows too."""
     rows = []
     for index, path in enumerate(sorted(glob.glob(os.path.join(glob.escape(folder), "*", "information")))):
@@ -130,31 +132,41 @@ def gpus_of_driver(folder: str = "/proc/driver/nvidia/gpus") -> list[dict]:
 class Output:
     """What a child process prints, to the end of its output or until `deadline`; `error` says why there is none."""
 
-    def __init__(self, selector: selectors.BaseSelector, command: list[str], deadline: float, **popen: object):
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        command: list[str],
+        deadline: float,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ):
         self.selector, self.deadline = selector, deadline
         self.printed, self.error = bytearray(), ""
-        self.child: subprocess.Popen | None = None
+        self.child: subprocess.Popen[bytes] | None = None
         try:
-            self.child = subprocess.Popen(
+            self.child = child = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                **popen,
+                cwd=cwd,
+                env=env,
             )
         except (OSError, ValueError) as error:
             missing = isinstance(error, OSError) and error.errno == errno.ENOENT
             self.error = f"{command[0]} cannot be started: {'not found' if missing else error}"
             return
-        os.set_blocking(self.child.stdout.fileno(), False)
-        selector.register(self.child.stdout, selectors.EVENT_READ, self)
+        assert child.stdout
+        os.set_blocking(child.stdout.fileno(), False)
+        selector.register(child.stdout, selectors.EVENT_READ, self)
 
     @property
     def over(self) -> bool:
         return self.child is None
 
     def read(self) -> None:
+        assert self.child and self.child.stdout
         try:
             data = os.read(self.child.stdout.fileno(), READ_BYTES)
         except BlockingIOError:
@@ -165,7 +177,7 @@ class Output:
 
     def give_up(self, why: str) -> None:
         """Kill the child, without waiting: one that hangs in a sick driver does not even die of a KILL."""
-        if self.over:
+        if self.child is None:
             return
         self.error = why
         if self.child.poll() is None:
@@ -174,6 +186,7 @@ class Output:
         self.close()
 
     def close(self) -> None:
+        assert self.child and self.child.stdout
         self.selector.unregister(self.child.stdout)
         self.child.stdout.close()
         self.child.poll()
@@ -190,7 +203,7 @@ class Probe:
 
     def __init__(
         self,
-        request: dict,
+        request: dict[str, Any],
         listing: tuple[str, ...] = ("nvidia-smi", "-L"),
         gpu_seconds: float = GPU_SECONDS,
         inspection_seconds: float = INSPECTION_SECONDS,
@@ -218,7 +231,7 @@ class Probe:
         """When, in seconds of time.monotonic(), to call `poll` without an event."""
         return min([each.deadline for each in (self.listing, self.inspection) if not each.over] or [self.began])
 
-    def poll(self) -> dict | None:
+    def poll(self) -> dict[str, Any] | None:
         """The answer; None before there is one."""
         for key, _ in self.selector.select(0):
             key.data.read()
@@ -231,7 +244,7 @@ class Probe:
         took = time.monotonic() - self.began
         return dict(self.facts, gpus=gpus, inspection=self._inspected(), seconds=took, time=time.time())
 
-    def _inspected(self) -> dict:
+    def _inspected(self) -> dict[str, Any]:
         printed = bytes(self.inspection.printed)
         said = printed.decode(errors="replace").strip()[-TAIL_CHARACTERS:]
         error = self.inspection.error or f"{python_of(self.request)} did not answer: {said or 'it said nothing'}"

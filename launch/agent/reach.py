@@ -20,7 +20,9 @@ import selectors
 import socket
 import struct
 import time
+from collections.abc import Sequence
 
+from launch.agent.commands import Peer
 from launch.agent.outcome import NO_ROUTE, REFUSED, SILENT, TIMED_OUT, UNAUTHENTICATED
 from launch.agent.spawn import bound_socket
 
@@ -51,7 +53,7 @@ class Reach:
         self.token, self.answer = token, word(token, "!", host)
         self.expected = word(token, "?", host)
         self.selector = selectors.DefaultSelector()
-        self.result: dict[str, dict] | None = None
+        self.result: dict[str, dict[str, float | str]] | None = None
         self.calls: list[Call] = []
         self.deadline = float("inf")  # s of time.monotonic(): when to call `poll` without an event
         self.listener = bound_socket(address, 0)
@@ -64,13 +66,13 @@ class Reach:
         """Readable when there is something to do for `poll`."""
         return self.selector.fileno()
 
-    def begin(self, peers: list, seconds: float = SECONDS) -> None:
-        """Try to reach each of `peers`, [name, address, port], within `seconds`."""
+    def begin(self, peers: Sequence[Peer], seconds: float = SECONDS) -> None:
+        """Try to reach each of `peers` within `seconds`."""
         now = time.monotonic()
         self.result, self.deadline = {}, now + (seconds if peers else 0)
         self.calls = [Call(self.selector, self.token, *peer) for peer in peers]
 
-    def poll(self) -> dict[str, dict] | None:
+    def poll(self) -> dict[str, dict[str, float | str]] | None:
         """Do what can be done now; the result, once every peer has answered or its time has passed."""
         for key, _ in self.selector.select(0):
             key.data()
@@ -105,7 +107,8 @@ class Reach:
 
     def close(self) -> None:
         for key in list(self.selector.get_map().values()):
-            key.fileobj.close()
+            if isinstance(key.fileobj, socket.socket):  # all are
+                key.fileobj.close()
         self.selector.close()
 
 
@@ -115,7 +118,7 @@ class Call:
     def __init__(self, selector: selectors.BaseSelector, token: str, name: str, address: str, port: int):
         self.selector, self.name = selector, name
         self.question, self.answer = word(token, "?", name), word(token, "!", name)
-        self.outcome: dict | None = None
+        self.outcome: dict[str, float | str] | None = None
         self.connected = False
         self.began = time.monotonic()
         self.socket = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
@@ -126,9 +129,9 @@ class Call:
             self._end(error=words(error))
 
     def _connected(self) -> None:
-        error = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if error:
-            return self._end(error=words(error))
+        code = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            return self._end(error=words(code))
         self.connected = True
         try:
             self.socket.send(self.question)
@@ -155,7 +158,7 @@ class Call:
         if not self.outcome:
             self._end(error=SILENT if self.connected else TIMED_OUT)
 
-    def _end(self, **outcome: object) -> None:
+    def _end(self, **outcome: float | str) -> None:
         self.outcome = outcome
         self.selector.unregister(self.socket)
         self.socket.close()
@@ -165,6 +168,7 @@ def word(token: str, kind: str, name: str) -> bytes:
     return hashlib.sha256(f"{token}{kind}{name}".encode(errors="backslashreplace")).hexdigest().encode()
 
 
-def words(error: int) -> str:
-    """An errno as it is shown in a table."""
-    return WORDS.get(error, os.strerror(error))
+def words(error: int | None) -> str:
+    """The errno of an OSError as it is shown in a table."""
+    number = error or 0
+    return WORDS.get(number, os.strerror(number))

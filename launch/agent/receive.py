@@ -15,6 +15,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from launch.agent import Refusal, compare
 from launch.agent.commands import Command, Entries, File, Sync
@@ -22,6 +23,7 @@ from launch.agent.compare import FILE, Row
 from launch.agent.destination import Destination, Temporary, checked, shown
 from launch.agent.events import Event, Opened, Refused, Synced, Wanted
 
+Result = TypeVar("Result")
 STEP_SECONDS = 0.05
 # Data is handed to the disk now and then: network file systems write all of a file when it is closed, in one call
 FLUSH_BYTES = 32 << 20
@@ -92,7 +94,7 @@ class Receiver:
         self.part = self.probe = self.destination = None
         self.work, self.wanted, self.rows = iter(()), {}, {}
 
-    def _guard(self, do: Callable, *arguments):
+    def _guard(self, do: Callable[..., Result], *arguments: object) -> Result | None:
         if self.refused:
             return None
         try:
@@ -106,6 +108,7 @@ class Receiver:
         self.refused = True
         self.finish()
         self.emit(Refused(self.host, message, code))
+        return None
 
     # -- what is here --------------------------------------------------------------------------------------------
 

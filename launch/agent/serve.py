@@ -8,6 +8,8 @@ import selectors
 import signal
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 from launch.agent import Refusal, commands, cores
 from launch.agent.channel import READ_BYTES, Channel
@@ -137,7 +139,7 @@ class Agent:
 
     def _obey(self, command: commands.Command) -> None:
         """Each kind of command has a method here or in Preparation."""
-        obey = {
+        methods: dict[type[commands.Command], Callable[[Any], None]] = {
             commands.Job: self._begin,
             commands.Probe: self.preparation.examine,
             commands.Bind: self.preparation.bind,
@@ -147,8 +149,8 @@ class Agent:
             commands.Stop: self._end,
             commands.List: self._list,
             commands.Beat: self._answer_beat,
-        }.get(type(command), self.preparation.receive)
-        obey(command)
+        }
+        methods.get(type(command), self.preparation.receive)(command)
 
     def _refuse(self, refusal: Refusal) -> None:
         self.channel.send(Refused(self.channel.host, str(refusal), refusal.code))
@@ -162,7 +164,7 @@ class Agent:
             self.folder.create(job.key)
         machine = cores.report()
         usable = cores.usable(machine)
-        self.channel.send(Ready(job.host, os.getpid(), usable, sys.executable, reached_at(), machine))
+        self.channel.send(Ready(job.host, os.getpid(), usable, sys.executable, reached_at(), dict(machine)))
 
     def _start(self, command: commands.Start) -> None:
         """Start the tasks, in order; answers one Started each."""
@@ -178,7 +180,7 @@ class Agent:
     def _list(self, command: commands.List) -> None:
         from launch.agent.listing import rows
 
-        self.channel.send(Listing(self.channel.host, tuple(rows(command.mark))))
+        self.channel.send(Listing(self.channel.host, tuple(dict(row) for row in rows(command.mark))))
 
     def _answer_beat(self, command: commands.Beat) -> None:
         if not self.channel.backlog:  # what is under way says that we live

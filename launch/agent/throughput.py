@@ -18,6 +18,8 @@ import selectors
 import socket
 import statistics
 import time
+from abc import ABC, abstractmethod
+from typing import Any
 
 from launch.agent.outcome import SILENT, TIMED_OUT, UNAUTHENTICATED
 from launch.agent.reach import WORD_BYTES, word, words
@@ -80,7 +82,7 @@ class Throughput:
         for call in self.calls:
             call.connect(address, port)
 
-    def poll(self) -> dict | None:
+    def poll(self) -> dict[str, Any] | None:
         """Do what can be done now; the result of the last `begin`, once."""
         for key, mask in self.selector.select(0):
             key.data(mask)
@@ -100,7 +102,9 @@ class Throughput:
             if not any(isinstance(each, Answer) for each in self.streams):
                 self.arrived = []
             said = word(self.token, ">", self.host), word(self.token, "<", self.host)
-            self.streams.append(Answer(self.selector, connection, *said, self.arrived, self.longest))
+            answer = Answer(self.selector, connection, *said, self.arrived, self.longest)
+            answer.watch(READ)
+            self.streams.append(answer)
 
     def close(self) -> None:
         for stream in self.streams:
@@ -109,7 +113,7 @@ class Throughput:
         self.listener.close()
 
 
-class Stream:
+class Stream(ABC):
     """One end of a connection: says its word and hears the other's, then sends zeros and counts what comes.
 
     `arrived` has [(s, bytes)] of all that came over this and the streams beside it.
@@ -121,7 +125,7 @@ class Stream:
         connection: socket.socket,
         own: bytes,
         expected: bytes,
-        arrived: list,
+        arrived: list[tuple[float, int]],
         longest: float,
     ):
         self.selector, self.socket = selector, connection
@@ -178,11 +182,28 @@ class Stream:
         if self.words:
             self.words = self.words[self.socket.send(self.words) :]
             return self.said() if not self.words else None
+        assert self.until is not None  # once the own word is said, writing is watched only after the other's
         for _ in range(CALLS):
             if time.monotonic() >= self.until or self.sent >= BYTES // STREAMS:
                 self.sending = False
                 return self.all_sent()
             self.sent += self.socket.send(ZEROS)
+
+    @abstractmethod
+    def said(self) -> None:
+        """All `words` are sent."""
+
+    @abstractmethod
+    def all_sent(self) -> None:
+        """This end sends no more zeros."""
+
+    @abstractmethod
+    def all_came(self) -> None:
+        """The other end sends no more."""
+
+    @abstractmethod
+    def fail(self, error: str) -> None:
+        """Give this connection up."""
 
     def close(self) -> None:
         self.over = True
@@ -224,10 +245,6 @@ class Call(Stream):
 class Answer(Stream):
     """An end that was asked: the last that it says is what it has found, when all has come."""
 
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.watch(READ)
-
     def said(self) -> None:
         self.over = not self.sending and not self.coming
 
@@ -248,7 +265,7 @@ class Answer(Stream):
         self.over = True
 
 
-def rate(arrived: list) -> int:
+def rate(arrived: list[tuple[float, int]]) -> int:
     """bits/s of [(s, bytes)] without the UNCOUNTED beginning, until SECONDS; 0 where nothing can be said.
 
     It is the median over SLICES of that time, as a process that has to wait for a core finds much at once afterwards;

@@ -50,7 +50,8 @@ class Cluster(Protocol):
 
 def cluster(name: str, options: object, hosts: Sequence[Host] | None = None) -> Cluster:
     """A cluster of the kind `name`."""
-    return importlib.import_module(f"launch.clusters.{name}").Cluster(options, hosts)
+    made: Cluster = importlib.import_module(f"launch.clusters.{name}").Cluster(options, hosts)
+    return made
 
 
 def those_with(option: str) -> list[str]:

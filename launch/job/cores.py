@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from launch.job.host import Host
 
+Resource = tuple[str | int, ...]  # a CPU or a limit, beginning with the kernel that it belongs to
 ROUNDING = 1e-9  # sums of reciprocals: a third of six cores comes out a little below two
 
 
@@ -17,26 +18,26 @@ def threads(workers: Sequence[Host]) -> dict[str, int]:
     """
     counts = Counter(host.name for host in workers)
     hosts = {host.name: host for host in workers}
-    users: Counter[tuple] = Counter()  # how many workers may use a CPU, or share a limit
+    users: Counter[Resource] = Counter()  # how many workers may use a CPU, or share a limit
     for name, host in hosts.items():
         for each in [*_cpus(host), *_limits(host)]:
             users[each] += counts[name]
     return {name: max(1, int(_share(host, users) + ROUNDING)) for name, host in hosts.items()}
 
 
-def _share(host: Host, users: Mapping[tuple, int]) -> float:
+def _share(host: Host, users: Mapping[Resource, int]) -> float:
     cpus = sum(1 / users[cpu] for cpu in _cpus(host))
     return min([cpus, *(cores / users[limit] for limit, cores in _limits(host).items())])
 
 
-def _cpus(host: Host) -> list[tuple]:
+def _cpus(host: Host) -> list[Resource]:
     """Each CPU that the host may use, with the kernel that it belongs to."""
     if host.machine is None:
         return [(host.name, cpu) for cpu in range(host.cores)]
     return [(host.machine.boot_id or host.name, cpu) for cpu in host.machine.cpus]
 
 
-def _limits(host: Host) -> dict[tuple, float]:
+def _limits(host: Host) -> dict[Resource, float]:
     if host.machine is None:
         return {}
     kernel = host.machine.boot_id or host.name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Machine:
     limits: tuple[tuple[str, float], ...] = ()
 
     @classmethod
-    def of(cls, report: Mapping) -> Machine:
+    def of(cls, report: Mapping[str, Any]) -> Machine:
         """From what `launch.agent.cores` reports."""
         return cls(report["boot_id"], tuple(report["cpus"]), tuple(sorted(report["limits"].items())))
 

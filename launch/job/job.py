@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from launch import LaunchError
 from launch.job.cores import threads
 from launch.job.host import Host
-from launch.job.placement import gpus_of, place
+from launch.job.placement import Place, gpus_of, place
 from launch.job.role import SERVER, WORKER
 from launch.secret import secrets
 
@@ -99,7 +99,7 @@ class Task:
         return f"{self.role}-{self.rank}"
 
 
-def places(job: Job, hosts: Sequence[Host]) -> list[tuple[str, int, Host]]:
+def places(job: Job, hosts: Sequence[Host]) -> list[Place]:
     """Role, rank and host of every process, in launch order."""
     return place(job.num_workers, job.num_servers, hosts, job.placement)
 
@@ -129,7 +129,7 @@ def _argv(job: Job, host: Host) -> tuple[str, ...]:
 
 
 def _environment(
-    job: Job, placed: list, role: str, rank: int, host: Host, ports: Ports, share: Mapping[str, int]
+    job: Job, placed: Sequence[Place], role: str, rank: int, host: Host, ports: Ports, share: Mapping[str, int]
 ) -> dict[str, str]:
     beside = [each for each in placed if each[0] == WORKER and each[2] == host]  # the workers of this host
     values = _defaults(role, host, share.get(host.name, 1))
@@ -166,7 +166,7 @@ def _defaults(role: str, host: Host, threads: int) -> dict[str, str]:
     return values
 
 
-def _contract(job: Job, placed: list, role: str, rank: int, host: Host, ports: Ports) -> dict[str, str]:
+def _contract(job: Job, placed: Sequence[Place], role: str, rank: int, host: Host, ports: Ports) -> dict[str, str]:
     """The variables of dmlc's processes, and ours."""
     values = {
         "DMLC_ROLE": role,

@@ -9,11 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from launch.agent.outcome import NO_ROUTE, REFUSED, SILENT, UNAUTHENTICATED
 from launch.job.host import Host
 from launch.job.job import OWNED, Job, workdir_of
+from launch.preflight.pairs import Paths
 
+Facts = Mapping[str, Any]  # the answer of `launch.agent.probe`
 USER, NOT_EXECUTABLE, NOT_FOUND = 2, 126, 127  # exit codes; the latter two as a shell gives them
 OLDEST_PYTHON = (3, 10)  # python_requires of dmltrain's setup.py
 SKEW_SECONDS = 1.0  # log lines of several hosts are compared by their times
@@ -52,7 +55,7 @@ class Problem:
         return f"{host}{self.message}{'; ' if self.fix else ''}{self.fix}"
 
 
-def request(job: Job, host: Host) -> dict:
+def request(job: Job, host: Host) -> dict[str, Any]:
     """What the agent of `host` is asked to look for."""
     settings = {each.name: each.value for each in job.settings if not each.role}
     return {
@@ -68,13 +71,15 @@ def request(job: Job, host: Host) -> dict:
     }
 
 
-def clock_skew(facts: Mapping, sent: float, received: float) -> float:
+def clock_skew(facts: Facts, sent: float, received: float) -> float:
     """Seconds that a host's clock is ahead of ours; `sent` and `received` are the question's and answer's times."""
-    there = max(0.0, received - sent - facts.get("seconds", 0.0))  # what of the round trip was spent on the way
-    return facts["time"] - (received - there / 2)
+    seconds: float = facts.get("seconds", 0.0)  # that the host took to answer
+    clock: float = facts["time"]
+    travel = max(0.0, received - sent - seconds)  # of question and answer together
+    return clock - (received - travel / 2)
 
 
-def problems(host: Host, facts: Mapping, request: Mapping) -> list[Problem]:
+def problems(host: Host, facts: Facts, request: Mapping[str, Any]) -> list[Problem]:
     """What is wrong on one host; facts["skew"], if there, is its clock's in seconds. What is not known is not wrong."""
     found = _of_program(host, facts, request)
     if not any(each.code in (NOT_FOUND, NOT_EXECUTABLE) for each in found):
@@ -82,7 +87,7 @@ def problems(host: Host, facts: Mapping, request: Mapping) -> list[Problem]:
     return found + _of_gpus(host, facts) + _of_machine(host, facts, request)
 
 
-def _of_program(host: Host, facts: Mapping, request: Mapping) -> list[Problem]:
+def _of_program(host: Host, facts: Facts, request: Mapping[str, Any]) -> list[Problem]:
     """The working directory, else the program, else the script."""
     workdir, program, script = (facts.get(name) for name in ("workdir", "program", "script"))
     if workdir and not workdir["exists"]:
@@ -104,7 +109,7 @@ def _of_program(host: Host, facts: Mapping, request: Mapping) -> list[Problem]:
     return found
 
 
-def _program(host: Host, program: Mapping, request: Mapping) -> Problem:
+def _program(host: Host, program: Mapping[str, Any], request: Mapping[str, Any]) -> Problem:
     name = program["name"]
     if program["folder"]:
         return Problem(host.name, f"{name} is a folder, not a program", code=NOT_EXECUTABLE)
@@ -118,7 +123,7 @@ def _program(host: Host, program: Mapping, request: Mapping) -> Problem:
     return Problem(host.name, f"program {name} not found ({where})", fix, NOT_FOUND)
 
 
-def _of_python(host: Host, facts: Mapping, request: Mapping) -> list[Problem]:
+def _of_python(host: Host, facts: Facts, request: Mapping[str, Any]) -> list[Problem]:
     """Whether the interpreter of the script is new enough and finds what the script needs."""
     inspection, needs = facts.get("inspection") or {}, list(request.get("needs") or ())
     if inspection.get("error"):
@@ -136,7 +141,7 @@ def _of_python(host: Host, facts: Mapping, request: Mapping) -> list[Problem]:
     return _of_modules(host, inspection, python, needs)
 
 
-def _of_modules(host: Host, inspection: Mapping, python: str, needs: Sequence[str]) -> list[Problem]:
+def _of_modules(host: Host, inspection: Mapping[str, Any], python: str, needs: Sequence[str]) -> list[Problem]:
     missing, packages = inspection["missing"], inspection["packages"]
     first_local = min((needs.index(name) for name in inspection["local"]), default=len(needs))
     found = []
@@ -161,7 +166,7 @@ def _install(python: str, modules: Sequence[str]) -> str:
     return f"{python} -m pip install {quoted}, or name another Python with python= in the hosts file"
 
 
-def _of_gpus(host: Host, facts: Mapping) -> list[Problem]:
+def _of_gpus(host: Host, facts: Facts) -> list[Problem]:
     """gpus= are indices or UUIDs (or the beginning of one), as CUDA_VISIBLE_DEVICES takes them."""
     if not host.gpus or facts.get("gpus") is None:
         return []
@@ -181,7 +186,7 @@ def _of_gpus(host: Host, facts: Mapping) -> list[Problem]:
     return [Problem(host.name, message, "correct gpus= in the hosts file", USER)]
 
 
-def _of_machine(host: Host, facts: Mapping, request: Mapping) -> list[Problem]:
+def _of_machine(host: Host, facts: Facts, request: Mapping[str, Any]) -> list[Problem]:
     """Clock, open files and disks: the job may yet run."""
     found = []
     skew = facts.get("skew", 0.0)
@@ -203,7 +208,7 @@ def _of_machine(host: Host, facts: Mapping, request: Mapping) -> list[Problem]:
     return found
 
 
-def differences(facts: Mapping[str, Mapping]) -> list[Problem]:
+def differences(facts: Mapping[str, Facts]) -> list[Problem]:
     """Versions that are not the same on all hosts (by name), as warnings: results may depend on who computes what."""
     found = []
     for package in COMPARED:
@@ -229,7 +234,7 @@ FIXES = {
 DROPPED = f"a firewall drops packets to high ports, or this is not the network that they share: {CHOICE}"
 
 
-def paths(addresses: Mapping[str, str], reached: Mapping[str, Mapping[str, Mapping]]) -> list[Problem]:
+def paths(addresses: Mapping[str, str], reached: Paths) -> list[Problem]:
     """Who does not reach whom at its address; `reached` are the answers of `launch.agent.reach` by host."""
     return [
         Problem(

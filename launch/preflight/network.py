@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from launch import LaunchError
+from launch.agent.interface import Interface
 from launch.job.host import Host
 
 VIRTUAL = re.compile(r"(docker|podman|virbr|lxcbr|lxdbr|lxc|cni|veth|vnet|vmnet|vboxnet)\d|br-|flannel|cali|kube-")
@@ -53,7 +54,7 @@ Addresses = Mapping[str, Sequence[Address]]  # of each host by name
 
 def choose(
     hosts: Sequence[Host],
-    interfaces: Mapping[str, Sequence[dict]],
+    interfaces: Mapping[str, Sequence[Interface]],
     interface: str = "",
     subnet: str = "",
     reached: Mapping[str, str] | None = None,
@@ -82,7 +83,7 @@ def choose(
     return {host.name: (chosen[host.name].ip, chosen[host.name].nic) for host in hosts}
 
 
-def _addresses(rows: Iterable[dict]) -> list[Address]:
+def _addresses(rows: Iterable[Interface]) -> list[Address]:
     found = []
     for row in rows:
         network = ipaddress.ip_interface(f"{row['address']}/{row['prefix']}").network
@@ -160,7 +161,7 @@ def _common(have: Addresses) -> dict[NETWORK, dict[str, Address]]:
     }
 
 
-def _rank(members: Mapping[str, Address], have: Addresses, peers: Mapping[str, str]) -> tuple:
+def _rank(members: Mapping[str, Address], have: Addresses, peers: Mapping[str, str]) -> tuple[int, ...]:
     """Lowest is best."""
     network = next(iter(members.values())).network
     over = sum(

@@ -8,9 +8,11 @@ Afterwards the slowest pair measures once more, alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 FEW = 8  # hosts; 7 rounds
 Pair = tuple[str, str]  # the one that calls, the one that is called
+Paths = Mapping[str, Mapping[str, Mapping[str, Any]]]  # {from: {to: what was found}}, hosts by name
 
 
 def rounds(names: Sequence[str], few: int = FEW) -> list[list[Pair]]:
@@ -36,7 +38,7 @@ def _ring(names: Sequence[str]) -> list[list[Pair]]:
     return [each for each in (pairs[0:even:2], pairs[1:even:2], pairs[even:]) if each]
 
 
-def slowest(measured: Mapping[str, Mapping[str, Mapping]]) -> Pair | None:
+def slowest(measured: Paths) -> Pair | None:
     """From and to of the lowest throughput; None where nothing was measured. `measured` as in `Check.throughput`."""
     speeds = {
         (name, peer): path["speed"]

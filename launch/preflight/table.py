@@ -8,10 +8,11 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from launch.job.host import Host
-from launch.preflight import USER, Problem
-from launch.preflight.pairs import slowest
+from launch.preflight import USER, Facts, Problem
+from launch.preflight.pairs import Paths, slowest
 
 UNKNOWN = "-"
 HEADINGS = (
@@ -38,10 +39,10 @@ class Check:
     """What is known of the hosts by name; a host of which no facts came gets a row of dashes."""
 
     hosts: Sequence[Host]  # with the chosen addresses
-    facts: Mapping[str, Mapping] = field(default_factory=dict)  # as `launch.agent.probe` gives them, with "skew"
-    reached: Mapping[str, Mapping[str, Mapping]] = field(default_factory=dict)  # as `launch.agent.reach` gives them
+    facts: Mapping[str, Facts] = field(default_factory=dict)  # as `launch.agent.probe` gives them, with "skew"
+    reached: Paths = field(default_factory=dict)  # as `launch.agent.reach` gives them
     problems: Sequence[Problem] = ()
-    throughput: Mapping[str, Mapping[str, Mapping]] = field(default_factory=dict)  # {"speed": bits/s} or "error"
+    throughput: Paths = field(default_factory=dict)  # {"speed": bits/s} or "error"
 
     @property
     def exit_code(self) -> int:
@@ -68,7 +69,7 @@ def host_table(check: Check) -> tuple[str, list[list[str]]]:
     return "Hosts", [[row[index] for index in kept] for row in [HEADINGS, *rows]]
 
 
-def _row(number: int, host: Host, facts: Mapping) -> list[str]:
+def _row(number: int, host: Host, facts: Facts) -> list[str]:
     inspection = facts.get("inspection") or {}
     packages = inspection.get("packages") or {}
     return [
@@ -93,7 +94,7 @@ def _size(mebibytes: int | None) -> str:
     return f"{mebibytes} MiB" if mebibytes < 10240 else f"{mebibytes / 1024:.0f} GiB"
 
 
-def _gpus(gpus: Sequence[Mapping] | None) -> str:
+def _gpus(gpus: Sequence[Mapping[str, Any]] | None) -> str:
     """Such as: 2 x NVIDIA H100."""
     if gpus is None:
         return UNKNOWN
@@ -120,7 +121,7 @@ def throughput_table(check: Check) -> tuple[str, list[list[str]]] | None:
         return None
     lowest = slowest(check.throughput)
 
-    def cell(host: Host, other: Host, path: Mapping) -> str:
+    def cell(host: Host, other: Host, path: Mapping[str, Any]) -> str:
         speed = path.get("error") or f"{path['speed'] / 1e6:.{path['speed'] < 1e8:d}f}"
         return f"{speed} *" if (host.name, other.name) == lowest and len(check.hosts) > 2 else speed
 
@@ -128,9 +129,7 @@ def throughput_table(check: Check) -> tuple[str, list[list[str]]] | None:
     return title + " (* the slowest)" * (len(check.hosts) > 2), _matrix(check, check.throughput, cell)
 
 
-def _matrix(
-    check: Check, known: Mapping[str, Mapping[str, Mapping]], cell: Callable[[Host, Host, Mapping], str]
-) -> list[list[str]]:
+def _matrix(check: Check, known: Paths, cell: Callable[[Host, Host, Mapping[str, Any]], str]) -> list[list[str]]:
     """A row for each host, and in it a column for each."""
     rows = [["#", "from", *(f"to {number}" for number in range(1, len(check.hosts) + 1))]]
     for number, host in enumerate(check.hosts, 1):
@@ -141,7 +140,7 @@ def _matrix(
     return rows
 
 
-def _round_trip(host: Host, other: Host, path: Mapping) -> str:
+def _round_trip(host: Host, other: Host, path: Mapping[str, Any]) -> str:
     return path.get("error") or f"{path['ms']:.2f}"
 
 
@@ -194,17 +193,18 @@ def _drawn(title: str, rows: Sequence[Sequence[str]], width: int) -> list[str]:
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(file=io.StringIO(), width=width, force_terminal=True, highlight=False)
+    text = io.StringIO()
+    console = Console(file=text, width=width, force_terminal=True, highlight=False)
     console.print(Text(title, style="bold"))
     for columns in _that_fit(rows, width):
         table = Table(box=box.SIMPLE_HEAD)
         for column in columns:
-            side = "left" if _is_text(rows, column) else "right"
+            side: Literal["left", "right"] = "left" if _is_text(rows, column) else "right"
             table.add_column(rows[0][column], justify=side, overflow="fold")
         for row in rows[1:]:
             table.add_row(*(Text(row[column]) for column in columns))
         console.print(table)
-    return [line.rstrip() for line in console.file.getvalue().rstrip("\n").split("\n")]
+    return [line.rstrip() for line in text.getvalue().rstrip("\n").split("\n")]
 
 
 def _that_fit(rows: Sequence[Sequence[str]], width: int) -> list[list[int]]:

@@ -109,7 +109,7 @@ def test_it_is_python_3_8():
     source = Path(listing.__file__).read_text()
     ast.parse(source, feature_version=(3, 8))
     imported = {node.module for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)}
-    assert imported == {"__future__", "launch.agent.process"}
+    assert imported == {"__future__", "typing", "launch.agent.process"}
 
 
 def row(pid: int, role: str = "worker", rank: int | None = 0, **more: object) -> dict:

@@ -33,6 +33,7 @@ import struct
 import subprocess
 import sys
 import time
+from typing import IO
 
 VARIABLE = "DMLTRAIN_BRIDGE"
 LENGTH = struct.Struct("!I")  # of a frame's payload, in bytes
@@ -72,16 +73,18 @@ def reach(addresses: list[str], port: int, certificate: str, seconds: float) -> 
     with selectors.DefaultSelector() as selector, contextlib.ExitStack() as others:
         for address in addresses:
             try:
-                selector.register(_dial(address, port, others), selectors.EVENT_WRITE, address)
+                connection = _dial(address, port, others)
+                selector.register(connection, selectors.EVENT_WRITE, (address, connection))
             except OSError as error:
                 failed[address] = str(error.strerror or error)
         while len(failed) < len(addresses) and time.monotonic() < deadline:
             for key, _ in selector.select(deadline - time.monotonic()):
-                selector.unregister(key.fileobj)
+                address, connection = key.data
+                selector.unregister(connection)
                 try:
-                    return _secure(key.fileobj, certificate)
+                    return _secure(connection, certificate)
                 except OSError as error:
-                    failed[key.data] = str(error.strerror or error)
+                    failed[address] = str(error.strerror or error)
     raise OSError("; ".join(f"{each}: {failed.get(each, f'no answer in {seconds:g} s')}" for each in addresses))
 
 
@@ -114,16 +117,37 @@ def _secure(connection: socket.socket, certificate: str) -> ssl.SSLSocket:
 # -- between launcher and agent ----------------------------------------------------------------------------------------
 
 
+class Agent:
+    """The agent's process and its pipes, none of which blocks."""
+
+    def __init__(self, command: bytes):
+        home = os.path.expanduser("~")
+        environment = {name: value for name, value in os.environ.items() if not MPI_OWN.match(name)}
+        self.process = subprocess.Popen(
+            ["/bin/sh", "-c", command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+            cwd=home if os.path.isdir(home) else "/",
+            env=environment,
+        )
+        assert self.process.stdin and self.process.stdout and self.process.stderr
+        self.stdin, self.stdout, self.stderr = self.process.stdin, self.process.stdout, self.process.stderr
+        for pipe in (self.stdin, self.stdout, self.stderr):
+            os.set_blocking(pipe.fileno(), False)
+
+
 class Bridge:
     """Bytes both ways, without ever waiting for one side only. `serve` returns when the agent has ended."""
 
     def __init__(self, link: ssl.SSLSocket):
         self.link: ssl.SSLSocket | None = link
         self.received, self.to_launcher, self.to_agent = bytearray(), bytearray(), bytearray()
-        self.agent: subprocess.Popen[bytes] | None = None
+        self.agent: Agent | None = None
         self.stdin_ended = self.stdout_ended = False
         self.said = b""
-        self._all_said = False
         self.heard = time.monotonic()  # the launcher
         link.setblocking(False)
 
@@ -131,46 +155,50 @@ class Bridge:
         while self.agent is None and self.link:
             self._wait([])
             self._receive()
-        if self.agent is None:
-            return
-        while not self._all_said:
-            ready = self._wait(self._pipes())
+        if self.agent is not None:
+            self._report(self._serve(self.agent))
+
+    def _serve(self, agent: Agent) -> int:
+        """Until the agent has ended, and all that it wrote is on its way; its exit code."""
+        while True:
+            ready = self._wait(self._pipes(agent))
             for stream in ready:
-                self._move(stream)
+                self._move(agent, stream)
             self._receive()
             self._send()
-            self._all_said = self.agent.poll() is not None and self._is_drained(ready)
-        self._hear(self.agent.stderr)
-        self._report(self.agent.returncode)
+            code = agent.process.poll()
+            if code is not None and self._is_drained(ready):
+                self._hear(agent.stderr)
+                return code
 
-    def _is_drained(self, ready: list[object]) -> bool:
+    def _is_drained(self, ready: list[IO[bytes]]) -> bool:
         """Whether nothing more comes from an agent that has ended; what it started may yet hold its output open."""
         return self.stdout_ended or not self.link or not (ready or len(self.to_launcher) >= BACKLOG_BYTES)
 
-    def _pipes(self) -> list[tuple[object, int]]:
+    def _pipes(self, agent: Agent) -> list[tuple[IO[bytes], int]]:
         """The agent's pipes that can be used now."""
-        pipes = [(self.agent.stderr, selectors.EVENT_READ)] if not self.agent.stderr.closed else []
+        pipes = [(agent.stderr, selectors.EVENT_READ)] if not agent.stderr.closed else []
         if not self.stdout_ended and len(self.to_launcher) < BACKLOG_BYTES:
-            pipes.append((self.agent.stdout, selectors.EVENT_READ))
+            pipes.append((agent.stdout, selectors.EVENT_READ))
         if self.to_agent:
-            pipes.append((self.agent.stdin, selectors.EVENT_WRITE))
+            pipes.append((agent.stdin, selectors.EVENT_WRITE))
         return pipes
 
-    def _wait(self, pipes: list[tuple[object, int]]) -> list[object]:
+    def _wait(self, pipes: list[tuple[IO[bytes], int]]) -> list[IO[bytes]]:
         """Which pipes are ready, as soon as anything is."""
         with selectors.DefaultSelector() as selector:
             for stream, events in pipes:
-                selector.register(stream, events)
+                selector.register(stream, events, stream)
             if self.link:
                 reads = selectors.EVENT_READ if len(self.to_agent) < BACKLOG_BYTES else 0
                 writes = selectors.EVENT_WRITE if self.to_launcher else 0
                 if reads | writes:
                     selector.register(self.link, reads | writes)
             ready = selector.select(POLL_SECONDS if self.stdout_ended else LOOK_SECONDS)
-        return [key.fileobj for key, _ in ready if key.fileobj is not self.link]
+        return [key.data for key, _ in ready if key.data is not None]  # the link has none
 
-    def _move(self, stream: object) -> None:
-        if stream is self.agent.stdin:
+    def _move(self, agent: Agent, stream: IO[bytes]) -> None:
+        if stream is agent.stdin:
             try:
                 del self.to_agent[: os.write(stream.fileno(), self.to_agent[:READ_BYTES])]
             except BlockingIOError:
@@ -178,15 +206,15 @@ class Bridge:
             except OSError:  # it reads no more; its end will tell why
                 self.stdin_ended = True
                 self.to_agent.clear()
-            self._close_stdin_when_due()
-        elif stream is self.agent.stderr:
+            self._close_stdin_when_due(agent)
+        elif stream is agent.stderr:
             self._hear(stream)
         else:
             data = os.read(stream.fileno(), READ_BYTES)
             self.stdout_ended = not data
             self._frame(data)
 
-    def _hear(self, stream) -> None:
+    def _hear(self, stream: IO[bytes]) -> None:
         """Take in what the agent has written to standard error, without waiting for more."""
         with contextlib.suppress(BlockingIOError, ValueError):
             data = os.read(stream.fileno(), READ_BYTES)
@@ -223,42 +251,27 @@ class Bridge:
             payload = bytes(self.received[LENGTH.size : end])
             del self.received[:end]
             if self.agent is None:
-                self._start(payload)
+                self.agent = Agent(payload)
             elif not payload:
                 self.stdin_ended = True
-                self._close_stdin_when_due()
+                self._close_stdin_when_due(self.agent)
             elif not self.stdin_ended:
                 self.to_agent += payload
 
-    def _start(self, command: bytes) -> None:
-        home = os.path.expanduser("~")
-        environment = {name: value for name, value in os.environ.items() if not MPI_OWN.match(name)}
-        self.agent = subprocess.Popen(
-            ["/bin/sh", "-c", command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-            cwd=home if os.path.isdir(home) else "/",
-            env=environment,
-        )
-        for pipe in (self.agent.stdin, self.agent.stdout, self.agent.stderr):
-            os.set_blocking(pipe.fileno(), False)
-
     def _hang_up(self) -> None:
         """The launcher is gone: nothing more goes to it, and the agent learns it by the end of its input."""
-        self.link.close()
+        if self.link:
+            self.link.close()
         self.link = None
         self.to_launcher.clear()
         self.stdin_ended = True
         if self.agent:
             self.to_agent.clear()
-            self._close_stdin_when_due()
+            self._close_stdin_when_due(self.agent)
 
-    def _close_stdin_when_due(self) -> None:
-        if self.stdin_ended and not self.to_agent and not self.agent.stdin.closed:
-            self.agent.stdin.close()
+    def _close_stdin_when_due(self, agent: Agent) -> None:
+        if self.stdin_ended and not self.to_agent and not agent.stdin.closed:
+            agent.stdin.close()
 
     def _send(self) -> None:
         while self.link and self.to_launcher:

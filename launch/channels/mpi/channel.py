@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from launch.channels.mpi.bridge import LENGTH
 from launch.channels.mpi.tls import TlsStream
@@ -33,7 +34,7 @@ class MpiChannel:
         self._received = bytearray()
         self._output_ended = self._closed = False
         self._lost = ""  # why the connection is gone
-        self._last: dict | None = None  # the bridge's last frame
+        self._last: dict[str, Any] | None = None  # the bridge's last frame
         with contextlib.suppress(OSError):  # one that ended at once is named by whoever reads
             stream.write(frame(command.encode()))
             self.write(text)

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from launch import LaunchError
 from launch.channels.mpi.bridge import keep_alive
@@ -106,7 +107,7 @@ class Reception:
         return next((take for each, take in known if hmac.compare_digest(each.encode(), token.encode())), None)
 
 
-def _line(stream: TlsStream, deadline: float) -> dict:
+def _line(stream: TlsStream, deadline: float) -> dict[str, Any]:
     """The one line that a bridge says; ValueError when it is no such line."""
     line = b""
     while not line.endswith(b"\n"):
@@ -114,7 +115,8 @@ def _line(stream: TlsStream, deadline: float) -> dict:
         line += more
         if not more or len(line) > GREETING_BYTES:
             raise ValueError("no line")
-    return json.loads(line)
+    hello: dict[str, Any] = json.loads(line)
+    return hello
 
 
 def _listen(address: str) -> socket.socket:

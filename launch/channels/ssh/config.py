@@ -11,11 +11,12 @@ import getpass
 import glob
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from paramiko import SSHConfig
+from paramiko.config import SSHConfigDict
 from paramiko.ssh_exception import ConfigParseError, CouldNotCanonicalize
 
 from launch import LaunchError
@@ -79,7 +80,7 @@ class Config:
             raise LaunchError(f"{USER_FILE} or {SYSTEM_FILE}, for {target.name}: {error}; mend it, {FIX}") from None
 
 
-def _settings(found: dict, given: bool) -> Settings:
+def _settings(found: SSHConfigDict, given: bool) -> Settings:
     user = found.get("user") or getpass.getuser()
     hops, command = _proxy(found)
     return Settings(
@@ -98,18 +99,18 @@ def _settings(found: dict, given: bool) -> Settings:
     )
 
 
-def _yes(found: dict, keyword: str) -> bool:
+def _yes(found: Mapping[str, str], keyword: str) -> bool:
     return found.get(keyword, "no").lower() in ("yes", "true")
 
 
-def _number(found: dict, keyword: str, default: float) -> float:
+def _number(found: Mapping[str, str], keyword: str, default: float) -> float:
     try:
         return float(found.get(keyword, default))
     except ValueError:
         raise ValueError(f"{keyword} is {found[keyword]}: expected a number") from None
 
 
-def _proxy(found: dict) -> tuple[tuple[str, ...], str]:
+def _proxy(found: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
     """The hops and the command; of two that are given the first counts, and "none" is neither."""
     for keyword, value in found.items():
         none = value is None or str(value).lower() == "none"

@@ -19,7 +19,9 @@ FIX = "install Python 3.8 or later there, or say where it is with python=PATH in
 class Starting(Protocol):
     """A channel of which nothing has been read."""
 
-    exit_code: int | None  # once `close` has returned: of the remote command, None when it is not known
+    @property
+    def exit_code(self) -> int | None:
+        """Of the remote command, once `close` has returned; None when it is not known."""
 
     def read(self, timeout: float) -> bytes: ...
 

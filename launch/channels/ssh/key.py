@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import paramiko
+from paramiko.pkey import PublicBlob
 
 from launch import LaunchError
 from launch.channels.ssh.config import Settings
@@ -95,7 +96,8 @@ def agent_keys() -> list[paramiko.AgentKey]:
 def _public_blob(path: str) -> bytes:
     """The public key beside a private one, which may be the agent's only."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        return paramiko.PublicBlob.from_file(path if path.endswith(".pub") else f"{path}.pub").key_blob
+        blob: bytes = PublicBlob.from_file(path if path.endswith(".pub") else f"{path}.pub").key_blob
+        return blob
     return b""
 
 

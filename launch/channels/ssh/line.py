@@ -16,7 +16,8 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 STALL_SECONDS = 8.0  # a write that moves nothing for so long has failed
 # Unacknowledged data for so long ends the connection: longer than a cut of 5 s with the 1.4 s that TCP and ARP then
@@ -26,11 +27,23 @@ KEEPALIVE_SECONDS, KEEPALIVE_PROBES = 2, 3  # when nothing is under way, where U
 LINE_CLOSE_SECONDS = 1.0
 STDERR_BYTES = 1 << 16  # of a ProxyCommand's, to find its last words in
 
+Found = tuple[int, int, int, str, tuple[Any, ...]]  # a row of socket.getaddrinfo
+
+
+class Below(Protocol):
+    """What a Line needs of a socket, or of a channel of paramiko's."""
+
+    def settimeout(self, timeout: float | None, /) -> None: ...
+
+    def recv(self, count: int, /) -> bytes: ...
+
+    def send(self, data: bytes, /) -> int: ...
+
 
 class Line:
     """A socket or a channel of paramiko's; `end` closes it with all that is below. `clock` tells seconds."""
 
-    def __init__(self, below: socket.socket, end: Callable[[], None], clock: Callable[[], float] = time.monotonic):
+    def __init__(self, below: Below, end: Callable[[], None], clock: Callable[[], float] = time.monotonic):
         self._below, self._end, self._clock = below, end, clock
         self.stall = STALL_SECONDS
         self._stalled_since: float | None = None
@@ -95,9 +108,11 @@ def tcp(host: str, port: int, seconds: float) -> Line:
     raise last
 
 
-def addresses(host: str, port: int, seconds: float, look_up: Callable = socket.getaddrinfo) -> list[tuple]:
+def addresses(
+    host: str, port: int, seconds: float, look_up: Callable[..., Sequence[Found]] = socket.getaddrinfo
+) -> Sequence[Found]:
     """As socket.getaddrinfo gives them, but within `seconds`: a resolver that is silent has a patience of its own."""
-    answers: queue.SimpleQueue = queue.SimpleQueue()
+    answers: queue.SimpleQueue[Sequence[Found] | OSError | UnicodeError] = queue.SimpleQueue()
 
     def ask() -> None:
         try:
@@ -136,8 +151,8 @@ class ProxyCommand:
         with theirs:
             self._child = subprocess.Popen(
                 ["/bin/sh", "-c", f"exec {command}"],
-                stdin=theirs,
-                stdout=theirs,
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
                 stderr=self._stderr,
                 start_new_session=True,
             )

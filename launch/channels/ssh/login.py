@@ -122,7 +122,8 @@ class _Login:
         self.access.proxies.extend([proxy] if proxy else ())
         line = proxy.line if proxy else self._through_hops() if self.settings.hops else self._direct()
         line.stall = self.access.stall
-        transport = paramiko.Transport(line, default_window_size=WINDOW_BYTES)
+        # paramiko takes any object with a socket's methods; its types name classes only
+        transport = paramiko.Transport(line, default_window_size=WINDOW_BYTES)  # type: ignore[arg-type]
         try:
             with self._explained(proxy):
                 self._negotiate(transport)
@@ -194,16 +195,16 @@ class _Login:
             raise LaunchError(f"{self.label}: no agreement with {self._there}: {error}; {OTHER_WAY}") from None
         except (paramiko.SSHException, EOFError, OSError) as error:
             failure = proxy.failure() if proxy else ""
-            if failure and not failure.startswith("exited with 255"):  # 255: an ssh that may have met a busy server
-                message = f"{self.label}: ProxyCommand {proxy.command} {failure}"
-                raise LaunchError(message, UNREACHABLE) from None
+            ended = f"ProxyCommand {proxy.command} {failure}" if proxy and failure else ""
+            if ended and not failure.startswith("exited with 255"):  # 255: an ssh that may have met a busy server
+                raise LaunchError(f"{self.label}: {ended}", UNREACHABLE) from None
             if self.deadline.passed:
                 raise self._late(f"{self._there} does not answer as an SSH server") from None
             if isinstance(error, paramiko.SSHException) and not str(error).startswith(BANNER_ERROR):
                 text = str(error).strip()
                 message = f"{self.label}: what answers at {self._there} is no SSH server that can be used: {text}"
                 raise LaunchError(message, UNREACHABLE) from None
-            why = failure and f"; ProxyCommand {proxy.command} {failure}"
+            why = ended and f"; {ended}"
             raise Busy(f"{self._there} closed every connection before it had said who it is{why}") from None
 
     @property

@@ -62,8 +62,8 @@ def _decoded(data: bytes, name: str) -> str:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = len(LINE_END.findall(data[: error.start].decode("latin-1"))) + 1
-        raise LaunchError(f"{name}:{line}: byte 0x{data[error.start]:02x} is not UTF-8; {EXPECTED}") from None
+        bad = len(LINE_END.findall(data[: error.start].decode("latin-1"))) + 1
+        raise LaunchError(f"{name}:{bad}: byte 0x{data[error.start]:02x} is not UTF-8; {EXPECTED}") from None
     for number, line in enumerate(LINE_END.split(text), 1):
         if any(character < " " and character not in "\t\f" for character in line):
             raise LaunchError(f"{name}:{number}: binary data; {EXPECTED}")

@@ -115,7 +115,7 @@ def _address(text: str) -> str:
     return str(address)
 
 
-def _matching(pattern: re.Pattern, expected: str) -> Callable[[str], str]:
+def _matching(pattern: re.Pattern[str], expected: str) -> Callable[[str], str]:
     def converted(text: str) -> str:
         if not pattern.fullmatch(text):
             raise ValueError(f"expected {expected}")

@@ -49,7 +49,7 @@ def entry(spec: Text, given: Given, number: str = "port", defaults: Given = NONE
         if number == "port" and re.fullmatch(r"\d+", suffix, re.ASCII) and 0 < int(suffix[:6]) < LOWEST_PORT:
             raise ValueError(f"{spec.value}: {suffix} would be the port of sshd; for slots write {name} slots={suffix}")
     shared: dict[str, Any] = {"where": spec.where}
-    each: dict[str, list] = {}  # field: its value for each name
+    each: dict[str, list[Any]] = {}  # field: its value for each name
     environment = []
     for key, text in {**defaults, **given, **said}.items():
         with errors_at(text.where):
