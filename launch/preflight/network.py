@@ -19,10 +19,13 @@ import ipaddress
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from launch import LaunchError
-from launch.agent.interface import Interface
 from launch.job.host import Host
+
+if TYPE_CHECKING:  # the agent's module; the launcher runs none of it
+    from launch.agent.interface import Interface
 
 VIRTUAL = re.compile(r"(docker|podman|virbr|lxcbr|lxdbr|lxc|cni|veth|vnet|vmnet|vboxnet)\d|br-|flannel|cali|kube-")
 FIX = "choose it with --interface NAME or --subnet 10.0.0.0/24, or give addr= in the hosts file"
