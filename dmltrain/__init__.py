@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import torch
 
     from dmltrain.backends.torch.distributed import DistributedOptimizer
+    from dmltrain.env import Environment
+    from dmltrain.kvstore import KVStore
 
 __version__ = "0.4.0"
 
@@ -51,7 +53,7 @@ def num_workers() -> int:
     return _worker().num_workers
 
 
-def _worker():
+def _worker() -> Environment:
     from dmltrain import env, errors, kvstore
 
     errors.end_scripts_without_traceback()
@@ -61,7 +63,7 @@ def _worker():
     return environment
 
 
-def _store(kind: str):
+def _store(kind: str) -> KVStore:
     from dmltrain import kvstore
 
     environment = _worker()
@@ -72,4 +74,4 @@ def _store(kind: str):
     return _stores[0]
 
 
-_stores: list = []  # the process's place in its job is one, however many models it trains
+_stores: list[KVStore] = []  # the process's place in its job is one, however many models it trains

@@ -13,6 +13,7 @@ from math import prod, sqrt
 import numpy as np
 
 from dmltrain import random_bits
+from dmltrain.arrays import Array
 from dmltrain.layers import Network, Parameter
 
 XAVIER_MAGNITUDE = 2  # variance of a weight times its fan-in (He et al. 2015), MXNet's choice for image classification
@@ -21,7 +22,7 @@ LN_2 = 0.6931471805599453
 LOG_TERMS = 16  # of the series below, whose argument is at most 1/3: the rest is under 1e-16
 
 
-def first_values(network: Network, seed: int) -> dict[str, np.ndarray]:
+def first_values(network: Network, seed: int) -> dict[str, Array]:
     """Name -> float32 array, of `network.parameters()` and then `network.auxiliary()`.
 
     MXNet's initialiser for image classification, Xavier(rnd_type="gaussian", factor_type="in", magnitude=2): weights
@@ -30,21 +31,21 @@ def first_values(network: Network, seed: int) -> dict[str, np.ndarray]:
     return dict(each_first_value(network, seed))
 
 
-def each_first_value(network: Network, seed: int) -> Iterator[tuple[str, np.ndarray]]:
+def each_first_value(network: Network, seed: int) -> Iterator[tuple[str, Array]]:
     """The same one by one, for networks that one would not hold twice."""
     bits = random_bits.generator(seed, 0, random_bits.WEIGHTS)
     for parameter in (*network.parameters(), *network.auxiliary()):
         yield parameter.name, _values(parameter, bits)
 
 
-def _values(parameter: Parameter, bits: np.random.Philox) -> np.ndarray:
+def _values(parameter: Parameter, bits: np.random.Philox) -> Array:
     if parameter.kind == "weight":
         deviation = sqrt(XAVIER_MAGNITUDE / prod(parameter.shape[1:]))
         return _normal(parameter.size, deviation, bits).reshape(parameter.shape)
     return np.full(parameter.shape, 1.0 if parameter.kind in ("gamma", "moving_var") else 0.0, np.float32)
 
 
-def _normal(count: int, deviation: float, bits: np.random.Philox) -> np.ndarray:
+def _normal(count: int, deviation: float, bits: np.random.Philox) -> Array:
     """Normal float32 values (count,) of mean 0, one word of `bits` each."""
     values = np.empty(count, np.float32)
     for start in range(0, count, CHUNK):
@@ -61,7 +62,7 @@ _TAIL = ((0.17023821103, 1.3067284816, 2.7568153900, 1.4234372777), (0.120211329
 _FAR_TAIL = ((0.017337203997, 0.42868294337, 3.0812263860, 6.6579051150), (0.012258202635, 0.24197894225, 1.0))
 
 
-def normal_quantile(chance: np.ndarray) -> np.ndarray:
+def normal_quantile(chance: Array) -> Array:
     """The value that a standard normal stays below with each `chance`, float64 in 0..1 (both excluded)."""
     offset = chance - 0.5
     values = offset * _ratio(0.180625 - offset * offset, _CENTRE)
@@ -72,12 +73,12 @@ def normal_quantile(chance: np.ndarray) -> np.ndarray:
     return values
 
 
-def _ratio(x: np.ndarray, polynomials: tuple[Sequence[float], Sequence[float]]) -> np.ndarray:
+def _ratio(x: Array, polynomials: tuple[Sequence[float], Sequence[float]]) -> Array:
     numerator, denominator = (_polynomial(x, coefficients) for coefficients in polynomials)
     return numerator / denominator
 
 
-def _polynomial(x: np.ndarray, coefficients: Sequence[float]) -> np.ndarray:
+def _polynomial(x: Array, coefficients: Sequence[float]) -> Array:
     """Highest power first."""
     total = np.full_like(x, coefficients[0])
     for coefficient in coefficients[1:]:
@@ -85,7 +86,7 @@ def _polynomial(x: np.ndarray, coefficients: Sequence[float]) -> np.ndarray:
     return total
 
 
-def _log(x: np.ndarray) -> np.ndarray:
+def _log(x: Array) -> Array:
     """The natural logarithm of positive float64 values, by log(m 2^e) = e ln 2 + 2 artanh((m - 1) / (m + 1))."""
     fraction, exponent = np.frexp(x)  # exact; fraction in 0.5..1
     z = (fraction - 1.0) / (fraction + 1.0)  # -1/3..0

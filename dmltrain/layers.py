@@ -115,12 +115,26 @@ class Layer:
         if not condition:
             raise self.refuse(problem)
 
-    def _set_pairs(self, *fields: str) -> None:
-        for field in fields:
-            value = getattr(self, field)
-            pair = (value, value) if isinstance(value, int) else tuple(value)
-            self._require(len(pair) == 2, f"{field} must be one number or (height, width), is {value}")
-            object.__setattr__(self, field, pair)
+
+class _PairField:
+    """A field that is given as one number or (height, width), and read as a pair."""
+
+    def __init__(self, default: int) -> None:
+        self._default: Pair = (default, default)
+
+    def __set_name__(self, owner: type[Layer], name: str) -> None:
+        self._name = name
+
+    def __get__(self, layer: Layer | None, owner: type[Layer]) -> Pair:
+        if layer is None:
+            return self._default  # dataclass asks for it
+        pair: Pair = vars(layer)[self._name]
+        return pair
+
+    def __set__(self, layer: Layer, value: Pair | int) -> None:
+        pair = (value, value) if isinstance(value, int) else tuple(value)
+        layer._require(len(pair) == 2, f"{self._name} must be one number or (height, width), is {value}")
+        vars(layer)[self._name] = pair
 
 
 @dataclass(frozen=True)
@@ -128,14 +142,13 @@ class Conv(Layer):
     """2-d convolution. `kernel`, `stride`, `pad` are (height, width) or one number for both."""
 
     channels: int = 0
-    kernel: Pair | int = 1
-    stride: Pair | int = 1
-    pad: Pair | int = 0
+    kernel: _PairField = _PairField(1)
+    stride: _PairField = _PairField(1)
+    pad: _PairField = _PairField(0)
     bias: bool = True
     groups: int = 1
 
     def __post_init__(self) -> None:
-        self._set_pairs("kernel", "stride", "pad")
         self._require(bool(self.name), "needs a name, for its weight")
         self._require(self.channels > 0, f"channels must be positive, is {self.channels}")
         divides = self.groups > 0 and self.channels % self.groups == 0
@@ -213,13 +226,12 @@ class Tanh(Layer):
 class Pool(Layer):
     """What both poolings share: the window, and how the output's extent is rounded ("valid" down, "full" up)."""
 
-    kernel: Pair | int = 2
-    stride: Pair | int = 1
-    pad: Pair | int = 0
+    kernel: _PairField = _PairField(2)
+    stride: _PairField = _PairField(1)
+    pad: _PairField = _PairField(0)
     rounding: str = "valid"
 
     def __post_init__(self) -> None:
-        self._set_pairs("kernel", "stride", "pad")
         _check_window(self)
         self._require(self.rounding in ("valid", "full"), f'rounding must be "valid" or "full", is {self.rounding!r}')
         fits = all(2 * pad <= kernel for pad, kernel in zip(self.pad, self.kernel, strict=True))

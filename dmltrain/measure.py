@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from statistics import median, quantiles
 from typing import Any
@@ -144,7 +144,7 @@ def pieces(network: Network, options: Options) -> list[int]:
     return []
 
 
-def endless(dataset: Dataset, options: Options) -> Iterator[Batch]:
+def endless(dataset: Dataset, options: Options) -> Generator[Batch, None, None]:
     """Batches made as in training, in the background."""
     order, epoch = np.arange(len(dataset.train)), 0
     while True:

@@ -8,13 +8,14 @@ epoch's permutation, or samples would be lost and repeated.
 
 import numpy as np
 
+from dmltrain.arrays import Array
 from dmltrain.errors import UserError
 
 # One number for each purpose, so that two purposes never share words.
 ORDER, AUGMENTATION, DIGITS_SPLIT, SYNTHETIC, WEIGHTS = range(5)
 
 
-def words(count: int, seed: int, epoch: int, purpose: int) -> np.ndarray:
+def words(count: int, seed: int, epoch: int, purpose: int) -> Array:
     """`count` random words, uint64 (count,). A longer stream begins with the shorter one. UserError: seed below 0."""
     return generator(seed, epoch, purpose).random_raw(count)
 

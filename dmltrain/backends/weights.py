@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from dmltrain.arrays import Array
 from dmltrain.errors import UserError
 
 
-def digest(arrays: Mapping[str, np.ndarray]) -> str:
+def digest(arrays: Mapping[str, Array]) -> str:
     """sha256 over names, types, shapes and values: equal digests mean equal arrays, bit for bit."""
     total = hashlib.sha256()
     for name, array in sorted(arrays.items()):
@@ -28,8 +29,8 @@ def check_same(own: Mapping[str, Sequence[int]], found: Mapping[str, Sequence[in
 
 
 def merged_statistics(
-    replicas: Sequence[np.ndarray], seen: Sequence[int], all_reduce: Callable[[str, np.ndarray], np.ndarray]
-) -> np.ndarray | None:
+    replicas: Sequence[Array], seen: Sequence[int], all_reduce: Callable[[str, Array], Array]
+) -> Array | None:
     """The mean of all replicas' statistics on all workers, weighted by samples: replicas are flat float64, `seen` the
     samples that each was trained on. All workers call it alike. None when nobody saw a sample."""
     weighted = np.sum([count * np.append(values, 1.0) for count, values in zip(seen, replicas, strict=True)], 0)
@@ -37,7 +38,7 @@ def merged_statistics(
     return merged[:-1] / merged[-1] if merged[-1] > 0 else None
 
 
-def split(flat: np.ndarray, shapes: Sequence[Sequence[int]]) -> list[np.ndarray]:
+def split(flat: Array, shapes: Sequence[Sequence[int]]) -> list[Array]:
     """The reverse of concatenating arrays of these shapes."""
     sizes = [int(np.prod(shape)) for shape in shapes]
     return [part.reshape(shape) for part, shape in zip(np.split(flat, np.cumsum(sizes)[:-1]), shapes, strict=True)]

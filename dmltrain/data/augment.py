@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dmltrain import random_bits
+from dmltrain.arrays import Array
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,9 @@ class Augmentation:
 class Draws:
     """The random numbers of samples, by position in the epoch's permutation: top, left int64 (N,), mirror bool (N,)."""
 
-    top: np.ndarray  # of the crop, in pixels of the padded image
-    left: np.ndarray
-    mirror: np.ndarray
+    top: Array  # of the crop, in pixels of the padded image
+    left: Array
+    mirror: Array
 
 
 def draw(augmentation: Augmentation, height: int, width: int, num_examples: int, seed: int, epoch: int) -> Draws:
@@ -46,12 +47,12 @@ def draw(augmentation: Augmentation, height: int, width: int, num_examples: int,
     return choose(augmentation, height, width, words(num_examples, seed, epoch))
 
 
-def words(num_examples: int, seed: int, epoch: int) -> np.ndarray:
+def words(num_examples: int, seed: int, epoch: int) -> Array:
     """The randomness of each position of the epoch, uint64 (num_examples,)."""
     return random_bits.words(num_examples, seed, epoch, random_bits.AUGMENTATION)
 
 
-def choose(augmentation: Augmentation, height: int, width: int, bits: np.ndarray) -> Draws:
+def choose(augmentation: Augmentation, height: int, width: int, bits: Array) -> Draws:
     """Crop and mirror from random words, for images of height x width pixels."""
     tops, lefts = _choices(augmentation, height, width)
     return Draws(
@@ -62,8 +63,8 @@ def choose(augmentation: Augmentation, height: int, width: int, bits: np.ndarray
 
 
 def training_images(
-    images: np.ndarray, samples: np.ndarray, augmentation: Augmentation, draws: Draws, positions: slice = slice(None)
-) -> np.ndarray:
+    images: Array, samples: Array, augmentation: Augmentation, draws: Draws, positions: slice = slice(None)
+) -> Array:
     """The samples, augmented: float32 (n, C, h, w). `positions`: of `draws`, for these samples."""
     crops = _crop(images, samples, augmentation, draws.top[positions], draws.left[positions])
     flipped = draws.mirror[positions]
@@ -71,7 +72,7 @@ def training_images(
     return _normalise(crops, augmentation)
 
 
-def evaluation_images(images: np.ndarray, samples: np.ndarray, augmentation: Augmentation) -> np.ndarray:
+def evaluation_images(images: Array, samples: Array, augmentation: Augmentation) -> Array:
     """The samples, cropped at the centre: float32 (n, C, h, w)."""
     tops, lefts = _choices(augmentation, *images.shape[2:])
     top = np.full(len(samples), (tops - 1) // 2)
@@ -88,14 +89,12 @@ def _choices(augmentation: Augmentation, height: int, width: int) -> tuple[int, 
     return down, across
 
 
-def _below(bits: np.ndarray, limit: int) -> np.ndarray:
+def _below(bits: Array, limit: int) -> Array:
     """The low 24 bits as a number in [0, limit), int64; the bias is below limit / 2**24."""
     return (((bits & np.uint64(0xFFFFFF)) * np.uint64(limit)) >> np.uint64(24)).astype(np.int64)
 
 
-def _crop(
-    images: np.ndarray, samples: np.ndarray, augmentation: Augmentation, top: np.ndarray, left: np.ndarray
-) -> np.ndarray:
+def _crop(images: Array, samples: Array, augmentation: Augmentation, top: Array, left: Array) -> Array:
     """uint8 (n, C, h, w): of each image one of all places that the crop can be, a view (n, C, tops, lefts, h, w)."""
     pad = augmentation.pad
     padded = images[samples]
@@ -108,10 +107,11 @@ def _crop(
     places = np.lib.stride_tricks.sliding_window_view(  # type: ignore[call-overload]
         padded, augmentation.crop, axis=(2, 3)
     )
-    return places[np.arange(len(samples)), :, top, left]
+    crops: Array = places[np.arange(len(samples)), :, top, left]
+    return crops
 
 
-def _normalise(images: np.ndarray, augmentation: Augmentation) -> np.ndarray:
+def _normalise(images: Array, augmentation: Augmentation) -> Array:
     """float32, in two passes in place; one table look-up per pixel was measured at a third of the speed."""
     mean = np.array(augmentation.mean, np.float32)[:, None, None]
     scale = (1 / np.array(augmentation.std)).astype(np.float32)[:, None, None]

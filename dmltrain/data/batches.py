@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-import numpy as np
-
+from dmltrain.arrays import Array
 from dmltrain.data import augment
 from dmltrain.data.dataset import Samples
 
@@ -20,8 +19,8 @@ from dmltrain.data.dataset import Samples
 class Batch:
     """images float32 (n, C, H, W), C-contiguous, normalised; labels int64 (n,); index: of the batch in the epoch."""
 
-    images: np.ndarray
-    labels: np.ndarray
+    images: Array
+    labels: Array
     index: int
 
 
@@ -35,7 +34,7 @@ class TrainBatches:
     def __init__(
         self,
         split: Samples,
-        order_shard: np.ndarray,
+        order_shard: Array,
         batch_size: int,
         num_batches: int,
         seed: int,
@@ -70,7 +69,7 @@ class EvalBatches:
     """
 
     def __init__(
-        self, split: Samples, shard: np.ndarray, batch_size: int, num_batches: int | None = None, threads: int = 1
+        self, split: Samples, shard: Array, batch_size: int, num_batches: int | None = None, threads: int = 1
     ) -> None:
         self._split, self._shard, self._batch_size = split, shard, batch_size
         self._num_batches = -(-len(shard) // batch_size) if num_batches is None else num_batches

@@ -17,13 +17,14 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from dmltrain.arrays import Array
 from dmltrain.data import array_pickle, source
 from dmltrain.data.download import Remote, fetch
 from dmltrain.errors import UserError
 
 BASE_URL = "https://www.cs.toronto.edu/~kriz/"
 PIXELS = 3 * 32 * 32
-Arrays = tuple[np.ndarray, np.ndarray]  # images uint8 (rows, 3, 32, 32), labels int64 (rows,)
+Arrays = tuple[Array, Array]  # images uint8 (rows, 3, 32, 32), labels int64 (rows,)
 
 
 @dataclass(frozen=True)

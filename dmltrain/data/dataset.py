@@ -76,7 +76,8 @@ class Split:
         return len(self.labels)
 
     def training(self, samples: Array, words: Array) -> Inputs:
-        draws = augmenting.choose(self.augment, *self.images.shape[2:], words)
+        height, width = self.images.shape[2:]
+        draws = augmenting.choose(self.augment, height, width, words)
         return augmenting.training_images(self.images, samples, self.augment, draws), self.labels[samples]
 
     def evaluation(self, samples: Array) -> Inputs:

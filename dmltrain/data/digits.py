@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from dmltrain import random_bits
+from dmltrain.arrays import Array
 from dmltrain.data.augment import Augmentation
 from dmltrain.data.dataset import Dataset, Description, Split, check_shape, examples_to_use
 
@@ -46,7 +47,7 @@ def load(
     )
 
 
-def _read() -> tuple[np.ndarray, np.ndarray]:
+def _read() -> tuple[Array, Array]:
     """images uint8 (1797, 1, 8, 8), the file's 0 to 16 scaled to 0 to 255; labels int64 (1797,)."""
     text = gzip.decompress(resources.files("dmltrain.data").joinpath("digits.csv.gz").read_bytes())
     rows = np.array(text.replace(b"\n", b",").rstrip(b",").split(b",")).astype(np.float64).astype(np.int64)
@@ -55,7 +56,7 @@ def _read() -> tuple[np.ndarray, np.ndarray]:
     return images.astype(np.uint8).reshape(-1, *SHAPE), rows[:, 64].copy()
 
 
-def _split(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _split(labels: Array) -> tuple[Array, Array]:
     """Samples of the training and the validation split, each in the file's order.
 
     Sorted by class, and by chance within a class, every fifth is for validation: a fifth of each class, within one.

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dmltrain.arrays import Array
 from dmltrain.data import source
 from dmltrain.data.augment import Augmentation
 from dmltrain.data.dataset import Dataset, Description, Split, check_shape, examples_to_use
@@ -85,7 +86,7 @@ def load(
     count = examples_to_use("mnist", num_examples, files.train_images.shape[0])
     folder = source.folder(data_dir, "mnist")
 
-    def array(file: IdxFile) -> np.ndarray:
+    def array(file: IdxFile) -> Array:
         return parse(file, _contents(file, folder, download, base_url))
 
     augmentation = Augmentation(crop=shape[1:])
@@ -96,7 +97,7 @@ def load(
     return Dataset("mnist", train, validation, NUM_CLASSES, shape)
 
 
-def parse(file: IdxFile, data: bytes) -> np.ndarray:
+def parse(file: IdxFile, data: bytes) -> Array:
     """uint8 of the file's shape, a read-only view of the data. UserError: another magic number or shape."""
     dimensions = len(file.shape)
     magic, *shape = struct.unpack_from(f">{1 + dimensions}I", data)

@@ -11,21 +11,22 @@ All workers do the same number of steps. Near the end of an epoch batches differ
 import numpy as np
 
 from dmltrain import random_bits
+from dmltrain.arrays import Array
 from dmltrain.errors import UserError
 
 
-def epoch_order(num_examples: int, seed: int, epoch: int) -> np.ndarray:
+def epoch_order(num_examples: int, seed: int, epoch: int) -> Array:
     """The permutation of the epoch, int64 (num_examples,): sample of each position."""
     # Sorting random words, rather than Generator.permutation: see random_bits.
     return np.argsort(random_bits.words(num_examples, seed, epoch, random_bits.ORDER), kind="stable")
 
 
-def shard(order: np.ndarray, rank: int, num_workers: int) -> np.ndarray:
+def shard(order: Array, rank: int, num_workers: int) -> Array:
     """Worker `rank`'s part of the order: position rank + i * num_workers at i."""
     return order[rank::num_workers]
 
 
-def validation_shard(num_examples: int, rank: int, num_workers: int) -> np.ndarray:
+def validation_shard(num_examples: int, rank: int, num_workers: int) -> Array:
     """Worker `rank`'s part of the validation samples, unshuffled, int64; may be empty. Each sample is in one shard."""
     return np.arange(rank, num_examples, num_workers, dtype=np.int64)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from dmltrain import random_bits
+from dmltrain.arrays import Array
 from dmltrain.data.augment import Augmentation
 from dmltrain.data.dataset import Dataset, Description, Split, check_count
 from dmltrain.errors import UserError
@@ -50,7 +51,7 @@ def load(
     )
 
 
-def _bytes(shape: tuple[int, ...], seed: int) -> np.ndarray:
+def _bytes(shape: tuple[int, ...], seed: int) -> Array:
     """Random bytes, uint8, little-endian words on every machine."""
     count = int(np.prod(shape))
     words = random_bits.words(-(-count // 8), seed, 0, random_bits.SYNTHETIC)

@@ -6,7 +6,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-Values = dict[str, array]  # key (train_accuracy, seconds, ...) -> every value printed for it, in the order of the log
+# key (train_accuracy, seconds, ...) -> every value printed for it, in the order of the log
+Values = dict[str, "array[float]"]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from dmltrain.layers import Network, Parameter
 
 mx = mxnet_compat.load()
 Symbol = Any  # mx.sym.Symbol: MXNet has no types
-Dtype = np.dtype | None
+Dtype = np.dtype[Any] | None
 DTYPES: dict[str, Dtype] = {
     "float32": None,
     "bfloat16": np.dtype([("bfloat16", np.uint16)]),  # MXNet's own way to say it: numpy has no such type
@@ -117,7 +117,7 @@ def _(layer: layers.MaxPool, x: Symbol, dtype: Dtype) -> Symbol:
 def _(layer: layers.AvgPool, x: Symbol, dtype: Dtype) -> Symbol:
     window, counted = _window(layer), layer.count_padding
     if counted and layer.rounding == "full":
-        x = _padded(x, layer.pad)
+        x = _padded(x, layer)
         window, counted = {**window, "pad": (0, 0)}, False
     return mx.sym.Pooling(x, **_named(layer), **window, pool_type="avg", count_include_pad=counted)
 
@@ -162,7 +162,9 @@ def _(layer: layers.Add, x: Symbol, dtype: Dtype) -> Symbol:
     return total
 
 
-def _rounded(operator: Callable, layer: layers.Conv | layers.Dense, x: Symbol, dtype: Dtype, **options: Any) -> Symbol:
+def _rounded(
+    operator: Callable[..., Symbol], layer: layers.Conv | layers.Dense, x: Symbol, dtype: Dtype, **options: Any
+) -> Symbol:
     """The operator on what is rounded to `dtype`, with its result in float32 again."""
     if dtype is None:
         return operator(x, name=layer.name, **options)
@@ -183,8 +185,9 @@ def _window(layer: layers.Pool) -> dict[str, object]:
     return {**window, "pooling_convention": layer.rounding}
 
 
-def _padded(x: Symbol, pad: layers.Pair) -> Symbol:
+def _padded(x: Symbol, pool: layers.Pool) -> Symbol:
     """Zeros around the images (N, C, H, W)."""
-    if not any(pad):
+    down, across = pool.pad
+    if not (down or across):
         return x
-    return mx.sym.Pad(x, mode="constant", constant_value=0, pad_width=(0, 0, 0, 0, pad[0], pad[0], pad[1], pad[1]))
+    return mx.sym.Pad(x, mode="constant", constant_value=0, pad_width=(0, 0, 0, 0, down, down, across, across))

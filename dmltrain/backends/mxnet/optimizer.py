@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from dmltrain import optimizers
+from dmltrain.arrays import Array
 from dmltrain.backends.mxnet import compat as mxnet_compat
 from dmltrain.errors import UserError
 
@@ -51,7 +52,7 @@ class Updater:
     def __init__(self, spec: Mapping[str, Any]) -> None:
         self._optimizer = make(spec)
         self._states: dict[int, Any] = {}  # key -> what the optimizer made: None, an NDArray or nested tuples of them
-        self._loaded: dict[int, dict[str, np.ndarray]] = {}  # of keys that have not been updated since
+        self._loaded: dict[int, dict[str, Array]] = {}  # of keys that have not been updated since
 
     def __call__(self, key: int, gradient: Any, weight: Any) -> None:
         if key not in self._states:
@@ -61,7 +62,7 @@ class Updater:
     def set_learning_rate(self, rate: float) -> None:
         self._optimizer.lr = rate
 
-    def state(self) -> dict[str, np.ndarray]:
+    def state(self) -> dict[str, Array]:
         """ "KEY/updates" (a count) and "KEY/0", "KEY/1" ... (the optimizer's arrays in its order). Waits for them."""
         found = {f"{key}/{name}": array for key, fields in self._loaded.items() for name, array in fields.items()}
         for key, state in self._states.items():
@@ -69,10 +70,10 @@ class Updater:
             found.update({f"{key}/{index}": array.asnumpy() for index, array in enumerate(_flat(state))})
         return found
 
-    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+    def load(self, arrays: Mapping[str, Array]) -> None:
         """Go on from what `state` gave. Each key takes its part when it is next updated. Raises ValueError for names
         that `state` does not give."""
-        loaded: dict[int, dict[str, np.ndarray]] = {}
+        loaded: dict[int, dict[str, Array]] = {}
         for name, array in arrays.items():
             key, _, field = name.partition("/")
             if not key.isdecimal() or not (field == COUNT or field.isdecimal()):
@@ -85,11 +86,12 @@ class Updater:
 
     @property
     def _counts(self) -> dict[int, int]:
-        return self._optimizer._index_update_count  # of the context that is never changed here
+        counts: dict[int, int] = self._optimizer._index_update_count  # of the context that is never changed here
+        return counts
 
     def _first_state(self, key: int, weight: Any) -> Any:
         made = self._optimizer.create_state_multi_precision(key, weight)
-        found = self._loaded.pop(key, None)
+        found = self._loaded.pop(key, {})
         for index, array in enumerate(_flat(made) if found else ()):
             given = found.get(str(index))
             if given is None or given.shape != array.shape:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from dmltrain.arrays import Array
 from dmltrain.backends.mxnet import compat as mxnet_compat
 from dmltrain.errors import UserError
 
@@ -25,7 +26,7 @@ ARRAY = "array:"  # a string in it that begins so names an array
 
 def encode(content: Mapping[str, Any]) -> bytes:
     """Nested dictionaries and lists of numbers, strings, numpy arrays and bytes, as the content of a file."""
-    arrays: dict[str, np.ndarray] = {}
+    arrays: dict[str, Array] = {}
     text = json.dumps(_without_arrays(content, "", arrays))
     stream = io.BytesIO()
     np.savez(stream, **{CONTENT: np.frombuffer(text.encode(), np.uint8)}, **arrays)
@@ -45,7 +46,7 @@ def decode(content: bytes) -> dict[str, Any]:
     return found
 
 
-def _without_arrays(value: Any, place: str, arrays: dict[str, np.ndarray]) -> Any:
+def _without_arrays(value: Any, place: str, arrays: dict[str, Array]) -> Any:
     if isinstance(value, Mapping):
         return {name: _without_arrays(item, f"{place}/{name}", arrays) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -59,7 +60,7 @@ def _without_arrays(value: Any, place: str, arrays: dict[str, np.ndarray]) -> An
     return value
 
 
-def _with_arrays(value: Any, archive: Mapping[str, np.ndarray]) -> Any:
+def _with_arrays(value: Any, archive: Mapping[str, Array]) -> Any:
     if isinstance(value, dict):
         return {name: _with_arrays(item, archive) for name, item in value.items()}
     if isinstance(value, list):
@@ -81,7 +82,7 @@ def own_files(prefix: str, epoch: int, symbol: Any, weights: Mapping[str, Any]) 
     return {Path(f"{prefix}-symbol.json"): symbol.tojson().encode(), Path(f"{prefix}-{epoch:04d}.params"): content}
 
 
-def weights_of(source: Path) -> dict[str, np.ndarray]:
+def weights_of(source: Path) -> dict[str, Array]:
     """The arrays of a file of mx.model.save_checkpoint or gluon's export, by name. Raises UserError for other files."""
     mx = mxnet_compat.load()
     try:

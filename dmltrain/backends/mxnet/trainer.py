@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from dmltrain.arrays import Array
 from dmltrain.backends import weights
 from dmltrain.backends.backend import Settings
 from dmltrain.backends.device import gpu_index
@@ -76,7 +77,7 @@ class MXNetTrainer:
                     "AVX-512; use float32"
                 ) from error
 
-    def _load_weights(self, network: Network, found: Mapping[str, np.ndarray]) -> None:
+    def _load_weights(self, network: Network, found: Mapping[str, Array]) -> None:
         """MXNet's files have gammas of ones where the network has none; they are ones here already."""
         ignored = {each.name for each in mxnet_layers.fixed_gammas(network)}
         found = {name: array for name, array in found.items() if name not in ignored}
@@ -114,7 +115,7 @@ class MXNetTrainer:
         """Fix what is drawn from now on (dropout), on every device."""
         mx.random.seed(int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:4], "little") >> 1)
 
-    def train_step(self, images: np.ndarray, labels: np.ndarray, total: int, learning_rate: float) -> None:
+    def train_step(self, images: Array, labels: Array, total: int, learning_rate: float) -> None:
         """One update from this worker's images (N, C, H, W) float32 and labels (N,) int64, N may be 0.
 
         `total`: samples of the step that the gradient is the mean over (all workers' in a synchronous job).
@@ -135,7 +136,7 @@ class MXNetTrainer:
             for loss in self._queued.popleft():
                 loss.wait_to_read()
 
-    def evaluate(self, images: np.ndarray, labels: np.ndarray) -> None:
+    def evaluate(self, images: Array, labels: Array) -> None:
         """Count these samples with the present weights."""
         for index, part in enumerate(self._parts(images, labels)):
             if part:
@@ -154,7 +155,7 @@ class MXNetTrainer:
         self._step.synchronize()
         mx.nd.waitall()
 
-    def _parts(self, images: np.ndarray, labels: np.ndarray) -> list[tuple[NDArray, NDArray] | None]:
+    def _parts(self, images: Array, labels: Array) -> list[tuple[NDArray, NDArray] | None]:
         """The batch, one equal share per device, on the devices; None for a share without samples."""
         count = len(self._contexts)
         shares = zip(np.array_split(images, count), np.array_split(labels, count), self._contexts, strict=True)
@@ -178,7 +179,7 @@ class MXNetTrainer:
 
     # -- statistics -----------------------------------------------------------------------------------------------
 
-    def merge_statistics(self, all_reduce: Callable[[str, np.ndarray], np.ndarray], num_workers: int) -> None:
+    def merge_statistics(self, all_reduce: Callable[[str, Array], Array], num_workers: int) -> None:
         """Replace batch-norm statistics by their mean over devices and workers, weighted by samples trained on."""
         count = len(self._contexts)
         if self._statistics and num_workers * count > 1:
@@ -188,23 +189,24 @@ class MXNetTrainer:
                 self._fill_statistics(merged)
         self._seen = [0] * count
 
-    def _flat_statistics(self, index: int) -> np.ndarray:
+    def _flat_statistics(self, index: int) -> Array:
         """Running means and variances of one device, float64."""
         found = [self._arrays[name].list_data()[index].asnumpy().ravel() for name in self._statistics]
-        return np.concatenate(found).astype(np.float64)
+        flat: Array = np.concatenate(found).astype(np.float64)
+        return flat
 
-    def _fill_statistics(self, values: np.ndarray) -> None:
+    def _fill_statistics(self, values: Array) -> None:
         shapes = [self._arrays[name].shape for name in self._statistics]
         for name, part in zip(self._statistics, weights.split(values, shapes), strict=True):
             self._arrays[name].set_data(mx.nd.array(part))
 
     # -- state ----------------------------------------------------------------------------------------------------
 
-    def state(self, residuals: Mapping[str, np.ndarray] | None = None) -> dict[str, Any]:
+    def state(self, residuals: Mapping[str, Array] | None = None) -> dict[str, Any]:
         """Everything that the next step depends on, apart from data and seeds. Call after `synchronize`."""
         return {"model": self._model(), "optimizer": self._step.state()}
 
-    def _model(self) -> dict[str, np.ndarray]:
+    def _model(self) -> dict[str, Array]:
         names = (*(each.name for each in self._learned), *self._statistics)
         return {name: self._arrays[name].list_data()[0].asnumpy() for name in names}
 

@@ -12,6 +12,7 @@ from dmltrain.backends.backend import Capabilities, Settings, State, Trainer
 from dmltrain.env import TRANSPORTS, Environment
 from dmltrain.errors import UserError
 from dmltrain.kvstore import codec, types
+from dmltrain.kvstore.step import Step
 from dmltrain.layers import Network
 
 if TYPE_CHECKING:
@@ -78,9 +79,9 @@ class TorchBackend:
         raise UserError(f"{source}: --backend torch starts from its own checkpoints only")
 
 
-def make_step(spec: dict[str, Any], key: int, value: Array) -> Any:
+def make_step(spec: dict[str, Any], key: int | str, value: Array) -> Step:
     """An optimizer's step on `value`, for stores and servers; torch is imported when a job wants its first one.
     Raises ValueError for a spec that is not valid."""
-    from dmltrain.backends.torch.server_optimizer import Step
+    from dmltrain.backends.torch import server_optimizer
 
-    return Step(spec, key, value)
+    return server_optimizer.Step(spec, key, value)

@@ -15,9 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import singledispatch
 from operator import iadd
+from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import Argument
 from torch.nn import functional
 
 from dmltrain import initial, layers
@@ -62,7 +64,7 @@ def _emit(layer: layers.Layer, x: fx.Node) -> fx.Node:
     raise NotImplementedError(f"the torch backend has no operator for {layer.label}")
 
 
-def _call(x: fx.Node, operator: Callable, *arguments: object, **options: object) -> fx.Node:
+def _call(x: fx.Node, operator: Callable[..., Any], *arguments: Argument, **options: Argument) -> fx.Node:
     return x.graph.call_function(operator, (x, *arguments), options)
 
 
@@ -158,6 +160,7 @@ def _(layer: layers.Add, x: fx.Node) -> fx.Node:
 def _training(x: fx.Node) -> fx.Node:
     """The module's own train/eval flag, read once at the head of the code."""
     graph = x.graph
+    node: fx.Node
     for node in graph.nodes:
         if node.op == "get_attr" and node.target == "training":
             return node
@@ -167,7 +170,7 @@ def _training(x: fx.Node) -> fx.Node:
 
 # Operators that always make a new result and do not look at it in backward: its only reader may overwrite it.
 _OVERWRITABLE = frozenset({torch.conv2d, functional.linear, functional.batch_norm, torch.add, iadd, torch.cat})
-_IN_PLACE: dict[Callable, Callable] = {torch.relu: torch.relu_, torch.add: iadd}
+_IN_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {torch.relu: torch.relu_, torch.add: iadd}
 
 
 def _overwrite_where_safe(graph: fx.Graph) -> None:

@@ -26,7 +26,8 @@ class LossScale:
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         gradients = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
         overflowed = ~torch.stack([torch.isfinite(each).all() for each in gradients]).all()
-        optimizer.grad_scale = self.value.clone()  # type: ignore[attr-defined]  # as torch.amp.GradScaler does
+        # fused kernels look for these two; torch.amp.GradScaler sets them too, and no class declares them
+        optimizer.grad_scale = self.value.clone()  # type: ignore[attr-defined]
         optimizer.found_inf = overflowed.float()  # type: ignore[attr-defined]
         self._good_steps = torch.where(overflowed, 0.0, self._good_steps + 1)
         grow = self._good_steps >= GROW_AFTER

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import torch
 
@@ -15,10 +16,10 @@ BY_CLASS = {row.torch.name.lower(): row.torch for row in optimizers.TABLE if row
 
 
 @functools.cache
-def class_of(name: str) -> type[torch.optim.Optimizer]:
+def class_of(name: str) -> Callable[..., torch.optim.Optimizer]:
     """The class that servers call `name`."""
     row = BY_CLASS[name]
-    found: type[torch.optim.Optimizer] = row.own(torch) if row.own else getattr(torch.optim, row.name)
+    found: Callable[..., torch.optim.Optimizer] = row.own(torch) if row.own else getattr(torch.optim, row.name)
     return found
 
 

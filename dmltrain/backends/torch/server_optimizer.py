@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dmltrain.arrays import Array
 from dmltrain.backends.torch.optimizer import BY_CLASS, class_of
 from dmltrain.errors import UserError
 
@@ -15,7 +16,7 @@ class Step:
     """One slice's optimizer. `spec`: {"name", "lr", numbers..., "rescale": factor of every gradient (default 1),
     "keys": {str(key): {numbers that differ for this key}}}. Raises ValueError with the valid names."""
 
-    def __init__(self, spec: dict[str, Any], key: int | str, value: np.ndarray) -> None:
+    def __init__(self, spec: dict[str, Any], key: int | str, value: Array) -> None:
         numbers = {**spec, **spec.get("keys", {}).get(str(key), {})}
         name = str(numbers.pop("name", "")).lower()
         if name not in BY_CLASS:
@@ -37,7 +38,7 @@ class Step:
         fused = {"fused": True} if "cpu" in row.fused else {}
         self._optimizer = class_of(name)([self._parameter], lr=rate, **fused, **arguments)
 
-    def __call__(self, value: np.ndarray, gradient: np.ndarray, rate: float) -> None:
+    def __call__(self, value: Array, gradient: Array, rate: float) -> None:
         """One step with learning rate `rate` (with the spec's own where that is negative); changes `value` in place."""
         self._parameter.data = torch.from_numpy(value)
         self._parameter.grad = torch.from_numpy(gradient)
@@ -48,7 +49,7 @@ class Step:
         self._optimizer.step()
         self._parameter.grad = None
 
-    def state(self) -> dict[str, np.ndarray]:
+    def state(self) -> dict[str, Array]:
         """The optimizer's arrays by torch's names."""
         return {
             name: torch.as_tensor(item).numpy()
@@ -56,7 +57,7 @@ class Step:
             if item is not None
         }
 
-    def load(self, state: dict[str, np.ndarray]) -> None:
+    def load(self, state: dict[str, Array]) -> None:
         tensors = {name: torch.from_numpy(np.array(array)) for name, array in state.items()}
         self._optimizer.state[self._parameter] = tensors
 

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from dmltrain.arrays import Array
 from dmltrain.backends import weights
 from dmltrain.backends.backend import Settings
 from dmltrain.backends.device import gpu_index
@@ -62,7 +63,9 @@ class TorchTrainer:
         self._seen = [0] * len(self._devices)  # training samples since statistics were merged
 
     def _placed(self, module: nn.Module, device: torch.device) -> nn.Module:
-        return copy.deepcopy(module).to(device).to(memory_format=self._layout)  # type: ignore[call-overload]
+        placed: nn.Module = copy.deepcopy(module).to(device)
+        # torch's annotations lack the memory format alone
+        return placed.to(memory_format=self._layout)  # type: ignore[call-overload, no-any-return]
 
     def _distributed(self, settings: Settings, store: KVStore) -> torch_distributed.DistributedOptimizer:
         """An optimizer of the first replica's weights whose gradient is the sum over workers."""
@@ -99,7 +102,7 @@ class TorchTrainer:
         """Fix what is drawn from now on (dropout), on every device."""
         torch.manual_seed(int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:8], "little") >> 1)
 
-    def train_step(self, images: np.ndarray, labels: np.ndarray, total: int, learning_rate: float) -> None:
+    def train_step(self, images: Array, labels: Array, total: int, learning_rate: float) -> None:
         """One update from this worker's images (N, C, H, W) float32 and labels (N,) int64, N may be 0.
 
         `total`: samples of the step that the gradient is the mean over (all workers' in a synchronous job).
@@ -118,7 +121,7 @@ class TorchTrainer:
             self._optimizer.push_gradients()
         self._optimizer.step()
 
-    def evaluate(self, images: np.ndarray, labels: np.ndarray) -> None:
+    def evaluate(self, images: Array, labels: Array) -> None:
         """Count these samples with the present weights."""
         with torch.no_grad():
             for index, part in enumerate(self._parts(images, labels)):
@@ -138,7 +141,7 @@ class TorchTrainer:
         self._optimizer.synchronize()
         self._copy_weights()
 
-    def _parts(self, images: np.ndarray, labels: np.ndarray) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def _parts(self, images: Array, labels: Array) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The batch, one equal share per device, on the devices."""
         count = len(self._devices)
         shares = zip(np.array_split(images, count), np.array_split(labels, count), self._devices, strict=True)
@@ -148,7 +151,7 @@ class TorchTrainer:
         ]
 
     @staticmethod
-    def _moved(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    def _moved(array: Array, device: torch.device) -> torch.Tensor:
         tensor = torch.from_numpy(array)
         return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
@@ -186,7 +189,7 @@ class TorchTrainer:
                 for source, target in zip(first.parameters(), other.parameters(), strict=True):
                     target.copy_(source, non_blocking=True)
 
-    def merge_statistics(self, all_reduce: Callable[[str, np.ndarray], np.ndarray], num_workers: int) -> None:
+    def merge_statistics(self, all_reduce: Callable[[str, Array], Array], num_workers: int) -> None:
         """Replace batch-norm statistics by their mean over devices and workers, weighted by samples trained on."""
         buffers = [statistics(module) for module in self._modules]
         if buffers[0] and num_workers * len(self._modules) > 1:
@@ -198,11 +201,11 @@ class TorchTrainer:
 
     # -- state ----------------------------------------------------------------------------------------------------
 
-    def state(self, residuals: Mapping[str, np.ndarray] | None = None) -> dict[str, Any]:
+    def state(self, residuals: Mapping[str, Array] | None = None) -> dict[str, Any]:
         """Everything that the next step depends on, apart from data and seeds, with the store's residuals of gradient
         compression. Call after `synchronize`."""
         model = {name: each.detach().cpu().clone() for name, each in self._modules[0].state_dict().items()}
-        state = {"model": model, "optimizer": self._optimizer.state_dict()}
+        state: dict[str, Any] = {"model": model, "optimizer": self._optimizer.state_dict()}
         if self._scale is not None:
             state["loss_scale"] = self._scale.state()
         if residuals:
@@ -258,7 +261,8 @@ def compiled(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
 
     def call(images: torch.Tensor) -> torch.Tensor:
         try:
-            return forward(images)
+            logits: torch.Tensor = forward(images)
+            return logits
         except TorchDynamoException as error:
             raise UserError(
                 f"--compile: {str(error).splitlines()[0][:200]}; on a CPU torch.compile needs a C++ "
@@ -294,7 +298,7 @@ def statistics(module: nn.Module) -> list[torch.Tensor]:
     return [each for each in module.buffers() if each.is_floating_point()]
 
 
-def _fill(replicas: list[list[torch.Tensor]], values: np.ndarray) -> None:
+def _fill(replicas: list[list[torch.Tensor]], values: Array) -> None:
     """Write the flat float64 `values` into every replica's buffers."""
     for buffers in replicas:
         parts = weights.split(values, [each.shape for each in buffers])

@@ -58,7 +58,7 @@ class MXNet:
 
     def __init__(self) -> None:
         self._epochs: dict[int, Values] = {}
-        self._cells: dict[tuple[bytes, ...], array] = {}  # (epoch, name) as printed -> the array in _epochs
+        self._cells: dict[tuple[bytes, ...], array[float]] = {}  # (epoch, name) as printed -> the array in _epochs
         self._batches: dict[int, bytes] = {}  # epoch -> its last batch line, from the header on
         self._forms: set[_Form] = set()  # in which values were found
         self._nodes: set[bytes] = set()  # workers that the lines name

@@ -16,10 +16,12 @@ import os
 import sys
 import threading
 from collections.abc import Mapping
+from typing import NoReturn
 
 from dmltrain.errors import JobLost, UserError
 
-_state = {"watching": False, "code": 0, "raised": 0}  # what sys.exit was last called with, and raised then (its id)
+# code: what sys.exit was last called with; raised: the id of what it raised then
+_state: dict[str, int] = {"watching": False, "code": 0, "raised": 0}
 
 
 class _Exit(SystemExit):
@@ -50,7 +52,7 @@ def notice() -> None:
 
 def failure() -> int:
     """The exit code of a program that is ending, as far as it was noticed; 0: it ends well."""
-    kind = getattr(sys, "last_type", None)  # set when an exception ends the program
+    kind: type[BaseException] | None = getattr(sys, "last_type", None)  # set when an exception ends the program
     if kind is None:
         return _state["code"]
     if issubclass(kind, (UserError, JobLost)):
@@ -58,7 +60,7 @@ def failure() -> int:
     return 130 if issubclass(kind, KeyboardInterrupt) else 1  # 128 + SIGINT
 
 
-def _exit(status: object = None) -> None:
+def _exit(status: str | int | None = None) -> NoReturn:
     """sys.exit, remembering the code."""
     if threading.current_thread() is not threading.main_thread():
         raise SystemExit(status)  # ends that thread only

@@ -19,7 +19,7 @@ from dmltrain.kvstore.base import Handle, Key, Keys, KVStore, keys_and_values
 class MXNetStore(KVStore):
     """Around `_kv`, MXNet's own store, which knows the keys by their numbers in the order of `init`."""
 
-    dtypes = ("float32", "float64")
+    dtypes: tuple[str, ...] = ("float32", "float64")
     _kv: Any
 
     def __init__(self, mx: ModuleType) -> None:
@@ -54,7 +54,7 @@ class MXNetStore(KVStore):
     def pull(self, key: Keys, out: Any, priority: int = 0, wait: bool = False) -> Handle:
         """Into NDArrays asynchronously unless `wait`, into numpy arrays at once."""
         keys, targets = keys_and_values(key, out)
-        landings = []
+        landings: list[tuple[Any, Any]] = []  # what was given, and the NDArray that MXNet fills
         for name, target in zip(keys, targets, strict=True):
             number, landing = self.key_number(name), [self._of(name, each) for each in _each(target)]
             self._kv.pull(number, landing, priority=priority)
@@ -66,6 +66,10 @@ class MXNetStore(KVStore):
             elif wait:
                 landed.wait_to_read()
         return Handle(0, "pull", 0.0)
+
+    def set_learning_rate(self, rate: float) -> None:
+        """For the steps of the next pushes."""
+        raise NotImplementedError
 
     # -- for the stores of many workers ---------------------------------------------------------------------------
 

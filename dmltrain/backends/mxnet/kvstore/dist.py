@@ -16,11 +16,13 @@ import io
 import math
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from dmltrain.arrays import Array
 from dmltrain.backends.mxnet import compat as mxnet_compat
 from dmltrain.backends.mxnet import optimizer as mxnet_optimizer
 from dmltrain.backends.mxnet import ps_lite as mxnet_ps
@@ -39,7 +41,7 @@ COMPRESSED = 16  # 2-bit compression: bits of a float32 over those that travel
 class MXNetKVStore(MXNetStore):
     """dist_sync and dist_async of MXNet 1.9.1, whose servers compute in float32. Raises UserError or JobLost."""
 
-    dtypes = ("float32",)
+    dtypes: tuple[str, ...] = ("float32",)
 
     def __init__(self, kind: str, staleness: float, environment: Environment) -> None:
         self.type = kind
@@ -68,12 +70,12 @@ class MXNetKVStore(MXNetStore):
         atexit.register(self._at_exit)  # after, hence run before, the side store's
 
     @property
-    def bytes_sent(self) -> int:  # type: ignore[override]
+    def bytes_sent(self) -> int:  # type: ignore[override]  # computed here
         """Of values, as computed from their sizes: ps-lite does not count."""
         return self._sent + self._side.bytes_sent
 
     @property
-    def bytes_received(self) -> int:  # type: ignore[override]
+    def bytes_received(self) -> int:  # type: ignore[override]  # computed here
         return self._received + self._side.bytes_received
 
     # -- values ---------------------------------------------------------------------------------------------------
@@ -108,7 +110,7 @@ class MXNetKVStore(MXNetStore):
     def barrier(self) -> None:
         self._side.barrier()
 
-    def all_reduce(self, name: str, array: np.ndarray) -> np.ndarray:
+    def all_reduce(self, name: str, array: Array) -> Array:
         return self._side.all_reduce(name, array)
 
     def set_gradient_compression(self, parameters: dict[str, Any]) -> None:
@@ -154,7 +156,7 @@ class MXNetKVStore(MXNetStore):
         self._mx.nd.waitall()
         return self._side.optimizer_states()
 
-    def load_optimizer_state_bytes(self, states: list[bytes]) -> None:
+    def load_optimizer_state_bytes(self, states: Sequence[bytes]) -> None:
         """Every server gets the states of all, and takes its own by its rank in ps-lite."""
         whole = _merged(states) if self.rank == 0 else b""  # the others only wait
         self._side.load_optimizer_state_bytes([whole] * len(states))
@@ -220,9 +222,9 @@ class MXNetKVStore(MXNetStore):
             )
 
 
-def _merged(states: list[bytes]) -> bytes:
+def _merged(states: Sequence[bytes]) -> bytes:
     """One npz of all servers' arrays; their names begin with the server's rank. Raises UserError."""
-    arrays: dict[str, np.ndarray] = {}
+    arrays: dict[str, Array] = {}
     for state in states:
         try:
             with np.load(io.BytesIO(state), allow_pickle=False) as archive:

@@ -18,10 +18,12 @@ import sys
 import threading
 import traceback
 import zipfile
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from dmltrain.arrays import Array
 from dmltrain.backends.mxnet import compat as mxnet_compat
 from dmltrain.backends.mxnet import optimizer as mxnet_optimizer
 from dmltrain.backends.mxnet import ps_lite as mxnet_ps
@@ -56,7 +58,7 @@ def serve(environment: Environment) -> str:
     return ""
 
 
-def _beside(environment: Environment, run: Any) -> threading.Thread:
+def _beside(environment: Environment, run: Callable[[], str]) -> threading.Thread:
     """Run dmltrain's part on a thread; a lost job ends the process from there."""
 
     def serve() -> None:
@@ -88,7 +90,7 @@ class Server(ServerProcess):
         self._mx = mx
         self._guard = threading.Lock()
         self._updater: mxnet_optimizer.Updater | None = None
-        self._waiting: dict[str, np.ndarray] = {}  # a state that was loaded before the optimizer came
+        self._waiting: dict[str, Array] = {}  # a state that was loaded before the optimizer came
         self._store: Any = None
 
     def run_mxnet(self) -> None:
@@ -124,6 +126,7 @@ class Server(ServerProcess):
     def _update(self, key: int, gradient: Any, weight: Any) -> None:
         try:
             with self._guard:
+                assert self._updater is not None  # MXNet got `_update` from _set_optimizer, after the updater was made
                 self._updater(key, gradient, weight)
         except Exception as error:  # MXNet would go on with the old weights
             self._abort(f"the optimizer's step of key {key} failed: {error}")

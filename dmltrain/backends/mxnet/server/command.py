@@ -12,7 +12,7 @@ from typing import Any
 
 HEAD = 0  # of commands for the controller (kController of src/kvstore/kvstore_dist_server.h)
 MAX_BYTES = 1 << 24
-KINDS = {"optimizer": dict, "learning_rate": (int, float)}
+KINDS: dict[str, type | tuple[type, ...]] = {"optimizer": dict, "learning_rate": (int, float)}
 
 
 class Refused(Exception):

@@ -9,9 +9,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
+from dmltrain.arrays import Array
 from dmltrain.errors import UserError
 
 BUCKET_BYTES = 1 << 20  # small enough to leave early in backward, large enough that frames cost nothing
@@ -31,7 +31,7 @@ class Bucket:
     pushed: bool = False
     stepped: bool = False  # its step was asked for, and is not in the weights yet
     gradients: torch.Tensor = field(init=False)  # (elements,)
-    landing: np.ndarray = field(init=False)  # where pulled weights arrive
+    landing: Array = field(init=False)  # where pulled weights arrive
     _views: list[torch.Tensor] = field(init=False)
     _host: torch.Tensor = field(init=False)
     _weights: torch.Tensor | None = None
@@ -42,7 +42,7 @@ class Bucket:
     def device(self) -> torch.device:
         return self.parameters[0].device
 
-    def lay_out(self, memory: np.ndarray) -> None:
+    def lay_out(self, memory: Array) -> None:
         """Let gradients be in `memory` (elements,), from which they are pushed. A GPU's are copied, into pinned memory
         of their own."""
         self._host = torch.from_numpy(memory)
@@ -93,14 +93,14 @@ class Bucket:
         parameter.grad = view
         self._seen.add(index)
 
-    def host_gradients(self) -> np.ndarray:
+    def host_gradients(self) -> Array:
         """The flat gradients in host memory, which stays as it is until the key's next pull returns."""
         if self._host is not self.gradients:
             self._host.copy_(self.gradients)
         return self._host.numpy()
 
     @property
-    def host_memory(self) -> np.ndarray:
+    def host_memory(self) -> Array:
         return self._host.numpy()
 
     def note_version(self) -> None:
@@ -119,7 +119,7 @@ class Bucket:
                 "optimizer.reduce_gradients() before clipping or unscaling them"
             )
 
-    def take_gradients(self, total: np.ndarray, factor: float) -> None:
+    def take_gradients(self, total: Array, factor: float) -> None:
         """Gradients become the sum `total` (elements,) times `factor`."""
         if self.device.type == "cpu":
             torch.mul(_readable(total), factor, out=self.gradients)
@@ -127,7 +127,7 @@ class Bucket:
             self.gradients.copy_(torch.from_numpy(total), non_blocking=True).mul_(factor)
 
     @contextlib.contextmanager
-    def gradients_in_place(self, total: np.ndarray, factor: float) -> Iterator[None]:
+    def gradients_in_place(self, total: Array, factor: float) -> Iterator[None]:
         """Every parameter has the gradient `total` times `factor` for an optimizer to read, also where zero_grad() has
         taken its own away by now. Without a copy where there is nothing to multiply."""
         before = [parameter.grad for parameter in self.parameters]
@@ -141,7 +141,7 @@ class Bucket:
         for parameter, gradient in zip(self.parameters, before, strict=True):
             parameter.grad = gradient
 
-    def host_weights(self) -> np.ndarray:
+    def host_weights(self) -> Array:
         """A flat copy of the weights."""
         flat = torch.empty(sum(parameter.numel() for parameter in self.parameters), dtype=self.parameters[0].dtype)
         with torch.no_grad():
@@ -149,7 +149,7 @@ class Bucket:
                 view.copy_(parameter)
         return flat.numpy()
 
-    def set_weights(self, weights: np.ndarray) -> None:
+    def set_weights(self, weights: Array) -> None:
         with torch.no_grad():
             for view, parameter in zip(self._cut(torch.from_numpy(weights)), self.parameters, strict=True):
                 parameter.copy_(view)
@@ -178,7 +178,7 @@ class Bucket:
         return views
 
 
-def _readable(array: np.ndarray) -> torch.Tensor:
+def _readable(array: Array) -> torch.Tensor:
     """The same memory, which nobody must write."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")

@@ -8,6 +8,7 @@ out_proj, parametrizations. Under torch.compile, which must not see any of this,
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -66,7 +67,7 @@ def _insert(model: fx.GraphModule, buckets: list[Bucket], passing: Pass) -> None
         if bucket is not None and bucket not in placed:
             placed.add(bucket)
             name = f"gate{len(placed)}"
-            model.add_submodule(name, Gate(lambda bucket=bucket: passing(bucket)))
+            model.add_submodule(name, Gate(functools.partial(passing, bucket)))
             with model.graph.inserting_before(node):
                 model.graph.call_module(name)
     model.recompile()
@@ -108,7 +109,9 @@ class _Reads(TorchFunctionMode):
         self._bucket_of = {parameter: bucket for bucket in buckets for parameter in bucket.parameters}
         self._passing = passing
 
-    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         self._look(args)
         if kwargs:
             self._look(kwargs.values())

@@ -63,7 +63,7 @@ class OverlappedOptimizer(DistributedOptimizer):
         raise UserError("add all parameters to the optimizer before dmltrain.distribute")
 
     @property
-    def state(self) -> Any:
+    def state(self) -> Any:  # type: ignore[override]  # nobody assigns it
         self.settle()
         return self.inner.state
 

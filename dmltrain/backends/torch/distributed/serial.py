@@ -23,15 +23,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._optimizer_step_post_hooks = optimizer._optimizer_step_post_hooks
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]  # nobody assigns it
         return self.inner.param_groups
 
     @property
-    def state(self) -> Any:
+    def state(self) -> Any:  # type: ignore[override]  # nobody assigns it
         return self.inner.state
 
     @property
-    def defaults(self) -> dict[str, Any]:
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]  # nobody assigns it
         return self.inner.defaults
 
     def __repr__(self) -> str:
