@@ -17,10 +17,10 @@ MAY_IMPORT = {  # room of dmltrain -> rooms it may import; what is not listed ma
     "record": {"errors", "env"},
     "report": {"record", "errors"},
     "arrays": set(),
-    "random_bits": {"errors"},
+    "random_bits": {"arrays", "errors"},
     "optimizers": set(),
     "data": {"arrays", "random_bits", "errors"},
-    "initial": {"layers", "random_bits", "errors"},
+    "initial": {"arrays", "layers", "random_bits", "errors"},
     "kvstore": {"arrays", "env", "errors", "backends"},  # backends: its __init__ alone, which passes `create` on
     "backends": {"arrays", "layers", "initial", "models", "kvstore", "errors", "optimizers", "metric", "env"},
 }
