@@ -33,7 +33,7 @@ class Environment:
     job: str = ""
     key: bytes = b""  # secret shared by the job's processes; empty: connections are not authenticated
     listen_fd: int | None = None  # scheduler: an inherited socket bound to root_port
-    heartbeat_seconds: float = 1.0  # between two signs of life
+    heartbeat_seconds: float = 1.0  # between two heartbeats
     lost_seconds: float = 8.5  # silence after which a process counts as lost
     start_seconds: float = 120.0  # for all processes of the job to arrive
     wait_seconds: float = 600.0  # longest wait for another worker's gradient or at a barrier

@@ -10,7 +10,7 @@ from types import TracebackType
 
 
 class UserError(Exception):
-    """Something the user gave is wrong. The message is complete: what, where, what was expected, the cure."""
+    """Something the user gave is wrong. The message is complete: what, where, what was expected, the fix."""
 
     exit_code = 2
 

@@ -6,7 +6,7 @@ MXNet 1.9.1 is of 2022 and will not change. Found by looking through its whole p
 - `numpy.int`: `mxnet/test_utils.py`, chi_square_check. `numpy.float`, `numpy.object`, `numpy.str` and `numpy.complex`,
   removed with them, are used by MXNet's examples and by its users' programs. `fit_numpy` gives all six back.
 - numpy 2 has removed more, and changed what promotes to what (`mxnet/numpy/fallback.py`, `mxnet/numpy/utils.py`):
-  not mended, refused, with the cure.
+  not supported; the error names the fix.
 - `distutils` (`mxnet/numpy_op_fallback.py`, `mxnet/numpy_dispatch_protocol.py`), which Python removed in 3.12: `load`
   refuses such a Python. On 3.10 and 3.11 it costs a DeprecationWarning at import, as numpy's financial functions do
   (`mxnet/numpy/fallback.py`): `load` keeps them to itself.

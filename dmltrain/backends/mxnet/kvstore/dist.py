@@ -50,7 +50,7 @@ class MXNetKVStore(MXNetStore):
                 f"MXNet has no kvstore with bounded staleness ({kind}): use dist_sync or dist_async, or --backend torch"
             )
         mxnet_ps.check(environment)
-        super().__init__(mxnet_compat.load())  # seconds in which no sign of life leaves this process
+        super().__init__(mxnet_compat.load())  # takes seconds, in which this process sends no heartbeat
         self._together = self.kvstore_type.synchronous
         beside = replace(environment, host_sum="off")  # it carries no weights
         self._side = DistKVStore(kind, staleness, beside, exit_seconds=mxnet_ps.EXIT_SECONDS)

@@ -41,7 +41,7 @@ MAX_STATE = 1 << 34  # bytes of an optimizer state that is loaded
 def serve(environment: Environment) -> str:
     """Be the scheduler, or one of the servers, until the job ends. Returns why it was lost, or ''."""
     mxnet_ps.check(environment)
-    mx = mxnet_compat.load()  # seconds in which no sign of life leaves this process
+    mx = mxnet_compat.load()  # takes seconds, in which this process sends no heartbeat
     if environment.role == "scheduler":
         facts: dict[str, Any] = {}
         process = SchedulerProcess(environment, facts)  # takes its own port first
