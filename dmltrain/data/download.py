@@ -43,7 +43,7 @@ class Remote:
 def fetch(
     remote: Remote, folder: Path, *, timeout: float = 10.0, stall: float = 60.0, progress: Progress | None = None
 ) -> Path:
-    """The path of the file in the folder, downloaded unless it is there. Raises UserError, which names the fix, on any failure.
+    """The path of the file in the folder, downloaded unless it is there. A failure is a UserError that names the fix.
 
     timeout: seconds without one byte until the server counts as unreachable. stall: seconds for which another process
     that downloads the file may show no progress.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from array import array
+from typing import ClassVar
 
 from dmltrain import record
 from dmltrain.report.block import Block
@@ -28,7 +29,7 @@ _EVENT = re.compile(
 class Caffe:
     """Reads blocks of a log; see the module."""
 
-    programs = ("Caffe",)
+    programs: ClassVar[tuple[str, ...]] = ("Caffe",)
 
     def __init__(self) -> None:
         self._tests: dict[int, Values] = {}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from array import array
+from typing import ClassVar
 
 from dmltrain import record
 from dmltrain.report.block import Block
@@ -23,7 +24,7 @@ _EPOCH = re.compile(rb"\[Epoch (\d{1,9})\] Finished in (\d{1,9}\.\d{3})s(?:, ([^
 class Estimator:
     """Reads blocks of a log; see the module."""
 
-    programs = ("gluon's estimator",)
+    programs: ClassVar[tuple[str, ...]] = ("gluon's estimator",)
 
     def __init__(self) -> None:
         self._epochs: dict[int, Values] = {}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from array import array
+from typing import ClassVar
 
 from dmltrain import record
 from dmltrain.report.block import Block
@@ -30,7 +31,7 @@ _BAR = 400  # bytes before the seconds in which the bar's count stands
 class Keras:
     """Reads blocks of a log; see the module."""
 
-    programs = ("Keras",)
+    programs: ClassVar[tuple[str, ...]] = ("Keras",)
 
     def __init__(self) -> None:
         self._runs: list[dict[int, Values]] = []

@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Iterator
+from typing import ClassVar
 
 from dmltrain import record
 from dmltrain.record import Pair
@@ -54,7 +55,7 @@ _RARE = (_GLUON, _Form(b"Epoch ", b"Epoch ["), _Form(b"Iter", b"Iteration["), _F
 class MXNet:
     """Reads blocks of a log; see the module."""
 
-    programs = ("dmltrain", "MXNet", "gluoncv")
+    programs: ClassVar[tuple[str, ...]] = ("dmltrain", "MXNet", "gluoncv")
 
     def __init__(self) -> None:
         self._epochs: dict[int, Values] = {}
