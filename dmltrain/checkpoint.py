@@ -17,13 +17,13 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from dmltrain import backends
+from dmltrain.backends.table import BACKENDS
 from dmltrain.errors import UserError
 
 FORMAT = 1
 OWNERS = {
     suffix: name
-    for name, backend in backends.TABLE.items()
+    for name, backend in BACKENDS.items()
     for suffix in (backend.capabilities.suffix, *backend.capabilities.foreign_suffixes)
 }
 

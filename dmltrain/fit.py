@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 import dmltrain
-from dmltrain import backends, checkpoint, communication, data, env, errors, kvstore, measure, models, record, resume
+from dmltrain import checkpoint, communication, data, env, errors, kvstore, measure, models, record, resume
+from dmltrain.backends.table import BACKENDS
 from dmltrain.data import partition
 from dmltrain.data.batches import EvalBatches, TrainBatches
 from dmltrain.data.dataset import Dataset
@@ -62,7 +63,7 @@ def train(options: Options, command: str) -> None:
     if options.update_on_kvstore is None:
         options = replace(options, update_on_kvstore=update_on_kvstore(options))
     if env.read().role == "worker":
-        backends.TABLE[options.backend].load()
+        BACKENDS[options.backend].load()
     store = kvstore.create(
         options.kv_store,
         staleness=options.staleness,
@@ -87,7 +88,7 @@ def train(options: Options, command: str) -> None:
 def update_on_kvstore(options: Options) -> int:
     """Where --update-on-kvstore is not given: the environment variable, else the backend's default."""
     said = env.read().update_on_kvstore
-    return int(backends.TABLE[options.backend].capabilities.update_on_kvstore if said is None else said)
+    return int(BACKENDS[options.backend].capabilities.update_on_kvstore if said is None else said)
 
 
 # -- before the first epoch -----------------------------------------------------------------------------------------
@@ -106,7 +107,7 @@ def prepare(options: Options, store: KVStore, command: str) -> Run:
     )
     options = resume.with_epoch(options, store)
     found = resume.load(options, network)
-    trainer = backends.TABLE[options.backend].trainer(network, options, store, found and found["state"])
+    trainer = BACKENDS[options.backend].trainer(network, options, store, found and found["state"])
     resume.check_all_save(options, store)
     run = Run(options, store, log, network, dataset, trainer, schedule, batches, found["epoch"] if found else 0)
     introduce(run, command)

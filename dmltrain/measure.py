@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from dmltrain import backends, data, env, kvstore, models
+from dmltrain import data, env, kvstore, models
+from dmltrain.backends.table import BACKENDS
 from dmltrain.data import synthetic
 from dmltrain.data.batches import Batch, TrainBatches
 from dmltrain.data.dataset import Dataset
@@ -49,7 +50,7 @@ def measure(options: Options, seconds: float) -> dict[str, Any]:
     shape = options.image_shape or known.image_shape
     network = models.create(options.network, options.num_layers, known.num_classes, shape)
     serial = replace(options, kv_store="local", gc_type="none", staleness=None, update_on_kvstore=0)
-    made = backends.TABLE[options.backend].trainer(network, serial, kvstore.create("local", backend=options.backend))
+    made = BACKENDS[options.backend].trainer(network, serial, kvstore.create("local", backend=options.backend))
     batches = endless(
         synthetic.load(num_examples=BATCHES * options.batch_size, image_shape=shape, num_classes=known.num_classes),
         options,
@@ -94,7 +95,7 @@ def summed_in_host(options: Options) -> bool:
     """Whether the workers of a host send one stream to other hosts; see docs/decisions/0005-one-stream-per-host.md."""
     place = env.read()
     shares = (options.transport or place.transport) != "tcp" and (options.host_sum or place.host_sum) != "off"
-    able = backends.TABLE[options.backend].capabilities.host_sum
+    able = BACKENDS[options.backend].capabilities.host_sum
     return able and shares and kvstore.types.find(options.kv_store).sums_in_host
 
 
@@ -133,7 +134,7 @@ def pieces(network: Network, options: Options) -> list[int]:
         devices=("cpu",),
     )  # a second network in a GPU's memory may be one too many
     try:
-        backends.TABLE[options.backend].trainer(network, simply, store)
+        BACKENDS[options.backend].trainer(network, simply, store)
     except Declared.Done:
         count = len(store.sizes)
         return [

@@ -15,20 +15,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from dmltrain import backends, data, env, kvstore, models, optimizers, schedule
-from dmltrain.backends import Capabilities
+from dmltrain import data, env, kvstore, models, optimizers, schedule
+from dmltrain.backends.backend import Capabilities
+from dmltrain.backends.table import BACKENDS
 from dmltrain.errors import UserError
 from dmltrain.kvstore import codec, types
 
 LAST = -1  # --load-epoch last
-DTYPES = tuple(dict.fromkeys(dtype for each in backends.TABLE.values() for dtype in each.capabilities.dtypes))
-SUFFIXES = " or ".join(f"{each.capabilities.suffix} with {name}" for name, each in backends.TABLE.items())
-STEPPING = " and ".join(
-    f"{int(each.capabilities.update_on_kvstore)} with {name}" for name, each in backends.TABLE.items()
-)
+DTYPES = tuple(dict.fromkeys(dtype for each in BACKENDS.values() for dtype in each.capabilities.dtypes))
+SUFFIXES = " or ".join(f"{each.capabilities.suffix} with {name}" for name, each in BACKENDS.items())
+STEPPING = " and ".join(f"{int(each.capabilities.update_on_kvstore)} with {name}" for name, each in BACKENDS.items())
 FEWER_CODECS = "; ".join(
     f"{name} has {', '.join(each.capabilities.codecs)}"
-    for name, each in backends.TABLE.items()
+    for name, each in BACKENDS.items()
     if set(each.capabilities.codecs) < set(codec.TYPES)
 )
 BOUNDED = ", ".join(types.names(lambda each: each.takes_staleness))  # kvstore types, for help texts
@@ -142,8 +141,8 @@ class Options:
     compile: int = option("Network", "1: compile the network (torch.compile)", integer(0), 0, nargs="?", const=1)
     backend: str = option(
         "Network",
-        "the framework that computes: " + ", ".join(backends.TABLE),
-        one_of("backend", backends.TABLE),
+        "the framework that computes: " + ", ".join(BACKENDS),
+        one_of("backend", BACKENDS),
         "torch",
     )
 
@@ -329,7 +328,7 @@ def _check_compression(options: Options) -> None:
 
 def _check_backend(options: Options) -> None:
     """Raise UserError for the first option that the chosen backend cannot follow; the message says which can."""
-    able = {name: backend.capabilities for name, backend in backends.TABLE.items()}
+    able = {name: backend.capabilities for name, backend in BACKENDS.items()}
     for name, wanted, offered in _needs(options):
         if wanted in offered(able[options.backend]):
             continue

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 import dmltrain
-from dmltrain import backends, checkpoint
-from dmltrain.backends import Capabilities
+from dmltrain import checkpoint
+from dmltrain.backends.backend import Capabilities
+from dmltrain.backends.table import BACKENDS
 from dmltrain.errors import UserError
 from dmltrain.kvstore import KVStore
 from dmltrain.layers import Network
@@ -108,7 +109,7 @@ def load(options: Options, network: Network) -> dict[str, Any] | None:
     UserError if it does not fit."""
     if options.load_epoch is None:
         return None
-    source, backend = path(options, options.load_epoch), backends.TABLE[options.backend]
+    source, backend = path(options, options.load_epoch), BACKENDS[options.backend]
     others = [source.with_suffix(suffix) for suffix in backend.capabilities.foreign_suffixes]
     for other in others if not source.exists() else ():
         if other.exists():
@@ -131,4 +132,4 @@ def report(log: Logger, found: Mapping[str, Any], now: Mapping[str, Any]) -> Non
 
 
 def _capabilities(options: Options) -> Capabilities:
-    return backends.TABLE[options.backend].capabilities
+    return BACKENDS[options.backend].capabilities

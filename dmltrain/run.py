@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from logging import Logger
 
 from dmltrain import record
-from dmltrain.backends import TABLE, Backend, Trainer
+from dmltrain.backends.backend import Backend, Trainer
+from dmltrain.backends.table import BACKENDS
 from dmltrain.data.dataset import Dataset
 from dmltrain.kvstore import KVStore
 from dmltrain.layers import Network
@@ -31,7 +32,7 @@ class Run:
 
     @property
     def backend(self) -> Backend:
-        return TABLE[self.options.backend]
+        return BACKENDS[self.options.backend]
 
     def log_values(self, epoch: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():

@@ -18,7 +18,7 @@ from dmltrain.kvstore.base import READ, Handle, KVStore
 from dmltrain.kvstore.types import TYPES
 
 if TYPE_CHECKING:
-    from dmltrain.backends import Backend
+    from dmltrain.backends.backend import Backend
 
 __all__ = ["READ", "TYPES", "Handle", "KVStore", "create", "serve", "serve_and_exit"]
 
@@ -79,11 +79,11 @@ def serve(environment: Environment, backend: str = "torch") -> str:
 
 def _backend(name: str) -> Backend:
     """The stores of this package are made by backends, which are above it: looked up when one is asked for."""
-    from dmltrain import backends
+    from dmltrain.backends.table import BACKENDS
 
-    if name not in backends.TABLE:
-        raise UserError(f"unknown backend {name!r}; choose one of {', '.join(backends.TABLE)}")
-    return backends.TABLE[name]
+    if name not in BACKENDS:
+        raise UserError(f"unknown backend {name!r}; choose one of {', '.join(BACKENDS)}")
+    return BACKENDS[name]
 
 
 def serve_and_exit(environment: Environment, backend: str = "torch") -> NoReturn:

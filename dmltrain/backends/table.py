@@ -1,0 +1,13 @@
+"""The one table of backends. A new one is a package and a row here.
+
+It is not in the package's __init__ because programs that only `import mxnet` come through there (mxnet/compat): they
+may have no NumPy, and need nothing of this.
+"""
+
+from __future__ import annotations
+
+from dmltrain.backends.backend import Backend
+from dmltrain.backends.mxnet.backend import MXNetBackend
+from dmltrain.backends.torch.backend import TorchBackend
+
+BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (TorchBackend(), MXNetBackend())}
