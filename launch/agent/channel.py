@@ -20,7 +20,7 @@ SILENCE_SECONDS = 10.0  # until a job says otherwise
 
 
 class Incoming:
-    """Cuts the agent's standard input into commands, and the raw bytes that follow those that say so."""
+    """Splits the agent's standard input into commands and the raw bytes that follow a `File`."""
 
     def __init__(self) -> None:
         self.data, self.raw = bytearray(), 0
@@ -29,7 +29,7 @@ class Incoming:
         self.data += data
 
     def take(self) -> Command | bytes | None:
-        """The next command, or a piece of a file; None when nothing is whole. ProtocolError skips a line."""
+        """The next command, or a piece of a file; None when neither is complete. ProtocolError skips a line."""
         if self.raw:
             piece = bytes(self.data[: self.raw])
             self.raw -= len(piece)
@@ -45,13 +45,13 @@ class Incoming:
         return command
 
     def __iter__(self) -> Iterator[Command | bytes]:
-        """All that has come whole."""
+        """Everything that is complete."""
         while (piece := self.take()) is not None:
             yield piece
 
 
 class Channel:
-    """`host` is this host's name in the job, for the events. `lost` says why the launcher is thought to be gone."""
+    """`host` is this host's name in the job, for the events. `lost` says why the launcher counts as lost."""
 
     def __init__(self, selector: selectors.BaseSelector, stdin: int, stdout: int):
         self.selector, self.stdin, self.stdout = selector, stdin, stdout
@@ -69,16 +69,16 @@ class Channel:
 
     @property
     def full(self) -> bool:
-        """Whether so much is unsent that the processes should not be read."""
+        """Whether the agent should stop reading from the processes, as too much is unsent."""
         return len(self.backlog) > BACKLOG_BYTES
 
     @property
     def has_room(self) -> bool:
-        """Whether they may be read again."""
+        """Whether the agent may read from them again."""
         return len(self.backlog) < BACKLOG_BYTES // 2
 
     def read(self) -> None:
-        """Take in what has come; `incoming` has it."""
+        """Read what has arrived into `incoming`."""
         try:
             data = os.read(self.stdin, READ_BYTES)
         except BlockingIOError:
@@ -90,10 +90,10 @@ class Channel:
 
     def check_silence(self, now: float) -> None:
         if now >= self.deadline:
-            self.lose(f"no word from the launcher for {self.silence:g} s")
+            self.lose(f"missed heartbeats from the launcher for {self.silence:g} s")
 
     def lose(self, why: str) -> None:
-        """The launcher is gone: nobody reads any more."""
+        """The launcher is lost: stop reading and sending."""
         if self.lost:
             return
         self.lost = why

@@ -1,4 +1,4 @@
-"""The processes that the agent started: what they print, the order in which they end, and orphans that it adopted."""
+"""The processes that the agent started: their output, the order in which they exit, and adopted orphans."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FROZEN_LOOK_SECONDS = 1.0
 
 
 class Child:
-    """A process the agent started: its number in the job, its pipe (None once ended) and how to hear of its end."""
+    """A process the agent started: its number in the job, its pipe (None once closed) and its pidfd."""
 
     def __init__(self, task: int, popen: subprocess.Popen[bytes], pipe: int):
         self.task, self.popen = task, popen
@@ -25,7 +25,7 @@ class Child:
         try:
             self.pidfd = os.pidfd_open(popen.pid)
         except (AttributeError, OSError):
-            self.pidfd = -1  # found by SIGCHLD alone
+            self.pidfd = -1  # then only SIGCHLD reports its exit
 
 
 class Children:
@@ -35,7 +35,7 @@ class Children:
         self.selector, self.channel = selector, channel
         self.by_pid: dict[int, Child] = {}
         self.zombies = False
-        self.paused = False  # not read, as the channel is full
+        self.paused = False  # no output is read, as the channel is full
         self.look_at = now  # when to look for frozen ones
 
     def add(self, child: Child) -> None:
@@ -45,7 +45,7 @@ class Children:
         if child.pidfd >= 0:
             self.selector.register(child.pidfd, selectors.EVENT_READ, lambda: self.collect(child))
 
-    # -- what they print -----------------------------------------------------------------------------------------
+    # -- output -------------------------------------------------------------------------------------------------
 
     def follow_backlog(self) -> None:
         """Stop reading the processes while too much is unsent."""
@@ -64,7 +64,7 @@ class Children:
             self.selector.register(child.pipe, selectors.EVENT_READ, lambda: self._pass_on(child))
 
     def _pass_on(self, child: Child) -> int:
-        """Pass on what the process printed, at most READ_BYTES; how much it was."""
+        """Forward output of the process, at most READ_BYTES; returns how many bytes."""
         if child.pipe is None:
             return 0
         try:
@@ -73,7 +73,7 @@ class Children:
             return 0
         if data:
             self.channel.send_output(child.task, data)
-        else:  # every writer has closed: stop watching, or epoll would report it for ever
+        else:  # every writer has closed the pipe: epoll would report it forever
             if child.pipe in self.selector.get_map():
                 self.selector.unregister(child.pipe)
             os.close(child.pipe)
@@ -81,7 +81,7 @@ class Children:
         return len(data)
 
     def _drain(self, child: Child) -> None:
-        """Pass on what is in the pipe now; bounded, as descendants may still be writing."""
+        """Forward what is in the pipe now; bounded, as descendants may still be writing."""
         left = 2 * READ_BYTES
         while left > 0:
             count = self._pass_on(child)
@@ -89,10 +89,10 @@ class Children:
                 return
             left -= count
 
-    # -- how they end --------------------------------------------------------------------------------------------
+    # -- exits --------------------------------------------------------------------------------------------------
 
     def collect(self, child: Child) -> None:
-        """Report the end of a process, after the last it printed."""
+        """Report the exit of a process, after its last output."""
         code = child.popen.poll() if child.popen.returncode is None else None
         if code is None:  # it still runs, or has been reported
             return
@@ -104,13 +104,13 @@ class Children:
         self.zombies = True
 
     def collect_all(self) -> None:
-        """At the job's end: what ended and what was printed until now."""
+        """At the job's end: report exits and forward output so far."""
         for child in self.by_pid.values():
             self.collect(child)
             self._drain(child)
 
     def reap(self) -> None:
-        """Collect adopted orphans; never a child of ours before its own turn, which keeps the order of ends."""
+        """Reap adopted orphans, but none of our own children out of turn: exits are reported in order."""
         self.zombies = False
         for child in self.by_pid.values():
             if child.pidfd < 0:
@@ -128,7 +128,7 @@ class Children:
             os.waitpid(ended.si_pid, 0)
 
     def look_for_frozen(self, now: float) -> None:
-        """A task that is stopped for FROZEN_SECONDS is a failure: nobody else may know that it exists yet, or still."""
+        """Report tasks stopped for FROZEN_SECONDS: the scheduler may not know them yet, or no longer."""
         self.look_at = now + FROZEN_LOOK_SECONDS
         for child in self.by_pid.values():
             found = process(child.popen.pid) if child.popen.returncode is None else None

@@ -50,7 +50,7 @@ class Spawn(Value):
 
 
 class Command(Value):
-    """Something that an agent is told to do."""
+    """A command to an agent."""
 
 
 @value(frozen=True)
@@ -87,7 +87,7 @@ class Entries(Command):
 
 @value(frozen=True)
 class File(Command):
-    """The next `bytes` bytes of a file follow this line. `gone`: the file has no more, though more were announced."""
+    """The next `bytes` bytes of a file follow this line. `gone`: the file is shorter than announced."""
 
     entry: Count
     bytes: Count
@@ -96,7 +96,7 @@ class File(Command):
 
 @value(frozen=True)
 class Probe(Command):
-    """Look at the host, see `launch.agent.probe`; answered by Probed."""
+    """Inspect the host, see `launch.agent.probe`; answered by Probed."""
 
     request: dict[str, Any]
 
@@ -151,7 +151,7 @@ class List(Command):
 
 @value(frozen=True)
 class Beat(Command):
-    """The launcher is alive; answered by Alive."""
+    """A heartbeat of the launcher; answered by Alive."""
 
 
 COMMANDS: dict[str, Callable[..., Any]] = {

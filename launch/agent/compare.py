@@ -1,4 +1,4 @@
-"""What of a copy is here already, whether there is room for the rest, and the folders and links of it.
+"""Which entries of a copy are missing or different here, whether they fit on the disk, and its folders and links.
 
 All are generators that yield after at most one call of the file system or READ_BYTES of hashing.
 """
@@ -34,7 +34,7 @@ class Row(NamedTuple):
 
 
 def differing(destination: Destination, rows: dict[int, Row], host: str) -> Generator[None, None, dict[int, Row]]:
-    """The rows that are not here as they should be."""
+    """The rows that are missing here or differ."""
     found = {}
     for index, row in rows.items():
         yield
@@ -48,7 +48,7 @@ def differing(destination: Destination, rows: dict[int, Row], host: str) -> Gene
 
 
 def _same(destination: Destination, row: Row, host: str) -> Generator[None, None, bool]:
-    """Whether the entry is here as it should be; what can be mended without its content is."""
+    """Whether the entry is here and equal. Corrects a mode or time that differs."""
     found = destination.look(row.path)
     if found is None:
         return False
@@ -73,7 +73,7 @@ def _same_content(destination: Destination, row: Row, found: os.stat_result) -> 
         return False
     try:
         descriptor = destination.read(row.path)
-    except OSError:  # not readable: a new one will be
+    except OSError:  # not readable: replace it
         return False
     digest, buffer = hashlib.sha256(), bytearray(READ_BYTES)
     try:
@@ -89,7 +89,7 @@ def _same_content(destination: Destination, row: Row, found: os.stat_result) -> 
 
 
 def check_room(destination: Destination, rows: list[Row], host: str) -> Iterator[None]:
-    """Refuse what will not fit, before anything is written. Each file needs its room beside its predecessor."""
+    """Refuse a copy that does not fit, before anything is written. An old file stays until the new one is complete."""
     room = os.fstatvfs(destination.root)
     block = room.f_frsize or 4096
     change = peak = names = 0
@@ -103,7 +103,7 @@ def check_room(destination: Destination, rows: list[Row], host: str) -> Iterator
     free = room.f_bavail * room.f_frsize
     fix = "make room there, choose another --sync-dst-dir, or leave files out with --sync-exclude"
     where = f"not enough room in {shown(destination.path)} on {host}"
-    if room.f_blocks and peak > free:  # some file systems do not say
+    if room.f_blocks and peak > free:  # some file systems report 0
         raise Refusal(f"{where}: {peak / MIB:.1f} MiB needed, {free / MIB:.1f} MiB free; {fix}", 2)
     if room.f_files and names > room.f_favail:
         raise Refusal(f"{where}: {names} new files (inodes) needed, {room.f_favail} free; {fix}", 2)
@@ -122,7 +122,7 @@ def make(destination: Destination, rows: list[Row], host: str) -> Iterator[None]
 
 
 def _adjusted(descriptor: int, found: os.stat_result, row: Row) -> bool:
-    """Give a file of the right content its mode and time; False when it has to be written anew to have them."""
+    """Give a file of the right content its mode and time; False when only a new file can have them."""
     mode = row.mode | stat.S_IRUSR
     try:
         if stat.S_IMODE(found.st_mode) != mode:

@@ -7,7 +7,7 @@ import os
 import re
 from typing import TypedDict
 
-UNLIMITED = ("max", "-1")  # cgroup v2's word, v1's number
+UNLIMITED = ("max", "-1")  # in cgroup v2, in v1
 OTHER_ROOT = ".."  # in the path of a control group that lies outside what this namespace sees
 
 
@@ -103,7 +103,7 @@ def _cores(folder: str) -> float | None:
 
 
 def _text(path: str) -> str:
-    """What a file says; "" when it cannot be read."""
+    """A file's text; "" when it cannot be read."""
     with contextlib.suppress(OSError, UnicodeDecodeError), open(path) as file:
         return file.read()
     return ""

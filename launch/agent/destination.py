@@ -1,4 +1,4 @@
-"""The folder that a copy goes to, on the agent's host, and the few things done in it; no path leads out of it.
+"""The folder that files are copied to, on the agent's host, and the operations in it; no path leads out of it.
 
 Folders are reached by descriptors, name by name, never through a symbolic link. A file is written under a temporary
 name and renamed, so nothing half-written ever has a name of its own. A temporary file is locked as long as its
@@ -53,7 +53,7 @@ class Temporary:
         return _lock(self.descriptor) and _names(self.folder, self.name, self.descriptor)
 
     def install(self, folder: int, name: bytes, mode: int, mtime: int) -> None:
-        """Give it its properties and its place."""
+        """Set its properties and move it to its final path."""
         with contextlib.suppress(OSError):  # file systems that have neither
             os.fchmod(self.descriptor, mode)
             os.utime(self.descriptor, ns=(mtime, mtime))
@@ -78,7 +78,7 @@ class Destination:
         os.makedirs(self.path, exist_ok=True)
         self.root = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.device = os.fstat(self.root).st_dev
-        self.at = b"", self.root  # the folder that was asked for last
+        self.at = b"", self.root  # the folder used last
 
     def close(self) -> None:
         self._keep(b"", self.root)
@@ -156,11 +156,11 @@ class Destination:
 
     def make_folder(self, path: bytes) -> None:
         folder, name = self.parent(path)
-        with contextlib.suppress(FileExistsError):  # another host may be at the same on a shared file system
+        with contextlib.suppress(FileExistsError):  # another host may do the same on a shared file system
             os.mkdir(name, dir_fd=folder)
 
     def remove_left(self) -> None:
-        """Remove what killed agents left here."""
+        """Remove temporary files that killed agents left here."""
         for name in os.listdir(self.root):
             if os.fsencode(name).startswith(PREFIX):
                 self._remove_if_left(os.fsencode(name))
@@ -173,7 +173,7 @@ class Destination:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.unlink(name, dir_fd=self.root)
-        except OSError:  # its writer lives, or this file system has no locks: then nobody can know
+        except OSError:  # its writer lives, or this file system has no locks
             pass
         finally:
             os.close(descriptor)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from launch.agent import KILL_SECONDS
 from launch.agent.process import Process, members, send_signal
 
-LOOK_SECONDS = 0.02, 0.2  # first and longest time between two looks at what is left
+LOOK_SECONDS = 0.02, 0.2  # seconds between two looks at the processes, first and longest
 
 
 def dump_stack(each: Process) -> None:
@@ -20,7 +20,7 @@ def dump_stack(each: Process) -> None:
     PYTHONFAULTHANDLER makes Python do so for SIGABRT; without it SIGABRT only ends the process, which is due anyway.
     """
     with contextlib.suppress(OSError, ValueError):
-        resource.prlimit(each.pid, resource.RLIMIT_CORE, (0, 0))  # a stack is wanted, not a core file
+        resource.prlimit(each.pid, resource.RLIMIT_CORE, (0, 0))  # the stack is enough, no core file
     send_signal(each, signal.SIGABRT)
     if each.state == "T":
         send_signal(each, signal.SIGCONT)
@@ -59,7 +59,7 @@ class Ending:
         return self.find(self.mark, os.getpid()) if self.mark else {}
 
     def look(self, now: float) -> None:
-        """See who is left; send SIGTERM, or SIGKILL when it is due."""
+        """Find the processes that are left; send SIGTERM, or SIGKILL when due."""
         found = self.members()
         self.empty_looks = 0 if found else self.empty_looks + 1
         if self.empty_looks >= 2 or now >= self.kill_at + KILL_SECONDS:  # twice, as a fork can slip past one look
@@ -73,7 +73,7 @@ class Ending:
         self.pause = min(2 * self.pause, LOOK_SECONDS[1])
 
     def dump(self, found: dict[int, Process]) -> None:
-        """Have Python processes print their stacks; no TERM for these: it would end them before they have."""
+        """Have Python processes print their stacks; without SIGTERM, which would end them first."""
         for each in found.values():
             if runs_python(each.pid):
                 self.asked.add((each.pid, each.start))
@@ -85,4 +85,4 @@ class Ending:
                 self.asked.add((each.pid, each.start))
                 send_signal(each, signal.SIGTERM)
             if each.state == "T":
-                send_signal(each, signal.SIGCONT)  # a stopped process hears TERM only when it runs again
+                send_signal(each, signal.SIGCONT)  # a stopped process handles SIGTERM only once it runs again

@@ -22,7 +22,7 @@ class StoppedProcess(NamedTuple):
 
 @value(frozen=True)
 class Event(Value):
-    """Something that an agent reports about its `host`."""
+    """A report of an agent about its `host`."""
 
     host: str
 
@@ -56,7 +56,7 @@ class Wanted(Event):
 
 @value(frozen=True)
 class Synced(Event):
-    """Files and bytes that were written, and files that did not come as announced."""
+    """Files and bytes that were written, and files whose content differs from the announcement."""
 
     files: Count
     bytes: Count
@@ -65,7 +65,7 @@ class Synced(Event):
 
 @value(frozen=True)
 class Probed(Event):
-    """What the host is and has, see `launch.agent.probe`. The launcher adds `skew`: the host's clock minus its own."""
+    """The facts about the host, see `launch.agent.probe`. The launcher adds `skew`: the host's clock minus its own."""
 
     facts: dict[str, Any]
     skew: float = 0.0  # s
@@ -87,7 +87,7 @@ class Reached(Event):
 
 @value(frozen=True)
 class Measured(Event):
-    """What TCP carried between the host and `peer`, both ways at once, in bits/s; or the `error` that prevented it."""
+    """Throughput of TCP to `peer` and back at the same time, in bits/s; or the `error`."""
 
     peer: str
     out: Count = 0
@@ -111,7 +111,7 @@ class Exited(Event):
 
 @value(frozen=True)
 class Frozen(Event):
-    """A task has been stopped (state T) for so long that it counts as lost."""
+    """A task has been stopped (state T) so long that it counts as lost."""
 
     task: Number
     seconds: Count
@@ -133,7 +133,7 @@ class Ended(Event):
 
 @value(frozen=True)
 class Refused(Event):
-    """The host cannot do what it was asked; `code` is the exit code for it."""
+    """The host cannot do what was requested; `code` is the launcher's exit code."""
 
     message: str
     code: int
@@ -148,7 +148,7 @@ class Listing(Event):
 
 @value(frozen=True)
 class Alive(Event):
-    """The agent is alive."""
+    """A heartbeat of the agent."""
 
 
 EVENTS: dict[str, Callable[..., Any]] = {

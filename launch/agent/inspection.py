@@ -1,6 +1,6 @@
-"""What the interpreter of a job's script would import, asked of that interpreter itself, without importing it.
+"""Which packages the interpreter of a job's script would import, found by that interpreter without importing them.
 
-`SOURCE` is what it runs; any Python reads it, 2.7 too, so that one that is too old can say so.
+`SOURCE` is what it runs; it runs on any Python, 2.7 too, so that one that is too old can report its version.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import os
 from typing import Any
 
-MARK = "dmltrain-inspection "  # a line of the child's output; what else comes is a sitecustomize's chatter
+MARK = "dmltrain-inspection "  # the line of the answer; other lines come from a sitecustomize
 SOURCE = (
     r'''
 import glob, json, os, re, sys
@@ -79,7 +79,7 @@ def command(python: str, request: dict[str, Any]) -> list[str]:
 
 
 def answer(printed: bytes) -> dict[str, Any] | None:
-    """What the child has said; None when it has not."""
+    """The child's answer; None when there is none."""
     for line in printed.decode(errors="replace").splitlines():
         if line.startswith(MARK):
             found: dict[str, Any] = json.loads(line[len(MARK) :])

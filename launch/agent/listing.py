@@ -1,4 +1,4 @@
-"""What a job's processes on this host do, for --ps: rows for `launch.commands.processes`. Only reads /proc. Linux."""
+"""The processes of a job on this host, for --ps: rows for `launch.commands.processes`. Only reads /proc. Linux."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def rows(mark: str) -> list[Row]:
 
 
 def _row(each: Process, place: Place) -> Row | None:
-    """None when it has just ended."""
+    """None when the process has just exited."""
     try:
         with open(f"/proc/{each.pid}/stat", "rb") as file:
             text = file.read()
@@ -71,7 +71,7 @@ def _row(each: Process, place: Place) -> Row | None:
 
 
 def _command(pid: int) -> list[str]:
-    """Its arguments; [] when it has none, or has just ended."""
+    """Its arguments; [] when it has none, or has just exited."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             arguments = file.read().split(b"\0")[:-1]
@@ -98,7 +98,7 @@ def _environment(pid: int) -> dict[bytes, bytes]:
 
 
 def _place(environment: dict[bytes, bytes], mark: str) -> Place | None:
-    """Role and rank by the environment; None when it does not tell."""
+    """Role and rank by the environment; None when it has neither."""
     if environment.get(b"DMLTRAIN_JOB") == os.fsencode(mark) and b"DMLC_ROLE" in environment:
         rank = environment.get(b"DMLC_TASK_ID", b"")
         role = environment[b"DMLC_ROLE"].decode("utf-8", "replace")

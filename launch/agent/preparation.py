@@ -1,4 +1,4 @@
-"""What an agent does before the processes start: look at the host, reach and measure the others, take in files."""
+"""What an agent does before the processes start: inspect the host, reach and measure the others, receive files."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Preparation:
 
     def __init__(self, selector: selectors.BaseSelector, channel: Channel):
         self.selector, self.channel = selector, channel
-        self.key = ""  # what all agents of the job, and nobody else, know
+        self.key = ""  # the job's secret, shared by its agents
         self.ports = HeldPorts()
         self.probe: Probe | None = None
         self.reach: Reach | None = None
         self.reached = False
         self.throughput: Throughput | None = None
         self.receiver: Receiver | None = None
-        self.busy = False  # whether the receiver has work without a message
+        self.busy = False  # whether the receiver has work to do without a new message
 
     @property
     def deadline(self) -> float:
@@ -50,7 +50,7 @@ class Preparation:
     # -- the host itself -----------------------------------------------------------------------------------------
 
     def examine(self, command: commands.Probe) -> None:
-        """Look at this host; answers Probed."""
+        """Inspect this host; answers Probed."""
         from launch.agent.probe import Probe
 
         request = command.request
@@ -90,11 +90,11 @@ class Preparation:
         self.channel.send(Bound(self.channel.host, ports))
 
     def _answering(self, kind: type[Answering], address: str, poll: Callable[[], None]) -> Answering:
-        """What answers the other agents from now on."""
+        """Listen for the other agents from now on."""
         try:
             made = kind(address, self.key, self.channel.host)
         except OSError as error:
-            raise Refusal(f"{address} on {self.channel.host} cannot be listened at: {error.strerror}", 2) from None
+            raise Refusal(f"{address} on {self.channel.host} cannot be listened on: {error.strerror}", 2) from None
         self.selector.register(made, selectors.EVENT_READ, poll)
         return made
 
@@ -131,7 +131,7 @@ class Preparation:
     # -- files ---------------------------------------------------------------------------------------------------
 
     def receive(self, command: commands.Command) -> None:
-        """Take in the launcher's working directory: see `launch.agent.receive`."""
+        """Receive the launcher's working directory: see `launch.agent.receive`."""
         if self.receiver is None:
             from launch.agent.receive import Receiver
 
@@ -150,7 +150,7 @@ class Preparation:
     # -- the end -------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Processes start now: all hosts have reached all, or nothing would start."""
+        """Processes start now, so every host has reached every other."""
         self._close_reach()
         if self.receiver:
             self.receiver.finish()

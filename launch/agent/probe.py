@@ -1,11 +1,11 @@
-"""What this host is and has, and whether the job's program would run here.
+"""Facts about this host, and whether the job's program would run here.
 
 The request: {"workdir", "argv", "script": the bare Python file or "", "python": what runs it ("": this interpreter),
 "needs": [modules], "environment": {added to the host's}, "unset": [names taken from it], "packages": [whose versions]}.
-All but `argv` may be missing; what was not asked for is None in the answer.
+All but `argv` may be missing; a fact that was not requested is None in the answer.
 
-The answer is `facts(request)`, which is fast, and what two child processes say: nvidia-smi, and the interpreter that
-will run the script. `Probe` waits for them without blocking and without threads, as the agent's loop reaps the
+The answer is `facts(request)`, which is fast, plus the output of two child processes: nvidia-smi, and the interpreter
+that will run the script. `Probe` waits for them without blocking and without threads, as the agent's loop reaps the
 children of this process itself: watch its `fileno()`, and `poll()` then and at its `deadline`.
 """
 
@@ -33,14 +33,14 @@ from launch.agent.spawn import environment_here
 
 PACKAGES = ("dmltrain", "torch", "mxnet", "numpy")
 INSPECTION_SECONDS = 20.0  # the first start of a Python that lies on a network file system takes seconds
-GPU_SECONDS = 3.0  # a driver in trouble never answers
+GPU_SECONDS = 3.0  # a faulty driver never answers
 MIB = 1 << 20
 READ_BYTES = 1 << 16
-TAIL_CHARACTERS = 300  # shown of what a failed child said
+TAIL_CHARACTERS = 300  # shown of a failed child's output
 
 
 def facts(request: dict[str, Any]) -> dict[str, Any]:
-    """What this process can see by itself, in a few milliseconds; sizes in MiB, times in seconds."""
+    """The facts that need no child process, in a few milliseconds; sizes in MiB, times in seconds."""
     workdir = request.get("workdir")
     return {
         "hostname": socket.gethostname(),
@@ -68,7 +68,7 @@ def memory() -> int | None:
 
 
 def free_space(path: str) -> int | None:
-    """MiB that this user may still write at `path`, or where it would be made; None when nobody knows."""
+    """MiB that this user may still write at `path`, or where it would be created; None when unknown."""
     while not os.path.isdir(path) and path not in ("", "/"):
         path = os.path.dirname(path)
     try:
@@ -105,7 +105,7 @@ def places(name: str, request: dict[str, Any]) -> list[str]:
 
 
 def environment(request: dict[str, Any]) -> dict[str, str]:
-    """What the processes of the job will have."""
+    """The environment of the job's processes."""
     return dict(environment_here(request.get("unset") or []), **(request.get("environment") or {}))
 
 
@@ -176,7 +176,7 @@ class Output:
             self.close()
 
     def give_up(self, why: str) -> None:
-        """Kill the child, without waiting: one that hangs in a sick driver does not even die of a KILL."""
+        """Kill the child, without waiting: SIGKILL does not end one that hangs in a driver."""
         if self.child is None:
             return
         self.error = why

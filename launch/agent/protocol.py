@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from launch.agent.commands import COMMANDS, Command, Entry, Peer, Spawn
 from launch.agent.events import EVENTS, Event, StoppedProcess
 
-GREETING, VERSION = b"\0dmltrain-agent ", 2  # what comes before the greeting is a login script's output
+GREETING, VERSION = b"\0dmltrain-agent ", 2  # a login script's output may precede it
 HELLO = b"%b%d\n" % (GREETING, VERSION)
 HEADER = struct.Struct("!BHI")  # kind, task, length of the payload in bytes
 OUTPUT, EVENT = 1, 2  # kinds of frames

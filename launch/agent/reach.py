@@ -6,7 +6,7 @@ connects to all of them at once. A short exchange makes sure that what answers i
     the one that listens       sha256(token "!" its own name), 64 hex digits; nothing to one that asked for another
 so neither an unauthenticated peer nor another host with the same address is taken for the peer.
 
-No threads and nothing that blocks: watch `fileno()`, and `poll()` then and at `deadline`. It goes on answering the
+No threads, no blocking calls: watch `fileno()`, and `poll()` then and at `deadline`. It keeps answering the
 others after its own result, until `close()`.
 """
 
@@ -44,9 +44,9 @@ MIN_RTT = 148  # offset in bytes of tcpi_min_rtt (u32, microseconds) in struct t
 
 
 class Reach:
-    """`host` is this host's name in the job and `token` what all agents of the job, and nobody else, know.
+    """`host` is this host's name in the job and `token` the secret of the job's agents.
 
-    OSError when `address` cannot be listened at. `poll()` gives {peer: {"ms": round trip} or {"error": words}}.
+    OSError when it cannot listen on `address`. `poll()` gives {peer: {"ms": round trip} or {"error": words}}.
     """
 
     def __init__(self, address: str, token: str, host: str):
@@ -73,7 +73,7 @@ class Reach:
         self.calls = [Call(self.selector, self.token, *peer) for peer in peers]
 
     def poll(self) -> dict[str, dict[str, float | str]] | None:
-        """Do what can be done now; the result, once every peer has answered or its time has passed."""
+        """Handle the events that are due; the result, once every peer has answered or its time has passed."""
         for key, _ in self.selector.select(0):
             key.data()
         if self.result is None:
@@ -89,13 +89,13 @@ class Reach:
         return self.result
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # gone again, or no descriptor left: then it asks in vain
+        with contextlib.suppress(OSError):  # the peer is gone, or no descriptor is left: the peer times out
             asking, _ = self.listener.accept()
             asking.setblocking(False)
             self.selector.register(asking, selectors.EVENT_READ, lambda: self._reply(asking))
 
     def _reply(self, asking: socket.socket) -> None:
-        """One word fits one segment: what has not come whole is no agent's."""
+        """An agent's word fits into one segment: a part of it is not an agent's."""
         with contextlib.suppress(OSError):
             if asking.recv(WORD_BYTES) == self.expected:
                 asking.send(self.answer)

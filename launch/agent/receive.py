@@ -1,9 +1,9 @@
-"""The agent's side of copying the working directory: what is here is compared, what differs is written as it comes.
+"""The agent's side of copying the working directory: it compares what is here and writes what differs.
 
 Commands, in this order (`launch.agent.commands`): Sync, answered by Opened; then Same, which ends it, or Entries,
 the last of which is answered by Wanted; then a File with its bytes for each piece of what is wanted. After the last
 file Synced is sent; the launcher may announce the files anew that did not come as they were announced. A Refused ends
-it: whatever comes after is ignored.
+it: later messages are ignored.
 
 Nothing here takes longer than STEP_SECONDS or one call of the file system, so that the agent goes on answering.
 """
@@ -30,7 +30,7 @@ FLUSH_BYTES = 32 << 20
 
 
 class Part:
-    """A file on its way in."""
+    """A file that is being received."""
 
     def __init__(self, index: int, row: Row, temporary: Temporary):
         self.index, self.row, self.temporary = index, row, temporary
@@ -73,7 +73,7 @@ class Receiver:
         self._guard(self._begin, command)
 
     def step(self) -> bool:
-        """Work for a moment; whether there is more to do."""
+        """Work for STEP_SECONDS; whether there is more to do."""
         return bool(self._guard(self._step))
 
     def expect(self, command: File) -> None:
@@ -84,7 +84,7 @@ class Receiver:
         self._guard(self._take, data)
 
     def finish(self) -> None:
-        """The end, also in the middle: nothing unfinished stays."""
+        """End the copy, also before it is complete: no temporary file stays."""
         if self.part is not None:
             self.part.temporary.discard()
         if self.probe is not None:

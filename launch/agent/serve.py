@@ -125,7 +125,7 @@ class Agent:
                     self._take(piece)
                 return
             except ProtocolError as error:
-                message = f"the agent on {self.channel.host} does not understand the launcher: {error}"
+                message = f"the agent on {self.channel.host} cannot parse the launcher's message: {error}"
                 self._refuse(Refusal(message, FAULT_CODE))
 
     def _take(self, piece: commands.Command | bytes) -> None:

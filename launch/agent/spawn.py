@@ -41,7 +41,7 @@ class HeldPorts:
         self._sockets: dict[str, socket.socket] = {}
 
     def bind(self, purpose: str, address: str, port: int, host: str) -> None:
-        """Refusal when it cannot be had."""
+        """Refusal when it is not available."""
         try:
             self._sockets[purpose] = bound_socket(address, port)
         except OSError as error:

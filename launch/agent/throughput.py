@@ -1,4 +1,4 @@
-"""What TCP carries between this host and another, both directions busy at once, as in training.
+"""Throughput of TCP between this host and another, both directions at once, as in training.
 
 Made with an address, a `Throughput` listens there, on a port of the kernel's choice. `begin(peer)` connects to the
 peer's, STREAMS times, as one stream may take a second to find its speed against the traffic that comes back. On each
@@ -7,7 +7,7 @@ whichever is first. Each direction is timed where it arrives, without its first 
 with what it has found, in FOUND_BYTES, so that the caller knows both. Above some Gbit/s these two processes, not the
 network, are the limit.
 
-No threads and nothing that blocks: watch `fileno()`, and `poll()` then and at `deadline`.
+No threads, no blocking calls: watch `fileno()`, and `poll()` then and at `deadline`.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ LONGEST_SECONDS = 5.0  # for all of a measurement
 BACKLOG = 64
 FOUND_BYTES = 20
 CHUNK = 1 << 18  # bytes of one call to the kernel
-CALLS = 8  # of them before others have their turn
+CALLS = 8  # of them before the other events are handled
 NOT_SENT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)  # limits what a slow link still has to carry after the end
 UNCOUNTED = 0.4  # of the time
 SLICES, SAMPLES = 6, 100  # of the rest, where so many calls to the kernel got something
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
-ZEROS, INTO = bytes(CHUNK), memoryview(bytearray(CHUNK))  # nobody looks at what comes
+ZEROS, INTO = bytes(CHUNK), memoryview(bytearray(CHUNK))  # the content is ignored
 
 
 class Throughput:
-    """`host` is this host's name in the job and `token` what all agents of the job, and nobody else, know.
+    """`host` is this host's name in the job and `token` the secret of the job's agents.
 
-    OSError when `address` cannot be listened at. After `begin`, `poll()` gives once {"peer", "out", "back": bits/s out
+    OSError when it cannot listen on `address`. After `begin`, `poll()` gives once {"peer", "out", "back": bits/s out
     of this host and into it}, or {"peer", "error": words}.
     """
 
@@ -83,7 +83,7 @@ class Throughput:
             call.connect(address, port)
 
     def poll(self) -> dict[str, Any] | None:
-        """Do what can be done now; the result of the last `begin`, once."""
+        """Handle the events that are due; the result of the last `begin`, once."""
         for key, mask in self.selector.select(0):
             key.data(mask)
         for stream in [each for each in self.streams if each.over or time.monotonic() >= each.deadline]:
@@ -167,7 +167,7 @@ class Stream(ABC):
                 self.coming = False
                 return self.all_came()
             self.last = (self.last + bytes(INTO[max(0, count - FOUND_BYTES) : count]))[-FOUND_BYTES:]
-            if count > FOUND_BYTES:  # what has been found comes when the other direction is done
+            if count > FOUND_BYTES:  # the result follows when the other direction is done
                 self.arrived.append((time.monotonic(), count))
 
     def _meet(self, said: bytes) -> None:
@@ -213,7 +213,7 @@ class Stream(ABC):
 
 
 class Call(Stream):
-    """An end that asked; once over, it has `found` what the other received in bits/s, or an `error`."""
+    """The calling end; once over, it has `found` what the other received in bits/s, or an `error`."""
 
     found, error = 0, TIMED_OUT
 
@@ -243,7 +243,7 @@ class Call(Stream):
 
 
 class Answer(Stream):
-    """An end that was asked: the last that it says is what it has found, when all has come."""
+    """The called end: when all data has arrived, it sends what it has measured."""
 
     def said(self) -> None:
         self.over = not self.sending and not self.coming

@@ -17,7 +17,7 @@ from launch.agent import bundle
 from launch.agent.protocol import GREETING, HEADER, HELLO, VERSION
 from launch.job.host import Host
 
-TOO_OLD = "too old a Python:"  # what one before 3.8 says, and its version
+TOO_OLD = "too old a Python:"  # what an older Python than 3.8 prints, and its version
 NOISE_BYTES = 1 << 16  # how much a login script may print before the agent speaks
 
 
@@ -32,7 +32,7 @@ class Channel(Readable, Protocol):
 
 
 class ChannelError(Exception):
-    """What came over a channel is not what an agent says."""
+    """The data on a channel is not an agent's."""
 
 
 def agent_command(python: str) -> tuple[list[str], bytes]:

@@ -1,4 +1,4 @@
-"""A channel whose far end hangs on a child process of ours: its pipes; in its own session, so that Ctrl-C spares it."""
+"""A channel over the pipes of a child process, which has its own session so that Ctrl-C does not reach it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launch import LaunchError
 READ_BYTES = 1 << 18
 ENDED = -1  # no descriptor
 LOCK_SECONDS = 0.1
-CLOSE_SECONDS = 1.0  # an agent that has said its last word needs no longer to exit
+CLOSE_SECONDS = 1.0  # an agent that has sent its last message exits within this time
 
 
 class ProcessChannel:
@@ -41,7 +41,7 @@ class ProcessChannel:
         self._to, self._from = child.stdin.fileno(), child.stdout.fileno()
         self._poll = select.poll()
         self._poll.register(self._from, select.POLLIN)
-        with contextlib.suppress(OSError):  # one that ended at once is named by whoever reads
+        with contextlib.suppress(OSError):  # the reader reports one that exited at once
             self.write(text)
 
     def write(self, data: bytes) -> None:
@@ -56,7 +56,7 @@ class ProcessChannel:
         return os.read(self._from, READ_BYTES)
 
     def _end_input(self) -> None:
-        """The agent's life line: it ends when this does. A write under way to one that stands still keeps it open."""
+        """Close the agent's input, at which it ends. A write that blocks on a stopped agent keeps it open."""
         if self._lock.acquire(timeout=LOCK_SECONDS):
             if self._child.stdin:
                 self._child.stdin.close()

@@ -1,4 +1,4 @@
-"""The one table of places a job can run on. A cluster is a module with
+"""The table of launchers. A cluster is a module with
 
 Cluster(options, hosts=None)                   LaunchError names what is wrong with the options
     .hosts                                     [Host]: those given, or those that the options name

@@ -32,8 +32,8 @@ LOOPBACK = "127.0.0.1"
 # what ssh and the shell say of a host that is down, and of a user's mistake
 UNREACHABLE = re.compile("Connection (refused|timed out|reset)|No route to host|Network is unreachable")
 MISTAKE = re.compile("Could not resolve hostname|Permission denied|Host key verification failed|: not found")
-SAID_CHARACTERS = 400  # of mpirun's words, where a line has to do
-NATURAL_END_SECONDS = 0.5  # for bridges and mpirun to end by themselves when their connections have
+SAID_CHARACTERS = 400  # of mpirun's output, in a message of one line
+NATURAL_END_SECONDS = 0.5  # for bridges and mpirun to exit by themselves after their connections are closed
 
 
 def hosts_of(options: Options) -> list[Host]:
@@ -96,7 +96,7 @@ class Cluster:
         return MpiChannel(caller.stream, str(caller), *channels.remote_command(host, mark), run.fate)
 
     def _place(self, host: Host, seconds: float, alone: bool) -> tuple[Run, int]:
-        """`alone`: the host is visited again after a loss, and other hosts' troubles must not keep it from that."""
+        """`alone`: for a host that is connected to again after a loss, independently of the other hosts."""
         if not self._reception:
             self._addresses = addresses(self.hosts, self.options.host_ip)
             local = self._addresses == [LOOPBACK]
@@ -190,7 +190,7 @@ class Run:
             return True
 
     def _ended(self, code: int) -> None:
-        """mpirun is gone, and bridges that it leaves must go too; those that ended themselves have said all."""
+        """mpirun has exited: end the bridges that it has left."""
         self._reception.forget(self._token)
         with self._changed:
             self._over = True

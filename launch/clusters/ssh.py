@@ -16,7 +16,7 @@ from launch.job.hosts.selection import select
 from launch.job.options import Options
 
 Connect = Callable[[Host, str, float], Channel]  # host, mark of the job, seconds
-Close = Callable[[], None]  # ends what is still on its way to a host
+Close = Callable[[], None]  # ends connections that are not yet established
 
 
 def hosts_of(options: Options) -> list[Host]:
@@ -56,7 +56,7 @@ class Cluster:
         return self._connect(host, mark, self._seconds if timeout is None else timeout)
 
     def close(self) -> None:
-        """Ask no more questions, leave the terminal as it was, and no process that was to reach a host."""
+        """Cancel questions, restore the terminal, and end the processes that connect to hosts."""
         with contextlib.suppress(OSError):
             self._prompt.close()
         self._close()

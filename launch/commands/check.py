@@ -86,7 +86,7 @@ def _measured(options: Options, job: Job, place: Cluster) -> Measured:
 def _expect(options: Options, job: Job, hosts: list[Host], found: Check, measured: Measured, width: int) -> list[str]:
     """The forecast, or why there is none."""
     if measured.step is None:
-        why = measured.failure or "it ended without a word of it"
+        why = measured.failure or "it ended without a message of it"
         return ["", f"No forecast: the program told of no step ({why})."]
     outlook = Outlook(job.num_workers, _placing(job, options, hosts), measured.step, measured.computing, _links(found))
     text = [line for table in tables(outlook) for line in ["", *drawn(*table, width)]]

@@ -27,7 +27,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Host:
-    """One host. `name` is what messages call it; the rest says how it is reached and what may run there.
+    """One host. `name` is for messages; the other fields say how to reach it and what may run there.
 
     `address` is its IP on the training network, "" until the agents have found it; `interface` the NIC that has it.
     `python` runs bare scripts there: "" is this Python's path where that exists, else python3.

@@ -12,7 +12,7 @@ from launch.job.placement import Place, gpus_of, place
 from launch.job.role import SERVER, WORKER
 from launch.secret import secrets
 
-# What a process is told about its place in the job; inherited values of these names are never passed on.
+# The variables that tell a process its role in the job; inherited values are never passed on.
 OWNED = (
     *("DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NODE_HOST"),
     *("DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_TASK_ID"),
@@ -151,7 +151,7 @@ def _environment(
 
 
 def _defaults(role: str, host: Host, threads: int) -> dict[str, str]:
-    """What the user may set otherwise. `threads` are those of each worker of the host."""
+    """Defaults that the user may override. `threads` are those of each worker of the host."""
     values = {
         "OMP_NUM_THREADS": str(threads if role == WORKER else 1),  # or all workers' threads fight for all cores
         "PYTHONUNBUFFERED": "1",  # a Python program's last prints are in the log when it is killed

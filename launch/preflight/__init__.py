@@ -1,7 +1,7 @@
-"""What stands between a job and its start, judged from what the hosts' agents have found. Pure.
+"""All problems that keep a job from starting, from what the agents found on all hosts; each has a fix. Pure.
 
 `request(job, host)` is what the agent is asked to look for (`launch.agent.probe`); `problems` and `differences`
-judge the answers; `paths` judges who reaches whom. A problem with a code is fatal: it is the launcher's exit code.
+check the answers; `paths` checks which hosts reach each other. A problem's code, if any, is the launcher's exit code.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def clock_skew(facts: Facts, sent: float, received: float) -> float:
 
 
 def problems(host: Host, facts: Facts, request: Mapping[str, Any]) -> list[Problem]:
-    """What is wrong on one host; facts["skew"], if there, is its clock's in seconds. What is not known is not wrong."""
+    """What is wrong on one host; facts["skew"], if there, is its clock's in seconds. An unknown fact is no problem."""
     found = _of_program(host, facts, request)
     if not any(each.code in (NOT_FOUND, NOT_EXECUTABLE) for each in found):
         found += _of_python(host, facts, request)
@@ -228,7 +228,7 @@ CHOICE = "choose another with --interface, --subnet or addr="
 FIXES = {
     REFUSED: f"a firewall there rejects it, or this is not the network that they share: {CHOICE}",
     NO_ROUTE: f"they share no network at this address: {CHOICE}",
-    SILENT: "its agent stands still: is that host overloaded?",
+    SILENT: "its agent does not respond: is that host overloaded?",
     UNAUTHENTICATED: f"in the network of this host another machine has this address: {CHOICE}",
 }
 DROPPED = f"a firewall drops packets to high ports, or this is not the network that they share: {CHOICE}"

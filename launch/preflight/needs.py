@@ -1,4 +1,4 @@
-"""Which modules a script cannot do without: what every run of it imports first. Pure.
+"""Which modules a script needs: those that every run of it imports first. Pure.
 
 Only imports at the script's top level count, as others may never run, and only those before the script changes where
 modules are found (sys.path), as what comes later may be found where nobody else looks.

@@ -64,7 +64,7 @@ def choose(
 ) -> dict[str, tuple[str, str]]:
     """(IP, name of its interface) of each host by name; LaunchError names hosts, what they have, and the fix.
 
-    `interfaces` are what `launch.agent.interface` found on each; where it found none, an address is taken on trust
+    `interfaces` are what `launch.agent.interface` found on each; where it found none, an address is used unchecked
     and its interface is "". `reached` are the IPs that SSH reached ("" or missing: unknown).
     """
     have = {host.name: _addresses(interfaces.get(host.name) or ()) for host in hosts}

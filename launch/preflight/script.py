@@ -13,7 +13,7 @@ PYTHON = re.compile(r"python[0-9.]*")
 
 @dataclass(frozen=True)
 class Script:
-    """A script that cannot be read, or is no Python, uses neither as far as anybody knows."""
+    """A script that cannot be read, or is no Python, counts as using neither."""
 
     uses_dmltrain: bool = False
     uses_torch_distributed: bool = False
@@ -31,7 +31,7 @@ def script_of(argv: Sequence[str]) -> str:
 
 
 def read(argv: Sequence[str]) -> Script:
-    """What is known of the script of a command whose working directory is this process's."""
+    """The script of a command whose working directory is this process's."""
     try:
         return of_source(Path(script_of(argv)).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):

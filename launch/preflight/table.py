@@ -1,4 +1,4 @@
-"""What `--check` prints: a row for each host, who reaches whom in which time, and what is wrong with its fix. Pure.
+"""What `--check` prints: a row for each host, round trips between the hosts, and the problems with their fixes. Pure.
 
 `lines(check)` is Markdown, for files and pipes; `lines(check, width)` is drawn with lines and colours for a terminal.
 """
@@ -36,7 +36,7 @@ LEFT = {"host", "address", "NIC", "Python", "dmltrain", "torch", "mxnet", "GPUs"
 
 @dataclass(frozen=True)
 class Check:
-    """What is known of the hosts by name; a host of which no facts came gets a row of dashes."""
+    """The facts about the hosts by name; a host without facts gets a row of dashes."""
 
     hosts: Sequence[Host]  # with the chosen addresses
     facts: Mapping[str, Facts] = field(default_factory=dict)  # as `launch.agent.probe` gives them, with "skew"
@@ -109,14 +109,14 @@ def _files(limits: Sequence[int] | None) -> str:
 
 
 def path_table(check: Check) -> tuple[str, list[list[str]]] | None:
-    """Who reaches whom: milliseconds, or why not. Columns are the hosts' numbers. None when nobody has tried."""
+    """Who reaches whom: milliseconds, or why not. Columns are the hosts' numbers. None when it was not tried."""
     if not check.reached:
         return None
     return "Round trips between the hosts' addresses, in ms", _matrix(check, check.reached, _round_trip)
 
 
 def throughput_table(check: Check) -> tuple[str, list[list[str]]] | None:
-    """What each host sends to each, while that sends too. None when nobody has measured it."""
+    """What each host sends to each, while that sends too. None when it was not measured."""
     if not check.throughput:
         return None
     lowest = slowest(check.throughput)

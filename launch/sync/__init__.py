@@ -1,12 +1,12 @@
 """Copying the launcher's working directory to a folder on every host, by content, before a job starts.
 
     sync = Sync(folder, partial(manifest, folder, excludes, leave_out), hosts)
-    sync.copy(host, folder, channel.write)    in a thread for each host; a summary, or None when it came to nothing
-    sync.take(event)                          with whatever an agent says, from any thread; True when it was about this
+    sync.copy(host, folder, channel.write)    in a thread for each host; a summary, or None when it failed
+    sync.take(event)                          with each event of an agent, from any thread; True: about the copy
     sync.cancel()                             ends all threads in `copy` soon
     sync.progress(), sync.lines()             for the display, from any thread
 
-All hosts end up with the same: a file that changes between its announcement and its sending is announced anew to
+All hosts get the same files: a file that changes between its announcement and its sending is announced anew to
 all, and `copy` returns on none before it is on all. A host whose folder is the working directory itself, directly or on
 a shared file system, is found by a file that its agent makes there under a random name, and left as it is.
 """
@@ -36,7 +36,7 @@ MB = 1e6
 
 @dataclass
 class Progress:
-    """One host's copying: files and bytes that went and, once its agent has said so, that have to go."""
+    """One host's copy: files and bytes sent and, once its agent has reported them, bytes to send."""
 
     folder: str = ""  # where it goes, as the host names it
     same: bool = False  # it is the source itself
@@ -67,7 +67,7 @@ class Sync:
         return self._manifest.notes if self._manifest else ()
 
     def take(self, event: Event) -> bool:
-        """Take in what an agent says; whether it is about the copying alone."""
+        """Handle an agent's event; whether it is about the copying alone."""
         if event.host in self.hosts and isinstance(event, Refused):
             self.hosts[event.host].heard.put(None)
         if event.host not in self.hosts or not isinstance(event, (Opened, Wanted, Synced)):
@@ -83,7 +83,7 @@ class Sync:
             each.heard.put(None)
 
     def progress(self) -> tuple[int, int]:
-        """Bytes that went to all hosts, and that have to go as far as is known."""
+        """Bytes sent to all hosts, and bytes to send as far as is known."""
         return sum(each.sent for each in self.hosts.values()), sum(each.total for each in self.hosts.values())
 
     def lines(self) -> list[str]:
@@ -93,7 +93,7 @@ class Sync:
     def summary(self, host: str) -> str:
         """How far the host is: `12 of 340 files, 1.2 MB sent`."""
         if self.hosts[host].same:
-            return "has this very folder, nothing to copy"
+            return "has the folder itself, nothing to copy"
         if self._manifest is None:
             return "waiting for the list of files"
         each = self.hosts[host]
@@ -139,7 +139,7 @@ class Sync:
                 return
         names = ", ".join(shown(encoded(manifest.entries[index].path)) for index in list(indices)[:3])
         raise LaunchError(
-            f"{names}: changes again and again while it is copied to {host}; "
+            f"{names}: keeps changing while it is copied to {host}; "
             f"wait until nothing writes there, or leave it out with --sync-exclude"
         )
 
@@ -188,12 +188,12 @@ class Sync:
                     return len(self._changes), self._manifest, sorted(anew)
                 version = self.hosts[host].version = len(self._changes)
                 self._all.notify_all()
-                self._all.wait_for(lambda: self._cancelled or self._at_rest(version))  # noqa: B023  called here only
+                self._all.wait_for(lambda: self._cancelled or self._is_settled(version))  # noqa: B023  called here only
                 if self._cancelled:
                     raise Over
                 if len(self._changes) == version:
                     return version, self._manifest, []
 
-    def _at_rest(self, version: int) -> bool:
+    def _is_settled(self, version: int) -> bool:
         """Whether there is a newer version, or none is under way."""
         return len(self._changes) > version or all(self.hosts[host].version == version for host in self._copying)

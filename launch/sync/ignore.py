@@ -1,9 +1,9 @@
 """What .gitignore files and --sync-exclude say about the paths of a folder, as git reads them (gitignore(5)).
 
 Paths are relative, with "/" between names; a folder's ends in "/". Bytes that are no UTF-8 are surrogates (PEP 383).
-Nearer files win over farther ones, --sync-exclude over all. A line that is no pattern counts for nothing, as in git.
-To be asked on the way down: what is below an ignored folder is not looked at. Unlike git's, "?" and "[...]" stand for
-a character, not a byte, and [[:alpha:]] and its like are not known.
+Nearer files win over farther ones, --sync-exclude over all. A line that is not a pattern is ignored, as in git.
+Callers ask from the top down: files below an ignored folder are never looked at. Unlike git's, "?" and "[...]" stand
+for a character, not a byte, and [[:alpha:]] and its like are not known.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Rules:
     def says(self, path: str) -> bool | None:
         """Whether `path` is ignored; None when no pattern is about it."""
         inside = self.prefix + path[len(self.base) :].rstrip("/")
-        inside = inside.replace("\n", "\0")  # to re, "." is no line end
+        inside = inside.replace("\n", "\0")  # in re, "." does not match a line end
         for pattern in reversed(self.patterns):
             if (path.endswith("/") or not pattern.folders_only) and pattern.regex.fullmatch(inside):
                 return pattern.ignores
@@ -80,7 +80,7 @@ def below(text: bytes, base: str = "", prefix: str = "") -> Rules:
 def above(folder: Path) -> Chain:
     """What the .gitignore files above `folder` say when it is inside a git repository.
 
-    Nothing when they ignore `folder` itself: who works there wants it.
+    Nothing when they ignore `folder` itself: a user who works there wants it copied.
     """
     around = [folder, *folder.parents]
     top = next((number for number, each in enumerate(around) if (each / ".git").exists()), 0)

@@ -1,4 +1,4 @@
-"""What a folder holds that is to be copied, by content: the walk, the hashes, and what came of files that changed.
+"""The files of a folder that are to be copied, by content: the walk, the hashes, and files that changed meanwhile.
 
 Paths are relative, "/" between names, bytes that are no UTF-8 as surrogates (PEP 383), whatever this machine's locale.
 Left out: .git, what .gitignore files and --sync-exclude name, the copying's own temporary files, `leave_out`. Symbolic
@@ -27,7 +27,7 @@ THREADS = 8  # hashing releases the interpreter; more than a disk and a few core
 
 
 class Over(Exception):
-    """The copying was given up."""
+    """The copying was cancelled."""
 
 
 Key = tuple[bytes, int, int, int]  # path, size, mtime_ns, inode: as long as it is the same, so is the content

@@ -1,4 +1,4 @@
-"""What goes down one agent's channel to copy a folder; the protocol is in `launch.agent.protocol`.
+"""The launcher's side of copying a folder to one agent; the protocol is in `launch.agent.protocol`.
 
 Every write ends at the end of a message with its bytes, so that other threads may write messages in between.
 """
@@ -21,7 +21,7 @@ Write = Callable[[bytes], None]  # all of it, and blocking while the far end is 
 
 
 def offer(manifest: Manifest, indices: Iterable[int], write: Write) -> None:
-    """Announce these entries, the last message saying that it is the last."""
+    """Announce these entries; the last message is marked as the last."""
     rows: list[Row] = []
     size = 0
     for index in indices:
@@ -41,7 +41,7 @@ def _row(index: int, entry: Entry) -> Row:
 
 
 def push(manifest: Manifest, wanted: Iterable[int], write: Write, progress: Callable[[int], None]) -> None:
-    """Send the wanted files as they are on disk now; what no longer has its announced content, the agent will say.
+    """Send the wanted files as they are on disk now; the agent reports those that are not as announced.
 
     Constant memory: about twice WRITE_BYTES. `progress` is told how many bytes of files each write had. LaunchError
     when a file cannot be read; OSError of `write`.
@@ -62,11 +62,11 @@ def push(manifest: Manifest, wanted: Iterable[int], write: Write, progress: Call
         progress(content)
 
 
-_GONE = memoryview(b"")  # an object of its own: an empty file is none of it
+_GONE = memoryview(b"")  # compared by identity, so that an empty file differs from it
 
 
 def _pieces(manifest: Manifest, index: int) -> Iterator[bytes | memoryview]:
-    """The announced number of bytes of a file; _GONE instead of what it lacks."""
+    """The announced number of bytes of a file; _GONE in place of missing bytes."""
     descriptor = opened(manifest.where(index))
     if descriptor is None:
         yield _GONE

@@ -80,7 +80,7 @@ CONNECTING = {
 }
 # with the system's ssh, of which the launcher knows what it says and not what became of the agent
 CONNECTING_SYSTEM = {
-    "agent": Expected(125, "h3 .*ssh failed: it said nothing; perhaps the remote command was killed", NEVER),
+    "agent": Expected(125, "h3 .*ssh failed: it printed nothing; perhaps the remote command was killed", NEVER),
     "session": Expected(125, r"h3 .*ssh failed: Connection to \S+ closed by remote host", NEVER),
 }
 SILENCING = {"host", "link", "launcher cut off"}  # the launcher waits before it believes them

@@ -134,7 +134,7 @@ MISTAKES: dict[str, tuple[dict[str, str | bytes], list[object], list[str]]] = {
     "duplicate host": (
         {"hosts": "h1\nh2\nh1\n"},
         ["-n", 2, "-H", "hosts"],
-        ["hosts:3: h1 is there already at hosts:1", "slots="],
+        ["hosts:3: h1 is already given at hosts:1", "slots="],
     ),
     "duplicate in --hosts": ({}, ["-n", 2, "--hosts", "h1,h1"], ["--hosts: h1 is named twice", "h1:2"]),
     "--hosts with a gap": ({}, ["-n", 2, "--hosts", "h1,,h2"], ["--hosts h1,,h2: a name is missing"]),

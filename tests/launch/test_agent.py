@@ -175,7 +175,7 @@ def test_silence_ends_the_job_when_it_has_lasted_as_long_as_was_said(tmp_path):
     os.kill(talk.ready["pid"], signal.SIGCHLD)
     with pytest.raises(StopIteration):
         talk.until("ended")
-    assert talk.channel.close() == "exited with 1: no word from the launcher for 60 s"
+    assert talk.channel.close() == "exited with 1: missed heartbeats from the launcher for 60 s"
     assert not process(pid)
     assert (tmp_path / "agent-here.log").read_text().endswith("0 processes left on 1 host\n")
 
@@ -183,7 +183,7 @@ def test_silence_ends_the_job_when_it_has_lasted_as_long_as_was_said(tmp_path):
 def test_an_agent_that_hears_nothing_wakes_by_itself(tmp_path):
     talk = Conversation(tmp_path, silence=0.5)
     assert list(talk.heard) == []
-    assert talk.channel.close() == "exited with 1: no word from the launcher for 0.5 s"
+    assert talk.channel.close() == "exited with 1: missed heartbeats from the launcher for 0.5 s"
 
 
 def test_a_task_counts_as_frozen_when_it_has_been_stopped_without_a_break(tmp_path):

@@ -185,7 +185,7 @@ def test_a_list_is_split_outside_of_ranges(parts):
         ("h1 env.DMLC_ROLE=worker", "env.DMLC_ROLE: the launcher itself sets DMLC_ROLE for every process"),
         ("h1 env.A='x", "a quote is not closed"),
         ("h1 env.A=x\\", "a backslash ends the line"),
-        ("n[1-3", "n[1-3: a bracket stands alone; a range is written node[01-08]"),
+        ("n[1-3", "n[1-3: unbalanced bracket; a range is written node[01-08]"),
         ("n[a-c]", "[a-c] is no range: expected numbers"),
         ("n[]", "[] is no range"),
         ("n[3-1]", "[3-1]: 3 is more than 1; the smaller number comes first"),
@@ -202,8 +202,8 @@ def test_what_is_wrong_with_a_line_is_said_with_its_number(line, message):
 
 
 def test_a_host_that_comes_twice_is_named_with_both_lines():
-    assert refusal(text, "h1\nh2\n\nH1 slots=2").startswith("hosts:4: H1 is there already at hosts:1; ")
-    assert refusal(text, "n[1-3]\nn2").startswith("hosts:2: n2 is there already at hosts:1; ")
+    assert refusal(text, "h1\nh2\n\nH1 slots=2").startswith("hosts:4: H1 is already given at hosts:1; ")
+    assert refusal(text, "n[1-3]\nn2").startswith("hosts:2: n2 is already given at hosts:1; ")
     assert names(text("a hostname=h1 port=2201\nb hostname=h1 port=2202")) == ["a", "b"]
 
 
@@ -322,9 +322,9 @@ def test_an_inventory_may_be_a_list_alone():
         ("- name: h1\n  env:\n    A: {}\n", "hosts.yaml:3: env.A: expected one value"),
         ('- name: h1\n  env: {A: "\\0"}\n', "hosts.yaml:2: env.A: a NUL cannot be in an environment variable"),
         ('- name: h1\n  workdir: "/a\\nb"\n', "hosts.yaml:2: workdir='/a\\nb': a control character is in it"),
-        ("- name: h1\n  slots: 1\n  slots: 2\n", "hosts.yaml:3: slots: is there already at hosts.yaml:2"),
+        ("- name: h1\n  slots: 1\n  slots: 2\n", "hosts.yaml:3: slots: is already given at hosts.yaml:2"),
         ("- name: h1\n  [a]: 2\n", "hosts.yaml:2: expected the name of an attribute"),
-        ("- h1\n- h2\n- name: h1\n", "hosts.yaml:3: h1 is there already at hosts.yaml:1"),
+        ("- h1\n- h2\n- name: h1\n", "hosts.yaml:3: h1 is already given at hosts.yaml:1"),
         ("defaults:\n  addr: 10.0.0.1\nhosts: [h1]\n", "hosts.yaml:2: defaults: no two hosts share addr"),
         ("defaults:\n  slot: 1\nhosts: [h1]\n", "hosts.yaml:2: unknown attribute 'slot': is it slots?"),
         ("defaults:\n  slots: x\nhosts: [h1]\n", "hosts.yaml:2: slots=x: expected"),
@@ -368,7 +368,7 @@ def test_hosts_of_the_command_line_have_slots():
         ("a:0", "--hosts: slots=0: expected"),
         ("a,b,a", "--hosts: a is named twice; for two slots write a:2"),
         ("a slots=2", "--hosts: 'a slots=2' is no host name"),
-        ("n[1-", "--hosts: n[1-: a bracket stands alone"),
+        ("n[1-", "--hosts: n[1-: unbalanced bracket"),
     ],
 )
 def test_what_is_wrong_with_hosts_of_the_command_line(given_text, message):
@@ -424,7 +424,7 @@ def test_gpus_are_selected_as_deepspeed_writes_them(include, exclude, expected):
         ("h1@", "", "--include h1@: a name is missing"),
         ("h1:x", "", "--include h1:x: expected DeepSpeed's h1@h2:0,2"),
         ("h1,gpu1:0", "", "--include h1,gpu1:0: expected DeepSpeed's"),
-        ("n[1", "", "--include n[1: n[1: a bracket stands alone"),
+        ("n[1", "", "--include n[1: n[1: unbalanced bracket"),
         ("gpu1:1", "", "--include gpu1:1: no gpu 1 on gpu1: it has gpus 0,2,5 (hosts:3)"),
         ("", "h1:0", "--exclude h1:0: no gpu 0 on h1: it says neither gpus= nor slots= (hosts:1)"),
     ],
@@ -493,7 +493,7 @@ def test_good_lines_give_their_hosts_in_order_whatever_ends_them(lines, end, mar
         assert [host.where for host in found] == where
     else:
         said = refusal(parse, content, "hosts")
-        assert ("is there already at hosts:" if told else "hosts: no host is named") in said
+        assert ("is already given at hosts:" if told else "hosts: no host is named") in said
 
 
 @given(st.binary(), st.sampled_from(["hosts", "hosts.yaml"]))

@@ -409,7 +409,7 @@ def test_a_bridge_says_nothing_to_somebody_with_another_certificate(desk):
     started = desk.start(port=impostor.listener.getsockname()[1])
     _, said = started.communicate(timeout=DEADLINE)
     assert started.returncode == 1, "mpirun is to end"
-    assert "127.0.0.1: somebody else answers there, with another certificate" in said
+    assert "127.0.0.1: another program answers there, with another certificate" in said
     assert impostor.over.wait(DEADLINE)
     assert impostor.heard == b""
     impostor.listener.close()

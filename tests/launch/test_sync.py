@@ -448,7 +448,7 @@ def test_the_source_itself_is_found_and_left_alone(source, tmp_path):
     (tmp_path / "alias").symlink_to(source)  # as a file system that is shared under another name
     before = tree(source)
     sync, agent = copy(source, tmp_path / "alias")
-    assert sync.lines() == ["h1: has this very folder, nothing to copy"]
+    assert sync.lines() == ["h1: has the folder itself, nothing to copy"]
     assert [event["event"] for event in agent.events] == ["destination"]
     assert tree(source) == before
 

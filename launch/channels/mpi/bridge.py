@@ -12,7 +12,7 @@ From then on each side sends frames: length (4 bytes) and payload.
     launcher -> bridge    first the command for a shell; then what the agent reads; a frame of length 0 is its end
     bridge -> launcher    what the agent writes; a frame of length 0 is its end, after it {"code", "said"} as JSON:
                           the agent's exit code (minus n for signal n) and the last that it wrote to standard error
-The life line: when the connection ends, or the bridge, the agent's standard input ends, and the agent then ends
+Loss of the launcher: when the connection ends, or the bridge, the agent's standard input ends, and the agent then ends
 everything by itself; the bridge waits for that. It exits with 0 whatever became of the agent, because at anything
 else mpirun would end the other hosts. When the launcher has gone silent, so has mpirun, whose daemon here would wait
 for it for minutes; the bridge then ends that as well.
@@ -41,20 +41,22 @@ READ_BYTES = 1 << 16
 BACKLOG_BYTES = 1 << 18  # unsent, above which no more is read
 SAID_BYTES = 2000  # of the agent's standard error
 HANDSHAKE_SECONDS = 5.0
-FLUSH_SECONDS = 2.0  # for the last words, when the agent has ended
+FLUSH_SECONDS = 2.0  # for the last frames, when the agent has ended
 LOOK_SECONDS = 1.0  # between looks at whether the agent has ended
-SILENT_SECONDS = 6.0  # without a word from the launcher, which says one a second: more than a cut that heals
+SILENT_SECONDS = (
+    6.0  # without a heartbeat of the launcher, which sends one a second: longer than a short network outage
+)
 DAEMONS = ("orted", "prted", "hydra_pmi_proxy")  # of Open MPI up to 4, from 5, and MPICH
 POLL_SECONDS = 0.05  # the same when it has closed its output, and so is about to
-# Only to free what is left of a connection: the heartbeats of launcher and agent notice its loss sooner, and a cut
-# that heals within 5 s must be survived.
+# Only to free a lost connection: the heartbeats of launcher and agent notice the loss sooner, and an outage of 5 s
+# must be survived.
 KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, USER_TIMEOUT = 5, 3, 3, 12_000  # s, s, probes, ms
-# What mpirun tells its processes: an MPI program of the job's would take itself for one of them.
+# The variables that mpirun sets: an MPI program of the job would take itself for one of mpirun's processes.
 MPI_OWN = re.compile(r"(OMPI|ORTE|OPAL|PRTE|PMIX|PMI|HYDI?)_|MPI_LOCAL|MPIR_CVAR_CH3_INTERFACE_HOSTNAME")
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Let the kernel end a connection whose other side is gone, whether data waits or not."""
+    """Let the kernel close a connection whose peer is gone, whether data is pending or not."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL)
@@ -109,7 +111,7 @@ def _secure(connection: socket.socket, certificate: str) -> ssl.SSLSocket:
     shown = secured.getpeercert(binary_form=True) or b""
     if hashlib.sha256(shown).hexdigest() != certificate:
         secured.close()
-        raise OSError("somebody else answers there, with another certificate")
+        raise OSError("another program answers there, with another certificate")
     keep_alive(secured)
     return secured
 
@@ -229,7 +231,7 @@ class Bridge:
     # -- the connection ----------------------------------------------------------------------------------------------
 
     def _receive(self) -> None:
-        """All that has come: TLS keeps some where no selector sees it."""
+        """Read all that has arrived: TLS buffers data that a selector does not see."""
         while self.link and len(self.to_agent) < BACKLOG_BYTES:
             try:
                 data = self.link.recv(READ_BYTES)
@@ -259,7 +261,7 @@ class Bridge:
                 self.to_agent += payload
 
     def _hang_up(self) -> None:
-        """The launcher is gone: nothing more goes to it, and the agent learns it by the end of its input."""
+        """The launcher is lost: drop what is unsent, and close the agent's input, at which it ends."""
         if self.link:
             self.link.close()
         self.link = None
@@ -283,7 +285,7 @@ class Bridge:
                 return self._hang_up()
 
     def _report(self, code: int) -> None:
-        """The last words, if they can be said soon."""
+        """Send the exit code and the end of standard error, within FLUSH_SECONDS."""
         if not self.stdout_ended:
             self._frame(b"")
         last = {"code": code, "said": self.said.decode(errors="replace").strip()}

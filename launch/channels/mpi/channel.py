@@ -13,7 +13,7 @@ from typing import Any
 from launch.channels.mpi.bridge import LENGTH
 from launch.channels.mpi.tls import TlsStream
 
-CLOSE_SECONDS = 1.0  # an agent that has said its last word needs no longer to exit
+CLOSE_SECONDS = 1.0  # an agent that has sent its last message exits within this time
 FRAME_BYTES = 1 << 18
 
 
@@ -30,12 +30,12 @@ class MpiChannel:
 
     def __init__(self, stream: TlsStream, bridge: str, command: str, text: bytes, fate: Callable[[float], str]):
         self._stream, self._bridge, self._fate = stream, bridge, fate
-        self._writing = threading.Lock()  # messages do not cut each other
+        self._writing = threading.Lock()  # messages do not interleave
         self._received = bytearray()
         self._output_ended = self._closed = False
         self._lost = ""  # why the connection is gone
         self._last: dict[str, Any] | None = None  # the bridge's last frame
-        with contextlib.suppress(OSError):  # one that ended at once is named by whoever reads
+        with contextlib.suppress(OSError):  # the reader reports one that exited at once
             stream.write(frame(command.encode()))
             self.write(text)
 
@@ -52,7 +52,7 @@ class MpiChannel:
         while not output and self._last is None and not self._lost:
             try:
                 data = self._stream.read(max(0.0, deadline - time.monotonic()))
-                self._lost = "" if data else "it ended without a word"
+                self._lost = "" if data else "it ended without a message"
             except TimeoutError:
                 raise
             except OSError as error:
@@ -93,7 +93,7 @@ class MpiChannel:
         return f"lost {self._bridge}: {fate or self._lost}"
 
     def _await_end(self) -> None:
-        """Ask the agent to end, by the end of its input, and give it a moment to do so."""
+        """Close the agent's input, at which it ends, and wait for that until the deadline."""
         deadline = time.monotonic() + CLOSE_SECONDS
         if self._last is None and not self._lost:
             with contextlib.suppress(OSError):  # its last words may yet be there to be read

@@ -1,4 +1,4 @@
-"""Where bridges report: one listening port for the job, at which only those that know a token get further.
+"""Where bridges connect: one listening port for the job, which accepts only peers that know a token.
 
 Whoever else connects (another certificate's owner, noise, silence) is cut off after GREETING_SECONDS at the latest, and
 disturbs nobody: each caller has a thread of its own, and there are never more than CALLERS of them.
@@ -29,7 +29,7 @@ TOKEN_BYTES = 32
 
 @dataclass(frozen=True)
 class Caller:
-    """A bridge that has proved itself."""
+    """An authenticated bridge."""
 
     stream: TlsStream
     index: int
@@ -40,7 +40,7 @@ class Caller:
         return f"its bridge (pid {self.pid} on {self.host})"
 
 
-Take = Callable[[Caller], bool]  # False when there is no use for it
+Take = Callable[[Caller], bool]  # False when the caller is not needed
 
 
 class Reception:

@@ -50,7 +50,7 @@ def _context(pem: bytes) -> ssl.SSLContext:
     """`ssl` takes a key from a file only: from one in memory, which no other process can name."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.num_tickets = 0  # nobody comes back
+    context.num_tickets = 0  # no session is resumed
     descriptor = os.memfd_create("certificate")
     try:
         os.write(descriptor, pem)
@@ -73,7 +73,7 @@ class TlsStream:
         self._poll.register(connection, select.POLLIN)
 
     def handshake(self, deadline: float) -> None:
-        """OSError (ssl.SSLError is one) or TimeoutError when the other side does not do its part."""
+        """OSError (ssl.SSLError is one) or TimeoutError when the peer does not complete it."""
         while True:
             try:
                 self._tls.do_handshake()
@@ -115,7 +115,7 @@ class TlsStream:
             raise TimeoutError
         try:
             data = self._connection.recv(READ_BYTES)
-        except TimeoutError as error:  # the kernel's word that the other side is gone, not silence
+        except TimeoutError as error:  # the kernel reports that the peer is gone; it is no timeout of ours
             raise ConnectionAbortedError(error.errno, error.strerror) from None
         with self._cipher:
             if data:

@@ -1,4 +1,4 @@
-"""Wait until the agent at the far end of an SSH channel speaks; if it never does, say why in one sentence."""
+"""Wait for the greeting of the agent behind an SSH channel; if none comes, explain why in one sentence."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Starting(Protocol):
 
 
 class NoAgent(Exception):
-    """The channel ended, and this came instead of the agent; it has been closed and ended in the way `how` says."""
+    """The channel ended without an agent; it is closed, `how` says how it ended, `out` and `err` what it printed."""
 
     def __init__(self, how: str, code: int | None, out: str, err: list[str]):
         super().__init__(how)
@@ -77,6 +77,6 @@ def explain(failure: NoAgent, host: Host) -> LaunchError:
 
 
 def silent(host: Host, seconds: float) -> LaunchError:
-    """It was reached, but no agent spoke in time."""
+    """The host was reached, but no agent greeted in time."""
     fix = "a slow login script or a slow file system? --connect-timeout gives it longer"
     return LaunchError(f"{label(host)}: the agent did not start within {seconds:g} s: {fix}", 125)

@@ -1,7 +1,7 @@
 """The bytes below an SSH connection: a TCP connection, the pipes of a ProxyCommand, or a channel of a jump host.
 
-A `Line` is what paramiko takes for a socket. It adds what a plain one lacks: a limit to how long a write may stand
-still, and an end that takes everything below it along.
+A `Line` is what paramiko takes for a socket. It adds what a plain one lacks: a limit to how long a write may
+stall, and a `close` that closes everything below it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-STALL_SECONDS = 8.0  # a write that moves nothing for so long has failed
-# Unacknowledged data for so long ends the connection: longer than a cut of 5 s with the 1.4 s that TCP and ARP then
-# take to go on, shorter than the silence after which the launcher gives the host up.
+STALL_SECONDS = 8.0  # a write that sends nothing for so long has failed
+# Unacknowledged data for so long ends the connection: longer than an outage of 5 s and the 1.4 s that TCP and ARP
+# then take to recover, shorter than the silence after which the launcher counts the host as lost.
 USER_TIMEOUT_SECONDS = 8.0
 KEEPALIVE_SECONDS, KEEPALIVE_PROBES = 2, 3  # when nothing is under way, where USER_TIMEOUT does not count
 LINE_CLOSE_SECONDS = 1.0
@@ -111,7 +111,7 @@ def tcp(host: str, port: int, seconds: float) -> Line:
 def addresses(
     host: str, port: int, seconds: float, look_up: Callable[..., Sequence[Found]] = socket.getaddrinfo
 ) -> Sequence[Found]:
-    """As socket.getaddrinfo gives them, but within `seconds`: a resolver that is silent has a patience of its own."""
+    """As socket.getaddrinfo gives them, but within `seconds`: a resolver has a longer timeout of its own."""
     answers: queue.SimpleQueue[Sequence[Found] | OSError | UnicodeError] = queue.SimpleQueue()
 
     def ask() -> None:
@@ -142,7 +142,7 @@ def _notice_cuts(connection: socket.socket) -> None:
 
 
 class ProxyCommand:
-    """A command whose standard input and output are the connection; in a session of its own, so Ctrl-C spares it."""
+    """A command whose standard input and output are the connection. Its own session keeps Ctrl-C from it."""
 
     def __init__(self, command: str):
         self.command = command
@@ -173,7 +173,7 @@ class ProxyCommand:
         return ""
 
     def _end(self) -> None:
-        """The command has lost its connection; one that does not end by that is killed, without anybody waiting."""
+        """Close the command's connection; kill it in a thread if it does not exit within LINE_CLOSE_SECONDS."""
 
         def reap() -> None:
             try:

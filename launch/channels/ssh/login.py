@@ -1,7 +1,7 @@
-"""Log in to a host through paramiko: the way there, the host's key, the user's keys, and patience with a busy sshd.
+"""Log in to a host through paramiko: the connection, the host key, the user's keys, and retries while sshd is busy.
 
 One login has one deadline. A server that closes before it has said who it is has too many logins under way
-(MaxStartups in sshd_config(5)), so that is tried again until the deadline; what will not change is not tried again.
+(MaxStartups in sshd_config(5)), so the login retries until the deadline. Other failures are permanent: no retry.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Locked(Exception):
 
 @dataclass(frozen=True)
 class Deadline:
-    """A moment, and the seconds it was given, for words."""
+    """A point in time, and the seconds it was given, for messages."""
 
     seconds: float
     at: float
@@ -83,7 +83,7 @@ class Access:
     proxies: list[ProxyCommand] = field(default_factory=list, compare=False)
 
     def close(self) -> None:
-        """End every ProxyCommand; one that does not look at its input would outlive this process."""
+        """End every ProxyCommand; one that does not read its input would outlive this process."""
         for proxy in self.proxies:
             proxy.kill()
 
@@ -136,7 +136,7 @@ class _Login:
             line.close()
             raise
 
-    # -- the way there -------------------------------------------------------------------------------------------
+    # -- the connection -----------------------------------------------------------------------------------------
 
     def _direct(self) -> Line:
         settings, seconds = self.settings, self.deadline.left
@@ -188,7 +188,7 @@ class _Login:
 
     @contextlib.contextmanager
     def _explained(self, proxy: ProxyCommand | None) -> Iterator[None]:
-        """Tell what will pass, what is late, and what is final."""
+        """Sort the failures of a handshake: Busy can be retried, a LaunchError is final."""
         try:
             yield
         except IncompatiblePeer as error:

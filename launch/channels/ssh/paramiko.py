@@ -18,7 +18,7 @@ from launch.job.host import Host
 PIECE_BYTES = 1 << 15  # of a write; what one packet takes
 READ_BYTES = 1 << 18  # a window at a time would be no faster, and costs the launcher 30 MB more with five busy hosts
 STDERR_BYTES = 1 << 16  # the end of standard error that is kept
-CLOSE_SECONDS = 1.0  # an agent that has said its last word needs no longer to exit
+CLOSE_SECONDS = 1.0  # an agent that has sent its last message exits within this time
 
 
 def connect(host: Host, mark: str, access: Access, seconds: float) -> ParamikoChannel:
@@ -68,7 +68,7 @@ class ParamikoChannel:
 
     def write(self, data: bytes) -> None:
         if not self._lock.acquire(timeout=self._stall):
-            raise TimeoutError(f"another write has stood still for {self._stall:g} s")
+            raise TimeoutError(f"another write has stalled for {self._stall:g} s")
         try:
             start = 0
             while start < len(data):

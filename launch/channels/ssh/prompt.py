@@ -1,4 +1,4 @@
-"""Ask for a secret on the terminal, from any thread; it can be called off, and leaves the terminal as it was."""
+"""Ask for a secret on the terminal, from any thread; it can be cancelled, and restores the terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import select
 import termios
 import threading
 
-LOOK_SECONDS = 0.2  # between looks at whether the question has been called off
+LOOK_SECONDS = 0.2  # between looks at whether the question has been cancelled
 LEAVE_SECONDS = 2.0
 
 
@@ -20,7 +20,7 @@ class TerminalPrompt:
         self._closed = threading.Event()
 
     def ask(self, question: str) -> str:
-        """The answer, without its newline; EOFError when it was called off or the terminal is gone."""
+        """The answer, without its newline; EOFError when it was cancelled or the terminal is gone."""
         with self._turn:
             terminal = os.open(self._path, os.O_RDWR | os.O_NOCTTY)
             try:
@@ -51,7 +51,7 @@ class TerminalPrompt:
         raise EOFError
 
     def close(self) -> None:
-        """Call the question off; returns when the terminal echoes again."""
+        """Cancel the question; returns when the terminal echoes again."""
         self._closed.set()
         if self._turn.acquire(timeout=LEAVE_SECONDS):
             self._turn.release()

@@ -1,4 +1,4 @@
-"""A channel to an agent on another host through the system's own ssh, with all that the user has configured for it."""
+"""A channel to an agent on another host through the system's own ssh, with the user's configuration of it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Ssh:
     over: threading.Event = field(default_factory=threading.Event, compare=False)
 
     def close(self) -> None:
-        """End every ssh that is still on its way, and start no more."""
+        """End every ssh that is still connecting, and start no more."""
         self.over.set()
         until = time.monotonic() + CLOSE_SECONDS
         while self.starting and time.monotonic() < until:
@@ -75,7 +75,7 @@ class Ssh:
         return [*self.command, *OPTIONS, *patience, *trust, *self.given(host), "--", host.target, command]
 
     def given(self, host: Host) -> list[str]:
-        """What the user has said about the host elsewhere than in ssh's own configuration."""
+        """What the hosts file and the command line say about the host."""
         options = [("-p", str(host.port or self.port or "")), ("-l", host.user), ("-i", self.identity)]
         return [word for option in options if option[1] for word in option]
 
@@ -141,7 +141,7 @@ class SystemChannel(ProcessChannel):
     def _send(self, data: bytes, stall: float) -> None:
         """Write; TimeoutError when nothing could be for `stall` seconds."""
         if not self._lock.acquire(timeout=stall):
-            raise TimeoutError(f"another write has stood still for {stall:g} s")
+            raise TimeoutError(f"another write has stalled for {stall:g} s")
         try:
             if self._to == ENDED:
                 raise BrokenPipeError("the channel is closed")
@@ -169,12 +169,12 @@ class SystemChannel(ProcessChannel):
             return "did not answer and was cut off"
         how = super().close()
         if self._child.returncode == SSH_FAILED:
-            said = self.said()[-1:]  # it has a word for every end of a connection
+            said = self.said()[-1:]  # ssh prints the reason of every lost connection
             return f"was lost with its connection ({said[0]})" if said else "was killed by a signal"  # which, it hides
         return how
 
     def cut(self) -> None:
-        """End ssh and what it has started to get there; KILL would leave that behind."""
+        """End ssh and the processes it has started; SIGKILL would leave those behind."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGTERM)
 
@@ -204,7 +204,7 @@ def _login_error(said: str, host: Host, ssh: Ssh, seconds: float) -> LaunchError
             return LaunchError(f"{where}: {what}; {fix}", code)
     if re.search("timed out|Timeout", said):
         return _late(host, seconds, said)
-    last = said.splitlines()[-1:] or ["it said nothing; perhaps the remote command was killed"]
+    last = said.splitlines()[-1:] or ["it printed nothing; perhaps the remote command was killed"]
     return LaunchError(f"{where}: ssh failed: {last[0]}; does {by_hand} true work?", UNREACHABLE)
 
 

@@ -86,6 +86,6 @@ def _twice(host: Host, first: Host) -> str:
     if host.where == LIST_OPTION:
         return f"{LIST_OPTION}: {host.name} is named twice; for two slots write {host.name}:2"
     return (
-        f"{host.where}: {host.name} is there already at {first.where}; for room for more processes give slots=, "
+        f"{host.where}: {host.name} is already given at {first.where}; for room for more processes give slots=, "
         f"for a second sshd on the machine another name: NAME hostname={host.target} port=2222"
     )

@@ -119,7 +119,7 @@ def _items(node: yaml.MappingNode, path: str) -> Iterator[tuple[str, tuple[str, 
         if not isinstance(key, yaml.ScalarNode):
             raise LaunchError(f"{where}: expected the name of an attribute")
         if key.value in seen:
-            raise LaunchError(f"{where}: {key.value}: is there already at {seen[key.value]}")
+            raise LaunchError(f"{where}: {key.value}: is already given at {seen[key.value]}")
         seen[key.value] = where
         yield key.value, (where, value)
 

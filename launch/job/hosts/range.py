@@ -15,7 +15,7 @@ def expand(text: str) -> list[str]:
     """Every name that `text` stands for, in order; several ranges in a text give all their combinations."""
     pieces = RANGE.split(text)  # text, range, text, range, ..., text
     if any(bracket in piece for piece in pieces[::2] for bracket in "[]"):
-        raise ValueError(f"{text}: a bracket stands alone; a range is written node[01-08] or node[1,3,5-7]")
+        raise ValueError(f"{text}: unbalanced bracket; a range is written node[01-08] or node[1,3,5-7]")
     choices = [_numbers(piece) if index % 2 else [piece] for index, piece in enumerate(pieces)]
     if math.prod(map(len, choices)) > MOST:
         raise ValueError(f"{text} stands for more than {MOST} names")
