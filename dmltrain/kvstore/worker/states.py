@@ -43,6 +43,7 @@ class States:
                 f"the optimizer's state is of a job with {len(states)} servers, this one has "
                 f"{len(self._servers)}: continue with -s {len(states)}"
             )
+        self._member.barrier()  # or a slower worker's pull of the first weights would get what is loaded here
         if self._rank == 0:
             for server, state in zip(self._servers, states, strict=True):
                 self._request(server, Header(Kind.STATE, len(state)).pack() + state).wait()
