@@ -48,7 +48,7 @@ def test_a_frozen_process_ends_the_job_and_is_named(start_job, victim):
     lost(job, victim)
     assert 3.0 < time.monotonic() - frozen < 10.0
     assert f"{victim.replace('-', ' ')} on" in job.output("worker-0")
-    assert "gave no sign of life" in job.output("worker-0")
+    assert "missed heartbeats" in job.output("worker-0")
 
 
 def test_a_rank_0_that_comes_again_changes_no_weight(start_job):

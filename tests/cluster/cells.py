@@ -18,7 +18,6 @@ PHASES = {
 }
 END_SECONDS = 15.0  # from the fault to the launcher's end
 AGENT_SECONDS = 20.0  # from the fault to the end of all processes on a host that the launcher cannot reach
-HEALED_SECONDS = 5.0  # a cut shorter than this is survived
 
 VICTIMS = {"worker": "worker-1", "server": "server-1", "scheduler": "scheduler-0"}
 ALL, OTHERS = r"0 processes left on 3 hosts", r"0 processes left on 2 hosts: not known for {host}"
@@ -82,6 +81,8 @@ CONNECTING = {
 CONNECTING_SYSTEM = {
     "agent": Expected(125, "h3 .*ssh failed: it printed nothing; perhaps the remote command was killed", NEVER),
     "session": Expected(125, r"h3 .*ssh failed: Connection to \S+ closed by remote host", NEVER),
+    "host": Expected(125, r"h3 .*(the agent did not start|ssh got no answer from h3 within \d+ s)", NEVER),
+    "link": Expected(125, r"h3 .*(the agent did not start|ssh got no answer from h3 within \d+ s)", NEVER),
 }
 SILENCING = {"host", "link", "launcher cut off"}  # the launcher waits before it believes them
 

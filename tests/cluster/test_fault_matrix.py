@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.cells import AGENT_SECONDS, CELLS, END_SECONDS, HEALED_SECONDS, WAYS, Cell
+from tests.cluster.cells import AGENT_SECONDS, CELLS, END_SECONDS, WAYS, Cell
 from tests.cluster.conftest import NAME
 from tests.cluster.faults import STRIKES
 from tests.cluster.layout import Settings
@@ -128,7 +128,7 @@ def _leaves_nothing(outcome: Outcome) -> None:
 
 def _went_on(outcome: Outcome) -> None:
     """As if nothing had been: it was cut off long enough to matter, and the job ended well."""
-    assert 3.0 < outcome.cut_seconds < HEALED_SECONDS, outcome
+    assert outcome.cut_seconds > 3.0, outcome  # one of up to 5 s must be survived, a longer one may
     assert all("closing" in outcome.log_lines[name] for name in WORKERS), outcome
 
 

@@ -419,11 +419,12 @@ def run_session(tmp_path: Path, host: Host, argv: tuple[str, ...], silence: floa
 
 
 def test_a_frozen_agent_is_replaced(tmp_path):
-    frozen = []
+    frozen, me = [], os.getpid()
+    before, threads = set(children(me)), threading.active_count()
 
     def freeze() -> None:
-        me = os.getpid()
-        frozen.extend(pid for pid in children(me) if b"dmltrain-agent" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        found = set(children(me)) - before
+        frozen.extend(pid for pid in found if b"dmltrain-agent" in Path(f"/proc/{pid}/cmdline").read_bytes())
         os.kill(frozen[0], signal.SIGSTOP)
 
     began = time.monotonic()
@@ -434,4 +435,4 @@ def test_a_frozen_agent_is_replaced(tmp_path):
     assert supervisor.ending.left == {"here": ()}
     assert time.monotonic() - began < 15
     assert members(supervisor.job.mark, root=frozen[0]) == {}
-    assert threading.active_count() < 10
+    assert threading.active_count() < threads + 10

@@ -367,7 +367,9 @@ class Meddling:
     def tell(self, sync: Sync, event: Event) -> None:
         if isinstance(event, Wanted) and event.entries and self.times > 0:
             self.times -= 1
-            self.path.write_text(f"changed {self.times}")
+            written = self.path.parents[1] / f"{self.path.name}.{self.times}"
+            written.write_text(f"changed {self.times}")
+            written.replace(self.path)  # at once: nobody sees it empty
         sync.take(event)
 
 
@@ -398,7 +400,7 @@ def test_no_copy_is_over_before_all_hosts_have_the_same(source, tmp_path):
 def test_a_file_that_keeps_changing_is_named(source, tmp_path):
     meddling, sync = Meddling(source / "train.py", 99), Sync(source, partial(manifest, source), ["h1"])
     agent = Agent(tell=partial(meddling.tell, sync))
-    with pytest.raises(LaunchError, match=r"train.py: changes again and again .* --sync-exclude"):
+    with pytest.raises(LaunchError, match=r"train.py: keeps changing while it is copied .* --sync-exclude"):
         sync.copy("h1", str(tmp_path / "to"), agent.write)
     assert not (tmp_path / "to/train.py").exists()
     assert (tmp_path / "to/lib/net.py").exists()
