@@ -22,6 +22,8 @@ from tests.cluster.testbed import Testbed
 from tests.launch.conftest import wait_for
 
 USER, FAULT, NOT_EXECUTABLE, NOT_FOUND, INTERRUPTED = 2, 125, 126, 127, 130  # exit codes
+pytestmark = pytest.mark.alone  # how soon an error comes is part of each test
+
 QUICK = 8.0  # s; a fraction of it on an idle machine
 PATIENCE = 4  # s, of --connect-timeout where a host keeps silent and others need a moment for their login
 GONE_SECONDS = 3.0  # for the machine to take away what was killed; far less than an ssh waits for a silent host
