@@ -4,7 +4,7 @@ E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits" (1998), UCI 
 https://doi.org/10.24432/C50P49, CC BY 4.0; the file is the one that scikit-learn distributes (digits.LICENSE.txt).
 
 A fifth of each class is for validation, always the same 360 digits. The same 13 people wrote both splits, so the
-accuracy says that training works, not how well a stranger's writing would be read.
+accuracy says that training works, not how well the writing of other people would be read.
 """
 
 import gzip

@@ -1,4 +1,4 @@
-"""Fetching a data file once per host: checked before it counts, whoever else wants it at the same moment.
+"""Fetching a data file once per host: checked before it is used, also when several processes fetch it at once.
 
 The file is written under another name, its md5 checked, flushed to disk, and renamed: under its own name it is
 whole or not there. Of several processes the one that holds the lock file downloads, the others wait and use the

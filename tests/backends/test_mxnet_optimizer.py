@@ -1,4 +1,4 @@
-"""MXNet's optimizers from specs: the steps are MXNet's own, the state goes on exactly, and the rest is refused."""
+"""MXNet's optimizers from specs: the steps are MXNet's own, the state resumes bit-exactly, and the rest is refused."""
 
 import numpy as np
 import pytest

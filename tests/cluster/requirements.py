@@ -20,7 +20,7 @@ TOOLS = {
 
 
 def missing(user: int | None = None, path: str = ENVIRONMENT["PATH"]) -> str:
-    """What this machine lacks for `user` (default: whoever runs this), in a few words; "" when it has everything."""
+    """What this machine lacks for `user` (default: the current user), in a few words; "" when it has everything."""
     if (os.geteuid() if user is None else user) != 0:
         return "root"
     for tool, package in TOOLS.items():
