@@ -55,9 +55,12 @@ def test_a_rank_0_that_comes_again_changes_no_weight(start_job):
     """In MXNet the `init` of a restarted rank 0 is added to the weights as a gradient."""
     job = start_job(PROGRAM, "idle", "dist_sync")
     job.wait_for_line("worker-1", "values")
-    job.processes["worker-0"].send_signal(signal.SIGSTOP)  # for 8.5 s the job takes it for slow
-    second = job.start("worker-0", "second")
-    job.processes["second"] = second
+    hold = job.folder / "hold"
+    hold.touch()  # importing MXNet may take longer than the 8.5 s for which a frozen worker 0 counts as slow
+    job.processes["second"] = job.start("worker-0", "second")
+    job.wait_for_line("second", "loaded")
+    job.processes["worker-0"].send_signal(signal.SIGSTOP)
+    hold.unlink()
     lost(job, "worker-0")
     assert "worker 0 is here already" in job.output("second")
     assert {json.dumps(each["values"]) for each in job.results(1)} == {"[[1.0, 1.0], [1.0, 1.0]]"}
