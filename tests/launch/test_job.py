@@ -8,7 +8,8 @@ import pytest
 
 from launch import LaunchError
 from launch.job.host import Host
-from launch.job.job import Job, Ports, Setting, places, tasks
+from launch.job.job import Job, Ports, Setting, host_of, places, tasks, workdir_of
+from launch.job.role import SCHEDULER, SERVER, WORKER
 
 ONE = [Host("localhost", "127.0.0.1", "/usr/bin/python3", cores=8)]
 TWO = [Host("a", "10.0.0.1", "python3", cores=4), Host("b", "10.0.0.2", "/opt/python", cores=6)]
@@ -39,6 +40,82 @@ def test_places_on_two_hosts():
     assert found["worker-1"]["DMLC_NODE_HOST"] == "10.0.0.2"
     assert {each["DMLC_PS_ROOT_URI"] for each in found.values()} == {"10.0.0.1"}
     assert {each["DMLC_PS_ROOT_PORT"] for each in found.values()} == {"9000"}
+
+
+def test_the_whole_environment_of_each_role():
+    hosts = [replace(TWO[0], interface="eth1"), TWO[1]]
+    found = {task.name: task.environment for task in tasks(job(workers=1, servers=2, restart=3), hosts, Ports(90, 91))}
+    common = {
+        "DMLC_NUM_WORKER": "1",
+        "DMLC_NUM_SERVER": "2",
+        "DMLC_PS_ROOT_URI": "10.0.0.1",
+        "DMLC_PS_ROOT_PORT": "90",
+        "DMLTRAIN_JOB": "mark",
+        "DMLTRAIN_RESTART": "3",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+    }
+    a = {
+        "DMLC_NODE_HOST": "10.0.0.1",
+        "DMLTRAIN_HOST_NAME": "a",
+        "DMLC_INTERFACE": "eth1",
+        "NCCL_SOCKET_IFNAME": "=eth1",
+        "GLOO_SOCKET_IFNAME": "eth1",
+    }
+    b = {"DMLC_NODE_HOST": "10.0.0.2", "DMLTRAIN_HOST_NAME": "b"}
+    scheduler = {"DMLC_ROLE": "scheduler", "DMLC_TASK_ID": "0", "OMP_NUM_THREADS": "1"}
+    server = {"DMLC_ROLE": "server", "DMLC_SERVER_ID": "1", "DMLC_TASK_ID": "1", "OMP_NUM_THREADS": "1"}
+    worker = {
+        "DMLC_ROLE": "worker",
+        "DMLC_WORKER_ID": "0",
+        "DMLC_TASK_ID": "0",
+        "OMP_NUM_THREADS": "4",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "91",
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+    }
+    assert found["scheduler-0"] == common | a | scheduler
+    assert found["server-1"] == common | b | server
+    assert found["worker-0"] == common | a | worker
+
+
+def test_without_servers_there_is_no_scheduler_to_name():
+    (worker,) = tasks(job(workers=1, servers=0), ONE, Ports(9000, 9001))
+    assert worker.name == "worker-0" and worker.environment["DMLC_NUM_SERVER"] == "0"
+    assert not [name for name in worker.environment if name.startswith("DMLC_PS_ROOT")]
+
+
+def test_workers_share_the_gpus_of_their_host_and_no_other_role_is_restricted():
+    hosts = [replace(TWO[0], gpus=("0", "2", "5")), TWO[1]]
+    found = {task.name: task.environment for task in tasks(job(workers=4), hosts, Ports())}
+    visible = {name: each["CUDA_VISIBLE_DEVICES"] for name, each in found.items() if "CUDA_VISIBLE_DEVICES" in each}
+    assert visible == {"worker-0": "0", "worker-2": "2,5"}
+
+
+def test_a_job_that_is_no_ddp_job_gets_no_variables_of_torch():
+    (worker,) = tasks(job(workers=1, servers=0, torch_env=False), ONE, Ports(9000, 9001))
+    assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK"} & worker.environment.keys()
+
+
+def test_where_the_processes_of_a_host_run():
+    assert workdir_of(job(), ONE[0]) == "/work"
+    assert workdir_of(job(copy_to="/copy"), ONE[0]) == "/copy"
+    assert workdir_of(job(copy_to="/copy"), replace(ONE[0], workdir="/data")) == "/data"
+
+
+def test_the_host_of_the_first_process_of_a_role():
+    hosts = [replace(TWO[0], roles=("worker",)), TWO[1]]
+    assert [host_of(job(), hosts, role).name for role in (SCHEDULER, SERVER, WORKER)] == ["b", "b", "a"]
+    assert host_of(job(servers=0), hosts, SCHEDULER) is None
+
+
+def test_values_that_are_never_shown_come_from_the_job_and_from_its_hosts():
+    settings = (Setting("PLAIN", "seen-by-all"), Setting("MARKED", "told-to-hide", secret=True))
+    hosts = [replace(ONE[0], environment=(("API_TOKEN", "a-token-of-a-host"), ("COLOUR", "blue-and-green")))]
+    assert set(job(settings=settings).secrets(hosts)) == {"told-to-hide", "a-token-of-a-host"}
 
 
 def test_a_bare_script_gets_each_hosts_python():
@@ -81,8 +158,13 @@ def test_the_environment_of_a_host_wins_over_that_of_the_job_and_not_over_the_co
         ({"workers": 0}, "num-workers is 0: expected 1 or more"),
         ({"servers": -1}, "num-servers is -1: expected 0 or more"),
         ({"port": 65536}, "--port is 65536"),
+        ({"port": -1}, "--port is -1"),
     ],
 )
 def test_a_job_is_checked_when_made(wrong, message):
     with pytest.raises(LaunchError, match=message):
         job(**wrong)
+
+
+def test_the_least_job_and_the_last_port_are_allowed():
+    assert job(workers=1, servers=0, port=65535).port == 65535

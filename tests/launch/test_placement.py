@@ -136,6 +136,13 @@ def test_the_scheduler_goes_where_roles_name_it():
     assert split(1, 1, hosts({"slots": 1}), "dmlc") == ("1", "1", "1")
 
 
+def test_the_listing_says_what_each_policy_does():
+    told = listing().split("), ")
+    assert [each.partition(" (")[0] for each in told] == list(POLICIES)
+    assert "pack (each role fills a host before the next" in told
+    assert all(len(each.partition(" (")[2].split()) > 4 for each in told), told
+
+
 # -- what is refused
 
 
