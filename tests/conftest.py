@@ -22,7 +22,7 @@ QUICK = {
     "tests/kvstore": "bound codec codec_in_steps create entries handshake host outbox plan routes scheduler "
     "rendezvous send_window server service waiting wire",
     "tests/launch": "check config dry_run forecast hosts job mpi_command needs network old_options placement "
-    "preflight show supervise throughput",
+    "preflight prepare show supervise throughput",
     "tests/models": "models",
     "tests/report": "cut_off old_faults program shapes",
 }

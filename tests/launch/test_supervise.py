@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -185,8 +186,9 @@ def test_a_lost_agent_is_replaced_once():
     assert clock.say(Lost("b", "was killed by SIGKILL")) == [Connect("b", again=True), STOP[0]]
     assert clock.supervisor.cause.text == "the agent on b (pid 20) was killed by SIGKILL"
     job, stop = clock.say(Connected("b"))
-    assert (job.host, stop) == ("b", STOP[1])
-    assert "the key" in str(clock.first[1].command) and "the key" not in str(job.command), "it starts nothing"
+    assert stop == STOP[1]
+    assert clock.first[1] == Send("b", commands.Job("mark", "b", 5.0, Limits().agent_silence, "the key", "/logs"))
+    assert job == Send("b", replace(clock.first[1].command, key="", log_folder=None)), "it starts nothing"
     clock.say(Ready("b", 21, 2), Ended("b", ()))
     clock.say(Ended("a", ()), Lost("b", "exited with 0"))
     assert clock.supervisor.over
@@ -325,6 +327,21 @@ def test_nothing_starts_once_the_end_has_begun():
     assert supervisor.handle(Ready("b", 20, 2), 0.0) == []
     assert supervisor.handle(Refused("a", "a: no room", 2), 0.0) == []
     assert supervisor.deadline > 2.0, "nobody else is waited for but the agents"
+
+
+def test_a_job_that_never_started_has_all_its_processes_in_its_record():
+    supervisor = before_the_start()
+    supervisor.handle(Interrupted(2), 0.0)
+    rows = report.record(supervisor, "0", Options(), 0.0, None)["processes"]
+    assert [(row["role"], row["rank"], row["host"]) for row in rows] == [
+        ("scheduler", 0, "a"),
+        ("server", 0, "a"),
+        ("server", 1, "b"),
+        ("worker", 0, "a"),
+        ("worker", 1, "b"),
+    ]
+    assert not any(row["pid"] or row["ended_by_launcher"] for row in rows)
+    assert {row["exit_code"] for row in rows} == {None}
 
 
 def test_a_late_start_names_who_is_waited_for():

@@ -1,0 +1,326 @@
+"""The steps before a job's first process, on the bare state machine: what hosts say in, actions and problems out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from launch import LaunchError
+from launch.agent.commands import Bind, Measure, Peer, Probe, Reach
+from launch.agent.events import Bound, Measured, Probed, Reached, Ready
+from launch.job.host import Host, Machine
+from launch.job.job import Job, Ports
+from launch.preflight import request
+from launch.run.action import Action, Connect, Copy, Send
+from launch.run.event import Copied
+from launch.run.prepare import Preparation
+
+LOCAL = Job("name", "mark", ("true",), 2, 1, "/work")
+FAR = replace(LOCAL, over_network=True)
+PORTS = {"scheduler": 9000, "master": 9001, "reach": 9002, "throughput": 9003}
+
+
+def hosts(names: str) -> list[Host]:
+    return [Host(name) for name in names]
+
+
+def facts(number: int, **more: object) -> dict:
+    """What a host finds, whose address is 10.0.0.`number`."""
+    row = {"name": "eth1", "address": f"10.0.0.{number}", "prefix": 24, "loopback": False, "running": True}
+    return {"interfaces": [row], **more}
+
+
+class Course:
+    """A preparation, and what all hosts have said so far."""
+
+    def __init__(self, job: Job = FAR, names: str = "ab", check: bool = False, **of_each_host: object):
+        self.names = names
+        self.preparation = Preparation(job, [replace(host, **of_each_host) for host in hosts(names)], check)
+
+    def connect(self) -> list[Action]:
+        return self.say(*(Ready(name, 10, 4, "/usr/bin/python3") for name in self.names))
+
+    def probe(self, **found: dict) -> list[Action]:
+        """`found` are facts of hosts by name, besides their addresses."""
+        return self.say(
+            *(Probed(name, facts(number, **found.get(name, {}))) for number, name in enumerate(self.names, 1))
+        )
+
+    def bind(self) -> list[Action]:
+        return self.say(*(Bound(name, dict(PORTS)) for name in self.names))
+
+    def reach(self, **lost: str) -> list[Action]:
+        """Every host reaches every other one, but a the hosts in lost["a"]."""
+        return self.say(
+            *(
+                Reached(
+                    name,
+                    {
+                        peer: {"error": "timed out"} if peer in lost.get(name, "") else {"ms": 0.1}
+                        for peer in self.names
+                        if peer != name
+                    },
+                )
+                for name in self.names
+            )
+        )
+
+    def say(self, *events) -> list[Action]:
+        """What the last of them leads to: all others lead to nothing."""
+        *others, last = [self.preparation.handle(event) for event in events]
+        assert not any(others), others
+        return last
+
+
+def pairs(actions: list[Action]) -> set[frozenset[str]]:
+    """Who measures with whom."""
+    assert all(isinstance(each.command, Measure) for each in actions)
+    return {frozenset((each.host, each.command.peer.name)) for each in actions}
+
+
+# -- the steps
+
+
+def test_the_steps_on_hosts_of_a_network_with_a_copy():
+    course = Course(replace(FAR, copy_to="/copy"))
+    preparation = course.preparation
+    assert preparation.begin() == [Connect("a"), Connect("b")]
+    assert (preparation.step, preparation.waiting, preparation.waiting_for) == (
+        "connect",
+        "a, b (connecting)",
+        {"a", "b"},
+    )
+    assert course.connect() == [Copy("a", "/copy"), Copy("b", "/copy")]
+    assert preparation.waiting == "a, b (copying)"
+    asked = course.say(Copied("a", "all"), Copied("b", "all"))
+    assert asked == [Send(host.name, Probe(request(preparation.job, host))) for host in preparation.hosts.values()]
+    assert preparation.waiting == "a, b (being looked at)"
+    assert course.probe() == [
+        Send("a", Bind("10.0.0.1", reach=True, scheduler=0)),
+        Send("b", Bind("10.0.0.2", reach=True, master=0)),
+    ]
+    assert preparation.waiting == "a, b (choosing ports)"
+    assert course.bind() == [
+        Send("a", Reach((Peer("b", "10.0.0.2", 9002),))),
+        Send("b", Reach((Peer("a", "10.0.0.1", 9002),))),
+    ]
+    assert preparation.waiting == "a, b (trying the other hosts)" and not preparation.done
+    assert course.reach() == []
+    assert preparation.done and (preparation.step, preparation.waiting, preparation.waiting_for) == ("", "", set())
+    assert [(each.address, each.interface) for each in preparation.hosts.values()] == [
+        ("10.0.0.1", "eth1"),
+        ("10.0.0.2", "eth1"),
+    ]
+
+
+def test_this_machine_alone_is_neither_looked_at_nor_reached():
+    course = Course(LOCAL, "a", address="127.0.0.1")
+    assert course.connect() == [Send("a", Bind("127.0.0.1", scheduler=0, master=0))]
+    assert course.bind() == [] and course.preparation.done
+
+
+def test_a_check_looks_at_this_machine_too():
+    course = Course(LOCAL, "a", check=True)
+    assert isinstance(course.connect()[0].command, Probe)
+    assert course.probe() == [Send("a", Bind("127.0.0.1", scheduler=0, master=0))], "and measures nothing"
+    assert course.bind() == [] and course.preparation.done
+
+
+def test_ports_are_held_where_the_first_processes_of_the_roles_are():
+    hosts_by_role = [Host("a", roles=("server",)), Host("b", roles=("worker",)), Host("c", roles=("scheduler",))]
+    course = Course(replace(FAR, port=777), "abc")
+    course.preparation = Preparation(course.preparation.job, hosts_by_role)
+    course.connect()
+    assert course.probe() == [
+        Send("a", Bind("10.0.0.1", reach=True)),
+        Send("b", Bind("10.0.0.2", reach=True, master=0)),
+        Send("c", Bind("10.0.0.3", reach=True, scheduler=777)),
+    ]
+    course.say(
+        Bound("a", {"reach": 1}), Bound("b", {"reach": 1, "master": 2}), Bound("c", {"reach": 1, "scheduler": 777})
+    )
+    assert course.preparation.chosen_ports == Ports(scheduler=777, master=2)
+
+
+@pytest.mark.parametrize(
+    ("more", "bind", "bound", "ports"),
+    [
+        ({"num_servers": 0}, {"master": 0}, {"master": 5}, Ports(0, 5)),
+        ({"torch_env": False}, {"scheduler": 0}, {"scheduler": 6}, Ports(6, 0)),
+    ],
+)
+def test_ports_that_nobody_uses_are_not_held(more, bind, bound, ports):
+    course = Course(replace(LOCAL, **more), "a", address="127.0.0.1")
+    assert course.connect() == [Send("a", Bind("127.0.0.1", **bind))]
+    course.say(Bound("a", bound))
+    assert course.preparation.chosen_ports == ports
+
+
+def test_what_agents_have_found_out_is_in_their_hosts():
+    course = Course(LOCAL, "abc", address="127.0.0.1")
+    machine = {"boot_id": "b", "cpus": [2, 3], "limits": {"/": 1.5}}
+    course.say(
+        Ready("a", 10, 4, "/usr/bin/python3", machine=machine), Ready("b", 10, 1, "/opt/python"), Ready("c", 10, 2)
+    )
+    found = course.preparation.hosts
+    assert [(each.cores, each.python, each.machine) for each in found.values()] == [
+        (4, "/usr/bin/python3", Machine("b", (2, 3), (("/", 1.5),))),
+        (1, "/opt/python", None),
+        (2, "", None),
+    ]
+
+
+def test_the_python_that_was_given_for_a_host_is_the_one_that_is_probed():
+    course = Course(names="a", python="/opt/mine")
+    (probe,) = course.connect()
+    assert probe.command.request["python"] == "/opt/mine"
+
+
+# -- what is wrong
+
+
+def test_what_is_wrong_on_any_host_is_told_of_all_at_once_and_the_first_gives_the_code():
+    course = Course(names="abc")
+    course.connect()
+    gone = {"workdir": {"path": "/work", "exists": False, "writable": False}}
+    secret = {"script": {"path": "x.py", "exists": True, "readable": False}}
+    with pytest.raises(LaunchError) as caught:
+        course.probe(a=gone, c=secret)
+    first, second = str(caught.value).splitlines()
+    assert first.startswith("a: the working directory /work does not exist; ")
+    assert second.startswith("c: script x.py cannot be read")
+    assert caught.value.code == 127, "of the first"
+
+
+def test_warnings_are_kept_and_hold_nobody_up():
+    course = Course()
+    course.connect()
+    versions = {name: {"inspection": inspection(torch)} for name, torch in (("a", "2.1"), ("b", "2.2"))}
+    full = {"disk": {"/tmp": 1}}
+    assert len(course.probe(a={**versions["a"], **full}, b=versions["b"])) == 2
+    texts = [problem.text for problem in course.preparation.problems]
+    assert [text.partition(":")[0] for text in texts] == ["a", "hosts have different versions of torch"], texts
+
+
+def inspection(torch: str) -> dict:
+    return {"executable": "python3", "version": "3.12.1", "missing": [], "local": [], "packages": {"torch": torch}}
+
+
+def test_a_clock_that_is_wrong_is_a_warning():
+    course = Course()
+    course.connect()
+    course.say(Probed("a", facts(1), skew=0.1), Probed("b", facts(2), skew=-3.0))
+    (problem,) = course.preparation.problems
+    assert problem.text.startswith("b: its clock is 3.0 s behind")
+
+
+def test_hosts_without_a_network_in_common_have_no_addresses():
+    apart = Probed("b", {"interfaces": [{**facts(1)["interfaces"][0], "address": "10.9.0.1"}, *facts(2)["interfaces"]]})
+    course = Course(replace(FAR, subnet="10.9.0.0/24"))
+    course.connect()
+    with pytest.raises(LaunchError, match="subnet 10.9.0.0/24"):
+        course.say(Probed("a", facts(1)), apart)
+    check = Course(replace(FAR, subnet="10.9.0.0/24"), check=True)
+    check.connect()
+    assert check.say(Probed("a", facts(1)), apart) == [], "the check has found all that it can"
+    assert check.preparation.done and not check.preparation.waiting
+    (problem,) = check.preparation.problems
+    assert problem.host == "" and problem.code == 2 and "--subnet 10.9.0.0/24" in problem.message
+
+
+def test_the_address_that_ssh_reached_is_chosen_where_no_network_is_shared():
+    course = Course(interface="")
+    course.say(Ready("a", 10, 4, reached="10.1.0.1"), Ready("b", 10, 4, reached="10.2.0.1"))
+    rows = [
+        [{**facts(1)["interfaces"][0], "address": address} for address in (f"10.{number}.0.1", f"10.{number}0.0.1")]
+        for number in (1, 2)
+    ]
+    asked = course.say(Probed("a", {"interfaces": rows[0]}), Probed("b", {"interfaces": rows[1]}))
+    assert [each.command.address for each in asked] == ["10.1.0.1", "10.2.0.1"]
+
+
+def test_an_interface_that_was_asked_for_is_the_one_chosen():
+    course = Course(replace(FAR, interface="ib0"), "a")
+    course.connect()
+    rows = facts(1)["interfaces"]
+    (asked,) = course.say(Probed("a", {"interfaces": [*rows, {**rows[0], "name": "ib0", "address": "10.7.0.1"}]}))
+    assert asked.command.address == "10.7.0.1" and course.preparation.hosts["a"].interface == "ib0"
+
+
+def test_hosts_that_do_not_reach_each_other_do_not_start():
+    course = Course(names="abc")
+    course.connect(), course.probe(), course.bind()
+    with pytest.raises(LaunchError) as caught:
+        course.reach(a="c", b="a")
+    assert [line.partition(":")[0] for line in str(caught.value).splitlines()] == ["a", "b"]
+    assert "a: cannot reach c at 10.0.0.3" in str(caught.value)
+
+
+# -- a check
+
+
+def test_a_check_tells_all_that_is_wrong_and_goes_on():
+    course = Course(names="ab", check=True)
+    course.connect()
+    asked = course.probe(a={"workdir": {"path": "/work", "exists": False, "writable": False}})
+    assert [each.command for each in asked] == [
+        Bind("10.0.0.1", reach=True, throughput=True, scheduler=0),
+        Bind("10.0.0.2", reach=True, throughput=True, master=0),
+    ]
+    course.bind()
+    course.reach(b="a")
+    assert [problem.host for problem in course.preparation.problems] == ["a", "b"]
+
+
+def test_a_check_goes_on_without_a_host_that_is_lost_whether_it_had_answered_or_not():
+    course = Course(names="abc", check=True)
+    preparation = course.preparation
+    assert preparation.handle(Ready("a", 10, 4)) == []
+    assert preparation.leave_out("a", "a: no route to host", 2) == []
+    assert preparation.waiting_for == {"b", "c"}
+    assert preparation.handle(Ready("b", 10, 4)) == []
+    probes = preparation.leave_out("c", "c: no such name", 125)
+    assert [each.host for each in probes] == ["b"] and list(preparation.hosts) == ["b"]
+    assert [(each.host, each.message, each.code) for each in preparation.problems] == [
+        ("a", "a: no route to host", 2),
+        ("c", "c: no such name", 125),
+    ]
+    (bind,) = preparation.handle(Probed("b", facts(2)))
+    assert bind.command.reach is bind.command.throughput is False, "nobody is left to reach it"
+
+
+def test_two_hosts_measure_once():
+    course = Course(check=True)
+    course.connect(), course.probe(), course.bind()
+    (asked,) = course.reach()
+    assert asked == Send("a", Measure(Peer("b", "10.0.0.2", 9003)))
+    assert course.preparation.waiting == "a (measuring the throughput)"
+    assert course.say(Measured("a", "b", out=5.0, back=7.0)) == [], "there is no other pair to be slower than"
+    assert course.preparation.done
+    assert course.preparation.throughput == {"a": {"b": {"speed": 5.0}}, "b": {"a": {"speed": 7.0}}}
+
+
+def test_a_path_that_is_cut_in_one_direction_is_not_measured():
+    """In either direction, and also where a host says nothing of a peer."""
+    for way in ("ab", "ba"):
+        course = Course(check=True)
+        course.connect(), course.probe(), course.bind()
+        assert course.reach(**{way[0]: way[1]}) == [] and course.preparation.done
+        course = Course(check=True)
+        course.connect(), course.probe(), course.bind()
+        assert course.say(Reached(way[0], {way[1]: {"ms": 0.1}}), Reached(way[1], {})) == []
+        assert course.preparation.done and not course.preparation.throughput
+
+
+def test_pairs_that_share_no_host_measure_side_by_side():
+    course = Course(names="abcd", check=True)
+    course.connect(), course.probe(), course.bind()
+    asked = course.reach()
+    seen = []
+    while not course.preparation.done and len(seen) < 9:
+        seen.append(pairs(asked))
+        speed = 1.0 if frozenset("bd") in seen[-1] else 9.0
+        asked = course.say(*(Measured(each.host, each.command.peer.name, out=speed, back=speed) for each in asked))
+    assert [len(each) for each in seen] == [2, 2, 2, 1]
+    assert len(set().union(*seen)) == 6 and seen[-1] < next(each for each in seen if frozenset("bd") in each)
