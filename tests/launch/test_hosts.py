@@ -322,6 +322,7 @@ def test_an_inventory_may_be_a_list_alone():
         ("- name: h1\n  env:\n    A: {}\n", "hosts.yaml:3: env.A: expected one value"),
         ('- name: h1\n  env: {A: "\\0"}\n', "hosts.yaml:2: env.A: a NUL cannot be in an environment variable"),
         ('- name: h1\n  workdir: "/a\\nb"\n', "hosts.yaml:2: workdir='/a\\nb': a control character is in it"),
+        ('- name: "[::1]:2\\n2"\n', "hosts.yaml:1: port='2\\n2': a control character is in it"),
         ("- name: h1\n  slots: 1\n  slots: 2\n", "hosts.yaml:3: slots: is already given at hosts.yaml:2"),
         ("- name: h1\n  [a]: 2\n", "hosts.yaml:2: expected the name of an attribute"),
         ("- h1\n- h2\n- name: h1\n", "hosts.yaml:3: h1 is already given at hosts.yaml:1"),

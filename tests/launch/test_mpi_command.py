@@ -148,7 +148,8 @@ def test_an_agent_does_not_take_itself_for_a_process_of_mpirun():
 
 def test_the_hosts_of_a_pbs_job_are_each_taken_once(tmp_path):
     (tmp_path / "nodes").write_text("n2\nn2\nn1\n")
-    assert [host.name for host in allocation({"PBS_NODEFILE": str(tmp_path / "nodes")})] == ["n2", "n1"]
+    where = f"PBS_NODEFILE {tmp_path}/nodes"  # what errors about a host name
+    assert allocation({"PBS_NODEFILE": f"{tmp_path}/nodes"}) == [Host("n2", where=where), Host("n1", where=where)]
 
 
 def test_a_pbs_file_that_is_not_there(tmp_path):
@@ -159,7 +160,17 @@ def test_a_pbs_file_that_is_not_there(tmp_path):
 def test_a_slurm_job_is_asked_for_its_hosts(tmp_path, monkeypatch):
     program(tmp_path / "scontrol", 'echo "$1 $2 $3" | grep -qx "show hostnames n\\[1-2\\]" && echo n1 && echo n2')
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert [host.name for host in allocation({"SLURM_JOB_NODELIST": "n[1-2]"})] == ["n1", "n2"]
+    where = "SLURM_JOB_NODELIST"
+    assert allocation({where: "n[1-2]"}) == [Host("n1", where=where), Host("n2", where=where)]
+    assert allocation({}) == [], "outside of such a job"
+
+
+def test_what_scontrol_says_is_in_the_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for script, said in (("echo 'no such node' >&2; echo n1; exit 1", "'no such node'"), ("echo; exit 0", "''")):
+        program(tmp_path / "scontrol", script)
+        with pytest.raises(LaunchError, match=f"SLURM_JOB_NODELIST=n1: scontrol says {said}; give hosts with --hosts"):
+            allocation({"SLURM_JOB_NODELIST": "n1"})
 
 
 def test_a_slurm_job_without_scontrol(tmp_path, monkeypatch):
