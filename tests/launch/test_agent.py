@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -20,7 +21,7 @@ import pytest
 from launch import channels
 from launch.agent import KILL_SECONDS, protocol
 from launch.agent.ending import Ending
-from launch.agent.process import Process, members, process, send_signal
+from launch.agent.process import Process, living, members, process, send_signal
 from launch.channels import ChannelError, frames
 from launch.channels.local import LocalChannel
 from launch.job.host import Host
@@ -177,13 +178,75 @@ def test_silence_ends_the_job_when_it_has_lasted_as_long_as_was_said(tmp_path):
         talk.until("ended")
     assert talk.channel.close() == "exited with 1: missed heartbeats from the launcher for 60 s"
     assert not process(pid)
-    assert (tmp_path / "agent-here.log").read_text().endswith("0 processes left on 1 host\n")
+    said = rf"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d agent on here \(pid {talk.ready['pid']}\): "
+    said += "missed heartbeats from the launcher for 60 s; ended the job\n0 processes left on 1 host\n"
+    assert re.fullmatch(said, (tmp_path / "agent-here.log").read_text())
 
 
 def test_an_agent_that_hears_nothing_wakes_by_itself(tmp_path):
     talk = Conversation(tmp_path, silence=0.5)
     assert list(talk.heard) == []
     assert talk.channel.close() == "exited with 1: missed heartbeats from the launcher for 0.5 s"
+
+
+def test_a_launcher_that_closes_the_channel_ends_the_job(tmp_path):
+    talk = Conversation(tmp_path)
+    (pid,) = talk.start(["sleep", "120"])
+    assert talk.channel.close() == "exited with 1: the launcher's end of the channel closed"
+    assert not process(pid)
+    last = (tmp_path / "agent-here.log").read_text().splitlines()
+    assert last[0].endswith("the launcher's end of the channel closed; ended the job")
+    assert last[1:] == ["0 processes left on 1 host"]
+
+
+def test_an_agent_that_is_ended_by_a_signal_says_so_and_ends_the_job(tmp_path):
+    talk = Conversation(tmp_path)
+    (pid,) = talk.start(["sleep", "120"])
+    os.kill(talk.ready["pid"], signal.SIGTERM)
+    refused = talk.until("refused")
+    assert (refused["code"], refused["message"]) == (125, "the agent on here was ended by SIGTERM")
+    assert talk.until("ended")["left"] == []
+    assert not process(pid)
+    assert talk.channel.close() == "exited with 0"
+
+
+def test_a_message_that_cannot_be_parsed_is_refused_and_the_next_one_is_obeyed(tmp_path):
+    talk = Conversation(tmp_path)
+    talk.channel.write(b'{"do": "dance"}\n')
+    refused = talk.until("refused")
+    assert refused["code"] == 125
+    assert refused["message"].startswith("the agent on here cannot parse the launcher's message: ")
+    assert talk.answer() == []
+    assert talk.stop()["left"] == []
+
+
+def test_a_dump_prints_the_stacks_of_python_and_asks_the_others_to_end(tmp_path):
+    talk = Conversation(tmp_path)
+    program = "import faulthandler, time; faulthandler.enable(); print('up', flush=True); time.sleep(120)"
+    talk.start([sys.executable, "-c", program], ["sleep", "120"])
+    while b"up" not in talk.printed.get(0, b""):
+        talk.answer()
+    talk.send(do="stop", grace=SILENCE, dump=True)
+    found = [each for each in talk.heard if each["event"] in ("exited", "ended")]
+    assert {each["task"]: each["code"] for each in found[:-1]} == {0: -signal.SIGABRT, 1: -signal.SIGTERM}
+    assert found[-1] == {"event": "ended", "left": []}
+    assert b"Fatal Python error: Aborted" in talk.printed[0] and b'File "<string>", line 1' in talk.printed[0]
+
+
+def test_stopped_processes_are_reported_with_their_task_and_end_all_the_same(tmp_path):
+    talk = Conversation(tmp_path)
+    pids = talk.start(["sleep", "120"], ["sh", "-c", "sleep 120; true"])
+    while not children(pids[1]):
+        time.sleep(0.01)
+    (below,) = children(pids[1])
+    for pid in (pids[0], below):
+        os.kill(pid, signal.SIGSTOP)
+        while process(pid).state != "T":
+            time.sleep(0.001)
+    talk.send(do="stop", grace=SILENCE)
+    assert sorted(talk.until("stopped")["processes"]) == sorted([[pids[0], 0], [below, 1]])
+    assert talk.until("ended")["left"] == []
+    assert not any(map(process, (*pids, below)))
 
 
 def test_a_task_counts_as_frozen_when_it_has_been_stopped_without_a_break(tmp_path):
@@ -280,6 +343,30 @@ def test_members_are_descendants_and_carriers(tmp_path):
             each.wait()
 
 
+def test_an_older_agent_of_the_job_is_a_member_and_a_younger_one_is_not():
+    mark = f"agents-{os.getpid()}"
+    carrier = subprocess.Popen(["sleep", "120"], env=dict(os.environ, DMLTRAIN_AGENT=mark), start_new_session=True)
+    root, pid = 2**22 + 1, carrier.pid
+    try:
+        for start, found in ((5, [pid]), (6, [pid]), (7, [])):  # at the same tick the lower pid is older
+            everyone = {root: Process(root, 1, "S", 6), pid: Process(pid, 1, "S", start)}
+            assert list(members(mark, root, lambda everyone=everyone: everyone)) == found
+        assert list(members(mark, root, lambda: {pid: Process(pid, 1, "S", 7)})) == [pid], "whoever asks is gone"
+        assert list(members(mark + "x", root, lambda: {pid: Process(pid, 1, "S", 5)})) == []
+    finally:
+        carrier.kill()
+        carrier.wait()
+
+
+def test_a_zombie_is_not_among_the_living():
+    ended = subprocess.Popen(["true"])
+    while process(ended.pid).state != "Z":
+        time.sleep(0.001)
+    assert ended.pid not in living() and os.getpid() in living()
+    ended.wait()
+    assert process(ended.pid) is None
+
+
 def test_parents_come_before_their_children():
     """Also when a child has the lower pid: a shell whose child is ended first would exit with the child's status."""
     chain = [2**15 - 1, 301, 2**22 - 1, 300, 65_536, 17]
@@ -344,6 +431,29 @@ def test_what_a_kill_does_not_end_is_left_after_some_seconds():
         assert not ending.over
     ending.look(5.0 + KILL_SECONDS)
     assert ending.left == [*stuck]
+
+
+def test_looks_become_rarer_and_none_is_later_than_the_kill():
+    stuck = {2**22 + 1: Process(2**22 + 1, 1, "D", 0)}
+    ending, now, waits = Ending("a mark", 0.0, 1.0, lambda mark, root: stuck), 0.0, []
+    while now < 1.0:
+        ending.look(now)
+        waits.append(round(ending.look_at - now, 6))
+        now = ending.look_at
+    assert waits == [0.02, 0.04, 0.08, 0.16, 0.2, 0.2, 0.2, 0.1]
+    assert now == 1.0
+    ending.look(now)
+    assert ending.look_at == pytest.approx(1.02), "to see whether the kill has ended them"
+    gone = Ending("a mark", 0.0, 1.0, lambda mark, root: {})
+    gone.look(0.0)
+    assert gone.look_at == 0.0, "the second look is at once"
+
+
+def test_before_it_has_a_job_an_agent_has_nothing_to_end():
+    ending = Ending("", 0.0, 5.0, lambda mark, root: pytest.fail("it looked for the processes of any job"))
+    for _ in range(2):
+        ending.look(0.0)
+    assert ending.left == []
 
 
 @pytest.mark.parametrize(("grace", "killed_at"), [(0.0, 1.0), (60.0, 5.0)])

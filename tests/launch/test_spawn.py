@@ -1,0 +1,239 @@
+"""What a process of a job starts with, and why one cannot start: over the agent's channel."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import socket
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launch.agent import Refusal
+from launch.agent.process import process
+from launch.agent.spawn import HeldPorts, RunFolder, environment_here, reached_at, spawn_refusal
+from tests.launch.test_agent import Conversation
+
+
+@pytest.fixture
+def talk(tmp_path: Path) -> Iterator[Conversation]:
+    made = Conversation(tmp_path)
+    yield made
+    assert made.stop()["left"] == []
+    assert made.channel.close() == "exited with 0"
+
+
+def refusal(talk: Conversation, **task: object) -> tuple[int, str]:
+    """Why the agent does not start this task."""
+    row = {"task": 0, "environment": {}, "workdir": str(talk.folder), **task}
+    talk.send(do="start", unset=[], tasks=[row])
+    refused = talk.until("refused")
+    return refused["code"], refused["message"]
+
+
+def executable(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+# -- what it starts with -----------------------------------------------------------------------------------------------
+
+
+def test_a_process_has_its_environment_and_folder_and_nothing_on_its_standard_input(talk):
+    said = 'echo "$ADDED|$HOME|$DMLC_ROLE|$PWD"; readlink /proc/self/fd/0; cat "$DMLTRAIN_KEY_FILE"; exit 4'
+    row = {
+        "task": 5,
+        "argv": ["sh", "-c", said],
+        "environment": {"ADDED": "a b", "DMLTRAIN_JOB": talk.mark},
+        "workdir": str(talk.folder),
+    }
+    talk.send(do="start", unset=["HOME", "DMLC_ROLE"], tasks=[row])
+    assert talk.until("started")["task"] == 5
+    assert talk.until("exited") == {"event": "exited", "task": 5, "code": 4}
+    assert talk.printed[5].decode() == f"a b|||{talk.folder}\n/dev/null\n00"
+
+
+def test_a_process_leads_a_session_and_has_the_limit_on_memory_that_was_asked_for(talk):
+    rows = [
+        {"task": task, "argv": ["sleep", "120"], "environment": {}, "workdir": "/", "memory": memory}
+        for task, memory in enumerate((0, 300))
+    ]
+    talk.send(do="start", unset=[], tasks=rows)
+    free, limited = (talk.until("started")["pid"] for _ in rows)
+    assert os.getsid(free) == free and os.getsid(limited) == limited
+    assert resource.prlimit(limited, resource.RLIMIT_DATA) == (300 << 20, 300 << 20)
+    assert resource.prlimit(free, resource.RLIMIT_DATA) == resource.prlimit(0, resource.RLIMIT_DATA)
+
+
+def test_the_folder_of_a_process_may_be_named_by_the_home_of_its_user(talk):
+    rows = [{"task": 0, "argv": ["pwd"], "environment": {}, "workdir": "~"}]
+    talk.send(do="start", unset=[], tasks=rows)
+    talk.until("exited")
+    assert talk.printed[0].decode().strip() == os.path.realpath(os.path.expanduser("~"))
+
+
+def test_the_programs_of_a_virtual_environment_come_first(tmp_path, monkeypatch):
+    (tmp_path / "venv/bin").mkdir(parents=True)
+    bin = f"{tmp_path}/venv/bin"
+    monkeypatch.setattr(sys, "executable", f"{bin}/python")
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setenv("KEPT", "1")
+    monkeypatch.setenv("TAKEN", "1")
+    assert environment_here(["TAKEN"])["PATH"] == "/usr/bin:/bin", "it is a plain folder yet"
+    (tmp_path / "venv/pyvenv.cfg").touch()
+    found = environment_here(["TAKEN"])
+    assert (found["PATH"], found["KEPT"], "TAKEN" in found) == (f"{bin}:/usr/bin:/bin", "1", False)
+    monkeypatch.setenv("PATH", f"/bin:{bin}")
+    assert environment_here([])["PATH"] == f"/bin:{bin}", "it is there already"
+    monkeypatch.delenv("PATH")
+    assert environment_here([])["PATH"] == f"{bin}:{os.defpath}"
+
+
+@pytest.mark.parametrize(
+    ("said", "address"), [("10.1.0.9 51000 10.0.0.4 22", "10.0.0.4"), ("", ""), ("10.1.0.9 51000 10.0.0.4", "")]
+)
+def test_sshd_tells_at_which_address_it_was_reached(monkeypatch, said, address):
+    monkeypatch.setenv("SSH_CONNECTION", said)
+    assert reached_at() == address
+    monkeypatch.delenv("SSH_CONNECTION")
+    assert reached_at() == ""
+
+
+# -- why it cannot start -----------------------------------------------------------------------------------------------
+
+
+CANNOT_START = {
+    "no-such-program": (127, "program no-such-program not found in PATH on here (working directory {folder})"),
+    "./gone": (127, "program ./gone not found on here (working directory {folder})"),
+    "python9": (
+        127,
+        "program python9 not found in PATH on here (working directory {folder}); "
+        "a bare script.py is run by the launcher's own Python",
+    ),
+    "./folder": (126, "./folder is a folder on here, not a program"),
+    "./plain": (126, "program ./plain is not executable on here: chmod +x ./plain"),
+    "./lost": (127, "the interpreter in the first line (#!) of ./lost was not found on here"),
+    "./bare": (
+        126,
+        "program ./bare cannot be run on here: Exec format error; does its first line lack #! and an interpreter?",
+    ),
+    "a\0b": (126, "program a\0b cannot be run on here: embedded null byte"),
+}
+
+
+def test_programs_that_cannot_be_started(talk):
+    (talk.folder / "folder").mkdir()
+    (talk.folder / "plain").write_text("#!/bin/sh\n")
+    executable(talk.folder / "lost", "#!/no/such/interpreter\n")
+    executable(talk.folder / "bare", "echo x\n")
+    for program, (code, message) in CANNOT_START.items():
+        assert refusal(talk, argv=[program]) == (code, message.format(folder=talk.folder))
+
+
+def test_a_script_or_a_folder_that_is_not_there(talk):
+    folder = str(talk.folder)
+    assert refusal(talk, argv=["python3", "train.py"], script="train.py") == (
+        127,
+        f"script train.py not found on here (working directory {folder})",
+    )
+    (talk.folder / "train.py").mkdir()
+    assert refusal(talk, argv=["python3", "train.py"], script="train.py")[0] == 127, "a folder is no script"
+    assert refusal(talk, argv=["true"], workdir="/no/such") == (
+        127,
+        "the working directory /no/such does not exist on here",
+    )
+
+
+def test_a_folder_that_may_not_be_entered_is_told_from_a_program_that_may_not_be_run():
+    closed = PermissionError(errno.EACCES, "Permission denied", "/closed")
+    assert str(spawn_refusal(closed, ["true"], "/closed", "here")) == (
+        "the working directory /closed may not be entered on here"
+    )
+    assert str(spawn_refusal(closed, ["/closed"], "/", "here")).startswith("program /closed is not executable on here")
+    assert spawn_refusal(closed, ["true"], "/closed", "here").code == 126
+
+
+def test_a_refused_process_leaves_its_listening_socket_to_nobody(talk):
+    talk.send(do="bind", address="127.0.0.1", scheduler=0)
+    port = talk.until("bound")["ports"]["scheduler"]
+    assert refusal(talk, argv=["no-such-program"], listens=True)[0] == 127
+    with socket.create_server(("127.0.0.1", port)):
+        pass
+
+
+# -- the job's folder --------------------------------------------------------------------------------------------------
+
+
+def test_the_key_is_in_a_private_file_until_the_job_ends(tmp_path):
+    talk = Conversation(tmp_path)
+    (folder,) = Path(tempfile.gettempdir()).glob(f"dmltrain-{talk.mark}.*")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "key").stat().st_mode) == 0o600
+    assert (folder / "key").read_text() == "00"
+    talk.stop()
+    assert not folder.exists()
+
+
+def test_the_folder_of_a_killed_agent_goes_with_that_of_its_successor(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    first, second, other = RunFolder("job-1"), RunFolder("job-1"), RunFolder("job-11")
+    for each in (first, second, other):
+        each.create("secret")
+    second.remove()
+    (left,) = tmp_path.iterdir()
+    assert str(left / "key") == other.key_file
+
+
+def test_a_private_folder_that_cannot_be_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with pytest.raises(
+        Refusal, match=r"cannot make the job's private folder \(TMPDIR, /tmp ...\): No such file"
+    ) as said:
+        RunFolder("job").create("secret")
+    assert said.value.code == 125
+
+
+# -- ports -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_port_is_held_for_one_purpose_until_it_is_taken():
+    held = HeldPorts()
+    held.bind("scheduler", "127.0.0.1", 0, "here")
+    held.bind("master", "::1", 0, "here")
+    numbers = held.numbers
+    assert set(numbers) == {"scheduler", "master"} and all(numbers.values())
+    with pytest.raises(OSError, match="in use"), socket.socket() as other:
+        other.bind(("127.0.0.1", numbers["scheduler"]))
+    taken = held.take("scheduler")
+    assert taken.getsockname() == ("127.0.0.1", numbers["scheduler"])
+    assert held.take("scheduler") is None and set(held.numbers) == {"master"}
+    taken.close()
+    held.close()
+    with socket.socket(socket.AF_INET6) as other:
+        other.bind(("::1", numbers["master"]))
+
+
+def test_a_port_that_somebody_has(talk):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        talk.send(do="bind", address="127.0.0.1", scheduler=port)
+        refused = talk.until("refused")
+    assert (refused["code"], refused["message"]) == (
+        2,
+        f"port {port} of 127.0.0.1 on here cannot be had: Address already in use; "
+        "choose another with --port, or leave --port out to get a free one",
+    )
+    talk.send(do="bind", address="192.0.2.9", scheduler=0)
+    assert talk.until("refused")["message"].startswith("a port of 192.0.2.9 on here cannot be had: ")
+
+
+def test_the_agent_says_who_it_is(talk):
+    ready = talk.ready
+    assert process(ready["pid"]).parent == os.getpid()
+    assert ready["python"] == sys.executable
+    assert ready["cores"] == len(os.sched_getaffinity(0)) or ready["machine"]["limits"]
