@@ -53,6 +53,11 @@ def test_two_workers_without_waiting_for_each_other(start_job, tmp_path, kind):
     assert np.isfinite(np.load(tmp_path / "w.npy")).all()
 
 
+def test_a_load_waits_for_the_pulls_of_slower_workers(start_job, tmp_path):
+    """Else a resumed run with gradient compression starts from other weights on the slower worker."""
+    start_job("slow_pull.py", tmp_path / "state", workers=2, servers=2).succeed()
+
+
 def test_optimizer_state_on_servers_is_saved_and_loaded(start_job, tmp_path):
     job = start_job("optimizer_state.py", tmp_path / "state", workers=1, servers=2)
     job.succeed()
