@@ -21,7 +21,7 @@ import psutil
 from launch import LaunchError, channels
 from launch.channels.mpi import bridge
 from launch.channels.mpi.channel import MpiChannel
-from launch.channels.mpi.mpirun import Mpirun, bridge_command, check, command, complaint, kind, sweep
+from launch.channels.mpi.mpirun import END_SECONDS, Mpirun, bridge_command, check, command, complaint, kind, sweep
 from launch.channels.mpi.reception import Caller, Reception
 from launch.job.host import Host
 from launch.job.hosts.allocation import allocation
@@ -92,8 +92,7 @@ class Cluster:
         deadline = time.monotonic() + seconds
         with self._lock:
             run, index = self._place(host, seconds, alone=timeout is not None)
-        caller = run.caller(index, deadline, seconds)
-        return MpiChannel(caller.stream, str(caller), *channels.remote_command(host, mark), run.fate)
+        return run.channel(index, mark, deadline, seconds)
 
     def _place(self, host: Host, seconds: float, alone: bool) -> tuple[Run, int]:
         """`alone`: for a host that is connected to again after a loss, independently of the other hosts."""
@@ -136,6 +135,7 @@ class Run:
         self._reception = reception
         self._changed = threading.Condition()
         self._callers: dict[int, Caller] = {}
+        self._channels: dict[int, MpiChannel] = {}
         self._over = False
         self._token = reception.expect(self._take)
         program = Path(bridge.__file__).read_text()
@@ -149,7 +149,14 @@ class Run:
         }
         self.mpirun = Mpirun(argv, {bridge.VARIABLE: json.dumps(told)}, self._ended)
 
-    def caller(self, index: int, deadline: float, seconds: float) -> Caller:
+    def channel(self, index: int, mark: str, deadline: float, seconds: float) -> MpiChannel:
+        """A channel to a new agent on hosts[index], for the job `mark`; LaunchError when its bridge does not come."""
+        caller = self._caller(index, deadline, seconds)
+        command, text = channels.remote_command(self.hosts[index], mark)
+        self._channels[index] = MpiChannel(caller.stream, str(caller), command, text, self.fate)
+        return self._channels[index]
+
+    def _caller(self, index: int, deadline: float, seconds: float) -> Caller:
         """The bridge of hosts[index]; LaunchError when it does not come.
 
         All wait for all: an mpirun that cannot reach one host may end the bridges on the others, too, and its words are
@@ -204,8 +211,11 @@ class Run:
             caller.stream.abort()
 
     def close(self) -> None:
+        """Wait for mpirun to end with its agents. If one is lost or still runs, kill mpirun: it might wait forever."""
         self._reception.forget(self._token)
+        agents_ended = len(self._channels) == len(self.hosts) and all(each.ended for each in self._channels.values())
         self._abort()
-        if not self.mpirun.fate(NATURAL_END_SECONDS):
+        if agents_ended and not self.mpirun.fate(NATURAL_END_SECONDS):
             self.mpirun.end()
-        sweep(self._token)  # ssh waits long for a host that is lost
+        sweep(self._token)
+        self.mpirun.fate(END_SECONDS)

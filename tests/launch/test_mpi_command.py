@@ -225,3 +225,17 @@ def test_an_mpirun_that_ignores_term_is_killed(tmp_path):
         pass
     stubborn.end()
     assert stubborn.fate() == "mpirun was killed by SIGKILL"
+
+
+def test_an_mpirun_that_does_not_reach_a_host_is_killed_without_waiting(tmp_path):
+    """It might wait for the host forever. SIGTERM first would cost the end of a job half a second or more."""
+    waits = f"echo $$ > {tmp_path}/pid; trap 'echo > {tmp_path}/term' TERM; while :; do sleep 0.1; done"
+    says_what_it_is = "[ $1 = --version ] && { echo Open MPI; exit; }"
+    options = replace(Options(), mpirun=program(tmp_path / "m", f"{says_what_it_is}\n{waits}"), host_ip="127.0.0.1")
+    cluster = mpi.Cluster(options, [Host("far")])
+    with pytest.raises(LaunchError, match=r"far was not reached by mpirun within 0\.5 s"):
+        cluster.connect(Host("far"), "mark", 0.5)
+    pid = int((tmp_path / "pid").read_text())
+    cluster.close()
+    assert not Path(f"/proc/{pid}").exists()
+    assert not (tmp_path / "term").exists()

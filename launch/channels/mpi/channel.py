@@ -39,6 +39,11 @@ class MpiChannel:
             stream.write(frame(command.encode()))
             self.write(text)
 
+    @property
+    def ended(self) -> bool:
+        """Whether the agent has ended and the bridge has reported how; false when the connection was lost before."""
+        return self._last is not None
+
     def write(self, data: bytes) -> None:
         if self._last is not None or self._lost or self._closed:
             raise BrokenPipeError("the agent has ended")

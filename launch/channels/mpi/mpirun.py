@@ -31,7 +31,7 @@ ENVIRONMENT = {
     **{"PRTE_MCA_plm_ssh_no_tree_spawn": "1", "PRTE_MCA_prte_keep_fqdn_hostnames": "1"},  # from 5
 }
 VERSION_SECONDS = 10.0
-END_SECONDS = 0.5  # between TERM and KILL, which also ends the daemons: after TERM it waits for a lost host for ever
+END_SECONDS = 0.5  # between SIGTERM and SIGKILL, which also ends its daemons on the hosts
 LAST_WORDS_SECONDS = 0.5  # for what mpirun has written to be read when it has ended
 SAID_BYTES = 16_000
 SAID_LINES = 30
@@ -180,7 +180,7 @@ class Mpirun:
 
 
 def sweep(told: str) -> None:
-    """KILL every process on this machine that was told `told` in its environment: an mpirun's ssh, or local bridges."""
+    """KILL all processes on this machine with `told` in their environment: an mpirun, its ssh, and local bridges."""
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if told.encode() in (folder / "environ").read_bytes():
