@@ -1,6 +1,6 @@
 """dmltrain: distributed parameter-server training over ordinary networks.
 
-Importing this package imports no framework. A plain PyTorch script uses three things of it (examples/plain_torch.py)::
+Importing this package imports no framework. A plain PyTorch script needs three functions (examples/plain_torch.py)::
 
     import dmltrain
     optimizer = dmltrain.distribute(model, optimizer)
@@ -26,30 +26,30 @@ __version__ = "0.4.0"
 def distribute(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, kvstore: str = "dist_sync", *, defer: bool = False
 ) -> DistributedOptimizer:
-    """Return `optimizer` so that each `step()` uses the gradients of all workers (their mean).
+    """Wrap `optimizer` so that each `step()` uses the mean of all workers' gradients.
 
-    The model starts from worker 0's weights on every worker. `kvstore` is one of dmltrain.kvstore.TYPES. Outside
-    `dmltrain-launch` (no DMLC_ROLE in the environment) the script trains alone, unchanged. In a scheduler or server
-    process this call serves the job and then exits.
+    Every worker starts from worker 0's weights. `kvstore` is one of dmltrain.kvstore.TYPES. Without `dmltrain-launch`
+    (no DMLC_ROLE in the environment) the script trains alone, as before. In a scheduler or server process this call
+    serves the job and then exits.
 
-    `defer`: `step()` returns at once, and the next `model(x)` waits for weights one by one, where it first reads them;
-    the results are the same. Whatever reads weights in another way than `model(x)` and `model.state_dict()` then calls
-    `optimizer.settle()` before.
+    With `defer`, `step()` returns at once, and the next `model(x)` waits for each weight just before it reads it. The
+    results are the same. Code that reads weights otherwise than by `model(x)` or `model.state_dict()` must then call
+    `optimizer.settle()` first.
     """
-    from dmltrain.backends.torch import distributed as torch_distributed
+    from dmltrain.backends.torch import distributed
 
     store = _store(kvstore)
     on_servers = bool(_worker().update_on_kvstore)
-    return torch_distributed.distribute(model, optimizer, store, update_on_kvstore=on_servers, defer=defer)
+    return distributed.distribute(model, optimizer, store, update_on_kvstore=on_servers, defer=defer)
 
 
 def rank() -> int:
-    """This worker's number, 0 .. num_workers() - 1. In a scheduler or server process: serves the job and exits."""
+    """This worker's rank, 0 to num_workers() - 1. In a scheduler or server process: serve the job, then exit."""
     return _worker().index
 
 
 def num_workers() -> int:
-    """The number of workers of the job; 1 outside `dmltrain-launch`."""
+    """The number of workers of the job; 1 without `dmltrain-launch`."""
     return _worker().num_workers
 
 
@@ -68,10 +68,10 @@ def _store(kind: str) -> KVStore:
 
     environment = _worker()
     if environment.launched and _stores and kind != _stores[0].type:
-        raise UserError(f"this process uses kvstore {_stores[0].type}; use it for every model")
+        raise UserError(f"kvstore {kind}: this process already uses {_stores[0].type}; use that for every model")
     if not _stores or not environment.launched:
         _stores[:] = [kvstore.create(kind if environment.launched else "local")]
     return _stores[0]
 
 
-_stores: list[KVStore] = []  # the process's place in its job is one, however many models it trains
+_stores: list[KVStore] = []  # at most one: a process joins its job once, however many models it trains

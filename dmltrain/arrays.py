@@ -1,4 +1,4 @@
-"""The type of numpy arrays; their shapes and element types are in comments and docstrings."""
+"""The type of numpy arrays; comments and docstrings state shapes and element types."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Checkpoint files: PREFIX-0001.pt is the state after epoch 1 (.npz with --backend mxnet). Written whole or not at all,
-and checked when read.
+"""Checkpoint files: PREFIX-0001.pt is the state after epoch 1 (.npz with --backend mxnet).
 
-A file is a zip archive in its framework's format (the backend encodes and decodes it); this module knows names, bytes
-and what must agree with the run that loads it. Imports no framework.
+A file is a zip archive in its framework's format, which the backend encodes and decodes. This module handles names and
+bytes: it writes files atomically, verifies them when it reads them, and checks that they fit the run. It imports no
+framework.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ OWNERS = {
 
 
 def path(prefix: str, epoch: int, suffix: str = ".pt") -> Path:
-    """The file of the state after `epoch` epochs, counted from 1 as MXNet does."""
+    """The file of the state after `epoch` epochs. Numbers start from 1, as in MXNet."""
     return Path(f"{prefix}-{epoch:04d}{suffix}")
 
 
 def last(prefix: str, suffixes: Collection[str] = (".pt",)) -> int:
-    """The newest epoch that has a file with one of these suffixes; 0 when none has. Raises UserError where there are
-    only checkpoints of another backend, which a run from the beginning would otherwise pass over in silence."""
+    """The newest epoch that has a file with one of these suffixes; 0 if there is none. Raises UserError if there are
+    only checkpoints of another backend: training from the start would ignore them silently."""
     names = _names(Path(prefix))
     found = max((epoch for (epoch, suffix) in names if suffix in suffixes), default=0)
     if not found and names:
@@ -44,7 +44,7 @@ def last(prefix: str, suffixes: Collection[str] = (".pt",)) -> int:
 
 
 def _names(prefix: Path) -> dict[tuple[int, str], str]:
-    """(epoch, suffix) -> file name, of all checkpoints of this prefix, by epoch."""
+    """(epoch, suffix) -> file name, for all checkpoints with this prefix, by epoch."""
     suffixes = "|".join(map(re.escape, OWNERS))
     pattern = re.compile(rf"{re.escape(prefix.name)}-(\d{{4,}})({suffixes})")
     try:
@@ -55,21 +55,23 @@ def _names(prefix: Path) -> dict[tuple[int, str], str]:
 
 
 def prepare(prefix: str) -> None:
-    """Make sure that checkpoints can be written, before hours of training. Raises UserError."""
+    """Check before training that checkpoints can be written. Raises UserError."""
     probe = Path(f"{prefix}.{os.getpid()}.probe")
     try:
         probe.parent.mkdir(parents=True, exist_ok=True)
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise UserError(f"--model-prefix {prefix}: cannot write there: {error.strerror}") from error
+        raise UserError(
+            f"--model-prefix {prefix}: cannot write there: {error.strerror}; choose another prefix"
+        ) from error
 
 
 def write(target: Path, content: bytes, sync: Callable[[int], None] = os.fsync) -> None:
-    """Replace `target` by `content`: after a crash or on a full disk it is the old file or the new one, never half.
+    """Replace `target` by `content` atomically: after a crash or on a full disk it is either the old or the new file.
 
-    `sync(descriptor)` returns when a file, or the names in a folder, are on disk. Raises UserError when the checkpoint
-    cannot be written; an older `target` then stays and nothing else is left behind.
+    `sync(descriptor)` returns when the file, or the folder's entries, are on disk. Raises UserError if the checkpoint
+    cannot be written; an older `target` then stays, and no other file is left behind.
     """
     temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
@@ -84,17 +86,17 @@ def write(target: Path, content: bytes, sync: Callable[[int], None] = os.fsync) 
             temporary.unlink(missing_ok=True)
         raise UserError(
             f"cannot write the checkpoint {target} ({len(content)} bytes): {_reason(error)}; "
-            "earlier checkpoints are whole, continue from the last with --load-epoch"
+            "earlier checkpoints are intact, resume from the newest with --load-epoch last"
         ) from error
 
 
 def _reason(error: OSError) -> str:
-    room = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return f"{error.strerror}{', make room there' if room else ''}"
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return f"{error.strerror}{', free some space there' if full else ''}"
 
 
 def _sync_folder(folder: Path, sync: Callable[[int], None]) -> None:
-    """The rename itself is on disk only when the folder is."""
+    """A rename is on disk only after its folder is."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         sync(descriptor)
@@ -103,7 +105,7 @@ def _sync_folder(folder: Path, sync: Callable[[int], None]) -> None:
 
 
 def read(source: Path) -> bytes:
-    """The content of a checkpoint file, whole (its checksums agree). Raises UserError when missing, cut or changed."""
+    """The content of a checkpoint file, with verified checksums. Raises UserError if it is missing or damaged."""
     try:
         content = source.read_bytes()
     except FileNotFoundError:
@@ -113,11 +115,11 @@ def read(source: Path) -> bytes:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             damaged = archive.testzip()
-    except Exception:  # zipfile raises a dozen types on damaged files
+    except Exception:  # zipfile raises many types of errors for damaged files
         damaged = "its table of contents"
     if damaged:
         raise UserError(
-            f"the checkpoint {source} is damaged or cut short: {damaged} of its {len(content)} bytes is "
+            f"the checkpoint {source} is damaged or truncated: {damaged} of its {len(content)} bytes is "
             f"unreadable; {_present(_prefix(source), [source.suffix], source.name)}"
         )
     return content
@@ -128,7 +130,7 @@ def _prefix(source: Path) -> Path:
 
 
 def _present(prefix: Path, suffixes: Collection[str], without: str = "") -> str:
-    """'present in out: m-0001.pt, m-0002.pt': the checkpoints of the same prefix, and those of other backends."""
+    """'present in out: m-0001.pt, m-0002.pt': all checkpoints with this prefix, those of other backends last."""
     names = _names(prefix)
     own = [name for (_, suffix), name in names.items() if suffix in suffixes and name != without]
     text = f"present in {prefix.parent}: {', '.join(own) or 'no checkpoint of this prefix and backend'}"
@@ -140,10 +142,11 @@ def _present(prefix: Path, suffixes: Collection[str], without: str = "") -> str:
 
 
 def check(source: Path, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Raise UserError unless the checkpoint belongs to the same network and optimizer as the run (`expected`)."""
+    """Raise UserError unless the checkpoint has the run's network and optimizer (`expected`)."""
     if found.get("format") != FORMAT:
         raise UserError(
-            f"{source} is not a checkpoint of this program: expected format {FORMAT}, found {found.get('format')!r}"
+            f"{source} is not a checkpoint of this version of dmltrain: expected format {FORMAT}, "
+            f"found {found.get('format')!r}"
         )
     wrong = [
         f"{name.replace('_', ' ')} {found.get(name)!r}, expected {value!r}"

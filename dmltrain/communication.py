@@ -1,10 +1,11 @@
-"""An epoch's time, by what it went for: the line `Epoch[k] Communication: ...` of the log (docs/performance.md).
+"""How an epoch's time was spent: the line `Epoch[k] Communication: ...` of the log (docs/performance.md).
 
-Compute is all in which the training thread did not wait for the kvstore; where waits went is told by the store
-(kvstore/waiting.py). An epoch is here the steps, the barrier behind them and the merging of statistics. No schedule
-beats max(compute, T), T being the least time in which this worker's host can carry what was sent (kvstore/bound.py):
-its share of the epoch's time is the share of the bound that was reached, 1 where nothing is left to gain but by
-computing faster or sending less.
+`compute` is the time in which the training thread did not wait for the kvstore. The store reports what the waits were
+for (kvstore/waiting.py). The time covers an epoch's steps, the barrier after them and the merging of statistics.
+
+`bound` compares that time with a lower bound. No schedule takes less than max(compute, T), where T is the least time in
+which this worker's host can transfer the bytes (kvstore/worker/bound.py). `bound` is this minimum divided by the time
+that the epoch took: at 1 only faster computation or fewer bytes can make an epoch shorter.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from dmltrain.kvstore.waiting import Waits
 
 @dataclass(frozen=True)
 class Mark:
-    """A moment, and what the store had counted until then."""
+    """A point in time, and the store's counters at that time."""
 
     seconds: float
     waits: Waits
-    carried: Any  # as KVStore.carried gave it
+    carried: Any  # the result of KVStore.carried
 
 
 def mark(store: KVStore, clock: Callable[[], float] = time.perf_counter) -> Mark | None:
-    """None where nobody counts: one worker alone, MXNet's own kvstores."""
+    """None for stores without counters: a single worker, MXNet's kvstores."""
     return None if store.waits is None else Mark(clock(), store.waits, store.carried())
 
 
 def between(store: KVStore, start: Mark, end: Mark) -> dict[str, float]:
-    """What the line says, in its order: the share of the bound, then seconds by name. All workers call it alike."""
+    """The values of the line, in its order: the fraction of the bound, then seconds. Every worker must call this."""
     waits = end.waits - start.waits
     seconds = end.seconds - start.seconds
     compute, share = max(0.0, seconds - waits.total), {}

@@ -1,6 +1,6 @@
-"""The environment that a launcher sets, read once: DMLC_* as upstream dmlc, DMLTRAIN_* our own (docs/environment.md).
+"""The environment variables that a launcher sets (docs/environment.md): dmlc's DMLC_* and dmltrain's own DMLTRAIN_*.
 
-The only reader of os.environ in this package.
+No other module of this package reads os.environ.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROLES = ("scheduler", "server", "worker")
 
 @dataclass(frozen=True)
 class Environment:
-    """One process's place in its job. `index` counts within the role, in launch order."""
+    """What a process knows about its job. `index` counts within the role, in launch order."""
 
     role: str = "worker"
     index: int = 0
@@ -35,21 +35,21 @@ class Environment:
     listen_fd: int | None = None  # scheduler: an inherited socket bound to root_port
     heartbeat_seconds: float = 1.0  # between two heartbeats
     lost_seconds: float = 8.5  # silence after which a process counts as lost
-    start_seconds: float = 120.0  # for all processes of the job to arrive
+    start_seconds: float = 120.0  # time limit for all processes of the job to register
     wait_seconds: float = 600.0  # longest wait for another worker's gradient or at a barrier
     update_on_kvstore: bool | None = None  # dist_sync with the optimizer on the servers (MXNET_UPDATE_ON_KVSTORE);
-    #                                        None: not said, each backend has its own default
-    transport: str = "auto"  # how a worker reaches servers: "tcp", "shm" (shared memory), "auto": shm on its own host
-    host_sum: str = "auto"  # "auto": dist_sync's workers of a host are summed there before they go to other hosts
-    probe: bool = True  # whether to measure what the network carries before training
-    launched: bool = False  # False: no launcher, the process trains alone
+    #                                        None: not set, the backend's default holds
+    transport: str = "auto"  # how a worker reaches servers: "tcp", "shm" (shared memory), "auto": shm on the same host
+    host_sum: str = "auto"  # "auto": with dist_sync, a host's gradients are summed there before they go to other hosts
+    probe: bool = True  # whether to measure the network's bandwidth before training
+    launched: bool = False  # False: there is no launcher, and the process trains alone
 
-    def __repr__(self) -> str:  # never shows the key
+    def __repr__(self) -> str:  # without the key
         return f"Environment({self.role} {self.index}, job {self.job!r}, scheduler {self.root_host}:{self.root_port})"
 
 
 def read(environ: Mapping[str, str] | None = None) -> Environment:
-    """Read the launcher's variables. Raises UserError naming the variable that is missing or wrong."""
+    """Read the launcher's variables. Raises UserError that names the missing or invalid variable."""
     values = os.environ if environ is None else environ
     if "DMLC_ROLE" not in values:
         return Environment(host_name=socket.gethostname())
@@ -69,7 +69,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
     if lost < 3 * max(1.0, heartbeat):
         raise UserError(
             f"a heartbeat timeout of {lost:g} s (DMLTRAIN_HEARTBEAT_TIMEOUT) is too short for an interval "
-            f"of {heartbeat:g} s (DMLTRAIN_HEARTBEAT_INTERVAL): expected 3 intervals, and 3 s, or more"
+            f"of {heartbeat:g} s (DMLTRAIN_HEARTBEAT_INTERVAL): expected at least 3 intervals and at least 3 s"
         )
     return Environment(
         role=role,
@@ -96,7 +96,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
 
 
 def measure_seconds(environ: Mapping[str, str] | None = None) -> float:
-    """How long to measure what a step costs instead of training; 0: train (docs/environment.md)."""
+    """For how many seconds to measure steps instead of training; 0: train (docs/environment.md)."""
     return _seconds(os.environ if environ is None else environ, ("DMLTRAIN_MEASURE",), 0.0)
 
 
@@ -105,7 +105,9 @@ def _number(values: Mapping[str, str], name: str, default: int | None = None, mi
     if not text and default is not None:
         return default
     if not text.strip().isdecimal() or int(text) < minimum:
-        raise UserError(f"{name}={text!r}: expected a whole number, {minimum} or more; dmltrain-launch sets it")
+        raise UserError(
+            f"{name}={text!r}: expected an integer of at least {minimum}; dmltrain-launch sets this variable"
+        )
     return int(text)
 
 
@@ -131,7 +133,7 @@ def _seconds(values: Mapping[str, str], names: tuple[str, ...], default: float) 
         except ValueError:
             seconds = -1.0
         if not 0.0 < seconds < 1e9:
-            raise UserError(f"{name}={text!r}: expected a number of seconds above 0")
+            raise UserError(f"{name}={text!r}: expected a positive number of seconds")
         return seconds
     return default
 
@@ -142,7 +144,7 @@ def _key(path: str | None) -> bytes:
     try:
         key = Path(path).read_bytes().strip()
     except OSError as error:
-        raise UserError(f"DMLTRAIN_KEY_FILE={path}: {error.strerror}; the launcher makes this file") from error
+        raise UserError(f"DMLTRAIN_KEY_FILE={path}: {error.strerror}; the launcher writes this file") from error
     if not key:
         raise UserError(f"DMLTRAIN_KEY_FILE={path} is empty: expected the job's key; unset it to run without one")
     return key

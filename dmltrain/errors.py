@@ -1,4 +1,7 @@
-"""The errors whose cause is outside the code that raises them; everything else is a defect and shows a traceback."""
+"""Errors that a program reports in one line, and how a process exits after one.
+
+Their cause lies outside the program. Any other exception is a defect and shows a traceback.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,13 @@ from types import TracebackType
 
 
 class UserError(Exception):
-    """Something the user gave is wrong. The message is complete: what, where, what was expected, the fix."""
+    """The user's input is wrong. The message is complete: what, where, what was expected, the fix."""
 
     exit_code = 2
 
 
 class JobLost(Exception):
-    """Another process of the job died, froze or ended the job; the message names it. Exit code: EX_TEMPFAIL."""
+    """Another process of the job died, hung or aborted the job; the message names it. The exit code is EX_TEMPFAIL."""
 
     exit_code = 75
 
@@ -25,10 +28,10 @@ _state = {"ending": False, "stuck": False, "code": 0}
 
 
 def exit_now(code: int) -> None:
-    """End the process with exactly `code`: exit functions run and output is flushed, but Python is not taken down.
+    """Exit with exactly `code`: run the exit functions and flush output, but do not finalize the interpreter.
 
-    Taking it down ends other threads wherever they are; one that is inside a framework's C++ then calls terminate()
-    (exit code 134), or waits for ever for a peer that is gone. Called by an exit function that it runs, it returns.
+    Finalization stops other threads wherever they are. A thread inside a framework's C++ code then calls terminate()
+    (exit code 134), or waits forever for a lost peer. If one of the exit functions calls this again, it returns.
     """
     if _state["ending"]:
         return
@@ -38,21 +41,21 @@ def exit_now(code: int) -> None:
 
 
 def stuck(code: int = 0) -> None:
-    """From now on this process cannot be taken down: a framework's threads wait for peers that are gone. It ends with
-    `code` after its exit functions, unless it ends by `exit_now` or `ended`."""
+    """Declare that this interpreter cannot be finalized, because a framework's threads wait for lost peers. The process
+    exits with `code` after its exit functions, unless it exits through `exit_now` or `ended`."""
     _state["stuck"] = True
     if code and not _state["ending"]:
         _state["code"] = code
 
 
 def ended(code: int) -> int:
-    """`code`, for sys.exit; a process that is stuck ends here."""
+    """Return `code` for sys.exit; a stuck process exits here instead."""
     if _state["stuck"]:
         exit_now(code)
     return code
 
 
-@atexit.register  # before a framework is imported, hence run after what it registers
+@atexit.register  # registered before a framework's exit functions, hence run after them
 def _leave_if_stuck() -> None:
     if _state["stuck"]:
         _leave(_state["code"])
@@ -66,7 +69,7 @@ def _leave(code: int) -> None:
 
 
 def end_scripts_without_traceback() -> None:
-    """For scripts that do not catch these errors: one line on standard error and the error's exit code."""
+    """Show uncaught errors of this module in one line on standard error, and exit with the error's code."""
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _end
 
@@ -76,4 +79,4 @@ def _end(kind: type[BaseException], error: BaseException, trace: TracebackType |
         sys.__excepthook__(kind, error, trace)
         return
     sys.stderr.write(f"{os.path.basename(sys.argv[0])}: error: {error}\n")
-    exit_now(error.exit_code)  # whose exit functions tell the job why
+    exit_now(error.exit_code)  # the exit functions report the reason to the job

@@ -1,8 +1,8 @@
-"""THE LOOP: what a training program does, from its command line to the last line of its log.
+"""The training loop: what a training program does, from its command line to the last line of its log.
 
-Every process of a job runs the same program; in a scheduler or server process `kvstore.create` serves and never comes
-back. What a run draws (order, augmentation, dropout) follows from the seed, the epoch and the worker's number alone, so
-the same command gives the same weights, and a run continued from a checkpoint those of the unbroken run.
+Every process of a job runs the same program; in a scheduler or server process `kvstore.create` serves the job and never
+returns. All random choices (sample order, augmentation, dropout) depend on the seed, the epoch and the worker's rank
+only. So the same command gives the same weights, and a resumed run those of the uninterrupted run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main(
     description: str = "",
     defaults: Mapping[str, Any] | None = None,
 ) -> int:
-    """Run a training program and return its exit code. `defaults` are its own, by the names of `Options`' fields."""
+    """Run a training program and return its exit code. `defaults` replace defaults of `Options`, by field name."""
     argv = sys.argv[1:] if argv is None else list(argv)
     prog = prog or os.path.basename(sys.argv[0])
     try:
@@ -70,7 +70,7 @@ def train(options: Options, command: str) -> None:
         backend=options.backend,
         transport=options.transport,
         host_sum=options.host_sum,
-    )  # schedulers, servers: serve, end
+    )  # a scheduler or server serves the job here, and exits
     try:
         run = prepare(options, store, command)
         for epoch in range(run.first_epoch, options.num_epochs):
@@ -80,22 +80,23 @@ def train(options: Options, command: str) -> None:
             report(run, epoch, cost)
         run.log.info("Final weights sha256=%s", run.trainer.digest())
     except BaseException as error:
-        store.abort(str(error) or type(error).__name__)  # the others end at once, and say why
+        store.abort(str(error) or type(error).__name__)  # the other processes end at once and report this reason
         raise
     store.close()
 
 
 def update_on_kvstore(options: Options) -> int:
-    """Where --update-on-kvstore is not given: the environment variable, else the backend's default."""
-    said = env.read().update_on_kvstore
-    return int(BACKENDS[options.backend].capabilities.update_on_kvstore if said is None else said)
+    """The default of --update-on-kvstore: the environment variable, else the backend's default."""
+    from_environment = env.read().update_on_kvstore
+    default = BACKENDS[options.backend].capabilities.update_on_kvstore
+    return int(default if from_environment is None else from_environment)
 
 
 # -- before the first epoch -----------------------------------------------------------------------------------------
 
 
 def prepare(options: Options, store: KVStore, command: str) -> Run:
-    """Data, network and weights, checked before the first step."""
+    """Load data, network and weights, and check all of them before the first step."""
     log = record.logger(store.rank)
     if options.model_prefix and store.rank == 0:
         checkpoint.prepare(options.model_prefix)
@@ -118,7 +119,7 @@ def prepare(options: Options, store: KVStore, command: str) -> Run:
 
 
 def load_dataset(options: Options, store: KVStore) -> Dataset:
-    """The data set, whose size fits the options."""
+    """Load the data set. Raises UserError if its size does not fit the options."""
     dataset = data.load(
         options.dataset,
         options.data_dir,
@@ -133,7 +134,7 @@ def load_dataset(options: Options, store: KVStore) -> Dataset:
 
 
 def introduce(run: Run, command: str) -> None:
-    """Everything needed to repeat the run, at the top of its log."""
+    """Log everything needed to repeat the run."""
     from dmltrain import hardware
 
     options, dataset, network = run.options, run.dataset, run.network
@@ -155,13 +156,13 @@ def introduce(run: Run, command: str) -> None:
 
 
 def other_rank(run: Run) -> list[str]:
-    """A framework's own kvstore may number workers by their addresses and ports; all else goes by the launcher's."""
+    """A framework's own kvstore may rank workers by address and port; everything else uses the launcher's ranks."""
     rank = run.store.kv_rank
     return [] if rank is None else [f"Worker {run.store.rank} is rank {rank} of {run.backend.title}'s kvstore"]
 
 
 def announce(run: Run) -> None:
-    """What is ahead, and what the network and memory carry."""
+    """Log the number of epochs to come, and the measured bandwidth of network and memory."""
     if run.first_epoch >= run.options.num_epochs:
         run.log.info("Nothing to train: %d of --num-epochs %d epochs are done", run.first_epoch, run.options.num_epochs)
         return
@@ -175,17 +176,17 @@ def announce(run: Run) -> None:
 
 @dataclass(frozen=True)
 class Cost:
-    """What an epoch's training took."""
+    """What an epoch of training cost."""
 
-    speed: float  # samples a second, of this worker
+    speed: float  # samples per second, of this worker
     learning_rate: float  # of its last step
     sent_before: int  # bytes, until the epoch's start
     received_before: int
-    spent: Mapping[str, float]  # seconds by what they went for, see communication.py; empty where nobody counts
+    spent: Mapping[str, float]  # see communication.between; empty for stores without counters
 
 
 def train_epoch(run: Run, epoch: int) -> Cost:
-    """Every sample of this worker's part once. On return all workers have the same weights and statistics."""
+    """Train on each sample of this worker's part once. After it all workers have the same weights and statistics."""
     options, trainer, store = run.options, run.trainer, run.store
     sent, received = store.bytes_sent, store.bytes_received
     trainer.seed(options.seed, epoch, store.rank)
@@ -197,7 +198,7 @@ def train_epoch(run: Run, epoch: int) -> Cost:
     seconds = time.perf_counter() - started
     run.log_values(epoch, {f"Train-{name}": value for name, value in whole.metrics(options.top_k).items()})
     run.log_values(epoch, {"Time cost": seconds})
-    store.barrier()  # asynchronous workers arrive one by one; after it the weights do not change
+    store.barrier()  # asynchronous workers arrive one by one; the weights do not change after the last
     trainer.synchronize()
     trainer.merge_statistics(store.all_reduce, store.num_workers)
     end = communication.mark(store)
@@ -206,7 +207,7 @@ def train_epoch(run: Run, epoch: int) -> Cost:
 
 
 def steps(run: Run, epoch: int) -> tuple[Sums, float]:
-    """The epoch's steps. Returns what was counted until the last line of the log, and the last learning rate."""
+    """Make the epoch's steps. Returns the sums of all logged batches, and the last learning rate."""
     options, trainer, rate = run.options, run.trainer, 0.0
     whole, since = Sums(), time.perf_counter()
     for batch in training_batches(run, epoch):
@@ -237,13 +238,13 @@ def training_batches(run: Run, epoch: int) -> TrainBatches:
 
 
 def step_total(run: Run, step: int) -> int:
-    """Samples that a step's gradient is the mean over: all workers' where they step together, else the worker's own."""
+    """Number of samples in a step's mean gradient: of all workers if they step together, else of this worker."""
     sizes = partition.step_sizes(len(run.dataset.train), run.store.num_workers, run.options.batch_size, step)
     return sum(sizes) if run.store.kvstore_type.synchronous else max(1, sizes[run.store.rank])
 
 
 def validate(run: Run, epoch: int) -> None:
-    """Accuracy over the whole validation set; each worker counts its own part, all log the same."""
+    """Log the accuracy on the whole validation set: each worker evaluates its part, all workers log the total."""
     dataset, store = run.dataset, run.store
     shard = partition.validation_shard(len(dataset.validation), store.rank, store.num_workers)
     for batch in EvalBatches(dataset.validation, shard, run.options.batch_size):
@@ -254,11 +255,11 @@ def validate(run: Run, epoch: int) -> None:
 
 
 def report(run: Run, epoch: int, cost: Cost) -> None:
-    """What the epoch cost. Bytes include those of validation."""
+    """Log what the epoch cost. Bytes include those of validation."""
     from dmltrain import hardware
 
     store, memory = run.store, run.trainer.device_memory()
-    staleness = None if store.kvstore_type.synchronous else store.take_staleness()  # MXNet cannot tell
+    staleness = None if store.kvstore_type.synchronous else store.take_staleness()  # MXNet does not count it
     run.log_values(
         epoch,
         {

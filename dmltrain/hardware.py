@@ -1,4 +1,4 @@
-"""What this machine is, and how much memory this process has used. Linux first; unknown values are left out."""
+"""A description of this machine, and the peak memory of this process."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def _processor() -> str:
 
 
 def peak_memory() -> float:
-    """The most memory that this process has held at once, in MiB (resident set)."""
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB on Linux
+    """The peak resident set size of this process in MiB."""
+    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes on macOS, in KiB on Linux
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20

@@ -1,8 +1,8 @@
-"""A network's first weights from a seed, with numpy alone: every backend starts from the same numbers.
+"""A network's initial weights from a seed, with numpy alone: all backends start from the same numbers.
 
-Only additions, multiplications, divisions and square roots of float64 follow the raw bits, which IEEE 754 rounds the
-same way everywhere; `numpy.log` and friends are not (they differ between processors in their last bit), so workers on
-heterogeneous machines would start from different weights. Why raw bits: see dmltrain/random_bits.py.
+They are made from raw random bits (see random_bits.py) by additions, multiplications, divisions and square roots of
+float64, which IEEE 754 rounds identically on every machine. `numpy.log` and similar functions differ between processors
+in the last bit; with them, workers on heterogeneous machines would start from different weights.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dmltrain.arrays import Array
 from dmltrain.layers import Network, Parameter
 
 XAVIER_MAGNITUDE = 2  # variance of a weight times its fan-in (He et al. 2015), MXNet's choice for image classification
-CHUNK = 1 << 15  # values made at once, so that intermediate results stay in the processor's cache
+CHUNK = 1 << 15  # values computed at once: intermediate results stay in the processor's cache
 LN_2 = 0.6931471805599453
 LOG_TERMS = 16  # of the series below, whose argument is at most 1/3: the rest is under 1e-16
 
@@ -26,13 +26,13 @@ def first_values(network: Network, seed: int) -> dict[str, Array]:
     """Name -> float32 array, of `network.parameters()` and then `network.auxiliary()`.
 
     MXNet's initialiser for image classification, Xavier(rnd_type="gaussian", factor_type="in", magnitude=2): weights
-    are normal with variance 2 / fan-in, gammas and moving variances 1, all else 0. UserError: seed below 0.
+    are normal with variance 2 / fan-in, gammas and moving variances are 1, all else is 0. UserError: seed below 0.
     """
     return dict(each_first_value(network, seed))
 
 
 def each_first_value(network: Network, seed: int) -> Iterator[tuple[str, Array]]:
-    """The same one by one, for networks that one would not hold twice."""
+    """The same one by one, so that a large network need not fit into memory twice."""
     bits = random_bits.generator(seed, 0, random_bits.WEIGHTS)
     for parameter in (*network.parameters(), *network.auxiliary()):
         yield parameter.name, _values(parameter, bits)
@@ -63,7 +63,7 @@ _FAR_TAIL = ((0.017337203997, 0.42868294337, 3.0812263860, 6.6579051150), (0.012
 
 
 def normal_quantile(chance: Array) -> Array:
-    """The value that a standard normal stays below with each `chance`, float64 in 0..1 (both excluded)."""
+    """The quantile of the standard normal distribution at each `chance`, float64 in the open interval (0, 1)."""
     offset = chance - 0.5
     values = offset * _ratio(0.180625 - offset * offset, _CENTRE)
     outer = np.flatnonzero(np.abs(offset) > 0.425)

@@ -1,34 +1,33 @@
-"""The layer vocabulary: networks as small frozen values, with their shapes and parameters worked out without any
-framework.
+"""Layers and networks as frozen values that compute their shapes and parameters without any framework.
 
-A network is a tree: leaves are layers with at most one input, `Chain` runs layers one after another, `Concat` and `Add`
-give the same input to several branches and join what comes out. An empty `Chain` is the identity (a residual shortcut).
-The backends turn the tree into modules of their own; nothing here knows of them.
+A network is a tree. Its leaves are layers with one input. `Chain` runs layers in sequence; `Concat` and `Add` give the
+same input to several branches and join their outputs. An empty `Chain` is the identity (a residual shortcut). Each
+backend builds its own modules from the tree.
 
 Shapes are per sample: `(channels, height, width)` for images, `(features,)` after `Flatten`. Names are MXNet's
-(`conv0_weight`, `bn0_gamma`, `bn0_moving_mean`), so that parameter files can be read by either side.
+(`conv0_weight`, `bn0_gamma`, `bn0_moving_mean`), so that both can read the same parameter files.
 
-Conventions every backend must follow (they are MXNet 1.9.1's, unless said otherwise):
+Every backend must follow these conventions (MXNet 1.9.1's, unless stated otherwise):
 
 * Convolution is cross-correlation, weight `(channels, input_channels / groups, height, width)`, zero padding on both
   sides, output extent `floor((x + 2 pad - kernel) / stride) + 1`.
-* `Dense` computes `x W^T + b` with weight `(features, input_features)` and wants a flat input.
-* `BatchNorm.momentum` is the share of the OLD statistics that is kept: `moving = momentum * moving + (1 - momentum) *
-  batch` (PyTorch's momentum is one minus this). `epsilon` is added to the variance under the root. The batch is
-  normalised with its biased variance (divided by n = samples x height x width). Whether `moving_var` takes the biased
-  or the unbiased (n - 1) variance differs by framework: MXNet takes the biased one on CPU, PyTorch and cuDNN
-  the unbiased one; the two differ by n / (n - 1) and nothing else depends on it during training.
-* `fixed_scale` is MXNet's `fix_gamma=True`: gamma is the constant 1, hence not a parameter. MXNet's files carry it all
-  the same, as an array of ones.
-* Pooling pads with "nothing" for max and zeros for average; the average counts padded zeros (MXNet's default) unless
+* `Dense` computes `x W^T + b` with weight `(features, input_features)` and needs a flat input.
+* `BatchNorm.momentum` is the fraction of the OLD statistics that is kept (PyTorch's is one minus this):
+  `moving = momentum * moving + (1 - momentum) * batch`. `epsilon` is added to the variance under the root. The batch is
+  normalised with its biased variance (divided by n = samples x height x width). Whether `moving_var` uses the biased or
+  the unbiased (n - 1) variance differs between frameworks: MXNet uses the biased one on CPUs, PyTorch and cuDNN the
+  unbiased one. The two differ by the factor n / (n - 1), and training depends on it in no other place.
+* `fixed_scale` is MXNet's `fix_gamma=True`: gamma is the constant 1, hence not a parameter. MXNet's files contain it
+  nevertheless, as an array of ones.
+* Max pooling ignores padding, average pooling pads with zeros. The average counts padded zeros (MXNet's default) unless
   `count_padding` is false. `rounding` is MXNet's `pooling_convention`: "valid" rounds the extent `(x + 2 pad - kernel)
-  / stride + 1` down, "full" rounds it up (what Caffe does, and MXNet did until it got the option in 2016). With "full"
-  the last window may overhang; what overhangs beyond the padding is not counted in an average. A window that would lie
-  wholly outside the input is refused, because frameworks disagree about it.
-  (MXNet 1.9.1's oneDNN gets the float32 gradient of an overhanging average that counts padding wrong; the mxnet
-  backend asks it for one that has none to count.)
+  / stride + 1` down, "full" rounds it up (as Caffe does, and MXNet did before it got the option in 2016). With "full"
+  the last window may extend beyond the padding; the average does not count that part. A window entirely outside the
+  input is an error, because frameworks disagree about it.
+  (MXNet 1.9.1's oneDNN computes a wrong float32 gradient for such an average that counts padding; the mxnet backend
+  avoids that case.)
 * `LocalResponseNorm`: `x / (offset + alpha / size * sum of squares over size neighbouring channels) ^ beta`.
-* `Dropout` scales what is kept by `1 / (1 - rate)` while training and does nothing otherwise.
+* `Dropout` scales the remaining values by `1 / (1 - rate)` in training and does nothing otherwise.
 
 With equal weights the backends agree to 1e-9 in float64, and in float32 to 1e-4 of logits and gradient, as far as no
 ReLU and no maximum is so close that rounding decides it: each such decision may change a deep network's gradient by a
@@ -52,7 +51,7 @@ AUXILIARY_KINDS = ("moving_mean", "moving_var")
 
 
 class ShapeError(ValueError):
-    """A layer does not fit what it is given: the message names the layer, the shapes and what was expected."""
+    """A layer does not fit its input: the message names the layer, the shapes and what was expected."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Step:
-    """One layer of the tree as it is met on the way forward, with its shapes per sample."""
+    """One layer of the tree in forward order, with its shapes per sample."""
 
     layer: Layer
     input_shape: Shape
@@ -79,7 +78,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Layer:
-    """What all layers share. `name` may be empty for layers without parameters; errors then show the layer's type."""
+    """Base of all layers. `name` may be empty for layers without parameters; errors then show the layer's type."""
 
     name: str = ""
 
@@ -89,7 +88,7 @@ class Layer:
         return f"{kind} {self.name!r}" if self.name else kind
 
     def output_shape(self, shape: Shape) -> Shape:
-        """Shape after the layer. Raises ShapeError where `shape` does not fit."""
+        """The shape of the output. Raises ShapeError if the input's `shape` does not fit."""
         return shape
 
     def parameters(self, shape: Shape) -> tuple[Parameter, ...]:
@@ -97,7 +96,7 @@ class Layer:
         return ()
 
     def auxiliary(self, shape: Shape) -> tuple[Parameter, ...]:
-        """The layer's own arrays that are kept but not learned by gradient."""
+        """The layer's own arrays that are not learned by gradients."""
         return ()
 
     def multiply_adds(self, shape: Shape) -> int:
@@ -105,7 +104,7 @@ class Layer:
         return 0
 
     def trace(self, shape: Shape) -> Iterator[Step]:
-        """Every layer below and including this one, in forward order."""
+        """This layer and every layer below it, in forward order."""
         yield Step(self, shape, self.output_shape(shape))
 
     def refuse(self, problem: str) -> ShapeError:
@@ -117,7 +116,7 @@ class Layer:
 
 
 class _PairField:
-    """A field that is given as one number or (height, width), and read as a pair."""
+    """A field that is set to one number or (height, width), and always read as a pair."""
 
     def __init__(self, default: int) -> None:
         self._default: Pair = (default, default)
@@ -127,7 +126,7 @@ class _PairField:
 
     def __get__(self, layer: Layer | None, owner: type[Layer]) -> Pair:
         if layer is None:
-            return self._default  # dataclass asks for it
+            return self._default  # for dataclass
         pair: Pair = vars(layer)[self._name]
         return pair
 
@@ -224,7 +223,7 @@ class Tanh(Layer):
 
 @dataclass(frozen=True)
 class Pool(Layer):
-    """What both poolings share: the window, and how the output's extent is rounded ("valid" down, "full" up)."""
+    """Base of both poolings: the window, and how the output's extent is rounded ("valid" down, "full" up)."""
 
     kernel: _PairField = _PairField(2)
     stride: _PairField = _PairField(1)
@@ -242,7 +241,7 @@ class Pool(Layer):
         extents = tuple(_extent(self, shape, axis, up=self.rounding == "full") for axis in (0, 1))
         for axis, extent in enumerate(extents):
             start = (extent - 1) * self.stride[axis] - self.pad[axis]  # of the last window, in input pixels
-            self._require(start < shape[1 + axis], f"its last window lies wholly outside the input {_text(shape)}")
+            self._require(start < shape[1 + axis], f"its last window lies entirely outside the input {_text(shape)}")
         return channels, *extents
 
 
@@ -276,7 +275,7 @@ class Flatten(Layer):
 
 @dataclass(frozen=True)
 class Dropout(Layer):
-    """Each value is zeroed with probability `rate` while training."""
+    """Sets each value to zero with probability `rate` in training."""
 
     rate: float = 0.5
 
@@ -302,7 +301,7 @@ class LocalResponseNorm(Layer):
 
 @dataclass(frozen=True)
 class Chain(Layer):
-    """Layers one after another; none at all is the identity. Make it with `chain(...)`."""
+    """Layers in sequence; without layers it is the identity. Make it with `chain(...)`."""
 
     layers: tuple[Layer, ...] = ()
 
@@ -319,12 +318,12 @@ class Chain(Layer):
 
 @dataclass(frozen=True)
 class Join(Layer):
-    """What Concat and Add share: every branch gets the same input."""
+    """Base of Concat and Add: every branch gets the same input."""
 
     branches: tuple[Layer, ...] = ()
 
     def __post_init__(self) -> None:
-        self._require(len(self.branches) >= 2, f"needs two branches or more, has {len(self.branches)}")
+        self._require(len(self.branches) >= 2, f"needs at least two branches, has {len(self.branches)}")
 
     def branch_shapes(self, shape: Shape) -> tuple[Shape, ...]:
         return tuple(branch.output_shape(shape) for branch in self.branches)
@@ -337,7 +336,7 @@ class Join(Layer):
 
 @dataclass(frozen=True)
 class Concat(Join):
-    """Branches side by side along axis 1; heights and widths must agree."""
+    """Concatenates the branches along axis 1; heights and widths must agree."""
 
     def output_shape(self, shape: Shape) -> Shape:
         shapes = self.branch_shapes(shape)
@@ -371,11 +370,11 @@ def add(*branches: Layer, name: str = "") -> Add:
 
 @dataclass(frozen=True)
 class Network:
-    """A classifier: `root` takes images of `input_shape` (C, H, W) to `num_classes` logits; the softmax belongs to the
+    """A classifier: `root` maps images of `input_shape` (C, H, W) to `num_classes` logits; the softmax belongs to the
     loss.
 
-    Raises ShapeError when made, if any layer does not fit, two arrays share a name, or the output is not
-    (num_classes,).
+    Creating one raises ShapeError if a layer does not fit its input, two arrays have the same name, or the output's
+    shape is not (num_classes,).
     """
 
     name: str
@@ -411,11 +410,11 @@ class Network:
 
     @cached_property
     def num_parameters(self) -> int:
-        """Learned numbers in all."""
+        """Number of learned values in total."""
         return sum(array.size for array in self.parameters())
 
     def multiply_adds(self) -> int:
-        """Multiply-adds of one image's forward pass; a training step costs about three times this."""
+        """Multiply-adds of one image's forward pass; a training step takes about three times as many."""
         return sum(step.layer.multiply_adds(step.input_shape) for step in self.steps)
 
 

@@ -1,11 +1,11 @@
-"""What one step of a training program costs on this machine, for a forecast before the run.
+"""Measures one step of a training program on this machine, for a forecast before the run.
 
-The contract is in docs/environment.md: started with DMLTRAIN_MEASURE=SECONDS, a program trains nothing, reads no data
-and joins no job; it makes a few steps by itself, on made-up images of its data set's shape, prints one line
+docs/environment.md has the contract. With DMLTRAIN_MEASURE=SECONDS a program does not train, read data or join a job.
+It makes some steps on synthetic images of its data set's shape, prints one line
 
     DMLTRAIN_MEASURE {"seconds_per_step": 0.41, "samples_per_step": 64, "model_bytes": 1090000, ...}
 
-on standard output, and exits with 0.
+on standard output and exits with 0.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from dmltrain.layers import Network
 from dmltrain.options import Options
 
 MARK = "DMLTRAIN_MEASURE"
-BATCHES = 8  # of made-up images, used again and again
+BATCHES = 8  # of synthetic images, used repeatedly
 WARM_UP = 2  # steps: memory is allocated, networks are compiled, libraries choose their algorithms
-BLOCK_SECONDS = 0.2  # steps are timed in blocks: to wait for a GPU after each would slow it down
-FEWEST = 5  # blocks: a median that one or two disturbed ones do not move
+BLOCK_SECONDS = 0.2  # steps are timed in blocks, because waiting for a GPU after each step would slow it down
+MIN_BLOCKS = 5  # so that one or two disturbed blocks do not change the median
 GRADIENT_BYTES = 4  # float32
-MXNET_COMPRESSION = {"none": (1.0, 1.0), "2bit": (1 / 16, 1.0)}  # its results travel whole
+MXNET_COMPRESSION = {"none": (1.0, 1.0), "2bit": (1 / 16, 1.0)}  # MXNet compresses gradients only
 
 
 def line(options: Options, seconds: float) -> str:
-    """The line, after about `seconds` of steps. Raises UserError where training would."""
+    """The line to print, after about `seconds` of steps. Raises UserError where training would."""
     return f"{MARK} {json.dumps(measure(options, seconds))}"
 
 
 def measure(options: Options, seconds: float) -> dict[str, Any]:
-    """What the line says; `model_bytes` are those of one worker's gradients, as float32."""
+    """The values of the line; `model_bytes` is the size of one worker's gradients as float32."""
     known = data.DATASETS[options.dataset]
     shape = options.image_shape or known.image_shape
     network = models.create(options.network, options.num_layers, known.num_classes, shape)
     serial = replace(options, kv_store="local", gc_type="none", staleness=None, update_on_kvstore=0)
-    made = BACKENDS[options.backend].trainer(network, serial, kvstore.create("local", backend=options.backend))
+    trainer = BACKENDS[options.backend].trainer(network, serial, kvstore.create("local", backend=options.backend))
     batches = endless(
         synthetic.load(num_examples=BATCHES * options.batch_size, image_shape=shape, num_classes=known.num_classes),
         options,
@@ -58,15 +58,15 @@ def measure(options: Options, seconds: float) -> dict[str, Any]:
 
     def step() -> None:
         batch = next(batches)
-        made.train_step(batch.images, batch.labels, options.batch_size, 0.0)
+        trainer.train_step(batch.images, batch.labels, options.batch_size, 0.0)
 
-    found = seconds_per_step(step, made.take_sums, seconds)
+    timing = seconds_per_step(step, trainer.take_sums, seconds)
     batches.close()
-    whole = pieces(network, options)
+    sizes = slice_bytes(network, options)
     kvstore_type = kvstore.types.find(options.kv_store)
     return {
-        "seconds_per_step": found.seconds,
-        "spread": round(found.spread, 3),
+        "seconds_per_step": timing.seconds,
+        "spread": round(timing.spread, 3),
         "samples_per_step": options.batch_size,
         "model_bytes": network.num_parameters * GRADIENT_BYTES,
         "network": network.name,
@@ -80,12 +80,12 @@ def measure(options: Options, seconds: float) -> dict[str, Any]:
         "summed_in_host": summed_in_host(options),
         "device": options.device_names[0],
         "devices": len(options.device_names),
-        **({"pieces": whole} if whole else {}),
+        **({"pieces": sizes} if sizes else {}),
     }
 
 
 def compression(options: Options) -> dict[str, tuple[float, float]]:
-    """By --gc-type: the share that is left of the bytes of gradients, and of results."""
+    """--gc-type -> (compressed size of gradients, of results), as fractions of the uncompressed size."""
     if options.backend == "mxnet":
         return MXNET_COMPRESSION
     return {name: (share, share) for name, share in codec.shares().items()}
@@ -93,25 +93,26 @@ def compression(options: Options) -> dict[str, tuple[float, float]]:
 
 def summed_in_host(options: Options) -> bool:
     """Whether the workers of a host send one stream to other hosts; see docs/decisions/0005-one-stream-per-host.md."""
-    place = env.read()
-    shares = (options.transport or place.transport) != "tcp" and (options.host_sum or place.host_sum) != "off"
-    able = BACKENDS[options.backend].capabilities.host_sum
-    return able and shares and kvstore.types.find(options.kv_store).sums_in_host
+    environment = env.read()
+    shared_memory = (options.transport or environment.transport) != "tcp"
+    wanted = (options.host_sum or environment.host_sum) != "off"
+    supported = BACKENDS[options.backend].capabilities.host_sum
+    return supported and shared_memory and wanted and kvstore.types.find(options.kv_store).sums_in_host
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What a step takes."""
+    """The duration of a step."""
 
-    seconds: float
-    spread: float  # of the blocks' middle half, as a share of `seconds`: large where something else disturbed
+    seconds: float  # median over blocks
+    spread: float  # interquartile range over blocks divided by `seconds`: large if something disturbed the steps
 
 
 class Declared(LocalKVStore):
-    """Stands for a store of many workers until its keys are declared, and tells no more than their sizes."""
+    """Takes the place of a distributed store until `init`, to learn the sizes of its keys."""
 
     class Done(Exception):
-        """All is known."""
+        """The sizes are known."""
 
     type = "dist_sync"
 
@@ -120,10 +121,10 @@ class Declared(LocalKVStore):
         raise Declared.Done
 
 
-def pieces(network: Network, options: Options) -> list[int]:
-    """Bytes of the parts of the gradients that are never split over servers; [] where the backend does not tell."""
+def slice_bytes(network: Network, options: Options) -> list[int]:
+    """Bytes of each slice of the gradients, which is never split over servers; [] if the backend declares no keys."""
     store = Declared("dist_sync")
-    simply = replace(
+    simplest = replace(
         options,
         kv_store="dist_sync",
         gc_type="none",
@@ -132,9 +133,9 @@ def pieces(network: Network, options: Options) -> list[int]:
         compile=0,
         gpus=(),
         devices=("cpu",),
-    )  # a second network in a GPU's memory may be one too many
+    )  # on the CPU: a GPU's memory may have no room for a second network
     try:
-        BACKENDS[options.backend].trainer(network, simply, store)
+        BACKENDS[options.backend].trainer(network, simplest, store)
     except Declared.Done:
         count = len(store.sizes)
         return [
@@ -146,7 +147,7 @@ def pieces(network: Network, options: Options) -> list[int]:
 
 
 def endless(dataset: Dataset, options: Options) -> Generator[Batch, None, None]:
-    """Batches made as in training, in the background."""
+    """Batches without end, prepared in the background as in training."""
     order, epoch = np.arange(len(dataset.train)), 0
     while True:
         yield from TrainBatches(
@@ -158,8 +159,10 @@ def endless(dataset: Dataset, options: Options) -> Generator[Batch, None, None]:
 def seconds_per_step(
     step: Callable[[], None], settle: Callable[[], Any], seconds: float, clock: Callable[[], float] = time.perf_counter
 ) -> Timing:
-    """Time blocks of steps; `settle` waits until all steps so far are done. Takes about `seconds`, or up to `seconds`
-    after the warm-up where less would leave fewer than FEWEST blocks; only WARM_UP steps where one takes longer."""
+    """Time blocks of steps; `settle` waits until all steps so far are done.
+
+    Takes about `seconds` with the warm-up, or up to `seconds` after the warm-up if there would be fewer than MIN_BLOCKS
+    blocks. If a single step takes longer than that, only WARM_UP steps are made."""
     began = clock()
 
     def timed(count: int) -> float:
@@ -173,15 +176,15 @@ def seconds_per_step(
     warm = clock()
     blocks: list[float] = []
     while True:
-        quickest = min(*warm_up, *blocks)  # one slow step must not make all blocks short, and so few
+        quickest = min(*warm_up, *blocks)  # the minimum: one slow step must not make all blocks short
         count = max(1, round(BLOCK_SECONDS / quickest))
-        if clock() + count * quickest > (began if len(blocks) >= FEWEST else warm) + seconds:
-            return timing(blocks or warm_up[-1:])
+        if clock() + count * quickest > (began if len(blocks) >= MIN_BLOCKS else warm) + seconds:
+            return timing_of(blocks or warm_up[-1:])
         blocks.append(timed(count))
 
 
-def timing(blocks: list[float]) -> Timing:
-    """The median of seconds a step, and how far the middle half of them lies apart, as a share of it."""
+def timing_of(blocks: list[float]) -> Timing:
+    """The Timing of blocks, given in seconds per step."""
     middle = median(blocks)
     low, _, high = quantiles(blocks, n=4, method="inclusive") if len(blocks) > 1 else (middle,) * 3
     return Timing(middle, (high - low) / middle)

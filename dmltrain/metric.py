@@ -1,4 +1,4 @@
-"""What is counted while training and validating, as sums that can be added over batches, devices and workers. Pure."""
+"""Metrics of training and validation, as sums that can be added over batches, devices and workers. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Sums:
     cross_entropy: float = 0.0  # natural logarithm
 
     def __add__(self, other: Sums) -> Sums:
-        return Sums(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
+        return Sums(*(left + right for left, right in zip(astuple(self), astuple(other), strict=True)))
 
     def values(self) -> tuple[float, ...]:
         return astuple(self)
@@ -26,7 +26,7 @@ class Sums:
         return cls(*(float(value) for value in values))
 
     def metrics(self, top_k: int = 0) -> dict[str, float]:
-        """Means by MXNet's metric names; nan where nothing was counted."""
+        """Means by MXNet's metric names; nan without samples."""
         count = self.samples or float("nan")
         named = {"accuracy": self.correct / count}
         if top_k:

@@ -1,9 +1,8 @@
-"""The one source of randomness of data and first weights: 64-bit words that depend on (seed, epoch, purpose) and on
-nothing else.
+"""Random 64-bit words for data and initial weights; they depend on (seed, epoch, purpose) only.
 
-Only numpy's raw bit generator is used, because its output is guaranteed to stay the same across numpy versions, and
-the distributions of `numpy.random.Generator` are not (NEP 19): hosts with different numpy must still agree on every
-epoch's permutation, or samples would be lost and repeated.
+They come from numpy's raw bit generator, whose output is the same in all numpy versions; that of the distributions of
+`numpy.random.Generator` is not (NEP 19). Hosts with different versions must agree on every epoch's permutation, or
+samples would be skipped or repeated.
 """
 
 import numpy as np
@@ -21,7 +20,7 @@ def words(count: int, seed: int, epoch: int, purpose: int) -> Array:
 
 
 def generator(seed: int, epoch: int, purpose: int) -> np.random.Philox:
-    """Where `words` come from, for those who want them piece by piece. UserError: seed below 0."""
+    """The generator of `words`, for callers that draw them in several calls. UserError: seed below 0."""
     if seed < 0:
         raise UserError(f"the seed is {seed}: expected 0 or more")
     return np.random.Philox(np.random.SeedSequence([seed, epoch, purpose]))

@@ -1,4 +1,4 @@
-"""The log lines of a training run: MXNet's grammar, written by the training loop and read by `dmltrain-parse`.
+"""The log lines of a training run in MXNet's format: the training loop writes them, `dmltrain-parse` reads them.
 
     2026-11-20 12:00:00,123 Node[0] Epoch[3] Batch [20]<tab>Speed: 1733.12 samples/sec<tab>accuracy=0.312500
     2026-11-20 12:00:09,456 Node[0] Epoch[3] Train-accuracy=0.431200
@@ -6,10 +6,10 @@
     2026-11-20 12:00:10,789 Node[0] Epoch[3] Validation-accuracy=0.502100
     2026-11-20 12:00:10,790 Node[0] Epoch[3] Communication: bound=0.842 compute=9.120 own-host=0.201 wire=2.903 ...
 
-Any other fact of an epoch is one more line `Epoch[k] Name=value`. The shapes are those of MXNet's
-`module/base_module.py` and `callback.py` (Speedometer), so its `tools/parse_log.py` reads these lines. Numbers are
-therefore written without an exponent: that tool reads `1.2e-05` as 1.2. This module knows lines and names, not files:
-`dmltrain.report` finds the lines in logs of every age. Importing it costs the standard library only.
+Each other value of an epoch is one more line `Epoch[k] Name=value`. The format is that of MXNet's
+`module/base_module.py` and `callback.py` (Speedometer), so MXNet's `tools/parse_log.py` reads these lines. Numbers have
+no exponent, because that tool reads `1.2e-05` as 1.2. This module handles lines and names; `dmltrain.report` finds the
+lines in log files, also of older versions. It imports the standard library only.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from typing import NamedTuple, TextIO
 
 _NAME = re.compile(r"[A-Za-z][\w@./+-]*( cost)?")
 _PLACES = {"Time cost": 3}  # decimals, as MXNet's "%.3f"
-COMMUNICATION = ("bound", "compute", "own-host", "wire", "server", "straggler")  # a share, and seconds
+COMMUNICATION = ("bound", "compute", "own-host", "wire", "server", "straggler")  # a fraction, then seconds
 _COMMUNICATION_PLACES = 3  # decimals
 _METRIC_PLACES = 6  # decimals of Train-* and Validation-*, as MXNet's "%f"
 
 
 def batch(epoch: int, batch: int, samples_per_second: float, metrics: dict[str, float]) -> str:
-    """The line of one batch: `metrics` (name -> value) are the training metrics so far, as in Speedometer's line."""
+    """The line of one batch. `metrics` (name -> value) are training metrics, as in Speedometer's line."""
     shown = "".join(f"\t{_checked(name)}={_decimal(value, _METRIC_PLACES)}" for name, value in metrics.items())
     return f"Epoch[{epoch}] Batch [{batch}]\tSpeed: {samples_per_second:.2f} samples/sec{shown}"
 
@@ -41,7 +41,7 @@ def batch(epoch: int, batch: int, samples_per_second: float, metrics: dict[str, 
 def value(epoch: int, name: str, value: float) -> str:
     """The line of one value of an epoch: `value(3, "Train-accuracy", 0.4312)` -> `Epoch[3] Train-accuracy=0.431200`.
 
-    `name` is as MXNet names it: Train-NAME, Validation-NAME, `Time cost` (seconds), or a fact such as Speed or Sent.
+    `name` is MXNet's: Train-NAME, Validation-NAME, `Time cost` (seconds), or another such as Speed or Sent.
     """
     metric = name.startswith(("Train-", "Validation-"))
     text = _decimal(value, _METRIC_PLACES if metric else _PLACES.get(name, _METRIC_PLACES))
@@ -51,13 +51,13 @@ def value(epoch: int, name: str, value: float) -> str:
 
 
 def communication(epoch: int, values: Mapping[str, float]) -> str:
-    """The line that says where an epoch's seconds went, all on one line, to be read side by side; of COMMUNICATION."""
+    """The line that says how an epoch's time was spent; `values` are those of COMMUNICATION."""
     shown = " ".join(f"{_checked(name)}={value:.{_COMMUNICATION_PLACES}f}" for name, value in values.items())
     return f"Epoch[{epoch}] Communication: {shown}"
 
 
 def plan(first_epoch: int, last_epoch: int, batches: int) -> str:
-    """The line that says what is ahead, once after set-up: a live view computes the time left from it."""
+    """The line that announces the epochs to come, once after set-up: a live display computes the time left from it."""
     return f"Training epochs {first_epoch} to {last_epoch}, {batches} batches each"
 
 
@@ -66,7 +66,7 @@ def logger(rank: int, stream: TextIO | None = None) -> logging.Logger:
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
     handler.setFormatter(logging.Formatter(f"%(asctime)s Node[{rank}] %(message)s"))
     log = logging.getLogger(f"dmltrain.record.{rank}")
-    log.handlers[:] = [handler]  # asked twice, a line still comes once
+    log.handlers[:] = [handler]  # replaces the handler of an earlier call, so that no line appears twice
     log.setLevel(logging.INFO)
     log.propagate = False
     return log
@@ -74,16 +74,16 @@ def logger(rank: int, stream: TextIO | None = None) -> logging.Logger:
 
 def _checked(name: str) -> str:
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is no name for a log line: expected letters, digits and any of _ @ . / + -")
+        raise ValueError(f"{name!r} is not a valid name in a log line: expected letters, digits and any of _ @ . / + -")
     return name
 
 
 def _decimal(number: float, places: int) -> str:
-    """`number` with `places` decimals; a small one in full to 9 digits, without an exponent down to 1e-30."""
+    """`number` with `places` decimals; small ones with 9 significant digits, and without an exponent above 1e-30."""
     if isinstance(number, Integral):
         return str(int(number))
     number = float(number)
-    if number and not 1e-30 <= abs(number) < 1e30:  # nan and the infinities too
+    if number and not 1e-30 <= abs(number) < 1e30:  # also nan and infinities
         return repr(number)
     if 0 < abs(number) < 10.0 ** -(places // 2):  # below 0.001 with 6 places, below 0.1 s with 3
         return format(Decimal(f"{number:.9g}"), "f")
@@ -93,8 +93,8 @@ def _decimal(number: float, places: int) -> str:
 # ---- reading --------------------------------------------------------------------------------------------------------
 
 NUMBER = rb"(?:[-+]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][-+]?\d{1,4})?|[-+]?(?i:nan|inf(?:inity)?))"
-# What may follow a number. Anything else (a letter, a second point, a comma and a digit) means that it was no number: a
-# missing value is better than a wrong one. `#011` is syslog's tab; a backslash begins the `\n` of a log kept as JSON.
+# What may follow a number. Anything else (a letter, a second point, a comma and a digit) means that it is not a number:
+# a missing value is better than a wrong one. `#011` is syslog's tab; a backslash starts the `\n` of a log in JSON.
 END = rb"(?=[\s;()\]}|<%\"'`\\]|#0\d\d|,(?!\d)|\.(?=\s|$)|s(?:ec(?:ond)?s?)?\b|$)"
 PAIR = re.compile(
     rb"(?<![\w@.+/-])([A-Za-z][\w@.+/-]{0,80}(?: cost)?)[ \t]{0,4}[=:][ \t]{0,4}"
@@ -109,11 +109,11 @@ class Pair(NamedTuple):
     value: float  # as printed: 43.12 where a log counts in percent
     name: bytes
     text: bytes  # the value's own characters
-    at_end: bool  # nothing follows the value: where the line was cut off, so may be the value
+    at_end: bool  # nothing follows the value: in a truncated line it may be truncated, too
 
 
 def pairs(text: bytes, section: str = "") -> list[Pair]:
-    """Every `name=value` and `name: value` of `text`; `validation:` alone is the section of what follows."""
+    """Every `name=value` and `name: value` of `text`; `validation:` alone starts a section."""
     pairs = []
     for name, number in PAIR.findall(text):
         if number:
@@ -151,7 +151,7 @@ _FACTS = {
 def key(name: str, section: str = "") -> str:
     """The report's key of a printed name: `Train-accuracy` -> train_accuracy, `Time cost` -> seconds, `Sent` -> sent.
 
-    `section` (train, validation, test or nothing) is the split of a name that does not say its own.
+    `section` (train, validation, test or '') is the split of names without one.
     """
     name = name.lower()
     split = _SPLIT.fullmatch(name)

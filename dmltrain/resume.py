@@ -1,7 +1,7 @@
-"""Saving a run's state after each epoch, and continuing from it.
+"""Saving a run's state after each epoch, and resuming from it.
 
-A checkpoint holds the trainer's state, what the continued run must have in common with it (`identity`), and what should
-be as it was for the continued run to be the unbroken one (`circumstances`). checkpoint.py knows the files.
+A checkpoint holds the trainer's state, what a resumed run must have in common with it (`identity`), and what must be
+unchanged for a bit-exact resume (`circumstances`). checkpoint.py reads and writes the files.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from dmltrain.run import Run
 
 
 def save(run: Run, epoch: int) -> None:
-    """Write the state after `epoch` (from 0) as checkpoint number epoch + 1. Worker 0 does; the others are on their way
-    to the end of `validate`, so weights do not change meanwhile. All take part in gathering residuals."""
+    """Write the state after `epoch` (from 0) as checkpoint number epoch + 1. Every worker must call this, for its
+    residuals; worker 0 writes. The others wait for it at the end of `validate`, so the weights do not change."""
     if not run.options.model_prefix:
         return
     residuals = run.store.residuals()
@@ -51,7 +51,7 @@ def save(run: Run, epoch: int) -> None:
 
 
 def identity(options: Options, network: Network) -> dict[str, Any]:
-    """What a checkpoint and the run that continues it must have in common."""
+    """What a checkpoint and the run that resumes from it must have in common."""
     return {
         "network": network.name,
         "num_layers": options.num_layers,
@@ -62,7 +62,7 @@ def identity(options: Options, network: Network) -> dict[str, Any]:
 
 
 def circumstances(options: Options, store: KVStore, num_examples: int) -> dict[str, Any]:
-    """What may differ, at the price that the continued run is not the unbroken one."""
+    """What may differ, but then the resumed run is not bit-identical to the uninterrupted one."""
     return {
         "dataset": options.dataset,
         "num_examples": num_examples,
@@ -80,22 +80,22 @@ def path(options: Options, epoch: int) -> Path:
 
 
 def check_all_save(options: Options, store: KVStore) -> None:
-    """Where checkpoints hold the residuals of all workers, all workers must take part. Raises UserError."""
+    """Raise UserError if only some workers save checkpoints although these need the residuals of all workers."""
     if options.gc_type == "none" or not _capabilities(options).residuals:
         return
     count = store.all_reduce("checkpoints", np.array([float(bool(options.model_prefix))]))[0]
     if 0 < count < store.num_workers:
         raise UserError(
-            f"--model-prefix: {count:.0f} of {store.num_workers} workers have it; with --gc-type "
-            f"{options.gc_type} all workers take part in a checkpoint: give it to all"
+            f"--model-prefix: given to {count:.0f} of {store.num_workers} workers; with --gc-type {options.gc_type} a "
+            "checkpoint needs all workers: give --model-prefix to all"
         )
 
 
-# -- continuing -------------------------------------------------------------------------------------------------------
+# -- resuming ---------------------------------------------------------------------------------------------------------
 
 
 def with_epoch(options: Options, store: KVStore) -> Options:
-    """--load-epoch last as a number: what worker 0, which writes the checkpoints, finds; None when it finds none."""
+    """Replace --load-epoch last by the newest epoch that worker 0, which writes checkpoints, finds; None if none."""
     if options.load_epoch != LAST:
         return options
     can = _capabilities(options)
@@ -105,8 +105,8 @@ def with_epoch(options: Options, store: KVStore) -> Options:
 
 
 def load(options: Options, network: Network) -> dict[str, Any] | None:
-    """The checkpoint of epoch options.load_epoch; None where none is asked for. Every worker reads the file. Raises
-    UserError if it does not fit."""
+    """The checkpoint of epoch options.load_epoch; None without this option. Every worker reads the file. Raises
+    UserError if it does not fit this run."""
     if options.load_epoch is None:
         return None
     source, backend = path(options, options.load_epoch), BACKENDS[options.backend]
@@ -120,7 +120,7 @@ def load(options: Options, network: Network) -> dict[str, Any] | None:
 
 
 def report(log: Logger, found: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """What was loaded, and which circumstances are not as they were; `now` are those of this run."""
+    """Log what was loaded, and which circumstances differ from this run's (`now`)."""
     if "circumstances" not in found:  # another program's file
         log.info("Loaded weights of epoch %d; the optimizer starts afresh", found["epoch"])
         return

@@ -1,4 +1,4 @@
-"""A training run: what stays the same from its first epoch to its last."""
+"""A training run: the values that stay the same from its first epoch to its last."""
 
 from __future__ import annotations
 

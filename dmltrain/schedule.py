@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-# From the part of the warm-up that is done, 0 < p <= 1, to the part of the learning rate.
+# The completed fraction p of the warm-up, 0 < p <= 1 -> the fraction of the learning rate.
 WARMUPS = {"linear": lambda p: p, "power2": lambda p: p * p, "sqrt": math.sqrt}
 
 
@@ -13,8 +13,8 @@ WARMUPS = {"linear": lambda p: p, "power2": lambda p: p * p, "sqrt": math.sqrt}
 class Schedule:
     """learning rate = base * factor ** (number of step_epochs reached), as MXNet's MultiFactorScheduler.
 
-    During the first `warmup_epochs` it rises to that value instead; the last step of the warm-up has it in full.
-    A factor of 1 or more means no steps, as in MXNet's fit.py.
+    During the first `warmup_epochs` it rises to that value, which the last step of the warm-up reaches.
+    A factor of 1 or more disables `step_epochs`, as in MXNet's fit.py.
     """
 
     base: float
@@ -29,6 +29,6 @@ class Schedule:
         rate = self.base
         if self.factor < 1.0:
             rate *= self.factor ** sum(epoch >= step for step in self.step_epochs)
-        done = epoch * self.batches + batch + 1  # steps, this one included
+        done = epoch * self.batches + batch + 1  # steps, including this one
         length = self.warmup_epochs * self.batches
         return rate * WARMUPS[self.warmup](done / length) if done < length else rate

@@ -125,7 +125,7 @@ def test_a_full_disk_is_named(tmp_path):
     """/dev/full answers each write with 'no space left on device'."""
     target = tmp_path / "m-0001.pt"
     (tmp_path / f".m-0001.pt.{os.getpid()}.part").symlink_to("/dev/full")
-    with pytest.raises(UserError, match="No space left on device, make room there"):
+    with pytest.raises(UserError, match="No space left on device, free some space there"):
         checkpoint.write(target, archive())
     assert os.listdir(tmp_path) == []
 
@@ -152,7 +152,7 @@ def test_missing_lists_what_is_there(tmp_path):
 def test_a_damaged_file_is_refused(tmp_path, damage):
     target = tmp_path / "m-0001.pt"
     target.write_bytes(damage(archive()))
-    with pytest.raises(UserError, match="damaged or cut short"):
+    with pytest.raises(UserError, match="damaged or truncated"):
         checkpoint.read(target)
 
 

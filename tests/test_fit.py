@@ -244,7 +244,7 @@ def test_checkpoints_that_do_not_fit(train, backend, tmp_path):
     text = train(*words, "--load-epoch", 1, "--optimizer", "adam", code=2).text
     assert "optimizer 'sgd', expected 'adam'" in text
     target.write_bytes(target.read_bytes()[:-100])
-    assert "damaged or cut short" in train(*words, "--load-epoch", 1, code=2).text
+    assert "damaged or truncated" in train(*words, "--load-epoch", 1, code=2).text
 
 
 @pytest.mark.parametrize("here, there", [("torch", "mxnet"), ("mxnet", "torch")])

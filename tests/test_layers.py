@@ -73,7 +73,7 @@ def test_pooled_extent_counts_windows(size, kernel, stride, pad, full):
     overhangs = full and whole[-1] + kernel < size + pad
     layer = MaxPool("p", kernel=kernel, stride=stride, pad=pad, rounding="full" if full else "valid")
     if overhangs and whole[-1] + stride >= size:
-        with pytest.raises(ShapeError, match="'p': its last window lies wholly outside"):
+        with pytest.raises(ShapeError, match="'p': its last window lies entirely outside"):
             layer.output_shape((1, size, size))
     else:
         assert layer.output_shape((1, size, size)) == (1,) + (len(whole) + overhangs,) * 2
@@ -158,8 +158,8 @@ def test_layers_are_values():
         (lambda: AvgPool("p", kernel=3, pad=2), r"AvgPool 'p': pad \(2, 2\) is more than half of the kernel \(3, 3\)"),
         (lambda: Dropout("o", rate=1.0), r"Dropout 'o': rate must lie in 0..1 \(1 excluded\), is 1.0"),
         (lambda: LocalResponseNorm("l", size=4), "LocalResponseNorm 'l': size must be odd and positive, is 4"),
-        (lambda: Concat("j", (Relu(),)), "Concat 'j': needs two branches or more, has 1"),
-        (lambda: Add("j"), "Add 'j': needs two branches or more, has 0"),
+        (lambda: Concat("j", (Relu(),)), "Concat 'j': needs at least two branches, has 1"),
+        (lambda: Add("j"), "Add 'j': needs at least two branches, has 0"),
     ],
 )
 def test_values_are_checked_when_made(make, message):

@@ -58,9 +58,9 @@ def test_one_slow_step_does_not_stand_for_all():
 
 
 def test_how_far_measurements_differ_is_told():
-    assert measure.timing([0.1] * 5) == measure.Timing(0.1, 0.0)
-    assert measure.timing([0.1, 0.1, 0.1, 0.2, 0.3]).spread == pytest.approx(1.0)
-    assert measure.timing([0.4]) == measure.Timing(0.4, 0.0)
+    assert measure.timing_of([0.1] * 5) == measure.Timing(0.1, 0.0)
+    assert measure.timing_of([0.1, 0.1, 0.1, 0.2, 0.3]).spread == pytest.approx(1.0)
+    assert measure.timing_of([0.4]) == measure.Timing(0.4, 0.0)
 
 
 def test_steps_longer_than_the_time_are_few():
@@ -139,7 +139,7 @@ def test_whether_a_hosts_workers_send_as_one(kv_store, said, summed):
 )
 def test_the_parts_that_are_not_split_are_the_kvstores_keys(backend):
     network = models.create("lenet", None, 10, (1, 28, 28))
-    found = measure.pieces(network, Options(network="lenet", backend=backend, kv_store="dist_async"))
+    found = measure.slice_bytes(network, Options(network="lenet", backend=backend, kv_store="dist_async"))
     assert sum(found) == 4 * network.num_parameters and 1 < len(found) < 20
     assert max(found) <= sharding.MOST_BYTES
 

@@ -54,9 +54,9 @@ def test_numbers(name: str, value: float, text: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "two words", "a=b", "x\ny", "Train-accuracy "])
 def test_a_name_that_could_not_be_read_back_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="no name for a log line"):
+    with pytest.raises(ValueError, match="not a valid name in a log line"):
         record.value(0, name, 1.0)
-    with pytest.raises(ValueError, match="no name for a log line"):
+    with pytest.raises(ValueError, match="not a valid name in a log line"):
         record.batch(0, 0, 1.0, {name: 1.0})
 
 

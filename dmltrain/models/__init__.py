@@ -1,6 +1,6 @@
-"""The networks, each defined once as a value: `create(name, ...)` looks the name up in the one table `NETWORKS`.
+"""The networks, each a value that all backends share: `create(name, ...)` looks up the name in the table `NETWORKS`.
 
-Spellings are forgiving as in MXNet's scripts: case does not matter and `_` is `-` (`inception_bn_28_small`).
+As in MXNet's scripts, case does not matter and `_` means `-` (`inception_bn_28_small`).
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ def create(
 ) -> Network:
     """The network of that name for images of `image_shape` (channels, height, width).
 
-    `num_layers` chooses the depth where a network has several. Raises UserError for an unknown network, a depth that
-    does not exist, and images the network cannot take.
+    `num_layers` selects the depth of a network with several depths. Raises UserError for an unknown network, an invalid
+    depth, or an image shape that does not fit the network.
     """
     key = name.strip().lower().replace("_", "-")
     if key not in NETWORKS:
         raise UserError(f"unknown network {name!r}; known networks: {', '.join(sorted(NETWORKS))}")
     if num_classes < 1 or min(image_shape) < 1:
         found = f"{num_classes} classes, images {image_shape}"
-        raise UserError(f"network {key} needs one class or more and images of positive size, found {found}")
+        raise UserError(f"network {key} needs at least one class and images of positive size, found {found}")
     try:
         return NETWORKS[key](num_layers, num_classes, image_shape)
     except ShapeError as problem:

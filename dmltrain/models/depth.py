@@ -1,4 +1,4 @@
-"""The one check that networks of a single depth share."""
+"""A check shared by all networks that have a single depth."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from dmltrain.errors import UserError
 
 
 def refuse_depth(network: str, num_layers: int | None) -> None:
-    """Raises UserError if a depth was asked of a network that has only one."""
+    """Raise UserError if --num-layers was given for a network with a single depth."""
     if num_layers is not None:
-        raise UserError(f"network {network} has a single depth, found {num_layers} layers; leave --num-layers out")
+        raise UserError(f"network {network} has a single depth, found --num-layers {num_layers}; leave this option out")

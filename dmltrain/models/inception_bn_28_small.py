@@ -2,10 +2,10 @@
 (example/image-classification/symbol_inception-bn-28-small.py of 2015), after Ioffe and Szegedy 2015, "Batch
 Normalization".
 
-What that file leaves to defaults is written out here: convolutions have biases, batch norm has epsilon 1e-3, momentum
+Defaults of that file are explicit here: convolutions have biases, batch norm has epsilon 1e-3, momentum
 0.9 and a fixed scale, and the pooling of the downsampling blocks rounds up ("full", MXNet's only rounding in 2015;
 rounding down, 28 -> 13, would not fit the convolution beside it, 28 -> 14). The last pooling is 7x7 with stride 1, so
-28x28 images end in 1x1 and 32x32 images in 2x2. Names are those that MXNet gives unnamed layers in a fresh process.
+28x28 images end in 1x1 and 32x32 images in 2x2. Names are those that MXNet generates in a new process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """LeNet with tanh and max pooling, as MXNet builds it (example/image-classification/symbols/lenet.py), after
 LeCun, Bottou, Bengio and Haffner, "Gradient-based learning applied to document recognition", Proc. IEEE 1998.
 
-MXNet's file leaves the layers unnamed; the names here are those that MXNet gives in a fresh process.
+MXNet's file does not name the layers; the names here are those that MXNet generates in a new process.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Residual networks with pre-activation, as MXNet builds them (example/image-classification/symbols/resnet.py), after
 He, Zhang, Ren and Sun, "Identity Mappings in Deep Residual Networks", 2016.
 
-Images up to 32 pixels high get the CIFAR networks (three stages; MXNet itself draws that line at 28, and gives 32x32
-images an ImageNet network without its stem), larger ones the ImageNet networks (four stages behind a 7x7 stem). As in
-MXNet the first unit of every stage has a 1x1 convolution on its shortcut, even where the shapes agree, and the data
-goes through a batch norm with fixed scale.
+Images up to 32 pixels high get a CIFAR network with three stages, larger ones an ImageNet network with four stages
+after a 7x7 stem. (MXNet's limit is 28 pixels; it gives 32x32 images an ImageNet network without the stem.) As in MXNet,
+the first unit of every stage has a 1x1 convolution on its shortcut even if the shapes agree, and a batch norm with
+fixed scale comes first.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ IMAGENET_UNITS = {  # depth -> units per stage
 
 
 def build(num_layers: int | None, num_classes: int, image_shape: tuple[int, int, int]) -> Network:
-    """`num_layers` None is MXNet's own default: 110 for CIFAR, 50 for ImageNet. Raises UserError for other depths."""
+    """`num_layers` None means MXNet's default: 110 for CIFAR, 50 for ImageNet. Raises UserError for invalid depths."""
     small = image_shape[1] <= SMALL_IMAGE
     depth = num_layers if num_layers is not None else 110 if small else 50
     units, channels, bottleneck = _cifar(depth) if small else _imagenet(depth)
@@ -79,7 +79,7 @@ def _imagenet_stem(channels: int) -> Chain:
 
 
 def _unit(name: str, channels: int, stride: int, bottleneck: bool, project: bool) -> Layer:
-    """One residual unit; its shortcut is the input itself, or with `project` a 1x1 convolution of the first ReLU."""
+    """One residual unit; its shortcut is the input, or with `project` a 1x1 convolution after the first ReLU."""
     enter = _norm_relu(f"{name}_bn1", f"{name}_relu1")
     body = _bottleneck_body(name, channels, stride) if bottleneck else _basic_body(name, channels, stride)
     if project:

@@ -1,6 +1,6 @@
 """The optimizers, by MXNet's names. A new one is one file and one row of TABLE. Imports no framework.
 
-Those that only MXNet has are for programs of its own, whose kvstore steps on the servers.
+Some exist in MXNet only. They serve MXNet programs whose optimizer runs on the servers.
 """
 
 from __future__ import annotations

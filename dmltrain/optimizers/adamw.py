@@ -9,7 +9,7 @@ from dmltrain.optimizers.optimizer import MXNet, Optimizer, Torch
 
 
 def mxnet_class(mx: Any) -> type[Any]:
-    """On MXNet's operator: w -= lr * (correction * m / (sqrt(v) + epsilon) + wd * w)."""
+    """AdamW with MXNet's operator: w -= lr * (correction * m / (sqrt(v) + epsilon) + wd * w)."""
 
     class AdamW(mx.optimizer.Optimizer):  # type: ignore[misc]  # MXNet has no types
         def __init__(

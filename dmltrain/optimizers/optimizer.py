@@ -1,4 +1,4 @@
-"""What an optimizer is: a value that says how each framework calls it. Imports no framework."""
+"""The description of an optimizer: its name and options in each framework. Imports no framework."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ ClassFrom = Callable[[Any], type[Any]]  # from the imported framework
 
 
 def no_arguments(_: float) -> Mapping[str, float | bool]:
-    """All are the framework's own defaults."""
+    """Keep the framework's defaults."""
     return {}
 
 
 @dataclass(frozen=True)
 class Torch:
-    """An optimizer in PyTorch. Servers step it under the name of its class, in small letters.
+    """An optimizer in PyTorch. Servers know it by its class name in lower case.
 
-    `own` makes the class where torch.optim has none of that name. An option that is not given has torch's default.
+    `own` makes the class if torch.optim has none of that name. Missing options have torch's defaults.
     """
 
     name: str  # of the class
-    options: tuple[str, ...]  # numbers that servers accept besides lr
+    options: tuple[str, ...]  # numeric options that servers accept besides lr
     arguments: Arguments = no_arguments  # without learning rate and weight decay
-    fused: tuple[str, ...] = ()  # types of devices on which one kernel makes the whole step
-    elementwise: bool = True  # each element for itself, with state by parameter: parts can step one after the other
+    fused: tuple[str, ...] = ()  # device types that have a fused kernel for the whole step
+    elementwise: bool = True  # elements are independent and state is per parameter: parameters can step separately
     own: ClassFrom | None = None
 
 
 @dataclass(frozen=True)
 class MXNet:
-    """An optimizer in MXNet. `own` makes the class where mx.optimizer has none of that name."""
+    """An optimizer in MXNet. `own` makes the class if mx.optimizer has none of that name."""
 
     name: str  # of the class
-    options: Mapping[str, str] = field(default_factory=dict)  # numbers besides the common ones: argument -> attribute
+    options: Mapping[str, str] = field(default_factory=dict)  # besides the common ones: argument -> attribute
     arguments: Arguments = no_arguments  # without learning rate and weight decay
     own: ClassFrom | None = None
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """`name` is --optimizer's. None: that framework does not have it; `--optimizer` offers those that PyTorch has."""
+    """`name` is the value of --optimizer, which offers what PyTorch has. None: the framework lacks this optimizer."""
 
     name: str
     torch: Torch | None = None
