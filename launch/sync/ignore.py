@@ -42,7 +42,7 @@ class Rules:
 
     def says(self, path: str) -> bool | None:
         """Whether `path` is ignored; None when no pattern is about it."""
-        inside = self.prefix + path[len(self.base) :].rstrip("/")
+        inside = self.prefix + path[len(self.base) :].removesuffix("/")
         inside = inside.replace("\n", "\0")  # in re, "." does not match a line end
         for pattern in reversed(self.patterns):
             if (path.endswith("/") or not pattern.folders_only) and pattern.regex.fullmatch(inside):

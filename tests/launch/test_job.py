@@ -8,7 +8,7 @@ import pytest
 
 from launch import LaunchError
 from launch.job.host import Host
-from launch.job.job import Job, Ports, Setting, host_of, places, tasks, workdir_of
+from launch.job.job import OWNED, Job, Ports, Setting, host_of, places, tasks, workdir_of
 from launch.job.role import SCHEDULER, SERVER, WORKER
 
 ONE = [Host("localhost", "127.0.0.1", "/usr/bin/python3", cores=8)]
@@ -80,6 +80,14 @@ def test_the_whole_environment_of_each_role():
     assert found["scheduler-0"] == common | a | scheduler
     assert found["server-1"] == common | b | server
     assert found["worker-0"] == common | a | worker
+
+
+def test_what_tells_a_process_its_role_is_never_inherited():
+    """From a job around this one, say; the user's own defaults and devices are."""
+    overridable = {"OMP_NUM_THREADS", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER"}
+    told = {name for task in tasks(job(), ONE, Ports()) for name in task.environment} - overridable
+    by_the_agent = {"DMLTRAIN_KEY_FILE", "DMLTRAIN_LISTEN_FD", "DMLTRAIN_AGENT"}
+    assert set(OWNED) == told | by_the_agent
 
 
 def test_without_servers_there_is_no_scheduler_to_name():

@@ -56,7 +56,7 @@ class _Collector(cst.CSTVisitor):
         self.found: list[tuple[cst.CSTNode, cst.CSTNode]] = []
 
     def on_visit(self, node: cst.CSTNode) -> bool:
-        if isinstance(node, SKIPPED) or _is_docstring(node) or _is_kept(node) or _is_strict(node):
+        if isinstance(node, SKIPPED) or any(leave(node) for leave in (_is_docstring, _is_kept, _is_strict, _is_a_type)):
             return False
         for kind, operator in OPERATORS:
             if isinstance(node, kind):
@@ -101,6 +101,14 @@ def _is_kept(node: cst.CSTNode) -> bool:
     function = node.func if isinstance(node, cst.Call) else None
     name = function.attr if isinstance(function, cst.Attribute) else function
     return isinstance(name, cst.Name) and name.value in KEPT_CALLS
+
+
+def _is_a_type(node: cst.CSTNode) -> bool:
+    """Item = TypeVar("Item"), and aliases such as Hosts = Sequence[Host]."""
+    if not isinstance(node, cst.Assign) or not isinstance(node.targets[0].target, cst.Name):
+        return False
+    name = node.targets[0].target.value
+    return name[:1].isupper() and not name.isupper() and (isinstance(node.value, cst.Subscript) or _is_kept(node.value))
 
 
 def _is_strict(node: cst.CSTNode) -> bool:
