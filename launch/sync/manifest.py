@@ -30,10 +30,6 @@ class Over(Exception):
     """The copying was cancelled."""
 
 
-Key = tuple[bytes, int, int, int]  # path, size, mtime_ns, inode: as long as it is the same, so is the content
-Hashes = dict[Key, str]
-
-
 @dataclass(frozen=True)
 class Entry:
     """A file, folder or link. `size` in bytes, `mtime` in ns since 1970, `mode` a file's permission bits."""
@@ -63,11 +59,11 @@ class Manifest:
         """The path of an entry on this machine."""
         return os.path.join(self.folder, encoded(self.entries[index].path))
 
-    def renewed(self, indices: Sequence[int], hashes: Hashes | None = None) -> tuple[Manifest, tuple[int, ...]]:
+    def renewed(self, indices: Sequence[int]) -> tuple[Manifest, tuple[int, ...]]:
         """The manifest with these files as they are now, and which of them still are files."""
         entries, still = list(self.entries), []
         for index in indices:
-            entry = _file(self.where(index), entries[index].path, {} if hashes is None else hashes)
+            entry = _file(self.where(index), entries[index].path)
             if entry is not None:
                 entries[index] = entry
                 still.append(index)
@@ -86,22 +82,19 @@ def manifest(
     folder: str | Path,
     excludes: Sequence[str] = (),
     leave_out: Sequence[str | Path] = (),
-    hashes: Hashes | None = None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Manifest:
-    """What `folder` holds now. `hashes` is what is known of contents, and is added to. `leave_out` are paths, absolute
-    or relative to the working directory, that need not exist or be inside. LaunchError says what cannot be read; Over
-    comes soon after `cancelled` has become true."""
+    """What `folder` holds now. `leave_out` are paths, absolute or relative to the working directory, that need not
+    exist or be inside. LaunchError says what cannot be read; Over comes soon after `cancelled` has become true."""
     top = os.path.realpath(os.fsencode(folder))
     chosen = sync_ignore.chosen(excludes)
     out = {os.path.realpath(os.fsencode(path)) for path in leave_out}
     chain = (*sync_ignore.above(Path(os.fsdecode(top))), chosen)
-    known: Hashes = {} if hashes is None else hashes
     notes: list[str] = []
 
     def complete(entry: Entry) -> Entry | None:
         where = os.path.join(top, encoded(entry.path))
-        return _file(where, entry.path, known, cancelled) if entry.kind == FILE else entry
+        return _file(where, entry.path, cancelled) if entry.kind == FILE else entry
 
     with ThreadPoolExecutor(THREADS) as pool:
         entries = pool.map(complete, list(_walk(top, chain, out, notes)))
@@ -160,21 +153,18 @@ def _link(where: bytes, path: str) -> Iterator[Entry]:
         raise unreadable(where, error) from None
 
 
-def _file(where: bytes, path: str, known: Hashes, cancelled: Callable[[], bool] = lambda: False) -> Entry | None:
+def _file(where: bytes, path: str, cancelled: Callable[[], bool] = lambda: False) -> Entry | None:
     """The file with its hash, of as many bytes as it had when it was opened; None when it is no file any more."""
     descriptor = opened(where)
     if descriptor is None:
         return None
     try:
         found = os.fstat(descriptor)
-        key = where, found.st_size, found.st_mtime_ns, found.st_ino
-        size, digest = (found.st_size, known[key]) if key in known else _digest(descriptor, found.st_size, cancelled)
+        size, digest = _digest(descriptor, found.st_size, cancelled)
     except OSError as error:
         raise unreadable(where, error) from None
     finally:
         os.close(descriptor)
-    if size == found.st_size:
-        known[key] = digest
     return Entry(path, FILE, stat.S_IMODE(found.st_mode) & 0o777, found.st_mtime_ns, size, digest)
 
 

@@ -13,7 +13,7 @@ from launch.agent.commands import Bind, Peer, Reach, Stop
 from launch.agent.events import Bound, Ended, Exited, Frozen, Reached, Ready, Refused, Started, Stopped
 from launch.command_line.options import Options
 from launch.job.host import Host
-from launch.job.job import Job
+from launch.job.job import OWNED, Job
 from launch.run import report
 from launch.run.action import Connect, Copy, Send
 from launch.run.event import Connected, Copied, Interrupted, Lost, OutputFailed, Quiet, Tick, Unreached
@@ -564,9 +564,29 @@ def test_hosts_run_the_program_by_their_own_python_or_by_their_agents():
         supervisor.handle(Ready(name, 10, 4, "/usr/bin/python3"), 0.0)
     supervisor.handle(Bound("a", {"master": 1, "reach": 2}), 0.0)
     supervisor.handle(Bound("b", {"reach": 3}), 0.0)
-    for name, other in ("ab", "ba"):
-        supervisor.handle(Reached(name, {other: {"ms": 0.1}}), 0.0)
+    supervisor.handle(Reached("a", {"b": {"ms": 0.1}}), 0.0)
+    starts = supervisor.handle(Reached("b", {"a": {"ms": 0.1}}), 0.0)
     assert [each.task.argv for each in supervisor.processes] == [
         ("/opt/python", "train.py"),
         ("/usr/bin/python3", "train.py"),
+    ]
+    rows = [(each.host, row.task, row.argv, row.workdir, row.script) for each in starts for row in each.command.tasks]
+    assert rows == [
+        ("a", 0, ("/opt/python", "train.py"), "/", "train.py"),
+        ("b", 1, ("/usr/bin/python3", "train.py"), "/", "train.py"),
+    ]
+    assert {each.command.unset for each in starts} == {OWNED}
+
+
+def test_what_has_become_of_a_process_in_words():
+    clock = Clock(started=4)
+    clock.exit(SCHEDULER, 0)
+    clock.exit(SERVER_0, -signal.SIGSEGV)
+    clock.exit(WORKER_0, 75)
+    assert [process.fate for process in clock.supervisor.processes] == [
+        "scheduler 0 (pid 100 on a) exited with code 0",
+        "server 0 (pid 101 on a) was killed by SIGSEGV",
+        "server 1 (pid 102 on b) has not ended",
+        "worker 0 (pid 103 on a) exited with code 75 (it lost another process of the job)",
+        "worker 1 (on b) has not ended",
     ]
