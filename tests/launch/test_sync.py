@@ -724,6 +724,7 @@ def test_every_write_ends_with_a_message(tmp_path):
     assert done == f"301 of 301 files, {sync.progress()[0] / 1e6:.1f} MB sent"
     assert tree(to) == tree(source)
     assert len(beats) == len(sizes) and max(sizes) <= WRITE_BYTES
+    assert len(sizes) < 20, "small files travel together"
 
 
 def test_a_step_is_short_however_much_there_is_to_compare(tmp_path):
