@@ -86,6 +86,13 @@ def test_a_line_of_a_hosts_file(line, expected):
     assert found == [Host(**{**vars(expected), "where": "hosts:1"})]
 
 
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_the_example_of_each_attribute_is_one(name):
+    """Errors show it."""
+    (host,) = text(f"h1 {name}={ATTRIBUTES[name].example}")
+    assert host != Host("h1", where="hosts:1")
+
+
 def test_comments_and_blank_lines_are_nothing_and_lines_keep_their_numbers():
     found = text("# the lab\n\n   \nh1 # the first\n   # indented\nh2 slots=2\n")
     assert [(host.name, host.slots, host.where) for host in found] == [("h1", None, "hosts:4"), ("h2", 2, "hosts:6")]
