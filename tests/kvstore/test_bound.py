@@ -1,4 +1,4 @@
-"""The least time for what was sent: DESIGN's bounds, from what each worker's links have counted."""
+"""The least time for what was sent: bounds from what each worker's links have counted."""
 
 import threading
 from types import SimpleNamespace

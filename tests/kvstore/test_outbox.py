@@ -1,11 +1,14 @@
 """Frames that wait for a link."""
 
+import queue
 import socket
 import threading
 from types import SimpleNamespace
 
+import pytest
+
 from dmltrain.kvstore.transport.link import Link
-from dmltrain.kvstore.transport.outbox import Frame, Outbox
+from dmltrain.kvstore.transport.outbox import BEFORE_ALL, LAST, Frame, Outbox
 
 DEADLINE = 10.0
 
@@ -36,3 +39,176 @@ def test_what_is_made_in_turn_in_the_same_memory_leaves_before_that_is_written_a
         assert outbox.finish(DEADLINE)
         with other:
             assert other.recv(9, socket.MSG_WAITALL) == b"011112222"
+
+
+@pytest.fixture(params=["tcp", "unix"])
+def ends(request):
+    """A link, and the socket at its other end."""
+    if request.param == "unix":
+        sock, other = socket.socketpair()
+    else:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            sock = socket.create_connection(listening.getsockname())
+            other, _ = listening.accept()
+    other.settimeout(DEADLINE)
+    yield Link(sock), other
+    sock.close()
+    other.close()
+
+
+class Gate:
+    """A frame that is being made until it is let go; nothing else leaves before."""
+
+    def __init__(self, outbox):
+        self.begun, self.may_go_on = threading.Event(), threading.Event()
+        outbox.put_all([Frame(b"", prepare=self._made)])
+        assert self.begun.wait(DEADLINE)
+
+    def _made(self):
+        self.begun.set()
+        self.may_go_on.wait(DEADLINE)
+        return b"", None
+
+
+def read(other, size):
+    found = bytearray()
+    while len(found) < size:
+        found += other.recv(size - len(found))
+    return bytes(found)
+
+
+def test_the_most_urgent_leaves_first_and_equals_in_their_order(ends):
+    link, other = ends
+    outbox = Outbox(link, "to the other end")
+    gate = Gate(outbox)
+    for header, priority in ((b"a", 0), (b"b", 5), (b"c", LAST), (b"d", 5), (b"e", 0), (b"f", -3), (b"g", BEFORE_ALL)):
+        outbox.put(header, None, priority)
+    gate.may_go_on.set()
+    assert read(other, 7) == b"gbdaefc"
+    assert outbox.finish(DEADLINE)
+
+
+class Recorder:
+    """A link that takes what it is given when it is told to."""
+
+    def __init__(self, window=None):
+        self.sock = SimpleNamespace(family=socket.AF_INET)
+        self.window = SimpleNamespace(size=window) if window else None
+        self.given, self.taken = queue.Queue(), threading.Semaphore(0)
+
+    def send(self, *views):
+        self.given.put([len(view) for view in views])
+        self.taken.acquire(timeout=DEADLINE)
+
+    def take(self):
+        self.taken.release()
+        return self.given.get(timeout=DEADLINE)
+
+
+@pytest.mark.parametrize(
+    "window, size, together",
+    [
+        (None, 1 << 18, 4),  # a mebibyte
+        (None, (1 << 18) - 1, 5),
+        (1 << 19, 1 << 18, 2),  # what the link's path holds, where that is less
+        (1 << 30, 1 << 18, 4),
+        (None, 0, 256),
+        (None, 3 << 20, 1),
+    ],
+)
+def test_small_frames_leave_together_but_not_so_many_that_an_urgent_one_waits(window, size, together):
+    link = Recorder(window)
+    outbox = Outbox(link, "to the other end")
+    outbox.put(b"first")
+    assert link.given.get(timeout=DEADLINE) == [5]
+    outbox.put_all([Frame(b"", memoryview(bytes(size))) for _ in range(together + 1)])
+    link.taken.release()
+    assert link.given.get(timeout=DEADLINE) == [0, size] * together
+    outbox.put(b"!", None, 1)
+    assert link.take() == [1, 0, size]
+    link.taken.release()
+    assert outbox.finish(DEADLINE)
+
+
+def test_what_has_to_be_made_leaves_alone_unless_it_says_how_little_it_is():
+    for size, batches in ((None, [[1], [1]]), (100, [[1, 1]])):
+        link = Recorder()
+        outbox = Outbox(link, "to the other end")
+        outbox.put(b"first")
+        assert link.given.get(timeout=DEADLINE) == [5]
+        more = {} if size is None else {"prepared_bytes": size}
+        outbox.put_all([Frame(b"", prepare=lambda: (b"x", None), **more) for _ in range(2)])
+        for batch in batches:
+            assert link.take() == batch
+        link.taken.release()
+        assert outbox.finish(DEADLINE)
+
+
+def test_memory_is_given_back_when_it_has_been_sent_also_on_a_link_that_is_cut(ends):
+    link, other = ends
+    outbox = Outbox(link, "to the other end")
+    sent = queue.Queue()
+    outbox.put(b"header", memoryview(b"payload"), sent=lambda: sent.put("first"))
+    assert read(other, 13) == b"headerpayload"
+    assert sent.get(timeout=DEADLINE) == "first"
+    outbox.put(b"", memoryview(bytes(16 << 20)), sent=lambda: sent.put("second"))  # more than is on its way unread
+    link.cut()
+    assert sent.get(timeout=DEADLINE) == "second"
+    outbox.put(b"header", memoryview(b"payload"), sent=lambda: sent.put("third"))
+    assert sent.get(timeout=DEADLINE) == "third"
+    assert outbox.finish(DEADLINE)
+
+
+def test_it_says_whether_all_was_sent_in_time(ends):
+    link, other = ends
+    outbox = Outbox(link, "to the other end")
+    size = 16 << 20
+    outbox.put(b"", memoryview(bytes(size)))
+    assert not outbox.finish(0.1), "nobody reads"
+    assert len(read(other, size)) == size
+    assert outbox.finish(DEADLINE)
+
+
+def test_a_frame_that_cannot_be_made_cuts_the_link_so_that_no_peer_waits_for_it(ends, capfd):
+    link, other = ends
+    outbox = Outbox(link, "to the other end")
+
+    def made():
+        raise MemoryError("no room")
+
+    outbox.put_all([Frame(b"", prepare=made)])
+    assert other.recv(1) == b""
+    assert outbox.finish(DEADLINE)
+    assert "MemoryError: no room" in capfd.readouterr().err
+
+
+def test_inside_a_host_headers_leave_on_the_callers_thread():
+    sock, other = socket.socketpair()
+    other.settimeout(0)
+    outbox, sent = Outbox(Link(sock), "to the other end"), []
+    outbox.put_all([Frame(b"one", sent=lambda: sent.append(1)), Frame(b"two", sent=lambda: sent.append(2))])
+    assert (sent, other.recv(100)) == ([1, 2], b"onetwo")
+    assert outbox.finish(DEADLINE)
+    sock.close()
+    other.close()
+
+
+@pytest.mark.parametrize("waiting", ["a payload", "what has to be made", "the rest of a header"])
+def test_headers_do_not_overtake_what_waits(waiting):
+    sock, other = socket.socketpair()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
+    other.settimeout(DEADLINE)
+    outbox, size = Outbox(Link(sock), "to the other end"), 1 << 20
+    made = {
+        "a payload": Frame(b"", memoryview(bytes(size)), priority=3),
+        "what has to be made": Frame(b"", prepare=lambda: (bytes(size), None), priority=3),
+        "the rest of a header": Frame(bytes(size)),  # longer than any, so that the socket does not take it whole
+    }[waiting]
+    outbox.put_all([made])
+    for number in range(3):
+        outbox.put(b"%d" % number, None, number)
+    found = read(other, size + 3)
+    assert not any(found[:size]) and sorted(found[size:]) == sorted(b"012")
+    assert outbox.finish(DEADLINE)
+    sock.close()
+    other.close()

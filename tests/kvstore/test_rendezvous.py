@@ -86,6 +86,34 @@ def test_memory_that_could_shrink_is_refused(server):
     connection.close()
 
 
+def test_a_server_that_shares_no_memory_is_left_at_once():
+    sock, name = rendezvous.listen()
+    left = []
+
+    def serve():
+        connection, _, _ = link.accept(sock.accept()[0], Listener.new("job", b"key"))
+        rendezvous.receive(connection)
+        connection.send(b"A")  # and no descriptor
+        with pytest.raises(Closed):
+            connection.read_header()
+        left.append(True)
+
+    serving = threading.Thread(target=serve)
+    serving.start()
+    with pytest.raises(ArenaError, match="the other side shares no memory") as raised:
+        rendezvous.connect(name, caller(), Arena(SIZE))
+    serving.join(10.0)
+    assert left and raised, "while the error is still held, and with it all that it knows"
+    sock.close()
+
+
+def test_processes_of_this_user_are_told_from_others():
+    one, other = socket.socketpair()
+    assert rendezvous.same_user(one) and rendezvous.same_user(other)
+    one.close()
+    other.close()
+
+
 def test_offsets_outside_of_the_memory_are_refused():
     arena = Arena(SIZE)
     mapping = Mapping(os.dup(arena.descriptor))

@@ -104,3 +104,7 @@ def test_blocks_are_whole_lines_whatever_is_read_at_once(size: int, ends: bytes)
     assert b"".join(block.data for block in cut) == text
     assert all(block.data[-1:] in b"\r\n" and block.limit == len(block.data) for block in cut[:-1])
     assert [block.whole for block in cut] == [True] * (len(cut) - 1) + [False]
+
+
+def test_no_more_of_a_line_than_two_mebibytes_is_in_memory_at_once() -> None:
+    assert max(len(block.data) for block in blocks(io.BytesIO(bytes(6 * MIB)))) <= 2 * MIB

@@ -1,6 +1,7 @@
 """Pictures: really drawn, and every reason why one cannot be."""
 
 import os
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,6 +50,35 @@ def test_what_is_drawn(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ]
     assert list(accuracy.lines[1].get_ydata()) == [0, 0.1, 0.2, 0.3, 0.4]
     assert accuracy.lines[0].get_color() == accuracy.lines[1].get_color() != accuracy.lines[2].get_color()
+    assert [line.get_linestyle() for line in accuracy.lines] == ["-", "--"] * 2
+    assert {line.get_color() for line in seconds.lines} == {
+        accuracy.lines[0].get_color(),
+        accuracy.lines[2].get_color(),
+    }
+    assert [axes.get_xlabel() for axes in (accuracy, seconds)] == ["epoch"] * 2
+    assert [axes.get_ylabel() for axes in (accuracy, seconds)] == ["accuracy", "seconds per epoch"]
+    assert seconds.get_ylim()[0] == 0 and accuracy.get_ylim()[0] < 0
+    assert [text.get_text() for text in seconds.get_legend().get_texts()] == [r"r\$20_a", r"r\$20_a (2)"]
+
+
+@pytest.mark.parametrize("epochs, marker", [(39, "o"), (40, "")])
+def test_points_are_marked_while_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epochs: int, marker: str
+) -> None:
+    figures = []
+    monkeypatch.setattr(plot, "_write", lambda figure, path: figures.append(figure))
+    log = tmp_path / "x.log"
+    log.write_text("".join(f"Epoch[{epoch}] Train-accuracy=0.5\n" for epoch in range(epochs)))
+    plot.save([table(run) for run in reading.read(str(log))], "out.png")
+    accuracy, seconds = figures[0].axes
+    assert [line.get_marker() for line in accuracy.lines] == [marker]
+    assert not seconds.lines and seconds.get_legend() is None, "no line says how long an epoch took"
+
+
+def test_a_picture_is_as_large_as_a_screen_shows(parse: Callable, log: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "out.png"
+    parse(log, "--plot", picture)
+    assert struct.unpack(">II", picture.read_bytes()[16:24]) == (1320, 540)
 
 
 @pytest.mark.parametrize(
@@ -72,8 +102,9 @@ def test_values_that_are_hard_to_draw(parse: Callable, log: Path, tmp_path: Path
 )
 def test_a_plot_that_cannot_be_written(parse: Callable, log: Path, tmp_path: Path, name: str, essential: str) -> None:
     (tmp_path / "folder.png").mkdir()
-    done = parse(log, "--plot", tmp_path / name if name else tmp_path / "folder.png")
+    done = parse(log, tmp_path / "nothing.log", "--plot", tmp_path / name if name else tmp_path / "folder.png")
     assert done.returncode == 2
+    assert "nothing.log: cannot be read" in done.stderr
     assert "dmltrain-parse: error: --plot " in done.stderr and essential in done.stderr
     assert done.stdout.startswith("| epoch |")
 

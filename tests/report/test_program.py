@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -58,6 +59,15 @@ def test_a_folder_is_one_run(run: Path, parse: Callable) -> None:
     )
 
 
+def test_text_that_no_encoding_takes_is_shown_as_it_can_be(parse: Callable, tmp_path: Path) -> None:
+    """UTF-16 with half of a surrogate pair between its lines, and cut off within a letter."""
+    log = tmp_path / "x.log"
+    log.write_bytes(
+        "Epoch[0] Train-accuracy=0.5\n".encode("utf-16") + b"\x00\xd8\n\0" + "Epoch[1] T".encode("utf-16-le") + b"i"
+    )
+    assert parse(log).stdout.splitlines()[2:] == ["|  1 | 0.500000 | - | - |"]
+
+
 def test_runs_side_by_side(run: Path, parse: Callable) -> None:
     (run.parent / "other.log").write_text(worker_log(0, epochs=1) + "Epoch[4] Train-accuracy=0.9\n")
     lines = parse(run / "worker-0.log", run.parent / "other.log", run).stdout.splitlines()
@@ -102,6 +112,50 @@ def test_workers_are_in_the_order_of_their_numbers(run: Path, parse: Callable) -
     (read,) = json.loads(parse(run, "--format", "json", "--aggregate", "all").stdout)
     assert read["epochs"][0]["sent"] == list(range(1000, 1012))
     assert [Path(name).name for name in read["files"]] == [f"worker-{rank}.log" for rank in range(12)]
+
+
+@pytest.mark.parametrize(
+    "log, first",
+    [
+        ("Epoch[0] Train-accuracy=0.5\n", " 1"),
+        ("[1] Train-accuracy=0.5\n", " 1"),  # R
+        ("[2] Train-accuracy=0.5\nEpoch[2] Time cost=1.5\n", " 3"),  # R's lines, but not R
+        ("Epoch 1/5\n12s - loss: 0.7 - acc: 0.5\n", " 1"),  # Keras
+        ("[Epoch 0] Finished in 0.141s, training accuracy: 0.5\n", " 1"),
+        ("solver.cpp Iteration 0, Testing net (#0)\nTest net output #0: accuracy = 0.5\n", " 0"),
+    ],
+)
+def test_epochs_are_counted_from_one_and_iterations_as_they_are(
+    parse: Callable, tmp_path: Path, log: str, first: str
+) -> None:
+    (tmp_path / "x.log").write_text(log)
+    assert parse(tmp_path / "x.log", "--format", "none").stdout.splitlines()[1].split("\t")[0] == first
+
+
+@pytest.mark.parametrize(
+    "written, table, time",
+    [
+        ("0.0001", "0.000100", "0.0"),
+        ("0.00009", "9e-05", "0.0"),
+        ("-0.00009", "-9e-05", "-0.0"),
+        ("-0.25", "-0.250000", "-0.2"),
+        ("0", "0.000000", "0.0"),
+        ("999999999", "999999999.000000", "999999999.0"),
+        ("1000000000", "1e+09", "1e+09"),
+        ("-1234567890", "-1.23457e+09", "-1.23457e+09"),
+    ],
+)
+def test_numbers_keep_to_their_column(parse: Callable, tmp_path: Path, written: str, table: str, time: str) -> None:
+    """As MXNet's tool shows them, but those too small or too large for that."""
+    log = tmp_path / "x.log"
+    log.write_text(f"Epoch[0] Train-accuracy={written}\nEpoch[0] Time cost={written}\n")
+    assert parse(log, "--format", "none").stdout.splitlines()[1].split("\t") == [" 1", table, "-", time]
+
+
+def test_csv_has_twelve_digits(parse: Callable, tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    log.write_text("Epoch[0] Train-accuracy=0.1234567890123\nEpoch[0] Time cost=1000000000.25\n")
+    assert parse(log, "--format", "csv").stdout.splitlines()[1] == "1,0.123456789012,,1000000000.25"
 
 
 def test_tabs(run: Path, parse: Callable) -> None:
@@ -319,6 +373,17 @@ def test_unlike_logs_in_a_folder_are_said(parse: Callable, run: Path) -> None:
     assert "old.log, worker-0.log, worker-1.log are taken for the workers of one run" in done.stderr
 
 
+def test_of_many_names_five_are_said(parse: Callable, tmp_path: Path) -> None:
+    """In the order of their numbers."""
+    for count, expected in (
+        (5, "server-0.log, server-1.log, server-2.log, server-3.log, server-4.log"),
+        (12, "server-0.log, server-1.log, server-2.log, server-3.log, server-4.log and 7 more"),
+    ):
+        for number in range(count):
+            (tmp_path / f"server-{number}.log").write_text("waits\n")
+        failed(parse(tmp_path), f"no epoch in any of its logs ({expected}): ")
+
+
 def test_folders_without_a_run(parse: Callable, run: Path, tmp_path: Path) -> None:
     failed(parse(run.parent), "a folder of runs, not a run: name one or several of", "logs/r20")
     empty = tmp_path / "empty"
@@ -356,6 +421,34 @@ def test_the_reader_of_the_output_leaves(run: Path, shape: str) -> None:
     parser.stdout.close()
     assert parser.wait(timeout=60) == 141
     assert parser.stderr.read() == b""
+
+
+def test_an_interrupt_ends_it_quietly(tmp_path: Path) -> None:
+    fifo = tmp_path / "pipe"
+    os.mkfifo(fifo)
+    parser = subprocess.Popen([sys.executable, "-m", "dmltrain.report.cli", str(fifo)], stderr=subprocess.PIPE)
+    with fifo.open("w"):  # returns when the program has begun to read
+        parser.send_signal(signal.SIGINT)
+        assert parser.wait(timeout=60) == 130
+    assert parser.stderr.read() == b""
+    parser.stderr.close()
+
+
+def test_help_says_what_is_read_and_shows_examples(parse: Callable) -> None:
+    done = parse("--help")
+    assert done.returncode == 0
+    words = " ".join(done.stdout.split())
+    assert words.startswith("usage: dmltrain-parse ")
+    assert "Tables of accuracy and time per epoch from the logs of dmltrain, MXNet, gluoncv, " in words
+    assert "\n  dmltrain-parse old.log --aggregate max --format csv\n" in done.stdout
+    for said in (
+        "a log file, a folder",
+        "separated by tabs",
+        "over the workers of a run",
+        "metrics to show",
+        "into out.png",
+    ):
+        assert said in words
 
 
 def test_a_full_disk(process: Callable, run: Path) -> None:

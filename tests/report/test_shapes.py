@@ -318,6 +318,12 @@ def test_last_batch_line_stands_in_for_an_epoch_without_training_metric(rows: Ca
     }
 
 
+def test_a_batch_line_with_a_metric_is_found_before_long_ones_without(rows: Callable) -> None:
+    long = f"Epoch[0] Batch [60]\tSpeed: 9.5 samples/sec {'x' * 900}\n"
+    text = "Epoch[0] Batch [50]\tSpeed: 9.5 samples/sec\taccuracy=0.25\n" + 10 * long
+    assert rows(text)[0]["train_accuracy"] == 0.25
+
+
 def test_batch_lines_stand_in_only_for_what_is_not_printed_per_epoch(rows: Callable) -> None:
     text = (
         "Epoch[0] Batch [50]\tSpeed: 9.5 samples/sec\taccuracy=0.1\trmse=0.9\tlr=0.5\n"
@@ -366,6 +372,15 @@ def test_last_batch_lines_of_workers_out_of_step(rows: Callable, epochs: int) ->
 )
 def test_what_is_no_value_gives_no_row(rows: Callable, text: str) -> None:
     assert rows(text) == {}
+
+
+@pytest.mark.parametrize("digits", range(1, 8))
+def test_a_number_that_goes_on_behind_a_thousand_bytes_is_not_taken(rows: Callable, digits: int) -> None:
+    """A longer line is noise; what stands in its first thousand bytes counts, but not the half of a number."""
+    values = " Train-accuracy=0.5 "
+    noise = "x" * (1000 - digits - len(values) - len(" Train-loss="))
+    read = rows(f"Epoch[0]{values}{noise} Train-loss=1.234567 Train-top_k_accuracy_5=0.75\n")
+    assert read == {0: {"train_accuracy": 0.5, "validation_accuracy": None, "seconds": None}}
 
 
 def test_two_processes_in_one_line(rows: Callable) -> None:
