@@ -21,8 +21,8 @@ QUICK = {
     "tests/data": "array_pickle batches cifar10 load mnist partition",
     "tests/kvstore": "bound codec codec_in_steps create entries handshake host link outbox plan routes scheduler "
     "rendezvous send_window server service waiting wire",
-    "tests/launch": "check config dry_run forecast hosts job mpi_command needs network old_options placement "
-    "preflight prepare show supervise throughput",
+    "tests/launch": "check config dry_run forecast hosts job known_hosts mpi_command needs network old_options "
+    "placement preflight prepare show supervise throughput",
     "tests/models": "models",
     "tests/report": "cut_off old_faults program shapes",
 }

@@ -199,6 +199,15 @@ def test_a_launcher_that_closes_the_channel_ends_the_job(tmp_path):
     assert last[1:] == ["0 processes left on 1 host"]
 
 
+def test_processes_do_not_pass_for_agents(tmp_path):
+    """An agent that comes later ends those of its job that carry DMLTRAIN_AGENT."""
+    talk = Conversation(tmp_path)
+    talk.start(["sh", "-c", 'echo "agent: $DMLTRAIN_AGENT"'])
+    talk.until("exited")
+    assert talk.printed[0] == b"agent: \n"
+    talk.stop()
+
+
 def test_an_agent_that_is_ended_by_a_signal_says_so_and_ends_the_job(tmp_path):
     talk = Conversation(tmp_path)
     (pid,) = talk.start(["sleep", "120"])
@@ -247,6 +256,46 @@ def test_stopped_processes_are_reported_with_their_task_and_end_all_the_same(tmp
     assert sorted(talk.until("stopped")["processes"]) == sorted([[pids[0], 0], [below, 1]])
     assert talk.until("ended")["left"] == []
     assert not any(map(process, (*pids, below)))
+
+
+@pytest.fixture
+def counting_python(tmp_path) -> tuple[str, Path]:
+    """A Python for the agent that adds a byte to a file before each wait for events; and that file."""
+    path, waits = tmp_path / "counting-python", tmp_path / "waits"
+    path.write_text(
+        f"#!{sys.executable}\nimport selectors, sys\nwait = selectors.DefaultSelector.select\n"
+        f"waits = open({str(waits)!r}, 'ab', buffering=0)\n"
+        "selectors.DefaultSelector.select = lambda self, timeout: (waits.write(b'.'), wait(self, timeout))[1]\n"
+        "exec(sys.argv[sys.argv.index('-c') + 1])\n"
+    )
+    path.chmod(0o755)
+    return str(path), waits
+
+
+STUBBORN = ["sh", "-c", "trap '' TERM; echo up; exec sleep 120"]
+
+
+def test_an_agent_that_waits_sleeps(tmp_path, counting_python):
+    """While a process runs, while it is given time to end, and also when the launcher is gone."""
+    python, waits = counting_python
+
+    def begin(silence: float) -> Conversation:
+        talk = Conversation(tmp_path, python, silence)
+        talk.start(STUBBORN)
+        while b"up" not in talk.printed.get(0, b""):
+            talk.answer()
+        waits.write_bytes(b"")
+        return talk
+
+    talk = begin(SILENCE)
+    time.sleep(0.3)
+    assert waits.stat().st_size < 30, "nothing happens"
+    assert talk.stop()["left"] == []
+    assert waits.stat().st_size < 100, "it looks for what is left now and then"
+    talk = begin(silence=0.5)
+    assert [each["event"] for each in talk.heard] == []
+    assert talk.channel.close().startswith("exited with 1: missed heartbeats")
+    assert waits.stat().st_size < 100
 
 
 def test_a_task_counts_as_frozen_when_it_has_been_stopped_without_a_break(tmp_path):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,16 +120,20 @@ def _is_for_types(node: cst.CSTNode) -> bool:
     return isinstance(node, cst.If) and isinstance(node.test, cst.Name) and node.test.value == "TYPE_CHECKING"
 
 
-def of(source: str) -> list[Mutant]:
-    """All mutants of a module's text that are Python, in the order of the text, without repetitions."""
+def of(source: str, lines: Container[str] | None = None) -> list[Mutant]:
+    """All mutants of a module's text that are Python, in the order of the text, without repetitions; of these `lines`
+    only, if given, as they are before."""
     wrapper, collector = MetadataWrapper(cst.parse_module(source)), _Collector()
     wrapper.module.visit(collector)
     places, text = wrapper.resolve(WhitespaceInclusivePositionProvider), _Text(source)
     mutants: dict[str, Mutant] = {}
     for node, replacement in collector.found:
         changed = text.replaced(places[node], wrapper.module.code_for_node(replacement))
-        if changed not in mutants and changed != source and _parses(changed):
-            mutants[changed] = text.mutant(places[node], changed)
+        if changed in mutants or changed == source:
+            continue
+        mutant = text.mutant(places[node], changed)
+        if (lines is None or mutant.before in lines) and _parses(changed):
+            mutants[changed] = mutant
     return list(mutants.values())
 
 
