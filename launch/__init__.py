@@ -1,4 +1,4 @@
-"""Start a job: one command line -> processes on hosts, their output, their end. Imports nothing of `dmltrain`."""
+"""Start jobs: run any program as a set of processes on hosts. Imports nothing of `dmltrain`."""
 
 import os
 
@@ -6,7 +6,7 @@ NAME = "dmltrain-launch"
 
 
 class LaunchError(Exception):
-    """A user's mistake or a host's refusal; the message is complete and `code` is the launcher's exit code."""
+    """A user error or a failure of a host. The message is complete; `code` is the launcher's exit code."""
 
     def __init__(self, message: str, code: int = 2):
         super().__init__(message)
@@ -14,12 +14,12 @@ class LaunchError(Exception):
 
 
 def as_utf8(text: str) -> str:
-    """What the system gave as bytes, as UTF-8 whatever the locale; bytes that are not UTF-8 survive as surrogates."""
+    """Decode text of the system as UTF-8 in any locale. Bytes that are not UTF-8 become surrogates."""
     return os.fsencode(text).decode("utf-8", "surrogateescape")
 
 
 def version() -> str:
-    """The installed project's version; "unknown" when it runs from a folder that was never installed."""
+    """The installed version; "unknown" if the package is not installed."""
     from importlib import metadata
 
     try:

@@ -1,6 +1,6 @@
-"""dmltrain-launch, dmltrain-check and dmltrain-job: arguments -> what they ask for -> exit code.
+"""The programs dmltrain-launch, dmltrain-check and dmltrain-job: argv -> options -> exit code.
 
-Each mode imports what it needs: --help and completion answer sooner for it.
+Each mode imports only what it needs, which makes --help and completion faster.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launch import NAME, LaunchError, as_utf8, version
-from launch.clusters import Cluster, cluster
+from launch.clusters import Cluster, make_cluster
 from launch.command_line.options import check_usage, parse, usage
 from launch.ending import end_with, say
 from launch.job.options import Options
@@ -29,17 +29,17 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def check_main(argv: Sequence[str] | None = None) -> None:
-    """dmltrain-check: what dmltrain-launch --check does."""
+    """dmltrain-check, the same as dmltrain-launch --check."""
     end_with(CHECK, check_, argv)
 
 
 def job_main(argv: Sequence[str] | None = None) -> None:
-    """dmltrain-job: what dmltrain-launch --ps, --logs and --kill do, and a list of jobs."""
+    """dmltrain-job: the modes --ps, --logs and --kill of dmltrain-launch, and a list of jobs."""
     end_with(JOB, job, argv)
 
 
 def launch(argv: Sequence[str]) -> int:
-    """Do what the command line says; its exit code."""
+    """Run the mode that the command line selects. Returns the exit code."""
     options = parse(argv, environment())
     return MODES[options.mode](options)
 
@@ -50,27 +50,27 @@ def check_(argv: Sequence[str]) -> int:
         print(check_usage() if options.mode == "help" else f"{CHECK} {version()}\n", end="")
         return 0
     if options.mode not in ("", "check"):
-        raise LaunchError(f"--{options.mode} is an option of {NAME}: {CHECK} only looks at hosts")
+        raise LaunchError(f"--{options.mode} is an option of {NAME}; {CHECK} only checks hosts")
     return check(replace(options, mode="check"), CHECK)
 
 
 def job(argv: Sequence[str]) -> int:
     from launch.command_line.job_options import parse_job, usage_of
 
-    asked = parse_job(argv)
-    if asked.help:
-        print(usage_of(asked.verb), end="")
-    elif asked.version:
+    request = parse_job(argv)
+    if request.help:
+        print(usage_of(request.verb), end="")
+    elif request.version:
         print(f"{JOB} {version()}")
-    elif asked.verb == "ls":
-        return jobs(asked.target)
+    elif request.verb == "ls":
+        return jobs(request.target)
     else:
-        return launch(asked.launcher_argv)
+        return launch(request.launcher_argv)
     return 0
 
 
 def jobs(folder: str) -> int:
-    """Print the jobs of a folder of logs."""
+    """List the jobs in a folder of logs."""
     from launch.commands import jobs
     from launch.terminal.log_folder import LOGS
 
@@ -84,32 +84,32 @@ def environment() -> dict[str, str]:
 
 
 def run(options: Options) -> int:
-    """Start a job and see it through."""
+    """Run a job to its end."""
     from launch.run.start import Start, make_job, name_and_path, used_hosts
 
     name, path = name_and_path(options, time.time())
     job = make_job(options, name)
-    with opened(options) as place:
-        place.hosts = used_hosts(job, place.hosts)
-        return Start(options, job, place, path, speaker(options)).run()
+    with opened(options) as cluster:
+        cluster.hosts = used_hosts(job, cluster.hosts)
+        return Start(options, job, cluster, path, speaker(options)).run()
 
 
 def check(options: Options, name: str = NAME) -> int:
-    """Look at the hosts; start nothing but what measures itself."""
+    """Check the hosts. With a training program, also measure its step."""
     from launch.commands import check
 
-    with opened(options) as place:
-        return check.check(options, place, print, lambda line: say(f"{name}: {line}"))
+    with opened(options) as cluster:
+        return check.check(options, cluster, print, lambda line: say(f"{name}: {line}"))
 
 
 def dry_run(options: Options) -> int:
-    """Print what would run where."""
+    """Print the commands for each host."""
     from launch.commands import dry_run
     from launch.run.start import make_job, name_and_path, used_hosts
 
     job = make_job(options, name_and_path(options, time.time())[0])
-    with opened(options) as place:
-        for line in dry_run.lines(job, used_hosts(job, place.hosts), options):
+    with opened(options) as cluster:
+        for line in dry_run.lines(job, used_hosts(job, cluster.hosts), options):
             print(line)
     return 0
 
@@ -147,7 +147,7 @@ def version_(options: Options) -> int:
     return 0
 
 
-# What the options' mode does.
+# The function of each mode.
 MODES: dict[str, Callable[[Options], int]] = {
     "": run,
     "check": check,
@@ -162,20 +162,20 @@ MODES: dict[str, Callable[[Options], int]] = {
 
 @contextlib.contextmanager
 def opened(options: Options) -> Iterator[Cluster]:
-    """The hosts of the options, for as long as they are needed."""
-    place: Cluster = cluster(options.place, options)
+    """The cluster that the options select; closed at the end of the block."""
+    cluster: Cluster = make_cluster(options.launcher_name, options)
     try:
-        yield place
+        yield cluster
     finally:
-        place.close()
+        cluster.close()
 
 
 def speaker(options: Options) -> Callable[[str], None]:
-    """`say`, into --log-file as well."""
+    """`say`, or with --log-file a function that also writes to the file."""
     if not options.log_file:
         return say
     try:
-        file = open(options.log_file, "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115  until the end
+        file = open(options.log_file, "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115  open until exit
     except OSError as error:
         raise LaunchError(f"--log-file {options.log_file}: {error.strerror}") from None
 

@@ -1,4 +1,4 @@
-"""How each program of this package ends: a user's mistake is one line, and there is always an exit code."""
+"""How the programs of this package exit: one line for a user error, and always an exit code."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def end_with(name: str, act: Callable[[list[str]], int], argv: Sequence[str] | N
     except LaunchError as error:
         say(f"{name}: error: {error}")
         code = error.code
-    except KeyboardInterrupt:  # before there was a job
+    except KeyboardInterrupt:  # before the job started
         code = 130
-    except BrokenPipeError:  # nobody reads the rest of a listing: `--dry-run ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains when it flushes at its end
+    except BrokenPipeError:  # the reader closed the pipe: `--dry-run ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python reports an error when it flushes at exit
         code = 128 + signal.SIGPIPE
-    except Exception:  # a fault of ours; the agents end the job when they hear no more of us
+    except Exception:  # a bug of the launcher; the agents end the job when its heartbeats stop
         import traceback
 
         traceback.print_exc()
@@ -34,7 +34,7 @@ def end_with(name: str, act: Callable[[list[str]], int], argv: Sequence[str] | N
 
 
 def say(line: str) -> None:
-    """One line to standard error; nobody may be there to read it."""
+    """Print one line to standard error. Ignore a closed terminal or pipe."""
     try:
         print(line, file=sys.stderr, flush=True)
     except (OSError, UnicodeEncodeError):

@@ -1,7 +1,7 @@
-"""What must not be shown: values of environment variables that are secret, by the user's word or by their names. Pure.
+"""Hide the values of secret environment variables: those of --secret, and those with names such as TOKEN. Pure.
 
-Redact words before they are quoted or encoded (a shell's or JSON's quoting changes them): `redact` for text,
-`redact_all` for what becomes JSON.
+Redact text before it is quoted or encoded, because the quoting of a shell or of JSON changes it: `redact` for text,
+`redact_all` for values that become JSON.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any
 
 HIDDEN = "***"
 LOOKS_SECRET = re.compile(r"(KEY|TOKEN|PASSWORD|PASSWD|PASSPHRASE|SECRET|CREDENTIAL)S?(_ID)?$", re.IGNORECASE)
-# What a variable that only looks secret may hold that is none, such as MAX_TOKENS=4096: hidden there, not everywhere.
+# Values that are not secrets, such as MAX_TOKENS=4096: hidden as the value of that variable, but not everywhere.
 COMMON = re.compile(r".{0,3}|[-+.\deE]*|true|false|none|null|auto|default", re.IGNORECASE)
 
 
 def is_secret(name: str, named: Collection[str] = ()) -> bool:
-    """Whether the value of the variable `name` is hidden; `named` are those of --secret."""
+    """Whether the value of the variable `name` is hidden; `named`: the variables of --secret."""
     return name in named or LOOKS_SECRET.search(name) is not None
 
 
 def secrets(variables: Iterable[tuple[str, str]], named: Collection[str] = ()) -> tuple[str, ...]:
-    """The values, of (name, value) pairs, that are to be hidden wherever they occur."""
+    """The values of these (name, value) pairs that must be hidden wherever they occur."""
     found = {
         value
         for name, value in variables
@@ -32,15 +32,15 @@ def secrets(variables: Iterable[tuple[str, str]], named: Collection[str] = ()) -
 
 
 def redact(text: str, secrets: Collection[str]) -> str:
-    """`text` with *** for each of `secrets` in it."""
+    """`text` with each of `secrets` replaced by ***."""
     if not secrets:
         return text
-    longest_first = sorted(secrets, key=len, reverse=True)  # one may begin with another
+    longest_first = sorted(secrets, key=len, reverse=True)  # one may be a prefix of another
     return re.sub("|".join(map(re.escape, longest_first)), HIDDEN, text)
 
 
 def redact_all(value: Any, secrets: Collection[str]) -> Any:
-    """The same for every text in nested lists, tuples and dictionaries, keys included."""
+    """`redact` for every text in nested lists, tuples and dictionaries, including keys."""
     if isinstance(value, str):
         return redact(value, secrets)
     if isinstance(value, dict):

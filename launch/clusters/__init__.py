@@ -1,10 +1,10 @@
-"""The table of launchers. A cluster is a module with
+"""The table of launchers. Each has a module here with a class
 
-Cluster(options, hosts=None)                   LaunchError names what is wrong with the options
-    .hosts                                     [Host]: those given, or those that the options name
-    .connect(host, mark, timeout) -> Channel   start an agent for the job `mark`, within `timeout` seconds (None: as the
-                                               options say); any thread may call it; LaunchError when it cannot be
-    .close()                                   the job is over
+Cluster(options, hosts=None)                   LaunchError if the options are wrong
+    .hosts                                     [Host]: `hosts`, or those that the options name
+    .connect(host, mark, timeout) -> Channel   start an agent for the job `mark` within `timeout` seconds (None:
+                                               --connect-timeout); thread-safe; LaunchError if it fails
+    .close()                                   release everything at the job's end
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Launcher:
-    """A row of the table. `options` are those that it has a use for, of the options that not all launchers have."""
+    """A row of the table. `options` lists those that only some launchers accept, and this one does."""
 
     meaning: str
     options: tuple[str, ...] = ()
-    over_network: bool = True  # whether the hosts are others than this machine
+    over_network: bool = True  # whether processes run on other machines
 
 
 HOSTS = ("--include", "--exclude", "--interface", "--subnet")
-# The module of that name below launch.clusters is imported when it is chosen.
+# Each name is a module of launch.clusters, imported when it is used.
 LAUNCHERS = {
     "local": Launcher("all processes on this machine", over_network=False),
     "ssh": Launcher(
@@ -48,18 +48,18 @@ class Cluster(Protocol):
     def close(self) -> None: ...
 
 
-def cluster(name: str, options: object, hosts: Sequence[Host] | None = None) -> Cluster:
-    """A cluster of the kind `name`."""
+def make_cluster(name: str, options: object, hosts: Sequence[Host] | None = None) -> Cluster:
+    """The cluster of the launcher `name`."""
     made: Cluster = importlib.import_module(f"launch.clusters.{name}").Cluster(options, hosts)
     return made
 
 
-def those_with(option: str) -> list[str]:
-    """The launchers that have a use for the option; all, when it is none that only some have."""
+def launchers_with(option: str) -> list[str]:
+    """The launchers that accept the option."""
     some = [name for name, row in LAUNCHERS.items() if option in row.options]
     return some or list(LAUNCHERS)
 
 
 def listing() -> str:
-    """The table as text, for --help and for errors."""
+    """The table as text, for --help and error messages."""
     return ", ".join(f"{name} ({row.meaning})" for name, row in LAUNCHERS.items())

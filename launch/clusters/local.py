@@ -21,8 +21,8 @@ class Cluster:
         if options.names_hosts:
             given = options.hostfile or options.hosts or options.worker_hostfile or options.server_hostfile
             raise LaunchError(
-                f"--launcher local runs everything on this machine, but hosts are given ({given}): "
-                "leave --launcher out, or say --launcher ssh or mpi"
+                f"--launcher local runs all processes on this machine, but hosts are given ({given}): "
+                "remove --launcher, or use --launcher ssh or mpi"
             )
         cores = usable(report())
         self.hosts = list(hosts or [Host("localhost", LOOPBACK, sys.executable, cores)])

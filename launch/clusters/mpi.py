@@ -1,8 +1,7 @@
-"""Hosts reached through mpirun: one for all of them, which starts a bridge on each that calls back.
+"""Hosts reached through mpirun: one mpirun starts a bridge on each host, which connects back to the launcher.
 
-The launcher must be reachable from the hosts at any port, at one of this machine's addresses or at --host-ip. A host
-that is connected to again, because its agent was lost, gets an mpirun of its own. mpirun may hang when a host is lost,
-so nothing here waits for it without a deadline.
+The hosts must reach the launcher at any port of one of this machine's addresses, or of --host-ip. If an agent is lost,
+a separate mpirun reconnects to its host. mpirun may hang when a host is lost, so every wait for it has a deadline.
 """
 
 from __future__ import annotations
@@ -29,27 +28,27 @@ from launch.job.hosts.selection import select
 from launch.job.options import Options
 
 LOOPBACK = "127.0.0.1"
-# what ssh and the shell say of a host that is down, and of a user's mistake
+# Messages of ssh and the shell for a host that is down, and for a user error.
 UNREACHABLE = re.compile("Connection (refused|timed out|reset)|No route to host|Network is unreachable")
 MISTAKE = re.compile("Could not resolve hostname|Permission denied|Host key verification failed|: not found")
-SAID_CHARACTERS = 400  # of mpirun's output, in a message of one line
+OUTPUT_CHARACTERS = 400  # of mpirun's output in a one-line message
 NATURAL_END_SECONDS = 0.5  # for bridges and mpirun to exit by themselves after their connections are closed
 
 
 def hosts_of(options: Options) -> list[Host]:
-    """The hosts of the options, else of the batch system's allocation, else this machine; LaunchError."""
+    """The hosts of the options, else of the batch system's allocation, else this machine. LaunchError if wrong."""
     if options.names_hosts:
         from launch.clusters import ssh
 
         return ssh.hosts_of(options)
     found = allocation(os.environ)
     if not found and (options.include or options.exclude):
-        raise LaunchError("--include and --exclude choose from hosts: give them with -H FILE or --hosts")
+        raise LaunchError("--include and --exclude need hosts to choose from: use -H FILE or --hosts")
     return select(found, options.include, options.exclude) if found else [Host("localhost", LOOPBACK)]
 
 
 def addresses(hosts: Sequence[Host], host_ip: str) -> list[str]:
-    """Where bridges on `hosts` may find this machine."""
+    """The addresses at which bridges on `hosts` may reach this machine."""
     if host_ip:
         return [host_ip]
     own = [
@@ -60,7 +59,7 @@ def addresses(hosts: Sequence[Host], host_ip: str) -> list[str]:
     ]
     if all(_is_here(host.target, own) for host in hosts):
         return [LOOPBACK]
-    # a link-local address means nothing without the other machine's name for its interface
+    # a link-local address needs an interface name, which differs between machines
     return [each for each in own if not each.startswith("127.") and each != "::1" and "%" not in each]
 
 
@@ -83,24 +82,24 @@ class Cluster:
         self._lock = threading.Lock()
         self._reception: Reception | None = None
         self._runs: list[Run] = []
-        self._unused: dict[str, tuple[Run, int]] = {}  # by host: its place in a run that nobody has asked for yet
+        self._unused: dict[str, tuple[Run, int]] = {}  # by host: its run and index there, until connect() takes them
         self._addresses: list[str] = []
 
     def connect(self, host: Host, mark: str, timeout: float | None = None) -> MpiChannel:
-        """A channel to a new agent; LaunchError after `timeout` seconds (--connect-timeout when None) at the latest."""
+        """A channel to a new agent; LaunchError if that takes more than `timeout` seconds (None: --connect-timeout)."""
         seconds = self.options.connect_timeout if timeout is None else timeout
         deadline = time.monotonic() + seconds
         with self._lock:
-            run, index = self._place(host, seconds, alone=timeout is not None)
+            run, index = self._run_for(host, seconds, alone=timeout is not None)
         return run.channel(index, mark, deadline, seconds)
 
-    def _place(self, host: Host, seconds: float, alone: bool) -> tuple[Run, int]:
-        """`alone`: for a host that is connected to again after a loss, independently of the other hosts."""
+    def _run_for(self, host: Host, seconds: float, alone: bool) -> tuple[Run, int]:
+        """The mpirun for `host` and the host's index in it. `alone`: reconnect to this host, without the others."""
         if not self._reception:
             self._addresses = addresses(self.hosts, self.options.host_ip)
             local = self._addresses == [LOOPBACK]
             self._reception = Reception(self.options.host_ip or (LOOPBACK if local else ""))
-        if not alone and host.name not in self._unused:  # the job's first attempt, or another
+        if not alone and host.name not in self._unused:  # a new attempt of the job
             run = self._start(self.hosts, seconds)
             self._unused = {each.name: (run, index) for index, each in enumerate(self.hosts)}
         return self._unused.pop(host.name, None) or (self._start([host], seconds), 0)
@@ -113,7 +112,7 @@ class Cluster:
         return self._runs[-1]
 
     def close(self) -> None:
-        """End every mpirun, and with it the bridges; agents that still run end everything by themselves."""
+        """End every mpirun and its bridges. Agents that still run then end their processes and themselves."""
         with self._lock:
             runs, self._runs = self._runs, []
             enders = [threading.Thread(target=run.close, daemon=True) for run in runs]
@@ -139,7 +138,7 @@ class Run:
         self._over = False
         self._token = reception.expect(self._take)
         program = Path(bridge.__file__).read_text()
-        told = {
+        settings = {
             "program": program,
             "addresses": addresses,
             "port": reception.port,
@@ -147,20 +146,20 @@ class Run:
             "token": self._token,
             "seconds": seconds,
         }
-        self.mpirun = Mpirun(argv, {bridge.VARIABLE: json.dumps(told)}, self._ended)
+        self.mpirun = Mpirun(argv, {bridge.VARIABLE: json.dumps(settings)}, self._ended)
 
     def channel(self, index: int, mark: str, deadline: float, seconds: float) -> MpiChannel:
-        """A channel to a new agent on hosts[index], for the job `mark`; LaunchError when its bridge does not come."""
+        """A channel to a new agent on hosts[index], for the job `mark`; LaunchError if its bridge does not connect."""
         caller = self._caller(index, deadline, seconds)
         command, text = channels.remote_command(self.hosts[index], mark)
         self._channels[index] = MpiChannel(caller.stream, str(caller), command, text, self.fate)
         return self._channels[index]
 
     def _caller(self, index: int, deadline: float, seconds: float) -> Caller:
-        """The bridge of hosts[index]; LaunchError when it does not come.
+        """The connection of the bridge on hosts[index]; LaunchError if it does not connect.
 
-        All wait for all: an mpirun that cannot reach one host may end the bridges on the others, too, and its words are
-        about all hosts. So each host's error is the same.
+        Every call waits for all hosts and raises the same error, because an mpirun that cannot reach one host may also
+        end the bridges on the others, and its output is about all hosts.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._over or not self._missing(), deadline - time.monotonic())
@@ -170,23 +169,23 @@ class Run:
         names = ", ".join(host.name for host in missing)
         were = f"{names} {'were' if len(missing) > 1 else 'was'} not reached"
         if self._over:
-            code = 125 if UNREACHABLE.search(self.mpirun.said) else 2
+            code = 125 if UNREACHABLE.search(self.mpirun.output) else 2
             raise LaunchError(f"{were}: {complaint(self.mpirun)}", code)
-        said = self.mpirun.said
+        output = self.mpirun.output
         each = missing[0].target if len(missing) == 1 else "HOST"
-        more = f"mpirun has said\n{said}" if said else f"does `ssh {each} true` work from here?"
-        code = 2 if MISTAKE.search(said) else 125
+        more = f"mpirun printed\n{output}" if output else f"does `ssh {each} true` work from here?"
+        code = 2 if MISTAKE.search(output) else 125
         raise LaunchError(f"{were} by mpirun within {seconds:g} s (--connect-timeout); {more}", code)
 
     def _missing(self) -> list[Host]:
-        """The hosts whose bridges have not called."""
+        """The hosts whose bridges have not connected."""
         return [host for index, host in enumerate(self.hosts) if index not in self._callers]
 
     def fate(self, seconds: float) -> str:
-        """How mpirun ended and what it has said, in words; "" when it runs on in silence."""
-        said = " ".join(self.mpirun.said.split())[:SAID_CHARACTERS]
+        """How mpirun ended and what it printed, as text; "" if it still runs and printed nothing."""
+        output = " ".join(self.mpirun.output.split())[:OUTPUT_CHARACTERS]
         ended = self.mpirun.fate(seconds)
-        return "; ".join([ended] * bool(ended) + [f"mpirun has said: {said}"] * bool(said))
+        return "; ".join([ended] * bool(ended) + [f"mpirun printed: {output}"] * bool(output))
 
     def _take(self, caller: Caller) -> bool:
         with self._changed:
@@ -197,7 +196,7 @@ class Run:
             return True
 
     def _ended(self, code: int) -> None:
-        """mpirun has exited: end the bridges that it has left."""
+        """mpirun has exited: end its remaining bridges."""
         self._reception.forget(self._token)
         with self._changed:
             self._over = True

@@ -20,28 +20,28 @@ Close = Callable[[], None]  # ends connections that are not yet established
 
 
 def hosts_of(options: Options) -> list[Host]:
-    """The hosts that the options name; LaunchError says what is wrong with them."""
+    """The hosts that the options name; LaunchError if the options are wrong."""
     if options.worker_hostfile or options.server_hostfile:
         if not (options.worker_hostfile and options.server_hostfile):
-            raise LaunchError("-WH and -SH go together: one file of hosts for workers, one for servers")
+            raise LaunchError("-WH and -SH need each other: one hosts file for workers, one for servers")
         if options.hostfile or options.hosts:
-            raise LaunchError("-WH and -SH name all hosts: leave out -H and --hosts")
+            raise LaunchError("-WH and -SH cannot be used with -H or --hosts: remove -H and --hosts")
         found = by_roles(hosts.read(options.worker_hostfile), hosts.read(options.server_hostfile))
     elif options.hostfile and options.hosts:
-        raise LaunchError("-H and --hosts both name the hosts: give one of them")
+        raise LaunchError("-H and --hosts cannot be used together: remove one of them")
     elif options.hostfile:
         found = hosts.read(options.hostfile)
     elif options.hosts:
         found = hosts.from_list(options.hosts)
     else:
         raise LaunchError(
-            "which hosts? Name them with -H FILE (one a line) or --hosts a,b; --launcher local needs none"
+            "no hosts given: use -H FILE (one host per line), --hosts a,b, or --launcher local for this machine"
         )
     return select(found, options.include, options.exclude)
 
 
 class Cluster:
-    """See `launch.clusters`. A passphrase is asked for once, whatever the number of hosts."""
+    """See `launch.clusters`. The user is asked for a passphrase once, for all hosts."""
 
     def __init__(self, options: Options, hosts: Sequence[Host] | None = None, prompt: TerminalPrompt | None = None):
         self.hosts = hosts_of(options) if hosts is None else list(hosts)
@@ -52,11 +52,11 @@ class Cluster:
         self._connect, self._close = CHANNELS[options.ssh](options, self._prompt)
 
     def connect(self, host: Host, mark: str, timeout: float | None = None) -> Channel:
-        """A channel to a new agent for the job `mark` within `timeout` seconds; LaunchError when there is none."""
+        """A channel to a new agent for the job `mark` within `timeout` seconds; LaunchError if that fails."""
         return self._connect(host, mark, self._seconds if timeout is None else timeout)
 
     def close(self) -> None:
-        """Cancel questions, restore the terminal, and end the processes that connect to hosts."""
+        """Cancel open prompts, restore the terminal, and end the processes that connect to hosts."""
         with contextlib.suppress(OSError):
             self._prompt.close()
         self._close()
@@ -80,6 +80,6 @@ def _system(options: Options, prompt: TerminalPrompt) -> tuple[Connect, Close]:
     return lambda host, mark, seconds: ssh_system.connect(host, mark, ssh, seconds), ssh.close
 
 
-# --ssh: how a host is reached
+# The values of --ssh.
 Channels = Callable[[Options, TerminalPrompt], tuple[Connect, Close]]
 CHANNELS: dict[str, Channels] = {"paramiko": _paramiko, "system": _system}

@@ -1,13 +1,13 @@
-"""`--config FILE`: the options of the command line as YAML. Pure but for reading the file.
+"""`--config FILE`: the options of the command line as YAML. Pure except for reading the file.
 
-    hostfile: hosts             # --hostfile hosts; dashes or underscores, with or without -- in front
+    hostfile: hosts             # --hostfile hosts; dashes or underscores, with or without leading --
     num-workers: 5
     env: {LR: 0.1, HOME:}       # --env LR=0.1 --env HOME; a list repeats an option: env: [LR=0.1, HOME]
-    quiet: true                 # --quiet; false is as if it were not there
+    quiet: true                 # --quiet; false is the same as no line
     program: [train.py, --lr, 0.1]    # or one line, as for a shell: train.py --lr 0.1
 
-Numbers and words reach the options as they are written, so `0.10` stays 0.10 and `on` stays on. Paths in the file are
-relative to where the launcher is started, as on the command line, which comes later and so overrides the file.
+Scalars are passed on as they are written: `0.10` stays 0.10 and `on` stays on. Paths are relative to the launcher's
+working directory, as on the command line. The command line takes precedence over the file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TRUE = ("true", "yes", "on")  # YAML 1.1's, any case
 
 
 class Row(Protocol):
-    """What this module sees of a row of `launch.command_line.options.OPTIONS`."""
+    """The part of a row of `launch.command_line.options.OPTIONS` that this module uses."""
 
     @property
     def names(self) -> tuple[str, ...]: ...
@@ -40,9 +40,9 @@ Trial = Callable[[Row, str, str], object]
 
 
 def arguments(path: str, table: Sequence[Row], trial: Trial | None = None) -> list[str]:
-    """The argv that says what the file says: its options, and -- and the program when it names one.
+    """The file as argv: its options, then -- and the program if it has one.
 
-    `trial(row, name, value)` may refuse a value by LaunchError, which then gets its line; every error has one.
+    `trial(row, name, value)` raises LaunchError for a wrong value. Every error gets its line number.
     """
     return _File(path, table, trial).read()
 
@@ -55,7 +55,7 @@ class _File:
     def read(self) -> list[str]:
         options: list[str] = []
         program: list[str] = []
-        seen: dict[int, int] = {}  # lines, by the identity of their rows; the program's is None
+        seen: dict[int, int] = {}  # id of the row -> line; the program's row is None
         for key, node in self._root().value:
             name = _bare(key.value) if isinstance(key, yaml.ScalarNode) else ""
             row = None if name == PROGRAM else self._row(key, name)
@@ -80,9 +80,9 @@ class _File:
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             reason = error.problem or error.context
-            raise LaunchError(f"{self.path}:{mark.line + 1 if mark else 1}: no YAML: {reason}") from None
-        except yaml.YAMLError as error:  # a character that YAML has no place for
-            raise LaunchError(f"{self.path}: no YAML: {str(error).splitlines()[0]}") from None
+            raise LaunchError(f"{self.path}:{mark.line + 1 if mark else 1}: invalid YAML: {reason}") from None
+        except yaml.YAMLError as error:  # a character that YAML does not allow
+            raise LaunchError(f"{self.path}: invalid YAML: {str(error).splitlines()[0]}") from None
         if isinstance(root, yaml.MappingNode):
             return root
         line = _line(root) if root else 1
@@ -92,11 +92,11 @@ class _File:
         if name in self.rows and name != "config":
             return self.rows[name]
         if name == "config":
-            raise self._error(key, "config is an option of the command line only: one file cannot name another")
+            raise self._error(key, "config is only for the command line: a file cannot include another")
         near = difflib.get_close_matches(name, [*self.rows, PROGRAM], 1)
         options = sorted({_long(row) for row in self.rows.values()} - {"config"})
-        fix = f"did you mean {near[0]}?" if near else f"there is {', '.join([*options, PROGRAM])}"
-        raise self._error(key, f"unknown option {name or 'of this kind'}; {fix}")
+        fix = f"did you mean {near[0]}?" if near else f"expected one of {', '.join([*options, PROGRAM])}"
+        raise self._error(key, f"unknown option {name!r}; {fix}")
 
     def _option(self, row: Row, node: yaml.Node) -> list[str]:
         """`--name value` for each value of the node."""
@@ -116,16 +116,16 @@ class _File:
         return words
 
     def _values(self, row: Row, node: yaml.Node) -> Iterator[tuple[yaml.Node, str]]:
-        """The values that a node stands for, each with the node that says where it is."""
+        """The values of a node, each with the node that has its line number."""
         if isinstance(node, yaml.SequenceNode):
             for each in node.value:
-                yield each, self._text(each, f"for each {_flag(row)} {row.value}, a word or number")
+                yield each, self._text(each, f"a word or number for each {_flag(row)} {row.value}")
         elif isinstance(node, yaml.MappingNode):
             if "=" not in row.value:
-                raise self._error(node, f"{_flag(row)} takes no names with values: expected {row.value}")
+                raise self._error(node, f"{_flag(row)} takes no mapping: expected {row.value}")
             for key, each in node.value:
                 variable = self._text(key, "the name of a variable")
-                bare = _is(each, "null") and not each.value  # `HOME:` passes on the launcher's own
+                bare = _is(each, "null") and not each.value  # `HOME:` passes on the launcher's value
                 yield each, variable if bare else f"{variable}={self._text(each, f'a value for {variable}')}"
         else:
             yield node, self._text(node, f"{_flag(row)} {row.value}")
@@ -138,19 +138,19 @@ class _File:
             try:
                 words = shlex.split(text)
             except ValueError as error:
-                reason = f"{PROGRAM}: {str(error).lower()}; a list of arguments needs no quotes"
+                reason = f"{PROGRAM}: {str(error).lower()}; in a list of arguments, quotes are not needed"
                 raise self._error(node, reason) from None
         if not words:
             raise self._error(node, f"{PROGRAM} is empty: expected {PROGRAM}: [train.py, --lr, 0.1]")
         return words
 
     def _text(self, node: yaml.Node, expected: str) -> str:
-        """A scalar as it is written."""
+        """The text of a scalar, as written."""
         if not isinstance(node, yaml.ScalarNode):
-            kind = "a list" if isinstance(node, yaml.SequenceNode) else "names with values"
-            raise self._error(node, f"{kind} here: expected {expected}")
+            kind = "list" if isinstance(node, yaml.SequenceNode) else "mapping"
+            raise self._error(node, f"unexpected {kind}: expected {expected}")
         if _is(node, "null") and not node.value:
-            raise self._error(node, f"nothing here: expected {expected}")
+            raise self._error(node, f"missing value: expected {expected}")
         text: str = node.value
         return text
 

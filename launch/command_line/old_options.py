@@ -1,8 +1,8 @@
-"""The options of dmlc-core's tracker and of MXNet's launch.py that `options` does not have. Pure.
+"""Options of dmlc-core's tracker and of MXNet's launch.py, for compatibility. Pure.
 
-Each of them is an alias of one of ours (ALIASES), does what its name says (ROWS), or is refused with the reason and
-the fix (REFUSED): none is accepted and then ignored. ROWS set fields of `launch.job.options.Options` of the same
-meaning: `host_ip`, `log_level`, and `worker_memory` and `server_memory` in MiB (0: no limit).
+An option is an alias of one of ours (ALIASES), is supported (ROWS), or is refused with a reason and a fix (REFUSED).
+No option is silently ignored. ROWS set the corresponding fields of `launch.job.options.Options`; memory is in MiB
+(0: no limit).
 Sources: dmlc-core tracker/dmlc_tracker/opts.py (2015 to 2022, --kube-*, --slurm-* and --local-num-attempt included),
 MXNet tools/launch.py (1.9.1 and master, which has --p3 and BytePS's options).
 """
@@ -20,7 +20,7 @@ from launch.job.job import Setting
 from launch.job.options import Options
 from launch.job.role import SERVER, WORKER
 
-CLUSTER_VARIABLE = "DMLC_SUBMIT_CLUSTER"  # dmlc's default for --cluster
+CLUSTER_VARIABLE = "DMLC_SUBMIT_CLUSTER"  # dmlc's environment variable for the default of --cluster
 P3 = {"DMLC_PS_VAN_TYPE": "p3", "DMLC_PS_WATER_MARK": "10"}  # as MXNet's launch.py sets them
 
 # theirs: ours
@@ -33,7 +33,7 @@ Apply = Callable[[Options, str, str, Mapping[str, str]], Options]
 
 
 class Row(NamedTuple):
-    """As `launch.command_line.options.Option`."""
+    """The fields of `launch.command_line.options.Option`."""
 
     names: tuple[str, ...]
     value: str
@@ -42,12 +42,14 @@ class Row(NamedTuple):
 
 
 def _host_ip(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
-    if value in ("auto", "ip"):  # dmlc's words for finding it
+    if value in ("auto", "ip"):  # in dmlc's tracker: detect the address
         return replace(options, host_ip="")
     try:
         return replace(options, host_ip=str(ipaddress.ip_address(value)))
     except ValueError:
-        raise LaunchError(f"{name} is {value}: expected an IP address of this machine that the hosts reach") from None
+        raise LaunchError(
+            f"{name} is {value}: expected an IP address of this machine that the hosts can reach"
+        ) from None
 
 
 def _log_level(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
@@ -66,7 +68,7 @@ def _cores(role: str) -> Apply:
 
 
 def mebibytes(text: str) -> int:
-    """4g or 512m as dmlc reads them, in MiB; ValueError when it is neither, or less than 1 MiB."""
+    """The size in MiB of a text such as 4g or 512m. ValueError for other texts and for less than 1 MiB."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?)([gm])", text.lower())
     size = int(float(match[1]) * (1024 if match[2] == "g" else 1)) if match else 0
     if size < 1:
@@ -86,7 +88,7 @@ def _memory(field: str) -> Apply:
 
 
 def _p3(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
-    """First among the settings, so that a user's --env of one of these variables wins wherever it stands."""
+    """Put these settings first, so that an --env of the user overrides them in any order."""
     return replace(options, settings=(*(Setting(*each) for each in P3.items()), *options.settings))
 
 
@@ -102,48 +104,48 @@ def _ship_libcxx(options: Options, value: str, name: str, environ: Mapping[str, 
 
 def _auto_file_cache(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
     if value.lower() in ("false", "0", "no", ""):
-        return options  # so it is
-    raise LaunchError(f"{name} {value}: files named in the program's arguments are not copied; {_COPY}")
+        return options
+    raise LaunchError(f"{name} {value}: the launcher does not copy files named in the program's arguments; {_COPY}")
 
 
 ROWS = (
-    Row(("--p3",), "", "MXNet's P3: parameters travel by priority (dmltrain's own always do)", _p3),
+    Row(("--p3",), "", "MXNet's P3: send parameters by priority (dmltrain's kvstores always do)", _p3),
     Row(
         ("--worker-cores",),
         "N",
-        "threads of each worker (OMP_NUM_THREADS; default: its share of the host)",
+        "threads per worker (OMP_NUM_THREADS; default: its share of the host's cores)",
         _cores(WORKER),
     ),
-    Row(("--server-cores",), "N", "threads of each server (default: 1)", _cores(SERVER)),
+    Row(("--server-cores",), "N", "threads per server (default: 1)", _cores(SERVER)),
     Row(
         ("--worker-memory",),
         "4g",
-        "memory of each worker (RLIMIT_DATA; g or m; default: no limit)",
+        "memory limit per worker (RLIMIT_DATA), with unit g or m (default: no limit)",
         _memory("worker_memory"),
     ),
-    Row(("--server-memory",), "4g", "memory of each server", _memory("server_memory")),
-    Row(("--host-ip",), "IP", "address of this machine that the hosts reach (default: found)", _host_ip),
-    Row(("--log-level",), "LEVEL", "of the launcher's own lines: INFO or DEBUG", _log_level),
-    Row(("--ship-libcxx",), "DIR", "folder on the hosts that comes first in LD_LIBRARY_PATH", _ship_libcxx),
-    Row(("--auto-file-cache",), "BOOL", "false, or it is refused: --sync-dst-dir copies files", _auto_file_cache),
+    Row(("--server-memory",), "4g", "memory limit per server", _memory("server_memory")),
+    Row(("--host-ip",), "IP", "address of this machine that the hosts can reach (default: detected)", _host_ip),
+    Row(("--log-level",), "LEVEL", "level of the launcher's messages: INFO (default) or DEBUG", _log_level),
+    Row(("--ship-libcxx",), "DIR", "folder on the hosts to put first in LD_LIBRARY_PATH", _ship_libcxx),
+    Row(("--auto-file-cache",), "BOOL", "only false is accepted; use --sync-dst-dir to copy files", _auto_file_cache),
 )
 
-_COPY = "with --sync-dst-dir DIR everything below the working directory is copied to the hosts"
-_PLACE = "-H HOSTS, or -WH and -SH, say which hosts run what, as names, names:slots, or with roles="
-_IMAGES = "there are no containers here: each host runs its own Python, or that of python= in the hosts file"
-_QUEUE = "inside an allocation give the nodes it has with --hosts"
+_COPY = "use --sync-dst-dir DIR, which copies the working directory to the hosts"
+_HOSTS = "use -H FILE, or -WH FILE and -SH FILE, to choose the hosts of workers and servers"
+_IMAGES = "it does not use containers: each host runs its own Python, or the one that python= in the hosts file names"
+_QUEUE = "inside an allocation, give its nodes with --hosts"
 
 
 def _refusals(what: str, fixes: Mapping[tuple[str, str], str]) -> tuple[Row, ...]:
-    """Rows that refuse; the keys are a name and its value."""
+    """Rows that refuse options. A key is the option's name and the placeholder of its value."""
 
     def refuse(fix: str) -> Apply:
         def apply(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
-            raise LaunchError(f"{name} is about {what}; {fix}")
+            raise LaunchError(f"{name} is for {what}; {fix}")
 
         return apply
 
-    return tuple(Row((name,), value, f"about {what}; {fix}", refuse(fix)) for (name, value), fix in fixes.items())
+    return tuple(Row((name,), value, f"for {what}; {fix}", refuse(fix)) for (name, value), fix in fixes.items())
 
 
 REFUSED = (
@@ -151,25 +153,25 @@ REFUSED = (
     *_refusals(
         "Hadoop's YARN, which this launcher does not use",
         {
-            ("--hdfs-tempdir", "DIR"): "leave it out",
-            ("--yarn-app-classpath", "PATH"): "leave it out",
-            ("--yarn-app-dir", "DIR"): "leave it out",
+            ("--hdfs-tempdir", "DIR"): "remove it",
+            ("--yarn-app-classpath", "PATH"): "remove it",
+            ("--yarn-app-dir", "DIR"): "remove it",
         },
     ),
     *_refusals("queues of SGE and YARN, which this launcher does not use", {("--queue", "NAME"): _QUEUE}),
-    *_refusals("SGE, which this launcher does not use", {("--sge-log-dir", "DIR"): "--log-dir DIR is for the logs"}),
-    *_refusals("Mesos, which this launcher does not use", {("--mesos-master", "HOST"): _PLACE}),
+    *_refusals("SGE, which this launcher does not use", {("--sge-log-dir", "DIR"): "use --log-dir DIR"}),
+    *_refusals("Mesos, which this launcher does not use", {("--mesos-master", "HOST"): _HOSTS}),
     *_refusals(
-        "Slurm, which this launcher does not ask for nodes",
+        "node requests to Slurm, which this launcher does not make",
         {
-            ("--slurm-worker-nodes", "N"): _PLACE,
-            ("--slurm-server-nodes", "N"): _PLACE,
+            ("--slurm-worker-nodes", "N"): _HOSTS,
+            ("--slurm-server-nodes", "N"): _HOSTS,
         },
     ),
     *_refusals(
         "Kubernetes, which this launcher does not use",
         {
-            ("--kube-namespace", "NAME"): "leave it out",
+            ("--kube-namespace", "NAME"): "remove it",
             ("--kube-worker-image", "IMAGE"): _IMAGES,
             ("--kube-server-image", "IMAGE"): _IMAGES,
             ("--kube-worker-template", "FILE"): _IMAGES,
@@ -177,19 +179,16 @@ REFUSED = (
         },
     ),
     *_refusals(
-        "BytePS, another system with servers of its own",
+        "BytePS, which has its own servers and launcher",
         {
-            ("--byteps-launch", ""): "leave it out: its programs are started by its own launcher",
-            (
-                "--scheduler-ip",
-                "IP",
-            ): "the scheduler runs on the first host, at the address that addr= or --subnet chooses",
+            ("--byteps-launch", ""): "remove it",
+            ("--scheduler-ip", "IP"): "the scheduler runs on the first host; choose its address with addr= or --subnet",
         },
     ),
 )
 
-# What dmlc's --cluster and MXNet's --launcher also name.
-CLUSTERS_ELSEWHERE = {
+# Other values of dmlc's --cluster and MXNet's --launcher.
+UNSUPPORTED_CLUSTERS = {
     "sge": "the Sun Grid Engine",
     "yarn": "Hadoop's YARN",
     "mesos": "Mesos",
@@ -198,8 +197,8 @@ CLUSTERS_ELSEWHERE = {
 }
 
 
-def cluster_elsewhere(name: str) -> str:
-    """Why a cluster of theirs cannot be had, and the fix, as the end of an error; "" for names that are not theirs."""
-    if name not in CLUSTERS_ELSEWHERE:
+def unsupported_cluster(name: str) -> str:
+    """The end of an error: why a cluster of dmlc or MXNet is not supported, and the fix. "" for other names."""
+    if name not in UNSUPPORTED_CLUSTERS:
         return ""
-    return f"it does not ask {CLUSTERS_ELSEWHERE[name]} for hosts; give the hosts you have with -H or --hosts"
+    return f"the launcher does not request hosts from {UNSUPPORTED_CLUSTERS[name]}; give your hosts with -H or --hosts"

@@ -1,6 +1,6 @@
-"""The command line: one table of options, and argv -> Options. Pure: the environment is an argument.
+"""The launcher's command line: a table of options, and argv -> Options. Pure: the environment is an argument.
 
-Everything after the first argument that is no option of ours belongs to the program, whatever it looks like.
+The first argument that is not an option is the program. All arguments after it belong to the program.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from functools import partial
 from typing import Any
 
 from launch import LaunchError
-from launch.clusters import LAUNCHERS, listing, those_with
+from launch.clusters import LAUNCHERS, launchers_with, listing
 from launch.command_line import old_options
+from launch.job import placement
 from launch.job.job import OWNED, Setting
 from launch.job.options import Options
-from launch.job.placement import POLICIES
 from launch.job.role import SERVER, WORKER
 
-# Set where the launcher runs, these are meant for the processes of the job wherever they run.
+# Variables of the launcher's environment that all processes of the job get.
 FORWARDED = re.compile(
     r"(PS|MXNET|NCCL|GLOO)_\w+|OMP_NUM_THREADS|KMP_AFFINITY|PYTHONPATH|PYTHONUNBUFFERED|DMLC_INTERFACE"
 )
 FILE = "a file"
-STARTS = ("", "check", "dry-run")  # modes that are about a job to be started
+STARTS = ("", "check", "dry-run")  # modes that plan a new job
 USAGE = "usage: dmltrain-launch [options] -n WORKERS [-s SERVERS] program [arguments of the program]"
 
 
@@ -34,16 +34,16 @@ Apply = Callable[[Options, str, str, Mapping[str, str]], Options]
 
 @dataclass(frozen=True)
 class Option:
-    """One row of the table. `apply(options, value, name, environ)` gives the options with this one in it."""
+    """One row of the table. `apply(options, value, name, environ)` returns the options with this one added."""
 
     names: tuple[str, ...]
-    value: str  # its name in --help; "" when the option takes none
+    value: str  # the placeholder in --help; "" if the option takes no value
     meaning: str
     apply: Apply
 
 
 def _changed(options: Options, field: str, value: object) -> Options:
-    """`options` with another value in one field."""
+    """A copy of `options` with one field replaced."""
     changes: dict[str, Any] = {field: value}
     return replace(options, **changes)
 
@@ -69,14 +69,14 @@ def _set(field: str, constant: object) -> Apply:
 
 def _launcher(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
     if value not in LAUNCHERS:
-        why = old_options.cluster_elsewhere(value)
-        raise LaunchError(f"{name} {value}: there is {listing()}" + (f"; {why}" if why else ""))
+        why = old_options.unsupported_cluster(value)
+        raise LaunchError(f"{name} {value}: expected {listing()}" + (f"; {why}" if why else ""))
     return replace(options, launcher=value)
 
 
 def _job(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
     if not re.fullmatch(r"[^/\0\n]{1,100}", value) or value in (".", ".."):
-        raise LaunchError(f"{name} is {value!r}: expected a name for a folder, without / and of at most 100 characters")
+        raise LaunchError(f"{name} is {value!r}: expected a folder name without / and of at most 100 characters")
     return replace(options, job=value)
 
 
@@ -95,18 +95,18 @@ def _text(field: str, what: str) -> Apply:
     return apply
 
 
-def _folder_there(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
+def _destination(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
     if not value.startswith(("/", "~")):
-        raise LaunchError(f"{name} is {value!r}: expected a folder on every host, by its path from / or ~/ on")
+        raise LaunchError(f"{name} is {value!r}: expected a path on every host that starts with / or ~/")
     return replace(options, sync_dst_dir=value)
 
 
-def _add(field: str) -> Apply:
+def _append(field: str) -> Apply:
     return lambda options, value, name, environ: _changed(options, field, (*getattr(options, field), value))
 
 
-def _more(field: str, what: str) -> Apply:
-    """Repeated, the option names more of them."""
+def _extend(field: str, what: str) -> Apply:
+    """For a comma-separated list. A repeated option adds to the list."""
     one = _text(field, what)
 
     def apply(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
@@ -119,7 +119,7 @@ def _more(field: str, what: str) -> Apply:
 def _choice(field: str, choices: Collection[str]) -> Apply:
     def apply(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
         if value not in choices:
-            raise LaunchError(f"{name} {value}: there is {', '.join(choices)}")
+            raise LaunchError(f"{name} {value}: expected one of {', '.join(choices)}")
         return _changed(options, field, value)
 
     return apply
@@ -134,10 +134,10 @@ def _setting(role: str) -> Apply:
         match = re.fullmatch(r"([A-Za-z_]\w*)(?:[=:](.*))?", value, re.DOTALL | re.ASCII)
         if not match:
             word = re.split("[=:]", value, maxsplit=1)[0]  # the rest may be secret
-            raise LaunchError(f"{name} {word}: expected NAME=VALUE, NAME:VALUE, or NAME to pass on the launcher's own")
+            raise LaunchError(f"{name} {word}: expected NAME=VALUE, NAME:VALUE, or NAME for the launcher's own value")
         variable, text = match.groups()
         if text is None and variable not in environ:
-            raise LaunchError(f"{name} {variable}: it is not set here; give {variable}=VALUE")
+            raise LaunchError(f"{name} {variable}: not set in the launcher's environment; use {variable}=VALUE")
         return _with_setting(options, name, Setting(variable, environ[variable] if text is None else text, role))
 
     return apply
@@ -145,13 +145,14 @@ def _setting(role: str) -> Apply:
 
 def _secret(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
     if value not in environ:
-        raise LaunchError(f"{name} {value.partition('=')[0]}: expected the NAME of a variable that is set here")
+        variable = value.partition("=")[0]
+        raise LaunchError(f"{name} {variable}: expected the name of a variable in the launcher's environment")
     return _with_setting(options, name, Setting(value, environ[value], secret=True))
 
 
 def _with_setting(options: Options, name: str, setting: Setting) -> Options:
     if setting.name in OWNED:
-        raise LaunchError(f"{name} {setting.name}: the launcher itself sets this for every process")
+        raise LaunchError(f"{name} {setting.name}: the launcher sets this variable for every process")
     return replace(options, settings=(*options.settings, setting))
 
 
@@ -160,126 +161,151 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         ("-s", "--num-servers"),
         "N",
-        "number of servers (default: one per worker; 0: workers only)",
+        "number of servers (default: one per worker; 0: only workers)",
         _number("num_servers", int, 0),
     ),
     Option(
         ("--launcher", "--cluster"),
         "NAME",
-        f"where to run: {listing()} (default: ssh with hosts, else local)",
+        f"where to run: {listing()} (default: ssh if hosts are given, otherwise local)",
         _launcher,
     ),
-    Option(("-H", "--hostfile", "--host-file"), "FILE", "the hosts; hosts.example explains", _text("hostfile", FILE)),
-    Option(("--hosts",), "A:2,B:4", "the hosts and their slots, on the command line", _more("hosts", "hosts")),
-    Option(("-WH", "--worker-hostfile"), "FILE", "the hosts of the workers", _text("worker_hostfile", FILE)),
-    Option(("-SH", "--server-hostfile"), "FILE", "the hosts of scheduler and servers", _text("server_hostfile", FILE)),
+    Option(
+        ("-H", "--hostfile", "--host-file"),
+        "FILE",
+        "hosts file; hosts.example describes the format",
+        _text("hostfile", FILE),
+    ),
+    Option(("--hosts",), "A:2,B:4", "hosts and their slots, instead of a hosts file", _extend("hosts", "hosts")),
+    Option(("-WH", "--worker-hostfile"), "FILE", "hosts file for the workers", _text("worker_hostfile", FILE)),
+    Option(
+        ("-SH", "--server-hostfile"),
+        "FILE",
+        "hosts file for the scheduler and the servers",
+        _text("server_hostfile", FILE),
+    ),
     Option(
         ("--include",),
         "NAMES",
-        "of the hosts only these: names, ranges node[01-08], patterns",
-        _more("include", "host names"),
+        "use only these hosts: names, ranges such as node[01-08], patterns",
+        _extend("include", "host names"),
     ),
-    Option(("--exclude",), "NAMES", "and without these", _more("exclude", "host names")),
+    Option(("--exclude",), "NAMES", "do not use these hosts", _extend("exclude", "host names")),
     Option(
         ("--placement",),
         "POLICY",
-        "dmlc (servers first, round robin), pack, spread, or dedicated (servers alone)",
-        _choice("placement", POLICIES),
+        f"which process runs on which host: {placement.listing()} (default: dmlc)",
+        _choice("placement", placement.POLICIES),
     ),
     Option(
         ("--interface",),
         "NIC",
-        "network interface of the training (default: the network that all hosts share)",
+        "network interface for training (default: the one on the network that all hosts share)",
         _text("interface", "an interface such as eth1"),
     ),
-    Option(("--subnet",), "NET", "the same as a network: 10.0.0.0/24", _text("subnet", "a network")),
+    Option(("--subnet",), "NET", "network for training, such as 10.0.0.0/24", _text("subnet", "a network")),
     Option(
         ("--ssh",),
         "paramiko|system",
-        "how to log in (default: paramiko); system: the ssh command, with all that its configuration can do",
+        "SSH client (default: paramiko); system: the ssh command with its full configuration",
         _choice("ssh", ("paramiko", "system")),
     ),
     Option(
         ("--ssh-port",),
         "PORT",
-        "port of sshd where the hosts file names none (default: the ssh configuration's)",
+        "port of sshd unless the hosts file gives one (default: from the SSH configuration)",
         _number("ssh_port", int, 1, 65535),
     ),
     Option(("-i", "--identity"), "FILE", "private key for SSH", _text("identity", FILE)),
     Option(
         ("--accept-new-host-keys",),
         "",
-        "trust and remember host keys that are not known yet",
+        "accept and store unknown host keys",
         _set("accept_new_host_keys", True),
     ),
     Option(
-        ("--connect-timeout",), "SECONDS", "for reaching a host (default: 10)", _number("connect_timeout", float, 1)
+        ("--connect-timeout",),
+        "SECONDS",
+        "time limit for connecting to a host (default: 10)",
+        _number("connect_timeout", float, 1),
     ),
-    Option(("--mpirun",), "PATH", "the mpirun of --launcher mpi (Open MPI or MPICH)", _text("mpirun", "a program")),
-    Option(("--mpirun-args",), "ARG", "one more argument for mpirun; repeat as needed", _add("mpirun_args")),
-    Option(("--sync-dst-dir",), "DIR", "copy the working directory to DIR on every host, and run there", _folder_there),
+    Option(
+        ("--mpirun",),
+        "PATH",
+        "mpirun of Open MPI or MPICH, for --launcher mpi (default: mpirun)",
+        _text("mpirun", "a program"),
+    ),
+    Option(("--mpirun-args",), "ARG", "extra argument for mpirun; may be repeated", _append("mpirun_args")),
+    Option(("--sync-dst-dir",), "DIR", "copy the working directory to DIR on every host and run there", _destination),
     Option(
         ("--sync-exclude",),
         "PATTERN",
-        "leave this out of the copy, as .gitignore would; repeat as needed",
-        _add("sync_exclude"),
+        "do not copy matching files (syntax of .gitignore); may be repeated",
+        _append("sync_exclude"),
     ),
-    Option(("--env",), "K[=V]", "environment variable for all processes: K=V, K:V, or K as it is here", _setting("")),
-    Option(("--env-server",), "K[=V]", "the same for the servers only", _setting(SERVER)),
-    Option(("--env-worker",), "K[=V]", "the same for the workers only", _setting(WORKER)),
-    Option(("--secret",), "NAME", "pass on the variable NAME as it is here, and never show its value", _secret),
+    Option(
+        ("--env",),
+        "K[=V]",
+        "environment variable for all processes: K=V or K:V; K alone passes on the launcher's value",
+        _setting(""),
+    ),
+    Option(("--env-server",), "K[=V]", "environment variable for the servers only", _setting(SERVER)),
+    Option(("--env-worker",), "K[=V]", "environment variable for the workers only", _setting(WORKER)),
+    Option(("--secret",), "NAME", "pass on the launcher's variable NAME and never show its value", _secret),
     Option(
         ("--torch-env",),
         "auto|on|off",
-        "give workers torch.distributed's variables (RANK, MASTER_ADDR ...); auto "
-        "(default): unless the script imports dmltrain",
+        "set the variables of torch.distributed (RANK, MASTER_ADDR, ...) for workers; auto (default): "
+        "unless the script imports dmltrain",
         _choice("torch_env", ("auto", "on", "off")),
     ),
     Option(("--log-dir",), "DIR", "folder for the logs and job.json (default: logs/JOB)", _log_dir),
-    Option(("--log-file",), "FILE", "the launcher's own lines go there too", _text("log_file", FILE)),
-    Option(("--job", "--jobname"), "NAME", "name of the job (default: program and time)", _job),
-    Option(("--port",), "PORT", "TCP port of the scheduler (default: any free one)", _number("port", int, 0)),
+    Option(("--log-file",), "FILE", "also write the launcher's messages to FILE", _text("log_file", FILE)),
+    Option(("--job", "--jobname"), "NAME", "name of the job (default: program and start time)", _job),
+    Option(("--port",), "PORT", "TCP port of the scheduler (default: any free port)", _number("port", int, 0)),
     Option(
         ("--grace",),
         "SECONDS",
-        "between asking processes to end and killing them (default: 5)",
+        "time between SIGTERM and SIGKILL when the job ends (default: 5)",
         _number("grace", float, 0),
     ),
     Option(
         ("--timeout",),
         "SECONDS",
-        "end the job after this time, with all stacks and exit code 124 (default: never)",
+        "end the job after this time, log all stacks and exit with 124 (default: no limit)",
         _number("timeout", float, 0),
     ),
     Option(
         ("--start-timeout",),
         "SECONDS",
-        "for all processes to be started, without the copying (default: 60)",
+        "time limit for starting all processes, not counting the copy (default: 60)",
         _number("start_timeout", float, 0),
     ),
     Option(
         ("--max-restarts",),
         "N",
-        "start the job anew after a failure, at most N times (default: 0)",
+        "restart a failed job at most N times (default: 0)",
         _number("max_restarts", int, 0),
     ),
-    Option(("--quiet",), "", "no output of the processes on the terminal; the logs have it", _set("quiet", True)),
-    Option(("--no-live",), "", "plain lines on a terminal too", _set("live", False)),
-    Option(("--config",), "FILE", "YAML file with these options; the command line overrides it", _text("config", FILE)),
+    Option(("--quiet",), "", "do not show the output of the processes; the logs have it", _set("quiet", True)),
+    Option(("--no-live",), "", "print plain lines instead of the live display", _set("live", False)),
+    Option(
+        ("--config",), "FILE", "YAML file with these options; the command line takes precedence", _text("config", FILE)
+    ),
     Option(
         ("--check",),
         "",
-        "look at the hosts and the network between them; with a training program, forecast",
+        "check the hosts and the network between them; forecast the speed of a training program",
         _mode("check"),
     ),
-    Option(("--dry-run",), "", "print what would run where, start nothing", _mode("dry-run")),
-    Option(("--ps",), "JOB", "list the processes of a job (its name, or its log folder)", _mode("ps")),
-    Option(("--kill",), "JOB", "end a job and whatever is left of it on its hosts", _mode("kill")),
+    Option(("--dry-run",), "", "print the commands for each host and start nothing", _mode("dry-run")),
+    Option(("--ps",), "JOB", "list the processes of a job (its name or its log folder)", _mode("ps")),
+    Option(("--kill",), "JOB", "end a job and all processes that it left on its hosts", _mode("kill")),
     Option(("--logs",), "JOB", "print the logs of a job", _mode("logs")),
-    Option(("--follow",), "", "with --logs: go on until the job ends", _set("follow", True)),
-    Option(("--show",), "WHO", "with --logs: only these, such as worker:0,scheduler", _text("show", "roles")),
-    Option(("--version",), "", "print the version", _mode("version")),
-    Option(("-h", "--help"), "", "print this", _mode("help")),
+    Option(("--follow",), "", "with --logs: continue until the job ends", _set("follow", True)),
+    Option(("--show",), "WHO", "with --logs: only these processes, such as worker:0,scheduler", _text("show", "roles")),
+    Option(("--version",), "", "print the version and exit", _mode("version")),
+    Option(("-h", "--help"), "", "print this help and exit", _mode("help")),
 )
 OPTIONS = (*OPTIONS, *(Option(*row) for row in old_options.ROWS))
 BY_NAME = {name: option for option in OPTIONS for name in option.names}
@@ -288,7 +314,7 @@ BY_NAME |= {name: Option(*row) for row in old_options.REFUSED for name in row.na
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
-    """The options of `argv` (without the program's own name); LaunchError says what is wrong with it."""
+    """The options in `argv`, which begins after the program's own name. LaunchError if it is wrong."""
     settings = tuple(Setting(name, value) for name, value in environ.items() if FORWARDED.fullmatch(name))
     given, program = split(argv)
     options = Options(settings=settings)
@@ -309,27 +335,27 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
 
 
 def _refuse_unused(options: Options, names: Sequence[str]) -> None:
-    """No option is taken and then forgotten."""
+    """Refuse options that would have no effect."""
     for name in names:
-        if options.mode in STARTS and options.place not in those_with(name):
-            those = " or ".join(those_with(name))
-            raise LaunchError(f"{name} is for --launcher {those}, and this job's is {options.place}: leave it out")
+        if options.mode in STARTS and options.launcher_name not in launchers_with(name):
+            those = " or ".join(launchers_with(name))
+            raise LaunchError(f"{name} needs --launcher {those}, but this job uses {options.launcher_name}: remove it")
     if options.sync_exclude and not options.sync_dst_dir:
-        raise LaunchError("--sync-exclude leaves files out of a copy: give --sync-dst-dir too, or leave it out")
+        raise LaunchError("--sync-exclude needs --sync-dst-dir: add it, or remove --sync-exclude")
     if (options.follow or options.show) and options.mode != "logs":
-        raise LaunchError("--follow and --show are for --logs JOB")
+        raise LaunchError("--follow and --show need --logs JOB")
 
 
-HOST_LISTS = {"--hosts", "--include", "--exclude"}  # repeated, they name more; on the command line, others
+HOST_LISTS = {"--hosts", "--include", "--exclude"}  # the command line replaces the lists of a --config file
 
 
 def _try(environ: Mapping[str, str], option: Option, name: str, value: str) -> None:
-    """Refuse what the option would refuse."""
+    """Raise LaunchError if the option does not accept the value."""
     option.apply(Options(), value, name, environ)
 
 
 def split(argv: Sequence[str]) -> tuple[list[tuple[Option, str, str]], tuple[str, ...]]:
-    """(option, the name it was given by, value) of each option, and the program with its arguments."""
+    """(option, its name as given, value) for each option, and the program with its arguments."""
     given, rest = [], list(argv)
     while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
         name, glued = _split(rest.pop(0))
@@ -337,14 +363,14 @@ def split(argv: Sequence[str]) -> tuple[list[tuple[Option, str, str]], tuple[str
         if option.value and glued is None and not rest:
             raise LaunchError(f"{name} needs a value: {name} {option.value}")
         if not option.value and glued is not None:
-            raise LaunchError(f"{name} takes no value, not {glued!r}")
+            raise LaunchError(f"{name} takes no value: remove {glued!r}")
         value = "" if not option.value else rest.pop(0) if glued is None else glued
         given.append((option, name, value))
     return given, tuple(rest[1:] if rest[:1] == ["--"] else rest)
 
 
 def _split(argument: str) -> tuple[str, str | None]:
-    """--name=value and -n2 into name and value."""
+    """Split --name=value or -n2 into name and value."""
     if argument in BY_NAME:
         return argument, None
     if argument.startswith("--"):
@@ -357,11 +383,11 @@ def _lookup(name: str) -> Option:
     if name in BY_NAME:
         return BY_NAME[name]
     valid = ", ".join("/".join(option.names) for option in OPTIONS)
-    raise LaunchError(f"unknown option {name}; the options are {valid}")
+    raise LaunchError(f"unknown option {name}: expected one of {valid}")
 
 
 def table(options: Sequence[Option]) -> str:
-    """The options for --help. Two spaces before what each means: completion reads them so."""
+    """The options for --help. `launch.commands.completion` needs the two spaces before each meaning."""
     rows = [(f"{', '.join(option.names)} {option.value}", option.meaning) for option in options]
     return "\n".join(f"  {names:<30}  {meaning}" for names, meaning in rows)
 
@@ -370,29 +396,29 @@ def usage() -> str:
     """The text of --help."""
     return f"""{USAGE}
 
-Start a scheduler, servers and workers that all run the same program, and end when the workers do.
-A bare script.py is run by this Python. Everything after the program's name belongs to the program.
+Start a scheduler, servers and workers that all run the same program. The job ends when the workers do.
+A script.py without an interpreter runs with this Python. All arguments after the program belong to the program.
 
 {table(OPTIONS)}
 
-Exit code: 0, or that of the first process to fail (128 + n for a signal), 2 wrong usage, 124 timeout,
-125 fault of the launcher or its agents, 126 program not executable, 127 not found, 130 Ctrl-C, 143 SIGTERM.
+Exit code: 0, or that of the first process to fail (128 + n for signal n); 2 usage error, 124 timeout,
+125 launcher or agent failure, 126 program not executable, 127 program not found, 130 Ctrl-C, 143 SIGTERM.
 """
 
 
-OTHER_PROGRAMS = ("--check", "--dry-run", "--ps", "--kill", "--logs", "--follow", "--show")  # not of dmltrain-check
+OTHER_MODES = ("--check", "--dry-run", "--ps", "--kill", "--logs", "--follow", "--show")  # not in dmltrain-check
 
 
 def check_usage() -> str:
     """The text of dmltrain-check --help."""
-    options = [option for option in OPTIONS if option.names[0] not in OTHER_PROGRAMS]
+    options = [option for option in OPTIONS if option.names[0] not in OTHER_MODES]
     return f"""usage: dmltrain-check [options] [program [arguments of the program]]
 
-Check the hosts that the options name, and measure the network between them. No job is started.
-With -n and a training program, its steps are measured and its speed on these hosts is forecast.
-The options are those of the job to be started.
+Check the hosts and measure the network between them, without starting a job.
+With -n and a training program, also measure a training step and forecast the job's speed.
+Give the same options as to dmltrain-launch.
 
 {table(options)}
 
-Exit code: 0 when a job could start, else that which dmltrain-launch would end with.
+Exit code: 0 if the job could start, otherwise the exit code of dmltrain-launch in that case.
 """

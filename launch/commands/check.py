@@ -1,4 +1,4 @@
-"""--check: look at the hosts, measure the network between them, and say what to expect of a training program."""
+"""--check: check the hosts, measure the network between them, and forecast the speed of a training program."""
 
 from __future__ import annotations
 
@@ -9,97 +9,98 @@ from dataclasses import replace
 
 from launch.clusters import Cluster
 from launch.forecast.forecast import Links
-from launch.forecast.measure import Measured, Said, measure, start_line, understands
+from launch.forecast.measure import KeptOutput, Measured, measure, start_line, supports_measuring
 from launch.forecast.text import Outlook, sentences, tables
 from launch.job.host import Host
-from launch.job.job import Job, places
+from launch.job.job import Job, placements
 from launch.job.options import Options
-from launch.job.placement import Place
+from launch.job.placement import Placement
 from launch.preflight import Problem
 from launch.preflight.table import Check, drawn, lines
 from launch.run.session import Session, catching
 from launch.run.start import limits, make_job, used_hosts
 from launch.run.supervise import Supervisor
 
-Tell = Callable[[str], None]
+Print = Callable[[str], None]
 
 
-def check(options: Options, place: Cluster, tell: Tell, say: Tell) -> int:
-    """Print what is found by `tell`, and what happens by `say`; the exit code."""
+def check(options: Options, cluster: Cluster, result: Print, progress: Print) -> int:
+    """Print results with `result` and messages with `progress`. Returns the exit code."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-    supervisor, found = _look(options, place)
+    supervisor, found = _check_hosts(options, cluster)
     for line in lines(found, width):
-        tell(line)
+        result(line)
     code = supervisor.exit_code or found.exit_code
     if not options.program or code:
         return code
-    why_not, job = _unexpectable(options)
+    obstacle, job = _job_to_forecast(options)
     if job is None:
-        tell(f"\nNo forecast: {why_not}.")
+        result(f"\nNo forecast: {obstacle}.")
         return code
-    say(start_line(job))
-    measured = _measured(options, job, place)
-    for line in _expect(options, job, place.hosts, found, measured, width):
-        tell(line)
+    progress(start_line(job))
+    measured = _measured(options, job, cluster)
+    for line in _forecast(options, job, cluster.hosts, found, measured, width):
+        result(line)
     return measured.interrupted
 
 
-def _look(options: Options, place: Cluster) -> tuple[Supervisor, Check]:
-    asked = options if options.num_workers else replace(options, num_workers=1)
-    job = make_job(asked if asked.program else replace(asked, program=("true",)), "check")
-    if job.copy_to:  # which would bring folder and program: there is nothing to look for yet
+def _check_hosts(options: Options, cluster: Cluster) -> tuple[Supervisor, Check]:
+    sized = options if options.num_workers else replace(options, num_workers=1)
+    job = make_job(sized if sized.program else replace(sized, program=("true",)), "check")
+    if job.copy_to:  # folder and program would be copied, so the hosts need not have them yet
         job = replace(job, copy_to="", workdir="/", argv=("true",), needs=())
-    supervisor = Supervisor(job, place.hosts, limits(options), check=True)
-    session = Session(supervisor, place, Said(0), lambda: None)
+    supervisor = Supervisor(job, cluster.hosts, limits(options), check=True)
+    session = Session(supervisor, cluster, KeptOutput(0), lambda: None)
     with catching(session.interrupt):
         session.run(None)
     found = supervisor.preparation
-    hosts = [found.hosts.get(host.name, host) for host in place.hosts]
+    hosts = [found.hosts.get(host.name, host) for host in cluster.hosts]
     cause = [Problem("", supervisor.cause.text, code=supervisor.cause.code)] if supervisor.cause else []
     problems = [*found.problems, *cause]
     return supervisor, Check(hosts, found.facts, found.reached, problems, found.throughput)
 
 
-def _unexpectable(options: Options) -> tuple[str, Job | None]:
-    """Why nothing can be said about the job; else the job."""
+def _job_to_forecast(options: Options) -> tuple[str, Job | None]:
+    """("", job), or (why there is no forecast, None)."""
     if options.num_workers is None:
-        return "give -n, the number of workers", None
+        return "give the number of workers with -n", None
     if options.sync_dst_dir:
-        return "the program is not on the hosts before --sync-dst-dir copies it", None
+        return "the program is not on the hosts until --sync-dst-dir has copied it", None
     job = make_job(options, "check")
     if not job.num_servers:
         return "without servers (-s 0) dmltrain's kvstores share nothing", None
-    if not understands(job):
+    if not supports_measuring(job):
         program = options.program[0]
-        return f"{program} does not measure itself (DMLTRAIN_MEASURE in docs/environment.md), and was not started", None
+        return f"{program} does not support DMLTRAIN_MEASURE (docs/environment.md), so it was not started", None
     return "", job
 
 
-def _measured(options: Options, job: Job, place: Cluster) -> Measured:
-    every, place.hosts = place.hosts, used_hosts(job, place.hosts)
+def _measured(options: Options, job: Job, cluster: Cluster) -> Measured:
+    all_hosts, cluster.hosts = cluster.hosts, used_hosts(job, cluster.hosts)
     try:
-        return measure(job, place, options)
+        return measure(job, cluster, options)
     finally:
-        place.hosts = every
+        cluster.hosts = all_hosts
 
 
-def _expect(options: Options, job: Job, hosts: list[Host], found: Check, measured: Measured, width: int) -> list[str]:
-    """The forecast, or why there is none."""
+def _forecast(options: Options, job: Job, hosts: list[Host], found: Check, measured: Measured, width: int) -> list[str]:
+    """The forecast as lines, or why there is none."""
     if measured.step is None:
-        why = measured.failure or "it ended without a message of it"
-        return ["", f"No forecast: the program told of no step ({why})."]
-    outlook = Outlook(job.num_workers, _placing(job, options, hosts), measured.step, measured.computing, _links(found))
+        why = measured.failure or "it exited without reporting one"
+        return ["", f"No forecast: the program reported no step ({why})."]
+    placed = _placements_by_workers(job, options, hosts)
+    outlook = Outlook(job.num_workers, placed, measured.step, measured.computing, _links(found))
     text = [line for table in tables(outlook) for line in ["", *drawn(*table, width)]]
-    failed = [f"Not all workers told of a step: {measured.failure}."] if measured.failure else []
+    failed = [f"Not all workers reported a step: {measured.failure}."] if measured.failure else []
     return [*text, "", *failed, *sentences(outlook)]
 
 
-def _placing(job: Job, options: Options, hosts: list[Host]) -> Callable[[int], list[Place]]:
-    """Where the processes of a job with so many workers would be; servers are as many, or as many as were asked for."""
+def _placements_by_workers(job: Job, options: Options, hosts: list[Host]) -> Callable[[int], list[Placement]]:
+    """Number of workers -> placements, with as many servers as workers unless -s gives another number."""
 
-    def of(workers: int) -> list[Place]:
+    def of(workers: int) -> list[Placement]:
         servers = workers if options.num_servers is None or job.num_servers == job.num_workers else job.num_servers
-        return places(replace(job, num_workers=workers, num_servers=servers), hosts)
+        return placements(replace(job, num_workers=workers, num_servers=servers), hosts)
 
     return of
 

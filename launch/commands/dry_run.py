@@ -1,8 +1,8 @@
-"""`--dry-run`: what would run where, as commands for a shell, secrets hidden. Pure.
+"""`--dry-run`: the commands of all processes on each host, for a shell, with secrets hidden. Pure.
 
-What only the agents can tell is put in words between < and >. Each command starts in the process's own working
-directory and names what the launcher adds to the host's own environment, less DMLTRAIN_KEY_FILE and
-DMLTRAIN_LISTEN_FD, which name what an agent makes.
+Values that only agents can find are described between < and >. Each command changes to the process's working directory
+and sets the variables that the launcher adds to the host's environment, except DMLTRAIN_KEY_FILE and
+DMLTRAIN_LISTEN_FD, which refer to what an agent creates.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ WIDTH = 110
 
 
 def lines(job: Job, hosts: Sequence[Host], options: Options, python: str = sys.executable) -> list[str]:
-    """What would run, by host. `python` runs bare scripts on hosts that name none (where it exists, else python3)."""
+    """The commands by host. `python` runs scripts without an interpreter on hosts without python= (else python3)."""
     every = tasks(job, hosts, Ports(scheduler=job.port))
     used = list(dict.fromkeys(task.host for task in every))
     hidden = job.secrets(hosts)
+    cores_known = not LAUNCHERS[options.launcher_name].over_network
     counts = f"{_count(len(every), 'process', 'es')} on {_count(len(used), 'host', 's')}"
-    printed = [f"dry run of job {redact(job.name, hidden)}: {counts} by {options.place}; nothing is started"]
+    printed = [f"dry run of job {redact(job.name, hidden)}: {counts} by {options.launcher_name}; nothing is started"]
     for host in used:
         here = [task for task in every if task.host == host]
         where = redact(workdir_of(job, host), hidden)
@@ -37,14 +38,14 @@ def lines(job: Job, hosts: Sequence[Host], options: Options, python: str = sys.e
         for task in here:
             argv = [python, *task.argv[1:]] if job.script and not host.python else task.argv
             argv = [redact(word, hidden) for word in argv]
-            environment = _shown(job, _values(job, task, every, not LAUNCHERS[options.place].over_network), hidden)
+            environment = _redacted(job, _environment(job, task, every, cores_known), hidden)
             limit = job.memory.get(task.role, 0)
             printed += [f"  {task.role} {task.rank}", *_command(where, limit, environment, argv)]
     return printed
 
 
-def _shown(job: Job, values: Mapping[str, str], hidden: Sequence[str]) -> dict[str, str]:
-    """An environment without its secrets."""
+def _redacted(job: Job, values: Mapping[str, str], hidden: Sequence[str]) -> dict[str, str]:
+    """An environment with its secrets replaced."""
     named = {each.name for each in job.settings if each.secret}
     return {
         name: HIDDEN if value and is_secret(name, named) else redact(value, hidden) for name, value in values.items()
@@ -58,8 +59,8 @@ def _title(host: Host) -> str:
     return f"{host.name}{reached}"
 
 
-def _values(job: Job, task: Task, every: Sequence[Task], cores_known: bool) -> Mapping[str, str]:
-    """The process's environment, with words for what is not known yet."""
+def _environment(job: Job, task: Task, every: Sequence[Task], cores_known: bool) -> Mapping[str, str]:
+    """The process's environment, with descriptions of values that are not known yet."""
     values = dict(task.environment)
     for name in PORTS:
         if values.get(name) == "0":
@@ -69,7 +70,7 @@ def _values(job: Job, task: Task, every: Sequence[Task], cores_known: bool) -> M
     for name, host in addresses.items():
         if values.get(name) == "":
             values[name] = f"<address of {host}>"
-    values["DMLTRAIN_JOB"] = "<new for each run>"
+    values["DMLTRAIN_JOB"] = "<unique to each run>"
     given = {name for name, _ in task.host.environment}
     given |= {each.name for each in job.settings if each.role in ("", task.role)}
     if not cores_known and task.role == WORKER and "OMP_NUM_THREADS" not in given:
@@ -79,7 +80,7 @@ def _values(job: Job, task: Task, every: Sequence[Task], cores_known: bool) -> M
 
 
 def _command(workdir: str, limit: int, environment: Mapping[str, str], argv: Sequence[str]) -> list[str]:
-    """`cd ... && env A=b ... program ...`, in lines that a shell takes as one; `limit` is in MiB, 0 is none."""
+    """`cd ... && env A=b ... program ...`, split into lines that end in a backslash. `limit` is in MiB, 0: none."""
     rows = ["env"]
     for name, value in sorted(environment.items()):
         word = shlex.quote(f"{name}={value}")

@@ -1,4 +1,4 @@
-"""The table of `dmltrain-job ls`: the jobs whose logs are in a folder, by their job.json. Only reads."""
+"""The table of `dmltrain-job ls`: the jobs whose logs are in a folder, from their job.json. Writes nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RUNNING, ENDED, LOST, UNREADABLE = "running", "ended", "launcher lost", "unreada
 
 @dataclass(frozen=True)
 class Row:
-    """A job: the name of its folder, its state, and what its job.json says."""
+    """A job: the name of its folder, its state, and the content of its job.json."""
 
     name: str
     state: str
@@ -28,9 +28,9 @@ class Row:
 
 
 def find_jobs(folder: Path) -> list[Row]:
-    """The jobs in `folder`, those started last first; LaunchError when there is no such folder."""
+    """The jobs in `folder`, newest first; LaunchError if the folder does not exist."""
     if not folder.is_dir():
-        raise LaunchError(f"there is no folder {folder}: give the folder that holds the jobs' folders of logs")
+        raise LaunchError(f"no folder {folder}: expected the folder that contains the jobs' log folders")
     rows = [_row(path.parent) for path in folder.glob(f"*/{RECORD}")]
     return sorted(rows, key=lambda row: (str(row.record.get("started", "")), row.name), reverse=True)
 
@@ -46,7 +46,7 @@ def _row(folder: Path) -> Row:
 
 
 def table(rows: Sequence[Row], now: float) -> list[str]:
-    """Lines of a table; `now` in seconds since 1970."""
+    """The lines of the table; `now` in seconds since 1970."""
     cells = [COLUMNS, *(_cells(row, now) for row in rows)]
     wide = [max(len(row[column]) for row in cells) for column in range(len(COLUMNS))]
     return [_line(row, wide) for row in cells]
@@ -80,7 +80,7 @@ def _text(value: object) -> str:
 
 
 def _seconds(row: Row, now: float) -> str:
-    """How long the job took; of one that runs, until now."""
+    """How long the job took, or has been running."""
     if row.state != RUNNING:
         took = row.record.get("seconds")
         return f"{took:.0f}" if isinstance(took, int | float) else "-"

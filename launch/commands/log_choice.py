@@ -1,4 +1,4 @@
-"""Which logs: the folder of a job by its name, the logs in it, and the choice of --show among them. Only reads."""
+"""Find the log folder of a job and the logs in it, and select logs by --show. Writes nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launch import LaunchError
 from launch.job.role import SCHEDULER, SERVER, WORKER
 from launch.terminal.log_folder import RECORD
 
-LISTED = 10  # jobs in an error
+LISTED = 10  # jobs named in an error
 AGENT = "agent"
 LOG = re.compile(rf"({SCHEDULER}|{SERVER}|{WORKER})-(\d+)\.log|({AGENT})-(.+)\.log")
 RESTART = re.compile(r"restart-(\d+)")
@@ -21,14 +21,14 @@ ORDER = (SCHEDULER, SERVER, WORKER, AGENT)
 
 @dataclass(frozen=True)
 class Source:
-    """Whose log: a rank of a role, or the agent of a host."""
+    """The writer of a log: a rank of a role, or the agent of a host."""
 
     role: str
     which: int | str
 
     @property
     def order(self) -> tuple[int, int, str]:
-        """Its place in the order of launch."""
+        """Sort key for the order of launch."""
         rank = self.which if isinstance(self.which, int) else 0
         return ORDER.index(self.role), rank, str(self.which)
 
@@ -37,18 +37,18 @@ class Source:
 
 
 def find(job: str, root: Path = Path("logs")) -> Path:
-    """The folder of `job`, a name below `root` or a folder; LaunchError lists the jobs there are, newest first."""
+    """The log folder of `job`, a name below `root` or a path. LaunchError lists the known jobs, newest first."""
     for folder in (root / job, Path(job)):
         if job and folder.is_dir() and ((folder / RECORD).is_file() or any(_logs_in(folder))):
             return folder
     names = [record.parent.name for record in sorted(root.glob(f"*/{RECORD}"), key=_changed, reverse=True)]
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    there_is = f"there is {', '.join(names[:LISTED])}{more}" if names else "there is none yet"
-    raise LaunchError(f"no job {job or 'without a name'} in {root}/, and no folder with a job's logs; {there_is}")
+    known = f"known jobs: {', '.join(names[:LISTED])}{more}" if names else f"there are no jobs in {root}/"
+    raise LaunchError(f"no job {job!r} in {root}/, and no folder of that name with a job's logs; {known}")
 
 
 def _changed(path: Path) -> float:
-    """When it was written last; 0 when it has just gone."""
+    """The time of the last change; 0 if the file was just removed."""
     try:
         return path.stat().st_mtime
     except OSError:
@@ -64,7 +64,7 @@ def _logs_in(folder: Path) -> Iterator[tuple[Source, Path]]:
 
 
 def all_logs(folder: Path) -> Iterator[tuple[int, Source, Path]]:
-    """(restart, source, path) of every log of the job."""
+    """(restart, source, path) for every log of the job."""
     yield from ((0, *each) for each in _logs_in(folder))
     for name in os.listdir(folder):
         match = RESTART.fullmatch(name)
@@ -73,7 +73,7 @@ def all_logs(folder: Path) -> Iterator[tuple[int, Source, Path]]:
 
 
 def selected(text: str, there: Iterable[Source]) -> Callable[[Source], bool]:
-    """The choice of --show: worker, worker:0, worker:0-3, agent:HOST, comma separated; LaunchError lists `there`."""
+    """A predicate for --show: worker, worker:0, worker:0-3, agent:HOST, comma-separated. LaunchError lists `there`."""
     there = set(there)
     tests = [_test(item.strip(), there, text) for item in text.split(",")] if text else [lambda source: True]
     return lambda source: any(test(source) for test in tests)
@@ -91,12 +91,12 @@ def _test(item: str, there: set[Source], text: str) -> Callable[[Source], bool]:
         return ranks is not None and int(ranks[1]) <= source.which <= int(ranks[2] or ranks[1])
 
     if not any(map(test, there)):
-        raise LaunchError(f"--show {text}: no log is of {item or 'nothing'}; there is {_listing(there) or 'none yet'}")
+        raise LaunchError(f"--show {text}: no log of {item!r}; the logs are {_listing(there) or 'not written yet'}")
     return test
 
 
 def _listing(there: set[Source]) -> str:
-    """scheduler:0, worker:0-4, agent:h1."""
+    """The sources as text: scheduler:0, worker:0-4, agent:h1."""
     words = []
     for role in ORDER:
         ranks = sorted(each.which for each in there if each.role == role and isinstance(each.which, int))

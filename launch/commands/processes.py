@@ -1,4 +1,4 @@
-"""The table of --ps: what `launch.agent.listing` tells of every host, for people. Pure."""
+"""The table of --ps: the processes that `launch.agent.listing` reports for each host. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from launch.job.role import SCHEDULER, SERVER, WORKER
 from launch.secret import redact
 
-Row = Mapping[str, Any]  # of a process, see `launch.agent.listing`
+Row = Mapping[str, Any]  # a process; see `launch.agent.listing`
 COLUMNS = ("HOST", "ROLE", "RANK", "PID", "STATE", "CPU", "RSS MiB", "AGE", "COMMAND")
 RIGHT = {"RANK", "PID", "CPU", "RSS MiB", "AGE"}
 ORDER = (SCHEDULER, SERVER, WORKER, "", "agent")
@@ -24,9 +24,9 @@ STATES = {  # man 5 proc
 
 
 def table(hosts: Mapping[str, Sequence[Row]], secrets: Collection[str] = (), width: int = 0) -> list[str]:
-    """A row for each process of `hosts` (name: its rows), and a sum.
+    """A line for each process of `hosts` ({name: rows}), and a total.
 
-    `secrets` are shown as ***; lines are cut to `width` characters, 0 is as long as they are.
+    `secrets` are replaced by ***. Lines are cut to `width` characters; 0 means no limit.
     """
     rows = [(host, row) for host, found in hosts.items() for row in sorted(found, key=_order)]
     cells = [COLUMNS, *(_cells(host, row, secrets) for host, row in rows)]
@@ -58,7 +58,7 @@ def _cells(host: str, row: Row, secrets: Collection[str]) -> tuple[str, ...]:
 
 
 def _command(row: Row) -> list[str]:
-    """An agent's is its name: its text is the same everywhere."""
+    """The command; for an agent, only its name instead of its source text."""
     command: list[str] = row["command"]
     return command[-1:] if row["role"] == "agent" else command
 
@@ -72,7 +72,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """9.8 s, 5:07, 26:05:07; hours go on counting."""
+    """9.8 s, 5:07, 26:05:07. There is no unit above hours."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, second = divmod(int(seconds), 60)
@@ -81,5 +81,5 @@ def _duration(seconds: float) -> str:
 
 
 def _printable(text: str) -> str:
-    """In one line, with nothing that a terminal obeys."""
+    """One line without control characters."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

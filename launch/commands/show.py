@@ -1,9 +1,8 @@
-"""`--logs JOB`: the lines of a job's logs, tagged and merged, as they are and, with --follow, as they come.
+"""`--logs JOB`: print a job's logs as one stream of tagged lines; with --follow, also print new lines.
 
-A line that begins with a time (YYYY-mm-dd HH:MM:SS,mmm) stands among the other processes' lines by it; one without
-stands after the line before it in its file. A restart's lines (logs/JOB/restart-N/) come after those of the run before.
-Lines pass through byte for byte and in constant memory, whatever the size of the logs. Writes to nothing but the
-descriptor it is given, and leaves the job alone.
+Lines that begin with a time (YYYY-mm-dd HH:MM:SS,mmm) are merged by it. A line without a time follows the previous line
+of its file. The lines of a restart (logs/JOB/restart-N/) come after those of the attempt before it. Lines are copied
+byte for byte, in constant memory. Only reads the logs, and does not touch the job.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from launch.terminal.output import LINE_BYTES, tag
 from launch.terminal.record import read_record
 
 POLL_SECONDS = 0.2
-PATIENCE_SECONDS = 20.0  # of quiet after the launcher's death: its agents end within 10 s of silence, grace and KILL
+PATIENCE_SECONDS = 20.0  # without new lines after the launcher's death; its agents end after 10 s, grace and KILL
 STAMP = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:,\d{3})?")
 
 
 class Log:
-    """One file, a line at a time: `line` (without its newline) and `key` (its place among all lines) by `advance`."""
+    """One file, line by line. `advance` sets `line` (without its newline) and `key` (its sort key among all lines)."""
 
     def __init__(self, path: Path, restart: int, number: int, prefix: bytes):
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -45,20 +44,20 @@ class Log:
         return self._restart, self._stamp, self._number
 
     def advance(self, last: bool) -> bool:
-        """Go to the next line; False when no whole one is there yet. `last`: what has no newline is a line as well."""
+        """Read the next line; False if there is no complete one yet. `last`: text without a newline is a line too."""
         line = next(self._lines, None)
         while line is None:
             data = os.read(self._descriptor, LINE_BYTES)
             if not data and not (last and self._rest):
                 return False
             *lines, self._rest = (self._rest + data).split(b"\n") if data else (self._rest, b"")
-            if len(self._rest) >= LINE_BYTES:  # in pieces of this size, as the launcher shows it
+            if len(self._rest) >= LINE_BYTES:  # split long lines at this size, as the launcher's display does
                 lines, self._rest = [*lines, self._rest], b""
             self._lines = iter(lines)
             line = next(self._lines, None)
         self.line = line
         found = STAMP.match(line)
-        if found and found[0] > self._stamp:  # a clock that was set back does not move lines
+        if found and found[0] > self._stamp:  # a clock that was set back does not reorder a file's lines
             self._stamp = found[0]
         return True
 
@@ -67,7 +66,7 @@ class Log:
 
 
 class Printer:
-    """Tagged lines to a descriptor, a write for many lines; BrokenPipeError when nobody reads."""
+    """Writes tagged lines to a descriptor, many per write. BrokenPipeError if the reader has closed it."""
 
     def __init__(self, descriptor: int):
         self._descriptor, self._bytes = descriptor, 0
@@ -85,12 +84,12 @@ class Printer:
         while view:
             try:
                 view = view[os.write(self._descriptor, view) :]
-            except BlockingIOError:  # a terminal that some other program has set so
+            except BlockingIOError:  # another program has made the terminal non-blocking
                 select.select([], [self._descriptor], [])
 
 
 class Reader:
-    """All logs of a folder that `wanted` takes, those that appear later too."""
+    """All logs of a folder that `wanted` selects, including logs that appear later."""
 
     def __init__(self, folder: Path, wanted: Callable[[Source], bool], coloured: bool):
         self._folder, self._wanted, self._coloured = folder, wanted, coloured
@@ -98,10 +97,10 @@ class Reader:
         self._colours: dict[Source, int] = {}  # a process keeps its colour when it is restarted
 
     def copy(self, printer: Printer, last: bool) -> bool:
-        """Print all that is new, in order; whether there was anything."""
+        """Print all new lines in order. Returns whether there were any."""
         self._discover()
         heap = [(log.key, log) for log in self._logs.values() if log.advance(last)]
-        heapq.heapify(heap)  # keys are all different, so that logs are never compared
+        heapq.heapify(heap)  # keys are unique, so logs are never compared
         some = bool(heap)
         while heap:
             log = heap[0][1]
@@ -119,7 +118,7 @@ class Reader:
             colour = self._colours.setdefault(source, len(self._colours))
             name = f"restart-{restart}/{source}" if restart else str(source)
             prefix = tag(name, colour if self._coloured else None)
-            with contextlib.suppress(FileNotFoundError):  # a new run has just put it aside
+            with contextlib.suppress(FileNotFoundError):  # a new job has just moved it to previous-N
                 self._logs[path] = Log(path, restart, len(self._logs), prefix)
 
     def close(self) -> None:
@@ -128,7 +127,7 @@ class Reader:
 
 
 class Record:
-    """What job.json says of the job that was in `folder` at first."""
+    """The job.json of the job that was in `folder` when this object was made."""
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -140,7 +139,7 @@ class Record:
 
     @property
     def ended(self) -> bool:
-        """Whether the job has ended; one whose folder another job has taken over has."""
+        """Whether the job has ended. True also if another job now uses its folder."""
         now = self._read()
         return bool(now.get("ended")) or (bool(self._first) and now.get("mark") != self._first.get("mark"))
 
@@ -152,7 +151,7 @@ class Record:
 
     @property
     def abandoned(self) -> bool:
-        """Whether no launcher holds the folder any more (see `LogFolder`); False where that cannot be told."""
+        """Whether no launcher locks the folder any more (see `LogFolder`); False if that cannot be determined."""
         try:
             descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
@@ -175,9 +174,9 @@ def show(
     root: Path = Path("logs"),
     patience: float = PATIENCE_SECONDS,
 ) -> str:
-    """Print the logs of `job`; with `follow` until it has ended. Why it stopped before that, else "".
+    """Print the logs of `job`; with `follow`, until the job has ended. Returns why it stopped earlier, or "".
 
-    A job whose launcher was killed never ends in its job.json: then this stops after `patience` seconds of quiet.
+    If the launcher was killed, job.json never records the end. Then this stops after `patience` s without new lines.
     """
     folder = find(job, root)
     record = Record(folder)
@@ -186,7 +185,7 @@ def show(
     quiet_since = time.monotonic()
     try:
         while True:
-            over = not follow or record.ended  # asked first: what was written before the end is read after it
+            over = not follow or record.ended  # checked before reading, so that the last lines are not missed
             if reader.copy(printer, over):
                 quiet_since = time.monotonic()
             if over:
@@ -195,7 +194,7 @@ def show(
                 quiet_since = time.monotonic()
                 if record.abandoned and not record.ended:
                     reader.copy(printer, True)
-                    return f"the launcher of {folder} is gone without having written the job's end"
+                    return f"the launcher of {folder} died before it recorded the job's end"
             time.sleep(POLL_SECONDS)
     except BrokenPipeError:
         return ""  # as for `--logs JOB | head`

@@ -1,4 +1,4 @@
-"""--ps and --kill: short visits to the hosts of a job that another launcher has started, by what job.json says."""
+"""--ps and --kill: short connections to the hosts of a job that another launcher started, as job.json records it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from launch.agent import KILL_SECONDS
 from launch.agent.commands import Command, Job, List, Stop
 from launch.agent.events import Ended, Event, Listing
 from launch.agent.protocol import EVENT, ProtocolError, decode_event, encode_command
-from launch.clusters import LAUNCHERS, Cluster, cluster, listing
+from launch.clusters import LAUNCHERS, Cluster, listing, make_cluster
 from launch.commands import show
 from launch.commands.log_choice import find
 from launch.job.host import Host
@@ -35,8 +35,8 @@ Answers = dict[str, Event | LaunchError]
 Commands = Callable[[Host], Sequence[Command]]
 
 
-def processes(options: Options, tell: Callable[[str], None]) -> int:
-    """Print the job's processes on all its hosts."""
+def processes(options: Options, write_line: Callable[[str], None]) -> int:
+    """List the job's processes on all its hosts."""
     from launch.commands.processes import table
     from launch.secret import secrets
 
@@ -45,26 +45,26 @@ def processes(options: Options, tell: Callable[[str], None]) -> int:
     rows = {host: answer.rows for host, answer in answers.items() if isinstance(answer, Listing)}
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     for line in table(rows, secrets(os.environ.items()), width):
-        tell(line)
-    return _tell_unreached(answers, tell)
+        write_line(line)
+    return _report_unreached(answers, write_line)
 
 
-def kill(options: Options, tell: Callable[[str], None]) -> int:
-    """End the job: by its launcher where that lives on this machine, then whatever is left on its hosts."""
+def kill(options: Options, write_line: Callable[[str], None]) -> int:
+    """End the job: through its launcher if that runs on this machine, then all processes left on its hosts."""
     record, folder = read(options.target), find(options.target)
-    (folder / KILLED).touch()  # so that a launcher elsewhere does not start the job anew
+    (folder / KILLED).touch()  # so that a launcher on another machine does not restart the job
     if end_launcher(record, show.Record(folder)):
-        tell(f"the launcher of job {record['job']} has ended it")
-    silence = AGENT_SILENCE_SECONDS + options.grace  # no beats come from a visitor
+        write_line(f"the launcher of job {record['job']} has ended it")
+    silence = AGENT_SILENCE_SECONDS + options.grace  # this program sends no heartbeats
 
     def commands(host: Host) -> list[Command]:
         return [Job(record["mark"], host.name, options.grace, silence), Stop(options.grace)]
 
     answers = visit(options, record, commands, Ended)
     left = {host: answer.left for host, answer in answers.items() if isinstance(answer, Ended)}
-    unreached = _tell_unreached(answers, tell)
+    unreached = _report_unreached(answers, write_line)
     pids = [f"pid {pid} on {host}" for host, found in left.items() for pid in found]
-    tell(
+    write_line(
         f"{len(pids)} process{'' if len(pids) == 1 else 'es'} left on {len(left)} host{'' if len(left) == 1 else 's'}"
         + (f": {', '.join(pids)}" if pids else "")
     )
@@ -72,27 +72,27 @@ def kill(options: Options, tell: Callable[[str], None]) -> int:
 
 
 def read(job: str) -> dict[str, Any]:
-    """job.json of the job of that name or folder; LaunchError when there is none."""
+    """The job.json of the job with that name or folder; LaunchError if there is none."""
     path = find(job) / RECORD
     try:
         record = read_record(path)
         if not all(record[name] for name in ("hosts", "mark", "reached_by")):
             raise KeyError
         if record["launcher"] not in LAUNCHERS:
-            raise LaunchError(f"{path}: the job was started by --launcher {record['launcher']}; there is {listing()}")
+            raise LaunchError(f"{path}: unknown launcher {record['launcher']}: expected {listing()}")
         return record
     except (FileNotFoundError, KeyError):
-        raise LaunchError(f"{path} is not the record of a job: it cannot be found on its hosts") from None
+        raise LaunchError(f"{path} is missing or not the record of a job: the job's hosts are unknown") from None
 
 
 def end_launcher(record: Mapping[str, Any], folder: show.Record) -> bool:
-    """Ask the launcher of the job to end it, and wait; whether there was one here and it has."""
+    """Ask the job's launcher to end it, and wait. True if it ran on this machine and has exited."""
     here = record.get("launched_from") or {}
     pid = here.get("pid", 0)
     if record.get("ended") or here.get("host") != platform.node() or folder.abandoned or not _is_launcher(pid):
         return False
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGCONT)  # one that is stopped hears TERM only when it runs again
+        os.kill(pid, signal.SIGCONT)  # a stopped process handles TERM only after it continues
         os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + LAUNCHER_SECONDS
     while _is_launcher(pid) and time.monotonic() < deadline:
@@ -109,46 +109,46 @@ def _is_launcher(pid: int) -> bool:
 
 
 def visit(options: Options, record: Mapping[str, Any], commands: Commands, last: type[Event]) -> Answers:
-    """Give `commands` to a new agent on each host of the job; the event `last` of each, or why there is none."""
+    """Send `commands` to a new agent on each host of the job. Returns the event `last` of each, or the error."""
     hosts = [Host(**each) for each in record["hosts"]]
-    there = record["launched_from"]["host"]
-    if not LAUNCHERS[record["launcher"]].over_network and there != platform.node():
+    origin = record["launched_from"]["host"]
+    if not LAUNCHERS[record["launcher"]].over_network and origin != platform.node():
         how = f"--launcher {record['launcher']}"
-        raise LaunchError(f"job {record['job']} runs on {there}, which started it with {how}: ask there")
-    place = cluster(record["launcher"], _as_then(options, record), hosts)
+        raise LaunchError(f"job {record['job']} was started on {origin} with {how}: run this command on {origin}")
+    cluster = make_cluster(record["launcher"], _connection_options(options, record), hosts)
     answers: queue.SimpleQueue[tuple[str, Event | LaunchError]] = queue.SimpleQueue()
 
     def call(host: Host) -> None:
         try:
-            answers.put((host.name, _converse(place, host, record["mark"], commands(host), last, options.grace)))
+            answers.put((host.name, _converse(cluster, host, record["mark"], commands(host), last, options.grace)))
         except LaunchError as error:
             answers.put((host.name, error))
-        except Exception as error:  # a fault of ours; nobody may wait for this thread for ever
-            answers.put((host.name, LaunchError(f"fault of the launcher: {error!r}", FAULT_CODE)))
+        except Exception as error:  # a bug of the launcher; without an answer the main thread would wait forever
+            answers.put((host.name, LaunchError(f"launcher failure: {error!r}", FAULT_CODE)))
 
     try:
         for host in hosts:
             threading.Thread(target=call, args=(host,), daemon=True).start()
         found = dict(answers.get() for _ in hosts)
     finally:
-        place.close()
+        cluster.close()
     return {host.name: found[host.name] for host in hosts}
 
 
-def _as_then(options: Options, record: Mapping[str, Any]) -> Options:
-    """The options by which the job's launcher reached the hosts, unless the command line says otherwise now."""
-    then: dict[str, Any] = {
+def _connection_options(options: Options, record: Mapping[str, Any]) -> Options:
+    """`options`, completed by those with which the job's launcher connected to the hosts."""
+    recorded: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in record["reached_by"].items()
     }
-    plain = Options()
-    changed = {name: value for name, value in then.items() if getattr(options, name) == getattr(plain, name)}
-    return replace(options, **changed)
+    default = Options()
+    missing = {name: value for name, value in recorded.items() if getattr(options, name) == getattr(default, name)}
+    return replace(options, **missing)
 
 
 def _converse(
-    place: Cluster, host: Host, mark: str, commands: Sequence[Command], last: type[Event], grace: float
+    cluster: Cluster, host: Host, mark: str, commands: Sequence[Command], last: type[Event], grace: float
 ) -> Event:
-    channel = place.connect(host, mark)
+    channel = cluster.connect(host, mark)
     try:
         for command in commands:
             channel.write(encode_command(command))
@@ -163,8 +163,8 @@ def _converse(
         channel.close()
 
 
-def _tell_unreached(answers: Answers, tell: Callable[[str], None]) -> int:
+def _report_unreached(answers: Answers, write_line: Callable[[str], None]) -> int:
     errors = {host: answer for host, answer in answers.items() if isinstance(answer, LaunchError)}
     for host, error in errors.items():
-        tell(f"not known for {host}: {error}")
+        write_line(f"unknown for {host}: {error}")
     return FAULT_CODE if errors else 0

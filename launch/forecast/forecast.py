@@ -1,15 +1,14 @@
-"""What speed-up to expect of a job, from what a step costs each host and what its links carry. Pure.
+"""The expected speed-up of a job, from each host's computing time and the throughput of its links. Pure.
 
-A parameter server's step moves every worker's gradients to the servers and the results back. With V bytes of gradients,
-s servers and TCP that carries B bytes/s, the host whose card has most to carry decides:
-    servers on hosts of their own       T = max(V / B, n V / (s B))     both directions at once
-    a server beside each of n workers   T = 2 (n - 1) V / (n B)
-and in general the sum over a host's processes, each direction for itself, where what stays in a host costs nothing.
-That is when gradients and results flow at once; where results wait for all gradients, the times of both add up. Parts
-of the model that are not split over servers count where they would be: on the emptiest server, big ones first.
-A step takes max(computing, T) where all communication hides behind the computing, and computing, gradients, results
-one after another where none does: the best and the worst to expect. Left out: the network's delay, and what processors
-spend on sending.
+In each step, every worker sends its gradients to the servers and gets the results back. With V bytes of gradients,
+s servers, n workers and a TCP throughput of B bytes/s, the network card with the most traffic determines the time:
+    servers on separate hosts           T = max(V / B, n V / (s B))     both directions at the same time
+    a server on each worker's host      T = 2 (n - 1) V / (n B)
+In general, a card's traffic is the sum over the host's processes, per direction. Traffic inside a host costs nothing.
+T assumes that gradients and results flow at the same time. If results wait for all gradients, both times add up.
+Arrays that are not split are assigned to the server with the least data, largest first.
+Best case: communication overlaps completely with computing, and a step takes max(computing, T).
+Worst case: computing, gradients and results follow one another. Latency and the CPU time for sending are ignored.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ from itertools import chain
 from statistics import median
 from typing import Any
 
-from launch.job.placement import Place
+from launch.job.placement import Placement
 from launch.job.role import SERVER, WORKER
 
 MARK = "DMLTRAIN_MEASURE"
 UNCOMPRESSED = {"none": (1.0, 1.0)}
-PAYS = 1.1  # times one worker: less is not worth the machines
-DISTURBED = 1.1  # times as long as it can be: more than measurements differ by themselves
-UNSTEADY = 0.5  # spread of measurements from which on it is mentioned
-FEW = 8  # workers, for each number of which there is a row
+PAYS = 1.1  # a smaller speed-up over one worker is not worth the machines
+DISTURBED = 1.1  # a larger ratio of two step times is not measurement noise
+UNSTEADY = 0.5  # a larger spread of the measurements is reported
+FEW = 8  # up to so many workers, each number has a row
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a program says of its step: see docs/environment.md. `seconds` on one host, bytes of float32.
+    """What a program reports about its training step; see docs/environment.md. `model_bytes` counts float32.
 
-    `compression`: by --gc-type, the share that is left of the bytes of gradients, and of results.
+    `compression`: by --gc-type, the remaining share of the bytes of gradients, and of results.
     """
 
     seconds: float
@@ -48,11 +47,11 @@ class Step:
     kv_store: str = "dist_sync"
     gc_type: str = "none"
     backend: str = ""
-    distributed: bool = True  # what the kvstore's type promises
+    distributed: bool = True  # this and the next: properties of the kvstore's type
     synchronous: bool = True
     compression: Mapping[str, tuple[float, float]] = field(default_factory=lambda: UNCOMPRESSED)
     summed_in_host: bool = False
-    pieces: tuple[float, ...] = ()  # bytes of the parts that stay whole on one server; none: all is split evenly
+    pieces: tuple[float, ...] = ()  # bytes of the arrays that are not split; (): everything is split evenly
     spread: float = 0.0  # of the measurements, as a share of `seconds`
 
     @property
@@ -66,29 +65,30 @@ class Step:
 
 
 def step_of(line: str) -> Step | None:
-    """The step that a line of a program's output tells of; None when it is another line, or makes no sense."""
+    """The step that a line of a program's output reports; None for other or invalid lines."""
     word, _, text = line.partition(" ")
     if word != MARK:
         return None
     try:
-        said = json.loads(text)
+        report = json.loads(text)
         seconds, samples, model_bytes = (
-            float(said[name]) for name in ("seconds_per_step", "samples_per_step", "model_bytes")
+            float(report[name]) for name in ("seconds_per_step", "samples_per_step", "model_bytes")
         )
         given: dict[str, Any] = {
-            name: str(said[name]) for name in ("network", "kv_store", "gc_type", "backend") if name in said
+            name: str(report[name]) for name in ("network", "kv_store", "gc_type", "backend") if name in report
         }
-        summed, pieces = bool(said.get("summed_in_host", False)), tuple(float(each) for each in said.get("pieces", ()))
-        spread = float(said.get("spread", 0.0))
-        given |= {name: bool(said[name]) for name in ("distributed", "synchronous") if name in said}
+        summed = bool(report.get("summed_in_host", False))
+        pieces = tuple(float(each) for each in report.get("pieces", ()))
+        spread = float(report.get("spread", 0.0))
+        given |= {name: bool(report[name]) for name in ("distributed", "synchronous") if name in report}
         compression = {
             str(name): (float(there), float(back))
-            for name, (there, back) in said.get("compression", UNCOMPRESSED).items()
+            for name, (there, back) in report.get("compression", UNCOMPRESSED).items()
         }
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    good = all(0 < each < math.inf for each in [seconds, samples, model_bytes, *pieces, *chain(*compression.values())])
-    if not good or "none" not in compression or not 0 <= spread < math.inf:
+    valid = all(0 < each < math.inf for each in [seconds, samples, model_bytes, *pieces, *chain(*compression.values())])
+    if not valid or "none" not in compression or not 0 <= spread < math.inf:
         return None
     given |= {"compression": compression, "summed_in_host": summed, "pieces": pieces, "spread": spread}
     return Step(seconds, samples, model_bytes, **given)
@@ -96,13 +96,13 @@ def step_of(line: str) -> Step | None:
 
 @dataclass(frozen=True)
 class Links:
-    """Bytes/s that TCP carries, by from and to, both directions busy. A card carries what its good links do."""
+    """TCP throughput in bytes/s by (from, to), with both directions busy. A card is as fast as its fast links."""
 
     speeds: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     def seconds(self, traffic: Mapping[tuple[str, str], float]) -> float | None:
-        """How long these bytes, by from and to, take at once; None where a host's links are not known."""
-        loads: defaultdict[tuple[str, str], float] = defaultdict(float)  # of the cards: ("out", host), ("in", host)
+        """How long it takes to send these bytes by (from, to) at the same time; None if a host's links are unknown."""
+        loads: defaultdict[tuple[str, str], float] = defaultdict(float)  # by card: ("out", host), ("in", host)
         for (source, target), count in traffic.items():
             loads["out", source] += count
             loads["in", target] += count
@@ -120,14 +120,16 @@ class Links:
 
 @dataclass(frozen=True)
 class Computing:
-    """Seconds of a step that sends nothing, by host and by the number of workers that share the host. Fewer workers
-    never take longer than more do there: where they seem to, the measurement was disturbed."""
+    """Seconds of a step without communication, by host and by the number of workers on it.
+
+    Fewer workers on a host are never slower than more. If they seem to be, other work disturbed the measurement.
+    """
 
     measured: Mapping[str, Mapping[int, float]]
-    spread: float = 0.0  # of the measurements, at worst
+    spread: float = 0.0  # the largest one of the measurements
 
     def seconds(self, host: str, workers: int) -> float:
-        """Between two measured numbers in proportion; a host that was not measured is taken for the slowest."""
+        """Interpolates between measured numbers of workers. A host without measurements counts as the slowest."""
         if not self.measured.get(host):
             return max(self.seconds(each, workers) for each in self.measured)
         found = self.measured[host]
@@ -142,7 +144,7 @@ class Computing:
 
     @property
     def doubts(self) -> dict[str, tuple[float, int, float]]:
-        """Hosts on which fewer workers took clearly longer than more: seconds of the fewest, and how many took less."""
+        """Hosts on which few workers were clearly slower than more: (seconds, the larger number, its seconds)."""
         found = {}
         for host, known in self.measured.items():
             fewest, (less, number) = min(known), min((seconds, number) for number, seconds in known.items())
@@ -152,46 +154,48 @@ class Computing:
 
     @property
     def alone(self) -> tuple[float, str]:
-        """What one worker takes on the best host, and that host."""
+        """Seconds of one worker on the fastest host, and the name of that host."""
         return min((self.seconds(host, 1), host) for host in self.measured)
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """A step of `workers` workers, in seconds; `alone` is what one worker would take on the best host."""
+    """A step of `workers` workers, in seconds. `alone`: the step of one worker on the fastest host."""
 
     workers: int
     servers: int
-    samples: float  # of one worker's step
+    samples: float  # per worker and step
     computing: float
-    communicating: float  # gradients and results at once
+    communicating: float  # gradients and results at the same time
     apart: float  # results after gradients
     alone: float
 
     @property
     def best(self) -> float:
-        """Seconds of a step when all communication hides behind the computing."""
+        """Seconds of a step if communication overlaps completely with computing."""
         return max(self.computing, self.communicating)
 
     @property
     def worst(self) -> float:
-        """Seconds of a step when none does."""
+        """Seconds of a step without overlap."""
         return self.computing + self.apart
 
     @property
     def speedups(self) -> tuple[float, float]:
-        """Samples/s in units of one worker's on the best host: at worst, at best."""
+        """Throughput relative to one worker on the fastest host: (worst, best)."""
         return self.workers * self.alone / self.worst, self.workers * self.alone / self.best
 
     @property
     def share(self) -> float:
-        """Of a step, what is communication when none of it hides."""
+        """The share of communication in a step without overlap."""
         return self.apart / self.worst
 
     def batch(self, speedup: float) -> float:
-        """The batch of one worker that gives this speed-up with nothing hidden, if computing grows with the batch;
-        inf where the slowest worker is too slow for any."""
-        gained = self.workers * self.alone - speedup * self.computing  # s, at this batch
+        """The batch per worker that reaches this speed-up without overlap, if computing time grows with the batch.
+
+        inf if the slowest worker is too slow for any batch.
+        """
+        gained = self.workers * self.alone - speedup * self.computing  # s, at the measured batch
         return self.samples * speedup * self.apart / gained if gained > 0 else math.inf
 
 
@@ -205,8 +209,8 @@ def loads(servers: int, model_bytes: float, pieces: Sequence[float] = ()) -> lis
     return found
 
 
-def gradients(placed: Sequence[Place], step: Step) -> dict[tuple[str, str], float]:
-    """Bytes of a step from workers' hosts to servers' on other hosts, uncompressed; results go the other way."""
+def gradients(placed: Sequence[Placement], step: Step) -> dict[tuple[str, str], float]:
+    """Uncompressed bytes per step from workers' hosts to servers' hosts. Results take the opposite direction."""
     workers = [host.name for role, _, host in placed if role == WORKER]
     servers = [host.name for role, _, host in placed if role == SERVER]
     held = loads(len(servers), step.model_bytes, step.pieces)
@@ -219,10 +223,10 @@ def gradients(placed: Sequence[Place], step: Step) -> dict[tuple[str, str], floa
 
 
 def forecast(
-    placed: Sequence[Place], step: Step, computing: Computing, links: Links, gc_type: str = "none"
+    placed: Sequence[Placement], step: Step, computing: Computing, links: Links, gc_type: str = "none"
 ) -> Forecast | None:
-    """Of the workers and servers at these places, in step (dist_sync); None where a link that they need is unknown."""
-    beside = Counter(host.name for role, _, host in placed if role == WORKER)
+    """The forecast of dist_sync for these placements; None if the throughput of a link is unknown."""
+    workers = Counter(host.name for role, _, host in placed if role == WORKER)
     servers = sum(role == SERVER for role, _, _ in placed)
     sent = gradients(placed, step)
     there, back = step.compression[gc_type]
@@ -233,18 +237,18 @@ def forecast(
     known = [seconds for seconds in apart if seconds is not None]
     if together is None or len(known) < len(apart):
         return None
-    slowest = max(computing.seconds(host, count) for host, count in beside.items())
-    return Forecast(beside.total(), servers, step.samples, slowest, together, sum(known), computing.alone[0])
+    slowest = max(computing.seconds(host, count) for host, count in workers.items())
+    return Forecast(workers.total(), servers, step.samples, slowest, together, sum(known), computing.alone[0])
 
 
 def alone(step: Step, computing: Computing) -> Forecast:
-    """One worker on the best host, without servers."""
+    """One worker on the fastest host, without servers."""
     seconds = computing.alone[0]
     return Forecast(1, 0, step.samples, seconds, 0.0, 0.0, seconds)
 
 
 def counts(workers: int) -> list[int]:
-    """For which numbers of workers there is a row: each, or the powers of two, and `workers`."""
+    """The numbers of workers in the table: all, or the powers of two and `workers`."""
     if workers <= FEW:
         return list(range(1, workers + 1))
     return [*(2**power for power in range((workers - 1).bit_length())), workers]

@@ -1,4 +1,4 @@
-"""A forecast as tables and plain sentences, for `--check`. Pure."""
+"""A forecast as tables and sentences, for `--check`. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from launch.forecast.forecast import PAYS, UNSTEADY, Computing, Forecast, Links, Step, alone, counts, forecast
-from launch.job.placement import Place
+from launch.job.placement import Placement
 
-HONEST = (
-    "This is a forecast from bounds: what was computed and carried just now, without the network's delay and "
-    "what processors spend on sending. The run's own figures decide."
+LIMITS = (
+    "This forecast gives bounds from the measured computing time and throughput. It ignores network latency and the "
+    "CPU time for sending, so measure a real run before you decide."
 )
 HEADINGS = (
     "workers",
@@ -23,15 +23,17 @@ HEADINGS = (
     "speed-up",
     "efficiency",
 )
-Table = tuple[str, list[list[str]]]  # title, and rows of which the first is the headings
+NOT_WORTH_IT = "Distributing does not pay"
+OVERLAP = "no overlap - full overlap"  # of communication with computing: the two ends of each range
+Table = tuple[str, list[list[str]]]  # title, rows; the first row has the headings
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """All that is known before a run of `workers` workers; `places` gives the job's processes for a number of them."""
+    """The inputs of a forecast for up to `workers` workers. `placements`: number of workers -> placements."""
 
     workers: int
-    places: Callable[[int], Sequence[Place]]
+    placements: Callable[[int], Sequence[Placement]]
     step: Step
     computing: Computing
     links: Links
@@ -43,28 +45,28 @@ class Outlook:
     def of(self, workers: int, gc_type: str) -> Forecast | None:
         if workers == 1:
             return alone(self.step, self.computing)
-        return forecast(self.places(workers), self.step, self.computing, self.links, gc_type)
+        return forecast(self.placements(workers), self.step, self.computing, self.links, gc_type)
 
     @property
     def rows(self) -> list[Forecast] | None:
-        """For 1, 2, ... workers with the --gc-type that was asked for; None where links are unknown."""
-        asked = counts(self.workers)
-        rows = [row for count in asked if (row := self.of(count, self.gc_type))]
-        return rows if len(rows) == len(asked) else None
+        """For 1, 2, ... workers with the requested --gc-type; None if the throughput of a link is unknown."""
+        numbers = counts(self.workers)
+        rows = [row for count in numbers if (row := self.of(count, self.gc_type))]
+        return rows if len(rows) == len(numbers) else None
 
 
 def tables(outlook: Outlook) -> list[Table]:
-    """What to expect of 1, 2, ... workers; and with fewer bytes."""
+    """The forecast for 1, 2, ... workers, and the speed-up by --gc-type."""
     rows = outlook.rows
     if rows is None:
         return []
     what = [outlook.step.network, f"batch {outlook.step.samples:g} per worker", f"--gc-type {outlook.gc_type}"]
-    expected = f"Forecast for dist_sync: {', '.join(filter(None, what))} (nothing hidden - all hidden)"
-    found = [(expected, [list(HEADINGS), *map(_row, rows)])]
+    title = f"Forecast for dist_sync: {', '.join(filter(None, what))} ({OVERLAP})"
+    found = [(title, [list(HEADINGS), *map(_row, rows)])]
     types = outlook.step.compared
     if outlook.workers > 1 and rows[-1].communicating:
         compared = [["workers", *types], *([str(row.workers), *_speedups(outlook, row.workers, types)] for row in rows)]
-        found.append(("Speed-up by --gc-type (nothing hidden - all hidden)", compared))
+        found.append((f"Speed-up by --gc-type ({OVERLAP})", compared))
     return found
 
 
@@ -88,90 +90,92 @@ def _speedups(outlook: Outlook, workers: int, types: Sequence[str]) -> list[str]
 
 
 def sentences(outlook: Outlook) -> list[str]:
-    """Whether distributing pays, and what would help."""
-    said = _remarks(outlook)
+    """Whether more workers are worth it, and what would help."""
+    remarks = _remarks(outlook)
     rows = outlook.rows
     if rows is None:
-        return [*said, "No forecast: the throughput between the job's hosts is not known."]
-    asked = rows[-1]
-    if asked.workers == 1:
-        return [*said, f"That is {asked.samples / asked.alone:.0f} samples/s; -n 2 or more asks for a forecast."]
-    host, (worst, best) = outlook.computing.alone[1], asked.speedups
-    times = f"{_times(asked)} times as fast as one worker on {host}"
-    share = f"communication is {100 * asked.share:.0f} % of a step where nothing hides it"
+        return [*remarks, "No forecast: the throughput between the job's hosts is unknown."]
+    last = rows[-1]
+    if last.workers == 1:
+        return [*remarks, f"That is {last.samples / last.alone:.0f} samples/s; use -n 2 or more for a forecast."]
+    host, (worst, best) = outlook.computing.alone[1], last.speedups
+    times = f"{_times(last)} times as fast as one worker on {host}"
+    share = f"without overlap, communication takes {100 * last.share:.0f} % of a step"
     if worst >= PAYS:
-        pays = f"Distributing pays: {asked.workers} workers are {times}; {share}."
-        return [*said, pays, *_break_even(asked), HONEST]
-    words = "This pays only as far as communication hides behind computing" if best >= PAYS else "This will not pay"
-    verdict = f"{words}: {asked.workers} workers are {times}; {share}."
-    return [*said, verdict, *_fixes(outlook, rows), *_break_even(asked), HONEST]
+        pays = f"Distributing pays: {last.workers} workers are {times}; {share}."
+        return [*remarks, pays, *_break_even(last), LIMITS]
+    words = "Distributing pays only if communication overlaps with computing" if best >= PAYS else NOT_WORTH_IT
+    verdict = f"{words}: {last.workers} workers are {times}; {share}."
+    return [*remarks, verdict, *_fixes(outlook, rows), *_break_even(last), LIMITS]
 
 
 def _remarks(outlook: Outlook) -> list[str]:
     step, rows = outlook.step, outlook.rows or []
     seconds, host = outlook.computing.alone
     slowest = rows[-1].computing if rows else seconds
-    placed = f"; {_ms(slowest)} ms on the slowest, as placed" if slowest != seconds else ""
-    said = [
+    placed = f"; {_ms(slowest)} ms on the slowest host, as placed" if slowest != seconds else ""
+    found = [
         f"A step of {step.samples:g} samples takes {_ms(seconds)} ms on {host} alone{placed}. One worker's "
         f"gradients are {step.model_bytes / 1e6:.3g} MB."
     ]
-    said += _doubts(outlook.computing)
+    found += _doubts(outlook.computing)
     if rows and outlook.workers > 1 and not rows[-1].communicating:
-        said.append("All of it stays on one host: no network is needed, and memory's speed is not in the forecast.")
+        found.append("All traffic stays on one host: it needs no network, and the forecast ignores memory bandwidth.")
     if not step.synchronous:
-        said.append(
-            f"--kv-store {step.kv_store} does not wait for all workers at each step: on heterogeneous machines "
-            "it does better than this forecast, which is dist_sync's."
+        found.append(
+            f"The forecast is for dist_sync. --kv-store {step.kv_store} does not wait for all workers at each step, "
+            "so it is faster than this on heterogeneous machines."
         )
     elif not step.distributed:
-        said.append("The program's kvstore shares nothing (--kv-store dist_sync would); the forecast is dist_sync's.")
+        found.append(
+            f"The forecast is for --kv-store dist_sync. The program uses {step.kv_store}, which shares nothing."
+        )
     if step.gc_type != outlook.gc_type:
-        said.append(f"What --gc-type {step.gc_type} saves is not known: the forecast is for none.")
-    return said
+        found.append(f"The forecast is for --gc-type none: the savings of {step.gc_type} are unknown.")
+    return found
 
 
 def _doubts(computing: Computing) -> list[str]:
-    """Why the figures may be wrong."""
+    """Why the measurements may be wrong."""
     fix = "measure again when nothing else runs there"
-    said = [
-        f"Not reliable: a worker alone on {host} took {_ms(seconds)} ms a step, but only {_ms(less)} ms as one of "
-        f"{number} there. Other work disturbed it, or it has more threads than help; {_ms(less)} ms is taken for "
-        f"both, and the speed-up may be too good: {fix}."
+    found = [
+        f"Not reliable: a worker alone on {host} took {_ms(seconds)} ms per step, but only {_ms(less)} ms as one of "
+        f"{number} there. Other work interfered, or it uses too many threads. The forecast uses {_ms(less)} ms for "
+        f"both, so the real speed-up may be lower: {fix}."
         for host, (seconds, number, less) in computing.doubts.items()
     ]
-    if computing.spread > UNSTEADY and not said:
-        said.append(
-            f"Not reliable: steps took unevenly long (the middle half of the measurements spreads over "
-            f"{100 * computing.spread:.0f} % of the median), as beside other work: {fix}."
+    if computing.spread > UNSTEADY and not found:
+        found.append(
+            f"Not reliable: step times vary (interquartile range {100 * computing.spread:.0f} % of the median), "
+            f"probably because of other work: {fix}."
         )
-    return said
+    return found
 
 
 def _fixes(outlook: Outlook, rows: Sequence[Forecast]) -> list[str]:
-    """What would make it pay, even with nothing hidden."""
-    asked = rows[-1]
+    """What would make more workers worth it, even without overlap."""
+    last = rows[-1]
     found = []
     for each in outlook.step.compared:
-        other = outlook.of(asked.workers, each)
-        if other and other.apart < asked.apart and other.speedups[0] >= PAYS:
+        other = outlook.of(last.workers, each)
+        if other and other.apart < last.apart and other.speedups[0] >= PAYS:
             found.append(f"--gc-type {each} ({_times(other)})")
-    batch = asked.batch(PAYS)
+    batch = last.batch(PAYS)
     if batch < math.inf:
         found.append(f"a batch of {math.ceil(batch)} or more per worker")
     good = max(rows[:-1], key=lambda row: row.speedups[0])
     if good.workers > 1 and good.speedups[0] >= PAYS:
         found.append(f"{good.workers} workers ({_times(good)})")
     if not found:
-        return ["Neither fewer bytes nor a larger batch would change that: the slowest worker computes too slowly."]
+        return ["Neither compression nor a larger batch would help: the slowest worker computes too slowly."]
     return [f"It would pay with {', or '.join(found)}."]
 
 
-def _break_even(asked: Forecast) -> list[str]:
-    batch = asked.batch(1.0)
-    if not asked.communicating or batch == math.inf:
+def _break_even(last: Forecast) -> list[str]:
+    batch = last.batch(1.0)
+    if not last.communicating or batch == math.inf:
         return []
-    return [f"With nothing hidden it breaks even with one worker at a batch of {max(1, math.ceil(batch))} per worker."]
+    return [f"Without overlap, a batch of {max(1, math.ceil(batch))} per worker breaks even with one worker."]
 
 
 def _times(row: Forecast) -> str:

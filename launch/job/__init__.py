@@ -1,1 +1,1 @@
-"""What a job is, as values: hosts, roles, placement, every process with its argv and environment. Pure."""
+"""Jobs as values: hosts, roles, placement, every process with its argv and environment. Pure."""

@@ -1,4 +1,4 @@
-"""How many threads each worker may start, so that the workers of a machine share its cores. Pure."""
+"""The number of threads of each worker, so that the workers of a machine share its cores. Pure."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 
 from launch.job.host import Host
 
-Resource = tuple[str | int, ...]  # a CPU or a limit, beginning with the kernel that it belongs to
+Resource = tuple[str | int, ...]  # a CPU or a limit; the first item identifies the kernel
 ROUNDING = 1e-9  # sums of reciprocals: a third of six cores comes out a little below two
 
 
 def threads(workers: Sequence[Host]) -> dict[str, int]:
-    """Threads of each worker by the name of its host; `workers` has the host of each worker.
+    """Threads per worker by host name; `workers` has the host of each worker.
 
-    A worker gets an equal part of each CPU and of each limit, whichever hosts the others are that may use it.
+    Each CPU and each limit is divided equally among all workers that may use it, even if they are on different hosts.
     """
     counts = Counter(host.name for host in workers)
     hosts = {host.name: host for host in workers}
-    users: Counter[Resource] = Counter()  # how many workers may use a CPU, or share a limit
+    users: Counter[Resource] = Counter()  # how many workers share a CPU or a limit
     for name, host in hosts.items():
         for each in [*_cpus(host), *_limits(host)]:
             users[each] += counts[name]
@@ -31,7 +31,7 @@ def _share(host: Host, users: Mapping[Resource, int]) -> float:
 
 
 def _cpus(host: Host) -> list[Resource]:
-    """Each CPU that the host may use, with the kernel that it belongs to."""
+    """Each CPU that the host may use, with its kernel."""
     if host.machine is None:
         return [(host.name, cpu) for cpu in range(host.cores)]
     return [(host.machine.boot_id or host.name, cpu) for cpu in host.machine.cpus]

@@ -11,8 +11,8 @@ from typing import Any
 class Machine:
     """The CPUs that a host may use, as `launch.agent.cores` reports them.
 
-    Hosts with the same `boot_id` are containers or namespaces of one machine: they share the CPUs that both may use,
-    and the limits (in cores) of control groups that they have in common.
+    Hosts with the same `boot_id` are containers or namespaces of one machine. They share the CPUs that both may use
+    and the limits (in cores) of common control groups.
     """
 
     boot_id: str
@@ -21,28 +21,28 @@ class Machine:
 
     @classmethod
     def of(cls, report: Mapping[str, Any]) -> Machine:
-        """From what `launch.agent.cores` reports."""
+        """From a report of `launch.agent.cores`."""
         return cls(report["boot_id"], tuple(report["cpus"]), tuple(sorted(report["limits"].items())))
 
 
 @dataclass(frozen=True)
 class Host:
-    """One host. `name` is for messages; the other fields say how to reach it and what may run there.
+    """One host: its name for messages, how to reach it, and what may run there.
 
-    `address` is its IP on the training network, "" until the agents have found it; `interface` the NIC that has it.
-    `python` runs bare scripts there: "" is this Python's path where that exists, else python3.
-    `slots` is how many workers, and how many servers, it takes (None: any number); `roles` which roles (empty: all).
-    `gpus` are the devices that its workers share; `workdir` replaces the launcher's. `where` names its line: "hosts:3".
-    `cores` is how many it may use; `machine`, once its agent has told, which ones.
+    `address`: its IP on the training network, "" until the agents have found it; `interface`: its NIC.
+    `python`: runs scripts without an interpreter; "" is this Python's path if it exists there, else python3.
+    `slots`: the most workers, and the most servers (None: no limit). `roles`: the roles that it takes (empty: all).
+    `gpus`: the devices that its workers share. `workdir`: replaces the launcher's. `where`: its line, "hosts:3".
+    `cores`: how many it may use. `machine`: which ones, once its agent has reported them.
     """
 
     name: str
     address: str = ""
     python: str = ""
     cores: int = 1
-    hostname: str = ""  # what SSH connects to; "" is the name
+    hostname: str = ""  # that SSH connects to; "" is the name
     user: str = ""
-    port: int = 0  # of its sshd; 0 is what the configuration says, else 22
+    port: int = 0  # of its sshd; 0: from the SSH configuration, else 22
     slots: int | None = None
     roles: tuple[str, ...] = ()
     gpus: tuple[str, ...] = ()

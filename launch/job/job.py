@@ -1,4 +1,4 @@
-"""What a job is, as values, and which process runs where with which argv and environment. Pure: no I/O, no clock."""
+"""A job as a value, and its processes with their hosts, argv and environment. Pure: no I/O, no clock."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from launch import LaunchError
 from launch.job.cores import threads
 from launch.job.host import Host
-from launch.job.placement import Place, gpus_of, place
+from launch.job.placement import Placement, gpus_of, place
 from launch.job.role import SERVER, WORKER
 from launch.secret import secrets
 
-# The variables that tell a process its role in the job; inherited values are never passed on.
+# The variables that describe a process's role in the job. Inherited values are never passed on.
 OWNED = (
     *("DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NODE_HOST"),
     *("DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_TASK_ID"),
@@ -24,12 +24,12 @@ OWNED = (
 
 @dataclass(frozen=True)
 class Setting:
-    """An environment variable for the processes of `role`, or of every role when that is empty."""
+    """An environment variable for the processes of `role`; "" is every role."""
 
     name: str
     value: str
     role: str = ""
-    secret: bool = False  # never printed, never recorded
+    secret: bool = False  # never printed or recorded
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Ports:
 
 @dataclass(frozen=True)
 class Job:
-    """One program in all roles. `mark` is unique to the run: by it stray processes are found."""
+    """One program in all roles. `mark` is unique to the attempt and identifies its processes."""
 
     name: str
     mark: str
@@ -53,14 +53,14 @@ class Job:
     settings: tuple[Setting, ...] = ()
     port: int = 0  # of the scheduler; 0 is any free one
     placement: str = "dmlc"  # see `launch.job.placement`
-    copy_to: str = ""  # where the launcher's working directory is copied to on every host; "" is nowhere
-    over_network: bool = False  # whether the hosts are others than this machine
+    copy_to: str = ""  # folder on every host for a copy of the launcher's working directory; "": no copy
+    over_network: bool = False  # whether processes run on other machines
     interface: str = ""  # the NIC of the training network; "" is the one that all hosts share
-    subnet: str = ""  # the same as a network, such as 10.0.0.0/24
+    subnet: str = ""  # the training network, such as 10.0.0.0/24
     needs: tuple[str, ...] = ()  # modules that the script imports
-    memory: Mapping[str, int] = field(default_factory=dict)  # MiB by role; none is no limit
+    memory: Mapping[str, int] = field(default_factory=dict)  # limit in MiB by role
     torch_env: bool = True  # whether workers get the variables of torch.distributed
-    restart: int = 0  # how often the job has been started anew
+    restart: int = 0  # how often the job has been restarted
 
     def __post_init__(self) -> None:
         if not self.argv:
@@ -73,20 +73,20 @@ class Job:
             raise LaunchError(f"--port is {self.port}: expected 0 (any free port) to 65535")
 
     def secrets(self, hosts: Sequence[Host]) -> tuple[str, ...]:
-        """Values of the environment that are never to be shown."""
+        """Values of environment variables that must never be shown."""
         named = {each.name for each in self.settings if each.secret}
         pairs = [(each.name, each.value) for each in self.settings]
         return secrets([*pairs, *(pair for host in hosts for pair in host.environment)], named)
 
     @property
     def script(self) -> str:
-        """The Python file that was given bare, without an interpreter; "" when the program runs by itself."""
+        """The Python file that was given without an interpreter; "" for other programs."""
         return self.argv[0] if self.argv[0].endswith(".py") else ""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One process of a job: what runs where. `environment` is added to what the host has."""
+    """One process of a job before its start. `environment` is added to the host's environment."""
 
     role: str
     rank: int
@@ -99,24 +99,24 @@ class Task:
         return f"{self.role}-{self.rank}"
 
 
-def places(job: Job, hosts: Sequence[Host]) -> list[Place]:
+def placements(job: Job, hosts: Sequence[Host]) -> list[Placement]:
     """Role, rank and host of every process, in launch order."""
     return place(job.num_workers, job.num_servers, hosts, job.placement)
 
 
 def workdir_of(job: Job, host: Host) -> str:
-    """Where the processes run on `host`."""
+    """The working directory of the processes on `host`."""
     return host.workdir or job.copy_to or job.workdir
 
 
 def host_of(job: Job, hosts: Sequence[Host], role: str) -> Host | None:
-    """The host of the first process of `role`; None when there is none."""
-    return next((host for each, _, host in places(job, hosts) if each == role), None)
+    """The host of the first process of `role`; None if there is no such process."""
+    return next((host for each, _, host in placements(job, hosts) if each == role), None)
 
 
 def tasks(job: Job, hosts: Sequence[Host], ports: Ports) -> tuple[Task, ...]:
     """Every process of `job` on `hosts`, in launch order."""
-    placed = places(job, hosts)
+    placed = placements(job, hosts)
     share = threads([host for role, _, host in placed if role == WORKER])
     return tuple(
         Task(role, rank, host, _argv(job, host), _environment(job, placed, role, rank, host, ports, share))
@@ -129,9 +129,9 @@ def _argv(job: Job, host: Host) -> tuple[str, ...]:
 
 
 def _environment(
-    job: Job, placed: Sequence[Place], role: str, rank: int, host: Host, ports: Ports, share: Mapping[str, int]
+    job: Job, placed: Sequence[Placement], role: str, rank: int, host: Host, ports: Ports, share: Mapping[str, int]
 ) -> dict[str, str]:
-    beside = [each for each in placed if each[0] == WORKER and each[2] == host]  # the workers of this host
+    local = [each for each in placed if each[0] == WORKER and each[2] == host]  # the workers of this host
     values = _defaults(role, host, share.get(host.name, 1))
     if role == WORKER and host.gpus:
         values["CUDA_VISIBLE_DEVICES"] = ",".join(gpus_of(placed, rank, host))
@@ -144,30 +144,30 @@ def _environment(
             MASTER_PORT=str(ports.master),
             RANK=str(rank),
             WORLD_SIZE=str(job.num_workers),
-            LOCAL_RANK=str(beside.index((role, rank, host))),
-            LOCAL_WORLD_SIZE=str(len(beside)),
+            LOCAL_RANK=str(local.index((role, rank, host))),
+            LOCAL_WORLD_SIZE=str(len(local)),
         )
     return values
 
 
 def _defaults(role: str, host: Host, threads: int) -> dict[str, str]:
-    """Defaults that the user may override. `threads` are those of each worker of the host."""
+    """Defaults that the user may override. `threads`: of each worker on the host."""
     values = {
-        "OMP_NUM_THREADS": str(threads if role == WORKER else 1),  # or all workers' threads fight for all cores
-        "PYTHONUNBUFFERED": "1",  # a Python program's last prints are in the log when it is killed
-        "PYTHONFAULTHANDLER": "1",  # and its stacks, when SIGABRT asks for them
+        "OMP_NUM_THREADS": str(threads if role == WORKER else 1),  # else every worker would use all cores
+        "PYTHONUNBUFFERED": "1",  # so that the log has the last output of a killed process
+        "PYTHONFAULTHANDLER": "1",  # so that SIGABRT prints the stacks
     }
     if host.interface:
         values.update(
             DMLC_INTERFACE=host.interface,
-            NCCL_SOCKET_IFNAME=f"={host.interface}",  # the = asks for this very name; without it a prefix would do
+            NCCL_SOCKET_IFNAME=f"={host.interface}",  # = requires an exact match; without it NCCL matches a prefix
             GLOO_SOCKET_IFNAME=host.interface,
         )
     return values
 
 
-def _contract(job: Job, placed: Sequence[Place], role: str, rank: int, host: Host, ports: Ports) -> dict[str, str]:
-    """The variables of dmlc's processes, and ours."""
+def _contract(job: Job, placed: Sequence[Placement], role: str, rank: int, host: Host, ports: Ports) -> dict[str, str]:
+    """The variables of dmlc's protocol, and dmltrain's own."""
     values = {
         "DMLC_ROLE": role,
         "DMLC_NUM_WORKER": str(job.num_workers),

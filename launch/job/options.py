@@ -1,4 +1,4 @@
-"""What the user asks for, as a value: the command line and the configuration file end in it."""
+"""The launcher's options as a value, from the command line and the configuration file."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from launch.job.job import Setting
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says. Times in seconds, 0 is no limit; `num_servers` None is one per worker."""
+    """The launcher's options. Times are in seconds, 0: no limit. `num_servers` None: one per worker."""
 
-    launcher: str = ""  # "" is ssh when hosts are given, else local
+    launcher: str = ""  # "": ssh if hosts are given, else local
     num_workers: int | None = None
     num_servers: int | None = None
     # hosts
@@ -24,7 +24,7 @@ class Options:
     placement: str = "dmlc"
     interface: str = ""
     subnet: str = ""
-    # how they are reached
+    # connections
     ssh: str = "paramiko"
     ssh_port: int = 0
     identity: str = ""
@@ -33,13 +33,13 @@ class Options:
     mpirun: str = "mpirun"
     mpirun_args: tuple[str, ...] = ()
     host_ip: str = ""
-    # what runs there
+    # processes
     settings: tuple[Setting, ...] = ()
     torch_env: str = "auto"
     sync_dst_dir: str = ""
     sync_exclude: tuple[str, ...] = ()
     port: int = 0
-    worker_memory: int = 0  # MiB, 0 is no limit
+    worker_memory: int = 0  # MiB; 0: no limit
     server_memory: int = 0
     # logs and limits
     log_dir: str = ""
@@ -52,9 +52,9 @@ class Options:
     max_restarts: int = 0
     quiet: bool = False
     live: bool = True
-    # instead of starting a job
-    mode: str = ""  # help, version, check, dry-run, ps, kill or logs
-    target: str = ""  # the job that ps, kill or logs is about
+    # modes
+    mode: str = ""  # "" to start a job; help, version, check, dry-run, ps, kill or logs
+    target: str = ""  # the job of ps, kill or logs
     follow: bool = False
     show: str = ""
     config: str = ""
@@ -65,6 +65,6 @@ class Options:
         return bool(self.hostfile or self.hosts or self.worker_hostfile or self.server_hostfile)
 
     @property
-    def place(self) -> str:
-        """The launcher to use."""
+    def launcher_name(self) -> str:
+        """The launcher to use: --launcher, or the default."""
         return self.launcher or ("ssh" if self.names_hosts else "local")

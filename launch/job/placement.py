@@ -1,7 +1,7 @@
-"""Which process of a job runs on which host. Pure: counts and hosts in, places in launch order out.
+"""Which process of a job runs on which host. Pure: counts and hosts in, placements in launch order out.
 
-A host with slots=N takes at most N workers and at most N servers, each role counted by itself: a server waits for the
-network while its host's workers compute. The scheduler needs next to nothing and counts for nothing.
+A host with slots=N takes at most N workers and at most N servers. The roles are counted separately, because a server
+waits for the network while its host's workers compute. The scheduler needs few resources and takes no slot.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from launch.job.host import Host
 from launch.job.role import SCHEDULER, SERVER, WORKER
 
 OPTION = {SERVER: "-s", WORKER: "-n"}
-LISTED_HOSTS = 8  # how many of them an error names
+LISTED_HOSTS = 8  # hosts named in an error
 
-Place = tuple[str, int, Host]  # role, rank and host of a process
+Placement = tuple[str, int, Host]  # role, rank and host of a process
 Hosts = Sequence[Host]
 
 
@@ -30,15 +30,15 @@ class Policy:
     split: Callable[[int, int, Hosts], tuple[list[Host], list[Host]]]
 
 
-def place(num_workers: int, num_servers: int, hosts: Hosts, policy: str = "dmlc") -> list[Place]:
+def place(num_workers: int, num_servers: int, hosts: Hosts, policy: str = "dmlc") -> list[Placement]:
     """Role, rank and host of every process, in launch order: scheduler (when there are servers), servers, workers.
 
-    LaunchError: more processes of a role than the hosts have room for, or a policy that these hosts do not allow.
+    LaunchError if a role has more processes than the hosts have slots, or if the policy does not fit these hosts.
     """
     if not hosts:
-        raise LaunchError("there is no host to run on")
+        raise LaunchError("no host to run on")
     if policy not in POLICIES:
-        raise LaunchError(f"--placement {policy}: there is {listing()}")
+        raise LaunchError(f"--placement {policy}: expected {listing()}")
     _check_room(SERVER, num_servers, hosts)
     _check_room(WORKER, num_workers, hosts)
     servers, workers = POLICIES[policy].split(num_workers, num_servers, hosts)
@@ -47,22 +47,22 @@ def place(num_workers: int, num_servers: int, hosts: Hosts, policy: str = "dmlc"
     return [(role, rank, host) for role, those in chosen for rank, host in enumerate(those)]
 
 
-def gpus_of(placed: Sequence[Place], rank: int, host: Host) -> tuple[str, ...]:
-    """The devices of `host` that its worker `rank` gets; () when the host names none, which restricts nothing.
+def gpus_of(placed: Sequence[Placement], rank: int, host: Host) -> tuple[str, ...]:
+    """The devices of `host` that its worker `rank` gets; () if the host has no gpus=, so that all are visible.
 
-    The host's workers divide its devices into contiguous shares whose sizes differ by one at most: neighbours in
-    gpus= are neighbours on the bus. More workers than devices share them round robin: that is slow, not wrong, and
-    how several workers are tried out on one device.
+    The host's workers divide its devices into contiguous shares whose sizes differ by at most one, because neighbours
+    in gpus= are neighbours on the bus. If there are more workers than devices, workers share devices round robin: slow,
+    but a way to try several workers on one device.
     """
-    beside = [each for role, each, place in placed if role == WORKER and place == host]
-    local, workers, devices = beside.index(rank), len(beside), len(host.gpus)
+    ranks = [each for role, each, its_host in placed if role == WORKER and its_host == host]
+    local, workers, devices = ranks.index(rank), len(ranks), len(host.gpus)
     if workers > devices:
         return (host.gpus[local % devices],) if devices else ()
     return host.gpus[local * devices // workers : (local + 1) * devices // workers]
 
 
 def room(host: Host, role: str) -> float:
-    """How many processes of `role` the host takes; math.inf is any number."""
+    """How many processes of `role` the host takes; math.inf if there is no limit."""
     if host.roles and role not in host.roles:
         return 0
     return math.inf if host.slots is None else host.slots
@@ -82,9 +82,10 @@ def _pack(num_workers: int, num_servers: int, hosts: Hosts) -> tuple[list[Host],
 
 
 def _dedicated(num_workers: int, num_servers: int, hosts: Hosts) -> tuple[list[Host], list[Host]]:
-    """The last hosts get the servers, hosts that take no workers before others.
+    """The last hosts get the servers, but hosts that take no workers come first.
 
-    They are as many as make the fullest host least full, and of such numbers the smallest: workers compute.
+    The number of server hosts minimizes the processes on the fullest host. Of several such numbers the smallest is
+    taken, because workers need the hosts to compute.
     """
     if not num_servers:
         return _spread(num_workers, 0, hosts)
@@ -96,15 +97,14 @@ def _dedicated(num_workers: int, num_servers: int, hosts: Hosts) -> tuple[list[H
     if not fitting:
         servers, workers = _counted(num_servers, SERVER), _counted(num_workers, WORKER)
         raise LaunchError(
-            f"--placement dedicated: the last of {_counted(len(hosts), 'host')} cannot take {servers} and leave the "
-            f"others room for {workers}; give more hosts or slots=, say with roles= which host is for what, or choose "
-            f"another --placement"
+            f"--placement dedicated: {_counted(len(hosts), 'host')} cannot take {servers} on the last hosts and "
+            f"{workers} on the others; add hosts or slots=, set roles= per host, or choose another --placement"
         )
     return min(fitting, key=lambda split: max(map(_most_on_one, split)))
 
 
 def _divisions(num_servers: int, hosts: Hosts) -> Iterator[tuple[list[Host], list[Host]]]:
-    """The last host for servers and the others, the last two and the others, ..., all in the order of `hosts`."""
+    """Ways to divide hosts: (the last one, the others), (the last two, the others), ..., in the order of `hosts`."""
     able = sorted((host for host in hosts if room(host, SERVER)), key=lambda host: not room(host, WORKER))
     for count in range(1, min(num_servers, len(able)) + 1):
         last = {host.name for host in able[-count:]}
@@ -112,22 +112,22 @@ def _divisions(num_servers: int, hosts: Hosts) -> Iterator[tuple[list[Host], lis
 
 
 POLICIES = {
-    "dmlc": Policy("servers, then workers, in one round robin over the hosts, as dmlc's tracker does", _dmlc),
-    "pack": Policy("each role fills a host before the next", _pack),
+    "dmlc": Policy("servers, then workers, round robin", _dmlc),
+    "pack": Policy("each role fills one host before the next", _pack),
     "spread": Policy("each role round robin from the first host", _spread),
-    "dedicated": Policy("no host has both servers and workers; the last ones have the servers", _dedicated),
+    "dedicated": Policy("the last hosts run servers only", _dedicated),
 }
 
 
 def listing() -> str:
-    """The table in words, for --help and for errors."""
+    """The table as text, for --help and error messages."""
     return ", ".join(f"{name} ({policy.meaning})" for name, policy in POLICIES.items())
 
 
 def _round_robin(role: str, count: int, hosts: Hosts, start: int = 0) -> tuple[list[Host], int]:
-    """`count` hosts from number `start` on, those without room passed over, and the number after the last one taken.
+    """`count` hosts from index `start` on, skipping full hosts; and the index after the last one taken.
 
-    The hosts must have room for `count`.
+    The hosts must have slots for `count` processes.
     """
     left = [room(host, role) for host in hosts]
     chosen: list[Host] = []
@@ -142,7 +142,7 @@ def _round_robin(role: str, count: int, hosts: Hosts, start: int = 0) -> tuple[l
 
 
 def _fill(role: str, count: int, hosts: Hosts) -> list[Host]:
-    """`count` hosts, each as often as it takes processes of `role` before the next is used."""
+    """`count` hosts; each is repeated until it is full, before the next is used."""
     chosen: list[Host] = []
     able = [host for host in hosts if room(host, role)]
     for host in able:
@@ -152,24 +152,24 @@ def _fill(role: str, count: int, hosts: Hosts) -> list[Host]:
     if len(chosen) < count:
         sizes = _listed(hosts, lambda host: str(_full(host, role) if host in able else 0))
         raise LaunchError(
-            f"{OPTION[role]} {count} --placement pack: the hosts are full with {_counted(len(chosen), role)}: {sizes}; "
-            f"give slots= to say how many a host takes, or fewer {role}s, or another --placement"
+            f"{OPTION[role]} {count} --placement pack: the hosts take at most {_counted(len(chosen), role)}: {sizes}; "
+            f"set slots= per host, reduce {OPTION[role]}, or choose another --placement"
         )
     return chosen
 
 
 def _full(host: Host, role: str) -> int:
-    """When a host counts as full: at its slots, else at one process per GPU, else per core."""
+    """How many processes fill a host: its slots, else one per GPU, else one per core."""
     if host.slots is not None:
         return host.slots
-    if not host.gpus and host.cores == 1:  # the value before an agent has counted them, too
+    if not host.gpus and host.cores == 1:  # also the default before an agent has counted the cores
         named = f"{host.name} ({host.where})" if host.where else host.name
-        raise LaunchError(f"--placement pack: how many {role}s fill {named} is not known; give it slots=N (or gpus=)")
+        raise LaunchError(f"--placement pack: the number of {role}s that fill {named} is unknown; set slots=N or gpus=")
     return len(host.gpus) or host.cores
 
 
 def _scheduler_host(hosts: Hosts, servers: Hosts, policy: str) -> Host:
-    """A host whose roles= name it, else the first that has no roles=; beside server 0 when that would be wrong."""
+    """A host with the role in roles=, else the first host without roles=, else the host of server 0."""
     named = [host for host in hosts if SCHEDULER in host.roles]
     free = [host for host in hosts if not host.roles and policy != "dedicated"]
     return next(iter([*named, *free, *servers]))
@@ -183,7 +183,7 @@ def _check_room(role: str, count: int, hosts: Hosts) -> None:
         rooms = _listed(hosts, lambda host: f"{room(host, role):.0f}")
         raise LaunchError(
             f"{OPTION[role]} {count}: the hosts have slots for {_counted(total, role)}: {rooms}; "
-            f"give slots= more, or fewer {role}s"
+            f"increase slots= or reduce {OPTION[role]}"
         )
     roles = _listed(hosts, lambda host: f"roles={','.join(host.roles)}")
     raise LaunchError(f"{OPTION[role]} {count}: no host takes {role}s: {roles}; add {role} to roles= of one")
@@ -198,9 +198,9 @@ def _most_on_one(chosen: Hosts) -> int:
 
 
 def _listed(hosts: Hosts, value: Callable[[Host], str]) -> str:
-    said = [f"{host.name} {value(host)}" for host in hosts[:LISTED_HOSTS]]
+    found = [f"{host.name} {value(host)}" for host in hosts[:LISTED_HOSTS]]
     rest = len(hosts) - LISTED_HOSTS
-    return ", ".join([*said, f"and {rest} more"] if rest > 0 else said)
+    return ", ".join([*found, f"and {rest} more"] if rest > 0 else found)
 
 
 def _counted(number: int, what: str) -> str:

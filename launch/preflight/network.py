@@ -100,7 +100,7 @@ def _given(host: Host, have: Sequence[Address]) -> Address:
     try:
         ip = ipaddress.ip_address(host.address)
     except ValueError:
-        message = f"{where}addr={host.address} of {host.name} is no IP address; {host.name} has {_listing(have)}"
+        message = f"{where}addr={host.address} of {host.name} is not an IP address; {host.name} has {_listing(have)}"
         raise LaunchError(message) from None
     found = _having(have, str(ip))
     if found or not have:

@@ -1,1 +1,1 @@
-"""A job from its start to its end: preparation, supervision, and the I/O around both."""
+"""Run a job from start to end: preparation, supervision, and the I/O around both."""

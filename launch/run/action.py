@@ -1,4 +1,4 @@
-"""What is to be done for a job, as values; `launch.run.session` does it."""
+"""The supervisor's actions as values; `launch.run.session` executes them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from launch.agent.value import Value, value
 
 @value(frozen=True)
 class Connect(Value):
-    """Start an agent on `host`: `again` when the job had one there that was lost."""
+    """Start an agent on `host`. `again`: it replaces a lost agent."""
 
     host: str
     again: bool = False

@@ -1,4 +1,4 @@
-"""Why a job ends before its workers are done: what went wrong, and which of several faults decides. Pure."""
+"""The cause of a job's failure, and which of several faults counts as the cause. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launch.run.process import Process
 
 @dataclass(frozen=True)
 class Cause:
-    """Exit code, text, and the process when it was one."""
+    """Exit code, text, and the process if one failed."""
 
     code: int
     text: str
@@ -20,22 +20,22 @@ class Cause:
 
 
 class Verdict:
-    """The first failure decides: `cause`. Two exceptions.
+    """Decides the `cause`: the first failure, with two exceptions.
 
-    Faults of several hosts before the start are reported together. A process that ended because it lost another one is
-    only a `suspect`: for SUSPECT_SECONDS it yields to another failure, and then to a host that is silent.
+    Faults of several hosts before the start are reported together. A process that exited because it lost another one is
+    only a `suspect`: another failure within SUSPECT_SECONDS replaces it, and so does a silent host after that.
     """
 
     def __init__(self) -> None:
         self.cause: Cause | None = None
         self.suspect: Cause | None = None
-        self.faults: dict[str, Cause] = {}  # by host: why it cannot do its part of the preparation
-        self.silent: dict[str, float] = {}  # by host, s since anything came from it
+        self.faults: dict[str, Cause] = {}  # by host: why its preparation failed
+        self.silent: dict[str, float] = {}  # by host: s since its last message
         self.suspect_at = self.together_at = math.inf  # when to decide
 
     def decide(self, cause: Cause, hosts: Iterable[str]) -> None:
-        """Unless it is decided already. `hosts` gives the order of the faults."""
-        if self.faults:  # what several hosts have in common is said once
+        """Set the cause unless it is set. `hosts` gives the order of the faults."""
+        if self.faults:  # the same text of several hosts is reported once
             texts = dict.fromkeys([cause.text, *(self.faults[name].text for name in hosts if name in self.faults)])
             cause = replace(cause, text="\n".join(texts))
         self.cause = self.cause or cause
@@ -50,16 +50,16 @@ class Verdict:
         return next(self.faults[name] for name in hosts if name in self.faults)
 
     def add_suspect(self, cause: Cause, now: float) -> None:
-        """The first one counts."""
+        """Note the first suspect; ignore later ones."""
         if not self.suspect:
             self.suspect, self.suspect_at = cause, now + SUSPECT_SECONDS
 
     def from_suspect(self, suspect: Cause) -> Cause:
-        """A process that lost another one is the cause, unless a whole host is silent: that is what it lost."""
+        """The cause after SUSPECT_SECONDS: the silent host that the process lost, else the process itself."""
         host = max(self.silent, key=lambda host: self.silent[host], default=None)
         if host is None or not self.silent[host]:
             return suspect
-        text = f"nothing has come from {host} for {self.silent[host]:.0f} s: is the host down, or its network cut?"
+        text = f"no heartbeat from {host} for {self.silent[host]:.0f} s: is the host down, or its network cut?"
         return Cause(FAULT_CODE, text)
 
     def nothing_due(self) -> None:

@@ -1,7 +1,7 @@
-"""One agent's channel at work: a thread that writes, and beats when there is nothing to write, and one that reads.
+"""The connection to one agent: a thread that writes commands and heartbeats, and a thread that reads.
 
-What comes goes to `take(host, kind, task, payload)`, on the reading thread; what happens to the channel itself goes
-to `tell(event)`: Quiet when nothing has come for a while, Lost at its end.
+The reading thread calls `take(host, kind, task, payload)` for each frame, and `report(event)` for the channel itself:
+Quiet if nothing has arrived for a while, Lost at its end.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from launch.agent.protocol import ProtocolError, encode_command
 from launch.channels import Channel
 from launch.run.event import Event, Lost, Quiet
 
-BEAT_SECONDS = 1.0
-QUIET_SECONDS = 3.0  # three beats of the agent
+HEARTBEAT_SECONDS = 1.0
+QUIET_SECONDS = 3.0  # three heartbeats of the agent
 Take = Callable[[str, int, int, bytes], None]
 
 
 class Connection:
-    """`start` starts both threads. `silence`: seconds after which the agent is given up."""
+    """`start` starts both threads. `silence`: seconds without a message after which the agent counts as lost."""
 
-    def __init__(self, host: str, channel: Channel, silence: float, take: Take, tell: Callable[[Event], None]):
-        self.host, self.channel, self.silence, self.take, self.tell = host, channel, silence, take, tell
+    def __init__(self, host: str, channel: Channel, silence: float, take: Take, report: Callable[[Event], None]):
+        self.host, self.channel, self.silence, self.take, self.report = host, channel, silence, take, report
         self._messages: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._quiet = False
         self.reader = threading.Thread(target=self._read, daemon=True)
@@ -37,19 +37,19 @@ class Connection:
         self.reader.start()
 
     def send(self, message: Command) -> None:
-        """Queue a message; never blocks. Once the agent is gone, its reader says so."""
+        """Queue a message; never blocks. If the agent is lost, the reading thread reports it."""
         self._messages.put(message)
 
     def finish(self) -> None:
-        """Write what is queued, and no more beats."""
+        """Write the queued messages, then stop writing."""
         self._messages.put(None)
 
     def _write(self) -> None:
-        beat = min(BEAT_SECONDS, self.silence / 5)
+        interval = min(HEARTBEAT_SECONDS, self.silence / 5)
         with contextlib.suppress(OSError):
             while True:
                 try:
-                    message = self._messages.get(timeout=beat)
+                    message = self._messages.get(timeout=interval)
                 except queue.Empty:
                     message = Beat()
                 if message is None:
@@ -64,20 +64,20 @@ class Connection:
                 self.take(self.host, kind, task, payload)
             reason = self.channel.close()
         except TimeoutError:
-            self._end(f"said nothing for {self.silence:g} s")
-            self.channel.close()  # afterwards, as it waits for a word that will hardly come
+            self._end(f"sent no heartbeat for {self.silence:g} s")
+            self.channel.close()  # after the report, because it waits for the agent's exit
             return
-        except Exception as error:  # what came is no agent's, or a fault of ours: nobody else would notice this end
-            told = isinstance(error, (channels.ChannelError, ProtocolError, OSError))
-            reason = f"{self.channel.close()}: {error if told else repr(error)}"
+        except Exception as error:  # invalid data, or a bug of the launcher; report it, as the thread ends here
+            expected = isinstance(error, (channels.ChannelError, ProtocolError, OSError))
+            reason = f"{self.channel.close()}: {error if expected else repr(error)}"
         self._end(reason)
 
     def _end(self, reason: str) -> None:
         self.finish()
-        self.tell(Lost(self.host, reason))
+        self.report(Lost(self.host, reason))
 
     def read(self, timeout: float) -> bytes:
-        """The channel's, with word of long pauses."""
+        """The channel's `read`, which also reports long pauses."""
         began, silent = time.monotonic(), 0.0
         while True:
             try:
@@ -94,4 +94,4 @@ class Connection:
     def _note(self, silent: float) -> None:
         if silent or self._quiet:
             self._quiet = silent > 0
-            self.tell(Quiet(self.host, silent))
+            self.report(Quiet(self.host, silent))

@@ -1,4 +1,4 @@
-"""The end of a job on all its hosts: who was asked to end it, and what each left. Pure."""
+"""The end of a job on all its hosts: which agents were asked to end it, and which processes are left. Pure."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from launch.run.limit import ANSWER_SECONDS, Limits
 
 
 class Ending:
-    """Every agent is asked once, and asked again only to hurry. An agent that cannot answer is replaced, once.
+    """Sends each agent one Stop, and another one only to shorten the grace period. Replaces a lost agent once.
 
-    `begun` says whether the end has begun; the job is `over` when each host has said what is left on it.
+    `begun`: whether the job is ending. The job is `over` when each host has reported what is left on it.
     """
 
     def __init__(self, job: Job, limits: Limits):
         self.job, self.limits, self.grace = job, limits, limits.grace
         self.begun = False
-        self.left: dict[str, tuple[int, ...] | None] = {}  # by host; None when nobody could look
+        self.left: dict[str, tuple[int, ...] | None] = {}  # by host: pids; None if no agent could check
         self.unreached: set[str] = set()  # hosts that never had an agent
         self.stopped: list[str] = []  # labels of processes found in state T
-        self.give_up_at = math.inf  # s: when an agent that has not answered is given up
-        self._asked: set[str] = set()  # hosts whose agent was told of the job
+        self.give_up_at = math.inf  # s: when an agent without an answer counts as lost
+        self._with_job: set[str] = set()  # hosts whose agent got the Job command
         self._recovering: set[str] = set()  # hosts whose agent is being replaced
 
     def over(self, hosts: Collection[str]) -> bool:
@@ -34,24 +34,24 @@ class Ending:
 
     @property
     def clean(self) -> bool:
-        """Whether no process is left, as far as is known."""
+        """Whether no process is left on any host that reported."""
         return not any(pids or pids is None for pids in self.left.values())
 
     def connected(self, host: str, key: str, log_folder: str | None) -> list[Send]:
-        """The first commands for an agent; one that replaces another is to end the job."""
+        """The first commands for an agent. An agent that replaces another one gets a Stop."""
         if host in self.unreached:
-            return []  # it came too late: without a job its agent ends by itself
-        self._asked.add(host)
+            return []  # it connected too late; an agent without a job exits
+        self._with_job.add(host)
         again = host in self._recovering
         secret = ("", None) if again else (key, log_folder)
         job = JobCommand(self.job.mark, host, self.grace, self.limits.agent_silence, *secret)
         return [Send(host, job), Send(host, Stop(self.grace))] if again else [Send(host, job)]
 
     def begin(self, hosts: Collection[str], now: float, dump: bool) -> list[Send]:
-        """Ask every agent to end the job's processes; again, to hurry. `dump`: print their stacks first."""
+        """Ask every agent to end the job's processes; a second call shortens the grace. `dump`: print stacks first."""
         self.begun = True
         self._wait_from(now)
-        self.unreached |= set(hosts) - self._asked
+        self.unreached |= set(hosts) - self._with_job
         done = self.left.keys() | self.unreached | self._recovering
         return [Send(name, Stop(self.grace, dump)) for name in hosts if name not in done]
 
@@ -59,7 +59,7 @@ class Ending:
         return host in self._recovering
 
     def knows(self, host: str) -> bool:
-        """Whether nothing more is expected from the host."""
+        """Whether the host has reported its end, or was never reached."""
         return host in self.left or host in self.unreached
 
     def replace(self, host: str, now: float) -> None:

@@ -1,4 +1,4 @@
-"""What can happen to a job, as values: what its agents report (`launch.agent.events`), and what the launcher sees."""
+"""The supervisor's events: reports of the agents (`launch.agent.events`), and events that the launcher detects."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Copied(Value):
 
 @value(frozen=True)
 class Lost(Value):
-    """An agent is gone without having said so."""
+    """The connection to an agent ended unexpectedly."""
 
     host: str
     reason: str
@@ -42,7 +42,7 @@ class Lost(Value):
 
 @value(frozen=True)
 class Quiet(Value):
-    """Nothing has come from a host for `seconds`, though heartbeats are due; 0: something has come again."""
+    """No heartbeat from a host for `seconds`; 0: messages arrive again."""
 
     host: str
     seconds: float
@@ -50,28 +50,28 @@ class Quiet(Value):
 
 @value(frozen=True)
 class Interrupted(Value):
-    """The launcher got a signal that asks it to end."""
+    """The launcher got a signal to end."""
 
     number: int
 
 
 @value(frozen=True)
 class OutputFailed(Value):
-    """What the processes print cannot be kept."""
+    """The output of the processes cannot be written, or the launcher failed."""
 
     message: str
 
 
 @value(frozen=True)
 class Tick(Value):
-    """Time has passed."""
+    """A deadline has passed."""
 
 
 Event = AgentEvent | Connected | Unreached | Copied | Lost | Quiet | Interrupted | OutputFailed | Tick
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL for 9; "signal 99" for one without a name."""
+    """SIGKILL for 9; "signal 99" for an unknown signal."""
     try:
         return signal.Signals(number).name
     except ValueError:

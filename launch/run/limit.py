@@ -1,24 +1,24 @@
-"""The times and exit codes of a job."""
+"""Time limits and exit codes of a job."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-LOST_A_PEER = 75  # exit code of a process that ended because another process of the job was lost
+LOST_A_PEER = 75  # exit code of a process that exited because it lost another process of the job
 USAGE_CODE, TIMEOUT_CODE, FAULT_CODE = 2, 124, 125
 SUSPECT_SECONDS = 1.0
-TOGETHER_SECONDS = 1.0  # between the first host that cannot do a step of the preparation and the job's end
+TOGETHER_SECONDS = 1.0  # from the first host's failure in the preparation to the job's end
 FINISH_SECONDS = 0.5
-ANSWER_SECONDS = 3.0  # how long an agent may take to answer beyond what it was given
-AGENT_SILENCE_SECONDS = 10.0  # without a message from the launcher, an agent ends the job on its host
-SILENCE_SECONDS = 9.5  # without a message from an agent, the launcher gives it up
+ANSWER_SECONDS = 3.0  # for an agent's answer, after grace and KILL
+AGENT_SILENCE_SECONDS = 10.0  # without a message from the launcher: then an agent ends the job on its host
+SILENCE_SECONDS = 9.5  # without a message from an agent: then it counts as lost
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds: between TERM and KILL, for the whole job, until the first process starts (copying excluded), and of
-    silence on either side of a channel."""
+    """Limits in seconds: between TERM and KILL; for the whole job; until all processes have started, without the copy;
+    without a message from an agent; without a message from the launcher."""
 
     grace: float = 5.0
     timeout: float = math.inf
@@ -31,5 +31,5 @@ UNLIMITED = Limits()
 
 
 def as_shell(code: int) -> int:
-    """An exit code as a shell gives it: 128 + n for signal n."""
+    """An exit code in the shell's convention: 128 + n for signal n."""
     return code if code >= 0 else 128 - code

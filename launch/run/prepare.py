@@ -1,10 +1,10 @@
-"""From host names to processes that can start: what all agents do together before the first process. Pure.
+"""Prepare all hosts before the first process starts. Pure.
 
-Steps, each done by all hosts before the next: connect (an agent is there), copy (the working directory, when asked
-for), probe (does the host have what the job needs; its addresses; not where this machine is the only host), bind (the
-scheduler's port and rank 0's), reach (with several hosts: every address from every host). What is wrong is a
-LaunchError, which names every host it is wrong on; with `check` it is only kept in `problems`, and the rest goes on,
-to one more step: measure (what TCP carries between the hosts, in rounds of pairs).
+A step begins when all hosts have finished the one before: connect (start an agent), copy (the working directory, with
+--sync-dst-dir), probe (check what the job needs, find addresses; not if this machine is the only host), bind (the ports
+of the scheduler and of rank 0), reach (with several hosts: connect to every address from every host). Problems are
+raised as one LaunchError that names all hosts concerned. With `check` they are collected in `problems` and the
+preparation continues, with one more step: measure (TCP throughput between the hosts, in rounds of pairs).
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from launch.preflight import Problem, network, pairs
 from launch.run.action import Action, Connect, Copy, Send
 from launch.run.event import Copied
 
-WORDS = {
+STEP_TEXTS = {
     "connect": "connecting",
     "copy": "copying",
-    "probe": "being looked at",
-    "bind": "choosing ports",
-    "reach": "trying the other hosts",
+    "probe": "checking the host",
+    "bind": "binding ports",
+    "reach": "connecting to the other hosts",
     "measure": "measuring the throughput",
 }
 
 
 class Preparation:
-    """The state of a job before its start. `handle` events until `done`; then `hosts` and `ports` are known."""
+    """The state of a job before its start. Call `handle` until `done`; then `hosts` and `ports` are complete."""
 
     def __init__(self, job: Job, hosts: Sequence[Host], check: bool = False):
         self.job, self.hosts, self.check = job, {host.name: host for host in hosts}, check
@@ -46,8 +46,8 @@ class Preparation:
         self.reached: dict[str, dict[str, dict[str, Any]]] = {}
         self.throughput: dict[str, dict[str, dict[str, Any]]] = {}  # from, to: {"speed": bits/s} or {"error"}
         self.ports: dict[str, dict[str, int]] = {}
-        self._rounds: list[list[pairs.Pair]] = []  # of measurements that are to come
-        self._repeated = False  # whether the slowest pair's was
+        self._rounds: list[list[pairs.Pair]] = []  # measurements still to do
+        self._repeated = False  # whether the slowest pair was measured again
         self._scheduler, self._master = host_of(job, hosts, SCHEDULER), host_of(job, hosts, WORKER)
         several = len(self.hosts) > 1
         probes = job.over_network or check
@@ -68,18 +68,18 @@ class Preparation:
 
     @property
     def step(self) -> str:
-        """The step under way; "" when all are done."""
+        """The current step; "" if all are done."""
         return self._steps[0] if self._steps else ""
 
     @property
     def waiting_for(self) -> set[str]:
-        """The hosts that have not done the step under way."""
+        """The hosts that have not finished the current step."""
         return self._waiting if self._steps else set()
 
     @property
     def waiting(self) -> str:
-        """Who is waited for, and what they are doing."""
-        return f"{', '.join(sorted(self._waiting))} ({WORDS[self.step]})" if self._steps else ""
+        """The hosts that have not finished the current step, and its name, as text."""
+        return f"{', '.join(sorted(self._waiting))} ({STEP_TEXTS[self.step]})" if self._steps else ""
 
     @property
     def chosen_ports(self) -> Ports:
@@ -92,7 +92,7 @@ class Preparation:
         return [Connect(name) for name in self.hosts]
 
     def handle(self, event: AgentEvent | Copied) -> list[Action]:
-        """Take in what a host has done; what all do next once all have."""
+        """Note what a host has done. When all hosts have finished the step, returns the actions of the next."""
         match event:
             case Ready(host):
                 self.agents[host] = event
@@ -109,7 +109,7 @@ class Preparation:
         return self._done_by(event.host)
 
     def leave_out(self, host: str, message: str, code: int) -> list[Action]:
-        """A check goes on without a host that cannot be reached."""
+        """Continue a check without a host that cannot be reached."""
         self.problems.append(Problem(host, message, code=code))
         del self.hosts[host]
         return self._done_by(host)
@@ -120,7 +120,7 @@ class Preparation:
 
     def _next(self) -> list[Action]:
         if self.step == "measure":
-            return self._measure_on()
+            return self._next_round()
         if self.step == "probe":
             self._judge()
             self._choose_addresses()
@@ -131,7 +131,7 @@ class Preparation:
             self.hosts = {name: self._with_agent(host) for name, host in self.hosts.items()}
         del self._steps[0]
         if not all(host.address for host in self.hosts.values()) and self.step in ("bind", "reach"):
-            self._steps.clear()  # a check that found no addresses
+            self._steps.clear()  # --check continues after errors, but these steps need addresses
         if self.step == "measure":
             return self._measure()
         self._waiting = set(self.hosts)
@@ -139,14 +139,14 @@ class Preparation:
             case "copy":
                 return [Copy(host.name, workdir_of(self.job, host)) for host in self.hosts.values()]
             case "probe":
-                return self._tell_each(lambda host: Probe(preflight.request(self.job, host)))
+                return self._send_each(lambda host: Probe(preflight.request(self.job, host)))
             case "bind":
-                return self._tell_each(self._ports_of)
+                return self._send_each(self._ports_of)
             case "reach":
-                return self._tell_each(lambda host: Reach(self._others(host)))
+                return self._send_each(lambda host: Reach(self._others(host)))
         return []
 
-    def _tell_each(self, command: Callable[[Host], Command]) -> list[Action]:
+    def _send_each(self, command: Callable[[Host], Command]) -> list[Action]:
         return [Send(host.name, command(host)) for host in self.hosts.values()]
 
     def _with_agent(self, host: Host) -> Host:
@@ -163,7 +163,7 @@ class Preparation:
         self._note(preflight.differences({name: self.facts[name] for name in self.hosts}))
 
     def _note(self, problems: Sequence[Problem], last: bool = True) -> None:
-        """Keep the problems; the `last` of several calls raises what is fatal among all, unless this is a check."""
+        """Add problems. The `last` of several calls raises all fatal ones together, unless this is a check."""
         self.problems += problems
         fatal = [problem for problem in self.problems if problem.fatal]
         if fatal and last and not self.check:
@@ -201,12 +201,12 @@ class Preparation:
     # -- measure -------------------------------------------------------------------------------------------------
 
     def _measure(self) -> list[Action]:
-        """The first round, of the pairs that reach each other."""
+        """Start the first round, with the pairs that reach each other."""
         self._rounds = [[pair for pair in each if self._reaches(*pair)] for each in pairs.rounds(list(self.hosts))]
-        return self._measure_on()
+        return self._next_round()
 
-    def _measure_on(self) -> list[Action]:
-        """The next round; after the last one, the slowest pair once more; then the end."""
+    def _next_round(self) -> list[Action]:
+        """Start the next round; after the last one, measure the slowest pair again; then end the step."""
         self._rounds = [each for each in self._rounds if each]
         if not self._rounds and not self._repeated:
             self._repeated = True
@@ -223,7 +223,7 @@ class Preparation:
         return all("ms" in self.reached[a].get(b, {}) for a, b in ((name, other), (other, name)))
 
     def _take_measured(self, event: Measured) -> None:
-        """What was measured twice counts as the better: the worse had company."""
+        """Of two measurements the better one counts: other traffic slowed down the other."""
         for name, other, speed in ((event.host, event.peer, event.out), (event.peer, event.host, event.back)):
             before = self.throughput.setdefault(name, {}).get(other, {})
             if event.error and not before:

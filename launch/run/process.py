@@ -1,4 +1,4 @@
-"""The processes of a job: which there are, which have started, and how they ended. Pure."""
+"""The state of a job's processes: started, running, ended. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launch.run.limit import LOST_A_PEER
 
 @dataclass
 class Process:
-    """A task and what became of it: `pid` 0 before its start, `code` None before its end (minus n for signal n)."""
+    """A task and its state: `pid` is 0 before the start, `code` None before the end and -n after signal n."""
 
     task: Task
     pid: int = 0
@@ -33,12 +33,12 @@ class Process:
             return f"{self.label} has not ended"
         if self.code < 0:
             return f"{self.label} was killed by {signal_name(-self.code)}"
-        told = " (it lost another process of the job)" if self.code == LOST_A_PEER else ""
-        return f"{self.label} exited with code {self.code}{told}"
+        meaning = " (it lost another process of the job)" if self.code == LOST_A_PEER else ""
+        return f"{self.label} exited with code {self.code}{meaning}"
 
 
 class Processes:
-    """All of them, in launch order: a task's number is its index."""
+    """All processes in launch order. A task's number is its index."""
 
     def __init__(self, job: Job, hosts: Sequence[Host], ports: Ports):
         self.job = job
@@ -59,7 +59,7 @@ class Processes:
 
     @property
     def running(self) -> str:
-        """Those that have not ended."""
+        """The processes that have not ended, as text."""
         return ", ".join(each.label for each in self.all if each.code is None)
 
     @property
@@ -67,14 +67,14 @@ class Processes:
         return ", ".join(each.label for each in self.all if not each.pid)
 
     def label_of(self, pid: int, task: int | None, host: str) -> str:
-        """What messages call the process `pid`, which is `task` or descends from it."""
+        """The label of the process `pid`, which is `task` or its descendant, for messages."""
         if task is None:
             return f"a process (pid {pid} on {host})"
         label = self.all[task].label
         return label if self.all[task].pid == pid else f"a descendant (pid {pid}) of {label}"
 
     def start_command(self, host: Host) -> Start:
-        """What the agent of `host` is to start."""
+        """The command that starts the processes of `host`."""
         rows = tuple(
             Spawn(
                 index,

@@ -1,4 +1,4 @@
-"""What became of a job: as text for people, and as job.json for programs. Starts and writes nothing."""
+"""The result of a job: messages for the terminal, and the content of job.json. Starts and writes nothing."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from launch.run.supervise import Supervisor
 from launch.terminal.log_folder import stamp
 from launch.terminal.record import FORMAT
 
-WIDTH = 400  # characters shown of a line in a report
+WIDTH = 400  # characters shown of each line of a process's output
 
 
 def failure(supervisor: Supervisor, last_lines: Callable[[int], list[str]], folder: str) -> list[str]:
-    """Why the job ended before its workers were done; no lines when it did not."""
+    """Why the job failed, as lines; [] if it did not fail."""
     cause = supervisor.cause
     if cause is None:
         return []
     lines = [cause.text]
     if cause.process:
-        lines += _last_words(supervisor, cause.process, last_lines, folder)
+        lines += _last_output(supervisor, cause.process, last_lines, folder)
     suspect = supervisor.verdict.suspect
     if suspect and suspect is not cause:
         lines.append(f"before that, {suspect.text}")
@@ -35,13 +35,13 @@ def failure(supervisor: Supervisor, last_lines: Callable[[int], list[str]], fold
     return lines
 
 
-def _last_words(
+def _last_output(
     supervisor: Supervisor, process: Process, last_lines: Callable[[int], list[str]], folder: str
 ) -> list[str]:
-    said = last_lines(supervisor.processes.index(process))
+    lines = last_lines(supervisor.processes.index(process))
     log = f"{folder}/{process.task.name}.log"
-    heading = f"its last lines ({log}):" if said else f"it printed nothing ({log})"
-    return [heading, *(f"    {line[:WIDTH]}" for line in said)]
+    heading = f"its last lines ({log}):" if lines else f"it printed nothing ({log})"
+    return [heading, *(f"    {line[:WIDTH]}" for line in lines)]
 
 
 def start_line(supervisor: Supervisor, folder: str) -> str:
@@ -52,19 +52,19 @@ def start_line(supervisor: Supervisor, folder: str) -> str:
 
 
 def last_line(supervisor: Supervisor) -> str:
-    """What is left of the job, as its agents saw it."""
-    seen = {host: pids for host, pids in supervisor.ending.left.items() if pids is not None}
-    pids = [f"pid {pid} on {host}" for host, found in seen.items() for pid in found]
-    unseen = [host for host in supervisor.hosts if supervisor.ending.left.get(host, ()) is None]
+    """The last message: how many processes are left on how many hosts, as the agents reported."""
+    known = {host: pids for host, pids in supervisor.ending.left.items() if pids is not None}
+    pids = [f"pid {pid} on {host}" for host, found in known.items() for pid in found]
+    unknown = [host for host in supervisor.hosts if supervisor.ending.left.get(host, ()) is None]
     unreached = [host for host in supervisor.hosts if host in supervisor.ending.unreached]
-    line = f"{_count(len(pids), 'process', 'es')} left on {_count(len(seen), 'host')}"
-    words = ([", ".join(pids)] if pids else []) + ([f"not known for {', '.join(unseen)}"] if unseen else [])
-    words += [f"never reached: {', '.join(unreached)}"] if unreached else []
-    return f"{line}: {'; '.join(words)}" if words else line
+    line = f"{_count(len(pids), 'process', 'es')} left on {_count(len(known), 'host')}"
+    details = ([", ".join(pids)] if pids else []) + ([f"unknown for {', '.join(unknown)}"] if unknown else [])
+    details += [f"never reached: {', '.join(unreached)}"] if unreached else []
+    return f"{line}: {'; '.join(details)}" if details else line
 
 
 def record(supervisor: Supervisor, version: str, options: Options, began: float, ended: float | None) -> dict[str, Any]:
-    """job.json. Neither environment nor key: they may be secret."""
+    """The content of job.json. It has neither environment nor key, because they may be secret."""
     job = supervisor.job
     return {
         "format": FORMAT,
@@ -72,7 +72,7 @@ def record(supervisor: Supervisor, version: str, options: Options, began: float,
         "mark": job.mark,
         "command": list(job.argv),
         "workdir": job.workdir,
-        "launcher": options.place,
+        "launcher": options.launcher_name,
         "launched_from": {"host": platform.node(), "pid": os.getpid()},
         "reached_by": {name: getattr(options, name) for name in REACHED_BY} | {"identity": _absolute(options.identity)},
         "num_workers": job.num_workers,
@@ -88,13 +88,13 @@ def record(supervisor: Supervisor, version: str, options: Options, began: float,
     }
 
 
-# What is needed to reach the hosts of a job again.
+# The options that are needed to connect to the job's hosts again.
 REACHED_BY = ("ssh", "ssh_port", "identity", "mpirun", "mpirun_args", "host_ip")
 HOST_FACTS = ("name", "address", "interface", "hostname", "user", "port", "python")
 
 
 def _absolute(path: str) -> str:
-    """Who looks for the job may do so from another folder."""
+    """An absolute path, because `dmltrain job` may run in another folder."""
     return os.path.abspath(os.path.expanduser(path)) if path else ""
 
 
@@ -103,7 +103,7 @@ def _host(host: Host) -> dict[str, Any]:
 
 
 def end_of_attempt(supervisor: Supervisor, folder: str) -> dict[str, Any]:
-    """Why an attempt ended, for the record of the job."""
+    """Why an attempt ended, for job.json."""
     text = supervisor.cause.text if supervisor.cause else None
     return {"exit_code": supervisor.exit_code, "cause": text, "ended": stamp(time.time()), "logs": folder}
 

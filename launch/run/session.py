@@ -1,7 +1,7 @@
-"""The I/O around a `Supervisor`: connections to the agents, signals, and the one event queue.
+"""The I/O around a `Supervisor`: connections to the agents, signals, and one event queue.
 
-The connections' readers hand output straight to `Output` and events to the queue, so a terminal that blocks slows the
-processes and never the supervisor.
+The connections' reading threads pass output directly to `Output` and events to the queue. So a terminal that blocks
+slows the processes, but never the supervisor.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
     from launch.sync import Sync  # takes a moment to import, and few jobs need it
 
 READER_SECONDS = 2.0  # for the last output to reach the logs
-CONNECTING_SECONDS = 0.5  # for an agent that has no job yet to go
+CONNECTING_SECONDS = 0.5  # for an agent without a job to exit
 KEY_BYTES = 32
-CONNECTING = 32  # hosts that are being connected to at one time
+CONNECTING = 32  # hosts that the launcher connects to at the same time
 RECONNECT_SECONDS = 3.5
-# Python runs signal handlers when the main thread wakes; one that was sent while this process was stopped (Ctrl-Z and
-# `kill %1`) may be taken by another thread, which does not wake it.
+# Python runs signal handlers in the main thread when it wakes. A signal that is sent while this process is stopped
+# (Ctrl-Z and `kill %1`) may be delivered to another thread, which does not wake the main thread.
 SIGNAL_SECONDS = 1.0
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Session:
-    """Runs one job to its end. `on_all_started` is called when every process has a pid; it may raise LaunchError."""
+    """Runs one attempt. `on_all_started` is called when every process has a pid; it may raise LaunchError."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Session:
     ):
         self.supervisor, self.cluster, self.output, self.on_all_started = supervisor, cluster, output, on_all_started
         self.copier, self.trace = copier, trace
-        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()  # whose put may interrupt itself
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()  # whose put is reentrant: signal handlers call it
         self.connections: dict[str, Connection] = {}
         self.readers: list[threading.Thread] = []
         self._connecting: list[threading.Thread] = []
@@ -74,7 +74,7 @@ class Session:
         self._turns = threading.Semaphore(CONNECTING)
 
     def run(self, log_folder: Path | None) -> None:
-        """From the first connection to the last agent's last word; `log_folder` is one that the agents can write to."""
+        """Run until the job is over. `log_folder`: where agents write messages if the launcher dies."""
         key = secrets.token_hex(KEY_BYTES)
         try:
             self._do(self.supervisor.begin(key, str(log_folder) if log_folder else None, time.monotonic()))
@@ -88,7 +88,7 @@ class Session:
                     if self.copier:
                         self.copier.cancel()
                 if isinstance(event, Started) and self.supervisor.tasks.started:
-                    self._tell_started()
+                    self._report_started()
         finally:
             self._close()
 
@@ -107,7 +107,7 @@ class Session:
                 return self.events.get(timeout=max(0.0, min(left, SIGNAL_SECONDS)))
         return Tick()
 
-    def _tell_started(self) -> None:
+    def _report_started(self) -> None:
         try:
             self.on_all_started()
         except LaunchError as error:
@@ -129,8 +129,8 @@ class Session:
         def run() -> None:
             try:
                 function(*arguments)
-            except Exception as error:  # a fault of ours ends the job; nobody may wait for this thread for ever
-                self.events.put(OutputFailed(f"fault of the launcher: {error!r}"))
+            except Exception as error:  # a bug of the launcher ends the job, which would else wait forever
+                self.events.put(OutputFailed(f"launcher failure: {error!r}"))
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
@@ -183,12 +183,12 @@ class Session:
             self.events.put(OutputFailed(str(error)))
 
     def interrupt(self, number: int) -> None:
-        """A signal asks the job to end."""
+        """End the job because of a signal."""
         self.events.put(Interrupted(number))
 
 
 def join(threads: list[threading.Thread], seconds: float) -> None:
-    """Wait for all together."""
+    """Join all threads, for at most `seconds` in total."""
     until = time.monotonic() + seconds
     for thread in threads:
         thread.join(max(0.0, until - time.monotonic()))
@@ -196,8 +196,8 @@ def join(threads: list[threading.Thread], seconds: float) -> None:
 
 @contextlib.contextmanager
 def catching(interrupted: Callable[[int], None]) -> Iterator[None]:
-    """Hand the signals that ask the launcher to end to `interrupted`, in the main thread."""
-    # nohup's wish is kept; a shell that starts background jobs with SIGINT ignored is not obeyed
+    """Call `interrupted` in the main thread for the signals that end the launcher."""
+    # keep an ignored SIGHUP, which nohup sets; but not an ignored SIGINT, which shells set for background jobs
     numbers = [n for n in ENDING_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
     before = {number: signal.signal(number, lambda number, frame: interrupted(number)) for number in numbers}
     try:

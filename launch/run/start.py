@@ -1,4 +1,4 @@
-"""From options to a job and its hosts, and a job's attempts, one after another, until one ends well."""
+"""Make a job from the options, and run its attempts until one succeeds or no restart is left."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from launch import NAME, LaunchError, as_utf8, version
 from launch.clusters import LAUNCHERS, Cluster
 from launch.job.host import Host
-from launch.job.job import Job, places
+from launch.job.job import Job, placements
 from launch.job.options import Options
 from launch.job.role import SERVER, WORKER
 from launch.preflight import script
@@ -35,14 +35,14 @@ from launch.terminal.output import Display, Output, Plain, Silent
 if TYPE_CHECKING:
     from launch.sync import Sync  # takes a moment to import, and few jobs need it
 
-IMPATIENT_SECONDS = 2.0  # how long who sent a signal waits for a terminal that stands still
+INTERRUPTED_SECONDS = 2.0  # after a signal: the longest wait for a terminal that blocks
 COPY_SECONDS = 2.0
 RESTART_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 30.0  # between the end of an attempt and the next; doubles
 Say = Callable[[str], None]
 
 
 def make_job(options: Options, name: str) -> Job:
-    """The job that the options describe; LaunchError when they do not."""
+    """The job that the options describe; LaunchError if they are incomplete."""
     if options.num_workers is None:
         raise LaunchError(f"-n/--num-workers is missing: {NAME} -n 2 -s 2 train.py ...")
     job = Job(
@@ -56,7 +56,7 @@ def make_job(options: Options, name: str) -> Job:
         port=options.port,
         placement=options.placement,
         copy_to=options.sync_dst_dir,
-        over_network=LAUNCHERS[options.place].over_network,
+        over_network=LAUNCHERS[options.launcher_name].over_network,
         interface=options.interface,
         subnet=options.subnet,
         memory={WORKER: options.worker_memory, SERVER: options.server_memory},
@@ -66,12 +66,12 @@ def make_job(options: Options, name: str) -> Job:
 
 
 def _torch_env(options: Options) -> bool:
-    """A script that uses dmltrain would take itself for a torch.distributed job if it found RANK."""
+    """Whether workers get RANK and so on. With auto, scripts that use dmltrain do not: they may check for RANK."""
     return options.torch_env == "on" or (options.torch_env == "auto" and not script.read(options.program).uses_dmltrain)
 
 
 def advice(job: Job) -> list[str]:
-    """What the user should know before the job starts."""
+    """Warnings before the job starts."""
     found = script.read(job.argv)
     if job.num_servers and found.uses_torch_distributed and not found.uses_dmltrain:
         message = f"{script.script_of(job.argv)} uses torch.distributed and not dmltrain"
@@ -83,16 +83,16 @@ def _folder_here() -> str:
     try:
         return as_utf8(os.getcwd())
     except OSError as error:
-        raise LaunchError(f"the working directory is gone: {error.strerror}; cd to one that is there") from None
+        raise LaunchError(f"the working directory does not exist: {error.strerror}; cd to another one") from None
 
 
 def new_mark(name: str) -> str:
-    """By which the processes of one attempt are known; without what a shell would take for its own."""
+    """The mark of a new attempt, by which its processes are found. It has no special characters of a shell."""
     return f"{re.sub('[^A-Za-z0-9_.-]', '_', name)}-{secrets.token_hex(8)}"
 
 
 def _needs(script: str) -> tuple[str, ...]:
-    """What the script imports, where it can be read here; what it needs elsewhere is then known before it starts."""
+    """The modules that the script imports, so that each host is checked for them; () if the script is not readable."""
     try:
         return tuple(needs(Path(script).read_text())) if script else ()
     except (OSError, UnicodeDecodeError, SyntaxError):
@@ -100,13 +100,13 @@ def _needs(script: str) -> tuple[str, ...]:
 
 
 def used_hosts(job: Job, hosts: Sequence[Host]) -> list[Host]:
-    """The hosts that have a process of the job, in their order; LaunchError when they have no room for it."""
-    used = {host.name for _, _, host in places(job, hosts)}
+    """The hosts that have a process of the job, in their order; LaunchError if the job does not fit on them."""
+    used = {host.name for _, _, host in placements(job, hosts)}
     return [host for host in hosts if host.name in used]
 
 
 def name_and_path(options: Options, now: float) -> tuple[str, Path]:
-    """The job's name and the folder of its logs."""
+    """The job's name and its log folder."""
     name = options.job or report.new_job_name(options.program, now)
     if options.log_dir:
         return name, Path(options.log_dir)
@@ -119,15 +119,15 @@ def limits(options: Options) -> Limits:
 
 
 class Start:
-    """A job and its attempts. `run` gives the exit code of the last."""
+    """A job and its attempts. `run` returns the exit code of the last one."""
 
-    def __init__(self, options: Options, job: Job, place: Cluster, path: Path, say: Say):
-        self.options, self.job, self.place, self._say = options, job, place, say
+    def __init__(self, options: Options, job: Job, cluster: Cluster, path: Path, say: Say):
+        self.options, self.job, self.cluster, self._say = options, job, cluster, say
         self.began = time.time()
-        self.path, self.folder = path, LogFolder(path)  # of this attempt
-        self.first = self.folder  # has the record of all
-        self.ends: list[dict[str, Any]] = []  # of the attempts before this one
-        self.hidden = job.secrets(place.hosts)
+        self.path, self.folder = path, LogFolder(path)  # of the current attempt
+        self.first = self.folder  # of the first attempt; has the job.json of all
+        self.ends: list[dict[str, Any]] = []  # of the earlier attempts
+        self.hidden = job.secrets(cluster.hosts)
         self._copied = threading.Event()
         self._interrupted, self._signal = threading.Event(), 0
         self._session: Session | None = None
@@ -138,7 +138,7 @@ class Start:
         with catching(self._interrupt):
             while True:
                 supervisor, code = self._attempt()
-                if not self._goes_on(supervisor):
+                if not self._restarts(supervisor):
                     return code
                 self._next_attempt(supervisor)
                 if self._interrupted.wait(min(RESTART_SECONDS * 2 ** (self.job.restart - 1), LONGEST_PAUSE_SECONDS)):
@@ -161,8 +161,8 @@ class Start:
         if self._session:
             self._session.interrupt(number)
 
-    def _goes_on(self, supervisor: Supervisor) -> bool:
-        """Whether there is another attempt after this one. A host that reboots may miss the first of them."""
+    def _restarts(self, supervisor: Supervisor) -> bool:
+        """Whether another attempt follows. It also does if a restart did not reach a host, which may be rebooting."""
         lost = supervisor.restartable or (self.ends and supervisor.ending.unreached and not supervisor.interrupted)
         return bool(lost) and len(self.ends) < self.options.max_restarts and not self.first.killed
 
@@ -170,14 +170,14 @@ class Start:
         self._say(redact(line, self.hidden))
 
     def _attempt(self) -> tuple[Supervisor, int]:
-        supervisor = Supervisor(self.job, self.place.hosts, limits(self.options))
-        names = [f"{role}-{rank}" for role, rank, _ in places(self.job, self.place.hosts)]
+        supervisor = Supervisor(self.job, self.cluster.hosts, limits(self.options))
+        names = [f"{role}-{rank}" for role, rank, _ in placements(self.job, self.cluster.hosts)]
         folder = self.folder.path
         self._record(supervisor)
         self.say(report.start_line(supervisor, str(self.path)))
         output = Output(self.folder, names, make_display(self.options, names))
         copier = self._copier() if self.job.copy_to else None
-        session = Session(supervisor, self.place, output, lambda: self._record(supervisor), copier, self._trace)
+        session = Session(supervisor, self.cluster, output, lambda: self._record(supervisor), copier, self._trace)
         self._session = session
         if self._interrupted.is_set():
             session.interrupt(self._signal)
@@ -187,11 +187,11 @@ class Start:
             self._copied.set()
             code, lines = supervisor.exit_code, report.failure(supervisor, output.last_lines, str(self.path))
             try:
-                self._record(supervisor, None if self._goes_on(supervisor) else time.time())
+                self._record(supervisor, None if self._restarts(supervisor) else time.time())
             except LaunchError as error:
                 code, lines = code or FAULT_CODE, [*lines, f"error: {error}"]
         finally:
-            output.close(IMPATIENT_SECONDS if supervisor.interrupted else None)
+            output.close(INTERRUPTED_SECONDS if supervisor.interrupted else None)
         for line in lines:
             self.say(line if line.startswith(" ") else f"{NAME}: {line}")
         if not code and not self.options.quiet:
@@ -206,9 +206,9 @@ class Start:
         logs = self.first.path.parent if self.first.path.parent.name == LOGS else self.first.path
         folder, left_out = self.job.workdir, [str(logs), self.job.copy_to]
         source = partial(manifest, folder, self.options.sync_exclude, left_out)
-        copier = Sync(folder, source, [host.name for host in self.place.hosts])
+        copier = Sync(folder, source, [host.name for host in self.cluster.hosts])
         self._copied.clear()
-        threading.Thread(target=self._tell_progress, args=(copier,), daemon=True).start()
+        threading.Thread(target=self._report_progress, args=(copier,), daemon=True).start()
         return copier
 
     def _record(self, supervisor: Supervisor, ended: float | None = None) -> None:
@@ -221,11 +221,11 @@ class Start:
         if isinstance(event, Copied):
             self.say(f"{NAME}: {event.host}: {event.summary}")
         if self.options.log_level == "DEBUG":
-            shown = replace(event, **redact_all(vars(event), self.hidden))  # before repr quotes what is in it
+            shown = replace(event, **redact_all(vars(event), self.hidden))  # before repr adds quotes
             self.say(f"{NAME}: debug: {shown}")
 
-    def _tell_progress(self, copier: Sync) -> None:
-        """Say now and then how far the copying is, until it is over."""
+    def _report_progress(self, copier: Sync) -> None:
+        """Print the progress of the copy every COPY_SECONDS until it is done."""
         before = 0
         while not self._copied.wait(COPY_SECONDS):
             done, total = copier.progress()
@@ -245,5 +245,5 @@ def make_display(options: Options, names: Sequence[str]) -> Display:
 
 
 def coloured() -> bool:
-    """Whether colours are wanted."""
+    """Whether to print colours."""
     return sys.stdout.isatty() and "NO_COLOR" not in os.environ

@@ -1,9 +1,9 @@
-"""What a job does about what happens to it. Pure: events and the time in, actions out; session.py does the I/O.
+"""The supervisor of a job. Pure: events and the time in, actions out; session.py does the I/O.
 
-Rules. prepare.py brings the hosts to where processes can start. Problems of several hosts are reported together: the
-end waits for them as long as connecting takes, and otherwise TOGETHER_SECONDS. The first process to fail decides the
-job's end and its exit code (cause.py); one that stays stopped has failed. When all workers have exited 0, servers and
-scheduler have FINISH_SECONDS to end by themselves. The end is one for all hosts (ending.py).
+prepare.py prepares the hosts. If that fails on several hosts, their problems are reported together: the job's end waits
+until all hosts have connected or failed, in later steps TOGETHER_SECONDS. The first process that fails ends the job and
+decides its exit code (cause.py). A process that stays stopped has failed. When all workers have exited with 0, servers
+and scheduler have FINISH_SECONDS to exit. The end is the same for all hosts (ending.py).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from launch.run.process import Process, Processes
 
 
 class Supervisor:
-    """The state of one job. `handle` each event, do the actions, until `over`; wake with a Tick at `deadline`.
+    """The state of one attempt. Call `handle` for each event and do its actions until `over`; Tick at `deadline`.
 
     With `check` the job ends before its first process starts.
     """
@@ -58,15 +58,15 @@ class Supervisor:
         self.verdict = Verdict()
         self.ending = Ending(job, limits)
         self.interrupted = False
-        self._secret: tuple[str, str | None] = "", None  # the job's key, and the folder of its logs
+        self._secret: tuple[str, str | None] = "", None  # the job's key, and its log folder
         self._warned = 0
         self._timeout_at = self._start_at = self._finish_at = math.inf  # times at which something is due
 
-    # -- what is known -------------------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------------------
 
     @property
     def hosts(self) -> dict[str, Host]:
-        """By name; with what the agents have found out, once they have."""
+        """Hosts by name, completed by what their agents have reported."""
         return self.preparation.hosts
 
     @property
@@ -100,26 +100,26 @@ class Supervisor:
 
     @property
     def restartable(self) -> bool:
-        """Whether the same job, started anew, may end otherwise: a process or a host was lost."""
+        """Whether a restart may help: a process or a host was lost."""
         if self.cause is None or self.interrupted or self.exit_code in (USAGE_CODE, TIMEOUT_CODE):
             return False
         return self.tasks.started and (self.cause.process is not None or self.cause.code == FAULT_CODE)
 
     def take_warnings(self) -> list[str]:
-        """What the preparation warns of, once."""
+        """The preparation's new warnings."""
         problems, self._warned = self.preparation.problems[self._warned :], len(self.preparation.problems)
         return [problem.text for problem in problems if not problem.fatal]
 
     # -- events --------------------------------------------------------------------------------------------------
 
     def begin(self, key: str, log_folder: str | None, now: float) -> list[Action]:
-        """The first actions. The key goes to the agents and nowhere else."""
+        """The first actions. `key` is sent to the agents only."""
         self._timeout_at, self._start_at = now + self.limits.timeout, now + self.limits.start
         self._secret = key, log_folder
         return self.preparation.begin()
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Take in one event; what is to be done about it."""
+        """Update the state. Returns the actions that the event requires."""
         match event:
             case Connected(host):
                 return list(self.ending.connected(host, *self._secret))
@@ -167,7 +167,7 @@ class Supervisor:
         return self._fail_together(now) if self.verdict.faults else self._proceed(actions, now)
 
     def _proceed(self, actions: list[Action], now: float) -> list[Action]:
-        """Start the processes once all hosts are prepared."""
+        """Start the processes if all hosts are prepared."""
         if not self.preparation.done and self.hosts:
             return actions
         if self.check:
@@ -195,12 +195,12 @@ class Supervisor:
         return self._fail_together(now)
 
     def _fail_together(self, now: float) -> list[Action]:
-        """End, unless another host may yet have a fault as well."""
+        """End the job, unless another host may still report a problem."""
         if self.ending.begun or self.preparation.waiting_for - self.verdict.faults.keys():
             return []
         return self._fail(self.verdict.first_fault(self.hosts), now)
 
-    # -- the course ----------------------------------------------------------------------------------------------
+    # -- while processes run -------------------------------------------------------------------------------------
 
     def _exited(self, process: Process, code: int, now: float) -> list[Action]:
         process.code, process.ended_by_us = code, self.ending.begun
@@ -227,14 +227,14 @@ class Supervisor:
             label = self.tasks.label_of(pid, task, event.host)
             self.ending.stopped.append(label)
             if task is not None and self.cause is None:
-                # nothing else was wrong: it kept the job from ending
+                # no other cause: this process kept the job from ending
                 text = f"{label} did not end: it is stopped"
                 self.verdict.cause = Cause(128 + signal.SIGSTOP, text, self.processes[task])
 
     def _lost(self, event: Lost, now: float) -> list[Action]:
         host = event.host
         if self.ending.knows(host):
-            return []  # it had ended
+            return []  # the agent had finished
         if self.ending.is_being_replaced(host):
             self.ending.left[host] = None
             return []
@@ -269,7 +269,7 @@ class Supervisor:
         return self._end(now) if now >= self._finish_at else []
 
     def _late(self, now: float) -> list[Action]:
-        if self.preparation.step == "copy":  # as long as bytes flow
+        if self.preparation.step == "copy":  # --start-timeout does not limit the copy
             self._start_at = math.inf
             return []
         waiting = self.preparation.waiting or self.tasks.not_started

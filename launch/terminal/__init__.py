@@ -1,1 +1,1 @@
-"""What people see of a job: output with tags, the live display, reports, the folder of logs."""
+"""The terminal and the log files: tagged output, the live display, the table of epochs, the log folder."""

@@ -1,4 +1,4 @@
-"""The table of a training job's epochs, printed by dmltrain-parse."""
+"""Print the table of a training job's epochs with dmltrain-parse."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LINE_BYTES = 1 << 16
 
 
 def print_epochs(folder: Path) -> None:
-    """Print the table for the logs in `folder`; nothing for programs that do not train, or without dmltrain-parse."""
+    """Print the table for the logs in `folder`, if they have epochs and dmltrain-parse is installed."""
     try:
         with open(folder / "worker-0.log", "rb") as log:
             trains = any(b"Epoch[" in line for line in iter(lambda: log.readline(LINE_BYTES), b""))

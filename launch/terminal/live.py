@@ -1,4 +1,4 @@
-"""The display for a terminal: one row for each worker at the bottom, all other lines scrolling above it."""
+"""The live display of a terminal: one row per worker at the bottom; all other lines scroll above."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Live:
 
 
 def row(progress: Progress, now: float) -> tuple[str, ...]:
-    """Epoch, batch, speed, accuracy and time left as text; a dash for what is not known."""
+    """Epoch, batch, speed, accuracy and time left as text; a dash for unknown values."""
     plan = progress.plan
     epoch = _text(progress.epoch, "{}") + (f"/{plan[1]}" if plan and progress.epoch is not None else "")
     batch = _text(progress.batch, "{}") + (f"/{plan[2]}" if plan and progress.batch is not None else "")

@@ -1,8 +1,8 @@
-"""Where the processes' output goes: byte for byte into <role>-<rank>.log, and in tagged lines to a display.
+"""The output of the processes: byte for byte in <role>-<rank>.log, and as tagged lines on a display.
 
-A display is an object with show(task, lines) for whole lines (bytes, each ending with a newline), and close(); one
-thread calls it, and it may block as long as it likes. `Output.write` then blocks too, which slows the processes; but
-once a job is ending, no terminal may keep it from its end, so what does not fit in memory then is left to the logs.
+A display has show(task, lines) for complete lines (bytes, each with its newline) and close(). One thread calls it, and
+it may block. Then `Output.write` blocks too, which slows the processes. But a terminal must not delay a job's end:
+while the job is ending, lines that do not fit in memory are only written to the logs.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Protocol
 
 from launch.terminal.log_folder import LogFolder, unwritable
 
-LINE_BYTES = 1 << 16  # longer lines are displayed in pieces of this size
-TAIL_BYTES = 1 << 13  # kept of each process for the report of a failure
-WAITING_BYTES = 1 << 20  # kept for a slow display while the job runs
-ENDING_BYTES = 1 << 25  # and while it ends
-COLOURS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)  # ANSI foregrounds that show on dark and on light
+LINE_BYTES = 1 << 16  # the display splits longer lines at this size
+TAIL_BYTES = 1 << 13  # of each process's output, kept for the report of a failure
+WAITING_BYTES = 1 << 20  # queue for a slow display while the job runs
+ENDING_BYTES = 1 << 25  # the same while the job ends
+COLOURS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)  # ANSI foregrounds, readable on dark and light backgrounds
 
 
 class Display(Protocol):
@@ -31,7 +31,7 @@ class Display(Protocol):
 
 
 class Sink(Protocol):
-    """Takes what the processes print; `hurry`: the job is ending, from now on `write` does not block."""
+    """Receives the output of the processes. After `hurry`, when the job is ending, `write` does not block."""
 
     def write(self, task: int, data: bytes) -> None: ...
 
@@ -39,19 +39,19 @@ class Sink(Protocol):
 
 
 class Output:
-    """The logs of tasks with `names`; LaunchError when they cannot be written, at the start or later.
+    """Logs and display of the tasks with `names`. LaunchError if a log cannot be written, at the start or later.
 
-    `write` may be called from several threads, but for one task from one thread only.
+    `write` may be called from several threads, but only from one thread per task.
     """
 
     def __init__(self, folder: LogFolder, names: Sequence[str], display: Display):
-        self._folder, self._names, self._waiting = folder, names, Waiting(display)
+        self._folder, self._names, self._queue = folder, names, DisplayQueue(display)
         self._files: list[int | None] = [folder.open_log(name) for name in names]
         self._tails = [b""] * len(names)
-        self._pending = [b""] * len(names)  # the beginning of a line whose end has not come yet
+        self._pending = [b""] * len(names)  # the beginning of an incomplete line
 
     def write(self, task: int, data: bytes) -> None:
-        """Take in what a process wrote; while the job is not ending, blocks as long as the display does."""
+        """Log and display the output of a process. Blocks while the display blocks, unless the job is ending."""
         self._tails[task] = (self._tails[task] + data)[-TAIL_BYTES:]
         try:
             self._keep(task, data)
@@ -59,8 +59,8 @@ class Output:
             self._show(task, data)
 
     def hurry(self) -> None:
-        """The job is ending: from now on `write` does not block."""
-        self._waiting.hurry()
+        """The job is ending: `write` no longer blocks."""
+        self._queue.hurry()
 
     def _keep(self, task: int, data: bytes) -> None:
         descriptor = self._files[task]
@@ -69,7 +69,7 @@ class Output:
             while view and descriptor is not None:
                 view = view[os.write(descriptor, view) :]
         except OSError as error:
-            self._files[task] = None  # said once
+            self._files[task] = None  # report the error once
             raise unwritable(self._folder.path / f"{self._names[task]}.log", error) from None
 
     def _show(self, task: int, data: bytes) -> None:
@@ -78,22 +78,22 @@ class Output:
             lines, newline, rest = lines + newline + rest, b"\n", b""
         self._pending[task] = rest
         if newline:
-            self._waiting.put(task, lines + b"\n")
+            self._queue.put(task, lines + b"\n")
 
     def last_lines(self, task: int, count: int = 10) -> list[str]:
-        """The last lines of a process, for people: what is not UTF-8 is marked."""
+        """The last lines of a process. Bytes that are not UTF-8 become replacement characters."""
         return self._tails[task].decode(errors="replace").splitlines()[-count:]
 
     def close(self, seconds: float | None = None) -> None:
-        """Show what is left, for at most `seconds`, and close the display."""
+        """Show the remaining lines, for at most `seconds`, and close the display."""
         for task, rest in enumerate(self._pending):
             if rest:
-                self._waiting.put(task, rest + b"\n")
-        self._waiting.close(seconds)
+                self._queue.put(task, rest + b"\n")
+        self._queue.close(seconds)
 
 
-class Waiting:
-    """Lines on their way to a display, and the thread that takes them there."""
+class DisplayQueue:
+    """A queue of lines, and the thread that passes them to the display."""
 
     def __init__(self, display: Display):
         self._display = display
@@ -139,7 +139,7 @@ class Waiting:
         self._display.close()
 
     def _show(self, task: int, lines: bytes) -> None:
-        """A display that breaks (a terminal that is gone, or has no such characters) costs itself, never the job."""
+        """Show lines. After an error (a closed terminal, an unsupported character), drop the display and continue."""
         try:
             self._display.show(task, lines)
         except Exception:
@@ -159,7 +159,7 @@ class Silent:
 
 
 class Plain:
-    """Every line with the tag of its process, as bytes; a reader that went away costs the display, not the job."""
+    """Writes every line with the tag of its process. A closed pipe or terminal ends the display, not the job."""
 
     def __init__(self, descriptor: int, names: Sequence[str], coloured: bool):
         self._descriptor, self._gone = descriptor, False
@@ -171,7 +171,7 @@ class Plain:
         while text and not self._gone:
             try:
                 text = text[os.write(self._descriptor, text) :]
-            except BlockingIOError:  # a terminal that some other program has set so
+            except BlockingIOError:  # another program has made the terminal non-blocking
                 select.select([], [self._descriptor], [])
             except OSError:
                 self._gone = True
@@ -181,6 +181,6 @@ class Plain:
 
 
 def tag(name: str, index: int | None) -> bytes:
-    """`[worker-0] `, in a colour of its own when `index` is given."""
+    """`[worker-0] `; in the colour number `index` if that is given."""
     plain = f"[{name}] ".encode()
     return plain if index is None else b"\x1b[%dm%b\x1b[0m" % (COLOURS[index % len(COLOURS)], plain)

@@ -1,4 +1,4 @@
-"""How far a worker is, read from its log lines: MXNet's grammar, which ours is too. Pure: the time is an argument."""
+"""A worker's progress, read from log lines in MXNet's format, which dmltrain uses. Pure: the time is an argument."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Progress:
     planned_at: float = 0.0  # s
 
     def read(self, line: bytes, now: float) -> bool:
-        """Take in a line; whether it is one of the many that only report progress."""
+        """Read a line. True if it only reports progress, so that the live display need not print it."""
         if match := BATCH.search(line):
             self.epoch, self.batch, self.speed = int(match[1]), int(match[2]), _number(match[3])
             if accuracy := ACCURACY.search(match[4]):
@@ -42,7 +42,7 @@ class Progress:
             self.epoch, self.batch = epoch, self.plan[2]
 
     def seconds_left(self, now: float) -> float | None:
-        """As the batches so far went; None without a plan, or before the first batch."""
+        """An estimate from the batches so far; None without a plan, or before the first batch."""
         if self.plan is None or self.epoch is None or self.batch is None:
             return None
         first, last, batches = self.plan

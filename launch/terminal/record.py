@@ -1,7 +1,7 @@
 """job.json: the record of a job, and the version of its format.
 
-Format 1 is the record of 0.4 with the field "format". A record without that field is of format 0, that of 0.4 and
-before; it has the same fields. Whoever changes the meaning of a field, or removes one, raises FORMAT.
+Format 1 is the record of 0.4 with the field "format". A record without that field has format 0, that of 0.4 and
+before, with the same fields. A change that removes a field or changes its meaning must increase FORMAT.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FORMAT = 1
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """The record in a job.json. FileNotFoundError when there is none; LaunchError when it is no record of ours."""
+    """The record in a job.json. FileNotFoundError if there is none; LaunchError if it is not a valid record."""
     try:
         record = json.loads(path.read_bytes())
     except FileNotFoundError:

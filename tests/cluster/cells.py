@@ -20,12 +20,12 @@ END_SECONDS = 15.0  # from the fault to the launcher's end
 AGENT_SECONDS = 20.0  # from the fault to the end of all processes on a host that the launcher cannot reach
 
 VICTIMS = {"worker": "worker-1", "server": "server-1", "scheduler": "scheduler-0"}
-ALL, OTHERS = r"0 processes left on 3 hosts", r"0 processes left on 2 hosts: not known for {host}"
+ALL, OTHERS = r"0 processes left on 3 hosts", r"0 processes left on 2 hosts: unknown for {host}"
 # h3, whose agent is still being started, may or may not have got the job
 SOON = r"0 processes left on (3 hosts|2 hosts: never reached: h3)"
-NOBODY = r"0 processes left on 0 hosts: not known for h1, h2, h3"
-NOBODY_YET = r"0 processes left on 0 hosts: not known for h1, h2; never reached: h3"
-ONE = r"0 processes left on 1 host: not known for {host}; never reached: h3"
+NOBODY = r"0 processes left on 0 hosts: unknown for h1, h2, h3"
+NOBODY_YET = r"0 processes left on 0 hosts: unknown for h1, h2; never reached: h3"
+ONE = r"0 processes left on 1 host: unknown for {host}; never reached: h3"
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Expected:
 AGENT = r"the agent on {host} \(pid {pid}\) "
 SILENT = (
     r"the agent on {host} \(pid {pid}\) "
-    r"(said nothing for 9.5 s|was lost with its connection \(.*(timed out|Timeout).*\))"
-    r"|nothing has come from {host} for \d s: is the host down, or its network cut\?"
+    r"(sent no heartbeat for 9.5 s|was lost with its connection \(.*(timed out|Timeout).*\))"
+    r"|no heartbeat from {host} for \d s: is the host down, or its network cut\?"
 )
 FAULTS = {
     "worker": Expected(137, r"worker 1 \(pid {pid} on h2\) was killed by SIGKILL"),

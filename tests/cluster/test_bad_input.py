@@ -118,8 +118,8 @@ EXAMPLE = "hosts.example explains"
 # name: (files, arguments, what the message says)
 MISTAKES: dict[str, tuple[dict[str, str | bytes], list[object], list[str]]] = {
     "no such hosts file": ({}, ["-n", 2, "-H", "absent"], ["absent: no such file", EXAMPLE, "--hosts h1,h2"]),
-    "empty hosts file": ({"hosts": ""}, ["-n", 2, "-H", "hosts"], ["hosts: no host is named", "h1 slots=2"]),
-    "hosts file of comments": ({"hosts": "# h1\n\n"}, ["-n", 2, "-H", "hosts"], ["hosts: no host is named"]),
+    "empty hosts file": ({"hosts": ""}, ["-n", 2, "-H", "hosts"], ["hosts: no hosts", "h1 slots=2"]),
+    "hosts file of comments": ({"hosts": "# h1\n\n"}, ["-n", 2, "-H", "hosts"], ["hosts: no hosts"]),
     "hosts file that is a folder": ({}, ["-n", 2, "-H", "."], [". is a folder", EXAMPLE]),
     "binary hosts file": ({"hosts": b"h1\nh2 \x7fELF\0\n"}, ["-n", 2, "-H", "hosts"], ["hosts:2: binary", EXAMPLE]),
     "hosts file in another encoding": (
@@ -130,7 +130,7 @@ MISTAKES: dict[str, tuple[dict[str, str | bytes], list[object], list[str]]] = {
     "unknown attribute": (
         {"hosts": "h1\n\nh2 slot=2\n"},
         ["-n", 2, "-H", "hosts"],
-        ["hosts:3: unknown attribute 'slot'", "is it slots?"],
+        ["hosts:3: unknown attribute 'slot'", "did you mean slots?"],
     ),
     "wrong value": ({"hosts": "h1 slots=two\n"}, ["-n", 2, "-H", "hosts"], ["hosts:1: slots=two", "1 or more"]),
     "duplicate host": (
@@ -138,37 +138,41 @@ MISTAKES: dict[str, tuple[dict[str, str | bytes], list[object], list[str]]] = {
         ["-n", 2, "-H", "hosts"],
         ["hosts:3: h1 is already given at hosts:1", "slots="],
     ),
-    "duplicate in --hosts": ({}, ["-n", 2, "--hosts", "h1,h1"], ["--hosts: h1 is named twice", "h1:2"]),
+    "duplicate in --hosts": ({}, ["-n", 2, "--hosts", "h1,h1"], ["--hosts: h1 is given twice", "h1:2"]),
     "--hosts with a gap": ({}, ["-n", 2, "--hosts", "h1,,h2"], ["--hosts h1,,h2: a name is missing"]),
-    "two lists": ({"hosts": "h1\n"}, ["-n", 1, "-H", "hosts", "--hosts", "h1"], ["-H and --hosts", "one of them"]),
-    "--include of nobody": (
+    "two lists": (
+        {"hosts": "h1\n"},
+        ["-n", 1, "-H", "hosts", "--hosts", "h1"],
+        ["-H and --hosts", "remove one of them"],
+    ),
+    "--include of an unknown host": (
         {},
         ["-n", 2, "--hosts", "h1,h2", "--include", "h7"],
-        ["--include h7: no host has such a name", "h1, h2"],
+        ["--include h7: no host with that name", "h1, h2"],
     ),
-    "--exclude of everybody": (
+    "--exclude of all hosts": (
         {},
         ["-n", 2, "--hosts", "h1,h2", "--exclude", "h*"],
-        ["--exclude h*: no host is left of h1, h2"],
+        ["--exclude h* excludes every host: h1, h2"],
     ),
     "-n 0": ({}, ["-n", 0, "--hosts", "h1"], ["-n is 0", "1 or more"]),
     "no -n": ({}, ["--hosts", "h1"], ["-n/--num-workers is missing", "-n 2 -s 2 train.py"]),
     "more servers than slots": (
         {"hosts": "h1 slots=2\nh2 slots=2\n"},
         ["-n", 2, "-s", 6, "-H", "hosts"],
-        ["-s 6: the hosts have slots for 4 servers: h1 2, h2 2", "slots= more, or fewer"],
+        ["-s 6: the hosts have slots for 4 servers: h1 2, h2 2", "increase slots= or reduce"],
     ),
     "more workers than slots": (
         {},
         ["-n", 6, "-s", 2, "--hosts", "h1:2,h2:3"],
-        ["-n 6: the hosts have slots for 5 workers: h1 2, h2 3", "slots= more, or fewer"],
+        ["-n 6: the hosts have slots for 5 workers: h1 2, h2 3", "increase slots= or reduce"],
     ),
     "hosts for --launcher local": (
         {"hosts": "h1\n"},
         ["--launcher", "local", "-n", 1, "-H", "hosts"],
-        ["--launcher local", "(hosts)", "leave --launcher out, or say --launcher ssh"],
+        ["--launcher local", "(hosts)", "remove --launcher, or use --launcher ssh"],
     ),
-    "ssh without hosts": ({}, ["--launcher", "ssh", "-n", 1], ["which hosts?", "-H FILE", "--hosts a,b"]),
+    "ssh without hosts": ({}, ["--launcher", "ssh", "-n", 1], ["no hosts given", "-H FILE", "--hosts a,b"]),
     "user for mpirun": (
         {"hosts": "h1\nanna@h2\n"},
         ["--launcher", "mpi", "-n", 2, "-H", "hosts"],
@@ -179,7 +183,11 @@ MISTAKES: dict[str, tuple[dict[str, str | bytes], list[object], list[str]]] = {
         ["--launcher", "mpi", "-n", 2, "-H", "hosts"],
         ["hosts:1: mpirun takes no user and no port for h1", "Host h1", "Port 2222"],
     ),
-    "relative --sync-dst-dir": ({}, [*ALL, "--sync-dst-dir", "copy"], ["--sync-dst-dir", "'copy'", "from / or ~/ on"]),
+    "relative --sync-dst-dir": (
+        {},
+        [*ALL, "--sync-dst-dir", "copy"],
+        ["--sync-dst-dir", "'copy'", "starts with / or ~/"],
+    ),
     "unknown option in --config": (
         {"job.yaml": "num-workers: 2\nhosts: h1,h2\nnum-server: 3\n"},
         ["--config", "job.yaml"],
@@ -537,7 +545,7 @@ def test_an_mpirun_that_is_not_installed_is_told_with_the_packages_that_have_it(
     words = ["ssh is not installed here", "openssh-client", "--ssh paramiko"]
     done = bad.run(*ALL, "--ssh", "system", bad.program, env={"PATH": str(bad.folder)})
     bad.check(done, USER, words, QUICK)
-    words = [f"{sys.executable} --version says", "expected Open MPI or MPICH"]
+    words = [f"{sys.executable} --version printed", "expected Open MPI or MPICH"]
     shutil.rmtree(bad.folder / "logs")
     bad.refused(USER, words, *ALL, "--launcher", "mpi", "--mpirun", sys.executable, bad.program)
 

@@ -71,7 +71,7 @@ def test_check_of_sound_hosts_shows_who_reaches_whom_and_how_fast(testbed: Testb
     assert row[2] == "250", "h2 computes longest"
     # 2 of 3 thirds of 3 MB out of h3 to the servers on h1 and h2, and as much to workers there
     assert float(row[3]) == pytest.approx(1e3 * 2 * 2e6 / (47e6 / 8), rel=0.2), done
-    assert "This will not pay: 3 workers are" in done.out and "one worker on h" in done.out, done
+    assert "Distributing does not pay: 3 workers are" in done.out and "one worker on h" in done.out, done
     front.wait_idle()
 
 

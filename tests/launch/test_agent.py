@@ -590,7 +590,7 @@ def test_a_frozen_agent_is_replaced(tmp_path):
     host = Host("here", "127.0.0.1", sys.executable)
     supervisor = run_session(tmp_path, host, ("sleep", "120"), silence=4.0, on_all_started=freeze)
     assert supervisor.exit_code == 125
-    assert supervisor.cause.text == f"the agent on here (pid {frozen[0]}) said nothing for 4 s"
+    assert supervisor.cause.text == f"the agent on here (pid {frozen[0]}) sent no heartbeat for 4 s"
     assert supervisor.ending.left == {"here": ()}
     assert time.monotonic() - began < 15
     assert members(supervisor.job.mark, root=frozen[0]) == {}

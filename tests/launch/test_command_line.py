@@ -356,7 +356,7 @@ def test_no_live_gives_plain_lines_on_a_terminal(launcher):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-n", "2", "--nonsense", "x"], "unknown option --nonsense; the options are -n/--num-workers, -s/"),
+        (["-n", "2", "--nonsense", "x"], "unknown option --nonsense: expected one of -n/--num-workers, -s/"),
         (["-n", "0", "true"], "-n is 0: expected a whole number, 1 or more"),
         (["-n", "x", "true"], "-n is x: expected a whole number"),
         (["-n", "1", "-s", "-1", "true"], "-s is -1: expected a whole number, 0 or more"),
@@ -364,20 +364,20 @@ def test_no_live_gives_plain_lines_on_a_terminal(launcher):
         (["-n", "2"], "no program given"),
         (["-n"], "-n needs a value: -n N"),
         (["-n", "1", "-H", "missing", "true"], "missing: no such file; expected a hosts file"),
-        (["-n", "1", "--launcher", "local", "--hosts", "a", "true"], "--launcher local runs everything on this"),
-        (["-n", "1", "--include", "a", "true"], "--include is for --launcher ssh or mpi, and this job's is local"),
-        (["-n", "1", "--mpirun", "x", "--hosts", "a", "true"], "--mpirun is for --launcher mpi, and this job's is ssh"),
-        (["-n", "1", "--sync-exclude", "a", "true"], "--sync-exclude leaves files out of a copy: give --sync-dst"),
-        (["-n", "1", "--follow", "true"], "--follow and --show are for --logs JOB"),
+        (["-n", "1", "--launcher", "local", "--hosts", "a", "true"], "--launcher local runs all processes on this"),
+        (["-n", "1", "--include", "a", "true"], "--include needs --launcher ssh or mpi, but this job uses local"),
+        (["-n", "1", "--mpirun", "x", "--hosts", "a", "true"], "--mpirun needs --launcher mpi, but this job uses ssh"),
+        (["-n", "1", "--sync-exclude", "a", "true"], "--sync-exclude needs --sync-dst-dir: add it"),
+        (["-n", "1", "--follow", "true"], "--follow and --show need --logs JOB"),
         (["-n", "1", "--ssh-port", "70000", "--hosts", "a", "true"], "expected a whole number, 1 to 65535"),
-        (["-n", "1", "--launcher", "yarn", "true"], "--launcher yarn: there is local (all processes on this machine)"),
+        (["-n", "1", "--launcher", "yarn", "true"], "--launcher yarn: expected local (all processes on this machine)"),
         (["-n", "1", "--env", "1A=b", "true"], "--env 1A: expected NAME=VALUE"),
-        (["-n", "1", "--env", "NOT_SET_HERE", "true"], "--env NOT_SET_HERE: it is not set here"),
-        (["-n", "1", "--env", "DMLC_ROLE=worker", "true"], "--env DMLC_ROLE: the launcher itself sets this"),
+        (["-n", "1", "--env", "NOT_SET_HERE", "true"], "--env NOT_SET_HERE: not set in the launcher's environment"),
+        (["-n", "1", "--env", "DMLC_ROLE=worker", "true"], "--env DMLC_ROLE: the launcher sets this"),
         (["-n", "1", "--port", "70000", "true"], "--port is 70000: expected 0 (any free port) to 65535"),
         (["-n", "1", "--timeout", "nan", "true"], "--timeout is nan: expected a number of seconds"),
-        (["-n", "1", "--job", "a/b", "true"], "--job is 'a/b': expected a name for a folder"),
-        (["-n", "1", "--quiet=yes", "true"], "--quiet takes no value, not 'yes'"),
+        (["-n", "1", "--job", "a/b", "true"], "--job is 'a/b': expected a folder name"),
+        (["-n", "1", "--quiet=yes", "true"], "--quiet takes no value: remove 'yes'"),
     ],
 )
 def test_a_mistake_gets_one_line_and_code_2(launcher, arguments, message):
@@ -438,7 +438,7 @@ def test_logs_of_something_else_are_left_alone(launcher):
     (launcher.folder / "logs" / "worker-0.log").write_text("precious")
     result = launcher.run("-n", 1, "-s", 0, "true")
     assert result.code == 2
-    assert "holds worker-0.log but no job.json, so it is no earlier run's folder" in result.err
+    assert "has worker-0.log but no job.json, so it is not the log folder of an earlier job" in result.err
     assert (launcher.folder / "logs" / "worker-0.log").read_text() == "precious"
 
 
@@ -457,7 +457,7 @@ def test_a_log_folder_that_cannot_be_made(launcher):
     (launcher.folder / "file").write_text("")
     result = launcher.run("-n", 1, "-s", 0, "true", logs="file/logs")
     assert result.code == 2
-    assert f"cannot write to {launcher.folder}/file/logs: Not a directory; choose another --log-dir" in result.err
+    assert f"cannot write to {launcher.folder}/file/logs: Not a directory; use another --log-dir" in result.err
 
 
 def test_the_default_log_folder_is_named_after_program_and_time(launcher):
@@ -472,5 +472,5 @@ def test_the_default_log_folder_is_named_after_program_and_time(launcher):
 
 def test_dmlcs_variable_chooses_the_launcher(launcher):
     result = launcher.run("-n", 1, "true", env={"DMLC_SUBMIT_CLUSTER": "yarn"})
-    assert result.code == 2 and "DMLC_SUBMIT_CLUSTER yarn: there is local" in result.err
+    assert result.code == 2 and "DMLC_SUBMIT_CLUSTER yarn: expected local" in result.err
     assert launcher.run("-n", 1, "-s", 0, "true", env={"DMLC_SUBMIT_CLUSTER": "local"}).code == 0

@@ -78,35 +78,35 @@ def test_the_command_line_overrides_the_file(tmp_path):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("num-workers: 5\nnum-wrokers: 6\n", r"job.yaml:2: unknown option num-wrokers; did you mean num-workers\?"),
-        ("n: 5\nxyzzy: 6\n", r"job.yaml:2: unknown option xyzzy; there is .*num-workers.*program"),
-        ("? [a]\n: b\n", r"job.yaml:1: unknown option of this kind"),
+        ("num-workers: 5\nnum-wrokers: 6\n", r"job.yaml:2: unknown option 'num-wrokers'; did you mean num-workers\?"),
+        ("n: 5\nxyzzy: 6\n", r"job.yaml:2: unknown option 'xyzzy'; expected one of .*num-workers.*program"),
+        ("? [a]\n: b\n", r"job.yaml:1: unknown option ''"),
         ("n: 5\n\nnum_workers: 6\n", r"job.yaml:3: num-workers is given twice, first in line 1"),
         ("{n: 5, n: 6}", r"job.yaml:1: n is given twice"),
         ("program: a\nprogram: b\n", r"job.yaml:2: program is given twice, first in line 1"),
-        ("config: other.yaml\n", r"job.yaml:1: config is an option of the command line only"),
+        ("config: other.yaml\n", r"job.yaml:1: config is only for the command line"),
         ("quiet: 3\n", r"job.yaml:1: --quiet takes no value: expected true or false"),
         ("quiet: [true]\n", r"job.yaml:1: --quiet takes no value: expected true or false"),
-        ("num-workers: {a: 5}\n", r"job.yaml:1: --num-workers takes no names with values: expected N"),
+        ("num-workers: {a: 5}\n", r"job.yaml:1: --num-workers takes no mapping: expected N"),
         ("num-workers: five\n", r"job.yaml:1: --num-workers is five: expected a whole number, 1 or more"),
-        ("job:\n", r"job.yaml:1: nothing here: expected --job NAME"),
-        ("env:\n  - A=b\n  - [C]\n", r"job.yaml:3: a list here: expected for each --env K\[=V\], a word or number"),
-        ("env:\n  A: b\n  C: {d: e}\n", r"job.yaml:3: names with values here: expected a value for C"),
+        ("job:\n", r"job.yaml:1: missing value: expected --job NAME"),
+        ("env:\n  - A=b\n  - [C]\n", r"job.yaml:3: unexpected list: expected a word or number for each --env K\[=V\]"),
+        ("env:\n  A: b\n  C: {d: e}\n", r"job.yaml:3: unexpected mapping: expected a value for C"),
         ("env:\n  - A=b\n  - 1bad=x\n", r"job.yaml:3: --env 1bad: expected NAME=VALUE"),
-        ("env: {DMLC_ROLE: worker}\n", r"job.yaml:1: --env DMLC_ROLE: the launcher itself sets this"),
+        ("env: {DMLC_ROLE: worker}\n", r"job.yaml:1: --env DMLC_ROLE: the launcher sets this"),
         ("program: 'a \"b'\n", r"job.yaml:1: program: no closing quotation"),
         ("program: []\n", r"job.yaml:1: program is empty"),
         ("program: ''\n", r"job.yaml:1: program is empty"),
-        ("program: {a: b}\n", r"job.yaml:1: names with values here: expected a list of arguments"),
-        ("n: 5\nprogram: [a, [b]]\n", r"job.yaml:2: a list here"),
-        ("n: 5\nenv: {A: b\nquiet: true\n", r"job.yaml:\d: no YAML: "),
-        ("n: 5\n\tquiet: true\n", r"job.yaml:2: no YAML: "),
+        ("program: {a: b}\n", r"job.yaml:1: unexpected mapping: expected a list of arguments"),
+        ("n: 5\nprogram: [a, [b]]\n", r"job.yaml:2: unexpected list"),
+        ("n: 5\nenv: {A: b\nquiet: true\n", r"job.yaml:\d: invalid YAML: "),
+        ("n: 5\n\tquiet: true\n", r"job.yaml:2: invalid YAML: "),
         ("- n\n", r"job.yaml:1: expected lines such as"),
         ("", r"job.yaml:1: expected lines such as"),
-        ("a: \0", r"job.yaml: no YAML: "),
+        ("a: \0", r"job.yaml: invalid YAML: "),
         ("a: \udcff", r"job.yaml: not UTF-8 at byte 3"),
-        ("n: 5\n---\nn: 6\n", r"job.yaml:\d: no YAML: "),
-        ("<<: {n: 5}\n", r"job.yaml:1: unknown option <<"),
+        ("n: 5\n---\nn: 6\n", r"job.yaml:\d: invalid YAML: "),
+        ("<<: {n: 5}\n", r"job.yaml:1: unknown option '<<'"),
     ],
 )
 def test_mistakes_have_a_line(tmp_path, text, message):
@@ -123,5 +123,5 @@ def test_a_file_that_cannot_be_read(tmp_path):
 
 
 def test_anchors_do_not_loop(tmp_path):
-    with pytest.raises(LaunchError, match=r"job.yaml:1: a list here"):
+    with pytest.raises(LaunchError, match=r"job.yaml:1: unexpected list"):
         config.arguments(write(tmp_path, "env: &a [*a]\n"), OPTIONS)

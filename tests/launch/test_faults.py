@@ -430,7 +430,7 @@ def test_a_full_disk_ends_the_job_with_a_clear_error(launcher):
     launched = launcher.start("-n", 1, "-s", 0, "sh", "-c", "exec yes", preexec_fn=small_files)
     result = launched.wait()
     assert result.code == 125, result
-    assert f"cannot write to {launched.logs}/worker-0.log: File too large; choose another --log-dir, or" in result.err
+    assert f"cannot write to {launched.logs}/worker-0.log: File too large; use another --log-dir, or" in result.err
     assert "Traceback" not in result.err
     assert result.err.splitlines()[-1] == "0 processes left on 1 host"
 

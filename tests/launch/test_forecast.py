@@ -157,7 +157,7 @@ def test_one_worker_alone_is_never_slower_than_beside_others():
     one = Outlook(2, lambda count: place(count, count, hosts(1)), STEP, disturbed, Links())
     (_, rows), *_ = tables(one)
     assert rows[2][-2:] == ["2.0", "100 %"]
-    assert "Not reliable: a worker alone on h1 took 3512 ms a step, but only 77.0 ms as one of 2 there." in said(one)
+    assert "Not reliable: a worker alone on h1 took 3512 ms per step, but only 77.0 ms as one of 2 there." in said(one)
 
 
 def test_uneven_measurements_are_said():
@@ -165,7 +165,7 @@ def test_uneven_measurements_are_said():
         Outlook(2, lambda count: place(count, count, hosts(1)), STEP, Computing({"h1": {1: 0.2}}, spread), Links())
         for spread in (0.2, 0.8)
     )
-    assert "Not reliable: steps took unevenly long" in said(uneven) and "80 %" in said(uneven)
+    assert "Not reliable: step times vary" in said(uneven) and "80 %" in said(uneven)
     assert "Not reliable" not in said(even)
 
 
@@ -266,31 +266,31 @@ def said(outlook: Outlook) -> str:
 def test_it_says_when_distributing_pays():
     text = said(outlook(5, 1.0))
     assert "Distributing pays: 5 workers are 3.8 - 5.0 times as fast as one worker on h1" in text
-    assert "communication is 24 % of a step where nothing hides it" in text
-    assert "breaks even with one worker at a batch of 6 per worker" in text  # 64 * 0.32 s / (5 - 1) s, rounded up
-    assert "This is a forecast from bounds" in text
+    assert "without overlap, communication takes 24 % of a step" in text
+    assert "a batch of 6 per worker breaks even with one worker" in text  # 64 * 0.32 s / (5 - 1) s, rounded up
+    assert "This forecast gives bounds" in text
 
 
 def test_it_says_when_it_does_not_and_what_would_help():
     text = said(outlook(5, 0.05))  # one worker: 50 ms; five: 320 ms of communication
-    assert "This will not pay: 5 workers are 0.68 - 0.78 times as fast as one worker on h1" in text
+    assert "Distributing does not pay: 5 workers are 0.68 - 0.78 times as fast as one worker on h1" in text
     assert (
         "It would pay with --gc-type bf16 (1.2 - 1.6), or --gc-type int8 (1.9 - 3.1), or --gc-type 2bit "
         "(3.5 - 5.0), or a batch of 116 or more per worker."
     ) in text
-    assert "breaks even with one worker at a batch of 103 per worker" in text
+    assert "a batch of 103 per worker breaks even with one worker" in text
 
 
 def test_it_says_when_it_depends_on_what_hides():
     text = said(outlook(5, 0.08))
-    assert "This pays only as far as communication hides behind computing: 5 workers are 1.0 - 1.2" in text
+    assert "Distributing pays only if communication overlaps with computing: 5 workers are 1.0 - 1.2" in text
 
 
 def test_it_says_when_a_slow_host_holds_all_up():
     text = said(outlook(2, 0.1, h2=0.3))
-    assert "This will not pay: 2 workers are 0.4" in text
-    assert "Neither fewer bytes nor a larger batch would change that: the slowest worker computes too slowly." in text
-    assert "300 ms on the slowest, as placed" in text
+    assert "Distributing does not pay: 2 workers are 0.4" in text
+    assert "Neither compression nor a larger batch would help: the slowest worker computes too slowly." in text
+    assert "300 ms on the slowest host, as placed" in text
 
 
 def test_fewer_workers_may_be_better():
@@ -303,12 +303,12 @@ def test_kvstores_that_are_not_in_step_are_remarked():
     step = Step(0.2, 64, V, kv_store="dist_async", synchronous=False)
     assert "--kv-store dist_async does not wait for all workers at each step" in said(outlook(2, 1.0, step))
     assert "shares nothing" in said(outlook(2, 1.0, Step(0.2, 64, V, kv_store="local", distributed=False)))
-    assert "What --gc-type topk saves is not known" in said(outlook(2, 1.0, Step(0.2, 64, V, gc_type="topk")))
+    assert "the savings of topk are unknown" in said(outlook(2, 1.0, Step(0.2, 64, V, gc_type="topk")))
 
 
 def test_unknown_links_are_said():
     blind = Outlook(2, lambda count: place(count, count, hosts(2)), STEP, Computing({"h1": {1: 1.0}}), Links())
-    assert tables(blind) == [] and "the throughput between the job's hosts is not known" in said(blind)
+    assert tables(blind) == [] and "the throughput between the job's hosts is unknown" in said(blind)
 
 
 def test_the_tables():
@@ -324,4 +324,4 @@ def test_the_tables():
 def test_one_host_needs_no_second_table():
     one = Outlook(2, lambda count: place(count, count, hosts(1)), STEP, Computing({"h1": {1: 0.2, 2: 0.3}}), Links())
     assert len(tables(one)) == 1
-    assert "All of it stays on one host" in said(one) and "Distributing pays: 2 workers are 1.3 times" in said(one)
+    assert "All traffic stays on one host" in said(one) and "Distributing pays: 2 workers are 1.3 times" in said(one)

@@ -8,7 +8,7 @@ import pytest
 
 from launch import LaunchError
 from launch.job.host import Host
-from launch.job.job import OWNED, Job, Ports, Setting, host_of, places, tasks, workdir_of
+from launch.job.job import OWNED, Job, Ports, Setting, host_of, placements, tasks, workdir_of
 from launch.job.role import SCHEDULER, SERVER, WORKER
 
 ONE = [Host("localhost", "127.0.0.1", "/usr/bin/python3", cores=8)]
@@ -20,7 +20,7 @@ def job(argv=("train.py", "x"), workers=2, servers=2, **more) -> Job:
 
 
 def test_launch_order_is_scheduler_servers_workers_round_robin():
-    found = [(role, rank, host.name) for role, rank, host in places(job(workers=3, servers=2), TWO)]
+    found = [(role, rank, host.name) for role, rank, host in placements(job(workers=3, servers=2), TWO)]
     assert found == [
         ("scheduler", 0, "a"),
         ("server", 0, "a"),

@@ -51,13 +51,13 @@ def test_a_verb_is_an_option_of_the_launcher(words, argv):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("", "no verb given: there is ls, ps, logs, kill"),
-        ("log fit", "unknown verb 'log': there is ls, ps, logs, kill; did you mean logs?"),
+        ("", "no verb given: expected one of ls, ps, logs, kill"),
+        ("log fit", "unknown verb 'log': expected one of ls, ps, logs, kill; did you mean logs?"),
         ("ps", "dmltrain-job ps needs a JOB"),
-        ("ps a b", "dmltrain-job ps takes one JOB, and not 'b' as well"),
+        ("ps a b", "dmltrain-job ps takes one JOB: remove 'b'"),
         ("ls a b", "dmltrain-job ls takes one"),
-        ("kill --follow fit", "--follow is no option of dmltrain-job kill"),
-        ("logs fit -n 2", "-n is no option of dmltrain-job logs"),
+        ("kill --follow fit", "--follow is not an option of dmltrain-job kill"),
+        ("logs fit -n 2", "-n is not an option of dmltrain-job logs"),
         ("logs fit --show", "--show needs a value"),
         ("ls --nonsense", "unknown option --nonsense"),
     ],
@@ -71,7 +71,7 @@ def test_wrong_words_are_refused(tmp_path, words, message):
 def test_a_users_mistake_is_one_line_by_the_programs_name(tmp_path):
     done = run("job", "ps", "nonsuch", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("dmltrain-job: error: no job nonsuch in logs/") and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("dmltrain-job: error: no job 'nonsuch' in logs/") and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("verb", ["", *VERBS])
@@ -131,9 +131,9 @@ def test_states_of_jobs(tmp_path):
 
 def test_a_folder_without_jobs_and_no_folder(tmp_path):
     assert listed(tmp_path) == {}
-    with pytest.raises(LaunchError, match="there is no folder .*none: give the folder"):
+    with pytest.raises(LaunchError, match="no folder .*none: expected the folder"):
         find_jobs(tmp_path / "none")
-    assert run("job", "ls", cwd=tmp_path).stderr.startswith("dmltrain-job: error: there is no folder logs")
+    assert run("job", "ls", cwd=tmp_path).stderr.startswith("dmltrain-job: error: no folder logs")
 
 
 # -- the real thing ------------------------------------------------------------------------------------------------
@@ -197,8 +197,8 @@ def test_check_does_nothing_else(tmp_path, words):
     done = run("check", *words, cwd=tmp_path)
     assert done.returncode == 2 and done.stdout == ""
     assert (
-        done.stderr == f"dmltrain-check: error: {words[0]} is an option of dmltrain-launch: "
-        "dmltrain-check only looks at hosts\n"
+        done.stderr == f"dmltrain-check: error: {words[0]} is an option of dmltrain-launch; "
+        "dmltrain-check only checks hosts\n"
     )
     said = run("check", "--help", cwd=tmp_path).stdout
     assert said.startswith("usage: dmltrain-check ") and words[0] not in said and "--hostfile" in said

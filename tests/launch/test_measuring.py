@@ -10,7 +10,7 @@ import signal
 
 import pytest
 
-from launch.forecast.measure import understands
+from launch.forecast.measure import supports_measuring
 from launch.job.job import Job, Setting
 from tests.launch.conftest import DEADLINE, ROOT, carriers, wait_for
 
@@ -48,7 +48,7 @@ def test_workers_measure_together_and_then_one_alone(launcher):
         ["2", "1", "150", "0", "150", "853", "1.3", "67 %"],
     ], text
     assert "Distributing pays: 2 workers are 1.3 times as fast as one worker on localhost" in text
-    assert "All of it stays on one host" in text
+    assert "All traffic stays on one host" in text
     assert not (launcher.folder / "logs").exists()
 
 
@@ -89,18 +89,20 @@ def test_who_does_not_measure_is_not_started(launcher):
 
 def test_who_was_told_to_measure_and_does_not_is_said(launcher):
     text = check(launcher, "-n", 1, "--env", "DMLTRAIN_MEASURE=3", "sh", "-c", "touch ran; echo $DMLTRAIN_MEASURE")
-    assert "No forecast: the program told of no step" in text and (launcher.folder / "ran").exists()
+    assert "No forecast: the program reported no step" in text and (launcher.folder / "ran").exists()
 
 
 def test_a_program_that_fails_is_quoted(launcher):
     script = launcher.script("import os, sys; sys.exit('no such GPU ' + os.environ['WORD'])  # DMLTRAIN_MEASURE")
     result = launcher.run("--check", "-n", 1, "--secret", "WORD", script, env={"WORD": "hush-hush-7"})
     text = result.out.decode()
-    assert "No forecast: the program told of no step (worker 0" in text and "exited with code 1: no such GPU " in text
+    assert "No forecast: the program reported no step (worker 0" in text and "exited with code 1: no such GPU " in text
     assert "hush-hush-7" not in text + result.err
 
 
-@pytest.mark.parametrize(("options", "why"), [(("-n", 1, "-s", 0), "without servers (-s 0)"), ((), "give -n")])
+@pytest.mark.parametrize(
+    ("options", "why"), [(("-n", 1, "-s", 0), "without servers (-s 0)"), ((), "give the number of workers with -n")]
+)
 def test_why_there_is_no_forecast(launcher, options, why):
     assert why in check(launcher, *options, launcher.script(MEASURES))
     assert ran(launcher) == []
@@ -136,7 +138,7 @@ def test_a_training_program_of_dmltrain(launcher):
         "dist_sync",
     )
     assert "Forecast for dist_sync: mlp, batch 32 per worker, --gc-type none" in text, text
-    assert "This is a forecast from bounds" in text
+    assert "This forecast gives bounds" in text
 
 
 @pytest.mark.parametrize(
@@ -158,9 +160,9 @@ def test_which_programs_measure_themselves(tmp_path, source, heeds):
     path = tmp_path / "program.py"
     path.write_text(source)
     for argv in ((str(path),), ("python", "-u", str(path), "x.py")):
-        assert understands(Job("j", "m", argv, 1, 1, "/")) is heeds
+        assert supports_measuring(Job("j", "m", argv, 1, 1, "/")) is heeds
 
 
 def test_other_programs_measure_when_told_to():
-    assert not understands(Job("j", "m", tuple(shlex.split("python gone.py")), 1, 1, "/"))
-    assert understands(Job("j", "m", ("binary",), 1, 1, "/", settings=(Setting("DMLTRAIN_MEASURE", "5"),)))
+    assert not supports_measuring(Job("j", "m", tuple(shlex.split("python gone.py")), 1, 1, "/"))
+    assert supports_measuring(Job("j", "m", ("binary",), 1, 1, "/", settings=(Setting("DMLTRAIN_MEASURE", "5"),)))

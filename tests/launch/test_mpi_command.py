@@ -169,7 +169,7 @@ def test_what_scontrol_says_is_in_the_error(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     for script, said in (("echo 'no such node' >&2; echo n1; exit 1", "'no such node'"), ("echo; exit 0", "''")):
         program(tmp_path / "scontrol", script)
-        with pytest.raises(LaunchError, match=f"SLURM_JOB_NODELIST=n1: scontrol says {said}; give hosts with --hosts"):
+        with pytest.raises(LaunchError, match=f"SLURM_JOB_NODELIST=n1: scontrol failed: {said}; use --hosts"):
             allocation({"SLURM_JOB_NODELIST": "n1"})
 
 
@@ -208,20 +208,20 @@ def test_the_last_words_are_without_ornament(tmp_path):
     words = "echo -----; echo; echo one; echo two >&2; exit 3"
     ended = mpirun.Mpirun([program(tmp_path / "m", words)], {}, lambda _: None)
     assert ended.fate(10) == "mpirun exited with 3"
-    assert ended.said == "one\ntwo"
-    assert mpirun.complaint(ended) == "mpirun exited with 3, having said\none\ntwo"
+    assert ended.output == "one\ntwo"
+    assert mpirun.complaint(ended) == "mpirun exited with 3 and printed\none\ntwo"
 
 
 def test_a_talkative_mpirun_is_remembered_in_part(tmp_path):
     ended = mpirun.Mpirun([program(tmp_path / "m", "yes | head -c 10000000; echo last")], {}, lambda _: None)
     assert ended.fate(30) == "mpirun exited with 0"
-    assert ended.said.endswith("y\nlast")
-    assert len(ended.said) < mpirun.SAID_BYTES
+    assert ended.output.endswith("y\nlast")
+    assert len(ended.output) < mpirun.OUTPUT_BYTES
 
 
 def test_an_mpirun_that_ignores_term_is_killed(tmp_path):
     stubborn = mpirun.Mpirun([program(tmp_path / "m", "trap '' TERM; echo up; while :; do sleep 0.1; done")], {}, print)
-    while "up" not in stubborn.said and not stubborn.fate(0.01):
+    while "up" not in stubborn.output and not stubborn.fate(0.01):
         pass
     stubborn.end()
     assert stubborn.fate() == "mpirun was killed by SIGKILL"

@@ -164,7 +164,7 @@ def test_addr_that_no_interface_has():
 
 def test_addr_that_is_a_name():
     said = refusal([Host("h1", "h1-ib", where="hosts:1")], {"h1": nics("eth0 10.0.0.1/24")})
-    assert said.startswith("hosts:1: addr=h1-ib of h1 is no IP address") and "10.0.0.1/24" in said
+    assert said.startswith("hosts:1: addr=h1-ib of h1 is not an IP address") and "10.0.0.1/24" in said
 
 
 def test_addr_may_be_any_loopback_address_and_anything_where_interfaces_are_unknown():

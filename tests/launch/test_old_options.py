@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launch import LaunchError
-from launch.command_line.old_options import ALIASES, REFUSED, ROWS, cluster_elsewhere, mebibytes
+from launch.command_line.old_options import ALIASES, REFUSED, ROWS, mebibytes, unsupported_cluster
 from launch.command_line.options import OPTIONS, Options
 from launch.job.job import Setting
 
@@ -125,11 +125,11 @@ def test_file_cache_is_off_or_refused():
 def test_what_is_refused_says_why_and_what_to_do(row):
     with pytest.raises(LaunchError) as caught:
         row.apply(Fields(), "x" if row.value else "", row.names[0], {})
-    about, _, fix = str(caught.value).partition("; ")
-    assert about.startswith(f"{row.names[0]} is about ") and fix
+    purpose, _, fix = str(caught.value).partition("; ")
+    assert purpose.startswith(f"{row.names[0]} is for ") and fix
     assert caught.value.code == 2
 
 
 def test_clusters_of_theirs():
-    assert "Hadoop's YARN" in cluster_elsewhere("yarn") and "-H" in cluster_elsewhere("yarn")
-    assert cluster_elsewhere("local") == ""
+    assert "Hadoop's YARN" in unsupported_cluster("yarn") and "-H" in unsupported_cluster("yarn")
+    assert unsupported_cluster("local") == ""

@@ -84,7 +84,7 @@ class FullDisk(LogFolder):
 def test_a_log_that_cannot_be_written_is_said_once(tmp_path):
     display = Kept()
     output = Output(FullDisk(tmp_path), ["worker-0"], display)
-    with pytest.raises(LaunchError, match="worker-0.log: No space left on device; choose another --log-dir"):
+    with pytest.raises(LaunchError, match="worker-0.log: No space left on device; use another --log-dir"):
         output.write(0, b"one\n")
     output.write(0, b"two\n")
     output.close()

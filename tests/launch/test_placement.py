@@ -137,10 +137,10 @@ def test_the_scheduler_goes_where_roles_name_it():
 
 
 def test_the_listing_says_what_each_policy_does():
-    told = listing().split("), ")
-    assert [each.partition(" (")[0] for each in told] == list(POLICIES)
-    assert "pack (each role fills a host before the next" in told
-    assert all(len(each.partition(" (")[2].split()) > 4 for each in told), told
+    found = listing().split("), ")
+    assert [each.partition(" (")[0] for each in found] == list(POLICIES)
+    assert "pack (each role fills one host before the next" in found
+    assert all(len(each.partition(" (")[2].split()) > 4 for each in found), found
 
 
 # -- what is refused
@@ -149,26 +149,29 @@ def test_the_listing_says_what_each_policy_does():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((1, 1, []), "there is no host to run on"),
-        ((1, 1, plain(1), "packed"), f"--placement packed: there is {listing()}"),
+        ((1, 1, []), "no host to run on"),
+        ((1, 1, plain(1), "packed"), f"--placement packed: expected {listing()}"),
         (
             (5, 6, plain(5, slots=1)),
-            "-s 6: the hosts have slots for 5 servers: h1 1, h2 1, h3 1, h4 1, h5 1; give slots= more, or fewer",
+            "-s 6: the hosts have slots for 5 servers: h1 1, h2 1, h3 1, h4 1, h5 1; increase slots= or reduce -s",
         ),
         ((3, 2, hosts({"slots": 2}, {"roles": (SERVER,)})), "-n 3: the hosts have slots for 2 workers: h1 2, h2 0;"),
-        ((2, 1, plain(1, slots=1)), "-n 2: the hosts have slots for 1 worker: h1 1; give"),
+        ((2, 1, plain(1, slots=1)), "-n 2: the hosts have slots for 1 worker: h1 1; increase slots="),
         ((1, 11, plain(10, slots=1)), "-s 11: the hosts have slots for 10 servers: h1 1, h2 1, h3 1, h4 1, h5 1, h6"),
         (
             (1, 1, plain(2, roles=(WORKER,))),
             "-s 1: no host takes servers: h1 roles=worker, h2 roles=worker; add server to roles= of one",
         ),
-        ((1, 0, plain(2), "pack"), "--placement pack: how many workers fill h1 (hosts:1) is not known; give it slots="),
+        (
+            (1, 0, plain(2), "pack"),
+            "--placement pack: the number of workers that fill h1 (hosts:1) is unknown; set slots=",
+        ),
         (
             (5, 1, plain(2, gpus=("0", "1")), "pack"),
-            "-n 5 --placement pack: the hosts are full with 4 workers: h1 2, h2 2; give slots= to say how many",
+            "-n 5 --placement pack: the hosts take at most 4 workers: h1 2, h2 2; set slots= per host",
         ),
-        ((1, 1, plain(1), "dedicated"), "--placement dedicated: the last of 1 host cannot take 1 server and leave"),
-        ((5, 5, plain(5, slots=1), "dedicated"), "--placement dedicated: the last of 5 hosts cannot take 5 servers"),
+        ((1, 1, plain(1), "dedicated"), "--placement dedicated: 1 host cannot take 1 server on the last hosts"),
+        ((5, 5, plain(5, slots=1), "dedicated"), "--placement dedicated: 5 hosts cannot take 5 servers"),
     ],
 )
 def test_what_does_not_fit_is_refused(arguments, message):
@@ -176,8 +179,8 @@ def test_what_does_not_fit_is_refused(arguments, message):
 
 
 def test_a_long_list_of_hosts_is_cut():
-    assert "h8 1, and 2 more; give" in refusal(1, 11, plain(10, slots=1))
-    assert "h8 1; give" in refusal(1, 9, plain(8, slots=1)), "all are named"
+    assert "h8 1, and 2 more; increase" in refusal(1, 11, plain(10, slots=1))
+    assert "h8 1; increase" in refusal(1, 9, plain(8, slots=1)), "all are named"
 
 
 # -- whatever comes

@@ -95,17 +95,17 @@ def test_the_steps_on_hosts_of_a_network_with_a_copy():
     assert preparation.waiting == "a, b (copying)"
     asked = course.say(Copied("a", "all"), Copied("b", "all"))
     assert asked == [Send(host.name, Probe(request(preparation.job, host))) for host in preparation.hosts.values()]
-    assert preparation.waiting == "a, b (being looked at)"
+    assert preparation.waiting == "a, b (checking the host)"
     assert course.probe() == [
         Send("a", Bind("10.0.0.1", reach=True, scheduler=0)),
         Send("b", Bind("10.0.0.2", reach=True, master=0)),
     ]
-    assert preparation.waiting == "a, b (choosing ports)"
+    assert preparation.waiting == "a, b (binding ports)"
     assert course.bind() == [
         Send("a", Reach((Peer("b", "10.0.0.2", 9002),))),
         Send("b", Reach((Peer("a", "10.0.0.1", 9002),))),
     ]
-    assert preparation.waiting == "a, b (trying the other hosts)" and not preparation.done
+    assert preparation.waiting == "a, b (connecting to the other hosts)" and not preparation.done
     assert course.reach() == []
     assert preparation.done and (preparation.step, preparation.waiting, preparation.waiting_for) == ("", "", set())
     assert [(each.address, each.interface) for each in preparation.hosts.values()] == [

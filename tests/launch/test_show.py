@@ -141,8 +141,8 @@ NOBODY = ["wrker", "worker:", "worker:9", "worker:x", "worker:-1", "worker,", "s
 def test_a_selection_of_nothing_lists_what_there_is(text):
     with pytest.raises(LaunchError) as caught:
         selected(text, THERE)
-    assert str(caught.value).endswith("there is scheduler:0, server:0, server:2, worker:0-4, agent:h-2, agent:h1")
-    assert f"--show {text}: no log is of " in str(caught.value)
+    assert str(caught.value).endswith("the logs are scheduler:0, server:0, server:2, worker:0-4, agent:h-2, agent:h1")
+    assert f"--show {text}: no log of " in str(caught.value)
 
 
 def test_a_job_is_a_name_or_a_folder(tmp_path):
@@ -158,14 +158,16 @@ def test_a_job_is_a_name_or_a_folder(tmp_path):
 
 def test_an_unknown_job_lists_the_newest(tmp_path):
     root = tmp_path / "logs"
-    with pytest.raises(LaunchError, match="no job fit in .*logs/, and no folder with a job's logs; there is none yet"):
+    with pytest.raises(
+        LaunchError, match="no job 'fit' in .*logs/, and no folder of that name with a job's logs; there are no jobs in"
+    ):
         find("fit", root)
     for number in range(12):
         record = make(root / f"job{number}", {}) / "job.json"
         os.utime(record, (number, number))
     (root / "reference").mkdir()
     for wrong in ("fit", "reference", ""):
-        with pytest.raises(LaunchError, match="there is job11, job10, .*, job2 and 2 more") as caught:
+        with pytest.raises(LaunchError, match="known jobs: job11, job10, .*, job2 and 2 more") as caught:
             find(wrong, root)
         assert caught.value.code == 2 and "reference," not in str(caught.value)
 
@@ -254,7 +256,7 @@ def test_following_a_job_whose_launcher_is_gone(tmp_path):
     folder = make(tmp_path / "job", {"worker-0.log": b"one\n"}, ended=None)
     following = Following(folder, patience=0.5)
     following.end()
-    assert following.said == f"the launcher of {folder} is gone without having written the job's end"
+    assert following.said == f"the launcher of {folder} died before it recorded the job's end"
 
 
 def test_a_quiet_job_whose_launcher_lives_is_followed_on(tmp_path):

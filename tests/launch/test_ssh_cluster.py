@@ -39,10 +39,10 @@ def test_the_hosts_that_the_options_name(files):
 @pytest.mark.parametrize(
     "options, said",
     [
-        ({}, "which hosts?.*-H FILE.*--hosts"),
-        ({"hostfile": "hosts", "hosts": "a"}, "-H and --hosts both"),
-        ({"worker_hostfile": "workers"}, "-WH and -SH go together"),
-        ({"worker_hostfile": "workers", "server_hostfile": "servers", "hosts": "a"}, "leave out -H"),
+        ({}, "no hosts given.*-H FILE.*--hosts"),
+        ({"hostfile": "hosts", "hosts": "a"}, "-H and --hosts cannot be used together"),
+        ({"worker_hostfile": "workers"}, "-WH and -SH need each other"),
+        ({"worker_hostfile": "workers", "server_hostfile": "servers", "hosts": "a"}, "remove -H"),
         ({"hostfile": "none"}, "none: no such file"),
     ],
 )

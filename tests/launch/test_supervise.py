@@ -200,7 +200,7 @@ def test_a_host_that_is_lost_twice_is_not_known():
     clock = Clock()
     clock.say(Lost("b", "said nothing"), Ended("a", ()), Lost("b", "said nothing"))
     assert clock.supervisor.over
-    assert report.last_line(clock.supervisor) == "0 processes left on 1 host: not known for b"
+    assert report.last_line(clock.supervisor) == "0 processes left on 1 host: unknown for b"
 
 
 def test_an_agent_that_does_not_end_is_replaced_in_time():
@@ -474,10 +474,10 @@ def test_whoever_lost_a_peer_yields_to_a_host_that_has_gone_quiet():
     clock.say(Quiet("b", 7.0))
     clock.exit(WORKER_0, 75)
     assert clock.tick() == STOP
-    assert clock.supervisor.cause.text == "nothing has come from b for 7 s: is the host down, or its network cut?"
-    clock.say(Lost("b", "said nothing for 9.5 s"), Ended("a", ()), Unreached("b", "no route", 125))
+    assert clock.supervisor.cause.text == "no heartbeat from b for 7 s: is the host down, or its network cut?"
+    clock.say(Lost("b", "sent no heartbeat for 9.5 s"), Ended("a", ()), Unreached("b", "no route", 125))
     assert clock.supervisor.over and clock.supervisor.exit_code == 125
-    assert report.last_line(clock.supervisor) == "0 processes left on 1 host: not known for b"
+    assert report.last_line(clock.supervisor) == "0 processes left on 1 host: unknown for b"
 
 
 def test_the_host_that_has_been_quiet_for_longest_is_to_blame():
@@ -485,7 +485,7 @@ def test_the_host_that_has_been_quiet_for_longest_is_to_blame():
     clock.say(Quiet("a", 3.0), Quiet("b", 7.0))
     clock.exit(WORKER_0, 75)
     clock.tick()
-    assert clock.supervisor.cause.text.startswith("nothing has come from b for 7 s")
+    assert clock.supervisor.cause.text.startswith("no heartbeat from b for 7 s")
 
 
 def test_a_host_that_speaks_again_is_not_to_blame():

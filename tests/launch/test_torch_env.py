@@ -65,7 +65,7 @@ def test_it_is_a_key_of_the_configuration_file(tmp_path):
 
 
 def test_another_word_is_refused():
-    with pytest.raises(LaunchError, match="--torch-env yes: there is auto, on, off"):
+    with pytest.raises(LaunchError, match="--torch-env yes: expected one of auto, on, off"):
         parse(["--torch-env", "yes", "train.py"], {})
 
 

@@ -1,10 +1,10 @@
-"""mpirun: which one it is, its command line, and the process with its last words.
+"""mpirun: its version, its command line, and the process with its output.
 
-Settings, and why: no process is bound to a core (the job's processes would all share that of the bridge); the number
-of slots is not mpirun's business; the launcher's machine reaches every host itself (`no_tree_spawn`), since often only
-it has the key; names of hosts are not cut at the first dot; `-wdir /`, because the launcher's folder need not exist
-elsewhere. What a bridge is told is passed in the environment, by its name: argv is public. (mpirun's own connections
-are as open as mpirun makes them.) User and port of a host are for ~/.ssh/config: mpirun takes neither.
+Settings and their reasons: processes are not bound to cores, because the job's processes would inherit the bridge's
+core. mpirun does not limit slots; the launcher does. The launcher's machine connects to every host itself
+(`no_tree_spawn`), because often only it has the key. Host names are not cut at the first dot. `-wdir /` is used because
+the launcher's folder may not exist on the hosts. Bridges get their settings in the environment, because argv is public.
+(mpirun's own connections are not protected.) Set a host's user and port in ~/.ssh/config: mpirun accepts neither.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ ENVIRONMENT = {
 }
 VERSION_SECONDS = 10.0
 END_SECONDS = 0.5  # between SIGTERM and SIGKILL, which also ends its daemons on the hosts
-LAST_WORDS_SECONDS = 0.5  # for what mpirun has written to be read when it has ended
-SAID_BYTES = 16_000
-SAID_LINES = 30
+LAST_OUTPUT_SECONDS = 0.5  # for reading mpirun's output after its exit
+OUTPUT_BYTES = 16_000
+OUTPUT_LINES = 30
 ROOT = re.compile(r"allow-run-as-root|run(ning)? as root", re.IGNORECASE)
-ROOT_CURE = (
-    "As an option of dmltrain-launch that is --mpirun-args=--allow-run-as-root; "
-    "or set OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 where it runs"
+ROOT_FIX = (
+    "With dmltrain-launch use --mpirun-args=--allow-run-as-root, "
+    "or set OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 on this machine"
 )
 
 
 def kind(mpirun: str) -> str:
-    """Which MPI the program `mpirun` belongs to; LaunchError when there is none, or one that is not known here."""
+    """Which MPI the program `mpirun` belongs to; LaunchError if it is missing or unknown."""
     if not shutil.which(mpirun):
         raise LaunchError(
             f"{mpirun} is not installed here: install Open MPI (Debian, Ubuntu: openmpi-bin; Fedora, RHEL: openmpi) or "
-            "MPICH (mpich) on every host, or say where it is with --mpirun PATH",
+            "MPICH (mpich) on every host, or give its path with --mpirun PATH",
             127,
         )
     try:
@@ -61,27 +61,27 @@ def kind(mpirun: str) -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{mpirun} --version: {error}", 126) from None
-    said = ran.stdout + ran.stderr
-    found = next((name for name, sign in KINDS.items() if sign.search(said)), None)
+    output = ran.stdout + ran.stderr
+    found = next((name for name, sign in KINDS.items() if sign.search(output)), None)
     if not found:
-        first = next(iter(said.strip().splitlines()), "nothing")
-        raise LaunchError(f"{mpirun} --version says {first!r}: expected Open MPI or MPICH (--mpirun PATH)")
+        first = next(iter(output.strip().splitlines()), "nothing")
+        raise LaunchError(f"{mpirun} --version printed {first!r}: expected Open MPI or MPICH (--mpirun PATH)")
     return found
 
 
 def check(hosts: Sequence[Host]) -> None:
-    """LaunchError for a host that mpirun cannot be told."""
+    """LaunchError for a host with attributes that mpirun does not support."""
     for host in hosts:
         where = f"{host.where}: " if host.where else ""
         if host.user or host.port:
             lines = [f"User {host.user}"] * bool(host.user) + [f"Port {host.port}"] * bool(host.port)
-            told = "".join(f"\n        {line}" for line in lines)
+            block = "".join(f"\n        {line}" for line in lines)
             raise LaunchError(
-                f"{where}mpirun takes no user and no port for {host.target}: leave them out there, and put into "
-                f"~/.ssh/config\n    Host {host.target}{told}"
+                f"{where}mpirun takes no user and no port for {host.target}: remove them there, and add to "
+                f"~/.ssh/config\n    Host {host.target}{block}"
             )
         if re.search(r"[:,\s]", host.target) or host.target.startswith("-"):
-            raise LaunchError(f"{where}mpirun takes no host {host.target!r}: give it a name, or an IPv4 address")
+            raise LaunchError(f"{where}mpirun does not accept the host {host.target!r}: use a name or an IPv4 address")
 
 
 def command(
@@ -108,8 +108,8 @@ def command(
 def bridge_command(host: Host, index: int, variable: str) -> list[str]:
     """The command of bridge `index`, which finds its program in the environment's `variable`. Pure.
 
-    The shell stays: a bridge that was killed would else have mpirun end all the others. One that could not do its
-    work ends with a code below 128, and that is to end mpirun.
+    The shell hides the death of a bridge by a signal, for which mpirun would end all other bridges. A bridge that
+    fails exits with a code below 128, and then mpirun is to end.
     """
     fallback = "" if host.python else 'command -v "$p" >/dev/null 2>&1 || p=python3; '
     load = f'import json, os; exec(json.loads(os.environ["{variable}"])["program"])'
@@ -122,10 +122,10 @@ def bridge_command(host: Host, index: int, variable: str) -> list[str]:
 
 
 class Mpirun:
-    """A running mpirun, in a session of its own so that Ctrl-C spares it. `on_end(code)` is called in a thread."""
+    """A running mpirun, in its own session, so that Ctrl-C does not end it. `on_end(code)` is called in a thread."""
 
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str], on_end: Callable[[int], None]):
-        self._said, self._on_end = bytearray(), on_end
+        self._printed, self._on_end = bytearray(), on_end
         self._ended = threading.Event()
         try:
             self.process = subprocess.Popen(
@@ -147,31 +147,31 @@ class Mpirun:
     def _read(self) -> None:
         assert self.process.stdout
         with self.process.stdout as output:
-            while data := output.read(SAID_BYTES):
-                self._said += data
-                del self._said[:-SAID_BYTES]
+            while data := output.read(OUTPUT_BYTES):
+                self._printed += data
+                del self._printed[:-OUTPUT_BYTES]
 
     def _wait(self) -> None:
         code = self.process.wait()
-        self._reader.join(LAST_WORDS_SECONDS)  # no longer: an ssh that it leaves may hold the other end
+        self._reader.join(LAST_OUTPUT_SECONDS)  # limited, because an ssh that it left may hold the pipe open
         self._ended.set()
         self._on_end(code)
 
     @property
-    def said(self) -> str:
-        """The last lines that it wrote, without ornament."""
-        lines = [line.rstrip() for line in bytes(self._said).decode(errors="replace").splitlines()]
-        return "\n".join([line for line in lines if line.strip("-= ")][-SAID_LINES:])
+    def output(self) -> str:
+        """The last lines that it printed, without rulers."""
+        lines = [line.rstrip() for line in bytes(self._printed).decode(errors="replace").splitlines()]
+        return "\n".join([line for line in lines if line.strip("-= ")][-OUTPUT_LINES:])
 
     def fate(self, seconds: float = 0.0) -> str:
-        """How it ended, in words, once it has; "" when it still runs after `seconds`."""
+        """How it ended, as text; "" if it still runs after `seconds`."""
         if not self._ended.wait(seconds):
             return ""
         code = self.process.returncode
         return f"mpirun was killed by {signal.Signals(-code).name}" if code < 0 else f"mpirun exited with {code}"
 
     def end(self) -> None:
-        """TERM, and KILL after END_SECONDS; returns when it is gone."""
+        """Send TERM, and KILL after END_SECONDS; return when it has ended."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(number)
@@ -179,16 +179,16 @@ class Mpirun:
                 return
 
 
-def sweep(told: str) -> None:
-    """KILL all processes on this machine with `told` in their environment: an mpirun, its ssh, and local bridges."""
+def sweep(token: str) -> None:
+    """KILL all processes on this machine with `token` in their environment: an mpirun, its ssh, and local bridges."""
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if told.encode() in (folder / "environ").read_bytes():
+            if token.encode() in (folder / "environ").read_bytes():
                 os.kill(int(folder.name), signal.SIGKILL)
 
 
 def complaint(mpirun: Mpirun) -> str:
-    """What it said when it ended too soon, and what a user of ours can do about it."""
-    said = mpirun.said
-    fix = f"\n{ROOT_CURE}" if ROOT.search(said) else ""
-    return (f"{mpirun.fate()}, having said\n{said}" if said else f"{mpirun.fate()} without a word") + fix
+    """The error message for an mpirun that ended too early: what it printed, and a fix if one is known."""
+    output = mpirun.output
+    fix = f"\n{ROOT_FIX}" if ROOT.search(output) else ""
+    return f"{mpirun.fate()} and printed" + (f"\n{output}" if output else " nothing") + fix

@@ -1,6 +1,6 @@
-"""The hosts that a user names: a hosts file, a YAML inventory, or a list on the command line -> Host values.
+"""Hosts files, YAML inventories and --hosts lists -> Host values.
 
-`read` opens the file; everything else is pure. Errors are LaunchErrors: `hosts:3: what is wrong, what was expected`.
+`read` opens the file; everything else is pure. A LaunchError begins with the line, `hosts:3: `.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from launch.job.hosts.range import split_list
 from launch.job.hosts.text import LINE_END
 from launch.job.hosts.text import parse as parse_text
 
-MOST_BYTES = 1 << 20  # a thousand hosts take a tenth of it; more is no list of hosts
+MOST_BYTES = 1 << 20  # a thousand hosts need a tenth of this; a larger file is not a list of hosts
 EXPECTED = "expected a hosts file: one host per line, such as h1 slots=2 (hosts.example explains)"
 LIST_OPTION = "--hosts"
 
@@ -27,7 +27,7 @@ def read(path: str | os.PathLike[str]) -> list[Host]:
         with open(path, "rb") as file:
             data = file.read(MOST_BYTES + 1)
     except FileNotFoundError:
-        raise LaunchError(f"{name}: no such file; {EXPECTED}; to name hosts themselves: --hosts h1,h2") from None
+        raise LaunchError(f"{name}: no such file; {EXPECTED}; to list hosts directly, use --hosts h1,h2") from None
     except IsADirectoryError:
         raise LaunchError(f"{name} is a folder; {EXPECTED}") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
@@ -36,7 +36,7 @@ def read(path: str | os.PathLike[str]) -> list[Host]:
 
 
 def parse(data: bytes, name: str) -> list[Host]:
-    """The hosts of a file's content; `name` is what errors call the file, and its ending tells what is in it."""
+    """The hosts in the content of the file `name`, whose extension selects the format."""
     text = _decoded(data, name)
     if name.lower().endswith((".yaml", ".yml")):
         from launch.job.hosts.inventory import parse as parse_yaml  # yaml takes a while to import
@@ -46,7 +46,7 @@ def parse(data: bytes, name: str) -> list[Host]:
 
 
 def from_list(text: str) -> list[Host]:
-    """The hosts of `--hosts a:2,anna@b,n[1-3]`; as in Open MPI and Horovod, :N are slots here."""
+    """The hosts of `--hosts a:2,anna@b,n[1-3]`, where :N is the number of slots, as in Open MPI and Horovod."""
     parts = split_list(text) if text.strip() else []
     if not all(parts):
         raise LaunchError(f"{LIST_OPTION} {text}: a name is missing between two commas or at the end")
@@ -73,7 +73,7 @@ def _decoded(data: bytes, name: str) -> str:
 def _checked(hosts: Sequence[Host], name: str) -> list[Host]:
     if not hosts:
         example = f"{LIST_OPTION} h1:2,h2:2" if name == LIST_OPTION else "one per line, such as h1 slots=2"
-        raise LaunchError(f"{name}: no host is named; expected {example}")
+        raise LaunchError(f"{name}: no hosts; expected {example}")
     seen: dict[str, Host] = {}
     for host in hosts:
         first = seen.setdefault(host.name.casefold(), host)
@@ -84,8 +84,8 @@ def _checked(hosts: Sequence[Host], name: str) -> list[Host]:
 
 def _twice(host: Host, first: Host) -> str:
     if host.where == LIST_OPTION:
-        return f"{LIST_OPTION}: {host.name} is named twice; for two slots write {host.name}:2"
+        return f"{LIST_OPTION}: {host.name} is given twice; for two slots write {host.name}:2"
     return (
-        f"{host.where}: {host.name} is already given at {first.where}; for room for more processes give slots=, "
-        f"for a second sshd on the machine another name: NAME hostname={host.target} port=2222"
+        f"{host.where}: {host.name} is already given at {first.where}; for more processes use slots=, "
+        f"for a second sshd on the machine use another name: NAME hostname={host.target} port=2222"
     )

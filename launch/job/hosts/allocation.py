@@ -1,4 +1,4 @@
-"""The hosts that a batch system (Slurm, PBS) gave this job."""
+"""The hosts that a batch system (Slurm, PBS) has allocated to this job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launch.job.host import Host
 
 
 def allocation(environ: Mapping[str, str]) -> list[Host]:
-    """The hosts that Slurm or PBS gave this job; none outside such a job."""
+    """The hosts of the Slurm or PBS allocation; [] outside of one."""
     if nodes := environ.get("SLURM_JOB_NODELIST"):
         where = "SLURM_JOB_NODELIST"
         names = _slurm_names(nodes)
@@ -31,8 +31,8 @@ def _slurm_names(nodes: str) -> list[str]:
         ran = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(
-            f"SLURM_JOB_NODELIST is set, but scontrol cannot read it: {error}; give the hosts with --hosts"
+            f"SLURM_JOB_NODELIST is set, but scontrol does not run: {error}; give the hosts with --hosts"
         ) from None
     if ran.returncode or not ran.stdout.strip():
-        raise LaunchError(f"SLURM_JOB_NODELIST={nodes}: scontrol says {ran.stderr.strip()!r}; give hosts with --hosts")
+        raise LaunchError(f"SLURM_JOB_NODELIST={nodes}: scontrol failed: {ran.stderr.strip()!r}; use --hosts")
     return ran.stdout.split()

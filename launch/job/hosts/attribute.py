@@ -1,6 +1,6 @@
-"""The attributes that a list of hosts may give a host: one table, text -> value of a field of `Host`. Pure.
+"""The table of host attributes: text -> value of a field of `Host`. Pure.
 
-ValueError says what is wrong with a text and what was expected.
+Invalid text raises ValueError with what is wrong and what was expected.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from launch.job.hosts.range import expand
 from launch.job.job import OWNED
 from launch.job.role import SCHEDULER, SERVER, WORKER
 
-NAME = re.compile(r"\w[\w.-]{0,252}")  # of a host; never a - first, ssh would take it for an option
+NAME = re.compile(r"\w[\w.-]{0,252}")  # of a host; with a leading - ssh would read it as an option
 USER = re.compile(r"[\w.][\w.@\\+-]*\$?")
-INTERFACE = re.compile(r"[^\s/-][^\s/]{0,14}")  # IFNAMSIZ of Linux is 16 with its NUL
+INTERFACE = re.compile(r"[^\s/-][^\s/]{0,14}")  # Linux's IFNAMSIZ is 16, including the NUL
 FOLDER = re.compile(r"/.*")
 PYTHON = re.compile(r"/.+|[\w.+][\w.+-]*")
-PATH_OR_COMMAND = "a command such as python3.11, or a path from / on; nothing there reads ~"
+PATH_OR_COMMAND = "a command such as python3.11, or a path that starts with / (~ is not expanded)"
 VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-DEVICE = re.compile(r"(\d{1,4})|(\d{1,4}-\d{1,4})|((?:GPU|MIG)-[\w/-]+)", re.ASCII)  # as CUDA names them
+DEVICE = re.compile(r"(\d{1,4})|(\d{1,4}-\d{1,4})|((?:GPU|MIG)-[\w/-]+)", re.ASCII)  # CUDA's names
 ENV = "env."
 ROLES = (SCHEDULER, SERVER, WORKER)
 
@@ -38,9 +38,9 @@ class Attribute:
 
 
 def convert(name: str, text: str) -> Any:
-    """The value of the field that attribute `name` stands for; `check_known` has let the name pass."""
+    """The value of the field for attribute `name`, which `check_known` has accepted."""
     if any(ord(character) < 32 or ord(character) == 127 for character in text):
-        raise ValueError(f"{name}={text!r}: a control character is in it")
+        raise ValueError(f"{name}={text!r} contains a control character")
     try:
         return ATTRIBUTES[name].convert(text)
     except ValueError as error:
@@ -48,14 +48,14 @@ def convert(name: str, text: str) -> Any:
 
 
 def variable(attribute: str, value: str) -> tuple[str, str]:
-    """Name and value of the environment variable of env.NAME=value; no error repeats the value, it may be secret."""
+    """Name and value of the variable in env.NAME=value. Errors do not show the value, which may be secret."""
     name = attribute.removeprefix(ENV)
     if not VARIABLE.fullmatch(name):
         raise ValueError(f"{attribute}: expected the name of an environment variable, such as env.NCCL_DEBUG=INFO")
     if name in OWNED:
-        raise ValueError(f"{attribute}: the launcher itself sets {name} for every process")
+        raise ValueError(f"{attribute}: the launcher sets {name} for every process")
     if "\0" in value:
-        raise ValueError(f"{attribute}: a NUL cannot be in an environment variable")
+        raise ValueError(f"{attribute}: an environment variable cannot contain a NUL")
     return name, value
 
 
@@ -65,18 +65,18 @@ def check_known(name: str) -> None:
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """The message for a name that nothing has: the nearest one, or all there are."""
+    """The message for an unknown name, with the most similar known name or all known names."""
     near = get_close_matches(name.casefold(), known, 1)
-    return f"unknown {what} {name!r}: " + (f"is it {near[0]}?" if near else f"there is {', '.join(known)}")
+    return f"unknown {what} {name!r}: " + (f"did you mean {near[0]}?" if near else f"expected {', '.join(known)}")
 
 
 def ip_address(text: str) -> str:
-    """The address as it is given, without the brackets that an IPv6 one may have."""
+    """The address as given, without the brackets of IPv6."""
     bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     try:
         ipaddress.ip_address(bare)
     except ValueError:
-        raise ValueError(f"{text} is no IP address") from None
+        raise ValueError(f"{text} is not an IP address") from None
     return bare
 
 
@@ -86,7 +86,7 @@ def host_name(text: str) -> str:
         return ip_address(text)
     if not NAME.fullmatch(text):
         hint = "; a comment needs a space before its #" if "#" in text else "; one host per line" if "," in text else ""
-        raise ValueError(f"{text!r} is no host name: expected letters, digits, . _ and -, no - first{hint}")
+        raise ValueError(f"{text!r} is not a host name: expected letters, digits, . _ and -, without a leading -{hint}")
     return text
 
 
@@ -107,8 +107,8 @@ def _address(text: str) -> str:
         address = ipaddress.ip_address(ip_address(text))
     except ValueError:
         raise ValueError(
-            "expected an IP address such as 10.0.0.1; a name will not do, ps-lite cannot bind names "
-            "(hostname= is what SSH connects to, and may be one)"
+            "expected an IP address such as 10.0.0.1, because ps-lite cannot bind names "
+            "(use hostname= for the name that SSH connects to)"
         ) from None
     if address.is_unspecified or address.is_multicast:
         raise ValueError("expected the address of one machine, such as 10.0.0.1")
@@ -146,15 +146,17 @@ def _gpus(text: str) -> tuple[str, ...]:
 
 ATTRIBUTES = {
     "slots": Attribute("slots", "4", _count),
-    "max_slots": Attribute("max_slots", "8", _count),  # no field: the slots when slots= is missing
-    "max-slots": Attribute("max_slots", "8", _count),  # Open MPI takes both
+    "max_slots": Attribute("max_slots", "8", _count),  # not a field: the slots if slots= is missing
+    "max-slots": Attribute("max_slots", "8", _count),  # Open MPI accepts both spellings
     "addr": Attribute("address", "10.0.0.1", _address),
     "interface": Attribute("interface", "eth1", _matching(INTERFACE, "the name of a network interface, such as eth1")),
     "hostname": Attribute("hostname", "n1.example.org", host_name),
     "user": Attribute("user", "anna", _matching(USER, "the name of a user")),
     "port": Attribute("port", "2222", _port),
     "python": Attribute("python", "/opt/python/bin/python3", _matching(PYTHON, PATH_OR_COMMAND)),
-    "workdir": Attribute("workdir", "/data/project", _matching(FOLDER, "a path from / on; nothing there reads ~")),
+    "workdir": Attribute(
+        "workdir", "/data/project", _matching(FOLDER, "a path that starts with / (~ is not expanded)")
+    ),
     "gpus": Attribute("gpus", "0,2", _gpus),
     "roles": Attribute("roles", "worker,server", _roles),
 }

@@ -1,11 +1,11 @@
 """A YAML inventory: text -> Host values. Pure.
 
-    defaults: {user: anna, env: {NCCL_DEBUG: INFO}}     what holds for hosts that do not say otherwise
+    defaults: {user: anna, env: {NCCL_DEBUG: INFO}}     for all hosts, unless a host sets it
     hosts:                                              or the list alone
       - node[01-08] slots=2                             a line of a hosts file
       - {name: h9, gpus: [0, 2], env: {A: b}}           or the same attributes as a mapping
 
-Scalars are read as they are written, never as YAML types: `yes` is the text yes, and 010 keeps its zero.
+Scalars are texts, never other YAML types: `yes` is the text yes, and 010 keeps its zero.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from launch.job.hosts.entry import EACH, NONE, Given, Text, entry, errors_at
 from launch.job.hosts.text import from_line
 
 LISTS = ("gpus", "roles")
-EXPECTED = "expected a list of hosts, or a mapping with hosts: and perhaps defaults:"
+EXPECTED = "expected a list of hosts, or a mapping with hosts: and optionally defaults:"
 
 
 def parse(text: str, path: str) -> list[Host]:
-    """The hosts of an inventory; LaunchError says path:line: what is wrong. They may be none, and twice the same."""
+    """The hosts of an inventory; there may be none, or duplicates. A LaunchError begins with path:line."""
     root = _compose(text, path)
     if root is None:
         return []
@@ -50,10 +50,10 @@ def _compose(text: str, path: str) -> yaml.Node | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""
-        said = ", ".join(part for part in (error.context, error.problem) if part)
-        raise LaunchError(f"{path}{line}: this is not YAML: {said}") from None
+        reason = ", ".join(part for part in (error.context, error.problem) if part)
+        raise LaunchError(f"{path}{line}: invalid YAML: {reason}") from None
     except yaml.YAMLError as error:
-        raise LaunchError(f"{path}: this is not YAML: {' '.join(str(error).split())}") from None
+        raise LaunchError(f"{path}: invalid YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise LaunchError(f"{path}: nested too deeply; {EXPECTED}") from None
 
@@ -77,7 +77,7 @@ def _defaults(node: yaml.Node, path: str) -> Given:
     for name, text in given.items():
         with errors_at(text.where):
             if name in ("name", *EACH):
-                raise ValueError(f"defaults: no two hosts share {name}; give it to each host")
+                raise ValueError(f"defaults: {name} must differ between hosts; set it for each host")
             check_known(name)
     return given
 
@@ -95,7 +95,7 @@ def _attributes(node: yaml.MappingNode, path: str) -> dict[str, Text]:
 
 
 def _text(name: str, node: yaml.Node, path: str) -> Text:
-    """The value of an attribute as a hosts file would have it."""
+    """The value of an attribute in the syntax of a hosts file."""
     if isinstance(node, yaml.SequenceNode) and name in LISTS:
         return Text(",".join(_scalar(name, each, path).value for each in node.value), _where(node, path))
     return _scalar(name, node, path)
@@ -107,12 +107,12 @@ def _scalar(name: str, node: yaml.Node, path: str) -> Text:
         example = f", such as {ATTRIBUTES[name].example}" if name in ATTRIBUTES else ""
         raise LaunchError(f"{where}: {name}: expected one value{example}")
     if _is_null(node):
-        raise LaunchError(f"{where}: {name}: has no value; an empty one is written ''")
+        raise LaunchError(f"{where}: {name}: has no value; write '' for an empty one")
     return Text(node.value, where)
 
 
 def _items(node: yaml.MappingNode, path: str) -> Iterator[tuple[str, tuple[str, yaml.Node]]]:
-    """Each key of a mapping with its place and value, refusing a key that comes twice."""
+    """(key, (line, value)) of a mapping; LaunchError for a duplicate key."""
     seen: dict[str, str] = {}
     for key, value in node.value:
         where = _where(key, path)

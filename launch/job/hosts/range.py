@@ -1,4 +1,4 @@
-"""Names in short: `node[01-03,07]` is node01, node02, node03 and node07. Pure; ValueError says what is wrong."""
+"""Ranges of names: `node[01-03,07]` is node01, node02, node03 and node07. Pure; ValueError for wrong syntax."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import itertools
 import math
 import re
 
-MOST = 10_000  # names in one range; more is a slip of the finger
+MOST = 10_000  # names in one range; more is probably a typing error
 RANGE = re.compile(r"\[([^\[\]]*)\]")
 NUMBERS = re.compile(r"(\d{1,12})(?:-(\d{1,12}))?", re.ASCII)
 
 
 def expand(text: str) -> list[str]:
-    """Every name that `text` stands for, in order; several ranges in a text give all their combinations."""
+    """Every name that `text` stands for, in order. Several ranges give all combinations."""
     pieces = RANGE.split(text)  # text, range, text, range, ..., text
     if any(bracket in piece for piece in pieces[::2] for bracket in "[]"):
         raise ValueError(f"{text}: unbalanced bracket; a range is written node[01-08] or node[1,3,5-7]")
@@ -23,23 +23,23 @@ def expand(text: str) -> list[str]:
 
 
 def split_list(text: str) -> list[str]:
-    """The parts of a list with commas; those inside brackets belong to ranges. `a,n[1,3]` is a and n[1,3]."""
+    """The items of a comma-separated list. Commas in brackets belong to ranges: `a,n[1,3]` is a and n[1,3]."""
     return [part.strip() for part in re.split(r",(?![^\[\]]*\])", text)]
 
 
 def _numbers(inside: str) -> list[str]:
-    """The numbers of one range, as wide as they were written: `01-03,7` is 01, 02, 03 and 7."""
+    """The numbers of one range, with their leading zeros: `01-03,7` is 01, 02, 03 and 7."""
     found: list[str] = []
     for part in inside.split(","):
         match = NUMBERS.fullmatch(part.strip())
         if not match:
-            raise ValueError(f"[{inside}] is no range: expected numbers such as [01-08] or [1,3,5-7]")
+            raise ValueError(f"[{inside}] is not a range: expected numbers such as [01-08] or [1,3,5-7]")
         first, last = match[1], match[2] or match[1]
         padded = any(len(each) > 1 and each[0] == "0" for each in (first, last))
         if padded and len(first) != len(last):
-            raise ValueError(f"[{inside}]: {first} and {last} have different widths; write both with as many digits")
+            raise ValueError(f"[{inside}]: {first} and {last} differ in width; write the same number of digits")
         if int(first) > int(last):
-            raise ValueError(f"[{inside}]: {first} is more than {last}; the smaller number comes first")
+            raise ValueError(f"[{inside}]: {first} is greater than {last}; write the smaller number first")
         if len(found) + int(last) - int(first) >= MOST:
             raise ValueError(f"[{inside}] stands for more than {MOST} names")
         width = len(first) if padded else 0

@@ -1,4 +1,4 @@
-"""Separate lists of hosts for workers and servers, -WH and -SH, made into one. Pure."""
+"""Merge the lists of hosts of -WH (workers) and -SH (servers). Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ WORKER_OPTION, SERVER_OPTION = "-WH", "-SH"
 
 
 def by_roles(worker_hosts: Sequence[Host], server_hosts: Sequence[Host]) -> list[Host]:
-    """One list with roles: the workers' hosts in their order, then the others; the first of -SH has the scheduler.
+    """One list with roles: the workers' hosts in their order, then the others. The first of -SH gets the scheduler.
 
-    A host in both lists takes both roles, and what either list says about it holds; LaunchError when they disagree.
+    A host in both lists gets both roles and the attributes of both. LaunchError if an attribute differs.
     """
     _check(WORKER_OPTION, worker_hosts)
     _check(SERVER_OPTION, server_hosts)
@@ -32,24 +32,26 @@ def by_roles(worker_hosts: Sequence[Host], server_hosts: Sequence[Host]) -> list
 
 def _check(option: str, hosts: Sequence[Host]) -> None:
     if not hosts:
-        raise LaunchError(f"{option}: no host is named; {WORKER_OPTION} and {SERVER_OPTION} each need a hosts file")
+        raise LaunchError(f"{option}: no hosts; {WORKER_OPTION} and {SERVER_OPTION} each need a hosts file")
     for host in hosts:
         if host.roles:
-            raise LaunchError(f"{host.where}: {host.name} has roles=, but {option} already says its role; leave it out")
+            raise LaunchError(
+                f"{host.where}: {host.name} has roles=, but {option} already sets its role; remove roles="
+            )
 
 
 def _merged(worker: Host, server: Host, roles: tuple[str, ...]) -> Host:
-    """A host of both lists. What a list leaves out has the default value."""
+    """A host of both lists. An attribute that a list does not set has its default value."""
     merged: dict[str, Any] = {"name": worker.name, "roles": roles}
     merged["where"] = worker.where if worker.where == server.where else f"{worker.where}, {server.where}"
     for field in fields(Host):
         if field.name not in merged:
             values = {getattr(worker, field.name), getattr(server, field.name)}
-            said = sorted(values - {field.default}, key=str)
-            if len(said) > 1:
+            given = sorted(values - {field.default}, key=str)
+            if len(given) > 1:
                 raise LaunchError(
                     f"{server.where}: {server.name} is in both files, and its {field.name} differs from "
-                    f"that at {worker.where}; say the same, or say it once"
+                    f"that at {worker.where}; use the same value, or set it in one file only"
                 )
-            merged[field.name] = said[0] if said else field.default
+            merged[field.name] = given[0] if given else field.default
     return Host(**merged)

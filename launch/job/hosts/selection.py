@@ -1,4 +1,4 @@
-"""--include and --exclude: some of the hosts that a list names. Pure."""
+"""--include and --exclude: select hosts from a list. Pure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from launch.job.hosts.range import expand, split_list
 
 INCLUDE, EXCLUDE = "--include", "--exclude"
 EXPECTED = "expected names, ranges or globs with commas, such as h1,node[01-04],gpu*"
-LISTED_HOSTS = 8  # how many of them an error names
+LISTED_HOSTS = 8  # hosts named in an error
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """One part of an option: hosts by name, where * is any text and ? any character, and perhaps some of their GPUs."""
+    """One item of an option: host names with wildcards * and ?, and optionally some of their GPUs."""
 
     text: str
     names: tuple[str, ...]
@@ -31,29 +31,29 @@ class Pattern:
 
 
 def select(hosts: Sequence[Host], include: str = "", exclude: str = "") -> list[Host]:
-    """The hosts that `include` names ("" is all) without those that `exclude` names, in the order of `hosts`.
+    """The hosts that match `include` ("" is all) and do not match `exclude`, in the order of `hosts`.
 
-    Both take names, ranges and globs with commas, `h1,node[01-04],gpu*`, and DeepSpeed's `h1@h2:0,2`: all of h1, and of
-    h2 the GPUs 0 and 2. Of several parts that match a host, the first one counts.
+    Both accept comma-separated names, ranges and globs, `h1,node[01-04],gpu*`, and DeepSpeed's syntax: `h1@h2:0,2` is
+    all of h1, and GPUs 0 and 2 of h2. If several items match a host, the first one counts.
     """
     included = _patterns(INCLUDE, include, hosts) if include else [Pattern("*", ("*",))]
     excluded = _patterns(EXCLUDE, exclude, hosts) if exclude else []
     found = [chosen for host in hosts if (chosen := _without(_only(host, included), excluded))]
     if not found:
-        raise LaunchError(f"{EXCLUDE} {exclude}: no host is left of {_listed(hosts)}")
+        raise LaunchError(f"{EXCLUDE} {exclude} excludes every host: {_listed(hosts)}")
     return found
 
 
 def _patterns(option: str, text: str, hosts: Sequence[Host]) -> list[Pattern]:
-    """The parts of an option, each of which matches a host."""
+    """The items of an option. Each must match a host."""
     deepspeed = "@" in text or any(":" in part and not part.startswith("[") for part in split_list(text))
     with errors_at(f"{option} {text}"):
         patterns = [_pattern(part.strip(), deepspeed) for part in (text.split("@") if deepspeed else split_list(text))]
     for pattern in patterns:
         if not any(pattern.matches(host) for host in hosts):
             near = get_close_matches(pattern.text, [host.name for host in hosts], 1)
-            fix = f"is it {near[0]}?" if near else f"there is {_listed(hosts)}"
-            raise LaunchError(f"{option} {pattern.text}: no host has such a name; {fix}")
+            fix = f"did you mean {near[0]}?" if near else f"the hosts are {_listed(hosts)}"
+            raise LaunchError(f"{option} {pattern.text}: no host with that name; {fix}")
     return patterns
 
 
@@ -63,7 +63,7 @@ def _pattern(text: str, deepspeed: bool) -> Pattern:
     name, colon, listed = text.partition(":")
     gpus = tuple(listed.split(",")) if colon else ()
     if deepspeed and not ("," not in name and all(DEVICE.fullmatch(gpu) for gpu in gpus)):
-        raise ValueError("expected DeepSpeed's h1@h2:0,2: an @ between hosts, and a : before GPUs")
+        raise ValueError("expected DeepSpeed's syntax h1@h2:0,2, with @ between hosts and : before GPUs")
     if not name:
         raise ValueError(f"a name is missing; {EXPECTED}")
     return Pattern(text, tuple(expand(name)), gpus)
@@ -94,21 +94,21 @@ def _without(host: Host | None, patterns: Sequence[Pattern]) -> Host | None:
 
 
 def _gpus(host: Host) -> tuple[str, ...]:
-    """The host's GPUs: gpus=, else as DeepSpeed has it one for each slot; () when neither is said."""
+    """The host's GPUs: gpus=, else one per slot, as in DeepSpeed; () if it has neither."""
     return host.gpus or tuple(map(str, range(host.slots or 0)))
 
 
 def _check_gpus(option: str, host: Host, pattern: Pattern) -> None:
     missing = [gpu for gpu in pattern.gpus if gpu not in _gpus(host)]
     if missing:
-        there = f"has gpus {','.join(_gpus(host))}" if _gpus(host) else "says neither gpus= nor slots="
-        raise LaunchError(f"{option} {pattern.text}: no gpu {missing[0]} on {host.name}: it {there} ({host.where})")
+        found = f"has gpus {','.join(_gpus(host))}" if _gpus(host) else "has neither gpus= nor slots="
+        raise LaunchError(f"{option} {pattern.text}: no gpu {missing[0]} on {host.name}: it {found} ({host.where})")
 
 
 def _with_gpus(host: Host, gpus: tuple[str, ...]) -> Host:
-    """The host with these GPUs only; slots that stood for its GPUs become as many."""
-    stood_for_gpus = host.slots is not None and not host.gpus
-    return replace(host, gpus=gpus, slots=len(gpus) if stood_for_gpus else host.slots)
+    """The host with these GPUs only. If its slots stand for its GPUs, their number changes too."""
+    slots_are_gpus = host.slots is not None and not host.gpus
+    return replace(host, gpus=gpus, slots=len(gpus) if slots_are_gpus else host.slots)
 
 
 def _listed(hosts: Sequence[Host]) -> str:

@@ -1,9 +1,9 @@
-"""A hosts file: text -> Host values. Pure. One host or range of hosts per line, as hosts.example explains.
+"""A hosts file: text -> Host values. Pure. One host or range of hosts per line; see hosts.example.
 
     line     = [[USER@]NAME[:PORT] {ATTRIBUTE=VALUE}] [# comment]
 
-dmlc's, Open MPI's and DeepSpeed's files are such files. MPICH's are too, but for `host:4`: its four slots would be
-sshd's port here, as in dmlc's, and `launch.job.hosts.entry` refuses ports that small. Values are quoted as in a shell.
+Files of dmlc, Open MPI and DeepSpeed have this format. So have MPICH's, except `host:4`, which means four slots there
+and sshd's port here and in dmlc's files; `launch.job.hosts.entry` refuses such small ports. Quotes work as in a shell.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WORD = re.compile(r"""\s*(?:\#.*|((?:[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+))
 
 
 def parse(text: str, path: str) -> list[Host]:
-    """The hosts of a file's text; LaunchError says path:line: what is wrong. They may be none, and twice the same."""
+    """The hosts of a file's text; there may be none, or duplicates. A LaunchError begins with path:line."""
     hosts: list[Host] = []
     for number, line in enumerate(LINE_END.split(text), 1):
         hosts += from_line(Text(line, f"{path}:{number}"))
@@ -30,11 +30,11 @@ def parse(text: str, path: str) -> list[Host]:
 
 
 def from_line(line: Text, defaults: Given = NONE) -> list[Host]:
-    """The hosts of one line; [] when there is nothing but a comment."""
+    """The hosts of one line; [] for an empty line or a comment."""
     with errors_at(line.where):
         found = words(line.value)
         if found and found[0] in YAML_STARTS:
-            raise ValueError(f"{found[0]} is no host but YAML; the name of a YAML inventory ends in .yaml")
+            raise ValueError(f"{found[0]} looks like YAML; the name of a YAML inventory must end in .yaml")
         given = _attributes(found[1:], line.where)
     return entry(Text(found[0], line.where), given, defaults=defaults) if found else []
 
@@ -45,7 +45,7 @@ def words(line: str) -> list[str]:
     while at < len(line):
         match = WORD.match(line, at)
         if not match:
-            raise ValueError("a quote is not closed, or a backslash ends the line; quote values as in a shell")
+            raise ValueError("unclosed quote, or backslash at the end of the line; quote values as in a shell")
         if match[1]:
             found += shlex.split(match[1])
         at = match.end()
