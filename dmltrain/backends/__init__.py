@@ -1,1 +1,1 @@
-"""The frameworks, each behind one small interface (backend.py). Importing this package imports nothing else."""
+"""The frameworks, each behind the interface of backend.py. Importing this package imports nothing else."""

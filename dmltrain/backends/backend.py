@@ -1,7 +1,7 @@
-"""What a framework must offer to train here: one `Backend`, what it can do, and the `Trainer` that it makes.
+"""The interface of a framework: its `Backend`, with its capabilities, and the `Trainer` that the backend makes.
 
-All other modules ask these values; none compares a backend's name. Making a Backend imports no framework: its methods
-do, when they are called.
+Other modules ask the capabilities and do not compare names of backends. Creating a Backend imports no framework; its
+methods import it when they are called.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from dmltrain.kvstore.base import KVStore
 
 AllReduce = Callable[[str, Array], Array]  # (name, float64 values) -> their sum over all workers
-State = Mapping[str, Any]  # what a checkpoint holds of a trainer
+State = Mapping[str, Any]  # a trainer's state in a checkpoint
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What training with a backend can be asked for; the command line offers and refuses accordingly."""
+    """What a backend supports; the command line rejects everything else."""
 
     kvstores: tuple[str, ...]  # names of kvstore types (kvstore/types.py)
     codecs: tuple[str, ...]  # types of gradient compression
@@ -33,18 +33,18 @@ class Capabilities:
     optimizers: tuple[str, ...]
     transports: tuple[str, ...]  # to servers: auto, tcp, shm
     suffix: str  # of its checkpoint files
-    foreign_suffixes: tuple[str, ...] = ()  # of other programs' weight files that it can start from
-    compile: bool = False  # whether networks can be compiled
-    host_sum: bool = False  # whether the workers of a host are summed there before they go to other hosts
-    residuals: bool = False  # whether checkpoints hold the residuals of gradient compression, those of all workers
-    update_on_kvstore: bool = False  # where neither the command line nor the environment says otherwise
+    foreign_suffixes: tuple[str, ...] = ()  # of other programs' weight files that training can start from
+    compile: bool = False  # whether it can compile networks
+    host_sum: bool = False  # whether gradients of a host's workers are summed there before they go to other hosts
+    residuals: bool = False  # whether checkpoints hold all workers' residuals of gradient compression
+    update_on_kvstore: bool = False  # the default, without an option and an environment variable
 
 
 class Settings(Protocol):
-    """What a trainer is told; the command line's Options are one."""
+    """The options that a trainer reads; the command line's Options implement it."""
 
     @property
-    def device_names(self) -> tuple[str, ...]: ...  # ('cpu',), ('gpu:0', 'gpu:1') ..: a replica of the network on each
+    def device_names(self) -> tuple[str, ...]: ...  # ('cpu',) or ('gpu:0', 'gpu:1'), one replica on each
     @property
     def dtype(self) -> str: ...
     @property
@@ -76,38 +76,38 @@ class Settings(Protocol):
 
 
 class Trainer(Protocol):
-    """One worker's network on its devices, joined to the other workers by a kvstore."""
+    """One worker's network on its devices, connected to the other workers by a kvstore."""
 
     def seed(self, *numbers: int) -> None:
-        """Fix what is drawn from now on (dropout), on every device."""
+        """Seed the framework's random numbers (dropout) on every device."""
 
     def train_step(self, images: Array, labels: Array, total: int, learning_rate: float) -> None:
         """One update from this worker's images (N, C, H, W) float32 and labels (N,) int64, N may be 0.
 
-        `total`: samples of the step that the gradient is the mean over (all workers' in a synchronous job).
+        `total`: number of samples in the mean gradient of this step (of all workers in a synchronous job).
         """
 
     def evaluate(self, images: Array, labels: Array) -> None:
-        """Count these samples with the present weights."""
+        """Add the metrics of these samples with the current weights."""
 
     def take_sums(self) -> Sums:
-        """What was counted since the last call, over all devices. Waits for the devices."""
+        """The metrics since the last call, summed over all devices. Waits for the devices."""
 
     def synchronize(self) -> None:
-        """Wait until the weights are those after the last step."""
+        """Wait until the weights include the last step."""
 
     def merge_statistics(self, all_reduce: AllReduce, num_workers: int) -> None:
-        """Replace batch-norm statistics by their mean over devices and workers, weighted by samples trained on."""
+        """Replace batch-norm statistics by their mean over devices and workers, weighted by training samples."""
 
     def state(self, residuals: Mapping[str, Array] | None = None) -> dict[str, Any]:
-        """Everything that the next step depends on, apart from data and seeds, with the kvstore's residuals. Call
-        after `synchronize`."""
+        """Everything that the next step depends on except data and seeds, including the kvstore's residuals. Call
+        `synchronize` first."""
 
     def digest(self) -> str:
-        """sha256 of all weights and statistics: equal digests mean equal networks, bit for bit."""
+        """sha256 of all weights and statistics: equal digests mean bit-identical networks."""
 
     def other_files(self, prefix: str, epoch: int) -> dict[Path, bytes]:
-        """What to write beside a checkpoint, for other programs."""
+        """Files for other programs, to be written with a checkpoint: path -> content."""
 
     def describe(self) -> str:
         """The framework, its version and its threads, for the log."""
@@ -117,41 +117,41 @@ class Trainer(Protocol):
 
 
 class Backend(Protocol):
-    """A framework: what it can do, and how its trainers, stores and servers are made."""
+    """A framework: its capabilities, and how to make its trainers, stores and servers."""
 
     @property
     def name(self) -> str:
-        """As --backend names it."""
+        """Its name for --backend."""
 
     @property
     def title(self) -> str:
-        """As people write it."""
+        """Its name in messages."""
 
     @property
     def capabilities(self) -> Capabilities: ...
 
     def load(self) -> None:
-        """Import the framework, which can take seconds in which this process sends no heartbeat."""
+        """Import the framework. This can take seconds, in which the process sends no heartbeat."""
 
     def trainer(self, network: Network, settings: Settings, store: KVStore, state: State | None = None) -> Trainer:
-        """Weights are fresh ones from settings.seed, or those of `state`, what `Trainer.state` gave before. Raises
-        UserError if the state is another network's, or a device does not exist."""
+        """A trainer with initial weights from settings.seed, or with `state`, an earlier result of `Trainer.state`.
+        Raises UserError if the state does not fit the network, or a device does not exist."""
 
     def local_store(self, kind: str) -> KVStore:
-        """The kvstore of one worker."""
+        """The kvstore of a single worker."""
 
     def store(self, kind: str, staleness: float, environment: Environment) -> KVStore:
-        """The kvstore of one worker among many, with its bound on staleness in clocks. Waits until all processes of the
-        job are there."""
+        """The kvstore of one of several workers; `staleness` is its bound in clocks. Waits until all processes of the
+        job have registered."""
 
     def serve(self, environment: Environment) -> str:
-        """Be this job's scheduler, or one of its servers, until it ends. Returns why the job was lost, or ''."""
+        """Run as the job's scheduler or as a server until the job ends. Returns why the job was lost, or ''."""
 
     def encode(self, content: Mapping[str, Any]) -> bytes:
-        """A checkpoint, as the content of its file."""
+        """The content of a checkpoint file."""
 
     def decode(self, content: bytes) -> dict[str, Any]:
-        """The reverse; runs no code of the file's. Raises UserError for other content."""
+        """The inverse of `encode`; never runs code from the file. Raises UserError for other content."""
 
     def weights_of(self, source: Path) -> dict[str, Array]:
-        """The arrays of another program's file of weights, by name. Raises UserError for other files."""
+        """The arrays in another program's weight file, by name. Raises UserError for other files."""

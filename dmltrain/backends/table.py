@@ -1,7 +1,7 @@
-"""The one table of backends. A new one is a package and a row here.
+"""The table of backends. A new one is a package and a row here.
 
-It is not in the package's __init__ because programs that only `import mxnet` come through there (mxnet/compat): they
-may have no NumPy, and need nothing of this.
+The table is not in the package's __init__, because that is imported by programs that only `import mxnet` (see
+mxnet/compat); they may have no NumPy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is done with a network's arrays whatever the framework: told apart, compared, their statistics merged. numpy."""
+"""A network's arrays, for all frameworks: digests, checks of shapes, and merging of batch-norm statistics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dmltrain.errors import UserError
 
 
 def digest(arrays: Mapping[str, Array]) -> str:
-    """sha256 over names, types, shapes and values: equal digests mean equal arrays, bit for bit."""
+    """sha256 of names, types, shapes and values: equal digests mean bit-identical arrays."""
     total = hashlib.sha256()
     for name, array in sorted(arrays.items()):
         total.update(f"{name} {array.dtype} {tuple(array.shape)}".encode())
@@ -21,24 +21,24 @@ def digest(arrays: Mapping[str, Array]) -> str:
 
 
 def check_same(own: Mapping[str, Sequence[int]], found: Mapping[str, Sequence[int]]) -> None:
-    """Shapes by name. Raises UserError unless a checkpoint's (`found`) are the network's, all of them."""
+    """Raise UserError unless a checkpoint (`found`) has the network's arrays. Both map names to shapes."""
     for name in sorted({*own, *found}):
         expected, given = (tuple(each[name]) if name in each else "nothing" for each in (own, found))
         if expected != given:
-            raise UserError(f"the checkpoint is of another network: {name} expected {expected}, found {given}")
+            raise UserError(f"the checkpoint belongs to another network: {name}: expected {expected}, found {given}")
 
 
 def merged_statistics(
     replicas: Sequence[Array], seen: Sequence[int], all_reduce: Callable[[str, Array], Array]
 ) -> Array | None:
-    """The mean of all replicas' statistics on all workers, weighted by samples: replicas are flat float64, `seen` the
-    samples that each was trained on. All workers call it alike. None when nobody saw a sample."""
+    """The mean of all replicas' statistics (flat float64) on all workers. The weights are `seen`, the number of samples
+    that each replica was trained on. Every worker must call this. None if there was no sample."""
     weighted = np.sum([count * np.append(values, 1.0) for count, values in zip(seen, replicas, strict=True)], 0)
     merged = all_reduce("batch-norm statistics", weighted)
     return merged[:-1] / merged[-1] if merged[-1] > 0 else None
 
 
 def split(flat: Array, shapes: Sequence[Sequence[int]]) -> list[Array]:
-    """The reverse of concatenating arrays of these shapes."""
+    """Split a concatenation of arrays with these shapes."""
     sizes = [int(np.prod(shape)) for shape in shapes]
     return [part.reshape(shape) for part, shape in zip(np.split(flat, np.cumsum(sizes)[:-1]), shapes, strict=True)]

@@ -323,7 +323,7 @@ def test_files_that_hold_no_named_weights_are_refused(tmp_path):
 
 def test_devices_by_name():
     assert backend.find_contexts(("cpu", "cpu")) == [mx.cpu(0), mx.cpu(1)]
-    with pytest.raises(UserError, match="GPU 99 was asked for, this machine has .* cores; choose with --gpus"):
+    with pytest.raises(UserError, match="GPU 99 does not exist: this machine has .* cores; choose other --gpus"):
         backend.find_contexts(("gpu:99",))
 
 

@@ -211,9 +211,18 @@ def test_statistics_are_merged_over_devices_and_workers_by_samples():
 
 
 def test_one_device_alone_merges_nothing():
-    made = make(RESNET)
-    made.merge_statistics(lambda *_: pytest.fail("nothing to merge"), num_workers=1)
-    make(MLP).merge_statistics(lambda *_: pytest.fail("no statistics"), num_workers=2)
+    made, without_statistics = make(RESNET), make(MLP)
+    made.train_step(*batch(RESNET), 16, 0.05)
+    before, calls = [made.digest(), without_statistics.digest()], []
+
+    def all_reduce(name: str, mine: np.ndarray) -> np.ndarray:
+        calls.append(name)
+        return mine
+
+    made.merge_statistics(all_reduce, num_workers=1)
+    without_statistics.merge_statistics(all_reduce, num_workers=2)
+    assert not calls
+    assert [made.digest(), without_statistics.digest()] == before
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without GPUs")

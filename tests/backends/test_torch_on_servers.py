@@ -157,7 +157,9 @@ def test_a_state_of_an_optimizer_on_the_workers_is_refused():
     inner = OPTIMIZERS["sgd"](model.parameters())
     state = inner.state_dict()
     optimizer = distribute(model, inner, ServedStore("dist_async"))
-    with pytest.raises(UserError, match="saved with the optimizer on the workers; kvstore dist_async has it on the"):
+    with pytest.raises(
+        UserError, match="saved with the optimizer on the workers, but kvstore dist_async now runs it on"
+    ):
         optimizer.load_state_dict(state)
 
 

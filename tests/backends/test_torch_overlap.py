@@ -335,7 +335,7 @@ def test_gradients_under_way_are_not_to_be_zeroed_in_place():
     backward(model, optimizer)
     optimizer.step()
     model.zero_grad(set_to_none=False)
-    with pytest.raises(UserError, match="while their sum was under way"):
+    with pytest.raises(UserError, match="before their sum had arrived"):
         model(torch.ones(1, WIDTH))
 
 

@@ -1,1 +1,1 @@
-"""PyTorch: the trainer of our programs, optimizers of all workers, and the servers' optimizer."""
+"""PyTorch: the trainer, the distributed optimizers, and the optimizer on the servers."""

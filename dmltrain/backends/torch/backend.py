@@ -80,8 +80,8 @@ class TorchBackend:
 
 
 def make_step(spec: dict[str, Any], key: int | str, value: Array) -> Step:
-    """An optimizer's step on `value`, for stores and servers; torch is imported when a job wants its first one.
-    Raises ValueError for a spec that is not valid."""
+    """The optimizer of `value`, for stores and servers. The first call imports torch. Raises ValueError for an invalid
+    spec."""
     from dmltrain.backends.torch import server_optimizer
 
     return server_optimizer.Step(spec, key, value)

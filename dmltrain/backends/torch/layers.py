@@ -1,13 +1,13 @@
-"""Builds a network value as a torch module, and gives it its first weights.
+"""Builds a torch module from a network, and sets its initial weights.
 
-The module is straight-line code, generated once from the tree with torch.fx: no Python loop over layers and no module
-calls, so eager mode costs hardly more than its operators and torch.compile sees one plain graph. Arrays sit flat in the
-module under the network's own names (`conv0_weight`): `named_parameters()` are exactly `network.parameters()` and
-`named_buffers()` exactly `network.auxiliary()`, in that order, and the state dict is both. Operators follow the
-conventions of dmltrain/layers.py; PyTorch keeps the unbiased variance in `moving_var`.
+torch.fx generates straight-line code from the network's tree, without a loop over layers or calls of submodules. So
+eager mode has little overhead, and torch.compile sees one plain graph. The module holds all arrays itself, under the
+network's names (`conv0_weight`): `named_parameters()` are exactly `network.parameters()`, `named_buffers()` exactly
+`network.auxiliary()`, in that order, and the state dict is both. Operators follow the conventions of
+dmltrain/layers.py; `moving_var` holds PyTorch's unbiased variance.
 
-The module can be deep-copied, pickled, moved and cast like any other. The fast way on most devices is channels_last for
-both the module (`.to(memory_format=torch.channels_last)`) and the images.
+The module can be copied, pickled, moved and cast like any other. On most devices channels_last is the fastest layout
+for both the module (`.to(memory_format=torch.channels_last)`) and the images.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dmltrain.layers import Network
 def build(network: Network) -> torch.nn.Module:
     """A module with forward(images: float (N, C, H, W)) -> logits (N, num_classes).
 
-    Parameters and means hold zeros, variances ones, until `initialise` or `load_state_dict` fills them.
+    Until `initialise` or `load_state_dict`, variances are ones, and everything else is zeros.
     """
     graph = fx.Graph()
     images = graph.placeholder("images")
@@ -39,8 +39,8 @@ def build(network: Network) -> torch.nn.Module:
 
 
 def initialise(module: torch.nn.Module, network: Network, seed: int) -> None:
-    """Fill `module` (of `build(network)`) with the first weights of dmltrain/initial.py, which depend on `seed` and the
-    network only, not on devices, memory formats or torch's global generators. UserError: seed below 0.
+    """Set the weights of `module` (from `build(network)`) to those of dmltrain/initial.py. They depend on the network
+    and `seed` only, not on devices, memory formats or torch's global generators. UserError: seed below 0.
     """
     arrays = module.state_dict()
     with torch.no_grad():
@@ -49,7 +49,7 @@ def initialise(module: torch.nn.Module, network: Network, seed: int) -> None:
 
 
 def _arrays(network: Network) -> torch.nn.Module:
-    """A bare module that holds the network's arrays in order; GraphModule takes over those that its graph names."""
+    """A module that only holds the network's arrays, in order; GraphModule takes over those that its graph names."""
     holder = torch.nn.Module()
     for parameter in network.parameters():
         holder.register_parameter(parameter.name, torch.nn.Parameter(torch.zeros(parameter.shape)))
@@ -60,7 +60,7 @@ def _arrays(network: Network) -> torch.nn.Module:
 
 @singledispatch
 def _emit(layer: layers.Layer, x: fx.Node) -> fx.Node:
-    """Append the operators of `layer` on `x` to x's graph; gives back the result's node."""
+    """Append the operators of `layer` on `x` to x's graph. Returns the node of the result."""
     raise NotImplementedError(f"the torch backend has no operator for {layer.label}")
 
 
@@ -90,7 +90,7 @@ def _(layer: layers.BatchNorm, x: fx.Node) -> fx.Node:
     mean, variance = (_array(x, f"{layer.name}_{kind}") for kind in layers.AUXILIARY_KINDS)
     gamma = None if layer.fixed_scale else _array(x, f"{layer.name}_gamma")
     beta = _array(x, f"{layer.name}_beta")
-    momentum = 1 - layer.momentum  # PyTorch's is the share of the new statistics
+    momentum = 1 - layer.momentum  # PyTorch's is the fraction of the new statistics
     return _call(x, functional.batch_norm, mean, variance, gamma, beta, _training(x), momentum, layer.epsilon)
 
 
@@ -158,7 +158,7 @@ def _(layer: layers.Add, x: fx.Node) -> fx.Node:
 
 
 def _training(x: fx.Node) -> fx.Node:
-    """The module's own train/eval flag, read once at the head of the code."""
+    """The module's flag `training`, read once at the start of the code."""
     graph = x.graph
     node: fx.Node
     for node in graph.nodes:
@@ -168,13 +168,13 @@ def _training(x: fx.Node) -> fx.Node:
         return graph.get_attr("training")
 
 
-# Operators that always make a new result and do not look at it in backward: its only reader may overwrite it.
+# Operators that always allocate their result and do not read it in backward: its only user may overwrite it.
 _OVERWRITABLE = frozenset({torch.conv2d, functional.linear, functional.batch_norm, torch.add, iadd, torch.cat})
 _IN_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {torch.relu: torch.relu_, torch.add: iadd}
 
 
 def _overwrite_where_safe(graph: fx.Graph) -> None:
-    """ReLU and addition work in place where nobody else reads their first argument, now or in backward."""
+    """Make ReLU and addition work in place if nothing else reads their first argument, also not in backward."""
     for node in graph.nodes:
         if node.target in _IN_PLACE and node.args[0].target in _OVERWRITABLE and len(node.args[0].users) == 1:
             node.target = _IN_PLACE[node.target]

@@ -1,7 +1,7 @@
-"""Loss scaling for float16: gradients too small for float16 are kept, steps that overflow are left out.
+"""Loss scaling for float16: keeps gradients that float16 would round to zero, and skips steps that overflow.
 
-The decision is made from the gradients summed over all workers, which are the same everywhere, so every worker leaves
-out the same steps without a word exchanged. All of it stays on the device. (Micikevicius et al. 2018, section 3.2.)
+Workers decide by the sum of all workers' gradients, which is the same on each, so all skip the same steps without
+communication. Nothing is copied from the device. (Micikevicius et al. 2018, section 3.2.)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ GROW_AFTER = 2000  # steps without overflow before the scale doubles
 
 
 class LossScale:
-    """Multiply the loss by `value`; the fused optimizer divides gradients by it, and skips a step that overflowed."""
+    """Multiply the loss by `value`. The fused optimizer divides gradients by it, and skips a step that overflows."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
         self.value = torch.full((), FIRST, device=device)
@@ -26,7 +26,7 @@ class LossScale:
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         gradients = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
         overflowed = ~torch.stack([torch.isfinite(each).all() for each in gradients]).all()
-        # fused kernels look for these two; torch.amp.GradScaler sets them too, and no class declares them
+        # Fused kernels read these two attributes. torch.amp.GradScaler sets them, too; no class declares them.
         optimizer.grad_scale = self.value.clone()  # type: ignore[attr-defined]
         optimizer.found_inf = overflowed.float()  # type: ignore[attr-defined]
         self._good_steps = torch.where(overflowed, 0.0, self._good_steps + 1)
@@ -44,7 +44,7 @@ class LossScale:
 
 
 def _start_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """torch.optim.SGD makes its buffers in the first step and leaves them unwritten if that step is skipped."""
+    """torch.optim.SGD allocates its buffers in the first step and leaves them unset if that step is skipped."""
     if isinstance(optimizer, torch.optim.SGD):
         for group in optimizer.param_groups:
             for parameter in group["params"] if group["momentum"] else ():

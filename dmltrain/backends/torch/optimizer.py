@@ -1,4 +1,4 @@
-"""The optimizers of torch.optim, and those of this project's own, as the table of optimizers describes them."""
+"""The optimizers in PyTorch, as the table of optimizers describes them."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import torch
 from dmltrain import optimizers
 from dmltrain.backends.backend import Settings
 
-DECAYED = ("weight", "gamma")  # name endings that weight decay applies to, as MXNet's Optimizer.set_wd_mult
-# By what servers call it. Rows with the same class (nag is an option of SGD) differ in --optimizer's arguments only.
+DECAYED = ("weight", "gamma")  # weight decay applies to names with these endings, as MXNet's Optimizer.set_wd_mult
+# Class name in lower case -> row. Rows of the same class (nag is an option of SGD) differ in `arguments` only.
 BY_CLASS = {row.torch.name.lower(): row.torch for row in optimizers.TABLE if row.torch}
 
 
 @functools.cache
 def class_of(name: str) -> Callable[..., torch.optim.Optimizer]:
-    """The class that servers call `name`."""
+    """The optimizer class `name`, in lower case."""
     row = BY_CLASS[name]
     found: Callable[..., torch.optim.Optimizer] = row.own(torch) if row.own else getattr(torch.optim, row.name)
     return found
 
 
 def make_optimizer(module: torch.nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    """settings.optimizer over the module's parameters, fused where torch can; biases and betas do not decay."""
+    """settings.optimizer for the module's parameters, fused if torch supports it; biases and betas do not decay."""
     row = optimizers.BY_NAME[settings.optimizer].torch
-    assert row, "--optimizer offers those that PyTorch has"
+    assert row, "--optimizer offers only what PyTorch has"
     named = list(module.named_parameters())
     groups = [
         {"params": [p for name, p in named if name.endswith(DECAYED)], "weight_decay": settings.wd},
@@ -38,5 +38,5 @@ def make_optimizer(module: torch.nn.Module, settings: Settings) -> torch.optim.O
 
 
 def fused_on(device: torch.device) -> tuple[str, ...]:
-    """The names for --optimizer that have a fused kernel on the device."""
+    """The values of --optimizer that have a fused kernel on the device."""
     return tuple(row.name for row in optimizers.TABLE if row.torch and device.type in row.torch.fused)

@@ -1,4 +1,4 @@
-"""Optimizers on the servers: torch.optim on slices, from a spec of a name and numbers (never pickled objects)."""
+"""Optimizers on the servers: torch.optim on slices, from a spec that is a name and numbers (no pickled objects)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from dmltrain.errors import UserError
 
 
 class Step:
-    """One slice's optimizer. `spec`: {"name", "lr", numbers..., "rescale": factor of every gradient (default 1),
-    "keys": {str(key): {numbers that differ for this key}}}. Raises ValueError with the valid names."""
+    """The optimizer of one slice. `spec`: {"name", "lr", other numbers, "rescale": factor of all gradients (default 1),
+    "keys": {str(key): {numbers that differ for this key}}}. Raises ValueError that lists the valid names."""
 
     def __init__(self, spec: dict[str, Any], key: int | str, value: Array) -> None:
         numbers = {**spec, **spec.get("keys", {}).get(str(key), {})}
@@ -39,7 +39,7 @@ class Step:
         self._optimizer = class_of(name)([self._parameter], lr=rate, **fused, **arguments)
 
     def __call__(self, value: Array, gradient: Array, rate: float) -> None:
-        """One step with learning rate `rate` (with the spec's own where that is negative); changes `value` in place."""
+        """One step with learning rate `rate` (if negative, with the spec's); changes `value` in place."""
         self._parameter.data = torch.from_numpy(value)
         self._parameter.grad = torch.from_numpy(gradient)
         if self._rescale != 1.0:
@@ -50,7 +50,7 @@ class Step:
         self._parameter.grad = None
 
     def state(self) -> dict[str, Array]:
-        """The optimizer's arrays by torch's names."""
+        """The optimizer's arrays by their names in torch."""
         return {
             name: torch.as_tensor(item).numpy()
             for name, item in self._optimizer.state[self._parameter].items()
@@ -63,12 +63,12 @@ class Step:
 
 
 def make_spec(optimizer: torch.optim.Optimizer, groups: dict[int, dict[str, Any]], rescale: float) -> dict[str, Any]:
-    """`optimizer` as a spec; `groups`: key number -> its parameter group. Raises UserError when servers lack it."""
+    """`optimizer` as a spec; `groups`: key number -> its parameter group. Raises UserError if servers lack it."""
     name = type(optimizer).__name__.lower()
     if name not in BY_CLASS:
         raise UserError(
             f"optimizer {type(optimizer).__name__} cannot run on the servers, which have "
-            f"{', '.join(BY_CLASS)}; use one of these, or dist_sync, which takes any"
+            f"{', '.join(BY_CLASS)}; use one of these, or dist_sync, which supports any optimizer"
         )
     allowed = ("lr", *BY_CLASS[name].options)
     keys = {

@@ -1,8 +1,8 @@
 """The trainer of the PyTorch backend: one worker's network on its devices.
 
-Gradients are sums over samples divided by the step's total over all workers, so that the sum over devices and workers
-is the mean over the step's samples, whatever their shares. Numbers stay on the device until they are asked for: a
-step never waits for the one before it.
+A gradient is the sum over samples divided by the step's total over all workers. So the sum over devices and workers is
+the mean over the step's samples, even if their shares differ. Metrics stay on the device until they are read: a step
+never waits for the previous one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dmltrain.arrays import Array
 from dmltrain.backends import weights
 from dmltrain.backends.backend import Settings
 from dmltrain.backends.device import gpu_index
-from dmltrain.backends.torch import distributed as torch_distributed
+from dmltrain.backends.torch import distributed
 from dmltrain.backends.torch import layers as torch_layers
 from dmltrain.backends.torch import state as torch_state
 from dmltrain.backends.torch.loss_scale import LossScale
@@ -36,10 +36,10 @@ RESIDUALS_OF_04 = "held_back"  # their name in checkpoints up to version 0.4
 
 
 class TorchTrainer:
-    """`network` on settings.device_names, joined to the other workers by `store`.
+    """`network` on settings.device_names, connected to the other workers by `store`.
 
-    Its weights are fresh ones from settings.seed, or those of `state`, what `state()` gave before. Raises UserError if
-    the state is another network's, or a device does not exist.
+    It starts with initial weights from settings.seed, or with `state`, an earlier result of `state()`. Raises UserError
+    if the state does not fit the network, or a device does not exist.
     """
 
     def __init__(
@@ -60,56 +60,58 @@ class TorchTrainer:
         if state:
             self._load_rest(state, store)
         self._sums = [torch.zeros(4, dtype=torch.float64, device=device) for device in self._devices]
-        self._seen = [0] * len(self._devices)  # training samples since statistics were merged
+        self._seen = [0] * len(self._devices)  # training samples since the last merge of statistics
 
     def _placed(self, module: nn.Module, device: torch.device) -> nn.Module:
         placed: nn.Module = copy.deepcopy(module).to(device)
-        # torch's annotations lack the memory format alone
+        # torch's annotations do not allow the memory format alone
         return placed.to(memory_format=self._layout)  # type: ignore[call-overload, no-any-return]
 
-    def _distributed(self, settings: Settings, store: KVStore) -> torch_distributed.DistributedOptimizer:
+    def _distributed(self, settings: Settings, store: KVStore) -> distributed.DistributedOptimizer:
         """An optimizer of the first replica's weights whose gradient is the sum over workers."""
-        on_servers = bool(settings.update_on_kvstore)
         if settings.gc_type != "none":
             store.set_gradient_compression(compression(settings, store))
         inner = make_optimizer(self._modules[0], settings)
         if settings.dtype == "float16":
-            if store.kvstore_type.steps_on_servers(bool(settings.update_on_kvstore)):
-                raise UserError(
-                    "--dtype float16 scales the loss, which needs the optimizer on the workers: use "
-                    "--kv-store dist_sync with it, or --dtype bfloat16"
-                )
-            if not inner.defaults.get("fused"):  # LossScale works through the fused kernels
-                raise UserError(
-                    f"--dtype float16 scales the loss, which optimizer {settings.optimizer} cannot follow "
-                    f"here: use one of {', '.join(fused_on(self._devices[0]))}, or --dtype bfloat16"
-                )
-            self._scale = LossScale(inner, self._devices[0])
-        single = len(self._modules) == 1  # else replicas are added up before, and need all weights after the step
-        return torch_distributed.distribute(
+            self._scale = self._loss_scale(inner, settings, store)
+        single = len(self._modules) == 1  # else replicas are summed before the push, and need all weights after a step
+        return distributed.distribute(
             self._modules[0],
             inner,
             store,
             average=False,
             overlap=single,
-            update_on_kvstore=on_servers,
+            update_on_kvstore=bool(settings.update_on_kvstore),
             defer=single and not settings.compile,
         )
+
+    def _loss_scale(self, inner: torch.optim.Optimizer, settings: Settings, store: KVStore) -> LossScale:
+        if store.kvstore_type.steps_on_servers(bool(settings.update_on_kvstore)):
+            raise UserError(
+                "--dtype float16 scales the loss, which needs the optimizer on the workers: use --kv-store dist_sync "
+                "with the optimizer on the workers, or --dtype bfloat16"
+            )
+        if not inner.defaults.get("fused"):  # only fused kernels read LossScale's attributes
+            raise UserError(
+                f"--dtype float16 scales the loss, which optimizer {settings.optimizer} does not support here: use one "
+                f"of {', '.join(fused_on(self._devices[0]))}, or --dtype bfloat16"
+            )
+        return LossScale(inner, self._devices[0])
 
     # -- a step ---------------------------------------------------------------------------------------------------
 
     def seed(self, *numbers: int) -> None:
-        """Fix what is drawn from now on (dropout), on every device."""
+        """Seed torch's random numbers (dropout) on every device."""
         torch.manual_seed(int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:8], "little") >> 1)
 
     def train_step(self, images: Array, labels: Array, total: int, learning_rate: float) -> None:
         """One update from this worker's images (N, C, H, W) float32 and labels (N,) int64, N may be 0.
 
-        `total`: samples of the step that the gradient is the mean over (all workers' in a synchronous job).
+        `total`: number of samples in the mean gradient of this step (of all workers in a synchronous job).
         """
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
-        self._optimizer.zero_grad()  # waits for weights, unless the forward does
+        self._optimizer.zero_grad()  # waits for the weights if the forward does not
         self._copy_weights()
         for index, part in enumerate(self._parts(images, labels)):
             loss = self._counted_loss(index, *part, train=True) if len(part[1]) else self._no_loss(index)
@@ -122,14 +124,14 @@ class TorchTrainer:
         self._optimizer.step()
 
     def evaluate(self, images: Array, labels: Array) -> None:
-        """Count these samples with the present weights."""
+        """Add the metrics of these samples with the current weights."""
         with torch.no_grad():
             for index, part in enumerate(self._parts(images, labels)):
                 if len(part[1]):
                     self._counted_loss(index, *part, train=False)
 
     def take_sums(self) -> Sums:
-        """What was counted since the last call, over all devices. Waits for the devices."""
+        """The metrics since the last call, summed over all devices. Waits for the devices."""
         total = Sums()
         for sums in self._sums:
             total += Sums.of(sums.tolist())
@@ -137,12 +139,12 @@ class TorchTrainer:
         return total
 
     def synchronize(self) -> None:
-        """Wait until the weights are those after the last step."""
+        """Wait until the weights include the last step."""
         self._optimizer.synchronize()
         self._copy_weights()
 
     def _parts(self, images: Array, labels: Array) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The batch, one equal share per device, on the devices."""
+        """The batch in one equal share per device, on that device."""
         count = len(self._devices)
         shares = zip(np.array_split(images, count), np.array_split(labels, count), self._devices, strict=True)
         return [
@@ -156,7 +158,7 @@ class TorchTrainer:
         return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
     def _counted_loss(self, index: int, images: torch.Tensor, labels: torch.Tensor, train: bool) -> torch.Tensor:
-        """Sum of the samples' cross-entropies; adds to what is counted."""
+        """The sum of the samples' cross-entropies; also adds their metrics."""
         self._modules[index].train(train)
         with torch.autocast(images.device.type, self._dtype, enabled=self._dtype != torch.float32):
             logits = self._forwards[index](images)  # (N, num_classes)
@@ -167,7 +169,7 @@ class TorchTrainer:
 
     def _no_loss(self, index: int) -> torch.Tensor:
         """Zero, with a zero gradient for every parameter: a worker without samples takes part in the step."""
-        self._optimizer.settle()  # no forward will
+        self._optimizer.settle()  # there is no forward that waits for the weights
         return sum((parameter.flatten()[0] * 0.0 for parameter in self._modules[index].parameters()), torch.zeros(()))
 
     # -- several devices ------------------------------------------------------------------------------------------
@@ -190,7 +192,7 @@ class TorchTrainer:
                     target.copy_(source, non_blocking=True)
 
     def merge_statistics(self, all_reduce: Callable[[str, Array], Array], num_workers: int) -> None:
-        """Replace batch-norm statistics by their mean over devices and workers, weighted by samples trained on."""
+        """Replace batch-norm statistics by their mean over devices and workers, weighted by training samples."""
         buffers = [statistics(module) for module in self._modules]
         if buffers[0] and num_workers * len(self._modules) > 1:
             flat = [np.concatenate([each.double().cpu().numpy().ravel() for each in replica]) for replica in buffers]
@@ -202,8 +204,8 @@ class TorchTrainer:
     # -- state ----------------------------------------------------------------------------------------------------
 
     def state(self, residuals: Mapping[str, Array] | None = None) -> dict[str, Any]:
-        """Everything that the next step depends on, apart from data and seeds, with the store's residuals of gradient
-        compression. Call after `synchronize`."""
+        """Everything that the next step depends on except data and seeds, including the kvstore's residuals. Call
+        `synchronize` first."""
         model = {name: each.detach().cpu().clone() for name, each in self._modules[0].state_dict().items()}
         state: dict[str, Any] = {"model": model, "optimizer": self._optimizer.state_dict()}
         if self._scale is not None:
@@ -221,14 +223,14 @@ class TorchTrainer:
             self._scale.load_state(state["loss_scale"])
 
     def digest(self) -> str:
-        """sha256 of all weights and statistics: equal digests mean equal networks, bit for bit."""
+        """sha256 of all weights and statistics: equal digests mean bit-identical networks."""
         return torch_state.digest(self._modules[0].state_dict())
 
     def other_files(self, prefix: str, epoch: int) -> dict[Path, bytes]:
-        """What to write beside a checkpoint: nothing."""
+        """No files: other programs read torch's checkpoints."""
         return {}
 
-    # -- facts ----------------------------------------------------------------------------------------------------
+    # -- reports --------------------------------------------------------------------------------------------------
 
     def describe(self) -> str:
         names = sorted({torch.cuda.get_device_name(each) for each in self._devices if each.type == "cuda"})
@@ -241,21 +243,21 @@ class TorchTrainer:
 
 
 def find_device(name: str) -> torch.device:
-    """'cpu' or 'gpu:0' -> the device. Raises UserError where this machine has no such GPU."""
+    """'cpu' or 'gpu:0' -> the device. Raises UserError if this machine has no such GPU."""
     if name == "cpu":
         return torch.device("cpu")
     return torch.device("cuda", gpu_index(name, torch.cuda.device_count(), f"PyTorch {torch.__version__}"))
 
 
 def image_layout(network: Network, name: str) -> torch.memory_format:
-    """channels_last pays where there are convolutions; a network that only flattens its images undoes it at once."""
+    """channels_last makes convolutions faster; a network that only flattens its images would convert them back."""
     convolves = any(isinstance(step.layer, Conv) for step in network.steps)
     return torch.channels_last if name == "channels_last" and convolves else torch.contiguous_format
 
 
 def compiled(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-    """torch.compile, whose work happens, and can fail, at the first call."""
-    from torch._dynamo.exc import TorchDynamoException  # a second of imports, for those who compile
+    """torch.compile, which compiles, and can fail, at the first call."""
+    from torch._dynamo.exc import TorchDynamoException  # takes a second to import
 
     forward = torch.compile(module)
 
@@ -266,15 +268,15 @@ def compiled(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
         except TorchDynamoException as error:
             raise UserError(
                 f"--compile: {str(error).splitlines()[0][:200]}; on a CPU torch.compile needs a C++ "
-                "compiler such as g++; train without --compile where it fails"
+                "compiler such as g++; install one, or leave --compile out"
             ) from error
 
     return call
 
 
 def compression(settings: Settings, store: KVStore) -> dict[str, Any]:
-    """The gradient compression that the settings ask for. A threshold is compared, as in MXNet's own programs, to the
-    sum over a step's samples, but what is sent is the mean over them."""
+    """The parameters of gradient compression. As in MXNet's programs, --gc-threshold applies to the sum over a step's
+    samples; gradients are means over them, so the threshold is divided, too."""
     parameter = next((each.parameter for each in codec.TABLE if each.name == settings.gc_type), None)
     value = getattr(settings, f"gc_{parameter.name}", None) if parameter else None
     if parameter is None or value is None:
@@ -294,7 +296,7 @@ def count(logits: torch.Tensor, labels: torch.Tensor, loss: torch.Tensor, top_k:
 
 
 def statistics(module: nn.Module) -> list[torch.Tensor]:
-    """Batch-norm's running means and variances (counters of batches are not statistics)."""
+    """The running means and variances of batch norms, without their counters of batches."""
     return [each for each in module.buffers() if each.is_floating_point()]
 
 

@@ -1,6 +1,4 @@
-"""Buckets: parameters that are neighbours in the network share one flat gradient (and weight) memory and one kvstore
-key.
-"""
+"""Buckets: consecutive parameters of a network share flat memory for gradients and weights, and a kvstore key."""
 
 from __future__ import annotations
 
@@ -14,28 +12,26 @@ import torch
 from dmltrain.arrays import Array
 from dmltrain.errors import UserError
 
-BUCKET_BYTES = 1 << 20  # small enough to leave early in backward, large enough that frames cost nothing
+BUCKET_BYTES = 1 << 20  # small enough to be pushed early in backward, large enough for the cost of a frame
 DTYPES = (torch.float32, torch.float64)
 
 
 @dataclass(eq=False)
 class Bucket:
-    """Parameters of one group of the optimizer, one type, one device. Flat memory holds each in its own memory
-    order.
-    """
+    """Parameters of one optimizer group, type and device. Each keeps its memory order within the flat memory."""
 
     name: str
     group: int  # number of the optimizer's parameter group
     priority: int  # of its pushes and pulls: forward order first
     parameters: list[torch.nn.Parameter]
     pushed: bool = False
-    stepped: bool = False  # its step was asked for, and is not in the weights yet
+    stepped: bool = False  # step() was called, and its result is not in the weights yet
     gradients: torch.Tensor = field(init=False)  # (elements,)
-    landing: Array = field(init=False)  # where pulled weights arrive
+    pulled: Array = field(init=False)  # receives pulled weights, (elements,)
     _views: list[torch.Tensor] = field(init=False)
     _host: torch.Tensor = field(init=False)
     _weights: torch.Tensor | None = None
-    _version: int = 0  # of the gradients' memory, as autograd counts its changes
+    _version: int = 0  # autograd's count of changes to the gradients' memory
     _seen: set[int] = field(default_factory=set)
 
     @property
@@ -43,8 +39,8 @@ class Bucket:
         return self.parameters[0].device
 
     def lay_out(self, memory: Array) -> None:
-        """Let gradients be in `memory` (elements,), from which they are pushed. A GPU's are copied, into pinned memory
-        of their own."""
+        """Place gradients in `memory` (elements,), from which they are pushed. A GPU's gradients stay on the GPU, and
+        are copied to pinned memory before the push."""
         self._host = torch.from_numpy(memory)
         if self.device.type != "cpu":
             self._host = torch.empty_like(self._host, pin_memory=True)
@@ -57,16 +53,16 @@ class Bucket:
 
     @property
     def has_gradients(self) -> bool:
-        """Whether each parameter's gradient is the bucket's memory: nobody has taken it away or put another there."""
+        """Whether each parameter's gradient is still the bucket's memory."""
         return all(parameter.grad is view for parameter, view in zip(self.parameters, self._views, strict=True))
 
     def begin(self) -> None:
-        """A new step: no gradient has come yet."""
+        """Start a new step, without gradients."""
         self._seen.clear()
         self.pushed = self.stepped = False
 
     def watch(self, when_ready: Callable[[Bucket], None]) -> None:
-        """Call `when_ready` each time that backward has completed a gradient of this bucket."""
+        """Call `when_ready` each time backward has completed a gradient of this bucket."""
         for index, parameter in enumerate(self.parameters):
 
             def hook(parameter: torch.nn.Parameter, index: int = index) -> None:
@@ -77,7 +73,7 @@ class Bucket:
             parameter.register_post_accumulate_grad_hook(hook)
 
     def complete(self) -> None:
-        """Gradients that backward did not produce count as zero."""
+        """Set gradients that backward did not produce to zero."""
         for index, parameter in enumerate(self.parameters):
             self._collect(index, parameter)
 
@@ -94,7 +90,7 @@ class Bucket:
         self._seen.add(index)
 
     def host_gradients(self) -> Array:
-        """The flat gradients in host memory, which stays as it is until the key's next pull returns."""
+        """The flat gradients in host memory, which does not change until the key's next pull returns."""
         if self._host is not self.gradients:
             self._host.copy_(self.gradients)
         return self._host.numpy()
@@ -107,10 +103,10 @@ class Bucket:
         self._version = self.gradients._version
 
     def check_unchanged(self) -> None:
-        """Raises UserError when the gradients were changed after they had been sent."""
+        """Raise UserError if the gradients were changed after the push."""
         if self.stepped and self.gradients._version != self._version:
             raise UserError(
-                "gradients were set to zero in place after step(), while their sum was under way: call "
+                "gradients were set to zero in place after step(), before their sum had arrived: call "
                 "optimizer.zero_grad(), or model.zero_grad(set_to_none=True)"
             )
         if self.gradients._version != self._version:
@@ -120,21 +116,21 @@ class Bucket:
             )
 
     def take_gradients(self, total: Array, factor: float) -> None:
-        """Gradients become the sum `total` (elements,) times `factor`."""
+        """Set the gradients to the sum `total` (elements,) times `factor`."""
         if self.device.type == "cpu":
-            torch.mul(_readable(total), factor, out=self.gradients)
+            torch.mul(_read_only(total), factor, out=self.gradients)
         else:
             self.gradients.copy_(torch.from_numpy(total), non_blocking=True).mul_(factor)
 
     @contextlib.contextmanager
     def gradients_in_place(self, total: Array, factor: float) -> Iterator[None]:
-        """Every parameter has the gradient `total` times `factor` for an optimizer to read, also where zero_grad() has
-        taken its own away by now. Without a copy where there is nothing to multiply."""
+        """In this context every parameter has the gradient `total` times `factor`, also after zero_grad() has removed
+        its own. Makes no copy if the factor is 1."""
         before = [parameter.grad for parameter in self.parameters]
         direct = factor == 1.0 and self.device.type == "cpu"
         if not direct:
             self.take_gradients(total, factor)
-        views = self._cut(_readable(total)) if direct else self._views
+        views = self._cut(_read_only(total)) if direct else self._views
         for parameter, view in zip(self.parameters, views, strict=True):
             parameter.grad = view
         yield
@@ -155,20 +151,20 @@ class Bucket:
                 parameter.copy_(view)
 
     def adopt_weights(self) -> None:
-        """Lay the parameters' own memory flat, so that pulled weights arrive in place."""
+        """Move the parameters into flat memory, so that weights can be pulled in place."""
         flat = torch.from_numpy(self.host_weights())
         if self.gradients.device.type != "cpu":
             flat = flat.pin_memory()
-        self.landing = flat.numpy()
+        self.pulled = flat.numpy()
         self._weights = flat.to(self.gradients.device) if self.gradients.device.type != "cpu" else flat
         with torch.no_grad():
             for view, parameter in zip(self._cut(self._weights), self.parameters, strict=True):
                 parameter.data = view
 
     def take_weights(self) -> None:
-        """Weights have arrived in `landing`."""
+        """Take the weights that have arrived in `pulled`."""
         if self._weights is not None and self._weights.device.type != "cpu":
-            self._weights.copy_(torch.from_numpy(self.landing), non_blocking=True)
+            self._weights.copy_(torch.from_numpy(self.pulled), non_blocking=True)
 
     def _cut(self, flat: torch.Tensor) -> list[torch.Tensor]:
         views, offset = [], 0
@@ -178,16 +174,16 @@ class Bucket:
         return views
 
 
-def _readable(array: Array) -> torch.Tensor:
-    """The same memory, which nobody must write."""
+def _read_only(array: Array) -> torch.Tensor:
+    """A tensor of the same memory, which must not be written."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return torch.from_numpy(array)
 
 
 def make_buckets(model: torch.nn.Module, optimizer: torch.optim.Optimizer, prefix: str) -> list[Bucket]:
-    """All parameters of `optimizer`, in the model's order; names start with `prefix`. Raises UserError for weights of
-    other types."""
+    """Buckets of all parameters of `optimizer`, in the model's order; names start with `prefix`. Raises UserError for
+    unsupported types of weights."""
     groups = enumerate(optimizer.param_groups)
     group_of = {parameter: number for number, group in groups for parameter in group["params"]}
     open_lists: dict[tuple[int, torch.dtype, torch.device], list[torch.nn.Parameter]] = {}
@@ -212,7 +208,7 @@ def _in_order(model: torch.nn.Module, wanted: dict[torch.nn.Parameter, int]) -> 
     if missing:
         raise UserError(
             f"the optimizer has {len(missing)} parameters that are not the model's: "
-            "give dmltrain.distribute the model that the optimizer was made for"
+            "call dmltrain.distribute with the model that the optimizer was made for"
         )
     return [(name, parameter) for name, parameter in named if parameter.requires_grad]
 
@@ -221,7 +217,7 @@ def _check(name: str, parameter: torch.nn.Parameter) -> None:
     if parameter.dtype not in DTYPES:
         raise UserError(
             f"parameter {name} is {parameter.dtype}, expected float32 or float64: keep the weights in "
-            "float32 and compute in less with torch.autocast"
+            "float32, and use torch.autocast for lower precision"
         )
     dense = parameter.is_contiguous() or any(
         parameter.dim() == dim and parameter.is_contiguous(memory_format=layout)

@@ -1,9 +1,9 @@
-"""Gates in a model's forward: what has to happen just before the parameters of a bucket are first read.
+"""Gates in a model's forward: actions just before the parameters of a bucket are first read.
 
-Straight-line torch.fx networks (layers.py) get an empty module before the first operator that reads a bucket:
-nothing to do at run time. Any other model's operators are watched while its forward runs (TorchFunctionMode, about two
-microseconds an operator), which sees what is read whoever owns it: tied weights, torch.nn.MultiheadAttention's
-out_proj, parametrizations. Under torch.compile, which must not see any of this, all buckets are passed at the start.
+Straight-line torch.fx networks (layers.py) get an extra module before the first operator that reads a bucket, which
+costs almost nothing at run time. For other models a TorchFunctionMode watches the operators of each forward (about two
+microseconds per operator). So it finds every read, whichever module owns the weights: tied weights, out_proj of
+torch.nn.MultiheadAttention, parametrizations. torch.compile must not see gates; there all actions run at the start.
 """
 
 from __future__ import annotations
@@ -22,33 +22,35 @@ from torch.overrides import TorchFunctionMode
 
 from dmltrain.backends.torch.distributed.buckets import Bucket
 
-Pass = Callable[[Bucket], None]
+Action = Callable[[Bucket], None]
 COMPILED_CALL = os.path.join("torch", "_dynamo", "eval_frame.py")
 
 
 def can_have(model: nn.Module) -> bool:
-    """TorchScript's operators are seen by nobody."""
+    """Whether the model's reads can be observed. TorchScript's cannot."""
     return not any(isinstance(module, (torch.jit.ScriptModule, torch.jit.ScriptFunction)) for module in model.modules())
 
 
 def before_forward(model: nn.Module, action: Callable[[], None]) -> None:
     """Run `action` at the start of each forward of `model`."""
     quiet = torch.compiler.disable(action)
-    model.register_forward_pre_hook(lambda *_: quiet(), prepend=True)  # a function: copies of the model share it
+    model.register_forward_pre_hook(
+        lambda *_: quiet(), prepend=True
+    )  # not a bound method: copies of the model share it
 
 
-def install(model: nn.Module, buckets: list[Bucket], passing: Pass, pass_all: Callable[[], None]) -> None:
-    """In each forward of `model`, call `passing(bucket)` before an operator reads a parameter of it (and maybe more
-    often). `model.state_dict()` calls `pass_all` first."""
-    model.register_state_dict_pre_hook(lambda *_: pass_all())
+def install(model: nn.Module, buckets: list[Bucket], before: Action, before_all: Callable[[], None]) -> None:
+    """In each forward of `model`, call `before(bucket)` at least once before an operator reads a parameter of it.
+    `model.state_dict()` calls `before_all` first."""
+    model.register_state_dict_pre_hook(lambda *_: before_all())
     if isinstance(model, fx.GraphModule) and all(node.op != "call_module" for node in model.graph.nodes):
-        _insert(model, buckets, passing)
+        _insert(model, buckets, before)
     else:
-        _watch(model, buckets, passing, pass_all)
+        _watch(model, buckets, before, before_all)
 
 
 class Gate(nn.Module):
-    """A place in straight-line code."""
+    """A module that runs an action in straight-line code."""
 
     def __init__(self, action: Callable[[], None]) -> None:
         super().__init__()
@@ -58,7 +60,7 @@ class Gate(nn.Module):
         self._action()
 
 
-def _insert(model: fx.GraphModule, buckets: list[Bucket], passing: Pass) -> None:
+def _insert(model: fx.GraphModule, buckets: list[Bucket], before: Action) -> None:
     bucket_of = {parameter: bucket for bucket in buckets for parameter in bucket.parameters}
     named = dict(model.named_parameters(remove_duplicate=False))
     placed: set[Bucket] = set()
@@ -67,18 +69,18 @@ def _insert(model: fx.GraphModule, buckets: list[Bucket], passing: Pass) -> None
         if bucket is not None and bucket not in placed:
             placed.add(bucket)
             name = f"gate{len(placed)}"
-            model.add_submodule(name, Gate(functools.partial(passing, bucket)))
+            model.add_submodule(name, Gate(functools.partial(before, bucket)))
             with model.graph.inserting_before(node):
                 model.graph.call_module(name)
     model.recompile()
 
 
-def _watch(model: nn.Module, buckets: list[Bucket], passing: Pass, pass_all: Callable[[], None]) -> None:
-    gates, forwards = _Reads(buckets, passing), ExitStack()
+def _watch(model: nn.Module, buckets: list[Bucket], before: Action, before_all: Callable[[], None]) -> None:
+    gates, forwards = _Reads(buckets, before), ExitStack()
 
     def enter() -> None:
-        if _inside_compiled():  # compiled code shows its operators to nobody
-            pass_all()
+        if _inside_compiled():  # operators of compiled code cannot be observed
+            before_all()
         else:
             forwards.enter_context(gates)
 
@@ -88,11 +90,11 @@ def _watch(model: nn.Module, buckets: list[Bucket], passing: Pass, pass_all: Cal
 
 
 def _inside_compiled() -> bool:
-    """Whether a caller of this module's hook is what torch.compile returned."""
+    """Whether a result of torch.compile is among the callers of this module's hook."""
     frame: FrameType | None = sys._getframe(1)
     inside_module = False
     while frame is not None:
-        if frame.f_code.co_filename.endswith(COMPILED_CALL):  # the first one is that of the hook, compiler.disable
+        if frame.f_code.co_filename.endswith(COMPILED_CALL):  # the first is the hook's compiler.disable
             if inside_module:
                 return True
         elif frame.f_code.co_filename != __file__:
@@ -102,12 +104,12 @@ def _inside_compiled() -> bool:
 
 
 class _Reads(TorchFunctionMode):
-    """Sees the arguments of every torch operator."""
+    """Looks for parameters in the arguments of every torch operator."""
 
-    def __init__(self, buckets: Iterable[Bucket], passing: Pass) -> None:
+    def __init__(self, buckets: Iterable[Bucket], before: Action) -> None:
         super().__init__()
         self._bucket_of = {parameter: bucket for bucket in buckets for parameter in bucket.parameters}
-        self._passing = passing
+        self._before = before
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -122,6 +124,6 @@ class _Reads(TorchFunctionMode):
             if isinstance(value, nn.Parameter):
                 bucket = self._bucket_of.get(value)
                 if bucket is not None:
-                    self._passing(bucket)
+                    self._before(bucket)
             elif isinstance(value, (list, tuple)):
                 self._look(value)

@@ -1,6 +1,6 @@
-"""Servers step; the worker takes their weights: dist_async, dist_ssp, and dist_sync with update_on_kvstore.
+"""The optimizer on the servers: dist_async, dist_ssp, and dist_sync with update_on_kvstore.
 
-Weights come back into the memory of the model's parameters, asked for after backward.
+After backward the worker pulls the weights into the memory of the model's parameters.
 """
 
 from __future__ import annotations
@@ -10,35 +10,27 @@ from typing import Any
 
 import torch
 
-from dmltrain.backends.torch.distributed import gates as torch_gates
+from dmltrain.backends.torch.distributed import gates
 from dmltrain.backends.torch.distributed.buckets import Bucket
-from dmltrain.backends.torch.distributed.overlap import OverlappedOptimizer
+from dmltrain.backends.torch.distributed.overlap import Mode, OverlappedOptimizer
 from dmltrain.backends.torch.server_optimizer import make_spec
 from dmltrain.errors import UserError
 from dmltrain.kvstore import Handle, KVStore
 
 
 class OptimizerOnServers(OverlappedOptimizer):
-    """See the module. Without `defer` the model's forward begins when all weights are there."""
+    """See the module. Without `defer` the model's forward starts after all weights have arrived."""
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        store: KVStore,
-        average: bool,
-        overlap: bool,
-        defer: bool,
-    ) -> None:
-        super().__init__(model, optimizer, store, average, overlap, defer)
-        factor = 1.0 / store.num_workers if average and store.kvstore_type.synchronous else 1.0
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, store: KVStore, mode: Mode) -> None:
+        super().__init__(model, optimizer, store, mode)
+        factor = 1.0 / store.num_workers if mode.average and store.kvstore_type.synchronous else 1.0
         groups = {store.key_number(bucket.name): optimizer.param_groups[bucket.group] for bucket in self._buckets}
         store.set_optimizer(make_spec(optimizer, groups, factor))
         self._settings = self._fixed_settings()
         for bucket in self._buckets:
             bucket.adopt_weights()
         if not self._defer:
-            torch_gates.before_forward(model, self.settle)
+            gates.before_forward(model, self.settle)
 
     def _fixed_settings(self) -> list[dict[str, Any]]:
         return [
@@ -84,8 +76,8 @@ class OptimizerOnServers(OverlappedOptimizer):
         servers = state_dict.get("servers")
         if servers is None:
             raise UserError(
-                f"this state was saved with the optimizer on the workers; kvstore {self.store.type} has it "
-                "on the servers here: continue with the kvstore (and update_on_kvstore) it was saved with"
+                f"this state was saved with the optimizer on the workers, but kvstore {self.store.type} now runs it on "
+                "the servers: resume with the kvstore (and update_on_kvstore) that it was saved with"
             )
         self.inner.load_state_dict({name: item for name, item in state_dict.items() if name != "servers"})
         self.store.load_optimizer_state_bytes([state.numpy().tobytes() for state in servers])
@@ -94,7 +86,7 @@ class OptimizerOnServers(OverlappedOptimizer):
     def _pull(self) -> None:
         for bucket in self._buckets:
             bucket.stepped = True
-            self._under_way[bucket] = self.store.pull(bucket.name, bucket.landing, bucket.priority, wait=False)
+            self._pending[bucket] = self.store.pull(bucket.name, bucket.pulled, bucket.priority, wait=False)
 
     def _take(self, bucket: Bucket, handle: Handle) -> None:
         bucket.take_weights()

@@ -1,11 +1,11 @@
-"""What both kinds of distributed optimizers share: buckets that leave during backward, and come back one by one.
+"""The base of both distributed optimizers: buckets are pushed during backward, and their results arrive one by one.
 
-A bucket is under way from its push (or, with the optimizer on the servers, its pull) until its result is taken. After
-`step()` it is `stepped`: it has to be settled before anybody reads its weights. Who waits for it, and when:
+A bucket is pending from its push (with the optimizer on the servers: from its pull) until its result is taken. After
+`step()` it is `stepped`: its weights may be read only after it is settled. There are two ways to wait:
 
-- everybody at once: `settle`, called by whatever cannot know which weights are read next;
-- deferred: the model's forward, just before it first reads a parameter of the bucket (gates.py). While the one
-  that is needed next has not come, those that have are settled: waiting time pays for the optimizer's time.
+- `settle` waits for all stepped buckets, where it is not known which weights are read next.
+- With `defer`, the model's forward waits for a bucket just before it first reads one of its parameters (gates.py). In
+  this time it settles buckets that have arrived, so that the optimizer runs while the worker would wait.
   (ByteScheduler, Peng et al., SOSP 2019, section 2; P3, Jayarajan et al., MLSys 2019, section 3.)
 """
 
@@ -13,33 +13,35 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from dmltrain.backends.torch.distributed import gates as torch_gates
+from dmltrain.backends.torch.distributed import gates
 from dmltrain.backends.torch.distributed.buckets import Bucket, make_buckets
 from dmltrain.backends.torch.distributed.serial import DistributedOptimizer
 from dmltrain.errors import UserError
 from dmltrain.kvstore import Handle, KVStore
 
 
-class OverlappedOptimizer(DistributedOptimizer):
-    """Parent of the optimizer on the workers and of that on the servers. `defer`: see the module."""
+@dataclass(frozen=True)
+class Mode:
+    """How gradients are combined and when weights are awaited; see `distribute`."""
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        store: KVStore,
-        average: bool,
-        overlap: bool,
-        defer: bool,
-    ) -> None:
+    average: bool
+    overlap: bool
+    defer: bool
+
+
+class OverlappedOptimizer(DistributedOptimizer):
+    """Base of OptimizerOnWorkers and OptimizerOnServers."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, store: KVStore, mode: Mode) -> None:
         super().__init__(optimizer)
         self.store = store
-        self._average, self._overlap, self._holding = average, overlap, False
-        self._under_way: dict[Bucket, Handle] = {}  # in the order of departure
+        self._overlap, self._accumulating = mode.overlap, False
+        self._pending: dict[Bucket, Handle] = {}  # in the order of the requests
         self._buckets = make_buckets(model, optimizer, store.new_name("bucket"))
         self._keys = [bucket.name for bucket in self._buckets]
         store.init(self._keys, [bucket.host_weights() for bucket in self._buckets])
@@ -49,9 +51,9 @@ class OverlappedOptimizer(DistributedOptimizer):
         _share_rest(model, self._buckets, store)
         for bucket in self._buckets:
             bucket.watch(self._gradient_ready)
-        self._defer = defer and torch_gates.can_have(model)
+        self._defer = mode.defer and gates.can_have(model)
         if self._defer:
-            torch_gates.install(model, self._buckets, self._pass, self.settle)
+            gates.install(model, self._buckets, self._before_read, self.settle)
 
     def _take_first_weights(self) -> None:
         for bucket in self._buckets:
@@ -63,19 +65,19 @@ class OverlappedOptimizer(DistributedOptimizer):
         raise UserError("add all parameters to the optimizer before dmltrain.distribute")
 
     @property
-    def state(self) -> Any:  # type: ignore[override]  # nobody assigns it
+    def state(self) -> Any:  # type: ignore[override]  # read-only here
         self.settle()
         return self.inner.state
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        if not (self._defer and set_to_none):  # zeros would be written into memory that is under way
+        if not (self._defer and set_to_none):  # zeros would overwrite gradients that are being sent
             self.settle()
         self.inner.zero_grad(set_to_none)
 
     # -- pushing --------------------------------------------------------------------------------------------------
 
     def push_gradients(self) -> None:
-        self.settle()  # a bucket whose weights no forward has read since the last step
+        self.settle()  # buckets whose weights no forward has read since the last step
         for bucket in reversed(self._buckets):
             if not bucket.pushed:
                 bucket.complete()
@@ -83,25 +85,25 @@ class OverlappedOptimizer(DistributedOptimizer):
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
-        self._holding = True
+        self._accumulating = True
         try:
             yield
         finally:
-            self._holding = False
+            self._accumulating = False
 
     def _gradient_ready(self, bucket: Bucket) -> None:
         if bucket.stepped:
             raise UserError(
-                "backward() came to weights that do not have their last step yet: they were read outside "
-                "the model's forward; call optimizer.settle() before that"
+                "backward() reached weights without their last step, because they were read outside the model's "
+                "forward; call optimizer.settle() before that"
             )
         if bucket.pushed:
             raise UserError(
-                "backward() ran twice before step(): its first gradients have been sent already; "
+                "backward() ran twice before step(), and the gradients of the first have already been sent; "
                 "put all but the last backward() under `with optimizer.accumulate():`"
             )
-        if self._holding:
-            bucket.begin()  # the gradients that count as the last are those of a later backward
+        if self._accumulating:
+            bucket.begin()  # a later backward completes the gradients
         elif bucket.ready and self._overlap:
             self._push(bucket)
 
@@ -111,22 +113,22 @@ class OverlappedOptimizer(DistributedOptimizer):
     # -- results --------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        self._wait([bucket for bucket in self._under_way if bucket.stepped])
+        self._wait([bucket for bucket in self._pending if bucket.stepped])
 
     def _wait(self, buckets: list[Bucket]) -> None:
-        """Take the results of these, what has come first."""
-        left = list(buckets)
-        while left:
-            bucket = self._arrived(left) or left[0]
-            left.remove(bucket)
+        """Take the results of these buckets, in the order of arrival."""
+        remaining = list(buckets)
+        while remaining:
+            bucket = self._arrived(remaining) or remaining[0]
+            remaining.remove(bucket)
             self._finish(bucket)
 
-    def _pass(self, bucket: Bucket) -> None:
+    def _before_read(self, bucket: Bucket) -> None:
         """The model's forward is about to read weights of `bucket`."""
         if not bucket.stepped:
             return
-        others = [each for each in self._under_way if each.stepped and each is not bucket]
-        while not arrived(self._under_way[bucket]):
+        others = [each for each in self._pending if each.stepped and each is not bucket]
+        while not arrived(self._pending[bucket]):
             other = self._arrived(others)
             if other is None:
                 break
@@ -135,13 +137,13 @@ class OverlappedOptimizer(DistributedOptimizer):
         self._finish(bucket)
 
     def _arrived(self, buckets: list[Bucket]) -> Bucket | None:
-        return next((bucket for bucket in buckets if arrived(self._under_way[bucket])), None)
+        return next((bucket for bucket in buckets if arrived(self._pending[bucket])), None)
 
     def _finish(self, bucket: Bucket) -> None:
-        handle = self._under_way[bucket]
+        handle = self._pending[bucket]
         handle.wait()
-        del self._under_way[bucket]
-        with torch.inference_mode(False):  # an evaluation may be what asks; the optimizer's state is made for training
+        del self._pending[bucket]
+        with torch.inference_mode(False):  # an evaluation may call this, but the optimizer's state is for training
             self._take(bucket, handle)
 
     def _take(self, bucket: Bucket, handle: Handle) -> None:
@@ -155,7 +157,7 @@ def arrived(handle: Handle) -> bool:
 
 
 def _share_rest(model: torch.nn.Module, buckets: list[Bucket], store: KVStore) -> None:
-    """Worker 0's frozen parameters and floating-point buffers (batch-norm statistics, masks) for everybody."""
+    """Copy worker 0's frozen parameters and floating-point buffers (batch-norm statistics, masks) to all workers."""
     trained = {parameter for bucket in buckets for parameter in bucket.parameters}
     tensors = [
         each for each in (*model.parameters(), *model.buffers()) if each.is_floating_point() and each not in trained
@@ -164,7 +166,7 @@ def _share_rest(model: torch.nn.Module, buckets: list[Bucket], store: KVStore) -
         return
     with torch.no_grad():
         flat = torch.cat([tensor.double().cpu().reshape(-1) for tensor in tensors])
-        own = flat if store.rank == 0 else torch.zeros_like(flat)  # not flat * 0: infinity would become nan
+        own = flat if store.rank == 0 else torch.zeros_like(flat)  # not flat * 0, which makes nan of infinity
         shared = torch.from_numpy(store.all_reduce(store.new_name("first buffers"), own.numpy()))
         for tensor, part in zip(tensors, shared.split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(part.reshape(tensor.shape))

@@ -1,6 +1,7 @@
-"""One step of a torch optimizer in parts: some parameters now, others later, the same numbers bit for bit.
+"""One step of a torch optimizer in parts: some parameters now, others later, with bit-identical results.
 
-True of optimizers that work on each element for itself and keep their state by parameter; fused kernels stay fused.
+This is possible for optimizers that treat elements independently and keep their state per parameter. Fused kernels stay
+fused.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from torch.optim import optimizer as base
 
 from dmltrain.backends.torch.optimizer import BY_CLASS, class_of
 
-OTHERS = (optim.NAdam, optim.RAdam, optim.Adamax, optim.Adadelta, optim.Rprop, optim.ASGD)  # of programs' own
+OTHERS = (optim.NAdam, optim.RAdam, optim.Adamax, optim.Adadelta, optim.Rprop, optim.ASGD)  # used by scripts only
 ELEMENTWISE = (*(class_of(name) for name, row in BY_CLASS.items() if row.elementwise), *OTHERS)
 HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 GLOBAL_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 
 
 def options_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]] | None:
-    """A copy of each group's options as they are now, without its parameters; None where parts are not the whole: other
-    classes (also derived ones), hooks that expect whole steps, a gradient scaler's numbers, options that are tensors.
+    """A copy of each group's current options without its parameters; None if the step cannot be made in parts: other
+    classes (also subclasses), hooks that expect whole steps, a gradient scaler, or options that are tensors.
     """
     if type(optimizer) not in ELEMENTWISE or _watched(optimizer):
         return None
@@ -32,7 +33,7 @@ def options_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]] | None:
 
 
 def step(optimizer: torch.optim.Optimizer, options: dict[str, Any], parameters: list[torch.nn.Parameter]) -> None:
-    """Step these parameters of one group, with `options` of the time when the step was asked for."""
+    """Step these parameters of one group with `options`, a copy from the time of the call of step()."""
     whole = optimizer.param_groups
     optimizer.param_groups = [{**options, "params": parameters}]
     try:
@@ -42,9 +43,9 @@ def step(optimizer: torch.optim.Optimizer, options: dict[str, Any], parameters: 
 
 
 def _watched(optimizer: torch.optim.Optimizer) -> bool:
-    """Somebody expects one call of step() for each step, or prepares it."""
+    """Whether hooks, a wrapped step() or a gradient scaler expect one call of step() per step."""
     own_step = vars(optimizer).get("step")
-    if own_step is not None and not hasattr(own_step, "_wrapped_by_lr_sched"):  # that one only notes that it ran
+    if own_step is not None and not hasattr(own_step, "_wrapped_by_lr_sched"):  # this wrapper only counts calls
         return True
     hooks = [getattr(optimizer, name) for name in HOOKS] + [getattr(base, name, {}) for name in GLOBAL_HOOKS]
     return any(hooks) or any(getattr(optimizer, name, None) is not None for name in ("grad_scale", "found_inf"))

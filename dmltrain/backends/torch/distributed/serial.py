@@ -1,4 +1,4 @@
-"""A torch optimizer in the place of another one: what both kinds of distributed optimizers begin with."""
+"""A torch optimizer that wraps another one: the base of both distributed optimizers, used as it is by one worker."""
 
 from __future__ import annotations
 
@@ -12,26 +12,23 @@ from dmltrain.errors import UserError
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
-    """The given optimizer, to be used in its place, also by learning-rate schedulers.
+    """Replaces the given optimizer, also for learning-rate schedulers. This base class only delegates to it."""
 
-    This class is the one for a single worker: it only passes on.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:  # no super().__init__(): state is the inner one's
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:  # without super().__init__(): the inner has the state
         self.inner = optimizer
         self._optimizer_step_pre_hooks = optimizer._optimizer_step_pre_hooks
         self._optimizer_step_post_hooks = optimizer._optimizer_step_post_hooks
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]  # nobody assigns it
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]  # read-only here
         return self.inner.param_groups
 
     @property
-    def state(self) -> Any:  # type: ignore[override]  # nobody assigns it
+    def state(self) -> Any:  # type: ignore[override]  # read-only here
         return self.inner.state
 
     @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]  # nobody assigns it
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]  # read-only here
         return self.inner.defaults
 
     def __repr__(self) -> str:
@@ -47,25 +44,26 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.inner.zero_grad(set_to_none)
 
     def push_gradients(self) -> None:
-        """Send all gradients, for a caller that has completed them itself (overlap=False)."""
+        """Push all gradients. With overlap=False the caller does this after it has completed them."""
 
     def reduce_gradients(self) -> None:
-        """Wait until the gradients are those of all workers. Needed only where something reads or changes them between
-        backward() and step(): clipping, a gradient scaler's `unscale_`."""
+        """Wait until the gradients are the sum or mean of all workers'. Needed only before code that reads or changes
+        them between backward() and step(): clipping, a gradient scaler's `unscale_`."""
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         return self.inner.step(closure)
 
     def settle(self) -> None:
-        """Wait until the steps made so far are in the model's weights, as far as they are on their way. Needed only
-        where weights are read outside the model's forward (see `distribute`)."""
+        """Wait until the model's weights include all steps so far. Needed only before code that reads weights outside
+        the model's forward (see `distribute`)."""
 
     def synchronize(self) -> None:
-        """Wait until the model has the weights that follow from all steps so far. Call before evaluation or saving."""
+        """Like `settle`, and with the optimizer on the servers also fetch their latest weights. Call it before
+        evaluation or saving."""
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
-        """Backward passes in this context only add to the gradients; the first one after it sends them."""
+        """Backward passes in this context only add to the gradients; the next one after it pushes them."""
         yield
 
     def state_dict(self) -> dict[str, Any]:
@@ -74,7 +72,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if "servers" in state_dict:
             raise UserError(
-                "this state was saved with the optimizer on the servers, here it is on the worker: "
-                "continue with the kvstore (and update_on_kvstore) it was saved with"
+                "this state was saved with the optimizer on the servers, but it now runs on the worker: "
+                "resume with the kvstore (and update_on_kvstore) that it was saved with"
             )
         self.inner.load_state_dict(state_dict)
