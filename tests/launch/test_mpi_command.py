@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -235,7 +236,8 @@ def test_an_mpirun_that_does_not_reach_a_host_is_killed_without_waiting(tmp_path
     cluster = mpi.Cluster(options, [Host("far")])
     with pytest.raises(LaunchError, match=r"far was not reached by mpirun within 0\.5 s"):
         cluster.connect(Host("far"), "mark", 0.5)
-    pid = int((tmp_path / "pid").read_text())
+    while not (pid := (tmp_path / "pid").read_text() if (tmp_path / "pid").exists() else ""):
+        time.sleep(0.01)
     cluster.close()
-    assert not Path(f"/proc/{pid}").exists()
+    assert not Path(f"/proc/{pid.strip()}").exists()
     assert not (tmp_path / "term").exists()
