@@ -7,6 +7,7 @@ python -m tests.mutation.run --changed main                           those in l
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import re
@@ -20,11 +21,17 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from tests.mutation import equivalent, mutants, nearest, trial
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("dmltrain", "launch")
 NOTICED = ("failed", "too slow", "broken")
+# A mutant of code that kills a job's processes may kill all others, too: trials see no processes but their own.
+NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+OF_A_USER = ["--user", "--map-current-user"]  # who is not root needs a user namespace for that
+IN_NAMESPACE = "DMLTRAIN_MUTATION_IN_NAMESPACE"
 
 
 @dataclass(frozen=True)
@@ -170,6 +177,24 @@ def options(words: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
+def in_a_namespace() -> int:
+    """Run this program in a process namespace of its own; its exit code. Raises SystemExit where there can be none."""
+    unshare = NAMESPACE + (OF_A_USER if os.geteuid() else [])
+    try:
+        subprocess.run([*unshare, "true"], check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise SystemExit(
+            f"cannot run mutants in a process namespace ({getattr(error, 'stderr', '') or error}): they could kill "
+            f"your other processes. Run as root, or in a container; {IN_NAMESPACE}=1 runs them all the same"
+        ) from None
+    command = [*unshare, sys.executable, "-u", "-m", "tests.mutation.run", *sys.argv[1:]]
+    inside = psutil.Popen(command, env=os.environ | {IN_NAMESPACE: "1"})
+    signal.signal(signal.SIGTERM, lambda *_: [child.terminate() for child in inside.children()])  # unshare ignores it
+    with contextlib.suppress(KeyboardInterrupt):  # which the terminal sends to the program inside, too
+        inside.wait()
+    return inside.wait()
+
+
 def main() -> None:
     arguments = options()
     if not arguments.modules and not arguments.changed:
@@ -186,6 +211,8 @@ def main() -> None:
         return
     if not chosen:
         return print("nothing to mutate")
+    if IN_NAMESPACE not in os.environ:
+        sys.exit(in_a_namespace())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and take the copies away
     session = Session(chosen, arguments.jobs)
     session.run()

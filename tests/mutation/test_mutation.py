@@ -1,11 +1,13 @@
 """Mutation testing itself: which mutants are made, which tests are nearest, and what becomes of a trial."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytest.importorskip("libcst", reason="mutation testing needs: pip install 'dmltrain[mutation]'")
@@ -216,3 +218,18 @@ def test_an_interrupted_session_leaves_nothing_behind(tmp_path):
         session.kill()
         session.communicate()
     assert list(tmp_path.glob("mutation-*")) == []
+
+
+def test_a_mutant_that_kills_every_process_kills_those_of_its_trial_only(tmp_path):
+    tests = tmp_path / "test_killer.py"
+    tests.write_text("import os, signal\ndef test():\n    os.kill(-1, signal.SIGCONT)\n    assert os.getpid() < 1000\n")
+    innocent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    innocent.send_signal(signal.SIGSTOP)
+    command = [sys.executable, "-m", "tests.mutation.run", "--jobs", "1", "--sample", "1", "dmltrain/schedule.py"]
+    done = subprocess.run([*command, "--tests", str(tests)], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    try:
+        assert "without a mutant" in done.stdout, done.stderr
+        assert psutil.Process(innocent.pid).status() == psutil.STATUS_STOPPED
+    finally:
+        innocent.kill()
+        innocent.wait()
