@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import os
 import shutil
 import socket
@@ -18,7 +19,7 @@ import pytest
 
 from launch import LaunchError
 from launch.channels.ssh import paramiko as ssh_paramiko
-from launch.channels.ssh.config import Config
+from launch.channels.ssh.config import Config, Target, hop
 from launch.channels.ssh.key import ATTEMPTS, Keys
 from launch.channels.ssh.line import Line, addresses
 from launch.channels.ssh.login import Access
@@ -369,8 +370,6 @@ def test_a_real_line_whose_other_end_does_not_read_fails():
 
 
 def settings(tmp_path: Path, text: str, name: str = "h", **target: object):
-    from launch.channels.ssh.config import Target
-
     path = tmp_path / "config"
     path.write_text(text)
     return Config((str(path),)).settings(replace(Target(name), **target))
@@ -403,6 +402,58 @@ def test_ways_and_their_absence(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("h", Target("h")),
+        ("anna@h:22", Target("h", "anna", 22)),
+        ("ssh://anna@h:2222/", Target("h", "anna", 2222)),
+        ("a@b@h", Target("h", "a@b")),
+        ("[2001:db8::1]:2222", Target("2001:db8::1", port=2222)),
+        ("anna@[2001:db8::1]", Target("2001:db8::1", "anna")),
+        ("2001:db8::1", Target("2001:db8::1")),
+        ("h:port", None),
+    ],
+)
+def test_a_hop_as_proxyjump_has_it(text, target):
+    if target:
+        assert hop(text) == target
+    else:
+        with pytest.raises(ValueError):
+            hop(text)
+
+
+def test_what_a_configuration_says_of_known_hosts_and_times(tmp_path, home):  # noqa: F811
+    found = settings(tmp_path, "")
+    assert (found.identities_only, found.hash_known_hosts, found.connect_timeout, found.known_as) == (
+        False,
+        False,
+        0,
+        "",
+    )
+    assert found.user_known_hosts == (home.ssh / "known_hosts", home.ssh / "known_hosts2")
+    assert found.global_known_hosts == (Path("/etc/ssh/ssh_known_hosts"), Path("/etc/ssh/ssh_known_hosts2"))
+    assert (found.port, found.destination, found.user) == (22, "h port 22", getpass.getuser())
+    found = settings(
+        tmp_path,
+        "IdentitiesOnly yes\nHashKnownHosts TRUE\nConnectTimeout 2.5\nHostKeyAlias a\nHostName real\nPort=7\n"
+        "UserKnownHostsFile '~/my hosts' none\nGlobalKnownHostsFile none\nProxyCommand nc 100%% %h\n",
+    )
+    assert (found.identities_only, found.hash_known_hosts, found.connect_timeout, found.known_as) == (
+        True,
+        True,
+        2.5,
+        "a",
+    )
+    assert found.user_known_hosts == (Path.home() / "my hosts",) and found.global_known_hosts == ()
+    assert (found.destination, found.proxy_command) == ("real port 7", "nc 100% real")
+
+
+def test_files_that_include_each_other_end(tmp_path):
+    text = f"Include {tmp_path}/config\nUser anna\n"
+    assert settings(tmp_path, text).user == "anna"
+
+
+@pytest.mark.parametrize(
     "text, said",
     [
         ("Port twenty-two", "for h: port is twenty-two: expected a number;"),
@@ -431,8 +482,6 @@ def test_a_configuration_that_is_no_text_or_may_not_be_read_is_named(tmp_path):
 
 
 def test_no_configuration_at_all(tmp_path, home):  # noqa: F811
-    from launch.channels.ssh.config import Target
-
     found = Config((str(tmp_path / "none"),)).settings(Target("h"))
     assert found.identities == tuple(str(home.ssh / name) for name in ("id_ed25519", "id_ecdsa", "id_rsa"))
     assert found.user_known_hosts[0] == home.ssh / "known_hosts"
