@@ -150,6 +150,28 @@ def test_an_error_names_what_was_expected(line, said):
 
 
 @pytest.mark.parametrize(
+    ("line", "least", "most"),
+    [
+        ('{"do": "bind", "address": "a", "master": %d}', 0, 65535),
+        (
+            '{"do": "start", "unset": [], "tasks": [{"task": %d, "argv": [], "environment": {}, "workdir": ""}]}',
+            0,
+            65535,
+        ),
+        ('{"do": "stop", "grace": %d}', 0, 10**9),
+        ('{"do": "file", "entry": %d, "bytes": 0}', 0, 1 << 63),
+        ('{"do": "entries", "entries": [[0, "file", "a", 0, %d, 0, ""]], "last": true}', -(1 << 63), 1 << 63),
+    ],
+)
+def test_numbers_have_limits(line, least, most):
+    for number in (least, most):
+        assert isinstance(decode_command((line % number).encode()), commands.Command)
+    for number in (least - 1, most + 1):
+        with pytest.raises(ProtocolError):
+            decode_command((line % number).encode())
+
+
+@pytest.mark.parametrize(
     "payload",
     [b'{"event": "ready", "host": "other", "pid": 1, "cores": 1}', b'{"event": "reached", "peers": {"a": {"ns": 1}}}'],
 )
