@@ -442,6 +442,20 @@ def test_an_address_of_another_machine_cannot_be_listened_at():
         Reception("192.0.2.77")
 
 
+@pytest.mark.parametrize(
+    ("address", "reached", "not_reached"),
+    [("", ["127.0.0.1", "::1"], []), ("127.0.0.1", ["127.0.0.1"], ["127.0.0.2"]), ("::1", ["::1"], ["127.0.0.1"])],
+)
+def test_where_a_reception_listens(address, reached, not_reached):
+    reception = Reception(address)
+    for each in reached:
+        socket.create_connection((each, reception.port), DEADLINE).close()
+    for each in not_reached:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((each, reception.port), DEADLINE)
+    reception.close()
+
+
 def test_the_port_is_free_when_the_reception_is_closed():
     reception = Reception("127.0.0.1")
     reception.close()

@@ -29,7 +29,7 @@ from launch.agent.events import Event, Wanted
 from launch.agent.protocol import ProtocolError, decode_command, decode_event, encode_event
 from launch.agent.receive import Receiver
 from launch.sync import Sync
-from launch.sync.manifest import Entry, Manifest, Over, manifest
+from launch.sync.manifest import Entry, Manifest, Over, manifest, opened
 from launch.sync.send import LINE_BYTES, WRITE_BYTES, offer, push
 from tests.tiers import examples
 
@@ -416,6 +416,16 @@ def test_a_file_that_vanishes_meanwhile_is_no_failure(source, tmp_path):
 
     assert sync.copy("h1", str(tmp_path / "to"), Agent(tell=tell).write)
     assert tree(tmp_path / "to") == tree(source)
+
+
+def test_what_takes_the_name_of_a_file_meanwhile_is_left_alone(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    (tmp_path / "file").touch()
+    before = os.listdir("/proc/self/fd")
+    for name in ("pipe", "link", "none", "file/none", "."):
+        assert opened(os.fsencode(tmp_path / name)) is None
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_a_file_that_cannot_be_read_is_named(source):

@@ -108,6 +108,8 @@ class SystemChannel(ProcessChannel):
         super().__init__(ssh.argv(host, until - time.monotonic(), command), b"")
         os.set_blocking(self._to, False)
         ssh.starting.add(self)
+        if ssh.over.is_set():  # since ssh was started: `close` has not seen this one
+            self.cut()
         try:
             self._start(text, until)
         except NoAgent as failure:

@@ -1,0 +1,174 @@
+"""The channel through the system's own ssh: its command line, and what is made of what ssh says.
+
+A program that prints what OpenSSH 9 prints takes the place of ssh; tests/launch/test_ssh_contract.py has the real one.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from launch import LaunchError
+from launch.channels.ssh.known_hosts import Key
+from launch.channels.ssh.system import OPTIONS, Ssh, connect
+from launch.job.host import Host
+
+HOST = Host("h1", python=sys.executable, hostname="n1", where="hosts:3")
+SECONDS = 30.0
+RESET = "kex_exchange_identification: read: Connection reset by peer\n"
+
+
+def ssh_that(folder: Path, text: str, **more: object) -> Ssh:
+    """The lines of a shell script in place of ssh; its last argument is the remote command."""
+    path = folder / "ssh"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return Ssh((str(path),), **more)
+
+
+def refused(folder: Path, said: str, code: int = 255, seconds: float = SECONDS, **more: object) -> LaunchError:
+    (folder / "said").write_text(said)
+    ssh = ssh_that(folder, f"cat {folder}/said >&2; exit {code}", **more)
+    with pytest.raises(LaunchError) as caught:
+        connect(HOST, "mark", ssh, seconds)
+    return caught.value
+
+
+def test_the_command_line_has_what_was_said_of_the_host():
+    assert Ssh().argv(Host("h1"), 9.6, "run") == ["ssh", *OPTIONS, "-o", "ConnectTimeout=10", "--", "h1", "run"]
+    ssh = Ssh(("ssh", "-F", "mine"), port=22, identity="/key", accept_new=True)
+    trust = ["-o", "StrictHostKeyChecking=accept-new"]
+    words = ["-p", "2222", "-l", "anna", "-i", "/key", "--", "n1", "run"]
+    found = ssh.argv(Host("h1", hostname="n1", user="anna", port=2222), 0.2, "run")
+    assert found == ["ssh", "-F", "mine", *OPTIONS, "-o", "ConnectTimeout=1", *trust, *words]
+    assert ssh.given(Host("h1")) == ["-p", "22", "-i", "/key"], "the port of the command line is for the others"
+
+
+@pytest.mark.parametrize(
+    ("said", "message", "code"),
+    [
+        (
+            "ssh: Could not resolve hostname n1: Name or service not known\n",
+            "Could not resolve hostname n1: Name or service not known; correct the name in the hosts file, or give",
+            2,
+        ),
+        (
+            "anna@n1: Permission denied (publickey).\n",
+            "anna@n1: Permission denied (publickey).; put your public key",
+            2,
+        ),
+        ("x: Too many authentication failures\n", "x: Too many authentication failures; put your public key there", 2),
+        (
+            "ssh: connect to host n1 port 22: Connection refused\n",
+            "connect to host n1 port 22: Connection refused; is sshd running there, and on that port?",
+            125,
+        ),
+        (
+            "ssh: connect to host n1 port 22: No route to host\n",
+            "connect to host n1 port 22: No route to host; is the",
+            125,
+        ),
+        (
+            "channel 0: open failed: connect failed: Connection refused\nstdio forwarding failed\n" + RESET,
+            "channel 0: open failed: connect failed: Connection refused; can the jump host reach it?",
+            125,
+        ),
+        (
+            "/c: line 3: Bad configuration option: prot\n/c: terminating, 1 bad configuration options\n",
+            "/c: line 3: Bad configuration option: prot; mend ~/.ssh/config",
+            2,
+        ),
+        ("nc: no way\nConnection refused\n", "nc: no way: Connection refused; is sshd", 125),
+        (
+            "ssh: connect to host n1 port 22: Connection timed out\n",
+            "ssh got no answer from n1 within 30 s (ssh: con",
+            125,
+        ),
+        ("something new\n", "ssh failed: something new; does {ssh} n1 true work?", 125),
+        ("", "ssh failed: it printed nothing; perhaps the remote command was killed; does {ssh} n1 true work?", 125),
+        ("Host key verification failed.\n", "its host key is not known here: run {ssh} n1 once, which shows", 2),
+        ("No ED25519 host key is known for n1\n", "its host key is not known here: run {ssh} n1 once, which shows", 2),
+    ],
+)
+def test_what_ssh_says_is_passed_on_with_a_fix(tmp_path, said, message, code):
+    error = refused(tmp_path, said)
+    assert str(error).startswith(f"h1 (hosts:3): {message.format(ssh=tmp_path / 'ssh')}")
+    assert error.code == code
+
+
+CHANGED = """@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @
+The fingerprint for the ED25519 key sent by the remote host is
+SHA256:new.
+Add correct host key in {path} to get rid of this message.
+Offending ED25519 key in {path}:2
+{remove}
+Host key verification failed.
+"""
+
+
+def test_a_changed_key_is_told_with_the_listed_one_and_the_command_that_forgets_it(tmp_path):
+    path, key = tmp_path / "known", Key("ssh-ed25519", b"one")
+    path.write_text(f"other {Key('ssh-rsa', b'x').line}\nn1 {key.line}\n")
+    changed = "h1 (hosts:3): its host key has changed: it shows SHA256:new"
+    asked = refused(tmp_path, CHANGED.format(path=path, remove=f"  ssh-keygen -f '{path}' -R 'n1'"))
+    assert str(asked).startswith(f"{changed}, but {path}:2 has {key.fingerprint} for it; someone may be in between")
+    assert str(asked).endswith(f"forget the old key with ssh-keygen -f '{path}' -R 'n1'")
+    assert str(refused(tmp_path, CHANGED.format(path=path, remove=""))).endswith(f"ssh-keygen -f {path} -R HOST")
+    bare = refused(tmp_path, "HOST IDENTIFICATION HAS CHANGED\n")
+    assert str(bare).startswith("h1 (hosts:3): its host key has changed: it shows another; if it was installed anew")
+    assert asked.code == bare.code == 2
+
+
+def test_other_exit_codes_are_those_of_the_shell_there(tmp_path):
+    error = refused(tmp_path, "sh: 1: python: not found\n", code=127)
+    assert str(error).startswith(
+        f"h1 (hosts:3): there is no {sys.executable} there (sh: 1: python: not found): install"
+    )
+
+
+def test_a_busy_server_is_asked_again_until_it_answers(tmp_path):
+    (tmp_path / "said").write_text(RESET)
+    busy = f"[ $(wc -l < {tmp_path}/tries) -lt 3 ] && {{ cat {tmp_path}/said >&2; exit 255; }}"
+    remote = 'for last; do :; done; exec /bin/sh -c "$last"'
+    ssh = ssh_that(tmp_path, f"echo x >> {tmp_path}/tries\n{busy}\n{remote}")
+    channel = connect(HOST, "mark", ssh, SECONDS)
+    assert (tmp_path / "tries").read_text() == "x\n" * 3
+    channel.cut()
+    channel.close()
+    assert not ssh.starting
+
+
+def test_a_server_that_stays_busy_is_given_up_at_the_deadline(tmp_path):
+    error = refused(tmp_path, RESET, seconds=0.5)
+    assert "raise MaxStartups in its sshd_config" in str(error) or "no answer from n1 within 0.5 s" in str(error)
+    assert error.code == 125
+
+
+def test_what_is_still_connecting_ends_with_the_job(tmp_path):
+    """Also when its ssh has just been started."""
+    ssh = ssh_that(tmp_path, f"touch {tmp_path}/up; exec sleep 120")
+    told: list[LaunchError] = []
+
+    def run() -> None:
+        try:
+            connect(HOST, "mark", ssh, 120.0)
+        except LaunchError as error:
+            told.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while not (tmp_path / "up").exists():
+        thread.join(0.01)
+    ssh.close()
+    thread.join(SECONDS)
+    assert [each.code for each in told] == [125] and not ssh.starting
+
+
+def test_no_ssh_is_installed():
+    with pytest.raises(
+        LaunchError, match="no-such-ssh is not installed here: install openssh-client, or use --ssh para"
+    ):
+        connect(HOST, "mark", Ssh(("no-such-ssh",)), SECONDS)
