@@ -191,7 +191,7 @@ MISTAKES: dict[str, tuple[dict[str, str | bytes], list[object], list[str]]] = {
     "unknown option in --config": (
         {"job.yaml": "num-workers: 2\nhosts: h1,h2\nnum-server: 3\n"},
         ["--config", "job.yaml"],
-        ["job.yaml:3: unknown option num-server", "num-servers?"],
+        ["job.yaml:3: unknown option 'num-server'", "num-servers?"],
     ),
     "no such key": ({}, [*ALL, "--identity", "absent"], ["the key absent does not exist"]),
 }
@@ -210,7 +210,7 @@ def test_what_needs_no_host_to_be_seen_is_refused_at_once(bad: Bad, name: str):
 
 
 @pytest.mark.parametrize("ssh", CHANNELS)
-def test_every_host_that_is_down_or_refuses_or_has_no_name_is_told(bad: Bad, ssh: str):
+def test_every_host_that_is_down_refuses_or_is_unknown_is_reported(bad: Bad, ssh: str):
     bad.testbed.kill("h3")
     bad.testbed.kill_sshd("h4")
     bad.file("hosts", "h1\nnowhere.invalid\nh2\nh3\nh4\n")
@@ -315,7 +315,7 @@ def test_a_busy_sshd_is_asked_again(bad: Bad, rebooted: Callable, ssh: str):
 
 
 @pytest.mark.parametrize("ssh", CHANNELS)
-def test_a_key_that_no_host_takes_is_told_for_every_host(bad: Bad, ssh: str):
+def test_a_refused_key_is_reported_for_every_host(bad: Bad, ssh: str):
     (bad.testbed.dot_ssh / "authorized_keys").write_text("")
     words = [f"h{number} (--hosts): " for number in (1, 2, 3)]
     fix = ["ssh-copy-id", "id_ed25519" if ssh == "paramiko" else "Permission denied"]
@@ -366,7 +366,7 @@ exec(sys.argv[sys.argv.index("-c") + 1])
 
 
 @pytest.mark.parametrize("ssh", CHANNELS)
-def test_a_host_without_the_python_it_is_said_to_have_is_named(bad: Bad, ssh: str):
+def test_a_host_without_its_configured_python_is_named(bad: Bad, ssh: str):
     old = bad.file("old/python3", OLD.format(python=sys.executable), 0o755)
     two = bad.file("old/python2", "#!/bin/sh\necho Unknown option: -I >&2\nexit 2\n", 0o755)
     plain = bad.file("old/plain", "", 0o644)
@@ -407,7 +407,7 @@ def virtual(bad: Bad, name: str, **packages: str) -> Path:
     return python
 
 
-def test_a_python_that_lacks_what_the_script_imports_is_told_with_the_command_that_installs_it(bad: Bad):
+def test_missing_modules_are_reported_with_the_command_that_installs_them(bad: Bad):
     having, lacking = virtual(bad, "having", torch="2.0"), virtual(bad, "lacking")
     script = bad.script(f"import torch\n{PROGRAM}", "train.py")
     bad.file("hosts", f"h1 python={having}\nh2 python={lacking}\nh3 python={lacking}\n")
@@ -475,7 +475,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize(("name", "program"), [*(("ssh", each) for each in PROGRAMS), ("open-mpi", "./plain")])
-def test_a_program_that_cannot_be_run_is_told_for_every_host(bad: Bad, name: str, program: str):
+def test_a_program_that_cannot_run_is_reported_for_every_host(bad: Bad, name: str, program: str):
     bad.file("plain", "#!/bin/sh\n")
     code, words = PROGRAMS[program]
     bad.refused(code, ["h1: ", "h2: ", *words], *way(name, "h1,h2"), "-n", 2, "-s", 0, program)
@@ -511,7 +511,7 @@ def test_a_copy_to_where_nothing_can_be_written_is_refused(bad: Bad, rebooted: C
 # -- addresses and devices -----------------------------------------------------------------------------------
 
 
-def test_an_address_that_hosts_do_not_have_is_told_with_those_that_they_have(bad: Bad):
+def test_a_missing_address_is_reported_with_the_existing_ones(bad: Bad):
     for option, value, what in (
         ("--interface", "eth7", "no address of that interface on"),
         ("--subnet", "192.0.2.0/24", "no address in it on"),
@@ -524,13 +524,13 @@ def test_an_address_that_hosts_do_not_have_is_told_with_those_that_they_have(bad
     bad.refused(USER, ["--subnet x: expected a network such as 10.0.0.0/24"], *ALL, "--subnet", "x", bad.program)
 
 
-def test_gpus_that_hosts_do_not_have_are_told(bad: Bad):
+def test_missing_gpus_are_reported(bad: Bad):
     bad.file("hosts", "h1 gpus=97\nh2\nh3 gpus=98-99\n")
     words = ["h1: gpus=97: there is no GPU 97; it has ", "h3: gpus=98,99: there is no GPU 98, 99", "correct gpus="]
     bad.refused(USER, words, "-n", 3, "-s", 0, "-H", "hosts", bad.program)
 
 
-def test_two_names_of_one_machine_are_told(bad: Bad):
+def test_two_names_of_one_machine_are_reported(bad: Bad):
     words = ["h1 and 10.99.0.1 have the same address, 10.99.0.1/24 on eth0", "listed once, with slots="]
     # if its two agents waited for each other, it would be for the whole grace
     bad.refused(USER, words, "-n", 3, "-s", 0, "--hosts", "h1,10.99.0.1,h2", "--grace", 20, bad.program)
@@ -539,7 +539,7 @@ def test_two_names_of_one_machine_are_told(bad: Bad):
 # -- mpirun --------------------------------------------------------------------------------------------------
 
 
-def test_an_mpirun_that_is_not_installed_is_told_with_the_packages_that_have_it(bad: Bad):
+def test_a_missing_mpirun_is_reported_with_its_packages(bad: Bad):
     words = ["mpirun is not installed here", "openmpi-bin", "mpich", "--mpirun PATH"]
     bad.refused(NOT_FOUND, words, *ALL, "--launcher", "mpi", bad.program, env={"PATH": str(bad.folder)})
     words = ["ssh is not installed here", "openssh-client", "--ssh paramiko"]
@@ -567,7 +567,7 @@ def test_mpiruns_own_cure_for_root_is_passed_on_and_works(bad: Bad):
 
 
 @pytest.mark.parametrize("name", ["open-mpi", "mpich"])
-def test_what_ssh_says_to_mpirun_is_passed_on(bad: Bad, name: str):
+def test_the_output_of_mpiruns_ssh_is_passed_on(bad: Bad, name: str):
     where = [*way(name, "h1,h2"), "-n", 2, "-s", 0, "--connect-timeout", PATIENCE, bad.program]
     bad.testbed.change_host_key("h2")
     words = ["h2", "not reached", "Host key verification failed"]

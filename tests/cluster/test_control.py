@@ -55,7 +55,7 @@ def test_check_names_what_each_host_lacks(testbed: Testbed, front: Front):
 
 
 @pytest.mark.alone
-def test_check_of_sound_hosts_shows_who_reaches_whom_and_how_fast(testbed: Testbed, front: Front):
+def test_check_shows_reachability_and_throughput(testbed: Testbed, front: Front):
     testbed.rate("h3", "50mbit")
     done = front.ask("--check", "--hosts", "h[1-3]", "-n", 3, "-s", 3, front.script(STEP).name)
     assert done.code == 0 and "3 hosts: 0 errors" in done.out and "a job can start" in done.out, done
@@ -152,7 +152,7 @@ def test_kill_ends_a_job_whose_launcher_was_killed(testbed: Testbed, front: Fron
     front.wait_idle()
 
 
-def test_a_signal_to_a_stopped_launcher_is_heard_when_it_goes_on(testbed: Testbed, front: Front):
+def test_a_stopped_launcher_handles_a_signal_when_it_continues(testbed: Testbed, front: Front):
     """As a shell's `kill %1` has it after Ctrl-Z."""
     launched = waiting_job(front)
     pid = testbed.command_pid(launched.process)
@@ -344,7 +344,7 @@ def test_the_training_network_can_be_chosen(testbed: Testbed, front: Front, opti
     assert refused.code == 2 and wrong[1] in refused.err and "h2" in refused.err, refused
 
 
-def test_a_configuration_file_says_the_same_as_the_command_line(testbed: Testbed, front: Front):
+def test_a_configuration_file_is_equivalent_to_the_command_line(testbed: Testbed, front: Front):
     script = front.script("import os, sys\nprint(sys.argv[1:], os.environ['NOTE'], os.uname().nodename)\n").name
     (front.folder / "job.yaml").write_text(
         f"hosts: h1,h2\nnum-workers: 3\nnum_servers: 0\nenv: {{NOTE: 'a b'}}\nprogram: [{script}, --lr, 0.10]\n"

@@ -59,14 +59,14 @@ def test_no_secret_is_seen_while_a_job_runs_or_after_it(testbed: Testbed, tmp_pa
     assert len([each for each in machine() if of_job(each) and has(each, PART)]) == 4  # so the looking itself works
     assert not [place for secret in hidden for process in machine() for place in shown(process, secret, False)]
     # in the environment of the job's own processes, of the launcher, and of what that starts beside it
-    strangers = [
+    unrelated = [
         str(each)
         for host in testbed.hosts
         if host != LOGIN
         for each in testbed.processes(host)
         if (has(each, PART) or has(each, PASSWORD)) and not of_job(each)
     ]
-    assert not strangers
+    assert not unrelated
     assert not [str(each) for each in machine() if has(each, key)]
 
     listed = front.ask("--ps", "logs", logs="ps")
@@ -106,7 +106,7 @@ def shows_to_others(path: Path) -> bool:
 
 @pytest.mark.parametrize("name", ["ssh", "open-mpi"])
 @pytest.mark.parametrize("fault", ["no such program", "no such folder", "agent killed", "launcher killed"])
-def test_no_secret_is_in_the_words_of_a_failure(testbed: Testbed, tmp_path: Path, name: str, fault: str):
+def test_no_secret_is_in_the_report_of_a_failure(testbed: Testbed, tmp_path: Path, name: str, fault: str):
     front = Front(testbed, tmp_path)
     script = front.script("import time\nprint('ready', flush=True)\ntime.sleep(600)\n").name
     program = ["no-such-program", PART] if fault == "no such program" else [script]

@@ -75,7 +75,7 @@ def test_a_pulled_cable_is_seen_by_its_host(testbed: Testbed):
     assert reaches(testbed, "h2", "h1")
 
 
-def test_a_frozen_host_takes_connections_and_says_nothing(testbed: Testbed):
+def test_a_frozen_host_accepts_connections_and_sends_nothing(testbed: Testbed):
     testbed.start("h1", ["sh", "-c", "while :; do /bin/true; done"])  # has a new child at every moment
     wait_for(lambda: testbed.processes("h1"), "the loop runs")
     testbed.freeze("h1")

@@ -158,7 +158,7 @@ class AgentClock:
         draft.rename(self._file)
 
 
-def test_silence_ends_the_job_when_it_has_lasted_as_long_as_was_said(tmp_path):
+def test_missing_heartbeats_end_the_job_after_the_requested_time(tmp_path):
     clock = AgentClock(tmp_path)
     talk = Conversation(tmp_path, clock.python, silence=60.0)
     one, two, pid = talk.start(*[["sleep", "120"]] * 3)
@@ -208,7 +208,7 @@ def test_processes_do_not_pass_for_agents(tmp_path):
     talk.stop()
 
 
-def test_an_agent_that_is_ended_by_a_signal_says_so_and_ends_the_job(tmp_path):
+def test_an_agent_that_gets_a_signal_reports_it_and_ends_the_job(tmp_path):
     talk = Conversation(tmp_path)
     (pid,) = talk.start(["sleep", "120"])
     os.kill(talk.ready["pid"], signal.SIGTERM)
@@ -325,7 +325,7 @@ def test_a_task_counts_as_frozen_when_it_has_been_stopped_without_a_break(tmp_pa
     assert talk.stop()["left"] == []
 
 
-def test_what_a_process_has_printed_comes_before_its_end_also_when_nobody_reads(tmp_path):
+def test_output_precedes_the_exit_even_if_the_launcher_does_not_read(tmp_path):
     """The agent stops reading the processes while too much is on its way to the launcher."""
     talk = Conversation(tmp_path)
     (pid,) = talk.start(["sh", "-c", "exec yes 'a line that is sixty-four bytes long with its end, and no more'"])
@@ -345,7 +345,7 @@ def bytes_written(pid: int) -> int:
     return int(counts["wchar"])
 
 
-def test_nobody_answers_for_a_dead_scheduler(tmp_path):
+def test_the_port_of_a_dead_scheduler_is_closed(tmp_path):
     talk = Conversation(tmp_path)
     talk.send(do="bind", address="127.0.0.1", scheduler=0)
     port = talk.until("bound")["ports"]["scheduler"]
@@ -394,13 +394,19 @@ def test_members_are_descendants_and_carriers(tmp_path):
 
 def test_an_older_agent_of_the_job_is_a_member_and_a_younger_one_is_not():
     mark = f"agents-{os.getpid()}"
-    carrier = subprocess.Popen(["sleep", "120"], env=dict(os.environ, DMLTRAIN_AGENT=mark), start_new_session=True)
+    environment = dict(os.environ, DMLTRAIN_AGENT=mark)
+    carrier = subprocess.Popen(
+        ["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=environment, start_new_session=True
+    )
+    assert carrier.stdin and carrier.stdout
+    carrier.stdin.write(b"\n")
+    assert carrier.stdout.read(1) == b"\n"  # /proc has the environment only after the end of exec
     root, pid = 2**22 + 1, carrier.pid
     try:
         for start, found in ((5, [pid]), (6, [pid]), (7, [])):  # at the same tick the lower pid is older
             everyone = {root: Process(root, 1, "S", 6), pid: Process(pid, 1, "S", start)}
             assert list(members(mark, root, lambda everyone=everyone: everyone)) == found
-        assert list(members(mark, root, lambda: {pid: Process(pid, 1, "S", 7)})) == [pid], "whoever asks is gone"
+        assert list(members(mark, root, lambda: {pid: Process(pid, 1, "S", 7)})) == [pid], "root has exited"
         assert list(members(mark + "x", root, lambda: {pid: Process(pid, 1, "S", 5)})) == []
     finally:
         carrier.kill()
@@ -458,7 +464,7 @@ def test_each_process_is_asked_once_and_killed_when_the_grace_is_over(victim):
     assert victim.wait(SILENCE) == -signal.SIGKILL
 
 
-def test_an_end_takes_two_looks_that_find_nobody(victim):
+def test_the_end_needs_two_scans_without_processes(victim):
     """A process that forks and ends can be missed by one look: its child appears in the next."""
     found = [{}, {victim.pid: process(victim.pid)}, {}, {}]
     ending = Ending("a mark", 0.0, 5.0, lambda mark, root: found.pop(0))
@@ -545,7 +551,7 @@ def test_frames_arrive_whole_however_they_are_cut(size):
     assert list(frames(Script(*pieces), 1)) == [(1, 0, b"a" * 20), (2, 65535, b""), (1, 3, b"\0\n")]
 
 
-def test_a_host_that_says_something_else():
+def test_a_host_that_sends_other_data():
     with pytest.raises(ChannelError, match="instead came: python3: command not found"):
         list(frames(Script(b"python3: command not found\n"), 1))
     with pytest.raises(ChannelError, match="did not start"):

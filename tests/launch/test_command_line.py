@@ -268,7 +268,7 @@ def test_a_port_in_use_is_named(launcher):
     assert f"port {port} of 127.0.0.1 on localhost cannot be had: Address already in use; choose another" in result.err
 
 
-def test_a_dead_schedulers_port_answers_nobody(launcher):
+def test_a_dead_schedulers_port_refuses_connections(launcher):
     """A copy of the socket kept open by the agent would leave clients waiting in its backlog."""
     script = launcher.script(
         """
@@ -380,7 +380,7 @@ def test_no_live_gives_plain_lines_on_a_terminal(launcher):
         (["-n", "1", "--quiet=yes", "true"], "--quiet takes no value: remove 'yes'"),
     ],
 )
-def test_a_mistake_gets_one_line_and_code_2(launcher, arguments, message):
+def test_a_user_error_gets_one_line_and_code_2(launcher, arguments, message):
     result = launcher.run(*arguments)
     assert result.code == 2
     assert result.err.startswith("dmltrain-launch: error: ")

@@ -19,7 +19,7 @@ def trial(row, name, value):
     row.apply(Options(), value, name, {"HOME": "/home/me"})
 
 
-def test_a_file_says_what_the_command_line_says(tmp_path):
+def test_a_file_gives_the_same_options_as_the_command_line(tmp_path):
     path = write(
         tmp_path,
         """
@@ -50,12 +50,12 @@ program: [train.py, --lr, 0.1, "a b", -n, 7, "", true]
 
 
 @pytest.mark.parametrize("word", ["true", "True", "TRUE", "yes", "Yes", "on", "ON"])
-def test_any_word_of_yaml_for_true_sets_an_option(tmp_path, word):
+def test_every_yaml_spelling_of_true_sets_an_option(tmp_path, word):
     assert config.arguments(write(tmp_path, f"quiet: {word}\n"), OPTIONS, trial) == ["--quiet"]
 
 
 @pytest.mark.parametrize("word", ["false", "False", "FALSE", "no", "No", "off", "OFF"])
-def test_any_word_of_yaml_for_false_leaves_it_out(tmp_path, word):
+def test_every_yaml_spelling_of_false_leaves_it_out(tmp_path, word):
     assert config.arguments(write(tmp_path, f"quiet: {word}\n"), OPTIONS, trial) == []
 
 
@@ -109,7 +109,7 @@ def test_the_command_line_overrides_the_file(tmp_path):
         ("<<: {n: 5}\n", r"job.yaml:1: unknown option '<<'"),
     ],
 )
-def test_mistakes_have_a_line(tmp_path, text, message):
+def test_errors_have_a_line_number(tmp_path, text, message):
     with pytest.raises(LaunchError, match=message) as caught:
         config.arguments(write(tmp_path, text), OPTIONS, trial)
     assert caught.value.code == 2

@@ -38,7 +38,7 @@ def test_hosts_of_different_machines_do_not():
     assert threads([host("a", range(8), "one"), host("b", range(8), "two")]) == {"a": 8, "b": 8}
 
 
-def test_an_unknown_boot_id_is_nobody_elses():
+def test_hosts_with_unknown_boot_ids_share_nothing():
     assert threads([host("a", range(8), ""), host("b", range(8), "")]) == {"a": 8, "b": 8}
 
 

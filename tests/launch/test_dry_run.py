@@ -50,7 +50,7 @@ def test_what_runs_where(tmp_path):
     assert max(map(len, text)) <= dry_run.WIDTH + 8 + len(str(tmp_path))
 
 
-def test_what_is_known_is_told():
+def test_known_values_are_printed():
     job = Job("fit", "m", ("hostname",), 2, 1, "/w", (Setting("OMP_NUM_THREADS", "3", "worker"),), port=9000)
     body = "\n".join(printed(job, [Host("localhost", "127.0.0.1", cores=8)]))
     assert "DMLC_PS_ROOT_PORT=9000" in body and "DMLC_NODE_HOST=127.0.0.1" in body and "OMP_NUM_THREADS=3" in body

@@ -102,7 +102,7 @@ def test_servers_that_stay_are_ended_after_the_workers(launcher):
     assert time.monotonic() - began < QUICK
 
 
-def test_who_lost_a_peer_yields_to_the_cause(launcher):
+def test_the_process_that_lost_a_peer_is_not_the_cause(launcher):
     """worker 0 ends with 75 first; that server 0 fails a little later is why."""
     script = """
 case $DMLC_ROLE in
@@ -435,7 +435,7 @@ def test_a_full_disk_ends_the_job_with_a_clear_error(launcher):
     assert result.err.splitlines()[-1] == "0 processes left on 1 host"
 
 
-def test_a_stranger_at_the_schedulers_port_is_the_programs_affair(launcher):
+def test_the_program_handles_unauthenticated_peers_at_the_schedulers_port(launcher):
     """A peer that connects and closes at once neither ends the job nor costs the agent anything."""
     script = launcher.script(
         """

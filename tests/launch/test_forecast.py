@@ -107,7 +107,7 @@ def test_a_card_carries_what_the_better_half_of_its_links_do():
     assert noisy.seconds({("h1", "h2"): V}) == pytest.approx(V / (0.9 * B))
 
 
-def test_links_that_nobody_measured_give_no_forecast():
+def test_unmeasured_links_give_no_forecast():
     assert forecast(place(2, 2, hosts(2)), STEP, Computing({"h1": {1: 0.2}}), Links()) is None
 
 
@@ -160,7 +160,7 @@ def test_one_worker_alone_is_never_slower_than_beside_others():
     assert "Not reliable: a worker alone on h1 took 3512 ms per step, but only 77.0 ms as one of 2 there." in said(one)
 
 
-def test_uneven_measurements_are_said():
+def test_uneven_measurements_are_reported():
     even, uneven = (
         Outlook(2, lambda count: place(count, count, hosts(1)), STEP, Computing({"h1": {1: 0.2}}, spread), Links())
         for spread in (0.2, 0.8)
@@ -187,7 +187,7 @@ def test_which_numbers_of_workers_have_a_row():
 # -- the program's line ------------------------------------------------------------------------------------------------
 
 
-def test_what_a_program_says():
+def test_the_line_of_a_program_is_parsed():
     least = {"seconds_per_step": 0.25, "samples_per_step": 64, "model_bytes": 1000}
     assert step_of(f"DMLTRAIN_MEASURE {json.dumps(least)}") == Step(0.25, 64, 1000)
     assert step_of(f"DMLTRAIN_MEASURE {json.dumps({**least, 'spread': 0.3})}").spread == 0.3
@@ -263,7 +263,7 @@ def said(outlook: Outlook) -> str:
     return "\n".join(sentences(outlook))
 
 
-def test_it_says_when_distributing_pays():
+def test_distributing_pays():
     text = said(outlook(5, 1.0))
     assert "Distributing pays: 5 workers are 3.8 - 5.0 times as fast as one worker on h1" in text
     assert "without overlap, communication takes 24 % of a step" in text
@@ -271,7 +271,7 @@ def test_it_says_when_distributing_pays():
     assert "This forecast gives bounds" in text
 
 
-def test_it_says_when_it_does_not_and_what_would_help():
+def test_distributing_does_not_pay_and_what_would_help():
     text = said(outlook(5, 0.05))  # one worker: 50 ms; five: 320 ms of communication
     assert "Distributing does not pay: 5 workers are 0.68 - 0.78 times as fast as one worker on h1" in text
     assert (
@@ -281,12 +281,12 @@ def test_it_says_when_it_does_not_and_what_would_help():
     assert "a batch of 103 per worker breaks even with one worker" in text
 
 
-def test_it_says_when_it_depends_on_what_hides():
+def test_distributing_pays_only_with_overlap():
     text = said(outlook(5, 0.08))
     assert "Distributing pays only if communication overlaps with computing: 5 workers are 1.0 - 1.2" in text
 
 
-def test_it_says_when_a_slow_host_holds_all_up():
+def test_a_slow_host_limits_the_speed_up():
     text = said(outlook(2, 0.1, h2=0.3))
     assert "Distributing does not pay: 2 workers are 0.4" in text
     assert "Neither compression nor a larger batch would help: the slowest worker computes too slowly." in text
@@ -299,14 +299,14 @@ def test_fewer_workers_may_be_better():
     assert "It would pay with 2 workers (1.4 - 2.0)." in text
 
 
-def test_kvstores_that_are_not_in_step_are_remarked():
+def test_asynchronous_and_local_kvstores_get_a_remark():
     step = Step(0.2, 64, V, kv_store="dist_async", synchronous=False)
     assert "--kv-store dist_async does not wait for all workers at each step" in said(outlook(2, 1.0, step))
     assert "shares nothing" in said(outlook(2, 1.0, Step(0.2, 64, V, kv_store="local", distributed=False)))
     assert "the savings of topk are unknown" in said(outlook(2, 1.0, Step(0.2, 64, V, gc_type="topk")))
 
 
-def test_unknown_links_are_said():
+def test_unknown_links_are_reported():
     blind = Outlook(2, lambda count: place(count, count, hosts(2)), STEP, Computing({"h1": {1: 1.0}}), Links())
     assert tables(blind) == [] and "the throughput between the job's hosts is unknown" in said(blind)
 

@@ -211,7 +211,7 @@ def test_a_list_is_split_outside_of_ranges(parts):
         ("- h1", "- looks like YAML; the name of a YAML inventory must end in .yaml"),
     ],
 )
-def test_what_is_wrong_with_a_line_is_said_with_its_number(line, message):
+def test_errors_in_a_line_have_its_number(line, message):
     said = refusal(text, f"# hosts\nh0\n{line}\n")
     assert said.startswith("hosts:3: ")
     assert message in said
@@ -356,7 +356,7 @@ def test_an_inventory_may_be_a_list_alone():
         ("[" * 5000, "hosts.yaml: nested too deeply"),
     ],
 )
-def test_what_is_wrong_with_an_inventory_is_said_with_its_line(content, message):
+def test_errors_in_an_inventory_have_the_line(content, message):
     said = refusal(parse, content.encode(), "hosts.yaml")
     assert said.startswith(message)
 
@@ -446,7 +446,7 @@ def test_gpus_are_selected_as_deepspeed_writes_them(include, exclude, expected):
         ("", "h1:0", "--exclude h1:0: no gpu 0 on h1: it has neither gpus= nor slots= (hosts:1)"),
     ],
 )
-def test_a_selection_of_what_is_not_there_is_refused(include, exclude, message):
+def test_unknown_hosts_in_a_selection_are_refused(include, exclude, message):
     assert refusal(select, text(LAB), include, exclude).startswith(message)
 
 
@@ -480,7 +480,7 @@ ANYTHING = st.one_of(st.text(), st.lists(ALPHABET).map("".join))
 
 
 @given(ANYTHING, st.sampled_from(["hosts", "hosts.yaml"]))
-def test_any_text_gives_hosts_or_a_refusal_that_says_where(content, name):
+def test_any_text_gives_hosts_or_an_error_with_a_line(content, name):
     try:
         found = parse(content.encode("utf-8", "surrogatepass"), name)
     except LaunchError as error:

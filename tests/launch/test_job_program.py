@@ -62,13 +62,13 @@ def test_a_verb_is_an_option_of_the_launcher(words, argv):
         ("ls --nonsense", "unknown option --nonsense"),
     ],
 )
-def test_wrong_words_are_refused(tmp_path, words, message):
+def test_wrong_arguments_are_refused(tmp_path, words, message):
     with pytest.raises(LaunchError) as caught:
         parse_job(words.split())
     assert message in str(caught.value) and caught.value.code == 2
 
 
-def test_a_users_mistake_is_one_line_by_the_programs_name(tmp_path):
+def test_a_user_error_is_one_line_with_the_programs_name(tmp_path):
     done = run("job", "ps", "nonsuch", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("dmltrain-job: error: no job 'nonsuch' in logs/") and done.stderr.count("\n") == 1
@@ -193,7 +193,7 @@ def test_check_looks_at_hosts_and_starts_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("words", [["--ps", "fit"], ["--kill", "fit"], ["--dry-run", "-n", "1", "true"]])
-def test_check_does_nothing_else(tmp_path, words):
+def test_check_has_no_other_modes(tmp_path, words):
     done = run("check", *words, cwd=tmp_path)
     assert done.returncode == 2 and done.stdout == ""
     assert (

@@ -28,14 +28,14 @@ def test_nothing_of_an_earlier_run_is_taken_for_the_new_ones(tmp_path):
     assert new.killed
 
 
-def test_a_folder_of_somebody_else_is_left_alone(tmp_path):
+def test_a_folder_of_another_program_is_refused(tmp_path):
     (tmp_path / "worker-0.log").write_text("theirs")
     with pytest.raises(LaunchError, match="has worker-0.log but no job.json.*use another --log-dir"):
         LogFolder(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["worker-0.log"]
 
 
-def test_whoever_reads_the_record_reads_a_whole_one(tmp_path):
+def test_readers_always_see_a_complete_record(tmp_path):
     folder, path = LogFolder(tmp_path), tmp_path / "job.json"
     folder.write_record({"job": "one"})
     with path.open() as reader:

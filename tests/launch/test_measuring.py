@@ -71,7 +71,7 @@ print("DMLTRAIN_MEASURE", json.dumps({"seconds_per_step": seconds, "samples_per_
         ("stays", 3, ["2", "2", "150", "0", "150", "853", "2.0", "100 %"], "Not reliable: a worker alone on localhost"),
     ],
 )
-def test_what_cannot_be_is_measured_again(launcher, disturbance, times, row, words):
+def test_implausible_results_are_measured_again(launcher, disturbance, times, row, words):
     text = check(launcher, "-n", 2, launcher.script(DISTURBED), disturbance)
     assert len(ran(launcher)) == 2 + times
     rows = [re.split(r" *\| *", line)[1:-1] for line in text.splitlines() if re.match(r"\| +\d+ \| +\d+ \| ", line)]
@@ -79,7 +79,7 @@ def test_what_cannot_be_is_measured_again(launcher, disturbance, times, row, wor
     assert ("Not reliable" in text) == (disturbance == "stays")
 
 
-def test_who_does_not_measure_is_not_started(launcher):
+def test_a_program_without_measuring_is_not_started(launcher):
     script = launcher.script("open('it ran', 'w')\n")
     for program in ([script], ["touch", "it ran"], ["sh", "-c", "touch 'it ran'"]):
         text = check(launcher, "-n", 2, *program)
@@ -87,7 +87,7 @@ def test_who_does_not_measure_is_not_started(launcher):
     assert not (launcher.folder / "it ran").exists()
 
 
-def test_who_was_told_to_measure_and_does_not_is_said(launcher):
+def test_a_program_that_ignores_the_request_to_measure_is_reported(launcher):
     text = check(launcher, "-n", 1, "--env", "DMLTRAIN_MEASURE=3", "sh", "-c", "touch ran; echo $DMLTRAIN_MEASURE")
     assert "No forecast: the program reported no step" in text and (launcher.folder / "ran").exists()
 
@@ -163,6 +163,6 @@ def test_which_programs_measure_themselves(tmp_path, source, heeds):
         assert supports_measuring(Job("j", "m", argv, 1, 1, "/")) is heeds
 
 
-def test_other_programs_measure_when_told_to():
+def test_other_programs_measure_if_the_variable_is_set():
     assert not supports_measuring(Job("j", "m", tuple(shlex.split("python gone.py")), 1, 1, "/"))
     assert supports_measuring(Job("j", "m", ("binary",), 1, 1, "/", settings=(Setting("DMLTRAIN_MEASURE", "5"),)))

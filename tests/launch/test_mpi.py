@@ -154,7 +154,7 @@ def mpi(request, tmp_path) -> Iterator[Mpi]:
     wait_for(lambda: not made.left(), "the end of every process")
 
 
-def test_an_agent_runs_what_it_is_told_and_ends(mpi):
+def test_an_agent_runs_its_commands_and_ends(mpi):
     talk = mpi.talk(mpi.cluster())
     talk.start(sys.executable, "-c", "import os; print(os.getcwd(), end='')")
     assert talk.until("exited")["code"] == 0
@@ -209,7 +209,7 @@ def test_processes_see_all_cores_and_nothing_of_mpirun(mpi):
     talk.stop()
 
 
-def test_no_secret_is_in_any_command_line_or_in_what_mpirun_says(mpi):
+def test_no_secret_is_in_any_command_line_or_in_mpiruns_output(mpi):
     cluster = mpi.cluster()
     talk = mpi.talk(cluster)
     talk.start(sys.executable, "-c", "import time; time.sleep(60)", PASSWORD="hush-hush")
@@ -308,14 +308,14 @@ def test_a_host_without_that_python_is_named_at_once(mpi):
     assert time.monotonic() - began < DEADLINE
 
 
-def test_a_host_that_nobody_knows(mpi):
+def test_an_unknown_host_name(mpi):
     error = refusal(mpi, mpi.cluster(Host("no-such-host.invalid"), host_ip="127.0.0.1", connect_timeout=3.0))
     assert str(error).startswith("no-such-host.invalid was not reached")
     assert "resolve hostname no-such-host.invalid" in str(error)  # what ssh said, through mpirun
 
 
 @pytest.mark.skipif(not ROOT, reason="only root is refused")
-def test_open_mpi_refuses_root_and_says_how_to_go_on(tmp_path):
+def test_open_mpi_refuses_root_and_the_fix_is_printed(tmp_path):
     if not shutil.which("mpirun.openmpi"):
         pytest.skip("mpirun.openmpi is missing: install openmpi-bin")
     if "OMPI_ALLOW_RUN_AS_ROOT" in os.environ:

@@ -167,7 +167,7 @@ def test_writing_after_the_end_is_an_error(desk):
         ("exec no-such-python", "exited with 127: "),
     ],
 )
-def test_how_the_command_ended_is_told(desk, command, words):
+def test_the_exit_of_the_command_is_reported(desk, command, words):
     channel = desk.channel(command)
     read_all(channel)
     closed = channel.close()
@@ -180,7 +180,7 @@ def test_the_last_output_comes_before_the_end(desk):
     assert channel.close() == "was killed by SIGTERM"
 
 
-def test_output_that_somebody_else_holds_open_does_not_keep_the_end_back(desk):
+def test_output_that_another_process_holds_open_does_not_delay_the_end(desk):
     channel = desk.channel("sleep 20 & echo $!; kill -9 $$")
     began = time.monotonic()
     sleeper = int(read_all(channel))
@@ -189,7 +189,7 @@ def test_output_that_somebody_else_holds_open_does_not_keep_the_end_back(desk):
     os.kill(sleeper, signal.SIGKILL)
 
 
-def test_much_on_standard_error_blocks_nobody(desk):
+def test_much_standard_error_does_not_block(desk):
     channel = desk.channel("yes words | head -c 3000000 >&2; echo last >&2; echo done; exit 4")
     assert read_all(channel) == b"done\n"
     assert channel.close() == "exited with 4: last"
@@ -199,7 +199,7 @@ def test_close_ends_the_input_of_a_command_that_still_runs(desk):
     assert desk.channel("cat; exit 9").close() == "exited with 9"
 
 
-def test_close_does_not_wait_for_a_command_that_goes_on(desk):
+def test_close_does_not_wait_for_a_running_command(desk):
     channel = desk.channel("read line; exec sleep 2")
     began = time.monotonic()
     assert channel.close() == "did not answer and was left to end by itself"
@@ -211,7 +211,7 @@ def test_close_does_not_wait_for_a_command_that_goes_on(desk):
 # -- what the command finds --------------------------------------------------------------------------------------------
 
 
-def test_the_command_inherits_neither_the_token_nor_what_mpirun_said(desk):
+def test_the_command_inherits_neither_the_token_nor_mpiruns_variables(desk):
     channel = desk.channel("env; tr '\\0' '\\n' < /proc/self/environ")
     found = read_all(channel)
     assert b"PATH=" in found
@@ -287,11 +287,11 @@ def test_a_bridge_that_was_never_asked_for_anything_ends_with_its_connection(des
     assert started.wait(DEADLINE) == 0
 
 
-# -- strangers ---------------------------------------------------------------------------------------------------------
+# -- unauthenticated peers -----------------------------------------------------------------------------------------
 
 
 def test_a_wrong_token_is_refused(desk):
-    """All that a bridge says but the token is right."""
+    """Everything that the bridge sends is correct except the token."""
     for wrong in ("0" * 64, desk.token[:-1], desk.token[:8], desk.token + "0", desk.token.upper(), ""):
         assert desk.start(token=wrong).wait(DEADLINE) == 0
         assert desk.came.empty(), wrong
@@ -299,7 +299,7 @@ def test_a_wrong_token_is_refused(desk):
     desk.came.get(timeout=DEADLINE).stream.close()
 
 
-def test_a_token_serves_no_longer_than_it_is_expected(desk):
+def test_a_forgotten_token_is_refused(desk):
     desk.reception.forget(desk.token)
     assert desk.start().wait(DEADLINE) == 0
     assert desk.came.empty()
@@ -316,15 +316,15 @@ def dial_tls(port: int) -> ssl.SSLSocket:
 
 
 @pytest.mark.parametrize("noise", [b"GET / HTTP/1.0\r\n\r\n", os.urandom(100_000), b"\x16\x03\x01\xff\xff" + bytes(9)])
-def test_noise_is_cut_off_and_disturbs_nobody(desk, noise):
-    with dial(desk.reception.port) as stranger:
+def test_invalid_data_is_disconnected_and_disturbs_no_other(desk, noise):
+    with dial(desk.reception.port) as peer:
         try:
-            stranger.sendall(noise)
-            stranger.shutdown(socket.SHUT_WR)
-            while stranger.recv(1000):
+            peer.sendall(noise)
+            peer.shutdown(socket.SHUT_WR)
+            while peer.recv(1000):
                 pass
         except OSError:
-            pass  # cut off while it was talking
+            pass  # disconnected while sending
         assert desk.channel("exit 0").read(DEADLINE) == b""
     assert desk.came.empty()
 
@@ -332,15 +332,15 @@ def test_noise_is_cut_off_and_disturbs_nobody(desk, noise):
 HELLO = {"token": "x", "index": 7, "host": "here", "pid": 1}
 
 
-def cut_off(desk: Desk, said: bytes, ends: bool = False) -> None:
-    """Say that over TLS, and perhaps no more; the reception hangs up before its patience with silence is over."""
-    with dial_tls(desk.reception.port) as stranger:
-        stranger.settimeout(GREETING_SECONDS - 1)
-        stranger.sendall(said)
+def assert_disconnected(desk: Desk, data: bytes, ends: bool = False) -> None:
+    """Send `data` over TLS, and end the stream if `ends`. The launcher disconnects before GREETING_SECONDS."""
+    with dial_tls(desk.reception.port) as peer:
+        peer.settimeout(GREETING_SECONDS - 1)
+        peer.sendall(data)
         if ends:
-            stranger.shutdown(socket.SHUT_WR)
+            peer.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionResetError, ssl.SSLEOFError):
-            assert stranger.recv(1000) == b""
+            assert peer.recv(1000) == b""
     assert desk.came.empty()
 
 
@@ -351,22 +351,22 @@ def cut_off(desk: Desk, said: bytes, ends: bool = False) -> None:
         *(json.dumps({**HELLO, "token": token}).encode() + b"\n" for token in ("x", "", 3, None, [], {})),
     ],
 )
-def test_a_stranger_who_speaks_tls_but_does_not_know_the_token_is_cut_off(desk, line):
-    cut_off(desk, line)
+def test_a_tls_peer_without_the_token_is_disconnected(desk, line):
+    assert_disconnected(desk, line)
 
 
-def test_a_line_with_the_token_that_is_no_hello_is_cut_off(desk):
+def test_an_invalid_line_with_the_token_is_disconnected(desk):
     hello = {**HELLO, "token": desk.token}
-    cut_off(desk, json.dumps({**hello, "host": "h" * 2000}).encode() + b"\n")
-    cut_off(desk, json.dumps({**hello, "more": 1}).encode() + b"\n")
-    cut_off(desk, json.dumps({"token": desk.token}).encode() + b"\n")
-    cut_off(desk, json.dumps(hello).encode(), ends=True)
+    assert_disconnected(desk, json.dumps({**hello, "host": "h" * 2000}).encode() + b"\n")
+    assert_disconnected(desk, json.dumps({**hello, "more": 1}).encode() + b"\n")
+    assert_disconnected(desk, json.dumps({"token": desk.token}).encode() + b"\n")
+    assert_disconnected(desk, json.dumps(hello).encode(), ends=True)
     with dial_tls(desk.reception.port) as friend:
         friend.sendall(json.dumps(hello).encode() + b"\n")
         assert desk.came.get(timeout=DEADLINE).host == "here", "this is one"
 
 
-def test_strangers_that_have_gone_leave_their_places_to_others(desk):
+def test_unauthenticated_peers_that_disconnect_free_their_slots(desk):
     for _ in range(CALLERS + 2):
         dial(desk.reception.port).close()
     channel = desk.channel("echo hello", seconds=DEADLINE)
@@ -374,7 +374,7 @@ def test_strangers_that_have_gone_leave_their_places_to_others(desk):
     channel.close()
 
 
-def test_silent_strangers_do_not_keep_others_out(desk):
+def test_silent_unauthenticated_peers_do_not_block_others(desk):
     silent = [dial(desk.reception.port) for _ in range(50)]
     channel = desk.channel("echo hello")
     assert read_all(channel) == b"hello\n"
@@ -404,7 +404,7 @@ class Impostor:
         self.over.set()
 
 
-def test_a_bridge_says_nothing_to_somebody_with_another_certificate(desk):
+def test_a_bridge_sends_nothing_to_a_peer_with_another_certificate(desk):
     impostor = Impostor()
     started = desk.start(port=impostor.listener.getsockname()[1])
     _, said = started.communicate(timeout=DEADLINE)
@@ -421,7 +421,7 @@ def test_a_bridge_tries_every_address(desk):
     channel.close()
 
 
-def test_a_bridge_that_reaches_nobody_says_what_it_tried(desk):
+def test_a_bridge_that_reaches_no_launcher_reports_what_it_tried(desk):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
     started = desk.start(port=port, addresses=["127.0.0.1", "127.0.0.9"])

@@ -83,7 +83,7 @@ def test_the_python_of_a_host_may_have_any_name():
         (Host("a,b"), ["a,b"]),
     ],
 )
-def test_what_mpirun_cannot_be_told_is_refused_with_the_cure(host, words):
+def test_attributes_that_mpirun_does_not_support_are_refused_with_a_fix(host, words):
     with pytest.raises(LaunchError) as caught:
         check([Host("fine"), host])
     assert all(word in str(caught.value) for word in words)
@@ -111,7 +111,7 @@ def program(path: Path, text: str) -> str:
         ("Intel(R) MPI Library for Linux* OS, Version 2021.9", MPICH),
     ],
 )
-def test_kinds_are_told_apart_by_their_version(tmp_path, says, expected):
+def test_the_mpi_is_recognized_by_its_version(tmp_path, says, expected):
     assert kind(program(tmp_path / "mpirun", f"echo '{says}'")) == expected
 
 
@@ -166,7 +166,7 @@ def test_a_slurm_job_is_asked_for_its_hosts(tmp_path, monkeypatch):
     assert allocation({}) == [], "outside of such a job"
 
 
-def test_what_scontrol_says_is_in_the_error(tmp_path, monkeypatch):
+def test_the_output_of_scontrol_is_in_the_error(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     for script, said in (("echo 'no such node' >&2; echo n1; exit 1", "'no such node'"), ("echo; exit 0", "''")):
         program(tmp_path / "scontrol", script)
@@ -195,17 +195,17 @@ def test_without_hosts_and_without_a_batch_job_it_is_this_machine(monkeypatch):
         mpi.hosts_of(replace(Options(), exclude="a"))
 
 
-def test_bridges_on_this_machine_call_back_over_loopback_and_nobody_else_can():
+def test_local_bridges_connect_over_loopback_and_no_other_host_can():
     assert mpi.addresses([Host("localhost"), Host("127.0.0.2")], "") == ["127.0.0.1"]
 
 
-def test_bridges_elsewhere_are_told_every_address_but_loopback():
+def test_remote_bridges_get_every_address_but_loopback():
     told = mpi.addresses([Host("localhost"), Host("192.0.2.99")], "")
     assert not any(each.startswith(("127.", "fe80")) or each == "::1" for each in told)
     assert mpi.addresses([Host("192.0.2.99")], "10.1.2.3") == ["10.1.2.3"]
 
 
-def test_the_last_words_are_without_ornament(tmp_path):
+def test_the_last_output_has_no_rulers(tmp_path):
     words = "echo -----; echo; echo one; echo two >&2; exit 3"
     ended = mpirun.Mpirun([program(tmp_path / "m", words)], {}, lambda _: None)
     assert ended.fate(10) == "mpirun exited with 3"

@@ -122,7 +122,7 @@ def test_a_routed_host_reached_through_a_forwarded_port_has_its_only_address():
     assert choose([H1, H2], have, reached={"h1": "203.0.113.5", "h2": "203.0.113.6"})["h2"] == ("10.128.0.3", "eth0")
 
 
-def test_a_routed_host_with_several_addresses_must_be_told():
+def test_a_routed_host_with_several_addresses_needs_addr():
     have = {"h1": nics("eth0 10.1.0.1/24", "eth1 172.16.0.1/24"), "h2": nics("eth0 10.2.0.1/24")}
     said = refusal([H1, H2], have, reached={"h1": "203.0.113.5", "h2": "10.2.0.1"})
     for part in (

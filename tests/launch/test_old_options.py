@@ -39,7 +39,7 @@ def source(package: str, file: str) -> str:
 
 
 @pytest.mark.parametrize("package, file, count", [("dmlc_tracker", "opts.py", 30), ("mxnet", "tools/launch.py", 8)])
-def test_no_option_of_theirs_is_unknown(package, file, count):
+def test_every_option_of_other_launchers_is_known(package, file, count):
     calls = re.findall(r"add_argument\(\s*((?:'-[-\w]+',\s*)+)", source(package, file))
     names = [name for call in calls for name in re.findall(r"'(-[-\w]+)'", call)]
     assert len(names) >= count, "the source was read"
@@ -49,7 +49,7 @@ def test_no_option_of_theirs_is_unknown(package, file, count):
     assert set(ALIASES.values()) <= ours, "an alias is of something"
 
 
-def test_values_are_taken_where_theirs_are_taken():
+def test_options_take_values_as_in_other_launchers():
     """An option that takes a value there and none here would leave the value as the program's name."""
     text = source("dmlc_tracker", "opts.py")
     for name, row in TABLE.items():
@@ -122,7 +122,7 @@ def test_file_cache_is_off_or_refused():
 
 
 @pytest.mark.parametrize("row", REFUSED, ids=lambda row: row.names[0])
-def test_what_is_refused_says_why_and_what_to_do(row):
+def test_refusals_have_a_reason_and_a_fix(row):
     with pytest.raises(LaunchError) as caught:
         row.apply(Fields(), "x" if row.value else "", row.names[0], {})
     purpose, _, fix = str(caught.value).partition("; ")
@@ -130,6 +130,6 @@ def test_what_is_refused_says_why_and_what_to_do(row):
     assert caught.value.code == 2
 
 
-def test_clusters_of_theirs():
+def test_clusters_of_other_launchers():
     assert "Hadoop's YARN" in unsupported_cluster("yarn") and "-H" in unsupported_cluster("yarn")
     assert unsupported_cluster("local") == ""

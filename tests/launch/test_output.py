@@ -81,7 +81,7 @@ class FullDisk(LogFolder):
         return os.open("/dev/full", os.O_WRONLY)
 
 
-def test_a_log_that_cannot_be_written_is_said_once(tmp_path):
+def test_a_log_that_cannot_be_written_is_reported_once(tmp_path):
     display = Kept()
     output = Output(FullDisk(tmp_path), ["worker-0"], display)
     with pytest.raises(LaunchError, match="worker-0.log: No space left on device; use another --log-dir"):

@@ -136,7 +136,7 @@ def test_the_scheduler_goes_where_roles_name_it():
     assert split(1, 1, hosts({"slots": 1}), "dmlc") == ("1", "1", "1")
 
 
-def test_the_listing_says_what_each_policy_does():
+def test_the_listing_explains_each_policy():
     found = listing().split("), ")
     assert [each.partition(" (")[0] for each in found] == list(POLICIES)
     assert "pack (each role fills one host before the next" in found
@@ -174,7 +174,7 @@ def test_the_listing_says_what_each_policy_does():
         ((5, 5, plain(5, slots=1), "dedicated"), "--placement dedicated: 5 hosts cannot take 5 servers"),
     ],
 )
-def test_what_does_not_fit_is_refused(arguments, message):
+def test_jobs_that_do_not_fit_are_refused(arguments, message):
     assert refusal(*arguments).startswith(message)
 
 

@@ -44,7 +44,7 @@ def test_nothing_is_wrong_here(job):
     assert judge(job, skew=0.2, disk={job.workdir: 500, "/tmp": 100, "/dev/shm": 256}) == []
 
 
-def test_the_request_says_what_the_processes_will_have(job):
+def test_the_request_describes_the_processes(job):
     settings = (Setting("A", "1"), Setting("B", "2", "server"), Setting("C", "3"))
     host = replace(HOST, environment=(("C", "4"),), workdir="/data/run")
     asked = request(replace(job, settings=settings), host)

@@ -150,7 +150,7 @@ def test_ports_are_held_where_the_first_processes_of_the_roles_are():
         ({"torch_env": False}, {"scheduler": 0}, {"scheduler": 6}, Ports(6, 0)),
     ],
 )
-def test_ports_that_nobody_uses_are_not_held(more, bind, bound, ports):
+def test_unused_ports_are_not_bound(more, bind, bound, ports):
     course = Course(replace(LOCAL, **more), "a", address="127.0.0.1")
     assert course.connect() == [Send("a", Bind("127.0.0.1", **bind))]
     course.say(Bound("a", bound))
@@ -180,7 +180,7 @@ def test_the_python_that_was_given_for_a_host_is_the_one_that_is_probed():
 # -- what is wrong
 
 
-def test_what_is_wrong_on_any_host_is_told_of_all_at_once_and_the_first_gives_the_code():
+def test_problems_of_all_hosts_are_raised_together_with_the_first_code():
     course = Course(names="abc")
     course.connect()
     gone = {"workdir": {"path": "/work", "exists": False, "writable": False}}
@@ -193,7 +193,7 @@ def test_what_is_wrong_on_any_host_is_told_of_all_at_once_and_the_first_gives_th
     assert caught.value.code == 127, "of the first"
 
 
-def test_warnings_are_kept_and_hold_nobody_up():
+def test_warnings_are_kept_and_do_not_stop_the_job():
     course = Course()
     course.connect()
     versions = {name: {"inspection": inspection(torch)} for name, torch in (("a", "2.1"), ("b", "2.2"))}
@@ -260,7 +260,7 @@ def test_hosts_that_do_not_reach_each_other_do_not_start():
 # -- a check
 
 
-def test_a_check_tells_all_that_is_wrong_and_goes_on():
+def test_a_check_collects_all_problems_and_continues():
     course = Course(names="ab", check=True)
     course.connect()
     asked = course.probe(a={"workdir": {"path": "/work", "exists": False, "writable": False}})
@@ -273,7 +273,7 @@ def test_a_check_tells_all_that_is_wrong_and_goes_on():
     assert [problem.host for problem in course.preparation.problems] == ["a", "b"]
 
 
-def test_a_check_goes_on_without_a_host_that_is_lost_whether_it_had_answered_or_not():
+def test_a_check_continues_without_a_lost_host():
     course = Course(names="abc", check=True)
     preparation = course.preparation
     assert preparation.handle(Ready("a", 10, 4)) == []

@@ -54,7 +54,7 @@ def executable(path: Path, text: str) -> str:
 # -- the host ------------------------------------------------------------------------------------------------------
 
 
-def test_facts_are_what_the_system_says(tmp_path):
+def test_facts_match_the_system(tmp_path):
     found = facts({"workdir": str(tmp_path), "argv": ["sh"]})
     assert found["hostname"] == socket.gethostname()
     assert found["kernel"] == os.uname().release
@@ -213,7 +213,7 @@ def test_the_jobs_environment_decides_what_is_found(tmp_path, empty_python, monk
 
 
 @pytest.mark.parametrize("version", ["2.7", "3.6", "3.8"])
-def test_a_python_that_is_too_old_says_so(tmp_path, version):
+def test_a_python_that_is_too_old_is_reported(tmp_path, version):
     found = look(workdir=str(tmp_path), python=python(version), needs=["dmltrain"])["inspection"]
     assert found["version"].startswith(f"{version}.")
 
@@ -241,7 +241,7 @@ def test_no_such_python(tmp_path):
     assert found == {"error": "/opt/none/python3 cannot be started: not found"}
 
 
-def test_what_a_broken_python_says_is_passed_on(tmp_path):
+def test_the_output_of_a_broken_python_is_passed_on(tmp_path):
     broken = executable(tmp_path / "python", "#!/bin/sh\necho libpython.so: cannot open >&2; exit 127\n")
     found = look(workdir=str(tmp_path), python=broken)["inspection"]
     assert found == {"error": f"{broken} did not answer: libpython.so: cannot open"}

@@ -1,4 +1,4 @@
-"""Agents that try each other's addresses: over loopback, past strangers, and in a network that drops packets."""
+"""Agents connect to each other: over loopback, with unauthenticated peers, and in a network that drops packets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def agents() -> Iterator[list[Reach]]:
 
 
 @pytest.fixture
-def stranger() -> Iterator[socket.socket]:
+def other_program() -> Iterator[socket.socket]:
     """Another program's open port, at 127.0.0.9."""
     with socket.create_server(("127.0.0.9", 0)) as listener:
         yield listener
@@ -69,23 +69,23 @@ def test_an_agent_answers_before_and_after_its_own_turn(agents):
     assert "ms" in finish_first(first, second)["h3"]
 
 
-def test_what_is_wrong_with_each_peer_is_said_at_once(agents, stranger):
+def test_the_problem_of_each_peer_is_reported(agents, other_program):
     first, second = agents[:2]
     with socket.create_server(("127.0.0.8", 0)) as closed:
         port = closed.getsockname()[1]
-    first.begin([["gone", "127.0.0.8", port], ["h3", *address(second)], ["silent", *stranger.getsockname()]], 1.5)
+    first.begin([["gone", "127.0.0.8", port], ["h3", *address(second)], ["silent", *other_program.getsockname()]], 1.5)
     result = finish_first(first, second)
     assert result["gone"] == {"error": REFUSED}
-    assert result["silent"] == {"error": SILENT}  # its kernel accepts, nobody answers: as with a frozen agent
+    assert result["silent"] == {"error": SILENT}  # the kernel accepts, but no process answers, as with a frozen agent
     assert "ms" in result["h3"]
 
 
 @pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH_9.2\r\n", b"", None], ids=["banner", "closes", "echoes"])
-def test_a_strangers_port_is_not_taken_for_the_peer(agents, stranger, answer):
+def test_an_unauthenticated_port_is_not_the_peer(agents, other_program, answer):
     first = agents[0]
-    first.begin([["h7", *stranger.getsockname()]])
+    first.begin([["h7", *other_program.getsockname()]])
     first.poll()
-    connection, _ = stranger.accept()
+    connection, _ = other_program.accept()
     with connection:
         while first.poll() is None and not select.select([connection], [], [], 0.01)[0]:
             pass
@@ -105,7 +105,7 @@ def test_another_host_or_another_job_is_not_taken_for_the_peer(agents):
         other.close()
 
 
-def test_a_stranger_that_connects_learns_nothing_and_stops_nobody(agents):
+def test_an_unauthenticated_caller_learns_nothing_and_blocks_no_other(agents):
     first, second = agents[:2]
     with socket.create_connection(address(second)) as nosy, socket.create_connection(address(second)) as mute:
         nosy.sendall(b"GET / HTTP/1.1\r\n\r\n")
@@ -142,7 +142,7 @@ def test_ipv6(agents):
         there.close()
 
 
-def test_dropped_packets_and_missing_routes_are_told_apart():
+def test_dropped_packets_and_missing_routes_are_distinguished():
     """In a namespace whose cable ends in nothing: packets to 10.9.0.2 vanish, to 10.8.0.2 there is no way."""
     if shutil.which("ip") is None or subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode:
         pytest.skip("needs root and iproute2 for a network namespace")

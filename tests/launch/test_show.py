@@ -138,7 +138,7 @@ NOBODY = ["wrker", "worker:", "worker:9", "worker:x", "worker:-1", "worker,", "s
 
 
 @pytest.mark.parametrize("text", NOBODY)
-def test_a_selection_of_nothing_lists_what_there_is(text):
+def test_an_empty_selection_lists_the_logs(text):
     with pytest.raises(LaunchError) as caught:
         selected(text, THERE)
     assert str(caught.value).endswith("the logs are scheduler:0, server:0, server:2, worker:0-4, agent:h-2, agent:h1")
@@ -252,7 +252,7 @@ def test_following_a_job_whose_folder_another_takes(tmp_path):
     assert b"three" not in following.end()
 
 
-def test_following_a_job_whose_launcher_is_gone(tmp_path):
+def test_following_a_job_whose_launcher_died(tmp_path):
     folder = make(tmp_path / "job", {"worker-0.log": b"one\n"}, ended=None)
     following = Following(folder, patience=0.5)
     following.end()
@@ -281,7 +281,7 @@ def test_a_reader_that_goes_away(tmp_path):
     assert b"show" not in (tmp_path / "err").read_bytes()
 
 
-def test_what_cannot_be_read_or_written_is_said(tmp_path):
+def test_read_and_write_errors_are_reported(tmp_path):
     make(tmp_path / "job", {"worker-0.log": b"line\n"})
     problem = "cannot show the logs of .*job: .*No space left"
     with open("/dev/full", "wb") as full, pytest.raises(LaunchError, match=problem):

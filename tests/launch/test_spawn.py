@@ -97,7 +97,7 @@ def test_the_programs_of_a_virtual_environment_come_first(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("said", "address"), [("10.1.0.9 51000 10.0.0.4 22", "10.0.0.4"), ("", ""), ("10.1.0.9 51000 10.0.0.4", "")]
 )
-def test_sshd_tells_at_which_address_it_was_reached(monkeypatch, said, address):
+def test_the_address_that_ssh_reached_comes_from_sshd(monkeypatch, said, address):
     monkeypatch.setenv("SSH_CONNECTION", said)
     assert reached_at() == address
     monkeypatch.delenv("SSH_CONNECTION")
@@ -149,7 +149,7 @@ def test_a_script_or_a_folder_that_is_not_there(talk):
     )
 
 
-def test_a_folder_that_may_not_be_entered_is_told_from_a_program_that_may_not_be_run():
+def test_permission_errors_of_folder_and_program_are_distinguished():
     closed = PermissionError(errno.EACCES, "Permission denied", "/closed")
     assert str(spawn_refusal(closed, ["true"], "/closed", "here")) == (
         "the working directory /closed may not be entered on here"
@@ -158,7 +158,7 @@ def test_a_folder_that_may_not_be_entered_is_told_from_a_program_that_may_not_be
     assert spawn_refusal(closed, ["true"], "/closed", "here").code == 126
 
 
-def test_a_refused_process_leaves_its_listening_socket_to_nobody(talk):
+def test_a_refused_process_closes_its_listening_socket(talk):
     talk.send(do="bind", address="127.0.0.1", scheduler=0)
     port = talk.until("bound")["ports"]["scheduler"]
     assert refusal(talk, argv=["no-such-program"], listens=True)[0] == 127
@@ -218,7 +218,7 @@ def test_a_port_is_held_for_one_purpose_until_it_is_taken():
         other.bind(("::1", numbers["master"]))
 
 
-def test_a_port_that_somebody_has(talk):
+def test_a_port_in_use(talk):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         talk.send(do="bind", address="127.0.0.1", scheduler=port)
@@ -232,7 +232,7 @@ def test_a_port_that_somebody_has(talk):
     assert talk.until("refused")["message"].startswith("a port of 192.0.2.9 on here cannot be had: ")
 
 
-def test_the_agent_says_who_it_is(talk):
+def test_the_agent_reports_its_identity(talk):
     ready = talk.ready
     assert process(ready["pid"]).parent == os.getpid()
     assert ready["python"] == sys.executable

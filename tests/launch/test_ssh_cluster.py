@@ -46,7 +46,7 @@ def test_the_hosts_that_the_options_name(files):
         ({"hostfile": "none"}, "none: no such file"),
     ],
 )
-def test_what_is_wrong_with_them(files, options, said):
+def test_wrong_options_are_refused(files, options, said):
     with pytest.raises(LaunchError, match=said) as caught:
         names(**options)
     assert caught.value.code == 2

@@ -262,7 +262,7 @@ def test_nothing_listens(connect, sshds):  # noqa: F811
     assert time.monotonic() - began < 5, "that is not tried again"
 
 
-def test_a_name_that_nobody_knows(connect):
+def test_an_unknown_name(connect):
     error = refused(connect, Host("here", hostname="no-such-host.invalid"))
     assert "no-such-host.invalid" in str(error)
     assert "hosts file" in str(error)
@@ -381,7 +381,7 @@ def test_the_hosts_file_goes_before_the_configuration(connect, sshds, home):  # 
     connect(Host("a", hostname="alias", port=sshd.port, user=home.user))
 
 
-def test_what_the_command_line_says(connect, sshds, home, tmp_path):  # noqa: F811
+def test_options_of_the_command_line(connect, sshds, home, tmp_path):  # noqa: F811
     sshd = sshds()
     key = generate_key(tmp_path / "given")
     home.authorized.write_text((tmp_path / "given.pub").read_text())

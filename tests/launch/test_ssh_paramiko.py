@@ -106,7 +106,7 @@ def test_wrong_passphrases_end_it_for_all_hosts(sshds, home):  # noqa: F811
     assert not typist.answers
 
 
-def test_nobody_is_asked_when_another_key_will_do(sshds, home):  # noqa: F811
+def test_no_passphrase_is_asked_if_another_key_works(sshds, home):  # noqa: F811
     locked = generate_key(home.ssh / "locked", "ed25519", PASSPHRASE)
     home.configure(f"IdentityFile {locked}")
     ssh_paramiko.connect(sshds().host(), "m", access(home), SECONDS)
@@ -235,7 +235,7 @@ def test_hashed_names(sshds, home):  # noqa: F811
     ssh_paramiko.connect(sshd.host(), "m", access(home), SECONDS)
 
 
-def test_new_names_are_hashed_for_those_who_want_it(sshds, home):  # noqa: F811
+def test_new_names_are_hashed_if_configured(sshds, home):  # noqa: F811
     home.configure("HashKnownHosts yes")
     sshd = sshds(known=False)
     ssh_paramiko.connect(sshd.host(), "m", access(home, accept_new=True), SECONDS)
@@ -281,7 +281,7 @@ def test_a_jump_to_itself_ends(sshds, home):  # noqa: F811
         ssh_paramiko.connect(Host("loop"), "m", access(home), SECONDS)
 
 
-def test_what_a_jump_host_says_of_a_closed_port(sshds, home):  # noqa: F811
+def test_the_message_of_a_jump_host_for_a_closed_port(sshds, home):  # noqa: F811
     gate, last = sshds(), sshds()
     last.stop()
     home.configure(f"Host last\n  HostName 127.0.0.1\n  Port {last.port}\n  ProxyJump 127.0.0.1:{gate.port}\n")
@@ -289,7 +289,7 @@ def test_what_a_jump_host_says_of_a_closed_port(sshds, home):  # noqa: F811
         ssh_paramiko.connect(Host("last"), "m", access(home), SECONDS)
 
 
-def test_what_a_command_says_that_finds_no_way(home):  # noqa: F811
+def test_the_message_of_a_proxy_command_that_fails(home):  # noqa: F811
     command = "sh -c 'echo no way >&2; exit 3'"
     home.configure(f"Host far\n  ProxyCommand {command}\n")
     with pytest.raises(LaunchError) as caught:

@@ -121,7 +121,7 @@ def test_a_lost_peer_alone_is_the_cause():
     assert clock.supervisor.cause.process.task.rank == 0, "the first"
 
 
-def test_when_all_have_lost_a_peer_nobody_is_waited_for():
+def test_the_job_ends_at_once_if_all_have_lost_a_peer():
     clock = Clock()
     for task in range(4):
         assert clock.exit(task, 75) == []
@@ -152,7 +152,7 @@ def test_a_server_that_lost_a_peer_fails_the_job_though_the_workers_finish():
     assert clock.end().exit_code == 75
 
 
-def test_when_all_are_done_nobody_is_waited_for():
+def test_the_job_ends_at_once_if_all_are_done():
     clock = Clock()
     for task in (WORKER_1, SERVER_0, WORKER_0, SCHEDULER):
         assert clock.exit(task, 0) == []
@@ -255,7 +255,7 @@ def test_a_process_that_was_stopped_and_kept_the_job_from_its_end_is_the_cause()
     assert clock.supervisor.cause.text == "server 1 (pid 102 on b) did not end: it is stopped"
 
 
-def test_the_record_says_how_each_process_ended_and_who_ended_it():
+def test_the_record_has_how_each_process_ended_and_whether_the_launcher_ended_it():
     clock = Clock()
     clock.exit(SERVER_0, 0)
     clock.exit(WORKER_1, -signal.SIGSEGV)
@@ -344,7 +344,7 @@ def test_a_job_that_never_started_has_all_its_processes_in_its_record():
     assert {row["exit_code"] for row in rows} == {None}
 
 
-def test_a_late_start_names_who_is_waited_for():
+def test_a_late_start_names_the_hosts_waited_for():
     supervisor = before_the_start(start=30.0)
     assert supervisor.deadline == 30.0
     assert supervisor.handle(Tick(), 29.0) == []
@@ -418,7 +418,7 @@ def preparing(*names: str) -> Supervisor:
     return supervisor
 
 
-def test_what_all_hosts_refuse_is_told_together_without_waiting():
+def test_refusals_of_all_hosts_are_reported_together_at_once():
     supervisor = preparing("a", "b", "c")
     assert supervisor.handle(Refused("b", "b: no room", 2), 5.0) == []
     assert supervisor.handle(Refused("a", "a: no room", 2), 5.25) == []
@@ -469,7 +469,7 @@ def test_a_path_that_is_cut_ends_the_start():
     assert clock.supervisor.cause is None
 
 
-def test_whoever_lost_a_peer_yields_to_a_host_that_has_gone_quiet():
+def test_a_silent_host_is_the_cause_before_a_process_that_lost_a_peer():
     clock = Clock()
     clock.say(Quiet("b", 7.0))
     clock.exit(WORKER_0, 75)
@@ -496,7 +496,7 @@ def test_a_host_that_speaks_again_is_not_to_blame():
     assert clock.supervisor.cause.process.task.name == "worker-0"
 
 
-def test_a_check_goes_on_without_the_hosts_it_cannot_reach():
+def test_a_check_continues_without_unreachable_hosts():
     supervisor = Supervisor(Clock().job, HOSTS, check=True)
     supervisor.begin("key", None, 0.0)
     supervisor.handle(Unreached("b", "b: no route to host", 2), 0.0)
@@ -578,7 +578,7 @@ def test_hosts_run_the_program_by_their_own_python_or_by_their_agents():
     assert {each.command.unset for each in starts} == {OWNED}
 
 
-def test_what_has_become_of_a_process_in_words():
+def test_the_fate_of_a_process_as_text():
     clock = Clock(started=4)
     clock.exit(SCHEDULER, 0)
     clock.exit(SERVER_0, -signal.SIGSEGV)

@@ -497,7 +497,7 @@ def read_only(tmp_path: Path) -> Iterator[Callable[[Path], Path]]:
 # -- what is cut off -------------------------------------------------------------------------------------------------
 
 
-def test_what_is_cut_off_leaves_no_half_file_and_goes_on_with_the_rest(tmp_path):
+def test_an_interrupted_copy_leaves_no_partial_file_and_resumes(tmp_path):
     source, to = tmp_path / "source", tmp_path / "to"
     for number in range(5):
         (source / str(number)).parent.mkdir(exist_ok=True)

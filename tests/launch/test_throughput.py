@@ -53,7 +53,7 @@ def test_both_ways_are_measured_again_and_again(agents):
     assert not any(each.streams for each in agents)
 
 
-def test_a_stranger_is_not_taken_for_the_peer_and_a_closed_port_is_said(agents):
+def test_an_unauthenticated_peer_and_a_closed_port_are_reported(agents):
     address, port = agents[1].listener.getsockname()
     assert measure(agents, ["c", address, port]) == {"peer": "c", "error": UNAUTHENTICATED}
     with socket.create_server(("127.0.0.3", 0)) as closed:
@@ -61,7 +61,7 @@ def test_a_stranger_is_not_taken_for_the_peer_and_a_closed_port_is_said(agents):
     assert measure(agents, ["b", *gone]) == {"peer": "b", "error": REFUSED}
 
 
-def test_who_falls_silent_costs_the_deadline_only():
+def test_a_silent_peer_costs_only_the_deadline():
     hasty = Throughput("127.0.0.4", "token", "hasty", longest=0.2)
     with contextlib.closing(hasty), socket.create_server(("127.0.0.9", 0)) as mute:
         began = time.monotonic()

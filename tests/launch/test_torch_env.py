@@ -64,7 +64,7 @@ def test_it_is_a_key_of_the_configuration_file(tmp_path):
     assert parse(["--config", str(tmp_path / "job.yml")], {}).torch_env == "off"
 
 
-def test_another_word_is_refused():
+def test_another_value_is_refused():
     with pytest.raises(LaunchError, match="--torch-env yes: expected one of auto, on, off"):
         parse(["--torch-env", "yes", "train.py"], {})
 
