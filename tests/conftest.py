@@ -20,7 +20,7 @@ QUICK = {
     "tests": "checkpoint covering env initial layers metric options record schedule system_packages tiers",
     "tests/data": "array_pickle batches cifar10 load mnist partition",
     "tests/kvstore": "bound codec codec_in_steps create entries handshake host link outbox plan routes scheduler "
-    "rendezvous send_window server service waiting wire",
+    "rendezvous send_window server service transfers waiting wire",
     "tests/launch": "check config dry_run forecast hosts job known_hosts mpi_command needs network old_options "
     "placement preflight prepare show supervise throughput",
     "tests/models": "models",

@@ -281,6 +281,31 @@ def test_hooks_see_whole_steps():
     assert len(calls) == 1 and calls[0] != before
 
 
+@pytest.mark.parametrize("name", ["grad_scale", "found_inf"])
+def test_an_optimizer_that_a_gradient_scaler_prepares_makes_whole_steps(name):
+    """As torch.amp.GradScaler does for fused ones: the numbers are those of one step."""
+    model = sequential()
+    inner = OPTIMIZERS["sgd"](model.parameters())
+    optimizer = distribute(model, inner, LateStore(), defer=True)
+    before = model[0].weight.detach().clone()
+    backward(model, optimizer)
+    setattr(inner, name, torch.ones(()) if name == "grad_scale" else torch.zeros(()))
+    optimizer.step()
+    assert not torch.equal(model[0].weight, before), "not deferred"
+
+
+def test_a_programs_own_hook_before_the_forward_sees_finished_weights():
+    """Also one that was there before the optimizer was joined."""
+    model, seen = sequential(), []
+    model.register_forward_pre_hook(lambda model, _: seen.append(model[2].weight.sum().item()))
+    optimizer = joined(model, defer=True)
+    backward(model, optimizer)
+    optimizer.step()
+    with torch.no_grad():
+        model(torch.ones(1, WIDTH))
+    assert seen[1] == model[2].weight.sum().item() != seen[0]
+
+
 class OfAllWeights(torch.optim.SGD):
     """Divides the learning rate by the number of weights that it sees, as optimizers do that look at a whole norm."""
 

@@ -94,7 +94,7 @@ def test_a_server_that_shares_no_memory_is_left_at_once():
         connection, _, _ = link.accept(sock.accept()[0], Listener.new("job", b"key"))
         rendezvous.receive(connection)
         connection.send(b"A")  # and no descriptor
-        with pytest.raises(Closed):
+        with pytest.raises(Closed, match="end of stream"):
             connection.read_header()
         left.append(True)
 

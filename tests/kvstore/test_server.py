@@ -384,6 +384,19 @@ def test_a_second_models_optimizer_leaves_the_first_ones_alone():
         assert reply.buffer.array.tolist() == [expected] * size
 
 
+def test_keys_that_are_declared_after_the_optimizer_get_it_too():
+    made = []
+
+    def make_step(spec, key, value):
+        made.append((spec, key, value.tolist()))
+        return plain_sgd(spec, key, value)
+
+    core = core_of(1, "dist_async", make_step=make_step, spec={"name": "sgd"})
+    later = Key(7, "later", "float32", True, {"type": "none"}, ((0, 2),))
+    core.declare(0, Declare("dist_async", 0.0, (later,)))
+    assert made == [({"name": "sgd"}, 0, [0.0] * 5), ({"name": "sgd"}, 1, [0.0] * 3), ({"name": "sgd"}, 7, [0.0] * 2)]
+
+
 def test_an_optimizers_keys_are_an_object():
     with pytest.raises(Rejected, match="expected an object of key numbers"):
         core_of(1, "dist_async", INFINITY, plain_sgd, {"name": "sgd", "keys": 5})
