@@ -15,6 +15,7 @@ from dmltrain.backends.torch import trainer as backend
 from dmltrain.backends.torch.loss_scale import FIRST, LossScale
 from dmltrain.errors import UserError
 from dmltrain.options import parse
+from tests.backends.served_store import ServedStore
 
 MLP = models.create("mlp", None, 10, (1, 8, 8))
 RESNET = models.create("resnet", 8, 10, (3, 16, 16))  # with batch norm
@@ -139,6 +140,35 @@ def test_a_step_that_overflows_is_left_out_and_the_scale_halved():
         optimizer.step()
         torch.testing.assert_close(weight.data, torch.full((3,), expected))
     assert scale.state() == [FIRST / 4, 1.0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_loss_of_float16_alone_is_scaled(dtype):
+    """From 65536 on, as a checkpoint says."""
+    state = make(line=f"--dtype {dtype}").state()
+    assert state.get("loss_scale") == ([65536.0, 0.0] if dtype == "float16" else None)
+
+
+@pytest.mark.parametrize(
+    "line, kind, said",
+    [
+        ("", "dist_async", "needs the optimizer on the workers: use --kv-store dist_sync"),
+        ("", "dist_ssp", "needs the optimizer on the workers: use --kv-store dist_sync"),
+        ("--update-on-kvstore 1", "dist_sync", "needs the optimizer on the workers: use --kv-store dist_sync"),
+        ("--optimizer rmsprop", "dist_sync", "optimizer rmsprop cannot follow here: use one of sgd, nag, adam"),
+    ],
+)
+def test_float16_is_refused_where_the_loss_cannot_be_scaled(line, kind, said):
+    with pytest.raises(UserError, match=said):
+        backend.TorchTrainer(MLP, parse(f"--dtype float16 {line}".split()), ServedStore(kind))
+
+
+@pytest.mark.parametrize(
+    "kind, asked, on_servers", [("dist_sync", 0, False), ("dist_sync", 1, True), ("dist_ssp", 0, True)]
+)
+def test_the_optimizer_runs_where_it_was_asked_to(kind, asked, on_servers):
+    made = backend.TorchTrainer(MLP, parse(["--update-on-kvstore", str(asked)]), ServedStore(kind))
+    assert ("servers" in made.state()["optimizer"]) == on_servers
 
 
 def test_the_scale_grows_after_many_good_steps():

@@ -114,6 +114,7 @@ class Recorder:
         (1 << 30, 1 << 18, 4),
         (None, 0, 256),
         (None, 3 << 20, 1),
+        (None, (1 << 20) - 1, 2),
     ],
 )
 def test_small_frames_leave_together_but_not_so_many_that_an_urgent_one_waits(window, size, together):

@@ -48,7 +48,7 @@ def test_the_window_is_twice_what_the_path_holds_and_a_little_more(microseconds,
     path = Path(microseconds, rate)
     window = SendWindow(path, least)
     assert window.size == least
-    window.sent(UPDATE_BYTES - 1)
+    window.sent((1 << 18) - 1)  # the path is looked at after each quarter of a mebibyte
     assert path.set == [least]
     window.sent(1)
     assert window.size == path.set[-1] == min(least + beyond, 1 << 30)

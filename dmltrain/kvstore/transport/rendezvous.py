@@ -8,7 +8,6 @@ its arena. The caller confirms that it has mapped the listener's arena; if it ca
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import socket
@@ -91,7 +90,6 @@ def receive(connection: Link) -> Mapping:
         raise Closed("end of stream")
     if len(descriptors) != 1:
         for descriptor in descriptors:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
+            os.close(descriptor)
         raise ArenaError("the other side shares no memory")
     return Mapping(descriptors[0])
