@@ -1,4 +1,4 @@
-"""What the launcher tells an agent to do, as values; `launch.agent.protocol` encodes, decodes and checks them.
+"""The commands that the launcher sends to an agent, as values; `launch.agent.protocol` encodes and checks them.
 
 Values that are a NamedTuple are JSON arrays, those that are dataclasses are JSON objects.
 """

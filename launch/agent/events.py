@@ -1,4 +1,4 @@
-"""What an agent tells the launcher, as values; `launch.agent.protocol` encodes, decodes and checks them.
+"""The events that an agent sends to the launcher, as values; `launch.agent.protocol` encodes, decodes and checks them.
 
 The `host` of an event is not sent: the launcher knows which host each connection belongs to.
 """

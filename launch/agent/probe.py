@@ -247,7 +247,7 @@ class Probe:
     def _inspected(self) -> dict[str, Any]:
         printed = bytes(self.inspection.printed)
         said = printed.decode(errors="replace").strip()[-TAIL_CHARACTERS:]
-        error = self.inspection.error or f"{python_of(self.request)} did not answer: {said or 'it said nothing'}"
+        error = self.inspection.error or f"{python_of(self.request)} did not answer: {said or 'it printed nothing'}"
         return inspection.answer(printed) or {"error": error}
 
     def close(self) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
 import subprocess
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 
 from launch import LaunchError
+from launch.channels.exit_text import exit_text
 
 READ_BYTES = 1 << 18
 ENDED = -1  # no descriptor
@@ -72,12 +72,9 @@ class ProcessChannel:
             self._child.kill()
             self._child.wait()
             return "did not answer and was killed"
-        said = self.said()
-        if code < 0:
-            return f"was killed by {signal.Signals(-code).name}"
-        return f"exited with {code}" + "".join(f": {line}" for line in said[-1:])
+        return exit_text(code, self.stderr_lines())
 
-    def said(self) -> list[str]:
-        """The last lines that the child has written to standard error so far."""
+    def stderr_lines(self) -> list[str]:
+        """The last lines of the child's standard error so far."""
         start = max(0, os.fstat(self._stderr.fileno()).st_size - READ_BYTES)
         return os.pread(self._stderr.fileno(), READ_BYTES, start).decode(errors="replace").strip().splitlines()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-
 from launch.agent.events import Event as AgentEvent
 from launch.agent.value import Value, value
 
@@ -68,11 +66,3 @@ class Tick(Value):
 
 
 Event = AgentEvent | Connected | Unreached | Copied | Lost | Quiet | Interrupted | OutputFailed | Tick
-
-
-def signal_name(number: int) -> str:
-    """SIGKILL for 9; "signal 99" for an unknown signal."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launch.agent.commands import Spawn, Start
+from launch.channels.exit_text import signal_name
 from launch.job.host import Host
 from launch.job.job import OWNED, Job, Ports, Task, tasks, workdir_of
 from launch.job.role import SCHEDULER, WORKER
-from launch.run.event import signal_name
 from launch.run.limit import LOST_A_PEER
 
 

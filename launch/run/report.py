@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from launch.channels.exit_text import signal_name
 from launch.job.host import Host
 from launch.job.options import Options
-from launch.run.event import signal_name
 from launch.run.limit import as_shell
 from launch.run.process import Process
 from launch.run.supervise import Supervisor

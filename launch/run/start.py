@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launch import NAME, LaunchError, as_utf8, version
+from launch.channels.exit_text import signal_name
 from launch.clusters import LAUNCHERS, Cluster
 from launch.job.host import Host
 from launch.job.job import Job, placements
@@ -23,7 +24,7 @@ from launch.job.role import SERVER, WORKER
 from launch.preflight import script
 from launch.preflight.needs import needs
 from launch.run import report
-from launch.run.event import Copied, Event, signal_name
+from launch.run.event import Copied, Event
 from launch.run.limit import FAULT_CODE, Limits
 from launch.run.session import Session, catching
 from launch.run.supervise import Supervisor

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from launch import LaunchError
 from launch.agent import events
+from launch.channels.exit_text import signal_name
 from launch.job.host import Host
 from launch.job.job import Job, Ports
 from launch.run.action import Action, Connect, Send
@@ -29,7 +30,6 @@ from launch.run.event import (
     Quiet,
     Tick,
     Unreached,
-    signal_name,
 )
 from launch.run.limit import (
     FAULT_CODE,

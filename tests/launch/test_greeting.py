@@ -34,7 +34,7 @@ class Script:
         self.closed = True
         return "exited with 3"
 
-    def said(self) -> list[str]:
+    def stderr_lines(self) -> list[str]:
         return self.err
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+from launch.channels.exit_text import exit_text
 from launch.channels.mpi.bridge import LENGTH
 from launch.channels.mpi.tls import TlsStream
 
@@ -88,10 +88,7 @@ class MpiChannel:
             self._await_end()
             self._stream.close()
         if self._last is not None:
-            code, said = self._last["code"], self._last["said"].splitlines()
-            if code < 0:
-                return f"was killed by {signal.Signals(-code).name}"
-            return f"exited with {code}" + "".join(f": {line}" for line in said[-1:])
+            return exit_text(self._last["code"], self._last["said"].splitlines())
         if not self._lost:
             return "did not answer and was left to end by itself"
         fate = self._fate(CLOSE_SECONDS)

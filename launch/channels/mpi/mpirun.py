@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from launch import LaunchError
+from launch.channels.exit_text import exit_text
 from launch.job.host import Host
 
 OPEN_MPI, MPICH = "Open MPI", "MPICH"
@@ -167,8 +168,7 @@ class Mpirun:
         """How it ended, as text; "" if it still runs after `seconds`."""
         if not self._ended.wait(seconds):
             return ""
-        code = self.process.returncode
-        return f"mpirun was killed by {signal.Signals(-code).name}" if code < 0 else f"mpirun exited with {code}"
+        return f"mpirun {exit_text(self.process.returncode)}"
 
     def end(self) -> None:
         """Send TERM, and KILL after END_SECONDS; return when it has ended."""

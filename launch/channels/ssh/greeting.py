@@ -27,7 +27,7 @@ class Starting(Protocol):
 
     def close(self) -> str: ...
 
-    def said(self) -> list[str]: ...  # lines on standard error
+    def stderr_lines(self) -> list[str]: ...
 
 
 class NoAgent(Exception):
@@ -39,7 +39,7 @@ class NoAgent(Exception):
 
 
 def label(host: Host) -> str:
-    """What messages call a host: its name, and where that stands."""
+    """The name of a host for messages, with its line in the hosts file."""
     return f"{host.name} ({host.where})" if host.where else host.name
 
 
@@ -54,7 +54,7 @@ def await_agent(channel: Starting, until: float) -> bytes:
             raise
         if not more or len(data) > NOISE_BYTES:
             how = channel.close()
-            raise NoAgent(how, channel.exit_code, data.decode(errors="replace").strip(), channel.said())
+            raise NoAgent(how, channel.exit_code, data.decode(errors="replace").strip(), channel.stderr_lines())
         data += more
     return data
 

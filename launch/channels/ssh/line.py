@@ -19,6 +19,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
+from launch.channels.exit_text import exit_text
+
 STALL_SECONDS = 8.0  # a write that sends nothing for so long has failed
 # Unacknowledged data for so long ends the connection: longer than an outage of 5 s and the 1.4 s that TCP and ARP
 # then take to recover, shorter than the silence after which the launcher counts the host as lost.
@@ -165,11 +167,11 @@ class ProxyCommand:
             self._child.wait()
 
     def failure(self) -> str:
-        """How the command ended and the last it said, "" while it runs or when it ended well."""
+        """How the command ended; "" while it runs or after exit code 0."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._child.wait(LINE_CLOSE_SECONDS)
-            said = os.pread(self._stderr.fileno(), STDERR_BYTES, 0).decode(errors="replace").strip().splitlines()
-            return f"exited with {code}" + "".join(f": {line}" for line in said[-1:]) if code else ""
+            lines = os.pread(self._stderr.fileno(), STDERR_BYTES, 0).decode(errors="replace").strip().splitlines()
+            return exit_text(code, lines) if code else ""
         return ""
 
     def _end(self) -> None:

@@ -10,6 +10,7 @@ import time
 import paramiko
 
 from launch import LaunchError, channels
+from launch.channels.exit_text import exit_text
 from launch.channels.ssh.config import Target
 from launch.channels.ssh.greeting import NoAgent, await_agent, explain, label, silent
 from launch.channels.ssh.login import Access, Deadline
@@ -112,13 +113,13 @@ class ParamikoChannel:
             return "did not answer and was cut off"
         if status >= 0:
             self.exit_code = status
-            return f"exited with {status}" + "".join(f": {line}" for line in self.said()[-1:])
+            return exit_text(status, self.stderr_lines())
         if alive:
             return "was killed by a signal"  # paramiko does not tell which
         return f"was lost with its connection ({_words(why)})"
 
-    def said(self) -> list[str]:
-        """The lines at the end of the agent's standard error."""
+    def stderr_lines(self) -> list[str]:
+        """The last lines of the agent's standard error."""
         return self._stderr.decode(errors="replace").strip().splitlines()
 
 

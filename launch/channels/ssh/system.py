@@ -171,8 +171,8 @@ class SystemChannel(ProcessChannel):
             return "did not answer and was cut off"
         how = super().close()
         if self._child.returncode == SSH_FAILED:
-            said = self.said()[-1:]  # ssh prints the reason of every lost connection
-            return f"was lost with its connection ({said[0]})" if said else "was killed by a signal"  # which, it hides
+            last = self.stderr_lines()[-1:]  # ssh prints the reason of every lost connection
+            return f"was lost with its connection ({last[0]})" if last else "was killed by a signal"  # ssh hides which
         return how
 
     def cut(self) -> None:
