@@ -113,6 +113,7 @@ class Session:
                 self._stopped.set()
                 for thread in threads:
                     thread.join()
+                trial.unmount(Path(folder))
 
     def _measure(self, copy: Path) -> None:
         """How long each choice of tests takes without a mutant. Raises SystemExit where they fail then already."""

@@ -177,6 +177,21 @@ def test(tmp_path):
     assert not Path(f"/proc/{pid}/exe").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text()
 
 
+def test_mounts_of_tests_that_were_ended_are_undone(tmp_path):
+    (tmp_path / "copy/on").mkdir(parents=True)
+    (tmp_path / "beside").mkdir()
+    for point in ("copy/on", "beside"):
+        mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path / point)]
+        if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+            pytest.skip("mounting is not allowed here: needs root")
+    try:
+        trial.unmount(tmp_path / "copy")
+        assert not (tmp_path / "copy/on").is_mount() and (tmp_path / "beside").is_mount()
+    finally:
+        trial.unmount(tmp_path)
+    assert not (tmp_path / "beside").is_mount()
+
+
 def test_a_copy_has_what_git_has_and_what_it_would_take(tmp_path):
     root = tree(tmp_path / "root", {"a.py": "1", "new.py": "2", ".gitignore": "left.py\n", "left.py": "3"})
     subprocess.run(["git", "init", "-q", str(root)], check=True)

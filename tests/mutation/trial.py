@@ -96,3 +96,11 @@ def _is_at_home(entry: Path, folder: Path) -> bool:
         return Path(os.readlink(entry / "cwd")).is_relative_to(folder)
     except OSError:  # it has ended, or is another user's
         return False
+
+
+def unmount(folder: Path) -> None:
+    """Undo the mounts that tests which were ended have left below the folder, which could not be removed with them."""
+    points = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    for point in reversed(points):  # what was mounted last comes first
+        if Path(point).is_relative_to(folder):
+            subprocess.run(["umount", point], check=False)
