@@ -1,4 +1,4 @@
-"""Data sets by name, the part of them that each worker sees, and batches for the network. numpy only.
+"""Data sets by name, each worker's part of them, and batches for the network. numpy only.
 
     data = load("cifar10", "data/cifar10")
     order = partition.epoch_order(len(data.train), seed, epoch)
@@ -46,11 +46,11 @@ def load(
     seed: int = 0,
     download: bool = True,
 ) -> Dataset:
-    """The data set, ready to give its samples.
+    """Open the data set `name`.
 
-    data_dir: folder of its files (data/<name> by default). num_examples: the first so many training images only.
-    image_shape: (C, H, W) to feed the network, None for the data set's own. seed: of `synthetic`. download: fetch
-    what is missing. UserError: unknown name, or the files or numbers are not right.
+    data_dir: folder of its files (default: data/<name>). num_examples: use only this many training images, the first.
+    image_shape: (C, H, W) of the network's input, None for the data set's default. seed: of `synthetic`. download:
+    fetch missing files. UserError: unknown name, or invalid files or numbers.
     """
     if name not in DATASETS:
         raise UserError(f"unknown data set '{name}'; expected one of {', '.join(DATASETS)}")

@@ -1,7 +1,7 @@
-"""Reading a pickle that comes from elsewhere: makes numpy arrays, bytes and plain values, and nothing else.
+"""Reads an untrusted pickle: creates numpy arrays, bytes and plain values, and nothing else.
 
-Unpickling calls whatever the pickle names; here the names are the few that arrays need, and none of them runs code of
-the pickle's. All others are refused before they are looked up.
+Unpickling calls the functions that the pickle names. Here these are the few that arrays need; they run no code from the
+pickle. All other names are rejected before they are looked up.
 """
 
 import io
@@ -12,7 +12,7 @@ import numpy as np
 
 
 def loads(data: bytes) -> Any:
-    """The object in the pickle; strings of Python 2 come as bytes. pickle.UnpicklingError: it names something else."""
+    """The object in the pickle; strings of Python 2 become bytes. pickle.UnpicklingError: it names something else."""
     return _ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
 
 
@@ -20,7 +20,7 @@ class _ArrayUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in ALLOWED:
             return ALLOWED[module, name]
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no array needs")
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which arrays do not need")
 
 
 def _latin1(text: str, encoding: str) -> bytes:
@@ -28,7 +28,7 @@ def _latin1(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
-# An array's own recipe gives the function that makes arrays, wherever this numpy keeps it.
+# The function that creates arrays, wherever this version of numpy has it.
 _RECONSTRUCT = np.empty(0).__reduce__()[0]
 ALLOWED: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,

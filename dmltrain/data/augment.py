@@ -1,11 +1,11 @@
-"""From uint8 images to what the network is fed: pad, crop, mirror, normalise.
+"""From uint8 images to the network's input: pad, crop, mirror, normalise.
 
-Training crops at random, validation at the centre. That is what MXNet's ImageRecordIter does with a `data_shape`
-smaller than the image, and so what the published results of train_cifar10.py mean: a 28x28 network is validated on the
-28x28 in the middle of each 32x32 image; a 32x32 network on the whole image.
+Training crops at random, validation at the centre, as MXNet's ImageRecordIter does with a `data_shape` smaller than the
+image. So the published results of train_cifar10.py are those of a 28x28 network on the centre of each 32x32 image, and
+of a 32x32 network on the whole image.
 
-The random numbers of a sample depend on (seed, epoch, its position in the epoch's permutation) only, never on rank,
-batch size or number of workers: n workers see the same pixels as one process.
+The random numbers of a sample depend on the seed, the epoch and its position in the epoch's permutation only, never on
+the rank, the batch size or the number of workers: n workers see the same pixels as one process.
 """
 
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ from dmltrain.arrays import Array
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How an image becomes network input.
+    """How an image becomes the network's input.
 
-    pad: pixels added on each side, of value `fill` (127, as MXNet's train_cifar10.py). crop: (height, width) taken
-    out of the padded image. mirror: flip left to right, every second time. mean, std: per channel (or one for all),
-    in units of the uint8 pixels; the network is fed (pixel - mean) / std.
+    pad: pixels added on each side, of value `fill` (127, as in MXNet's train_cifar10.py). crop: (height, width) of the
+    crop from the padded image. mirror: flip left to right with probability 1/2. mean, std: per channel (or one for
+    all), in units of the uint8 pixels; the input is (pixel - mean) / std.
     """
 
     crop: tuple[int, int]
@@ -43,12 +43,12 @@ class Draws:
 
 
 def draw(augmentation: Augmentation, height: int, width: int, num_examples: int, seed: int, epoch: int) -> Draws:
-    """Crop and mirror of each position of the epoch, for images of height x width pixels."""
+    """Crop and mirror for each position of the epoch, for images of height x width pixels."""
     return choose(augmentation, height, width, words(num_examples, seed, epoch))
 
 
 def words(num_examples: int, seed: int, epoch: int) -> Array:
-    """The randomness of each position of the epoch, uint64 (num_examples,)."""
+    """The random word of each position of the epoch, uint64 (num_examples,)."""
     return random_bits.words(num_examples, seed, epoch, random_bits.AUGMENTATION)
 
 
@@ -81,7 +81,7 @@ def evaluation_images(images: Array, samples: Array, augmentation: Augmentation)
 
 
 def _choices(augmentation: Augmentation, height: int, width: int) -> tuple[int, int]:
-    """In how many places the crop fits: down, across."""
+    """The number of possible crops: vertically, horizontally."""
     down = height + 2 * augmentation.pad - augmentation.crop[0] + 1
     across = width + 2 * augmentation.pad - augmentation.crop[1] + 1
     if min(down, across) < 1:
@@ -95,7 +95,7 @@ def _below(bits: Array, limit: int) -> Array:
 
 
 def _crop(images: Array, samples: Array, augmentation: Augmentation, top: Array, left: Array) -> Array:
-    """uint8 (n, C, h, w): of each image one of all places that the crop can be, a view (n, C, tops, lefts, h, w)."""
+    """uint8 (n, C, h, w): one crop of each image, from a view of all possible ones (n, C, tops, lefts, h, w)."""
     pad = augmentation.pad
     padded = images[samples]
     if pad:
@@ -103,16 +103,16 @@ def _crop(images: Array, samples: Array, augmentation: Augmentation, top: Array,
         inside = padded
         padded = np.full((count, channels, height + 2 * pad, width + 2 * pad), augmentation.fill, np.uint8)
         padded[:, :, pad:-pad, pad:-pad] = inside
-    # numpy 1.26's stub knows of one axis only.
-    places = np.lib.stride_tricks.sliding_window_view(  # type: ignore[call-overload]
+    # The type stub of numpy 1.26 allows a single axis only.
+    all_crops = np.lib.stride_tricks.sliding_window_view(  # type: ignore[call-overload]
         padded, augmentation.crop, axis=(2, 3)
     )
-    crops: Array = places[np.arange(len(samples)), :, top, left]
+    crops: Array = all_crops[np.arange(len(samples)), :, top, left]
     return crops
 
 
 def _normalise(images: Array, augmentation: Augmentation) -> Array:
-    """float32, in two passes in place; one table look-up per pixel was measured at a third of the speed."""
+    """float32, in two passes in place; a table look-up per pixel has a third of the speed (measured)."""
     mean = np.array(augmentation.mean, np.float32)[:, None, None]
     scale = (1 / np.array(augmentation.std)).astype(np.float32)[:, None, None]
     result = images.astype(np.float32)

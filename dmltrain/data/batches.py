@@ -1,8 +1,8 @@
-"""The batches of one epoch, prepared ahead in background threads.
+"""The batches of one epoch, prepared in advance by background threads.
 
-The numpy work in the threads releases the interpreter lock, so the consumer computes while the next batches are made;
-at most `threads + 2` batches are ahead. The consumer sees errors of the threads as its own. When it stops early, by
-`break` or an exception, the threads end with the batch that they are at.
+numpy releases the interpreter lock, so the consumer computes while threads prepare the next batches; at most
+`threads + 2` are ready. The consumer gets the threads' exceptions. If it stops early, by `break` or an exception, the
+threads end after their current batch.
 """
 
 from collections import deque
@@ -25,10 +25,10 @@ class Batch:
 
 
 class TrainBatches:
-    """One epoch of a worker's training batches, shuffled by its shard of the order, augmented.
+    """One epoch of a worker's training batches: augmented samples in the order of its shard.
 
-    order_shard: `partition.shard(epoch_order(...), rank, num_workers)`. After the shard's end batches are short, down
-    to (0, C, H, W), until `num_batches` of them are done.
+    order_shard: `partition.shard(epoch_order(...), rank, num_workers)`. There are always `num_batches`; at the end of
+    the shard they are smaller, down to (0, C, H, W).
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class TrainBatches:
 
 
 class EvalBatches:
-    """A worker's validation batches in the order of its shard, not augmented; the last one may be smaller.
+    """A worker's validation batches in the order of its shard, without augmentation; the last may be smaller.
 
-    shard: `partition.validation_shard(...)`; num_batches: None for as many as the shard needs (none if it is empty).
+    shard: `partition.validation_shard(...)`; num_batches: None for as many as the shard needs.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class EvalBatches:
 
 
 def ahead(make: Callable[[int], Batch], count: int, threads: int) -> Iterator[Batch]:
-    """make(0), make(1), ... make(count - 1), in order, made in `threads` threads ahead of the consumer."""
+    """make(0), make(1), ... make(count - 1), in order, computed in advance by `threads` threads."""
     pool = ThreadPoolExecutor(threads, thread_name_prefix="dmltrain-batches")
     waiting: deque[Future[Batch]] = deque()
     try:

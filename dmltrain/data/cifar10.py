@@ -1,11 +1,11 @@
 """CIFAR-10: 50,000 + 10,000 colour images of 32x32 pixels in ten classes.
 
 A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009), https://www.cs.toronto.edu/~kriz/cifar.html.
-Read from whichever of its forms is in the folder: the binary or the python batches, unpacked or in their
-archives (cifar10_files). Only the batches that --num-examples needs are read, and each one read is checked.
+The folder may have the binary or the python batches, unpacked or in their archives (cifar10_files.py). Only the batches
+that --num-examples needs are read, and each of them is checked.
 
-Augmentation as MXNet's train_cifar10.py: pad 4 (with 127), random crop of 28x28, mirror; 32x32 by `image_shape`.
-Validation takes the centre (see augment).
+Augmentation is that of MXNet's train_cifar10.py: pad 4 (with 127), random crop of 28x28, mirror; 32x32 by
+`image_shape`. Validation uses the centre (augment.py).
 """
 
 from pathlib import Path
@@ -37,11 +37,11 @@ def load(
     files: Files = CIFAR10,
     base_url: str = BASE_URL,
 ) -> Dataset:
-    """50,000 images to train on, 10,000 to validate.
+    """50,000 training images and 10,000 validation images.
 
-    data_dir: the folder of the files or archives, or one that has a folder cifar10/ with them; data/cifar10 when not
-    given. When none of the forms is there, cifar-10-binary.tar.gz is downloaded into it.
-    UserError: a file missing, cut or changed; num_examples beyond what there is; a shape that is no crop.
+    data_dir: the folder of the files or archives, or its parent if the folder's name is cifar10; default data/cifar10.
+    If it has none of the forms, cifar-10-binary.tar.gz is downloaded into it. UserError: a missing or damaged file,
+    num_examples larger than the data set, or an image_shape that is no crop.
     """
     shape = check_shape("cifar10", image_shape, SHAPE, DEFAULT_SHAPE, PAD)
     rows = files.rows
@@ -58,7 +58,7 @@ def load(
             start = needed.index(batch) * rows
             images[start : start + rows] = arrays[0][: count - start]
             labels[start : start + rows] = arrays[1][: count - start]
-    assert validation is not None  # read() gives every batch or raises
+    assert validation is not None  # read() yields every batch or raises
     return Dataset("cifar10", Split(images, labels, augmentation), validation, NUM_CLASSES, shape)
 
 

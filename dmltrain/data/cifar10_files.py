@@ -1,12 +1,12 @@
-"""The files of CIFAR-10 in their four forms, each batch checked by md5 before anything looks inside it.
+"""The files of CIFAR-10 in their four forms. The md5 of each batch is checked before it is parsed.
 
 binary  data_batch_1.bin .. test_batch.bin (maybe in cifar-10-batches-bin/), or cifar-10-binary.tar.gz.
         A row is a label byte and 3,072 pixel bytes (planes R, G, B of 32x32).
 python  data_batch_1 .. test_batch (maybe in cifar-10-batches-py/), or cifar-10-python.tar.gz.
         A pickle of a dict: b'data' uint8 (10000, 3072), b'labels' list of int. array_pickle reads it.
 
-Archives are read in memory, in one pass; nothing is unpacked to disk, and only plain files of the known names are
-looked at, whatever else is inside.
+Archives are read in memory, in one pass. Nothing is unpacked to disk, and only regular files with the known names are
+read.
 """
 
 import tarfile
@@ -29,7 +29,7 @@ Arrays = tuple[Array, Array]  # images uint8 (rows, 3, 32, 32), labels int64 (ro
 
 @dataclass(frozen=True)
 class BatchFile:
-    """One batch; `name` without .bin. The md5 of its binary and of its python form."""
+    """One batch; `name` is without .bin. The md5 of its binary and of its python form."""
 
     name: str
     md5_binary: str
@@ -64,7 +64,7 @@ CIFAR10 = Files(
 
 @dataclass(frozen=True)
 class Form:
-    """One of the two forms: what its files, folder and archive are called, and how a batch is read."""
+    """One of the two forms: the names of its files, folder and archive, and its parser."""
 
     suffix: str
     folder: str
@@ -78,14 +78,14 @@ class Form:
         return files.md5_binary if self.suffix else files.md5_python
 
     def size(self, files: Files) -> int | None:
-        """Bytes of a batch, where the form fixes them."""
+        """Bytes of a batch; None if the form does not fix them."""
         return files.rows * (1 + PIXELS) if self.suffix else None
 
 
 def read(
     folder: Path, needed: tuple[BatchFile, ...], files: Files, download: bool, base_url: str
 ) -> Iterator[tuple[BatchFile, Arrays]]:
-    """Each needed batch once, in any order, from the first form that is there; else from a download.
+    """Each needed batch once, in any order, from the first form found in `folder`, else from a download.
 
     UserError: a batch is missing, damaged or not the original.
     """
@@ -99,15 +99,15 @@ def read(
     _refuse_incomplete(folder, needed)
     if not download:
         raise UserError(
-            f"CIFAR-10 is not in {folder}; put {BINARY.archive} or {PYTHON.archive} (from {base_url}), or "
-            f"the batches that are inside, into it, or allow the download"
+            f"CIFAR-10 is not in {folder}; put {BINARY.archive} or {PYTHON.archive} (from {base_url}), or the batches "
+            "in one of them, into it, or allow the download"
         )
     remote = Remote(base_url + BINARY.archive, files.md5_binary)
     return _from_archive(fetch(remote, folder), needed, files, BINARY)
 
 
 def _refuse_incomplete(folder: Path, needed: tuple[BatchFile, ...]) -> None:
-    """UserError when some of the needed batches are there and some are not: better asked than downloaded again."""
+    """Raise UserError if only some of the needed batches exist, instead of downloading all again."""
     for form in FORMS:
         for place in (folder, folder / form.folder):
             paths = [place / (batch.name + form.suffix) for batch in needed]
@@ -115,7 +115,7 @@ def _refuse_incomplete(folder: Path, needed: tuple[BatchFile, ...]) -> None:
             if len(missing) < len(paths):
                 raise UserError(
                     f"{place}: {', '.join(missing)} missing, while other batches of CIFAR-10 are there; "
-                    f"put the missing there too, or {form.archive} into {folder}"
+                    f"put the missing batches there, too, or {form.archive} into {folder}"
                 )
 
 
@@ -142,7 +142,7 @@ def _from_archive(
 
 
 def _members(archive: Path, names: set[str], files: Files, form: Form) -> Iterator[tuple[str, bytes]]:
-    """The plain files of these names in the archive's one folder (or at its top), each the first time it comes."""
+    """The regular files of these names in the archive's folder or at its top level, each only once."""
     limit = 2 * files.rows * (1 + PIXELS)  # bytes; the python batches are 1 % larger than the binary ones
     try:
         with tarfile.open(archive, "r|gz") as tar:
@@ -152,7 +152,7 @@ def _members(archive: Path, names: set[str], files: Files, form: Form) -> Iterat
                 if not (placed and path.name in names and member.isreg() and member.size <= limit):
                     continue
                 names = names - {path.name}
-                yield path.name, tar.extractfile(member).read()  # type: ignore[union-attr]  # a plain file has one
+                yield path.name, tar.extractfile(member).read()  # type: ignore[union-attr]  # not None for regular files
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
         raise UserError(f"{archive}: cannot be read: {error}; {_archive_state(archive, files, form)}") from None
 
@@ -175,7 +175,7 @@ def _parse_python(name: str, data: bytes, rows: int) -> Arrays:
         content = array_pickle.loads(data)
         images = np.asarray(content[b"data"], np.uint8).reshape(rows, 3, 32, 32)
         labels = np.asarray(content[b"labels"], np.int64).reshape(rows)
-    except Exception as error:  # a made-up pickle can lead to any
+    except Exception as error:  # a forged pickle can cause any
         raise UserError(f"{name}: not a python batch of CIFAR-10: {error}") from None
     return images, labels
 

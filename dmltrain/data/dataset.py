@@ -1,8 +1,8 @@
-"""What a data set is: what it says of itself before anything is loaded, and how it gives its samples.
+"""The interface of a data set: its description, which needs no loading, and its samples.
 
-Nothing outside supposes that a data set fits in memory, or that its images have one size: a split gives the network's
-input for the samples it is asked for, augmented and cropped by itself. `Split` holds images in memory and prepares a
-batch at a time; `OneByOne` makes batches of samples that are read and decoded when they are needed.
+Other modules do not assume that a data set fits in memory or that its images have one size: a split returns the
+network's input, augmented and cropped, for the samples that it is asked for. `Split` has all images in memory and
+prepares a batch at once; `OneByOne` reads and decodes each sample when it is needed.
 """
 
 from collections.abc import Callable
@@ -18,25 +18,24 @@ from dmltrain.data.augment import Augmentation
 from dmltrain.errors import UserError
 
 Shape = tuple[int, int, int]
-Inputs = tuple[Array, Array]  # images float32 (n, C, H, W), C-contiguous, as fed to the network; labels int64 (n,)
+Inputs = tuple[Array, Array]  # the network's input: images float32 (n, C, H, W), C-contiguous; labels int64 (n,)
 
 
 class Samples(Protocol):
-    """A split of a data set. Its methods are called by several threads at once."""
+    """A split of a data set. Several threads call its methods at once."""
 
     def __len__(self) -> int: ...
 
     def training(self, samples: Array, words: Array) -> Inputs:
-        """These samples (int64 (n,), of 0 .. len - 1; n may be 0), augmented. `words` (uint64 (n,)): all randomness of
-        each sample; it depends on the seed, the epoch and the sample's position in it, and on nothing else."""
+        """These samples (int64 (n,), from 0 to len - 1; n may be 0), augmented. `words` (uint64 (n,)) are the samples'
+        only random numbers; they depend on the seed, the epoch and the position in it only."""
 
     def evaluation(self, samples: Array) -> Inputs:
-        """These samples, not augmented."""
+        """These samples without augmentation."""
 
 
 class Load(Protocol):
-    """Opens a data set: checks its files, and downloads what is missing. Raises UserError where they, or the numbers,
-    are not right."""
+    """Opens a data set: checks its files and downloads missing ones. Raises UserError for invalid files or numbers."""
 
     def __call__(
         self,
@@ -51,7 +50,7 @@ class Load(Protocol):
 
 @dataclass(frozen=True)
 class Description:
-    """What is known of a data set without loading it. `image_shape`: (C, H, W) that the network is fed by default."""
+    """A data set's properties, known without loading it. `image_shape`: default (C, H, W) of the network's input."""
 
     num_classes: int
     image_shape: Shape
@@ -60,7 +59,7 @@ class Description:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """In memory: images uint8 (N, C, H, W), labels int64 (N,)."""
+    """Samples in memory: images uint8 (N, C, H, W), labels int64 (N,)."""
 
     images: Array
     labels: Array
@@ -86,9 +85,9 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class OneByOne:
-    """Samples that are read one by one: only those of the batches in hand are in memory.
+    """Samples that are read one by one, so that only those of the current batches are in memory.
 
-    `sample(index, word)` gives one, as (image float32 of `image_shape`, label); `word` None: not augmented.
+    `sample(index, word)` returns (image float32 of `image_shape`, label); `word` None: without augmentation.
     """
 
     count: int
@@ -107,14 +106,14 @@ class OneByOne:
     def _batch(self, samples: Array, words: list[int | None]) -> Inputs:
         images = np.empty((len(samples), *self.image_shape), np.float32)
         labels = np.empty(len(samples), np.int64)
-        for place, (index, word) in enumerate(zip(samples, words, strict=True)):
-            images[place], labels[place] = self.sample(int(index), None if word is None else int(word))
+        for row, (index, word) in enumerate(zip(samples, words, strict=True)):
+            images[row], labels[row] = self.sample(int(index), None if word is None else int(word))
         return images, labels
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A training and a validation split; `image_shape` is (C, H, W) as fed to the network, after the crop."""
+    """A training and a validation split; `image_shape` is the network's input (C, H, W), after the crop."""
 
     name: str
     train: Samples
@@ -124,7 +123,7 @@ class Dataset:
 
 
 def examples_to_use(name: str, num_examples: int | None, available: int) -> int:
-    """How many training examples to read, the first ones, as MXNet's --num-examples. UserError: more than there are."""
+    """Number of training samples to read, as MXNet's --num-examples. UserError: more than the data set has."""
     if num_examples is None:
         return available
     check_count(num_examples)
@@ -145,7 +144,7 @@ def check_shape(
     default: tuple[int, int, int],
     pad: int = 0,
 ) -> tuple[int, int, int]:
-    """The image shape to feed, (C, H, W). UserError unless it is a crop of the padded image."""
+    """The shape of the network's input, (C, H, W). UserError unless it is a crop of the padded image."""
     if wanted is None:
         return default
     channels, height, width = image

@@ -1,10 +1,10 @@
-"""digits: 1,797 real handwritten digits of 8x8 pixels, embedded, so that everything runs with no network.
+"""digits: 1,797 real handwritten digits of 8x8 pixels, part of the package, so that programs run without a network.
 
 E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits" (1998), UCI Machine Learning Repository,
 https://doi.org/10.24432/C50P49, CC BY 4.0; the file is the one that scikit-learn distributes (digits.LICENSE.txt).
 
 A fifth of each class is for validation, always the same 360 digits. The same 13 people wrote both splits, so the
-accuracy says that training works, not how well the writing of other people would be read.
+accuracy shows that training works, but not how well the network reads the writing of other people.
 """
 
 import gzip
@@ -32,7 +32,7 @@ def load(
     seed: int = 0,
     download: bool = True,
 ) -> Dataset:
-    """1,437 digits to train on, 360 to validate. data_dir, seed and download are not used."""
+    """1,437 digits for training, 360 for validation. data_dir, seed and download are not used."""
     shape = check_shape("digits", image_shape, SHAPE, SHAPE)
     images, labels = _read()
     train, validation = _split(labels)
@@ -59,7 +59,8 @@ def _read() -> tuple[Array, Array]:
 def _split(labels: Array) -> tuple[Array, Array]:
     """Samples of the training and the validation split, each in the file's order.
 
-    Sorted by class, and by chance within a class, every fifth is for validation: a fifth of each class, within one.
+    All are sorted by class, in random order within a class; then every fifth is for validation. So this is a fifth of
+    each class, give or take one.
     """
     chance = random_bits.words(len(labels), 0, 0, random_bits.DIGITS_SPLIT)
     validation = np.sort(np.lexsort((chance, labels))[::5])

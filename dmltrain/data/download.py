@@ -1,8 +1,8 @@
-"""Fetching a data file once per host: checked before it is used, also when several processes fetch it at once.
+"""Downloads a data file once per host, also if several processes need it at once, and checks it before use.
 
-The file is written under another name, its md5 checked, flushed to disk, and renamed: under its own name it is
-whole or not there. Of several processes the one that holds the lock file downloads, the others wait and use the
-result; the kernel frees the lock when its holder dies.
+The file is written under another name, checked by md5, flushed to disk and renamed: under its own name it is always
+complete. Of several processes the one with the lock file downloads; the others wait and use the result. The kernel
+releases the lock when its holder dies.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ from typing import BinaryIO
 from dmltrain.errors import UserError
 
 CHUNK = 1 << 20  # bytes
-Advance = Callable[[int], None]  # bytes that came since the last call
-# Called with the file's name and its bytes, if known.
+Advance = Callable[[int], None]  # called with the number of bytes since the last call
+# Called with the file's name and its size in bytes, if known.
 Progress = Callable[[str, int | None], contextlib.AbstractContextManager[Advance]]
 
 
@@ -43,10 +43,10 @@ class Remote:
 def fetch(
     remote: Remote, folder: Path, *, timeout: float = 10.0, stall: float = 60.0, progress: Progress | None = None
 ) -> Path:
-    """The path of the file in the folder, downloaded unless it is there. A failure is a UserError that names the fix.
+    """The path of the file in the folder, downloaded if it is missing. A failure is a UserError that states the fix.
 
-    timeout: seconds without one byte until the server counts as unreachable. stall: seconds for which another process
-    that downloads the file may show no progress.
+    timeout: seconds without any byte after which the server counts as unreachable. stall: longest time in seconds
+    without progress of another process that downloads the file.
     """
     target = folder / remote.name
     try:
@@ -63,7 +63,7 @@ def fetch(
 
 
 class _Broken(Exception):
-    """What came is not the file, or another process does not bring it."""
+    """The download is incomplete or not the file, or another process makes no progress with it."""
 
 
 def _reason(error: Exception) -> str:
@@ -87,12 +87,12 @@ def _download(remote: Remote, target: Path, timeout: float, progress: Progress) 
 
 
 def _part(target: Path) -> Path:
-    """Where the file grows. One name, so that what a killed download left is overwritten; the lock guards it."""
+    """The incomplete file. The name is fixed, so the next download overwrites what a killed one left."""
     return target.with_name(f".{target.name}.part")
 
 
 def _copy(answer: http.client.HTTPResponse, file: BinaryIO, remote: Remote, progress: Progress) -> None:
-    """_Broken unless all announced bytes came and their md5 is right."""
+    """Raises _Broken unless all announced bytes arrive with the expected md5."""
     length = answer.headers.get("Content-Length", "")
     total = int(length) if length.isdigit() else None
     checksum, count = hashlib.md5(usedforsecurity=False), 0
@@ -105,12 +105,12 @@ def _copy(answer: http.client.HTTPResponse, file: BinaryIO, remote: Remote, prog
     if total is not None and count != total:
         raise _Broken(f"the connection ended after {count} of {total} bytes")
     if checksum.hexdigest() != remote.md5:
-        raise _Broken(f"what came has md5 {checksum.hexdigest()}, expected {remote.md5}")
+        raise _Broken(f"the download has md5 {checksum.hexdigest()}, expected {remote.md5}")
 
 
 @contextlib.contextmanager
 def _lock(target: Path, stall: float, poll: float = 0.1) -> Iterator[None]:
-    """Hold the target's lock file, which is gone afterwards. _Broken: its holder makes no progress for `stall` s."""
+    """Hold the target's lock file, and delete it afterwards. _Broken: its holder makes no progress for `stall` s."""
     path = target.with_name(f".{target.name}.lock")
     size, since, waiting = -1, time.monotonic(), False
     while (file := _try_lock(path)) is None:
@@ -120,7 +120,7 @@ def _lock(target: Path, stall: float, poll: float = 0.1) -> Iterator[None]:
         if (now := _size(_part(target))) != size:
             size, since = now, time.monotonic()
         elif time.monotonic() - since > stall:
-            raise _Broken(f"another process, which holds {path}, has not gone on for {stall:g} s")
+            raise _Broken(f"another process, which holds {path}, has made no progress for {stall:g} s")
         time.sleep(poll)
     try:
         yield
@@ -130,7 +130,7 @@ def _lock(target: Path, stall: float, poll: float = 0.1) -> Iterator[None]:
 
 
 def _size(path: Path) -> int:
-    """Bytes; 0 when there is no such file."""
+    """Bytes; 0 if there is no such file."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -138,11 +138,11 @@ def _size(path: Path) -> int:
 
 
 def _try_lock(path: Path) -> BinaryIO | None:
-    """The lock file, open and locked, or None when another process has it."""
+    """The lock file, open and locked, or None if another process has the lock."""
     file = path.open("ab")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(file.fileno()).st_ino == path.stat().st_ino:  # else its holder has just removed it
+        if os.fstat(file.fileno()).st_ino == path.stat().st_ino:  # else its holder has just deleted it
             return file
     except (BlockingIOError, FileNotFoundError):
         pass
@@ -155,7 +155,7 @@ def _try_lock(path: Path) -> BinaryIO | None:
 
 @contextlib.contextmanager
 def terminal_progress(name: str, total: int | None) -> Iterator[Advance]:
-    """A bar on a terminal, if rich is installed; else a line of text for each tenth."""
+    """A progress bar on a terminal if rich is installed, else a line of text per tenth."""
     if not (sys.stderr.isatty() and _has_rich()):
         yield _Lines(name, total).advance
         return
@@ -174,7 +174,7 @@ def _has_rich() -> bool:
 
 
 class _Lines:
-    """Progress as plain lines: one for each tenth of the file, or for each 10 MB when its length is not known."""
+    """Progress as plain lines: one per tenth of the file, or per 10 MB if its size is unknown."""
 
     def __init__(self, name: str, total: int | None) -> None:
         self._name, self._total, self._count = name, total, 0

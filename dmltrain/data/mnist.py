@@ -1,8 +1,8 @@
 """MNIST: 60,000 + 10,000 handwritten digits of 28x28 pixels, from the four canonical idx files.
 
-Y. LeCun, C. Cortes, C. Burges, "The MNIST database of handwritten digits" (1998). Each file may be gzipped or
-not, and its name may have a dot for the last hyphen but one (train-images.idx3-ubyte), as some unpackers write it.
-What is inside is checked: size, magic number, counts, md5.
+Y. LeCun, C. Cortes, C. Burges, "The MNIST database of handwritten digits" (1998). Files may be
+compressed with gzip, and may have a dot instead of the second hyphen (train-images.idx3-ubyte), as some programs unpack
+them. Size, magic number, counts and md5 of the content are checked.
 
 idx: big-endian uint32 magic (0x0801 labels, 0x0803 images), one uint32 per dimension, then bytes.
 """
@@ -27,7 +27,7 @@ NUM_CLASSES = 10
 
 @dataclass(frozen=True)
 class IdxFile:
-    """One of the four files: md5 of what is inside and of the .gz as published."""
+    """One of the four files: md5 of its content, and of the published .gz file."""
 
     name: str
     shape: tuple[int, ...]
@@ -77,10 +77,10 @@ def load(
     files: Files = MNIST,
     base_url: str = BASE_URL,
 ) -> Dataset:
-    """60,000 digits to train on, 10,000 to validate, fed as pixel / 255 (MNISTIter). Missing files are downloaded.
+    """60,000 training and 10,000 validation digits; input is pixel / 255, as in MNISTIter. Downloads missing files.
 
-    data_dir: the folder of the files, or one that has a folder mnist/ with them; data/mnist when not given.
-    UserError: a file missing, cut or changed; num_examples beyond what there is.
+    data_dir: the folder of the files, or its parent if the folder's name is mnist; default data/mnist. UserError: a
+    missing or damaged file, or num_examples larger than the data set.
     """
     shape = check_shape("mnist", image_shape, SHAPE, SHAPE)
     count = examples_to_use("mnist", num_examples, files.train_images.shape[0])
@@ -103,14 +103,14 @@ def parse(file: IdxFile, data: bytes) -> Array:
     magic, *shape = struct.unpack_from(f">{1 + dimensions}I", data)
     if (magic, *shape) != (0x0800 + dimensions, *file.shape):
         raise UserError(
-            f"{file.name}: begins with magic number {magic:#06x} and dimensions {shape}, expected "
+            f"{file.name}: starts with magic number {magic:#06x} and dimensions {shape}, expected "
             f"{0x0800 + dimensions:#06x} and {list(file.shape)}: not the MNIST file of this name"
         )
     return np.frombuffer(data, np.uint8, offset=4 + 4 * dimensions).reshape(file.shape)
 
 
 def _contents(file: IdxFile, folder: Path, download: bool, base_url: str) -> bytes:
-    """The unpacked and checked file, in whichever form it is in the folder, else downloaded."""
+    """The unpacked and checked content, from any form of the file in the folder, else from a download."""
     dotted = file.name.replace("-idx", ".idx")
     for name in (file.name, dotted):
         if (path := folder / name).exists():

@@ -1,11 +1,10 @@
-"""Which worker sees which samples, and when. Pure functions; every worker computes the same answers on its own.
+"""Which worker sees which samples in which step. Pure functions, which return the same on every worker.
 
-An epoch is one permutation of the training samples, the same on all workers. Worker r of n takes its positions
-r, r + n, r + 2n, ...: nothing is repeated and nothing lost. Position p of the permutation is then in step
-p // (n * batch) whatever n, so the union of the workers' batches of one step is exactly the batch that one process with
-batch size n * batch would use: n workers train as one.
+An epoch is a permutation of the training samples, the same on all workers. Worker r of n has positions r, r + n,
+r + 2n, ...: no sample is repeated or skipped. Position p is in step p // (n * batch) for every n. So the union of the
+workers' batches of a step is exactly the batch of one process with batch size n * batch: n workers train like one.
 
-All workers do the same number of steps. Near the end of an epoch batches differ in size by what is left, down to 0.
+All workers make the same number of steps. At the end of an epoch batches are smaller, down to 0 samples.
 """
 
 import numpy as np
@@ -16,8 +15,8 @@ from dmltrain.errors import UserError
 
 
 def epoch_order(num_examples: int, seed: int, epoch: int) -> Array:
-    """The permutation of the epoch, int64 (num_examples,): sample of each position."""
-    # Sorting random words, rather than Generator.permutation: see random_bits.
+    """The permutation of the epoch, int64 (num_examples,): the sample at each position."""
+    # Not by Generator.permutation: see random_bits.py.
     return np.argsort(random_bits.words(num_examples, seed, epoch, random_bits.ORDER), kind="stable")
 
 
@@ -27,12 +26,12 @@ def shard(order: Array, rank: int, num_workers: int) -> Array:
 
 
 def validation_shard(num_examples: int, rank: int, num_workers: int) -> Array:
-    """Worker `rank`'s part of the validation samples, unshuffled, int64; may be empty. Each sample is in one shard."""
+    """Worker `rank`'s part of the validation samples, in order, int64; may be empty. Each sample is in one part."""
     return np.arange(rank, num_examples, num_workers, dtype=np.int64)
 
 
 def num_batches(num_examples: int, num_workers: int, batch_size: int) -> int:
-    """Steps in an epoch, the same for every worker: those of the largest part."""
+    """Steps in an epoch, the same on every worker: those that the largest part needs."""
     largest = -(-num_examples // num_workers)
     return -(-largest // batch_size)
 
@@ -44,7 +43,7 @@ def step_sizes(num_examples: int, num_workers: int, batch_size: int, step: int) 
 
 
 def check(num_examples: int, num_workers: int, batch_size: int) -> None:
-    """UserError unless every worker's part of the training samples holds at least one batch."""
+    """Raise UserError unless every worker's part of the training samples has at least one batch."""
     if batch_size < 1:
         raise UserError(f"--batch-size is {batch_size}: expected 1 or more")
     smallest = num_examples // num_workers

@@ -1,7 +1,7 @@
-"""Reading data files with every byte checked: a missing, short or changed file is the user's to mend, and is named.
+"""Reads data files and checks their size and md5. Errors name the file and the fix.
 
-Checksums are md5 because that is what the data's authors and the old tools published; they find damage, and the data
-are read by parsers that trust nothing.
+The checksums are md5, because that is what the authors of the data published. They detect damage, not attacks; the
+parsers do not trust the data.
 """
 
 import gzip
@@ -30,17 +30,17 @@ def read(path: Path, size: int | None, checksum: str) -> bytes:
 
 
 def read_gzip(path: Path, size: int, checksum: str) -> bytes:
-    """What is inside a .gz file: `size` bytes with md5 `checksum`. Reads no more than one byte above `size`."""
+    """The content of a .gz file: `size` bytes with md5 `checksum`. Reads at most size + 1 bytes."""
     try:
         with gzip.open(path) as stream:
             data = stream.read(size + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(f"{path}: a damaged gzip file ({error}); delete it and download it again") from None
+        raise UserError(f"{path}: damaged gzip file ({error}); delete it and download it again") from None
     except OSError as error:
         raise unreadable(path, error) from None
     if len(data) > size:
         raise UserError(
-            f"{path}: more than the expected {size} bytes when unpacked: the file is not the original; "
+            f"{path}: unpacks to more than the expected {size} bytes: the file is not the original; "
             "delete it and download it again"
         )
     check(f"{path} (unpacked)", data, size, checksum)
@@ -48,7 +48,7 @@ def read_gzip(path: Path, size: int, checksum: str) -> bytes:
 
 
 def check(name: str, data: bytes, size: int | None, checksum: str) -> None:
-    """UserError, with expected and found, unless the data are `size` bytes with md5 `checksum`."""
+    """Raise UserError unless the data are `size` bytes with md5 `checksum`."""
     if size is not None and len(data) != size:
         raise wrong_size(name, size, len(data))
     found = md5(data)
@@ -60,7 +60,7 @@ def check(name: str, data: bytes, size: int | None, checksum: str) -> None:
 
 
 def wrong_size(name: str, expected: int, found: int) -> UserError:
-    what = "cut short" if found < expected else "not the original"
+    what = "truncated" if found < expected else "not the original"
     return UserError(f"{name}: {found} bytes, expected {expected}: the file is {what}; delete it and download it again")
 
 
@@ -69,7 +69,7 @@ def unreadable(path: Path, error: OSError) -> UserError:
 
 
 def folder(data_dir: str | Path | None, name: str) -> Path:
-    """Where the data set's files are to be: data_dir, or its folder of the data set's name; data/<name> by default."""
+    """The folder of the data set's files: data_dir/<name> if it exists, else data_dir; default: data/<name>."""
     if data_dir is None:
         return Path("data") / name
     path = Path(data_dir)

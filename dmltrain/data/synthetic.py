@@ -1,6 +1,6 @@
-"""synthetic: made-up images of any shape, for speed measurements and tests. Ten classes, learnable in an epoch.
+"""synthetic: random images of any shape, for speed measurements and tests. Ten classes, learnable in an epoch.
 
-Each class has one random image; a sample is half its class's image and half noise. Everything follows from the seed.
+Each class has a random image; a sample is the mean of its class's image and noise. Everything depends on the seed only.
 """
 
 from pathlib import Path
@@ -27,7 +27,7 @@ def load(
     download: bool = True,
     num_classes: int = NUM_CLASSES,
 ) -> Dataset:
-    """num_examples (1,024) to train on, a quarter as many to validate (at least 10). data_dir is not used."""
+    """num_examples (default 1,024) for training, a quarter of it for validation (at least 10). data_dir is not used."""
     shape = DEFAULT_SHAPE if image_shape is None else tuple(image_shape)
     count = DEFAULT_EXAMPLES if num_examples is None else num_examples
     check_count(count)
@@ -38,7 +38,7 @@ def load(
     classes, noise = images[:num_classes] // 2, images[num_classes:]
     labels = np.arange(count + validation) % num_classes
     noise //= 2
-    for start in range(0, len(noise), 256):  # in parts: the sum of all at once would need the memory twice
+    for start in range(0, len(noise), 256):  # in slices: the whole sum at once would need twice the memory
         part = slice(start, start + 256)
         noise[part] += classes[labels[part]]
     augmentation = Augmentation(crop=shape[1:], mean=(127.0,), std=(52.0,))  # noise/2 and class/2: 74/sqrt(2)
@@ -52,7 +52,7 @@ def load(
 
 
 def _bytes(shape: tuple[int, ...], seed: int) -> Array:
-    """Random bytes, uint8, little-endian words on every machine."""
+    """Random uint8, the same on machines of either byte order."""
     count = int(np.prod(shape))
     words = random_bits.words(-(-count // 8), seed, 0, random_bits.SYNTHETIC)
     return words.astype("<u8", copy=False).view(np.uint8)[:count].reshape(shape)

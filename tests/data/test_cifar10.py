@@ -224,7 +224,7 @@ def test_a_pickle_that_runs_code_is_refused(cifar, tmp_path, evil_pickle, known)
     if known:  # even with the right checksum
         first = dataclasses.replace(files.train[0], md5_python=hashlib.md5(attack).hexdigest())
         files = dataclasses.replace(files, train=(first, *files.train[1:]))
-    reason = "system, which no array needs" if known else "md5 .* expected"
+    reason = "system, which arrays do not need" if known else "md5 .* expected"
     with pytest.raises(UserError, match=f"data_batch_1: .*{reason}"):
         cifar10.load(tmp_path, files=files, download=False)
     assert not made.exists()

@@ -149,7 +149,7 @@ def test_a_frozen_download_of_another_process_is_named(remote, tmp_path, web, ev
     eventually(lambda: ".file.gz.part" in names(tmp_path), 20)
     process.send_signal(signal.SIGSTOP)
     try:
-        with pytest.raises(UserError, match=r"another process, .*\.file\.gz\.lock.* has not gone on for 0.3 s"):
+        with pytest.raises(UserError, match=r"another process, .*\.file\.gz\.lock.* has made no progress for 0.3 s"):
             fetch(remote, tmp_path, stall=0.3)
     finally:
         process.kill()

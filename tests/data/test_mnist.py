@@ -72,7 +72,7 @@ def test_a_wrong_size_is_named(mnist_files, tmp_path, change):
         load(tmp_path, mnist_files)
     (tmp_path / TRAIN_IMAGES).unlink()
     write(tmp_path, {TRAIN_IMAGES + ".gz": gzip.compress(data)})
-    found = f"{size - 1} bytes, expected {size}" if change < 0 else f"more than the expected {size} bytes"
+    found = f"{size - 1} bytes, expected {size}" if change < 0 else f"unpacks to more than the expected {size} bytes"
     with pytest.raises(UserError, match=f"{TRAIN_IMAGES}.gz.*: {found}"):
         load(tmp_path, mnist_files)
 
