@@ -1,8 +1,8 @@
-"""A log file as blocks of whole lines, in bounded memory whatever the file holds.
+"""A log file as blocks of whole lines. Memory is bounded for every content.
 
-Bytes, because decoding a gigabyte of text costs more than finding the few lines that matter. UTF-16 (PowerShell's `>`,
-with or without a mark) is turned into UTF-8 and terminal colours are taken out, so that readers see plain lines. A
-carriage return ends a line as a newline does: progress bars draw over themselves with it.
+Blocks are bytes, because decoding a gigabyte of text takes longer than finding the relevant lines. UTF-16 (from
+PowerShell's `>`, with or without a byte order mark) becomes UTF-8, and terminal colours are removed. A carriage return
+ends a line like a newline, because progress bars overwrite their line with it.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 CHUNK = 1 << 20  # bytes read at once
-LONGEST_LINE = 1 << 20  # bytes; a longer line is handed out in pieces
-LONGEST_RECORD = 4096  # bytes; the pieces of a long line overlap by as much, so that no record is cut in two
+LONGEST_LINE = 1 << 20  # bytes; a longer line becomes several blocks
+LONGEST_RECORD = 4096  # bytes; blocks of one line overlap by this much, so that each record is whole in one of them
 
 _COLOUR = re.compile(rb"\x1b\[[0-9;:?]{0,32}[ -/]?[@-~]")
 
 
 class Block:
-    """Whole lines of a log, or a piece of one.
+    """Whole lines of a log, or a section of a very long line.
 
-    data: the bytes. limit: records that begin at or after it belong to the next block, which shows them again.
-    whole: False for what follows the last line end of the file, which may be cut off anywhere.
+    data: the bytes. limit: records that start at or after it belong to the next block, which repeats them.
+    whole: False for the text after the file's last line end, which may be truncated.
     """
 
     def __init__(self, data: bytes, limit: int | None = None, whole: bool = True) -> None:
         self.data = data
         self.limit = len(data) if limit is None else limit
         self.whole = whole
-        self._held: dict[bytes, bool] = {}
+        self._known: dict[bytes, bool] = {}
 
     def holds(self, text: bytes) -> bool:
-        """Whether `text` is anywhere in the block; several readers ask for the same."""
-        if text not in self._held:
-            self._held[text] = text in self.data
-        return self._held[text]
+        """Whether the block contains `text`; cached, because several readers ask for the same."""
+        if text not in self._known:
+            self._known[text] = text in self.data
+        return self._known[text]
 
 
 def blocks(stream: BinaryIO, size: int = CHUNK) -> Iterator[Block]:
-    """The blocks of `stream` to its end, read `size` bytes at a time. OSError as the stream raises it."""
+    """The blocks of `stream`, which is read `size` bytes at a time. Passes on the stream's OSError."""
     rest = b""
     for chunk in _plain(stream, size):
         data = rest + chunk
@@ -60,7 +60,7 @@ def blocks(stream: BinaryIO, size: int = CHUNK) -> Iterator[Block]:
 
 
 def _plain(stream: BinaryIO, size: int) -> Iterator[bytes]:
-    """Chunks in an encoding that holds ASCII as it is."""
+    """Chunks in an encoding that is compatible with ASCII."""
     chunk = stream.read(size)
     decode = _decoder(chunk)
     while chunk:
@@ -69,7 +69,7 @@ def _plain(stream: BinaryIO, size: int) -> Iterator[bytes]:
 
 
 def _decoder(start: bytes) -> Callable[[bytes], bytes]:
-    """What makes such chunks of a file that begins with `start`."""
+    """The conversion for a file that starts with `start`."""
     marked = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     if not marked and (start[1:64:2].strip(b"\0") or b"\0" in start[:64:2] or len(start) < 2):
         return bytes

@@ -1,6 +1,6 @@
-"""The program dmltrain-parse; all printing of this package is here.
+"""The program dmltrain-parse; no other module of this package prints.
 
-Exit codes: 0 done; 2 something in the input was wrong (the rest is still shown); 141 the reader of the output left.
+Exit codes: 0 success; 2 an error in the input (the rest is still shown); 141 the reader of the output has closed it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dmltrain.report.table import AGGREGATES, Table, table
 from dmltrain.report.text import FORMATS
 
 _EXAMPLES = """examples:
-  dmltrain-parse logs/r20                              the run in a folder: the workers' logs taken together
+  dmltrain-parse logs/r20                              the run in a folder: all workers' logs combined
   dmltrain-parse logs/r20 logs/r50 old.log             three runs side by side
   dmltrain-parse old.log --aggregate max --format csv
   dmltrain-parse logs/r20 --metric-names accuracy top_k_accuracy_5 --plot r20.png
@@ -48,10 +48,16 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "logs", nargs="*", metavar="LOG", help="a log file, a folder with the logs of one run, or - (standard input)"
     )
     parser.add_argument(
-        "--format", choices=list(FORMATS), default="markdown", help="none: separated by tabs (default: markdown)"
+        "--format",
+        choices=list(FORMATS),
+        default="markdown",
+        help="format of the table; none: separated by tabs (default: markdown)",
     )
     parser.add_argument(
-        "--aggregate", choices=list(AGGREGATES), default="mean", help="over the workers of a run (default: mean)"
+        "--aggregate",
+        choices=list(AGGREGATES),
+        default="mean",
+        help="how to combine the values of a run's workers (default: mean)",
     )
     parser.add_argument(
         "--metric-names",
@@ -60,14 +66,16 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="NAME",
         help="metrics to show (default: accuracy); communication: where each epoch's time went",
     )
-    parser.add_argument("--plot", metavar="FILE", help="also draw accuracy and time per epoch, e.g. into out.png")
+    parser.add_argument(
+        "--plot", metavar="FILE", help="also plot accuracy and time per epoch to a file such as out.png"
+    )
     arguments = parser.parse_args(argv)
-    if not arguments.logs:  # `--metric-names accuracy x.log` takes the log for a name
+    if not arguments.logs:  # in `--metric-names accuracy x.log` argparse takes the log for a name
         arguments.logs = [name for name in arguments.metric_names if os.path.exists(name)]
         arguments.metric_names = [name for name in arguments.metric_names if not os.path.exists(name)] or ["accuracy"]
     arguments.metric_names = [name for group in arguments.metric_names for name in _GROUPS.get(group, (group,))]
     if not arguments.logs:
-        parser.error("no log named: expected a log file or a folder with the logs of one run (before --metric-names)")
+        parser.error("no log given: expected a log file or a folder with the logs of one run (before --metric-names)")
     return arguments
 
 
@@ -97,17 +105,19 @@ def _read(paths: Sequence[str]) -> tuple[list[Run], list[str]]:
 
 
 def _write(text: str) -> list[str]:
-    """To standard output, all of it: an unbuffered stream (python -u) may take less at a time."""
-    if not hasattr(sys.stdout, "buffer"):  # not a file: something that collects text
+    """Write all of `text` to standard output; an unbuffered stream (python -u) may accept less at a time."""
+    if not hasattr(sys.stdout, "buffer"):  # not a file, but an object that collects text
         sys.stdout.write(text)
         return []
-    rest = memoryview(text.encode(sys.stdout.encoding or "utf-8", "backslashreplace"))  # names need not be text
+    rest = memoryview(
+        text.encode(sys.stdout.encoding or "utf-8", "backslashreplace")
+    )  # file names may be invalid UTF-8
     try:
         while rest:
             rest = rest[sys.stdout.buffer.write(rest) :]
-        sys.stdout.buffer.flush()  # before the messages, where both go to one place
+        sys.stdout.buffer.flush()  # before the messages, if both go to the same file
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards the rest of the buffer
         if isinstance(error, BrokenPipeError):
             raise
         return [f"the report cannot be written: {error.strerror}"]
@@ -124,11 +134,11 @@ def _plot(runs: Sequence[Run], arguments: argparse.Namespace) -> list[str]:
 
 
 def _unknown_metrics(tables: Sequence[Table], names: Sequence[str]) -> list[str]:
-    """Names that no run has are most likely mistyped."""
+    """Notes on names that no run has, which are probably typing errors."""
     keys = {key for one in tables for key in one.keys}
     known = sorted({key.partition("_")[2] for key in keys if key.startswith(("train_", "validation_"))})
     unknown = [name for name in names if not {key := record.metric(name), f"train_{key}", f"validation_{key}"} & keys]
-    return [f"no metric {name} in any log: they have {', '.join(known)}" for name in unknown if known]
+    return [f"no log has a metric {name}; they have {', '.join(known)}" for name in unknown if known]
 
 
 def _say(kind: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Tables -> a picture: accuracy and seconds per epoch. matplotlib is imported here only, when a plot is made."""
+"""Tables -> a plot of accuracy and seconds per epoch. Only `save` imports matplotlib."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from dmltrain.report.text import labels
 
 
 def save(tables: Sequence[Table], path: str) -> None:
-    """Draw `tables` (one number per cell) into `path`, whose ending says the format. UserError where that fails."""
+    """Plot `tables` (one number per cell) to `path`; its extension selects the format. UserError if that fails."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UserError(f"--plot needs matplotlib ({error}): pip install 'dmltrain[plot]'") from None
     if not tables:
-        raise UserError(f"--plot {path}: no run has an epoch to draw")
+        raise UserError(f"--plot {path}: no run has an epoch to plot")
     figure = Figure(figsize=(11, 4.5), layout="constrained")  # inches
     FigureCanvasAgg(figure)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a letter that the font lacks, numbers near the largest
+        warnings.simplefilter("ignore")  # missing glyphs, overflow of very large numbers
         _draw(figure, tables)
         _write(figure, path)
 
@@ -60,5 +60,5 @@ def _finish(axes: Any, what: str) -> None:
 def _write(figure: Any, path: str) -> None:
     try:
         figure.savefig(path, dpi=120)
-    except (OSError, ValueError, RuntimeError) as error:  # ValueError lists the endings that matplotlib knows
+    except (OSError, ValueError, RuntimeError) as error:  # ValueError lists the valid extensions
         raise UserError(f"--plot {path}: cannot be written: {getattr(error, 'strerror', None) or error}") from None

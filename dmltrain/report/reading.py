@@ -1,7 +1,7 @@
-"""A path -> the run or runs that its logs hold.
+"""A path -> the run or runs in its logs.
 
-A file is a run (several, where Keras trained several times in it). A folder is one run: its *.log files that hold
-epochs are that run's workers, and the others (servers, scheduler) are passed over. `-` is standard input.
+A file is one run, or several if Keras trained several times. A folder is one run: *.log files with epochs are its
+workers, and the others (servers, scheduler) are ignored. `-` is standard input.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SHAPES = f"`Epoch[k] Train-accuracy=...`, or an epoch as written by {programs('
 
 
 def read(path: str) -> list[Run]:
-    """The runs of `path`, at least one; `Run.faults` says what is wrong in them. UserError where it cannot be read."""
+    """The runs of `path`, at least one; `Run.faults` has their errors. UserError if the path cannot be read."""
     if path == "-":
         return _file_runs(path, sys.stdin.buffer)
     if os.path.isdir(path):
@@ -43,7 +43,7 @@ def _file_runs(path: str, stream: BinaryIO) -> list[Run]:
 
 
 def scan(stream: BinaryIO) -> tuple[list[Found], str]:
-    """What a log holds, run by run; where that is nothing, the reason. OSError as the stream raises it."""
+    """The runs in a log; if there is none, the reason. Passes on the stream's OSError."""
     dialects = [dialect() for dialect in DIALECTS]
     first: Block | None = None
     for block in blocks(stream):
@@ -55,7 +55,7 @@ def scan(stream: BinaryIO) -> tuple[list[Found], str]:
 
 def _nothing(first: Block | None) -> str:
     if first is None:
-        return "the file is empty: expected a training log; has the job begun to train?"
+        return "the file is empty: expected a training log; has the training started?"
     if first.data.startswith(b"\x1f\x8b"):
         return "compressed with gzip: unpack it first (gunzip -c FILE | dmltrain-parse -)"
     kind = "a binary file, not a log" if b"\0" in first.data[:4096] else "no epoch in it"
@@ -98,7 +98,7 @@ def _names(path: str) -> list[str]:
 
 
 def _scan_file(log: str) -> list[Found]:
-    """Only regular files: a fifo called *.log in a folder would be waited for."""
+    """Read a regular file only: opening a fifo named *.log would block."""
     if not stat.S_ISREG(os.stat(log).st_mode):
         return []
     with open(log, "rb") as stream:
@@ -106,16 +106,16 @@ def _scan_file(log: str) -> list[Found]:
 
 
 def _unlike(path: str, logs: list[str]) -> list[str]:
-    """Logs of one run are named alike, worker-0.log and worker-1.log; others may be no workers of one run."""
+    """A note if names differ in more than numbers: the logs may not belong to the workers of one run."""
     if len({re.sub(r"[0-9]+", "", log) for log in logs}) <= 1:
         return []
-    return [f"{path}: {_some(logs)} are taken for the workers of one run; name the files to see them side by side"]
+    return [f"{path}: {_some(logs)} are treated as the workers of one run; name the files to see them side by side"]
 
 
 def _no_logs(path: str, names: list[str], without: list[str]) -> str:
     runs = [str(Path(path, name)) for name in names if any(Path(path, name).glob("*.log"))]
     if runs:
-        return f"{path}: a folder of runs, not a run: name one or several of {_some(runs)}"
+        return f"{path}: a folder of several runs: name one or more of {_some(runs)}"
     if without:
         return f"{path}: no epoch in any of its logs ({_some(without)}): expected lines such as {_SHAPES}"
     return f"{path}: no *.log file in this folder: expected the folder of one run, such as logs/JOB"

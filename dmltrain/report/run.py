@@ -1,4 +1,4 @@
-"""The values of one training run, by epoch, as its logs hold them: nothing averaged, nothing rounded."""
+"""The values of one training run, by epoch, as in its logs: neither averaged nor rounded."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Values = dict[str, "array[float]"]
 
 @dataclass(frozen=True)
 class Found:
-    """What one file says of one run.
+    """The values of one run in one file.
 
     epochs: epoch as printed -> values of its epoch lines. snapshots: epoch -> training metrics of its last batch line,
-    for those not printed per epoch. first: what epochs are counted from (0 or 1), None where iterations are counted.
+    used if there is no value per epoch. first: number of the first epoch (0 or 1), None if the log counts iterations.
     """
 
     epochs: dict[int, Values] = field(default_factory=dict)
@@ -28,9 +28,9 @@ class Found:
 class Run:
     """One run: an entry of the JSON list, a group of columns of a table.
 
-    log: the path as the user gave it. files: what it was read from. part: 1, 2, ... where one file holds several runs,
-    else 0. epochs: ascending, as printed. from_last_batch: the epochs whose training accuracy is that of a last batch
-    line. faults: what is wrong with the input (the program ends with 2). notes: what a reader of the table should know.
+    log: the path from the user. files: the files read. part: 1, 2, ... if one file has several runs, else 0. epochs:
+    ascending, as printed. from_last_batch: the epochs whose training accuracy is that of the last batch line. faults:
+    errors in the input (the program exits with 2). notes: remarks for readers of the table.
     """
 
     log: str
@@ -46,7 +46,7 @@ class Run:
 def merge(
     log: str, files: Sequence[tuple[str, Found]], part: int = 0, faults: Sequence[str] = (), notes: Sequence[str] = ()
 ) -> Run:
-    """The run whose workers wrote `files` (path, what was found in it): their values side by side."""
+    """The run whose workers wrote `files` (path, its values): each epoch has the values of all workers."""
     epochs = dict(files[0][1].epochs) if files else {}
     for _, found in files[1:]:
         for epoch, values in found.epochs.items():
@@ -60,9 +60,9 @@ def merge(
 
 
 def _stand_in(epochs: dict[int, Values], snapshots: list[dict[int, dict[str, float]]]) -> tuple[int, ...]:
-    """Give epochs the training metrics that only their batch lines have; return those whose accuracy is such a one.
+    """Add training metrics from batch lines to epochs without them; return the epochs that got an accuracy.
 
-    Only the last line of a file counts, also where several workers write into it: it is a glimpse of an epoch.
+    Only the last line of an epoch in a file is used, also if several workers write to the file.
     """
     lacking = {
         (epoch, key)
@@ -80,7 +80,7 @@ def _stand_in(epochs: dict[int, Values], snapshots: list[dict[int, dict[str, flo
 
 
 def _derive(epochs: dict[int, Values]) -> None:
-    """gluoncv prints errors, `err-top1=0.2267`: accuracy is 1 minus it, 100 minus it where a log counts in percent."""
+    """gluoncv prints errors, `err-top1=0.2267`: the accuracy is 1 minus the error, or 100 minus it in percent."""
     for split in ("train", "validation"):
         for error, accuracy in (("err_top1", "accuracy"), ("err_top5", "top_k_accuracy_5")):
             error, accuracy = f"{split}_{error}", f"{split}_{accuracy}"

@@ -1,4 +1,4 @@
-"""A run -> its table: for each epoch, one number per key out of the numbers of all workers."""
+"""A run -> its table: one cell per epoch and key, from the values of all workers."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 
 from dmltrain.report.run import Run
 
-Cell = float | list[float] | None  # None: the log does not say
+Cell = float | list[float] | None  # None: no value in the log
 
 MAIN = ("train_accuracy", "validation_accuracy", "seconds")  # keys that every row has
 
 
 def mean(numbers: Sequence[float]) -> float:
-    """nan where one of them is: a worker that diverged must be seen."""
+    """nan if any number is nan, because a diverged worker must be visible."""
     if not all(map(math.isfinite, numbers)):
         return sum(numbers)  # nan or an infinity
     return math.fsum(numbers) / len(numbers)
 
 
 def largest(numbers: Sequence[float]) -> float:
-    """The largest of those that are numbers, nan if none is."""
+    """The largest number, ignoring nan; nan if there is no other."""
     return max((number for number in numbers if not math.isnan(number)), default=math.nan)
 
 
@@ -34,20 +34,20 @@ AGGREGATES: dict[str, Callable[[Sequence[float]], Cell]] = {"mean": mean, "max":
 
 @dataclass(frozen=True)
 class Table:
-    """A run with its numbers settled. rows: epoch as printed, ascending -> key -> cell; every row has every key."""
+    """The table of a run. rows: epoch as printed, ascending -> key -> cell; every row has every key."""
 
     run: Run
     keys: tuple[str, ...]
     rows: dict[int, dict[str, Cell]]
 
     def counted(self) -> dict[int, dict[str, Cell]]:
-        """The rows by epochs counted from 1, or by iterations as they are."""
+        """The rows by epoch counted from 1, or by unchanged iteration."""
         shift = 1 - self.run.first if self.run.first is not None else 0
         return {epoch + shift: row for epoch, row in self.rows.items()}
 
 
 def table(run: Run, aggregate: str = "mean") -> Table:
-    """`run` with the numbers of each epoch's workers taken together by one of AGGREGATES."""
+    """The table of `run`; one of AGGREGATES combines the values of the workers."""
     others = {key: None for values in run.epochs.values() for key in values if key not in MAIN}
     keys = (*MAIN, *others)
     one = AGGREGATES[aggregate]

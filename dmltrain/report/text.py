@@ -1,8 +1,8 @@
 """Tables -> text, one function per format.
 
 The table is that of MXNet's tools/parse_log.py: epochs counted from 1, `%f` for metrics, `%.1f` for seconds. Several
-runs stand side by side, each with its name before its columns. JSON is the whole of what was read: all keys, epochs as
-the log prints them.
+runs are side by side, with the run's name before each heading. JSON has everything that was read: all keys, and epochs
+as printed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dmltrain import record
 from dmltrain.report.table import Cell, Table
 
 Show = Callable[[float], str]
-NOTHING = "-"  # the log does not say
+NOTHING = "-"  # no value in the log
 
 
 def markdown(tables: Sequence[Table], metrics: Sequence[str]) -> str:
@@ -29,12 +29,12 @@ def markdown(tables: Sequence[Table], metrics: Sequence[str]) -> str:
 
 
 def tabs(tables: Sequence[Table], metrics: Sequence[str]) -> str:
-    """What MXNet's tool calls `none`."""
+    """The format `none` of MXNet's tool."""
     return "".join("\t".join(line) + "\n" for line in _grid(tables, metrics, _short))
 
 
 def comma_separated(tables: Sequence[Table], metrics: Sequence[str]) -> str:
-    """The same table for programs: numbers to 12 digits, an empty cell where there is none."""
+    """The same table for programs: numbers with 12 digits, empty cells without a value."""
     text = io.StringIO()
     lines = _grid(tables, metrics, _long)
     csv.writer(text, lineterminator="\n").writerows(
@@ -44,7 +44,7 @@ def comma_separated(tables: Sequence[Table], metrics: Sequence[str]) -> str:
 
 
 def as_json(tables: Sequence[Table], metrics: Sequence[str]) -> str:
-    """[{"log", "epochs": [{"epoch", "train_accuracy", "validation_accuracy", "seconds", ...}]}], whatever `metrics`."""
+    """[{"log", "epochs": [{"epoch", "train_accuracy", "validation_accuracy", "seconds", ...}]}] for all metrics."""
     return json.dumps([_json_run(table) for table in tables], indent=1, allow_nan=False) + "\n"
 
 
@@ -71,7 +71,7 @@ def _json_run(table: Table) -> dict[str, object]:
 
 
 def _json_cell(cell: Cell) -> object:
-    """JSON has no nan and no infinity: "nan", "inf", "-inf"."""
+    """Strings "nan", "inf" and "-inf", which JSON lacks as numbers."""
     if isinstance(cell, list):
         return [_json_cell(number) for number in cell]
     return cell if cell is None or math.isfinite(cell) else str(cell)
@@ -95,7 +95,7 @@ class _Column:
 
 
 def _grid(tables: Sequence[Table], metrics: Sequence[str], show: Show) -> list[list[str]]:
-    """Heading and lines of the one table of all runs that have epochs; nothing where none has."""
+    """Headings and lines of the table of all runs with epochs; [] if there is none."""
     tables = [table for table in tables if table.rows]
     if not tables:
         return []
@@ -132,7 +132,7 @@ def _columns(table: Table, metrics: Sequence[str], prefix: str, show: Show) -> l
 
 
 def _short(number: float) -> str:
-    """`%f`; a number too small or too large for that in 6 digits."""
+    """`%f`; numbers too small or too large for it have 6 significant digits."""
     return f"{number:f}" if number == 0 or 1e-4 <= abs(number) < 1e9 else f"{number:.6g}"
 
 
@@ -148,7 +148,7 @@ def _long(number: float) -> str:
 
 
 def labels(tables: Sequence[Table]) -> list[str]:
-    """The shortest ends of the runs' paths that tell them apart; numbered where even whole paths are the same."""
+    """The shortest ends of the runs' paths that distinguish them; numbered if whole paths are the same."""
     paths = [tuple(_printable(os.path.normpath(table.run.log)).removesuffix(".log").split(os.sep)) for table in tables]
     depth = 1
     while depth < max(map(len, paths), default=0) and len({path[-depth:] for path in paths}) < len(set(paths)):
@@ -164,5 +164,5 @@ def labels(tables: Sequence[Table]) -> list[str]:
 
 
 def _printable(path: str) -> str:
-    """A path may hold newlines and bytes that are no text; a heading may not."""
+    """Replace newlines and undecodable bytes of a path, for a heading."""
     return "".join(letter if letter.isprintable() else "?" for letter in path)

@@ -146,5 +146,5 @@ def test_what_is_left_out_is_said(parse: Callable, tmp_path: Path) -> None:
     assert done.returncode == 0
     assert done.stdout.splitlines()[-1] == "|  1 | 0.500000 | - | - |"
     assert (
-        done.stderr == f"dmltrain-parse: note: {log}: the last line is cut off; its Validation-accuracy is left out\n"
+        done.stderr == f"dmltrain-parse: note: {log}: the last line is truncated; its Validation-accuracy is ignored\n"
     )

@@ -126,5 +126,5 @@ def test_nothing_to_draw(parse: Callable, log: Path, tmp_path: Path) -> None:
     log.write_text("nothing\n")
     done = parse(log, "--plot", tmp_path / "out.png")
     assert done.returncode == 2
-    assert "no run has an epoch to draw" in done.stderr
+    assert "no run has an epoch to plot" in done.stderr
     assert not (tmp_path / "out.png").exists()

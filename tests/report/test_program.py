@@ -259,7 +259,7 @@ def test_metric_names_before_the_log(run: Path, parse: Callable) -> None:
 def test_an_unknown_metric_is_said(run: Path, parse: Callable) -> None:
     done = parse(run, "--metric-names", "acuracy")
     assert done.returncode == 0
-    assert "no metric acuracy in any log: they have accuracy, top_k_accuracy_5" in done.stderr
+    assert "no log has a metric acuracy; they have accuracy, top_k_accuracy_5" in done.stderr
 
 
 def test_a_restart_in_one_log_is_said(parse: Callable, tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_a_restart_in_one_log_is_said(parse: Callable, tmp_path: Path) -> None:
     log.write_text(worker_log(0, epochs=2) + worker_log(0, epochs=3))
     done = parse(log, "--aggregate", "last")
     assert done.returncode == 0
-    assert "epoch 0 stands there more than once for a worker, as after a restart (2 such epochs)" in done.stderr
+    assert "epoch 0 appears more than once for a worker, as after a restart (2 such epochs)" in done.stderr
     log.write_text(worker_log(0) + worker_log(1))
     assert parse(log).stderr == ""
 
@@ -370,7 +370,7 @@ def test_unlike_logs_in_a_folder_are_said(parse: Callable, run: Path) -> None:
     (run / "old.log").write_text(worker_log(2))
     done = parse(run)
     assert done.returncode == 0
-    assert "old.log, worker-0.log, worker-1.log are taken for the workers of one run" in done.stderr
+    assert "old.log, worker-0.log, worker-1.log are treated as the workers of one run" in done.stderr
 
 
 def test_of_many_names_five_are_said(parse: Callable, tmp_path: Path) -> None:
@@ -385,7 +385,7 @@ def test_of_many_names_five_are_said(parse: Callable, tmp_path: Path) -> None:
 
 
 def test_folders_without_a_run(parse: Callable, run: Path, tmp_path: Path) -> None:
-    failed(parse(run.parent), "a folder of runs, not a run: name one or several of", "logs/r20")
+    failed(parse(run.parent), "a folder of several runs: name one or more of", "logs/r20")
     empty = tmp_path / "empty"
     empty.mkdir()
     failed(parse(empty), f"{empty}: no *.log file in this folder")
@@ -396,10 +396,10 @@ def test_folders_without_a_run(parse: Callable, run: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "arguments, essential",
     [
-        ((), "no log named"),
+        ((), "no log given"),
         (("--format", "xml", "x"), "'markdown', 'csv', 'json', 'none'"),
         (("--aggregate", "median", "x"), "'mean', 'max', 'last', 'all'"),
-        (("--metric-names", "x"), "no log named"),
+        (("--metric-names", "x"), "no log given"),
         (("x", "--metric-names"), "--metric-names"),
         (("--nonsense", "x"), "--nonsense"),
     ],
@@ -444,9 +444,9 @@ def test_help_says_what_is_read_and_shows_examples(parse: Callable) -> None:
     for said in (
         "a log file, a folder",
         "separated by tabs",
-        "over the workers of a run",
+        "how to combine the values of a run's workers",
         "metrics to show",
-        "into out.png",
+        "to a file such as out.png",
     ):
         assert said in words
 

@@ -408,4 +408,4 @@ def test_a_second_worker_far_behind_the_first_is_no_restart(
     log.write_text("".join(lines))
     done = parse(log)
     assert done.returncode == 0
-    assert ("stands there more than once for a worker, as after a restart (30 such epochs)" in done.stderr) == repeated
+    assert ("appears more than once for a worker, as after a restart (30 such epochs)" in done.stderr) == repeated

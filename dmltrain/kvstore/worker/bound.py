@@ -1,12 +1,10 @@
-"""The least time in which this worker's host could have carried the traffic of the job's workers and servers:
-counted bytes divided by rates that were measured before training (probe.py).
+"""A lower bound on the time of this host's traffic: counted bytes over rates measured before training (probe.py).
 
-Network: the bytes that this host's card sent and received, those of its workers and those of its servers, each
-direction by its rate; the longer one counts. Every worker knows its own links only; what the others' links carried is
-summed over all workers. Links inside a host are not the card's, unless the whole job is on one host: then loopback
-stands for the network.
+Network: the bytes that the network card of this host sent and received, for its workers and servers. The bound is the
+longer of the two directions. A worker counts its own links only; an all-reduce adds those of the other workers. Links
+inside a host do not use the card. But if the whole job is on one host, loopback takes the place of the network.
 Memory: with n workers on this host that share memory with servers, (n + 1) V bytes for V bytes pushed: each gradient
-is read once, the sum written once.
+is read once, and the sum is written once.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ LinkRates = Callable[[Sequence[ServerLink], Callable[[], None]], Sequence[float]
 
 @dataclass(frozen=True, eq=False)
 class Carried:
-    """Bytes that one worker's links have carried."""
+    """Bytes that one worker's links have transferred."""
 
     sent: Array  # (servers,) through sockets
     received: Array  # (servers,)
@@ -37,7 +35,7 @@ class Carried:
 
 
 class Bound:
-    """Of one worker. All workers make one, and call `seconds`, alike."""
+    """The bound of one worker. Every worker must create one, and call `seconds` as often as the others."""
 
     def __init__(
         self,
@@ -49,20 +47,20 @@ class Bound:
         link_rates: LinkRates = probe.link_rates,
         memory_rate: Callable[[], float] = probe.memory_rate,
     ) -> None:
-        """Measures. `servers`: this worker's links to them; `relay`: that to its host's relay, if any; `upstream`: the
-        relay's own links by server, where it is in this process. `hosts`: names, of workers, then of servers."""
+        """Measures the rates. `servers`: this worker's links to them; `relay`: the link to its host's relay, if any;
+        `upstream`: the relay's links by server, if it is in this process. `hosts`: names of workers, then servers."""
         self._store, self._servers, self._upstream = store, servers, upstream
         self._sharing = [link for link in (*servers, relay) if link is not None and link.link.own_arena is not None]
         self._here = np.array(hosts) == hosts[store.rank]
         self._workers_here = int(self._here[: store.num_workers].sum())
-        beside, alone = self._here[store.num_workers :], len(set(hosts)) == 1
+        same_host, single_host = self._here[store.num_workers :], len(set(hosts)) == 1
         sockets = np.array([server.link.own_arena is None for server in servers])
-        self._crossing = sockets & (alone | ~beside)
+        self._crossing = sockets & (single_host | ~same_host)  # links that use the network
         self.memory = memory_rate() if self._sharing else 0.0
         self.network = self._measure(link_rates)
 
     def _measure(self, link_rates: LinkRates) -> Array:
-        """Bytes/s that this host's card sends and receives, both at once (2,); 0 where it is not used."""
+        """Bytes/s that this host's card sends and receives simultaneously (2,); 0 for an unused direction."""
         rates = np.zeros(len(self._servers))
         if self._store.all_reduce("links to measure", np.array([float(self._crossing.sum())]))[0]:
             links = [self._servers[number] for number in self._crossing.nonzero()[0]]
@@ -76,7 +74,7 @@ class Bound:
         return ", ".join(([network] if sent else []) + ([memory] if self.memory else [])) or "nothing to measure"
 
     def carried(self) -> Carried:
-        """So far."""
+        """The counts so far."""
         counts = np.zeros((2, len(self._servers)))
         for number, server in (*enumerate(self._servers), *self._upstream.items()):
             if self._crossing[number]:
@@ -84,8 +82,8 @@ class Bound:
         return Carried(counts[0], counts[1], float(sum(link.traffic.shared_sent for link in self._sharing)))
 
     def seconds(self, carried: Carried, took: float) -> float:
-        """The least time for what all workers' links carried in `took` seconds, `carried` being this one's part. What
-        was carried can be: rates that other work had made too low are raised, and it is never more than `took`."""
+        """The bound for the bytes that all workers' links transferred in `took` seconds; `carried` is this worker's
+        part. It is at most `took`: rates that were measured too low, because of other load, are raised."""
         loads = self._of_card(carried.sent, carried.received)
         used = (self._workers_here + 1) * carried.shared
         if all(self.network):
@@ -96,10 +94,10 @@ class Bound:
         return max(network, used / self.memory if self.memory else 0.0)
 
     def _of_card(self, sent: Array, received: Array) -> Array:
-        """What this host's processes send and receive together (2,), from what this worker does, by server."""
+        """What all processes of this host send and receive (2,), from this worker's part by server."""
         workers = self._store.num_workers
         table = np.zeros((2, workers + len(self._servers)))
         table[:, self._store.rank] = sent.sum(), received.sum()
-        table[:, workers:] = received, sent  # what a worker receives a server sends
+        table[:, workers:] = received, sent  # a server sends what a worker receives
         total: Array = self._store.all_reduce("bytes of cards", table)[:, self._here].sum(axis=1)
         return total

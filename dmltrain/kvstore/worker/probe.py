@@ -1,10 +1,9 @@
-"""How fast this host's links to the servers and its memory are, measured once before training: the limits that an
-epoch's communication is held against (bound.py).
+"""Measures the bandwidth of this host's links to the servers and of its memory once before training, for bound.py.
 
-For SECONDS all workers flood all servers over TCP with PROBE frames, which the servers send back, so that every card is
-busy in both directions, with the job's own pattern of traffic. What comes back between WARM_UP and the end counts: it
-went both ways. No more than WINDOW frames a link are on their way, and frames grow with what a link carries, so a slow
-link is quiet again soon, and a fast one is not held up by their number.
+For SECONDS all workers send PROBE frames to all servers over TCP, and the servers send them back. So every network card
+is busy in both directions, with the job's pattern of traffic. Bytes that come back between WARM_UP and the end count,
+for each direction. At most WINDOW frames per link are in flight, and their size grows with the link's bandwidth: a slow
+link is idle again soon, and the number of frames does not limit a fast one.
 """
 
 from __future__ import annotations
@@ -21,29 +20,29 @@ from dmltrain.kvstore.transport.wire import MAX_PROBE, Header, Kind
 from dmltrain.kvstore.worker.server_link import ServerLink
 
 SECONDS = 0.4
-WARM_UP = 0.1  # s; until as much comes back as goes out
+WARM_UP = 0.1  # s; then as much comes back as is sent
 WINDOW = 8  # frames
 LEAST_BYTES = 1 << 15  # of a frame; a window of them takes 0.1 s at 20 Mbit/s
-FRAME_SECONDS = 0.005  # that a link takes for a frame, as far as MAX_PROBE allows: a window is short against
-#                        SECONDS, so that as much comes back as goes out
-QUIET_SECONDS = 10.0  # for frames under way to come back
+FRAME_SECONDS = 0.005  # target duration of a frame on a link, as far as MAX_PROBE allows: a window is short compared
+#                        with SECONDS, so that as much comes back as is sent
+QUIET_SECONDS = 10.0  # time limit for the last frames to come back
 MEMORY_BYTES = 1 << 25  # copied at once; more than caches hold
 COPIES = 5
 
 
 class Flood:
-    """Frames to and fro on one link."""
+    """Frames in both directions on one link."""
 
     def __init__(self, server: ServerLink, payload: memoryview, clock: Callable[[], float] = time.perf_counter) -> None:
         self._server, self._payload, self._clock = server, payload, clock
-        self._left, self._bytes, self._before = WINDOW, 0, 0  # bytes that count, and those before
+        self._left, self._bytes, self._before = WINDOW, 0, 0  # frames in flight at the end; bytes after, before WARM_UP
         self._start = clock()
         self._quiet = threading.Event()
         server.echoed = self._echoed
         server.outbox.put_all([self._frame(LEAST_BYTES) for _ in range(WINDOW)])
 
     def rate(self) -> float:
-        """Bytes/s that went each way, when all is quiet again; 0 where nothing came back."""
+        """Wait until the link is idle. Returns bytes/s in each direction; 0 if nothing came back."""
         self._quiet.wait(SECONDS + QUIET_SECONDS)
         return self._bytes / (SECONDS - WARM_UP)
 
@@ -70,14 +69,14 @@ class Flood:
 
 
 def link_rates(servers: Sequence[ServerLink], meet: Callable[[], None]) -> list[float]:
-    """Bytes/s that each of these links carries each way, all at once. All workers call it; `meet` waits for all."""
+    """Bytes/s of each link in each direction, all at once. Every worker must call this; `meet` is a barrier."""
     payload = memoryview(os.urandom(MAX_PROBE))  # a tunnel may compress zeros
     meet()
     return [flood.rate() for flood in [Flood(server, payload) for server in servers]]
 
 
 def memory_rate() -> float:
-    """Bytes/s that one thread reads and writes together: memcpy's rate, twice. Takes about 20 ms."""
+    """Bytes/s that one thread reads and writes in total: twice memcpy's rate. Takes about 20 ms."""
     source, target = np.ones(MEMORY_BYTES, np.uint8), np.ones(MEMORY_BYTES, np.uint8)
     took = []
     for _ in range(COPIES):

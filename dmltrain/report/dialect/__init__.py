@@ -1,6 +1,6 @@
-"""What logs look like. A new dialect is a file and a row in DIALECTS.
+"""The formats of logs. A new dialect is a file and a row in DIALECTS.
 
-The first dialect that finds epochs in a file has read it.
+The values of a file are those of the first dialect that finds epochs in it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class Dialect(Protocol):
     programs: ClassVar[tuple[str, ...]]  # that write such logs, for help and messages
 
     def feed(self, block: Block) -> bool:
-        """Read the next block of a file; True where its lines are of this dialect, so that no other need look."""
+        """Read the next block of a file; True if its lines are of this dialect, so that the others can skip it."""
 
     def found(self) -> list[Found]:
-        """At the end of the file: the runs in it."""
+        """The runs in the file, after its last block."""
 
 
 DIALECTS: tuple[type[Dialect], ...] = (
@@ -34,6 +34,6 @@ DIALECTS: tuple[type[Dialect], ...] = (
 
 
 def programs(conjunction: str) -> str:
-    """All programs whose logs are read, as a list within a sentence."""
+    """All programs whose logs can be read, as a list for a sentence."""
     *first, last = [name for dialect in DIALECTS for name in dialect.programs]
     return f"{', '.join(first)} {conjunction} {last}"

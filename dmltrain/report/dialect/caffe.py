@@ -1,4 +1,4 @@
-"""Caffe's logs. What they call an iteration stands where others have an epoch: a row is a test of the network.
+"""Caffe's logs. Their iterations take the place of epochs: a row is a test of the network.
 
     I0605 03:34:06.1 27501 solver.cpp:237] Iteration 4960, loss = 5.01
     I0605 03:34:06.1 27501 solver.cpp:253]     Train net output #0: accuracy = 0.1
@@ -43,7 +43,7 @@ class Caffe:
         for event in _EVENT.finditer(block.data):
             if event.start() >= block.limit:
                 break
-            if block.whole or event.end() < len(block.data):  # a number at the very end may be cut off
+            if block.whole or event.end() < len(block.data):  # a number at the very end may be truncated
                 self._take(*event.groups())
         return True
 

@@ -3,8 +3,8 @@
     [Epoch 0] Finished in 0.006s, validation accuracy: 0.0938
     [Epoch 1] Finished in 0.042s, training accuracy: 0.0938, training softmaxcrossentropyloss: 2.3125
 
-Validation is printed before the epoch's own line and always as that of epoch 0 (event_handler.py's LoggingHandler, in
-an estimator of its own): it belongs to the epoch whose line comes next.
+Validation is printed before the epoch's line and always with epoch 0, because a separate estimator validates
+(LoggingHandler in event_handler.py): it belongs to the epoch of the next line.
 """
 
 from __future__ import annotations

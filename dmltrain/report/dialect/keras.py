@@ -1,10 +1,10 @@
-"""Keras' progress bars, of every version.
+"""Keras' progress bars, of all versions.
 
     Epoch 1/5
     131072/131072 [==============================] - 26s - loss: 0.7221 - acc: 0.4988      2017; later `26s 200us/step`
     1563/1563 ━━━━━━━━━━ 5s 3ms/step - accuracy: 0.4500 - loss: 1.5 - val_accuracy: 0.51   Keras 3; verbose=2: no bar
 
-An epoch counts when its bar is full. One file often holds several runs one after the other: each is a run of its own.
+An epoch counts when its bar is complete. A file often has several runs in sequence; they are separate runs here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _EVENT = re.compile(
     rb"(" + _METRIC + rb"{1,40})"
 )
 _COUNT = re.compile(rb"(\d{1,12})/(\d{1,12})(?!\d)")
-_BAR = 400  # bytes before the seconds in which the bar's count stands
+_BAR = 400  # bytes before the seconds that are searched for the bar's count
 
 
 class Keras:
@@ -60,11 +60,11 @@ class Keras:
     def _end(self, event: re.Match[bytes]) -> None:
         values = {pair.key: array("d", (pair.value,)) for pair in record.pairs(event[3], "train")}
         values["seconds"] = array("d", (float(event[2]),))
-        self._runs[-1][self._epoch] = values  # a later full bar of the epoch says more
+        self._runs[-1][self._epoch] = values  # a later complete bar of the epoch has more values
 
 
 def _full(event: re.Match[bytes]) -> bool:
-    """Whether the bar in front of the seconds, if any, has come to its end."""
+    """Whether the bar before the seconds, if any, is complete."""
     start = max(0, event.start() - _BAR)
     line = re.split(rb"[\r\n\x08]", event.string[start : event.start()])[-1]
     counts = _COUNT.findall(line)

@@ -1,14 +1,14 @@
-"""MXNet's logs of every age, gluoncv's, and our own.
+"""Logs of all versions of MXNet, of gluoncv, and of dmltrain.
 
-    Epoch[3] Train-accuracy=0.43             fit of base_module.py, and ours; before 2016 also Iteration[3] and Iter[3]
+    Epoch[3] Train-accuracy=0.43             base_module.py's fit, dmltrain; before 2016 also Iteration[3] and Iter[3]
     Epoch[3] Batch [20]<tab>Speed: 1733.12 samples/sec<tab>accuracy=0.31           Speedometer of callback.py
     [Epoch 3] training: accuracy=0.43        gluoncv and gluon's examples
     [3] Train-accuracy=0.43                  R, which counts from 1
 
-Anything may stand in front of these on a line. Nearly all of a large log is batch lines; of those only the last of an
-epoch matters, and only where the epoch has no training metric of its own. So a block is searched as a whole, by
-patterns that begin with a literal (ten times faster than alternatives in one pattern); batch lines are located but not
-parsed, and only epoch lines cost Python code.
+Any text may precede these on a line. Nearly all lines of a large log are batch lines. Only the last of an epoch is
+needed, and only if the epoch has no training metric. So whole blocks are searched by patterns that start with a literal
+(ten times faster than one pattern with alternatives). Batch lines are located but not parsed, and only epoch lines run
+Python code.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from dmltrain.report.run import Found, Values
 _LONGEST_LINE = 1000  # bytes after the header; a longer line is noise
 _LEAD = re.compile(rb"\A(?:[\s:,|-]|Rank ?\[\d{1,6}\])*")  # between header and first name
 _NODE = re.compile(rb"Node\[(\d{1,6})\] ?\[?(?:Epoch|Iter)")
-_NEAR = 4096  # bytes before an epoch's last batch line in which one with a metric is looked for, where epochs are many
-_FEW = 16  # epochs in a block; with more, a walk over its batch lines is cheaper than a search for each epoch's last
-_MOST_CELLS = 10_000  # remembered for speed
+_NEAR = 4096  # bytes before an epoch's last batch line to search for one with a metric, if a block has many epochs
+_FEW = 16  # epochs in a block; with more, one pass over all batch lines is faster than a search for each epoch's last
+_MOST_CELLS = 10_000  # in the cache
 
 
 class _Form:
-    """One way to name an epoch. mark: what a block must hold to be searched at all, a quick test for several forms."""
+    """One spelling of an epoch. mark: a block without it is not searched, a fast test that several forms share."""
 
     def __init__(self, mark: bytes, opening: bytes, batch: bytes = rb" Batch", guard: bytes = b"", ahead: bytes = b""):
         self.mark, self.opening = mark, opening
         header = re.escape(opening) + guard + rb"(\d{1,9})\]" + ahead
-        # MXNet's and our epoch lines hold one value, taken at once; other lines are looked at by `_pairs`, which takes
-        # longer, so not that frequent one of old logs, "Epoch[3] Resetting Data Iterator".
+        # Epoch lines of MXNet and dmltrain have one value, which the pattern captures. `_pairs` parses other lines, but
+        # is slower, so the pattern excludes a frequent line of old logs, "Epoch[3] Resetting Data Iterator".
         value = rb"(?: ([A-Za-z][\w-]{0,60}(?: cost)?)=(" + record.NUMBER + rb")(?=\r?\n))?"
         self.epoch_line = re.compile(header + rb"(?!" + batch + rb"| Resetting)" + value)
         self.batch_line = re.compile(header + batch)
@@ -63,8 +63,8 @@ class MXNet:
         self._batches: dict[int, bytes] = {}  # epoch -> its last batch line, from the header on
         self._forms: set[_Form] = set()  # in which values were found
         self._nodes: set[bytes] = set()  # workers that the lines name
-        self._crowded = False  # whether the block before was of many epochs, as this then is
-        self._last = b""  # the last whole block: the evidence on a cut line
+        self._crowded = False  # whether the previous block had many epochs, as this one then probably has
+        self._last = b""  # the last whole block, to judge a truncated line
         self._notes: list[str] = []
 
     def feed(self, block: Block) -> bool:
@@ -98,7 +98,7 @@ class MXNet:
             else:
                 lines += self._add(form, found, _pairs(form, found))
         if lines and block.holds(b"Node["):
-            again = lines > len(cells) - known  # a value is there a second time: of another worker, or after a restart?
+            again = lines > len(cells) - known  # a value is repeated: by another worker, or after a restart
             self._nodes.update(_NODE.findall(block.data, 0, len(block.data) if again else 1000))
         if len(cells) > _MOST_CELLS:
             cells.clear()
@@ -118,7 +118,7 @@ class MXNet:
         return True
 
     def _locate_batches(self, form: _Form, block: Block) -> bool:
-        """Keep each epoch's last batch line that has a metric; returns whether there are any."""
+        """Keep each epoch's last batch line with a metric; returns whether there are any."""
         data, kept = block.data, False
         numbers: set[bytes] = set() if self._crowded else set(form.batch_line.findall(data))
         self._crowded = self._crowded or len(numbers) > _FEW
@@ -136,7 +136,7 @@ class MXNet:
                 kept = True
         return kept
 
-    # -- the last line, where no newline ends it --------------------------------------------------------------------
+    # -- a last line without a newline ------------------------------------------------------------------------------
 
     def _read_cut(self, form: _Form, block: Block) -> bool:
         for found in form.epoch_line.finditer(block.data):
@@ -148,7 +148,7 @@ class MXNet:
         return False
 
     def _complete(self, form: _Form, pair: Pair) -> bool:
-        """Whether a value at the very end is all there: numbers of its name have all as many decimals as it has."""
+        """Whether a value at the very end is complete: all other numbers of its name have as many decimals."""
         if not pair.at_end:
             return True
         decimals = len(pair.text.partition(b".")[2])
@@ -156,7 +156,7 @@ class MXNet:
         others = [len(other) for other in re.findall(metric + rb"=\d{1,9}\.(\d{1,40})(?=\s)", self._last)]
         complete = form is not _OF_R and set(others) == {decimals} and (len(others) > 1 or decimals >= 6)
         if not complete:
-            self._notes.append(f"the last line is cut off; its {pair.name.decode('ascii')} is left out")
+            self._notes.append(f"the last line is truncated; its {pair.name.decode('ascii')} is ignored")
         return complete
 
     def _repeats(self) -> Iterator[str]:
@@ -164,16 +164,16 @@ class MXNet:
         repeated = [epoch for epoch, values in self._epochs.items() if max(map(len, values.values())) > workers]
         if workers and repeated:
             yield (
-                f"epoch {repeated[0]} stands there more than once for a worker, as after a restart "
-                f"({len(repeated)} such epochs): a mean is over all of them, --aggregate last shows the last"
+                f"epoch {repeated[0]} appears more than once for a worker, as after a restart ({len(repeated)} such "
+                "epochs): a mean includes all of them, --aggregate last shows the last"
             )
 
 
 def _line(form: _Form, data: bytes, start: int, header_end: int) -> bytes:
-    """The text from `start` to the end of its line, or into the next header where two processes wrote into one line."""
+    """The text from `start` to the end of its line, or to the next header if two processes wrote to one line."""
     line = data[start : start + _LONGEST_LINE].partition(b"\n")[0].partition(b"\r")[0]
     if len(line) == _LONGEST_LINE:
-        line += b"~"  # no value ends here
+        line += b"~"  # so that no value ends here
     another = line.find(form.opening, header_end - start)
     if another >= 0:
         line = line[: another + 1]
@@ -183,7 +183,7 @@ def _line(form: _Form, data: bytes, start: int, header_end: int) -> bytes:
 
 
 def _last_with_metric(form: _Form, data: bytes, number: bytes, at: int, reach: int) -> bytes:
-    """An epoch's last batch line with a metric that begins at `at` or up to `reach` bytes before, if any is near."""
+    """An epoch's last batch line with a metric that starts at `at` or up to `reach` bytes before; b"" if none."""
     header = form.opening + number + b"]"
     first = max(0, at - reach)
     for _ in range(_FEW):
@@ -198,7 +198,7 @@ def _last_with_metric(form: _Form, data: bytes, number: bytes, at: int, reach: i
 
 
 def _pairs(form: _Form, found: re.Match[bytes]) -> list[Pair]:
-    """The values of an epoch line; none where something else than a value or a section comes first."""
+    """The values of an epoch line; [] if it does not start with a value or a section."""
     if found[2]:
         return [Pair(record.key(found[2].decode("ascii")), float(found[3]), found[2], found[3], False)]
     line = _line(form, found.string, found.end(), found.end())
@@ -207,6 +207,6 @@ def _pairs(form: _Form, found: re.Match[bytes]) -> list[Pair]:
 
 
 def _metrics(line: bytes) -> dict[str, float]:
-    """The training metrics of a batch line: `accuracy=0.31` and, as it was once written, `Train-accuracy=0.31`."""
+    """The training metrics of a batch line: `accuracy=0.31`, or in old logs `Train-accuracy=0.31`."""
     keys = {pair.key: pair.value for pair in record.pairs(line.partition(b"Batch")[2], "train")}
     return {key: value for key, value in keys.items() if key.startswith("train_")}
