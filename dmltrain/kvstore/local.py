@@ -91,5 +91,5 @@ class LocalKVStore(KVStore):
 
     def _find(self, name: Key) -> Array:
         if name not in self._values:
-            raise UserError(f"kvstore: key {name!r} was never given to init")
+            raise UserError(f"kvstore: key {name!r} was not declared: call init first")
         return self._values[name]

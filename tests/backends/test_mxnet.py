@@ -176,7 +176,7 @@ def test_bfloat16_where_the_processor_lacks_it_is_refused():
         env={**os.environ, "DNNL_MAX_CPU_ISA": "AVX2", "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
-    assert "--dtype bfloat16: MXNet 1.9.1 cannot compute in it on cpu(0)" in done.stderr
+    assert "--dtype bfloat16: MXNet 1.9.1 does not support it on cpu(0)" in done.stderr
 
 
 # -- statistics -------------------------------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ def test_another_networks_state_and_other_places_of_the_optimizer_are_refused():
     state = make(MLP).state({})
     with pytest.raises(UserError, match="of another network: .* expected"):
         make(RESNET, state=state)
-    with pytest.raises(UserError, match="optimizer on the servers, here it is on the worker"):
+    with pytest.raises(UserError, match="optimizer on the servers, but it now runs on the worker"):
         make(MLP, state={**state, "optimizer": {"servers": []}})
 
 

@@ -111,7 +111,7 @@ def test_without_mxnet_the_pth_changes_nothing(tmp_path):
 
 @pytest.mark.parametrize("version", [(3, 9), (3, 12), (3, 14)])
 def test_another_python(version):
-    with pytest.raises(UserError, match=rf"needs Python 3\.10 or 3\.11, and this is 3\.{version[1]} .*--backend torch"):
+    with pytest.raises(UserError, match=rf"needs Python 3\.10 or 3\.11, but this is 3\.{version[1]} .*--backend torch"):
         mxnet_compat.check_python(version)
 
 
@@ -125,9 +125,9 @@ def test_no_mxnet(tmp_path):
 def test_numpy_2(tmp_path):
     stand_in(tmp_path, "numpy", "__version__ = '2.1.3'")
     stand_in(tmp_path, "mxnet", "__version__ = '1.9.1'")
-    assert "and 2.1.3 is installed: pip install 'numpy<2'" in refusal(tmp_path)
+    assert "but 2.1.3 is installed: pip install 'numpy<2'" in refusal(tmp_path)
     done = python(f"{WITH_PTH}\nimport mxnet", tmp_path)
-    assert "ImportError: MXNet 1.9.1 works with numpy 1.x, and 2.1.3 is installed" in done.stderr.splitlines()[-1]
+    assert "ImportError: MXNet 1.9.1 needs numpy 1.x, but 2.1.3 is installed" in done.stderr.splitlines()[-1]
 
 
 @pythons
@@ -136,9 +136,9 @@ def test_numpy_2(tmp_path):
     [
         (
             "libcudart.so.11.0",
-            "needs CUDA 11.2, and libcudart.so.11.0 is not found: put CUDA 11.2's libraries on LD_LIB",
+            "needs CUDA 11.2, but libcudart.so.11.0 was not found: put CUDA 11.2's libraries on LD_LIB",
         ),
-        ("libcudnn.so.8", "needs CUDA 11.2, and libcudnn.so.8"),
+        ("libcudnn.so.8", "needs CUDA 11.2, but libcudnn.so.8"),
         ("libfantasy.so.1", "MXNet's library cannot be loaded: libfantasy.so.1: cannot open shared object file"),
     ],
 )
@@ -159,4 +159,4 @@ def test_a_library_of_debian(library, package):
 @pythons
 def test_another_mxnet(tmp_path):
     stand_in(tmp_path, "mxnet", "__version__ = '2.0.0b1'")
-    assert "made for MXNet 1.9, and 2.0.0b1 is installed" in refusal(tmp_path)
+    assert "needs MXNet 1.9, but 2.0.0b1 is installed" in refusal(tmp_path)

@@ -77,8 +77,8 @@ def test_optimizer_states_on_the_servers_are_saved_and_loaded(start_job, tmp_pat
         ("custom-optimizer", "Mine cannot run on the servers, which have sgd"),
         ("different-shapes", "all workers must train the same model"),
         ("compression-after-init", "must be set before init"),
-        ("shape", "declared with the shape (3, 4), this array has (4, 3)"),
-        ("dtype", "takes float32, this value is float64"),
+        ("shape", "declared with shape (3, 4), but this array has (4, 3)"),
+        ("dtype", "takes float32, but this value is float64"),
     ],
 )
 def test_a_mistake_is_an_error_at_the_worker_at_once(start_job, what, message):

@@ -77,7 +77,7 @@ def test_optimizer_specs_are_names_and_numbers(spec, message):
 @pytest.mark.parametrize(
     "action, message",
     [
-        (lambda kv: kv.push("x", np.zeros(1, np.float32)), "key 'x' was never given to init"),
+        (lambda kv: kv.push("x", np.zeros(1, np.float32)), "key 'x' was not declared: call init first"),
         (lambda kv: kv.init(["a", "b"], [np.zeros(1, np.float32)]), "2 keys but 1 values"),
         (lambda kv: kv.init("a", np.zeros(1, np.int64)), "float32 or float64, this one is int64"),
         (lambda kv: kv.set_gradient_compression({"type": "2bit"}), "gradient compression '2bit' is not available"),

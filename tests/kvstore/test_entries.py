@@ -60,7 +60,7 @@ def test_weights_of_float32_travel_compressed_and_nothing_else(dtype, is_weight,
 
 def test_what_cannot_be_is_explained():
     entries = entries_on([Server()])
-    with pytest.raises(UserError, match="key 'a' was never given to init"):
+    with pytest.raises(UserError, match="key 'a' was not declared: call init first"):
         entries.find("a")
     with pytest.raises(UserError, match="gradient compression: .*zip"):
         entries.compress({"type": "zip"})

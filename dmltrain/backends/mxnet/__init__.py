@@ -1,1 +1,1 @@
-"""MXNet 1.9.1: the trainer of our programs, its own kvstores and servers, and what makes it work today."""
+"""MXNet 1.9.1: the trainer, MXNet's kvstores and servers, and compatibility with today's NumPy and Python."""

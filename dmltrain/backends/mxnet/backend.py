@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 class MXNetBackend:
-    """float16 would need its loss scaled, which the trainer does not do; a network is always one graph, compiled or
-    not; ps-lite knows TCP and 2-bit compression only, and no bounded staleness."""
+    """There is no float16, because the trainer does not scale the loss, and no compilation, because a network always is
+    one graph. ps-lite has TCP and 2-bit compression only, and no bounded staleness."""
 
     name = "mxnet"
     title = "MXNet"

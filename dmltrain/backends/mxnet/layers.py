@@ -1,12 +1,12 @@
-"""Builds a network value as MXNet's own graph: a Symbol, and the gluon block around it.
+"""Builds MXNet's graph from a network: a Symbol, and a gluon block for it.
 
-Names are MXNet's and equal those of dmltrain/layers.py, so MXNet's parameter files fit. Two differences of kind: MXNet
-carries the gamma of a `fixed_scale` batch norm as an array of ones that is not learned (`fixed_gammas`), and it keeps
-batch-norm statistics (biased variance on CPU) in the backward pass, not in the forward one.
+Names are those of dmltrain/layers.py, which are MXNet's, so MXNet's parameter files fit. There are two differences:
+MXNet has the gamma of a `fixed_scale` batch norm as a constant array of ones (`fixed_gammas`), and it updates
+batch-norm statistics (with the biased variance on CPUs) in the backward pass.
 
-MXNet 1.9.1's oneDNN gets the float32 gradient of an average pooling wrong whose last window overhangs
-(pooling_convention "full") and which counts its padding. So padding is put on beforehand there, where there is any,
-and then nothing is left to count, which oneDNN does right.
+MXNet 1.9.1's oneDNN computes a wrong float32 gradient for an average pooling that counts its padding and whose last
+window extends beyond it (pooling_convention "full"). In this case the padding is a separate operator, and the pooling
+has no padding to count.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Symbol = Any  # mx.sym.Symbol: MXNet has no types
 Dtype = np.dtype[Any] | None
 DTYPES: dict[str, Dtype] = {
     "float32": None,
-    "bfloat16": np.dtype([("bfloat16", np.uint16)]),  # MXNet's own way to say it: numpy has no such type
+    "bfloat16": np.dtype([("bfloat16", np.uint16)]),  # MXNet's spelling, because numpy has no such type
     "float16": np.dtype(np.float16),
 }
 
@@ -34,9 +34,9 @@ DTYPES: dict[str, Dtype] = {
 def symbol(network: Network, dtype: str = "float32") -> Symbol:
     """Logits (N, num_classes) of the variable "data" (N, C, H, W).
 
-    All arrays and what comes in and goes out are float32. With `dtype` "bfloat16" or "float16" convolutions and dense
-    layers take their images and weights rounded to it, forward and backward; all else stays float32. On CPUs MXNet
-    1.9.1 has bfloat16 where the processor has AVX-512, and no float16 (MXNetError when it runs).
+    All arrays, inputs and outputs are float32. With `dtype` "bfloat16" or "float16" convolutions and dense layers round
+    their inputs and weights to this type, forward and backward; everything else stays float32. On CPUs MXNet 1.9.1
+    supports bfloat16 if the processor has AVX-512, and no float16 (the first call raises MXNetError).
     """
     return _emit(network.root, mx.sym.Variable("data"), DTYPES[dtype])
 
@@ -44,8 +44,8 @@ def symbol(network: Network, dtype: str = "float32") -> Symbol:
 def build(network: Network, dtype: str = "float32") -> Any:
     """A gluon.SymbolBlock of `symbol(network, dtype)`, called as block(images) -> logits; hybridize it for speed.
 
-    Its parameters are `network.parameters()`, `network.auxiliary()` and `fixed_gammas(network)`, with their shapes,
-    not yet on any device: `block.initialize(ctx=...)` puts them there, gammas and variances as ones, the rest as zeros.
+    Its parameters are `network.parameters()`, `network.auxiliary()` and `fixed_gammas(network)`, with shapes but on no
+    device. `block.initialize(ctx=...)` allocates them, with ones for gammas and variances, and zeros for the rest.
     """
     block = mx.gluon.SymbolBlock(symbol(network, dtype), [mx.sym.Variable("data", dtype="float32")])
     arrays = block.collect_params()
@@ -59,7 +59,7 @@ def build(network: Network, dtype: str = "float32") -> Any:
 
 
 def initialise(block: Any, network: Network, seed: int, devices: Sequence[Any]) -> None:
-    """Put `block` (of `build(network)`) on `devices` (contexts) with the first weights of dmltrain/initial.py.
+    """Allocate `block` (from `build(network)`) on `devices` (contexts) with the weights of dmltrain/initial.py.
     UserError: seed below 0.
     """
     block.initialize(ctx=list(devices), force_reinit=True)
@@ -69,14 +69,14 @@ def initialise(block: Any, network: Network, seed: int, devices: Sequence[Any]) 
 
 
 def fixed_gammas(network: Network) -> list[Parameter]:
-    """The arrays of ones that MXNet has and the network has not."""
+    """The constant arrays of ones that MXNet has in addition to the network's arrays."""
     norms = [step for step in network.steps if isinstance(step.layer, layers.BatchNorm) and step.layer.fixed_scale]
     return [Parameter(f"{step.layer.name}_gamma", step.input_shape[:1], "gamma") for step in norms]
 
 
 @singledispatch
 def _emit(layer: layers.Layer, x: Symbol, dtype: Dtype) -> Symbol:
-    """`layer` after x; `dtype` None where nothing is rounded."""
+    """`layer` applied to x. `dtype` None: without rounding."""
     raise NotImplementedError(f"the mxnet backend has no operator for {layer.label}")
 
 
@@ -165,7 +165,7 @@ def _(layer: layers.Add, x: Symbol, dtype: Dtype) -> Symbol:
 def _rounded(
     operator: Callable[..., Symbol], layer: layers.Conv | layers.Dense, x: Symbol, dtype: Dtype, **options: Any
 ) -> Symbol:
-    """The operator on what is rounded to `dtype`, with its result in float32 again."""
+    """The operator on inputs and weights rounded to `dtype`, with a float32 result."""
     if dtype is None:
         return operator(x, name=layer.name, **options)
     kinds = ("weight", "bias") if layer.bias else ("weight",)
@@ -176,7 +176,7 @@ def _rounded(
 
 
 def _named(layer: layers.Layer) -> dict[str, str]:
-    """MXNet numbers what has no name."""
+    """MXNet generates names for layers without one."""
     return {"name": layer.name} if layer.name else {}
 
 

@@ -1,19 +1,20 @@
-"""MXNet's own optimizers from a spec of a whitelisted name and numbers: JSON, never pickled objects. They step on the
-workers' devices and on the servers.
+"""MXNet's optimizers from a spec, for the workers' devices and the servers. A spec is JSON, never a pickled object.
 
-A spec: {"name": "sgd", "lr": 0.1, "momentum": 0.9, "wd": 1e-4, "keys": {"3": {"wd_mult": 0.0}}}. "lr" is the learning
-rate, the other numbers are those of MXNet's class by its own names; under "keys" stand the multipliers of single keys.
+For example {"name": "sgd", "lr": 0.1, "momentum": 0.9, "wd": 1e-4, "keys": {"3": {"wd_mult": 0.0}}}. The name must be
+in TABLE. "lr" is the learning rate, and the other numbers have the names of MXNet's class; "keys" holds the multipliers
+of single keys.
 
-MXNet's mathematics are not torch's (g: gradient, with wd * w added where nothing else is said):
-* sgd, nag: the momentum contains the learning rate, m = momentum * m - lr * g, w += m; after a change of the learning
-  rate old gradients still count with the old one. Equal to torch while the learning rate is constant, but for nag with
-  weight decay: MXNet's kernel writes w first and takes the decay in m from the new w.
-* adam: w -= lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + epsilon): epsilon is compared to a v without bias
-  correction, so it weighs more in the first steps than torch's.
-* adagrad, rmsprop: epsilon stands under the root; adagrad's weight decay is apart from the gradient (w -= lr * wd * w).
-* adamw: MXNet 1.9.1 has the operator and no class; the one in optimizers/adamw.py is torch's rule with adam's epsilon.
-* adadelta has no learning rate: MXNet ignores it.
-* lamb takes norms of what it is given: on a server that holds a slice of a weight, of that slice.
+MXNet's formulas differ from torch's (g is the gradient, including wd * w unless stated otherwise):
+* sgd, nag: the momentum contains the learning rate, m = momentum * m - lr * g, w += m. So after a change of the
+  learning rate, earlier gradients still count with the old one. The result equals torch's at a constant learning rate,
+  except for nag with weight decay: MXNet's kernel writes w first and computes the decay in m from the new w.
+* adam: w -= lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + epsilon). epsilon is added to a v without bias
+  correction, so in the first steps it has more weight than torch's.
+* adagrad, rmsprop: epsilon is under the root. adagrad's weight decay is separate from the gradient (w -= lr * wd * w).
+* adamw: MXNet 1.9.1 has the operator but no class. The class in optimizers/adamw.py is torch's rule with the epsilon
+  of MXNet's adam.
+* adadelta ignores the learning rate.
+* lamb takes norms of its argument: on a server that has a slice of a weight, the norm of this slice.
 """
 
 from __future__ import annotations
@@ -39,20 +40,20 @@ COMMON = {
 }
 TABLE = {row.name: row.mxnet for row in optimizers.TABLE if row.mxnet}
 MULTIPLIERS = ("lr_mult", "wd_mult")  # of a key
-COUNT = "updates"  # the field that holds how often a key has been updated
+COUNT = "updates"  # the field with a key's number of updates
 
 
 class Updater:
-    """Steps of one optimizer over many keys: `updater(key, gradient, weight)` changes `weight` (NDArray) in place.
+    """One optimizer for many keys on one device: `updater(key, gradient, weight)` changes `weight` (NDArray) in place.
 
-    The call is asynchronous, as all of MXNet's are. One updater serves one device. Raises ValueError for a spec that is
-    not valid, and UserError in the first update of a key whose loaded state has another shape.
+    The call is asynchronous, as all of MXNet's operations. Raises ValueError for an invalid spec. The first update of a
+    key whose loaded state has another shape raises UserError.
     """
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
         self._optimizer = make(spec)
-        self._states: dict[int, Any] = {}  # key -> what the optimizer made: None, an NDArray or nested tuples of them
-        self._loaded: dict[int, dict[str, Array]] = {}  # of keys that have not been updated since
+        self._states: dict[int, Any] = {}  # key -> the optimizer's state: None, an NDArray or nested tuples of them
+        self._loaded: dict[int, dict[str, Array]] = {}  # loaded states of keys without an update since
 
     def __call__(self, key: int, gradient: Any, weight: Any) -> None:
         if key not in self._states:
@@ -63,7 +64,7 @@ class Updater:
         self._optimizer.lr = rate
 
     def state(self) -> dict[str, Array]:
-        """ "KEY/updates" (a count) and "KEY/0", "KEY/1" ... (the optimizer's arrays in its order). Waits for them."""
+        """ "KEY/updates" (a count) and "KEY/0", "KEY/1" ... (the optimizer's arrays in its order). Waits for these."""
         found = {f"{key}/{name}": array for key, fields in self._loaded.items() for name, array in fields.items()}
         for key, state in self._states.items():
             found[f"{key}/{COUNT}"] = np.array(self._counts[key])
@@ -71,8 +72,8 @@ class Updater:
         return found
 
     def load(self, arrays: Mapping[str, Array]) -> None:
-        """Go on from what `state` gave. Each key takes its part when it is next updated. Raises ValueError for names
-        that `state` does not give."""
+        """Continue from a result of `state`. Each key loads its arrays at its next update. Raises ValueError for names
+        that `state` does not produce."""
         loaded: dict[int, dict[str, Array]] = {}
         for name, array in arrays.items():
             key, _, field = name.partition("/")
@@ -86,7 +87,7 @@ class Updater:
 
     @property
     def _counts(self) -> dict[int, int]:
-        counts: dict[int, int] = self._optimizer._index_update_count  # of the context that is never changed here
+        counts: dict[int, int] = self._optimizer._index_update_count  # of the current context, which never changes here
         return counts
 
     def _first_state(self, key: int, weight: Any) -> Any:
@@ -96,9 +97,9 @@ class Updater:
             given = found.get(str(index))
             if given is None or given.shape != array.shape:
                 raise UserError(
-                    f"the optimizer's state of key {key} is of another network, another number of servers "
-                    f"or other options (--mom 0): array {index} has shape {getattr(given, 'shape', None)}, "
-                    f"expected {array.shape}; continue with those it was saved with"
+                    f"the optimizer's state of key {key} belongs to another network, another number of servers or "
+                    f"other options (--mom 0): array {index} has shape {getattr(given, 'shape', None)}, expected "
+                    f"{array.shape}; resume with the network, servers and options that it was saved with"
                 )
             array[:] = given
         return made
@@ -125,21 +126,21 @@ def make(spec: Mapping[str, Any]) -> Any:
 
 
 def spec_of(optimizer: Any) -> dict[str, Any]:
-    """An mx.optimizer.Optimizer as a spec, for the servers. Raises UserError unless it is exactly one of TABLE's
-    classes: MXNet pickles the object, and a class of the program's own fails on the servers without a word there."""
+    """An mx.optimizer.Optimizer as a spec, for the servers. Raises UserError unless its class is exactly one in TABLE:
+    MXNet would pickle the object, and a class of the program itself fails silently on the servers."""
     names = {_class(name): name for name in TABLE}
     name = names.get(type(optimizer))
     if name is None:
         kind = type(optimizer)
         raise UserError(
             f"optimizer {kind.__module__}.{kind.__qualname__} cannot run on the servers, which have "
-            f"{', '.join(TABLE)} of MXNet itself: use one of these, or run it on the workers "
-            "(update_on_kvstore 0, not with dist_async)"
+            f"{', '.join(TABLE)}: use one of these classes of MXNet, or run it on the workers (update_on_kvstore 0, "
+            "not with dist_async)"
         )
     if optimizer.lr_scheduler is not None:
         raise UserError(
-            f"optimizer {name} has an lr_scheduler, which servers cannot follow: leave it out, and call "
-            "the kvstore's set_learning_rate before a step whose learning rate is another"
+            f"optimizer {name} has an lr_scheduler, which servers do not support: leave it out, and call the kvstore's "
+            "set_learning_rate before a step to change the learning rate"
         )
     numbers = {given: getattr(optimizer, attribute) for given, attribute in {**TABLE[name].options, **COMMON}.items()}
     keys = {str(key): {kind: _multiplier(optimizer, key, kind) for kind in MULTIPLIERS} for key in _keys(optimizer)}
@@ -152,12 +153,12 @@ def spec_of(optimizer: Any) -> dict[str, Any]:
 
 
 def key_numbers(names: Mapping[int, str]) -> dict[str, dict[str, float]]:
-    """A spec's "keys" from the parameters' names by key: weights and gammas decay only, as Optimizer.set_wd_mult."""
+    """A spec's "keys" from names by key: only weights and gammas decay, as with Optimizer.set_wd_mult."""
     return {str(key): {"wd_mult": 0.0} for key, name in names.items() if not name.endswith(("_weight", "_gamma"))}
 
 
 def _keys(optimizer: Any) -> list[int]:
-    """The keys that the optimizer knows of: gluon's parameters, Module's names, or multipliers by number."""
+    """The keys in the optimizer's tables: gluon's parameters, Module's names, or multipliers by number."""
     known = {*optimizer.param_dict, *optimizer.idx2name, *optimizer.lr_mult, *optimizer.wd_mult}
     return sorted(key for key in known if isinstance(key, int))
 
@@ -185,7 +186,7 @@ def _number(name: str, value: Any) -> Any:
 
 
 def _flat(state: Any) -> list[Any]:
-    """The arrays of nested tuples, in order; None (no state) is no array."""
+    """The arrays of nested tuples, in order; None (no state) has none."""
     if isinstance(state, (tuple, list)):
         return [array for part in state for array in _flat(part)]
     return [] if state is None else [state]

@@ -1,8 +1,8 @@
-"""How a process joins ps-lite, MXNet's parameter server, beside dmltrain's own control plane.
+"""How a process joins ps-lite, MXNet's parameter server, in addition to dmltrain's scheduler.
 
 dmltrain's scheduler listens on the job's DMLC_PS_ROOT_PORT. It finds another port for ps-lite's scheduler and announces
-it to everybody at the start; from then on ps-lite runs as it always does, but nobody waits for it in silence: the death
-or silence of any process is noticed by dmltrain's connections and heartbeats, and ends this process too.
+that to all processes when the job starts. ps-lite itself is unchanged, and could wait forever for a lost process. But
+dmltrain's connections and heartbeats detect every loss, and then end all processes.
 """
 
 from __future__ import annotations
@@ -17,42 +17,41 @@ from dmltrain.env import Environment
 from dmltrain.errors import JobLost, UserError
 
 PORT = "mxnet_port"  # the fact by which the scheduler announces ps-lite's port
-EXIT_SECONDS = 0.25  # for a process of a lost job to end by itself: its main thread mostly waits inside ps-lite
+EXIT_SECONDS = 0.25  # a process of a lost job has this long to end: its main thread mostly waits inside ps-lite
 
 
 def reserve(host: str) -> socket.socket:
-    """A socket bound to a free port of `host`, which nobody else gets until `share`."""
+    """A socket bound to a free port of `host`; no other socket can use the port until `share`."""
     reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         reserved.bind((host, 0))
     except OSError as error:
         reserved.close()
         raise UserError(
-            f"the scheduler cannot listen on {host}: {error.strerror}; give an address of this host for "
-            "DMLC_PS_ROOT_URI"
+            f"the scheduler cannot listen on {host}: {error.strerror}; set DMLC_PS_ROOT_URI to an address of this host"
         ) from error
     return reserved
 
 
 def share(reserved: socket.socket) -> None:
-    """Let ps-lite, which asks for SO_REUSEADDR as this does now, bind the port too: `reserved` does not listen."""
+    """Let ps-lite bind the port, too: it also sets SO_REUSEADDR, and `reserved` does not listen."""
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
 
 def check(environment: Environment) -> None:
-    """Raise UserError for what ps-lite 2021 cannot do."""
+    """Raise UserError if the scheduler's address is IPv6, which ps-lite does not support."""
     if ":" in environment.root_host:
         raise UserError(
-            f"MXNet's kvstores speak IPv4 only, the scheduler's address is {environment.root_host}: choose "
-            "an IPv4 network (--subnet or --interface of dmltrain-launch), or --backend torch"
+            f"MXNet's kvstores support IPv4 only, but the scheduler's address is {environment.root_host}: choose an "
+            "IPv4 network (--subnet or --interface of dmltrain-launch), or --backend torch"
         )
 
 
 def join(mx: ModuleType, environment: Environment, facts: Mapping[str, Any], kind: str) -> Any:
-    """MXNet's kvstore of this process in its role. Waits until all of the job's processes have joined ps-lite."""
+    """MXNet's kvstore for this process and its role. Waits until all processes of the job have joined ps-lite."""
     port = facts.get(PORT)
     if not isinstance(port, int):
-        raise JobLost("the scheduler of this job does not run MXNet's: start all processes with the same --backend")
+        raise JobLost("the scheduler of this job does not run MXNet: start all processes with the same --backend")
     values = {
         "DMLC_ROLE": environment.role,
         "DMLC_NUM_WORKER": environment.num_workers,

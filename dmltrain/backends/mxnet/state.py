@@ -1,7 +1,7 @@
-"""Weights and training state of the mxnet backend as files: exact checkpoints, and MXNet's own.
+"""Weights and training state of the mxnet backend as files: exact checkpoints, and MXNet's format.
 
-A checkpoint is numpy's npz (a zip): the arrays, and one of JSON text that says where they belong. Nothing in it is
-pickled and reading it runs no code. MXNet's files are those of mx.model.save_checkpoint: PREFIX-symbol.json is the
+A checkpoint is numpy's npz (a zip archive): arrays, and a member with JSON text that refers to them. It contains no
+pickles, and reading it runs no code. MXNet's files are those of mx.model.save_checkpoint: PREFIX-symbol.json is the
 graph up to the logits, PREFIX-0001.params the weights ("arg:NAME") and batch-norm statistics ("aux:NAME").
 """
 
@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from dmltrain.arrays import Array
-from dmltrain.backends.mxnet import compat as mxnet_compat
+from dmltrain.backends.mxnet import compat
 from dmltrain.errors import UserError
 
 CONTENT = "content"  # the member that holds the JSON text
-ARRAY = "array:"  # a string in it that begins so names an array
+ARRAY = "array:"  # prefix of strings in it that name an array
 
 
 def encode(content: Mapping[str, Any]) -> bytes:
@@ -34,27 +34,27 @@ def encode(content: Mapping[str, Any]) -> bytes:
 
 
 def decode(content: bytes) -> dict[str, Any]:
-    """The reverse; bytes come back as arrays of uint8. Raises UserError for other content."""
+    """The inverse; bytes become arrays of uint8. Raises UserError for other content."""
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:
             text = json.loads(archive[CONTENT].tobytes())
             found = _with_arrays(text, archive)
-    except Exception as error:  # numpy, zipfile and json raise a dozen types for what is none of theirs
+    except Exception as error:  # numpy, zipfile and json raise many types of errors for other content
         raise UserError(f"not a checkpoint of --backend mxnet: {str(error)[:200]}") from error
     if not isinstance(found, dict):
         raise UserError(f"not a checkpoint: it holds a {type(found).__name__}, expected a dictionary")
     return found
 
 
-def _without_arrays(value: Any, place: str, arrays: dict[str, Array]) -> Any:
+def _without_arrays(value: Any, path: str, arrays: dict[str, Array]) -> Any:
     if isinstance(value, Mapping):
-        return {name: _without_arrays(item, f"{place}/{name}", arrays) for name, item in value.items()}
+        return {name: _without_arrays(item, f"{path}/{name}", arrays) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_without_arrays(item, f"{place}/{index}", arrays) for index, item in enumerate(value)]
+        return [_without_arrays(item, f"{path}/{index}", arrays) for index, item in enumerate(value)]
     if isinstance(value, (bytes, bytearray)):
         value = np.frombuffer(value, np.uint8)
     if isinstance(value, np.ndarray):
-        name = f"{len(arrays)}{place}"  # numbered: places need not differ, "a/b" may be a name
+        name = f"{len(arrays)}{path}"  # numbered, because paths may be equal: a name may contain "/"
         arrays[name] = value
         return ARRAY + name
     return value
@@ -71,30 +71,29 @@ def _with_arrays(value: Any, archive: Mapping[str, Array]) -> Any:
 
 
 def own_files(prefix: str, epoch: int, symbol: Any, weights: Mapping[str, Any]) -> dict[Path, bytes]:
-    """MXNet's two files after `epoch` epochs, by path. `weights`: NDArrays, among them those that MXNet calls
-    auxiliary."""
+    """MXNet's two files after `epoch` epochs, by path. `weights`: NDArrays, including MXNet's auxiliary states."""
     auxiliary = set(symbol.list_auxiliary_states())
     named = {f"{'aux' if name in auxiliary else 'arg'}:{name}": array for name, array in weights.items()}
     with tempfile.TemporaryDirectory() as folder:  # MXNet writes to files only
-        place = Path(folder) / "params"
-        mxnet_compat.load().nd.save(str(place), named)
-        content = place.read_bytes()
+        path = Path(folder) / "params"
+        compat.load().nd.save(str(path), named)
+        content = path.read_bytes()
     return {Path(f"{prefix}-symbol.json"): symbol.tojson().encode(), Path(f"{prefix}-{epoch:04d}.params"): content}
 
 
 def weights_of(source: Path) -> dict[str, Array]:
     """The arrays of a file of mx.model.save_checkpoint or gluon's export, by name. Raises UserError for other files."""
-    mx = mxnet_compat.load()
+    mx = compat.load()
     try:
         found = mx.nd.load(str(source))
     except (mx.MXNetError, OSError, ValueError, UnicodeError) as error:
         raise UserError(
             f"cannot read the weights in {source}: {str(error).splitlines()[-1][:200]}; expected a file "
-            "as MXNet's save_checkpoint writes it"
+            "from MXNet's save_checkpoint"
         ) from error
     if not isinstance(found, dict):
         raise UserError(
-            f"the arrays in {source} have no names: expected arg:NAME and aux:NAME, as MXNet's "
-            "save_checkpoint gives them"
+            f"the arrays in {source} have no names: expected arg:NAME and aux:NAME, as in files of "
+            "MXNet's save_checkpoint"
         )
     return {name.removeprefix("arg:").removeprefix("aux:"): array.asnumpy() for name, array in found.items()}

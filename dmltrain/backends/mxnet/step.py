@@ -1,7 +1,7 @@
-"""Who makes the optimizer's step of the MXNet backend.
+"""Where the MXNet backend runs the optimizer.
 
-The servers, which then hand out weights (dist_async; dist_sync unless settings.update_on_kvstore is 0); else every
-device, from the sum of all devices' and workers' gradients.
+On the servers, from which workers pull weights (dist_async; dist_sync unless settings.update_on_kvstore is 0). Or on
+every device, with the sum of all devices' and workers' gradients.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NDArray = Any  # mx.nd.NDArray: MXNet has no types
 
 @dataclass(frozen=True)
 class Learned:
-    """One learned array: a key of the kvstore, with one NDArray a device."""
+    """A learned array: a key of the kvstore, with one NDArray per device."""
 
     name: str
     number: int  # of the key
@@ -29,7 +29,7 @@ class Learned:
 
 
 class StepOnDevices:
-    """Every device makes the step from the sum of all gradients; the store only adds."""
+    """Every device makes the step with the sum of all gradients; the store only sums."""
 
     def __init__(self, learned: list[Learned], spec: dict[str, Any], store: KVStore, devices: int) -> None:
         self._learned, self._store = learned, store
@@ -47,7 +47,7 @@ class StepOnDevices:
                 updater(each.number, each.gradients[index], each.values[index])
 
     def synchronize(self) -> None:
-        """The devices' weights are the weights."""
+        """Nothing to do: the devices have the latest weights."""
 
     def state(self) -> dict[str, Any]:
         return {"worker": self._updaters[0].state()}
@@ -55,15 +55,15 @@ class StepOnDevices:
     def load(self, state: Mapping[str, Any]) -> None:
         if "worker" not in state:
             raise UserError(
-                "this checkpoint was saved with the optimizer on the servers, here it is on the worker: "
-                "continue with the kvstore (and --update-on-kvstore) it was saved with"
+                "this checkpoint was saved with the optimizer on the servers, but it now runs on the worker: "
+                "resume with the kvstore (and --update-on-kvstore) that it was saved with"
             )
         for updater in self._updaters:
             updater.load(state["worker"])
 
 
 class StepOnServers:
-    """Gradients go out, weights come back."""
+    """The servers make the step: workers push gradients and pull weights."""
 
     def __init__(self, learned: list[Learned], spec: dict[str, Any], store: KVStore, devices: int) -> None:
         self._learned, self._store = learned, store
@@ -89,16 +89,15 @@ class StepOnServers:
     def load(self, state: Mapping[str, Any]) -> None:
         if "servers" not in state:
             raise UserError(
-                f"this checkpoint was saved with the optimizer on the workers; kvstore {self._store.type} "
-                "has it on the servers here: continue with the kvstore (and --update-on-kvstore) it was "
-                "saved with"
+                f"this checkpoint was saved with the optimizer on the workers, but kvstore {self._store.type} now runs "
+                "it on the servers: resume with the kvstore (and --update-on-kvstore) that it was saved with"
             )
         self._store.load_optimizer_state_bytes([each.tobytes() for each in state["servers"]])
         self._pull()
 
 
 def optimizer_spec(settings: Settings, learned: list[Learned]) -> dict[str, Any]:
-    """settings.optimizer with MXNet's own defaults; biases and betas do not decay."""
+    """settings.optimizer with MXNet's defaults; biases and betas do not decay."""
     arguments = mxnet_optimizer.TABLE[settings.optimizer].arguments(settings.mom)
     keys = mxnet_optimizer.key_numbers({each.number: each.name for each in learned})
     return {"name": settings.optimizer, "lr": settings.lr, "wd": settings.wd, "keys": keys, **arguments}

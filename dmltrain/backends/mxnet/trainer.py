@@ -1,8 +1,8 @@
-"""The trainer of the MXNet backend: one worker's network on its devices, in MXNet's own gluon.
+"""The trainer of the MXNet backend: one worker's network on its devices, with gluon.
 
-Gradients are sums over samples divided by the step's total over all workers, so that the sum over devices and workers
-is the mean over the step's samples, whatever their shares. MXNet's engine runs behind this program's back: a step is
-put in its queue and never waits for the one before it, only for one that is AHEAD steps old.
+A gradient is the sum over samples divided by the step's total over all workers. So the sum over devices and workers is
+the mean over the step's samples, even if their shares differ. MXNet's engine is asynchronous: a step only enters its
+queue. It does not wait for the previous step, but for the one AHEAD steps before.
 """
 
 from __future__ import annotations
@@ -31,24 +31,25 @@ from dmltrain.metric import Sums
 mx = mxnet_compat.load()
 NDArray = Any  # mx.nd.NDArray: MXNet has no types
 THRESHOLD = 0.5  # of 2bit, MXNet's default
-AHEAD = 4  # steps in the engine's queue: it has no limit of its own, and each step holds its images
+AHEAD = 4  # steps in the engine's queue, which itself has no limit; each step keeps its images in memory
 
 
 class MXNetTrainer:
-    """`network` on settings.device_names, joined to the other workers by `store`.
+    """`network` on settings.device_names, connected to the other workers by `store`.
 
-    Its weights are fresh ones from settings.seed, or those of `state`, what `state()` gave before (where it has no
-    "optimizer", that starts afresh). Raises UserError if the state is another network's, or a device does not exist.
+    It starts with initial weights from settings.seed, or with `state`, an earlier result of `state()`. Without
+    "optimizer" in it the optimizer starts anew. Raises UserError if the state does not fit the network, or a device
+    does not exist.
     """
 
-    _unit = 1  # gradients travel multiplied by this, and the optimizer divides by it
+    _unit = 1  # gradients are multiplied by this before the push; the optimizer divides by it
 
     def __init__(
         self, network: Network, settings: Settings, store: KVStore, state: Mapping[str, Any] | None = None
     ) -> None:
         self._contexts = find_contexts(settings.device_names)
         self._top_k = settings.top_k
-        self._symbol = mxnet_layers.symbol(network)  # in float32 for other programs, whatever computes here
+        self._symbol = mxnet_layers.symbol(network)  # float32, for other programs
         self._block = mxnet_layers.build(network, settings.dtype)
         self._arrays = self._block.collect_params()
         self._statistics = [each.name for each in network.auxiliary()]
@@ -62,23 +63,23 @@ class MXNetTrainer:
         if state and "optimizer" in state:
             self._step.load(state["optimizer"])
         self._sums = [mx.nd.zeros(4, context, dtype="float64") for context in self._contexts]
-        self._seen = [0] * len(self._contexts)  # training samples since statistics were merged
+        self._seen = [0] * len(self._contexts)  # training samples since the last merge of statistics
         self._queued: deque[list[NDArray]] = deque()
 
     def _try(self, network: Network, dtype: str) -> None:
-        """MXNet says no at the first image."""
+        """Compute one image: MXNet reports an unsupported type only then."""
         for context in self._contexts:
             try:
                 self._block(mx.nd.zeros((1, *network.input_shape), context)).wait_to_read()
             except mx.MXNetError as error:
                 raise UserError(
-                    f"--dtype {dtype}: MXNet {mx.__version__} cannot compute in it on {context}: "
-                    f"{str(error).strip().splitlines()[-1][:200]}; it has bfloat16 on processors with "
+                    f"--dtype {dtype}: MXNet {mx.__version__} does not support it on {context}: "
+                    f"{str(error).strip().splitlines()[-1][:200]}; it supports bfloat16 on processors with "
                     "AVX-512; use float32"
                 ) from error
 
     def _load_weights(self, network: Network, found: Mapping[str, Array]) -> None:
-        """MXNet's files have gammas of ones where the network has none; they are ones here already."""
+        """Load weights, except MXNet's constant gammas, which are ones already."""
         ignored = {each.name for each in mxnet_layers.fixed_gammas(network)}
         found = {name: array for name, array in found.items() if name not in ignored}
         own = {each.name: each.shape for each in (*network.parameters(), *network.auxiliary())}
@@ -87,7 +88,7 @@ class MXNetTrainer:
             self._arrays[name].set_data(mx.nd.array(array))
 
     def _connect(self, network: Network, settings: Settings, store: KVStore) -> None:
-        """Every worker starts from worker 0's weights and statistics."""
+        """Declare the keys; every worker starts from worker 0's weights and statistics."""
         names = [each.name for each in network.parameters()]
         if settings.gc_type != "none":
             self._unit = samples_of_a_step(settings, store)
@@ -112,13 +113,13 @@ class MXNetTrainer:
     # -- a step ---------------------------------------------------------------------------------------------------
 
     def seed(self, *numbers: int) -> None:
-        """Fix what is drawn from now on (dropout), on every device."""
+        """Seed MXNet's random numbers (dropout) on every device."""
         mx.random.seed(int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:4], "little") >> 1)
 
     def train_step(self, images: Array, labels: Array, total: int, learning_rate: float) -> None:
         """One update from this worker's images (N, C, H, W) float32 and labels (N,) int64, N may be 0.
 
-        `total`: samples of the step that the gradient is the mean over (all workers' in a synchronous job).
+        `total`: number of samples in the mean gradient of this step (of all workers in a synchronous job).
         """
         losses = []
         for index, part in enumerate(self._parts(images, labels)):
@@ -137,13 +138,13 @@ class MXNetTrainer:
                 loss.wait_to_read()
 
     def evaluate(self, images: Array, labels: Array) -> None:
-        """Count these samples with the present weights."""
+        """Add the metrics of these samples with the current weights."""
         for index, part in enumerate(self._parts(images, labels)):
             if part:
                 self._counted_loss(index, *part)
 
     def take_sums(self) -> Sums:
-        """What was counted since the last call, over all devices. Waits for the devices."""
+        """The metrics since the last call, summed over all devices. Waits for the devices."""
         total = Sums()
         for sums in self._sums:
             total += Sums.of(sums.asnumpy())
@@ -151,12 +152,12 @@ class MXNetTrainer:
         return total
 
     def synchronize(self) -> None:
-        """Wait until the weights are those after the last step."""
+        """Wait until the weights include the last step."""
         self._step.synchronize()
         mx.nd.waitall()
 
     def _parts(self, images: Array, labels: Array) -> list[tuple[NDArray, NDArray] | None]:
-        """The batch, one equal share per device, on the devices; None for a share without samples."""
+        """The batch in one equal share per device, on that device; None for a share without samples."""
         count = len(self._contexts)
         shares = zip(np.array_split(images, count), np.array_split(labels, count), self._contexts, strict=True)
         return [
@@ -165,7 +166,7 @@ class MXNetTrainer:
         ]
 
     def _counted_loss(self, index: int, images: NDArray, labels: NDArray) -> NDArray:
-        """Sum of the samples' cross-entropies; adds to what is counted."""
+        """The sum of the samples' cross-entropies; also adds their metrics."""
         logits = self._block(images)  # (N, num_classes)
         loss = -mx.nd.log_softmax(logits).pick(labels).sum()
         with mx.autograd.pause():
@@ -173,14 +174,14 @@ class MXNetTrainer:
         return loss
 
     def _no_gradient(self, index: int) -> None:
-        """A device without samples takes part in the step."""
+        """Set the gradients of a device without samples to zero."""
         for each in self._learned:
             each.gradients[index][:] = 0
 
     # -- statistics -----------------------------------------------------------------------------------------------
 
     def merge_statistics(self, all_reduce: Callable[[str, Array], Array], num_workers: int) -> None:
-        """Replace batch-norm statistics by their mean over devices and workers, weighted by samples trained on."""
+        """Replace batch-norm statistics by their mean over devices and workers, weighted by training samples."""
         count = len(self._contexts)
         if self._statistics and num_workers * count > 1:
             flat = [self._flat_statistics(index) for index in range(count)]
@@ -203,7 +204,7 @@ class MXNetTrainer:
     # -- state ----------------------------------------------------------------------------------------------------
 
     def state(self, residuals: Mapping[str, Array] | None = None) -> dict[str, Any]:
-        """Everything that the next step depends on, apart from data and seeds. Call after `synchronize`."""
+        """Everything that the next step depends on except data and seeds. Call `synchronize` first."""
         return {"model": self._model(), "optimizer": self._step.state()}
 
     def _model(self) -> dict[str, Array]:
@@ -211,21 +212,21 @@ class MXNetTrainer:
         return {name: self._arrays[name].list_data()[0].asnumpy() for name in names}
 
     def digest(self) -> str:
-        """sha256 of all weights and statistics: equal digests mean equal networks, bit for bit."""
+        """sha256 of all weights and statistics: equal digests mean bit-identical networks."""
         return weights.digest(self._model())
 
     def other_files(self, prefix: str, epoch: int) -> dict[Path, bytes]:
-        """What to write beside a checkpoint: the files that MXNet's own programs read."""
+        """Files in MXNet's format, to be written with a checkpoint."""
         values = {name: array.list_data()[0] for name, array in self._arrays.items()}
         return mxnet_state.own_files(prefix, epoch, self._symbol, values)
 
-    # -- facts ----------------------------------------------------------------------------------------------------
+    # -- reports --------------------------------------------------------------------------------------------------
 
     def describe(self) -> str:
         return f"mxnet {mx.__version__}, {mx.base._LIB.omp_get_max_threads()} threads"
 
     def device_memory(self) -> float | None:
-        """MiB in use on this worker's GPUs, by whatever program; None on the CPU."""
+        """MiB in use on this worker's GPUs by all programs; None on the CPU."""
         found = [mx.context.gpu_memory_info(each.device_id) for each in self._contexts if each.device_type == "gpu"]
         return sum(total - free for free, total in found) / 2**20 if found else None
 
@@ -240,8 +241,8 @@ def find_contexts(names: tuple[str, ...]) -> list[Any]:
 
 
 def samples_of_a_step(settings: Settings, store: KVStore) -> int:
-    """What compressed gradients are multiplied by: --gc-threshold then is compared, as in MXNet's own programs, to the
-    sum over a step's samples; a mean over them would hardly ever reach it."""
+    """The factor of compressed gradients. As in MXNet's programs, --gc-threshold applies to the sum over a step's
+    samples; their mean would hardly ever reach it."""
     return settings.batch_size * (store.num_workers if store.kvstore_type.synchronous else 1)
 
 

@@ -47,7 +47,7 @@ class Entries:
         """Raises UserError where `init` was never given that key."""
         entry = self._by_name.get(name)
         if entry is None:
-            raise UserError(f"kvstore: key {name!r} was never given to init")
+            raise UserError(f"kvstore: key {name!r} was not declared: call init first")
         return entry
 
     def compress(self, parameters: dict[str, Any]) -> None:

@@ -1,23 +1,23 @@
-"""Where MXNet 1.9.1 gets along with numpy 1.26 and Python 3.10/3.11, and with being imported at all.
+"""Makes MXNet 1.9.1 work with numpy 1.26 and Python 3.10 and 3.11, and importable in every role.
 
-MXNet 1.9.1 is of 2022 and will not change. Found by looking through its whole package, and by running it:
+MXNet 1.9.1 is from 2022 and will not change. A search of the whole package, and running it, found these problems:
 
-- `numpy.bool`, which numpy removed in 1.24: `mxnet/numpy/utils.py` and more; without it `import mxnet` fails.
-- `numpy.int`: `mxnet/test_utils.py`, chi_square_check. `numpy.float`, `numpy.object`, `numpy.str` and `numpy.complex`,
-  removed with them, are used by MXNet's examples and by its users' programs. `fit_numpy` gives all six back.
-- numpy 2 has removed more, and changed what promotes to what (`mxnet/numpy/fallback.py`, `mxnet/numpy/utils.py`):
-  not supported; the error names the fix.
-- `distutils` (`mxnet/numpy_op_fallback.py`, `mxnet/numpy_dispatch_protocol.py`), which Python removed in 3.12: `load`
-  refuses such a Python. On 3.10 and 3.11 it costs a DeprecationWarning at import, as numpy's financial functions do
-  (`mxnet/numpy/fallback.py`): `load` keeps them to itself.
-- `mxnet/kvstore/kvstore_server.py` serves, and then exits, inside `import mxnet` where DMLC_ROLE is server or
-  scheduler. Programs that know nothing of dmltrain need that; `load` imports without it.
-- `mxnet/libmxnet.so` needs libgomp and libquadmath, which slim images lack, and with mxnet-cu112 also CUDA 11.2's
-  libraries: `load` says what to install.
+- `import mxnet` needs `numpy.bool` (`mxnet/numpy/utils.py` and others), which numpy removed in 1.24.
+- `mxnet/test_utils.py` (chi_square_check) uses `numpy.int`. MXNet's examples and users' programs use `numpy.float`,
+  `numpy.object`, `numpy.str` and `numpy.complex`, also removed in 1.24. `fit_numpy` restores all six names.
+- numpy 2 removed more names and changed type promotion (`mxnet/numpy/fallback.py`, `mxnet/numpy/utils.py`). It is not
+  supported; the error states the fix.
+- Python 3.12 removed `distutils` (`mxnet/numpy_op_fallback.py`, `mxnet/numpy_dispatch_protocol.py`); `load` rejects
+  such a Python. On 3.10 and 3.11 `distutils` and numpy's financial functions (`mxnet/numpy/fallback.py`) cause
+  DeprecationWarnings at import, which `load` suppresses.
+- If DMLC_ROLE is server or scheduler, `mxnet/kvstore/kvstore_server.py` serves and then exits inside `import mxnet`.
+  Programs without dmltrain need that; `load` imports without it.
+- `mxnet/libmxnet.so` needs libgomp and libquadmath, which slim images lack; mxnet-cu112 also needs CUDA 11.2's
+  libraries. `load` says what to install.
 
-dmltrain itself takes mxnet from `load` only. For every other program of the environment `dmltrain_mxnet.pth`, installed
-beside the package, asks for `spec` when the program first looks for mxnet; until then it imports nothing. Their failing
-workers end too: see `mxnet_exit`.
+dmltrain itself imports mxnet by `load` only. For all other programs of the Python environment, the installed file
+`dmltrain_mxnet.pth` calls `spec` when a program first looks for mxnet; until then it imports nothing. Failing workers
+of such programs end, too: see exit.py.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _LOCK = threading.RLock()
 
 
 def load() -> ModuleType:
-    """The module mxnet. In the server's and the scheduler's role too the import returns and serves nothing.
+    """The module mxnet. The import returns without serving, also in the roles server and scheduler.
 
-    May be called from any thread, and again. While the first call imports, DMLC_ROLE is not in the environment.
-    UserError says what is missing: the Python version, MXNet, its numpy, or a library of the system.
+    Any thread may call this, repeatedly. During the first import DMLC_ROLE is not in the environment. UserError says
+    what is missing: a supported Python, MXNet, its numpy, or a system library.
     """
     with _LOCK:
         check_python(sys.version_info[:2])
@@ -60,19 +60,19 @@ def load() -> ModuleType:
             mxnet = _import()
         if not mxnet.__version__.startswith(f"{VERSION}."):
             raise UserError(
-                f"the mxnet backend is made for MXNet {VERSION}, and {mxnet.__version__} is installed in "
+                f"the mxnet backend needs MXNet {VERSION}, but {mxnet.__version__} is installed in "
                 f"{os.path.dirname(str(mxnet.__file__))}: pip install 'dmltrain[mxnet]'"
             )
         return mxnet
 
 
 def check_python(version: tuple[int, int]) -> None:
-    """UserError where MXNet cannot run."""
+    """Raise UserError if MXNet does not support this Python version."""
     if version not in PYTHONS:
         known = " or ".join(f"{major}.{minor}" for major, minor in PYTHONS)
         raise UserError(
-            f"the mxnet backend needs Python {known}, and this is {version[0]}.{version[1]} "
-            f"({sys.executable}): use --backend torch, or make an environment with such a Python"
+            f"the mxnet backend needs Python {known}, but this is {version[0]}.{version[1]} ({sys.executable}): use "
+            "--backend torch, or create an environment with such a Python"
         )
 
 
@@ -83,7 +83,7 @@ def _import() -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name == "mxnet":
             raise UserError(
-                f"the mxnet backend needs MXNet, and {sys.executable} has none: "
+                f"the mxnet backend needs MXNet, which {sys.executable} does not have: "
                 "pip install 'dmltrain[mxnet]' (CPU) or 'dmltrain[mxnet-cu112]' (CUDA 11.2)"
             ) from None
         raise UserError(f"MXNet needs the module {error.name}: pip install 'dmltrain[mxnet]'") from error
@@ -94,12 +94,12 @@ def _import() -> ModuleType:
 
 
 def fit_numpy() -> None:
-    """Give numpy back the names that it removed in 1.24. Again does nothing. ImportError: this numpy is too new."""
+    """Restore the names that numpy removed in 1.24. Further calls do nothing. ImportError: this numpy is too new."""
     import numpy
 
     if int(numpy.__version__.split(".")[0]) > 1:
         raise ImportError(
-            f"MXNet 1.9.1 works with numpy 1.x, and {numpy.__version__} is installed: "
+            f"MXNet 1.9.1 needs numpy 1.x, but {numpy.__version__} is installed: "
             "pip install 'numpy<2' (1.26.4 is what dmltrain is tested with)"
         )
     for name, kind in REMOVED.items():
@@ -107,7 +107,7 @@ def fit_numpy() -> None:
 
 
 def missing_library(message: str, packages: Mapping[str, str] = PACKAGES) -> str:
-    """What to install, from what the dynamic loader said, `NAME.so.N: cannot open shared object file: ...`."""
+    """What to install for an error of the dynamic loader, `NAME.so.N: cannot open shared object file: ...`."""
     library = message.partition(":")[0]
     name = library.partition(".so")[0]
     if name in packages:
@@ -117,16 +117,16 @@ def missing_library(message: str, packages: Mapping[str, str] = PACKAGES) -> str
         )
     if CUDA.match(name):
         return (
-            f"this MXNet is mxnet-cu112, which needs CUDA 11.2, and {library} is not found: put CUDA 11.2's "
-            "libraries on LD_LIBRARY_PATH, or use the one without GPUs: pip uninstall mxnet-cu112, "
-            "then pip install 'dmltrain[mxnet]'"
+            f"this MXNet is mxnet-cu112, which needs CUDA 11.2, but {library} was not found: put CUDA 11.2's libraries "
+            "on LD_LIBRARY_PATH, or use MXNet without GPUs: pip uninstall mxnet-cu112, then pip install "
+            "'dmltrain[mxnet]'"
         )
     return f"MXNet's library cannot be loaded: {message}"
 
 
 @contextlib.contextmanager
 def _without_role() -> Iterator[None]:
-    """The environment without what makes `import mxnet` serve."""
+    """Remove DMLC_ROLE, which makes `import mxnet` serve, from the environment."""
     role = os.environ.pop("DMLC_ROLE", None)
     try:
         yield
@@ -136,7 +136,7 @@ def _without_role() -> Iterator[None]:
 
 
 class _Loader(SourceFileLoader):
-    """What is done before mxnet's first line."""
+    """Prepares numpy and the exit before it runs mxnet's code."""
 
     def exec_module(self, module: ModuleType) -> None:
         fit_numpy()
@@ -145,7 +145,7 @@ class _Loader(SourceFileLoader):
 
 
 def spec() -> ModuleSpec | None:
-    """How to import mxnet, for dmltrain_mxnet.pth; None where it is not installed. Looking alone changes nothing."""
+    """The import spec of mxnet, for dmltrain_mxnet.pth; None if it is not installed. The call has no side effects."""
     found = PathFinder.find_spec("mxnet")
     if found and type(found.loader) is SourceFileLoader:
         found.loader = _Loader(found.loader.name, found.loader.path)

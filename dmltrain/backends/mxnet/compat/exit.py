@@ -1,10 +1,10 @@
-"""A failing worker ends, in programs that know nothing of dmltrain.
+"""Lets a failing worker exit, in programs that do not use dmltrain.
 
-When Python ends, MXNet's distributed store waits in a barrier for all workers (`src/kvstore/kvstore_dist.h`, in the
-destructor). A worker that has failed waits there for the others, who wait for its gradients: the job hangs, and nobody
-sees an exit code. So a worker that ends by an exception, or by `sys.exit` or `exit` with a failure, leaves without that
-barrier; the launcher sees the exit code and ends the job. A worker that ends well waits as MXNet wants it, also one
-that has caught what `sys.exit` raised, and gone on. Not noticed is `raise SystemExit(n)`.
+At exit MXNet's distributed store waits in a barrier for all workers (`src/kvstore/kvstore_dist.h`, in the destructor).
+There a failed worker would wait for the others, which wait for its gradients: the job hangs, and there is no exit code.
+So a worker that ends by an exception, or by `sys.exit` or `exit` with a failure, exits without the barrier; the
+launcher sees the exit code and ends the job. A worker that succeeds waits in the barrier, also if it has caught the
+exception of `sys.exit` and continued. `raise SystemExit(n)` is not detected.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import NoReturn
 
 from dmltrain.errors import JobLost, UserError
 
-# code: what sys.exit was last called with; raised: the id of what it raised then
+# code: exit code of the last call of sys.exit; raised: id of the exception that it raised
 _state: dict[str, int] = {"watching": False, "code": 0, "raised": 0}
 
 
 class _Exit(SystemExit):
-    """What `_exit` raises. Uncaught it ends when no Python code runs any more; before, somebody has caught it."""
+    """The exception that `_exit` raises. If it is deleted while Python code still runs, the program has caught it."""
 
     def __del__(self) -> None:
         with contextlib.suppress(ValueError):  # no frame below this one
@@ -35,7 +35,7 @@ class _Exit(SystemExit):
 
 
 def watch(environment: Mapping[str, str] = os.environ) -> None:
-    """From now on a failure of this worker ends it. To be called before mxnet is imported: its clean-up goes first."""
+    """Let this worker exit when it fails. Call this before mxnet is imported, so that mxnet's clean-up runs first."""
     if environment.get("DMLC_ROLE") == "worker" and not _state["watching"]:
         _state["watching"] = True
         notice()
@@ -43,7 +43,7 @@ def watch(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def notice() -> None:
-    """From now on `failure` knows what the program has asked for as its exit code."""
+    """Record calls of sys.exit, exit and quit for `failure`."""
     sys.exit = _exit
     for name in ("exit", "quit"):
         if hasattr(builtins, name):  # not with python -S
@@ -51,7 +51,7 @@ def notice() -> None:
 
 
 def failure() -> int:
-    """The exit code of a program that is ending, as far as it was noticed; 0: it ends well."""
+    """The exit code of this ending program, as far as it is known; 0: success."""
     kind: type[BaseException] | None = getattr(sys, "last_type", None)  # set when an exception ends the program
     if kind is None:
         return _state["code"]
@@ -61,7 +61,7 @@ def failure() -> int:
 
 
 def _exit(status: str | int | None = None) -> NoReturn:
-    """sys.exit, remembering the code."""
+    """sys.exit that records the code."""
     if threading.current_thread() is not threading.main_thread():
         raise SystemExit(status)  # ends that thread only
     raised = _Exit(status)
@@ -70,7 +70,7 @@ def _exit(status: str | int | None = None) -> NoReturn:
     try:
         raise raised
     finally:
-        del raised  # else it would hold itself, by this frame
+        del raised  # else this frame would keep it alive
 
 
 def _leave() -> None:

@@ -1,1 +1,1 @@
-"""MXNet's own kvstores behind the interface of ours."""
+"""MXNet's kvstores with dmltrain's interface."""

@@ -1,8 +1,8 @@
-"""What MXNet's kvstores of one worker and of many share: keys, values and their checks.
+"""The base of MXNet's local and distributed kvstores: keys, values and their checks.
 
-Values are NDArrays, a list of one NDArray a device, or numpy arrays. NDArrays are pushed and pulled as MXNet does:
-asynchronously, in the order of MXNet's engine. `pushpull` is a push and a pull, because MXNet's own aborts with
-gradient compression (src/kvstore/kvstore_dist.h, PushPullImpl). Every array has the shape that `init` declared.
+Values are NDArrays, a list with one NDArray per device, or numpy arrays. NDArrays are pushed and pulled asynchronously,
+in the order of MXNet's engine. `pushpull` is a push and a pull, because MXNet's `pushpull` aborts with gradient
+compression (src/kvstore/kvstore_dist.h, PushPullImpl). Every array must have the shape that `init` declared.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dmltrain.kvstore.base import Handle, Key, Keys, KVStore, keys_and_values
 
 
 class MXNetStore(KVStore):
-    """Around `_kv`, MXNet's own store, which knows the keys by their numbers in the order of `init`."""
+    """Wraps `_kv`, MXNet's store, in which keys are numbers in the order of `init`."""
 
     dtypes: tuple[str, ...] = ("float32", "float64")
     _kv: Any
@@ -29,7 +29,7 @@ class MXNetStore(KVStore):
 
     def key_number(self, key: Key) -> int:
         if key not in self._numbers:
-            raise UserError(f"kvstore: key {key!r} was never given to init")
+            raise UserError(f"kvstore: key {key!r} was not declared: call init first")
         return self._numbers[key]
 
     def init(self, key: Keys, value: Any) -> None:
@@ -37,7 +37,7 @@ class MXNetStore(KVStore):
         firsts = [self._array(item[0] if isinstance(item, (list, tuple)) else item) for item in values]
         for name, array in zip(keys, firsts, strict=True):
             if name in self._numbers:
-                raise UserError(f"kvstore: key {name!r} was given to init before")
+                raise UserError(f"kvstore: key {name!r} was declared twice: call init once for each key")
             self._numbers[name] = len(self._numbers)
             self._shapes[name] = array.shape
         self._check_all(keys)
@@ -52,35 +52,35 @@ class MXNetStore(KVStore):
             self._pushed(name)
 
     def pull(self, key: Keys, out: Any, priority: int = 0, wait: bool = False) -> Handle:
-        """Into NDArrays asynchronously unless `wait`, into numpy arrays at once."""
+        """Fills NDArrays asynchronously unless `wait`, and numpy arrays before it returns."""
         keys, targets = keys_and_values(key, out)
-        landings: list[tuple[Any, Any]] = []  # what was given, and the NDArray that MXNet fills
+        pairs: list[tuple[Any, Any]] = []  # the caller's array, and the NDArray that MXNet fills
         for name, target in zip(keys, targets, strict=True):
-            number, landing = self.key_number(name), [self._of(name, each) for each in _each(target)]
-            self._kv.pull(number, landing, priority=priority)
-            self._pulled(name, landing[0])
-            landings += zip(_each(target), landing, strict=True)
-        for given, landed in landings:
-            if given is not landed:
-                given[...] = landed.asnumpy()
+            number, native = self.key_number(name), [self._of(name, each) for each in _each(target)]
+            self._kv.pull(number, native, priority=priority)
+            self._pulled(name, native[0])
+            pairs += zip(_each(target), native, strict=True)
+        for given, filled in pairs:
+            if given is not filled:
+                given[...] = filled.asnumpy()
             elif wait:
-                landed.wait_to_read()
+                filled.wait_to_read()
         return Handle(0, "pull", 0.0)
 
     def set_learning_rate(self, rate: float) -> None:
-        """For the steps of the next pushes."""
+        """Set the learning rate for the steps of the next pushes."""
         raise NotImplementedError
 
-    # -- for the stores of many workers ---------------------------------------------------------------------------
+    # -- hooks for the distributed stores -----------------------------------------------------------------------------
 
     def _check_all(self, keys: list[Key]) -> None:
-        """All workers give `init` the same."""
+        """Check that all workers declare the same keys."""
 
     def _pushed(self, key: Key) -> None:
-        """A push of one key is in MXNet's queue."""
+        """Called when the push of a key is in MXNet's queue."""
 
-    def _pulled(self, key: Key, landing: Any) -> None:
-        """A pull of one key is in MXNet's queue; `landing` will have its value."""
+    def _pulled(self, key: Key, value: Any) -> None:
+        """Called when the pull of a key into `value` is in MXNet's queue."""
 
     # -- values ---------------------------------------------------------------------------------------------------
 
@@ -90,7 +90,7 @@ class MXNetStore(KVStore):
         dtype = np.dtype(array.dtype)
         if dtype.name not in self.dtypes:
             raise UserError(
-                f"kvstore {self.type} of MXNet takes {' and '.join(self.dtypes)}, this value is {dtype.name}"
+                f"MXNet's kvstore {self.type} takes {' and '.join(self.dtypes)}, but this value is {dtype.name}"
             )
         return array if native else self._mx.nd.array(array, dtype=dtype)
 
@@ -98,7 +98,7 @@ class MXNetStore(KVStore):
         array = self._array(value)
         if array.shape != self._shapes[key]:
             raise UserError(
-                f"kvstore: key {key!r} was declared with the shape {self._shapes[key]}, this array has {array.shape}"
+                f"kvstore: key {key!r} was declared with shape {self._shapes[key]}, but this array has {array.shape}"
             )
         return array
 

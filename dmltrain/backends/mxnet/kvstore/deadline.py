@@ -1,7 +1,7 @@
-"""A deadline for ps-lite, which has none: how long a value that was pulled has not come.
+"""A deadline for pulls from ps-lite, which has none.
 
-A thread waits for one pulled value after another, always the newest (a value that has come says that those before have
-come too, or that somebody else will be asked for); another looks at the clock. It costs nothing a step.
+One thread waits for one pulled value after another: whenever it is idle, for the next pull. Another thread watches the
+clock. A step costs nothing for it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-LOOK_SECONDS = 1.0
+CHECK_SECONDS = 1.0  # between two checks
 
 
 class Wait:
@@ -22,11 +22,11 @@ class Wait:
         self._limit, self._overdue = limit, overdue
         self._next: queue.Queue[tuple[Any, Any]] = queue.Queue(maxsize=1)
         self._awaited: tuple[Any, float] | None = None  # key, since when
-        for work in (self._wait, self._look):
+        for work in (self._wait, self._check):
             threading.Thread(target=work, name="awaited values", daemon=True).start()
 
     def watch(self, key: Any, value: Any) -> None:
-        """`value` (NDArray) will hold what was pulled. Ignored while another value is waited for."""
+        """`value` (NDArray) is the target of a pull. Ignored while another value is awaited."""
         if self._awaited is None and self._next.empty():
             self._next.put((key, value))
 
@@ -36,14 +36,14 @@ class Wait:
             self._awaited = key, time.monotonic()
             try:
                 value.wait_to_read()
-            except Exception:  # whoever reads the value gets it too, and knows better what to do
+            except Exception:  # the reader of the value gets the same error, and handles it
                 continue
             finally:
                 self._awaited = None
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         while True:
-            time.sleep(LOOK_SECONDS)
+            time.sleep(CHECK_SECONDS)
             awaited = self._awaited
             if awaited and time.monotonic() - awaited[1] > self._limit:
                 return self._overdue(awaited[0], time.monotonic() - awaited[1])

@@ -1,10 +1,10 @@
-"""MXNet's own kvstores (ps-lite) behind dmltrain's KVStore, without their faults: a worker's side.
+"""MXNet's distributed kvstores (ps-lite) as dmltrain's KVStore, without their defects: the worker.
 
-Gradients and weights travel by MXNet's `kv.push` and `kv.pull`. Beside it stands dmltrain's own store (`_side`): it is
-the worker's place in the job (its rank is the launcher's number, the same in every run, which MXNet's is not), it
-notices who is lost, and it adds up what is small. docs/mxnet.md lists what is mended, and how.
+Gradients and weights use MXNet's `kv.push` and `kv.pull`. In addition the worker has a store of dmltrain (`_side`). It
+provides the rank, which is the launcher's and the same in every run, unlike MXNet's. It detects lost processes, and
+sums small arrays. docs/mxnet.md lists the defects and how they are avoided.
 
-Nobody waits in ps-lite for ever: a watch (mxnet_wait) ends the job when a value is awaited for too long.
+No worker waits forever in ps-lite: deadline.py ends the job if a value is awaited for too long.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from dmltrain.errors import JobLost, UserError, stuck
 from dmltrain.kvstore.base import Key, Keys
 from dmltrain.kvstore.worker.store import DistKVStore
 
-COMPRESSED = 16  # 2-bit compression: bits of a float32 over those that travel
+COMPRESSED = 16  # compression factor of 2bit: 32 bits of a float32 become 2
 
 
 class MXNetKVStore(MXNetStore):
-    """dist_sync and dist_async of MXNet 1.9.1, whose servers compute in float32. Raises UserError or JobLost."""
+    """MXNet 1.9.1's dist_sync and dist_async, whose servers compute in float32. Raises UserError or JobLost."""
 
     dtypes: tuple[str, ...] = ("float32",)
 
@@ -52,11 +52,11 @@ class MXNetKVStore(MXNetStore):
         mxnet_ps.check(environment)
         super().__init__(mxnet_compat.load())  # takes seconds, in which this process sends no heartbeat
         self._together = self.kvstore_type.synchronous
-        beside = replace(environment, host_sum="off")  # it carries no weights
+        beside = replace(environment, host_sum="off")  # no weights go through it
         self._side = DistKVStore(kind, staleness, beside, exit_seconds=mxnet_ps.EXIT_SECONDS)
         self.rank, self.num_workers = self._side.rank, self._side.num_workers
         self.num_servers = self._side.num_servers
-        self._side.all_reduce("kvstore", np.zeros(1))  # refuses workers with another --kv-store
+        self._side.all_reduce("kvstore", np.zeros(1))  # fails if workers have different --kv-store
         self._kv = mxnet_ps.join(self._mx, environment, self._side.start.facts, kind)
         self.kv_rank: int = self._kv.rank
         self._rate: float | None = None
@@ -67,11 +67,11 @@ class MXNetKVStore(MXNetStore):
         self._wait = Wait(environment.wait_seconds, self._overdue)
         self._process = os.getpid()
         mxnet_exit.notice()
-        atexit.register(self._at_exit)  # after, hence run before, the side store's
+        atexit.register(self._at_exit)  # registered after, hence run before, that of _side
 
     @property
     def bytes_sent(self) -> int:  # type: ignore[override]  # computed here
-        """Of values, as computed from their sizes: ps-lite does not count."""
+        """Bytes of values, computed from their sizes, because ps-lite does not count."""
         return self._sent + self._side.bytes_sent
 
     @property
@@ -81,7 +81,7 @@ class MXNetKVStore(MXNetStore):
     # -- values ---------------------------------------------------------------------------------------------------
 
     def init(self, key: Keys, value: Any) -> None:
-        """The values that count are those of the worker whose `kv_rank` is 0, which may be any: give the same."""
+        """Values come from the worker with `kv_rank` 0, which may be any; so all workers must give the same values."""
         super().init(key, value)
         self._mx.nd.waitall()
         self.barrier()
@@ -89,22 +89,22 @@ class MXNetKVStore(MXNetStore):
     def push(self, key: Keys, value: Any, priority: int = 0, rate: float = -1.0) -> None:
         if not self._together and not self._stepping:
             raise UserError(
-                f"kvstore {self.type} makes the optimizer's step on the servers: call set_optimizer first "
-                "(MXNet's servers would abort)"
+                f"kvstore {self.type} runs the optimizer on the servers: call set_optimizer first (MXNet's servers "
+                "would abort)"
             )
         super().push(key, value, priority, rate)
 
     def _pushed(self, key: Key) -> None:
         self._sent += -(-4 * math.prod(self._shapes[key]) // self._compression)
 
-    def _pulled(self, key: Key, landing: Any) -> None:
+    def _pulled(self, key: Key, value: Any) -> None:
         self._received += 4 * math.prod(self._shapes[key])
-        self._wait.watch(key, landing)
+        self._wait.watch(key, value)
 
     def _overdue(self, key: Key, seconds: float) -> None:
         self._side.lose(
-            f"key {key!r} is awaited for {seconds:.0f} s, because another worker does not push it: all "
-            "workers must make the same number of steps (DMLTRAIN_WAIT_TIMEOUT)"
+            f"waited {seconds:.0f} s for key {key!r}, because another worker does not push it: all workers must make "
+            "the same number of steps (DMLTRAIN_WAIT_TIMEOUT)"
         )
 
     def barrier(self) -> None:
@@ -114,7 +114,7 @@ class MXNetKVStore(MXNetStore):
         return self._side.all_reduce(name, array)
 
     def set_gradient_compression(self, parameters: dict[str, Any]) -> None:
-        """{"type": "2bit", "threshold": 0.5} or {"type": "none"}; before `init`, by all workers."""
+        """{"type": "2bit", "threshold": 0.5} or {"type": "none"}. All workers must call this, before `init`."""
         kind = parameters.get("type", "none")
         if kind == "none":
             return
@@ -122,7 +122,7 @@ class MXNetKVStore(MXNetStore):
             raise UserError(f"gradient compression {kind!r}: MXNet has 2bit and none, and it must be set before init")
         threshold = parameters.get("threshold", 0.5)
         if not isinstance(threshold, (int, float)) or not 0.0 < threshold < float("inf"):
-            raise UserError(f"gradient compression's threshold {threshold!r}: expected a number above 0")
+            raise UserError(f"gradient compression's threshold {threshold!r}: expected a positive number")
         self._kv.set_gradient_compression({"type": "2bit", "threshold": threshold})
         self._compression = COMPRESSED
         self.barrier()
@@ -130,7 +130,7 @@ class MXNetKVStore(MXNetStore):
     # -- optimizer on the servers ---------------------------------------------------------------------------------
 
     def set_optimizer(self, spec: Any) -> None:
-        """`spec` as of mxnet_optimizer, or an mx.optimizer.Optimizer of one of its classes; by all workers alike."""
+        """`spec` is that of optimizer.py, or an mx.optimizer.Optimizer of one of its classes, equal on all workers."""
         if isinstance(spec, self._mx.optimizer.Optimizer):
             spec = mxnet_optimizer.spec_of(spec)
         try:
@@ -138,28 +138,28 @@ class MXNetKVStore(MXNetStore):
         except (ValueError, TypeError, AttributeError) as error:
             raise UserError(f"this optimizer cannot be made: {error}") from error
         if self.rank == 0:
-            self._tell("optimizer", spec)
+            self._command("optimizer", spec)
         self._rate, self._stepping = spec.get("lr"), True
         self.barrier()
 
     def set_learning_rate(self, rate: float) -> None:
-        """For the steps that this worker's next pushes take part in. With dist_sync worker 0 tells the servers, when
-        the steps before are done; it takes part in every step, so none is made with the wrong rate."""
+        """Set the learning rate for the steps of this worker's next pushes. With dist_sync worker 0 sends it to the
+        servers after all earlier steps. It takes part in every step, so no step uses a wrong rate."""
         if not self._stepping or rate == self._rate:
             return
         self._rate = rate
         if self.rank == 0 or not self._together:
             self._mx.nd.waitall()
-            self._tell("learning_rate", float(rate))
+            self._command("learning_rate", float(rate))
 
     def optimizer_states(self) -> list[bytearray]:
         self._mx.nd.waitall()
         return self._side.optimizer_states()
 
     def load_optimizer_state_bytes(self, states: Sequence[bytes]) -> None:
-        """Every server gets the states of all, and takes its own by its rank in ps-lite."""
-        whole = _merged(states) if self.rank == 0 else b""  # the others only wait
-        self._side.load_optimizer_state_bytes([whole] * len(states))
+        """Send the states of all servers to every server, which loads its own by its rank in ps-lite."""
+        merged = _merged(states) if self.rank == 0 else b""  # the other workers only wait
+        self._side.load_optimizer_state_bytes([merged] * len(states))
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class MXNetKVStore(MXNetStore):
     def abort(self, reason: str) -> None:
         if not self._closed:
             self._closed = True
-            self._kv.handle = ctypes.c_void_p()  # nobody frees the store: that waits for all others
+            self._kv.handle = ctypes.c_void_p()  # so that the store is not freed, which would wait for all others
             stuck()
             self._side.abort(reason)
 
@@ -179,7 +179,7 @@ class MXNetKVStore(MXNetStore):
         try:
             self._mx.nd.waitall()
             self.barrier()
-        except BaseException as error:  # the end cannot be reached any more: neither again nor by ps-lite
+        except BaseException as error:  # so that neither a second close nor ps-lite waits
             self.abort(str(error) or type(error).__name__)
             raise
         self._closed = True
@@ -189,7 +189,7 @@ class MXNetKVStore(MXNetStore):
 
     def _at_exit(self) -> None:
         if os.getpid() != self._process:
-            return  # a forked child ends
+            return  # this is a forked child
         code = mxnet_exit.failure()
         try:
             if not code:
@@ -203,12 +203,12 @@ class MXNetKVStore(MXNetStore):
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _tell(self, kind: str, value: Any) -> None:
-        """Returns when every server has done it."""
+    def _command(self, kind: str, value: Any) -> None:
+        """Send a command to all servers. Returns after every server has executed it."""
         self._kv._send_command_to_servers(mxnet_command.HEAD, mxnet_command.encode(kind, value))
 
     def _check_all(self, keys: list[Key]) -> None:
-        """Raise UserError unless all workers give the same keys and shapes: ps-lite would abort, or mix them up."""
+        """Raise UserError unless all workers declare the same keys and shapes: ps-lite would abort or confuse them."""
         declared = repr([(str(name), self._shapes[name]) for name in keys])
         own = float(int.from_bytes(hashlib.sha256(declared.encode()).digest()[:4], "little"))
         slots = np.zeros(self.num_workers)
@@ -217,19 +217,19 @@ class MXNetKVStore(MXNetStore):
         different = [worker for worker, value in enumerate(others) if value != own]
         if different:
             raise UserError(
-                f"worker {different[0]} gives kvstore.init other keys or shapes than worker {self.rank}: "
+                f"worker {different[0]} calls kvstore.init with other keys or shapes than worker {self.rank}: "
                 "all workers must train the same model"
             )
 
 
 def _merged(states: Sequence[bytes]) -> bytes:
-    """One npz of all servers' arrays; their names begin with the server's rank. Raises UserError."""
+    """One npz of all servers' arrays; each name starts with the server's rank. Raises UserError."""
     arrays: dict[str, Array] = {}
     for state in states:
         try:
             with np.load(io.BytesIO(state), allow_pickle=False) as archive:
                 arrays.update({name: archive[name] for name in archive.files})
-        except Exception as error:  # zipfile and numpy raise a dozen types
+        except Exception as error:  # zipfile and numpy raise many types of errors
             raise UserError(f"the optimizer's state cannot be read: {error}") from error
     stream = io.BytesIO()
     np.savez(stream, **arrays)

@@ -1,7 +1,7 @@
-"""kvstore `local` and `device` of the mxnet backend: MXNet's own, for one worker with one or more devices.
+"""The kvstores `local` and `device` of the mxnet backend: MXNet's, for one worker with one or more devices.
 
-Values of several devices are summed, on the CPU (`local`) or on the devices (`device`). Without `set_optimizer` a pull
-gives the sum of the last push. All operations are asynchronous, as MXNet's are.
+They sum the values of several devices on the CPU (`local`) or on the devices (`device`). Without `set_optimizer` a pull
+returns the sum of the last push. All operations are asynchronous, as in MXNet.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class MXNetLocalKVStore(MXNetStore):
         self._updater: mxnet_optimizer.Updater | None = None
 
     def set_optimizer(self, spec: Any) -> None:
-        """A spec, or an optimizer of MXNet's own (mxnet_optimizer). Raises UserError for others."""
+        """`spec` is that of optimizer.py, or one of MXNet's optimizers. Raises UserError for others."""
         try:
             self._updater = mxnet_optimizer.Updater(spec if isinstance(spec, dict) else mxnet_optimizer.spec_of(spec))
         except ValueError as error:

@@ -1,12 +1,12 @@
-"""The scheduler's and the servers' processes of an MXNet job: ps-lite's loop with a controller that takes JSON only.
+"""The scheduler and the servers of an MXNet job: ps-lite's loop with a controller that accepts JSON only.
 
-Two things run in each process. On the main thread MXNet's own server: it adds the workers' pushes and, once it was told
-which optimizer, calls back here for each step. On a thread of its own dmltrain's scheduler or server: it knows who
-lives, tells everybody when the job is lost (and ends this process then, though its main thread waits inside ps-lite),
-adds up the workers' small numbers (accuracy, batch-norm statistics), and reads and writes optimizer states.
+Each process runs two parts. On the main thread, MXNet's server adds the workers' pushes and, once it has an optimizer,
+calls this module for each step. On another thread, dmltrain's scheduler or server detects lost processes and reports a
+lost job to all processes (it then ends this process, even though the main thread waits inside ps-lite). It also sums
+small arrays of the workers (accuracy, batch-norm statistics), and reads and writes optimizer states.
 
-What a server keeps for a checkpoint is npz: "RANK/KEY/FIELD", RANK being the server's in ps-lite. ps-lite gives ranks
-by address and port, so they change from run to run; a state is loaded by rank, whichever process has it now.
+A server's state in a checkpoint is an npz with names "RANK/KEY/FIELD"; RANK is the server's in ps-lite. ps-lite assigns
+ranks by address and port, so a process's rank may change from run to run; a state is loaded by rank.
 """
 
 from __future__ import annotations
@@ -35,36 +35,36 @@ from dmltrain.kvstore.scheduler.process import SchedulerProcess
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.process import ServerProcess
 
-MAX_STATE = 1 << 34  # bytes of an optimizer state that is loaded
+MAX_STATE = 1 << 34  # bytes of an optimizer state to load
 
 
 def serve(environment: Environment) -> str:
-    """Be the scheduler, or one of the servers, until the job ends. Returns why it was lost, or ''."""
+    """Run as the scheduler or as a server until the job ends. Returns why the job was lost, or ''."""
     mxnet_ps.check(environment)
     mx = mxnet_compat.load()  # takes seconds, in which this process sends no heartbeat
     if environment.role == "scheduler":
         facts: dict[str, Any] = {}
-        process = SchedulerProcess(environment, facts)  # takes its own port first
+        process = SchedulerProcess(environment, facts)  # binds its own port first
         with mxnet_ps.reserve(environment.root_host) as reserved:
             facts[mxnet_ps.PORT] = reserved.getsockname()[1]
-            side = _beside(environment, process.run)
+            side = _start(environment, process.run)
             mxnet_ps.share(reserved)
             _run(mx, mxnet_ps.join(mx, environment, facts, "dist"), lambda *_: None)
     else:
         server = Server(mx, environment)
-        side = _beside(environment, server.run)
+        side = _start(environment, server.run)
         server.run_mxnet()
     side.join()
     return ""
 
 
-def _beside(environment: Environment, run: Callable[[], str]) -> threading.Thread:
-    """Run dmltrain's part on a thread; a lost job ends the process from there."""
+def _start(environment: Environment, run: Callable[[], str]) -> threading.Thread:
+    """Run dmltrain's part on a thread, which ends the process if the job is lost."""
 
     def serve() -> None:
         try:
             reason = run()
-        except BaseException:  # a defect of this program: without this part nobody would notice a lost job
+        except BaseException:  # a defect: without this part this process would not notice a lost job
             reason = traceback.format_exc()
         if reason:
             sys.stderr.write(f"dmltrain: {environment.role} {environment.index}: {reason}\n")
@@ -77,24 +77,24 @@ def _beside(environment: Environment, run: Callable[[], str]) -> threading.Threa
 
 
 def _run(mx: Any, store: Any, controller: Any) -> None:
-    """MXNet's loop; `controller(head, body, None)` gets the workers' commands."""
+    """Run MXNet's loop, which calls `controller(head, body, None)` for the workers' commands."""
     kind = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
     mx.base.check_call(mx.base._LIB.MXKVStoreRunServer(store.handle, kind(controller), None))
 
 
 class Server(ServerProcess):
-    """One server. MXNet's thread and dmltrain's meet in `_updater`, under `_guard`."""
+    """One server. MXNet's thread and dmltrain's share `_updater` under the lock `_guard`."""
 
     def __init__(self, mx: Any, environment: Environment) -> None:
         super().__init__(environment, make_step=None, exit_seconds=mxnet_ps.EXIT_SECONDS)
         self._mx = mx
         self._guard = threading.Lock()
         self._updater: mxnet_optimizer.Updater | None = None
-        self._waiting: dict[str, Array] = {}  # a state that was loaded before the optimizer came
+        self._waiting: dict[str, Array] = {}  # a state loaded before set_optimizer
         self._store: Any = None
 
     def run_mxnet(self) -> None:
-        """MXNet's part, until the workers stop it."""
+        """Run MXNet's part until the workers stop it."""
         facts = self._control.wait_for_start().facts
         self._store = mxnet_ps.join(self._mx, self._environment, facts, "dist")
         _run(self._mx, self._store, self._command)
@@ -112,7 +112,7 @@ class Server(ServerProcess):
                 self._updater.set_learning_rate(value)
         except (mxnet_command.Refused, ValueError) as error:
             self._abort(f"refused {error}")
-        except Exception as error:  # MXNet would only print it, and go on
+        except Exception as error:  # MXNet would only print it and continue
             self._abort(f"{type(error).__name__}: {error}")
 
     def _set_optimizer(self, spec: dict[str, Any]) -> None:
@@ -120,15 +120,15 @@ class Server(ServerProcess):
             self._updater = mxnet_optimizer.Updater(spec)
             self._updater.load(self._waiting)
         self._store._set_updater(self._update)
-        rank = self._store.rank  # asked any earlier, before ps-lite runs, it is a segmentation fault
+        rank = self._store.rank  # any earlier, before ps-lite runs, this crashes (segmentation fault)
         log(f"server {self._environment.index}, rank {rank} of MXNet's servers, steps with {spec['name']}")
 
     def _update(self, key: int, gradient: Any, weight: Any) -> None:
         try:
             with self._guard:
-                assert self._updater is not None  # MXNet got `_update` from _set_optimizer, after the updater was made
+                assert self._updater is not None  # _set_optimizer makes the updater before it registers `_update`
                 self._updater(key, gradient, weight)
-        except Exception as error:  # MXNet would go on with the old weights
+        except Exception as error:  # MXNet would continue with the old weights
             self._abort(f"the optimizer's step of key {key} failed: {error}")
 
     def _abort(self, reason: str) -> None:
@@ -147,7 +147,7 @@ class Server(ServerProcess):
         return MAX_STATE
 
     def unpack_state(self, data: bytearray) -> None:
-        """Takes this server's part of a state that may hold those of all."""
+        """Load this server's part of a state, which may contain those of all servers."""
         own = f"{self._store.rank}/"
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as archive:

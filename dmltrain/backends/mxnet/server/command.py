@@ -1,7 +1,7 @@
-"""What a worker may tell MXNet's servers: one JSON object, {"optimizer": spec} or {"learning_rate": number}. Pure.
+"""The commands of workers to MXNet's servers: {"optimizer": spec} or {"learning_rate": number} as JSON. Pure.
 
-MXNet's own servers unpickle whatever reaches them (mxnet/python/mxnet/kvstore/kvstore_server.py), so that anybody who
-reaches their port runs code of his choice there. Ours take these two sentences only.
+MXNet's servers unpickle every command (mxnet/python/mxnet/kvstore/kvstore_server.py), so anyone who can connect to
+their port can run arbitrary code. dmltrain's accept these two commands only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ KINDS: dict[str, type | tuple[type, ...]] = {"optimizer": dict, "learning_rate":
 
 
 class Refused(Exception):
-    """A command that is none of ours; the message says why."""
+    """An invalid command; the message says why."""
 
 
 def encode(kind: str, value: Any) -> str:
@@ -24,14 +24,14 @@ def encode(kind: str, value: Any) -> str:
 
 
 def decode(head: int, body: bytes) -> tuple[str, Any]:
-    """(kind, value) of a command as it reached a server. Raises Refused."""
+    """(kind, value) of a command that a server received. Raises Refused."""
     if head != HEAD or len(body) > MAX_BYTES:
         raise Refused(f"a command with head {head} and {len(body)} bytes: expected head {HEAD}, {MAX_BYTES} at most")
     try:
         message = json.loads(body)
     except (ValueError, RecursionError):
         raise Refused(
-            f"a command that is not JSON ({body[:20]!r}); MXNet's own kv.set_optimizer sends pickled "
+            f"a command that is not JSON ({body[:20]!r}); MXNet's kv.set_optimizer sends pickled "
             "objects, which could run any code here: use dmltrain's kvstore.set_optimizer"
         ) from None
     if not isinstance(message, dict) or len(message) != 1 or not {*message} <= {*KINDS}:
