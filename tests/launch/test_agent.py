@@ -275,6 +275,17 @@ def counting_python(tmp_path) -> tuple[str, Path]:
 STUBBORN = ["sh", "-c", "trap '' TERM; echo up; exec sleep 120"]
 
 
+def test_a_second_stop_with_less_grace_is_obeyed(tmp_path):
+    talk = Conversation(tmp_path)
+    talk.start(STUBBORN)
+    while b"up" not in talk.printed.get(0, b""):
+        talk.answer()
+    talk.send(do="stop", grace=1000.0)
+    talk.send(do="stop", grace=0.0)
+    assert talk.until("exited")["code"] == -signal.SIGKILL
+    assert talk.until("ended")["left"] == []
+
+
 def test_an_agent_that_waits_sleeps(tmp_path, counting_python):
     """While a process runs, while it is given time to end, and also when the launcher is gone."""
     python, waits = counting_python
