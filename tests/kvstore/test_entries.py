@@ -8,8 +8,11 @@ import pytest
 
 from dmltrain.errors import UserError
 from dmltrain.kvstore.transport import wire
+from dmltrain.kvstore.worker.entry import joined
 from dmltrain.kvstore.worker.keys import FIRST_SUM, Entries
 from dmltrain.kvstore.worker.routes import Way
+from dmltrain.kvstore.worker.server_link import WorkerSlice
+from dmltrain.kvstore.worker.sharding import Slice
 
 
 class Server:
@@ -56,6 +59,39 @@ def test_weights_of_float32_travel_compressed_and_nothing_else(dtype, is_weight,
     entries.compress({"type": "int8"})
     entries.declare(["a"], [np.zeros(3, dtype)], is_weight)
     assert server.declared[0]["keys"][0]["compression"]["type"] == ("int8" if coded else "none")
+
+
+@pytest.mark.parametrize(
+    "offsets, of_one, in_place", [((64, 84), True, True), ((64, 96), True, False), ((64, 84), False, False)]
+)
+def test_a_value_is_read_in_place_where_its_slices_lie_side_by_side_in_one_memory(offsets, of_one, in_place):
+    """Else it is put together; two servers may have their slices at offsets that would fit."""
+    entries = entries_on([Server(), Server()])
+    entries.declare(["w"], [np.zeros(8, np.float32)], is_weight=True)
+    (entry,) = entries
+    entry.landing = np.zeros(8, np.float32)
+    memories = [np.arange(100, dtype=np.float32), 100 + np.arange(100, dtype=np.float32)]
+    links = [
+        SimpleNamespace(
+            link=SimpleNamespace(
+                peer_arena=SimpleNamespace(view=lambda at, size, memory=memory: memory.view(np.uint8)[at : at + size])
+            )
+        )
+        for memory in memories
+    ]
+    owners = (0, 0) if of_one else (0, 1)
+    slices = [
+        WorkerSlice(Slice(0, index, start, length, owner), entry.dtype, None, None)
+        for index, (start, length, owner) in enumerate(zip((0, 5), (5, 3), owners, strict=True))
+    ]
+    ways = [Way(links[owner], slice_) for owner, slice_ in zip(owners, slices, strict=True)]
+    kept = [
+        (memories[owner][at // 4 : at // 4 + slice_.range.length], at)
+        for owner, at, slice_ in zip(owners, offsets, slices, strict=True)
+    ]
+    value = joined(kept, entry, ways)
+    assert value.tolist() == [*kept[0][0], *kept[1][0]]
+    assert np.shares_memory(value, memories[0]) == in_place
 
 
 def test_what_cannot_be_is_explained():

@@ -1,6 +1,7 @@
 """A worker's pushes and pulls through two real servers, over TCP and through shared memory, all in this process."""
 
 import queue
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from dmltrain.kvstore.transport import host, link, rendezvous
 from dmltrain.kvstore.transport.shared_memory import Arena
 from dmltrain.kvstore.transport.wire import Header, Kind
 from dmltrain.kvstore.worker.keys import Entries
+from dmltrain.kvstore.worker.probe import link_rates
 from dmltrain.kvstore.worker.routes import Routes, Sharing
 from dmltrain.kvstore.worker.states import States
 from dmltrain.kvstore.worker.transfers import Transfers
@@ -256,6 +258,14 @@ def test_who_waits_for_a_lost_server_hears_of_it(job):
         asked.wait()
     assert job.lost.get(timeout=10.0).startswith("server 0 at 127.0.0.1:")
     waiting.fail("over")
+
+
+def test_links_are_measured_and_quiet_again_soon(job):
+    """Not only when a lost frame would be given up, after ten seconds."""
+    since = time.monotonic()
+    rates = link_rates(job.routes.servers, job.barrier)
+    assert time.monotonic() - since < 8.0
+    assert len(rates) == 2 and min(rates) > 1e6 and job.barriers == 1
 
 
 def test_waits_are_counted_from_the_push_and_barriers_as_waits_for_others(job):
