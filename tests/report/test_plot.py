@@ -34,6 +34,12 @@ def test_a_plot_is_written(parse: Callable, log: Path, tmp_path: Path, ending: s
     assert picture.read_bytes().startswith(start)
 
 
+def test_of_all_values_the_mean_is_drawn(parse: Callable, log: Path, tmp_path: Path) -> None:
+    for aggregate in ("mean", "all"):
+        assert parse(log, "--plot", tmp_path / f"{aggregate}.png", "--aggregate", aggregate).returncode == 0
+    assert (tmp_path / "all.png").read_bytes() == (tmp_path / "mean.png").read_bytes()
+
+
 def test_what_is_drawn(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lines of the figure: the values, by epochs counted from 1, train and validation of a run in one colour."""
     figures = []

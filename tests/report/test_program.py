@@ -446,12 +446,8 @@ def test_help_says_what_is_read_and_shows_examples(parse: Callable) -> None:
         "separated by tabs",
         "how to combine the values of a run's workers",
         "metrics to show",
-<<<<<<< HEAD
-        "to a file such as out.png",
-=======
         "--plot FILE",
-        "into out.png",
->>>>>>> f8267c5 (Test where values are read in place, and that links are quiet soon after they are measured)
+        "to a file such as out.png",
     ):
         assert said in words
 
