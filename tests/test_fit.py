@@ -195,7 +195,7 @@ def test_a_run_goes_on_from_the_weights_of_an_old_mxnet_job(run, tmp_path):
         assert log.digest() == before.digest()
     assert "Training epochs 2 to 2" in run(*words, "--num-epochs", 3, "--load-epoch", "last").text
     saved(tmp_path / "m", 3, "mxnet").unlink()
-    assert "of another network" in run(*words, *RESNET, "--load-epoch", 2, code=2).text
+    assert "to another network" in run(*words, *RESNET, "--load-epoch", 2, code=2).text
     (tmp_path / "m-0004.params").write_bytes(b"noise")
     text = run(*words, "--load-epoch", 4, code=2).text
     assert "cannot read the weights" in text and "m-0004.params" in text

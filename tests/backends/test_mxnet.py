@@ -256,7 +256,7 @@ def test_pickled_arrays_in_a_checkpoint_are_not_read(tmp_path, monkeypatch):
 
 def test_another_networks_state_and_other_places_of_the_optimizer_are_refused():
     state = make(MLP).state({})
-    with pytest.raises(UserError, match="of another network: .* expected"):
+    with pytest.raises(UserError, match="to another network: .* expected"):
         make(RESNET, state=state)
     with pytest.raises(UserError, match="optimizer on the servers, but it now runs on the worker"):
         make(MLP, state={**state, "optimizer": {"servers": []}})
@@ -305,7 +305,7 @@ def test_weights_of_an_old_job_are_read(trained, tmp_path):
     mx.model.save_checkpoint(str(tmp_path / "old"), 7, symbol, weights, statistics)
     found = mxnet_state.weights_of(tmp_path / "old-0007.params")
     assert make(RESNET, state={"model": found}).digest() == trained.digest()
-    with pytest.raises(UserError, match="of another network"):
+    with pytest.raises(UserError, match="to another network"):
         make(MLP, state={"model": found})
 
 
