@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 from launch.command_line.job_options import VERBS
 from launch.command_line.options import OPTIONS, Option
 from launch.commands.completion import choices, commands
+from tests.scripts import executable
 
 DOOR = Path(__file__).parents[1] / "launch/bin/dmltrain"
 ROOT = Path(__file__).parents[1]
@@ -45,7 +45,7 @@ def folder(tmp_path_factory) -> Path:
     for verb, entry in ENTRY.items():
         module, _, function = entry.partition(":")
         text = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom {module} import {function} as main\n"
-        (made / f"dmltrain-{verb}").write_text(f"#!{sys.executable}\n{text}sys.exit(main())\n")
+        executable(made / f"dmltrain-{verb}", f"{text}sys.exit(main())\n")
     (made / "dmltrain-zoom").write_text(PLUGIN)
     (made / "dmltrain-mute").write_text("#!/bin/sh\nexit 1\n")
     for path in made.iterdir():

@@ -159,7 +159,7 @@ TRAIN = ("examples/train_digits.py", "--network", "newnet", "--dataset", "newdat
 
 def test_help_and_errors_show_each(tree):
     shown = " ".join(run(tree, "examples/train_digits.py", "--help").stdout.split())
-    for table in ("the network to train: newnet,", "what to train on: newdata,", "weights are updated: newopt,"):
+    for table in ("the network to train: newnet,", "the data set to train on: newdata,", "the optimizer: newopt,"):
         assert table in shown
     assert "none, 24bit," in shown
     assert "of Newtrainer, dmltrain, MXNet" in " ".join(run(tree, "-m", "dmltrain.report.cli", "--help").stdout.split())

@@ -20,6 +20,7 @@ import pytest
 from tests.cluster.launching import ROOT_MAY_RUN_MPI, Front, Launched, Result, way
 from tests.cluster.testbed import Testbed
 from tests.launch.conftest import wait_for
+from tests.scripts import executable
 
 USER, FAULT, NOT_EXECUTABLE, NOT_FOUND, INTERRUPTED = 2, 125, 126, 127, 130  # exit codes
 pytestmark = pytest.mark.alone  # how soon an error comes is part of each test
@@ -358,8 +359,7 @@ def test_an_unknown_host_key_is_accepted_once_and_then_known(bad: Bad, ssh: str)
 
 # -- Python --------------------------------------------------------------------------------------------------
 
-OLD = """#!{python} -I
-import sys
+OLD = """import sys
 sys.version_info = (3, 6, 9)
 exec(sys.argv[sys.argv.index("-c") + 1])
 """
@@ -367,8 +367,8 @@ exec(sys.argv[sys.argv.index("-c") + 1])
 
 @pytest.mark.parametrize("ssh", CHANNELS)
 def test_a_host_without_its_configured_python_is_named(bad: Bad, ssh: str):
-    old = bad.file("old/python3", OLD.format(python=sys.executable), 0o755)
     two = bad.file("old/python2", "#!/bin/sh\necho Unknown option: -I >&2\nexit 2\n", 0o755)
+    old = executable(bad.folder / "old/python3", OLD, "-I")
     plain = bad.file("old/plain", "", 0o644)
     bad.file("hosts", f"h1 python=/opt/none/python3\nh2 python={old}\nh3 python={two}\nh4 python={plain}\nh5\n")
     words = [
@@ -417,10 +417,9 @@ def test_missing_modules_are_reported_with_the_command_that_installs_them(bad: B
     assert "h1: " not in done.err and done.err.count(told) == 2
 
 
-AHEAD = """#!{python} -I
-import os, sys, time
+AHEAD = """import os, sys, time
 if "dmltrain-agent" not in sys.argv:
-    os.execv("{python}", ["{python}", *sys.argv[1:]])
+    os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 right = time.time
 time.time = lambda: right() + 90
 exec(sys.argv[sys.argv.index("-c") + 1])
@@ -428,7 +427,7 @@ exec(sys.argv[sys.argv.index("-c") + 1])
 
 
 def test_a_wrong_clock_and_unlike_versions_are_warnings(bad: Bad):
-    ahead = bad.file("ahead", AHEAD.format(python=sys.executable), 0o755)
+    ahead = executable(bad.folder / "ahead", AHEAD, "-I")
     one, two = virtual(bad, "one", mxnet="1.9.1"), virtual(bad, "two", mxnet="2.0")
     bad.file("hosts", f"h1 python={ahead}\nh2 python={one}\nh3 python={two}\n")
     done = bad.run("-n", 3, "-s", 0, "-H", "hosts", bad.program)

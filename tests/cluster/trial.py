@@ -18,6 +18,7 @@ from tests.cluster.layout import LOGIN
 from tests.cluster.left import command_line, in_a_job, is_guest, namespace
 from tests.cluster.processes import Process
 from tests.cluster.testbed import Testbed
+from tests.scripts import executable
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).parent / "programs/training.py"
@@ -29,8 +30,7 @@ PATIENCE_SECONDS = 10.0  # that a trial goes on beyond what is allowed, to see h
 LOOK_SECONDS = 0.5  # between looks at what is left, which take CPU from the hosts
 FIRST = ("nice", "-n", "-10")  # the launcher's machine has other cores than the hosts, and than other trials
 # In the place of a host's Python: a slow file system, or so. It goes on when there is a file `go`.
-SLOW_PYTHON = """#!{python} -IS
-import os, sys, time
+SLOW_PYTHON = """import os, sys, time
 open("{folder}/held", "w").close()
 until = time.monotonic() + 60
 while not os.path.exists("{folder}/go") and time.monotonic() < until:
@@ -150,10 +150,8 @@ class Trial:
         return self.cell.phase == "before" and not self.dies_at_once
 
     def _slow(self) -> str:
-        path = self.folder / "slow-python"
-        path.write_text(SLOW_PYTHON.format(python=sys.executable, folder=self.folder))
-        path.chmod(0o755)
-        return f" python={path}"
+        source = SLOW_PYTHON.format(python=sys.executable, folder=self.folder)
+        return f" python={executable(self.folder / 'slow-python', source, '-IS')}"
 
     def _reach_phase(self) -> None:
         reached: dict[str, Callable[[], object]] = {

@@ -31,6 +31,7 @@ from launch.run.session import Session
 from launch.run.supervise import Supervisor
 from launch.terminal.log_folder import LogFolder
 from launch.terminal.output import Output, Silent
+from tests.scripts import executable
 
 SILENCE = 20.0  # s; the channel's, for tests that are about something else
 
@@ -85,12 +86,8 @@ def any_python(request, tmp_path):
     """A Python for the agent: as it is, and without pidfd_open, as before Linux 5.3."""
     if request.param == "pidfds":
         return sys.executable
-    path = tmp_path / "python"
-    path.write_text(
-        f"#!{sys.executable}\nimport os, sys\ndel os.pidfd_open\nexec(sys.argv[sys.argv.index('-c') + 1])\n"
-    )
-    path.chmod(0o755)
-    return str(path)
+    without = "import os, sys\ndel os.pidfd_open\nexec(sys.argv[sys.argv.index('-c') + 1])\n"
+    return str(executable(tmp_path / "python", without))
 
 
 def test_a_task_from_start_to_end(tmp_path, any_python):
@@ -141,15 +138,14 @@ class AgentClock:
     """The time of an agent whose interpreter is `python`: that of this machine, and what it was `advance`d by."""
 
     def __init__(self, folder: Path):
-        self.seconds, self._file, python = 0.0, folder / "advanced", folder / "python-with-a-clock"
+        self.seconds, self._file = 0.0, folder / "advanced"
         self.advance(0.0)
-        python.write_text(
-            f"#!{sys.executable}\nimport sys, time\nmonotonic = time.monotonic\n"
+        source = (
+            "import sys, time\nmonotonic = time.monotonic\n"
             f"time.monotonic = lambda: monotonic() + float(open({str(self._file)!r}).read())\n"
             "exec(sys.argv[sys.argv.index('-c') + 1])\n"
         )
-        python.chmod(0o755)
-        self.python = str(python)
+        self.python = str(executable(folder / "python-with-a-clock", source))
 
     def advance(self, seconds: float) -> None:
         self.seconds += seconds
@@ -261,15 +257,14 @@ def test_stopped_processes_are_reported_with_their_task_and_end_all_the_same(tmp
 @pytest.fixture
 def counting_python(tmp_path) -> tuple[str, Path]:
     """A Python for the agent that adds a byte to a file before each wait for events; and that file."""
-    path, waits = tmp_path / "counting-python", tmp_path / "waits"
-    path.write_text(
-        f"#!{sys.executable}\nimport selectors, sys\nwait = selectors.DefaultSelector.select\n"
+    waits = tmp_path / "waits"
+    source = (
+        "import selectors, sys\nwait = selectors.DefaultSelector.select\n"
         f"waits = open({str(waits)!r}, 'ab', buffering=0)\n"
         "selectors.DefaultSelector.select = lambda self, timeout: (waits.write(b'.'), wait(self, timeout))[1]\n"
         "exec(sys.argv[sys.argv.index('-c') + 1])\n"
     )
-    path.chmod(0o755)
-    return str(path), waits
+    return str(executable(tmp_path / "counting-python", source)), waits
 
 
 STUBBORN = ["sh", "-c", "trap '' TERM; echo up; exec sleep 120"]

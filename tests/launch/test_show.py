@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import resource
+import shlex
 import subprocess
 import sys
 import threading
@@ -275,7 +276,7 @@ def test_a_quiet_job_whose_launcher_lives_is_followed_on(tmp_path):
 def test_a_reader_that_goes_away(tmp_path):
     make(tmp_path / "job", {"worker-0.log": b"line\n" * 1_000_000})
     code = f"from launch.commands.show import show; print(show({str(tmp_path / 'job')!r}, '', False, 1) == '')"
-    command = f"{sys.executable} -c {code!r} 2>{tmp_path}/err | head -1"
+    command = f"{shlex.quote(sys.executable)} -c {code!r} 2>{tmp_path}/err | head -1"
     out = subprocess.check_output(["bash", "-c", command], env=dict(os.environ, PYTHONPATH=str(ROOT)))
     assert out == b"[worker-0] line\n"
     assert b"show" not in (tmp_path / "err").read_bytes()

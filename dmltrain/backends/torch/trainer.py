@@ -268,7 +268,7 @@ def compiled(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
         except TorchDynamoException as error:
             raise UserError(
                 f"--compile: {str(error).splitlines()[0][:200]}; on a CPU torch.compile needs a C++ "
-                "compiler such as g++; install one, or leave --compile out"
+                "compiler such as g++, and no space in the path of PyTorch; or leave --compile out"
             ) from error
 
     return call
