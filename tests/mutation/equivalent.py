@@ -1,4 +1,4 @@
-"""Mutants that behave as the module does, from equivalent.txt: each with the reason why no test can tell them apart."""
+"""Equivalent mutants, from equivalent.txt: those that behave as the module does, each with the reason."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FILE = Path(__file__).with_name("equivalent.txt")
-Key = tuple[str, str, str]  # module, line as it is, line as mutated
+Key = tuple[str, str, str]  # module, code of the line before the mutation, and after it
 
 
 def read(text: str) -> dict[Key, str]:
@@ -23,7 +23,7 @@ def read(text: str) -> dict[Key, str]:
 
 
 def _blocks(text: str) -> Iterator[tuple[int, list[str]]]:
-    """What stands between empty lines, with the number of its first line; comments are left out."""
+    """The blocks between empty lines, each with the number of its first line; lines with # are left out."""
     block: list[str] = []
     for number, line in enumerate([*text.splitlines(), ""], 1):
         if line.strip() and not line.startswith("#"):

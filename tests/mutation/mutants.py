@@ -8,7 +8,9 @@ nothing of the module. Here a whole file is written, so every process of a test 
 from __future__ import annotations
 
 import ast
+import io
 import itertools
+import tokenize
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +27,8 @@ EMPTY = ("False", "0", "0.0", "[]", "{}", "()", '""')
 
 @dataclass(frozen=True)
 class Mutant:
-    """A whole module after one change. `before` and `after` are the lines that differ, without indentation."""
+    """A whole module after one change. `before` and `after` are the code of the lines that differ: without indentation
+    and comments, so that rewording a comment changes no mutant."""
 
     line: int
     before: str
@@ -121,46 +124,60 @@ def _is_for_types(node: cst.CSTNode) -> bool:
 
 
 def of(source: str, lines: Container[str] | None = None) -> list[Mutant]:
-    """All mutants of a module's text that are Python, in the order of the text, without repetitions; of these `lines`
-    only, if given, as they are before."""
-    wrapper, collector = MetadataWrapper(cst.parse_module(source)), _Collector()
+    """All mutants of a module's text that are Python, in the order of the text, without repetitions. If `lines` is
+    given, only the mutants whose `before` is one of these."""
+    code = _without_comments(source)
+    wrapper, collector = MetadataWrapper(cst.parse_module(code)), _Collector()
     wrapper.module.visit(collector)
-    places, text = wrapper.resolve(WhitespaceInclusivePositionProvider), _Text(source)
+    ranges, text, code_text = wrapper.resolve(WhitespaceInclusivePositionProvider), _Text(source), _Text(code)
     mutants: dict[str, Mutant] = {}
     for node, replacement in collector.found:
-        changed = text.replaced(places[node], wrapper.module.code_for_node(replacement))
-        if changed in mutants or changed == source:
+        new = wrapper.module.code_for_node(replacement)
+        changed = code_text.replaced(ranges[node], new)
+        if changed in mutants or changed == code:
             continue
-        mutant = text.mutant(places[node], changed)
-        if (lines is None or mutant.before in lines) and _parses(changed):
-            mutants[changed] = mutant
+        line, before, after = code_text.difference(ranges[node], changed)
+        if (lines is None or before in lines) and _parses(changed):
+            mutants[changed] = Mutant(line, before, after, text.replaced(ranges[node], new))
     return list(mutants.values())
 
 
+def _without_comments(source: str) -> str:
+    """The module with blanks for its comments, so that each position of the code stays as it is."""
+    lines = source.splitlines(keepends=True)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            rest = lines[row - 1][column + len(token.string) :]
+            lines[row - 1] = lines[row - 1][:column] + " " * len(token.string) + rest
+    return "".join(lines)
+
+
 class _Text:
-    """A module's text, of which a part at a time is replaced: a tree takes a hundred times longer to be changed."""
+    """A module's text with one range replaced at a time. Changing a libcst tree takes a hundred times longer."""
 
     def __init__(self, source: str) -> None:
         self._source, self._lines = source, source.splitlines(keepends=True)
         self._starts = [0, *itertools.accumulate(map(len, self._lines))]
 
-    def replaced(self, place: CodeRange, code: str) -> str:
-        start, end = (self._starts[each.line - 1] + each.column for each in (place.start, place.end))
+    def replaced(self, span: CodeRange, code: str) -> str:
+        start, end = (self._starts[each.line - 1] + each.column for each in (span.start, span.end))
         return self._source[:start] + code + self._source[end:]
 
-    def mutant(self, place: CodeRange, changed: str) -> Mutant:
-        new, first, last = changed.splitlines(keepends=True), place.start.line - 1, place.end.line
+    def difference(self, span: CodeRange, changed: str) -> tuple[int, str, str]:
+        """The number of the first line that differs, and the lines that differ before and after."""
+        new, first, last = changed.splitlines(keepends=True), span.start.line - 1, span.end.line
         behind = len(self._lines) - last  # lines
         while self._lines[first] == new[first]:
             first += 1
         while self._lines[-behind - 1] == new[-behind - 1]:
             behind += 1
         old, now = self._lines[first : len(self._lines) - behind], new[first : len(new) - behind]
-        return Mutant(first + 1, _one_line(old), _one_line(now), changed)
+        return first + 1, _one_line(old), _one_line(now)
 
 
 def _one_line(lines: list[str]) -> str:
-    return " ".join(line.strip() for line in lines)
+    return " ".join(line.strip() for line in lines if line.strip())
 
 
 def _parses(text: str) -> bool:
