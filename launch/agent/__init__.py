@@ -1,23 +1,23 @@
-"""The agent: the one program that runs on each host of a job, beside the job's processes.
+"""The agent: the program that runs on each host of a job and starts, watches and ends the job's processes there.
 
-Contract: standard library only, Python 3.8 or later, because its modules are sent in one text down its own standard
-input (`launch.agent.bundle`) to hosts that have nothing installed. It knows nothing of roles or of training: it starts
-the processes it is told to, forwards their output, reports exits in order, and leaves no process behind.
+Contract: standard library only, Python 3.8 or later, because its sources are sent as one text to its standard input
+(`launch.agent.bundle`), to hosts that have nothing installed. It knows nothing about roles or training: it starts the
+requested processes, forwards their output, reports exits in order, and leaves no process behind.
 
-The protocol is in `launch.agent.protocol`, its messages in `launch.agent.commands` and `launch.agent.events`. When the
-output backs up, the agent stops reading from the processes, so a process that prints too much slows itself and costs
+The protocol is in `launch.agent.protocol`, its messages in `launch.agent.commands` and `launch.agent.events`. When too
+much output is unsent, the agent stops reading from the processes. A process that prints too much then waits and costs
 no memory.
 
-Loss of the launcher: when standard input ends or is silent for `silence` seconds, the agent does what `Stop` does and
-writes its last line into <log_folder>/agent-<host>.log, as no one else can.
+Loss of the launcher: when standard input ends or is silent for `silence` seconds, the agent does the same as for `Stop`
+and writes its last lines into <log_folder>/agent-<host>.log.
 
-Processes of a job: everything that descends from the agent (it is a subreaper, so orphans stay below it), and
-everything whose environment has DMLTRAIN_JOB=<mark>, with descendants: daemons, and processes that a killed agent left.
+Processes of a job: all descendants of the agent (it is a subreaper, so orphans stay below it), and all processes with
+DMLTRAIN_JOB=<mark> in their environment, with descendants: daemons, and processes that a killed agent left.
 """
 
 from __future__ import annotations
 
-KILL_SECONDS = 3.0  # how long a killed process may take to disappear
+KILL_SECONDS = 3.0  # a killed process disappears within this time, or is reported as left
 
 
 class Refusal(Exception):

@@ -29,12 +29,12 @@ class Incoming:
         self.data += data
 
     def take(self) -> Command | bytes | None:
-        """The next command, or a piece of a file; None when neither is complete. ProtocolError skips a line."""
+        """The next command, or bytes of a file; None if incomplete. A line that raises ProtocolError is skipped."""
         if self.raw:
-            piece = bytes(self.data[: self.raw])
-            self.raw -= len(piece)
-            del self.data[: len(piece)]
-            return piece or None
+            content = bytes(self.data[: self.raw])
+            self.raw -= len(content)
+            del self.data[: len(content)]
+            return content or None
         end = self.data.find(b"\n")
         if end < 0:
             return None
@@ -45,19 +45,19 @@ class Incoming:
         return command
 
     def __iter__(self) -> Iterator[Command | bytes]:
-        """Everything that is complete."""
-        while (piece := self.take()) is not None:
-            yield piece
+        """All complete commands, and all bytes of files."""
+        while (received := self.take()) is not None:
+            yield received
 
 
 class Channel:
-    """`host` is this host's name in the job, for the events. `lost` says why the launcher counts as lost."""
+    """`host` is this host's name in the job, for events. `lost`: why the launcher counts as lost, or ""."""
 
     def __init__(self, selector: selectors.BaseSelector, stdin: int, stdout: int):
         self.selector, self.stdin, self.stdout = selector, stdin, stdout
         self.host, self.silence = "this host", SILENCE_SECONDS
         self.incoming, self.backlog = Incoming(), bytearray(HELLO)
-        self.heard = time.monotonic()
+        self.received_at = time.monotonic()
         self.lost = ""
         for descriptor in (stdin, stdout):
             os.set_blocking(descriptor, False)
@@ -65,11 +65,11 @@ class Channel:
     @property
     def deadline(self) -> float:
         """When a silent launcher counts as lost, by time.monotonic()."""
-        return self.heard + self.silence
+        return self.received_at + self.silence
 
     @property
     def full(self) -> bool:
-        """Whether the agent should stop reading from the processes, as too much is unsent."""
+        """Whether so much is unsent that the agent should stop reading from the processes."""
         return len(self.backlog) > BACKLOG_BYTES
 
     @property
@@ -85,7 +85,7 @@ class Channel:
             return
         if not data:
             return self.lose("the launcher's end of the channel closed")
-        self.heard = time.monotonic()
+        self.received_at = time.monotonic()
         self.incoming.feed(data)
 
     def check_silence(self, now: float) -> None:
@@ -114,7 +114,7 @@ class Channel:
             self.backlog += payload
 
     def watch_output(self) -> None:
-        """Have the selector call `write` while there is something to write."""
+        """Register `write` with the selector while something is unsent."""
         watched = self.stdout in self.selector.get_map()
         if self.backlog and not watched:
             self.selector.register(self.stdout, selectors.EVENT_WRITE, self.write)
@@ -129,4 +129,4 @@ class Channel:
         except BlockingIOError:
             pass
         except OSError as error:
-            self.lose(f"the launcher reads no more ({error.strerror})")
+            self.lose(f"the launcher closed the channel ({error.strerror})")

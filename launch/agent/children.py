@@ -1,4 +1,4 @@
-"""The processes that the agent started: their output, the order in which they exit, and adopted orphans."""
+"""The processes that the agent started: their output, their exits in order, and adopted orphans."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from launch.agent.channel import READ_BYTES, Channel
 from launch.agent.events import Exited, Frozen, Started
 from launch.agent.process import Process, process
 
-FROZEN_SECONDS = 5.0  # how long a task may be stopped (state T)
+FROZEN_SECONDS = 5.0  # a task that is stopped (state T) for so long is reported
 FROZEN_LOOK_SECONDS = 1.0
 
 
@@ -20,28 +20,28 @@ class Child:
     def __init__(self, task: int, popen: subprocess.Popen[bytes], pipe: int):
         self.task, self.popen = task, popen
         self.pipe: int | None = pipe
-        self.frozen_since: float | None = None  # when it was first seen stopped
+        self.frozen_since: float | None = None  # when it was first found stopped
         os.set_blocking(pipe, False)
         try:
             self.pidfd = os.pidfd_open(popen.pid)
         except (AttributeError, OSError):
-            self.pidfd = -1  # then only SIGCHLD reports its exit
+            self.pidfd = -1  # without a pidfd, only SIGCHLD reports the exit
 
 
 class Children:
-    """Reports to `channel`. Set `zombies` when SIGCHLD comes, and then call `reap`."""
+    """Sends events to `channel`. Set `zombies` at SIGCHLD, and then call `reap`."""
 
     def __init__(self, selector: selectors.BaseSelector, channel: Channel, now: float):
         self.selector, self.channel = selector, channel
         self.by_pid: dict[int, Child] = {}
         self.zombies = False
-        self.paused = False  # no output is read, as the channel is full
-        self.look_at = now  # when to look for frozen ones
+        self.paused = False  # no output is read because the channel is full
+        self.look_at = now  # when to look for frozen tasks
 
     def add(self, child: Child) -> None:
         self.by_pid[child.popen.pid] = child
         self.channel.send(Started(self.channel.host, child.task, child.popen.pid))
-        self._listen_to(child)
+        self._watch(child)
         if child.pidfd >= 0:
             self.selector.register(child.pidfd, selectors.EVENT_READ, lambda: self.collect(child))
 
@@ -57,9 +57,9 @@ class Children:
         elif self.paused and self.channel.has_room:
             self.paused = False
             for child in self.by_pid.values():
-                self._listen_to(child)
+                self._watch(child)
 
-    def _listen_to(self, child: Child) -> None:
+    def _watch(self, child: Child) -> None:
         if child.pipe is not None and not self.paused and child.pipe not in self.selector.get_map():
             self.selector.register(child.pipe, selectors.EVENT_READ, lambda: self._pass_on(child))
 
@@ -73,7 +73,7 @@ class Children:
             return 0
         if data:
             self.channel.send_output(child.task, data)
-        else:  # every writer has closed the pipe: epoll would report it forever
+        else:  # every writer has closed the pipe; epoll would report it again and again
             if child.pipe in self.selector.get_map():
                 self.selector.unregister(child.pipe)
             os.close(child.pipe)
@@ -81,7 +81,7 @@ class Children:
         return len(data)
 
     def _drain(self, child: Child) -> None:
-        """Forward what is in the pipe now; bounded, as descendants may still be writing."""
+        """Forward the current content of the pipe. Limited, because descendants may still be writing."""
         left = 2 * READ_BYTES
         while left > 0:
             count = self._pass_on(child)
@@ -94,7 +94,7 @@ class Children:
     def collect(self, child: Child) -> None:
         """Report the exit of a process, after its last output."""
         code = child.popen.poll() if child.popen.returncode is None else None
-        if code is None:  # it still runs, or has been reported
+        if code is None:  # it still runs, or its exit has been reported
             return
         if child.pidfd >= 0:
             self.selector.unregister(child.pidfd)
@@ -104,13 +104,13 @@ class Children:
         self.zombies = True
 
     def collect_all(self) -> None:
-        """At the job's end: report exits and forward output so far."""
+        """At the end of the job: report exits and forward the remaining output."""
         for child in self.by_pid.values():
             self.collect(child)
             self._drain(child)
 
     def reap(self) -> None:
-        """Reap adopted orphans, but none of our own children out of turn: exits are reported in order."""
+        """Reap adopted orphans up to the next child of ours, because exits are reported in order."""
         self.zombies = False
         for child in self.by_pid.values():
             if child.pidfd < 0:
@@ -128,7 +128,7 @@ class Children:
             os.waitpid(ended.si_pid, 0)
 
     def look_for_frozen(self, now: float) -> None:
-        """Report tasks stopped for FROZEN_SECONDS: the scheduler may not know them yet, or no longer."""
+        """Report tasks stopped for FROZEN_SECONDS. The scheduler only notices tasks that are registered with it."""
         self.look_at = now + FROZEN_LOOK_SECONDS
         for child in self.by_pid.values():
             found = process(child.popen.pid) if child.popen.returncode is None else None
@@ -140,7 +140,7 @@ class Children:
                 self.channel.send(Frozen(self.channel.host, child.task, round(now - child.frozen_since)))
 
     def task_of(self, pid: int, found: dict[int, Process]) -> int | None:
-        """The task that is `pid` or its ancestor."""
+        """The number of the task whose process is `pid` or an ancestor of it."""
         while pid in found:
             if pid in self.by_pid:
                 return self.by_pid[pid].task

@@ -1,6 +1,6 @@
 """The commands that the launcher sends to an agent, as values; `launch.agent.protocol` encodes and checks them.
 
-Values that are a NamedTuple are JSON arrays, those that are dataclasses are JSON objects.
+A NamedTuple is encoded as a JSON array, a dataclass as a JSON object.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from launch.agent.value import Value, value
 
 Count = int  # 0 or more
 Port = int  # 0 to 65535; 0 is any free port
-Number = int  # of a task, as a frame's header has it
+Number = int  # of a task, 0 to 65535, as in the header of a frame
 Seconds = float  # 0 or more
 
 
 class Peer(NamedTuple):
-    """Another host of the job, and the port on which its agent answers."""
+    """Another host of the job, and the port on which its agent listens."""
 
     name: str
     address: str
@@ -25,9 +25,9 @@ class Peer(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One file, folder or symbolic link of a copy, in the terms of `launch.sync.manifest.Entry`."""
+    """One file, folder or symbolic link of a copy; see `launch.sync.manifest.Entry`."""
 
-    number: Count  # its index in the manifest; not `index`, which every tuple has as a method
+    number: Count  # its index in the manifest (`index` is a method of tuples)
     kind: str
     path: str
     mode: Count
@@ -44,7 +44,7 @@ class Spawn(Value):
     argv: tuple[str, ...]
     environment: dict[str, str]
     workdir: str
-    script: str = ""  # the Python file that must be there; "" when the program runs by itself
+    script: str = ""  # the Python file that must exist; "" if the program is not a Python script
     listens: bool = False  # inherits the scheduler's listening socket
     memory: Count = 0  # limit in MiB; 0 is none
 
@@ -62,7 +62,7 @@ class Job(Command):
     grace: Seconds
     silence: Seconds
     key: str = ""
-    log_folder: str | None = None  # where the agent writes its last line when the launcher is gone
+    log_folder: str | None = None  # where the agent writes its last lines if the launcher is lost
 
 
 @value(frozen=True)
@@ -74,12 +74,12 @@ class Sync(Command):
 
 @value(frozen=True)
 class Same(Command):
-    """The folder is the one that is copied from: there is nothing to copy."""
+    """The folder is the launcher's own working directory: there is nothing to copy."""
 
 
 @value(frozen=True)
 class Entries(Command):
-    """What the folder is to hold; after the `last` of these messages the answer is Wanted."""
+    """Announces what the folder must contain; the `last` of these messages is answered by Wanted."""
 
     entries: tuple[Entry, ...]
     last: bool
@@ -103,7 +103,7 @@ class Probe(Command):
 
 @value(frozen=True)
 class Bind(Command):
-    """Hold ports of `address`; answered by Bound. `reach` and `throughput`: answer the other agents from now on."""
+    """Hold ports of `address`; answered by Bound. `reach` and `throughput`: listen for other agents from now on."""
 
     address: str
     reach: bool = False
@@ -128,7 +128,7 @@ class Measure(Command):
 
 @value(frozen=True)
 class Start(Command):
-    """Start processes, in order; answered by a Started each. `unset`: names removed from the host's environment."""
+    """Start processes in order; each is answered by Started. `unset`: variables removed from the host's environment."""
 
     unset: tuple[str, ...]
     tasks: tuple[Spawn, ...]
@@ -136,7 +136,7 @@ class Start(Command):
 
 @value(frozen=True)
 class Stop(Command):
-    """SIGTERM, after `grace` seconds SIGKILL; answered by Ended, then the agent exits. `dump`: print stacks first."""
+    """Send SIGTERM, after `grace` s SIGKILL; answered by Ended, then the agent exits. `dump`: print stacks first."""
 
     grace: Seconds
     dump: bool = False

@@ -1,6 +1,6 @@
-"""Which entries of a copy are missing or different here, whether they fit on the disk, and its folders and links.
+"""Compare the announced entries with the destination, check that they fit on the disk, make folders and links.
 
-All are generators that yield after at most one call of the file system or READ_BYTES of hashing.
+All are generators that yield after at most one file system call or READ_BYTES of hashing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Row(NamedTuple):
 
 
 def differing(destination: Destination, rows: dict[int, Row], host: str) -> Generator[None, None, dict[int, Row]]:
-    """The rows that are missing here or differ."""
+    """The rows whose entries are missing here or differ."""
     found = {}
     for index, row in rows.items():
         yield
@@ -49,15 +49,15 @@ def differing(destination: Destination, rows: dict[int, Row], host: str) -> Gene
 
 def _same(destination: Destination, row: Row, host: str) -> Generator[None, None, bool]:
     """Whether the entry is here and equal. Corrects a mode or time that differs."""
-    found = destination.look(row.path)
+    found = destination.stat(row.path)
     if found is None:
         return False
     folder = stat.S_ISDIR(found.st_mode)
     if folder != (row.kind == FOLDER):
-        kind = "a folder" if folder else "a link" if stat.S_ISLNK(found.st_mode) else "no folder"
-        fix = "remove it there, or leave it out with --sync-exclude"
+        kind = "a folder" if folder else "a link" if stat.S_ISLNK(found.st_mode) else "not a folder"
+        fix = "remove it there, or exclude it with --sync-exclude"
         where = shown(os.path.join(destination.path, row.path))
-        raise Refusal(f"{where} is {kind} on {host}, and a {row.kind} where it is copied from: {fix}", 2)
+        raise Refusal(f"{where} is {kind} on {host}, but a {row.kind} in the copied folder: {fix}", 2)
     if row.kind == LINK:
         same = destination.read_link(row.path) == row.target
         if same and found.st_mtime_ns != row.mtime:
@@ -73,7 +73,7 @@ def _same_content(destination: Destination, row: Row, found: os.stat_result) -> 
         return False
     try:
         descriptor = destination.read(row.path)
-    except OSError:  # not readable: replace it
+    except OSError:  # unreadable: replace it
         return False
     digest, buffer = hashlib.sha256(), bytearray(READ_BYTES)
     try:
@@ -88,28 +88,29 @@ def _same_content(destination: Destination, row: Row, found: os.stat_result) -> 
         os.close(descriptor)
 
 
-def check_room(destination: Destination, rows: list[Row], host: str) -> Iterator[None]:
-    """Refuse a copy that does not fit, before anything is written. An old file stays until the new one is complete."""
-    room = os.fstatvfs(destination.root)
-    block = room.f_frsize or 4096
+def check_space(destination: Destination, rows: list[Row], host: str) -> Iterator[None]:
+    """Refuse a copy that does not fit, before anything is written. Old files stay until the new ones are complete."""
+    file_system = os.fstatvfs(destination.root)
+    block = file_system.f_frsize or 4096
     change = peak = names = 0
     for row in rows:
         yield
         peak = max(peak, change + -(-row.size // block) * block)
-        found = destination.look(row.path)
+        found = destination.stat(row.path)
         names += found is None
         replaced = found.st_blocks * 512 if found is not None and found.st_nlink == 1 else 0
         change += -(-row.size // block) * block - replaced
-    free = room.f_bavail * room.f_frsize
-    fix = "make room there, choose another --sync-dst-dir, or leave files out with --sync-exclude"
-    where = f"not enough room in {shown(destination.path)} on {host}"
-    if room.f_blocks and peak > free:  # some file systems report 0
+    free = file_system.f_bavail * file_system.f_frsize
+    fix = "free some there, choose another --sync-dst-dir, or exclude files with --sync-exclude"
+    where = f"not enough space in {shown(destination.path)} on {host}"
+    if file_system.f_blocks and peak > free:  # some file systems report 0 blocks
         raise Refusal(f"{where}: {peak / MIB:.1f} MiB needed, {free / MIB:.1f} MiB free; {fix}", 2)
-    if room.f_files and names > room.f_favail:
-        raise Refusal(f"{where}: {names} new files (inodes) needed, {room.f_favail} free; {fix}", 2)
+    if file_system.f_files and names > file_system.f_favail:
+        raise Refusal(f"{where}: {names} new files (inodes) needed, {file_system.f_favail} free; {fix}", 2)
 
 
 def make(destination: Destination, rows: list[Row], host: str) -> Iterator[None]:
+    """Make the folders and links of `rows`."""
     for row in rows:
         yield
         try:
@@ -122,13 +123,13 @@ def make(destination: Destination, rows: list[Row], host: str) -> Iterator[None]
 
 
 def _adjusted(descriptor: int, found: os.stat_result, row: Row) -> bool:
-    """Give a file of the right content its mode and time; False when only a new file can have them."""
+    """Correct mode and time of a file with the right content; False if only a new file can have the mode."""
     mode = row.mode | stat.S_IRUSR
     try:
         if stat.S_IMODE(found.st_mode) != mode:
             os.fchmod(descriptor, mode)
         if found.st_mtime_ns != row.mtime:
             os.utime(descriptor, ns=(row.mtime, row.mtime))
-    except OSError:  # another user's file, a read-only disk: only what cannot be executed matters
+    except OSError:  # another user's file or a read-only disk: only a missing permission to execute matters
         return not mode & 0o111 & ~found.st_mode
     return True

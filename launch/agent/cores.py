@@ -8,11 +8,11 @@ import re
 from typing import TypedDict
 
 UNLIMITED = ("max", "-1")  # in cgroup v2, in v1
-OTHER_ROOT = ".."  # in the path of a control group that lies outside what this namespace sees
+OTHER_ROOT = ".."  # in the path of a control group outside of this namespace
 
 
 class Report(TypedDict):
-    """The kernel, the CPUs that this host's processes may use, and the quotas that hold for them."""
+    """The kernel, the CPUs that this host's processes may use, and their quotas."""
 
     boot_id: str
     cpus: list[int]  # numbers, ascending
@@ -20,10 +20,10 @@ class Report(TypedDict):
 
 
 def report() -> Report:
-    """What this host's processes may use.
+    """The CPUs and quotas of this host's processes.
 
-    Hosts with one boot id run on one kernel: they are containers or namespaces of one machine, and share its CPUs and
-    those control groups that they have in common.
+    Hosts with the same boot id run on the same kernel: they are containers or namespaces of one machine. They share its
+    CPUs and their common control groups.
     """
     return {
         "boot_id": _text("/proc/sys/kernel/random/boot_id").strip(),
@@ -33,14 +33,14 @@ def report() -> Report:
 
 
 def usable(found: Report) -> int:
-    """Whole cores by a `report`, 1 at least."""
+    """The number of whole cores according to a `report`, at least 1."""
     return max(1, int(min([len(found["cpus"]), *found["limits"].values()])))
 
 
 def limits(proc: str = "/proc", root: str = "") -> dict[str, float]:
-    """How many cores each control group of this process allows, by the group's identity on this kernel.
+    """The cores that each control group of this process allows, by the group's identity on this kernel.
 
-    A group and all that contain it: each has its own quota. `root` stands before the paths of mount points.
+    The process's group and all groups that contain it have quotas of their own. `root` precedes the mount points.
     """
     found: dict[str, float] = {}
     mounts = _mounts(_text(f"{proc}/self/mountinfo"))
@@ -52,23 +52,23 @@ def limits(proc: str = "/proc", root: str = "") -> dict[str, float]:
             for folder in _upwards(root + mount, _below(path, top)):
                 cores = _cores(folder)
                 if cores is not None:
-                    there = os.stat(folder)  # the same in every namespace of one kernel
+                    there = os.stat(folder)  # the identity, the same in every namespace of one kernel
                     found[f"{there.st_dev}:{there.st_ino}"] = cores
     return found
 
 
 def _mounts(mountinfo: str) -> dict[str, tuple[str, str]]:
-    """{"cgroup2" or "cpu": (the group that is mounted, where)}; man 5 proc describes the lines."""
+    """{"cgroup2" or "cpu": (mounted group, mount point)}; man 5 proc describes the lines."""
     found: dict[str, tuple[str, str]] = {}
     for line in mountinfo.splitlines():
-        place, _, source = line.partition(" - ")
-        places, sources = place.split(), source.split()
-        if len(places) < 5 or len(sources) < 3:
+        mount, _, source = line.partition(" - ")
+        mounts, sources = mount.split(), source.split()
+        if len(mounts) < 5 or len(sources) < 3:
             continue
         if sources[0] == "cgroup2":
-            found.setdefault("cgroup2", (_plain(places[3]), _plain(places[4])))
+            found.setdefault("cgroup2", (_plain(mounts[3]), _plain(mounts[4])))
         elif sources[0] == "cgroup" and "cpu" in sources[2].split(","):
-            found.setdefault("cpu", (_plain(places[3]), _plain(places[4])))
+            found.setdefault("cpu", (_plain(mounts[3]), _plain(mounts[4])))
     return found
 
 
@@ -78,7 +78,7 @@ def _plain(path: str) -> str:
 
 
 def _below(path: str, top: str) -> list[str]:
-    """The names that lead from the mounted group `top` to the group `path`; [] when it lies elsewhere."""
+    """The names from the mounted group `top` down to the group `path`; [] if it is not below `top`."""
     names, above = ([name for name in each.split("/") if name] for each in (path, top))
     if OTHER_ROOT in names or names[: len(above)] != above:
         return []
@@ -86,12 +86,12 @@ def _below(path: str, top: str) -> list[str]:
 
 
 def _upwards(mount: str, names: list[str]) -> list[str]:
-    """The folders of the group and of those that contain it."""
+    """The folders of the group and of all groups that contain it."""
     return [os.path.join(mount, *names[:count]) for count in range(len(names), -1, -1)]
 
 
 def _cores(folder: str) -> float | None:
-    """The quota of one group in cores; None when it has none."""
+    """The quota of one group in cores; None without a quota."""
     words = _text(f"{folder}/cpu.max").split()
     if not words:
         words = [_text(f"{folder}/cpu.cfs_{each}_us").strip() for each in ("quota", "period")]
@@ -103,7 +103,7 @@ def _cores(folder: str) -> float | None:
 
 
 def _text(path: str) -> str:
-    """A file's text; "" when it cannot be read."""
+    """The text of a file; "" if it cannot be read."""
     with contextlib.suppress(OSError, UnicodeDecodeError), open(path) as file:
         return file.read()
     return ""

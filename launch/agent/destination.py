@@ -1,8 +1,8 @@
-"""The folder that files are copied to, on the agent's host, and the operations in it; no path leads out of it.
+"""The folder on the agent's host that files are copied to, and the operations in it. No path leads out of it.
 
-Folders are reached by descriptors, name by name, never through a symbolic link. A file is written under a temporary
-name and renamed, so nothing half-written ever has a name of its own. A temporary file is locked as long as its
-writer lives, which tells those of a killed agent, to be removed, from those of another job at work in the same folder.
+Folders are opened one below the other by descriptor, never through a symbolic link. A file is written under a temporary
+name and then renamed, so no incomplete file has its final name. A temporary file is locked while its writer lives:
+those of a killed agent are removed, those of another job that copies to the same folder are not.
 """
 
 from __future__ import annotations
@@ -15,33 +15,35 @@ import stat
 
 from launch.agent import Refusal
 
-PREFIX = b".dmltrain-sync-"  # of temporary names; never copied from anywhere
+PREFIX = b".dmltrain-sync-"  # of temporary names; such files are never copied
 MIB = 1 << 20
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def shown(path: bytes) -> str:
-    """The path for a message of one line."""
+    """The path for a one-line message."""
     text = path.decode("utf-8", "backslashreplace")
     return text if text.isprintable() else ascii(text)
 
 
 def checked(path: str) -> bytes:
-    """The path of an entry as bytes; Refusal unless it is relative and leads downwards only."""
+    """The path of an entry as bytes; Refusal unless it is relative and stays inside the folder."""
     name = path.encode("utf-8", "surrogateescape")
     if b"\0" in name or any(part in (b"", b".", b"..") for part in name.split(b"/")):
-        raise Refusal(f"the launcher names {shown(name)} as a path to copy to: that is no path inside a folder", 125)
+        raise Refusal(
+            f"the launcher sent {shown(name)} as a path to copy to: expected a relative path without . and ..", 125
+        )
     return name
 
 
 class Temporary:
-    """A file being written: its descriptor, its name, and the folder that has it, whose descriptor it owns."""
+    """A file being written: its descriptor, its name, and a descriptor of its folder, which it owns."""
 
     def __init__(self, folder: int):
         self.folder = os.dup(folder)
         try:
             while not self._create():
-                os.close(self.descriptor)  # another agent took it for a left one, before it was locked
+                os.close(self.descriptor)  # another agent removed it before it was locked
         except OSError:
             os.close(self.folder)
             raise
@@ -53,8 +55,8 @@ class Temporary:
         return _lock(self.descriptor) and _names(self.folder, self.name, self.descriptor)
 
     def install(self, folder: int, name: bytes, mode: int, mtime: int) -> None:
-        """Set its properties and move it to its final path."""
-        with contextlib.suppress(OSError):  # file systems that have neither
+        """Set its mode and time and move it to its final path."""
+        with contextlib.suppress(OSError):  # file systems without modes or times
             os.fchmod(self.descriptor, mode)
             os.utime(self.descriptor, ns=(mtime, mtime))
         os.rename(self.name, name, src_dir_fd=self.folder, dst_dir_fd=folder)
@@ -71,23 +73,23 @@ class Temporary:
 
 
 class Destination:
-    """The folder `path` (absolute), made when it is not there. OSError when that cannot be done."""
+    """The folder `path` (absolute), created if missing. OSError if that fails."""
 
     def __init__(self, path: bytes):
         self.path = path
         os.makedirs(self.path, exist_ok=True)
         self.root = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.device = os.fstat(self.root).st_dev
-        self.at = b"", self.root  # the folder used last
+        self.last = b"", self.root  # path and descriptor of the folder used last
 
     def close(self) -> None:
         self._keep(b"", self.root)
         os.close(self.root)
 
     def folder(self, path: bytes) -> int:
-        """A descriptor of the folder `path`, valid until the next call; OSError also when a link leads there."""
-        if self.at[0] == path:
-            return self.at[1]
+        """A descriptor of the folder `path`, valid until the next call. OSError also if a link is on the way."""
+        if self.last[0] == path:
+            return self.last[1]
         current = self.root
         for part in path.split(b"/") if path else ():
             try:
@@ -100,17 +102,17 @@ class Destination:
         return current
 
     def _keep(self, path: bytes, descriptor: int) -> None:
-        if self.at[1] != self.root:
-            os.close(self.at[1])
-        self.at = path, descriptor
+        if self.last[1] != self.root:
+            os.close(self.last[1])
+        self.last = path, descriptor
 
     def parent(self, path: bytes) -> tuple[int, bytes]:
-        """The descriptor of the folder that has `path`, and the name there."""
+        """The descriptor of the folder that contains `path`, and the name in it."""
         folder, _, name = path.rpartition(b"/")
         return self.folder(folder), name
 
-    def look(self, path: bytes) -> os.stat_result | None:
-        """What is there, a link as such; None when nothing is."""
+    def stat(self, path: bytes) -> os.stat_result | None:
+        """The status of `path`, without following a link; None if it does not exist."""
         try:
             folder, name = self.parent(path)
             return os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -118,12 +120,12 @@ class Destination:
             return None
 
     def read(self, path: bytes) -> int:
-        """A descriptor to read the file with."""
+        """A descriptor for reading the file."""
         folder, name = self.parent(path)
         return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
 
     def read_link(self, path: bytes) -> bytes:
-        """The link's target; b"" when it is no link."""
+        """The link's target; b"" if it is not a link."""
         folder, name = self.parent(path)
         try:
             return os.fsencode(os.readlink(name, dir_fd=folder))
@@ -134,11 +136,11 @@ class Destination:
 
     def set_link_time(self, path: bytes, mtime: int) -> None:
         folder, name = self.parent(path)
-        with contextlib.suppress(OSError):  # a read-only disk, or one without times for links
+        with contextlib.suppress(OSError):  # a read-only file system, or one without times for links
             os.utime(name, ns=(mtime, mtime), dir_fd=folder, follow_symlinks=False)
 
     def temporary(self, path: bytes) -> Temporary:
-        """A file to become `path`: in the root, where left ones are looked for, unless `path` is on another disk."""
+        """A temporary file for `path`: in the root, which remove_left() cleans, unless `path` is on another disk."""
         folder, _ = self.parent(path)
         elsewhere = os.fstat(folder).st_dev != self.device
         return Temporary(folder if elsewhere else self.root)
@@ -156,7 +158,7 @@ class Destination:
 
     def make_folder(self, path: bytes) -> None:
         folder, name = self.parent(path)
-        with contextlib.suppress(FileExistsError):  # another host may do the same on a shared file system
+        with contextlib.suppress(FileExistsError):  # on a shared file system another host may create it first
             os.mkdir(name, dir_fd=folder)
 
     def remove_left(self) -> None:
@@ -173,37 +175,37 @@ class Destination:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.unlink(name, dir_fd=self.root)
-        except OSError:  # its writer lives, or this file system has no locks
+        except OSError:  # its writer still runs, or this file system has no locks
             pass
         finally:
             os.close(descriptor)
 
     def refusal(self, error: OSError, path: bytes, host: str) -> Refusal:
-        """Why `path` cannot be written."""
+        """The Refusal for an error while `path` was written."""
         what = f"{shown(path)} in {shown(self.path)}" if path else shown(self.path)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             room = os.fstatvfs(self.root)
             free = room.f_bavail * room.f_frsize / MIB
             return Refusal(
-                f"no room left on {host} while {what} was written ({free:.1f} MiB free): "
-                f"make room there, or choose another --sync-dst-dir",
+                f"no space left on {host} while {what} was written ({free:.1f} MiB free): "
+                f"free some there, or choose another --sync-dst-dir",
                 2,
             )
         if error.errno in (errno.ENOTDIR, errno.ELOOP):
             return Refusal(
-                f"{what} on {host} cannot be written: a link or a file is where a folder on the way should "
-                f"be; remove it there, or leave it out with --sync-exclude",
+                f"{what} on {host} cannot be written: a folder of its path is a link or a file there; "
+                f"remove that, or exclude the path with --sync-exclude",
                 2,
             )
         return Refusal(
             f"cannot write {what} on {host}: {error.strerror}; "
-            f"choose another --sync-dst-dir, or leave it out with --sync-exclude",
+            f"choose another --sync-dst-dir, or exclude the path with --sync-exclude",
             2,
         )
 
 
 def _lock(descriptor: int) -> bool:
-    """Lock the file; False when another process has it. Where there are no locks, nobody removes left files either."""
+    """Lock the file; False if another process has the lock. Without locks True: then nothing is removed."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -212,7 +214,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def _names(folder: int, name: bytes, descriptor: int) -> bool:
-    """Whether the name in the folder still is this file's."""
+    """Whether the name in the folder still belongs to this file."""
     try:
         found = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:

@@ -11,16 +11,16 @@ from collections.abc import Callable
 from launch.agent import KILL_SECONDS
 from launch.agent.process import Process, members, send_signal
 
-LOOK_SECONDS = 0.02, 0.2  # seconds between two looks at the processes, first and longest
+LOOK_SECONDS = 0.02, 0.2  # between two looks at the processes: first and longest interval
 
 
 def dump_stack(each: Process) -> None:
-    """Have a Python process print the stacks of its threads, by faulthandler, and end.
+    """Make a Python process print the stacks of its threads and end.
 
-    PYTHONFAULTHANDLER makes Python do so for SIGABRT; without it SIGABRT only ends the process, which is due anyway.
+    With PYTHONFAULTHANDLER, Python does so at SIGABRT. Without it, SIGABRT only ends the process.
     """
     with contextlib.suppress(OSError, ValueError):
-        resource.prlimit(each.pid, resource.RLIMIT_CORE, (0, 0))  # the stack is enough, no core file
+        resource.prlimit(each.pid, resource.RLIMIT_CORE, (0, 0))  # no core file: the stacks are enough
     send_signal(each, signal.SIGABRT)
     if each.state == "T":
         send_signal(each, signal.SIGCONT)
@@ -36,12 +36,12 @@ def runs_python(pid: int) -> bool:
 class Ending:
     """The end of a job on this host: TERM to every process, KILL after `grace` seconds, until none is left.
 
-    Call `look` at `look_at`; it is over once `left` (pids) is not None. `find(mark, the agent's pid)` looks.
+    Call `look` at `look_at`. It is over once `left` (pids) is not None. `find(mark, agent's pid)` lists processes.
     """
 
     def __init__(self, mark: str, now: float, grace: float, find: Callable[[str, int], dict[int, Process]] = members):
         self.mark, self.find = mark, find
-        self.asked: set[tuple[int, int]] = set()  # (pid, start)
+        self.signalled: set[tuple[int, int]] = set()  # (pid, start)
         self.kill_at = now + grace
         self.look_at, self.pause = now, LOOK_SECONDS[0]
         self.empty_looks = 0
@@ -51,7 +51,8 @@ class Ending:
     def over(self) -> bool:
         return self.left is not None
 
-    def sooner(self, now: float, grace: float) -> None:
+    def shorten(self, now: float, grace: float) -> None:
+        """Send KILL after `grace` seconds from now, if that is earlier."""
         self.kill_at = min(self.kill_at, now + grace)
         self.look_at = now
 
@@ -62,27 +63,30 @@ class Ending:
         """Find the processes that are left; send SIGTERM, or SIGKILL when due."""
         found = self.members()
         self.empty_looks = 0 if found else self.empty_looks + 1
-        if self.empty_looks >= 2 or now >= self.kill_at + KILL_SECONDS:  # twice, as a fork can slip past one look
+        if (
+            self.empty_looks >= 2 or now >= self.kill_at + KILL_SECONDS
+        ):  # twice, because one look can miss a process that forks
             self.left = sorted(found)
         elif now >= self.kill_at:
             for each in found.values():
                 send_signal(each, signal.SIGKILL)
         else:
-            self.ask(found)
+            self.terminate(found)
         self.look_at = min(now + self.pause, max(now + LOOK_SECONDS[0], self.kill_at)) if found else now
         self.pause = min(2 * self.pause, LOOK_SECONDS[1])
 
     def dump(self, found: dict[int, Process]) -> None:
-        """Have Python processes print their stacks; without SIGTERM, which would end them first."""
+        """Make Python processes print their stacks. They get no SIGTERM, which would end them first."""
         for each in found.values():
             if runs_python(each.pid):
-                self.asked.add((each.pid, each.start))
+                self.signalled.add((each.pid, each.start))
                 dump_stack(each)
 
-    def ask(self, found: dict[int, Process]) -> None:
+    def terminate(self, found: dict[int, Process]) -> None:
+        """Send SIGTERM to the processes that have not had it."""
         for each in found.values():
-            if (each.pid, each.start) not in self.asked:
-                self.asked.add((each.pid, each.start))
+            if (each.pid, each.start) not in self.signalled:
+                self.signalled.add((each.pid, each.start))
                 send_signal(each, signal.SIGTERM)
             if each.state == "T":
                 send_signal(each, signal.SIGCONT)  # a stopped process handles SIGTERM only once it runs again

@@ -14,7 +14,7 @@ from launch.agent.value import Value, value
 
 
 class StoppedProcess(NamedTuple):
-    """A process in state T, and the task that it is or descends from."""
+    """A process in state T, and the task that it belongs to or descends from."""
 
     pid: Count
     task: Number | None
@@ -29,18 +29,18 @@ class Event(Value):
 
 @value(frozen=True)
 class Ready(Event):
-    """The agent has made the job's private folder. `cores` are usable ones, `python` is the agent's interpreter."""
+    """The agent has created the job's private folder. `cores` are usable; `python` is the agent's interpreter."""
 
     pid: Count
     cores: Count
     python: str = ""
-    reached: str = ""  # the address of the host that SSH reached
+    reached: str = ""  # the address of the host that SSH connected to
     machine: dict[str, Any] = field(default_factory=dict)  # see `launch.agent.cores`
 
 
 @value(frozen=True)
 class Opened(Event):
-    """The folder that is copied to, as an absolute path, and a file in it until the next message ("": none)."""
+    """The absolute path of the destination folder, and the name of a temporary file in it ("": none)."""
 
     to: str
     probe: str
@@ -48,7 +48,7 @@ class Opened(Event):
 
 @value(frozen=True)
 class Wanted(Event):
-    """The announced files that the host lacks, by index, and how many bytes they have."""
+    """The indices of the announced files that the host lacks, and their size in bytes."""
 
     entries: tuple[Count, ...]
     bytes: Count
@@ -56,7 +56,7 @@ class Wanted(Event):
 
 @value(frozen=True)
 class Synced(Event):
-    """Files and bytes that were written, and files whose content differs from the announcement."""
+    """How many files and bytes were written, and the files whose content differs from the announcement."""
 
     files: Count
     bytes: Count
@@ -80,7 +80,7 @@ class Bound(Event):
 
 @value(frozen=True)
 class Reached(Event):
-    """How the host reaches the others' addresses: {peer: {"ms": round trip} or {"error": text}}."""
+    """Whether the host reaches the other hosts: {peer: {"ms": round trip} or {"error": text}}."""
 
     peers: dict[str, dict[str, Any]]
 
@@ -103,7 +103,7 @@ class Started(Event):
 
 @value(frozen=True)
 class Exited(Event):
-    """A process ended: exit code, or minus the signal's number."""
+    """A process ended; `code` is its exit code, or minus the number of the signal."""
 
     task: Number
     code: int
@@ -111,7 +111,7 @@ class Exited(Event):
 
 @value(frozen=True)
 class Frozen(Event):
-    """A task has been stopped (state T) so long that it counts as lost."""
+    """A task has been stopped (state T) for so many seconds that it counts as lost."""
 
     task: Number
     seconds: Count
@@ -119,14 +119,14 @@ class Frozen(Event):
 
 @value(frozen=True)
 class Stopped(Event):
-    """Processes found in state T when the job was ended: (pid, task or None)."""
+    """Processes in state T at the end of the job."""
 
     processes: tuple[StoppedProcess, ...]
 
 
 @value(frozen=True)
 class Ended(Event):
-    """The agent has ended every process of the job but `left` (pids)."""
+    """The agent has ended every process of the job except `left` (pids)."""
 
     left: tuple[Count, ...]
 

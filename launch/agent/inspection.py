@@ -1,6 +1,6 @@
-"""Which packages the interpreter of a job's script would import, found by that interpreter without importing them.
+"""Which packages the interpreter of a job's script would import. The interpreter finds them without importing them.
 
-`SOURCE` is what it runs; it runs on any Python, 2.7 too, so that one that is too old can report its version.
+`SOURCE` is the program that it runs. It runs on any Python from 2.7 on, so that an old Python can report its version.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import os
 from typing import Any
 
-MARK = "dmltrain-inspection "  # the line of the answer; other lines come from a sitecustomize
+MARK = "dmltrain-inspection "  # begins the line of the answer; a sitecustomize may print other lines
 SOURCE = (
     r'''
 import glob, json, os, re, sys
@@ -28,12 +28,12 @@ def spec_of(name):
     except Exception:
         return None
 
-def place(spec):
+def folder_of(spec):
     """The folder that holds the package or module."""
     return os.path.dirname((list(spec.submodule_search_locations or []) or [spec.origin or ""])[0])
 
 def version(name, spec):
-    """Of what would be imported: its own word, else its distribution's, which may be called mxnet_cu112."""
+    """The module's __version__, else its distribution's version; that may have another name, such as mxnet_cu112."""
     try:
         with open(spec.origin) as source:
             match = re.search("^__version__ *= *[\"']([^\"']+)", source.read(65536), re.M)
@@ -42,7 +42,7 @@ def version(name, spec):
     except Exception:
         pass
     for pattern in (name + "-*-info", name + "_*-*-info"):
-        for path in sorted(glob.glob(os.path.join(place(spec), pattern))):
+        for path in sorted(glob.glob(os.path.join(folder_of(spec), pattern))):
             return re.sub("[.](dist|egg)-info$", "", os.path.basename(path)).split("-")[1]
     try:
         from importlib import metadata
@@ -60,7 +60,7 @@ if find_spec:
         spec = spec_of(name)
         if not spec:
             answer["missing"].append(name)
-        elif place(spec) == folder and name not in request["packages"]:
+        elif folder_of(spec) == folder and name not in request["packages"]:
             answer["local"].append(name)
 '''
     + f'print("\\n{MARK}" + json.dumps(answer))\n'
@@ -68,18 +68,18 @@ if find_spec:
 
 
 def command(python: str, request: dict[str, Any]) -> list[str]:
-    """The command to run in the working directory; see `launch.agent.probe` for the request."""
+    """The command, to be run in the working directory. `launch.agent.probe` describes the request."""
     workdir, script = request.get("workdir") or "/", request.get("script")
-    asked = {  # Python follows a link to a script
+    inspected = {  # sys.path has the folder that a symbolic link to the script leads to
         "folder": os.path.dirname(os.path.realpath(os.path.join(workdir, script))) if script else workdir,
         "needs": request.get("needs") or [],
         "packages": request["packages"],
     }
-    return [python, "-c", SOURCE, json.dumps(asked)]
+    return [python, "-c", SOURCE, json.dumps(inspected)]
 
 
 def answer(printed: bytes) -> dict[str, Any] | None:
-    """The child's answer; None when there is none."""
+    """The child's answer; None if it printed none."""
     for line in printed.decode(errors="replace").splitlines():
         if line.startswith(MARK):
             found: dict[str, Any] = json.loads(line[len(MARK) :])

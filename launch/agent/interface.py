@@ -1,4 +1,4 @@
-"""The addresses of this host: what `ip address` shows. Linux and other systems with getifaddrs(3)."""
+"""The addresses of this host, as `ip address` shows them. Linux and other systems with getifaddrs(3)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Interface(TypedDict):
     address: str
     prefix: int  # bits
     loopback: bool
-    running: bool  # a cable is in
-    speed: int | None  # Mbit/s; None where the kernel does not know it
+    running: bool  # the cable is plugged in
+    speed: int | None  # Mbit/s; None if unknown to the kernel
 
 
 def interfaces() -> list[Interface]:
-    """One row for each address of each interface that is up, in the kernel's order; [] where ctypes is missing."""
+    """One row for each address of each interface that is up, in the kernel's order; [] if ctypes is missing."""
     try:
         return list(_rows())
     except (ImportError, OSError, AttributeError):
@@ -61,7 +61,7 @@ def _rows() -> Iterator[Interface]:
 
 
 def _row(entry: Any) -> Interface | None:
-    """From a struct ifaddrs, whose class exists only where ctypes does; None when it is no IP address that is up."""
+    """A row from a struct ifaddrs; None unless it is an IP address of an interface that is up."""
     import ctypes
 
     if not entry.flags & UP or not entry.address or not entry.netmask:
@@ -83,7 +83,7 @@ def _row(entry: Any) -> Interface | None:
 
 
 def _speed(name: str) -> int | None:
-    """Of the link in Mbit/s; None where the kernel does not know it."""
+    """The speed of the link in Mbit/s; None if unknown to the kernel."""
     with contextlib.suppress(OSError, ValueError), open(f"/sys/class/net/{name}/speed") as file:
         speed = int(file.read())
         return speed if speed > 0 else None

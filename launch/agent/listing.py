@@ -1,4 +1,4 @@
-"""The processes of a job on this host, for --ps: rows for `launch.commands.processes`. Only reads /proc. Linux."""
+"""List the processes of a job on this host for --ps (`launch.commands.processes`). Only reads /proc. Linux."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TypedDict
 
 from launch.agent.process import Process, members
 
-NOBODY = -1  # a pid that has no children: the job's processes are told by their mark alone
-ARGUMENT_BYTES = 4096  # of a command; a longer one is cut between arguments, so that a secret is whole or not there
+NO_ROOT = -1  # no process has this pid: the job's processes are found by their mark alone
+ARGUMENT_BYTES = 4096  # of a command; a longer one is cut between arguments, so that no secret is cut in two
 
 
 class Row(TypedDict):
@@ -25,26 +25,26 @@ class Row(TypedDict):
     command: list[str]
 
 
-class Place(TypedDict, total=False):
-    """The role and rank of a process; an agent has no rank, and a process that belongs to no task has neither."""
+class Identity(TypedDict, total=False):
+    """The role and rank of a process. An agent has no rank; a process that belongs to no task has neither."""
 
     role: str
     rank: int | None
 
 
 def rows(mark: str) -> list[Row]:
-    """A row for each process of job `mark` but this one.
+    """A row for each process of job `mark` except this one.
 
-    Role and rank are those of the process's own environment or of its nearest ancestor's; an agent's role is "agent".
+    Role and rank come from the environment of the process or of its nearest ancestor. An agent's role is "agent".
     """
-    found = members(mark, NOBODY)
+    found = members(mark, NO_ROOT)
     found.pop(os.getpid(), None)
-    places = {pid: _place(_environment(pid), mark) for pid in found}
-    listed = (_row(each, _inherited(each, found, places)) for each in found.values())
+    identities = {pid: _identity(_environment(pid), mark) for pid in found}
+    listed = (_row(each, _inherited(each, found, identities)) for each in found.values())
     return sorted((row for row in listed if row is not None), key=lambda row: row["pid"])
 
 
-def _row(each: Process, place: Place) -> Row | None:
+def _row(each: Process, identity: Identity) -> Row | None:
     """None when the process has just exited."""
     try:
         with open(f"/proc/{each.pid}/stat", "rb") as file:
@@ -53,15 +53,15 @@ def _row(each: Process, place: Place) -> Row | None:
             uptime = float(file.read().split()[0])
     except OSError:
         return None
-    # man 5 proc; fields counted from the state, the third one
+    # see man 5 proc; fields[0] is the third field, the state
     fields = text[text.rindex(b")") + 2 :].split()
     ticks = os.sysconf("SC_CLK_TCK")
     name = text[text.index(b"(") + 1 : text.rindex(b")")].decode("utf-8", "replace")
     return {
         "pid": each.pid,
         "parent": each.parent,
-        "role": place.get("role", ""),
-        "rank": place.get("rank"),
+        "role": identity.get("role", ""),
+        "rank": identity.get("rank"),
         "state": fields[0].decode(),
         "cpu_seconds": round((int(fields[11]) + int(fields[12])) / ticks, 2),
         "rss_mib": round(int(fields[21]) * os.sysconf("SC_PAGE_SIZE") / 2**20, 1),
@@ -71,7 +71,7 @@ def _row(each: Process, place: Place) -> Row | None:
 
 
 def _command(pid: int) -> list[str]:
-    """Its arguments; [] when it has none, or has just exited."""
+    """The arguments of a process; [] if it has none or has just exited."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             arguments = file.read().split(b"\0")[:-1]
@@ -88,7 +88,7 @@ def _command(pid: int) -> list[str]:
 
 
 def _environment(pid: int) -> dict[bytes, bytes]:
-    """What the process was started with; {} when that may not be read."""
+    """The environment at the start of the process; {} if it is not readable."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             pairs = (entry.partition(b"=") for entry in file.read().split(b"\0"))
@@ -97,8 +97,8 @@ def _environment(pid: int) -> dict[bytes, bytes]:
         return {}
 
 
-def _place(environment: dict[bytes, bytes], mark: str) -> Place | None:
-    """Role and rank by the environment; None when it has neither."""
+def _identity(environment: dict[bytes, bytes], mark: str) -> Identity | None:
+    """Role and rank according to the environment; None if it has neither."""
     if environment.get(b"DMLTRAIN_JOB") == os.fsencode(mark) and b"DMLC_ROLE" in environment:
         rank = environment.get(b"DMLC_TASK_ID", b"")
         role = environment[b"DMLC_ROLE"].decode("utf-8", "replace")
@@ -106,12 +106,12 @@ def _place(environment: dict[bytes, bytes], mark: str) -> Place | None:
     return {"role": "agent"} if environment.get(b"DMLTRAIN_AGENT") == os.fsencode(mark) else None
 
 
-def _inherited(each: Process, found: dict[int, Process], places: dict[int, Place | None]) -> Place:
-    """Its own place, or that of its nearest ancestor in the job; what descends from an agent alone has none."""
+def _inherited(each: Process, found: dict[int, Process], identities: dict[int, Identity | None]) -> Identity:
+    """Its own identity or that of its nearest ancestor in the job; {} if only an agent is above it."""
     pid = each.pid
     while pid in found:
-        place = places[pid]
-        if place is not None:
-            return {} if place["role"] == "agent" and pid != each.pid else place
+        identity = identities[pid]
+        if identity is not None:
+            return {} if identity["role"] == "agent" and pid != each.pid else identity
         pid = found[pid].parent
     return {}

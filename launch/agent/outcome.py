@@ -1,4 +1,4 @@
-"""What can come of connecting to another host's agent: `launch.agent.reach` finds it, `launch.preflight` judges it."""
+"""The errors of connecting to another host's agent: `launch.agent.reach` reports, `launch.preflight` explains them."""
 
 from __future__ import annotations
 

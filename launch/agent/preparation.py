@@ -12,17 +12,17 @@ from launch.agent.channel import Channel
 from launch.agent.events import Bound, Measured, Probed, Reached
 from launch.agent.spawn import HeldPorts
 
-if TYPE_CHECKING:  # each takes a moment to load, and few jobs need all of them
+if TYPE_CHECKING:  # imported only when needed: each takes time to load, and few jobs need all
     from launch.agent.probe import Probe
     from launch.agent.reach import Reach
     from launch.agent.receive import Receiver
     from launch.agent.throughput import Throughput
 
-Answering = TypeVar("Answering", "Reach", "Throughput")
+Listener = TypeVar("Listener", "Reach", "Throughput")
 
 
 class Preparation:
-    """Answers by `channel`. Call `poll` after each event and at `deadline`, or at once while it is `busy`."""
+    """Answers over `channel`. Call `poll` after each event and at `deadline`, or at once while it is `busy`."""
 
     def __init__(self, selector: selectors.BaseSelector, channel: Channel):
         self.selector, self.channel = selector, channel
@@ -33,7 +33,7 @@ class Preparation:
         self.reached = False
         self.throughput: Throughput | None = None
         self.receiver: Receiver | None = None
-        self.busy = False  # whether the receiver has work to do without a new message
+        self.busy = False  # the receiver has work that needs no new message
 
     @property
     def deadline(self) -> float:
@@ -80,17 +80,17 @@ class Preparation:
         if wanted.reach:
             from launch.agent.reach import Reach
 
-            self.reach = self._answering(Reach, wanted.address, self._poll_reach)
+            self.reach = self._listen(Reach, wanted.address, self._poll_reach)
             ports["reach"] = self.reach.port
         if wanted.throughput:
             from launch.agent.throughput import Throughput
 
-            self.throughput = self._answering(Throughput, wanted.address, self._poll_throughput)
+            self.throughput = self._listen(Throughput, wanted.address, self._poll_throughput)
             ports["throughput"] = self.throughput.port
         self.channel.send(Bound(self.channel.host, ports))
 
-    def _answering(self, kind: type[Answering], address: str, poll: Callable[[], None]) -> Answering:
-        """Listen for the other agents from now on."""
+    def _listen(self, kind: type[Listener], address: str, poll: Callable[[], None]) -> Listener:
+        """Accept connections of the other agents from now on."""
         try:
             made = kind(address, self.key, self.channel.host)
         except OSError as error:
@@ -143,14 +143,14 @@ class Preparation:
             self.busy = True
 
     def take(self, data: bytes) -> None:
-        """Bytes of a file that is being copied here."""
+        """Pass on bytes of a file that is being copied here."""
         if self.receiver:
             self.receiver.take(data)
 
     # -- the end -------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Processes start now, so every host has reached every other."""
+        """Processes start now: stop answering other agents and end the copy."""
         self._close_reach()
         if self.receiver:
             self.receiver.finish()

@@ -1,12 +1,12 @@
 """Facts about this host, and whether the job's program would run here.
 
-The request: {"workdir", "argv", "script": the bare Python file or "", "python": what runs it ("": this interpreter),
-"needs": [modules], "environment": {added to the host's}, "unset": [names taken from it], "packages": [whose versions]}.
-All but `argv` may be missing; a fact that was not requested is None in the answer.
+The request is {"workdir", "argv", "script": the Python file or "", "python": its interpreter ("": this one),
+"needs": [modules], "environment": {added variables}, "unset": [removed variables], "packages": [names]}.
+All but `argv` may be missing. A fact that was not requested is None in the answer.
 
-The answer is `facts(request)`, which is fast, plus the output of two child processes: nvidia-smi, and the interpreter
-that will run the script. `Probe` waits for them without blocking and without threads, as the agent's loop reaps the
-children of this process itself: watch its `fileno()`, and `poll()` then and at its `deadline`.
+The answer has `facts(request)`, which is fast, and the output of two child processes: nvidia-smi, and the interpreter
+that will run the script. `Probe` does not block and has no threads, because the agent's loop reaps all children of this
+process: call `poll()` when `fileno()` is readable, and at `deadline`.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from launch.agent.interface import interfaces
 from launch.agent.spawn import environment_here
 
 PACKAGES = ("dmltrain", "torch", "mxnet", "numpy")
-INSPECTION_SECONDS = 20.0  # the first start of a Python that lies on a network file system takes seconds
-GPU_SECONDS = 3.0  # a faulty driver never answers
+INSPECTION_SECONDS = 20.0  # the first start of a Python on a network file system takes seconds
+GPU_SECONDS = 3.0  # nvidia-smi hangs if the driver is faulty
 MIB = 1 << 20
 READ_BYTES = 1 << 16
-TAIL_CHARACTERS = 300  # shown of a failed child's output
+TAIL_CHARACTERS = 300  # of a failed child's output, for the error message
 
 
 def facts(request: dict[str, Any]) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def memory() -> int | None:
 
 
 def free_space(path: str) -> int | None:
-    """MiB that this user may still write at `path`, or where it would be created; None when unknown."""
+    """Free MiB for this user at `path`, or where it would be created; None if unknown."""
     while not os.path.isdir(path) and path not in ("", "/"):
         path = os.path.dirname(path)
     try:
@@ -88,16 +88,16 @@ def state_of_script(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def state_of_program(request: dict[str, Any]) -> dict[str, Any]:
-    """{"name", "path": "" when it is not there, "folder", "executable"} of the program that would be started."""
+    """{"name", "path" ("": not found), "folder", "executable"} of the program that would be started."""
     name = python_of(request) if request.get("script") else request["argv"][0]
-    found = [path for path in places(name, request) if os.path.exists(path)]
-    good = [path for path in found if os.path.isfile(path) and os.access(path, os.X_OK)]
-    path = (good or found or [""])[0]
-    return {"name": name, "path": path, "folder": os.path.isdir(path), "executable": bool(good)}
+    found = [path for path in candidates(name, request) if os.path.exists(path)]
+    executables = [path for path in found if os.path.isfile(path) and os.access(path, os.X_OK)]
+    path = (executables or found or [""])[0]
+    return {"name": name, "path": path, "folder": os.path.isdir(path), "executable": bool(executables)}
 
 
-def places(name: str, request: dict[str, Any]) -> list[str]:
-    """Where a program of that name would be looked for."""
+def candidates(name: str, request: dict[str, Any]) -> list[str]:
+    """The paths at which a program of this name is searched for, in order."""
     workdir = request.get("workdir") or "/"
     if "/" in name:
         return [os.path.join(workdir, name)]
@@ -120,7 +120,7 @@ def gpus_of_listing(text: str) -> list[dict[str, Any]]:
 
 
 def gpus_of_driver(folder: str = "/proc/driver/nvidia/gpus") -> list[dict[str, Any]]:
-    """The same as the driver has it, in the order of the PCI bus, which nvidia-smi follows too."""
+    """The same from the driver's files, in the order of the PCI bus, as nvidia-smi lists them."""
     rows = []
     for index, path in enumerate(sorted(glob.glob(os.path.join(glob.escape(folder), "*", "information")))):
         with contextlib.suppress(OSError), open(path, errors="replace") as file:
@@ -130,7 +130,7 @@ def gpus_of_driver(folder: str = "/proc/driver/nvidia/gpus") -> list[dict[str, A
 
 
 class Output:
-    """What a child process prints, to the end of its output or until `deadline`; `error` says why there is none."""
+    """The output of a child process up to its end or `deadline`. `error` says why there is none."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class Output:
             self.close()
 
     def give_up(self, why: str) -> None:
-        """Kill the child, without waiting: SIGKILL does not end one that hangs in a driver."""
+        """Kill the child without waiting: SIGKILL does not end a child that hangs in a driver."""
         if self.child is None:
             return
         self.error = why
@@ -194,11 +194,11 @@ class Output:
 
 
 class Probe:
-    """Begins at once. `poll()` gives None until it gives the answer, which has besides `facts`:
+    """Starts at once. `poll()` returns None until it returns the answer, which has, in addition to `facts`:
 
     "gpus": [{"index", "name", "uuid"}]; "seconds" that the probe took; and "inspection": {"executable", "version",
     "packages": {name: version or None}, "missing": [needed, not found], "local": [needed, found beside the script]},
-    or {"error": why there is none}.
+    or {"error": text}.
     """
 
     def __init__(
@@ -211,11 +211,11 @@ class Probe:
         self.request, self.began = request, time.monotonic()
         self.selector = selectors.DefaultSelector()
         workdir = request.get("workdir") or "/"
-        asked = {**request, "packages": request.get("packages") or PACKAGES}
+        inspected = {**request, "packages": request.get("packages") or PACKAGES}
         self.listing = Output(self.selector, list(listing), self.began + gpu_seconds)
         self.inspection = Output(
             self.selector,
-            inspection.command(python_of(request), asked),
+            inspection.command(python_of(request), inspected),
             self.began + inspection_seconds,
             cwd=workdir if os.path.isdir(workdir) else "/",
             env=environment(request),
@@ -223,7 +223,7 @@ class Probe:
         self.facts = facts(request)  # while the children work
 
     def fileno(self) -> int:
-        """Readable when there is something to do for `poll`."""
+        """Readable when `poll` has something to do."""
         return self.selector.fileno()
 
     @property
@@ -232,7 +232,7 @@ class Probe:
         return min([each.deadline for each in (self.listing, self.inspection) if not each.over] or [self.began])
 
     def poll(self) -> dict[str, Any] | None:
-        """The answer; None before there is one."""
+        """The answer; None if it is not complete yet."""
         for key, _ in self.selector.select(0):
             key.data.read()
         for each in (self.listing, self.inspection):
@@ -246,12 +246,12 @@ class Probe:
 
     def _inspected(self) -> dict[str, Any]:
         printed = bytes(self.inspection.printed)
-        said = printed.decode(errors="replace").strip()[-TAIL_CHARACTERS:]
-        error = self.inspection.error or f"{python_of(self.request)} did not answer: {said or 'it printed nothing'}"
+        tail = printed.decode(errors="replace").strip()[-TAIL_CHARACTERS:]
+        error = self.inspection.error or f"{python_of(self.request)} did not answer: {tail or 'it printed nothing'}"
         return inspection.answer(printed) or {"error": error}
 
     def close(self) -> None:
-        """After the answer, or instead of it."""
+        """End the probe, also before the answer."""
         for each in (self.listing, self.inspection):
-            each.give_up("given up")
+            each.give_up("cancelled")
         self.selector.close()

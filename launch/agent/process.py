@@ -1,4 +1,4 @@
-"""Processes of this host as /proc has them: whose they are, and how to signal them. Linux."""
+"""Processes of this host, read from /proc: which belong to a job, and how to signal them. Linux."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 class Process(NamedTuple):
-    """One line of /proc/PID/stat: `start` (ticks since boot) tells a process from a later one with its pid."""
+    """One line of /proc/PID/stat. `start` (ticks since boot) differs if a later process has the same pid."""
 
     pid: int
     parent: int
@@ -21,13 +21,13 @@ class Process(NamedTuple):
 
 
 def process(pid: int) -> Process | None:
-    """The process `pid` as /proc has it now; None when it is gone."""
+    """The process `pid` as it is now; None if it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read()
     except OSError:
         return None
-    fields = text[text.rindex(b")") + 2 :].split()  # the command's name, in brackets, may hold anything
+    fields = text[text.rindex(b")") + 2 :].split()  # the command's name, in parentheses, may contain any character
     return Process(pid, int(fields[1]), fields[0].decode(), int(fields[19]))
 
 
@@ -37,32 +37,33 @@ def living() -> dict[int, Process]:
     return {each.pid: each for each in found if each is not None and each.state not in "ZX"}
 
 
-def carries(pid: int, marks: tuple[bytes, ...]) -> bool:
+def has_mark(pid: int, marks: tuple[bytes, ...]) -> bool:
     """Whether the process was started with one of `marks` (b"NAME=value") in its environment."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return any(entry in marks for entry in file.read().split(b"\0"))
-    except OSError:  # gone, or another user's
+    except OSError:  # it is gone, or belongs to another user
         return False
 
 
 def members(mark: str, root: int, look: Callable[[], dict[int, Process]] = living) -> dict[int, Process]:
-    """The living processes of job `mark`: carriers of its mark, agents older than `root`, and all below these and it.
+    """The living processes of job `mark`: those with its mark, agents older than `root`, and all descendants of these
+    and of `root`.
 
-    Parents come before their children: a shell whose child is ended first exits with the child's status, and what
-    ended the shell would be lost. A younger agent is no business of an older one: it has come to end that one, or to
-    say that there are two here.
+    Parents come before their children: if a shell's child is ended first, the shell exits with the child's status, and
+    its own end is not reported. Younger agents are left out: such an agent was started to end this one, or to report
+    that the host has two.
     """
-    everyone = look()
+    processes = look()
     of_job, of_agent = (name + os.fsencode(mark) for name in (b"DMLTRAIN_JOB=", b"DMLTRAIN_AGENT="))
-    own = everyone.get(root)
+    own = processes.get(root)
     children: dict[int, list[int]] = {}
-    for each in everyone.values():
+    for each in processes.values():
         children.setdefault(each.parent, []).append(each.pid)
     pending = [root]
-    for pid, each in everyone.items():
+    for pid, each in processes.items():
         older = own is None or (each.start, pid) < (own.start, root)
-        if pid != root and carries(pid, (of_job, of_agent) if older else (of_job,)):
+        if pid != root and has_mark(pid, (of_job, of_agent) if older else (of_job,)):
             pending.append(pid)
     found: set[int] = set()
     while pending:
@@ -70,28 +71,28 @@ def members(mark: str, root: int, look: Callable[[], dict[int, Process]] = livin
         if pid not in found:
             found.add(pid)
             pending.extend(children.get(pid, ()))
-    left = sorted(found & everyone.keys() - {root}, key=lambda pid: generation(pid, everyone))
-    return {pid: everyone[pid] for pid in left}
+    left = sorted(found & processes.keys() - {root}, key=lambda pid: generation(pid, processes))
+    return {pid: processes[pid] for pid in left}
 
 
-def generation(pid: int, everyone: dict[int, Process]) -> int:
-    """How many of the process's ancestors are among `everyone`."""
+def generation(pid: int, processes: dict[int, Process]) -> int:
+    """How many of the process's ancestors are among `processes`."""
     ancestors: set[int] = set()
-    parent = everyone[pid].parent
-    while parent in everyone and parent not in ancestors:  # a snapshot of changing processes may hold a ring
+    parent = processes[pid].parent
+    while parent in processes and parent not in ancestors:  # a snapshot of changing processes may contain a cycle
         ancestors.add(parent)
-        parent = everyone[parent].parent
+        parent = processes[parent].parent
     return len(ancestors)
 
 
 def send_signal(target: Process, number: int) -> None:
-    """Signal `target`, and never a later process that got its pid (where the kernel has pidfds: 5.3)."""
-    with contextlib.suppress(OSError):  # it is gone, or another user's: then it stays and is reported as left
+    """Signal `target`, but never a later process with the same pid (if the kernel has pidfds: from 5.3)."""
+    with contextlib.suppress(OSError):  # it is gone, or belongs to another user: then it is reported as left
         try:
             descriptor = os.pidfd_open(target.pid)
         except ProcessLookupError:
             return
-        except (AttributeError, OSError):  # an old Python or kernel, a container that forbids it, no descriptor left
+        except (AttributeError, OSError):  # an old Python or kernel, a container without pidfds, no free descriptor
             return os.kill(target.pid, number)
         try:
             now = process(target.pid)
@@ -102,7 +103,7 @@ def send_signal(target: Process, number: int) -> None:
 
 
 def become_subreaper() -> None:
-    """Have orphaned descendants become this process's children; where that fails, the mark finds them."""
+    """Make this process the parent of orphaned descendants. If that fails, they are found by their mark."""
     try:
         import ctypes
 

@@ -5,10 +5,10 @@ file follow the line of a `File`. From an agent: HELLO, which names the protocol
 (1 byte), task (2), length (4), payload. An OUTPUT frame is what a process wrote, byte for byte; an EVENT frame is a
 JSON object {"event": NAME, FIELD: VALUE, ...}, see `launch.agent.events`.
 
-A message that is not one of these is a ProtocolError, which says what was expected. What an agent finds on its host
-(`facts`, `rows`) is a JSON object whose contents the modules that fill it describe.
+Any other message raises ProtocolError, which says what was expected. Facts about a host (`facts`, `rows`) are JSON
+objects, described by the modules that collect them.
 
-Python 3.8: a field's annotation is text here. READERS has the check for each text.
+In Python 3.8 the annotation of a field is text. READERS has the check for each text.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAMES = {kind: name for table in (COMMANDS, EVENTS) for name, kind in table.item
 
 
 class ProtocolError(ValueError):
-    """What came is no message of the protocol."""
+    """The data is not a valid message of the protocol."""
 
 
 # -- encoding and decoding -------------------------------------------------------------------------------------------
@@ -49,8 +49,8 @@ def decode_command(line: bytes | bytearray) -> Command:
 
 def encode_event(event: Event) -> bytes:
     """The payload of an event's frame."""
-    said = {name: value for name, value in vars(event).items() if name != "host"}
-    return json.dumps({"event": NAMES[type(event)], **said}).encode()
+    values = {name: value for name, value in vars(event).items() if name != "host"}
+    return json.dumps({"event": NAMES[type(event)], **values}).encode()
 
 
 def decode_event(payload: bytes | bytearray, host: str) -> Event:
@@ -66,7 +66,7 @@ def _decode(text: bytes | bytearray, tag: str, table: Mapping[str, Callable[...,
         raise ProtocolError(f"{_shown(text)} is not JSON; expected an object with {tag!r}") from None
     name = message.pop(tag, None) if isinstance(message, dict) else None
     if not isinstance(name, str) or name not in table:
-        raise ProtocolError(f"{_shown(text)} is no message; expected {tag!r} to be one of {', '.join(table)}")
+        raise ProtocolError(f"{_shown(text)} is not a message; expected {tag!r} to be one of {', '.join(table)}")
     return _object(table[name], message, f"message {name!r}", known)
 
 
@@ -106,7 +106,7 @@ def _brief(value: object) -> str:
 
 
 class Reader(NamedTuple):
-    """`read` takes a value as JSON gives it, else raises TypeError or ValueError; `meaning` says what it takes."""
+    """`read` checks and converts a JSON value, or raises TypeError or ValueError; `meaning` is what it expects."""
 
     meaning: str
     read: Callable[[Any], Any]
@@ -122,7 +122,7 @@ class Shape(NamedTuple):
 
 def _exactly(kind: type) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
-        if type(value) is not kind:  # True is no number
+        if type(value) is not kind:  # isinstance would take True for a number
             raise TypeError
         return value
 

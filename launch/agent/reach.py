@@ -1,13 +1,13 @@
-"""Whether the addresses of a job's hosts are reached from each other: every agent tries every other's.
+"""Whether the hosts of a job reach each other at their addresses: every agent connects to every other agent.
 
-Made with an address, a `Reach` listens there, on a port of the kernel's choice. Once all agents do, `begin(peers)`
-connects to all of them at once. A short exchange makes sure that what answers is the agent of that host in this job:
-    the one that connects      sha256(token "?" name of the host it means), 64 hex digits
-    the one that listens       sha256(token "!" its own name), 64 hex digits; nothing to one that asked for another
-so neither an unauthenticated peer nor another host with the same address is taken for the peer.
+A `Reach` listens at the given address, on a port that the kernel chooses. Once all agents listen, `begin(peers)`
+connects to all of them at once. A short exchange proves that the peer is the agent of that host in this job:
+    the connecting agent       sha256(token "?" name of the peer's host), 64 hex digits
+    the listening agent        sha256(token "!" its own name), 64 hex digits; nothing if another host was meant
+Both an unauthenticated peer and another host with the same address fail this exchange.
 
-No threads, no blocking calls: watch `fileno()`, and `poll()` then and at `deadline`. It keeps answering the
-others after its own result, until `close()`.
+No threads, no blocking calls: call `poll()` when `fileno()` is readable, and at `deadline`. It answers the other agents
+until `close()`, also after its own result.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from launch.agent.outcome import NO_ROUTE, REFUSED, SILENT, TIMED_OUT, UNAUTHENT
 from launch.agent.spawn import bound_socket
 
 SECONDS = 3.0  # a lost SYN is repeated after 1 s
-WORD_BYTES = 64
-BACKLOG = 1024  # connections: all hosts ask at once
-WORDS = {
+PROOF_BYTES = 64
+BACKLOG = 1024  # connections: all hosts connect at once
+ERROR_TEXTS = {
     errno.ECONNREFUSED: REFUSED,
     errno.ETIMEDOUT: TIMED_OUT,
     errno.EHOSTUNREACH: NO_ROUTE,
@@ -46,15 +46,15 @@ MIN_RTT = 148  # offset in bytes of tcpi_min_rtt (u32, microseconds) in struct t
 class Reach:
     """`host` is this host's name in the job and `token` the secret of the job's agents.
 
-    OSError when it cannot listen on `address`. `poll()` gives {peer: {"ms": round trip} or {"error": words}}.
+    OSError when it cannot listen on `address`. `poll()` gives {peer: {"ms": round trip} or {"error": text}}.
     """
 
     def __init__(self, address: str, token: str, host: str):
-        self.token, self.answer = token, word(token, "!", host)
-        self.expected = word(token, "?", host)
+        self.token, self.answer = token, proof(token, "!", host)
+        self.expected = proof(token, "?", host)
         self.selector = selectors.DefaultSelector()
         self.result: dict[str, dict[str, float | str]] | None = None
-        self.calls: list[Call] = []
+        self.connections: list[Connection] = []
         self.deadline = float("inf")  # s of time.monotonic(): when to call `poll` without an event
         self.listener = bound_socket(address, 0)
         self.listener.listen(BACKLOG)
@@ -63,61 +63,61 @@ class Reach:
         self.selector.register(self.listener, selectors.EVENT_READ, self._accept)
 
     def fileno(self) -> int:
-        """Readable when there is something to do for `poll`."""
+        """Readable when `poll` has something to do."""
         return self.selector.fileno()
 
     def begin(self, peers: Sequence[Peer], seconds: float = SECONDS) -> None:
         """Try to reach each of `peers` within `seconds`."""
         now = time.monotonic()
         self.result, self.deadline = {}, now + (seconds if peers else 0)
-        self.calls = [Call(self.selector, self.token, *peer) for peer in peers]
+        self.connections = [Connection(self.selector, self.token, *peer) for peer in peers]
 
     def poll(self) -> dict[str, dict[str, float | str]] | None:
-        """Handle the events that are due; the result, once every peer has answered or its time has passed."""
+        """Handle the events that are due. Returns the result once every peer has answered or timed out."""
         for key, _ in self.selector.select(0):
             key.data()
         if self.result is None:
             return None
-        for call in self.calls:
+        for each in self.connections:
             if time.monotonic() >= self.deadline:
-                call.give_up()
-            if call.outcome:
-                self.result[call.name] = call.outcome
-        if len(self.result) < len(self.calls):
+                each.give_up()
+            if each.outcome:
+                self.result[each.name] = each.outcome
+        if len(self.result) < len(self.connections):
             return None
         self.deadline = float("inf")
         return self.result
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # the peer is gone, or no descriptor is left: the peer times out
-            asking, _ = self.listener.accept()
-            asking.setblocking(False)
-            self.selector.register(asking, selectors.EVENT_READ, lambda: self._reply(asking))
+            connection, _ = self.listener.accept()
+            connection.setblocking(False)
+            self.selector.register(connection, selectors.EVENT_READ, lambda: self._reply(connection))
 
-    def _reply(self, asking: socket.socket) -> None:
-        """An agent's word fits into one segment: a part of it is not an agent's."""
+    def _reply(self, connection: socket.socket) -> None:
+        """An agent's proof fits into one segment, so a shorter one is not from an agent."""
         with contextlib.suppress(OSError):
-            if asking.recv(WORD_BYTES) == self.expected:
-                asking.send(self.answer)
-        self._forget(asking)
+            if connection.recv(PROOF_BYTES) == self.expected:
+                connection.send(self.answer)
+        self._forget(connection)
 
-    def _forget(self, asking: socket.socket) -> None:
-        self.selector.unregister(asking)
-        asking.close()
+    def _forget(self, connection: socket.socket) -> None:
+        self.selector.unregister(connection)
+        connection.close()
 
     def close(self) -> None:
         for key in list(self.selector.get_map().values()):
-            if isinstance(key.fileobj, socket.socket):  # all are
+            if isinstance(key.fileobj, socket.socket):  # always true; for the type checker
                 key.fileobj.close()
         self.selector.close()
 
 
-class Call:
-    """One attempt to reach a peer; `outcome` once it is known."""
+class Connection:
+    """A connection to a peer; `outcome` is None until it is known."""
 
     def __init__(self, selector: selectors.BaseSelector, token: str, name: str, address: str, port: int):
         self.selector, self.name = selector, name
-        self.question, self.answer = word(token, "?", name), word(token, "!", name)
+        self.request, self.answer = proof(token, "?", name), proof(token, "!", name)
         self.outcome: dict[str, float | str] | None = None
         self.connected = False
         self.began = time.monotonic()
@@ -126,30 +126,30 @@ class Call:
         selector.register(self.socket, selectors.EVENT_WRITE, self._connected)
         error = self.socket.connect_ex((address, port))
         if error not in (0, errno.EINPROGRESS):
-            self._end(error=words(error))
+            self._end(error=error_text(error))
 
     def _connected(self) -> None:
         code = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
-            return self._end(error=words(code))
+            return self._end(error=error_text(code))
         self.connected = True
         try:
-            self.socket.send(self.question)
+            self.socket.send(self.request)
         except OSError as error:
-            return self._end(error=words(error.errno))
+            return self._end(error=error_text(error.errno))
         self.selector.modify(self.socket, selectors.EVENT_READ, self._answered)
 
     def _answered(self) -> None:
         try:
-            said = self.socket.recv(WORD_BYTES)
+            received = self.socket.recv(PROOF_BYTES)
         except BlockingIOError:
             return
         except OSError as error:
-            return self._end(error=words(error.errno))
-        self._end(ms=self._milliseconds()) if said == self.answer else self._end(error=UNAUTHENTICATED)
+            return self._end(error=error_text(error.errno))
+        self._end(ms=self._milliseconds()) if received == self.answer else self._end(error=UNAUTHENTICATED)
 
     def _milliseconds(self) -> float:
-        """The shortest round trip that the kernel saw; where it does not say, by the clock of this busy process."""
+        """The shortest round trip that the kernel measured; if unknown, the time that this busy process measured."""
         info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, MIN_RTT + 4)
         shortest = struct.unpack_from("=I", info, MIN_RTT)[0] if len(info) >= MIN_RTT + 4 else 0
         return round(shortest / 1000 if shortest else (time.monotonic() - self.began) * 1000, 3)
@@ -164,11 +164,11 @@ class Call:
         self.socket.close()
 
 
-def word(token: str, kind: str, name: str) -> bytes:
+def proof(token: str, kind: str, name: str) -> bytes:
     return hashlib.sha256(f"{token}{kind}{name}".encode(errors="backslashreplace")).hexdigest().encode()
 
 
-def words(error: int | None) -> str:
-    """The errno of an OSError as it is shown in a table."""
+def error_text(error: int | None) -> str:
+    """The text of an errno for a table."""
     number = error or 0
-    return WORDS.get(number, os.strerror(number))
+    return ERROR_TEXTS.get(number, os.strerror(number))

@@ -1,11 +1,11 @@
-"""The agent's side of copying the working directory: it compares what is here and writes what differs.
+"""The agent's side of copying the working directory: compare the folder with what is announced, write what differs.
 
-Commands, in this order (`launch.agent.commands`): Sync, answered by Opened; then Same, which ends it, or Entries,
-the last of which is answered by Wanted; then a File with its bytes for each piece of what is wanted. After the last
-file Synced is sent; the launcher may announce the files anew that did not come as they were announced. A Refused ends
-it: later messages are ignored.
+Commands, in this order (`launch.agent.commands`): Sync, answered by Opened; then Same, which ends the copy, or Entries,
+the last of which is answered by Wanted; then File commands with the bytes of the wanted files. After the last file
+Synced is sent. The launcher may then announce again the files that changed after their announcement. A Refused ends the
+copy: later messages are ignored.
 
-Nothing here takes longer than STEP_SECONDS or one call of the file system, so that the agent goes on answering.
+Nothing here takes longer than STEP_SECONDS or one file system call, so that the agent can answer heartbeats.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from launch.agent.events import Event, Opened, Refused, Synced, Wanted
 
 Result = TypeVar("Result")
 STEP_SECONDS = 0.05
-# Data is handed to the disk now and then: network file systems write all of a file when it is closed, in one call
+# A network file system writes all unflushed data of a file in one call when it is closed, which may take long.
 FLUSH_BYTES = 32 << 20
 
 
-class Part:
+class IncomingFile:
     """A file that is being received."""
 
     def __init__(self, index: int, row: Row, temporary: Temporary):
         self.index, self.row, self.temporary = index, row, temporary
-        self.digest, self.got = hashlib.sha256(), 0
+        self.digest, self.received = hashlib.sha256(), 0
 
     def write(self, data: bytes) -> None:
         self.digest.update(data)
@@ -42,15 +42,15 @@ class Part:
             written = 0
             while written < len(data):
                 written += os.write(self.temporary.descriptor, view[written:])
-        if self.got // FLUSH_BYTES != (self.got + len(data)) // FLUSH_BYTES:
+        if self.received // FLUSH_BYTES != (self.received + len(data)) // FLUSH_BYTES:
             os.fdatasync(self.temporary.descriptor)
-        self.got += len(data)
+        self.received += len(data)
 
 
 class Receiver:
-    """One agent's copying. `emit` sends an event; `host` is this host's name in messages.
+    """The receiving side of a copy. `emit` sends an event; `host` is this host's name in messages.
 
-    Call `step` until it returns False whenever it may have work: after each `begin`.
+    After each `begin`, call `step` until it returns False.
     """
 
     def __init__(self, host: str, emit: Callable[[Event], None], clock: Callable[[], float] = time.monotonic):
@@ -61,37 +61,37 @@ class Receiver:
         self.rows: dict[int, Row] = {}
         self.wanted: dict[int, Row] = {}
         self.work: Iterator[None] = iter(())
-        self.part: Part | None = None
+        self.file: IncomingFile | None = None
         self.refused = False
         self.changed: list[int] = []
         self.files = self.bytes = 0
 
-    # -- what the agent calls ------------------------------------------------------------------------------------
+    # -- called by the agent -------------------------------------------------------------------------------------
 
     def begin(self, command: Command) -> None:
-        """Take a Sync, Same or Entries."""
+        """Process a Sync, Same or Entries."""
         self._guard(self._begin, command)
 
     def step(self) -> bool:
-        """Work for STEP_SECONDS; whether there is more to do."""
+        """Work for STEP_SECONDS. Returns whether there is more to do."""
         return bool(self._guard(self._step))
 
     def expect(self, command: File) -> None:
-        """Take a File, whose bytes follow, to be given to `take` in any pieces."""
+        """Process a File. Its bytes follow: pass them to `take`, in chunks of any size."""
         self._guard(self._expect, command)
 
     def take(self, data: bytes) -> None:
         self._guard(self._take, data)
 
     def finish(self) -> None:
-        """End the copy, also before it is complete: no temporary file stays."""
-        if self.part is not None:
-            self.part.temporary.discard()
+        """End the copy, complete or not, and remove temporary files."""
+        if self.file is not None:
+            self.file.temporary.discard()
         if self.probe is not None:
             self.probe.discard()
         if self.destination is not None:
             self.destination.close()
-        self.part = self.probe = self.destination = None
+        self.file = self.probe = self.destination = None
         self.work, self.wanted, self.rows = iter(()), {}, {}
 
     def _guard(self, do: Callable[..., Result], *arguments: object) -> Result | None:
@@ -101,8 +101,8 @@ class Receiver:
             return do(*arguments)
         except Refusal as refusal:
             message, code = str(refusal), refusal.code
-        except ValueError as error:  # text that is no path
-            message, code = f"the launcher sends {self.host} what cannot be copied: {error}", 125
+        except ValueError as error:  # a path with a zero byte
+            message, code = f"the launcher sent {self.host} an invalid path: {error}", 125
         except OSError as error:
             message, code = f"copying to {self.host} failed: {error.strerror}", 2
         self.refused = True
@@ -110,7 +110,7 @@ class Receiver:
         self.emit(Refused(self.host, message, code))
         return None
 
-    # -- what is here --------------------------------------------------------------------------------------------
+    # -- compare -------------------------------------------------------------------------------------------------
 
     def _begin(self, command: Command) -> None:
         if isinstance(command, Sync):
@@ -130,19 +130,19 @@ class Receiver:
         self.finish()
         expanded = os.path.expanduser(to.encode("utf-8", "surrogateescape"))
         if not os.path.isabs(expanded):
-            fix = "expected an absolute path, or one that begins with ~/"
+            fix = "expected an absolute path, or a path that begins with ~/"
             raise Refusal(f"--sync-dst-dir {shown(expanded)} on {self.host}: {fix}", 2)
         try:
             self.destination = Destination(expanded)
         except OSError as error:
-            what = f"the folder {shown(expanded)} to copy to cannot be made on {self.host}"
+            what = f"cannot create the folder {shown(expanded)} on {self.host} to copy to"
             raise Refusal(f"{what}: {error.strerror}; choose another --sync-dst-dir", 2) from None
-        self._put_probe(self.destination)
+        self._make_probe(self.destination)
         name = self.probe.name.decode() if self.probe else ""
         self.emit(Opened(self.host, expanded.decode("utf-8", "surrogateescape"), name))
 
-    def _put_probe(self, destination: Destination) -> None:
-        """Try whether the folder can be written; when not, it may still have everything already."""
+    def _make_probe(self, destination: Destination) -> None:
+        """Test whether the folder is writable. A read-only folder may already have everything."""
         try:
             destination.remove_left()
             self.probe = destination.temporary(b"probe")
@@ -155,13 +155,13 @@ class Receiver:
         return any(self.clock() >= until for _ in self.work)
 
     def _compare(self) -> Iterator[None]:
-        """Find what differs, make room sure, make folders and links, and say which files are wanted."""
+        """Find what differs, check the space, make folders and links, and request the missing files."""
         destination, rows = self._opened(), self.rows
         self.rows = {}
         differing = yield from compare.differing(destination, rows, self.host)
         if differing and self.read_only:
             raise destination.refusal(self.read_only, b"", self.host)
-        yield from compare.check_room(destination, list(differing.values()), self.host)
+        yield from compare.check_space(destination, list(differing.values()), self.host)
         yield from compare.make(destination, [row for row in differing.values() if row.kind != FILE], self.host)
         self.wanted = {index: row for index, row in differing.items() if row.kind == FILE}
         self.emit(Wanted(self.host, tuple(self.wanted), sum(row.size for row in self.wanted.values())))
@@ -169,55 +169,55 @@ class Receiver:
 
     def _opened(self) -> Destination:
         if self.destination is None:
-            raise Refusal(f"the launcher sends {self.host} what to copy, but not where to", 125)
+            raise Refusal(f"the launcher sent {self.host} entries to copy before the folder to copy to", 125)
         return self.destination
 
-    # -- what comes ----------------------------------------------------------------------------------------------
+    # -- files ---------------------------------------------------------------------------------------------------
 
     def _expect(self, command: File) -> None:
         index, destination = command.entry, self._opened()
-        if self.part is not None and self.part.index != index:
-            self._drop(self.part.index)
+        if self.file is not None and self.file.index != index:
+            self._drop(self.file.index)
         if index not in self.wanted:
-            raise Refusal(f"the launcher sends {self.host} a file (number {index}) that was not asked for", 125)
+            raise Refusal(f"the launcher sent {self.host} a file (number {index}) that was not requested", 125)
         row = self.wanted[index]
         if command.gone:
             return self._drop(index)
-        if self.part is None:
+        if self.file is None:
             try:
-                self.part = Part(index, row, destination.temporary(row.path))
+                self.file = IncomingFile(index, row, destination.temporary(row.path))
             except OSError as error:
                 raise destination.refusal(error, row.path, self.host) from None
-        if self.part.got + command.bytes > row.size:
-            raise Refusal(f"the launcher sends {self.host} more of {shown(row.path)} than it announced", 125)
+        if self.file.received + command.bytes > row.size:
+            raise Refusal(f"the launcher sent {self.host} more bytes of {shown(row.path)} than announced", 125)
         self._take(b"")
 
     def _take(self, data: bytes) -> None:
-        part, destination = self.part, self._opened()
-        if part is None:
+        file, destination = self.file, self._opened()
+        if file is None:
             return
         try:
-            part.write(data)
-            if part.got == part.row.size:
-                self._complete(destination, part)
+            file.write(data)
+            if file.received == file.row.size:
+                self._complete(destination, file)
         except OSError as error:
-            raise destination.refusal(error, part.row.path, self.host) from None
+            raise destination.refusal(error, file.row.path, self.host) from None
 
-    def _complete(self, destination: Destination, part: Part) -> None:
-        if part.digest.hexdigest() != part.row.content:
-            return self._drop(part.index)
-        folder, name = destination.parent(part.row.path)
-        part.temporary.install(folder, name, part.row.mode | stat.S_IRUSR, part.row.mtime)
-        self.part = None
-        self.files, self.bytes = self.files + 1, self.bytes + part.row.size
-        del self.wanted[part.index]
+    def _complete(self, destination: Destination, file: IncomingFile) -> None:
+        if file.digest.hexdigest() != file.row.content:
+            return self._drop(file.index)
+        folder, name = destination.parent(file.row.path)
+        file.temporary.install(folder, name, file.row.mode | stat.S_IRUSR, file.row.mtime)
+        self.file = None
+        self.files, self.bytes = self.files + 1, self.bytes + file.row.size
+        del self.wanted[file.index]
         self._end_when_complete()
 
     def _drop(self, index: int) -> None:
-        """Do without the file for now; what was here under its name stays."""
-        if self.part is not None:
-            self.part.temporary.discard()
-            self.part = None
+        """Give up the file for now. An older file at its path stays."""
+        if self.file is not None:
+            self.file.temporary.discard()
+            self.file = None
         self.changed.append(index)
         del self.wanted[index]
         self._end_when_complete()

@@ -36,13 +36,13 @@ class Agent:
         self.log_folder: str | None = None
         self.folder: RunFolder | None = None
         self.ending: Ending | None = None
-        self.alone = False  # whether the launcher is gone and the end has begun for that
+        self.orphaned = False  # the launcher is lost, and the agent ends the job for that reason
         self.signalled = 0
 
     # -- the loop ------------------------------------------------------------------------------------------------
 
     def serve(self) -> str:
-        """Serve one job to its end; why the launcher was given up, or ""."""
+        """Serve one job to its end. Returns why the launcher was lost, or ""."""
         self._watch_signals()
         self.selector.register(self.channel.stdin, selectors.EVENT_READ, self._read)
         while not self._over:
@@ -79,7 +79,7 @@ class Agent:
         self.selector.register(wake, selectors.EVENT_READ, lambda: os.read(wake, READ_BYTES))
 
     def _wait_seconds(self, now: float) -> float:
-        """Until something has to be done without an event."""
+        """The time until something is due without an event."""
         if self.ending and self.channel.lost:
             return max(0.0, self.ending.look_at - now)
         if self.preparation.busy:
@@ -105,8 +105,8 @@ class Agent:
 
     def _check_launcher(self, now: float) -> None:
         self.channel.check_silence(now)
-        if self.channel.lost and not self.alone:
-            self.alone = True
+        if self.channel.lost and not self.orphaned:
+            self.orphaned = True
             self._stop(self.grace, now)
 
     def _proceed_with_end(self, now: float) -> None:
@@ -121,24 +121,24 @@ class Agent:
         self.channel.read()
         while True:
             try:
-                for piece in self.channel.incoming:
-                    self._take(piece)
+                for received in self.channel.incoming:
+                    self._take(received)
                 return
             except ProtocolError as error:
                 message = f"the agent on {self.channel.host} cannot parse the launcher's message: {error}"
                 self._refuse(Refusal(message, FAULT_CODE))
 
-    def _take(self, piece: commands.Command | bytes) -> None:
+    def _take(self, received: commands.Command | bytes) -> None:
         try:
-            if isinstance(piece, bytes):
-                self.preparation.take(piece)
+            if isinstance(received, bytes):
+                self.preparation.take(received)
             else:
-                self._obey(piece)
+                self._execute(received)
         except Refusal as refusal:
             self._refuse(refusal)
 
-    def _obey(self, command: commands.Command) -> None:
-        """Each kind of command has a method here or in Preparation."""
+    def _execute(self, command: commands.Command) -> None:
+        """Call the method for this type of command, here or in Preparation."""
         methods: dict[type[commands.Command], Callable[[Any], None]] = {
             commands.Job: self._begin,
             commands.Probe: self.preparation.examine,
@@ -183,7 +183,7 @@ class Agent:
         self.channel.send(Listing(self.channel.host, tuple(dict(row) for row in rows(command.mark))))
 
     def _answer_beat(self, command: commands.Beat) -> None:
-        if not self.channel.backlog:  # what is under way says that we live
+        if not self.channel.backlog:  # unsent data is as good as a heartbeat
             self.channel.send(Alive(self.channel.host))
 
     # -- the end -------------------------------------------------------------------------------------------------
@@ -192,9 +192,9 @@ class Agent:
         self._stop(command.grace, time.monotonic(), command.dump)
 
     def _stop(self, grace: float, now: float, dump: bool = False) -> None:
-        """End every process of the job; a second call can only make it sooner. `dump`: print Python's stacks first."""
+        """End every process of the job; a second call can only shorten the grace. `dump`: print Python stacks first."""
         if self.ending:
-            return self.ending.sooner(now, grace)
+            return self.ending.shorten(now, grace)
         self.ending = Ending(self.mark, now, grace)
         found = self.ending.members()
         if dump:
@@ -206,7 +206,7 @@ class Agent:
         )
         if stopped:
             self.channel.send(Stopped(self.channel.host, stopped))
-        self.ending.ask(found)
+        self.ending.terminate(found)
 
     def _finish(self, left: list[int]) -> None:
         self.preparation.close()
@@ -216,7 +216,7 @@ class Agent:
         self.channel.send(Ended(self.channel.host, tuple(left)))
 
     def _write_last_line(self, folder: str) -> None:
-        """What the launcher would have said, were it alive."""
+        """Log what the launcher would have printed."""
         host, left = self.channel.host, (self.ending and self.ending.left) or []
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         pids = ": " + ", ".join(f"pid {pid} on {host}" for pid in left) if left else ""
@@ -226,6 +226,6 @@ class Agent:
 
 
 def main() -> None:
-    os.environ.pop("DMLTRAIN_AGENT", None)  # ours alone; what we start does not inherit it
+    os.environ.pop("DMLTRAIN_AGENT", None)  # marks the agent only; its children do not inherit it
     become_subreaper()
-    sys.exit(Agent().serve() or 0)  # words go to standard error: a launcher that was only frozen may yet read them
+    sys.exit(Agent().serve() or 0)  # a text goes to standard error: a launcher that was only frozen may still read it

@@ -1,4 +1,4 @@
-"""Starting a process of the job: its pipe, its private folder, the ports held for it, and why it cannot start."""
+"""Start a process of the job: its pipe, the job's private folder, held ports, and the errors of a failed start."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from launch.agent.commands import Spawn
 def bound_socket(address: str, port: int) -> socket.socket:
     """A TCP socket bound to `address`:`port` that does not listen yet.
 
-    SO_REUSEADDR lets a program that binds for itself with the same option (ps-lite's ZeroMQ, torch's TCPStore)
-    have the port as long as nobody listens, while the kernel gives it to nobody who asks for any free port.
+    While it does not listen, SO_REUSEADDR lets another program bind the same port if it sets the option as well
+    (ps-lite's ZeroMQ, torch's TCPStore). The kernel does not choose the port for a program that asks for any free port.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     held = socket.socket(family, socket.SOCK_STREAM)
@@ -35,26 +35,26 @@ def bound_socket(address: str, port: int) -> socket.socket:
 
 
 class HeldPorts:
-    """TCP ports of this host by purpose, held so that nobody else gets them."""
+    """TCP ports of this host by purpose, held so that no other program gets them."""
 
     def __init__(self) -> None:
         self._sockets: dict[str, socket.socket] = {}
 
     def bind(self, purpose: str, address: str, port: int, host: str) -> None:
-        """Refusal when it is not available."""
+        """Hold the port; Refusal if it is not available."""
         try:
             self._sockets[purpose] = bound_socket(address, port)
         except OSError as error:
             what = f"port {port} of {address}" if port else f"a port of {address}"
-            fix = "choose another with --port, or leave --port out to get a free one"
-            raise Refusal(f"{what} on {host} cannot be had: {error.strerror}; {fix}", 2) from None
+            fix = "choose another with --port, or remove --port to get a free one"
+            raise Refusal(f"{what} on {host} is not available: {error.strerror}; {fix}", 2) from None
 
     @property
     def numbers(self) -> dict[str, int]:
         return {purpose: held.getsockname()[1] for purpose, held in self._sockets.items()}
 
     def take(self, purpose: str) -> socket.socket | None:
-        """The socket, which is the caller's from now on."""
+        """The socket, which the caller owns from now on; None without such a port."""
         return self._sockets.pop(purpose, None)
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class HeldPorts:
 
 
 def spawn(task: Spawn, base: Mapping[str, str], host: str, listener: socket.socket | None) -> Child:
-    """Start the process; Refusal when that cannot be done. It inherits `listener`, which is closed here."""
+    """Start the process; Refusal if that fails. It inherits `listener`, which is closed here."""
     workdir = os.path.expanduser(task.workdir)
     if task.script and not os.path.isfile(os.path.join(workdir, task.script)):
         raise Refusal(f"script {task.script} not found on {host} (working directory {workdir})", 127)
@@ -90,12 +90,12 @@ def spawn(task: Spawn, base: Mapping[str, str], host: str, listener: socket.sock
         raise spawn_refusal(known, task.argv, workdir, host) from None
     finally:
         os.close(printed)
-        if listener is not None:  # a copy kept open would answer for a dead scheduler
+        if listener is not None:  # while it is open, the kernel accepts connections to a scheduler that has ended
             listener.close()
 
 
 def spawn_refusal(error: OSError, argv: Sequence[str], workdir: str, host: str) -> Refusal:
-    """Say why `argv` could not be started, with the code a shell gives: 127 not found, 126 not executable."""
+    """Why `argv` could not be started, with a shell's exit code: 127 if not found, 126 if not executable."""
     name = argv[0]
     if os.path.isdir(os.path.join(workdir, name)):
         return Refusal(f"{name} is a folder on {host}, not a program", 126)
@@ -109,7 +109,7 @@ def spawn_refusal(error: OSError, argv: Sequence[str], workdir: str, host: str) 
         message = f"program {name} not found{where} on {host} (working directory {workdir}){fix}"
         return Refusal(message, 127)
     if isinstance(error, PermissionError) and error.filename == workdir:
-        return Refusal(f"the working directory {workdir} may not be entered on {host}", 126)
+        return Refusal(f"the working directory {workdir} on {host} cannot be entered: permission denied", 126)
     if isinstance(error, PermissionError):
         return Refusal(f"program {name} is not executable on {host}: chmod +x {name}", 126)
     fix = "; does its first line lack #! and an interpreter?" if error.errno == errno.ENOEXEC else ""
@@ -117,7 +117,7 @@ def spawn_refusal(error: OSError, argv: Sequence[str], workdir: str, host: str) 
 
 
 def environment_here(unset: Collection[str]) -> dict[str, str]:
-    """The agent's own environment without the names in `unset`; in a virtual environment its programs come first."""
+    """The agent's environment without the names in `unset`. A virtual environment's programs come first in PATH."""
     values = {name: value for name, value in os.environ.items() if name not in unset}
     folder = os.path.dirname(sys.executable)
     path = values.get("PATH", os.defpath)
@@ -127,19 +127,19 @@ def environment_here(unset: Collection[str]) -> dict[str, str]:
 
 
 def reached_at() -> str:
-    """The address of this host that SSH reached, as its sshd says; "" when it was not SSH."""
-    words = os.environ.get("SSH_CONNECTION", "").split()  # client's address and port, ours
+    """The address of this host that SSH connected to, according to sshd; "" without SSH."""
+    words = os.environ.get("SSH_CONNECTION", "").split()  # address and port of the client, then of this host
     return words[2] if len(words) == 4 else ""
 
 
 def limit_memory(pid: int, mebibytes: int) -> None:
-    """Limit the data segment of `pid` (RLIMIT_DATA, which counts private mappings as well); 0 is no limit."""
+    """Limit the data segment of `pid` (RLIMIT_DATA includes private mappings); 0 is no limit."""
     if mebibytes:
         resource.prlimit(pid, resource.RLIMIT_DATA, (mebibytes << 20, mebibytes << 20))
 
 
 class RunFolder:
-    """The private folder (0700) of one job on this host; it holds the job's key in a file of mode 0600."""
+    """The private folder (mode 0700) of a job on this host, with the job's key in a file of mode 0600."""
 
     def __init__(self, mark: str):
         self.prefix = f"dmltrain-{mark}."
@@ -153,14 +153,14 @@ class RunFolder:
                 file.write(key)
         except OSError as error:
             self.remove()
-            raise Refusal(f"cannot make the job's private folder (TMPDIR, /tmp ...): {error.strerror}", 125) from None
+            raise Refusal(f"cannot create the job's private folder in TMPDIR or /tmp: {error.strerror}", 125) from None
 
     def remove(self) -> None:
-        """Remove the job's folders, those of a killed agent too."""
+        """Remove the job's folders, including those of a killed agent."""
         try:
             folder = tempfile.gettempdir()
             names = os.listdir(folder)
-        except OSError:  # then there is none
+        except OSError:  # there is no folder for temporary files, so none of the job
             return
         for name in names:
             if name.startswith(self.prefix):

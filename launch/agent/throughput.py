@@ -1,13 +1,13 @@
-"""Throughput of TCP between this host and another, both directions at once, as in training.
+"""TCP throughput between this host and another, in both directions at once, as in training.
 
-Made with an address, a `Throughput` listens there, on a port of the kernel's choice. `begin(peer)` connects to the
-peer's, STREAMS times, as one stream may take a second to find its speed against the traffic that comes back. On each
-the two prove who they are with words as in `launch.agent.reach`, and then each sends zeros for SECONDS or BYTES,
-whichever is first. Each direction is timed where it arrives, without its first part. The one that was called ends
-with what it has found, in FOUND_BYTES, so that the caller knows both. Above some Gbit/s these two processes, not the
-network, are the limit.
+A `Throughput` listens at the given address, on a port that the kernel chooses. `begin(peer)` opens STREAMS connections
+to the peer: one stream alone may need a second to reach its full speed against the traffic of the other direction. On
+each connection both sides authenticate as in `launch.agent.reach`. Then each sends zeros until SECONDS have passed or
+BYTES are sent. The receiver of each direction measures its rate, without the start. At the end the accepting side
+sends its result, in RESULT_BYTES, so that the connecting side knows both. Above some Gbit/s these two processes limit
+the throughput, not the network.
 
-No threads, no blocking calls: watch `fileno()`, and `poll()` then and at `deadline`.
+No threads, no blocking calls: call `poll()` when `fileno()` is readable, and at `deadline`.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from launch.agent.outcome import SILENT, TIMED_OUT, UNAUTHENTICATED
-from launch.agent.reach import WORD_BYTES, word, words
+from launch.agent.reach import PROOF_BYTES, error_text, proof
 from launch.agent.spawn import bound_socket
 
 SECONDS, BYTES = 0.5, 32 << 20  # of sending, each way, by all streams
 STREAMS = 8
-LONGEST_SECONDS = 5.0  # for all of a measurement
+LIMIT_SECONDS = 5.0  # for a whole measurement
 BACKLOG = 64
-FOUND_BYTES = 20
+RESULT_BYTES = 20
 CHUNK = 1 << 18  # bytes of one call to the kernel
-CALLS = 8  # of them before the other events are handled
-NOT_SENT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)  # limits what a slow link still has to carry after the end
-UNCOUNTED = 0.4  # of the time
-SLICES, SAMPLES = 6, 100  # of the rest, where so many calls to the kernel got something
+CALLS = 8  # calls to the kernel before other events are handled
+NOT_SENT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)  # limits the queue that a slow link still has to send at the end
+UNCOUNTED = 0.4  # of the time, at the start
+INTERVALS, SAMPLES = 6, 100  # the rest is divided into so many intervals if at least SAMPLES calls received data
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
-ZEROS, INTO = bytes(CHUNK), memoryview(bytearray(CHUNK))  # the content is ignored
+ZEROS, BUFFER = bytes(CHUNK), memoryview(bytearray(CHUNK))  # received content is ignored
 
 
 class Throughput:
     """`host` is this host's name in the job and `token` the secret of the job's agents.
 
-    OSError when it cannot listen on `address`. After `begin`, `poll()` gives once {"peer", "out", "back": bits/s out
-    of this host and into it}, or {"peer", "error": words}.
+    OSError when it cannot listen on `address`. After `begin`, `poll()` returns once {"peer", "out", "back"}, with the
+    bits/s out of this host and into it, or {"peer", "error": text}.
     """
 
-    def __init__(self, address: str, token: str, host: str, longest: float = LONGEST_SECONDS):
-        self.token, self.host, self.longest = token, host, longest
+    def __init__(self, address: str, token: str, host: str, limit: float = LIMIT_SECONDS):
+        self.token, self.host, self.limit = token, host, limit
         self.selector = selectors.DefaultSelector()
         self.streams: list[Stream] = []
-        self.calls: list[Call] = []
-        self.arrived: list[tuple[float, int]] = []  # s, bytes in the answers that are under way
+        self.connections: list[Connecting] = []
+        self.arrived: list[tuple[float, int]] = []  # (s, bytes) on the accepted connections of this measurement
         self.peer = ""
         self.listener = bound_socket(address, 0)
         self.listener.listen(BACKLOG)
@@ -60,7 +60,7 @@ class Throughput:
         self.selector.register(self.listener, READ, lambda mask: self._accept())
 
     def fileno(self) -> int:
-        """Readable when there is something to do for `poll`."""
+        """Readable when `poll` has something to do."""
         return self.selector.fileno()
 
     @property
@@ -71,40 +71,40 @@ class Throughput:
     def begin(self, name: str, address: str, port: int) -> None:
         """Measure with the host `name`."""
         self.peer = name
-        said = word(self.token, "<", name), word(self.token, ">", name)
+        proofs = proof(self.token, "<", name), proof(self.token, ">", name)
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         arrived: list[tuple[float, int]] = []
-        self.calls = [
-            Call(self.selector, socket.socket(family, socket.SOCK_STREAM), *said, arrived, self.longest)
+        self.connections = [
+            Connecting(self.selector, socket.socket(family, socket.SOCK_STREAM), *proofs, arrived, self.limit)
             for _ in range(STREAMS)
         ]
-        self.streams += self.calls
-        for call in self.calls:
-            call.connect(address, port)
+        self.streams += self.connections
+        for each in self.connections:
+            each.connect(address, port)
 
     def poll(self) -> dict[str, Any] | None:
-        """Handle the events that are due; the result of the last `begin`, once."""
+        """Handle the events that are due. Returns the result of the last `begin`, once."""
         for key, mask in self.selector.select(0):
             key.data(mask)
         for stream in [each for each in self.streams if each.over or time.monotonic() >= each.deadline]:
             stream.close()
             self.streams.remove(stream)
-        if not self.calls or not all(call.over for call in self.calls):
+        if not self.connections or not all(each.over for each in self.connections):
             return None
-        errors = [call.error for call in self.calls if call.error]
-        out, back = max(call.found for call in self.calls), rate(self.calls[0].arrived)
-        self.calls = []
+        errors = [each.error for each in self.connections if each.error]
+        out, back = max(each.result for each in self.connections), rate(self.connections[0].arrived)
+        self.connections = []
         return {"peer": self.peer, **({"error": errors[0]} if errors else {"out": out, "back": back})}
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # gone again
+        with contextlib.suppress(OSError):  # the peer is gone again
             connection, _ = self.listener.accept()
-            if not any(isinstance(each, Answer) for each in self.streams):
+            if not any(isinstance(each, Accepting) for each in self.streams):
                 self.arrived = []
-            said = word(self.token, ">", self.host), word(self.token, "<", self.host)
-            answer = Answer(self.selector, connection, *said, self.arrived, self.longest)
-            answer.watch(READ)
-            self.streams.append(answer)
+            proofs = proof(self.token, ">", self.host), proof(self.token, "<", self.host)
+            accepted = Accepting(self.selector, connection, *proofs, self.arrived, self.limit)
+            accepted.watch(READ)
+            self.streams.append(accepted)
 
     def close(self) -> None:
         for stream in self.streams:
@@ -114,9 +114,9 @@ class Throughput:
 
 
 class Stream(ABC):
-    """One end of a connection: says its word and hears the other's, then sends zeros and counts what comes.
+    """One end of a connection: authenticates, then sends zeros and counts what arrives.
 
-    `arrived` has [(s, bytes)] of all that came over this and the streams beside it.
+    `arrived` is the list of (s, bytes) that all streams of this measurement share.
     """
 
     def __init__(
@@ -126,15 +126,15 @@ class Stream(ABC):
         own: bytes,
         expected: bytes,
         arrived: list[tuple[float, int]],
-        longest: float,
+        limit: float,
     ):
         self.selector, self.socket = selector, connection
         self.expected, self.arrived = expected, arrived
-        self.words = memoryview(own)  # to be sent before anything else
-        self.deadline = time.monotonic() + longest
-        self.until: float | None = None  # when to stop sending; None before the other is known
-        self.sent, self.heard, self.last = 0, b"", b""
-        self.sending = self.coming = True
+        self.message = memoryview(own)  # to be sent before any zeros
+        self.deadline = time.monotonic() + limit
+        self.until: float | None = None  # when to stop sending; None before the peer is authenticated
+        self.sent, self.peer_proof, self.last = 0, b"", b""
+        self.sending = self.receiving = True
         self.over = False
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, NOT_SENT, CHUNK)
@@ -156,33 +156,33 @@ class Stream(ABC):
                 except BlockingIOError:
                     pass
                 except OSError as error:
-                    self.fail(words(error.errno))
+                    self.fail(error_text(error.errno))
 
     def receive(self) -> None:
         if self.until is None:
-            return self._meet(self.socket.recv(WORD_BYTES - len(self.heard)))
+            return self._authenticate(self.socket.recv(PROOF_BYTES - len(self.peer_proof)))
         for _ in range(CALLS):
-            count = self.socket.recv_into(INTO)
+            count = self.socket.recv_into(BUFFER)
             if not count:
-                self.coming = False
-                return self.all_came()
-            self.last = (self.last + bytes(INTO[max(0, count - FOUND_BYTES) : count]))[-FOUND_BYTES:]
-            if count > FOUND_BYTES:  # the result follows when the other direction is done
+                self.receiving = False
+                return self.all_received()
+            self.last = (self.last + bytes(BUFFER[max(0, count - RESULT_BYTES) : count]))[-RESULT_BYTES:]
+            if count > RESULT_BYTES:  # the result follows when the other direction is done
                 self.arrived.append((time.monotonic(), count))
 
-    def _meet(self, said: bytes) -> None:
-        self.heard += said
-        if not said or not self.expected.startswith(self.heard):
+    def _authenticate(self, data: bytes) -> None:
+        self.peer_proof += data
+        if not data or not self.expected.startswith(self.peer_proof):
             return self.fail(UNAUTHENTICATED)
-        if len(self.heard) == WORD_BYTES:
+        if len(self.peer_proof) == PROOF_BYTES:
             self.until = time.monotonic() + SECONDS
             self.watch(READ | WRITE)
 
     def send(self) -> None:
-        if self.words:
-            self.words = self.words[self.socket.send(self.words) :]
-            return self.said() if not self.words else None
-        assert self.until is not None  # once the own word is said, writing is watched only after the other's
+        if self.message:
+            self.message = self.message[self.socket.send(self.message) :]
+            return self.message_sent() if not self.message else None
+        assert self.until is not None  # after its own proof it waits for the peer's before it writes
         for _ in range(CALLS):
             if time.monotonic() >= self.until or self.sent >= BYTES // STREAMS:
                 self.sending = False
@@ -190,20 +190,20 @@ class Stream(ABC):
             self.sent += self.socket.send(ZEROS)
 
     @abstractmethod
-    def said(self) -> None:
-        """All `words` are sent."""
+    def message_sent(self) -> None:
+        """The whole `message` is sent."""
 
     @abstractmethod
     def all_sent(self) -> None:
-        """This end sends no more zeros."""
+        """This end has sent all its zeros."""
 
     @abstractmethod
-    def all_came(self) -> None:
-        """The other end sends no more."""
+    def all_received(self) -> None:
+        """The peer has sent everything."""
 
     @abstractmethod
     def fail(self, error: str) -> None:
-        """Give this connection up."""
+        """Give up this connection."""
 
     def close(self) -> None:
         self.over = True
@@ -212,18 +212,18 @@ class Stream(ABC):
         self.socket.close()
 
 
-class Call(Stream):
-    """The calling end; once over, it has `found` what the other received in bits/s, or an `error`."""
+class Connecting(Stream):
+    """The connecting end. Once over, `result` is the peer's receiving rate in bits/s, or `error` is a text."""
 
-    found, error = 0, TIMED_OUT
+    result, error = 0, TIMED_OUT
 
     def connect(self, address: str, port: int) -> None:
         self.watch(WRITE)
         error = self.socket.connect_ex((address, port))
         if error not in (0, errno.EINPROGRESS):
-            self.fail(words(error))
+            self.fail(error_text(error))
 
-    def said(self) -> None:
+    def message_sent(self) -> None:
         self.error = SILENT
         self.watch(READ)
 
@@ -232,33 +232,33 @@ class Call(Stream):
         self.watch(READ)
         self.socket.shutdown(socket.SHUT_WR)
 
-    def all_came(self) -> None:
-        said = self.last.strip()
-        if not said.isdigit():
+    def all_received(self) -> None:
+        result = self.last.strip()
+        if not result.isdigit():
             return self.fail(UNAUTHENTICATED)
-        self.found, self.error, self.over = int(said), "", True
+        self.result, self.error, self.over = int(result), "", True
 
     def fail(self, error: str) -> None:
         self.error, self.over = error, True
 
 
-class Answer(Stream):
-    """The called end: when all data has arrived, it sends what it has measured."""
+class Accepting(Stream):
+    """The accepting end: after all data has arrived, it sends the rate that it measured."""
 
-    def said(self) -> None:
-        self.over = not self.sending and not self.coming
+    def message_sent(self) -> None:
+        self.over = not self.sending and not self.receiving
 
     def all_sent(self) -> None:
         self.watch(READ)
-        self._tell()
+        self._send_result()
 
-    def all_came(self) -> None:
+    def all_received(self) -> None:
         self.watch(WRITE)
-        self._tell()
+        self._send_result()
 
-    def _tell(self) -> None:
-        if not self.sending and not self.coming:
-            self.words = memoryview(b"%*d" % (FOUND_BYTES, rate(self.arrived)))
+    def _send_result(self) -> None:
+        if not self.sending and not self.receiving:
+            self.message = memoryview(b"%*d" % (RESULT_BYTES, rate(self.arrived)))
             self.watch(WRITE)
 
     def fail(self, error: str) -> None:
@@ -266,24 +266,24 @@ class Answer(Stream):
 
 
 def rate(arrived: list[tuple[float, int]]) -> int:
-    """bits/s of [(s, bytes)] without the UNCOUNTED beginning, until SECONDS; 0 where nothing can be said.
+    """The rate in bits/s of [(s, bytes)], without the UNCOUNTED start, until SECONDS; 0 if unknown.
 
-    It is the median over SLICES of that time, as a process that has to wait for a core finds much at once afterwards;
-    the mean where that wait may be most of it, as all is there in a moment.
+    It is the median over INTERVALS, because a process that waited for a core receives much data at once afterwards. If
+    there are too few samples or most intervals are empty, it is the mean.
     """
     if not arrived:
         return 0
     counted = [each for each in arrived if each[0] <= arrived[0][0] + SECONDS]
-    if len(counted) < 2:  # a link so slow that hardly anything came in time
+    if len(counted) < 2:  # a link so slow that hardly anything arrived in time
         counted = arrived
-    began, end = counted[0][0], counted[-1][0]
-    start = began + UNCOUNTED * (end - began)
-    slices = SLICES if end - began > SECONDS / 2 and len(counted) >= SAMPLES else 1
-    seconds = (end - start) / slices
+    first, end = counted[0][0], counted[-1][0]
+    start = first + UNCOUNTED * (end - first)
+    intervals = INTERVALS if end - first > SECONDS / 2 and len(counted) >= SAMPLES else 1
+    seconds = (end - start) / intervals
     if seconds <= 0:
         return 0
-    totals = [0] * slices
+    totals = [0] * intervals
     for at, count in counted:
         if at > start:
-            totals[min(slices - 1, int((at - start) / seconds))] += count
-    return int(8 * (statistics.median(totals) or sum(totals) / slices) / seconds)
+            totals[min(intervals - 1, int((at - start) / seconds))] += count
+    return int(8 * (statistics.median(totals) or sum(totals) / intervals) / seconds)

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 else:
 
     def value(*, frozen: bool) -> Callable[[type], type]:
-        """Make a dataclass of a subclass of Value, without generated methods. `frozen` can only be True."""
+        """Make a subclass of Value a dataclass without generated methods. `frozen` must be True."""
         if not frozen:
-            raise TypeError("a Value is frozen")
+            raise TypeError("a Value is always frozen: use frozen=True")
         return dataclass(init=False, repr=False, eq=False)
 
 

@@ -489,7 +489,7 @@ def test_a_copy_that_does_not_fit_is_refused_and_leaves_what_is_there(bad: Bad, 
         on(bad.testbed, host, "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place)
         on(bad.testbed, host, "sh", "-c", f"echo mine > {place}/kept")
     rebooted("h1")
-    words = [f"not enough room in {place} on {host}: 2.0 MiB needed, 1.0 MiB free" for host in ("h2", "h3")]
+    words = [f"not enough space in {place} on {host}: 2.0 MiB needed, 1.0 MiB free" for host in ("h2", "h3")]
     bad.refused(USER, [*words, "--sync-exclude"], *ALL, "--sync-dst-dir", place, bad.program)
     for host in ("h2", "h3"):
         assert bad.testbed.run(host, ["cat", f"{place}/kept"]).stdout == "mine\n"
@@ -503,7 +503,7 @@ def test_a_copy_to_where_nothing_can_be_written_is_refused(bad: Bad, rebooted: C
         on(bad.testbed, host, "mount", "-t", "tmpfs", "-o", "ro", "tmpfs", "/tmp/disk")
     rebooted("h1")
     fix = "choose another --sync-dst-dir"
-    words = [f"the folder /tmp/disk/copy to copy to cannot be made on {host}: Read-only" for host in ("h2", "h3")]
+    words = [f"cannot create the folder /tmp/disk/copy on {host} to copy to: Read-only" for host in ("h2", "h3")]
     bad.refused(USER, [*words, fix], *ALL, "--sync-dst-dir", "/tmp/disk/copy", bad.program)
 
 

@@ -457,7 +457,7 @@ def victim() -> Iterator[subprocess.Popen]:
         popen.kill()
 
 
-def test_each_process_is_asked_once_and_killed_when_the_grace_is_over(victim):
+def test_each_process_gets_one_sigterm_and_after_the_grace_sigkill(victim):
     ending = Ending("a mark", 0.0, 5.0, lambda mark, root: {victim.pid: process(victim.pid)})
     ending.look(0.0)
     assert victim.stdout.readline() == "TERM\n"
@@ -494,7 +494,7 @@ def test_what_a_kill_does_not_end_is_left_after_some_seconds():
     assert ending.left == [*stuck]
 
 
-def test_looks_become_rarer_and_none_is_later_than_the_kill():
+def test_the_interval_between_looks_grows_and_ends_at_the_kill():
     stuck = {2**22 + 1: Process(2**22 + 1, 1, "D", 0)}
     ending, now, waits = Ending("a mark", 0.0, 1.0, lambda mark, root: stuck), 0.0, []
     while now < 1.0:
@@ -510,7 +510,7 @@ def test_looks_become_rarer_and_none_is_later_than_the_kill():
     assert gone.look_at == 0.0, "the second look is at once"
 
 
-def test_before_it_has_a_job_an_agent_has_nothing_to_end():
+def test_an_agent_without_a_job_ends_no_process():
     ending = Ending("", 0.0, 5.0, lambda mark, root: pytest.fail("it looked for the processes of any job"))
     for _ in range(2):
         ending.look(0.0)
@@ -518,9 +518,9 @@ def test_before_it_has_a_job_an_agent_has_nothing_to_end():
 
 
 @pytest.mark.parametrize(("grace", "killed_at"), [(0.0, 1.0), (60.0, 5.0)])
-def test_a_second_request_makes_the_end_sooner_and_never_later(victim, grace, killed_at):
+def test_a_second_request_can_only_shorten_the_grace(victim, grace, killed_at):
     ending = Ending("a mark", 0.0, 5.0, lambda mark, root: {victim.pid: process(victim.pid)})
-    ending.sooner(1.0, grace)
+    ending.shorten(1.0, grace)
     ending.look(killed_at)
     assert victim.wait(SILENCE) == -signal.SIGKILL
 

@@ -265,7 +265,9 @@ def test_a_port_in_use_is_named(launcher):
         port = held.getsockname()[1]
         result = launcher.run("-n", 1, "-s", 1, "--port", port, "true")
     assert result.code == 2
-    assert f"port {port} of 127.0.0.1 on localhost cannot be had: Address already in use; choose another" in result.err
+    assert (
+        f"port {port} of 127.0.0.1 on localhost is not available: Address already in use; choose another" in result.err
+    )
 
 
 def test_a_dead_schedulers_port_refuses_connections(launcher):

@@ -128,9 +128,9 @@ def test_json_without_end_is_a_protocol_error():
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (b"[]", "'[]' is no message; expected 'do' to be one of job, sync, "),
-        (b'{"do": "leave"}', "is no message; expected 'do' to be one of job, sync, "),
-        (b'{"do": ["job"]}', "is no message; expected 'do' to be one of job, sync, "),
+        (b"[]", "'[]' is not a message; expected 'do' to be one of job, sync, "),
+        (b'{"do": "leave"}', "is not a message; expected 'do' to be one of job, sync, "),
+        (b'{"do": ["job"]}', "is not a message; expected 'do' to be one of job, sync, "),
         (b'{"do": "stop"}', "message 'stop' lacks the field 'grace': expected a number of seconds, 0 or more"),
         (b'{"do": "stop", "grace": true}', "'grace' of message 'stop' is 'true'; expected a number of seconds"),
         (b'{"do": "stop", "grace": -1}', "'grace' of message 'stop' is '-1'; expected a number of seconds, 0 or more"),

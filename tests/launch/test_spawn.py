@@ -152,7 +152,7 @@ def test_a_script_or_a_folder_that_is_not_there(talk):
 def test_permission_errors_of_folder_and_program_are_distinguished():
     closed = PermissionError(errno.EACCES, "Permission denied", "/closed")
     assert str(spawn_refusal(closed, ["true"], "/closed", "here")) == (
-        "the working directory /closed may not be entered on here"
+        "the working directory /closed on here cannot be entered: permission denied"
     )
     assert str(spawn_refusal(closed, ["/closed"], "/", "here")).startswith("program /closed is not executable on here")
     assert spawn_refusal(closed, ["true"], "/closed", "here").code == 126
@@ -192,7 +192,7 @@ def test_the_folder_of_a_killed_agent_goes_with_that_of_its_successor(tmp_path, 
 def test_a_private_folder_that_cannot_be_made(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     with pytest.raises(
-        Refusal, match=r"cannot make the job's private folder \(TMPDIR, /tmp ...\): No such file"
+        Refusal, match=r"cannot create the job's private folder in TMPDIR or /tmp: No such file"
     ) as said:
         RunFolder("job").create("secret")
     assert said.value.code == 125
@@ -226,11 +226,11 @@ def test_a_port_in_use(talk):
         refused = talk.until("refused")
     assert (refused["code"], refused["message"]) == (
         2,
-        f"port {port} of 127.0.0.1 on here cannot be had: Address already in use; "
+        f"port {port} of 127.0.0.1 on here is not available: Address already in use; "
         "choose another with --port, or leave --port out to get a free one",
     )
     talk.send(do="bind", address="192.0.2.9", scheduler=0)
-    assert talk.until("refused")["message"].startswith("a port of 192.0.2.9 on here cannot be had: ")
+    assert talk.until("refused")["message"].startswith("a port of 192.0.2.9 on here is not available: ")
 
 
 def test_the_agent_reports_its_identity(talk):

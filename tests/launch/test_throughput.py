@@ -62,7 +62,7 @@ def test_an_unauthenticated_peer_and_a_closed_port_are_reported(agents):
 
 
 def test_a_silent_peer_costs_only_the_deadline():
-    hasty = Throughput("127.0.0.4", "token", "hasty", longest=0.2)
+    hasty = Throughput("127.0.0.4", "token", "hasty", limit=0.2)
     with contextlib.closing(hasty), socket.create_server(("127.0.0.9", 0)) as mute:
         began = time.monotonic()
         assert measure([hasty], ["b", *mute.getsockname()]) == {"peer": "b", "error": SILENT}
