@@ -1,9 +1,9 @@
-"""How bytes reach an agent: the contract of a channel, how an agent is started down one, and how its frames are read.
+"""Channels: the byte streams to agents. How an agent is started over a channel, and how its frames are read.
 
 A channel is an object with
-    write(data)        send all of it to the agent; OSError when the agent is gone; any thread may call it
-    read(timeout)      some bytes from the agent, b"" at its end; TimeoutError after `timeout` seconds of silence
-    close() -> str     end the agent if it still runs; how it ended, in words
+    write(data)        send all data to the agent; OSError if the agent is gone; any thread may call it
+    read(timeout)      some bytes from the agent, b"" at its end; TimeoutError after `timeout` seconds without data
+    close() -> str     end the agent if it still runs; returns how it ended, as text
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from launch.agent import bundle
 from launch.agent.protocol import GREETING, HEADER, HELLO, VERSION
 from launch.job.host import Host
 
-TOO_OLD = "too old a Python:"  # what an older Python than 3.8 prints, and its version
-NOISE_BYTES = 1 << 16  # how much a login script may print before the agent speaks
+TOO_OLD = "too old a Python:"  # printed by a Python before 3.8, with its version
+NOISE_BYTES = 1 << 16  # a login script may print so much before the agent's greeting
 
 
 class Readable(Protocol):
@@ -32,11 +32,11 @@ class Channel(Readable, Protocol):
 
 
 class ChannelError(Exception):
-    """The data on a channel is not an agent's."""
+    """The data on a channel does not come from an agent."""
 
 
 def agent_command(python: str) -> tuple[list[str], bytes]:
-    """The command that becomes the agent, and its text, to be written to the command's standard input first."""
+    """The command that becomes the agent, and the agent's text, which it first reads from standard input."""
     text = bundle.text()
     load = f"import os,sys;sys.version_info<(3,8)and sys.exit('{TOO_OLD} %d.%d'%sys.version_info[:2]);s=b'';"
     load += f"exec('while len(s)<{len(text)}:s+=os.read(0,{len(text)}-len(s)) or sys.exit(1)');exec(s)"
@@ -44,7 +44,7 @@ def agent_command(python: str) -> tuple[list[str], bytes]:
 
 
 def remote_command(host: Host, mark: str) -> tuple[str, bytes]:
-    """The same for a shell on `host`, whichever shell that is; without python= this Python's path, or else python3.
+    """The same for any shell on `host`. Without python=, the path of this Python is used if it exists, else python3.
 
     DMLTRAIN_AGENT=`mark` is in the agent's environment, so that another agent of the job can find and end it.
     """
@@ -56,7 +56,7 @@ def remote_command(host: Host, mark: str) -> tuple[str, bytes]:
 
 
 def frames(channel: Readable, silence: float) -> Iterator[tuple[int, int, bytes]]:
-    """(kind, task, payload) of each frame until the end; TimeoutError after `silence` seconds without a byte."""
+    """(kind, task, payload) of each frame until the end; TimeoutError after `silence` seconds without data."""
     data = _hello(channel, silence)
     while True:
         start = 0
@@ -75,16 +75,16 @@ def frames(channel: Readable, silence: float) -> Iterator[tuple[int, int, bytes]
 
 
 def _hello(channel: Readable, silence: float) -> bytearray:
-    """Skip to the agent's greeting and check its version; what was read after it."""
+    """Skip to the agent's greeting and check its version. Returns the data after it."""
     data = bytearray()
     while (start := data.find(GREETING)) < 0 or (end := data.find(b"\n", start)) < 0:
         more = channel.read(silence)
         if not more or len(data) > NOISE_BYTES:
-            said = data.decode(errors="replace").strip()[-500:]
-            raise ChannelError("the agent did not start" + (f"; instead came: {said}" if said else ""))
+            output = data.decode(errors="replace").strip()[-500:]
+            raise ChannelError("the agent did not start" + (f"; the output was: {output}" if output else ""))
         data += more
     if data[start : end + 1] != HELLO:
         version = data[start + len(GREETING) : end].decode(errors="replace")
-        raise ChannelError(f"the agent speaks version {version} of the protocol, expected {VERSION}")
+        raise ChannelError(f"the agent has version {version} of the protocol, expected {VERSION}")
     del data[: end + 1]
     return data

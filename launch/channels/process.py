@@ -20,7 +20,7 @@ CLOSE_SECONDS = 1.0  # an agent that has sent its last message exits within this
 
 
 class ProcessChannel:
-    """See `launch.channels`. Starts `command` and writes `text` to it first; LaunchError when it cannot be started."""
+    """See `launch.channels`. Starts `command` and first writes `text` to it; LaunchError if it cannot be started."""
 
     def __init__(self, command: Sequence[str], text: bytes, environment: Mapping[str, str] | None = None):
         self._lock = threading.Lock()
@@ -41,7 +41,7 @@ class ProcessChannel:
         self._to, self._from = child.stdin.fileno(), child.stdout.fileno()
         self._poll = select.poll()
         self._poll.register(self._from, select.POLLIN)
-        with contextlib.suppress(OSError):  # the reader reports one that exited at once
+        with contextlib.suppress(OSError):  # if it exits at once, the reader reports it
             self.write(text)
 
     def write(self, data: bytes) -> None:
@@ -56,7 +56,7 @@ class ProcessChannel:
         return os.read(self._from, READ_BYTES)
 
     def _end_input(self) -> None:
-        """Close the agent's input, at which it ends. A write that blocks on a stopped agent keeps it open."""
+        """Close the agent's input, so that it ends. A write that blocks on a stopped agent keeps the input open."""
         if self._lock.acquire(timeout=LOCK_SECONDS):
             if self._child.stdin:
                 self._child.stdin.close()

@@ -1,7 +1,7 @@
-"""All problems that keep a job from starting, from what the agents found on all hosts; each has a fix. Pure.
+"""Preflight checks: all problems on all hosts, from the facts that the agents report, each with a fix. Pure.
 
-`request(job, host)` is what the agent is asked to look for (`launch.agent.probe`); `problems` and `differences`
-check the answers; `paths` checks which hosts reach each other. A problem's code, if any, is the launcher's exit code.
+`request(job, host)` is the request to an agent (`launch.agent.probe`). `problems` and `differences` check the answers.
+`paths` checks which hosts reach each other. The code of a problem, if any, is the launcher's exit code.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from launch.job.job import OWNED, Job, workdir_of
 from launch.preflight.pairs import Paths
 
 Facts = Mapping[str, Any]  # the answer of `launch.agent.probe`
-USER, NOT_EXECUTABLE, NOT_FOUND = 2, 126, 127  # exit codes; the latter two as a shell gives them
+USER, NOT_EXECUTABLE, NOT_FOUND = 2, 126, 127  # exit codes; the last two are those of a shell
 OLDEST_PYTHON = (3, 10)  # python_requires of dmltrain's setup.py
 SKEW_SECONDS = 1.0  # log lines of several hosts are compared by their times
-OPEN_FILES = 256, 4  # what a process needs anyway (libraries, data), and for each other process of the job
+OPEN_FILES = 256, 4  # of a process: for libraries and data, and for each other process of the job
 DISK_MIB = {"/tmp": 100, "/dev/shm": 256}  # Docker's 64 MiB of /dev/shm are too few for a model's gradients
 WORKDIR_MIB = 500  # logs, checkpoints
 COMPARED = ("dmltrain", "torch", "mxnet")
@@ -32,12 +32,12 @@ DISTRIBUTIONS = {
     "sklearn": "scikit-learn",
     "skimage": "scikit-image",
     "google": "protobuf",
-}  # those not named as their module
+}  # by module, where the names differ
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something wrong on `host` ("" is the whole job): what was found and expected, the fix; `code` 0 is a warning."""
+    """A problem on `host` ("": of the whole job): what was found and expected, and the fix. `code` 0 is a warning."""
 
     host: str
     message: str
@@ -56,7 +56,7 @@ class Problem:
 
 
 def request(job: Job, host: Host) -> dict[str, Any]:
-    """What the agent of `host` is asked to look for."""
+    """The request to the agent of `host`."""
     settings = {each.name: each.value for each in job.settings if not each.role}
     return {
         "workdir": workdir_of(job, host),
@@ -72,15 +72,15 @@ def request(job: Job, host: Host) -> dict[str, Any]:
 
 
 def clock_skew(facts: Facts, sent: float, received: float) -> float:
-    """Seconds that a host's clock is ahead of ours; `sent` and `received` are the question's and answer's times."""
-    seconds: float = facts.get("seconds", 0.0)  # that the host took to answer
+    """Seconds by which a host's clock is ahead of this one. `sent` and `received`: times of request and answer."""
+    seconds: float = facts.get("seconds", 0.0)  # the host's time for the answer
     clock: float = facts["time"]
-    travel = max(0.0, received - sent - seconds)  # of question and answer together
+    travel = max(0.0, received - sent - seconds)  # of request and answer together
     return clock - (received - travel / 2)
 
 
 def problems(host: Host, facts: Facts, request: Mapping[str, Any]) -> list[Problem]:
-    """What is wrong on one host; facts["skew"], if there, is its clock's in seconds. An unknown fact is no problem."""
+    """The problems of one host. facts["skew"], if present, is its clock skew in seconds. Unknown facts are ignored."""
     found = _of_program(host, facts, request)
     if not any(each.code in (NOT_FOUND, NOT_EXECUTABLE) for each in found):
         found += _of_python(host, facts, request)
@@ -88,24 +88,24 @@ def problems(host: Host, facts: Facts, request: Mapping[str, Any]) -> list[Probl
 
 
 def _of_program(host: Host, facts: Facts, request: Mapping[str, Any]) -> list[Problem]:
-    """The working directory, else the program, else the script."""
+    """The first problem of working directory, program and script, and whether checkpoints can be written."""
     workdir, program, script = (facts.get(name) for name in ("workdir", "program", "script"))
     if workdir and not workdir["exists"]:
-        fix = "copy it there with --sync-dst-dir DIR, or name another with workdir= in the hosts file"
+        fix = "copy it there with --sync-dst-dir DIR, or set another with workdir= in the hosts file"
         return [Problem(host.name, f"the working directory {workdir['path']} does not exist", fix, NOT_FOUND)]
     found = []
     if program and not program["executable"]:
         found.append(_program(host, program, request))
     elif script and not script["exists"]:
         message = f"script {script['path']} not found (working directory {request['workdir']})"
-        fix = "copy it there with --sync-dst-dir DIR, or name the directory that has it with workdir="
+        fix = "copy it there with --sync-dst-dir DIR, or set the directory that has it with workdir="
         found.append(Problem(host.name, message, fix, NOT_FOUND))
     elif script and not script["readable"]:
         message = f"script {script['path']} cannot be read by the user that runs it"
         found.append(Problem(host.name, message, f"chmod +r {script['path']}", NOT_EXECUTABLE))
     if workdir and not workdir["writable"]:
         message = f"the working directory {workdir['path']} is not writable: checkpoints cannot be saved in it"
-        found.append(Problem(host.name, message, "workdir= in the hosts file names another"))
+        found.append(Problem(host.name, message, "set another with workdir= in the hosts file"))
     return found
 
 
@@ -116,20 +116,20 @@ def _program(host: Host, program: Mapping[str, Any], request: Mapping[str, Any])
     if program["path"]:
         return Problem(host.name, f"program {program['path']} is not executable", f"chmod +x {name}", NOT_EXECUTABLE)
     if request.get("script"):
-        fix = "name the host's Python with python= in the hosts file"
+        fix = "set the host's Python with python= in the hosts file"
         return Problem(host.name, f"Python {name} not found", fix, NOT_FOUND)
     where = f"working directory {request['workdir']}" if "/" in name else "PATH of a non-interactive login there"
-    fix = "give its whole path" + (", or copy it there with --sync-dst-dir DIR" if "/" in name else "")
+    fix = "give its full path" + (", or copy it there with --sync-dst-dir DIR" if "/" in name else "")
     return Problem(host.name, f"program {name} not found ({where})", fix, NOT_FOUND)
 
 
 def _of_python(host: Host, facts: Facts, request: Mapping[str, Any]) -> list[Problem]:
-    """Whether the interpreter of the script is new enough and finds what the script needs."""
+    """Whether the interpreter of the script is new enough and finds the needed modules."""
     inspection, needs = facts.get("inspection") or {}, list(request.get("needs") or ())
     if inspection.get("error"):
         if not request.get("script"):
             return []
-        return [Problem(host.name, f"what its Python can import is not known: {inspection['error']}")]
+        return [Problem(host.name, f"cannot find out what its Python can import: {inspection['error']}")]
     if not inspection:
         return []
     python = f"{inspection['executable']} ({inspection['version']})"
@@ -137,7 +137,7 @@ def _of_python(host: Host, facts: Facts, request: Mapping[str, Any]) -> list[Pro
     if "dmltrain" in needs and numbers < OLDEST_PYTHON:
         oldest = ".".join(map(str, OLDEST_PYTHON))
         message = f"{python} is too old for dmltrain, which needs Python {oldest} or later"
-        return [Problem(host.name, message, "name another with python= in the hosts file", USER)]
+        return [Problem(host.name, message, "set another with python= in the hosts file", USER)]
     return _of_modules(host, inspection, python, needs)
 
 
@@ -145,14 +145,14 @@ def _of_modules(host: Host, inspection: Mapping[str, Any], python: str, needs: S
     missing, packages = inspection["missing"], inspection["packages"]
     first_local = min((needs.index(name) for name in inspection["local"]), default=len(needs))
     found = []
-    # a module beside the script may change where later ones are found, as MXNet's find_mxnet.py does
+    # a module beside the script may change sys.path for later imports, as MXNet's find_mxnet.py does
     for sure in (True, False):
         names = [name for name in missing if (needs.index(name) < first_local) == sure]
         if names:
             message = f"{python} lacks {', '.join(names)}, which the script imports"
             found.append(Problem(host.name, message, _install(inspection["executable"], names), USER if sure else 0))
     if "dmltrain" in needs and "dmltrain" not in missing and not (packages.get("torch") or packages.get("mxnet")):
-        message = f"{python} has dmltrain, but neither torch nor mxnet to train with"
+        message = f"{python} has dmltrain, but neither torch nor mxnet"
         found.append(Problem(host.name, message, _install(inspection["executable"], ["torch"])))
     return found
 
@@ -163,11 +163,11 @@ def _install(python: str, modules: Sequence[str]) -> str:
     if any(name.startswith("dmltrain[") for name in wanted):
         wanted = [name for name in wanted if name != "dmltrain"]
     quoted = " ".join(f"'{name}'" if "[" in name else name for name in wanted)
-    return f"{python} -m pip install {quoted}, or name another Python with python= in the hosts file"
+    return f"{python} -m pip install {quoted}, or set another Python with python= in the hosts file"
 
 
 def _of_gpus(host: Host, facts: Facts) -> list[Problem]:
-    """gpus= are indices or UUIDs (or the beginning of one), as CUDA_VISIBLE_DEVICES takes them."""
+    """gpus= has indices, UUIDs or beginnings of UUIDs, as CUDA_VISIBLE_DEVICES does."""
     if not host.gpus or facts.get("gpus") is None:
         return []
     have = facts["gpus"]
@@ -177,39 +177,41 @@ def _of_gpus(host: Host, facts: Facts) -> list[Problem]:
         for each in host.gpus
         if each not in known
         and not (each.startswith("GPU-") and any(gpu["uuid"].startswith(each) for gpu in have))
-        and not (each.startswith("MIG-") and have)  # nvidia-smi -L is not asked for these
+        and not (each.startswith("MIG-") and have)  # not listed by the probe
     ]
     if not absent:
         return []
     listing = ", ".join(f"{gpu['index']} ({gpu['name']})" for gpu in have) or "none (by nvidia-smi -L)"
-    message = f"gpus={','.join(host.gpus)}: there is no GPU {', '.join(absent)}; it has {listing}"
+    message = f"gpus={','.join(host.gpus)}: there is no GPU {', '.join(absent)}; the host has {listing}"
     return [Problem(host.name, message, "correct gpus= in the hosts file", USER)]
 
 
 def _of_machine(host: Host, facts: Facts, request: Mapping[str, Any]) -> list[Problem]:
-    """Clock, open files and disks: the job may yet run."""
+    """Warnings about clock, open files and disks."""
     found = []
     skew = facts.get("skew", 0.0)
     if abs(skew) > SKEW_SECONDS:
         way = "ahead of" if skew > 0 else "behind"
-        message = f"its clock is {abs(skew):.1f} s {way} this machine's: the times in its logs will not compare"
+        message = (
+            f"its clock is {abs(skew):.1f} s {way} this machine's: times in its logs cannot be compared with others"
+        )
         found.append(Problem(host.name, message, "run an NTP client there (chrony, systemd-timesyncd)"))
     soft, hard = facts.get("open_files") or (-1, -1)
     needed = OPEN_FILES[0] + OPEN_FILES[1] * request.get("processes", 0)
     if 0 <= soft < needed:
-        how = "ulimit -n in the shell's start-up file" if hard < 0 or hard >= needed else "as root"
-        message = f"a process may open {soft} files, this job's may need {needed}"
+        how = "with ulimit -n in the shell's start-up file" if hard < 0 or hard >= needed else "as root"
+        message = f"a process may open {soft} files, but one of this job may need {needed}"
         found.append(Problem(host.name, message, f"raise it: {how}, or nofile in /etc/security/limits.conf"))
     for path, free in (facts.get("disk") or {}).items():
         wanted = DISK_MIB.get(path, WORKDIR_MIB)
         if free is not None and free < wanted:
-            message = f"{free} MiB are free at {path}, {wanted} or more expected"
+            message = f"{free} MiB are free at {path}, expected at least {wanted}"
             found.append(Problem(host.name, message, "docker run --shm-size=8g" if path == "/dev/shm" else ""))
     return found
 
 
 def differences(facts: Mapping[str, Facts]) -> list[Problem]:
-    """Versions that are not the same on all hosts (by name), as warnings: results may depend on who computes what."""
+    """Warnings about packages whose versions differ between hosts: results may depend on which host computes what."""
     found = []
     for package in COMPARED:
         hosts: dict[str, list[str]] = {}
@@ -220,22 +222,22 @@ def differences(facts: Mapping[str, Facts]) -> list[Problem]:
         if len(hosts) > 1:
             listing = "; ".join(f"{version} on {', '.join(names)}" for version, names in hosts.items())
             message = f"hosts have different versions of {package}: {listing}"
-            found.append(Problem("", message, "install the same on all"))
+            found.append(Problem("", message, "install the same version on all hosts"))
     return found
 
 
 CHOICE = "choose another with --interface, --subnet or addr="
 FIXES = {
-    REFUSED: f"a firewall there rejects it, or this is not the network that they share: {CHOICE}",
-    NO_ROUTE: f"they share no network at this address: {CHOICE}",
+    REFUSED: f"a firewall there rejects connections, or this is not their common network: {CHOICE}",
+    NO_ROUTE: f"they have no common network with this address: {CHOICE}",
     SILENT: "its agent does not respond: is that host overloaded?",
-    UNAUTHENTICATED: f"in the network of this host another machine has this address: {CHOICE}",
+    UNAUTHENTICATED: f"another machine in this host's network has this address: {CHOICE}",
 }
-DROPPED = f"a firewall drops packets to high ports, or this is not the network that they share: {CHOICE}"
+DROPPED = f"a firewall drops packets to high ports, or this is not their common network: {CHOICE}"
 
 
 def paths(addresses: Mapping[str, str], reached: Paths) -> list[Problem]:
-    """Who does not reach whom at its address; `reached` are the answers of `launch.agent.reach` by host."""
+    """Which hosts do not reach each other. `reached` has the results of `launch.agent.reach` by host."""
     return [
         Problem(
             name,

@@ -1,7 +1,7 @@
 """Which modules a script needs: those that every run of it imports first. Pure.
 
-Only imports at the script's top level count, as others may never run, and only those before the script changes where
-modules are found (sys.path), as what comes later may be found where nobody else looks.
+Only imports at the script's top level count, because others may never run. Imports after a change of sys.path do not
+count, because the script may find these modules where preflight does not search.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import sys
 
 
 def needs(source: str) -> list[str]:
-    """The top-level modules in order of import, without the standard library's; [] when it is no Python."""
+    """The top-level modules in order of import, without the standard library; [] if `source` is not valid Python."""
     try:
         body = ast.parse(source).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the host's Python will say it better
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the host's Python will report it
         return []
     found: dict[str, None] = {}
     for statement in body:
@@ -33,7 +33,7 @@ def _imported(statement: ast.stmt) -> list[str]:
 
 
 def _changes_path(statement: ast.stmt) -> bool:
-    """Whether it mentions sys.path, or the module `site`, in whatever way."""
+    """Whether the statement mentions sys.path, sys.meta_path or site.addsitedir."""
     for node in ast.walk(statement):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             if (node.value.id, node.attr) in (("sys", "path"), ("sys", "meta_path"), ("site", "addsitedir")):

@@ -1,15 +1,16 @@
-"""Which address each host has on the network that all hosts of a job share. Pure: what hosts have is an argument.
+"""Choose each host's address on the network that all hosts of a job share. Pure: the hosts' interfaces are arguments.
 
-Rules, the first that applies to a host:
-1. addr= in the hosts file, which one of the host's interfaces must have; or interface= there.
+The first rule that applies to a host counts:
+1. addr= in the hosts file, which must belong to one of the host's interfaces; or interface= there.
 2. --interface NAME: the host's first IPv4 address there, else its first IPv6 address.
 3. --subnet 10.0.0.0/24: the host's first address in it.
-4. A single host: the address that SSH reached, if an interface has it, else 127.0.0.1.
-5. The network that all hosts are on (for a host with addr=, that of this address). Neither loopback nor link-local
-   ones count, nor unplugged ones, nor one in which two hosts have the same address: that is a bridge inside each
-   (docker0). Of several: one that is no virtual bridge's (docker0, virbr0, cni0, ...), IPv4 (ps-lite knows no other),
-   the one over whose interfaces SSH reached most hosts, the fastest link, the lowest network number; in this order.
-6. No such network (hosts with a router between them): the address that SSH reached, if an interface has it; else the
+4. A single host: the address that SSH connected to, if an interface has it, else 127.0.0.1.
+5. The network that all hosts share (for a host with addr=, the network of that address). Not considered are loopback
+   and link-local networks, unplugged interfaces, and networks in which two hosts have the same address, because that is
+   a bridge inside each host (docker0). Of several networks these are preferred, in this order: no virtual bridge
+   (docker0, virbr0, cni0, ...), IPv4 (ps-lite supports nothing else), SSH connected to most hosts over its interfaces,
+   the fastest link, the lowest network number.
+6. Without such a network (hosts behind routers): the address that SSH connected to, if an interface has it; else the
    host's only address.
 """
 
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING
 from launch import LaunchError
 from launch.job.host import Host
 
-if TYPE_CHECKING:  # the agent's module; the launcher runs none of it
+if TYPE_CHECKING:  # a module of the agent, which the launcher does not run
     from launch.agent.interface import Interface
 
 VIRTUAL = re.compile(r"(docker|podman|virbr|lxcbr|lxdbr|lxc|cni|veth|vnet|vmnet|vboxnet)\d|br-|flannel|cali|kube-")
@@ -35,7 +36,7 @@ NETWORK = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 @dataclass(frozen=True)
 class Address:
-    """An address that an interface of a host has; `speed` of its link in Mbit/s, 0 when unknown."""
+    """An address of an interface of a host. `speed` of its link in Mbit/s, 0 if unknown."""
 
     ip: str
     nic: str
@@ -62,10 +63,10 @@ def choose(
     subnet: str = "",
     reached: Mapping[str, str] | None = None,
 ) -> dict[str, tuple[str, str]]:
-    """(IP, name of its interface) of each host by name; LaunchError names hosts, what they have, and the fix.
+    """(IP, name of its interface) of each host by name; LaunchError with hosts, their addresses and the fix.
 
-    `interfaces` are what `launch.agent.interface` found on each; where it found none, an address is used unchecked
-    and its interface is "". `reached` are the IPs that SSH reached ("" or missing: unknown).
+    `interfaces` has what `launch.agent.interface` found on each host. If it found none, an address is used unchecked
+    and its interface is "". `reached` has the IPs that SSH connected to ("" or missing: unknown).
     """
     have = {host.name: _addresses(interfaces.get(host.name) or ()) for host in hosts}
     peers = {name: address for name, address in (reached or {}).items() if address}
@@ -79,10 +80,10 @@ def choose(
     elif subnet:
         chosen.update(_in_subnet(rest, have, subnet))
     elif len(hosts) == 1:
-        chosen.update({host.name: _alone(have[host.name], peers.get(host.name, "")) for host in rest})
+        chosen.update({host.name: _of_single_host(have[host.name], peers.get(host.name, "")) for host in rest})
     elif rest:
         chosen.update(_shared(rest, {**have, **{name: [address] for name, address in chosen.items()}}, peers))
-    _refuse_twins(hosts, chosen)
+    _refuse_duplicates(hosts, chosen)
     return {host.name: (chosen[host.name].ip, chosen[host.name].nic) for host in hosts}
 
 
@@ -102,13 +103,13 @@ def _given(host: Host, have: Sequence[Address]) -> Address:
     except ValueError:
         message = f"{where}addr={host.address} of {host.name} is not an IP address; {host.name} has {_listing(have)}"
         raise LaunchError(message) from None
-    found = _having(have, str(ip))
+    found = _with_ip(have, str(ip))
     if found or not have:
-        return found or _on_trust(str(ip))
+        return found or _unchecked(str(ip))
     loopback = next((each for each in have if each.loopback and ip in each.network), None)
-    if loopback:  # all of 127.0.0.0/8 is this host's
+    if loopback:  # all of 127.0.0.0/8 belongs to this host
         return Address(str(ip), loopback.nic, loopback.network, loopback=True)
-    raise LaunchError(f"{where}no interface of {host.name} has addr={host.address}: it has {_listing(have)}")
+    raise LaunchError(f"{where}no interface of {host.name} has addr={host.address}: the host has {_listing(have)}")
 
 
 def _on_interface(hosts: Sequence[Host], have: Addresses, nic: str, what: str) -> dict[str, Address]:
@@ -137,12 +138,12 @@ def _complete(found: Mapping[str, Address | None], have: Addresses, what: str, f
     return {name: address for name, address in found.items() if address}
 
 
-def _alone(have: Sequence[Address], reached: str) -> Address:
-    return _having(have, reached) or _having(have, LOOPBACK) or _on_trust(LOOPBACK)
+def _of_single_host(have: Sequence[Address], reached: str) -> Address:
+    return _with_ip(have, reached) or _with_ip(have, LOOPBACK) or _unchecked(LOOPBACK)
 
 
 def _shared(hosts: Sequence[Host], have: Addresses, peers: Mapping[str, str]) -> dict[str, Address]:
-    """The addresses of `hosts` on the network common to all in `have`; else those that SSH reached."""
+    """The addresses of `hosts` on the network that all hosts in `have` share; else those that SSH connected to."""
     common = _common(have)
     if not common:
         return {host.name: _routed(host.name, have, peers.get(host.name, "")) for host in hosts}
@@ -151,7 +152,7 @@ def _shared(hosts: Sequence[Host], have: Addresses, peers: Mapping[str, str]) ->
 
 
 def _common(have: Addresses) -> dict[NETWORK, dict[str, Address]]:
-    """The networks that all hosts are on and have each their own address in: each host's first one there."""
+    """The networks in which all hosts have different addresses, with each host's first address there."""
     found: dict[NETWORK, dict[str, Address]] = {}
     for name, addresses in have.items():
         for each in addresses:
@@ -165,7 +166,7 @@ def _common(have: Addresses) -> dict[NETWORK, dict[str, Address]]:
 
 
 def _rank(members: Mapping[str, Address], have: Addresses, peers: Mapping[str, str]) -> tuple[int, ...]:
-    """Lowest is best."""
+    """The sort key of a network; the lowest is best."""
     network = next(iter(members.values())).network
     over = sum(
         any(each.nic == address.nic and each.ip == peers.get(name) for each in have[name])
@@ -178,45 +179,51 @@ def _rank(members: Mapping[str, Address], have: Addresses, peers: Mapping[str, s
 
 def _routed(name: str, have: Addresses, reached: str) -> Address:
     if not have[name] and reached and not ipaddress.ip_address(reached).is_loopback:
-        return _on_trust(reached)
+        return _unchecked(reached)
     usable = [each for each in have[name] if each.shareable]
-    found = _having(usable, reached)
+    found = _with_ip(usable, reached)
     if found:
         return found
     if len(usable) == 1:
         return usable[0]
     lines = [f"{host}: {_listing(addresses)}" for host, addresses in have.items()]
-    came = f"; SSH reached it at {reached}, which none of its interfaces has" if reached else ""
+    note = f"; SSH connected to {reached}, which none of its interfaces has" if reached else ""
     raise LaunchError(
-        "\n".join([f"no network is common to all hosts, and {name} has no address to be reached at{came}", *lines, FIX])
+        "\n".join(
+            [
+                f"the hosts have no common network, and {name} has no address that is known to be reachable{note}",
+                *lines,
+                FIX,
+            ]
+        )
     )
 
 
-def _refuse_twins(hosts: Sequence[Host], chosen: Mapping[str, Address]) -> None:
+def _refuse_duplicates(hosts: Sequence[Host], chosen: Mapping[str, Address]) -> None:
     by_ip: dict[str, str] = {}
     for host in hosts:
         ip = chosen[host.name].ip
         if ip in by_ip:
-            fix = f"one machine is listed once, with slots=; two need addresses of their own: {FIX}"
+            fix = f"list one machine once, with slots=; for two machines {FIX}"
             raise LaunchError(f"{by_ip[ip]} and {host.name} have the same address, {chosen[host.name]}; {fix}")
         by_ip[ip] = host.name
 
 
-def _having(have: Sequence[Address], ip: str) -> Address | None:
+def _with_ip(have: Sequence[Address], ip: str) -> Address | None:
     return next((each for each in have if each.ip == ip), None)
 
 
 def _first(addresses: Iterable[Address]) -> Address | None:
-    """The first, of IPv4 before IPv6; no link-local one, which means nothing without its interface's name."""
+    """The first address, IPv4 before IPv6. Not a link-local one, which needs the name of an interface."""
     found = [each for each in addresses if not each.network.is_link_local]
     return min(found, key=lambda each: each.network.version, default=None)
 
 
-def _on_trust(ip: str) -> Address:
+def _unchecked(ip: str) -> Address:
     return Address(ip, "", ipaddress.ip_network(ip))
 
 
 def _listing(have: Sequence[Address]) -> str:
     if not have:
-        return "told no addresses (its Python lacks ctypes)"
+        return "reported no addresses (its Python lacks ctypes)"
     return ", ".join(str(each) for each in have if each.shareable or not each.running) or "no address but loopback"

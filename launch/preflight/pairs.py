@@ -1,8 +1,8 @@
-"""Which hosts measure their throughput with which, and when. Pure.
+"""Which pairs of hosts measure their throughput, and in which order. Pure.
 
-In a round every host is in one pair at most, so that no host's link is shared. Few hosts: every pair. Many: every host
-with its two neighbours in a ring, so that a slow host shows in two pairs and a slow path between two hosts in one.
-Afterwards the slowest pair measures once more, alone.
+In a round every host is in at most one pair, so that no two measurements share a link. With few hosts every pair is
+measured. With many, every host is measured with its two neighbours in a ring: a slow host then shows in two pairs, and
+a slow path between two hosts in one. Afterwards the slowest pair is measured once more by itself.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 FEW = 8  # hosts; 7 rounds
-Pair = tuple[str, str]  # the one that calls, the one that is called
+Pair = tuple[str, str]  # the connecting host, the accepting host
 Paths = Mapping[str, Mapping[str, Mapping[str, Any]]]  # {from: {to: what was found}}, hosts by name
 
 
 def rounds(names: Sequence[str], few: int = FEW) -> list[list[Pair]]:
-    """The rounds, one after another."""
+    """The rounds, each a list of pairs that measure at the same time."""
     return _every_pair(names) if len(names) <= few else _ring(names)
 
 
 def _every_pair(names: Sequence[str]) -> list[list[Pair]]:
-    """A tournament by the circle method: the first stays, the others go round; "" pauses where they are odd."""
-    seats = [*names, *[""] * (len(names) % 2)]
+    """A round-robin by the circle method: the first stays, the others rotate; "" fills up an odd number."""
+    circle = [*names, *[""] * (len(names) % 2)]
     found = []
-    for _ in seats[1:]:
-        half = len(seats) // 2
-        pairs = zip(seats[:half], reversed(seats[half:]), strict=True)
+    for _ in circle[1:]:
+        half = len(circle) // 2
+        pairs = zip(circle[:half], reversed(circle[half:]), strict=True)
         found.append([pair for pair in pairs if all(pair)])
-        seats = [seats[0], seats[-1], *seats[1:-1]]
+        circle = [circle[0], circle[-1], *circle[1:-1]]
     return found
 
 
@@ -39,7 +39,7 @@ def _ring(names: Sequence[str]) -> list[list[Pair]]:
 
 
 def slowest(measured: Paths) -> Pair | None:
-    """From and to of the lowest throughput; None where nothing was measured. `measured` as in `Check.throughput`."""
+    """(from, to) of the lowest throughput; None if nothing was measured. `measured` as in `Check.throughput`."""
     speeds = {
         (name, peer): path["speed"]
         for name, peers in measured.items()

@@ -1,4 +1,4 @@
-"""What a job's Python script imports, anywhere in it: whether it trains with dmltrain, or with torch.distributed."""
+"""Whether a job's Python script imports dmltrain or torch.distributed, anywhere in it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ PYTHON = re.compile(r"python[0-9.]*")
 
 @dataclass(frozen=True)
 class Script:
-    """A script that cannot be read, or is no Python, counts as using neither."""
+    """What a script uses. One that cannot be read, or is not valid Python, counts as using neither."""
 
     uses_dmltrain: bool = False
     uses_torch_distributed: bool = False
 
 
 def script_of(argv: Sequence[str]) -> str:
-    """The Python file that the command runs: `train.py`, `python -u train.py`; "" when that is not to be seen."""
+    """The Python file that the command runs: `train.py`, `python -u train.py`; "" if unknown."""
     if not argv:
         return ""
     if argv[0].endswith(".py"):
@@ -31,7 +31,7 @@ def script_of(argv: Sequence[str]) -> str:
 
 
 def read(argv: Sequence[str]) -> Script:
-    """The script of a command whose working directory is this process's."""
+    """Read the script of a command that runs in the current directory."""
     try:
         return of_source(Path(script_of(argv)).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
@@ -51,11 +51,11 @@ def _has(names: set[str], module: str) -> bool:
 
 
 def _names(tree: ast.Module) -> Iterator[str]:
-    """Modules, and what is taken from them, by their full names."""
+    """The full names of imported modules and of what is imported from them."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            yield f"{node.value.id}.{node.attr}"  # `import torch`, and then torch.distributed.init_process_group()
+            yield f"{node.value.id}.{node.attr}"  # after `import torch`, torch.distributed.init_process_group()

@@ -1,6 +1,6 @@
-"""What `--check` prints: a row for each host, round trips between the hosts, and the problems with their fixes. Pure.
+"""The report of `--check`: a row for each host, round trips between the hosts, and problems with their fixes. Pure.
 
-`lines(check)` is Markdown, for files and pipes; `lines(check, width)` is drawn with lines and colours for a terminal.
+`lines(check)` is Markdown, for files and pipes. `lines(check, width)` has lines and colours, for a terminal.
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ class Check:
     """The facts about the hosts by name; a host without facts gets a row of dashes."""
 
     hosts: Sequence[Host]  # with the chosen addresses
-    facts: Mapping[str, Facts] = field(default_factory=dict)  # as `launch.agent.probe` gives them, with "skew"
-    reached: Paths = field(default_factory=dict)  # as `launch.agent.reach` gives them
+    facts: Mapping[str, Facts] = field(default_factory=dict)  # from `launch.agent.probe`, with "skew"
+    reached: Paths = field(default_factory=dict)  # from `launch.agent.reach`
     problems: Sequence[Problem] = ()
     throughput: Paths = field(default_factory=dict)  # {"speed": bits/s} or "error"
 
     @property
     def exit_code(self) -> int:
-        """0, or 2 when a job could not start."""
+        """0, or 2 if a job could not start."""
         return USER if any(each.fatal for each in self.problems) else 0
 
 
 def lines(check: Check, width: int = 0) -> list[str]:
-    """The report; for a terminal of `width` columns, or Markdown when that is 0."""
+    """The report for a terminal of `width` columns, or as Markdown if `width` is 0."""
     tables = [table for table in (host_table(check), path_table(check), throughput_table(check)) if table]
     texts = [drawn(*table, width) for table in tables]
     return [line for text in [*texts, _verdict(check, width)] for line in [*text, ""]][:-1]
 
 
 def drawn(title: str, rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """A table whose first row is the headings, for a terminal of `width` columns, or as Markdown when that is 0."""
+    """A table for a terminal of `width` columns, or as Markdown if `width` is 0. The first row has the headings."""
     return (_drawn if width else _markdown)(title, rows, width)
 
 
 def host_table(check: Check) -> tuple[str, list[list[str]]]:
-    """Title and rows; the first row is the headings. Columns that are unknown on every host are left out."""
+    """Title and rows; the first row has the headings. Columns that are unknown for every host are omitted."""
     rows = [_row(number, host, check.facts.get(host.name) or {}) for number, host in enumerate(check.hosts, 1)]
     kept = [index for index in range(len(HEADINGS)) if index < 3 or any(row[index] != UNKNOWN for row in rows)]
     return "Hosts", [[row[index] for index in kept] for row in [HEADINGS, *rows]]
@@ -82,7 +82,7 @@ def _row(number: int, host: Host, facts: Facts) -> list[str]:
         str(facts.get("cores") or UNKNOWN),
         _size(facts.get("memory")),
         _gpus(facts.get("gpus")),
-        _size(next(iter((facts.get("disk") or {}).values()), None)),  # the working directory's comes first
+        _size(next(iter((facts.get("disk") or {}).values()), None)),  # the first is the working directory's
         _files(facts.get("open_files")),
         f"{facts['skew']:+.3f} s" if "skew" in facts else UNKNOWN,
     ]
@@ -95,7 +95,7 @@ def _size(mebibytes: int | None) -> str:
 
 
 def _gpus(gpus: Sequence[Mapping[str, Any]] | None) -> str:
-    """Such as: 2 x NVIDIA H100."""
+    """For example 2 x NVIDIA H100."""
     if gpus is None:
         return UNKNOWN
     names = [gpu["name"] for gpu in gpus]
@@ -109,14 +109,14 @@ def _files(limits: Sequence[int] | None) -> str:
 
 
 def path_table(check: Check) -> tuple[str, list[list[str]]] | None:
-    """Who reaches whom: milliseconds, or why not. Columns are the hosts' numbers. None when it was not tried."""
+    """Which hosts reach each other: milliseconds, or the error. Columns are host numbers. None if not tested."""
     if not check.reached:
         return None
     return "Round trips between the hosts' addresses, in ms", _matrix(check, check.reached, _round_trip)
 
 
 def throughput_table(check: Check) -> tuple[str, list[list[str]]] | None:
-    """What each host sends to each, while that sends too. None when it was not measured."""
+    """The throughput from each host to each, with both directions busy. None if not measured."""
     if not check.throughput:
         return None
     lowest = slowest(check.throughput)
@@ -125,12 +125,12 @@ def throughput_table(check: Check) -> tuple[str, list[list[str]]] | None:
         speed = path.get("error") or f"{path['speed'] / 1e6:.{path['speed'] < 1e8:d}f}"
         return f"{speed} *" if (host.name, other.name) == lowest and len(check.hosts) > 2 else speed
 
-    title = "Throughput of TCP between the hosts, both ways at once, in Mbit/s"
+    title = "TCP throughput between the hosts, both directions at once, in Mbit/s"
     return title + " (* the slowest)" * (len(check.hosts) > 2), _matrix(check, check.throughput, cell)
 
 
 def _matrix(check: Check, known: Paths, cell: Callable[[Host, Host, Mapping[str, Any]], str]) -> list[list[str]]:
-    """A row for each host, and in it a column for each."""
+    """A matrix with a row and a column for each host."""
     rows = [["#", "from", *(f"to {number}" for number in range(1, len(check.hosts) + 1))]]
     for number, host in enumerate(check.hosts, 1):
         paths = known.get(host.name) or {}
@@ -208,7 +208,7 @@ def _drawn(title: str, rows: Sequence[Sequence[str]], width: int) -> list[str]:
 
 
 def _that_fit(rows: Sequence[Sequence[str]], width: int) -> list[list[int]]:
-    """The columns in as few tables of at most `width` as they take; number and name of the host begin each."""
+    """Split the columns into as few tables of `width` as possible. Each begins with the host's number and name."""
     wide = [max(len(row[column]) for row in rows) + 2 for column in range(len(rows[0]))]  # with a space on both sides
     tables: list[list[int]] = [[0, 1]]
     for column in range(2, len(wide)):

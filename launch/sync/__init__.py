@@ -1,14 +1,14 @@
-"""Copying the launcher's working directory to a folder on every host, by content, before a job starts.
+"""Copy the launcher's working directory to a folder on every host before a job starts. Compares files by content.
 
     sync = Sync(folder, partial(manifest, folder, excludes, leave_out), hosts)
-    sync.copy(host, folder, channel.write)    in a thread for each host; a summary, or None when it failed
-    sync.take(event)                          with each event of an agent, from any thread; True: about the copy
-    sync.cancel()                             ends all threads in `copy` soon
+    sync.copy(host, folder, channel.write)    in a thread for each host; a summary, or None if it failed
+    sync.take(event)                          for each event of an agent, from any thread; True: handled here
+    sync.cancel()                             makes all calls of `copy` return soon
     sync.progress(), sync.lines()             for the display, from any thread
 
-All hosts get the same files: a file that changes between its announcement and its sending is announced anew to
-all, and `copy` returns on none before it is on all. A host whose folder is the working directory itself, directly or on
-a shared file system, is found by a file that its agent makes there under a random name, and left as it is.
+All hosts get the same files: a file that changes after its announcement is announced again to all hosts, and `copy`
+returns for no host before all hosts have it. If a host's folder is the working directory itself, directly or on a
+shared file system, nothing is copied: the launcher then sees a file with a random name that the agent created there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from launch.agent.protocol import encode_command
 from launch.sync.manifest import Manifest, Over, encoded
 from launch.sync.send import Write, offer, push
 
-ROUNDS = 3  # how often changed files are announced anew
+ROUNDS = 3  # changed files are announced again at most so often
 Answer = TypeVar("Answer", Opened, Wanted, Synced)
 MB = 1e6
 
@@ -38,41 +38,41 @@ MB = 1e6
 class Progress:
     """One host's copy: files and bytes sent and, once its agent has reported them, bytes to send."""
 
-    folder: str = ""  # where it goes, as the host names it
-    same: bool = False  # it is the source itself
-    heard: queue.SimpleQueue[Event | None] = field(default_factory=queue.SimpleQueue)
+    folder: str = ""  # the destination, as a path on the host
+    same: bool = False  # the destination is the source itself
+    events: queue.SimpleQueue[Event | None] = field(default_factory=queue.SimpleQueue)
     files: int = 0
     sent: int = 0
     total: int = 0
-    version: int = -1  # of the manifest, that the host has
+    version: int = -1  # the version of the manifest that the host has
 
 
 class Sync:
-    """See the module. `source(cancelled=...)` is the manifest of `folder`; it is called once, in one of the threads,
-    and not at all when every host has the folder itself. `copy` raises its LaunchError."""
+    """See the module. `source(cancelled=...)` returns the manifest of `folder`. It is called once, in one of the
+    threads, but not if every host has the folder itself. `copy` raises its LaunchError."""
 
     def __init__(self, folder: str | Path, source: Callable[..., Manifest], hosts: Collection[str]):
         self.hosts = {host: Progress() for host in hosts}
         self._folder, self._source = os.path.realpath(os.fsencode(folder)), source
         self._cancelled = False
         self._listing = threading.Lock()
-        self._all = threading.Condition()  # guards what follows and each host's version
+        self._all = threading.Condition()  # guards the following attributes and each host's version
         self._manifest: Manifest | None = None
-        self._changes: list[tuple[int, ...]] = []  # files announced anew: [0] made version 1 of the manifest
+        self._changes: list[tuple[int, ...]] = []  # files announced again: [0] made version 1 of the manifest
         self._copying = set(hosts)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was not copied, and why."""
+        """Which entries were not copied, and why."""
         return self._manifest.notes if self._manifest else ()
 
     def take(self, event: Event) -> bool:
-        """Handle an agent's event; whether it is about the copying alone."""
+        """Handle an agent's event. Returns whether it belongs to the copying only."""
         if event.host in self.hosts and isinstance(event, Refused):
-            self.hosts[event.host].heard.put(None)
+            self.hosts[event.host].events.put(None)
         if event.host not in self.hosts or not isinstance(event, (Opened, Wanted, Synced)):
             return False
-        self.hosts[event.host].heard.put(event)
+        self.hosts[event.host].events.put(event)
         return True
 
     def cancel(self) -> None:
@@ -80,10 +80,10 @@ class Sync:
         with self._all:
             self._all.notify_all()
         for each in self.hosts.values():
-            each.heard.put(None)
+            each.events.put(None)
 
     def progress(self) -> tuple[int, int]:
-        """Bytes sent to all hosts, and bytes to send as far as is known."""
+        """Bytes sent to all hosts, and bytes to send as far as they are known."""
         return sum(each.sent for each in self.hosts.values()), sum(each.total for each in self.hosts.values())
 
     def lines(self) -> list[str]:
@@ -124,7 +124,7 @@ class Sync:
     def _copy(self, host: str, folder: str, write: Write) -> None:
         progress = self.hosts[host]
         write(encode_command(commands.Sync(folder)))
-        answer = self._hear(host, Opened)
+        answer = self._receive(host, Opened)
         progress.folder = answer.to
         if answer.probe and os.path.lexists(os.path.join(self._folder, encoded(answer.probe))):
             progress.same = True
@@ -140,31 +140,31 @@ class Sync:
         names = ", ".join(shown(encoded(manifest.entries[index].path)) for index in list(indices)[:3])
         raise LaunchError(
             f"{names}: keeps changing while it is copied to {host}; "
-            f"wait until nothing writes there, or leave it out with --sync-exclude"
+            f"stop the program that writes it, or exclude it with --sync-exclude"
         )
 
     def _round(self, host: str, manifest: Manifest, write: Write) -> tuple[int, ...]:
-        """Send what the agent wants; the files that did not come as announced."""
+        """Send the files that the agent wants. Returns the files that changed after their announcement."""
         progress = self.hosts[host]
-        wanted = self._hear(host, Wanted)
+        wanted = self._receive(host, Wanted)
         progress.total += wanted.bytes
 
         def sent(count: int) -> None:
             progress.sent += count
 
         push(manifest, wanted.entries, write, sent)
-        synced = self._hear(host, Synced)
+        synced = self._receive(host, Synced)
         progress.files += synced.files
         return synced.changed
 
-    def _hear(self, host: str, expected: type[Answer]) -> Answer:
-        heard = self.hosts[host].heard.get()
-        if heard is None or self._cancelled:
+    def _receive(self, host: str, expected: type[Answer]) -> Answer:
+        event = self.hosts[host].events.get()
+        if event is None or self._cancelled:
             raise Over
-        if not isinstance(heard, expected):
-            message = f"the agent on {host} sent {type(heard).__name__}; expected {expected.__name__}"
+        if not isinstance(event, expected):
+            message = f"the agent on {host} sent {type(event).__name__}; expected {expected.__name__}"
             raise LaunchError(message, 125)
-        return heard
+        return event
 
     def _current(self) -> tuple[int, Manifest]:
         with self._listing:
@@ -174,8 +174,8 @@ class Sync:
             return len(self._changes), self._manifest
 
     def _agreed(self, host: str, version: int, changed: Collection[int]) -> tuple[int, Manifest, list[int]]:
-        """Wait for the other hosts; the manifest as it is now, and what of it is to be announced anew: nothing when
-        all hosts have the same."""
+        """Wait for the other hosts. Returns the current manifest and the files to announce again: none if all hosts
+        have the same."""
         with self._all:
             assert self._manifest is not None
             new = set(changed).difference(*self._changes[version:])
@@ -183,9 +183,9 @@ class Sync:
                 self._manifest, still = self._manifest.renewed(sorted(new))
                 self._changes.append(still)
             while True:
-                anew = {index for part in self._changes[version:] for index in part}
-                if anew:
-                    return len(self._changes), self._manifest, sorted(anew)
+                again = {index for changes in self._changes[version:] for index in changes}
+                if again:
+                    return len(self._changes), self._manifest, sorted(again)
                 version = self.hosts[host].version = len(self._changes)
                 self._all.notify_all()
                 self._all.wait_for(lambda: self._cancelled or self._is_settled(version))  # noqa: B023  called here only
@@ -195,5 +195,5 @@ class Sync:
                     return version, self._manifest, []
 
     def _is_settled(self, version: int) -> bool:
-        """Whether there is a newer version, or none is under way."""
+        """Whether there is a newer version, or all hosts have this one."""
         return len(self._changes) > version or all(self.hosts[host].version == version for host in self._copying)

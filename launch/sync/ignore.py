@@ -1,9 +1,9 @@
-"""What .gitignore files and --sync-exclude say about the paths of a folder, as git reads them (gitignore(5)).
+"""Which paths of a folder .gitignore files and --sync-exclude ignore, by git's rules (gitignore(5)).
 
-Paths are relative, with "/" between names; a folder's ends in "/". Bytes that are no UTF-8 are surrogates (PEP 383).
-Nearer files win over farther ones, --sync-exclude over all. A line that is not a pattern is ignored, as in git.
-Callers ask from the top down: files below an ignored folder are never looked at. Unlike git's, "?" and "[...]" stand
-for a character, not a byte, and [[:alpha:]] and its like are not known.
+Paths are relative, with "/" between names; a folder's path ends in "/". Bytes that are not UTF-8 are surrogates
+(PEP 383). Files in deeper folders override those above, and --sync-exclude overrides all. As in git, an invalid pattern
+is ignored. Callers go from the top down: files below an ignored folder are never checked. Differences from git: "?" and
+"[...]" match a character, not a byte, and classes such as [[:alpha:]] are not supported.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ EVERYTHING = re.compile(".*", re.DOTALL)
 
 @dataclass(frozen=True)
 class Pattern:
-    """One line. Its regular expression is about a whole path, without the "/" at a folder's end."""
+    """One line. Its regular expression matches a whole path, without the "/" at the end of a folder."""
 
     regex: re.Pattern[str]
-    ignores: bool  # else it begins with !
+    ignores: bool  # False: the line begins with !
     folders_only: bool
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The patterns of one file. `base` is its folder in the tree, "" or ending in "/"; `prefix` is the way from a
-    folder above the tree to the tree."""
+    """The patterns of one file. `base` is its folder in the tree, "" or ending in "/". For a file above the tree,
+    `prefix` is the path from its folder to the tree."""
 
     patterns: tuple[Pattern, ...]
     base: str = ""
     prefix: str = ""
 
-    def says(self, path: str) -> bool | None:
-        """Whether `path` is ignored; None when no pattern is about it."""
+    def ignores(self, path: str) -> bool | None:
+        """Whether `path` is ignored; None if no pattern matches it."""
         inside = self.prefix + path[len(self.base) :].removesuffix("/")
         inside = inside.replace("\n", "\0")  # in re, "." does not match a line end
         for pattern in reversed(self.patterns):
@@ -50,20 +50,20 @@ class Rules:
         return None
 
 
-Chain = tuple[Rules, ...]  # from the one that is asked last to the one that is asked first
+Chain = tuple[Rules, ...]  # the last has the highest precedence
 
 
 def ignored(chain: Chain, path: str) -> bool:
-    """Whether `path`, whose parents are not ignored, is."""
+    """Whether `path` is ignored, if its parents are not."""
     for rules in reversed(chain):
-        said = rules.says(path)
-        if said is not None:
-            return said
+        found = rules.ignores(path)
+        if found is not None:
+            return found
     return False
 
 
 def chosen(excludes: Sequence[str]) -> Rules:
-    """The patterns of --sync-exclude; LaunchError for one that is none."""
+    """The patterns of --sync-exclude; LaunchError for an invalid pattern."""
     for line in excludes:
         if "\n" in line or _pattern(line) is None:
             what = "expected a pattern as in a .gitignore file, such as *.ckpt or data/"
@@ -72,15 +72,15 @@ def chosen(excludes: Sequence[str]) -> Rules:
 
 
 def below(text: bytes, base: str = "", prefix: str = "") -> Rules:
-    """What the text of a .gitignore file says; `base` and `prefix` as in Rules."""
+    """The rules of a .gitignore file with this text; `base` and `prefix` as in Rules."""
     lines = text.decode("utf-8", "surrogateescape").removeprefix("\ufeff").split("\n")
     return _rules([line.removesuffix("\r") for line in lines], base, prefix)
 
 
 def above(folder: Path) -> Chain:
-    """What the .gitignore files above `folder` say when it is inside a git repository.
+    """The rules of the .gitignore files above `folder` if it is inside a git repository.
 
-    Nothing when they ignore `folder` itself: a user who works there wants it copied.
+    None if they ignore `folder` itself: a user who works there wants to copy it.
     """
     around = [folder, *folder.parents]
     top = next((number for number, each in enumerate(around) if (each / ".git").exists()), 0)
@@ -91,13 +91,13 @@ def above(folder: Path) -> Chain:
             inner = folder.relative_to(parent).parts
             chain = (*chain, below(text, prefix="/".join(inner) + "/"))
             steps = ["/".join(inner[: number + 1]) + "/" for number in range(len(inner))]
-            if any(below(text).says(step) for step in steps):
+            if any(below(text).ignores(step) for step in steps):
                 return ()
     return chain
 
 
 def gitignore(folder: Path) -> bytes | None:
-    """The text of the folder's .gitignore; None when it has none that git would read."""
+    """The text of the folder's .gitignore; None if there is none that git would read."""
     path = folder / GITIGNORE
     try:
         return path.read_bytes() if path.is_file() and not path.is_symlink() else None
@@ -111,10 +111,10 @@ def _rules(lines: Sequence[str], base: str = "", prefix: str = "") -> Rules:
 
 
 def _pattern(line: str) -> Pattern | None:
-    """The line as pathspec translates it; None for a comment, an empty line or what is no pattern.
+    """The line, translated by pathspec; None for a comment, an empty line or an invalid pattern.
 
-    pathspec's own matching lets a pattern hold for all below what it matches, and folder/** for the folder too. That is
-    right for a path alone, and wrong on the way down, where ! may have brought back a folder but not what is in it.
+    pathspec's own matching applies a pattern also to everything below a match, and folder/** also to the folder itself.
+    That is right for a single path, but wrong from the top down: ! may re-include a folder but not its contents.
     """
     if not line.endswith("\\ "):
         line = line.rstrip(" ")
@@ -126,7 +126,7 @@ def _pattern(line: str) -> Pattern | None:
     bare = re.sub(r"/\*\*$", "/**/*", anchored + bare.rstrip("/"))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # re's, about sets such as [[:alpha:]]
+            warnings.simplefilter("ignore", FutureWarning)  # of re, about sets such as [[:alpha:]]
             (found,) = GitIgnoreSpec.from_lines([bare if line[:1] != "!" else "!" + bare]).patterns
     except (ValueError, re.error):
         return None

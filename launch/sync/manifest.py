@@ -1,8 +1,8 @@
-"""The files of a folder that are to be copied, by content: the walk, the hashes, and files that changed meanwhile.
+"""The manifest: the files of a folder to copy, with hashes of their content; renewed for files that changed meanwhile.
 
-Paths are relative, "/" between names, bytes that are no UTF-8 as surrogates (PEP 383), whatever this machine's locale.
-Left out: .git, what .gitignore files and --sync-exclude name, the copying's own temporary files, `leave_out`. Symbolic
-links are entries of their own and never followed. What is no file, folder or link is skipped with a note.
+Paths are relative, with "/" between names. Bytes that are not UTF-8 are surrogates (PEP 383), in any locale. Excluded
+are .git, paths that .gitignore files and --sync-exclude name, temporary files of copies, and `leave_out`. Symbolic
+links are entries of their own and never followed. Sockets, pipes and devices are skipped with a note.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from launch.sync.ignore import Chain
 FILE, FOLDER, LINK = "file", "folder", "link"
 NEVER = (b".git",)
 READ_BYTES = 1 << 20
-THREADS = 8  # hashing releases the interpreter; more than a disk and a few cores can use
+THREADS = 8  # hashing releases the GIL; more threads than a disk and a few cores can use
 
 
 class Over(Exception):
@@ -40,12 +40,12 @@ class Entry:
     mtime: int = 0
     size: int = 0
     sha256: str = ""  # of a file's first `size` bytes, in hexadecimal
-    target: str = ""  # of a link, as it is written there
+    target: str = ""  # of a link, as stored in it
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What is to be copied from `folder` (absolute, links resolved); each folder's entry comes before what is in it."""
+    """The entries to copy from `folder` (absolute, links resolved). A folder comes before its contents."""
 
     folder: bytes
     entries: tuple[Entry, ...]
@@ -60,7 +60,7 @@ class Manifest:
         return os.path.join(self.folder, encoded(self.entries[index].path))
 
     def renewed(self, indices: Sequence[int]) -> tuple[Manifest, tuple[int, ...]]:
-        """The manifest with these files as they are now, and which of them still are files."""
+        """The manifest with the current state of these files, and which of them still are files."""
         entries, still = list(self.entries), []
         for index in indices:
             entry = _file(self.where(index), entries[index].path)
@@ -84,8 +84,8 @@ def manifest(
     leave_out: Sequence[str | Path] = (),
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Manifest:
-    """What `folder` holds now. `leave_out` are paths, absolute or relative to the working directory, that need not
-    exist or be inside. LaunchError says what cannot be read; Over comes soon after `cancelled` has become true."""
+    """The current contents of `folder`. `leave_out` are paths, absolute or relative to the working directory; they need
+    not exist or be inside. LaunchError if a file cannot be read; Over soon after `cancelled` returns True."""
     top = os.path.realpath(os.fsencode(folder))
     chosen = sync_ignore.chosen(excludes)
     out = {os.path.realpath(os.fsencode(path)) for path in leave_out}
@@ -102,7 +102,7 @@ def manifest(
 
 
 def _walk(top: bytes, chain: Chain, out: set[bytes], notes: list[str]) -> Iterator[Entry]:
-    """The entries below `top`, files with their names only; without recursion, as trees may be deep."""
+    """The entries below `top`, files with their names only. Not recursive, because trees may be deep."""
     pending: list[tuple[str, Chain]] = [("", chain)]
     while pending:
         base, chain = pending.pop()
@@ -113,7 +113,7 @@ def _walk(top: bytes, chain: Chain, out: set[bytes], notes: list[str]) -> Iterat
         if base:
             yield Entry(base[:-1], FOLDER)
         text = sync_ignore.gitignore(Path(os.fsdecode(where)))
-        if text is not None:  # the chosen patterns stay the last
+        if text is not None:  # those of --sync-exclude stay last
             chain = (*chain[:-1], sync_ignore.below(text, base), chain[-1])
         folders = []
         for each in listed:
@@ -133,7 +133,7 @@ def _walk(top: bytes, chain: Chain, out: set[bytes], notes: list[str]) -> Iterat
 
 
 def _listed(folder: bytes) -> list[os.DirEntry[bytes]] | None:
-    """What the folder holds, by name; None when it has vanished."""
+    """The contents of the folder, sorted by name; None if it has vanished."""
     try:
         with os.scandir(folder) as found:
             each = [entry for entry in found if entry.name not in NEVER and not entry.name.startswith(PREFIX)]
@@ -154,7 +154,7 @@ def _link(where: bytes, path: str) -> Iterator[Entry]:
 
 
 def _file(where: bytes, path: str, cancelled: Callable[[], bool] = lambda: False) -> Entry | None:
-    """The file with its hash, of as many bytes as it had when it was opened; None when it is no file any more."""
+    """The file with the hash of as many bytes as it had when it was opened; None if it is no longer a file."""
     descriptor = opened(where)
     if descriptor is None:
         return None
@@ -169,7 +169,7 @@ def _file(where: bytes, path: str, cancelled: Callable[[], bool] = lambda: False
 
 
 def _digest(descriptor: int, size: int, cancelled: Callable[[], bool]) -> tuple[int, str]:
-    """How many bytes there are, at most `size`, and their SHA-256."""
+    """The number of bytes, at most `size`, and their SHA-256."""
     digest, got, buffer = hashlib.sha256(), 0, bytearray(min(READ_BYTES, max(size, 1)))
     with memoryview(buffer) as view:
         while got < size:
@@ -184,7 +184,7 @@ def _digest(descriptor: int, size: int, cancelled: Callable[[], bool]) -> tuple[
 
 
 def opened(where: bytes) -> int | None:
-    """A descriptor of the file; None when there is none, or something else has its name."""
+    """A descriptor of the file; None if it does not exist or is not a regular file."""
     try:
         descriptor = os.open(where, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -200,5 +200,5 @@ def opened(where: bytes) -> int | None:
 
 
 def unreadable(where: bytes, error: OSError) -> LaunchError:
-    fix = "make it readable, or leave it out with --sync-exclude"
+    fix = "make it readable, or exclude it with --sync-exclude"
     return LaunchError(f"cannot read {shown(where)} to copy it: {error.strerror}; {fix}")

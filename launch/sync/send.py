@@ -1,6 +1,6 @@
 """The launcher's side of copying a folder to one agent; the protocol is in `launch.agent.protocol`.
 
-Every write ends at the end of a message with its bytes, so that other threads may write messages in between.
+Every write ends with a complete message and its bytes, so that other threads may write messages in between.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from launch.agent.commands import Entry as Row
 from launch.agent.protocol import encode_command
 from launch.sync.manifest import FILE, Entry, Manifest, opened, unreadable
 
-LINE_BYTES = 1 << 16  # of a message that announces entries, about
-WRITE_BYTES = 1 << 18  # of one write: a heartbeat waits no longer than this takes, 0.2 s at 10 Mbit/s
+LINE_BYTES = 1 << 16  # approximate size of a message that announces entries
+WRITE_BYTES = 1 << 18  # of one write; a heartbeat may have to wait for one, 0.2 s at 10 Mbit/s
 
-Write = Callable[[bytes], None]  # all of it, and blocking while the far end is busy: the back-pressure
+Write = Callable[[bytes], None]  # writes all data, and blocks while the agent is busy (back-pressure)
 
 
 def offer(manifest: Manifest, indices: Iterable[int], write: Write) -> None:
@@ -41,22 +41,22 @@ def _row(index: int, entry: Entry) -> Row:
 
 
 def push(manifest: Manifest, wanted: Iterable[int], write: Write, progress: Callable[[int], None]) -> None:
-    """Send the wanted files as they are on disk now; the agent reports those that are not as announced.
+    """Send the current contents of the wanted files. The agent reports those that differ from their announcement.
 
-    Constant memory: about twice WRITE_BYTES. `progress` is told how many bytes of files each write had. LaunchError
-    when a file cannot be read; OSError of `write`.
+    Needs about twice WRITE_BYTES of memory. `progress` is called with the number of file bytes in each write.
+    LaunchError if a file cannot be read; OSError of `write`.
     """
     pending, content = bytearray(), 0
     for index in wanted:
-        for piece in _pieces(manifest, index):
-            head = encode_command(File(index, len(piece), gone=piece is _GONE))
-            if pending and len(pending) + len(head) + len(piece) > WRITE_BYTES:
+        for chunk in _chunks(manifest, index):
+            head = encode_command(File(index, len(chunk), gone=chunk is _GONE))
+            if pending and len(pending) + len(head) + len(chunk) > WRITE_BYTES:
                 write(bytes(pending))
                 progress(content)
                 pending, content = bytearray(), 0
             pending += head
-            pending += piece
-            content += len(piece)
+            pending += chunk
+            content += len(chunk)
     if pending:
         write(bytes(pending))
         progress(content)
@@ -65,8 +65,8 @@ def push(manifest: Manifest, wanted: Iterable[int], write: Write, progress: Call
 _GONE = memoryview(b"")  # compared by identity, so that an empty file differs from it
 
 
-def _pieces(manifest: Manifest, index: int) -> Iterator[bytes | memoryview]:
-    """The announced number of bytes of a file; _GONE in place of missing bytes."""
+def _chunks(manifest: Manifest, index: int) -> Iterator[bytes | memoryview]:
+    """The content of a file up to the announced size; _GONE in place of missing bytes."""
     descriptor = opened(manifest.where(index))
     if descriptor is None:
         yield _GONE
@@ -76,10 +76,10 @@ def _pieces(manifest: Manifest, index: int) -> Iterator[bytes | memoryview]:
         if not left:
             yield b""
         while left:
-            piece = os.read(descriptor, min(left, WRITE_BYTES - 200))
-            left -= len(piece)
-            yield piece or _GONE
-            if not piece:
+            chunk = os.read(descriptor, min(left, WRITE_BYTES - 200))
+            left -= len(chunk)
+            yield chunk or _GONE
+            if not chunk:
                 return
     except OSError as error:
         raise unreadable(manifest.where(index), error) from None

@@ -372,11 +372,11 @@ def test_a_host_without_its_configured_python_is_named(bad: Bad, ssh: str):
     plain = bad.file("old/plain", "", 0o644)
     bad.file("hosts", f"h1 python=/opt/none/python3\nh2 python={old}\nh3 python={two}\nh4 python={plain}\nh5\n")
     words = [
-        "h1 (hosts:1): there is no /opt/none/python3 there",
+        "h1 (hosts:1): /opt/none/python3 was not found there",
         f"h2 (hosts:2): {old} there is Python 3.6, too old",
         f"h3 (hosts:3): {two} there is Python 2, too old",
         f"h4 (hosts:4): {plain} there cannot be executed",
-        "install Python 3.8 or later there, or say where it is with python=PATH in the hosts file",
+        "install Python 3.8 or later there, or give its path with python=PATH in the hosts file",
     ]
     done = bad.refused(USER, words, "-n", 5, "-s", 0, "-H", "hosts", "--ssh", ssh, bad.program)
     assert "h5 (hosts" not in done.err
@@ -390,7 +390,7 @@ def test_a_host_that_has_no_python_at_all_is_named(bad: Bad, rebooted: Callable,
     bad.testbed.kill_sshd("h2")
     bad.testbed.start_sshd("h2")
     on(bad.testbed, "h2", "mount", "-t", "tmpfs", "tmpfs", Path(sys.executable).parent)
-    words = ["h2 (--hosts): there is no python3 there", "install Python 3.8 or later", "python=PATH"]
+    words = ["h2 (--hosts): python3 was not found there", "install Python 3.8 or later", "python=PATH"]
     bad.refused(USER, words, *ALL, "--ssh", ssh, bad.program)
 
 
@@ -435,7 +435,7 @@ def test_a_wrong_clock_and_unlike_versions_are_warnings(bad: Bad):
     warnings = [line for line in done.err.splitlines() if ": warning: " in line]
     assert any("h1: its clock is 90." in line and "NTP" in line for line in warnings), done
     unlike = [line for line in warnings if "hosts have different versions of mxnet: 1.9.1 on " in line]
-    assert unlike and unlike[0].endswith("h2; 2.0 on h3; install the same on all"), done
+    assert unlike and unlike[0].endswith("h2; 2.0 on h3; install the same version on all hosts"), done
 
 
 # -- what is not there ---------------------------------------------------------------------------------------
@@ -465,8 +465,8 @@ def test_a_script_that_two_hosts_lack_is_named_with_them(bad: Bad, rebooted: Cal
 
 # what cannot be run: the exit code that a shell gives, and what the message says
 PROGRAMS = {
-    "no-such-program": (NOT_FOUND, ["program no-such-program not found", "PATH", "give its whole path"]),
-    "./absent": (NOT_FOUND, ["program ./absent not found (working directory /", "give its whole path"]),
+    "no-such-program": (NOT_FOUND, ["program no-such-program not found", "PATH", "give its full path"]),
+    "./absent": (NOT_FOUND, ["program ./absent not found (working directory /", "give its full path"]),
     "absent.py": (NOT_FOUND, ["script absent.py not found (working directory /", "--sync-dst-dir DIR"]),
     "./plain": (NOT_EXECUTABLE, ["/plain is not executable; chmod +x ./plain"]),
     "/etc": (NOT_EXECUTABLE, ["/etc is a folder, not a program"]),
@@ -518,14 +518,18 @@ def test_a_missing_address_is_reported_with_the_existing_ones(bad: Bad):
         words = [f"{option} {value}: {what} h{n}, which has 10.99.0.{n}/24 on eth0" for n in (1, 2, 3)]
         bad.refused(USER, [*words, "addr="], *ALL, option, value, bad.program)
     bad.file("hosts", "h1\nh2 addr=192.0.2.1\n")
-    words = ["hosts:2: no interface of h2 has addr=192.0.2.1: it has 10.99.0.2/24 on eth0"]
+    words = ["hosts:2: no interface of h2 has addr=192.0.2.1: the host has 10.99.0.2/24 on eth0"]
     bad.refused(USER, words, "-n", 2, "-s", 0, "-H", "hosts", bad.program)
     bad.refused(USER, ["--subnet x: expected a network such as 10.0.0.0/24"], *ALL, "--subnet", "x", bad.program)
 
 
 def test_missing_gpus_are_reported(bad: Bad):
     bad.file("hosts", "h1 gpus=97\nh2\nh3 gpus=98-99\n")
-    words = ["h1: gpus=97: there is no GPU 97; it has ", "h3: gpus=98,99: there is no GPU 98, 99", "correct gpus="]
+    words = [
+        "h1: gpus=97: there is no GPU 97; the host has ",
+        "h3: gpus=98,99: there is no GPU 98, 99",
+        "correct gpus=",
+    ]
     bad.refused(USER, words, "-n", 3, "-s", 0, "-H", "hosts", bad.program)
 
 

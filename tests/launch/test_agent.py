@@ -558,7 +558,7 @@ def test_frames_arrive_whole_however_they_are_cut(size):
 
 
 def test_a_host_that_sends_other_data():
-    with pytest.raises(ChannelError, match="instead came: python3: command not found"):
+    with pytest.raises(ChannelError, match="the output was: python3: command not found"):
         list(frames(Script(b"python3: command not found\n"), 1))
     with pytest.raises(ChannelError, match="did not start"):
         list(frames(Script(*[b"noise" * 1000] * 100), 1))

@@ -28,7 +28,10 @@ REACHED = {
     "node01": {"node02": {"ms": 0.1234}, "node|3": {"error": "timed out"}},
     "node02": {"node01": {"ms": 12.0}, "node|3": {"error": "refused"}},
 }
-PROBLEMS = (Problem("", "versions differ", "install the same on all"), Problem("node|3", "no sshd\nhere", "", 125))
+PROBLEMS = (
+    Problem("", "versions differ", "install the same version on all hosts"),
+    Problem("node|3", "no sshd\nhere", "", 125),
+)
 THROUGHPUT = {
     "node01": {"node02": {"speed": 941_300_000}},
     "node02": {"node01": {"speed": 93_700_000}},
@@ -53,7 +56,7 @@ MARKDOWN = """\
 |   2 | node02  | 12.00 |    . |   refused |
 |   3 | node\\|3 |     - |    - |         . |
 
-## Throughput of TCP between the hosts, both ways at once, in Mbit/s (* the slowest)
+## TCP throughput between the hosts, both directions at once, in Mbit/s (* the slowest)
 
 |   # | from    |      to 1 | to 2 | to 3 |
 | --: | ------- | --------: | ---: | ---: |
@@ -64,7 +67,7 @@ MARKDOWN = """\
 - error: node|3: no sshd
   here
 - warning: versions differ
-  fix: install the same on all
+  fix: install the same version on all hosts
 
 3 hosts: 1 error, 1 warning; a job cannot start"""  # noqa: E501
 

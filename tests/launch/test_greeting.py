@@ -1,4 +1,4 @@
-"""What becomes of the wait for an agent behind SSH: its greeting, or one sentence that says what is in the way."""
+"""Waiting for an agent behind SSH ends with its greeting or with one sentence that explains the failure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pytest
 
 from launch.agent.protocol import GREETING
 from launch.channels import NOISE_BYTES
-from launch.channels.ssh.greeting import NoAgent, await_agent, explain, label, silent
+from launch.channels.ssh.greeting import NoAgent, await_agent, explain, label, timed_out
 from launch.job.host import Host
 
 HOST = Host("h1", where="hosts:3")
 
 
 class Script:
-    """A channel that says these pieces; then it ends, or stays silent."""
+    """A channel that delivers these chunks; then it ends, or stays silent."""
 
     def __init__(self, *pieces: bytes, ends: bool = True, err: tuple[str, ...] = ()):
         self.pieces, self.ends, self.err, self.closed, self.timeouts = list(pieces), ends, list(err), False, []
@@ -77,8 +77,8 @@ def test_silence_ends_at_the_deadline_with_the_channel_closed():
     [
         (1, ["too old a Python: 3.6"], "", "python3 there is Python 3.6, too old: install Python 3.8 or later", 2),
         (1, ["Unknown option: -I", "usage: python"], "/py", "/py there is Python 2, too old: install Python 3.8", 2),
-        (127, ["x", "sh: 1: p: not found"], "", "there is no python3 there (sh: 1: p: not found): install", 2),
-        (127, [], "/opt/py", "there is no /opt/py there: install", 2),
+        (127, ["x", "sh: 1: p: not found"], "", "python3 was not found there (sh: 1: p: not found): install", 2),
+        (127, [], "/opt/py", "/opt/py was not found there: install", 2),
         (
             126,
             ["sh: /py: Permission denied"],
@@ -86,24 +86,36 @@ def test_silence_ends_at_the_deadline_with_the_channel_closed():
             "/py there cannot be executed (sh: /py: Permission denied): in",
             2,
         ),
-        (1, ["x"], "", "the agent did not start: it exited with 1; instead came: some words; does ssh n1 true wo", 125),
-        (None, [], "", "the agent did not start: it exited with None; instead came: some words; does ssh n1 true", 125),
+        (
+            1,
+            ["x"],
+            "",
+            "the agent did not start: it exited with 1; the output was: some words; does ssh n1 true wo",
+            125,
+        ),
+        (
+            None,
+            [],
+            "",
+            "the agent did not start: it exited with None; the output was: some words; does ssh n1 true",
+            125,
+        ),
     ],
 )
-def test_what_is_in_the_way_is_explained(code, err, python, message, exit_code):
+def test_each_failure_is_explained(code, err, python, message, exit_code):
     host = Host("h1", hostname="n1", python=python, where="hosts:3")
     error = explain(NoAgent(f"exited with {code}", code, "some words", err), host)
     assert str(error).startswith(f"h1 (hosts:3): {message}")
     assert error.code == exit_code
 
 
-def test_only_the_end_of_a_long_output_is_shown_and_nothing_where_none_came():
+def test_the_error_shows_the_end_of_the_output_if_there_is_any():
     said = str(explain(NoAgent("exited with 1", 1, "x" * 1000 + "y", []), HOST))
-    assert f"instead came: {'x' * 499}y; does" in said
-    assert "came" not in str(explain(NoAgent("exited with 1", 1, "", []), HOST))
+    assert f"the output was: {'x' * 499}y; does" in said
+    assert "output" not in str(explain(NoAgent("exited with 1", 1, "", []), HOST))
 
 
-def test_a_host_is_called_by_its_name_and_its_line():
+def test_messages_name_a_host_with_its_line():
     assert (label(HOST), label(Host("h2"))) == ("h1 (hosts:3)", "h2")
-    error = silent(HOST, 2.5)
+    error = timed_out(HOST, 2.5)
     assert str(error).startswith("h1 (hosts:3): the agent did not start within 2.5 s: ") and error.code == 125

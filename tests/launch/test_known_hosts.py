@@ -104,23 +104,24 @@ def test_a_key_that_is_listed_is_trusted_unless_it_is_revoked(settings):
     )
 
 
-def test_a_changed_key_is_shown_beside_the_listed_one_of_its_kind(settings):
+def test_the_error_for_a_changed_key_has_the_listed_key_of_the_same_type(settings):
     (mine,) = settings.user_known_hosts
     list_in(mine, f"node1 {RSA.line}", f"node1 {OTHER.line}", f"@revoked node1 {RSA.line}")
     said = refusal(ED, settings, accept_new=True)
     assert said.startswith(
-        f"h1 (hosts:1): its host key has changed: it shows ssh-ed25519 {PLAIN}, but {mine}:2 has ssh-ed25519 "
-        f"{OTHER.fingerprint} for it; "
+        f"h1 (hosts:1): its host key has changed: it sent ssh-ed25519 {PLAIN}, but {mine}:2 has ssh-ed25519 "
+        f"{OTHER.fingerprint}; this may be an attack"
     )
     assert said.endswith(f"ssh-keygen -f {mine} -R node1")
     assert f"but {mine}:1 has ssh-rsa" in refusal(Key("ecdsa-sha2-nistp256", b"x"), settings), "it has none of the kind"
 
 
-def test_an_unknown_host_comes_with_the_command_that_accepts_it(settings):
+def test_the_error_for_an_unknown_host_has_the_command_that_accepts_it(settings):
     (mine,) = settings.user_known_hosts
     assert refusal(ED, settings) == (
-        f"h1 (hosts:1): its host key is not known here: node1 shows ssh-ed25519 {PLAIN}; compare that with what its "
-        f"owner says, then accept it with ssh-keyscan -t ed25519 Node1 >> {mine} or with --accept-new-host-keys"
+        f"h1 (hosts:1): its host key is not known here: node1 sent ssh-ed25519 {PLAIN}; compare this "
+        "fingerprint with the one from the host's administrator, then accept it with ssh-keyscan -t ed25519 Node1 "
+        f">> {mine} or with --accept-new-host-keys"
     )
     at_a_port = replace(settings, port=2222)
     assert "ssh-keyscan -p 2222 -t rsa Node1 >>" in refusal(RSA, at_a_port)
@@ -130,7 +131,7 @@ def test_an_unknown_host_comes_with_the_command_that_accepts_it(settings):
         assert refusal(ED, replace(settings, **way)).endswith("then add --accept-new-host-keys"), "it cannot be scanned"
 
 
-def test_a_new_key_is_kept_when_that_is_asked_for(settings):
+def test_a_new_key_is_saved_if_requested(settings):
     (mine,) = settings.user_known_hosts
     verify(ED, replace(settings, port=2222), "h1", accept_new=True)
     assert mine.read_text() == f"[node1]:2222 {ED.line}\n"
@@ -144,9 +145,9 @@ def test_a_new_key_is_kept_when_that_is_asked_for(settings):
     assert len(base64.b64decode(hashed.split("|")[2])) == 20
 
 
-def test_a_new_key_that_cannot_be_kept(settings, tmp_path):
+def test_a_new_key_that_cannot_be_saved(settings, tmp_path):
     said = refusal(ED, replace(settings, user_known_hosts=()), accept_new=True)
-    assert said.endswith("its host key cannot be kept: UserKnownHostsFile is none; name a file there")
+    assert said.endswith("its host key cannot be saved: UserKnownHostsFile is none; set it to a file")
     (tmp_path / "ssh").write_text("a file")
     assert refusal(ED, settings, accept_new=True).startswith(
         f"h1 (hosts:1): its host key cannot be added to {tmp_path}/ssh/known_hosts: "

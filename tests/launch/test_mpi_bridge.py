@@ -202,7 +202,7 @@ def test_close_ends_the_input_of_a_command_that_still_runs(desk):
 def test_close_does_not_wait_for_a_running_command(desk):
     channel = desk.channel("read line; exec sleep 2")
     began = time.monotonic()
-    assert channel.close() == "did not answer and was left to end by itself"
+    assert channel.close() == "did not answer; it ends by itself"
     assert time.monotonic() - began < 1.9
     with pytest.raises(OSError):
         channel.write(b"x")
@@ -409,7 +409,7 @@ def test_a_bridge_sends_nothing_to_a_peer_with_another_certificate(desk):
     started = desk.start(port=impostor.listener.getsockname()[1])
     _, said = started.communicate(timeout=DEADLINE)
     assert started.returncode == 1, "mpirun is to end"
-    assert "127.0.0.1: another program answers there, with another certificate" in said
+    assert "127.0.0.1: another program with another certificate answers there" in said
     assert impostor.over.wait(DEADLINE)
     assert impostor.heard == b""
     impostor.listener.close()

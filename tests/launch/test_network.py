@@ -103,7 +103,7 @@ def test_an_unplugged_interface_does_not_count():
 
 def test_ipv6_alone_will_do_and_link_local_will_not():
     assert choose([H1, H2], pair("eth0 fd00::1/64"))["h2"] == ("fd00::2", "eth0")
-    assert "no network is common" in refusal([H1, H2], pair("eth0 169.254.0.1/16"))
+    assert "the hosts have no common network" in refusal([H1, H2], pair("eth0 169.254.0.1/16"))
 
 
 # -- hosts with a router between them ------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def test_no_such_working_directory(job):
     problem = only(judge(job, replace(HOST, workdir="/nonexistent/run")))
     assert problem.code == 127
     assert problem.message == "the working directory /nonexistent/run does not exist"
-    assert problem.fix == "copy it there with --sync-dst-dir DIR, or name another with workdir= in the hosts file"
+    assert problem.fix == "copy it there with --sync-dst-dir DIR, or set another with workdir= in the hosts file"
 
 
 def test_a_working_directory_that_is_not_writable_is_a_warning(job):
@@ -84,7 +84,7 @@ def test_no_such_python(job):
     problem = only(judge(job, replace(HOST, python="/opt/none/python3")))
     assert problem.code == 127
     assert (
-        problem.text == "node03: Python /opt/none/python3 not found; name the host's Python with python= in the "
+        problem.text == "node03: Python /opt/none/python3 not found; set the host's Python with python= in the "
         "hosts file"
     )
 
@@ -92,8 +92,8 @@ def test_no_such_python(job):
 @pytest.mark.parametrize(
     ("argv", "code", "message"),
     [
-        ("mxtrain", 127, "program mxtrain not found (PATH of a non-interactive login there); give its whole path"),
-        ("./gone", 127, "program ./gone not found (working directory {folder}); give its whole path, or copy it there"),
+        ("mxtrain", 127, "program mxtrain not found (PATH of a non-interactive login there); give its full path"),
+        ("./gone", 127, "program ./gone not found (working directory {folder}); give its full path, or copy it there"),
         ("./plain", 126, "program {folder}/./plain is not executable; chmod +x ./plain"),
         ("./folder", 126, "./folder is a folder, not a program"),
     ],
@@ -129,7 +129,7 @@ def test_a_module_that_the_hosts_python_lacks(job, empty_python, empty_host):
     version = platform.python_version()
     assert problem.text == (
         f"node03: {empty_python} ({version}) lacks numpy, yaml, PIL, which the script imports; "
-        f"{empty_python} -m pip install numpy pyyaml pillow, or name another Python with python= in the hosts file"
+        f"{empty_python} -m pip install numpy pyyaml pillow, or set another Python with python= in the hosts file"
     )
 
 
@@ -160,7 +160,7 @@ def test_a_python_too_old_for_dmltrain(job, version):
     assert problem.code == 2
     assert re.fullmatch(
         rf"node03: {path} \({version}\.\d+\) is too old for dmltrain, which needs Python 3\.10 or "
-        r"later; name another with python= in the hosts file",
+        r"later; set another with python= in the hosts file",
         problem.text,
     )
 
@@ -185,7 +185,8 @@ def test_hosts_with_different_versions_are_a_warning():
     problem = only(differences({"h1": alike, "h2": other, "h3": alike, "h4": {"inspection": {"error": "none"}}}))
     assert not problem.fatal
     assert (
-        problem.text == "hosts have different versions of torch: 2.9.1 on h1, h3; 2.4.0 on h2; install the same on all"
+        problem.text
+        == "hosts have different versions of torch: 2.9.1 on h1, h3; 2.4.0 on h2; install the same version on all hosts"
     )
 
 
@@ -200,8 +201,8 @@ def test_gpus_that_are_there(job, gpus):
 @pytest.mark.parametrize(
     ("have", "message"),
     [
-        (GPUS, "gpus=0,2,GPU-cc: there is no GPU 2, GPU-cc; it has 0 (NVIDIA A40), 1 (NVIDIA A40)"),
-        ([], "gpus=0,2,GPU-cc: there is no GPU 0, 2, GPU-cc; it has none (by nvidia-smi -L)"),
+        (GPUS, "gpus=0,2,GPU-cc: there is no GPU 2, GPU-cc; the host has 0 (NVIDIA A40), 1 (NVIDIA A40)"),
+        ([], "gpus=0,2,GPU-cc: there is no GPU 0, 2, GPU-cc; the host has none (by nvidia-smi -L)"),
     ],
 )
 def test_gpus_that_are_not_there(job, have, message):
@@ -225,7 +226,9 @@ def test_too_few_open_files_are_a_warning(job):
     job = replace(job, num_workers=100, num_servers=100)
     assert judge(job, open_files=[4096, 4096]) == judge(job, open_files=[-1, -1]) == []
     soft = only(judge(job, open_files=[1024, 4096]))
-    assert not soft.fatal and "1024 files, this job's may need 1060" in soft.message and "ulimit -n" in soft.fix
+    assert (
+        not soft.fatal and "1024 files, but one of this job may need 1060" in soft.message and "ulimit -n" in soft.fix
+    )
     assert "as root" in only(judge(job, open_files=[1024, 1024])).fix
 
 
@@ -233,9 +236,9 @@ def test_disks_nearly_full_are_warnings(job):
     found = judge(job, disk={job.workdir: 499, "/tmp": 99, "/dev/shm": 64})
     assert [each.fatal for each in found] == [False] * 3
     assert [each.message for each in found] == [
-        f"499 MiB are free at {job.workdir}, 500 or more expected",
-        "99 MiB are free at /tmp, 100 or more expected",
-        "64 MiB are free at /dev/shm, 256 or more expected",
+        f"499 MiB are free at {job.workdir}, expected at least 500",
+        "99 MiB are free at /tmp, expected at least 100",
+        "64 MiB are free at /dev/shm, expected at least 256",
     ]
 
 

@@ -199,7 +199,7 @@ class Script:
 
 
 def test_another_version_is_refused_before_the_first_message():
-    with pytest.raises(ChannelError, match=f"speaks version 1 of the protocol, expected {VERSION}"):
+    with pytest.raises(ChannelError, match=f"has version 1 of the protocol, expected {VERSION}"):
         list(frames(Script(b"Welcome\n", GREETING[:3], GREETING[3:] + b"1", b"\n"), 1))
 
 

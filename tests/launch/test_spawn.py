@@ -227,7 +227,7 @@ def test_a_port_in_use(talk):
     assert (refused["code"], refused["message"]) == (
         2,
         f"port {port} of 127.0.0.1 on here is not available: Address already in use; "
-        "choose another with --port, or leave --port out to get a free one",
+        "choose another with --port, or remove --port to get a free one",
     )
     talk.send(do="bind", address="192.0.2.9", scheduler=0)
     assert talk.until("refused")["message"].startswith("a port of 192.0.2.9 on here is not available: ")

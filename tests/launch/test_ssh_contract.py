@@ -204,11 +204,11 @@ def refused(connect: Callable[..., Channel], host: Host, **more: object) -> Laun
 
 def test_no_python_there(connect, sshds):  # noqa: F811
     error = refused(connect, sshds().host(python="/no/such/python", where="hosts:3"))
-    assert str(error).startswith("here (hosts:3): there is no /no/such/python there")
+    assert str(error).startswith("here (hosts:3): /no/such/python was not found there")
     assert "python=PATH in the hosts file" in str(error)
     assert error.code == 2
     bare = sshds('ForceCommand env -i PATH=/nowhere /bin/sh -c "$SSH_ORIGINAL_COMMAND"')
-    assert "there is no python3 there" in str(refused(connect, bare.host(python="python3")))
+    assert "python3 was not found there" in str(refused(connect, bare.host(python="python3")))
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_no_python_there(connect, sshds):  # noqa: F811
         ("echo 'Unknown option: -I' >&2; exit 2", "is Python 2, too old"),
         (f"echo '{channels.TOO_OLD} 3.6' >&2; exit 1", "is Python 3.6, too old"),
         ("echo out of luck >&2; exit 9", "the agent did not start: it exited with 9: out of luck"),
-        ("echo This account is not available.; exit 1", "instead came: This account is not available."),
+        ("echo This account is not available.; exit 1", "the output was: This account is not available."),
     ],
 )
 def test_what_is_no_python_for_an_agent(connect, sshds, tmp_path, script, said):  # noqa: F811

@@ -156,7 +156,7 @@ def test_no_key_at_all(sshds, home):  # noqa: F811
 
 def test_a_server_that_takes_no_keys(sshds, home):  # noqa: F811
     sshd = sshds("PubkeyAuthentication no", "PasswordAuthentication yes")
-    with pytest.raises(LaunchError, match="takes no keys, only password.*--ssh system"):
+    with pytest.raises(LaunchError, match="accepts no keys, only password.*--ssh system"):
         ssh_paramiko.connect(sshd.host(), "m", access(home), SECONDS)
 
 
@@ -277,7 +277,7 @@ def test_a_known_hosts_file_that_cannot_be_written(sshds, home):  # noqa: F811
 
 def test_a_jump_to_itself_ends(sshds, home):  # noqa: F811
     home.configure("Host loop\n  ProxyJump loop\n")
-    with pytest.raises(LaunchError, match="does it lead to itself"):
+    with pytest.raises(LaunchError, match="does a host jump through itself"):
         ssh_paramiko.connect(Host("loop"), "m", access(home), SECONDS)
 
 
@@ -285,7 +285,7 @@ def test_the_message_of_a_jump_host_for_a_closed_port(sshds, home):  # noqa: F81
     gate, last = sshds(), sshds()
     last.stop()
     home.configure(f"Host last\n  HostName 127.0.0.1\n  Port {last.port}\n  ProxyJump 127.0.0.1:{gate.port}\n")
-    with pytest.raises(LaunchError, match=f"127.0.0.1 makes no connection to 127.0.0.1 port {last.port}: Connect"):
+    with pytest.raises(LaunchError, match=f"127.0.0.1 cannot connect to 127.0.0.1 port {last.port}: Connect"):
         ssh_paramiko.connect(Host("last"), "m", access(home), SECONDS)
 
 
@@ -466,7 +466,7 @@ def test_a_configuration_that_cannot_be_read(tmp_path, text, said):
     """The error names the word that is wrong, and both ways out."""
     with pytest.raises(LaunchError, match=said) as caught:
         settings(tmp_path, text)
-    assert "mend it, or " in str(caught.value) and "--ssh system" in str(caught.value)
+    assert "correct it, or " in str(caught.value) and "--ssh system" in str(caught.value)
     assert caught.value.code == 2
 
 

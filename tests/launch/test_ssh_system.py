@@ -44,7 +44,7 @@ def test_the_command_line_has_what_was_said_of_the_host():
     words = ["-p", "2222", "-l", "anna", "-i", "/key", "--", "n1", "run"]
     found = ssh.argv(Host("h1", hostname="n1", user="anna", port=2222), 0.2, "run")
     assert found == ["ssh", "-F", "mine", *OPTIONS, "-o", "ConnectTimeout=1", *trust, *words]
-    assert ssh.given(Host("h1")) == ["-p", "22", "-i", "/key"], "the port of the command line is for the others"
+    assert ssh.host_options(Host("h1")) == ["-p", "22", "-i", "/key"], "the port of the command line is for the others"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_the_command_line_has_what_was_said_of_the_host():
         ),
         (
             "/c: line 3: Bad configuration option: prot\n/c: terminating, 1 bad configuration options\n",
-            "/c: line 3: Bad configuration option: prot; mend ~/.ssh/config",
+            "/c: line 3: Bad configuration option: prot; correct ~/.ssh/config",
             2,
         ),
         ("nc: no way\nConnection refused\n", "nc: no way: Connection refused; is sshd", 125),
@@ -109,39 +109,39 @@ Host key verification failed.
 """
 
 
-def test_a_changed_key_is_told_with_the_listed_one_and_the_command_that_forgets_it(tmp_path):
+def test_the_error_for_a_changed_key_has_both_fingerprints_and_the_command_that_removes_the_old_key(tmp_path):
     path, key = tmp_path / "known", Key("ssh-ed25519", b"one")
     path.write_text(f"other {Key('ssh-rsa', b'x').line}\nn1 {key.line}\n")
-    changed = "h1 (hosts:3): its host key has changed: it shows SHA256:new"
-    asked = refused(tmp_path, CHANGED.format(path=path, remove=f"  ssh-keygen -f '{path}' -R 'n1'"))
-    assert str(asked).startswith(f"{changed}, but {path}:2 has {key.fingerprint} for it; someone may be in between")
-    assert str(asked).endswith(f"forget the old key with ssh-keygen -f '{path}' -R 'n1'")
+    changed = "h1 (hosts:3): its host key has changed: it sent SHA256:new"
+    full = refused(tmp_path, CHANGED.format(path=path, remove=f"  ssh-keygen -f '{path}' -R 'n1'"))
+    assert str(full).startswith(f"{changed}, but {path}:2 has {key.fingerprint}; this may be an attack")
+    assert str(full).endswith(f"remove the old key with ssh-keygen -f '{path}' -R 'n1'")
     assert str(refused(tmp_path, CHANGED.format(path=path, remove=""))).endswith(f"ssh-keygen -f {path} -R HOST")
     bare = refused(tmp_path, "HOST IDENTIFICATION HAS CHANGED\n")
-    assert str(bare).startswith("h1 (hosts:3): its host key has changed: it shows another; if it was installed anew")
-    assert asked.code == bare.code == 2
+    assert str(bare).startswith("h1 (hosts:3): its host key has changed: it sent another; if the host was reinstalled")
+    assert full.code == bare.code == 2
 
 
 def test_other_exit_codes_are_those_of_the_shell_there(tmp_path):
     error = refused(tmp_path, "sh: 1: python: not found\n", code=127)
     assert str(error).startswith(
-        f"h1 (hosts:3): there is no {sys.executable} there (sh: 1: python: not found): install"
+        f"h1 (hosts:3): {sys.executable} was not found there (sh: 1: python: not found): install"
     )
 
 
-def test_a_busy_server_is_asked_again_until_it_answers(tmp_path):
+def test_a_login_to_a_busy_server_is_retried_until_it_succeeds(tmp_path):
     (tmp_path / "said").write_text(RESET)
     busy = f"[ $(wc -l < {tmp_path}/tries) -lt 3 ] && {{ cat {tmp_path}/said >&2; exit 255; }}"
     remote = 'for last; do :; done; exec /bin/sh -c "$last"'
     ssh = ssh_that(tmp_path, f"echo x >> {tmp_path}/tries\n{busy}\n{remote}")
     channel = connect(HOST, "mark", ssh, SECONDS)
     assert (tmp_path / "tries").read_text() == "x\n" * 3
-    channel.cut()
+    channel.terminate()
     channel.close()
     assert not ssh.starting
 
 
-def test_a_server_that_stays_busy_is_given_up_at_the_deadline(tmp_path):
+def test_a_server_that_stays_busy_is_an_error_at_the_deadline(tmp_path):
     error = refused(tmp_path, RESET, seconds=0.5)
     assert "raise MaxStartups in its sshd_config" in str(error) or "no answer from n1 within 0.5 s" in str(error)
     assert error.code == 125

@@ -1,21 +1,21 @@
-"""The bridge: the small program that mpirun starts on each host, since mpirun's own standard input reaches one process.
+"""The bridge: the small program that mpirun starts on each host, because mpirun's own standard input reaches only one.
 
-Contract: standard library only, Python 3.8 or later, because it travels as text. It knows nothing of jobs: it starts
-one command (an agent) in a session of its own and is its standard input and output.
+Contract: standard library only, Python 3.8 or later, because it is sent as text. It knows nothing about jobs: it starts
+one command (an agent) in its own session and forwards its standard input and output.
 
-Theory of operation. The environment's VARIABLE has all that the bridge is told, as JSON: {"program": this text,
-"addresses", "port", "certificate", "token", "seconds"}. The bridge connects to the launcher at whichever address
-answers with TLS and exactly that certificate (by its SHA-256: names, authorities and dates, and so the clocks of the
-hosts, play no part), and then says one line of JSON:
-    {"token", "index", "host", "pid"}       index: which of mpirun's processes it is, from its own command line
-From then on each side sends frames: length (4 bytes) and payload.
-    launcher -> bridge    first the command for a shell; then what the agent reads; a frame of length 0 is its end
-    bridge -> launcher    what the agent writes; a frame of length 0 is its end, after it {"code", "said"} as JSON:
-                          the agent's exit code (minus n for signal n) and the last that it wrote to standard error
-Loss of the launcher: when the connection ends, or the bridge, the agent's standard input ends, and the agent then ends
-everything by itself; the bridge waits for that. It exits with 0 whatever became of the agent, because at anything
-else mpirun would end the other hosts. When the launcher has gone silent, so has mpirun, whose daemon here would wait
-for it for minutes; the bridge then ends that as well.
+Theory of operation. The environment variable VARIABLE has the bridge's settings as JSON: {"program": this text,
+"addresses", "port", "certificate", "token", "seconds"}. The bridge connects to the launcher at the first address that
+answers over TLS with exactly that certificate. It compares the SHA-256 of the certificate only: names, authorities and
+dates, and so the hosts' clocks, do not matter. Then it sends one line of JSON:
+    {"token", "index", "host", "pid"}       index: the number of this process in mpirun's command line
+After that each side sends frames: length (4 bytes) and payload.
+    launcher -> bridge    first the shell command; then the agent's input; a frame of length 0 ends the input
+    bridge -> launcher    the agent's output; a frame of length 0 ends the output, after it {"code", "said"} as JSON:
+                          the agent's exit code (minus n for signal n) and the end of its standard error
+Loss of the launcher: when the connection or the bridge ends, the agent's standard input ends. The agent then ends the
+job on its host, and the bridge waits for that. The bridge always exits with 0, because mpirun would end the other hosts
+after any other exit code. If the launcher has become silent, mpirun has too, and its daemon on this host would wait for
+minutes; the bridge then ends the daemon as well.
 """
 
 from __future__ import annotations
@@ -38,25 +38,24 @@ from typing import IO
 VARIABLE = "DMLTRAIN_BRIDGE"
 LENGTH = struct.Struct("!I")  # of a frame's payload, in bytes
 READ_BYTES = 1 << 16
-BACKLOG_BYTES = 1 << 18  # unsent, above which no more is read
-SAID_BYTES = 2000  # of the agent's standard error
+BACKLOG_BYTES = 1 << 18  # of unsent data; above it no more is read
+STDERR_BYTES = 2000  # of the agent's standard error
 HANDSHAKE_SECONDS = 5.0
-FLUSH_SECONDS = 2.0  # for the last frames, when the agent has ended
-LOOK_SECONDS = 1.0  # between looks at whether the agent has ended
-SILENT_SECONDS = (
-    6.0  # without a heartbeat of the launcher, which sends one a second: longer than a short network outage
-)
+FLUSH_SECONDS = 2.0  # for sending the last frames after the agent has ended
+LOOK_SECONDS = 1.0  # between checks whether the agent has ended
+# Without a heartbeat of the launcher, which sends one a second. Longer than a short network outage.
+SILENT_SECONDS = 6.0
 DAEMONS = ("orted", "prted", "hydra_pmi_proxy")  # of Open MPI up to 4, from 5, and MPICH
-POLL_SECONDS = 0.05  # the same when it has closed its output, and so is about to
-# Only to free a lost connection: the heartbeats of launcher and agent notice the loss sooner, and an outage of 5 s
-# must be survived.
+POLL_SECONDS = 0.05  # the same after it has closed its output, because then it ends soon
+# These only free a lost connection: the heartbeats of launcher and agent detect the loss earlier. A connection must
+# survive an outage of 5 s.
 KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, USER_TIMEOUT = 5, 3, 3, 12_000  # s, s, probes, ms
-# The variables that mpirun sets: an MPI program of the job would take itself for one of mpirun's processes.
+# Variables that mpirun sets. With them an MPI program of the job would take itself for one of mpirun's processes.
 MPI_OWN = re.compile(r"(OMPI|ORTE|OPAL|PRTE|PMIX|PMI|HYDI?)_|MPI_LOCAL|MPIR_CVAR_CH3_INTERFACE_HOSTNAME")
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Let the kernel close a connection whose peer is gone, whether data is pending or not."""
+    """Make the kernel close a connection whose peer is gone, with or without pending data."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL)
@@ -65,17 +64,17 @@ def keep_alive(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-# -- reaching the launcher ---------------------------------------------------------------------------------------------
+# -- connect to the launcher--------------------------------------------------------------------------------------------
 
 
 def reach(addresses: list[str], port: int, certificate: str, seconds: float) -> ssl.SSLSocket:
-    """A connection to the launcher by the first address that proves to be it; OSError names what each one did."""
+    """A connection to the launcher at the first address with its certificate; OSError lists each address's error."""
     deadline = time.monotonic() + seconds
     failed: dict[str, str] = {}
     with selectors.DefaultSelector() as selector, contextlib.ExitStack() as others:
         for address in addresses:
             try:
-                connection = _dial(address, port, others)
+                connection = _connect(address, port, others)
                 selector.register(connection, selectors.EVENT_WRITE, (address, connection))
             except OSError as error:
                 failed[address] = str(error.strerror or error)
@@ -90,9 +89,9 @@ def reach(addresses: list[str], port: int, certificate: str, seconds: float) -> 
     raise OSError("; ".join(f"{each}: {failed.get(each, f'no answer in {seconds:g} s')}" for each in addresses))
 
 
-def _dial(address: str, port: int, others: contextlib.ExitStack) -> socket.socket:
+def _connect(address: str, port: int, others: contextlib.ExitStack) -> socket.socket:
     connection = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-    others.callback(connection.close)  # one that is wrapped in TLS has been detached, and this does it no harm
+    others.callback(connection.close)  # no effect on the one wrapped in TLS, which is detached from its socket
     connection.setblocking(False)
     with contextlib.suppress(BlockingIOError):
         connection.connect((address, port))
@@ -105,13 +104,13 @@ def _secure(connection: socket.socket, certificate: str) -> ssl.SSLSocket:
         raise OSError(code, os.strerror(code))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the one certificate is compared below
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the certificate is compared below
     connection.settimeout(HANDSHAKE_SECONDS)
     secured = context.wrap_socket(connection)
-    shown = secured.getpeercert(binary_form=True) or b""
-    if hashlib.sha256(shown).hexdigest() != certificate:
+    presented = secured.getpeercert(binary_form=True) or b""
+    if hashlib.sha256(presented).hexdigest() != certificate:
         secured.close()
-        raise OSError("another program answers there, with another certificate")
+        raise OSError("another program with another certificate answers there")
     keep_alive(secured)
     return secured
 
@@ -120,7 +119,7 @@ def _secure(connection: socket.socket, certificate: str) -> ssl.SSLSocket:
 
 
 class Agent:
-    """The agent's process and its pipes, none of which blocks."""
+    """The agent's process and its non-blocking pipes."""
 
     def __init__(self, command: bytes):
         home = os.path.expanduser("~")
@@ -142,15 +141,15 @@ class Agent:
 
 
 class Bridge:
-    """Bytes both ways, without ever waiting for one side only. `serve` returns when the agent has ended."""
+    """Forwards bytes in both directions and never waits for one side only. `serve` returns when the agent has ended."""
 
     def __init__(self, link: ssl.SSLSocket):
         self.link: ssl.SSLSocket | None = link
         self.received, self.to_launcher, self.to_agent = bytearray(), bytearray(), bytearray()
         self.agent: Agent | None = None
         self.stdin_ended = self.stdout_ended = False
-        self.said = b""
-        self.heard = time.monotonic()  # the launcher
+        self.stderr = b""  # the end of it
+        self.received_at = time.monotonic()  # the last data from the launcher
         link.setblocking(False)
 
     def serve(self) -> None:
@@ -161,7 +160,7 @@ class Bridge:
             self._report(self._serve(self.agent))
 
     def _serve(self, agent: Agent) -> int:
-        """Until the agent has ended, and all that it wrote is on its way; its exit code."""
+        """Serve until the agent has ended and all its output is read. Returns its exit code."""
         while True:
             ready = self._wait(self._pipes(agent))
             for stream in ready:
@@ -170,15 +169,15 @@ class Bridge:
             self._send()
             code = agent.process.poll()
             if code is not None and self._is_drained(ready):
-                self._hear(agent.stderr)
+                self._read_stderr(agent.stderr)
                 return code
 
     def _is_drained(self, ready: list[IO[bytes]]) -> bool:
-        """Whether nothing more comes from an agent that has ended; what it started may yet hold its output open."""
+        """Whether all output of an agent that has ended is read. Its children may still hold the pipe open."""
         return self.stdout_ended or not self.link or not (ready or len(self.to_launcher) >= BACKLOG_BYTES)
 
     def _pipes(self, agent: Agent) -> list[tuple[IO[bytes], int]]:
-        """The agent's pipes that can be used now."""
+        """The agent's pipes to wait for now."""
         pipes = [(agent.stderr, selectors.EVENT_READ)] if not agent.stderr.closed else []
         if not self.stdout_ended and len(self.to_launcher) < BACKLOG_BYTES:
             pipes.append((agent.stdout, selectors.EVENT_READ))
@@ -187,7 +186,7 @@ class Bridge:
         return pipes
 
     def _wait(self, pipes: list[tuple[IO[bytes], int]]) -> list[IO[bytes]]:
-        """Which pipes are ready, as soon as anything is."""
+        """Wait until a pipe or the connection is ready. Returns the ready pipes."""
         with selectors.DefaultSelector() as selector:
             for stream, events in pipes:
                 selector.register(stream, events, stream)
@@ -197,7 +196,7 @@ class Bridge:
                 if reads | writes:
                     selector.register(self.link, reads | writes)
             ready = selector.select(POLL_SECONDS if self.stdout_ended else LOOK_SECONDS)
-        return [key.data for key, _ in ready if key.data is not None]  # the link has none
+        return [key.data for key, _ in ready if key.data is not None]  # the link has no data
 
     def _move(self, agent: Agent, stream: IO[bytes]) -> None:
         if stream is agent.stdin:
@@ -205,22 +204,22 @@ class Bridge:
                 del self.to_agent[: os.write(stream.fileno(), self.to_agent[:READ_BYTES])]
             except BlockingIOError:
                 return
-            except OSError:  # it reads no more; its end will tell why
+            except OSError:  # the agent closed its input; its exit code will say why
                 self.stdin_ended = True
                 self.to_agent.clear()
             self._close_stdin_when_due(agent)
         elif stream is agent.stderr:
-            self._hear(stream)
+            self._read_stderr(stream)
         else:
             data = os.read(stream.fileno(), READ_BYTES)
             self.stdout_ended = not data
             self._frame(data)
 
-    def _hear(self, stream: IO[bytes]) -> None:
-        """Take in what the agent has written to standard error, without waiting for more."""
+    def _read_stderr(self, stream: IO[bytes]) -> None:
+        """Read what the agent has written to standard error, without blocking."""
         with contextlib.suppress(BlockingIOError, ValueError):
             data = os.read(stream.fileno(), READ_BYTES)
-            self.said = (self.said + data)[-SAID_BYTES:]
+            self.stderr = (self.stderr + data)[-STDERR_BYTES:]
             if not data:
                 stream.close()
 
@@ -231,7 +230,7 @@ class Bridge:
     # -- the connection ----------------------------------------------------------------------------------------------
 
     def _receive(self) -> None:
-        """Read all that has arrived: TLS buffers data that a selector does not see."""
+        """Read all data that has arrived: TLS buffers data that a selector does not see."""
         while self.link and len(self.to_agent) < BACKLOG_BYTES:
             try:
                 data = self.link.recv(READ_BYTES)
@@ -241,7 +240,7 @@ class Bridge:
                 data = b""
             if not data:
                 return self._hang_up()
-            self.heard = time.monotonic()
+            self.received_at = time.monotonic()
             self.received += data
             self._take_frames()
 
@@ -261,7 +260,7 @@ class Bridge:
                 self.to_agent += payload
 
     def _hang_up(self) -> None:
-        """The launcher is lost: drop what is unsent, and close the agent's input, at which it ends."""
+        """The launcher is lost: drop unsent data and close the agent's input, so that it ends."""
         if self.link:
             self.link.close()
         self.link = None
@@ -288,7 +287,7 @@ class Bridge:
         """Send the exit code and the end of standard error, within FLUSH_SECONDS."""
         if not self.stdout_ended:
             self._frame(b"")
-        last = {"code": code, "said": self.said.decode(errors="replace").strip()}
+        last = {"code": code, "said": self.stderr.decode(errors="replace").strip()}
         self._frame(json.dumps(last).encode())
         deadline = time.monotonic() + FLUSH_SECONDS
         while self.link and self.to_launcher and time.monotonic() < deadline:
@@ -302,25 +301,25 @@ class Bridge:
 
 
 def main() -> None:
-    call = json.loads(os.environ.pop(VARIABLE))
+    settings = json.loads(os.environ.pop(VARIABLE))
     host = socket.gethostname()
     try:
-        link = reach(call["addresses"], call["port"], call["certificate"], call["seconds"])
+        link = reach(settings["addresses"], settings["port"], settings["certificate"], settings["seconds"])
     except OSError as error:
-        sys.exit(f"{host} cannot reach the launcher at port {call['port']}: {error}")
-    hello = {"token": call["token"], "index": int(sys.argv[2]), "host": host, "pid": os.getpid()}
+        sys.exit(f"{host} cannot reach the launcher at port {settings['port']}: {error}")
+    hello = {"token": settings["token"], "index": int(sys.argv[2]), "host": host, "pid": os.getpid()}
     try:
         link.sendall(json.dumps(hello).encode() + b"\n")
     except OSError as error:
-        sys.exit(f"{host} lost the launcher at once: {error}")
+        sys.exit(f"{host} lost the connection to the launcher: {error}")
     bridge = Bridge(link)
     bridge.serve()
-    if time.monotonic() - bridge.heard > SILENT_SECONDS:
+    if time.monotonic() - bridge.received_at > SILENT_SECONDS:
         end_daemon()
 
 
 def end_daemon() -> None:
-    """End mpirun's daemon, if that is what started our shell."""
+    """End mpirun's daemon, if it started this process's shell."""
     with contextlib.suppress(OSError):
         with open(f"/proc/{os.getppid()}/stat") as file:
             daemon = file.read().rpartition(")")[2].split()[1]

@@ -23,9 +23,9 @@ def frame(payload: bytes) -> bytes:
 
 
 class MpiChannel:
-    """See `launch.channels`. Has the bridge start `command` and writes `text` to it first.
+    """See `launch.channels`. The bridge starts `command`, to which `text` is written first.
 
-    `bridge` is what messages call the bridge; `fate(seconds)` says what became of mpirun, "" while it runs.
+    `bridge` names the bridge in messages. `fate(seconds)` says how mpirun ended, "" while it runs.
     """
 
     def __init__(self, stream: TlsStream, bridge: str, command: str, text: bytes, fate: Callable[[float], str]):
@@ -33,15 +33,15 @@ class MpiChannel:
         self._writing = threading.Lock()  # messages do not interleave
         self._received = bytearray()
         self._output_ended = self._closed = False
-        self._lost = ""  # why the connection is gone
+        self._lost = ""  # why the connection was lost
         self._last: dict[str, Any] | None = None  # the bridge's last frame
-        with contextlib.suppress(OSError):  # the reader reports one that exited at once
+        with contextlib.suppress(OSError):  # if it exits at once, the reader reports it
             stream.write(frame(command.encode()))
             self.write(text)
 
     @property
     def ended(self) -> bool:
-        """Whether the agent has ended and the bridge has reported how; false when the connection was lost before."""
+        """Whether the bridge has reported the agent's end; False if the connection was lost before."""
         return self._last is not None
 
     def write(self, data: bytes) -> None:
@@ -67,7 +67,7 @@ class MpiChannel:
         return output
 
     def _take(self) -> bytes:
-        """The output in the frames that have come whole."""
+        """The output in all complete frames."""
         output, start = bytearray(), 0
         while len(self._received) - start >= LENGTH.size and self._last is None:
             begin = start + LENGTH.size
@@ -90,15 +90,15 @@ class MpiChannel:
         if self._last is not None:
             return exit_text(self._last["code"], self._last["said"].splitlines())
         if not self._lost:
-            return "did not answer and was left to end by itself"
+            return "did not answer; it ends by itself"
         fate = self._fate(CLOSE_SECONDS)
         return f"lost {self._bridge}: {fate or self._lost}"
 
     def _await_end(self) -> None:
-        """Close the agent's input, at which it ends, and wait for that until the deadline."""
+        """Close the agent's input, so that it ends, and wait up to CLOSE_SECONDS for its end."""
         deadline = time.monotonic() + CLOSE_SECONDS
         if self._last is None and not self._lost:
-            with contextlib.suppress(OSError):  # its last words may yet be there to be read
+            with contextlib.suppress(OSError):  # its last output may still be readable
                 self._stream.write(frame(b""))
         with contextlib.suppress(TimeoutError):
             while self._last is None and not self._lost:

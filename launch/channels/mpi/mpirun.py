@@ -135,7 +135,7 @@ class Mpirun:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 bufsize=0,
-                # first of all: MPICH 4.0 does not pass on the last variable of its environment
+                # `environment` comes first, because MPICH 4.0 does not pass on the last variable of its environment
                 env={**environment, **ENVIRONMENT, **os.environ, **environment},
                 start_new_session=True,
             )

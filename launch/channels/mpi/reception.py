@@ -1,7 +1,7 @@
-"""Where bridges connect: one listening port for the job, which accepts only peers that know a token.
+"""The port of the job that bridges connect to. It accepts only peers that know a token.
 
-Whoever else connects (another certificate's owner, noise, silence) is cut off after GREETING_SECONDS at the latest, and
-disturbs nobody: each caller has a thread of its own, and there are never more than CALLERS of them.
+An unauthenticated peer is disconnected after GREETING_SECONDS at the latest and does not delay others: each connection
+has its own thread, and there are at most CALLERS of them.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Caller:
         return f"its bridge (pid {self.pid} on {self.host})"
 
 
-Take = Callable[[Caller], bool]  # False when the caller is not needed
+Take = Callable[[Caller], bool]  # returns False if the caller is not needed
 
 
 class Reception:
-    """Listens at `address` ("" is every one of this machine) until `close`."""
+    """Listens at `address` ("": every address of this machine) until `close`."""
 
     def __init__(self, address: str = ""):
         self._context, self.certificate = certificate()
@@ -55,7 +55,7 @@ class Reception:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def expect(self, take: Take) -> str:
-        """A new token; `take` gets each caller that knows it, in a thread of that caller's."""
+        """A new token. `take` is called with each caller that knows it, in that caller's thread."""
         token = secrets.token_hex(TOKEN_BYTES)
         self._expected[token] = take
         return token
@@ -78,7 +78,7 @@ class Reception:
                 if self._listener.fileno() < 0:
                     return
                 self._callers.release()
-                time.sleep(0.1)  # no descriptors left, or the listener is about to close
+                time.sleep(0.1)  # no free descriptor, or the listener is about to close
                 continue
             threading.Thread(target=self._receive, args=(connection,), daemon=True).start()
 
@@ -91,7 +91,7 @@ class Reception:
             self._callers.release()
 
     def _greet(self, stream: TlsStream, connection: socket.socket) -> bool:
-        """Whether the caller is one that was expected, and was taken."""
+        """Whether the caller is authenticated and needed."""
         deadline = time.monotonic() + GREETING_SECONDS
         try:
             keep_alive(connection)
@@ -108,13 +108,13 @@ class Reception:
 
 
 def _line(stream: TlsStream, deadline: float) -> dict[str, Any]:
-    """The one line that a bridge says; ValueError when it is no such line."""
+    """The line that a bridge sends first; ValueError if it is invalid."""
     line = b""
     while not line.endswith(b"\n"):
         more = stream.read(max(0.0, deadline - time.monotonic()))
         line += more
         if not more or len(line) > GREETING_BYTES:
-            raise ValueError("no line")
+            raise ValueError("not a line of JSON")
     hello: dict[str, Any] = json.loads(line)
     return hello
 
@@ -128,5 +128,5 @@ def _listen(address: str) -> socket.socket:
     except OSError as error:
         where = f"at {address}: " if address else ""
         raise LaunchError(
-            f"cannot listen for other hosts {where}{error.strerror}; --host-ip takes an address of this machine", 125
+            f"cannot listen for other hosts {where}{error.strerror}; use --host-ip with an address of this machine", 125
         ) from None

@@ -1,7 +1,7 @@
-"""Bytes over TLS between threads: one may read while others write, and every wait has a deadline.
+"""A TLS stream for several threads: one may read while others write, and every wait has a deadline.
 
-A `ssl.SSLSocket` cannot be read and written by two threads at once, so the cipher works in memory here, under a lock,
-and the socket is waited for outside it. The launcher is the server; its certificate is made for one job.
+Two threads cannot read and write a `ssl.SSLSocket` at the same time. Therefore TLS works in memory here, under a lock,
+and waiting for the socket happens outside the lock. The launcher is the server; it makes a certificate for each job.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ READ_BYTES = 1 << 18
 
 
 def certificate() -> tuple[ssl.SSLContext, str]:
-    """A server's context with a fresh certificate, and the SHA-256 of that. The key stays in memory."""
+    """A server's context with a new certificate, and the certificate's SHA-256. The key stays in memory."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -47,10 +47,10 @@ def certificate() -> tuple[ssl.SSLContext, str]:
 
 
 def _context(pem: bytes) -> ssl.SSLContext:
-    """`ssl` takes a key from a file only: from one in memory, which no other process can name."""
+    """`ssl` reads keys only from files, so this is a file in memory, which no other process can open by name."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.num_tickets = 0  # no session is resumed
+    context.num_tickets = 0  # no session resumption
     descriptor = os.memfd_create("certificate")
     try:
         os.write(descriptor, pem)
@@ -61,7 +61,7 @@ def _context(pem: bytes) -> ssl.SSLContext:
 
 
 class TlsStream:
-    """The server's side of one connection. Its `connection` is taken over."""
+    """The server's side of one connection. It takes over `connection`."""
 
     def __init__(self, connection: socket.socket, context: ssl.SSLContext):
         self._connection = connection
@@ -73,7 +73,7 @@ class TlsStream:
         self._poll.register(connection, select.POLLIN)
 
     def handshake(self, deadline: float) -> None:
-        """OSError (ssl.SSLError is one) or TimeoutError when the peer does not complete it."""
+        """OSError (such as ssl.SSLError) or TimeoutError if the peer does not complete the handshake."""
         while True:
             try:
                 self._tls.do_handshake()
@@ -83,16 +83,16 @@ class TlsStream:
                 self._receive(deadline)
 
     def read(self, timeout: float) -> bytes:
-        """Some bytes, b"" at any end; TimeoutError after `timeout` seconds; OSError when the connection was lost."""
+        """Some bytes, b"" at the end; TimeoutError after `timeout` seconds; OSError if the connection was lost."""
         deadline = time.monotonic() + timeout
         while True:
-            data = self._decipher()
+            data = self._decrypt()
             if data is not None:
                 return data
             self._receive(deadline)
 
-    def _decipher(self) -> bytes | None:
-        """What has been received, or None when that is not a whole record."""
+    def _decrypt(self) -> bytes | None:
+        """The received data, or None without a complete record."""
         data = bytearray()
         with self._cipher:
             try:
@@ -115,7 +115,7 @@ class TlsStream:
             raise TimeoutError
         try:
             data = self._connection.recv(READ_BYTES)
-        except TimeoutError as error:  # the kernel reports that the peer is gone; it is no timeout of ours
+        except TimeoutError as error:  # ETIMEDOUT of the kernel: the peer is gone; not the deadline
             raise ConnectionAbortedError(error.errno, error.strerror) from None
         with self._cipher:
             if data:
@@ -124,7 +124,7 @@ class TlsStream:
                 self._incoming.write_eof()
 
     def write(self, data: bytes) -> None:
-        """All of `data`; OSError when the connection is lost."""
+        """Send all of `data`; OSError if the connection is lost."""
         view = memoryview(data)
         for start in range(0, len(view), READ_BYTES):
             with self._sending:
@@ -136,7 +136,7 @@ class TlsStream:
         self._connection.sendall(self._outgoing.read())
 
     def abort(self) -> None:
-        """End the connection for whoever reads or writes in another thread; what has come can still be read."""
+        """End the connection for all threads; data that has arrived can still be read."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 

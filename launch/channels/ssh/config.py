@@ -1,8 +1,8 @@
-"""What ~/.ssh/config and /etc/ssh/ssh_config say about a host, as a value.
+"""The settings of ~/.ssh/config and /etc/ssh/ssh_config for a host, as a value.
 
-Understood here: HostName, User, Port, IdentityFile, IdentitiesOnly, ProxyJump, ProxyCommand, HostKeyAlias,
+Supported: HostName, User, Port, IdentityFile, IdentitiesOnly, ProxyJump, ProxyCommand, HostKeyAlias,
 UserKnownHostsFile, GlobalKnownHostsFile, HashKnownHosts, ConnectTimeout; Host, Match and Include (ssh_config(5)).
-Everything else is for the system's own ssh.
+All other keywords need the system's ssh (--ssh system).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ SSH_PORT = 22
 DEFAULT_IDENTITIES = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 DEFAULT_USER_KNOWN = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
 DEFAULT_GLOBAL_KNOWN = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
-INCLUDE_DEPTH = 16  # as ssh's own
-FIX = "or leave it to the system's ssh with --ssh system"
+INCLUDE_DEPTH = 16  # the same limit as ssh's
+FIX = "or use the system's ssh with --ssh system"
 
 
 @dataclass(frozen=True)
 class Target:
-    """Who is to be reached, as the user named it: what is "", 0 or empty here is what the configuration says."""
+    """A host as the user named it. A field that is "" or 0 is taken from the configuration."""
 
     name: str
     user: str = ""
@@ -42,7 +42,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Settings:
-    """How one host is reached. `connect_timeout` in seconds, 0: none given; `hops` in the order they are passed."""
+    """How to connect to one host. `connect_timeout` in seconds, 0: not set; `hops` in the order of the path."""
 
     hostname: str
     port: int
@@ -63,21 +63,21 @@ class Settings:
 
 
 class Config:
-    """The configuration files, read once; LaunchError when they cannot be understood."""
+    """The configuration files, read once; LaunchError if they are invalid."""
 
     def __init__(self, files: tuple[str, ...] = (USER_FILE, SYSTEM_FILE)):
         lines = [line for name in files for line in ("Host *", *_lines(Path(os.path.expanduser(name)), 0))]
         self._text = "\n".join(lines)
 
     def settings(self, target: Target) -> Settings:
-        """What holds for `target`: for each keyword the first value found, the target's own before any file's."""
+        """The settings for `target`: the first value of each keyword, the target's own before those of files."""
         own = [("User", target.user), ("Port", target.port), ("IdentityFile", target.identity)]
         text = "\n".join(f"{keyword} {value}" for keyword, value in own if value)
         try:
             found = SSHConfig.from_text(f"{text}\n{self._text}").lookup(target.name)
             return _settings(found, bool(target.identity))
         except (ConfigParseError, CouldNotCanonicalize, ValueError, KeyError, ImportError) as error:
-            raise LaunchError(f"{USER_FILE} or {SYSTEM_FILE}, for {target.name}: {error}; mend it, {FIX}") from None
+            raise LaunchError(f"{USER_FILE} or {SYSTEM_FILE}, for {target.name}: {error}; correct it, {FIX}") from None
 
 
 def _settings(found: SSHConfigDict, given: bool) -> Settings:
@@ -111,7 +111,7 @@ def _number(found: Mapping[str, str], keyword: str, default: float) -> float:
 
 
 def _proxy(found: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
-    """The hops and the command; of two that are given the first counts, and "none" is neither."""
+    """ProxyJump as hops, and ProxyCommand. The first of the two counts; "none" switches both off."""
     for keyword, value in found.items():
         none = value is None or str(value).lower() == "none"
         if keyword == "proxyjump":
@@ -126,7 +126,7 @@ def _paths(value: str) -> tuple[Path, ...]:
 
 
 def hop(text: str) -> Target:
-    """[user@]host[:port], host perhaps [in:brackets], as ProxyJump has it; ValueError when it is not that."""
+    """Parse [user@]host[:port] of ProxyJump; an IPv6 host may be in brackets. ValueError if it is something else."""
     rest = text.removeprefix("ssh://").rstrip("/")
     user, _, rest = rest.rpartition("@")
     name, port = rest, ""
@@ -139,13 +139,13 @@ def hop(text: str) -> Target:
 
 
 def _lines(path: Path, depth: int, block: str = "Host *") -> Iterator[str]:
-    """The lines of a file, those that it includes in their place; the block that an Include is in goes on after it."""
+    """The lines of a file, with included files in place. After an Include the block that contains it continues."""
     try:
         text = path.read_text()
     except FileNotFoundError:
         return
     except (OSError, UnicodeDecodeError) as error:
-        raise LaunchError(f"{path} cannot be read: {error}; mend it, {FIX}") from None
+        raise LaunchError(f"{path} cannot be read: {error}; correct it, {FIX}") from None
     for line in text.splitlines():
         keyword, _, value = line.strip().replace("=", " ", 1).partition(" ")
         if keyword.lower() == "include" and depth < INCLUDE_DEPTH:
@@ -159,7 +159,7 @@ def _lines(path: Path, depth: int, block: str = "Host *") -> Iterator[str]:
 
 
 def _included(value: str, path: Path) -> list[Path]:
-    """Where the patterns of an Include lead; a relative one starts at the folder of the file's kind."""
+    """The files of an Include. A relative pattern is relative to /etc/ssh or ~/.ssh, depending on the file."""
     folder = Path("/etc/ssh") if path.is_relative_to("/etc/ssh") else Path(os.path.expanduser("~/.ssh"))
     patterns = [str(folder / os.path.expanduser(word)) for word in shlex.split(value)]
     return [Path(name) for pattern in patterns for name in sorted(glob.glob(pattern))]

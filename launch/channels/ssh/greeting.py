@@ -1,4 +1,4 @@
-"""Wait for the greeting of the agent behind an SSH channel; if none comes, explain why in one sentence."""
+"""Wait for the greeting of the agent behind an SSH channel. If there is none, explain why in one sentence."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from launch.channels import NOISE_BYTES, TOO_OLD
 from launch.job.host import Host
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127  # exit codes of a shell
-PYTHON_2 = "Unknown option: -I"  # what Python 2 says to the agent's command line
-FIX = "install Python 3.8 or later there, or say where it is with python=PATH in the hosts file"
+PYTHON_2 = "Unknown option: -I"  # printed by Python 2 for the agent's command line
+FIX = "install Python 3.8 or later there, or give its path with python=PATH in the hosts file"
 
 
 class Starting(Protocol):
-    """A channel of which nothing has been read."""
+    """A channel from which nothing has been read."""
 
     @property
     def exit_code(self) -> int | None:
-        """Of the remote command, once `close` has returned; None when it is not known."""
+        """The exit code of the remote command after `close`; None if unknown."""
 
     def read(self, timeout: float) -> bytes: ...
 
@@ -31,7 +31,7 @@ class Starting(Protocol):
 
 
 class NoAgent(Exception):
-    """The channel ended without an agent; it is closed, `how` says how it ended, `out` and `err` what it printed."""
+    """The channel ended without an agent and is closed: `how` it ended; `out` and `err` are what it printed."""
 
     def __init__(self, how: str, code: int | None, out: str, err: list[str]):
         super().__init__(how)
@@ -39,12 +39,12 @@ class NoAgent(Exception):
 
 
 def label(host: Host) -> str:
-    """The name of a host for messages, with its line in the hosts file."""
+    """The name of a host with its line in the hosts file, for messages."""
     return f"{host.name} ({host.where})" if host.where else host.name
 
 
 def await_agent(channel: Starting, until: float) -> bytes:
-    """What came up to the agent's greeting, or a little more. NoAgent when it ends; TimeoutError at `until`, closed."""
+    """The data up to the agent's greeting, or a little more. NoAgent or, at `until`, TimeoutError; both close it."""
     data = b""
     while GREETING not in data:
         try:
@@ -60,23 +60,23 @@ def await_agent(channel: Starting, until: float) -> bytes:
 
 
 def explain(failure: NoAgent, host: Host) -> LaunchError:
-    """What a user can do about it."""
-    python, said = host.python or "python3", " ".join(failure.err)
+    """The error message for the user, with a fix."""
+    python, output = host.python or "python3", " ".join(failure.err)
     last = "".join(f" ({line})" for line in failure.err[-1:])
-    if old := re.search(rf"{re.escape(TOO_OLD)} (\S+)", said):
+    if old := re.search(rf"{re.escape(TOO_OLD)} (\S+)", output):
         return LaunchError(f"{label(host)}: {python} there is Python {old[1]}, too old: {FIX}")
-    if PYTHON_2 in said:
+    if PYTHON_2 in output:
         return LaunchError(f"{label(host)}: {python} there is Python 2, too old: {FIX}")
     if failure.code == NOT_FOUND:
-        return LaunchError(f"{label(host)}: there is no {python} there{last}: {FIX}")
+        return LaunchError(f"{label(host)}: {python} was not found there{last}: {FIX}")
     if failure.code == NOT_EXECUTABLE:
         return LaunchError(f"{label(host)}: {python} there cannot be executed{last}: {FIX}")
-    came = f"; instead came: {failure.out[-500:]}" if failure.out else ""
-    message = f"{label(host)}: the agent did not start: it {failure.how}{came}; does ssh {host.target} true work?"
+    out = f"; the output was: {failure.out[-500:]}" if failure.out else ""
+    message = f"{label(host)}: the agent did not start: it {failure.how}{out}; does ssh {host.target} true work?"
     return LaunchError(message, 125)
 
 
-def silent(host: Host, seconds: float) -> LaunchError:
-    """The host was reached, but no agent greeted in time."""
-    fix = "a slow login script or a slow file system? --connect-timeout gives it longer"
+def timed_out(host: Host, seconds: float) -> LaunchError:
+    """The error for a host that was reached but whose agent did not greet in time."""
+    fix = "a slow login script or a slow file system? --connect-timeout gives it more time"
     return LaunchError(f"{label(host)}: the agent did not start within {seconds:g} s: {fix}", 125)

@@ -1,4 +1,4 @@
-"""The user's private keys: those of the agent and those in files, an encrypted one unlocked once for all hosts."""
+"""The user's private keys: in the SSH agent and in files. An encrypted key is unlocked once for all hosts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from launch import LaunchError
 from launch.channels.ssh.config import Settings
 
 KEY_CLASSES = (paramiko.Ed25519Key, paramiko.ECDSAKey, paramiko.RSAKey)
-ATTEMPTS = 3  # as ssh's NumberOfPasswordPrompts
+ATTEMPTS = 3  # ssh's default for NumberOfPasswordPrompts
 
 
 class Keys:
-    """Private keys by path, loaded once. `ask` gets a question and returns the passphrase; OSError: no terminal.
+    """Private keys by path, loaded once. `ask(question)` returns the passphrase; it raises OSError without a terminal.
 
-    A passphrase is used and forgotten; the key it opened stays in memory, so that a lost host can be reached again.
+    Passphrases are not kept. Unlocked keys stay in memory, so that the launcher can reconnect to a lost host.
     """
 
     def __init__(self, ask: Callable[[str], str]):
@@ -30,23 +30,23 @@ class Keys:
         self._refused: dict[str, LaunchError] = {}
 
     def offers(self, settings: Settings) -> Iterator[tuple[str, paramiko.PKey]]:
-        """(what it is, key) in the order they are to be tried, as ssh does: the agent's first, then files."""
+        """(description, key) in the order in which ssh tries them: first those of the SSH agent, then files."""
         files = {path: key for path in settings.identities if (key := self._load(path))}
-        named = {blob for path in settings.identities if (blob := _public_blob(path))}
+        configured = {blob for path in settings.identities if (blob := _public_blob(path))}
         held = agent_keys()
-        wanted = [key for key in held if key.asbytes() in named]
-        others = [] if settings.identities_only else [key for key in held if key.asbytes() not in named]
+        wanted = [key for key in held if key.asbytes() in configured]
+        others = [] if settings.identities_only else [key for key in held if key.asbytes() not in configured]
         for key in (*wanted, *others):
             yield f"the agent's {key.get_name()} {key.comment or ''}".rstrip(), key
         offered = {key.asbytes() for key in held} if not settings.identities_only else {k.asbytes() for k in wanted}
         yield from ((path, key) for path, key in files.items() if key.asbytes() not in offered)
 
     def locked(self, settings: Settings) -> list[str]:
-        """The files whose keys are encrypted and not yet unlocked."""
+        """The files with encrypted keys that are not unlocked yet."""
         return [path for path in settings.identities if self._load(path) is None and path in self._loaded]
 
     def unlock(self, path: str) -> None:
-        """Ask for the passphrase, unless another host has; LaunchError when there is nobody to ask or it is wrong."""
+        """Ask for the passphrase, once for all hosts; LaunchError without a terminal or if it is wrong."""
         with self._lock:
             if path in self._refused:
                 raise self._refused[path]
@@ -64,7 +64,7 @@ class Keys:
             except OSError:
                 raise LaunchError(
                     f"key {path} is encrypted, and there is no terminal to ask for its passphrase: "
-                    f"add it to an agent first, with ssh-add {path}"
+                    f"add it to an SSH agent first with ssh-add {path}"
                 ) from None
             except EOFError:
                 raise LaunchError(f"key {path} is encrypted, and no passphrase was given") from None
@@ -87,14 +87,14 @@ class Keys:
 
 
 def agent_keys() -> list[paramiko.AgentKey]:
-    """The keys that an agent at $SSH_AUTH_SOCK holds, if there is one."""
+    """The keys of the SSH agent at $SSH_AUTH_SOCK, if there is one."""
     with contextlib.suppress(paramiko.SSHException, OSError, EOFError):
         return list(paramiko.Agent().get_keys())
     return []
 
 
 def _public_blob(path: str) -> bytes:
-    """The public key beside a private one, which may be the agent's only."""
+    """The public key beside a private key file. The private key may be in the SSH agent only."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         blob: bytes = PublicBlob.from_file(path if path.endswith(".pub") else f"{path}.pub").key_blob
         return blob
@@ -102,7 +102,7 @@ def _public_blob(path: str) -> bytes:
 
 
 def _read(path: str, passphrase: str | None) -> paramiko.PKey | None:
-    """The key in a file; None when it holds none that can be used; PasswordRequiredException when it is encrypted."""
+    """The key in a file; None if it has no usable key; PasswordRequiredException if it is encrypted."""
     locked = None
     for kind in KEY_CLASSES:
         try:

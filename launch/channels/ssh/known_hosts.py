@@ -1,8 +1,8 @@
-"""Whether a host's key is the one that is known for it: known_hosts files as sshd(8) describes them.
+"""Check a host's key against known_hosts files, whose format sshd(8) describes.
 
-A key that is listed is accepted, a host that is listed with other keys only is refused, and so is a host that is not
-listed, unless new hosts are accepted: then the key is appended to the first of the user's files, under a lock and in
-one piece. Lines of certificate authorities are passed over: the system's own ssh knows what to do with them.
+A listed key is accepted. A host that is listed with other keys only is refused. An unlisted host is refused, unless new
+hosts are accepted: then its key is appended to the first of the user's files, under a lock and in one write. Lines of
+certificate authorities are ignored: only the system's ssh (--ssh system) supports them.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ FLAG = "--accept-new-host-keys"
 
 @dataclass(frozen=True)
 class Key:
-    """A public host key: its type ("ssh-ed25519") and its bytes as they go over the wire."""
+    """A public host key: its type ("ssh-ed25519") and its encoding in the SSH protocol."""
 
     kind: str
     blob: bytes
 
     @property
     def fingerprint(self) -> str:
-        """As ssh prints it."""
+        """The fingerprint in the format of ssh."""
         return "SHA256:" + base64.b64encode(hashlib.sha256(self.blob).digest()).decode().rstrip("=")
 
     @property
@@ -59,7 +59,7 @@ class Entry:
 
 
 def entries(paths: Iterable[Path]) -> list[Entry]:
-    """The lines that can be understood; ssh itself passes over the others."""
+    """The valid lines; like ssh, ignore the others."""
     found = []
     for path in paths:
         with contextlib.suppress(OSError):
@@ -82,27 +82,29 @@ def _entry(line: str, path: Path, number: int) -> Entry | None:
 
 
 def matches(names: str, name: str) -> bool:
-    """Whether `names` (patterns with commas between, ! before one that must not match; or one hashed) mean `name`."""
+    """Whether `names` matches `name`: a comma-separated list of patterns, negated with !, or one hashed name."""
     if names.startswith("|1|"):
         _, _, salt, digest = [*names.split("|"), ""][:4]
         with contextlib.suppress(binascii.Error):
-            told = hmac.new(base64.b64decode(salt), name.encode(), hashlib.sha1).digest()
-            return hmac.compare_digest(told, base64.b64decode(digest))
+            expected = hmac.new(base64.b64decode(salt), name.encode(), hashlib.sha1).digest()
+            return hmac.compare_digest(expected, base64.b64decode(digest))
         return False
-    patterns = [pattern.lower().replace("[", "[[]") for pattern in names.split(",")]  # a bracket is no character class
+    patterns = [
+        pattern.lower().replace("[", "[[]") for pattern in names.split(",")
+    ]  # brackets are literal, not a character class
     if any(pattern.startswith("!") and fnmatchcase(name, pattern[1:]) for pattern in patterns):
         return False
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def listed_name(settings: Settings) -> str:
-    """What the host is called in known_hosts."""
+    """The name of the host in known_hosts."""
     name = (settings.known_as or settings.hostname).lower()
     return name if settings.known_as or settings.port == SSH_PORT else f"[{name}]:{settings.port}"
 
 
 def known(settings: Settings) -> list[Entry]:
-    """What is listed for the host; for a port of its own also what is listed for the bare name, as ssh does."""
+    """The entries of the host; like ssh, without entries for its port those of its name alone."""
     listed = entries([*settings.user_known_hosts, *settings.global_known_hosts])
     listed = [entry for entry in listed if entry.marker != "@cert-authority"]
     exact = [entry for entry in listed if matches(entry.names, listed_name(settings))]
@@ -111,7 +113,7 @@ def known(settings: Settings) -> list[Entry]:
 
 
 def verify(key: Key, settings: Settings, host: str, accept_new: bool) -> None:
-    """Return when `key` may be trusted; LaunchError with fingerprint and fix when not. `host` is for words."""
+    """LaunchError with fingerprint and fix unless `key` is trusted. `host` names the host in messages."""
     found = known(settings)
     same = [entry for entry in found if entry.key == key]
     if revoked := [entry for entry in same if entry.marker == "@revoked"]:
@@ -130,9 +132,9 @@ def _changed(key: Key, found: list[Entry], settings: Settings, host: str) -> str
     old = next((entry for entry in found if entry.key.kind == key.kind), found[0])
     forget = shlex.join(["ssh-keygen", "-f", str(old.path), "-R", listed_name(settings)])
     return (
-        f"{host}: its host key has changed: it shows {key.kind} {key.fingerprint}, but {old.where} has {old.key.kind} "
-        f"{old.key.fingerprint} for it; someone may be in between, or it was installed anew: in that case forget the "
-        f"old key with {forget}"
+        f"{host}: its host key has changed: it sent {key.kind} {key.fingerprint}, but {old.where} has {old.key.kind} "
+        f"{old.key.fingerprint}; this may be an attack (man in the middle), or the host was reinstalled: in that case "
+        f"remove the old key with {forget}"
     )
 
 
@@ -142,23 +144,23 @@ def _unknown(key: Key, settings: Settings, host: str) -> str:
     if key.kind.startswith("ecdsa"):
         scan = shlex.join(["ssh-keyscan", *port, "-t", "ecdsa", settings.hostname])
     files = settings.user_known_hosts or (Path("~/.ssh/known_hosts"),)
-    behind = settings.hops or settings.proxy_command or settings.known_as  # ssh-keyscan knows no such way
+    behind = settings.hops or settings.proxy_command or settings.known_as  # ssh-keyscan does not support these
     fix = f"add {FLAG}" if behind else f"accept it with {scan} >> {files[0]} or with {FLAG}"
     return (
-        f"{host}: its host key is not known here: {listed_name(settings)} shows {key.kind} {key.fingerprint}; compare "
-        f"that with what its owner says, then {fix}"
+        f"{host}: its host key is not known here: {listed_name(settings)} sent {key.kind} {key.fingerprint}; compare "
+        f"this fingerprint with the one from the host's administrator, then {fix}"
     )
 
 
 def _append(key: Key, settings: Settings, host: str) -> None:
     if not settings.user_known_hosts:
-        raise LaunchError(f"{host}: its host key cannot be kept: UserKnownHostsFile is none; name a file there")
+        raise LaunchError(f"{host}: its host key cannot be saved: UserKnownHostsFile is none; set it to a file")
     path = settings.user_known_hosts[0]
     name = _hashed(listed_name(settings)) if settings.hash_known_hosts else listed_name(settings)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+b", buffering=0) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # other hosts, and other launchers, do the same at this moment
+            fcntl.flock(file, fcntl.LOCK_EX)  # other threads and other launchers may do the same at this moment
             if any(matches(entry.names, listed_name(settings)) for entry in known(settings)):
                 return verify(key, settings, host, accept_new=False)
             text = file.read()

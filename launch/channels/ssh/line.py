@@ -1,7 +1,7 @@
 """The bytes below an SSH connection: a TCP connection, the pipes of a ProxyCommand, or a channel of a jump host.
 
-A `Line` is what paramiko takes for a socket. It adds what a plain one lacks: a limit to how long a write may
-stall, and a `close` that closes everything below it.
+paramiko uses a `Line` as its socket. A `Line` adds a limit to how long a write may stall, and a `close` that closes
+everything below it.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from typing import Any, Protocol
 
 from launch.channels.exit_text import exit_text
 
-STALL_SECONDS = 8.0  # a write that sends nothing for so long has failed
-# Unacknowledged data for so long ends the connection: longer than an outage of 5 s and the 1.4 s that TCP and ARP
-# then take to recover, shorter than the silence after which the launcher counts the host as lost.
+STALL_SECONDS = 8.0  # a write that sends nothing for so long fails
+# A connection with unacknowledged data for so long is lost. Longer than an outage of 5 s plus 1.4 s in which TCP and
+# ARP recover; shorter than the time without heartbeats after which the launcher counts the host as lost.
 USER_TIMEOUT_SECONDS = 8.0
-KEEPALIVE_SECONDS, KEEPALIVE_PROBES = 2, 3  # when nothing is under way, where USER_TIMEOUT does not count
+KEEPALIVE_SECONDS, KEEPALIVE_PROBES = 2, 3  # for an idle connection, to which USER_TIMEOUT does not apply
 LINE_CLOSE_SECONDS = 1.0
-STDERR_BYTES = 1 << 16  # of a ProxyCommand's, to find its last words in
+STDERR_BYTES = 1 << 16  # of a ProxyCommand's standard error, for its last lines
 
 Found = tuple[int, int, int, str, tuple[Any, ...]]  # a row of socket.getaddrinfo
 
 
 class Below(Protocol):
-    """What a Line needs of a socket, or of a channel of paramiko's."""
+    """What a Line needs from a socket or from a channel of paramiko."""
 
     def settimeout(self, timeout: float | None, /) -> None: ...
 
@@ -43,29 +43,29 @@ class Below(Protocol):
 
 
 class Line:
-    """A socket or a channel of paramiko's; `end` closes it with all that is below. `clock` tells seconds."""
+    """A socket or a channel of paramiko. `end` closes it and everything below it. `clock` returns seconds."""
 
     def __init__(self, below: Below, end: Callable[[], None], clock: Callable[[], float] = time.monotonic):
         self._below, self._end, self._clock = below, end, clock
         self.stall = STALL_SECONDS
         self._stalled_since: float | None = None
         self._closed = False
-        self.failure: OSError | None = None  # the first, which paramiko may take for a mere end
+        self.failure: OSError | None = None  # the first error, which paramiko may report as a normal end
 
     def settimeout(self, seconds: float | None) -> None:
         self._below.settimeout(seconds)
 
     def recv(self, count: int) -> bytes:
-        with self._failures_noted():
+        with self._failure_recorded():
             return self._below.recv(count)
 
     def send(self, data: bytes) -> int:
-        """How much was sent; OSError when nothing could be for `stall` seconds. One thread at a time."""
-        with self._failures_noted():
+        """Returns how many bytes were sent; OSError if none for `stall` seconds. For one thread at a time."""
+        with self._failure_recorded():
             return self._send(data)
 
     @contextlib.contextmanager
-    def _failures_noted(self) -> Iterator[None]:
+    def _failure_recorded(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -93,19 +93,19 @@ class Line:
 
 
 def tcp(host: str, port: int, seconds: float) -> Line:
-    """A TCP connection; OSError, of which TimeoutError and socket.gaierror say more."""
+    """A TCP connection; OSError, in particular TimeoutError and socket.gaierror."""
     until, last = time.monotonic() + seconds, OSError(errno.EADDRNOTAVAIL, "no address")
     found = addresses(host, port, seconds)
     for number, (family, kind, protocol, _, address) in enumerate(found):
         connection = socket.socket(family, kind, protocol)
-        try:  # each has its share of the time: behind a silent IPv6 address there may be one of IPv4 that answers
+        try:  # each address gets a share of the time: after a silent IPv6 address an IPv4 address may answer
             connection.settimeout(max(0.01, (until - time.monotonic()) / (len(found) - number)))
             connection.connect(address)
         except OSError as error:
             connection.close()
             last = error
             continue
-        _notice_cuts(connection)
+        _set_timeouts(connection)
         return Line(connection, connection.close)
     raise last
 
@@ -113,7 +113,7 @@ def tcp(host: str, port: int, seconds: float) -> Line:
 def addresses(
     host: str, port: int, seconds: float, look_up: Callable[..., Sequence[Found]] = socket.getaddrinfo
 ) -> Sequence[Found]:
-    """As socket.getaddrinfo gives them, but within `seconds`: a resolver has a longer timeout of its own."""
+    """The result of socket.getaddrinfo within `seconds`, because the resolver's own timeout is longer."""
     answers: queue.SimpleQueue[Sequence[Found] | OSError | UnicodeError] = queue.SimpleQueue()
 
     def ask() -> None:
@@ -128,13 +128,13 @@ def addresses(
     except queue.Empty:
         raise socket.gaierror(socket.EAI_AGAIN, f"no name server answered within {seconds:g} s") from None
     if isinstance(answer, UnicodeError):
-        raise socket.gaierror(socket.EAI_NONAME, "it is no name of a host")
+        raise socket.gaierror(socket.EAI_NONAME, "it is not a valid host name")
     if isinstance(answer, OSError):
         raise answer
     return answer
 
 
-def _notice_cuts(connection: socket.socket) -> None:
+def _set_timeouts(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(USER_TIMEOUT_SECONDS * 1000))
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -144,7 +144,7 @@ def _notice_cuts(connection: socket.socket) -> None:
 
 
 class ProxyCommand:
-    """A command whose standard input and output are the connection. Its own session keeps Ctrl-C from it."""
+    """A command whose standard input and output are the connection. It has its own session, so Ctrl-C spares it."""
 
     def __init__(self, command: str):
         self.command = command
@@ -161,7 +161,7 @@ class ProxyCommand:
         self.line = Line(self._socket, self._end)
 
     def kill(self) -> None:
-        """End it, and what it has started, at once."""
+        """End the command and its children at once."""
         if self._child.poll() is None:
             os.killpg(self._child.pid, signal.SIGKILL)
             self._child.wait()

@@ -1,6 +1,6 @@
 """Log in to a host through paramiko: the connection, the host key, the user's keys, and retries while sshd is busy.
 
-One login has one deadline. A server that closes before it has said who it is has too many logins under way
+One login has one deadline. A server that closes the connection before its identification has too many pending logins
 (MaxStartups in sshd_config(5)), so the login retries until the deadline. Other failures are permanent: no retry.
 """
 
@@ -24,21 +24,25 @@ from launch.channels.ssh.key import Keys
 from launch.channels.ssh.known_hosts import Key, known, verify
 from launch.channels.ssh.line import STALL_SECONDS, Line, ProxyCommand, tcp
 
-logging.getLogger("paramiko").addHandler(logging.NullHandler())  # or its tracebacks go to standard error
+logging.getLogger("paramiko").addHandler(
+    logging.NullHandler()
+)  # without it, paramiko's tracebacks go to standard error
 
-UNREACHABLE = 125  # exit code: not the user's mistake
+UNREACHABLE = 125  # exit code: not a user error
 # The fastest first (benchmarks/channels.py, two busy cores): gcm 250 MB/s and 1.8 s of CPU for a GB, ctr 160 and 2.9.
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes256-ctr")
-WINDOW_BYTES = 1 << 21  # what may be under way: 1 Gbit/s over 16 ms; also the most that is held for a slow reader
+WINDOW_BYTES = 1 << 21  # 1 Gbit/s over 16 ms; also the largest buffer for a slow reader
 KEEPALIVE_SECONDS = 3
-RETRY_SECONDS = (0.1, 1.0)  # the first pause and the longest; each is shortened by chance, or all come back at once
+RETRY_SECONDS = (0.1, 1.0)  # first and longest pause; each is shortened at random, to spread the retries of all hosts
 HOPS_MAX = 8
-BANNER_ERROR = "Error reading SSH protocol banner"  # paramiko's words for an end before the server's first line
-OTHER_WAY = "--ssh system leaves the login to your own ssh"
+BANNER_ERROR = (
+    "Error reading SSH protocol banner"  # paramiko's error if the connection ends before the server's first line
+)
+OTHER_WAY = "try the system's ssh with --ssh system"
 
 
 class Busy(Exception):
-    """The server closed the connection before it said who it is."""
+    """The server closed the connection before its identification."""
 
 
 class Locked(Exception):
@@ -51,7 +55,7 @@ class Locked(Exception):
 
 @dataclass(frozen=True)
 class Deadline:
-    """A point in time, and the seconds it was given, for messages."""
+    """A point in time, and the time limit in seconds, for messages."""
 
     seconds: float
     at: float
@@ -62,7 +66,7 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """Seconds, a little more than none, so that it may be any call's timeout."""
+        """Seconds until the deadline, at least 0.01, because some calls take 0 for no timeout."""
         return max(0.01, self.at - time.monotonic())
 
     @property
@@ -72,28 +76,28 @@ class Deadline:
 
 @dataclass(frozen=True)
 class Access:
-    """What all logins of a launcher have in common."""
+    """The settings and keys that all logins of a launcher share."""
 
     config: Config
     keys: Keys
     accept_new: bool = False
-    port: int = 0  # of hosts that have none of their own
+    port: int = 0  # for hosts without a port of their own
     identity: str = ""  # path of a key to try first
-    stall: float = STALL_SECONDS  # how long a write may stand still
+    stall: float = STALL_SECONDS  # how long a write may stall
     proxies: list[ProxyCommand] = field(default_factory=list, compare=False)
 
     def close(self) -> None:
-        """End every ProxyCommand; one that does not read its input would outlive this process."""
+        """End every ProxyCommand. One that does not read its input would outlive this process."""
         for proxy in self.proxies:
             proxy.kill()
 
     def log_in(self, target: Target, label: str, seconds: float) -> tuple[paramiko.Transport, Deadline]:
-        """An authenticated connection and the deadline that it met; LaunchError, about `label`, when there is none."""
+        """An authenticated connection and its deadline; LaunchError, about `label`, if the login fails."""
         while True:
             deadline = Deadline.after(seconds)
             try:
                 return _Login(self, target, label, deadline).with_retries(), deadline
-            except Locked as error:  # nobody's deadline runs while the user types
+            except Locked as error:  # the time for typing does not count
                 for path in error.paths:
                     self.keys.unlock(path)
 
@@ -122,7 +126,7 @@ class _Login:
         self.access.proxies.extend([proxy] if proxy else ())
         line = proxy.line if proxy else self._through_hops() if self.settings.hops else self._direct()
         line.stall = self.access.stall
-        # paramiko takes any object with a socket's methods; its types name classes only
+        # paramiko accepts any object with a socket's methods, but its annotations do not
         transport = paramiko.Transport(line, default_window_size=WINDOW_BYTES)  # type: ignore[arg-type]
         try:
             with self._explained(proxy):
@@ -159,53 +163,55 @@ class _Login:
             raise LaunchError(message, UNREACHABLE) from None
 
     def _through_hops(self) -> Line:
-        """A channel of the last hop, which is reached by way of those before it."""
+        """A channel of the last hop, which is connected through the hops before it."""
         *before, last = self.settings.hops
         if self.depth >= HOPS_MAX:
-            raise LaunchError(f"{self.label}: ProxyJump leads over more than {HOPS_MAX} hosts; does it lead to itself?")
+            raise LaunchError(
+                f"{self.label}: ProxyJump has more than {HOPS_MAX} hops; does a host jump through itself?"
+            )
         try:
             target = hop(last)
         except ValueError:
             raise LaunchError(f"{self.label}: ProxyJump {last}: expected [user@]host[:port]") from None
-        label = f"{self.label}, by way of {target.name}"
+        label = f"{self.label}, through {target.name}"
         login = _Login(self.access, target, label, self.deadline, self.depth + 1)
         if before:
             login.settings = replace(login.settings, hops=tuple(before), proxy_command="")
         transport = login.with_retries()
         try:
-            place = (self.settings.hostname, self.settings.port)
-            channel = transport.open_channel("direct-tcpip", place, ("127.0.0.1", 0), timeout=self.deadline.left)
+            address = (self.settings.hostname, self.settings.port)
+            channel = transport.open_channel("direct-tcpip", address, ("127.0.0.1", 0), timeout=self.deadline.left)
         except (paramiko.SSHException, EOFError, OSError) as error:
             transport.close()
             if self.deadline.passed:
                 raise self._late(f"no answer from {self.settings.destination} through {target.name}") from None
             why = getattr(error, "text", "") or str(error) or "it closed the connection"
-            message = f"{self.label}: {target.name} makes no connection to {self.settings.destination}: {why}"
+            message = f"{self.label}: {target.name} cannot connect to {self.settings.destination}: {why}"
             raise LaunchError(message, UNREACHABLE) from None
         return Line(channel, transport.close)
 
-    # -- the conversation ----------------------------------------------------------------------------------------
+    # -- handshake and login -------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _explained(self, proxy: ProxyCommand | None) -> Iterator[None]:
-        """Sort the failures of a handshake: Busy can be retried, a LaunchError is final."""
+        """Classify failures of the handshake: Busy is retried, LaunchError is final."""
         try:
             yield
         except IncompatiblePeer as error:
-            raise LaunchError(f"{self.label}: no agreement with {self._there}: {error}; {OTHER_WAY}") from None
+            raise LaunchError(f"{self.label}: no common algorithm with {self._there}: {error}; {OTHER_WAY}") from None
         except (paramiko.SSHException, EOFError, OSError) as error:
             failure = proxy.failure() if proxy else ""
             ended = f"ProxyCommand {proxy.command} {failure}" if proxy and failure else ""
             if ended and not failure.startswith("exited with 255"):  # 255: an ssh that may have met a busy server
                 raise LaunchError(f"{self.label}: {ended}", UNREACHABLE) from None
             if self.deadline.passed:
-                raise self._late(f"{self._there} does not answer as an SSH server") from None
+                raise self._late(f"{self._there} did not answer as an SSH server") from None
             if isinstance(error, paramiko.SSHException) and not str(error).startswith(BANNER_ERROR):
                 text = str(error).strip()
-                message = f"{self.label}: what answers at {self._there} is no SSH server that can be used: {text}"
+                message = f"{self.label}: no usable SSH server answers at {self._there}: {text}"
                 raise LaunchError(message, UNREACHABLE) from None
             why = ended and f"; {ended}"
-            raise Busy(f"{self._there} closed every connection before it had said who it is{why}") from None
+            raise Busy(f"{self._there} closed every connection before its identification{why}") from None
 
     @property
     def _there(self) -> str:
@@ -218,7 +224,9 @@ class _Login:
         offered.ciphers = sorted(offered.ciphers, key=lambda cipher: ranks.get(cipher, len(ranks)))
         listed = {entry.key.kind for entry in known(self.settings)}
         kinds = listed | ({"rsa-sha2-512", "rsa-sha2-256"} if "ssh-rsa" in listed else set())
-        offered.key_types = sorted(offered.key_types, key=lambda kind: kind not in kinds)  # ask for one that is listed
+        offered.key_types = sorted(
+            offered.key_types, key=lambda kind: kind not in kinds
+        )  # prefer types that are listed
         transport.banner_timeout = transport.handshake_timeout = transport.channel_timeout = self.deadline.left
         transport.start_client(timeout=self.deadline.left)
         if not transport.is_active() or not transport.initial_kex_done:
@@ -237,10 +245,10 @@ class _Login:
                     return
                 tried.append(f"{what} (accepted, but the server wants more than a key)")
             except BadAuthenticationType as error:
-                raise self._denied(f"the server takes no keys, only {', '.join(error.allowed_types)}") from None
+                raise self._denied(f"the server accepts no keys, only {', '.join(error.allowed_types)}") from None
             except (paramiko.SSHException, EOFError, OSError):
                 if self.deadline.passed:
-                    raise self._late(f"{self._there} does not answer to the login") from None
+                    raise self._late(f"{self._there} did not answer to the login") from None
                 tried.append(what)
                 if not transport.is_active():
                     raise self._denied(f"it closed the connection after {', '.join(tried)}") from None
@@ -250,10 +258,12 @@ class _Login:
         raise self._denied(f"it accepts none of: {', '.join(tried)}" if tried else "there is no key to offer")
 
     def _denied(self, why: str) -> LaunchError:
-        what = f"{self._there} denies {self.settings.user} the login: {why}"
-        fix = "put your public key there with ssh-copy-id, or name another key with --identity or another user@"
+        what = f"{self._there} refused the login of {self.settings.user}: {why}"
+        fix = (
+            "put your public key there with ssh-copy-id, or give another key with --identity or another user with user@"
+        )
         return LaunchError(f"{self.label}: {what}; {fix}; {OTHER_WAY}")
 
     def _late(self, what: str) -> LaunchError:
-        fix = "is the host up and on this network? --connect-timeout gives it longer"
+        fix = "is the host up and on this network? --connect-timeout gives it more time"
         return LaunchError(f"{self.label}: {what} within {self.deadline.seconds:g} s; {fix}", UNREACHABLE)

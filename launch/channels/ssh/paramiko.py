@@ -1,4 +1,4 @@
-"""A channel to an agent on another host through paramiko: one login and one SSH channel for all of that host."""
+"""A channel to an agent on another host through paramiko: one login and one SSH channel for each host."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import paramiko
 from launch import LaunchError, channels
 from launch.channels.exit_text import exit_text
 from launch.channels.ssh.config import Target
-from launch.channels.ssh.greeting import NoAgent, await_agent, explain, label, silent
+from launch.channels.ssh.greeting import NoAgent, await_agent, explain, label, timed_out
 from launch.channels.ssh.login import Access, Deadline
 from launch.job.host import Host
 
-PIECE_BYTES = 1 << 15  # of a write; what one packet takes
-READ_BYTES = 1 << 18  # a window at a time would be no faster, and costs the launcher 30 MB more with five busy hosts
+PACKET_BYTES = 1 << 15  # of a write; one packet
+READ_BYTES = 1 << 18  # a whole window would not be faster, and would need 30 MB more with five busy hosts
 STDERR_BYTES = 1 << 16  # the end of standard error that is kept
 CLOSE_SECONDS = 1.0  # an agent that has sent its last message exits within this time
 
 
 def connect(host: Host, mark: str, access: Access, seconds: float) -> ParamikoChannel:
-    """A channel to a new agent within `seconds`, a user's typing not counted; LaunchError says why there is none."""
+    """A channel to a new agent within `seconds`, plus the time for typing passphrases; LaunchError if that fails."""
     target = Target(host.target, host.user, host.port or access.port, access.identity)
     transport, deadline = access.log_in(target, label(host), seconds)
     try:
@@ -34,27 +34,27 @@ def connect(host: Host, mark: str, access: Access, seconds: float) -> ParamikoCh
 
 
 class ParamikoChannel:
-    """See `launch.channels`. Takes over an authenticated `transport`; LaunchError when no agent speaks in time."""
+    """See `launch.channels`. Takes over an authenticated `transport`; LaunchError if no agent greets in time."""
 
     def __init__(self, transport: paramiko.Transport, host: Host, mark: str, deadline: Deadline, stall: float):
         self._transport, self._lock, self._stderr = transport, threading.Lock(), b""
         self._ahead, self._stall = b"", stall
         self.exit_code: int | None = None
         command, text = channels.remote_command(host, mark)
-        watchdog = threading.Timer(deadline.left, transport.close)  # not every wait of paramiko's takes a timeout
+        watchdog = threading.Timer(deadline.left, transport.close)  # not every call of paramiko has a timeout
         watchdog.start()
         try:
             self._open(command, deadline)
-            with contextlib.suppress(OSError):  # one that ended at once is named below
+            with contextlib.suppress(OSError):  # if it ended at once, the error is reported below
                 self.write(text)
             self._ahead = await_agent(self, deadline.at)
         except NoAgent as failure:
-            raise silent(host, deadline.seconds) if deadline.passed else explain(failure, host) from None
+            raise timed_out(host, deadline.seconds) if deadline.passed else explain(failure, host) from None
         except TimeoutError:
-            raise silent(host, deadline.seconds) from None
+            raise timed_out(host, deadline.seconds) from None
         except (paramiko.SSHException, EOFError, OSError) as error:
             if deadline.passed:
-                raise silent(host, deadline.seconds) from None
+                raise timed_out(host, deadline.seconds) from None
             message = f"{label(host)}: logged in, but no command can be run there: {error or 'the connection ended'}"
             raise LaunchError(message, 125) from None
         finally:
@@ -62,7 +62,7 @@ class ParamikoChannel:
 
     def _open(self, command: str, deadline: Deadline) -> None:
         self._channel = channel = self._transport.open_session(timeout=deadline.left)
-        channel.settimeout(self._stall)  # for writes; reads ask first whether there is something
+        channel.settimeout(self._stall)  # for writes; reads poll first
         self._poll = select.poll()
         self._poll.register(channel.fileno(), select.POLLIN)
         channel.exec_command(command)
@@ -73,11 +73,11 @@ class ParamikoChannel:
         try:
             start = 0
             while start < len(data):
-                count = self._channel.send(data[start : start + PIECE_BYTES])
+                count = self._channel.send(data[start : start + PACKET_BYTES])
                 if not count:
                     raise BrokenPipeError("the agent is gone")
                 start += count
-            if not self._transport.is_active():  # paramiko drops what is sent on a dead connection
+            if not self._transport.is_active():  # paramiko drops data for a dead connection
                 raise BrokenPipeError("the connection is gone")
         except (paramiko.SSHException, EOFError) as error:
             raise BrokenPipeError(str(error) or "the connection is gone") from None
@@ -90,7 +90,9 @@ class ParamikoChannel:
             return data
         until = time.monotonic() + timeout
         while self._poll.poll(max(0.0, until - time.monotonic()) * 1000):
-            ended = self._channel.eof_received or self._channel.closed  # looked at first: data comes before the end
+            ended = (
+                self._channel.eof_received or self._channel.closed
+            )  # checked first, because data may arrive before the end
             self._take_stderr()
             if self._channel.recv_ready():
                 return self._channel.recv(READ_BYTES)
@@ -115,15 +117,15 @@ class ParamikoChannel:
             self.exit_code = status
             return exit_text(status, self.stderr_lines())
         if alive:
-            return "was killed by a signal"  # paramiko does not tell which
-        return f"was lost with its connection ({_words(why)})"
+            return "was killed by a signal"  # paramiko does not report which
+        return f"was lost with its connection ({_error_text(why)})"
 
     def stderr_lines(self) -> list[str]:
         """The last lines of the agent's standard error."""
         return self._stderr.decode(errors="replace").strip().splitlines()
 
 
-def _words(error: Exception | None) -> str:
+def _error_text(error: Exception | None) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return "closed by the other side" if error is None or isinstance(error, EOFError) else str(error)

@@ -1,4 +1,4 @@
-"""Ask for a secret on the terminal, from any thread; it can be cancelled, and restores the terminal."""
+"""Ask for a secret on the terminal, from any thread. A question can be cancelled; the terminal is restored."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import select
 import termios
 import threading
 
-LOOK_SECONDS = 0.2  # between looks at whether the question has been cancelled
+LOOK_SECONDS = 0.2  # between checks whether the question has been cancelled
 LEAVE_SECONDS = 2.0
 
 
 class TerminalPrompt:
-    """`ask` asks one question at a time; after `close` it asks no more. OSError when there is no terminal."""
+    """`ask` asks one question at a time, and none after `close`. OSError without a terminal."""
 
     def __init__(self, path: str = "/dev/tty"):
         self._path = path
@@ -20,7 +20,7 @@ class TerminalPrompt:
         self._closed = threading.Event()
 
     def ask(self, question: str) -> str:
-        """The answer, without its newline; EOFError when it was cancelled or the terminal is gone."""
+        """The answer without its newline; EOFError if it was cancelled or the terminal is gone."""
         with self._turn:
             terminal = os.open(self._path, os.O_RDWR | os.O_NOCTTY)
             try:
@@ -51,7 +51,7 @@ class TerminalPrompt:
         raise EOFError
 
     def close(self) -> None:
-        """Cancel the question; returns when the terminal echoes again."""
+        """Cancel the question. Returns after the terminal echoes again."""
         self._closed.set()
         if self._turn.acquire(timeout=LEAVE_SECONDS):
             self._turn.release()

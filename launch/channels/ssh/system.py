@@ -1,4 +1,4 @@
-"""A channel to an agent on another host through the system's own ssh, with the user's configuration of it."""
+"""A channel to an agent on another host through the system's ssh, with the user's configuration."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from pathlib import Path
 
 from launch import LaunchError, channels
 from launch.channels.process import CLOSE_SECONDS, ENDED, ProcessChannel
-from launch.channels.ssh.greeting import NoAgent, await_agent, explain, label, silent
+from launch.channels.ssh.greeting import NoAgent, await_agent, explain, label, timed_out
 from launch.job.host import Host
 
-SSH_FAILED = 255  # ssh's own exit code; any other is the remote command's
-STALL_SECONDS = 8.0  # as ssh_line's
-RETRY_SECONDS = (0.1, 1.0)  # first and longest pause before a busy sshd is asked again
+SSH_FAILED = 255  # ssh's exit code for its own errors; any other is the remote command's
+STALL_SECONDS = 8.0  # the same as in line.py
+RETRY_SECONDS = (0.1, 1.0)  # first and longest pause before a retry with a busy sshd
 UNREACHABLE = 125
-# What must hold for a pipe to an agent, whatever the user's configuration says of terminals and forwardings.
-# BatchMode, because ssh has no terminal here to ask on. 4 x 2 s: a lost host is noticed as fast as by ssh_line.
+# These override the user's configuration of terminals and forwardings, which would disturb the pipe to an agent.
+# BatchMode, because ssh has no terminal here to ask on. 4 x 2 s: a lost host is detected as fast as in line.py.
 OPTIONS = (
     "-T",
     "-e",
@@ -44,44 +44,44 @@ OPTIONS = (
     "RemoteCommand=none",
 )
 BUSY = r"kex_exchange_identification: (read: )?Connection (closed|reset)|Exceeded MaxStartups|Not allowed at this time"
-NO_WAY = "open failed|stdio forwarding failed"  # what a jump host says, before the connection through it is closed
+NO_WAY = "open failed|stdio forwarding failed"  # from a jump host, before the connection through it is closed
 
 
 @dataclass(frozen=True)
 class Ssh:
-    """How ssh is called: `command`, perhaps with options, and ours. `port` is for hosts that have none themselves."""
+    """How ssh is called: `command` and its options. `port` is for hosts without a port of their own."""
 
     command: Sequence[str] = ("ssh",)
     port: int = 0
     identity: str = ""
     accept_new: bool = False
-    stall: float = STALL_SECONDS  # how long a write may stand still
+    stall: float = STALL_SECONDS  # how long a write may stall
     starting: set[SystemChannel] = field(default_factory=set, compare=False)
     over: threading.Event = field(default_factory=threading.Event, compare=False)
 
     def close(self) -> None:
-        """End every ssh that is still connecting, and start no more."""
+        """End every ssh that is still connecting, and start no others."""
         self.over.set()
         until = time.monotonic() + CLOSE_SECONDS
         while self.starting and time.monotonic() < until:
             for channel in list(self.starting):
-                channel.cut()
+                channel.terminate()
             time.sleep(0.01)
 
     def argv(self, host: Host, seconds: float, command: str) -> list[str]:
         """The command line that runs `command` on `host`."""
-        patience = ["-o", f"ConnectTimeout={max(1, round(seconds))}"]
+        timeout = ["-o", f"ConnectTimeout={max(1, round(seconds))}"]
         trust = ["-o", "StrictHostKeyChecking=accept-new"] if self.accept_new else []
-        return [*self.command, *OPTIONS, *patience, *trust, *self.given(host), "--", host.target, command]
+        return [*self.command, *OPTIONS, *timeout, *trust, *self.host_options(host), "--", host.target, command]
 
-    def given(self, host: Host) -> list[str]:
-        """What the hosts file and the command line say about the host."""
+    def host_options(self, host: Host) -> list[str]:
+        """The options of the hosts file and the command line for the host."""
         options = [("-p", str(host.port or self.port or "")), ("-l", host.user), ("-i", self.identity)]
         return [word for option in options if option[1] for word in option]
 
 
 def connect(host: Host, mark: str, ssh: Ssh, seconds: float) -> SystemChannel:
-    """A channel to a new agent within `seconds`; LaunchError says why there is none."""
+    """A channel to a new agent within `seconds`; LaunchError if that fails."""
     if not shutil.which(ssh.command[0]):
         raise LaunchError(f"{ssh.command[0]} is not installed here: install openssh-client, or use --ssh paramiko")
     until, pause = time.monotonic() + seconds, RETRY_SECONDS[0]
@@ -89,18 +89,18 @@ def connect(host: Host, mark: str, ssh: Ssh, seconds: float) -> SystemChannel:
         try:
             return SystemChannel(host, mark, ssh, until, seconds)
         except NoAgent as failure:
-            said = "\n".join(failure.err)
+            output = "\n".join(failure.err)
             wait = pause * random.uniform(0.5, 1)
             if ssh.over.is_set():
                 raise LaunchError(f"{label(host)}: the job is over", UNREACHABLE) from None
-            if not re.search(BUSY, said) or re.search(NO_WAY, said) or time.monotonic() + wait >= until:
-                raise _login_error(said, host, ssh, seconds) from None
+            if not re.search(BUSY, output) or re.search(NO_WAY, output) or time.monotonic() + wait >= until:
+                raise _login_error(output, host, ssh, seconds) from None
         time.sleep(wait)
         pause = min(2 * pause, RETRY_SECONDS[1])
 
 
 class SystemChannel(ProcessChannel):
-    """See `launch.channels`. NoAgent when ssh itself failed, LaunchError for all else that keeps it from starting."""
+    """See `launch.channels`. NoAgent if ssh itself failed, LaunchError for any other failure to start."""
 
     def __init__(self, host: Host, mark: str, ssh: Ssh, until: float, seconds: float):
         command, text = channels.remote_command(host, mark)
@@ -108,8 +108,8 @@ class SystemChannel(ProcessChannel):
         super().__init__(ssh.argv(host, until - time.monotonic(), command), b"")
         os.set_blocking(self._to, False)
         ssh.starting.add(self)
-        if ssh.over.is_set():  # since ssh was started: `close` has not seen this one
-            self.cut()
+        if ssh.over.is_set():  # `close` was called after ssh was started and missed this one
+            self.terminate()
         try:
             self._start(text, until)
         except NoAgent as failure:
@@ -119,18 +119,18 @@ class SystemChannel(ProcessChannel):
                 raise
             raise explain(failure, host) from None
         except TimeoutError:
-            raise silent(host, seconds) from None
+            raise timed_out(host, seconds) from None
         finally:
             ssh.starting.discard(self)
 
     def _start(self, text: bytes, until: float) -> None:
         try:
-            self._send(text, max(0.0, until - time.monotonic()))  # ssh takes it once it is connected
+            self._send(text, max(0.0, until - time.monotonic()))  # ssh reads it after it is connected
         except TimeoutError:
-            self.cut()
-            until += CLOSE_SECONDS  # for ssh to end: without that it looks as if it had been connected
+            self.terminate()
+            until += CLOSE_SECONDS  # for ssh to end; otherwise it would seem that it had connected
         except OSError:
-            pass  # ssh has ended, and says why
+            pass  # ssh has ended and printed why
         self._ahead = await_agent(self, until)
 
     @property
@@ -141,7 +141,7 @@ class SystemChannel(ProcessChannel):
         self._send(data, self._stall)
 
     def _send(self, data: bytes, stall: float) -> None:
-        """Write; TimeoutError when nothing could be for `stall` seconds."""
+        """Write; TimeoutError if nothing can be sent for `stall` seconds."""
         if not self._lock.acquire(timeout=stall):
             raise TimeoutError(f"another write has stalled for {stall:g} s")
         try:
@@ -166,51 +166,53 @@ class SystemChannel(ProcessChannel):
         try:
             self._child.wait(CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
-            self.cut()
+            self.terminate()
             super().close()
             return "did not answer and was cut off"
         how = super().close()
         if self._child.returncode == SSH_FAILED:
             last = self.stderr_lines()[-1:]  # ssh prints the reason of every lost connection
-            return f"was lost with its connection ({last[0]})" if last else "was killed by a signal"  # ssh hides which
+            return (
+                f"was lost with its connection ({last[0]})" if last else "was killed by a signal"
+            )  # ssh does not report which
         return how
 
-    def cut(self) -> None:
-        """End ssh and the processes it has started; SIGKILL would leave those behind."""
+    def terminate(self) -> None:
+        """End ssh and its children, which SIGKILL would leave running."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGTERM)
 
 
-def _late(host: Host, seconds: float, said: str) -> LaunchError:
-    last = "".join(f" ({line})" for line in said.splitlines()[-1:])
-    fix = "is the host up and on this network? --connect-timeout gives it longer"
+def _late(host: Host, seconds: float, output: str) -> LaunchError:
+    last = "".join(f" ({line})" for line in output.splitlines()[-1:])
+    fix = "is the host up and on this network? --connect-timeout gives it more time"
     what = f"ssh got no answer from {host.target} within {seconds:g} s{last}"
     return LaunchError(f"{label(host)}: {what}; {fix}", UNREACHABLE)
 
 
-def _login_error(said: str, host: Host, ssh: Ssh, seconds: float) -> LaunchError:
-    """What ssh said on standard error, as one sentence with a fix."""
+def _login_error(output: str, host: Host, ssh: Ssh, seconds: float) -> LaunchError:
+    """The output of ssh on standard error as one sentence with a fix."""
     where = label(host)
-    by_hand = shlex.join([*ssh.command, *ssh.given(host), host.target])
-    if "HOST IDENTIFICATION HAS CHANGED" in said:
-        return LaunchError(f"{where}: {_changed(said)}")
-    if "Host key verification failed" in said or "host key is known for" in said:
+    by_hand = shlex.join([*ssh.command, *ssh.host_options(host), host.target])
+    if "HOST IDENTIFICATION HAS CHANGED" in output:
+        return LaunchError(f"{where}: {_changed(output)}")
+    if "Host key verification failed" in output or "host key is known for" in output:
         return LaunchError(
             f"{where}: its host key is not known here: run {by_hand} once, which shows its fingerprint and asks, "
             "or add --accept-new-host-keys"
         )
     for pattern, fix, code in FAILURES:
-        if found := re.search(rf"^.*(?:{pattern}).*$", said, re.MULTILINE):
-            before = said[: found.start()].strip().splitlines()[-1:]  # a ProxyCommand's own words, perhaps
+        if found := re.search(rf"^.*(?:{pattern}).*$", output, re.MULTILINE):
+            before = output[: found.start()].strip().splitlines()[-1:]  # may be the output of a ProxyCommand
             what = ": ".join([*before, found[0].removeprefix("ssh: ").strip()])
             return LaunchError(f"{where}: {what}; {fix}", code)
-    if re.search("timed out|Timeout", said):
-        return _late(host, seconds, said)
-    last = said.splitlines()[-1:] or ["it printed nothing; perhaps the remote command was killed"]
+    if re.search("timed out|Timeout", output):
+        return _late(host, seconds, output)
+    last = output.splitlines()[-1:] or ["it printed nothing; perhaps the remote command was killed"]
     return LaunchError(f"{where}: ssh failed: {last[0]}; does {by_hand} true work?", UNREACHABLE)
 
 
-# (what ssh says, the fix, exit code)
+# (pattern of ssh's output, fix, exit code)
 FAILURES = (
     (
         "Could not resolve hostname",
@@ -219,31 +221,31 @@ FAILURES = (
     ),
     (
         "Permission denied|Too many authentication failures",
-        "put your public key there with ssh-copy-id, or, if your key is encrypted, add it to an agent with ssh-add",
+        "put your public key there with ssh-copy-id, or, if your key is encrypted, add it to an SSH agent with ssh-add",
         2,
     ),
     (NO_WAY, "can the jump host reach it?", UNREACHABLE),
     ("Connection refused", "is sshd running there, and on that port?", UNREACHABLE),
     ("No route to host|Network is unreachable", "is the host up and on this network?", UNREACHABLE),
     (BUSY, "raise MaxStartups in its sshd_config, or is that port another program's?", UNREACHABLE),
-    ("Bad configuration option|Bad owner or permissions|terminating, [0-9]+ bad", "mend ~/.ssh/config", 2),
+    ("Bad configuration option|Bad owner or permissions|terminating, [0-9]+ bad", "correct ~/.ssh/config", 2),
 )
 
 
-def _changed(said: str) -> str:
-    """The two fingerprints and what forgets the old one, out of ssh's long warning."""
+def _changed(output: str) -> str:
+    """The two fingerprints, and the command that removes the old key, from ssh's long warning."""
     from launch.channels.ssh.known_hosts import entries
 
-    new = re.search(r"SHA256:\S+?(?=\.?$)", said, re.MULTILINE)
-    offending = re.search(r"Offending .*key in (.+):(\d+)$", said, re.MULTILINE)
-    changed = f"its host key has changed: it shows {new[0] if new else 'another'}"
+    new = re.search(r"SHA256:\S+?(?=\.?$)", output, re.MULTILINE)
+    offending = re.search(r"Offending .*key in (.+):(\d+)$", output, re.MULTILINE)
+    changed = f"its host key has changed: it sent {new[0] if new else 'another'}"
     if not offending:
-        return f"{changed}; if it was installed anew, forget the old key with ssh-keygen -R"
+        return f"{changed}; if the host was reinstalled, remove the old key with ssh-keygen -R"
     path, number = Path(offending[1]), int(offending[2])
     old = "".join(entry.key.fingerprint for entry in entries([path]) if entry.number == number)
-    forget = re.search(r"ssh-keygen .*-R .*", said)
+    forget = re.search(r"ssh-keygen .*-R .*", output)
     fix = forget[0].strip() if forget else f"ssh-keygen -f {path} -R HOST"
     return (
-        f"{changed}, but {path}:{number} has {old} for it; someone may be in between, or it was installed anew: in "
-        f"that case forget the old key with {fix}"
+        f"{changed}, but {path}:{number} has {old}; this may be an attack (man in the middle), or the host was "
+        f"reinstalled: in that case remove the old key with {fix}"
     )
