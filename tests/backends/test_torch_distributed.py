@@ -1,0 +1,268 @@
+"""dmltrain.distribute with the kvstores of a whole job: what each of two workers has before and after steps."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+from torch import nn  # noqa: E402
+
+from dmltrain.backends.torch.distributed import buckets, distribute  # noqa: E402
+from dmltrain.errors import UserError  # noqa: E402
+from tests.kvstore.whole_job import WholeJob  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def job():
+    made = WholeJob(workers=2, servers=1)
+    yield made
+    made.all(lambda store: store.close())
+    assert made.ended() == ["", ""]
+    made.close()
+
+
+class Net(nn.Module):
+    """All its values are those of `rank`, but for an unused layer and a frozen parameter it trains everything."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.first, self.second, self.unused = nn.Linear(3, 4), nn.Linear(4, 2, bias=False), nn.Linear(2, 2)
+        self.frozen = nn.Parameter(torch.full((2, 3), rank + 5.0), requires_grad=False)
+        self.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1) + rank)
+        self.register_buffer("mean", torch.tensor([rank + 1.0, rank + 2.0, rank + 3.0], dtype=torch.float64))
+        self.register_buffer("steps", torch.tensor(rank + 7))
+        with torch.no_grad():
+            for number, parameter in enumerate(self.parameters()):
+                if parameter is not self.frozen:
+                    values = torch.arange(parameter.numel(), dtype=torch.float32) / 10
+                    parameter.copy_((values + number - rank).reshape(parameter.shape))
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+def sgd(model, **options):
+    return torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=0.5, **options)
+
+
+def batch(rank):
+    return torch.arange(6.0).reshape(2, 3) * (rank + 1)
+
+
+def gradients(model, rank):
+    model(batch(rank)).sum().backward()
+
+
+def own_gradients(rank):
+    """Of that worker's batch alone, with the first worker's weights."""
+    model = Net(0)
+    gradients(model, rank)
+    return [each.grad if each.grad is not None else torch.zeros_like(each) for each in trained(model)]
+
+
+def trained(model):
+    return [each for each in model.parameters() if each.requires_grad]
+
+
+def test_all_start_from_the_first_workers_weights_and_statistics(job):
+    def one(store):
+        model = Net(store.rank)
+        distribute(model, sgd(model), store)
+        return model
+
+    expected = Net(0).state_dict()
+    for rank, model in enumerate(job.all(one)):
+        found = model.state_dict()
+        assert found.pop("steps").item() == rank + 7, "whole numbers stay each worker's own"
+        for name, value in found.items():
+            assert torch.equal(value, expected[name]), name
+            assert value.dtype == expected[name].dtype
+
+
+@pytest.mark.parametrize("defer", [False, True])
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("average", [False, True])
+def test_a_step_is_of_the_mean_or_sum_of_all_gradients(job, average, overlap, defer):
+    def one(store):
+        model = Net(store.rank)
+        optimizer = distribute(model, sgd(model), store, average=average, overlap=overlap, defer=defer)
+        optimizer.zero_grad()
+        gradients(model, store.rank)
+        if not overlap:
+            optimizer.push_gradients()
+        optimizer.step()
+        optimizer.synchronize()
+        return model
+
+    parts = zip(trained(Net(0)), own_gradients(0), own_gradients(1), strict=True)
+    expected = [start - 0.5 * (first + second) / (2 if average else 1) for start, first, second in parts]
+    for model in job.all(one):
+        for parameter, value in zip(trained(model), expected, strict=True):
+            torch.testing.assert_close(parameter.detach(), value.detach())
+        assert (model.frozen == 5.0).all()
+
+
+def test_gradients_are_all_workers_once_they_were_reduced(job):
+    """What no backward has produced counts as zero; several backward passes are added up, and sent with the last."""
+
+    def one(store):
+        model = Net(store.rank)
+        optimizer = distribute(model, sgd(model, momentum=0.9), store)
+        optimizer.zero_grad()
+        before = store.bytes_sent
+        with optimizer.accumulate():
+            gradients(model, store.rank)
+            gradients(model, store.rank)
+        assert store.bytes_sent == before
+        gradients(model, store.rank)
+        optimizer.reduce_gradients()
+        found = [each.grad.clone() for each in trained(model)]
+        torch.nn.utils.clip_grad_norm_(trained(model), 1e-3)
+        optimizer.step()
+        moved = [each.detach() - start for each, start in zip(trained(model), trained(Net(0)), strict=True)]
+        assert torch.linalg.vector_norm(torch.cat([each.reshape(-1) for each in moved])) < 6e-4
+        optimizer.zero_grad()
+        gradients(model, store.rank)
+        optimizer.step()
+        assert optimizer.state[model.first.weight]["momentum_buffer"].abs().sum() > 0
+        return found
+
+    expected = [1.5 * (first + second) for first, second in zip(own_gradients(0), own_gradients(1), strict=True)]
+    for found in job.all(one):
+        for mean, value in zip(found, expected, strict=True):
+            torch.testing.assert_close(mean, value)
+
+
+def test_mistakes_with_gradients_under_way_are_explained(job):
+    def one(store):
+        model = Net(store.rank)
+        optimizer = distribute(model, sgd(model), store)
+        said = []
+        gradients(model, store.rank)
+        optimizer.push_gradients()  # the unused layer's, too
+        for wrong in (lambda: gradients(model, store.rank), lambda: optimizer.add_param_group({"params": []})):
+            with pytest.raises(UserError) as raised:
+                wrong()
+            said.append(str(raised.value))
+        model.second.weight.grad.mul_(2.0)
+        with pytest.raises(UserError) as raised:
+            optimizer.step()
+        optimizer._wait(optimizer._buckets)
+        return [*said, str(raised.value)]
+
+    for twice, groups, changed in job.all(one):
+        assert "backward() ran twice before step()" in twice and "optimizer.accumulate()" in twice
+        assert "before dmltrain.distribute" in groups
+        assert "after they had been sent" in changed and "optimizer.reduce_gradients()" in changed
+
+
+def test_a_closure_is_called_once_with_gradients_and_its_loss_returned(job):
+    def one(store):
+        model = Net(store.rank)
+        optimizer, calls = distribute(model, sgd(model), store), []
+
+        def closure():
+            optimizer.zero_grad()
+            loss = model(batch(store.rank)).sum()
+            loss.backward()
+            calls.append(loss.item())
+            return loss.item()
+
+        with torch.no_grad():
+            assert optimizer.step(closure) == calls[0]
+        return len(calls), [each.detach().clone() for each in trained(model)]
+
+    (first, one_weights), (second, other_weights) = job.all(one)
+    assert first == second == 1
+    assert all(map(torch.equal, one_weights, other_weights))
+    assert not torch.equal(one_weights[0], trained(Net(0))[0])
+
+
+def test_a_state_goes_on_where_it_was_saved(job):
+    def one(store):
+        model = Net(0)
+        optimizer = distribute(model, sgd(model, momentum=0.9), store, defer=True)
+        gradients(model, store.rank)
+        optimizer.step()
+        saved, weights = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(model.state_dict())
+        results = []
+        for _ in range(2):
+            optimizer.zero_grad()
+            gradients(model, store.rank)
+            optimizer.step()
+            optimizer.load_state_dict(saved)  # after the step's own result
+            results.append(model.first.weight.detach().clone())
+            model.load_state_dict(weights)
+        assert torch.equal(*results)
+        assert not torch.equal(results[0], weights["first.weight"])
+
+    job.all(one)
+
+
+# -- buckets ----------------------------------------------------------------------------------------------------------
+
+
+def lengths(made):
+    return [[parameter.numel() for parameter in bucket.parameters] for bucket in made]
+
+
+def test_buckets_are_of_a_mebibyte_and_one_kind_in_the_models_order():
+    quarter = 1 << 16  # float32 elements
+    sizes = [quarter, 2 * quarter, quarter, 1, 8 * quarter, 3]
+    model = nn.ParameterList([nn.Parameter(torch.zeros(size)) for size in sizes])
+    made = buckets.make_buckets(model, torch.optim.SGD(reversed(list(model)), lr=1.0), "b")
+    assert lengths(made) == [sizes[:3], [1], [8 * quarter], [3]]
+    assert [bucket.name for bucket in made] == ["b.0", "b.1", "b.2", "b.3"]
+    assert [bucket.priority for bucket in made] == [4, 3, 2, 1], "what the next forward reads first comes first"
+    model = nn.ParameterList(
+        [nn.Parameter(torch.zeros(3 + n, dtype=(torch.float32, torch.float64)[n % 2])) for n in range(4)]
+    )
+    model[2].requires_grad = False
+    made = buckets.make_buckets(model, torch.optim.SGD(list(model), lr=1.0), "b")
+    assert lengths(made) == [[3], [4, 6]]
+    groups = [{"params": [model[3]]}, {"params": [model[0], model[1]]}]
+    made = buckets.make_buckets(model, torch.optim.SGD(groups, lr=1.0), "b")
+    assert [(bucket.group, lengths([bucket])[0]) for bucket in made] == [(1, [3]), (1, [4]), (0, [6])]
+
+
+def test_weights_that_cannot_be_in_buckets_are_named():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).half())
+    with pytest.raises(UserError, match=r"parameter 1.weight is torch.float16, expected float32 or float64"):
+        buckets.make_buckets(model, torch.optim.SGD(model.parameters(), lr=1.0), "b")
+    with pytest.raises(UserError, match="the optimizer has 2 parameters that are not the model's"):
+        buckets.make_buckets(model[0], torch.optim.SGD(model.parameters(), lr=1.0), "b")
+
+
+@pytest.mark.parametrize(
+    "weight, kept",
+    [
+        (torch.arange(24.0).reshape(2, 3, 2, 2).to(memory_format=torch.channels_last), True),
+        (torch.arange(48.0).reshape(2, 3, 2, 2, 2).to(memory_format=torch.channels_last_3d), True),
+        (torch.arange(24.0).reshape(2, 3, 4), True),
+        (torch.arange(24.0).reshape(4, 6).t(), False),
+        (torch.arange(48.0).reshape(4, 12)[:, ::2], False),
+    ],
+)
+def test_weights_keep_their_order_in_memory_where_it_is_dense(weight, kept):
+    model = nn.ParameterList([nn.Parameter(torch.ones(2)), nn.Parameter(weight)])
+    strides, values = model[1].stride(), model[1].detach().clone()
+    (bucket,) = buckets.make_buckets(model, torch.optim.SGD(model.parameters(), lr=1.0), "b")
+    assert (model[1].stride() == strides) == kept
+    flat = bucket.host_weights()
+    assert flat[:2].tolist() == [1.0, 1.0]
+    if kept:
+        assert flat[2:].tolist() == weight.as_strided((weight.numel(),), (1,)).tolist(), "as they lie"
+    bucket.set_weights(flat + 1)
+    assert torch.equal(model[1], values + 1) and model[0].tolist() == [2.0, 2.0]
+
+
+def test_weights_that_are_pulled_lie_where_the_values_arrive():
+    model = nn.Linear(3, 2)
+    (bucket,) = buckets.make_buckets(model, torch.optim.SGD(model.parameters(), lr=1.0), "b")
+    bucket.lay_out(bucket.host_weights())
+    before = model.weight.detach().clone()
+    bucket.adopt_weights()
+    assert torch.equal(model.weight, before)
+    bucket.pulled[:] = range(8)
+    bucket.take_weights()
+    assert model.weight.flatten().tolist() == [0, 1, 2, 3, 4, 5] and model.bias.tolist() == [6, 7]

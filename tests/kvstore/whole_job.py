@@ -1,0 +1,134 @@
+"""A whole job in this process: its scheduler, servers and workers, each on threads of its own. Some servers may say
+that they are on another host, so that the workers' host sums for them."""
+
+import socket
+import threading
+from concurrent.futures import Future
+from dataclasses import replace
+
+from dmltrain.env import Environment
+from dmltrain.kvstore.scheduler.process import SchedulerProcess
+from dmltrain.kvstore.server import optimizer_state
+from dmltrain.kvstore.server.core import ServerCore
+from dmltrain.kvstore.server.process import ServerProcess
+from dmltrain.kvstore.server.service import Service
+from dmltrain.kvstore.transport import host, link
+from dmltrain.kvstore.transport.handshake import Caller
+from dmltrain.kvstore.transport.message import Abort, Register, Shutdown, Start, encode
+from dmltrain.kvstore.transport.wire import Header, Kind
+from dmltrain.kvstore.worker.store import DistKVStore
+
+SECONDS = 30.0
+NEVER = 3600.0  # s: a process of a lost job ends itself then
+
+
+class PlainStep:
+    """A step of gradient descent, in numpy; keeps the last gradient as its state."""
+
+    def __init__(self, spec, key, value):
+        if spec["name"] != "plain":
+            raise ValueError(f"no optimizer {spec['name']}")
+        self.last = value * 0
+
+    def __call__(self, value, gradient, rate):
+        value -= (rate if rate >= 0 else 1.0) * gradient
+        self.last[:] = gradient
+
+    def state(self):
+        return {"last": self.last}
+
+    def load(self, state):
+        self.last[:] = state["last"]
+
+
+class FarServer:
+    """A server that says that it is on another host. It sums only."""
+
+    def __init__(self, environment):
+        self.failed, self.core = [], ServerCore(environment.num_workers, wait_seconds=environment.wait_seconds)
+        name = f"far server {environment.index}"
+        self._service = Service(name, environment, self.core, None, self.failed.append, self._other)
+        self._listening = link.listen("127.0.0.1")
+        caller = Caller.new(environment.job, environment.key, "server", environment.index)
+        self._control = link.connect((environment.root_host, environment.root_port), caller, 5.0)
+        register = Register("127.0.0.1", self._listening.getsockname()[1], "", "", "elsewhere")
+        self._control.send(encode(register))
+
+    def run(self):
+        message = None
+        while not isinstance(message, Shutdown | Abort):
+            message = self._control.read_message(self._control.read_header())
+            if isinstance(message, Start):
+                self.core.on_hosts(host.at_start(message))
+                self._service.accept(self._listening)
+        self._listening.close()
+        return message.reason if isinstance(message, Abort) else ""
+
+    def _other(self, connection, header):
+        assert header.kind == Kind.READ_STATE
+        with self._service.quiescent() as core:
+            state = optimizer_state.pack(core.slices())
+        return Header(Kind.STATE, len(state)).pack(), memoryview(state)
+
+
+class WholeJob:
+    """`far` of the servers, the last ones, are elsewhere. `stores` are the workers', by rank. `ended()` waits for
+    scheduler and servers and gives why they say the job was lost."""
+
+    def __init__(self, kind="dist_sync", workers=2, servers=2, far=0, staleness=0.0, each=None, **options):
+        listening = socket.create_server(("127.0.0.1", 0))
+        common = {"num_workers": workers, "num_servers": servers, "root_port": listening.getsockname()[1]}
+        common |= {"job": "job", "key": b"key", "lost_seconds": 60.0, "wait_seconds": SECONDS, "probe": False}
+        self.environment = Environment(**(common | options))
+        self.each = each or {}  # what is different for a worker, by rank
+        near = servers - far
+        scheduler = SchedulerProcess(replace(self.environment, role="scheduler", listen_fd=listening.detach()))
+        self._ends = [begun(scheduler.run)]
+        self.servers = []
+        for index in range(servers):
+            own = replace(self.environment, role="server", index=index)
+            self.servers.append(ServerProcess(own, PlainStep, NEVER) if index < near else FarServer(own))
+            self._ends.append(begun(self.servers[-1].run))
+        self.starting = [begun(self._store, kind, staleness, rank) for rank in range(workers)]
+
+    def _store(self, kind, staleness, rank):
+        own = replace(self.environment, role="worker", index=rank, **self.each.get(rank, {}))
+        return DistKVStore(kind, staleness, own, NEVER)
+
+    @property
+    def stores(self):
+        return [each.result(SECONDS) for each in self.starting]
+
+    def all(self, call):
+        """What `call(store)` returns on each worker, all at the same time."""
+        return [each.result(SECONDS) for each in [begun(call, store) for store in self.stores]]
+
+    def at_once(self, call, rank):
+        """That on one worker, to be awaited by `result`."""
+        return begun(call, self.stores[rank])
+
+    def ended(self):
+        return [each.result(SECONDS) for each in self._ends]
+
+    def close(self):
+        """However the test has ended."""
+        for each in self.starting:
+            if each.exception(SECONDS) is None:
+                each.result().abort("the test is over")
+        for each in self._ends:
+            each.exception(SECONDS)
+        DistKVStore.present = False
+
+
+def begun(call, *words):
+    """What `call` returns or raises, as a future. Its thread keeps no process alive."""
+    future = Future()
+
+    def run():
+        try:
+            future.set_result(call(*words))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
