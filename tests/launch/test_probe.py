@@ -159,7 +159,7 @@ def test_another_python_is_asked_what_it_lacks(tmp_path, empty_python):
     (tmp_path / "train.py").write_text("")
     request = {"workdir": str(tmp_path), "argv": ["train.py"], "script": "train.py", "needs": ["json", "numpy", "yaml"]}
     assert look(**request)["inspection"]["missing"] == []
-    there = look(**request, python=empty_python)["inspection"]
+    there = look(**request, python=empty_python, unset=["PYTHONPATH"])["inspection"]
     assert there["missing"] == ["numpy", "yaml"]
     assert (there["executable"], there["version"]) == (empty_python, platform.python_version())
     assert there["packages"] == dict.fromkeys(["dmltrain", "torch", "mxnet", "numpy"])
