@@ -1,0 +1,186 @@
+"""An agent's processes and its end of the channel, without the agent's loop: real processes, pipes and selectors."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import selectors
+from collections.abc import Iterator
+
+import pytest
+
+from launch.agent.channel import BACKLOG_BYTES, SILENCE_SECONDS, Channel
+from launch.agent.children import Child, Children
+from launch.agent.commands import Spawn
+from launch.agent.events import Alive
+from launch.agent.protocol import EVENT, HEADER, HELLO, OUTPUT
+from launch.agent.spawn import spawn
+from tests.launch.conftest import DEADLINE, wait_for
+
+
+class Bench:
+    """The `children` of an agent whose launcher has read nothing yet."""
+
+    def __init__(self) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.stdin, self.to_agent = os.pipe()
+        self.from_agent, self.stdout = os.pipe()
+        self.channel = Channel(self.selector, self.stdin, self.stdout)
+        self.children = Children(self.selector, self.channel, 0.0)
+
+    def start(self, script: str) -> Child:
+        child = spawn(Spawn(0, ("sh", "-c", script), {}, "/"), os.environ, "here", None)
+        self.children.add(child)
+        return child
+
+    def sent(self) -> list[object]:
+        """What is to be sent since the last call: output as bytes, events as pairs of their name and their code."""
+        data, found = bytes(self.channel.backlog).removeprefix(HELLO), []
+        self.channel.backlog.clear()
+        while data:
+            kind, _, length = HEADER.unpack_from(data)
+            payload, data = data[HEADER.size : HEADER.size + length], data[HEADER.size + length :]
+            event = json.loads(payload) if kind == EVENT else {}
+            found.append(payload if kind == OUTPUT else (event["event"], event.get("code")))
+        return found
+
+    def close(self) -> None:
+        for child in self.children.by_pid.values():
+            if child.popen.poll() is None:
+                child.popen.kill()
+                child.popen.wait()
+        self.selector.close()
+        for descriptor in (self.stdin, self.to_agent, self.from_agent, self.stdout):
+            os.close(descriptor)
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    yield made
+    made.close()
+
+
+def ended(child: Child) -> None:
+    """Wait for the process's exit, and leave it to be collected."""
+    os.waitid(os.P_PID, child.popen.pid, os.WEXITED | os.WNOWAIT)
+
+
+def watched(bench: Bench) -> set[int]:
+    return set(bench.selector.get_map())
+
+
+def test_the_end_of_a_job_collects_exits_and_output_that_nobody_has_looked_at(bench):
+    over = bench.start("echo last words; exit 7")
+    runs = bench.start("echo still here; exec sleep 120")
+    ended(over)
+    assert select.select([runs.pipe], [], [], DEADLINE)[0]
+    bench.sent()
+    bench.children.collect_all()
+    assert bench.sent() == [b"last words\n", ("exited", 7), b"still here\n"]
+    bench.children.collect_all()
+    assert bench.sent() == [], "each of it once"
+
+
+def test_a_process_that_exits_while_output_is_paused_is_reported_with_its_output(bench):
+    child, other = bench.start("echo out"), bench.start("exec sleep 120")
+    ended(child)
+    bench.sent()
+    bench.channel.send_output(9, bytes(BACKLOG_BYTES))
+    bench.children.follow_backlog()
+    assert child.pipe not in watched(bench) and other.pipe not in watched(bench)
+    bench.sent()
+    bench.children.collect(child)  # the launcher has read, but the agent has not looked at the backlog again
+    assert bench.sent() == [b"out\n", ("exited", 0)]
+    assert child.pipe is None
+    bench.children.follow_backlog()
+    assert other.pipe in watched(bench) and not bench.children.paused
+
+
+def test_output_is_paused_above_a_backlog_and_resumes_below_half_of_it(bench):
+    child = bench.start("exec sleep 120")
+    paused = []
+    for size in (BACKLOG_BYTES, BACKLOG_BYTES + 1, BACKLOG_BYTES // 2, BACKLOG_BYTES // 2 - 1):
+        bench.channel.backlog[:] = bytes(size)
+        bench.children.follow_backlog()
+        paused.append(child.pipe not in watched(bench))
+    assert paused == [False, True, True, False]
+
+
+def test_a_process_that_starts_while_output_is_paused_is_read_afterwards(bench):
+    bench.channel.send_output(9, bytes(BACKLOG_BYTES))
+    bench.children.follow_backlog()
+    child = bench.start("exec sleep 120")
+    assert child.pipe not in watched(bench)
+    bench.sent()
+    bench.children.follow_backlog()
+    assert child.pipe in watched(bench)
+
+
+def test_a_pipe_that_all_have_closed_is_watched_no_more(bench):
+    child = bench.start("exec >&- 2>&-; exec sleep 120")
+    pipe = child.pipe
+    assert select.select([pipe], [], [], DEADLINE)[0]
+    for key, _ in bench.selector.select(DEADLINE):
+        key.data()
+    assert child.pipe is None and pipe not in watched(bench)
+    with pytest.raises(OSError):
+        os.fstat(pipe)
+
+
+def test_an_exit_is_noticed_by_the_selector(bench):
+    child = bench.start("exit 3")
+    ended(child)
+    wait_for(lambda: [key.data() for key, _ in bench.selector.select(DEADLINE)] and child.popen.returncode == 3, "exit")
+    assert ("exited", 3) in bench.sent()
+    assert child.pidfd not in watched(bench)
+
+
+# -- the channel ---------------------------------------------------------------------------------------------------
+
+
+def test_what_is_sent_is_written_when_the_launcher_can_take_it(bench):
+    bench.channel.send(Alive("here"))
+    bench.channel.watch_output()
+    for key, _ in bench.selector.select(DEADLINE):
+        key.data()
+    written = os.read(bench.from_agent, 1000)
+    assert written.startswith(HELLO) and json.loads(written[len(HELLO) + HEADER.size :]) == {"event": "beat"}
+    bench.channel.watch_output()
+    assert bench.stdout not in watched(bench), "nothing is left"
+    bench.channel.send_output(0, bytes(BACKLOG_BYTES))
+    while not (blocked := len(bench.channel.backlog)) or select.select([], [bench.stdout], [], 0)[1]:
+        bench.channel.write()
+    bench.channel.write()
+    assert len(bench.channel.backlog) == blocked and not bench.channel.lost, "a full pipe is no failure"
+
+
+def test_a_launcher_that_reads_no_more_is_lost_and_nothing_more_is_kept_for_it():
+    bench = Bench()
+    bench.selector.register(bench.stdin, selectors.EVENT_READ, bench.channel.read)
+    bench.channel.watch_output()
+    os.close(bench.from_agent)
+    bench.channel.write()
+    assert bench.channel.lost == "the launcher reads no more (Broken pipe)"
+    assert not bench.channel.backlog and not watched(bench)
+    bench.channel.send(Alive("here"))
+    assert not bench.channel.backlog
+    bench.channel.lose("another reason")
+    assert bench.channel.lost == "the launcher reads no more (Broken pipe)", "the first reason stays"
+    bench.from_agent = os.dup(bench.stdin)
+    bench.close()
+
+
+def test_silence_counts_from_the_last_byte(bench):
+    heard = bench.channel.heard
+    assert bench.channel.deadline == heard + SILENCE_SECONDS
+    bench.channel.read()
+    assert bench.channel.heard == heard and not bench.channel.lost, "nothing has come"
+    os.write(bench.to_agent, b"x")
+    bench.channel.read()
+    assert bench.channel.heard > heard and bench.channel.incoming.data == b"x"
+    bench.channel.check_silence(bench.channel.deadline - 0.001)
+    assert not bench.channel.lost
+    bench.channel.check_silence(bench.channel.deadline)
+    assert bench.channel.lost == "missed heartbeats from the launcher for 10 s"
