@@ -45,10 +45,10 @@ def _rows() -> Iterator[Interface]:
         ("peer", ctypes.c_void_p),
         ("data", ctypes.c_void_p),
     ]
-    library = ctypes.CDLL(None, use_errno=True)
+    library = ctypes.CDLL(None)
     first = ctypes.POINTER(Address)()
     if library.getifaddrs(ctypes.byref(first)):
-        raise OSError(ctypes.get_errno(), "getifaddrs")
+        raise OSError("getifaddrs failed")
     try:
         at = first
         while at:

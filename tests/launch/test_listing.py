@@ -89,6 +89,36 @@ def test_states_agents_and_orphans(mark):
     assert (found[pid]["role"], found[pid]["rank"]) == ("worker", 0)
 
 
+def test_what_descends_from_an_agent_alone_has_no_role_and_a_rank_is_a_number(mark):
+    script = "env -i sleep 600 & echo $!; wait"
+    agent = subprocess.Popen(
+        ["sh", "-c", script], env=dict(os.environ, DMLTRAIN_AGENT=mark), stdout=subprocess.PIPE, start_new_session=True
+    )
+    helper = int(line(agent)[0])
+    odd = subprocess.Popen(["sleep", "600"], env=dict(os.environ, DMLTRAIN_JOB=mark, DMLC_ROLE="r", DMLC_TASK_ID="-"))
+    wait_for(lambda: len(listing.rows(mark)) == 3, "all three")
+    found = {row["pid"]: (row["role"], row["rank"]) for row in listing.rows(mark)}
+    assert found == {agent.pid: ("agent", None), helper: ("", None), odd.pid: ("r", None)}
+
+
+def test_a_process_is_as_old_as_its_start_is_long_ago(mark):
+    began = time.monotonic()
+    young = start(mark, "worker", 0, "sleep", "600")
+    (row,) = wait_for(lambda: listing.rows(mark), "the process")
+    assert row["pid"] == young.pid
+    assert 0.0 <= row["age_seconds"] <= time.monotonic() - began + 0.1
+    assert 0.0 <= row["cpu_seconds"] <= row["age_seconds"] + 0.1
+
+
+def test_a_command_of_just_4096_bytes_is_whole(mark):
+    argv = ["sh", "-c", "sleep 600; : $@", "x" * (4096 - len("sh-csleep 600; : $@"))]
+    just = start(mark, "worker", 0, *argv)
+    more = start(mark, "worker", 1, *argv[:-1], argv[-1] + "x")
+    wait_for(lambda: sum(len(row["command"]) == 4 for row in listing.rows(mark)) == 2, "both")
+    found = {row["pid"]: row["command"] for row in listing.rows(mark)}
+    assert found[just.pid] == argv and found[more.pid] == [*argv[:-1], "..."]
+
+
 def test_long_commands_are_cut_between_arguments(mark):
     long = start(mark, "worker", 0, "sh", "-c", "sleep 600; : $@", "x" * 3000, "y" * 3000, "z", "\udcff")
     row = wait_for(lambda: [each for each in listing.rows(mark) if each["pid"] == long.pid], "the process")[0]

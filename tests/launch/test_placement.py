@@ -122,6 +122,7 @@ def test_spread_deals_each_role_from_the_first_host(workers, servers, those, exp
         (2, 4, plain(3, slots=2), ("2", "2323", "11")),
         (2, 2, hosts({"roles": (SERVER,)}, {}, {}), ("1", "11", "23")),
         (2, 4, hosts({"roles": (SERVER,)}, {}, {}), ("1", "1313", "22")),
+        (2, 1, hosts({"roles": (SERVER,)}, {"roles": (SERVER, WORKER)}, {}), ("1", "1", "23")),
         (9, 1, hosts({"roles": (SERVER,)}, {"roles": (WORKER,)}), ("1", "1", "2" * 9)),
     ],
 )
@@ -176,6 +177,11 @@ def test_the_listing_explains_each_policy():
 )
 def test_jobs_that_do_not_fit_are_refused(arguments, message):
     assert refusal(*arguments).startswith(message)
+
+
+def test_a_host_that_no_hosts_file_names_is_called_by_its_name_alone():
+    message = "--placement pack: the number of workers that fill h1 is unknown; set slots=N or gpus="
+    assert refusal(1, 0, [Host("h1"), Host("h2")], "pack") == message
 
 
 def test_a_long_list_of_hosts_is_cut():

@@ -85,6 +85,15 @@ def test_interfaces_are_those_that_psutil_sees():
     assert (lo["name"], lo["prefix"], lo["loopback"], lo["running"]) == ("lo", 8, True, True)
 
 
+def test_the_speed_of_an_interface_is_the_kernels_if_it_knows_one():
+    for each in interfaces():
+        try:
+            speed = int(Path(f"/sys/class/net/{each['name']}/speed").read_text())
+        except (OSError, ValueError):  # a bridge or a loopback has none; or it is of another network namespace
+            speed = -1
+        assert each["speed"] == (speed if speed > 0 else None), each
+
+
 def test_a_down_interface_is_left_out_and_an_unplugged_one_is_marked():
     if shutil.which("ip") is None or subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode:
         pytest.skip("needs root and iproute2 for a network namespace")
@@ -247,6 +256,50 @@ def test_the_output_of_a_broken_python_is_passed_on(tmp_path):
     assert found == {"error": f"{broken} did not answer: libpython.so: cannot open"}
 
 
+def test_only_the_end_of_what_a_broken_python_prints_is_shown(tmp_path):
+    talks = executable(tmp_path / "python", "#!/bin/sh\nprintf '%0400d' 7; echo; echo\n")
+    found = look(workdir=str(tmp_path), python=talks)["inspection"]
+    assert found == {"error": f"{talks} did not answer: {'0' * 299}7"}
+    mute = executable(tmp_path / "mute", "#!/bin/sh\nexit 0\n")
+    assert look(workdir=str(tmp_path), python=mute)["inspection"]["error"].endswith(
+        "did not answer: it printed nothing"
+    )
+
+
+def test_a_python_that_may_not_be_started_is_named_with_the_reason(tmp_path):
+    (tmp_path / "python").write_text("")
+    found = look(workdir=str(tmp_path), python=str(tmp_path / "python"))["inspection"]
+    assert found["error"].startswith(f"{tmp_path}/python cannot be started: ")
+    assert "Permission denied" in found["error"]
+
+
+def test_where_there_is_no_working_directory_yet_the_python_runs_at_the_root(tmp_path, empty_python):
+    found = look(workdir=str(tmp_path / "none"), python=empty_python, needs=["json", "nonesuch"])["inspection"]
+    assert found["missing"] == ["nonesuch"]
+
+
+def test_versions_are_those_of_the_packages_that_were_asked_for(tmp_path, empty_python):
+    (tmp_path / "one.py").write_text("x = 1\n__version__ = '1.5'\n")
+    request = {"workdir": str(tmp_path), "python": empty_python, "packages": ["one", "two"]}
+    found = look(**request, needs=["one", "two"])["inspection"]
+    assert found["packages"] == {"one": "1.5", "two": None}
+    assert (found["missing"], found["local"]) == (["two"], []), "a package that was asked for is none of the user's"
+
+
+def test_a_probe_is_due_at_the_earlier_of_its_deadlines(tmp_path):
+    hung = executable(tmp_path / "hung", "#!/bin/sh\nexec sleep 300\n")
+    request = {"workdir": str(tmp_path), "python": hung}
+    probe = Probe(request, (hung,), gpu_seconds=50.0, inspection_seconds=70.0)
+    assert probe.deadline == probe.began + 50.0
+    probe.listing.give_up("enough")
+    assert probe.deadline == probe.began + 70.0
+    probe.inspection.give_up("enough")
+    assert probe.deadline == probe.began, "now"
+    probe.listing.give_up("again")
+    assert probe.poll()["inspection"] == {"error": "enough"}
+    probe.close()
+
+
 def test_children_that_hang_are_given_up_and_killed(tmp_path):
     hung = executable(tmp_path / "hung", f"#!/bin/sh\necho $$ >> {tmp_path}/pids\nexec sleep 300\n")
     request = {"workdir": str(tmp_path), "python": hung}
@@ -290,3 +343,18 @@ def test_gpus_are_those_of_the_driver_without_nvidia_smi(tmp_path):
         {"index": 0, "name": "NVIDIA A40", "uuid": "GPU-a"},
         {"index": 1, "name": "NVIDIA A40", "uuid": "GPU-b"},
     ]
+
+
+def test_the_drivers_gpus_are_where_the_kernel_has_them():
+    """In a namespace with another /proc/driver."""
+    if os.geteuid() or not Path("/proc/driver").exists():
+        pytest.skip("needs root, and /proc/driver")
+    setup = """set -e; mount -t tmpfs driver /proc/driver; mkdir -p /proc/driver/nvidia/gpus/0000:17:00.0
+        printf 'Model: \t NVIDIA A40\nGPU UUID: GPU-a\n' > /proc/driver/nvidia/gpus/0000:17:00.0/information
+        exec "$0" -c "$1" """
+    script = "import json; from launch.agent.probe import gpus_of_driver; print(json.dumps(gpus_of_driver()))"
+    command = ["unshare", "-m", "sh", "-c", setup, sys.executable, script]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if "mount" in done.stderr:
+        pytest.skip("mounting is not allowed here")
+    assert json.loads(done.stdout) == [{"index": 0, "name": "NVIDIA A40", "uuid": "GPU-a"}]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import select
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -14,7 +17,7 @@ from collections.abc import Iterator
 import pytest
 
 from launch.agent.outcome import NO_ROUTE, REFUSED, SILENT, TIMED_OUT, UNAUTHENTICATED
-from launch.agent.reach import SECONDS, Reach
+from launch.agent.reach import SECONDS, Reach, words
 from tests.launch.conftest import DEADLINE, ROOT
 
 TOKEN = "train-0123"
@@ -123,6 +126,57 @@ def finish_first(agent: Reach, *others: Reach) -> dict:
     for each in others:
         each.begin([])
     return finish(agent, *others)[0]
+
+
+def test_a_host_without_a_way_there_is_reported_at_once(agents):
+    agents[0].begin([["far", "255.255.255.255", 5000]])  # which no TCP connection can be made to
+    assert agents[0].poll() == {"far": {"error": NO_ROUTE}}
+
+
+def test_a_connection_that_is_broken_off_is_not_the_peer(agents, other_program):
+    first = agents[0]
+    first.begin([["h7", *other_program.getsockname()]])
+    connection, _ = other_program.accept()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()  # with a reset
+    assert finish(first) == [{"h7": {"error": UNAUTHENTICATED}}]
+
+
+def test_a_result_is_due_when_the_time_is_over_and_then_no_more(agents):
+    first = agents[0]
+    assert first.deadline == float("inf") and first.poll() is None
+    before = time.monotonic()
+    first.begin([["h3", *address(agents[1])]], seconds=50.0)
+    assert before + 50.0 <= first.deadline <= time.monotonic() + 50.0
+    assert first.poll() is None, "the other has not answered"
+    result = finish_first(first, agents[1])
+    assert first.deadline == float("inf") and first.poll() == result, "it stays"
+    agents[2].begin([])
+    assert agents[2].deadline <= time.monotonic(), "nothing to wait for"
+
+
+def test_after_close_nobody_listens_and_no_connection_stays(agents):
+    there = Reach("127.0.0.7", TOKEN, "h7")
+    agents[0].begin([["h7", *address(there)]])
+    with socket.create_connection(address(there)) as mute:
+        end = time.monotonic() + DEADLINE
+        while len(there.selector.get_map()) < 3 and time.monotonic() < end:
+            there.poll()
+        gone = address(there)
+        there.close()
+        mute.settimeout(DEADLINE)
+        assert mute.recv(1) == b""
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(gone)
+
+
+def test_an_error_that_has_no_word_is_called_as_the_system_calls_it():
+    assert words(errno.EMFILE) == os.strerror(errno.EMFILE)
+    assert words(errno.EPERM) == words(errno.EACCES) == "forbidden by a firewall here"
+    assert words(errno.EPIPE) == words(errno.ECONNRESET) == UNAUTHENTICATED
+    assert words(errno.EHOSTUNREACH) == words(errno.ENETUNREACH) == words(errno.EADDRNOTAVAIL) == NO_ROUTE
+    assert words(errno.ETIMEDOUT) == TIMED_OUT
+    assert words(None) == os.strerror(0)
 
 
 def test_an_address_of_another_machine_cannot_be_listened_at():

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from launch import LaunchError
 from launch.agent import commands
 from launch.agent.channel import Incoming
-from launch.agent.destination import PREFIX
+from launch.agent.destination import PREFIX, Destination, shown
 from launch.agent.events import Event, Wanted
 from launch.agent.protocol import ProtocolError, decode_command, decode_event, encode_event
 from launch.agent.receive import Receiver
@@ -90,6 +90,14 @@ def announce(agent: Agent, to: Path, rows: list[list]) -> dict:
     """Announce rows that no launcher of ours would make; what the agent said last."""
     agent.write(message(do="sync", to=str(to)) + message(do="entries", entries=rows, last=True))
     return agent.events[-1]
+
+
+def answer(to: Path, rows: list[list]) -> dict:
+    """What an agent says at last that gets such rows, and then ends."""
+    agent = Agent()
+    said = announce(agent, to, rows)
+    agent.receiver.finish()
+    return said
 
 
 def tree(folder: Path) -> dict[bytes, tuple]:
@@ -543,6 +551,129 @@ def test_what_a_killed_agent_left_is_removed_and_what_another_writes_is_not(sour
     assert not [name for name in os.listdir(to) if name.startswith(os.fsdecode(PREFIX))]
 
 
+def test_a_copy_that_is_ended_early_leaves_no_probe_and_no_descriptor(source, tmp_path):
+    before = set(os.listdir("/proc/self/fd"))
+    for ends in (
+        b"",
+        message(do="entries", entries=[[0, "file", "x", 0o644, 0, 3, NO_HASH]], last=True),
+        message(do="entries", entries=[[0, "file", "../x", 0o644, 0, 3, NO_HASH]], last=True),
+        message(do="same"),
+    ):
+        agent = Agent()
+        agent.write(message(do="sync", to=str(tmp_path / "to")) + ends)
+        if not ends:
+            assert os.listdir(tmp_path / "to") == [agent.last("destination")["probe"]]
+        agent.receiver.finish()
+        assert os.listdir(tmp_path / "to") == []
+        assert set(os.listdir("/proc/self/fd")) == before
+    copy(source, tmp_path / "to")
+    copy(source, tmp_path / "to")
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_entries_without_a_destination_are_refused():
+    agent = Agent()
+    agent.write(message(do="entries", entries=[[0, "file", "x", 0o644, 0, 3, NO_HASH]], last=True))
+    assert agent.last("refused") == {
+        "event": "refused",
+        "message": "the launcher sends h1 what to copy, but not where to",
+        "code": 125,
+    }
+
+
+def test_a_file_that_gives_way_to_another_or_comes_otherwise_is_dropped_and_can_be_announced_anew(tmp_path):
+    rows = [
+        [number, "file", name, 0o200, 0, 3, hashlib.sha256(b"abc").hexdigest()] for number, name in enumerate("vwxyz")
+    ]
+    agent = Agent()
+    assert announce(agent, tmp_path, rows) == {"event": "wanted", "entries": [0, 1, 2, 3, 4], "bytes": 15}
+    agent.write(message(do="file", entry=1, bytes=2) + b"ab")
+    agent.write(message(do="file", entry=0, bytes=2) + b"ab" + message(do="file", entry=0, bytes=1) + b"c")
+    agent.write(message(do="file", entry=2, bytes=3) + b"xyz")
+    agent.write(message(do="file", entry=3, bytes=1) + b"a" + message(do="file", entry=3, bytes=0, gone=True))
+    assert agent.events[-1]["event"] == "wanted", "one is still to come"
+    agent.write(message(do="file", entry=4, bytes=3) + b"abc")
+    assert agent.last("synced") == {"event": "synced", "files": 2, "bytes": 6, "changed": [1, 2, 3]}
+    assert sorted(os.listdir(tmp_path)) == ["v", "z"]
+    assert stat.S_IMODE(os.stat(tmp_path / "v").st_mode) == 0o600, "its owner can read it"
+    agent.write(message(do="entries", entries=[rows[1]], last=True))
+    assert agent.last("wanted")["entries"] == [1]
+    agent.write(message(do="file", entry=1, bytes=3) + b"abc")
+    assert agent.last("synced") == {"event": "synced", "files": 1, "bytes": 3, "changed": []}
+    assert (tmp_path / "w").read_bytes() == b"abc"
+
+
+def test_modes_and_times_of_what_is_here_already_are_corrected(tmp_path):
+    to = fill(tmp_path / "to", {"same": "abc"})
+    (to / "link").symlink_to("same")
+    inode = (to / "same").stat().st_ino
+    digest = hashlib.sha256(b"abc").hexdigest()
+    rows = [[0, "file", "same", 0o750, 10**18 + 7, 3, digest], [1, "link", "link", 0, 10**18 + 9, 0, "same"]]
+    assert answer(to, rows)["event"] == "synced"
+    found = (to / "same").stat()
+    assert (found.st_ino, stat.S_IMODE(found.st_mode), found.st_mtime_ns) == (inode, 0o750, 10**18 + 7)
+    assert (to / "link").lstat().st_mtime_ns == 10**18 + 9
+
+
+def test_what_is_no_file_gives_way_to_one_and_is_never_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")  # to open it for reading would wait for a writer
+    (tmp_path / "link").symlink_to("elsewhere")
+    digest = hashlib.sha256(b"").hexdigest()
+    agent = Agent()
+    announce(agent, tmp_path, [[0, "file", "pipe", 0o644, 0, 0, digest], [1, "file", "link", 0o644, 0, 0, digest]])
+    assert agent.last("wanted")["entries"] == [0, 1]
+    for entry in (0, 1):
+        agent.write(message(do="file", entry=entry, bytes=0))
+    assert agent.last("synced")["files"] == 2
+    assert all(stat.S_ISREG((tmp_path / name).lstat().st_mode) for name in ("pipe", "link"))
+
+
+def test_only_what_cannot_be_executed_matters_of_a_file_that_can_only_be_read(tmp_path, read_only):
+    to = read_only(fill(tmp_path / "to", {"tool": "abc"}))
+    os.chmod(tmp_path / "to/tool", 0o644)
+    digest = hashlib.sha256(b"abc").hexdigest()
+    assert answer(to, [[0, "file", "tool", 0o600, 5, 3, digest]])["event"] == "synced"
+    said = answer(to, [[0, "file", "tool", 0o755, 5, 3, digest]])
+    assert said["event"] == "refused" and "Read-only file system" in said["message"]
+
+
+def test_a_folder_that_is_another_disk_gets_its_files_there(tmp_path, small):
+    to = small.parent
+    digest = hashlib.sha256(b"abc").hexdigest()
+    agent = Agent()
+    announce(agent, to, [[0, "file", "small/x", 0o644, 0, 3, digest]])
+    agent.write(message(do="file", entry=0, bytes=1) + b"a")
+    assert [name for name in os.listdir(small) if name.startswith(os.fsdecode(PREFIX))]
+    agent.write(message(do="file", entry=0, bytes=2) + b"bc")
+    assert agent.last("synced")["files"] == 1 and os.listdir(small) == ["x"]
+    agent.receiver.finish()
+
+
+def test_a_link_that_cannot_take_its_name_leaves_nothing(tmp_path):
+    (tmp_path / "taken/by").mkdir(parents=True)
+    destination = Destination(os.fsencode(tmp_path))
+    with pytest.raises(OSError):
+        destination.link(b"taken", b"target", 0)
+    destination.close()
+    assert os.listdir(tmp_path) == ["taken"]
+
+
+def test_a_temporary_name_that_leads_elsewhere_is_not_taken_for_a_left_file(tmp_path):
+    outside = tmp_path / "outside"
+    outside.write_text("kept")
+    to = tmp_path / "to"
+    (to / os.fsdecode(PREFIX + b"folder")).mkdir(parents=True)
+    (to / os.fsdecode(PREFIX + b"link")).symlink_to(outside)
+    Destination(os.fsencode(to)).remove_left()
+    assert len(os.listdir(to)) == 2 and outside.read_text() == "kept"
+
+
+def test_a_name_that_is_no_text_is_shown_in_one_line():
+    assert shown(b"plain") == "plain"
+    assert shown(b"two\nlines") == "'two\\nlines'"
+    assert shown(b"\xff") == "\\xff"
+
+
 def test_cancelling_and_a_broken_channel_end_the_copy_with_nothing(source, tmp_path):
     sync = Sync(source, partial(manifest, source), ["h1", "h2"])
     done: list[str | None] = []
@@ -650,6 +781,14 @@ def test_no_room_is_refused_before_anything_is_written(source, small):
         copy(source, small)
     assert said.value.code == 2
     assert os.listdir(small) == []
+
+
+def test_no_room_for_names_is_refused_before_anything_is_written(tmp_path, small):
+    subprocess.run(["mount", "-o", "remount,nr_inodes=4", small], check=True)
+    rows = [[number, "file", f"f{number}", 0o644, 0, 0, NO_HASH] for number in range(4)]
+    said = answer(small, rows)  # one of the four is the folder's own
+    assert said["event"] == "refused" and "4 new files (inodes) needed, 3 free; make room there" in said["message"]
+    assert answer(small, rows[:3])["event"] == "wanted"
 
 
 def test_a_file_needs_room_beside_the_one_that_it_replaces(source, small):

@@ -6,6 +6,8 @@ import contextlib
 import itertools
 import select
 import socket
+import struct
+import threading
 import time
 from collections.abc import Iterator
 
@@ -13,8 +15,9 @@ import pytest
 
 from launch.agent.commands import Measure
 from launch.agent.events import Bound, Measured, Probed, Reached, Ready
-from launch.agent.outcome import REFUSED, SILENT, UNAUTHENTICATED
-from launch.agent.throughput import Throughput, rate
+from launch.agent.outcome import NO_ROUTE, REFUSED, SILENT, UNAUTHENTICATED
+from launch.agent.reach import WORD_BYTES, word
+from launch.agent.throughput import BYTES, CHUNK, SAMPLES, STREAMS, Throughput, rate
 from launch.job.host import Host
 from launch.job.job import Job
 from launch.preflight.pairs import rounds, slowest
@@ -59,6 +62,7 @@ def test_an_unauthenticated_peer_and_a_closed_port_are_reported(agents):
     with socket.create_server(("127.0.0.3", 0)) as closed:
         gone = closed.getsockname()
     assert measure(agents, ["b", *gone]) == {"peer": "b", "error": REFUSED}
+    assert measure(agents, ["b", "255.255.255.255", port])["error"] == NO_ROUTE, "refused by this kernel, at once"
 
 
 def test_a_silent_peer_costs_only_the_deadline():
@@ -67,6 +71,115 @@ def test_a_silent_peer_costs_only_the_deadline():
         began = time.monotonic()
         assert measure([hasty], ["b", *mute.getsockname()]) == {"peer": "b", "error": SILENT}
         assert 0.2 <= time.monotonic() - began < DEADLINE
+
+
+class Peer:
+    """The called end by hand, at 127.0.0.9: takes a measurement's streams, and ends each with the next of `ends`."""
+
+    def __init__(self, name: str, *ends: bytes):
+        self.name, self.ends, self.got = name, list(ends), 0
+        self.listener = socket.create_server(("127.0.0.9", 0))
+        self.thread = threading.Thread(target=self._serve, daemon=True)
+        self.thread.start()
+
+    def _serve(self) -> None:
+        streams = [self.listener.accept()[0] for _ in range(STREAMS)]
+        for stream in streams:
+            assert stream.recv(WORD_BYTES, socket.MSG_WAITALL) == word("token", "<", self.name)
+            stream.sendall(word("token", ">", self.name))
+        for stream, end in zip(streams, self.ends, strict=True):
+            while data := stream.recv(1 << 20):
+                self.got += len(data)
+            stream.sendall(end)
+            stream.close()
+
+    def close(self) -> None:
+        self.thread.join(DEADLINE)
+        assert not self.thread.is_alive()
+        self.listener.close()
+
+
+def test_what_the_peer_has_found_is_the_rate_out_and_what_came_is_the_rate_back(agents):
+    peer = Peer("p", *(b"%20d" % (1000 + each) for each in range(STREAMS)))
+    found = measure(agents[:1], ["p", *peer.listener.getsockname()])
+    peer.close()
+    assert found == {"peer": "p", "out": 1000 + STREAMS - 1, "back": 0}
+    assert BYTES // 100 < peer.got < BYTES + STREAMS * CHUNK + 1
+
+
+def test_a_peer_that_ends_without_a_number_is_not_believed(agents):
+    for end in (b"", b"what is this?"):
+        peer = Peer("p", *[b"%20d" % 1000] * (STREAMS - 1), end)
+        assert measure(agents[:1], ["p", *peer.listener.getsockname()]) == {"peer": "p", "error": UNAUTHENTICATED}
+        peer.close()
+
+
+def test_a_peer_that_breaks_the_connection_is_reported(agents):
+    with socket.create_server(("127.0.0.9", 0)) as listener:
+        agents[0].begin("p", *listener.getsockname())
+        for _ in range(STREAMS):
+            there, _ = listener.accept()
+            there.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            there.close()  # with a reset
+        end = time.monotonic() + DEADLINE
+        while (found := agents[0].poll()) is None and time.monotonic() < end:
+            select.select(agents[:1], [], [], 0.1)
+    assert found == {"peer": "p", "error": UNAUTHENTICATED}
+
+
+def test_a_caller_that_says_nothing_is_dropped_at_the_deadline():
+    hasty = Throughput("127.0.0.4", "token", "hasty", longest=0.2)
+    with contextlib.closing(hasty), socket.create_connection(hasty.listener.getsockname()) as mute:
+        assert hasty.deadline == float("inf"), "before anybody has called"
+        end = time.monotonic() + DEADLINE
+        while not hasty.streams and time.monotonic() < end:
+            assert hasty.poll() is None
+        assert 0 < hasty.deadline - time.monotonic() <= 0.2
+        while hasty.streams and time.monotonic() < end:
+            select.select([hasty], [], [], max(0.0, hasty.deadline - time.monotonic()))
+            assert hasty.poll() is None
+        mute.settimeout(DEADLINE)
+        assert mute.recv(1) == b"" and hasty.deadline == float("inf")
+
+
+def test_a_caller_without_the_token_is_dropped_at_once(agents):
+    with socket.create_connection(agents[1].listener.getsockname()) as nosy:
+        nosy.sendall(b"GET / HTTP/1.1\r\n")
+        end = time.monotonic() + DEADLINE
+        seen = False
+        while not (seen and not agents[1].streams) and time.monotonic() < end:
+            agents[1].poll()
+            seen = seen or bool(agents[1].streams)
+        nosy.settimeout(DEADLINE)
+        with contextlib.suppress(ConnectionResetError):  # some of what it said was not read
+            assert nosy.recv(1) == b""
+
+
+def test_after_close_nobody_listens_and_no_stream_stays(agents):
+    agents[0].begin("b", *agents[1].listener.getsockname())
+    address, streams = agents[0].listener.getsockname(), agents[0].streams
+    agents[0].close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address)
+    assert len(streams) == STREAMS and all(each.socket.fileno() == -1 for each in streams)
+    agents[0] = Throughput("127.0.0.2", "token", "a")
+
+
+def test_few_samples_are_averaged_and_enough_of_them_are_not():
+    """All that a process which had to wait finds at once is an outlier of the median, and most of the mean."""
+
+    def with_a_burst(count: int) -> list[tuple[float, int]]:
+        steady = [(at / count * 0.5, 1000) for at in range(count)]
+        return [*steady[:-1], (steady[-1][0], 1_000_000)]
+
+    few, enough = rate(with_a_burst(SAMPLES - 1)), rate(with_a_burst(SAMPLES))
+    assert enough == pytest.approx(8 * SAMPLES * 1000 / 0.5, rel=0.1)
+    assert few > 10 * enough
+
+
+def test_a_link_so_slow_that_little_comes_in_time_is_measured_by_what_comes_late():
+    assert rate([(0.0, 1000), (2.0, 1000)]) == pytest.approx(8 * 1000 / (0.6 * 2.0), abs=1)
+    assert rate([(0.0, 1000), (0.0, 1000)]) == 0, "no time has passed"
 
 
 def test_the_rate_is_that_of_the_steady_part():

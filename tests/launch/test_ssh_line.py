@@ -1,0 +1,201 @@
+"""The bytes below an SSH connection: a ProxyCommand and a TCP connection, without an SSH server."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launch.channels.ssh.line import KEEPALIVE_PROBES, KEEPALIVE_SECONDS, Line, ProxyCommand, addresses, tcp
+from tests.launch.conftest import DEADLINE, wait_for
+
+
+def received(line: Line) -> bytes:
+    line.settimeout(DEADLINE)
+    return line.recv(1000)
+
+
+def pid_in(path: Path) -> int:
+    return int(wait_for(lambda: path.exists() and path.read_text().strip(), "its pid"))
+
+
+def alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+# -- a ProxyCommand --------------------------------------------------------------------------------------------------
+
+
+def test_what_is_sent_is_the_commands_input_and_its_output_comes_back():
+    proxy = ProxyCommand("sh -c 'read line; echo \"<$line>\"; cat'")
+    assert proxy.line.send(b"hello\n") == 6
+    assert received(proxy.line) == b"<hello>\n"
+    assert proxy.line.send(b"more") == 4
+    assert received(proxy.line) == b"more"
+    proxy.line.close()
+
+
+def test_the_command_ends_with_its_connection(tmp_path):
+    proxy = ProxyCommand(f"sh -c 'echo $$ > {tmp_path}/pid; exec cat'")
+    pid = pid_in(tmp_path / "pid")
+    assert os.getsid(pid) == pid, "a session of its own"
+    proxy.line.close()
+    wait_for(lambda: not psutil.pid_exists(pid), "its end, reaped")
+
+
+def test_a_command_that_does_not_end_is_killed_with_what_it_has_started(tmp_path):
+    proxy = ProxyCommand(f"sh -c 'sleep 300 & echo $! > {tmp_path}/child; echo $$ > {tmp_path}/pid; wait'")
+    pids = [pid_in(tmp_path / name) for name in ("child", "pid")]
+    proxy.line.close()
+    wait_for(lambda: not any(map(alive, pids)), "the end of both")
+    wait_for(lambda: not psutil.pid_exists(pids[1]), "no zombie")
+
+
+def test_kill_ends_a_running_command_at_once_and_does_nothing_to_one_that_has_ended(tmp_path):
+    proxy = ProxyCommand(f"sh -c 'sleep 300 & echo $! > {tmp_path}/child; echo $$ > {tmp_path}/pid; wait'")
+    pids = [pid_in(tmp_path / name) for name in ("child", "pid")]
+    proxy.kill()
+    assert not psutil.pid_exists(pids[1]), "reaped"
+    wait_for(lambda: not alive(pids[0]), "the end of what it has started")
+    assert proxy.failure() == "was killed by SIGKILL"
+    proxy.kill()
+    proxy.line.close()
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("sh -c 'echo one >&2; echo two >&2; exit 3'", "exited with 3: two"),
+        ("sh -c 'exit 4'", "exited with 4"),
+        ("true", ""),
+        ("sleep 300", ""),
+    ],
+    ids=["says why", "says nothing", "ends well", "runs"],
+)
+def test_how_a_command_ended(command, words):
+    proxy = ProxyCommand(command)
+    assert proxy.failure() == words
+    proxy.kill()
+    proxy.line.close()
+
+
+# -- a line ----------------------------------------------------------------------------------------------------------
+
+
+class Broken:
+    """A socket whose every call fails with the next of these errors."""
+
+    def __init__(self, *errors: OSError):
+        self.errors = list(errors)
+
+    def recv(self, count: int) -> bytes:
+        raise self.errors.pop(0)
+
+    send = recv
+
+
+def test_the_first_failure_is_kept_and_none_after_the_close():
+    first, second = ConnectionResetError(104, "reset"), BrokenPipeError(32, "broken")
+    line = Line(Broken(TimeoutError(), first, second), lambda: None)
+    for call, error in ((line.recv, TimeoutError), (line.recv, ConnectionResetError), (line.send, BrokenPipeError)):
+        with pytest.raises(error):
+            call(b"x")
+    assert line.failure is first
+    closed = Line(Broken(OSError(9, "closed")), lambda: None)
+    closed.close()
+    with pytest.raises(OSError):
+        closed.recv(1)
+    assert closed.failure is None
+
+
+def test_a_line_is_closed_once_whatever_that_says():
+    ends = []
+
+    def end() -> None:
+        ends.append(1)
+        raise OSError(9, "bad descriptor")
+
+    line = Line(Broken(), end)
+    line.close()
+    line.close()
+    assert ends == [1]
+
+
+# -- TCP -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_tcp_line_moves_bytes_both_ways_and_closes():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        line = tcp("127.0.0.1", server.getsockname()[1], DEADLINE)
+        there, _ = server.accept()
+        with there:
+            assert line.send(b"ping") == 4 and there.recv(10) == b"ping"
+            there.sendall(b"pong")
+            assert received(line) == b"pong"
+            line.close()
+            assert there.recv(10) == b""
+
+
+def test_a_lost_host_is_noticed_while_nothing_is_sent():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        line = tcp("127.0.0.1", server.getsockname()[1], DEADLINE)
+        own = psutil.Process().net_connections("tcp4")
+        (descriptor,) = (each.fd for each in own if each.raddr and each.raddr.port == server.getsockname()[1])
+        with socket.socket(fileno=os.dup(descriptor)) as below:
+            for option, value in (
+                (socket.TCP_KEEPIDLE, KEEPALIVE_SECONDS),
+                (socket.TCP_KEEPINTVL, KEEPALIVE_SECONDS),
+                (socket.TCP_KEEPCNT, KEEPALIVE_PROBES),
+                (socket.TCP_USER_TIMEOUT, 8000),
+            ):
+                assert below.getsockopt(socket.IPPROTO_TCP, option) == value
+        assert KEEPALIVE_SECONDS * (KEEPALIVE_PROBES + 1) == 8
+        line.close()
+
+
+def test_nobody_listens_at_any_address():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(ConnectionRefusedError):
+        tcp("localhost", port, DEADLINE)
+
+
+def test_a_host_that_does_not_answer_is_given_up_in_time():
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        waiting = [socket.socket() for _ in range(3)]
+        for each in waiting:  # fill the queue of connections that nobody accepts: further ones get no answer
+            each.setblocking(False)
+            each.connect_ex(server.getsockname())
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            tcp("127.0.0.1", server.getsockname()[1], 0.5)
+        assert 0.4 <= time.monotonic() - began < DEADLINE
+        for each in waiting:
+            each.close()
+
+
+def test_what_the_resolver_says_is_passed_on():
+    row = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 7))
+    asked = []
+
+    def answers(*names: object, **more: object) -> list:
+        asked.append((names, more, threading.current_thread() is threading.main_thread()))
+        return [row]
+
+    assert addresses("host", 7, DEADLINE, answers) == [row]
+    assert asked == [(("host", 7), {"type": socket.SOCK_STREAM}, False)]
+
+    def fails(*names: object, **more: object) -> list:
+        raise socket.gaierror(socket.EAI_NONAME, "no such name")
+
+    with pytest.raises(socket.gaierror, match="no such name"):
+        addresses("host", 7, DEADLINE, fails)
+    with pytest.raises(socket.gaierror, match="it is no name of a host"):
+        addresses("a..b", 7, DEADLINE, lambda *names, **more: "a..b".encode("idna"))
