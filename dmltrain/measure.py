@@ -88,7 +88,7 @@ def compression(options: Options) -> dict[str, tuple[float, float]]:
     """--gc-type -> (compressed size of gradients, of results), as fractions of the uncompressed size."""
     if options.backend == "mxnet":
         return MXNET_COMPRESSION
-    return {name: (share, share) for name, share in codec.shares().items()}
+    return {name: (share, share) for name, share in codec.size_ratios().items()}
 
 
 def summed_in_host(options: Options) -> bool:

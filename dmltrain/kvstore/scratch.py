@@ -1,4 +1,4 @@
-"""Scratch memory of each thread, for arithmetic that goes block by block: allocated once, it stays in the cache."""
+"""Scratch memory of each thread for arithmetic block by block. It is allocated once and stays in the cache."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 
 from dmltrain.arrays import Array
 
-BLOCK = 65536  # elements, a multiple of every codec's groups; less fits L2 better, but costs more in calls of numpy
+BLOCK = 65536  # elements, a multiple of every codec's group; less fits L2 better, but costs more numpy calls
 
 _own = threading.local()
 
 
 def scratch(name: str, size: int, dtype: type = np.float32) -> Array:
-    """`size` elements, at most BLOCK, of this thread's array of that name; one name has one dtype everywhere."""
+    """The first `size` elements, at most BLOCK, of this thread's array `name`; a name has one dtype everywhere."""
     arrays: dict[str, Array] = _own.__dict__
     if name not in arrays:
         arrays[name] = np.empty(BLOCK, dtype)

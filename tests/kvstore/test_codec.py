@@ -110,7 +110,7 @@ def test_tiny_and_huge_values_are_sent_or_kept(parameters, value):
 @every
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("length, where", [(5, 4), (2 * BLOCK + 3, BLOCK + 3), (2 * BLOCK + 3, 2 * BLOCK + 2)])
-def test_what_is_not_finite_is_seen_once_and_forgotten(parameters, value, length, where):
+def test_nonfinite_values_are_visible_once_and_leave_no_residual(parameters, value, length, where):
     kind, source, residual = codec.make(parameters), normal(length), np.zeros(length, np.float32)
     source[where] = value
     sent = through(kind, source, residual)
@@ -318,7 +318,7 @@ def test_topk_sends_the_greatest_whatever_the_sample_shows(ratio, shape):
     assert np.array_equal(decode(kind, data, length), expected)
 
 
-def test_topk_forgets_what_is_not_finite_even_if_it_could_not_be_sent():
+def test_topk_drops_nonfinite_values_that_it_could_not_send():
     source = np.full(1000, np.nan, np.float32)
     source[::2], residual = -np.inf, np.zeros(1000, np.float32)
     sent = through(codec.make({"type": "topk", "ratio": 0.01}), source, residual)
@@ -359,12 +359,12 @@ def test_each_row_says_how_many_bytes_it_takes():
     for each in codec.TABLE:
         formula = each.size.partition(";")[0].replace("ratio", "0.01")
         formula = re.sub(r"(?<=[0-9])n", " * n", formula)
-        assert each.made(None).nbytes(1 << 20) == pytest.approx(eval(formula, {"n": 1 << 20}), rel=2e-3), each.name
+        assert each.create(None).nbytes(1 << 20) == pytest.approx(eval(formula, {"n": 1 << 20}), rel=2e-3), each.name
 
 
 def test_only_a_codec_with_a_fixed_size_is_compared_in_a_forecast():
-    assert set(codec.shares()) == set(codec.TYPES) - {each.name for each in codec.TABLE if not each.fixed_size}
-    assert "int8" in codec.shares() and "topk" not in codec.shares()
+    assert set(codec.size_ratios()) == set(codec.TYPES) - {each.name for each in codec.TABLE if not each.fixed_size}
+    assert "int8" in codec.size_ratios() and "topk" not in codec.size_ratios()
 
 
 def test_defaults_and_parameters():

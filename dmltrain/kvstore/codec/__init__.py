@@ -1,9 +1,10 @@
-"""Gradient compression: which codec a job uses. Every push and every result of a float32 weight travels encoded.
+"""Gradient compression: the codecs and their table. With a codec, every push and every result of a float32 weight is
+sent encoded.
 
-A worker encodes its gradient with its own residual; the server decodes and adds in the order of the ranks, encodes the
-sum once with `of_sum(num_workers)` and a residual of its own; all workers decode the same bytes.
+A worker encodes its gradient with its own residual. The server decodes the gradients and adds them in rank order. It
+encodes the sum once, with `of_sum(num_workers)` and a residual of its own, so all workers decode the same bytes.
 
-A new codec is one file, which says all about it (see `Codec`), and one row of TABLE.
+A new codec is one file with a subclass of `Codec`, and one row of TABLE.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dmltrain.kvstore.codec.half import BFloat16, Float16
 from dmltrain.kvstore.codec.int8 import Int8
 from dmltrain.kvstore.codec.topk import TopK
 
-__all__ = ["MAX_NUMBER", "TABLE", "TYPES", "Codec", "make", "shares"]
+__all__ = ["MAX_NUMBER", "TABLE", "TYPES", "Codec", "make", "size_ratios"]
 
 TABLE: tuple[type[Codec], ...] = (
     BFloat16,
@@ -33,9 +34,9 @@ _SAMPLE = 1 << 20  # elements
 
 
 def make(parameters: Mapping[str, Any]) -> Codec | None:
-    """The codec of {"type": ...} and the type's parameter, if it has one, or None for the type "none".
+    """Create the codec of {"type": name, parameter: value}; None for the type "none".
 
-    A value of None is as if not given. Raises ValueError, which says what was wrong and what is valid.
+    Entries whose value is None are ignored. Raises ValueError, which names the mistake and the valid choices.
     """
     rest = {key: value for key, value in parameters.items() if value is not None}
     name = rest.pop("type", None)
@@ -49,11 +50,11 @@ def make(parameters: Mapping[str, Any]) -> Codec | None:
     if name == "none":
         return None
     if not rest or parameter is None:
-        return _BY_NAME[name].made(None)
-    return _BY_NAME[name].made(parameter.checked(name, rest[parameter.name]))
+        return _BY_NAME[name].create(None)
+    return _BY_NAME[name].create(parameter.checked(name, rest[parameter.name]))
 
 
-def shares() -> dict[str, float]:
-    """Type -> the share of a gradient's bytes that it leaves, for those where that does not depend on a parameter."""
-    sizes = {codec.name: codec.made(None).nbytes(_SAMPLE) / (4 * _SAMPLE) for codec in TABLE if codec.fixed_size}
+def size_ratios() -> dict[str, float]:
+    """Type -> encoded bytes / float32 bytes, for each codec whose size does not depend on a parameter."""
+    sizes = {codec.name: codec.create(None).nbytes(_SAMPLE) / (4 * _SAMPLE) for codec in TABLE if codec.fixed_size}
     return {"none": 1.0, **sizes}

@@ -1,19 +1,18 @@
-"""What a codec is, and the pass over memory that most of them share: block by block, in the cache.
+"""The interface of a codec, and the base class of codecs that work block by block in the cache.
 
-Theory of operation. A codec turns a float32 array into fewer bytes and back. With a residual it has error feedback
-(Seide et al., "1-bit stochastic gradient descent", 2014, section 2; Karimireddy et al., "Error feedback fixes SignSGD",
-2019, algorithm 1): what is encoded is source + residual, and what the bytes do not say stays in the residual for the
-next time, so that nothing is lost, only late. A block codec does all steps of a block while it is in the cache: memory
-sees one read of the source, one read and one write of the residual, one write of the bytes.
+Theory of operation. A codec turns a float32 array into fewer bytes and back. A residual adds error feedback (Seide et
+al., "1-bit stochastic gradient descent", 2014, section 2; Karimireddy et al., "Error feedback fixes SignSGD", 2019,
+algorithm 1): the codec encodes source + residual and stores the error in the residual, which is added to the next
+gradient. Nothing is lost, only delayed. A block codec does all steps of a block while the block is in the cache. Memory
+traffic is one read of the source, one read and one write of the residual, and one write of the bytes.
 
-The bytes are little-endian, as are all hosts that dmltrain runs on. They depend on the values only, neither on
-alignment nor on the thread, so every run gives the same bits. Scratch belongs to the thread: any number of threads may
-use one codec.
+The bytes are little-endian, like all hosts that dmltrain runs on. They depend on the values alone, not on alignment or
+thread, so every run gives the same bits. Each thread has its own scratch memory: any number of threads may use one
+codec.
 
-What is not finite is never hidden. bf16 and fp16 carry it like any value; int8 and 2bit decode the 512 elements around
-it to NaN, 2bit with a threshold and topk the element itself (topk: inf as inf), just as training without a codec would
-show it. In the residual it is replaced by 0: after a batch that overflowed, and that a loss scaler may have skipped,
-the next is right.
+Values that are not finite stay visible, as in training without a codec. bf16 and fp16 keep them. int8 and 2bit decode
+their whole group of 512 elements to NaN. 2bit with a threshold decodes the element to NaN; topk keeps it. In the
+residual they are replaced by 0, so the batch after an overflow, which a loss scaler may have skipped, is not affected.
 """
 
 from __future__ import annotations
@@ -32,50 +31,50 @@ from dmltrain.kvstore.scratch import BLOCK, scratch
 
 @dataclass(frozen=True)
 class Parameter:
-    """The one number that a type of codec takes, from `least` to `most`."""
+    """The parameter of a codec: a number from `minimum` to `maximum`."""
 
     name: str
-    least: float
-    most: float
-    of_gradients: bool = False  # in the unit of the gradients, as opposed to a plain number
+    minimum: float
+    maximum: float
+    of_gradients: bool = False  # in the unit of the gradients; else dimensionless
 
     def checked(self, codec: str, value: object) -> float:
-        """Raises ValueError."""
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not self.least <= value <= self.most:
+        """The value as a float. Raises ValueError when it is not a number in the range."""
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not self.minimum <= value <= self.maximum:
             raise ValueError(
                 f"gradient compression {codec}: {self.name} is {value!r}, expected a number "
-                f"from {self.least:g} to {self.most:g}"
+                f"from {self.minimum:g} to {self.maximum:g}"
             )
         return float(value)
 
 
 class Codec(ABC):
-    """One type with its parameters. Arrays are contiguous and one-dimensional; `length` is in float32 elements.
+    """A codec with its parameter. Arrays are contiguous and one-dimensional; `length` counts float32 elements.
 
-    ValueError where the bytes are not as many as nbytes(length).
+    encode, decode and add raise ValueError unless the encoded array has nbytes(length) bytes.
     """
 
     name: ClassVar[str]  # as in --gc-type
-    number: ClassVar[int]  # on the wire; numbers below 2 are types of elements (transport/wire.py)
-    size: ClassVar[str]  # in bytes of n elements, for the documentation
-    needs_residual: ClassVar[bool]  # without a residual training suffers
+    number: ClassVar[int]  # on the wire; numbers below 2 are element types (transport/wire.py)
+    size: ClassVar[str]  # bytes for n elements, a formula for the documentation
+    needs_residual: ClassVar[bool]  # without a residual, training loses accuracy
     parameter: ClassVar[Parameter | None] = None
     fixed_size: ClassVar[bool] = True  # the size does not depend on the parameter
 
     @classmethod
-    def made(cls, value: float | None) -> Codec:
-        """The codec with that value of its parameter; None: the default."""
+    def create(cls, value: float | None) -> Codec:
+        """The codec with this value of its parameter; None: the default."""
         return cls() if value is None else cls(value)  # type: ignore[call-arg]
 
     @abstractmethod
     def nbytes(self, length: int) -> int:
-        """How many bytes `length` elements take; it depends on nothing else."""
+        """Bytes that `length` elements take when encoded."""
 
     @abstractmethod
     def encode(self, source: Array, target: Array, residual: Array | None = None) -> None:
-        """Write source + residual to `target` (uint8), and what that does not say to `residual` (float32).
+        """Encode source + residual into `target` (uint8), and store the error in `residual` (float32).
 
-        `source` (float32) stays as it is. Without a residual the rest is lost.
+        `source` (float32) is not changed. Without a residual the error is lost.
         """
 
     @abstractmethod
@@ -84,49 +83,49 @@ class Codec(ABC):
 
     @abstractmethod
     def add(self, data: Array, total: Array) -> None:
-        """total += the values of `data` (uint8): to the bit what decoding and adding would give."""
+        """total += the values of `data` (uint8), bit for bit as if they were decoded and added."""
 
     def of_sum(self, num_workers: int) -> Codec:
-        """The codec for the sum of the values of that many workers."""
+        """The codec for a sum over this many workers."""
         return self
 
     def check(self, data: Array, length: int) -> None:
-        """Raises ValueError unless `data` has the size of `length` elements."""
+        """Raises ValueError unless `data` has nbytes(length) bytes."""
         if data.size != self.nbytes(length):
             raise ValueError(f"{self.name}: {length} elements take {self.nbytes(length)} bytes, not {data.size}")
 
 
 class BlockCodec(Codec):
-    """A codec whose elements are independent, or depend on their own block only."""
+    """A codec that encodes each block of elements independently of the others."""
 
     @abstractmethod
     def write(self, block: Array, start: int, target: Array, length: int) -> None:
-        """Encode elements [start, start + block.size) of `length` at their positions in `target`."""
+        """Encode elements [start, start + block.size) of an array of `length` into their place in `target`."""
 
     @abstractmethod
     def read(self, data: Array, start: int, length: int, into: Array) -> None:
-        """Decode elements [start, start + into.size) of `length`."""
+        """Decode elements [start, start + into.size) of an array of `length`."""
 
-    def sent(self, block: Array, start: int, target: Array, length: int) -> Array:
-        """`write`; returns what `read` would give, in this thread's memory."""
+    def write_and_read(self, block: Array, start: int, target: Array, length: int) -> Array:
+        """Encode a block as `write` does, and return the values that `read` would give, in this thread's scratch."""
         self.write(block, start, target, length)
-        values = scratch("sent", block.size)
+        values = scratch("decoded", block.size)
         self.read(target, start, length, values)
         return values
 
     def encode(self, source: Array, target: Array, residual: Array | None = None) -> None:
         self.check(target, source.size)
-        with np.errstate(all="ignore"):  # overflow, inf - inf: what becomes of them is said above
+        with np.errstate(all="ignore"):  # overflow, inf - inf: see "not finite" above
             for start, stop in blocks(source.size):
                 if residual is None:
                     self.write(source[start:stop], start, target, source.size)
                 else:
                     self._write_all(source[start:stop], start, target, source.size, residual[start:stop])
 
-    def _write_all(self, block: Array, start: int, target: Array, length: int, left: Array) -> None:
-        np.add(block, left, out=left)
-        np.subtract(left, self.sent(left, start, target, length), out=left)
-        forget_what_is_not_finite(left)
+    def _write_all(self, block: Array, start: int, target: Array, length: int, residual: Array) -> None:
+        np.add(block, residual, out=residual)
+        np.subtract(residual, self.write_and_read(residual, start, target, length), out=residual)
+        zero_nonfinite(residual)
 
     def decode(self, data: Array, out: Array) -> None:
         self.check(data, out.size)
@@ -138,7 +137,7 @@ class BlockCodec(Codec):
         self.check(data, total.size)
         with np.errstate(all="ignore"):
             for start, stop in blocks(total.size):
-                values = scratch("sent", stop - start)
+                values = scratch("decoded", stop - start)
                 self.read(data, start, total.size, values)
                 block = total[start:stop]
                 np.add(block, values, out=block)
@@ -151,48 +150,48 @@ def blocks(length: int) -> Iterator[tuple[int, int]]:
 
 
 def whole_groups(block: Array, size: int) -> Array:
-    """`block` as (groups, size), filled up with zeros where it ends within a group."""
+    """`block` as (groups, size), padded with zeros at the end."""
     if block.size % size == 0:
         return block.reshape(-1, size)
-    filled = scratch("filled", -(-block.size // size) * size)
-    np.copyto(filled[: block.size], block)
-    filled[block.size :] = 0.0
-    return filled.reshape(-1, size)
+    padded = scratch("padded", -(-block.size // size) * size)
+    np.copyto(padded[: block.size], block)
+    padded[block.size :] = 0.0
+    return padded.reshape(-1, size)
 
 
-def quarter(length: int) -> int:
-    """Bytes of so many codes of two bits."""
+def packed_size(length: int) -> int:
+    """Bytes that `length` codes of two bits take."""
     return -(-length // 4)
 
 
 def pack(codes: Array, packed: Array) -> None:
-    """Write codes of two bits (uint8, 4 for each byte of `packed`), which are lost, four a byte, the first in the
-    lowest bits."""
+    """Pack codes of two bits (uint8) four to a byte, the first in the lowest bits. Overwrites `codes`, which has four
+    elements for each byte of `packed`."""
     words = codes.view(np.uint32)
     np.multiply(words, _GATHER, out=words)
     np.right_shift(words, 24, out=words)
     np.copyto(packed, words, casting="unsafe")
 
 
-_GATHER = np.uint32(1 << 24 | 1 << 18 | 1 << 12 | 1 << 6)  # times four codes in four bytes: all in the highest byte
+_GATHER = np.uint32(1 << 24 | 1 << 18 | 1 << 12 | 1 << 6)  # multiplication moves four bytes' codes to the highest byte
 
 
-def forget_what_is_not_finite(left: Array) -> None:
-    """Set NaN and inf to 0, in a block of a residual."""
-    bad = not_finite(left)
-    if bad is not None:
-        left[bad] = 0.0
+def zero_nonfinite(block: Array) -> None:
+    """Set NaN and inf to 0."""
+    mask = nonfinite_mask(block)
+    if mask is not None:
+        block[mask] = 0.0
 
 
-def not_finite(block: Array) -> Array | None:
-    """Where a block is NaN or inf (bool, as long as the block), or None if nowhere."""
+def nonfinite_mask(block: Array) -> Array | None:
+    """True where a block is NaN or inf (bool, block.size); None if all elements are finite."""
     finite = np.isfinite(block, out=scratch("finite", block.size, np.bool_))
     return None if finite.all() else ~finite
 
 
 @cache
 def constant(value: float, dtype: type = np.float32) -> Array:
-    """BLOCK times one value, read-only: with it numpy's maximum takes a fifth of the time that a scalar takes."""
+    """A read-only array of BLOCK equal values: with it numpy's maximum is five times as fast as with a scalar."""
     array: Array = np.full(BLOCK, value, dtype)
     array.flags.writeable = False
     return array

@@ -1,10 +1,10 @@
 """Two bytes an element: bf16 (upper half of float32) and fp16 (IEEE 754 binary16), rounded to nearest, ties to even.
 
-Neither needs a residual: the relative error is at most 2^-9 (bf16), 2^-11 (fp16), and falls to either side. fp16 has
-little range: what is 65520 or more becomes inf, what is below 6.1e-5 loses digits, what is at most 3e-8 becomes 0.
+Neither needs a residual: the relative error is at most 2^-9 (bf16) or 2^-11 (fp16) and has either sign. The range of
+fp16 is small: magnitudes of 65520 and more become inf, below 6.1e-5 they lose precision, and up to 3e-8 they become 0.
 
-numpy's own conversion to float16 takes 16 times as long for the small values that gradients have as for values around 1
-(it raises the processor's underflow flag for each), hence the arithmetic on bits here.
+numpy's conversion to float16 takes 16 times as long for small values, which gradients are, as for values around 1,
+because each sets the processor's underflow flag. That is why this module works on the bits.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from functools import cache
 import numpy as np
 
 from dmltrain.arrays import Array
-from dmltrain.kvstore.codec.block import BlockCodec, constant, not_finite
+from dmltrain.kvstore.codec.block import BlockCodec, constant, nonfinite_mask
 from dmltrain.kvstore.scratch import scratch
 
 _SIGN = np.uint16(0x8000)
 _EXPONENT = np.uint32(0x7F800000)
 _LEAST_NORMAL = 113 << 23  # 2^-14, of binary16
-_13_BITS = np.uint32(13 << 23)  # as an exponent: times 2^13
+_13_BITS = np.uint32(13 << 23)  # added to an exponent: times 2^13
 _BIAS = np.uint16((113 << 10) & 0xFFFF)
 
 
@@ -49,7 +49,7 @@ class BFloat16(_Half):
         np.right_shift(rounded, 16, out=rounded)
         out = target.view(np.uint16)[start : start + block.size]
         np.copyto(out, rounded, casting="unsafe")
-        if not_finite(block) is not None:  # rounding can carry a NaN's bits into the sign, making 0, or cut it to inf
+        if nonfinite_mask(block) is not None:  # rounding can carry a NaN's bits into the sign, or turn it into inf
             out[np.isnan(block)] = 0x7FC0
 
     def read(self, data: Array, start: int, length: int, into: Array) -> None:
@@ -71,7 +71,7 @@ class Float16(_Half):
         np.absolute(block, out=magnitude)
         if np.maximum.reduce(magnitude) < 65536.0:
             _round(magnitude, out)
-        else:  # 65536 rounds to inf, and so does all that is more
+        else:  # everything from 65536 on rounds to inf
             _round(np.fmin(magnitude, np.float32(65536.0)), out)
             out[np.isnan(block)] = 0x7E00
         high, signs = scratch("bits", block.size, np.uint32), scratch("signs", block.size, np.uint16)
@@ -83,14 +83,15 @@ class Float16(_Half):
     def read(self, data: Array, start: int, length: int, into: Array) -> None:
         indices = scratch("indices", into.size, np.intp)
         np.copyto(indices, data.view(np.uint16)[start : start + into.size])
-        np.take(_all_halves(), indices, out=into, mode="wrap")  # twice as fast as mode="raise"; none can be outside
+        np.take(_all_halves(), indices, out=into, mode="wrap")  # twice as fast as "raise"; all are inside
 
 
 def _round(magnitude: Array, out: Array) -> None:
-    """binary16 of values from 0 to 65536.
+    """Write the binary16 bits of values from 0 to 65536 to `out` (uint16).
 
-    Adding 2^(13 + e) to a value of exponent e rounds it to the 10 bits that binary16 keeps, and leaves these in the
-    lowest bits of the sum. Below 2^-14 all have the step of 2^-14. What lies above the lowest 16 bits is cut off.
+    Adding 2^(13 + e) to a value with exponent e rounds it to the 10 fraction bits of binary16 and moves these to the
+    lowest bits of the sum. Values below 2^-14 are rounded like those of exponent -14. The bits above the lowest 16 are
+    dropped.
     """
     exponent, addend = scratch("bits", out.size, np.uint32), scratch("addend", out.size, np.uint32)
     np.bitwise_and(magnitude.view(np.uint32), _EXPONENT, out=exponent)
@@ -106,5 +107,5 @@ def _round(magnitude: Array, out: Array) -> None:
 
 @cache
 def _all_halves() -> Array:
-    """All 65,536 values of binary16, as float32."""
+    """The values of all 65,536 bit patterns of binary16, as float32."""
     return np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float32)

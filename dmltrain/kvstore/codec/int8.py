@@ -1,9 +1,9 @@
-"""One byte an element and a float32 for each 512: an element is a multiple, -127 to 127, of its group's greatest / 127.
+"""One byte an element: a multiple, -127 to 127, of its group's scale. A group of 512 elements has the scale max / 127.
 
 On the wire: ceil(length / 512) scales (float32), then `length` multiples (int8). The error of an element is at most
-1/254 of the greatest of its group (Dettmers et al., "8-bit optimizers via block-wise quantization", 2022, section 2.1,
-say why blockwise: one outlier costs the precision of its own group only). Groups whose greatest is below 1.5e-36 have
-the scale 0: their values wait in the residual. Groups with a NaN or inf have the scale NaN.
+1/254 of the maximum magnitude of its group, so that an outlier costs precision in its own group only (Dettmers et al.,
+"8-bit optimizers via block-wise quantization", 2022, section 2.1). Groups whose maximum is below 1.5e-36 have the scale
+0: their values stay in the residual. Groups with a NaN or inf have the scale NaN.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from dmltrain.kvstore.codec.block import BlockCodec, whole_groups
 from dmltrain.kvstore.scratch import scratch
 
 GROUP = 512  # elements
-_LEAST = np.finfo(np.float32).tiny  # of a scale: the inverse of a lesser one is inf
-_MOST = np.nextafter(np.finfo(np.float32).max / np.float32(127), np.float32(0))  # 127 times this is not inf
+_MIN_SCALE = np.finfo(np.float32).tiny  # the inverse of a smaller one is inf
+_MAX_SCALE = np.nextafter(np.finfo(np.float32).max / np.float32(127), np.float32(0))  # 127 times this is finite
 
 
 @dataclass(frozen=True)
 class Int8(BlockCodec):
-    """Multiples, -127 to 127, of a scale for each 512 elements: their greatest magnitude / 127."""
+    """Multiples, -127 to 127, of a scale for each 512 elements: their maximum magnitude / 127."""
 
     name = "int8"
     number = 4
@@ -35,12 +35,12 @@ class Int8(BlockCodec):
 
     def write(self, block: Array, start: int, target: Array, length: int) -> None:
         scales, multiples = _fields(target, start, block.size, length)
-        whole = whole_groups(block, GROUP)
-        quotients = scratch("quotients", whole.size).reshape(whole.shape)
-        np.absolute(whole, out=quotients)
+        groups = whole_groups(block, GROUP)
+        quotients = scratch("quotients", groups.size).reshape(groups.shape)
+        np.absolute(groups, out=quotients)
         np.maximum.reduce(quotients, axis=1, out=scales)
         np.divide(scales, np.float32(127.0), out=scales)
-        np.multiply(whole, _inverse(scales), out=quotients)
+        np.multiply(groups, _inverse(scales), out=quotients)
         np.rint(quotients, out=quotients)
         np.copyto(multiples, quotients.reshape(-1)[: block.size], casting="unsafe")
 
@@ -71,12 +71,13 @@ def _fields(data: Array, start: int, size: int, length: int) -> tuple[Array, Arr
 
 
 def _inverse(scales: Array) -> Array:
-    """(groups, 1): 1 / scale, 0 where there is nothing to send; such scales become 0, or NaN if not finite."""
-    if np.minimum.reduce(scales) >= _LEAST and np.maximum.reduce(scales) <= _MOST:
+    """1 / scale as (groups, 1), or 0 for groups that send nothing. Makes scales valid: too small ones become 0, inf
+    and NaN become NaN."""
+    if np.minimum.reduce(scales) >= _MIN_SCALE and np.maximum.reduce(scales) <= _MAX_SCALE:
         return np.asarray(np.reciprocal(scales)[:, None])
-    scales[scales < _LEAST] = 0.0
+    scales[scales < _MIN_SCALE] = 0.0
     scales[~np.isfinite(scales)] = np.nan
-    np.minimum(scales, _MOST, out=scales)  # NaN stays NaN
+    np.minimum(scales, _MAX_SCALE, out=scales)  # NaN stays NaN
     inverse = np.zeros_like(scales)
     np.reciprocal(scales, out=inverse, where=scales > 0)
     return inverse[:, None]

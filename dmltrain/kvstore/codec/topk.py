@@ -1,11 +1,12 @@
-"""The few elements that are farthest from 0, with their positions; all others wait in the residual.
+"""The k elements with the largest magnitudes, and their positions; all others stay in the residual.
 
-On the wire: k positions (uint32, ascending), then k values (float32), k = ceil(ratio * length). Of equal magnitudes the
-first are sent. Magnitudes are compared as bits, by which NaN is above inf and inf above all numbers. Aji and Heafield,
-"Sparse communication for distributed gradient descent", 2017, section 3; that it converges: Stich et al., "Sparsified
-SGD with memory", 2018.
+On the wire: k positions (uint32, ascending), then k values (float32), with k = ceil(ratio * length). Of equal
+magnitudes the first are sent. Magnitudes are compared as bits: NaN is above inf, and inf above all numbers. The method:
+Aji and Heafield, "Sparse communication for distributed gradient descent", 2017, section 3; its convergence: Stich et
+al., "Sparsified SGD with memory", 2018.
 
-The k-th greatest is looked for among those above a guess, taken from a sample; where the guess was too high, among all.
+The k largest are selected among the elements above an estimate from a sample. If the estimate was too high, they are
+selected among all elements.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _SAMPLE = 8192  # elements
 
 @dataclass(frozen=True)
 class TopK(Codec):
-    """The share `ratio` of the elements that is farthest from 0, with their positions (0 < ratio <= 1)."""
+    """The ratio * n elements with the largest magnitudes, and their positions."""
 
     ratio: float = 0.01
 
@@ -38,7 +39,7 @@ class TopK(Codec):
     needs_residual = True
 
     def count(self, length: int) -> int:
-        """How many of `length` elements are sent."""
+        """k: how many of `length` elements are sent."""
         return min(length, math.ceil(self.ratio * length))
 
     def nbytes(self, length: int) -> int:
@@ -49,19 +50,19 @@ class TopK(Codec):
         count = self.count(source.size)
         if not count:
             return
-        left = np.zeros_like(source) if residual is None else residual
+        total = np.zeros_like(source) if residual is None else residual
         with np.errstate(all="ignore"):
-            least = _guess(source, left, count)
-            positions, magnitudes = _at_least(least, source, left)
+            threshold = _estimate(source, total, count)
+            positions, magnitudes = _at_least(threshold, source, total)
         if positions.size < count:
-            magnitudes = left.view(np.uint32) & _MAGNITUDE
+            magnitudes = total.view(np.uint32) & _MAGNITUDE
             positions = np.arange(source.size)
-        chosen, hidden = _greatest(positions, magnitudes, count)
+        chosen, overflow = _largest(positions, magnitudes, count)
         target[: 4 * count].view(np.uint32)[:] = chosen
-        target[4 * count :].view(np.float32)[:] = left[chosen]
-        left[chosen] = 0.0
-        if hidden:  # more NaN or inf than could be sent
-            left[~np.isfinite(left)] = 0.0
+        target[4 * count :].view(np.float32)[:] = total[chosen]
+        total[chosen] = 0.0
+        if overflow:
+            total[~np.isfinite(total)] = 0.0
 
     def decode(self, data: Array, out: Array) -> None:
         positions, values = self._fields(data, out.size)
@@ -81,10 +82,10 @@ class TopK(Codec):
         return positions, data[4 * count :].view(np.float32)
 
 
-def _guess(source: Array, left: Array, count: int) -> int:
-    """A magnitude, as bits, that a few more than `count` elements of source + left reach."""
-    step = max(1, source.size // _SAMPLE) | 1  # odd: beside the period of most shapes
-    sample = (source[::step] + left[::step]).view(np.uint32) & _MAGNITUDE
+def _estimate(source: Array, residual: Array, count: int) -> int:
+    """A magnitude, as bits, that slightly more than `count` elements of source + residual reach."""
+    step = max(1, source.size // _SAMPLE) | 1  # odd, so that it is no multiple of the period of most shapes
+    sample = (source[::step] + residual[::step]).view(np.uint32) & _MAGNITUDE
     expected = count * sample.size / source.size
     rank = math.ceil(expected + 4 * math.sqrt(expected) + 1)
     if rank >= sample.size:
@@ -92,23 +93,23 @@ def _guess(source: Array, left: Array, count: int) -> int:
     return int(np.partition(sample, sample.size - rank)[sample.size - rank])
 
 
-def _at_least(least: int, source: Array, left: Array) -> tuple[Array, Array]:
-    """left += source; positions and magnitudes of what is at least `least`, in order."""
+def _at_least(threshold: int, source: Array, total: Array) -> tuple[Array, Array]:
+    """total += source; positions, ascending, and magnitudes of the elements that reach the threshold."""
     positions, magnitudes = [], []
     for start, stop in blocks(source.size):
-        block = left[start:stop]
+        block = total[start:stop]
         np.add(block, source[start:stop], out=block)
         bits, above = scratch("bits", block.size, np.uint32), scratch("finite", block.size, np.bool_)
         np.bitwise_and(block.view(np.uint32), _MAGNITUDE, out=bits)
-        np.greater_equal(bits, np.uint32(least), out=above)
+        np.greater_equal(bits, np.uint32(threshold), out=above)
         found = np.flatnonzero(above)
         positions.append(found + start)
         magnitudes.append(bits[found])
     return np.concatenate(positions), np.concatenate(magnitudes)
 
 
-def _greatest(positions: Array, magnitudes: Array, count: int) -> tuple[Array, bool]:
-    """The positions, ascending, of the `count` greatest; whether something not finite is not among them."""
+def _largest(positions: Array, magnitudes: Array, count: int) -> tuple[Array, bool]:
+    """The positions, ascending, of the `count` largest; whether NaN or inf may remain among the others."""
     edge = np.partition(magnitudes, magnitudes.size - count)[magnitudes.size - count]
     chosen = magnitudes > edge
     equal = np.flatnonzero(magnitudes == edge)
