@@ -141,7 +141,7 @@ def test_the_parts_that_are_not_split_are_the_kvstores_keys(backend):
     network = models.create("lenet", None, 10, (1, 28, 28))
     found = measure.slice_bytes(network, Options(network="lenet", backend=backend, kv_store="dist_async"))
     assert sum(found) == 4 * network.num_parameters and 1 < len(found) < 20
-    assert max(found) <= sharding.MOST_BYTES
+    assert max(found) <= sharding.MAX_BYTES
 
 
 def test_a_program_measures_instead_of_training(tmp_path):

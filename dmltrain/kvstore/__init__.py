@@ -1,7 +1,7 @@
-"""The key-value store through which workers exchange gradients and weights: MXNet's KVStore by name and meaning.
+"""The key-value store through which workers exchange gradients and weights. Its interface follows MXNet's KVStore.
 
-The training loop sees only `create` and the methods of `KVStore` (base.py). In a scheduler or server process `create`
-serves the job and then ends the process, so that one program can be started in every role, as MXNet's are.
+The training loop uses only `create` and the methods of `KVStore` (base.py). In a scheduler or server process `create`
+serves the job and then ends the process. So the same program can be started in every role, as with MXNet.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def create(
     transport: str | None = None,
     host_sum: str | None = None,
 ) -> KVStore:
-    """A store of one of TYPES; `staleness` (clocks) only with types that take one. Raises UserError or JobLost.
+    """Create a store of one of TYPES; `staleness` (clocks) only for types that take one. Raises UserError or JobLost.
 
-    dist_* waits until all processes of the job are there. `transport`: one of env.TRANSPORTS, `host_sum`: one of
-    env.HOST_SUMS (defaults: the environment's). `backend` "mxnet": MXNet's own kvstores, for NDArrays.
+    dist_* types wait until all processes of the job have registered. `transport` is one of env.TRANSPORTS, `host_sum`
+    one of env.HOST_SUMS (default: from the environment). `backend` "mxnet": MXNet's own kvstores, for NDArrays.
     """
     kvstore_type = types.find(kind)
     chosen = _backend(backend)
@@ -73,12 +73,12 @@ def _connect(kind: str, bound: float, environment: Environment, backend: Backend
 
 
 def serve(environment: Environment, backend: str = "torch") -> str:
-    """Be this job's scheduler, or one of its servers, until the job ends. Returns why it was lost, or ''."""
+    """Run as this job's scheduler, or as one of its servers, until the job ends. Returns why it was lost, or ''."""
     return _backend(backend).serve(environment)
 
 
 def _backend(name: str) -> Backend:
-    """The stores of this package are made by backends, which are above it: looked up when one is asked for."""
+    """Imported late: backends create the stores of this package and import it."""
     from dmltrain.backends.table import BACKENDS
 
     if name not in BACKENDS:

@@ -1,4 +1,4 @@
-"""What every kvstore offers. Names and meaning are MXNet's (mxnet/python/mxnet/kvstore/kvstore.py)."""
+"""The interface of every kvstore. Names and semantics follow MXNet (mxnet/python/mxnet/kvstore/kvstore.py)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Key = int | str
 Keys = Key | Sequence[Key]
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
-READ: Any = object()  # in place of `out`: the handle's `values` are read where they are
+READ: Any = object()  # in place of `out`: the values are read in place, through the handle's `values`
 
 
 class Handle:
-    """Something under way: `wait` returns when all of it is done, or raises JobLost.
+    """An operation in progress: `wait` returns when it is complete, or raises JobLost.
 
-    `values`, of a pull with READ, after `wait`: one flat read-only array a key, valid until the key's next push.
+    `values`: after `wait` on a pull with READ, one flat read-only array for each key, valid until the key's next push.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Handle:
 
     @property
     def done(self) -> bool:
-        """Whether `wait` would return (or raise) at once."""
+        """Whether `wait` would return (or raise) immediately."""
         return self._done.is_set()
 
     def one_done(self, trip: Trip | None = None) -> None:
@@ -63,13 +63,12 @@ class Handle:
         self._done.set()
 
     def then(self, action: Callable[[], None]) -> None:
-        """Run `action` on the waiting thread when all has arrived (copies into memory that could not be filled in
-        place).
-        """
+        """Run `action` on the waiting thread once everything has arrived: a copy into memory that values could not be
+        received into directly."""
         self._finish.append(action)
 
     def wait(self) -> None:
-        """Raises JobLost with the reason, or when the deadline passes (the message says what was awaited)."""
+        """Raises JobLost with the reason, or after the time limit, with the name of the operation."""
         if not self._done.is_set():
             since = time.perf_counter()
             if not self._done.wait(self._seconds):
@@ -89,10 +88,10 @@ class KVStore:
     rank: int = 0
     num_workers: int = 1
     num_servers: int = 0
-    kv_rank: int | None = None  # of this worker in a framework's own kvstore, where that numbers workers itself
+    kv_rank: int | None = None  # of this worker in a framework's own kvstore, if that assigns ranks itself
     bytes_sent: int = 0
     bytes_received: int = 0
-    waits: Waits | None = None  # of the training thread so far; None where they are not counted
+    waits: Waits | None = None  # of the training thread so far; None if they are not measured
     _names: int = 0
 
     @property
@@ -101,17 +100,17 @@ class KVStore:
 
     @property
     def kvstore_type(self) -> types.KVStoreType:
-        """What this store promises; `type` is the name by which it was asked for."""
+        """The guarantees of this store; `type` is the name that the caller used."""
         return types.find(self.type)
 
     def init(self, key: Keys, value: Any) -> None:
-        """Declare keys with their first values; the values of worker 0 count. All workers call this alike."""
+        """Declare keys with their initial values, which are those of worker 0. Every worker must make the same call."""
         raise NotImplementedError
 
     def push(self, key: Keys, value: Any, priority: int = 0, rate: float = -1.0) -> None:
-        """Give gradients. A list for one key is one value a device, summed here. Returns at once: the memory must not
-        change until the key's next pull has returned. `rate`: the optimizer's learning rate from here on, if 0 or
-        more."""
+        """Send gradients. A list for one key has one value for each device; they are summed here. Returns immediately:
+        the memory must not change until the key's next pull has returned. `rate`: the optimizer's learning rate from
+        now on, unless negative."""
         raise NotImplementedError
 
     def pull(self, key: Keys, out: Any, priority: int = 0, wait: bool = True) -> Handle:
@@ -120,14 +119,14 @@ class KVStore:
         raise NotImplementedError
 
     def buffers(self, keys: Sequence[Key]) -> list[Array]:
-        """For each key flat memory (elements,) from which pushes travel without a copy: shared with servers on this
-        host. The caller's to write, but for the time between a push of it and the return of the key's next pull."""
+        """A flat buffer (elements,) for each key, from which pushes need no copy: shared with servers on this host. The
+        caller may write to it, except between a push from it and the return of the key's next pull."""
         raise NotImplementedError
 
     def pushpull(
         self, key: Keys, value: Any, out: Any = None, priority: int = 0, wait: bool = True, rate: float = -1.0
     ) -> Handle:
-        """`push`, then `pull` into `out` (into `value` when not given)."""
+        """`push`, then `pull` into `out` (default: into `value`)."""
         self.push(key, value, priority, rate)
         return self.pull(key, value if out is None else out, priority, wait)
 
@@ -135,27 +134,27 @@ class KVStore:
         """Wait for all workers."""
 
     def all_reduce(self, name: str, array: Array) -> Array:
-        """The elementwise sum of all workers' arrays (float64), in every type of store; all workers call it alike."""
+        """The elementwise sum of all workers' arrays (float64), in every type of store. Every worker must call it."""
         return np.array(array, np.float64)
 
     def set_optimizer(self, spec: dict[str, Any]) -> None:
-        """Let the store make the optimizer's steps: {"name": "sgd", "lr": 0.1, "momentum": 0.9, ...}; JSON only."""
+        """Run the optimizer in the store: {"name": "sgd", "lr": 0.1, "momentum": 0.9, ...}; JSON values only."""
         raise NotImplementedError
 
     def set_gradient_compression(self, parameters: dict[str, Any]) -> None:
-        """{"type": "none"}, or one of codec.TYPES with its parameter, in the distributed stores: what float32 weights'
-        pushes and results travel as. All workers call it alike, before `init`."""
+        """How pushes and results of float32 weights are encoded: {"type": "none"}, or in distributed stores one of
+        codec.TYPES with its parameter. Every worker must make the same call, before `init`."""
         kind = parameters.get("type", "none") if isinstance(parameters, dict) else parameters
         if kind != "none":
             raise UserError(f"gradient compression {kind!r} is not available; choose none")
 
     def new_name(self, what: str) -> str:
-        """`what` with a number, different at each call; workers that call alike get the same."""
+        """`what` with the number of this call. Workers that make the same calls get the same names."""
         self._names += 1
         return f"{what} {self._names}"
 
     def key_number(self, key: Key) -> int:
-        """The number by which an optimizer's spec names the key (its "keys")."""
+        """The key's number in the "keys" of an optimizer's spec."""
         raise NotImplementedError
 
     def optimizer_states(self) -> list[bytearray]:
@@ -163,52 +162,53 @@ class KVStore:
         raise NotImplementedError
 
     def load_optimizer_state_bytes(self, states: Sequence[bytes]) -> None:
-        """Worker 0 gives the servers what `optimizer_states` returned; the others wait. Raises UserError, JobLost."""
+        """Worker 0 sends the servers what `optimizer_states` returned; the others wait. Raises UserError, JobLost."""
         raise NotImplementedError
 
     def residuals(self) -> dict[str, Array]:
-        """On worker 0 the residuals of gradient compression, as flat arrays by name, for a checkpoint. All workers call
-        it alike, while no push is under way. Empty where there are none."""
+        """The residuals of gradient compression for a checkpoint, on worker 0: flat arrays by name. Every worker must
+        call it, while no push is in progress. Empty if there are none."""
         return {}
 
     def load_residuals(self, residuals: dict[str, Array]) -> None:
-        """Restore what `residuals` returned, after `init`; all workers call it alike. With another number of workers
-        worker 0 gets the sum of theirs; with another number of servers the servers' are lost. Raises UserError when
-        they are of another model."""
+        """Restore what `residuals` returned. Every worker must call it, after `init`. If the number of workers has
+        changed, worker 0 gets the sum of their residuals; if the number of servers has changed, those of the servers
+        are dropped. Raises UserError when they belong to another model."""
 
     def save_optimizer_states(self, path: str) -> None:
-        """One file a server beside `path`: `path`.server-K. Written whole or not at all."""
+        """Write one file for each server, `path`.server-K. Each is written completely or not at all."""
         for number, state in enumerate(self.optimizer_states()):
             write_whole(Path(f"{path}.server-{number}"), state)
 
     def load_optimizer_states(self, path: str) -> None:
-        """Worker 0 gives the servers what `save_optimizer_states` wrote; the others wait."""
+        """Worker 0 sends the servers what `save_optimizer_states` wrote; the others wait."""
         names = [f"{path}.server-{number}" for number in range(self.num_servers)]
         self.load_optimizer_state_bytes([read_state(name) for name in names])
 
     def measure_limits(self) -> str:
-        """Measure once, before training, what the network and this host's memory carry, for `bound`; all workers call
-        it alike. Returns what was found, in words; "" where there is nothing to hold training against."""
+        """Measure the bandwidth of the network and of this host's memory, once before training, for `bound`. Every
+        worker must call it. Returns the result as text; "" where nothing is measured."""
         return ""
 
     def carried(self) -> Any:
-        """What this worker's links have carried so far, for `bound`; None before `measure_limits`."""
+        """The bytes that this worker's links have transferred so far, for `bound`; None before `measure_limits`."""
 
     def bound(self, carried: Any, took: float) -> float:
-        """The least seconds in which this worker's host could have carried its share of what all workers' links did in
-        `took` seconds, `carried` being this worker's: a difference of two `carried()`. All workers call it alike."""
+        """A lower bound, in seconds, on the time that this worker's host needs for its share of the bytes that all
+        workers' links transferred in `took` seconds. `carried` is this worker's difference of two `carried()`. Every
+        worker must call it."""
         return 0.0
 
     def abort(self, reason: str) -> None:
-        """This worker has failed: end the job for all processes, with `reason` in every process's message."""
+        """Report that this worker has failed: ends the job; every process gives `reason` in its message."""
 
     def take_staleness(self) -> float | None:
-        """Since the last call: updates of a slice by others between this worker's pull of it and its push, mean; None
-        where they are not counted."""
+        """Mean staleness since the last call: updates of a slice by other workers between this worker's pull and its
+        push. None if it is not measured."""
         return 0.0
 
     def close(self) -> None:
-        """This worker is done. The job goes on until every worker has closed."""
+        """Leave the job. It continues until every worker has closed its store."""
 
 
 def keys_and_values(key: Keys, value: Any) -> tuple[list[Key], list[Any]]:
@@ -222,7 +222,7 @@ def keys_and_values(key: Keys, value: Any) -> tuple[list[Key], list[Any]]:
 
 
 def as_array(value: Any) -> Array:
-    """A numpy view of an array or CPU tensor, no copy."""
+    """A numpy view of an array or CPU tensor; a tensor on another device is copied."""
     if hasattr(value, "detach"):  # a torch tensor
         value = value.detach()
     if getattr(getattr(value, "device", None), "type", "cpu") != "cpu":
@@ -231,9 +231,8 @@ def as_array(value: Any) -> Array:
 
 
 def summed(value: Any) -> Array:
-    """The gradient as one flat, contiguous array of float32 or float64; a list or tuple is one value a device,
-    summed.
-    """
+    """The gradient as one flat, contiguous array of float32 or float64. A list or tuple, one value for each device, is
+    summed."""
     if isinstance(value, (list, tuple)):
         total = as_array(value[0])
         if len(value) > 1:
@@ -243,5 +242,5 @@ def summed(value: Any) -> Array:
     else:
         total = as_array(value)
     if total.dtype not in FLOATS:
-        raise UserError(f"kvstore: values are float32 or float64, this one is {total.dtype.name}")
+        raise UserError(f"kvstore: values must be float32 or float64, this one is {total.dtype.name}")
     return np.ascontiguousarray(total).reshape(-1)

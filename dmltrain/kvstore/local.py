@@ -1,4 +1,4 @@
-"""kvstore `local` and `device`: one worker, nothing leaves the process; values of several devices are summed."""
+"""kvstore `local` and `device`: one worker, one process, no servers; values of several devices are summed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dmltrain.kvstore.step import MakeStep, Step
 
 class LocalKVStore(KVStore):
     def __init__(self, kind: str = "local", make_step: MakeStep | None = None) -> None:
-        """`make_step` makes the optimizer's steps, where `set_optimizer` asks for them."""
+        """`make_step` creates the optimizer's step for each key after `set_optimizer`."""
         self._make_step = make_step
         self.type = kind
         self._values: dict[Key, Array] = {}

@@ -8,7 +8,7 @@ import time
 
 
 def log(text: str) -> None:
-    """One line of the log, in one write."""
+    """Write one line, with one system call."""
     now = time.time()
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
     with contextlib.suppress(OSError, ValueError):

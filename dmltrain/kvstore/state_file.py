@@ -1,4 +1,4 @@
-"""Files of optimizer states: written whole or not at all."""
+"""Files of optimizer states. They are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def read_state(path: str) -> bytes:
 
 
 def write_whole(path: Path, data: bytes | bytearray | memoryview) -> None:
-    """Write, fsync, rename. Raises UserError; what was at `path` stays then."""
+    """Write a temporary file, fsync, rename. Raises UserError; a file at `path` is then unchanged."""
     temporary = path.with_name(path.name + ".part")
     try:
         with open(temporary, "wb") as stream:

@@ -1,4 +1,4 @@
-"""An optimizer's step on one array, as stores and servers make it; a backend says how."""
+"""An optimizer's step on one array, as stores and servers use it; backends implement it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dmltrain.arrays import Array
 
 class Step(Protocol):
     def __call__(self, value: Array, gradient: Array, rate: float) -> None:
-        """One step with learning rate `rate` (with the spec's own where that is negative); changes `value` in place."""
+        """One step, in place, with learning rate `rate`, or the spec's learning rate if `rate` is negative."""
 
     def state(self) -> dict[str, Array]:
         """The optimizer's arrays by name."""
 
     def load(self, state: dict[str, Array]) -> None:
-        """Put back what `state` gave."""
+        """Restore what `state` returned."""
 
 
 MakeStep = Callable[[dict[str, Any], int | str, Array], Step]  # (spec, key, value); ValueError for a wrong spec

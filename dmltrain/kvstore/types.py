@@ -1,4 +1,4 @@
-"""The kvstore types, as values: what each one promises. Code asks the value; it never compares names.
+"""The kvstore types as values, with the guarantees of each. Code uses these fields; it never compares names.
 
 A new type that these fields can describe is one row of TABLE.
 """
@@ -17,11 +17,11 @@ OptimizerOn = Literal["workers", "servers"]
 
 @dataclass(frozen=True)
 class KVStoreType:
-    """`staleness`: how many clocks of the slowest worker a pulled value may miss; of a type with `takes_staleness` the
-    default of the user's choice.
+    """`staleness`: how many clocks of the slowest worker a pulled value may miss; with `takes_staleness` the default,
+    which the user can change.
 
-    `optimizer_on`: where the optimizer can run, the default first. That decides what a checkpoint holds: the
-    workers' optimizer state, or the states of all servers.
+    `optimizer_on`: where the optimizer can run, the default first. This decides whether a checkpoint holds the workers'
+    optimizer state or the states of all servers.
     """
 
     name: str
@@ -35,16 +35,16 @@ class KVStoreType:
 
     @property
     def needs_server_optimizer(self) -> bool:
-        """Whether pushes make no sense before `set_optimizer`."""
+        """Whether `set_optimizer` must come before the first push."""
         return self.optimizer_on == ("servers",)
 
     @property
     def sums_in_host(self) -> bool:
-        """Whether the sum of a host's workers can stand for them on the way to servers of other hosts."""
+        """Whether a host can send the sum of its workers' pushes, in place of each push, to servers on other hosts."""
         return self.distributed and self.synchronous
 
     def steps_on_servers(self, update_on_kvstore: bool) -> bool:
-        """Where the optimizer runs, if the user asks for it `update_on_kvstore`."""
+        """Whether the optimizer runs on the servers; `update_on_kvstore` is the user's choice."""
         return self.needs_server_optimizer or (update_on_kvstore and "servers" in self.optimizer_on)
 
     def bound(self, staleness: float | None) -> float:
@@ -53,7 +53,7 @@ class KVStoreType:
             return self.staleness
         if not self.takes_staleness:
             owners = " or ".join(names(lambda each: each.takes_staleness))
-            raise UserError(f"--staleness belongs to kvstore {owners}; this is {self.name}")
+            raise UserError(f"--staleness is an option of kvstore {owners}; this is {self.name}")
         if not staleness >= 0:
             raise UserError(f"--staleness {staleness}: expected 0 or more clocks")
         return float(staleness)

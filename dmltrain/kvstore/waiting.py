@@ -1,11 +1,11 @@
-"""Where a worker waits for its kvstore: the seconds in which its training thread is blocked, by cause.
+"""How long a worker's training thread waits for its kvstore, by cause.
 
 Theory of operation. Slices travel at the same time, so their seconds cannot be added. The training thread counts: it
 continues when the last slice that it waits for has arrived, and the trip of that slice explains the wait. A trip lasts
 from the push (the pull, where servers step at once) to the arrival of the value. The causes are, in this order:
 
 - straggler: until the last worker's gradient was ready. Workers report to the server how long a push has waited to be
-  sent, so the server can tell a late worker from a slow wire, and it reports the delay to the other workers.
+  sent. So the server can distinguish a late worker from a slow wire; it reports the delay to the other workers.
 - then, mixed: the server's own seconds, which it reports; the own host's seconds, in which this link's two threads
   copied, encoded and decoded this slice and others before it; and the rest, the wire.
 

@@ -62,7 +62,7 @@ def test_a_rank_0_that_comes_again_changes_no_weight(start_job):
     job.processes["worker-0"].send_signal(signal.SIGSTOP)
     hold.unlink()
     lost(job, "worker-0")
-    assert "worker 0 is here already" in job.output("second")
+    assert "worker 0 is already registered" in job.output("second")
     assert {json.dumps(each["values"]) for each in job.results(1)} == {"[[1.0, 1.0], [1.0, 1.0]]"}
     assert len(job.results(1)) > 20, "nobody looked"
 

@@ -17,7 +17,7 @@ LAUNCHED = Environment(launched=True, num_workers=2)
         ("dist", {}, ALONE, "choose one of local, device, dist_sync"),
         ("dist_sync", {}, ALONE, "dmltrain-launch -n WORKERS"),
         ("dist_sync", {}, LAUNCHED, "needs at least one server, this job has none (-s 0)"),
-        ("dist_sync", {"staleness": 3}, LAUNCHED, "--staleness belongs to kvstore dist_ssp"),
+        ("dist_sync", {"staleness": 3}, LAUNCHED, "--staleness is an option of kvstore dist_ssp"),
     ],
 )
 def test_mistakes_are_explained(kind, options, environment, message):

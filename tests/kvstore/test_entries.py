@@ -101,5 +101,5 @@ def test_what_cannot_be_is_explained():
     with pytest.raises(UserError, match="gradient compression: .*zip"):
         entries.compress({"type": "zip"})
     entries.declare(["a"], [np.zeros(3, np.float32)], is_weight=True)
-    with pytest.raises(UserError, match="comes before init"):
+    with pytest.raises(UserError, match="must come before init"):
         entries.compress({"type": "int8"})

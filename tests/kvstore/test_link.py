@@ -208,7 +208,7 @@ def test_a_caller_is_let_in_as_what_it_proved_to_be(way):
     "caller, listener, said",
     [
         (Caller.new("other", b"key", "worker", 3), None, "refused: 'the caller belongs to another job'"),
-        (Caller.new("job", b"guess", "worker", 3), None, "the other side does not know this job's key"),
+        (Caller.new("job", b"guess", "worker", 3), None, "the peer does not know this job's key"),
     ],
 )
 def test_who_is_refused_reads_why(caller, listener, said):

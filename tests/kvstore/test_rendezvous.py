@@ -100,7 +100,7 @@ def test_a_server_that_shares_no_memory_is_left_at_once():
 
     serving = threading.Thread(target=serve)
     serving.start()
-    with pytest.raises(ArenaError, match="the other side shares no memory") as raised:
+    with pytest.raises(ArenaError, match="the peer shares no memory") as raised:
         rendezvous.connect(name, caller(), Arena(SIZE))
     serving.join(10.0)
     assert left and raised, "while the error is still held, and with it all that it knows"
@@ -118,6 +118,6 @@ def test_offsets_outside_of_the_memory_are_refused():
     arena = Arena(SIZE)
     mapping = Mapping(os.dup(arena.descriptor))
     for offset, size in ((SIZE - 4, 5), (-1, 2), (0, SIZE + 1), (1 << 63, 1), (0, -1)):
-        with pytest.raises(ValueError, match="outside of the shared memory"):
+        with pytest.raises(ValueError, match="outside the shared memory"):
             mapping.view(offset, size)
     assert arena.take(SIZE + 1) is None

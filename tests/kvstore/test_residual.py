@@ -44,6 +44,8 @@ def test_each_part_gets_the_sum_of_its_workers():
 def test_another_models_is_refused(sizes):
     """Numpy would take a longer one's beginning, and stop half way in a shorter one."""
     own = slices(3, 3)
-    with pytest.raises(UserError, match="of another model or compression: continue with the same --network and --gc"):
+    with pytest.raises(
+        UserError, match="belong to another model or another compression: continue with the same --network and --gc"
+    ):
         residual.spread(own, [np.ones(size, np.float32) for size in sizes], lambda slice_: range(len(sizes)))
     assert [slice_.residual.tolist() for slice_ in own] == [slice_.residual.tolist() for slice_ in slices(3, 3)]

@@ -39,7 +39,7 @@ def test_a_worker_that_does_not_reach_its_hosts_relay_says_what_to_do(server, an
         Routes(ENVIRONMENT, told, Sharing(ENVIRONMENT, sums=True), print, print)
     said = str(raised.value)
     assert "worker 1 shares no memory with worker 0 of its host" in said and "--host-sum off" in said
-    assert ("another job" if another_job else "it cannot be reached") in said
+    assert ("another job" if another_job else "it is unreachable") in said
     sock.close()
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dmltrain.kvstore.scheduler.core import EVERYBODY, Finish, SchedulerCore, Send
+from dmltrain.kvstore.scheduler.core import ALL, Finish, SchedulerCore, Send
 from dmltrain.kvstore.transport.message import (
     Abort,
     Barrier,
@@ -36,7 +36,7 @@ def reason(actions):
 
 def test_the_job_starts_when_all_are_there():
     _, actions = started()
-    assert actions[0] == Send(EVERYBODY, Start((ServerAddress("127.0.0.1", 9, "", ""),), (WorkerAddress("", ""),) * 2))
+    assert actions[0] == Send(ALL, Start((ServerAddress("127.0.0.1", 9, "", ""),), (WorkerAddress("", ""),) * 2))
 
 
 def test_everybody_learns_where_all_are_and_what_the_job_announces():
@@ -48,7 +48,7 @@ def test_everybody_learns_where_all_are_and_what_the_job_announces():
         actions = core.handle(node, own, 0.0)
     servers = tuple(ServerAddress(f"10.0.0.{index}", 9 + index, f"server {index}", f"host {index}") for index in (0, 1))
     workers = tuple(WorkerAddress(f"worker {index}", f"host {index}") for index in (0, 1))
-    assert actions[0] == Send(EVERYBODY, Start(servers, workers, {"probe": True}))
+    assert actions[0] == Send(ALL, Start(servers, workers, {"probe": True}))
 
 
 def test_who_is_missing_at_the_start_is_named():
@@ -60,7 +60,7 @@ def test_who_is_missing_at_the_start_is_named():
         logged += core.tick(float(second))
         core.handle(("worker", 0), Heartbeat(), float(second))
     assert [log.text for log in logged] == ["waiting for server 0, worker 1"] * 6
-    assert "still not here: server 0, worker 1" in reason(core.tick(61.0))
+    assert "not registered after 61 s: server 0, worker 1" in reason(core.tick(61.0))
 
 
 def test_a_barrier_is_a_set_of_workers_not_a_count():
@@ -78,7 +78,7 @@ def test_a_barrier_names_who_did_not_come():
         assert core.tick(float(second)) == []
         for node in (("worker", 0), ("worker", 1), ("server", 0)):
             core.handle(node, Heartbeat(), float(second))
-    assert "worker 0 did not come within 31 s" in reason(core.tick(31.0))
+    assert "worker 0 did not reach it within 31 s" in reason(core.tick(31.0))
 
 
 def test_a_barrier_that_a_finished_worker_missed_ends_the_job():
@@ -100,7 +100,7 @@ def test_silence_is_noticed_and_named(silent):
         if actions:
             ended_at = now
             assert f"{silent[0]} {silent[1]} on h{silent[1]} missed heartbeats for 9 s" in reason(actions)
-            assert actions[0].to == EVERYBODY
+            assert actions[0].to == ALL
             break
     assert ended_at is not None and 8.5 < ended_at < 9.0
 
@@ -117,7 +117,7 @@ def test_a_lost_connection_ends_the_job_but_not_after_bye():
     core, _ = started()
     core.handle(("worker", 0), Bye(), 1.0)
     assert core.lost(("worker", 0), "end of stream", 1.0) == []
-    assert "worker 1 on h1 is gone: end of stream" in reason(core.lost(("worker", 1), "end of stream", 1.0))
+    assert "worker 1 on h1 was lost: end of stream" in reason(core.lost(("worker", 1), "end of stream", 1.0))
     assert core.lost(("server", 0), "end of stream", 1.0) == []  # only the first loss is reported
     assert core.lost(("worker", 0), "end of stream", 1.0) == []
 
@@ -136,12 +136,12 @@ def test_the_job_ends_after_the_last_bye_and_not_before(first):
     assert core.handle(("worker", first), Bye(), 1.0) == []  # repeated
     assert core.handle(("server", 0), Bye(), 1.0) == []
     assert core.handle(("worker", 1 - first), Barrier("x"), 1.0)[-1] == Finish(
-        f"barrier 'x': worker {first} has finished already and will never come"
+        f"barrier 'x': worker {first} has finished and will not reach it"
     )
 
     core, _ = started()
     core.handle(("worker", first), Bye(), 1.0)
-    assert core.handle(("worker", 1 - first), Bye(), 1.0) == [Send(EVERYBODY, Shutdown()), Finish()]
+    assert core.handle(("worker", 1 - first), Bye(), 1.0) == [Send(ALL, Shutdown()), Finish()]
     assert core.handle(("worker", first), Heartbeat(), 2.0) == core.tick(100.0) == []
     assert core.lost(("server", 0), "end of stream", 2.0) == []
 
@@ -160,7 +160,7 @@ def test_a_bye_while_another_waits_at_a_barrier_ends_the_job():
     core.handle(("worker", 0), Barrier("a"), 1.0)
     assert core.handle(("server", 0), Bye(), 1.0) == []
     assert reason(core.handle(("worker", 2), Bye(), 1.0)) == (
-        "barrier 'a': worker 2 has finished already and will never come"
+        "barrier 'a': worker 2 has finished and will not reach it"
     )
 
 
@@ -186,7 +186,7 @@ def test_barriers_of_different_names_are_apart():
 @pytest.mark.parametrize(
     "node, message, expected",
     [
-        (("worker", 0), REGISTER, "is here already, from host h0"),
+        (("worker", 0), REGISTER, "is already registered, from host h0"),
         (("worker", 7), REGISTER, "not part of this job"),
         (("worker", 7), Heartbeat(), "has not registered"),
         (("worker", 0), Shutdown(), "shutdown is not for the scheduler"),
@@ -212,7 +212,7 @@ def test_a_barriers_time_counts_from_its_first_worker_on():
         assert core.tick(float(second)) == []
         for node in (("worker", 0), ("worker", 1), ("server", 0)):
             core.handle(node, Heartbeat(), float(second))
-    assert "worker 0 did not come within 31 s" in reason(core.tick(35.0))
+    assert "worker 0 did not reach it within 31 s" in reason(core.tick(35.0))
 
 
 def test_who_looks_at_the_clock_twice_in_the_limit_has_not_slept():

@@ -231,9 +231,9 @@ def test_workers_that_differ_are_told_how():
         (declaration("dist"), "unknown kvstore 'dist'; choose one of local"),
         (declaration("dist_ssp", -1.0), "a staleness of -1.0, expected 0 or more clocks"),
         (declaration("dist_ssp", float("nan")), "a staleness of nan, expected 0 or more clocks"),
-        (declaration(dtype="object"), "key 0: dtype 'object' or a slice's length is impossible"),
-        (declaration(sizes=(1 << 62,)), "key 0: dtype 'float32' or a slice's length is impossible"),
-        (declaration(sizes=(3, -1)), "key 1: dtype 'float32' or a slice's length is impossible"),
+        (declaration(dtype="object"), "key 0: dtype 'object' or a slice's length is invalid"),
+        (declaration(sizes=(1 << 62,)), "key 0: dtype 'float32' or a slice's length is invalid"),
+        (declaration(sizes=(3, -1)), "key 1: dtype 'float32' or a slice's length is invalid"),
         (declaration(compression={"type": "zip"}), "key 0: gradient compression has no type 'zip'"),
         (declaration(compression={"ratio": 0.1}), "key 0: gradient compression has no type None"),
         (declaration(compression={"type": "int8"}, dtype="float64"), "key 0: only float32 can be compressed"),
@@ -259,7 +259,7 @@ def test_a_missing_push_and_a_runaway_worker_are_rejected():
     core = core_of(2)
     with pytest.raises(Rejected, match="a push is missing"):
         push(core, 0, 0, 2, [1] * 5)
-    with pytest.raises(Rejected, match="64 times more than the others"):
+    with pytest.raises(Rejected, match="64 times more often than other workers"):
         for clock in range(1, MAX_LAG + 2):
             push(core, 0, 0, clock, [1] * 5)
 
@@ -334,7 +334,7 @@ def test_only_a_push_that_completes_a_round_is_not_kept(workers, clocks, complet
 def test_a_push_that_would_complete_a_round_is_checked_as_any_other():
     core = core_of(2)
     push(core, 0, 0, 1, [1] * 5)
-    with pytest.raises(Rejected, match="worker 1 sends 24 bytes of float32 for key 0 slice 0, expected 20 bytes"):
+    with pytest.raises(Rejected, match="worker 1 sent 24 bytes of float32 for key 0 slice 0, expected 20 bytes"):
         core.completing_buffer(1, 0, 0, 24, 0, 1, np.empty)
 
 

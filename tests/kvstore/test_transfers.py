@@ -226,7 +226,7 @@ def test_sums_are_of_any_size_and_each_is_declared_once(job):
     [
         (np.zeros(3, np.float32), "declared with 4 elements of float32; this array has 3 of float32"),
         (np.zeros(4, np.float64), "declared with 4 elements of float32; this array has 4 of float64"),
-        (SimpleNamespace(device=SimpleNamespace(type="cuda")), "pull of key 'w' needs memory of the CPU"),
+        (SimpleNamespace(device=SimpleNamespace(type="cuda")), "pull of key 'w' needs CPU memory"),
     ],
 )
 def test_arrays_that_do_not_fit_are_named(job, array, said):

@@ -69,7 +69,7 @@ def test_everybody_reads_its_own_pushes(start_job, kind, transport):
 def test_shared_memory_that_cannot_be_had_is_explained(start_job):
     job = start_job("transport.py", "shm", "tcp", "none", 1, 2, "", workers=1)
     assert job.wait(30.0)["worker-0"] != 0
-    assert "--transport auto, which takes TCP for servers on other hosts" in job.output("worker-0")
+    assert "--transport auto, which uses TCP for servers on other hosts" in job.output("worker-0")
 
 
 def test_killing_everything_leaves_nothing(start_job):

@@ -44,7 +44,7 @@ def test_bound_on_staleness(name, given, bound):
 @pytest.mark.parametrize(
     "name, given, message",
     [
-        ("dist_async", 3, "--staleness belongs to kvstore dist_ssp; this is dist_async"),
+        ("dist_async", 3, "--staleness is an option of kvstore dist_ssp; this is dist_async"),
         ("dist_ssp", -1, "--staleness -1: expected 0 or more clocks"),
         ("dist_ssp", math.nan, "--staleness nan: expected 0 or more clocks"),
     ],

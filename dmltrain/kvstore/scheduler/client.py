@@ -1,8 +1,8 @@
 """The connection of a server or worker to the scheduler: registration, heartbeats, barriers, and the end of the job.
 
-When the job is lost, `failure` is set once, with the reason, and `on_end` is called with it on this module's thread, so
-that the owner can wake its waiting threads. At the job's regular end `on_end` is called with ''. A process of a lost
-job that does not end by itself within `exit_seconds` is ended here, so that none hangs.
+When the job is lost, `failure` is set once, to the reason, and a thread of this module calls `on_end(reason)`, so that
+the owner can wake its waiting threads. At the job's regular end it calls `on_end('')`. A process of a lost job that
+does not end by itself within `exit_seconds` is ended here, so that none hangs.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Control:
         exit_seconds: float = EXIT_SECONDS,
         socket_name: str = "",
     ) -> None:
-        """Connect and register; `port` is where a server listens, `socket_name` that by which processes of its host
-        find this one (rendezvous.py). Raises JobLost when the scheduler cannot be reached. `exit_seconds`: how long a
-        process of a lost job has to end by itself.
+        """Connect and register. `port` is the port on which a server listens, `socket_name` the unix socket for
+        processes on its host (rendezvous.py). `exit_seconds`: time for a process of a lost job to end by itself.
+        Raises JobLost when the scheduler cannot be reached.
         """
         self.failure = ""
         self._start: Start | None = None
         self.shutdown = threading.Event()
-        self.over = threading.Event()  # the scheduler sends nothing more
+        self.over = threading.Event()  # the scheduler has sent its last message
         self._environment = environment
         self._on_end = on_end
         self._exit_seconds = exit_seconds
@@ -65,38 +65,38 @@ class Control:
         self._closing = False
         self._scheduler = f"the scheduler at {environment.root_host}:{environment.root_port}"
         self._link = self._connect()
-        self._say(Register(environment.node_host, port, environment.host_name, socket_name, host.identity()))
+        self._send(Register(environment.node_host, port, environment.host_name, socket_name, host.identity()))
         self._reader = threading.Thread(target=self._read, name="control-reader", daemon=True)
         self._reader.start()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     def wait_for_start(self) -> Start:
-        """The message that the scheduler sends when all processes have registered. Raises JobLost."""
+        """Wait for the message that the scheduler sends when all processes have registered. Raises JobLost."""
         self._wait(lambda: self._start is not None, self._environment.start_seconds + 5.0, "the start of the job")
         assert self._start is not None  # see _wait
         return self._start
 
     def barrier(self, name: str) -> None:
         """Wait until every worker has called barrier with this name. Raises JobLost."""
-        self._say(Barrier(name))
+        self._send(Barrier(name))
         self._wait(lambda: name in self._released, self._environment.wait_seconds + 5.0, f"barrier {name!r}")
         self._released.discard(name)
 
     def abort(self, reason: str) -> None:
         """End the job for all processes."""
-        self._say(Abort(reason))
+        self._send(Abort(reason))
 
     def bye(self) -> None:
-        """This process has finished: the end of its link is no failure from now on."""
+        """Report that this process has finished: from now on the end of its link is not a failure."""
         self._closing = True
-        self._say(Bye())
+        self._send(Bye())
 
     def close(self) -> None:
         self._closing = True
         self._link.close()
 
     def fail(self, reason: str) -> None:
-        """The job is lost; only the first reason counts."""
+        """Record that the job is lost, with the first reason, and end this process."""
         with self._changed:
             if self.failure or self._closing:
                 return
@@ -121,8 +121,8 @@ class Control:
                 raise JobLost(f"{self._scheduler}: {error}") from error
             time.sleep(0.05)
 
-    def _say(self, message: Message) -> None:
-        with contextlib.suppress(Closed):  # the reading thread reports it
+    def _send(self, message: Message) -> None:
+        with contextlib.suppress(Closed):  # which the reading thread reports
             self._link.send(encode(message))
 
     def _wait(self, reached: Callable[[], bool], seconds: float, what: str) -> None:
@@ -152,9 +152,9 @@ class Control:
                 self.over.set()
                 self.fail(message.reason)
             case Start() | Release() | Shutdown():
-                self._go_on(message)
+                self._wake(message)
 
-    def _go_on(self, message: Start | Release | Shutdown) -> None:
+    def _wake(self, message: Start | Release | Shutdown) -> None:
         """Wake the threads that wait for this message."""
         with self._changed:
             if isinstance(message, Start):
@@ -173,16 +173,14 @@ class Control:
         last = time.monotonic()
         while not (self._closing or self.failure):
             now = time.monotonic()
-            if (
-                now - last > self._environment.lost_seconds / 2
-            ):  # this process was suspended: the silence may be its own
+            if now - last > self._environment.lost_seconds / 2:  # this process was suspended, perhaps not the scheduler
                 self._heard = now
             last = now
             if now - self._heard > self._environment.lost_seconds:
                 self.fail(
                     f"{self._scheduler} missed heartbeats for {now - self._heard:.0f} s (frozen, stopped, or cut off)"
                 )
-            self._say(Heartbeat())
+            self._send(Heartbeat())
             self.shutdown.wait(self._environment.heartbeat_seconds)
 
     def _end_process(self) -> None:

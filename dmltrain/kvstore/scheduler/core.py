@@ -1,11 +1,11 @@
 """The scheduler's decisions: registration, barriers, lost processes, the end of the job. Pure; process.py does the I/O.
 
 Theory of operation. Every process connects, registers and sends a heartbeat each second. The scheduler answers each
-heartbeat, so that processes notice a frozen scheduler too. When all have registered, it sends `start` to all: the
+heartbeat, so that processes also notice a frozen scheduler. When all have registered, it sends `start` to all, with the
 servers' addresses and each process's host. A barrier is the set of workers that have reached it. A worker sends `bye`
 when it has finished; after the last `bye` the scheduler sends `shutdown` to all. The job is lost when a process misses
-heartbeats for `lost_seconds`, its connection ends without `bye`, it sends `abort`, or a deadline passes: the scheduler
-then sends `abort` to all, with a reason that names the process.
+heartbeats for `lost_seconds`, its connection ends without `bye`, it sends `abort`, or a time limit passes. The
+scheduler then sends `abort` to all, with a reason that names the process.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from dmltrain.kvstore.transport.message import (
 )
 
 Node = tuple[str, int]  # role, index
-EVERYBODY: Node = ("all", 0)
+ALL: Node = ("all", 0)
 
 
 @dataclass(frozen=True)
 class Send:
-    """`message` to one process, or to EVERYBODY that is connected."""
+    """`message` to one process, or to all connected processes (ALL)."""
 
     to: Node
     message: Message
@@ -42,7 +42,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Finish:
-    """The scheduler's work is over; `reason` is empty when the job went well."""
+    """The scheduler's work is done; `reason` says why the job was lost, or is empty."""
 
     reason: str = ""
 
@@ -68,7 +68,7 @@ class SchedulerCore:
 
     num_workers: int
     num_servers: int
-    lost_seconds: float = 8.5  # a network outage of 5 s and TCP's retransmission pause after it are no loss
+    lost_seconds: float = 8.5  # tolerates a network outage of 5 s and TCP's retransmission pause after it
     start_seconds: float = 120.0
     wait_seconds: float = 600.0
     facts: dict[str, Any] = field(default_factory=dict)  # sent to all processes in `start`
@@ -76,12 +76,12 @@ class SchedulerCore:
     _peers: dict[Node, _Peer] = field(default_factory=dict)
     _barriers: dict[str, tuple[float, set[int]]] = field(default_factory=dict)
     _began: float | None = None
-    _complained: float = 0.0
+    _logged: float = 0.0  # when missing processes were last logged
     _started: bool = False
     _finished: bool = False
 
     def handle(self, node: Node, message: Message, now: float) -> list[Action]:
-        """A message of `node`; the handshake has proved its role and index."""
+        """A message from `node`, whose role and index the handshake has proved."""
         if self._finished:
             return []
         self._advance(now)
@@ -108,13 +108,13 @@ class SchedulerCore:
         if self._finished or peer is None or peer.done:
             return []
         self._advance(now)
-        return self._abort(f"{self._describe(node)} is gone: {reason}")
+        return self._abort(f"{self._describe(node)} was lost: {reason}")
 
     def tick(self, now: float) -> list[Action]:
-        """Time passes; call it a few times a second."""
+        """Check the time limits; call it a few times a second."""
         self._advance(now)
         if self._began is None:
-            self._began = self._complained = now
+            self._began = self._logged = now
         if self._finished:
             return []
         for node, peer in self._peers.items():
@@ -126,8 +126,8 @@ class SchedulerCore:
         return self._tick_start(now) if not self._started else self._tick_barriers(now)
 
     def _advance(self, now: float) -> None:
-        slept, self.now = now - self.now > self.lost_seconds / 2, now
-        if slept:  # this process itself was suspended: heartbeats may lie unread
+        suspended, self.now = now - self.now > self.lost_seconds / 2, now
+        if suspended:  # this process itself: it may still have to read heartbeats
             for peer in self._peers.values():
                 peer.heard = now
 
@@ -136,11 +136,11 @@ class SchedulerCore:
         missing = ", ".join(_name(node) for node in self._expected() if node not in self._peers)
         if now - self._began > self.start_seconds:
             return self._abort(
-                f"after {now - self._began:.0f} s still not here: {missing}; look at their logs, "
+                f"not registered after {now - self._began:.0f} s: {missing}; look at their logs, "
                 "or raise DMLTRAIN_START_TIMEOUT"
             )
-        if now - self._complained >= 10.0:
-            self._complained = now
+        if now - self._logged >= 10.0:
+            self._logged = now
             return [Log(f"waiting for {missing}")]
         return []
 
@@ -149,7 +149,7 @@ class SchedulerCore:
             if now - since > self.wait_seconds:
                 missing = ", ".join(f"worker {w}" for w in range(self.num_workers) if w not in arrived)
                 return self._abort(
-                    f"barrier {name!r}: {missing} did not come within {now - since:.0f} s (DMLTRAIN_WAIT_TIMEOUT)"
+                    f"barrier {name!r}: {missing} did not reach it within {now - since:.0f} s (DMLTRAIN_WAIT_TIMEOUT)"
                 )
         return []
 
@@ -162,14 +162,15 @@ class SchedulerCore:
                 )
             ]
         if node in self._peers:
-            return [Refuse(f"{_name(node)} is here already, from host {self._peers[node].registration.host_name}")]
+            host_name = self._peers[node].registration.host_name
+            return [Refuse(f"{_name(node)} is already registered, from host {host_name}")]
         self._peers[node] = _Peer(message, self.now)
         if any(other not in self._peers for other in self._expected()):
             return []
         self._started = True
         return [
-            Send(EVERYBODY, self._start()),
-            Log(f"all here: {self.num_workers} workers, {self.num_servers} servers"),
+            Send(ALL, self._start()),
+            Log(f"all registered: {self.num_workers} workers, {self.num_servers} servers"),
         ]
 
     def _start(self) -> Start:
@@ -188,7 +189,7 @@ class SchedulerCore:
         arrived.add(node[1])
         gone = [w for w in range(self.num_workers) if w not in arrived and self._done(("worker", w))]
         if gone:
-            return self._abort(f"barrier {name!r}: worker {gone[0]} has finished already and will never come")
+            return self._abort(f"barrier {name!r}: worker {gone[0]} has finished and will not reach it")
         if len(arrived) < self.num_workers:
             return []
         del self._barriers[name]
@@ -198,15 +199,15 @@ class SchedulerCore:
         self._peers[node].done = True
         for name, (_, arrived) in self._barriers.items():
             if node[0] == "worker" and node[1] not in arrived:
-                return self._abort(f"barrier {name!r}: {_name(node)} has finished already and will never come")
+                return self._abort(f"barrier {name!r}: {_name(node)} has finished and will not reach it")
         if not all(self._done(("worker", w)) for w in range(self.num_workers)):
             return []
         self._finished = True
-        return [Send(EVERYBODY, Shutdown()), Finish()]
+        return [Send(ALL, Shutdown()), Finish()]
 
     def _abort(self, reason: str) -> list[Action]:
         self._finished = True
-        return [Send(EVERYBODY, Abort(reason)), Finish(reason)]
+        return [Send(ALL, Abort(reason)), Finish(reason)]
 
     def _done(self, node: Node) -> bool:
         return node in self._peers and self._peers[node].done

@@ -12,7 +12,7 @@ from typing import Any
 from dmltrain.env import Environment
 from dmltrain.errors import UserError
 from dmltrain.kvstore.log import log
-from dmltrain.kvstore.scheduler.core import EVERYBODY, Action, Finish, Log, Node, SchedulerCore, Send
+from dmltrain.kvstore.scheduler.core import ALL, Action, Finish, Log, Node, SchedulerCore, Send
 from dmltrain.kvstore.transport import link
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.listener import accept_loop
@@ -23,7 +23,7 @@ TICK_SECONDS = 0.25
 
 
 class SchedulerProcess:
-    """Serves one job. `run` returns the reason why the job was lost, empty when it went well."""
+    """Serves one job. `run` returns why the job was lost, or '' at its regular end."""
 
     def __init__(self, environment: Environment, facts: dict[str, Any] | None = None) -> None:
         """`facts` (JSON) are sent to every process of the job when all have registered."""
@@ -71,7 +71,7 @@ class SchedulerProcess:
             del self._links[node]
             return self._core.lost(node, event, time.monotonic())
         if isinstance(event, Register):
-            self._links.setdefault(node, origin)  # a second process of the same name is refused by the core
+            self._links.setdefault(node, origin)  # the core refuses a second process with this role and index
         return self._core.handle(node, event, time.monotonic())
 
     def _act(self, action: Send | Refuse | Log, origin: Link | None) -> None:
@@ -83,7 +83,7 @@ class SchedulerProcess:
                 origin.cut()
         else:
             frame = encode(action.message)
-            targets = list(self._links.values()) if action.to == EVERYBODY else [self._links.get(action.to)]
+            targets = list(self._links.values()) if action.to == ALL else [self._links.get(action.to)]
             for target in targets:
                 if target is not None:
                     _send(target, frame)
@@ -102,7 +102,7 @@ class SchedulerProcess:
             log(f"cut off {role} {index}: {error}")
             _send(connection, encode(Refuse(str(error))))
             connection.cut()
-            self._events.put((connection, node, f"broke the protocol: {error}"))
+            self._events.put((connection, node, f"violated the protocol: {error}"))
 
 
 def _socket(environment: Environment) -> socket.socket:
@@ -113,7 +113,7 @@ def _socket(environment: Environment) -> socket.socket:
             return inherited
         except OSError as error:
             raise UserError(
-                f"DMLTRAIN_LISTEN_FD={environment.listen_fd} is no bound socket: {error.strerror}; "
+                f"DMLTRAIN_LISTEN_FD={environment.listen_fd} is not a bound socket: {error.strerror}; "
                 "unset it, or start this program with dmltrain-launch"
             ) from error
     try:

@@ -1,4 +1,4 @@
-"""One server's decisions: the actions that follow from each push and pull. Pure (arrays in, actions out): service.py
+"""The decisions of one server: which actions follow from each push and pull. Pure (arrays in, actions out): service.py
 does the I/O and runs the work.
 
 Theory of operation. A server holds slices of keys. Every worker numbers its pushes of a slice 1, 2, ...: its clock.
@@ -12,7 +12,7 @@ Server", section 3).
   hosts' sums in order. So the sum depends neither on the order of arrival, nor on the slices' distribution over
   servers, nor on whether a host's relay (relay.py) sends one sum for its workers. The value becomes the sum, or the
   optimizer makes one step with it.
-- At once (asynchronous, SSP): each push is one optimizer step.
+- Immediate (asynchronous, SSP): each push is one optimizer step.
 
 For a complete round, or a push that is a step, the actions contain a `Work` (slice.py). The caller runs it without a
 lock and calls `done`. A reply is released when its value has been sent or, in shared memory, when the worker has read
@@ -38,7 +38,7 @@ from dmltrain.kvstore.step import MakeStep
 from dmltrain.kvstore.transport.message import Declare, Key
 from dmltrain.kvstore.transport.wire import DTYPES
 
-MAX_LAG = 64  # incomplete rounds of a slice, at most
+MAX_LAG = 64  # maximum of incomplete rounds of a slice
 
 
 @dataclass(eq=False, slots=True)
@@ -62,10 +62,10 @@ Action = Reply | Work
 
 @dataclass
 class ServerCore:
-    """`make_step` returns the function that makes an optimizer's step on one slice (backends do that).
+    """`make_step`, from the backend, returns the function that makes an optimizer's step on one slice.
 
-    `num_workers` of the job all push here, unless `on_hosts` selects some. Workers are known by their ranks,
-    the relay of a host by `relay_number`.
+    All `num_workers` workers of the job push here, unless `on_hosts` selects some. Workers are identified by rank, the
+    relay of a host by `relay_number`.
     """
 
     num_workers: int
@@ -90,7 +90,7 @@ class ServerCore:
     # -- keys and values ------------------------------------------------------------------------------------------
 
     def declare(self, worker: int, message: Declare) -> None:
-        """A worker announces the kvstore's type and keys. All workers must announce the same. Raises Rejected."""
+        """A worker declares the kvstore's type and keys. All workers must declare the same. Raises Rejected."""
         self._declared.take(worker, message)
         self.staleness = message.staleness
         for entry in message.keys:
@@ -99,7 +99,7 @@ class ServerCore:
                 self._slices |= {
                     id: self._new(entry, length) for id, (_, length) in zip(ids, entry.slices, strict=True)
                 }
-                for id in ids:  # after the first buffers of all: each key's lie side by side
+                for id in ids:  # after the first buffers of all slices, so that those of a key are contiguous
                     self._slices[id].reserve()
 
     def _new(self, entry: Key, length: int) -> ServerSlice:
@@ -117,15 +117,15 @@ class ServerCore:
         return slice_
 
     def initialise(self, worker: int, key: int, index: int, data: Array) -> None:
-        """The first value of a slice; a later one (a worker that starts again) changes nothing."""
+        """Set the initial value of a slice. A later call has no effect."""
         slice_ = self._find(key, index)
         if slice_.initial:
             slice_.value.array[:] = data
             slice_.initial = False
 
     def optimize(self, spec: dict[str, Any]) -> None:
-        """From now on each round (or push) of a weight makes a step of the optimizer `spec`; only of the keys that its
-        "keys" name, if it has that: another model's optimizer stays. Raises Rejected."""
+        """From now on each round (or push) of a weight makes a step of the optimizer `spec`. If `spec` has "keys", only
+        these keys get it: the optimizer of another model stays. Raises Rejected."""
         if self.make_step is None:
             raise Rejected("this server has no optimizers")
         named = spec.get("keys")
@@ -142,33 +142,33 @@ class ServerCore:
 
     @property
     def quiescent(self) -> bool:
-        """Whether no work is under way."""
+        """Whether no work is in progress."""
         return all(slice_.work is None for slice_ in self._slices.values())
 
     def slices(self) -> dict[tuple[int, int], ServerSlice]:
-        """(key, slice) -> its contents, for reading and writing optimizer states."""
+        """(key, slice) -> ServerSlice, for reading and writing optimizer states."""
         return self._slices
 
     # -- pushes and pulls -----------------------------------------------------------------------------------------
 
     def buffer(self, worker: int, key: int, index: int, nbytes: int, dtype: int, initial: bool = False) -> Buffer:
-        """Memory for one worker's push (or init: not encoded) of a slice. Raises Rejected when the size or type is not
-        the slice's."""
+        """Memory for one worker's push of a slice, or for its initial value, which is not encoded. Raises Rejected if
+        the size or type is wrong."""
         slice_ = self._check_push(worker, key, index, nbytes, dtype, initial)
         if initial:
             return slice_.take("value")
         return slice_.take_for_push()
 
     def lend(self, worker: int, key: int, index: int, data: Array, dtype: int) -> Buffer:
-        """The same for a push that lies in memory which the worker shares, `data` uint8. Raises Rejected."""
+        """A Buffer for a push in the worker's shared memory, `data` (uint8). Raises Rejected like `buffer`."""
         slice_ = self._check_push(worker, key, index, data.nbytes, dtype, False)
         return slice_.borrowed(data, "lent")
 
     def completing_buffer(
         self, worker: int, key: int, index: int, nbytes: int, dtype: int, clock: int, memory: Callable[[int], Array]
     ) -> Buffer | None:
-        """The same, in the receiving thread's `memory` (bytes -> uint8), for a push that completes the round which is
-        next: that thread adds it up before it receives another. None for any other push. Raises Rejected."""
+        """A Buffer in the receiving thread's `memory` (bytes -> uint8), for a push that completes the next round: the
+        thread adds it before it receives another push. None for any other push. Raises Rejected like `buffer`."""
         slice_, covers = self._check_push(worker, key, index, nbytes, dtype, False), self.workers.covers[worker]
         here = slice_.rounds.get(clock, {})
         if slice_.work is not None or clock != slice_.completed + 1 or covers[0] in here:
@@ -178,7 +178,7 @@ class ServerCore:
         return slice_.borrowed(memory(nbytes), "completing")
 
     def give_back(self, key: int, index: int, data: Buffer) -> None:
-        """A buffer from `buffer` that is not needed after all."""
+        """Return a buffer that `buffer` has given."""
         self._find(key, index).give_back(data)
 
     def push(
@@ -192,8 +192,8 @@ class ServerCore:
         now: float = 0.0,
         age: float = 0.0,
     ) -> list[Action]:
-        """One worker's gradient (a relay's: its host's) at its `clock`, ready `age` seconds ago; returns what can be
-        done now. Raises Rejected."""
+        """Add a push at `clock` that was ready `age` seconds ago: a worker's gradient, or a relay's sum. Returns the
+        actions that are now possible. Raises Rejected."""
         slice_, covers = self._find(key, index), self.workers.covers[worker]
         clocks = {slice_.clocks[each] for each in covers}
         if clock <= min(clocks):  # a repeated push counts once
@@ -206,8 +206,8 @@ class ServerCore:
             )
         if not slice_.at_once and clock - slice_.completed > MAX_LAG:
             raise Rejected(
-                f"worker {worker} has pushed key {key} {MAX_LAG} times more than the others, or than could "
-                f"be summed: pull it at least once in {MAX_LAG} pushes"
+                f"worker {worker} has pushed key {key} {MAX_LAG} times more often than other workers, or faster than "
+                f"this server can sum: pull it at least once in {MAX_LAG} pushes"
             )
         slice_.clocks |= dict.fromkeys(covers, clock)
         push = Push(worker, covers, clock, rate, data, now, now - age)
@@ -220,8 +220,8 @@ class ServerCore:
     def done(self, work: Work, now: float = 0.0, waited: float = 0.0, worked: float | None = None) -> list[Action]:
         """The work has run: store its value, answer the pulls that waited for it, start the slice's next work.
 
-        What a relay passes on has `waited` for other hosts' workers as well, and been `worked` at for so long, in
-        seconds; the rest of the time it was on its way.
+        In a relay, `waited` is the time for which the value waited for workers of other hosts, and `worked` the time
+        of all work on it, in seconds; it spent the rest on the wire.
         """
         slice_, (key, index) = work.slice, work.id
         before, slice_.value, slice_.work = (slice_.value, slice_.coded), work.target, None
@@ -242,7 +242,7 @@ class ServerCore:
         return self._answer(key, index, slice_, now) + self._next(key, index, slice_, now)
 
     def pull(self, worker: int, key: int, index: int, clock: int, now: float = 0.0, priority: int = 0) -> list[Action]:
-        """The worker's pull at its `clock`: answered now, or later among what `done` returns."""
+        """A worker's pull at `clock`: answered now, or by a later `done` or `finish`."""
         slice_ = self._find(key, index)
         slice_.waiting.append((worker, clock, now))
         slice_.priority = priority
@@ -257,7 +257,7 @@ class ServerCore:
         ]
 
     def release(self, reply: Reply) -> None:
-        """The reply has been read, or its worker is gone: its buffer may be written again."""
+        """The reply has been read, or its worker has left: its buffer may be reused."""
         reply.buffer.readers -= 1
         self._slices[reply.key, reply.slice].give_back(reply.buffer)
 
@@ -266,12 +266,12 @@ class ServerCore:
         named = [(self._declared.describe(key, index), slice_) for (key, index), slice_ in self._slices.items()]
         return self._stragglers.overdue(named, self.staleness, now)
 
-    # -- inside ---------------------------------------------------------------------------------------------------
+    # -- internal -------------------------------------------------------------------------------------------------
 
     def _find(self, key: int, index: int) -> ServerSlice:
         slice_ = self._slices.get((key, index))
         if slice_ is None:
-            raise Rejected(f"key {key} slice {index} was never declared to this server")
+            raise Rejected(f"key {key} slice {index} was not declared to this server")
         return slice_
 
     def _check_push(self, worker: int, key: int, index: int, nbytes: int, dtype: int, initial: bool) -> ServerSlice:
@@ -281,13 +281,13 @@ class ServerCore:
         expected = slice_.codec.number if coded and slice_.codec else DTYPES.index(slice_.dtype)
         if dtype != expected or nbytes != size:
             raise Rejected(
-                f"worker {worker} sends {nbytes} bytes of {_type(dtype)} for key {key} slice {index}, "
+                f"worker {worker} sent {nbytes} bytes of {_type(dtype)} for key {key} slice {index}, "
                 f"expected {size} bytes of {_type(expected)}"
             )
         return slice_
 
     def _next(self, key: int, index: int, slice_: ServerSlice, now: float) -> list[Action]:
-        """The slice's next work, when there is none under way and its inputs are here."""
+        """The slice's next work, if none is in progress and its pushes have arrived."""
         if slice_.work is not None:
             return []
         if slice_.at_once:
@@ -308,8 +308,8 @@ class ServerCore:
         if slice_.step is None:
             if slice_.at_once:
                 raise Rejected(
-                    f"kvstore {self._declared.type_name} makes the optimizer's step on the server "
-                    "and has no optimizer: call set_optimizer before the first push"
+                    f"kvstore {self._declared.type_name} runs the optimizer on the servers, "
+                    "but none was set: call set_optimizer before the first push"
                 )
             target = slice_.target(pushes)
         else:
@@ -322,7 +322,7 @@ class ServerCore:
 
     def _answer(self, key: int, index: int, slice_: ServerSlice, now: float) -> list[Action]:
         if not slice_.waiting or (slice_.work is not None and slice_.work.target is slice_.value):
-            return []  # no pull waits, or the value is being changed
+            return []  # no pull is waiting, or the value is being changed
         if not slice_.at_once:
             ready = [pull for pull in slice_.waiting if pull[1] <= slice_.completed]
             slice_.waiting = (
@@ -349,7 +349,7 @@ class ServerCore:
         if arrival := slice_.arrived.get(worker):
             if not slice_.at_once:
                 waited, worked = arrival.behind, arrival.applied - arrival.complete
-            else:  # the own push is a step of its own; others are waited for after it, if at all
+            else:  # each push is a step; a worker waits for others, if at all, after its own step
                 waited = now - max(asked, arrival.applied) if self.staleness < math.inf else 0.0
                 worked = now - max(asked, arrival.since) - waited
         buffer, dtype = slice_.value, DTYPES.index(slice_.dtype)

@@ -1,4 +1,4 @@
-"""What workers have declared to a server: the kvstore's type and the keys. All workers must declare the same. Pure."""
+"""A server's record of what workers have declared: the kvstore's type and the keys, the same for all workers. Pure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Declared:
             _check(entry)
         if self._type not in (None, declared):
             raise Rejected(
-                f"worker {worker} uses kvstore {declared[0].name} (staleness {declared[1]:g}), the others "
+                f"worker {worker} uses kvstore {declared[0].name} (staleness {declared[1]:g}), the others use "
                 f"{self._type[0].name} (staleness {self._type[1]:g}): start all with the same --kv-store"
             )
         self._type = declared
@@ -46,7 +46,7 @@ class Declared:
             known = self._keys.setdefault(entry.key, entry)
             if known != entry:
                 raise Rejected(
-                    f"worker {worker} announces key {entry.key} as {_brief(entry)}, another worker as "
+                    f"worker {worker} declares key {entry.key} as {_brief(entry)}, another worker as "
                     f"{_brief(known)}: all workers must train the same model"
                 )
 
@@ -67,15 +67,15 @@ def _type_of(message: Declare) -> KVStoreType:
 
 
 def _check(entry: Key) -> None:
-    """Raises Rejected unless there can be such a key."""
+    """Raises Rejected if the declaration is invalid."""
     if entry.dtype not in DTYPES or any(not 0 <= length <= 1 << 31 for _, length in entry.slices):
-        raise Rejected(f"key {entry.key}: dtype {entry.dtype!r} or a slice's length is impossible")
+        raise Rejected(f"key {entry.key}: dtype {entry.dtype!r} or a slice's length is invalid")
     try:
         coded = codecs.make(entry.compression) is not None
     except ValueError as error:
         raise Rejected(f"key {entry.key}: {error}") from error
     if coded and entry.dtype != "float32":
-        raise Rejected(f"key {entry.key}: only float32 can be compressed, this is {entry.dtype}")
+        raise Rejected(f"key {entry.key}: only float32 can be compressed, this key is {entry.dtype}")
 
 
 def _brief(entry: Key) -> str:

@@ -12,7 +12,7 @@ from dmltrain.arrays import Array
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.slice import Buffer, ServerSlice
 
-_PER_ENTRY = 512  # bytes: npz's own headers, generously
+_PER_ENTRY = 512  # bytes; more than npz's headers for one array
 
 
 def pack(slices: Mapping[tuple[int, int], ServerSlice]) -> bytes:
@@ -31,7 +31,8 @@ def pack(slices: Mapping[tuple[int, int], ServerSlice]) -> bytes:
 
 
 def unpack(data: bytes | bytearray, slices: Mapping[tuple[int, int], ServerSlice]) -> None:
-    """Put back what `pack` made. Raises Rejected when it is of another model, another number of servers, or damaged."""
+    """Restore what `pack` returned. Raises Rejected if it belongs to another model or number of servers, or is
+    damaged."""
     states: dict[tuple[int, int], dict[str, Array]] = {}
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
@@ -43,15 +44,15 @@ def unpack(data: bytes | bytearray, slices: Mapping[tuple[int, int], ServerSlice
     weights = {id for id, slice_ in slices.items() if slice_.is_weight}
     if set(states) != weights:
         raise Rejected(
-            f"the optimizer state holds {len(states)} slices, this server {len(weights)}: "
-            "load it with the same model, number of servers and version of dmltrain as it was saved with "
-            "(versions differ in how they cut keys into slices)"
+            f"the optimizer state has {len(states)} slices, this server has {len(weights)}: load it with the model, "
+            "the number of servers and the version of dmltrain that saved it "
+            "(versions differ in how they divide keys into slices)"
         )
     for id, fields in states.items():
         slice_, value, residual = slices[id], fields.pop("value", None), fields.pop("residual", None)
         shapes = {array.shape for array in fields.values()} - {()}  # counters of steps are scalars
         if value is None or {value.shape, *shapes} != {slice_.value.array.shape}:
-            raise Rejected(f"the optimizer state of key {id[0]} slice {id[1]} is of another model")
+            raise Rejected(f"the optimizer state of key {id[0]} slice {id[1]} belongs to another model")
         slice_.value.array[:] = value
         slice_.coded = _encoded(slice_)
         if slice_.residual is not None and residual is not None and residual.shape == slice_.residual.shape:
@@ -61,7 +62,7 @@ def unpack(data: bytes | bytearray, slices: Mapping[tuple[int, int], ServerSlice
 
 
 def _encoded(slice_: ServerSlice) -> Buffer | None:
-    """Weights in the form in which they are sent; sums are not sent again."""
+    """The encoded value of a weight, if values are sent encoded. (A sum is not sent after it was restored.)"""
     if slice_.step is None or not slice_.encodes:
         return None
     assert slice_.result_codec is not None  # see `encodes`
@@ -71,5 +72,5 @@ def _encoded(slice_: ServerSlice) -> Buffer | None:
 
 
 def limit(slices: Mapping[tuple[int, int], ServerSlice]) -> int:
-    """The most bytes that a state of these slices takes: the value and up to four arrays of its size each."""
+    """The maximum size in bytes of a state of these slices: each value and up to four arrays of its size."""
     return 4096 + sum(5 * (slice_.value.array.nbytes + _PER_ENTRY) for slice_ in slices.values())

@@ -1,7 +1,7 @@
-"""Threads for a service's arithmetic that last as long as the process.
+"""Threads for a service's arithmetic that run until the process ends.
 
-concurrent.futures accepts no work after the main thread has ended, and it ends before atexit's callbacks run. But a
-relay still serves its host while atexit closes its own worker's kvstore.
+concurrent.futures accepts no work once the main thread has ended, before atexit's callbacks run. But a relay still
+serves its host while an atexit callback closes its own worker's kvstore.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from queue import SimpleQueue
 
 
 class Pool:
-    """So many threads, which take tasks in their order."""
+    """A number of threads that run tasks in order."""
 
     def __init__(self, threads: int, name: str) -> None:
         self._tasks: SimpleQueue[Callable[[], object]] = SimpleQueue()
@@ -20,7 +20,7 @@ class Pool:
             threading.Thread(target=self._run, name=f"{name} {number}", daemon=True).start()
 
     def submit(self, task: Callable[[], object]) -> None:
-        """Have it called; it raises nothing."""
+        """Run `task` on one of the threads. It must not raise."""
         self._tasks.put(task)
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""A server's process: a Service for its slices, the connection to the scheduler, and requests that concern all slices:
+"""A server's process: a Service for its slices, the connection to the scheduler, and requests for all slices, such as
 optimizers and their states.
 """
 
@@ -24,11 +24,11 @@ from dmltrain.kvstore.transport.message import Optimizer, expect
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError
 from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
 
-GARBAGE_OBJECTS = 100_000  # a round of many slices makes that many, and none are in reference cycles
+GARBAGE_OBJECTS = 100_000  # a round of many slices creates that many, none of them in reference cycles
 
 
 class ServerProcess:
-    """Serves one job's slices. `run` returns the reason why the job was lost, empty when it went well."""
+    """Serves the slices of one job. `run` returns why the job was lost, or '' at its regular end."""
 
     def __init__(
         self, environment: Environment, make_step: MakeStep | None, exit_seconds: float = EXIT_SECONDS
@@ -88,29 +88,29 @@ class ServerProcess:
 
     def _restore(self, connection: Link, header: Header) -> None:
         if header.length > self.state_limit():
-            raise FrameError(f"optimizer state of {header.length} bytes is larger than this server's slices can have")
+            raise FrameError(f"optimizer state of {header.length} bytes, more than this server's slices can have")
         data = bytearray(header.length)
         connection.read_into(memoryview(data))
         self.unpack_state(data)
 
     def pack_state(self) -> bytes:
-        """What this server keeps beyond a job's end, for checkpoints."""
+        """This server's weights and optimizer state, for checkpoints."""
         with self._service.quiescent() as core:
             return optimizer_state.pack(core.slices())
 
     def state_limit(self) -> int:
-        """The most bytes that a state for this server can have."""
+        """The maximum size in bytes of a state for this server."""
         with self._service.exclusive() as core:
             return optimizer_state.limit(core.slices())
 
     def unpack_state(self, data: bytearray) -> None:
-        """Put back what `pack_state` gave. Raises Rejected."""
+        """Restore what `pack_state` returned. Raises Rejected."""
         with self._service.quiescent() as core:
             optimizer_state.unpack(data, core.slices())
 
 
 def _share(transport: str) -> tuple[Arena | None, tuple[socket.socket, str] | None]:
-    """Memory to share and the socket to meet at; None where there is none, or is not wanted."""
+    """Memory to share, and the unix socket for workers on this host; None if not available or not wanted."""
     if transport == "tcp":
         return None, None
     try:
@@ -118,8 +118,8 @@ def _share(transport: str) -> tuple[Arena | None, tuple[socket.socket, str] | No
     except ArenaError as error:
         log(f"no shared memory: {error}; using TCP")
         return None, None
-    met = rendezvous.listen()
-    return (arena, met) if met else (None, None)
+    listener = rendezvous.listen()
+    return (arena, listener) if listener else (None, None)
 
 
 def _listen(address: str) -> socket.socket:
@@ -132,12 +132,12 @@ def _listen(address: str) -> socket.socket:
 
 
 def _rejecting(make_step: MakeStep) -> MakeStep:
-    """`make_step` whose errors go back to the worker that sent the spec."""
+    """`make_step`, with errors that are sent to the worker that sent the spec."""
 
     def make(spec: dict[str, Any], key: int | str, value: Any) -> Step:
         try:
             return make_step(spec, key, value)
         except (ValueError, TypeError, IndexError, AttributeError) as error:
-            raise Rejected(f"this optimizer cannot be made: {error}") from error
+            raise Rejected(f"this optimizer cannot be created: {error}") from error
 
     return make

@@ -36,13 +36,13 @@ from dmltrain.kvstore.transport.outbox import LAST, Frame, Outbox
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError
 from dmltrain.kvstore.transport.wire import Flag, FrameError, Header, Kind
 
-OVERDUE_SECONDS = 1.0  # between two straggler diagnoses
+OVERDUE_SECONDS = 1.0  # interval of straggler diagnoses
 DRAIN_SECONDS = 1.0  # to send queued answers when a link ends
-MAX_THREADS = 4  # of arithmetic; two or three saturate a machine's memory
+MAX_THREADS = 4  # for arithmetic; two or three saturate a machine's memory
 MAX_BACKLOG = 8  # pushes of a slice that wait for their step
-REST_SECONDS = 10.0  # for work to end before a state is read
-BATCH = 16  # headers taken at once, at most: the first sums begin soon
-AT_ONCE_BYTES = 1 << 16  # work on slices up to this size costs less than handing it to another thread
+QUIESCENT_SECONDS = 10.0  # time limit for work to end before a state is read
+BATCH = 16  # maximum of headers read together: with more, the first sums would begin later
+INLINE_BYTES = 1 << 16  # work on slices up to this size costs less than handing it to another thread
 
 Item = TypeVar("Item")
 Other = Callable[[Link, Header], tuple[bytes, memoryview | None]]
@@ -50,9 +50,9 @@ Forward = Callable[[Sequence[Work]], None]
 
 
 class Service:
-    """`fail(reason)` ends the job: work could not be done. `other(link, header)` takes frames that concern more than
-    slices, returns the answer (header, payload) and raises Rejected or FrameError. `forward(works)`, if given, gets
-    work that has been run and sees to it that `done` is called in time."""
+    """`fail(reason)` ends the job when work has failed. `other(link, header)` handles frames that concern all slices:
+    it returns the answer (header, payload), or raises Rejected or FrameError. `forward(works)`, if given, gets work
+    that has run, and must call `done` later."""
 
     def __init__(
         self,
@@ -67,9 +67,9 @@ class Service:
         self._name, self._environment = name, environment
         self._core, self._arena = core, arena
         self._fail, self._other, self._forward = fail, other, forward
-        self._lock = threading.Lock()  # guards _core and _held
+        self._lock = threading.Lock()  # guards _core and _in_use
         self._progress = threading.Condition(self._lock)  # work is done
-        self._held: dict[tuple[int, int, int, int], list[Reply]] = {}  # worker, key, slice, offset -> being read there
+        self._in_use: dict[tuple[int, int, int, int], list[Reply]] = {}  # (worker, key, slice, offset) -> unread
         self._threads = min(MAX_THREADS, os.cpu_count() or 1)
         self._pool = Pool(self._threads, "arithmetic")
         self._own = threading.local()  # memory of each receiving thread
@@ -98,27 +98,27 @@ class Service:
             yield self._core
 
     @contextlib.contextmanager
-    def quiescent(self, seconds: float = REST_SECONDS) -> Iterator[ServerCore]:
-        """The same, when no work is under way. Raises Rejected when there is some for longer than that."""
+    def quiescent(self, seconds: float = QUIESCENT_SECONDS) -> Iterator[ServerCore]:
+        """The core, exclusively, while no work is in progress. Raises Rejected if there is some for `seconds`."""
         with self._progress:
             if not self._progress.wait_for(lambda: self._core.quiescent, seconds):
                 raise Rejected(
-                    f"{self._name} had steps to make for {seconds:g} s without a pause, and each changes "
+                    f"{self._name} was busy with optimizer steps for {seconds:g} s, and each changes "
                     "its state: save and load states between two barriers"
                 )
             yield self._core
 
     def done(self, work: Work, waited: float, worked: float) -> None:
-        """Work that was forwarded is complete; for the times see ServerCore."""
+        """Forwarded work is complete; for the times see ServerCore.done."""
         works = deque(self._done([work], waited, worked))
         if works:
             self._pool.submit(functools.partial(self._carry_out, works))
 
     def _admit(self, connection: Link) -> None:
-        """A caller through the unix socket: exchange memory."""
+        """Accept a caller through the unix socket: exchange shared memory."""
         assert self._arena is not None  # the unix socket exists only with an arena
         if not rendezvous.same_user(connection.sock):
-            raise FrameError("another user's process on this host")
+            raise FrameError("the caller is another user's process")
         try:
             rendezvous.exchange(connection, self._arena)
         except ArenaError as error:
@@ -127,7 +127,7 @@ class Service:
     def _serve(self, connection: Link, role: str, index: int) -> None:
         worker = self._enter(connection, role, index)
         if worker is None:
-            log(f"{self._name}: cut off {role} {index}: not a worker of this job, or here already")
+            log(f"{self._name}: cut off {role} {index}: not a worker of this job, or already connected")
             return connection.close()
         outbox = self._outboxes[worker]
         try:
@@ -141,11 +141,11 @@ class Service:
                     for header in headers:
                         self._take(connection, outbox, worker, header)
         except Closed:
-            pass  # the scheduler knows whether that is the end or a loss
+            pass  # the scheduler knows whether the worker has finished or was lost
         except (Rejected, FrameError) as error:
             log(f"{self._name}: {role} {index}: {error}")
             outbox.put(message.encode(Error(str(error))))
-        except Exception as error:  # a bug in this program: end the job at once, with the reason
+        except Exception as error:  # a bug in this program: end the job immediately, with the reason
             traceback.print_exc()
             outbox.put(message.encode(Error(f"{self._name}: {type(error).__name__}: {error}")))
         outbox.finish(DRAIN_SECONDS)
@@ -156,7 +156,7 @@ class Service:
         self._send()
 
     def _enter(self, connection: Link, role: str, index: int) -> int | None:
-        """The number of a worker, or relay, that is let in."""
+        """Admit a worker or relay: returns its number, or None if it may not connect."""
         workers = self._environment.num_workers
         number = {"worker": index, "relay": relay_number(workers, index)}.get(role, -1) if index < workers else -1
         with self.exclusive() as core:
@@ -212,17 +212,17 @@ class Service:
             self._carry_out(works)
         else:
             self._hand_out(works)
-        for key, index in full:  # bound the memory that pushes take when steps are slower than pushes
+        for key, index in full:  # limits the memory of pushes when steps are slower than pushes
             self._let_step(key, index)
 
     def _let_step(self, key: int, index: int) -> None:
         with self._progress:
-            self._progress.wait_for(lambda: self._core.backlog(key, index) <= MAX_BACKLOG, REST_SECONDS)
+            self._progress.wait_for(lambda: self._core.backlog(key, index) <= MAX_BACKLOG, QUIESCENT_SECONDS)
 
     def _hand_out(self, works: deque[Work]) -> None:
-        """Run it on the pool if that pays; data received by this thread is still in this core's cache."""
+        """Run work on the pool if that is faster. (Data that this thread has received is still in its core's cache.)"""
         shared = sum(work.lent_bytes for work in works)
-        if shared > AT_ONCE_BYTES:
+        if shared > INLINE_BYTES:
             for _ in range(min(len(works), self._threads)):
                 self._pool.submit(functools.partial(self._carry_out, works))
         else:
@@ -247,9 +247,9 @@ class Service:
         return own["memory"][:size]
 
     def _lent(self, connection: Link, worker: int, header: Header) -> Buffer:
-        """The push in the worker's memory. Called with the lock held."""
+        """A push in the worker's shared memory. Call this with the lock held."""
         if connection.peer_arena is None:
-            raise FrameError("a payload in shared memory, but none is shared")
+            raise FrameError("a payload in shared memory, but this link shares none")
         try:
             data = connection.peer_arena.view(header.offset, header.length)
         except ValueError as error:
@@ -257,7 +257,8 @@ class Service:
         return self._core.lend(worker, header.key, header.slice, data, header.dtype)
 
     def _act(self, actions: list[Action]) -> list[Work]:
-        """Queue the replies, for `_send`; returns the work, for `_hand_out`. Both without the lock; this with it."""
+        """Queue the replies for `_send`; returns the work for `_hand_out`. Call this with the lock held, those two
+        without it."""
         works = []
         for action in actions:
             if isinstance(action, Work):
@@ -267,7 +268,7 @@ class Service:
         return works
 
     def _carry_out(self, works: deque[Work]) -> None:
-        """Several threads may share one `works`."""
+        """Run work and what follows from it. Several threads may share one `works`."""
         try:
             while some := _some(works):
                 for work in some:
@@ -276,13 +277,13 @@ class Service:
                     self._forward(some)
                 else:
                     works += self._done(some)
-        except Exception as error:  # an optimizer's error, or a bug: end the job at once, with the reason
+        except Exception as error:  # an optimizer's error, or a bug: end the job immediately, with the reason
             if not isinstance(error, Rejected):
                 traceback.print_exc()
             self._fail(f"{self._name}: {error}")
 
     def _done(self, works: Sequence[Work], waited: float = 0.0, worked: float | None = None) -> list[Work]:
-        """These have been run; returns what can be done next."""
+        """Report work that has run; returns the work that is now possible."""
         found = []
         with self._progress:
             for work in works:
@@ -311,7 +312,7 @@ class Service:
             reply.worked,
         )
         if shared:
-            self._held.setdefault((reply.worker, reply.key, reply.slice, header.offset), []).append(reply)
+            self._in_use.setdefault((reply.worker, reply.key, reply.slice, header.offset), []).append(reply)
             frame = Frame(header.pack(), None, reply.priority)
         else:
             data = memoryview(buffer.array).cast("B") if buffer.array.nbytes else memoryview(b"")  # type: ignore[arg-type]
@@ -319,7 +320,7 @@ class Service:
         self._replies.append((outbox, frame))
 
     def _send(self) -> None:
-        """Send the queued replies, those of other threads too. Without the lock: it may be a system call."""
+        """Send the queued replies, also those of other threads. Call this without the lock: it may be a system call."""
         frames = defaultdict(list)
         while (reply := _next(self._replies)) is not None:
             frames[reply[0]].append(reply[1])
@@ -333,13 +334,13 @@ class Service:
     def _release(self, worker: int, read: bytearray) -> None:
         with self._lock:
             for key, index, offset in wire.parse_release(read):
-                replies = self._held.get((worker, key, index, offset))
+                replies = self._in_use.get((worker, key, index, offset))
                 if not replies:
-                    raise FrameError(f"a release of key {key} slice {index} that was not given")
+                    raise FrameError(f"a release of key {key} slice {index} at an offset that was not sent")
                 self._core.release(replies.pop())
 
     def _release_all(self, worker: int) -> None:
-        for (reader, *_), replies in self._held.items():
+        for (reader, *_), replies in self._in_use.items():
             while reader == worker and replies:
                 self._core.release(replies.pop())
 
@@ -347,20 +348,20 @@ class Service:
 def _next(items: deque[Item]) -> Item | None:
     try:
         return items.popleft()
-    except IndexError:  # another thread took the last
+    except IndexError:  # another thread has taken the last one
         return None
 
 
 def _some(works: deque[Work]) -> list[Work]:
-    """The next work, or several that are small."""
+    """The next work, or several small ones."""
     some: list[Work] = []
     size = 0
-    while size < AT_ONCE_BYTES and (work := _next(works)) is not None:
+    while size < INLINE_BYTES and (work := _next(works)) is not None:
         some.append(work)
         size += work.target.array.nbytes
     return some
 
 
 def allocator(arena: Arena | None) -> Allocate:
-    """Memory for values: shared, while there is some."""
+    """A function that allocates memory for values: shared if available, else private."""
     return lambda size: (arena.take(size) if arena else None) or private(size)

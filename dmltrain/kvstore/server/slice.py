@@ -1,7 +1,7 @@
-"""A slice on its server, and the work that changes it. Pure: numpy and no threads.
+"""A slice on its server, and the work that changes it. Pure: numpy, no threads.
 
-Work. What takes time (adding gradients, an optimizer's step, encoding the result) is a `Work`: core.py makes it when
-its inputs are complete, a thread of the service runs it (`Work.run`) without a lock, and core.py stores the result
+Work. A `Work` is arithmetic: adding gradients, an optimizer's step, encoding the result. core.py creates it when its
+inputs are complete, a thread of the service runs it (`Work.run`) without a lock, and core.py stores the result
 (`ServerCore.done`). A slice has at most one work at a time.
 
 Buffers. A value is never written while it is being read: a sum goes into a buffer without readers, and a step on a
@@ -24,19 +24,19 @@ from dmltrain.kvstore.step import Step
 if TYPE_CHECKING:
     from dmltrain.kvstore.codec import Codec
 
-Allocate = Callable[[int], tuple[int | None, Array]]  # bytes -> offset where shared, memory (bytes,) uint8
+Allocate = Callable[[int], tuple[int | None, Array]]  # bytes -> offset if shared, memory (bytes,) uint8
 
 
 def private(size: int) -> tuple[int | None, Array]:
-    """Memory of this process alone."""
+    """Memory that is not shared with other processes."""
     return None, np.empty(size, np.uint8)
 
 
 @dataclass(eq=False, slots=True)
 class Buffer:
-    """Memory of a "value" (or of a push, which can become the value), of an encoded "push", of an encoded value
-    ("coded"), of a worker that shares its push ("lent"), or of the thread that receives a push and adds it up before it
-    receives the next ("completing")."""
+    """Memory of one `kind`: "value" (also of a push, which can become the value), "push" (encoded), "coded" (an encoded
+    value), "lent" (a push in the worker's shared memory), or "completing" (a push in the memory of the receiving
+    thread, which adds it before it receives the next)."""
 
     array: Array  # (length,) of the slice's type, or uint8 when encoded
     kind: str
@@ -49,32 +49,33 @@ class Push:
     """One worker's gradient that has arrived and is not yet in the value."""
 
     worker: int
-    covers: tuple[int, ...]  # the workers whose sum it is: its own, or all of a host
+    covers: tuple[int, ...]  # the workers whose sum it is: one, or all of a host
     clock: int
     rate: float
     data: Buffer
     since: float  # when it arrived, s
-    ready: float  # when its worker had computed it, s; the delay of the wire is not known and not subtracted
+    ready: float  # when its worker had computed it, s; includes the delay of the wire, which is not known
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """Times of a worker's last push that is in the value, in seconds of this process's monotonic clock."""
+    """Times of a worker's last push that the value contains, in seconds of this process's monotonic clock."""
 
-    since: float  # when it arrived
-    behind: float  # how much later the last worker of the round was ready
-    complete: float  # when all pushes of the round had arrived
-    applied: float  # when it was in the value
+    since: float  # the push arrived
+    behind: float  # s from when this worker was ready until the last worker of the round was
+    complete: float  # all pushes of the round had arrived
+    applied: float  # the value contained the push
 
 
 @dataclass(eq=False)
 class ServerSlice:
-    """One slice of a key. `clocks`: each worker's pushes that have arrived; `applied`: those in the value."""
+    """One slice of a key. `clocks`: how many pushes of each worker have arrived; `applied`: how many the value
+    contains."""
 
     dtype: str
     length: int
     at_once: bool  # each push is a step
-    is_weight: bool  # an optimizer may apply; False: always the sum of a round
+    is_weight: bool  # an optimizer may change it; False: always the sum of a round
     codec: Codec | None  # of pushes
     result_codec: Codec | None  # of values that are pulled: sums of all workers
     allocate: Allocate
@@ -82,15 +83,15 @@ class ServerSlice:
     applied: dict[int, int]
     value: Buffer = field(init=False)
     seen: dict[int, int] = field(default_factory=dict)  # steps at each worker's last pull
-    coded: Buffer | None = None  # the value as it is sent, where that differs
+    coded: Buffer | None = None  # the value as it is sent, if encoded
     residual: Array | None = None  # of result_codec
     spare: dict[str, list[Buffer]] = field(default_factory=lambda: {kind: [] for kind in ("push", "value", "coded")})
     arrived: dict[int, Arrival] = field(default_factory=dict)  # by worker
     initial: bool = True
     completed: int = 0  # rounds
-    steps: int = 0  # optimizer steps, for the staleness that is reported
+    steps: int = 0  # optimizer steps, for the reported staleness
     rounds: dict[int, dict[int, Push]] = field(default_factory=dict)
-    queue: deque[Push] = field(default_factory=deque)  # where each push is a step
+    queue: deque[Push] = field(default_factory=deque)  # if each push is a step
     waiting: list[tuple[int, int, float]] = field(default_factory=list)  # pulls: worker, clock, since when (s)
     priority: int = 0  # of its last pull
     step: Step | None = None
@@ -101,7 +102,7 @@ class ServerSlice:
         self.value.array[:] = 0
 
     def reserve(self) -> None:
-        """A second buffer for values."""
+        """Allocate a second buffer for values."""
         self.spare["value"].append(self._new("value"))
 
     @property
@@ -110,18 +111,18 @@ class ServerSlice:
 
     @property
     def encodes(self) -> bool:
-        """Whether values travel encoded: sums do. Weights do where nothing is left out of them for a later time."""
+        """Whether values are sent encoded: sums are; weights are if the codec needs no residual."""
         return self.result_codec is not None and (self.step is None or not self.result_codec.needs_residual)
 
     def take_for_push(self) -> Buffer:
         return self.take("push" if self.codec else "value")
 
     def borrowed(self, data: Array, kind: str) -> Buffer:
-        """A push in `data`, uint8, memory that is not this slice's."""
+        """A push in `data` (uint8), memory that does not belong to this slice."""
         return Buffer(data if self.codec else data.view(self.dtype), kind)
 
     def target(self, pushes: list[Push]) -> Buffer:
-        """Where to sum these: into the memory of one of the first two, else into a free buffer."""
+        """The buffer for the sum of `pushes`: that of one of the first two, else a free one."""
         if self.codec is None:
             for push in pushes[:2]:
                 if push.data.kind == "value":
@@ -129,10 +130,8 @@ class ServerSlice:
         return self.take("value")
 
     def take(self, kind: str) -> Buffer:
-        """A free buffer: a "value" or "coded" one is shared where that can be.
-
-        The one at the lowest offset: slices of one key that take turns alike lie side by side.
-        """
+        """A free buffer of a kind, the one at the lowest offset, so that the buffers of a key's slices are contiguous.
+        Those for "value" and "coded" are shared if possible."""
         free = self.spare[kind]
         if len(free) == 1:
             return free.pop()
@@ -150,22 +149,22 @@ class ServerSlice:
         return Buffer(memory.view(self.dtype) if kind == "value" else memory, kind, offset)
 
     def give_back(self, buffer: Buffer) -> None:
-        """A buffer that may be free now."""
+        """Free a buffer, unless it is still in use."""
         if buffer.kind in self.spare and not buffer.readers and buffer is not self.value and buffer is not self.coded:
             self.spare[buffer.kind].append(buffer)
 
 
 @dataclass(eq=False, slots=True)
 class Work:
-    """`run` makes the slice's next value from `hosts`' pushes, in this order. ServerCore.done takes it over."""
+    """`run` computes the slice's next value from the pushes of `hosts`, in this order. ServerCore.done stores it."""
 
     id: tuple[int, int]  # key, slice
     slice: ServerSlice
     hosts: list[list[Push]]
     step: Step | None
-    target: Buffer  # the next value; the present one where a step may be made in place
-    coded: Buffer | None  # the next value as it is sent, where that differs
-    scratch: Buffer | None  # for a step's gradient, where that is not one push as it came
+    target: Buffer  # the next value; the current one if a step can be made in place
+    coded: Buffer | None  # the next value as it is sent, if encoded
+    scratch: Buffer | None  # for a step's gradient, unless that is one push as it arrived
     began: float  # when the last push had arrived, s
 
     @property
@@ -174,7 +173,7 @@ class Work:
 
     @property
     def lent_bytes(self) -> int:
-        """Bytes to be read from memory that workers share."""
+        """Bytes to be read from the workers' shared memory."""
         return sum(push.data.array.nbytes for push in self.pushes if push.data.kind == "lent")
 
     def run(self) -> None:
@@ -188,7 +187,7 @@ class Work:
             slice_.result_codec.encode(self.target.array, self.coded.array, slice_.residual)
 
     def _sum(self, out: Array) -> Array:
-        if codec := self.slice.codec:  # a host's sum has the codec of its workers' sum
+        if codec := self.slice.codec:  # a host's sum is encoded with the codec for its number of workers
             encoded = [(codec.of_sum(len(push.covers)), push.data.array) for push in self.pushes]
             summing.total_of_coded(encoded, out)
         else:

@@ -1,4 +1,4 @@
-"""Straggler diagnosis: which workers a slice waits for, because they have finished or are late. Pure."""
+"""Straggler diagnosis: which workers a slice waits for because they have finished or are late. Pure."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from dmltrain.kvstore.server.workers import Workers
 
 @dataclass(eq=False)
 class Stragglers:
-    """`limit`: how long a round or a pull may wait, in seconds."""
+    """`limit`: maximum wait of a round or a pull, in seconds."""
 
     workers: Workers
     limit: float
-    _absence: str = ""  # found by the last call of `overdue`
+    _absence: str = ""  # result of `absent` in the last call of `overdue`
 
     def overdue(self, named: Sequence[tuple[str, ServerSlice]], staleness: float, now: float) -> str:
-        """Which worker the others wait for: one that has finished, or one that is late by more than `limit`; empty if
+        """Which worker the others wait for: one that has finished, or one that is more than `limit` late; empty if
         none.
 
-        A finished worker is reported only if the next call finds it again: the scheduler may report first that this
-        worker was lost, and knows the cause.
+        A finished worker is reported only if two calls in a row find it: it may have been lost, and then the scheduler,
+        which knows the cause, should report it first.
         """
         finished, without_relay = self.workers.finished, self.workers.finished_without_relay()
         absence = _first(

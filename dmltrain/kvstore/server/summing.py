@@ -1,8 +1,8 @@
-"""The arithmetic of a server: adding the workers' gradients. Pure; numpy only.
+"""The sum of the workers' gradients. Pure; numpy only.
 
-Sums go through memory once: block by block, each block over all workers while it is in the cache, always in the same
-order: first the workers of each host, then host by host. An element's sum depends neither on the block size nor on who
-carries it out, and a host may send its workers' sum in their place (relay.py).
+A sum reads memory once: it adds all workers' values of a block while the block is in the cache. The order is always the
+same: first the workers of each host, then the hosts' sums. So an element's sum depends neither on the block size nor on
+the process that computes it, and a host may send its workers' sum in place of their gradients (relay.py).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def total(hosts: Sequence[Sequence[Array]], out: Array) -> None:
 
 
 def _within(arrays: Sequence[Array], out: Array | None = None) -> Array:
-    """The sum of one host's blocks; `out` or this thread's own memory, or the one block there is."""
+    """The sum of one host's blocks, in `out` or this thread's scratch memory. A single block is returned itself."""
     if len(arrays) == 1:
         return arrays[0]
     if out is None:
@@ -48,7 +48,7 @@ def _within(arrays: Sequence[Array], out: Array | None = None) -> Array:
 
 
 def total_of_coded(arrays: Sequence[tuple[Codec, Array]], out: Array) -> None:
-    """The same from encoded ones, uint8, each with the codec that it was encoded by."""
+    """out[:] = the sum of encoded arrays (uint8), each with its codec."""
     codec, first = arrays[0]
     codec.decode(first, out)
     for codec, array in arrays[1:]:

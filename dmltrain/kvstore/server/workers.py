@@ -1,4 +1,4 @@
-"""The workers and relays of one server: which ones may push, for whom a push counts, and which have finished. Pure."""
+"""The workers and relays of one server: which may push, which workers a push counts for, which have finished. Pure."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 @dataclass(eq=False)
 class Workers:
-    """`hosts`: the ranks on each host, in the order in which hosts are added. Workers are known by their ranks, the
-    relay of a host by `relay_number`."""
+    """`hosts`: the ranks on each host, in the order in which hosts are added. Workers are identified by rank, the relay
+    of a host by `relay_number`."""
 
     num_workers: int
     hosts: tuple[tuple[int, ...], ...]
     covers: dict[int, tuple[int, ...]] = field(init=False)  # worker or relay -> the workers whose sum it pushes
     finished: set[int] = field(default_factory=set)  # workers
-    _relays: set[int] = field(default_factory=set)  # connected ones
+    _relays: set[int] = field(default_factory=set)  # connected relays
 
     def __post_init__(self) -> None:
         self.covers = {worker: (worker,) for worker in self.ranks}
@@ -46,10 +46,10 @@ class Workers:
         return True
 
     def finished_without_relay(self) -> set[int]:
-        """The finished workers for which no connected relay pushes: a relay may still push for a finished worker."""
+        """The finished workers without a connected relay, which could still push for them."""
         return self.finished.difference(*(self.covers[relay] for relay in self._relays))
 
 
 def relay_number(num_workers: int, leader: int) -> int:
-    """The number under which the relay in the worker `leader` pushes: above all ranks."""
+    """The number that identifies the relay in worker `leader`: above all ranks."""
     return num_workers + leader

@@ -1,9 +1,9 @@
-"""Who may connect: a mutual HMAC-SHA256 challenge over the job's key (RFC 2104; after ISO/IEC 9798-4). Pure.
+"""Mutual authentication: an HMAC-SHA256 challenge with the job's key (RFC 2104; after ISO/IEC 9798-4). Pure.
 
-Caller sends Hello; listener answers with Challenge (its nonce and its proof over both nonces); the caller checks that
-and sends its own Proof; the listener checks it. Nonces are fresh, so a recorded connection proves nothing later,
-and the two proofs name their side, so neither can be reflected. With an empty key both sides agree on "no
-authentication"; the job's name is still checked.
+The caller sends Hello. The listener answers with Challenge (its nonce, and its proof over both nonces). The caller
+checks the proof and sends its own Proof, which the listener checks. Nonces are new for each connection, so a recorded
+connection cannot be replayed. Each proof includes its side, so that it cannot be reflected. An empty key means no
+authentication; the job's name is still checked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dmltrain.kvstore.transport.wire import FrameError
 
 @dataclass(frozen=True)
 class Caller:
-    """The connecting side: its job, role and index are part of what it proves."""
+    """The connecting side; its proof includes job, role and index."""
 
     job: str
     key: bytes
@@ -37,7 +37,7 @@ class Caller:
         """Answer the listener's challenge. Raises FrameError when the listener does not know the job's key."""
         expected = _sign(self.key, "listener", self.hello(), challenge.nonce)
         if not hmac.compare_digest(_bytes(challenge.proof), expected.encode()):
-            raise FrameError("the other side does not know this job's key: is another job listening there?")
+            raise FrameError("the peer does not know this job's key: is another job listening there?")
         return Proof(_sign(self.key, "caller", self.hello(), challenge.nonce))
 
 
@@ -68,7 +68,7 @@ class Listener:
 
 def _sign(key: bytes, side: str, hello: Hello, nonce: str) -> str:
     fields = [side, hello.job, hello.role, str(hello.index), hello.nonce, nonce]
-    text = b"".join(b"%d:%s," % (len(_bytes(each)), _bytes(each)) for each in fields)  # netstrings: no ambiguity
+    text = b"".join(b"%d:%s," % (len(_bytes(each)), _bytes(each)) for each in fields)  # netstrings: unambiguous
     return hmac.new(key, text, "sha256").hexdigest()
 
 

@@ -1,7 +1,7 @@
 """The hosts of a job's processes, from what each process reports when it registers. Pure but for `identity`.
 
 Two processes can share memory through a unix socket (rendezvous.py) exactly if they have the same kernel and the same
-network namespace. That is a host here; a container with its own network is one as well.
+network namespace. This defines a host here, so a container with its own network is a host.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Ranks = tuple[int, ...]
 
 
 def identity() -> str:
-    """The same for all processes of one host and no other's; "" where the system does not provide it."""
+    """An identifier that is equal for all processes of a host and differs between hosts; "" if not available."""
     try:
         kernel = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{kernel} {os.stat('/proc/self/ns/net').st_ino}"
@@ -25,8 +25,7 @@ def identity() -> str:
 
 
 def of_workers(identities: Sequence[str]) -> tuple[Ranks, ...]:
-    """The ranks on each host, hosts in the order of their lowest rank. A worker without an identity has a host of
-    its own."""
+    """The ranks on each host, in the order of their lowest ranks. A worker without an identity is a host of its own."""
     hosts: dict[str, list[int]] = {}
     for rank, name in enumerate(identities):
         hosts.setdefault(name or f"of worker {rank}", []).append(rank)
@@ -34,13 +33,13 @@ def of_workers(identities: Sequence[str]) -> tuple[Ranks, ...]:
 
 
 def at_start(start: Start) -> tuple[Ranks, ...]:
-    """The same from the scheduler's start message."""
+    """The ranks on each host, from the scheduler's start message."""
     return of_workers([worker.host_id for worker in start.workers])
 
 
 def relayed(start: Start, rank: int) -> tuple[Ranks, list[int]]:
-    """The workers of this worker's host, whose pushes the first of them sums, and the servers for which it does so:
-    those on other hosts. Empty where there is nothing to sum, or a worker of the host has no unix socket."""
+    """The ranks on this worker's host, whose relay sums their pushes, and the servers that it does this for: those on
+    other hosts. Empty if there is nothing to sum, or if a worker of the host has no unix socket."""
     name = start.workers[rank].host_id
     ranks = next(ranks for ranks in at_start(start) if rank in ranks)
     far = [number for number, server in enumerate(start.servers) if server.host_id != name]

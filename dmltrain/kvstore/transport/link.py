@@ -1,9 +1,9 @@
-"""Sockets: connect and accept with the handshake, read and write frames. Blocking calls, one reader and one writer
-thread a link.
+"""Sockets: connect and accept with the handshake, read and write frames. Calls block; each link has one reading and one
+writing thread.
 
-Reads go straight into the caller's memory with one system call a slice (MSG_WAITALL); writes gather frames (outbox.py).
-A unix socket mostly carries headers; payloads lie in shared memory (shared_memory.py). There a read takes many headers.
-`Link.cut` from any thread ends both at once: blocked calls return, and the reader raises Closed.
+Reads go directly into the caller's memory, with one system call for each slice (MSG_WAITALL). Writes gather frames
+(outbox.py). A unix socket mostly carries headers, because payloads lie in shared memory (shared_memory.py); one read
+takes several of them. `Link.cut` can be called from any thread: blocked calls return, and the reader raises Closed.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from dmltrain.kvstore.transport.shared_memory import Arena, Mapping
 
 HANDSHAKE_SECONDS = 5.0
-HEAR_OUT_SECONDS, HEAR_OUT_READS = 0.5, 8  # for a caller that is refused
+DRAIN_SECONDS, DRAIN_READS = 0.5, 8  # limits for reading what a refused caller has sent
 SOCKET_BUFFER = 1 << 20  # bytes; measured best on loopback
 TCP_RTO_MAX_MS, RETRANSMIT_MS = 44, 1000  # linux/tcp.h; longest pause between two retransmissions
-CHUNK = 1 << 20  # bytes a system call sends at most, so that they are still in the cache when the receiver takes them
-AHEAD_BYTES = 1 << 16  # of headers that one read of a unix socket takes
+CHUNK = 1 << 20  # maximum bytes of one send call, so that they are still in the cache when the receiver reads them
+AHEAD_BYTES = 1 << 16  # maximum of one read from a unix socket
 
 Handshake = TypeVar("Handshake", Hello, Challenge, Proof, Accept)
 
 
 class Closed(Exception):
-    """The other side closed the connection, or it was cut."""
+    """The peer closed the connection, or it was cut."""
 
 
 class Link:
@@ -44,28 +44,28 @@ class Link:
         self.sock = sock
         self.bytes_sent = 0  # through the socket
         self.bytes_received = 0
-        self.own_arena: Arena | None = None  # what this side shares with the other,
-        self.peer_arena: Mapping | None = None  # and the other side's; both or none
-        self.window: SendWindow | None = None  # of a link between hosts
+        self.own_arena: Arena | None = None  # memory that this side shares with the peer,
+        self.peer_arena: Mapping | None = None  # and the peer with this side; both or none
+        self.window: SendWindow | None = None  # only of a link between hosts
         self._header = bytearray(wire.HEADER_SIZE)
         self._reads_ahead = False
         self._ahead = memoryview(b"")
         self._send_lock = threading.Lock()
 
     def read_header(self) -> Header:
-        """Raises Closed at the end of the stream, FrameError on anything that is no frame."""
+        """Raises Closed at the end of the stream, FrameError if the bytes are not a frame."""
         self.read_into(memoryview(self._header))
         return Header.unpack(self._header)
 
     def read_headers(self, most: int) -> list[Header]:
-        """The next header, and those that have come with it, up to one that a payload follows."""
+        """The next header and those already received, at most `most`, up to the first that a payload follows."""
         headers = [self.read_header()]
         while len(headers) < most and len(self._ahead) >= wire.HEADER_SIZE and not headers[-1].is_followed:
             headers.append(self.read_header())
         return headers
 
     def read_into(self, target: memoryview) -> None:
-        """Fill `target` (bytes). Raises Closed when the stream ends first."""
+        """Fill `target` (bytes). Raises Closed if the stream ends first."""
         done, size = 0, len(target)
         if self._reads_ahead:
             if not self._ahead and 0 < size <= AHEAD_BYTES:
@@ -94,11 +94,11 @@ class Link:
             raise Closed("end of stream")
 
     def read_message(self, header: Header, limit: int = wire.MAX_CONTROL) -> Message:
-        """The control message that `header` begins. Raises FrameError when it is too long or no message."""
+        """The control message after `header`. Raises FrameError if it is too long or invalid."""
         return message.decode(header.kind, self.read_payload(header, limit))
 
     def read_payload(self, header: Header, limit: int = wire.MAX_CONTROL) -> bytearray:
-        """What follows `header`, of a frame that is not a slice's. Raises FrameError when it is too long."""
+        """The payload after `header`, of a frame other than a slice's. Raises FrameError if it is too long."""
         if header.length > limit:
             raise FrameError(f"control frame of {header.length} bytes, the limit is {limit}")
         payload = bytearray(header.length)
@@ -106,7 +106,7 @@ class Link:
         return payload
 
     def send(self, *data: bytes | memoryview) -> None:
-        """Send all of these, one directly after the other. Raises Closed."""
+        """Send these in order, with nothing between them. Raises Closed."""
         with self._send_lock:
             self._send([memoryview(each).cast("B") for each in data if len(each)])
 
@@ -127,8 +127,8 @@ class Link:
             raise Closed(str(error)) from error
 
     def send_now(self, data: bytes) -> int:
-        """Send what the socket takes without a wait; returns how many bytes. All of them where the link is cut: the
-        reading thread reports that."""
+        """Send as many bytes as the socket accepts without blocking; returns how many. If the link is cut, returns
+        len(data): the reading thread reports the loss."""
         try:
             with self._send_lock:
                 sent = self.sock.send(data, socket.MSG_DONTWAIT)
@@ -141,8 +141,8 @@ class Link:
         return sent
 
     def settle(self, answers: bool = False) -> None:
-        """After the handshake: settings for the life of the link, where this side only `answers` or not. Waits are
-        unbounded from here on: the scheduler's heartbeats find lost peers, and cut."""
+        """Apply the settings for the time after the handshake. `answers`: whether this side only answers. Waits have no
+        time limit from now on: lost peers are detected by the scheduler's heartbeats, and their links are cut."""
         _limit_waits(self.sock, 0)
         if self.sock.family == socket.AF_UNIX:
             self._reads_ahead = True
@@ -154,7 +154,7 @@ class Link:
             self.window = SendWindow(self.sock, send_window.ANSWERS if answers else send_window.PUSHES)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        with contextlib.suppress(OSError):  # Linux 6.15: continue within a second after a network outage
+        with contextlib.suppress(OSError):  # from Linux 6.15 on: retransmit within a second after a network outage
             self.sock.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, RETRANSMIT_MS)
 
     def cut(self) -> None:
@@ -198,7 +198,7 @@ def connect(address: tuple[str, int], caller: Caller, timeout: float) -> Link:
 
 def greet(sock: socket.socket, caller: Caller) -> Link:
     """The caller's part of the handshake on a connected socket. Raises Closed, or FrameError with the reason of a
-    refusal; the socket is closed then."""
+    refusal, and closes the socket."""
     link = Link(sock)
     try:
         _limit_waits(sock, HANDSHAKE_SECONDS)
@@ -212,11 +212,11 @@ def greet(sock: socket.socket, caller: Caller) -> Link:
 
 
 def accept(sock: socket.socket, listener: Listener) -> tuple[Link, str, int]:
-    """Let a caller in: (link, role, index); the link is to be settled. Raises FrameError or Closed; then the link is
-    closed and the caller gets the reason.
+    """The listener's part of the handshake: (link, role, index); call `settle` next. Raises FrameError or Closed; then
+    the caller gets the reason and the link is closed.
     """
     link = Link(sock)
-    deadline = threading.Timer(HANDSHAKE_SECONDS, link.cut)  # for all of it: a peer may send byte after byte
+    deadline = threading.Timer(HANDSHAKE_SECONDS, link.cut)  # for the whole handshake: a peer may send slowly
     deadline.start()
     try:
         _limit_waits(sock, HANDSHAKE_SECONDS)
@@ -228,7 +228,7 @@ def accept(sock: socket.socket, listener: Listener) -> tuple[Link, str, int]:
         if isinstance(error, FrameError):
             with contextlib.suppress(Closed):
                 link.send(message.encode(Refuse(str(error))))
-                _hear_out(sock)
+                _drain(sock)
         link.close()
         raise
     finally:
@@ -246,21 +246,20 @@ def _expect(link: Link, wanted: type[Handshake]) -> Handshake:
     return message.expect(found, wanted)
 
 
-def _hear_out(sock: socket.socket) -> None:
-    """Take what a refused caller has sent already: closing a socket with unread bytes resets the connection, and the
-    caller would never read why it was refused."""
+def _drain(sock: socket.socket) -> None:
+    """Read what a refused caller has already sent. Closing a socket with unread bytes would reset the connection, and
+    the caller might not receive the reason."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_WR)
-        _limit_waits(sock, HEAR_OUT_SECONDS)
-        for _ in range(HEAR_OUT_READS):
+        _limit_waits(sock, DRAIN_SECONDS)
+        for _ in range(DRAIN_READS):
             if not sock.recv(AHEAD_BYTES):
                 return
 
 
 def _limit_waits(sock: socket.socket, seconds: float) -> None:
-    """Bound each blocking call in the kernel (a Python timeout would make the socket non-blocking and MSG_WAITALL
-    void).
-    """
+    """Set a time limit for each blocking call, in the kernel: a Python timeout makes the socket non-blocking, without
+    MSG_WAITALL."""
     sock.settimeout(None)
     bound = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, bound)
@@ -268,19 +267,18 @@ def _limit_waits(sock: socket.socket, seconds: float) -> None:
 
 
 def _inside_host(sock: socket.socket) -> bool:
-    """Whether a connected TCP socket's other end is on this host."""
+    """Whether the peer of a connected TCP socket is on this host."""
     try:
         own, other = sock.getsockname()[0], sock.getpeername()[0]
-    except OSError:  # cut already
+    except OSError:  # already cut
         return False
     return bool(own == other or other.startswith("127."))
 
 
 def tune(sock: socket.socket, host: str) -> None:
-    """Settings that count from the connection's first packet; for listening sockets, which hand them on, too.
+    """Settings that must be made before connecting or listening; accepted sockets inherit them.
 
-    Congestion control is for shared wires: on loopback a pacing one (BBR) only costs time, so loss-based ones are
-    used there.
+    On loopback, congestion control with pacing (BBR) only costs time, so loss-based algorithms are used there.
     """
     if not host.startswith("127."):
         return

@@ -1,4 +1,4 @@
-"""Accepts connections: each caller's handshake, and then its service, runs on a thread of its own."""
+"""Accepts connections. Each caller's handshake, and then its service, runs on a thread of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dmltrain.kvstore.transport.handshake import Listener
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.wire import FrameError
 
-MAX_HANDSHAKES = 64  # at once
+MAX_HANDSHAKES = 64  # concurrent
 
 Serve = Callable[[Link, str, int], None]  # (link, the caller's role, its index)
 Admit = Callable[[Link], None]
@@ -26,8 +26,8 @@ def accept_loop(
 ) -> None:
     """Accept callers, each on a thread of its own, until the socket closes. Cut off and log unauthenticated peers.
 
-    `serve` runs on that thread, after `admit`, the last part of the handshake, which raises FrameError, Closed or
-    OSError. At most MAX_HANDSHAKES handshakes run at once.
+    The thread runs the handshake, then `admit`, which may raise FrameError, Closed or OSError, then `serve`. At most
+    MAX_HANDSHAKES handshakes run concurrently.
     """
     handshakes = threading.Semaphore(MAX_HANDSHAKES)
 

@@ -72,14 +72,14 @@ class Proof(Message):
 
 @dataclass(frozen=True)
 class Accept(Message):
-    """The caller is let in."""
+    """The caller is accepted."""
 
     kind = Kind.ACCEPT
 
 
 @dataclass(frozen=True)
 class Refuse(Message):
-    """The other side cannot take part; its connection ends."""
+    """The peer cannot take part in the job; its connection ends."""
 
     kind = Kind.REFUSE
     reason: str
@@ -90,8 +90,8 @@ class Refuse(Message):
 
 @dataclass(frozen=True)
 class Register(Message):
-    """A process is here. Others find a server at `host` and `port`, on its own host also by `socket_name`
-    (rendezvous.py); `host_id` says which host that is (host.py), `host_name` is for messages."""
+    """A process registers. A server listens at `host` and `port`, and for processes on its host at `socket_name`
+    (rendezvous.py). `host_id` identifies the host (host.py); `host_name` is its name in messages."""
 
     op = "register"
     host: str
@@ -114,7 +114,7 @@ class Heartbeat(Message):
 
 @dataclass(frozen=True)
 class Barrier(Message):
-    """A worker has reached the barrier of that name."""
+    """A worker has reached the barrier `id`."""
 
     op = "barrier"
     id: str
@@ -122,7 +122,7 @@ class Barrier(Message):
 
 @dataclass(frozen=True)
 class Release(Message):
-    """All workers have reached it."""
+    """All workers have reached the barrier `id`."""
 
     op = "release"
     id: str
@@ -130,7 +130,7 @@ class Release(Message):
 
 @dataclass(frozen=True)
 class Bye(Message):
-    """This process is done."""
+    """This process has finished."""
 
     op = "bye"
 
@@ -145,14 +145,14 @@ class Abort(Message):
 
 @dataclass(frozen=True)
 class Shutdown(Message):
-    """The job has ended well."""
+    """The job has ended without a failure."""
 
     op = "shutdown"
 
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """Where a server is; see Register."""
+    """The address of a server; see Register."""
 
     host: str
     port: int
@@ -162,7 +162,7 @@ class ServerAddress:
 
 @dataclass(frozen=True)
 class WorkerAddress:
-    """Where a worker is; see Register."""
+    """The address of a worker; see Register."""
 
     socket_name: str
     host_id: str
@@ -170,7 +170,7 @@ class WorkerAddress:
 
 @dataclass(frozen=True)
 class Start(Message):
-    """All are here. By index, and by rank; `facts` are what the scheduler was given to announce."""
+    """All processes have registered: servers by index, workers by rank. `facts` are passed on by the scheduler."""
 
     op = "start"
     servers: tuple[ServerAddress, ...]
@@ -183,7 +183,7 @@ class Start(Message):
 
 @dataclass(frozen=True)
 class Key:
-    """One key, as a worker announces it to the server, or relay, of these slices: (index, length in elements)."""
+    """One key, as a worker declares it to the server, or relay, of these slices: (index, length in elements)."""
 
     key: int
     name: str
@@ -195,7 +195,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Declare(Message):
-    """The kvstore's type (types.py), its bound on staleness, and keys. All workers announce the same."""
+    """The kvstore's type (types.py), its bound on staleness, and keys. All workers must declare the same."""
 
     kind = Kind.DECLARE
     type: str
@@ -205,7 +205,7 @@ class Declare(Message):
 
 @dataclass(frozen=True)
 class Optimizer(Message):
-    """From now on servers make the steps of this optimizer: a name and numbers."""
+    """From now on the servers run this optimizer: a name and numbers."""
 
     kind = Kind.OPTIMIZER
     spec: Mapping[str, Any]
@@ -213,7 +213,7 @@ class Optimizer(Message):
 
 @dataclass(frozen=True)
 class Error(Message):
-    """A request could not be served; the job ends with it."""
+    """A request could not be served; the job ends."""
 
     kind = Kind.ERROR
     reason: str
@@ -231,14 +231,14 @@ _Message = TypeVar("_Message", bound=Message)
 
 
 def encode(message: Message) -> bytes:
-    """The whole frame."""
+    """The complete frame of a message."""
     content = {"op": message.op, **vars(message)} if message.kind == Kind.CONTROL else vars(message)
     payload = json.dumps(content, separators=(",", ":"), default=vars).encode()
     return Header(message.kind, len(payload)).pack() + payload
 
 
 def decode(kind: int, payload: bytes | bytearray) -> Message:
-    """The message of a frame of that kind. Raises FrameError, which names the field and what was expected."""
+    """The message of a frame of `kind`. Raises FrameError, which names the field and what was expected."""
     content = _json_object(payload)
     if kind != Kind.CONTROL:
         if kind not in BY_KIND:
@@ -251,7 +251,7 @@ def decode(kind: int, payload: bytes | bytearray) -> Message:
 
 
 def expect(message: Message, wanted: type[_Message]) -> _Message:
-    """The message, which is one of that class. Raises FrameError."""
+    """The message, if it is of class `wanted`. Raises FrameError otherwise."""
     if not isinstance(message, wanted):
         raise FrameError(f"{type(message).__name__} where {wanted.__name__} was expected")
     return message
@@ -275,11 +275,11 @@ def _types(wanted: type) -> dict[str, Any]:
 
 
 def _made(wanted: type, content: dict[str, Any], where: str) -> Any:
-    """A value of that dataclass."""
+    """An instance of a dataclass from its checked fields."""
     types = _types(wanted)
     if content.keys() != types.keys():
-        strange, missing = sorted(content.keys() - types.keys()), sorted(types.keys() - content.keys())
-        wrong = f"without {missing[0]!r}" if missing else f"with an unknown field {_short(strange[0])}"
+        unknown, missing = sorted(content.keys() - types.keys()), sorted(types.keys() - content.keys())
+        wrong = f"without {missing[0]!r}" if missing else f"with an unknown field {_short(unknown[0])}"
         raise FrameError(f"{where} {wrong}, expected the fields {', '.join(types) or '(none)'}")
     values = {name: _checked(content[name], each, f"{where}: {name}") for name, each in types.items()}
     try:
@@ -289,7 +289,7 @@ def _made(wanted: type, content: dict[str, Any], where: str) -> Any:
 
 
 def _checked(value: Any, wanted: Any, where: str) -> Any:
-    """A JSON value as the type of a field: a plain one, a dataclass, a mapping, or a tuple of these."""
+    """A JSON value converted to a field's type: a plain type, a dataclass, a mapping, or a tuple of these."""
     if wanted in _PLAIN:
         if type(value) is wanted:
             return value
@@ -321,10 +321,10 @@ def _as_float(value: int, where: str) -> float:
 
 
 def _short(value: Any) -> str:
-    """What arrived, for a message."""
+    """A received value in short, for a message."""
     try:
         return repr(value)[:100]
-    except (ValueError, RecursionError):  # a whole number of more digits than Python turns into text
+    except (ValueError, RecursionError):  # an integer with more digits than Python converts to text
         return f"a {type(value).__name__}"
 
 

@@ -1,4 +1,4 @@
-"""Frames that wait for a link, and the thread that sends them: highest priority first, else in their order."""
+"""A link's queue of frames, and the thread that sends them: highest priority first, first in, first out within one."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from dataclasses import dataclass
 
 from dmltrain.kvstore.transport.link import Closed, Link
 
-GATHER_BYTES = 1 << 20  # small frames leave together up to this size, or to a link's window where that is less
-GATHER_FRAMES = 256  # header and payload each, below IOV_MAX (1024)
-LAST = -(1 << 30)  # priority of requests: after the pushes before them
+GATHER_BYTES = 1 << 20  # small frames are sent together up to this size, or up to the link's window if that is less
+GATHER_FRAMES = 256  # each has a header and a payload: below IOV_MAX (1024)
+LAST = -(1 << 30)  # priority of requests: they are sent after earlier pushes
 BEFORE_ALL = 1 << 40  # priority of the rest of a frame
 
-Prepare = Callable[[], tuple[bytes, memoryview | None]]  # makes a frame's header and payload when its turn has come
+Prepare = Callable[[], tuple[bytes, memoryview | None]]  # returns header and payload
 
 
 @dataclass(eq=False, slots=True)
 class Frame:
-    """What an Outbox sends. `sent` is called once the payload may be changed again (also when the link is cut);
-    `prepare` makes header and payload on the sending thread, when the frame's turn has come."""
+    """A frame to send. `sent` is called once the payload may be changed again (also when the link is cut). `prepare`
+    computes header and payload on the sending thread, just before they are sent."""
 
     header: bytes
     payload: memoryview | None = None
     priority: int = 0
     sent: Callable[[], None] | None = None
     prepare: Prepare | None = None
-    prepared_bytes: int = GATHER_BYTES  # what takes time to make leaves at once; its memory may be used by the next
+    prepared_bytes: int = GATHER_BYTES  # default: send it alone, because the next frame may use the same memory
 
     @property
     def size(self) -> int:
@@ -45,14 +45,14 @@ class Frame:
 
 
 class Outbox:
-    """Frames waiting for one link, highest priority first, first in first out within one; sent by a thread of its own.
+    """The queue of one link, and the thread that sends from it.
 
-    Through a unix socket headers without payload leave at once, on the caller's thread, while nothing waits.
+    On a unix socket, headers without payload are sent immediately, on the caller's thread, if the queue is empty.
     """
 
     def __init__(self, link: Link, name: str) -> None:
         self.link = link
-        self._at_once = link.sock.family == socket.AF_UNIX
+        self._immediate = link.sock.family == socket.AF_UNIX
         self._queue: list[tuple[int, int, Frame]] = []
         self._order = itertools.count()
         self._ready = threading.Condition()
@@ -72,9 +72,9 @@ class Outbox:
         self.put_all([Frame(header, payload, priority, sent)])
 
     def put_all(self, frames: Sequence[Frame]) -> None:
-        """Send these; together they cost little more than one."""
+        """Send these; together they cost little more than one frame."""
         with self._ready:
-            if self._at_once and not self._queue and not self._sending and all(map(_is_header, frames)):
+            if self._immediate and not self._queue and not self._sending and all(map(_is_header, frames)):
                 frames = self._send_now(frames)
             for frame in frames:
                 heapq.heappush(self._queue, (-frame.priority, next(self._order), frame))
@@ -82,7 +82,7 @@ class Outbox:
                 self._ready.notify()
 
     def _send_now(self, frames: Sequence[Frame]) -> list[Frame]:
-        """Send what the socket takes without a wait; returns what is left, if anything, as one frame."""
+        """Send what the socket accepts without blocking; returns the rest, if any, as one frame."""
         data = b"".join([frame.header for frame in frames])
         sent = self.link.send_now(data)
         for frame in frames:
@@ -91,7 +91,7 @@ class Outbox:
         return [Frame(data[sent:], priority=BEFORE_ALL)] if sent < len(data) else []
 
     def finish(self, timeout: float) -> bool:
-        """Send what is queued, then end the thread; False when that took longer than `timeout` seconds."""
+        """Send what is queued, then end the thread; False if that takes longer than `timeout` seconds."""
         with self._ready:
             self._closing = True
             self._ready.notify()

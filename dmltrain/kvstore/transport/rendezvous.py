@@ -1,4 +1,4 @@
-"""How processes of one host connect to each other and exchange their arenas: a unix socket without a file.
+"""Connects processes of one host through a unix socket without a file, and exchanges their arenas.
 
 A server listens on an abstract socket (unix(7)) with a random name, which the scheduler sends to all processes. Only
 processes with the same kernel and network namespace can connect to it: a process that can connect is on the same host,
@@ -24,7 +24,7 @@ _CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
 
 
 def listen() -> tuple[socket.socket, str] | None:
-    """A listening socket and its name; None where the system has no such sockets."""
+    """A listening socket and its name; None if the system has no such sockets."""
     name = f"dmltrain-{secrets.token_hex(16)}"
     try:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -36,7 +36,7 @@ def listen() -> tuple[socket.socket, str] | None:
 
 
 def connect(name: str, caller: Caller, arena: Arena) -> Link | None:
-    """Meet the server that listens by `name`; None when it is not on this host. Raises Closed, FrameError,
+    """Connect to the process that listens on `name`; None if it is not on this host. Raises Closed, FrameError,
     ArenaError."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -67,7 +67,7 @@ def exchange(connection: Link, arena: Arena) -> None:
 
 
 def same_user(sock: socket.socket) -> bool:
-    """Whether this process's user (or root) is at the other end: abstract sockets have no file modes."""
+    """Whether the peer runs as this process's user or as root. (Abstract sockets have no file modes.)"""
     size = _CREDENTIALS.size
     _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     return user in (os.geteuid(), 0)
@@ -91,5 +91,5 @@ def receive(connection: Link) -> Mapping:
     if len(descriptors) != 1:
         for descriptor in descriptors:
             os.close(descriptor)
-        raise ArenaError("the other side shares no memory")
+        raise ArenaError("the peer shares no memory")
     return Mapping(descriptors[0])

@@ -1,9 +1,9 @@
-"""Memory that processes of one host share: what its owner writes, the others read. Linux.
+"""Shared memory of processes on one host: its owner writes, the others read. Linux.
 
-An arena is a memfd: a file without a name, so nothing is left behind however its owners end, and no other user can open
-it; it reaches another process through a unix socket (rendezvous.py). It reserves as many addresses as the machine has
-memory and takes memory only where it is written. Memory is taken from its start upwards and never given back, because a
-job declares its keys once.
+An arena is a memfd: a file without a name. So it never outlives its processes, and no other user can open it. Its
+descriptor is sent to other processes through a unix socket (rendezvous.py). An arena reserves as many addresses as the
+machine has memory, but uses memory only where it is written. It is allocated upwards from its start and never freed,
+because a job declares its keys once.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import numpy as np
 
 from dmltrain.arrays import Array
 
-ALIGNMENT = 64  # bytes; a cache line, and what vector instructions like best
+ALIGNMENT = 64  # bytes; a cache line, and the best alignment for vector instructions
 _SEALS = (1033, 1034)  # F_ADD_SEALS, F_GET_SEALS (linux/fcntl.h)
 _SEAL_SIZE = 0x1 | 0x2 | 0x4  # F_SEAL_SEAL, _SHRINK, _GROW: a reader can rely on the size
 
 
 class ArenaError(Exception):
-    """Memory cannot be shared here; the message says why."""
+    """Memory cannot be shared; the message has the reason."""
 
 
 class Arena:
-    """This process's memory that others may read."""
+    """Memory of this process that others may read."""
 
     def __init__(self, capacity: int | None = None) -> None:
         """`capacity`: bytes of addresses (default: the machine's memory). Raises ArenaError."""
@@ -45,7 +45,7 @@ class Arena:
         self._start = self._memory.ctypes.data
 
     def take(self, size: int) -> tuple[int, Array] | None:
-        """`size` fresh bytes: their offset and memory (size,) uint8; None when the addresses are used up."""
+        """Allocate `size` bytes: their offset and memory (size,) uint8; None if no addresses are left."""
         with self._lock:
             offset = self._used
             after = offset + -(-size // ALIGNMENT) * ALIGNMENT
@@ -55,7 +55,7 @@ class Arena:
         return offset, self._memory[offset : offset + size]
 
     def offset_of(self, array: Array) -> int | None:
-        """Where a contiguous array lies in this arena; None when it is other memory."""
+        """The offset of a contiguous array in this arena; None if it is outside."""
         offset = array.ctypes.data - self._start
         return offset if offset >= 0 and offset + array.nbytes <= self._used else None
 
@@ -64,20 +64,20 @@ class Mapping:
     """Another process's arena, for reading."""
 
     def __init__(self, descriptor: int) -> None:
-        """Takes the descriptor over. Raises ArenaError when it is no arena."""
+        """Closes the descriptor. Raises ArenaError if it is not an arena's."""
         try:
             if fcntl.fcntl(descriptor, _SEALS[1]) & _SEAL_SIZE != _SEAL_SIZE:
-                raise ArenaError("the memory that the other side shares could shrink")
+                raise ArenaError("the memory that the peer shares could shrink")
             size = os.fstat(descriptor).st_size
             self._memory = np.frombuffer(mmap.mmap(descriptor, size, prot=mmap.PROT_READ), np.uint8)
         except (OSError, ValueError) as error:
-            raise ArenaError(f"the memory that the other side shares cannot be read: {error}") from error
+            raise ArenaError(f"the memory that the peer shares cannot be read: {error}") from error
         finally:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
 
     def view(self, offset: int, size: int) -> Array:
-        """`size` bytes at `offset`, uint8, read-only. Raises ValueError when they are not inside."""
+        """`size` bytes at `offset`, uint8, read-only. Raises ValueError if they are outside."""
         if offset < 0 or size < 0 or offset + size > self._memory.size:
-            raise ValueError(f"{size} bytes at offset {offset} lie outside of the shared memory")
+            raise ValueError(f"{size} bytes at offset {offset} lie outside the shared memory")
         return self._memory[offset : offset + size]

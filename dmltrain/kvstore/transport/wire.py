@@ -1,11 +1,11 @@
 """Frames: a fixed 68-byte header and a payload. Pure: bytes in, values out; no sockets (link.py has those).
 
 Theory of operation. Every message of the parameter server is one frame. Control frames carry JSON of limited size
-(message.py); data frames carry the raw little-endian elements of one slice. A reader first takes 68 bytes and gives
-them to `Header.unpack`, which rejects anything that is no dmltrain frame before it reads any payload; the payload's
-length is then checked against what the receiver expects (`MAX_CONTROL`, or the slice's own size), so that no peer can
-make us allocate memory. The checksum covers the header, whose corruption would misplace data; payloads rely on TCP's
-checksum and the link layer's CRC (docs/decisions/0002-payload-checksum.md). docs/protocol.md shows the layout.
+(message.py); data frames carry the raw little-endian elements of one slice. A reader first passes 68 bytes to
+`Header.unpack`, which rejects invalid headers before any payload is read. Then the receiver compares the payload's
+length with the length that it expects (the slice's, or at most `MAX_CONTROL`), so that no peer can make it allocate
+memory. The checksum covers the header, whose corruption would misplace data; payloads rely on TCP's checksum and the
+link layer's CRC (docs/decisions/0002-payload-checksum.md). docs/protocol.md shows the layout.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dmltrain.kvstore import codec
 MAGIC = b"DMLT"
 VERSION = 4
 MAX_CONTROL = 8 << 20  # bytes of JSON; a declaration of 100,000 slices takes 3 MB
-MAX_PROBE = 1 << 20  # bytes of a frame that only measures
+MAX_PROBE = 1 << 20  # bytes of a frame for measuring
 MAX_HELLO = 4096  # bytes of JSON before a peer has proved that it belongs to the job
 
 # magic version kind dtype flags worker key slice clock number length offset waited worked priority
@@ -32,7 +32,7 @@ HEADER_SIZE = _BODY.size + _CRC.size
 
 
 class Kind(IntEnum):
-    """What a frame is. 1 to 15: connection, 16 to 31: control (JSON), 32 on: data (one slice)."""
+    """Kinds of frames. 1 to 15: connection, 16 to 31: control (JSON), from 32 on: data (one slice)."""
 
     HELLO = 1
     CHALLENGE = 2
@@ -55,10 +55,10 @@ class Kind(IntEnum):
 
 
 class Flag:
-    """What a data frame means beside its kind; bits. Plain numbers: IntFlag's take a microsecond an operation."""
+    """Flags of data frames; bits. Plain integers, because an operation on an IntFlag takes a microsecond."""
 
     SHARED = 1  # the payload lies at `offset` in the sender's shared memory
-    PULL = 2  # of a PUSH: and this is the worker's pull at the same clock
+    PULL = 2  # on a PUSH: it is also the worker's pull at the same clock
 
 
 DTYPES = ("float32", "float64")  # index = the header's dtype byte; above these: codecs' numbers
@@ -75,8 +75,9 @@ class VersionError(FrameError):
 class Header(NamedTuple):
     """`number` is the learning rate of a PUSH, the staleness in a VALUE; `length` is in bytes.
 
-    In seconds: `waited`, of a PUSH, since its gradient was ready; of a VALUE, from when this worker's gradient was
-    ready until the last worker's was. `worked`, of a VALUE, from when all had come until it was ready to be sent.
+    In seconds: `waited` in a PUSH is the time since its gradient was ready; in a VALUE the time from when this worker's
+    gradient was ready until the last worker's was. `worked` in a VALUE is the time from when all pushes had arrived
+    until the value was ready to be sent.
     """
 
     kind: int
@@ -91,7 +92,7 @@ class Header(NamedTuple):
     offset: int = 0  # of the payload in shared memory
     waited: float = 0.0
     worked: float = 0.0
-    priority: int = 0  # of a pull: its value leaves before those of lower ones
+    priority: int = 0  # of a pull: values with a higher priority are sent first
 
     @property
     def is_followed(self) -> bool:
@@ -166,7 +167,7 @@ def release(read: Iterable[tuple[int, int, int]]) -> bytes:
 
 
 def parse_release(payload: bytes | bytearray) -> Iterator[tuple[int, int, int]]:
-    """Raises FrameError when it is none."""
+    """The (key, slice, offset) of a RELEASE. Raises FrameError if its length is wrong."""
     if len(payload) % _READ.size:
         raise FrameError(f"a release of {len(payload)} bytes, expected a multiple of {_READ.size}")
     return _READ.iter_unpack(payload)

@@ -47,8 +47,9 @@ class Bound:
         link_rates: LinkRates = probe.link_rates,
         memory_rate: Callable[[], float] = probe.memory_rate,
     ) -> None:
-        """Measures the rates. `servers`: this worker's links to them; `relay`: the link to its host's relay, if any;
-        `upstream`: the relay's links by server, if it is in this process. `hosts`: names of workers, then servers."""
+        """Measures the rates. `servers`: this worker's links to the servers; `relay`: its link to the host's relay, if
+        any; `upstream`: the relay's links by server, if the relay runs in this process. `hosts`: the host of each
+        worker, then of each server."""
         self._store, self._servers, self._upstream = store, servers, upstream
         self._sharing = [link for link in (*servers, relay) if link is not None and link.link.own_arena is not None]
         self._here = np.array(hosts) == hosts[store.rank]

@@ -1,4 +1,4 @@
-"""A key as its worker sees it, and its slices as one array."""
+"""A worker's view of a key, and of the key's slices as one array."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from dmltrain.kvstore.worker.server_link import WorkerSlice
 
 @dataclass
 class Entry:
-    """One key: its number on the wire, its slices, its clock (how often this worker has pushed it)."""
+    """One key: its number on the wire, its slices, and its clock (how often this worker has pushed it)."""
 
     number: int
     size: int
     dtype: np.dtype[Any]
-    slices: list[WorkerSlice]  # as its servers have them
-    ways: list[Way]  # how pushes of them travel, and what those become
+    slices: list[WorkerSlice]  # as declared to their servers
+    ways: list[Way]  # how each slice's pushes and results travel
     compression: dict[str, Any]
     is_weight: bool
     clock: int = 0
-    given: bool = True  # its value (init, or a state that was loaded), and not pushed to since
+    unpushed: bool = True  # no push since init or a loaded state
     priority: int = 0  # of the last push: its pull must not overtake it
-    pushed: float = 0.0  # when that was, time.perf_counter
-    buffer: Array | None = None  # what `buffers` gives,
-    offset: int | None = None  # and where it lies in this worker's arena
-    landing: Array | None = None  # for values that cannot be read where they are
-    kept: list[tuple[Way, int]] = field(default_factory=list)  # slices read in place, to be released
+    pushed: float = 0.0  # time of the last push, time.perf_counter
+    buffer: Array | None = None  # returned by `buffers`
+    offset: int | None = None  # of the buffer in this worker's arena
+    landing: Array | None = None  # receives values that cannot be read in place
+    kept: list[tuple[Way, int]] = field(default_factory=list)  # slices read in place: release them at the next push
 
 
 def cut(array: Array, slice_: WorkerSlice) -> Array:
@@ -41,15 +41,15 @@ def cut(array: Array, slice_: WorkerSlice) -> Array:
 
 
 def declared(name: Key, entry: Entry, here: list[WorkerSlice]) -> message.Key:
-    """How a key is announced to the server, or relay, of these slices of it."""
+    """The declaration of a key for the server, or relay, of these slices."""
     compression = entry.compression if any(slice_.codec for slice_ in here) else {"type": "none"}
     slices = tuple((slice_.range.index, slice_.range.length) for slice_ in here)
     return message.Key(entry.number, str(name), entry.dtype.name, entry.is_weight, compression, slices)
 
 
 def joined(kept: list[tuple[Array, int] | None], entry: Entry, ways: list[Way]) -> Array:
-    """One read-only array of a key's slices, which came by `ways`, `kept` as (value, offset) each: in place where they
-    lie side by side in one process's memory, else copied to the entry's own."""
+    """One read-only array of a key's slices. `kept` has (value, offset) of each slice that arrived through shared
+    memory. The array is a view if all slices are contiguous in one process's memory; else they are copied."""
     first, size = kept[0], entry.dtype.itemsize
     starts = {
         (id(way.link), slot and slot[1] - way.slice.range.start * size) for way, slot in zip(ways, kept, strict=True)
@@ -69,7 +69,7 @@ def joined(kept: list[tuple[Array, int] | None], entry: Entry, ways: list[Way]) 
 
 @dataclass(eq=False, slots=True)
 class Reading:
-    """A pull of one key whose values are read where the server wrote them."""
+    """A pull of one key whose values are read in place, where the server wrote them."""
 
     entry: Entry
     ways: list[Way]
@@ -78,10 +78,10 @@ class Reading:
     slots: list[tuple[Array, int] | None]  # value and offset of each slice
 
     def keep(self, slice_: WorkerSlice, value: Array, offset: int) -> None:
-        """A slice's value has come."""
+        """Record the value of a slice that has arrived."""
         self.slots[slice_.range.index] = value, offset
         self.entry.kept.append((self.ways[slice_.range.index], offset))
 
     def finish(self) -> None:
-        """All have come."""
+        """All slices have arrived: set the handle's value."""
         self.handle.values[self.position] = joined(self.slots, self.entry, self.ways)

@@ -1,4 +1,4 @@
-"""All keys of a worker: their numbers, their slices, and where these live. Every worker of a job makes the same."""
+"""All keys of a worker: their numbers, slices and servers. All workers of a job compute the same."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from dmltrain.kvstore.worker.entry import Entry, declared
 from dmltrain.kvstore.worker.routes import Routes, Way
 from dmltrain.kvstore.worker.server_link import ServerLink, WorkerSlice
 
-FIRST_SUM = 1 << 31  # keys that are no weights have numbers from here on: weights' never depend on them
+FIRST_SUM = 1 << 31  # first number of keys that are not weights, so that the numbers of weights never depend on them
 
 
 @dataclass(eq=False)
 class Entries:
-    """`kind` and `staleness`: the kvstore's, as declared to the servers; `seconds`: how long an answer may take."""
+    """`kind` and `staleness`: the kvstore's, as declared to the servers; `seconds`: time limit for an answer."""
 
     routes: Routes
     num_workers: int
@@ -44,24 +44,24 @@ class Entries:
         return name in self._by_name
 
     def find(self, name: Key) -> Entry:
-        """Raises UserError where `init` was never given that key."""
+        """Raises UserError if the key was not declared with `init`."""
         entry = self._by_name.get(name)
         if entry is None:
             raise UserError(f"kvstore: key {name!r} was not declared: call init first")
         return entry
 
     def compress(self, parameters: dict[str, Any]) -> None:
-        """How weights declared from now on travel. Raises UserError."""
+        """Set the compression of weights that are declared from now on. Raises UserError."""
         try:
             codecs.make(parameters)
         except ValueError as error:
             raise UserError(f"gradient compression: {error}") from error
         if any(entry.is_weight for entry in self):
-            raise UserError("set_gradient_compression comes before init: keys are declared with their compression")
+            raise UserError("set_gradient_compression must come before init: init declares each key's compression")
         self._compression = dict(parameters)
 
     def declare(self, names: list[Key], arrays: list[Array], is_weight: bool) -> None:
-        """Announce to the servers what of these keys is new; the answers are still to come."""
+        """Declare those of these keys that are new to the servers. Does not wait for the answers."""
         fresh = [(name, array) for name, array in zip(names, arrays, strict=True) if name not in self]
         same = sum(entry.is_weight == is_weight for entry in self)
         first, loads = (same, self._loads) if is_weight else (FIRST_SUM + same, self._loads[:])
@@ -76,7 +76,7 @@ class Entries:
             self._declare_to(self.routes.host, new, lambda entry: entry.ways)
 
     def _declare_to(self, link: ServerLink, names: list[Key], ways: Callable[[Entry], list[Way]]) -> None:
-        """What of these keys travels by that link, when it goes these ways."""
+        """Declare on `link` the slices of these keys whose way uses it."""
         here = [
             declared(name, entry, [way.slice for way in ways(entry) if way.link is link])
             for name in names

@@ -1,4 +1,4 @@
-"""A worker's part in the job: joining, barriers, failure, and leaving in order. Nothing of keys and values."""
+"""A worker's membership in the job: joining, barriers, failure and leaving. It does not know keys and values."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from dmltrain.kvstore.worker.routes import Routes, Sharing
 
 
 class Membership:
-    """Registers with the scheduler, waits for the start, and connects: `start` is the scheduler's start message,
-    `routes` has the links. Raises JobLost or UserError."""
+    """Registers with the scheduler, waits for the start message (`start`), and connects to the servers (`routes`).
+    Raises JobLost or UserError."""
 
     def __init__(self, environment: Environment, sharing: Sharing, exit_seconds: float) -> None:
         self._environment = environment
@@ -33,7 +33,7 @@ class Membership:
 
     @property
     def failure(self) -> str:
-        """Why the job is lost; empty while it is not."""
+        """Why the job was lost; empty until then."""
         return self._control.failure
 
     def barrier(self) -> None:
@@ -42,7 +42,7 @@ class Membership:
         self._control.barrier(f"{self._barriers}")
 
     def watched(self, handle: Handle) -> Handle:
-        """The handle, which fails at once if the job is lost already."""
+        """The handle; it fails immediately if the job is already lost."""
         if self._control.failure:
             handle.fail(self._control.failure)
         return handle
@@ -54,14 +54,14 @@ class Membership:
                 self.watched(handle).wait()
 
     def abort(self, reason: str) -> None:
-        """This worker has failed: end the job for all processes."""
+        """Report that this worker has failed: ends the job for all processes."""
         if not self._closed:
             self._closed = True
             self._control.abort(reason)
             self._control.close()
 
     def lose(self, reason: str) -> None:
-        """End the job for all processes; this one too, even if its main thread waits. Called on another thread."""
+        """End the job for all processes, including this one if its main thread is waiting. Called on another thread."""
         self._control.abort(reason)
         self._control.fail(reason)
 
@@ -99,7 +99,7 @@ class Membership:
 
     def _at_exit(self) -> None:
         if os.getpid() != self._process:
-            return  # a forked child ends
+            return  # this is the exit of a forked child
         failed = getattr(sys, "last_type", None)  # set when an exception ends the program
         if failed is None:
             self.close()

@@ -1,5 +1,5 @@
-"""The frames that one call sends: those of all its keys, by server. One lock and one wake-up, or one system call,
-serves them all.
+"""The frames of one call, for all its keys, grouped by server. Each server's frames need one lock and one wake-up, or
+one system call.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dmltrain.kvstore.worker.server_link import ServerLink, WorkerSlice
 
 @dataclass(eq=False)
 class Outgoing:
-    """Frames for several servers, in order; with them goes what was read in the servers' memory."""
+    """Frames for several servers, in order, and the values in the servers' memory to release with them."""
 
     _frames: dict[ServerLink, list[Frame]] = field(default_factory=lambda: defaultdict(list))
     _read: dict[ServerLink, list[tuple[WorkerSlice, int]]] = field(default_factory=lambda: defaultdict(list))
@@ -23,11 +23,11 @@ class Outgoing:
         self._frames[server].append(frame)
 
     def add_read(self, server: ServerLink, read: tuple[WorkerSlice, int]) -> None:
-        """A slice's value at an offset of the server's memory is needed no more."""
+        """Release a slice's value at an offset of the server's memory."""
         self._read[server].append(read)
 
     def send(self, servers: Sequence[ServerLink]) -> None:
-        """Send what is for these, in their order."""
+        """Send the frames of these servers, in the order of `servers`."""
         for server in servers:
             frames = self._frames[server]
             if self._read[server]:

@@ -20,13 +20,15 @@ from dmltrain.kvstore.transport.wire import MAX_PROBE, Header, Kind
 from dmltrain.kvstore.worker.server_link import ServerLink
 
 SECONDS = 0.4
-WARM_UP = 0.1  # s; then as much comes back as is sent
+WARM_UP = 0.1  # s; then both directions carry the same bytes
 WINDOW = 8  # frames
-LEAST_BYTES = 1 << 15  # of a frame; a window of them takes 0.1 s at 20 Mbit/s
-FRAME_SECONDS = 0.005  # target duration of a frame on a link, as far as MAX_PROBE allows: a window is short compared
-#                        with SECONDS, so that as much comes back as is sent
+MIN_BYTES = 1 << 15  # of a frame; a window of them takes 0.1 s at 20 Mbit/s
+FRAME_SECONDS = (
+    0.005  # target duration of a frame on a link, within MAX_PROBE: a window is short compared with SECONDS,
+)
+#                        so that both directions carry the same bytes
 QUIET_SECONDS = 10.0  # time limit for the last frames to come back
-MEMORY_BYTES = 1 << 25  # copied at once; more than caches hold
+MEMORY_BYTES = 1 << 25  # of each copy; larger than caches
 COPIES = 5
 
 
@@ -35,11 +37,12 @@ class Flood:
 
     def __init__(self, server: ServerLink, payload: memoryview, clock: Callable[[], float] = time.perf_counter) -> None:
         self._server, self._payload, self._clock = server, payload, clock
-        self._left, self._bytes, self._before = WINDOW, 0, 0  # frames in flight at the end; bytes after, before WARM_UP
+        self._left = WINDOW  # frames in flight at the end
+        self._bytes, self._before = 0, 0  # bytes after and before WARM_UP
         self._start = clock()
         self._quiet = threading.Event()
         server.echoed = self._echoed
-        server.outbox.put_all([self._frame(LEAST_BYTES) for _ in range(WINDOW)])
+        server.outbox.put_all([self._frame(MIN_BYTES) for _ in range(WINDOW)])
 
     def rate(self) -> float:
         """Wait until the link is idle. Returns bytes/s in each direction; 0 if nothing came back."""
@@ -52,7 +55,7 @@ class Flood:
     def _fitting(self, passed: float) -> int:
         """Bytes of the next frame."""
         rate = (self._before + self._bytes) / passed if passed > WARM_UP / 2 else 0.0
-        return min(MAX_PROBE, max(LEAST_BYTES, int(rate * FRAME_SECONDS)))
+        return min(MAX_PROBE, max(MIN_BYTES, int(rate * FRAME_SECONDS)))
 
     def _echoed(self, size: int) -> None:
         """Called on the link's receiving thread."""

@@ -1,11 +1,11 @@
-"""One stream per host: sums the pushes of a host's workers in memory that they share, and sends the sum to the servers
-of other hosts on their behalf.
+"""The relay of a host: sums the pushes of the host's workers in shared memory and sends the sum to the servers on other
+hosts.
 
-Theory of operation. The relay lives in the process of the host's first worker. To its workers it is a server (a Service
-with a ServerCore of its own), reached through shared memory. When a round of a slice is complete it adds the pushes as
-a server would, pushes the sum upstream by a link of its own (role "relay": that push counts for all its workers), and
-lets the value that comes back land where the sum was: this is the round's value, read by the workers where it lies.
-Gradients are compressed once, on their way upstream, and the residual belongs to the host.
+Theory of operation. The relay runs in the process of the host's first worker. To its workers it is a server (a Service
+with its own ServerCore), reached through shared memory. When a round of a slice is complete, the relay adds the pushes
+as a server would, and pushes the sum upstream on its own link (role "relay": that push counts for all its workers). The
+value that comes back replaces the sum in shared memory, where the workers read it. Gradients are compressed once, on
+their way upstream, and the residual belongs to the host.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from dmltrain.kvstore.waiting import Trip
 from dmltrain.kvstore.worker.outgoing import Outgoing
 from dmltrain.kvstore.worker.server_link import Landing, ServerLink, WorkerSlice
 
-LEAVE_SECONDS = 0.05  # between two looks whether the workers have left
-LINGER_SECONDS = 2.0  # after a server's link broke, for the scheduler to report the lost process
+LEAVE_SECONDS = 0.05  # interval for checking whether the workers have left
+LINGER_SECONDS = 2.0  # after a server's link has ended, time for the scheduler to report the lost process
 
 
 class Relay:
-    """Serves the workers `ranks` through `listening`. `lost(reason)` is called when a link has ended, for its worker;
+    """Serves the workers `ranks` through `listening`. `lost(reason)` tells its own worker that a link has ended;
     `fail(reason)` ends the job."""
 
     def __init__(
@@ -60,11 +60,11 @@ class Relay:
         threading.Thread(target=self._watch, name="relay", daemon=True).start()
 
     def carry(self, slice_: WorkerSlice) -> None:
-        """From now on the workers push this slice here; this is how it travels upstream."""
+        """Serve this slice from now on; `slice_` describes it for the way upstream."""
         self._slices[slice_.range.key, slice_.range.index] = slice_
 
     def leave(self, over: threading.Event) -> None:
-        """Return when all workers have left and nothing is under way, or the job is `over`."""
+        """Return when all workers have left and no round is in progress, or when the job is `over`."""
         while not over.wait(LEAVE_SECONDS):
             with self._service.exclusive() as core:
                 if core.quiescent and core.workers.all_finished:
@@ -74,7 +74,8 @@ class Relay:
             link.link.cut()
 
     def lost(self, reason: str) -> None:
-        """A link to a server has ended. Its worker may have finished: those of its host have not, until all left."""
+        """A link to a server has ended. That is a failure until all workers of this host have left, even if the relay's
+        own worker has finished."""
         self._lost(reason)
         if not self._left.wait(LINGER_SECONDS):
             self._fail(reason)
@@ -85,7 +86,7 @@ class Relay:
                 self._fail(reason)
 
     def _forward(self, works: Sequence[Work]) -> None:
-        """The host's sums go upstream."""
+        """Send the host's sums upstream."""
         outgoing = Outgoing()
         for work in works:
             link = self.links[self._slices[work.id].range.server]
@@ -93,7 +94,7 @@ class Relay:
         outgoing.send(list(self.links.values()))
 
     def _push(self, work: Work, link: ServerLink) -> Frame:
-        """The value comes back to where the sum is."""
+        """The PUSH frame of a sum; its value will replace the sum in memory."""
         slice_, last = self._slices[work.id], work.pushes[-1]
         values = work.target.array
         now, asked = time.monotonic(), time.perf_counter()
@@ -103,12 +104,12 @@ class Relay:
         return link.push(slice_, values, last.clock, last.rate, work.slice.priority, Flag.PULL, ready)
 
     def _arrived(self, work: Work, summing: float, trip: Trip) -> None:
-        """Report seconds of adding, coding and the server's work as work; the rest is the wire."""
+        """Report the seconds of summing, coding and the server as work; the rest is the wire."""
         self._service.done(work, trip.waited, summing + trip.handled + trip.worked)
 
 
 class _Arrival(Handle):
-    """Calls `then` when the value is here, on the thread that has received it."""
+    """Calls `then` when the value has arrived, on the thread that received it."""
 
     def __init__(self, then: Callable[[Trip], None]) -> None:
         super().__init__(1, "a host's sum", 0.0)

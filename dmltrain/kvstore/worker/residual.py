@@ -1,5 +1,5 @@
-"""The workers' residuals of gradient compression as flat arrays for a checkpoint: one a worker, of all its slices in
-their order. Pure.
+"""The workers' residuals of gradient compression as flat arrays for a checkpoint: one for each worker, with all its
+slices in order. Pure.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dmltrain.kvstore.worker.server_link import WorkerSlice
 
 
 def slices_with_residual(entries: Iterable[Entry]) -> list[WorkerSlice]:
-    """Those whose pushes leave a residual."""
+    """The slices that have a residual."""
     return [slice_ for entry in entries for slice_ in entry.slices if slice_.residual is not None]
 
 
@@ -26,10 +26,11 @@ def gathered(slices: Sequence[WorkerSlice]) -> Array:
 def spread(
     slices: Sequence[WorkerSlice], workers: Sequence[Array], whose: Callable[[WorkerSlice], Iterable[int]]
 ) -> None:
-    """Give each slice the sum of the residuals of `whose` workers. Raises UserError when they are of another model."""
+    """Set the residual of each slice to the sum of the residuals of the workers `whose(slice)`. Raises UserError when
+    they belong to another model."""
     if {array.size for array in workers} != {sum(slice_.range.length for slice_ in slices)}:
         raise UserError(
-            "the residuals of gradient compression are of another model or compression: continue with the "
+            "the residuals of gradient compression belong to another model or another compression: continue with the "
             "same --network and --gc-type, or with --gc-type none"
         )
     start = 0

@@ -1,5 +1,5 @@
-"""A worker's links, and which of them carries what: one to each server, and one to the relay of its host (relay.py),
-which takes the weights' slices of servers on other hosts where several workers share this one.
+"""A worker's links and the slices that each carries. There is one link to each server, and, if several workers run on
+this host, one to its relay (relay.py), which carries weights for servers on other hosts.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ _FAILURES = (OSError, Closed, FrameError, ArenaError)
 
 
 class Way(NamedTuple):
-    """How a slice travels."""
+    """A slice, and the link that carries it."""
 
     link: ServerLink
     slice: WorkerSlice
 
 
 class Sharing:
-    """What a worker shares with others on its host, where it can: memory, and the unix socket to connect to."""
+    """What a worker shares with processes on its host, if possible: memory, and the unix socket to connect to."""
 
     def __init__(self, environment: Environment, sums: bool) -> None:
-        """`sums`: it takes part in sums of its host, if that is wanted. Raises UserError when memory must be had and
-        cannot."""
+        """`sums`: whether the kvstore can sum inside the host. Raises UserError if shared memory is required but not
+        available."""
         self.arena = _arena(environment.transport)
-        met = rendezvous.listen() if self.arena and sums and environment.host_sum != "off" else None
-        self.listening: socket.socket | None = met[0] if met else None
-        self.socket_name = met[1] if met else ""
+        listener = rendezvous.listen() if self.arena and sums and environment.host_sum != "off" else None
+        self.listening: socket.socket | None = listener[0] if listener else None
+        self.socket_name = listener[1] if listener else ""
 
 
 class Routes:
-    """`links` are those of this worker itself, in the order in which it sends; `all_links` has its relay's as well.
+    """`links` are those of the worker itself, in the order in which it sends; `all_links` includes those of its relay.
 
     `lost(reason)` is called when a link ends, `fail(reason)` to end the job.
     """
@@ -62,16 +62,16 @@ class Routes:
                 number: self._upstream(self.relay.lost, number, start.servers[number]) for number in self._far
             }
         self.host = self._join(start) if self._far else None
-        first = environment.index % len(self.servers)  # each worker begins at another server
+        first = environment.index % len(self.servers)  # each worker begins with a different server
         self.links = [*([self.host] if self.host else ()), *self.servers[first:], *self.servers[:first]]
         self.all_links = [*self.links, *(self.relay.links.values() if self.relay else ())]
 
     def summed(self, server: int) -> int:
-        """How many workers' pushes reach that server as one."""
+        """How many workers' pushes reach this server as one sum."""
         return len(self._ranks) if server in self._far else 1
 
     def keeps(self, server: int) -> host.Ranks:
-        """The workers whose pushes to that server this one encodes."""
+        """The workers whose pushes to this server are encoded by this process."""
         if server not in self._far:
             return (self._environment.index,)
         return self._ranks if self.relay else ()
@@ -80,7 +80,7 @@ class Routes:
         return [Way(self.servers[slice_.range.server], slice_) for slice_ in slices]
 
     def of_weight(self, slices: list[WorkerSlice]) -> list[Way]:
-        """How pushes of a weight, and what they become, travel."""
+        """How a weight's pushes and results travel."""
         return [self._way(slice_) for slice_ in slices]
 
     def _way(self, slice_: WorkerSlice) -> Way:
@@ -104,24 +104,24 @@ class Routes:
     def _connect(self, number: int, server: ServerAddress) -> ServerLink:
         name, caller = _name(number, server), self._caller("worker")
         try:
-            connection = self._meet(caller, server.socket_name, name) or link.connect(
+            connection = self._connect_shared(caller, server.socket_name, name) or link.connect(
                 (server.host, server.port), caller, timeout=10.0
             )
         except _FAILURES as error:
             raise JobLost(f"{name} cannot be reached: {error}") from error
         return ServerLink(name, self._environment.index, connection, self._lost, self._fail)
 
-    def _meet(self, caller: Caller, socket_name: str, name: str) -> Link | None:
-        """The link to a server on this host, through shared memory; None where it is not here or TCP is wanted."""
-        met, arena = None, self._sharing.arena
-        with contextlib.suppress(*_FAILURES):  # another user's server, say: TCP then
-            met = rendezvous.connect(socket_name, caller, arena) if arena and socket_name else None
-        if met is None and self._environment.transport == "shm":
+    def _connect_shared(self, caller: Caller, socket_name: str, name: str) -> Link | None:
+        """A link through shared memory; None if the server is on another host or TCP is to be used."""
+        connection, arena = None, self._sharing.arena
+        with contextlib.suppress(*_FAILURES):  # fall back to TCP, for example for another user's server
+            connection = rendezvous.connect(socket_name, caller, arena) if arena and socket_name else None
+        if connection is None and self._environment.transport == "shm":
             raise UserError(
                 f"--transport shm: {name} is not on this worker's host (or shares no memory); use "
-                "--transport auto, which takes TCP for servers on other hosts"
+                "--transport auto, which uses TCP for servers on other hosts"
             )
-        return met
+        return connection
 
     def _upstream(self, lost: Report, number: int, server: ServerAddress) -> ServerLink:
         """The relay's own link to a server."""
@@ -137,7 +137,7 @@ class Routes:
         """The link to the host's relay."""
         leader, own, arena = self._ranks[0], self._environment.index, self._sharing.arena
         assert arena is not None  # without one this worker has no unix socket, and no relay
-        connection, reason = None, "it cannot be reached"
+        connection, reason = None, "it is unreachable"
         try:
             connection = rendezvous.connect(start.workers[leader].socket_name, self._caller("worker"), arena)
         except _FAILURES as error:
@@ -148,7 +148,7 @@ class Routes:
                 f"({reason}): use --host-sum off, or --transport tcp"
             )
         return ServerLink(
-            f"worker {leader}, which sums for this host,", own, connection, self._lost, self._fail, beyond=True
+            f"worker {leader}, which sums for this host,", own, connection, self._lost, self._fail, to_relay=True
         )
 
     def _caller(self, role: str) -> Caller:
@@ -160,7 +160,7 @@ def _name(number: int, server: ServerAddress) -> str:
 
 
 def _arena(transport: str) -> Arena | None:
-    """Memory to share with processes of this host. Raises UserError when it must be had and cannot."""
+    """Memory to share with processes of this host. Raises UserError if it is required but not available."""
     try:
         return None if transport == "tcp" else Arena()
     except ArenaError as error:

@@ -1,8 +1,8 @@
 """A worker's link to one server: pushes and pulls of slices, requests, and a thread that receives the answers.
 
-Pushes and pulls of a slice are numbered by its clock; a value lands in the memory that its pull named. Answers to
-requests (not pulls) come in the order of the requests. Where server and worker are on one host, pushes and values lie
-in shared memory and only their offsets travel (rendezvous.py, shared_memory.py).
+Pushes and pulls of a slice are numbered by its clock; a value is received into the memory that its pull has named.
+Answers to requests (other than pulls) arrive in the order of the requests. If server and worker are on one host, pushes
+and values lie in shared memory and only their offsets are sent (rendezvous.py, shared_memory.py).
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ FIRST = 1 << 30
 
 @dataclass(eq=False)
 class WorkerSlice:
-    """One slice of a key on its worker."""
+    """One slice of a key on a worker."""
 
     range: Slice
     dtype: np.dtype[Any]
-    codec: Codec | None  # of what is pushed
-    result_codec: Codec | None  # of what is pulled
-    sending: Array | None = None  # where pushes are copied or encoded to, uint8
-    receiving: Array | None = None  # where encoded values arrive, uint8
+    codec: Codec | None  # of pushes
+    result_codec: Codec | None  # of pulled values
+    sending: Array | None = None  # pushes are copied or encoded into it, uint8
+    receiving: Array | None = None  # receives encoded values, uint8
     residual: Array | None = None  # of the encoded pushes, (length,) float32
-    loaned: int = 0  # the last clock at which `sending` was given to the server in shared memory,
-    returned: int = 0  # and the last whose value has arrived: the server no longer reads it
+    loaned: int = 0  # the last clock whose push lies in `sending` in shared memory, where the server reads it
+    returned: int = 0  # the last clock whose value has arrived: the server has finished reading `sending`
     nbytes: int = field(init=False)
     value_type: int = field(init=False)  # element type in headers of values that are not encoded
     push_bytes: int = field(init=False)
@@ -61,26 +61,26 @@ class WorkerSlice:
 
 @dataclass(eq=False, slots=True)
 class Landing:
-    """Where a pulled slice goes: into `target` (length,), or, with `keep`, read where the server wrote it."""
+    """The destination of a pulled slice: `target` (length,), or `keep` for a value that is read in place."""
 
     slice: WorkerSlice
     target: Array
     handle: Handle
-    keep: Callable[[WorkerSlice, Array, int], None] | None = None  # gets the value, read-only; release it later
-    asked: float = 0.0  # when it was pushed (or pulled, where each push is a step), time.perf_counter
-    handled: float = 0.0  # ServerLink's _handled then
+    keep: Callable[[WorkerSlice, Array, int], None] | None = None  # takes the read-only value, which it must release
+    asked: float = 0.0  # when it was pushed (or pulled, if each push is a step), time.perf_counter
+    handled: float = 0.0  # ServerLink._handled at the pull
 
 
 @dataclass
 class Traffic:
-    """What went each way, in bytes, and what the threads of a link did, in seconds."""
+    """Counters of a link: bytes in each direction, and seconds of its threads."""
 
     shared_sent: int = 0
     shared_received: int = 0
     staleness: float = 0.0
     values: int = 0
-    prepared: float = 0.0  # s, copying and encoding on the sending thread
-    landed: float = 0.0  # s, copying and decoding on the receiving thread
+    prepared: float = 0.0  # s of copying and encoding, sending thread
+    landed: float = 0.0  # s of copying and decoding, receiving thread
 
 
 @dataclass(eq=False)
@@ -92,9 +92,9 @@ class ServerLink:
     link: Link
     lost: Callable[[str], None]
     rejected: Callable[[str], None]
-    beyond: bool = False  # it leads to a relay: values come from other hosts
+    to_relay: bool = False  # the peer is a relay: values come from other hosts
     traffic: Traffic = field(default_factory=Traffic)
-    echoed: Callable[[int], None] | None = None  # gets the bytes of each PROBE that comes back
+    echoed: Callable[[int], None] | None = None  # called with the size of each PROBE that comes back
     outbox: Outbox = field(init=False)
     _pulls: dict[tuple[int, int, int], list[Landing]] = field(default_factory=dict)
     _requests: deque[tuple[Handle, list[bytearray]]] = field(default_factory=deque)
@@ -118,7 +118,7 @@ class ServerLink:
         offset: int | None = None,
     ) -> Frame:
         """The PUSH frame of one slice's gradient `data` (length,), which must not change until its value has arrived.
-        `ready`: when it was, time.perf_counter; `offset`: where it lies in this worker's arena, if the caller knows."""
+        `ready`: when the gradient was ready, time.perf_counter; `offset`: of `data` in the arena, if known."""
         arena = self.link.own_arena
         if arena is None or slice_.codec or not data.size:
             offset = None
@@ -146,7 +146,7 @@ class ServerLink:
     def _push_later(
         self, slice_: WorkerSlice, data: Array, clock: int, rate: float, priority: int, flags: int, ready: float
     ) -> Frame:
-        """The same for what has to be copied, encoded or sent: on the sending thread."""
+        """The frame of a gradient that the sending thread must copy, encode or send."""
 
         def header(flags: int = flags, offset: int = 0) -> bytes:
             return Header(
@@ -176,7 +176,7 @@ class ServerLink:
     def _prepared(
         self, slice_: WorkerSlice, data: Array, clock: int, header: Callable[..., bytes], flags: int
     ) -> tuple[bytes, memoryview | None]:
-        """On the sending thread: the push copied into shared memory, or encoded."""
+        """On the sending thread: copy the push into shared memory, or encode it."""
         since = time.perf_counter()
         arena = self.link.own_arena
         free = arena is None or slice_.loaned <= slice_.returned
@@ -201,7 +201,7 @@ class ServerLink:
             self.traffic.shared_sent += size
 
     def expect(self, landing: Landing, clock: int) -> None:
-        """The slice's value at `clock` goes there. Before the pull that asks for it."""
+        """Register the destination of the slice's value at `clock`. Call this before the pull."""
         where = landing.slice.range
         landing.handled = self._handled
         with self._lock:
@@ -215,7 +215,7 @@ class ServerLink:
         return Frame(header.pack(), None, priority)
 
     def release(self, read: Sequence[tuple[WorkerSlice, int]]) -> Frame:
-        """The RELEASE frame for values that have been read, by their offsets in the server's memory."""
+        """The RELEASE frame for values that have been read: slices and their offsets in the server's memory."""
         payload = wire.release((slice_.range.key, slice_.range.index, offset) for slice_, offset in read)
         return Frame(Header(Kind.RELEASE, len(payload), self.rank).pack() + payload, None, FIRST)
 
@@ -228,9 +228,9 @@ class ServerLink:
     def request(
         self, frame: bytes, seconds: float, answer: list[bytearray] | None = None, payload: memoryview | None = None
     ) -> Handle:
-        """A frame that the server answers with DONE, or with STATE, which goes to `answer`."""
+        """Send a frame that the server answers with DONE, or with STATE, which is appended to `answer`."""
         handle = Handle(1, f"request to {self.name}", seconds)
-        with self._lock:  # one order for both queues
+        with self._lock:  # so that both queues have the same order
             self._requests.append((handle, [] if answer is None else answer))
             self.outbox.put(frame, payload, LAST)
         return handle
@@ -242,7 +242,7 @@ class ServerLink:
     # -- receiving ------------------------------------------------------------------------------------------------
 
     def fail(self, reason: str) -> None:
-        """Fail all pulls and requests that wait, and cut the link."""
+        """Fail all pending pulls and requests, and cut the link."""
         with self._lock:
             for waiting in self._pulls.values():
                 for landing in waiting:
@@ -258,7 +258,7 @@ class ServerLink:
         except (Closed, OSError) as error:
             self.lost(f"{self.name} closed the connection: {error}")
         except Exception as error:  # after any error no thread may wait for this server
-            self.lost(f"{self.name} sent what was not asked for: {error!r}")
+            self.lost(f"{self.name} sent an unexpected frame: {error!r}")
 
     def _take(self, header: Header) -> None:
         if header.kind == Kind.VALUE:
@@ -296,7 +296,7 @@ class ServerLink:
                 header.waited,
                 header.worked,
                 self._handled - landing.handled,
-                bool(header.flags & Flag.SHARED) and not self.beyond,
+                bool(header.flags & Flag.SHARED) and not self.to_relay,
             )
         )
 
@@ -307,7 +307,7 @@ class ServerLink:
 
     def _read_shared(self, header: Header, landing: Landing, coded: bool) -> None:
         if self.link.peer_arena is None:
-            raise FrameError("a value in shared memory, but none is shared")
+            raise FrameError("a value in shared memory, but this link shares none")
         data = self.link.peer_arena.view(header.offset, header.length)
         if landing.keep and not coded:
             return landing.keep(landing.slice, data.view(landing.slice.dtype), header.offset)
@@ -350,7 +350,7 @@ class ServerLink:
 
 
 def _bounded(priority: int) -> int:
-    """A priority as the wire has it, in 32 bits."""
+    """A priority within the 32 bits of the header."""
     return max(-FIRST, min(FIRST, priority))
 
 

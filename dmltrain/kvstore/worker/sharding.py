@@ -1,7 +1,7 @@
-"""Where every key lives: keys -> slices of 256 KiB to 4 MiB -> servers. Pure; every worker computes the same plan.
+"""Sharding: keys -> slices of 256 KiB to 4 MiB -> servers. Pure; all workers compute the same plan.
 
-Slices are placed by bytes, never by hash: each goes to the server that holds the fewest bytes so far (lowest number on
-a tie), big ones first, so that no server carries more than one slice above its share.
+Slices are placed by size, not by hash: the largest first, each on the server with the fewest bytes so far (lowest
+number on a tie). So no server exceeds its share by more than one slice.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MOST_BYTES = 4 << 20  # of a slice
-LEAST_BYTES = 1 << 18  # where a key is split; slices are multiples of it, the size of compression's groups
-SHARES = 24  # slices that a server has at least, if it can: as much of its load is even, and overlaps
+MAX_BYTES = 4 << 20  # of a slice
+MIN_BYTES = 1 << 18  # of a slice of a key that is split; slices are multiples of it, and it of a codec's groups
+SLICES_PER_SERVER = 24  # at least, if the keys are large enough: for an even load, and so that transfers overlap
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Slice:
 def cut(
     sizes: Sequence[int], itemsizes: Sequence[int], loads: list[int], first_key: int = 0, slice_bytes: int | None = None
 ) -> list[list[Slice]]:
-    """Place keys of `sizes` elements of `itemsizes` bytes; returns each key's slices in order, of `slice_bytes` each
-    (default: see `slice_size`) but the last.
+    """Place keys of `sizes` elements of `itemsizes` bytes. Returns each key's slices in order, each of `slice_bytes`
+    (default: see `slice_size`) except the last.
 
-    `loads` has the bytes that each server holds already; it is brought up to date in place, so that keys declared later
-    fill the emptier servers.
+    `loads` has the bytes on each server so far. It is updated in place, so that keys declared later go to the servers
+    with fewer bytes.
     """
     if slice_bytes is None:
         slice_bytes = slice_size(sum(map(operator.mul, sizes, itemsizes)), len(loads))
@@ -54,9 +54,9 @@ def cut(
 
 
 def slice_size(total: int, servers: int) -> int:
-    """Bytes of the slices of keys that are `total` bytes together."""
-    wanted = -(-total // (SHARES * servers * LEAST_BYTES)) * LEAST_BYTES
-    return min(MOST_BYTES, max(LEAST_BYTES, wanted))
+    """Bytes of a slice, for keys with `total` bytes in all."""
+    wanted = -(-total // (SLICES_PER_SERVER * servers * MIN_BYTES)) * MIN_BYTES
+    return min(MAX_BYTES, max(MIN_BYTES, wanted))
 
 
 def _elements(itemsize: int, slice_bytes: int) -> int:

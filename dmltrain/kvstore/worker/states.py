@@ -1,4 +1,4 @@
-"""What a checkpoint holds of the kvstore: the servers' states and the residuals of gradient compression."""
+"""The kvstore's part of a checkpoint: the servers' states and the residuals of gradient compression."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dmltrain.kvstore.worker.keys import Entries
 from dmltrain.kvstore.worker.membership import Membership
 from dmltrain.kvstore.worker.server_link import ServerLink, WorkerSlice
 
-SumUp = Callable[[str, Array], None]  # replaces an array by the sum of all workers'
+SumUp = Callable[[str, Array], None]  # replaces an array by the sum of all workers' arrays
 
 
 class States:
-    """All workers call `residuals`, `load_residuals` and `load_servers` alike."""
+    """Every worker must call `residuals`, `load_residuals` and `load_servers`."""
 
     def __init__(
         self, member: Membership, entries: Entries, sum_up: SumUp, rank: int, num_workers: int, seconds: float
@@ -40,31 +40,31 @@ class States:
     def load_servers(self, states: Sequence[bytes]) -> None:
         if len(states) != len(self._servers):
             raise UserError(
-                f"the optimizer's state is of a job with {len(states)} servers, this one has "
+                f"the optimizer's state was saved by a job with {len(states)} servers, this one has "
                 f"{len(self._servers)}: continue with -s {len(states)}"
             )
-        self._member.barrier()  # or a slower worker's pull of the first weights would get what is loaded here
+        self._member.barrier()  # before it, a slower worker may still have to pull the initial weights
         if self._rank == 0:
             for server, state in zip(self._servers, states, strict=True):
                 self._request(server, Header(Kind.STATE, len(state)).pack() + state).wait()
         self._member.barrier()
         for entry in self._entries:
-            entry.given = True
+            entry.unpushed = True
 
     def set_optimizer(self, frame: bytes) -> None:
-        """Worker 0 gives all servers this OPTIMIZER frame."""
+        """Worker 0 sends all servers this OPTIMIZER frame."""
         if self._rank == 0:
             for handle in [self._request(server, frame) for server in self._servers]:
                 handle.wait()
 
     def residuals(self, of_servers: bool) -> dict[str, Array]:
-        """On worker 0, by owner; `of_servers`: theirs as well."""
+        """On worker 0, by owner; with `of_servers` including those of the servers."""
         slices = residual.slices_with_residual(self._entries)
         if not slices:
             return {}
         own = residual.gathered(slices)
         found = {}
-        for worker in range(self._num_workers):  # one after the other: on the way there is memory for one
+        for worker in range(self._num_workers):  # one at a time: each sum uses the memory of one
             values = own.copy() if worker == self._rank else np.zeros_like(own)
             self._sum_up("residuals", values)
             if self._rank == 0:
@@ -85,7 +85,7 @@ class States:
             self.load_servers([array.tobytes() for array in servers])
 
     def _owned(self, slice_: WorkerSlice, workers: int) -> Iterable[int]:
-        """Whose residuals of a slice, of that many workers, are this one's from now on."""
+        """Which of the saved `workers` this worker takes over the residuals of a slice from."""
         if workers == self._num_workers:
             return self._member.routes.keeps(slice_.range.server)
         return range(workers) if self._rank == 0 else ()

@@ -1,5 +1,5 @@
-"""The distributed kvstores as a program sees them. membership.py has the worker's part in the job, transfers.py pushes
-and pulls, states.py what checkpoints hold, bound.py the limits of network and memory.
+"""The interface of the distributed kvstores. membership.py has the worker's membership in the job, transfers.py pushes
+and pulls, states.py the contents of checkpoints, bound.py the limits of network and memory.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from dmltrain.kvstore.worker.transfers import Transfers
 
 
 class DistKVStore(KVStore):
-    """All distributed types. `staleness`: their bound, in clocks; see dmltrain.kvstore.create."""
+    """All distributed types. `staleness`: the bound, in clocks; see dmltrain.kvstore.create."""
 
-    present = False  # one for each process: a process has one rank
+    present = False  # at most one in a process, because a process has one rank
 
     def __init__(
         self, kind: str, staleness: float, environment: Environment, exit_seconds: float = EXIT_SECONDS
@@ -154,7 +154,7 @@ class DistKVStore(KVStore):
         self._member.abort(reason)
 
     def lose(self, reason: str) -> None:
-        """End the job for all processes; this one too, even if its main thread waits. Called on another thread."""
+        """End the job for all processes, including this one if its main thread is waiting. Called on another thread."""
         self._member.lose(reason)
 
     def close(self) -> None:
@@ -162,6 +162,6 @@ class DistKVStore(KVStore):
 
 
 def check_optimizer(store: KVStore, is_set: bool) -> None:
-    """Raises UserError where a push needs an optimizer on the servers and there is none."""
+    """Raises UserError if a push needs an optimizer on the servers and there is none."""
     if store.kvstore_type.needs_server_optimizer and not is_set:
-        raise UserError(f"kvstore {store.type} makes the optimizer's step on the servers: call set_optimizer first")
+        raise UserError(f"kvstore {store.type} runs the optimizer on the servers: call set_optimizer first")

@@ -1,4 +1,4 @@
-"""Pushes and pulls of keys: their frames and servers, the memory for their values, and the training thread's waits.
+"""Pushes and pulls of keys: frames, servers, memory for the values, and the training thread's waits.
 
 Pushes and pulls of a key are numbered by its clock. routes.py has the links, server_link.py moves the slices.
 """
@@ -48,7 +48,7 @@ class Transfers:
         handle, outgoing = self._handle(keys), Outgoing()
         for name, target in zip(keys, targets, strict=True):
             entry = self._entries.find(name)
-            ways = self._routes.direct(entry.slices) if entry.given else entry.ways
+            ways = self._routes.direct(entry.slices) if entry.unpushed else entry.ways
             self._expect(name, entry, ways, target, handle, entry.clock)
             for link, slice_ in ways:
                 outgoing.add(link, link.pull(slice_, entry.clock, min(priority, entry.priority)))
@@ -98,7 +98,7 @@ class Transfers:
         self.waits += split(trip, since, until)
 
     def _began(self, entry: Entry) -> float:
-        """When the trip of a key's next values began: with its push, or with the pull where that waits for no round."""
+        """When the trip of a key's next values began: with its push, or with its pull if that waits for no round."""
         return entry.pushed if self._synchronous or not entry.is_weight else time.perf_counter()
 
     def _push(
@@ -112,15 +112,15 @@ class Transfers:
         target: Any = None,
         handle: Handle | None = None,
     ) -> None:
-        """Add the pushes of all slices to `outgoing`; with `handle` their values go into `target` as well."""
-        own = item is entry.buffer  # its size and offset are known
+        """Add the pushes of all slices to `outgoing`; with `handle` also receive their values into `target`."""
+        own = item is entry.buffer  # then size and offset are known
         array: Array = item if own else summed(item)
         if not own:
             _check_size(name, entry, array)
         entry.pushed = time.perf_counter()
         if handle:
             self._expect(name, entry, entry.ways, target, handle, entry.clock + 1)
-        entry.clock, entry.priority, entry.given = entry.clock + 1, priority, False
+        entry.clock, entry.priority, entry.unpushed = entry.clock + 1, priority, False
         kept, entry.kept = entry.kept, []
         for (link, slice_), offset in kept:
             outgoing.add_read(link, (slice_, offset))
@@ -134,13 +134,13 @@ class Transfers:
             )
 
     def _expect(self, name: Key, entry: Entry, ways: list[Way], target: Any, handle: Handle, clock: int) -> None:
-        """The key's values at `clock` go to `target`."""
+        """Receive the key's values at `clock` into `target`."""
         if target is READ:
             return self._expect_reading(entry, ways, handle, clock)
         targets = list(target) if isinstance(target, (list, tuple)) else [target]
         arrays = [as_array(item) for item in targets]
         if any(getattr(getattr(item, "device", None), "type", "cpu") != "cpu" for item in targets):
-            raise UserError(f"kvstore: pull of key {name!r} needs memory of the CPU; copy to the device afterwards")
+            raise UserError(f"kvstore: pull of key {name!r} needs CPU memory; copy to the device afterwards")
         for array in arrays:
             _check_size(name, entry, array)
         first = arrays[0]
@@ -152,7 +152,7 @@ class Transfers:
             link.expect(Landing(slice_, cut(landing, slice_), handle, asked=asked), clock)
 
     def _expect_reading(self, entry: Entry, ways: list[Way], handle: Handle, clock: int) -> None:
-        """Values are read where the server wrote them, where they lie side by side."""
+        """Read the key's values in place where possible: see entry.joined."""
         if entry.landing is None:
             entry.landing = np.empty(entry.size, entry.dtype)
         reading = Reading(entry, ways, handle, len(handle.values), [None] * len(ways))
