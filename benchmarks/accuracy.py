@@ -1,12 +1,12 @@
-"""What gradient compression costs in accuracy: the same training with every `--gc-type`, several seeds.
+"""The effect of gradient compression on accuracy: the same training with each `--gc-type` and several seeds.
 
     python benchmarks/accuracy.py --data-dir FOLDER_OF_CIFAR10 --log-dir DIR [--gc-type none,bf16,int8,2bit]
         [--seeds 1,2] [--epochs 4] [--format table|json]
 
 ResNet-20 on CIFAR-10 (He et al. 2015, arXiv:1512.03385, section 4.2), dist_sync, 2 workers of 64 images a batch, 2
 servers; the learning rate, 0.1, is divided by 10 for the last epoch. Figures are validation accuracies after each
-epoch, in percent, means over the seeds; `to none` is the difference at the end, in points; `MB` is what a worker sends
-in an epoch. A run whose logs are in `--log-dir` and complete is not made again.
+epoch, in percent, means over the seeds; `to none` is the final difference in percentage points; `MB` is the data that a
+worker sends in an epoch. Runs with complete logs in `--log-dir` are not repeated.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ PROGRAM = "--network resnet --num-layers 20 --image-shape 3,32,32 --kv-store dis
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data-dir", help="CIFAR-10's folder; synthetic images of the same shape without it")
-    parser.add_argument("--log-dir", required=True, help="where the logs are kept, a folder for each run")
+    parser.add_argument("--data-dir", help="CIFAR-10's folder (default: synthetic images of the same shape)")
+    parser.add_argument("--log-dir", required=True, help="folder for the logs, with a folder for each run")
     parser.add_argument("--gc-type", default="none,bf16,int8,2bit", help="comma-separated (default %(default)s)")
     parser.add_argument("--seeds", default="1,2", help="comma-separated (default %(default)s)")
     parser.add_argument("--epochs", type=int, default=4)
@@ -40,9 +40,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     arguments.gc_type, arguments.seeds = arguments.gc_type.split(","), arguments.seeds.split(",")
     for name in arguments.gc_type:
         if name not in ("none", *TYPES):
-            parser.error(f"--gc-type {name!r}: choose of none, {', '.join(TYPES)}")
+            parser.error(f"--gc-type {name!r}: choose one of none, {', '.join(TYPES)}")
     if not all(seed.isdigit() for seed in arguments.seeds) or arguments.epochs < 1 or arguments.num_examples < 128:
-        parser.error("--seeds are whole numbers, --epochs is at least 1, --num-examples at least 128")
+        parser.error("--seeds must be whole numbers, --epochs at least 1, --num-examples at least 128")
     return arguments
 
 
@@ -83,7 +83,7 @@ def train(codec: str, seed: str, options: argparse.Namespace, folder: Path) -> N
 
 
 def curve(codec: str, seed: str, options: argparse.Namespace) -> list[dict]:
-    """The epochs of one run, which is made where its logs are not there."""
+    """The epochs of one run; runs the training if its logs are missing or incomplete."""
     folder = Path(options.log_dir).resolve() / f"{codec}-seed{seed}"
     if not folder.exists() or len(epochs_of(folder, "mean")) < options.epochs:
         train(codec, seed, options, folder)
@@ -93,7 +93,8 @@ def curve(codec: str, seed: str, options: argparse.Namespace) -> list[dict]:
 
 
 def summary(runs: dict[str, list[list[dict]]]) -> dict[str, dict]:
-    """For each codec: accuracies by epoch (means over seeds), each seed's last, MB sent an epoch by a worker."""
+    """For each codec: accuracies by epoch (means over seeds), final accuracy of each seed, MB sent by a worker in an
+    epoch."""
     return {
         codec: {
             "accuracies": [
@@ -127,7 +128,7 @@ def table(results: dict[str, dict]) -> str:
 def main(argv: list[str] | None = None) -> None:
     options = parse(argv)
     runs: dict[str, list[list[dict]]] = {codec: [] for codec in options.gc_type}
-    for seed in options.seeds:  # one seed of all first: a table whenever it is stopped
+    for seed in options.seeds:  # all codecs with the first seed first
         for codec in options.gc_type:
             runs[codec].append(curve(codec, seed, options))
     results = summary(runs)

@@ -1,10 +1,10 @@
-"""The two backends side by side: the same network, batch, data order, first weights and machine.
+"""The two backends compared: the same network, batch, data order, initial weights and machine.
 
     python benchmarks/backends.py --data-dir FOLDER_OF_CIFAR10 [--epochs 2] [--turns 2] [--format json] [--log-dir DIR]
 
-Every case is trained by dmltrain-launch with `--backend torch` and `--backend mxnet` in turns (A B, B A, ...); the
-table has medians over the turns of images/s (all workers), seconds an epoch, the peak memory of a worker, and the
-validation accuracy after the last epoch. The learning rate is divided by 10 for the last epoch.
+dmltrain-launch trains each case with `--backend torch` and `--backend mxnet` in turns (A B, B A, ...). The table has
+medians over the turns: images/s of all workers, seconds per epoch, peak memory of a worker, and validation accuracy
+after the last epoch. The learning rate is divided by 10 for the last epoch.
 """
 
 import argparse
@@ -41,11 +41,11 @@ CASES = {  # name -> workers, servers, training images, options of examples/trai
 
 @dataclass(frozen=True)
 class Outcome:
-    """One training run. Speed and memory of the run's epochs after the first, which warms up, if there are several."""
+    """One training run. If it has several epochs, speed and time do not include the first, which warms up."""
 
     images_per_second: float  # of all workers
     epoch_seconds: float
-    memory: float  # MiB, most of one worker
+    memory: float  # MiB, maximum over the workers
     accuracy: float  # after the last epoch
 
 
@@ -89,7 +89,7 @@ def train(case: str, backend: str, options: argparse.Namespace, folder: Path) ->
 
 
 def outcome(folder: Path) -> Outcome:
-    """From the logs, as dmltrain-parse reads them."""
+    """The outcome of a run, from its logs as dmltrain-parse reads them."""
     means, most = epochs_of(folder, "mean"), epochs_of(folder, "max")
     workers = len(list(folder.glob("worker-*.log")))
     warm = slice(1, None) if len(means) > 1 else slice(None)
@@ -102,7 +102,7 @@ def outcome(folder: Path) -> Outcome:
 
 
 def epochs_of(folder: Path, aggregate: str) -> list[dict]:
-    """A run's epochs, of its workers together."""
+    """A run's epochs, aggregated over its workers."""
     words = [str(folder), "--format", "json", "--aggregate", aggregate]
     done = subprocess.run(
         [sys.executable, "-m", "dmltrain.report.cli", *words],
@@ -126,7 +126,7 @@ def measure(case: str, options: argparse.Namespace, folder: Path) -> dict[str, l
 
 def table(results: dict[str, dict[str, list[Outcome]]]) -> str:
     lines = [
-        "| | backend | images/s | seconds an epoch | memory of a worker, MiB | accuracy |",
+        "| | backend | images/s | seconds per epoch | memory of a worker, MiB | accuracy |",
         "| --- | --- | ---: | ---: | ---: | ---: |",
     ]
     for case, found in results.items():
@@ -140,8 +140,8 @@ def table(results: dict[str, dict[str, list[Outcome]]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", help="CIFAR-10's folder; synthetic images of the same shape without it")
-    parser.add_argument("--num-examples", type=int, help="for all cases; each has its own number without it")
+    parser.add_argument("--data-dir", help="CIFAR-10's folder (default: synthetic images of the same shape)")
+    parser.add_argument("--num-examples", type=int, help="training images of all cases (default: each case's own)")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--turns", type=int, default=1, help="runs of each backend")
     parser.add_argument("--cases", nargs="+", choices=sorted(CASES), default=list(CASES), metavar="CASE")

@@ -1,8 +1,8 @@
-"""How fast output streams from an agent to the launcher: the pipe of this machine, paramiko, the system's ssh.
+"""Rate at which output streams from an agent to the launcher, through a local pipe, paramiko and the system's ssh.
 
     python benchmarks/channels.py [megabytes]
 
-A real sshd on loopback; the agent, sshd and the launcher share this machine's cores. Prints a table in Markdown.
+It runs a real sshd on loopback; agent, sshd and launcher share this machine's cores. Prints a table in Markdown.
 """
 
 from __future__ import annotations
@@ -31,34 +31,35 @@ SILENCE = 30.0  # s
 
 
 def measure(channel: Channel, megabytes: int) -> tuple[float, float, float]:
-    """(MB/s from a process to here, MB/s from here to the agent, CPU seconds of this process per GB received)."""
-    heard = channels.frames(channel, SILENCE)
+    """(MB/s from a process to the launcher, MB/s from the launcher to the agent, the launcher's CPU seconds per GB
+    received)."""
+    received_frames = channels.frames(channel, SILENCE)
     mark = f"benchmark-{os.getpid()}"
     channel.write(encode_command(commands.Job(mark, "here", grace=1, silence=SILENCE, key="00")))
-    _until(heard, Ready)
+    _until(received_frames, Ready)
     argv = ["head", "-c", str(megabytes * MEGABYTE), "/dev/zero"]
     task = commands.Spawn(0, tuple(argv), {}, "/")
     began, cpu = time.perf_counter(), time.process_time()
     channel.write(encode_command(commands.Start((), (task,))))
-    received = _until(heard, Exited)
+    received = _until(received_frames, Exited)
     seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
     assert received == megabytes * MEGABYTE
     up = min(megabytes, 100)
     began = time.perf_counter()
     for _ in range(up):
-        channel.write(b'{"do": "beat"}'.ljust(MEGABYTE) + b"\n")  # white space means nothing in JSON
-        _until(heard, Alive)
+        channel.write(b'{"do": "beat"}'.ljust(MEGABYTE) + b"\n")  # JSON ignores the white space
+        _until(received_frames, Alive)
     upwards = up / (time.perf_counter() - began)
     channel.write(encode_command(commands.Stop(1)))
-    _until(heard, Ended)
+    _until(received_frames, Ended)
     channel.close()
     return megabytes / seconds, upwards, cpu / megabytes * 1000
 
 
-def _until(heard: Iterator[tuple[int, int, bytes]], event: type[Event]) -> int:
-    """Read up to an event; the bytes of output before it."""
+def _until(frames: Iterator[tuple[int, int, bytes]], event: type[Event]) -> int:
+    """Read up to an event; returns the bytes of output before it."""
     received = 0
-    for kind, _, payload in heard:
+    for kind, _, payload in frames:
         if kind == OUTPUT:
             received += len(payload)
         elif isinstance(decode_event(payload, "here"), event):

@@ -1,8 +1,9 @@
-"""How fast one thread encodes, decodes and adds gradients: GB of float32 a CPU second for each type, beside memcpy.
+"""Speed of gradient compression on one thread: GB of float32 encoded, decoded and added per CPU second, and memcpy.
 
-The array is many times the caches; its values are normal, of deviation 0.001, and the residual is that of a fifth step.
-All types have their default parameters. Calls are interleaved, a figure is the median. CPU seconds of the thread, so
-that other programs' turns are not counted; cores that work at once share the memory, which `--processes 2` shows.
+The array is much larger than the caches. Its values are normally distributed with standard deviation 0.001, and the
+residual is that of the fifth step. All types have their default parameters. Calls are interleaved; a figure is the
+median. CPU seconds of the thread exclude other programs. Cores that are busy at the same time share the memory's
+bandwidth: `--processes 2` shows the effect.
 
     python benchmarks/codecs.py [--megabytes 25] [--repeats 7] [--processes 1] [--format table|json]
 """
@@ -29,7 +30,7 @@ STEPS = 5  # before the measurement
 
 
 def calls(length: int) -> dict[str, dict[str, Callable[[], object]]]:
-    """What is timed: {row: {column: call}}."""
+    """The timed calls: {row: {column: call}}."""
     source = (np.random.default_rng(0).standard_normal(length) * DEVIATION).astype(np.float32)
     out = np.zeros_like(source)
     found = {"memcpy": {"decode": lambda: np.copyto(out, source), "add": lambda: np.add(out, source, out=out)}}
@@ -48,7 +49,7 @@ def calls(length: int) -> dict[str, dict[str, Callable[[], object]]]:
 
 
 def measure(length: int, repeats: int, barrier: Barrier | None = None) -> dict[str, dict[str, float]]:
-    """GB/s of `length` float32, as {row: {column: median}}; with a barrier all processes begin each call at once."""
+    """GB/s for `length` float32, as {row: {column: median}}; with a barrier all processes begin each call together."""
     rows = calls(length)
     seconds = {(row, column): [] for row, columns in rows.items() for column in columns}
     for turn in range(repeats + 1):
@@ -66,7 +67,7 @@ def measure(length: int, repeats: int, barrier: Barrier | None = None) -> dict[s
 
 
 def measure_in(processes: int, length: int, repeats: int) -> dict[str, dict[str, float]]:
-    """The least of what each of the processes reached, all at work at once."""
+    """The speed of the slowest of several processes that measure at the same time."""
     if processes == 1:
         return measure(length, repeats)
     context = get_context("spawn")
@@ -77,7 +78,7 @@ def measure_in(processes: int, length: int, repeats: int) -> dict[str, dict[str,
 
 
 def report(arguments: argparse.Namespace) -> dict:
-    """All figures and what they were taken of, as JSON values."""
+    """All figures and the conditions of the measurement, as JSON values."""
     length = int(arguments.megabytes * 1e6 / 4)
     figures = measure_in(arguments.processes, length, arguments.repeats)
     share = {kind["type"]: codec.make(kind).nbytes(length) / (4 * length) for kind in TYPES}
@@ -99,7 +100,7 @@ def table(result: dict) -> str:
     lines = [
         f"{about['processor']}, {about['cores']} cores, numpy {result['versions']['numpy']}; "
         f"{result['bytes'] / 1e6:g} MB of float32, {result['processes']} process(es); "
-        "GB of float32 a CPU second",
+        "GB of float32 per CPU second",
         "",
         f"{'':8}{'bytes':>8}{'encode':>8}{'decode':>8}{'add':>8}",
     ]
@@ -120,7 +121,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--format", choices=["table", "json"], default="table")
     arguments = parser.parse_args(argv)
     if not arguments.megabytes > 0 or min(arguments.repeats, arguments.processes) < 1:
-        parser.error("--megabytes is more than 0, --repeats and --processes are at least 1")
+        parser.error("--megabytes must be more than 0, --repeats and --processes at least 1")
     result = report(arguments)
     show(result, arguments.format, table)
 

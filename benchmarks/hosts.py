@@ -1,20 +1,20 @@
-"""Five hosts joined by shaped links: a step of dmltrain's parameter server against what the network allows at best.
+"""Five hosts with shaped links: time of a step through dmltrain's parameter server, against the network's lower bound.
 
     sudo .venv/bin/python benchmarks/hosts.py [--rate 1gbit] [--gc-type none,bf16,int8,2bit] [--format json]
 
-A test bed of network namespaces (docs/testbed.md) with one worker and one server on each of n hosts. In a step every
-worker pushes all keys and pulls their sums (100 arrays, V bytes of float32, with the proportions of ResNet-50's). Each
-host's link then carries at least 2(n-1)V/n bytes each way, so a step takes 2(n-1)V/(nB): the bound. B is the goodput
+A test bed of network namespaces (docs/testbed.md) has one worker and one server on each of n hosts. In a step every
+worker pushes all keys and pulls their sums (100 arrays, V bytes of float32, in ResNet-50's proportions). Each host's
+link then carries at least 2(n-1)V/n bytes each way, so a step takes at least 2(n-1)V/(nB): the bound. B is the goodput
 that iperf3 measures in the same run with both directions of all links busy: each host sends to the next and receives
-from the one before. With several workers on each host (--workers-per-host) the bound is that of one stream per host;
---host-sum off makes each of them send for itself. MXNet 1.9.1's dist_sync runs beside it where it is installed.
+from the previous. With several workers on each host (--workers-per-host) the bound is that of one stream per host;
+with --host-sum off each worker sends its own gradients. MXNet 1.9.1's dist_sync is measured, too, if it is installed.
 
-All systems' processes are started once and stay, blocked in their sockets, while the others have their turn; turns are
-interleaved A B A B, figures are medians over turns and ratios medians over pairs of turns. All workers begin a step at
-the same moment, and its time is the slowest one's. Each result is checked, untimed (lossy.py says how for
-codecs that lose). All hosts share this machine's cores: `cores` are those that a system's processes took in a step,
-`others` those that the rest of the machine took in turn, `idle` those that the system took out of turn; the last two
-should be near 0.
+The processes of all systems run the whole time; while it is another system's turn, they wait. Turns are interleaved
+A B A B; figures are medians over turns, ratios medians over pairs of turns. All workers begin a step at the same time,
+and a step's time is that of the slowest. Each result is checked, untimed (for lossy codecs see contest/lossy.py). All
+hosts share this machine's cores: `cores` is the number that a system's processes use in a step, `others` the number
+that the rest of the machine uses during the system's turns, `idle` the number that the system uses outside its turns;
+the last two should be near 0.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MXNET = Contest("mxnet", "sum", "MXNet dist_sync", "with_mxnet.py", launcher_thr
 
 @dataclass
 class Run:
-    """What the turns have brought so far."""
+    """Results of the turns so far."""
 
     teams: list[Team]
     traffic: list[list[Traffic]] = field(default_factory=list)  # of each team, of each turn
@@ -55,20 +55,25 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--host-sum",
         default="auto",
-        help="comma-separated, of auto,off; each is a contestant of dmltrain's (default %(default)s)",
+        help="comma-separated: auto, off; each is measured (default %(default)s)",
     )
     parser.add_argument("--rate", default="1gbit", help="of each host's link, each way (default %(default)s)")
     parser.add_argument("--megabytes", type=float, default=25.0, help=f"of the {KEYS} keys (default %(default)s)")
     parser.add_argument(
         "--gc-type",
         default="none",
-        help=f"comma-separated, of none,{','.join(TYPES)}; each is a contestant (default %(default)s)",
+        help=f"comma-separated: none, {', '.join(TYPES)}; each is measured (default %(default)s)",
     )
-    parser.add_argument("--systems", default="mxnet,dmltrain", help="comma-separated, of %(default)s")
-    parser.add_argument("--repeats", type=int, default=5, help="turns of each contestant (default %(default)s)")
+    parser.add_argument("--systems", default="mxnet,dmltrain", help="comma-separated (default %(default)s)")
+    parser.add_argument("--repeats", type=int, default=5, help="turns of each contest (default %(default)s)")
     parser.add_argument("--steps", type=int, default=5, help="timed steps of a turn (default %(default)s)")
     parser.add_argument("--warm-up", type=int, default=1, help="untimed steps before them (default %(default)s)")
-    parser.add_argument("--iperf-seconds", type=float, default=2.0, help="for the goodput, each turn")
+    parser.add_argument(
+        "--iperf-seconds",
+        type=float,
+        default=2.0,
+        help="time to measure the goodput in each turn (default %(default)s)",
+    )
     arguments = parser.parse_args(argv)
     arguments.gc_type, arguments.systems = arguments.gc_type.split(","), arguments.systems.split(",")
     arguments.host_sum = arguments.host_sum.split(",")
@@ -77,7 +82,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    """End with a usage error unless the arguments make sense."""
+    """End with a usage error if an argument is invalid."""
     for option, names, valid in (
         ("--gc-type", arguments.gc_type, ["none", *TYPES]),
         ("--host-sum", arguments.host_sum, ["auto", "off"]),
@@ -85,17 +90,17 @@ def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Non
     ):
         for name in names:
             if name not in valid:
-                parser.error(f"{option} {name!r}: choose of {', '.join(valid)}")
+                parser.error(f"{option} {name!r}: choose one of {', '.join(valid)}")
     if min(arguments.repeats, arguments.steps, arguments.workers_per_host) < 1 or arguments.warm_up < 0:
-        parser.error("--repeats, --steps and --workers-per-host are at least 1, --warm-up at least 0")
+        parser.error("--repeats, --steps and --workers-per-host must be at least 1, --warm-up at least 0")
     if not 2 <= arguments.hosts <= 250:
-        parser.error("--hosts is 2 to 250")
+        parser.error("--hosts must be 2 to 250")
     if not arguments.megabytes > 0 or not arguments.iperf_seconds >= 1:
-        parser.error("--megabytes is more than 0, --iperf-seconds at least 1")
+        parser.error("--megabytes must be more than 0, --iperf-seconds at least 1")
 
 
 def contests_of(arguments: argparse.Namespace) -> list[Contest]:
-    """In the order of their turns."""
+    """The contests, in the order of their turns."""
     ours = [
         Contest(
             "dmltrain",
@@ -112,14 +117,14 @@ def contests_of(arguments: argparse.Namespace) -> list[Contest]:
 
 
 def label(codec: str, host_sum: str) -> str:
-    """dmltrain's, in the table."""
+    """The name of a contest of dmltrain's in the table."""
     words = ["dmltrain dist_sync", codec if codec != "none" else "", "each sends" if host_sum == "off" else ""]
     return ", ".join(filter(None, words))
 
 
 @contextmanager
 def teams_of(arguments: argparse.Namespace, bed: Bed, folder: Path) -> Iterator[list[Team]]:
-    """The started teams of all contestants; ends them, whatever happens."""
+    """The started teams of all contests; they are ended in any case."""
     teams: list[Team] = []
     with ExitStack() as stack:
         for number, contest in enumerate(contests_of(arguments)):
@@ -136,7 +141,7 @@ def teams_of(arguments: argparse.Namespace, bed: Bed, folder: Path) -> Iterator[
 
 
 def measure(arguments: argparse.Namespace, bed: Bed, folder: Path) -> Run:
-    """Give iperf3 and all teams their turns."""
+    """Measure the goodput and all teams in turns."""
     with teams_of(arguments, bed, folder) as teams:
         run = Run(teams, [[] for _ in teams])
         for repeat in range(arguments.repeats):
@@ -150,20 +155,20 @@ def measure(arguments: argparse.Namespace, bed: Bed, folder: Path) -> Run:
 
 
 def choose_systems(arguments: argparse.Namespace) -> dict[str, str | None]:
-    """The systems' versions; leaves out what is not installed, and says so."""
+    """The systems' versions; prints and removes those that are not installed."""
     versions = {"mxnet": installed("mxnet"), "dmltrain": installed("dmltrain")}
     if "mxnet" in arguments.systems and versions["mxnet"] is None:
-        print("hosts.py: mxnet is left out: it is not installed", file=sys.stderr)
+        print("hosts.py: skipping mxnet: it is not installed", file=sys.stderr)
         arguments.systems.remove("mxnet")
     return versions
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the benchmark and print it; 1 if a system failed, or there can be no test bed."""
+    """Run the benchmark and print it; 1 if a system failed or no test bed can be created."""
     arguments = parse(argv)
     lacking = missing()
     if lacking:
-        return fail("hosts.py", f"no test bed: it needs {lacking}")
+        return fail("hosts.py", f"the test bed needs {lacking}")
     versions = choose_systems(arguments)
     try:
         with (

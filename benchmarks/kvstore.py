@@ -1,12 +1,12 @@
-"""How fast gradients cross the parameter server: dmltrain against MXNet 1.9.1's `dist_sync` and gloo's all-reduce.
+"""Speed of gradients through the parameter server: dmltrain against MXNet 1.9.1's `dist_sync` and gloo's all-reduce.
 
 In a step every worker pushes all keys and pulls all keys (ResNet-50's parameters as 100 arrays, 102 MB) on one host:
-over TCP on loopback, and, where the system has it, through shared memory (shm). A step's time is the slower worker's,
-measured inside the workers; no barrier is timed. All systems' processes are started once and stay, blocked in their
-sockets, while the others have their turn. Turns are interleaved A B A B,
-`--repeats` times; a ratio is the median over the pairs. Before each step the gradients are written anew, and after it
-the result is checked, both untimed. All have default settings. Two columns say whether to trust the times, both should
-be near 0: `idle`, the cores that a system took out of turn; `others`, those that the rest of the machine took in turn.
+over TCP on loopback and, if the system has it, through shared memory (shm). A step's time is that of the slowest
+worker, measured inside the workers, without barriers. The processes of all systems run the whole time; while it is
+another system's turn, they wait. Turns are interleaved A B A B, `--repeats` times; a ratio is the median over pairs.
+Before each step new gradients are written, and after it the result is checked; neither is timed. All systems have
+default settings. Two columns show whether to trust the times; both should be near 0: `idle` is the number of cores that
+a system used outside its turns, `others` the number that the rest of the machine used during them.
 
     python benchmarks/kvstore.py [--format table|json] [--systems dmltrain,mxnet,gloo] [--repeats 5] [--megabytes 102]
 """
@@ -24,7 +24,7 @@ from contest.workload import KEYS, bytes_of, shapes_of
 from report import facts, fail, installed, show
 from tables.kvstore import report, table
 
-# In the order of their turns: what is compared runs one after the other.
+# In the order of their turns: systems that are compared run one after the other.
 CONTESTS = (
     Contest("mxnet", "sum", "MXNet dist_sync, sum only", "with_mxnet.py", launcher_threads=False),
     Contest("dmltrain", "sum", "dmltrain dist_sync, sum only, shm", "with_dmltrain.py", transport="shm"),
@@ -55,28 +55,33 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--format", choices=["table", "json"], default="table")
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="comma-separated, of %(default)s")
-    parser.add_argument("--repeats", type=int, default=5, help="blocks of each contest (default %(default)s)")
-    parser.add_argument("--steps", type=int, default=10, help="timed steps of a block (default %(default)s)")
+    parser.add_argument("--repeats", type=int, default=5, help="turns of each system (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=10, help="timed steps of a turn (default %(default)s)")
     parser.add_argument("--warm-up", type=int, default=3, help="untimed steps before them (default %(default)s)")
     parser.add_argument("--megabytes", type=float, help=f"size of the {KEYS} keys (default ResNet-50's 102)")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--servers", type=int, default=1)
-    parser.add_argument("--mxnet-call", choices=["keys", "lists", "pushpull"], default="lists", help="its use of keys")
+    parser.add_argument(
+        "--mxnet-call",
+        choices=["keys", "lists", "pushpull"],
+        default="lists",
+        help="MXNet's calls: push and pull key by key, with lists of keys, or pushpull key by key",
+    )
     arguments = parser.parse_args(argv)
     arguments.systems = arguments.systems.split(",")
     for name in arguments.systems:
         if name not in SYSTEMS:
             parser.error(f"unknown system {name!r}; the systems are {', '.join(SYSTEMS)}")
     if min(arguments.repeats, arguments.steps, arguments.workers, arguments.servers) < 1 or arguments.warm_up < 0:
-        parser.error("--repeats, --steps, --workers and --servers are at least 1, --warm-up at least 0")
+        parser.error("--repeats, --steps, --workers and --servers must be at least 1, --warm-up at least 0")
     if arguments.megabytes is not None and not arguments.megabytes > 0:
-        parser.error("--megabytes is more than 0")
+        parser.error("--megabytes must be more than 0")
     return arguments
 
 
 @contextmanager
 def teams_of(arguments: argparse.Namespace) -> Iterator[list[Team]]:
-    """The started teams of all chosen contests; ends them, whatever happens."""
+    """The started teams of all chosen contests; they are ended in any case."""
     options = [] if arguments.megabytes is None else ["--megabytes", str(arguments.megabytes)]
     teams = []
     with ExitStack() as stack:
@@ -92,7 +97,7 @@ def teams_of(arguments: argparse.Namespace) -> Iterator[list[Team]]:
 
 
 def run(arguments: argparse.Namespace, size: int) -> tuple[list[Team], list[dict[str, float]]]:
-    """Give all teams and the machine's own measurement their turns; returns the teams and the machine's seconds."""
+    """Measure all teams and this machine's limits in turns; returns the teams and the machine's seconds."""
     limits = []
     with teams_of(arguments) as teams:
         for repeat in range(arguments.repeats):
@@ -108,7 +113,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parse(argv)
     versions = {name: installed(distribution) for name, distribution in SYSTEMS.items()}
     for name in [name for name in arguments.systems if versions[name] is None]:
-        print(f"kvstore.py: {name} is left out: {SYSTEMS[name]} is not installed", file=sys.stderr)
+        print(f"kvstore.py: skipping {name}: {SYSTEMS[name]} is not installed", file=sys.stderr)
         arguments.systems.remove(name)
     size = bytes_of(shapes_of(arguments.megabytes))
     try:

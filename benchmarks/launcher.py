@@ -1,9 +1,9 @@
-"""What the launcher costs: time to start a job, its share of a core and its memory while one runs, and the rate at
-which it takes in output. On the project's own test bed (docs/testbed.md): real sshd, real mpirun, links of 1 Gbit/s.
+"""The launcher's cost: time to start a job, CPU and memory while a job runs, and the rate at which it receives output.
+On the project's test bed (docs/testbed.md): real sshd, real mpirun, links of 1 Gbit/s.
 
     sudo .venv/bin/python benchmarks/launcher.py [--format json]
 
-Hosts and launcher share this machine's cores, so the rates are what is left of them by sshd and by those who print.
+Hosts and launcher share this machine's cores, so the rates depend on what sshd and the printing processes use.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from tests.cluster.testbed import Testbed, TestbedError, missing  # noqa: E402
 HOSTS = 5
 HOST_LIST = f"h[1-{HOSTS}]"
 MB, MIB = 1e6, 2**20  # bytes
-DEADLINE = 60.0  # s; for what takes a few
-# name: the launcher's options, and the program they need
+DEADLINE = 60.0  # s; far above the expected few seconds
+# name -> the launcher's options, and the program that they need
 WAYS = {
     "ssh": (["--launcher", "ssh", "--hosts", HOST_LIST], ""),
     "ssh system": (["--launcher", "ssh", "--ssh", "system", "--hosts", HOST_LIST], "ssh"),
@@ -44,7 +44,7 @@ WAYS = {
 }
 SIZES = {5: ["-n", "5", "-s", "0"], 64: ["-n", "32", "-s", "31"]}  # processes, the scheduler included
 NOTE_TIME = ["sh", "-c", 'date +%s.%N > "$0/$DMLC_ROLE-$DMLC_TASK_ID"']
-# A line per second and process, as long as a training's are
+# A line per second and process, as long as those of a training
 TRAINING_LINE = "2026-11-20 12:00:00,123 Node[0] Epoch[3] Batch [20]\tSpeed: 1733.12 samples/sec\taccuracy=0.312500"
 LOG_ON = ["sh", "-c", f"while :; do echo '{TRAINING_LINE}'; sleep 1; done"]
 PRINT_ON = ["sh", "-c", f"exec yes '{TRAINING_LINE}'"]
@@ -58,7 +58,7 @@ class Bench:
     folder: Path
 
     def start(self, way: str, logs: str, *arguments: str) -> subprocess.Popen:
-        """A launcher on the login host; its output goes nowhere, its own words to `logs`.err."""
+        """Start a launcher on the login host; its output is discarded, its standard error goes to `logs`.err."""
         argv = [sys.executable, "-m", "launch.cli", *WAYS[way][0], "--log-dir", logs, *arguments]
         environment = {
             **os.environ,
@@ -66,7 +66,7 @@ class Bench:
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         }
-        with (self.folder / f"{logs}.err").open("wb") as words:
+        with (self.folder / f"{logs}.err").open("wb") as errors:
             return self.testbed.start(
                 LOGIN,
                 argv,
@@ -74,18 +74,18 @@ class Bench:
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=words,
+                stderr=errors,
             )
 
-    def words(self, logs: str) -> str:
+    def errors(self, logs: str) -> str:
         return (self.folder / f"{logs}.err").read_text(errors="replace")
 
     @contextmanager
     def running(self, way: str, logs: str, *arguments: str) -> Iterator[psutil.Process]:
-        """A job, for as long as it is measured, once all its processes have printed; its launcher."""
+        """Run a job while it is measured; yields its launcher once all processes have printed."""
         started = self.start(way, logs, *arguments)
         try:
-            await_(lambda: logged(self.folder / logs) > 0, lambda: self.words(logs))
+            await_(lambda: logged(self.folder / logs) > 0, lambda: self.errors(logs))
             yield psutil.Process(self.testbed.command_pid(started))
         finally:
             started.send_signal(signal.SIGINT)
@@ -102,19 +102,19 @@ def await_(condition: Callable[[], object], why_not: Callable[[], str]) -> None:
 
 
 def logged(logs: Path) -> int:
-    """Bytes in the logs of all workers; 0 as long as one has none."""
+    """Bytes in the logs of all workers; 0 while a worker has none."""
     sizes = [path.stat().st_size for path in logs.glob("worker-*.log")]
     return sum(sizes) if len(sizes) == HOSTS and all(sizes) else 0
 
 
 def start_seconds(bench: Bench, way: str, size: int) -> dict[str, float]:
-    """From the launcher's start to its last process's first instruction, and to its own end."""
+    """Seconds from the launcher's start to the start of the last process, and to the launcher's end."""
     places = bench.folder / "started"
     places.mkdir()
     began = time.time()
     started = bench.start(way, "logs", *SIZES[size], *NOTE_TIME, str(places))
     if started.wait(DEADLINE):
-        raise TestbedError(f"{way}: {bench.words('logs')}")
+        raise TestbedError(f"{way}: {bench.errors('logs')}")
     ended = time.time()
     times = [float(path.read_text()) for path in places.iterdir()]
     if len(times) != size:
@@ -125,9 +125,9 @@ def start_seconds(bench: Bench, way: str, size: int) -> dict[str, float]:
 
 
 def cost(bench: Bench, way: str, seconds: float) -> dict[str, float]:
-    """Share of a core and memory while ten processes on five hosts log a line per second each."""
+    """CPU and memory of the launcher while each of ten processes on five hosts logs a line per second."""
     with bench.running(way, "cost", "-n", str(HOSTS), "-s", str(HOSTS), *LOG_ON) as launcher:
-        time.sleep(1.0)  # what the start has left to do
+        time.sleep(1.0)  # until the start is complete
         beside = launcher.children(recursive=True)  # ssh, mpirun
         before, began = cpu_seconds(launcher), time.monotonic()
         before_beside = sum(map(cpu_seconds, beside))
@@ -150,7 +150,7 @@ def cpu_seconds(process: psutil.Process) -> float:
 
 
 def streaming(bench: Bench, way: str, seconds: float, *options: str) -> dict[str, float]:
-    """Bytes per second into the logs while a worker on each host prints without end."""
+    """Bytes per second into the logs while a worker on each host prints without a pause."""
     logs = bench.folder / "stream"
     with bench.running(way, "stream", "-n", str(HOSTS), "-s", "0", *options, *PRINT_ON) as launcher:
         time.sleep(0.5)
@@ -166,7 +166,7 @@ def streaming(bench: Bench, way: str, seconds: float, *options: str) -> dict[str
 
 
 def run(bench: Bench, ways: Sequence[str], repeats: int, seconds: float) -> dict[str, dict]:
-    """All figures of each way."""
+    """All figures of each way to launch."""
     found: dict[str, dict] = {}
     for way in ways:
         print(f"launcher.py: {way}", file=sys.stderr)
@@ -187,12 +187,12 @@ def run(bench: Bench, ways: Sequence[str], repeats: int, seconds: float) -> dict
 
 
 def spreads(turns: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Median, least and most of each figure."""
+    """Median, minimum and maximum of each figure."""
     return {name: spread([turn[name] for turn in turns]) for name in turns[0]}
 
 
 def table(result: dict) -> str:
-    """The figures in Markdown, as the README has them."""
+    """The figures in Markdown, as in docs/performance.md."""
     lines = [
         "| | 5 processes start in | 64 processes start in | CPU, 5 hosts log | memory | log streaming |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -227,10 +227,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
     lacking = missing()
     if lacking:
-        return fail("launcher.py", f"no test bed: it needs {lacking}", 2)
+        return fail("launcher.py", f"the test bed needs {lacking}", 2)
     ways = [way for way in arguments.ways if not WAYS[way][1] or shutil.which(WAYS[way][1])]
     for way in set(arguments.ways).difference(ways):
-        print(f"launcher.py: {way} is left out: {WAYS[way][1]} is not installed", file=sys.stderr)
+        print(f"launcher.py: skipping {way}: {WAYS[way][1]} is not installed", file=sys.stderr)
     bed = Testbed(f"bench{os.getpid()}")
     with tempfile.TemporaryDirectory(prefix="launcher-benchmark-") as folder:
         try:

@@ -1,6 +1,6 @@
-"""What this machine can do at most: memcpy, in-place float32 sum, TCP over loopback; each for a given number of bytes.
+"""The limits of this machine: time of memcpy, in-place float32 sum and TCP over loopback for a given number of bytes.
 
-`python benchmarks/machine.py [--megabytes 102]` prints them alone. One thread each.
+`python benchmarks/machine.py [--megabytes 102]` prints them. Each uses one thread.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 REPEATS = 7
-CHUNK = 4 << 20  # bytes; a slice of the parameter server's
+CHUNK = 4 << 20  # bytes; the largest slice of the parameter server
 
 
 def describe() -> dict[str, object]:
@@ -62,7 +62,7 @@ def memcpy_seconds(size: int) -> float:
 
 
 def loopback_seconds(source: np.ndarray) -> float:
-    """Median seconds to send the array to another process that receives it into memory already there."""
+    """Median seconds to send the array to another process, which receives it into allocated memory."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         command = [sys.executable, __file__, "--receive", str(listener.getsockname()[1]), str(source.nbytes)]
         with subprocess.Popen(command):
@@ -78,7 +78,7 @@ def send_and_wait(connection: socket.socket, source: np.ndarray) -> None:
 
 
 def receive(port: int, size: int) -> None:
-    """The receiving process: take `size` bytes into the same buffer and answer, again and again, until the end."""
+    """The receiving process: receive `size` bytes into the same buffer and answer, until the connection ends."""
     target = memoryview(bytearray(size))
     with socket.create_connection(("127.0.0.1", port)) as connection:
         taken = 0

@@ -1,14 +1,14 @@
-"""How much of the communication computing does not hide: a model of training on hosts joined by shaped links.
+"""The share of the communication that computation does not hide: a model of training on hosts with shaped links.
 
     sudo .venv/bin/python benchmarks/overlap.py [--rate 100mbit] [--gc-type none] [--format json]
     python benchmarks/overlap.py --loopback --hosts 2 --megabytes 102
 
-Keys become ready one after the other during backward (2/3 of the compute) and are pushed at once, with forward order as
-priority; their sums are awaited one by one in the next forward (1/3), each just before its part. Steps without compute
-(A) and steps with as much compute as A takes (B) have turns A B A B in one job. Of the communication, the share
-(B - compute) / A is exposed: 100 % where nothing overlaps. An accelerator computes, so compute is sleep
-(overlap.py). The job: dmltrain's dist_sync, one worker and one server on each host of a test bed
-(docs/testbed.md); with --loopback all on this machine, with one server for each worker too.
+During backward (2/3 of the computation) one key after another becomes ready and is pushed immediately, with forward
+order as priority. In the next forward (1/3) each key's sum is waited for just before its layer. Steps without
+computation (A) and steps with as much computation as A takes (B) are measured in turns A B A B in one job. The share
+(B - computation) / A of the communication is exposed: 100 % if nothing overlaps. An accelerator is modelled, so
+computation is a sleep (contest/programs/overlap.py). The job: dmltrain's dist_sync, one worker and one server on each
+host of a test bed (docs/testbed.md); with --loopback all on this machine, also with one server for each worker.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--format", choices=["table", "json"], default="table")
-    parser.add_argument("--loopback", action="store_true", help="all on this machine, over its loopback")
+    parser.add_argument("--loopback", action="store_true", help="all processes on this machine, without a test bed")
     parser.add_argument("--hosts", type=int, default=5, help="each has a worker and a server (default %(default)s)")
     parser.add_argument("--rate", default="100mbit", help="of each host's link, each way (default %(default)s)")
     parser.add_argument("--megabytes", type=float, default=25.0, help=f"of the {KEYS} keys (default %(default)s)")
     parser.add_argument("--gc-type", default="none", choices=["none", *TYPES])
-    parser.add_argument("--compute", type=float, help="seconds a step (default: as the communication takes)")
+    parser.add_argument("--compute", type=float, help="seconds in a step (default: as long as the communication)")
     parser.add_argument("--repeats", type=int, default=3, help="turns of each kind (default %(default)s)")
     parser.add_argument("--steps", type=int, default=4, help="timed steps of a turn (default %(default)s)")
     parser.add_argument("--warm-up", type=int, default=1, help="untimed steps before them (default %(default)s)")
     arguments = parser.parse_args(argv)
     if min(arguments.repeats, arguments.steps) < 1 or arguments.warm_up < 0 or not 2 <= arguments.hosts <= 250:
-        parser.error("--repeats and --steps are at least 1, --warm-up at least 0, --hosts 2 to 250")
+        parser.error("--repeats and --steps must be at least 1, --warm-up at least 0, --hosts 2 to 250")
     if not arguments.megabytes > 0 or not (arguments.compute is None or arguments.compute > 0):
-        parser.error("--megabytes and --compute are more than 0")
+        parser.error("--megabytes and --compute must be more than 0")
     return arguments
 
 
 @contextmanager
 def team_of(arguments: argparse.Namespace) -> Iterator[Team]:
-    """The job, started; it is ended, whatever happens."""
+    """The started job; it is ended in any case."""
     options = ["--megabytes", str(arguments.megabytes), "--gc-type", arguments.gc_type]
     with tempfile.TemporaryDirectory(prefix="overlap-benchmark-") as name, place_of(arguments, Path(name)) as place:
         team = Team(CONTEST, arguments.hosts, arguments.hosts, options, Path(name), place)
@@ -74,7 +74,7 @@ def place_of(arguments: argparse.Namespace, folder: Path) -> Iterator[OneEach | 
 
 
 def measure(arguments: argparse.Namespace) -> tuple[Team, float]:
-    """Turns A B A B; returns the job, whose blocks are in this order, and the seconds of compute of a step."""
+    """Turns A B A B; returns the job, whose blocks are in this order, and the seconds of computation in a step."""
     with team_of(arguments) as team:
         compute = arguments.compute
         for repeat in range(arguments.repeats):
@@ -86,7 +86,7 @@ def measure(arguments: argparse.Namespace) -> tuple[Team, float]:
 
 
 def report(team: Team, compute: float, facts: dict) -> dict:
-    """Everything a reader needs to judge and repeat the run, as JSON values; times in seconds."""
+    """All figures and facts, to judge and repeat the run, as JSON values; times in seconds."""
     alone, overlapped = ([block.seconds for block in team.blocks[kind::2]] for kind in (0, 1))
     exposed = [(both - compute) / single for both, single in zip(overlapped, alone, strict=True)]
     return {
@@ -132,11 +132,11 @@ def table(result: dict) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the benchmark and print it; 1 if the job failed, or there can be no test bed."""
+    """Run the benchmark and print it; 1 if the job failed or no test bed can be created."""
     arguments = parse(argv)
     lacking = "" if arguments.loopback else missing()
     if lacking:
-        return fail("overlap.py", f"no test bed: it needs {lacking}; or --loopback")
+        return fail("overlap.py", f"the test bed needs {lacking}; or use --loopback")
     try:
         team, compute = measure(arguments)
     except (TeamFailed, TestbedError) as error:

@@ -1,6 +1,6 @@
-"""What every benchmark says beside its figures (command, machine, versions), and how it prints them.
+"""The facts that every benchmark reports with its figures (command, machine, versions), and how it prints them.
 
-The dmltrain that is measured lies beside this folder (CHECKOUT), whatever else is installed.
+Benchmarks measure the dmltrain of this checkout (CHECKOUT), even if another version is installed.
 """
 
 import json
@@ -18,7 +18,7 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 
 
 def installed(distribution: str) -> str | None:
-    """Version of an installed distribution, or None; of dmltrain this checkout's."""
+    """The version of an installed distribution, or None; for dmltrain the version of this checkout."""
     if distribution == "dmltrain":
         sys.path.insert(0, str(CHECKOUT))
         import dmltrain
@@ -31,7 +31,7 @@ def installed(distribution: str) -> str | None:
 
 
 def facts(program: str, argv: Sequence[str] | None, versions: dict[str, str | None]) -> dict[str, object]:
-    """What a reader needs to repeat a run of benchmarks/`program` with these arguments (None: this process's)."""
+    """Command, machine and versions, to repeat a run of benchmarks/`program`; `argv` None: this process's arguments."""
     return {
         "command": shlex.join(["python", f"benchmarks/{program}", *(sys.argv[1:] if argv is None else argv)]),
         "machine": machine.describe(),
@@ -40,7 +40,7 @@ def facts(program: str, argv: Sequence[str] | None, versions: dict[str, str | No
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, least and most."""
+    """Median, minimum and maximum."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
@@ -50,6 +50,6 @@ def show(result: dict, form: str, table: Callable[[dict], str]) -> None:
 
 
 def fail(program: str, why: object, code: int = 1) -> int:
-    """Say on standard error why benchmarks/`program` ends; returns the exit code."""
+    """Print on standard error why benchmarks/`program` ends; returns the exit code."""
     print(f"{program}: error: {why}", file=sys.stderr)
     return code

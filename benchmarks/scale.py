@@ -1,10 +1,10 @@
-"""What scale costs on one host: a step's time against the bound, over workers, servers, keys and the model's size.
+"""Scaling on one host: a step's time against the bound, by number of workers, servers and keys and by model size.
 
-In a step every worker pushes all keys and pulls their sums (dist_sync, sum only); all begin together, the slowest
-counts, every result is checked. The bound is that of kvstore.py: moving (n + 1)V bytes at this machine's memory
-bandwidth, measured beside each turn. A base cell (2 workers, 1 server, 100 keys, 100 MB) and one axis varied at a time;
-with --full all combinations that fit into memory. Each cell is measured with a twin of as many slices without their
-bytes, and what is below half of the bound is explained by it (cells.py).
+In a step every worker pushes all keys and pulls their sums (dist_sync, sum only). All begin together, the slowest
+worker's time counts, and every result is checked. The bound is that of kvstore.py: moving (n + 1)V bytes at this
+machine's memory bandwidth, which is measured in each turn. There is a base cell (2 workers, 1 server, 100 keys, 100
+MB), and cells that differ from it in one axis; with --full all combinations that fit into memory. Each cell is measured
+with a twin that has as many slices, but almost no bytes. It explains cells below half of the bound (contest/cells.py).
 
     python benchmarks/scale.py [--format table|json] [--plot scale.svg] [--transport shm|tcp] [--full]
 """
@@ -30,7 +30,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--format", choices=["table", "json"], default="table")
-    parser.add_argument("--plot", metavar="FILE", help="draw the time over each axis; .svg, .png, .pdf")
+    parser.add_argument("--plot", metavar="FILE", help="plot the time over each axis; .svg, .png, .pdf")
     parser.add_argument("--transport", choices=["shm", "tcp"], default="shm")
     parser.add_argument("--full", action="store_true", help="all combinations of the axes")
     parser.add_argument("--repeats", type=int, default=3, help="turns of each cell (default %(default)s)")
@@ -42,16 +42,16 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
             type=numbers(type(values[0])),
             default=values,
             metavar="N,...",
-            help=f"the values of this axis (default {default})",
+            help=f"values of this axis (default {default})",
         )
     arguments = parser.parse_args(argv)
     if arguments.repeats < 1 or arguments.warm_up < 0:
-        parser.error("--repeats is at least 1, --warm-up at least 0")
+        parser.error("--repeats must be at least 1, --warm-up at least 0")
     return arguments
 
 
 def numbers(kind: type) -> Callable[[str], Sequence[Any]]:
-    """Reads comma-separated numbers above 0."""
+    """A parser of comma-separated numbers above 0."""
 
     def read(text: str) -> Sequence[Any]:
         try:
@@ -59,18 +59,18 @@ def numbers(kind: type) -> Callable[[str], Sequence[Any]]:
         except ValueError:
             values = ()
         if not values or not all(0 < value < float("inf") for value in values):
-            raise argparse.ArgumentTypeError(f"{text!r}: give numbers above 0, separated by commas")
+            raise argparse.ArgumentTypeError(f"{text!r}: expected numbers above 0, separated by commas")
         return values
 
     return read
 
 
 def run(cells: Sequence[Cell], arguments: argparse.Namespace) -> list[Measured]:
-    """Measure one cell after the other; those that do not fit into memory are left out."""
+    """Measure one cell after another; cells that do not fit into memory are skipped."""
     measured = []
     for number, cell in enumerate(cells, 1):
         if not fits(cell):
-            print(f"{cell} is left out: it needs up to {cell.memory_bytes / 1e9:.1f} GB of memory", file=sys.stderr)
+            print(f"skipping {cell}: it needs up to {cell.memory_bytes / 1e9:.1f} GB of memory", file=sys.stderr)
             continue
         print(f"{number} of {len(cells)}: {cell}", file=sys.stderr)
         measured.append(measure(cell, arguments.transport, arguments.repeats, arguments.warm_up))
@@ -78,7 +78,7 @@ def run(cells: Sequence[Cell], arguments: argparse.Namespace) -> list[Measured]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the benchmark and print it; 1 if a job failed, nothing could be measured, or there can be no picture."""
+    """Run the benchmark and print it; 1 if a job or the plot failed, or nothing could be measured."""
     arguments = parse(argv)
     try:
         if arguments.plot:

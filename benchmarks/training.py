@@ -2,10 +2,10 @@
 
     python benchmarks/training.py [--data-dir FOLDER_OF_CIFAR10] [--format json]
 
-All contestants are the real programs, started once, training all the time with the same data, batch, layout and
-precision. They take turns: one runs, the others are stopped (SIGSTOP), round after round (A B C, C B A, ...), so that
-whatever else the machine does hits them alike. Speeds are those that the programs print; an interval that a stop fell
-into is left out. The ratio is the median over the rounds.
+The contestants are complete programs. They are started once and train the whole time with the same data, batch, layout
+and precision. They take turns: one runs, the others are stopped (SIGSTOP), in rounds (A B C, C B A, ...), so that other
+load on the machine affects all of them equally. Speeds are those that the programs print; intervals that contain a stop
+are not used. The ratio is the median over the rounds.
 """
 
 import argparse
@@ -29,18 +29,18 @@ NETWORKS = {
     "inception-bn-28-small": ["--network", "inception-bn-28-small"],
 }
 SPEED = re.compile(r"Batch \[\d+\]\tSpeed: ([\d.]+) samples/sec")
-DISPLAY = 2  # batches between two printed speeds
+DISPLAY = 2  # batches for each printed speed
 START_SECONDS = 120.0
-FOREVER = "100000"  # s; a stopped process must not count as lost
+NO_TIMEOUT = "100000"  # s; a stopped process must not be reported as lost
 
 
 class ContestantFailed(Exception):
-    """A contestant ended or prints nothing; the message has the end of what it printed."""
+    """A contestant ended or printed nothing; the message has the end of its output."""
 
 
 @dataclass
 class Contestant:
-    """The processes of one way to train; the last one is the worker whose speeds count."""
+    """The processes of one contestant; the speeds are those of the last process, the worker."""
 
     name: str
     commands: list[tuple[list[str], dict[str, str]]]  # each with its environment
@@ -58,13 +58,13 @@ class Contestant:
         self._signal(signal.SIGSTOP)
 
     def turn(self, seconds: float) -> None:
-        """Run for that long, and until at least three whole intervals are printed."""
+        """Run for `seconds`, and until at least three complete intervals are printed."""
         before = len(self._printed())
         self._signal(signal.SIGCONT)
         time.sleep(seconds)
         self._wait_for(before + 5, START_SECONDS)
         self._signal(signal.SIGSTOP)
-        self.speeds.append(statistics.harmonic_mean(self._printed()[before + 2 :]))  # the others may span the stop
+        self.speeds.append(statistics.harmonic_mean(self._printed()[before + 2 :]))  # earlier ones may contain the stop
 
     def end(self) -> None:
         for process in self.processes:
@@ -82,7 +82,7 @@ class Contestant:
         return [float(speed) for speed in SPEED.findall(self._text())]
 
     def _wait_for(self, count: int, seconds: float) -> None:
-        """Until the worker has printed `count` speeds."""
+        """Wait until the worker has printed `count` speeds."""
         end = time.monotonic() + seconds
         while len(self._printed()) < count:
             ended = [process.args for process in self.processes if process.poll() is not None]
@@ -93,7 +93,7 @@ class Contestant:
 
 
 def contestants(network: str, options: argparse.Namespace, folder: Path) -> list[Contestant]:
-    words = [
+    arguments = [
         "--batch-size",
         str(options.batch_size),
         "--dtype",
@@ -107,12 +107,12 @@ def contestants(network: str, options: argparse.Namespace, folder: Path) -> list
         "--num-examples",
         str(options.num_examples),
     ]
-    words += ["--dataset", "cifar10" if options.data_dir else "synthetic"]
-    words += ["--data-dir", options.data_dir] if options.data_dir else []
+    arguments += ["--dataset", "cifar10" if options.data_dir else "synthetic"]
+    arguments += ["--data-dir", options.data_dir] if options.data_dir else []
     chosen = NETWORKS[network]
     program = CHECKOUT / "benchmarks/contest/programs/plain_training.py"
-    plain = [sys.executable, str(program), *words, "--network", chosen[1]]
-    ours = [sys.executable, str(CHECKOUT / "examples/train_cifar10.py"), *words, *chosen]
+    plain = [sys.executable, str(program), *arguments, "--network", chosen[1]]
+    ours = [sys.executable, str(CHECKOUT / "examples/train_cifar10.py"), *arguments, *chosen]
     alone = {**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": str(options.threads)}
     return [
         Contestant("plain", [(plain, alone)], folder / "plain"),
@@ -137,8 +137,8 @@ def job(command: list[str], base: dict[str, str], folder: Path) -> list[tuple[li
         "DMLC_NODE_HOST": "127.0.0.1",
         "DMLTRAIN_JOB": "benchmark",
         "DMLTRAIN_KEY_FILE": str(key),
-        "DMLTRAIN_HEARTBEAT_TIMEOUT": FOREVER,
-        "DMLTRAIN_WAIT_TIMEOUT": FOREVER,
+        "DMLTRAIN_HEARTBEAT_TIMEOUT": NO_TIMEOUT,
+        "DMLTRAIN_WAIT_TIMEOUT": NO_TIMEOUT,
     }
     threads = {"scheduler": "1", "server": "1", "worker": base["OMP_NUM_THREADS"]}
     return [(command, {**shared, "DMLC_ROLE": role, "OMP_NUM_THREADS": count}) for role, count in threads.items()]
@@ -147,12 +147,12 @@ def job(command: list[str], base: dict[str, str], folder: Path) -> list[tuple[li
 def measure(network: str, options: argparse.Namespace) -> dict:
     """Every contestant's speed in every turn, and the ratios to the plain loop of the same round."""
     with tempfile.TemporaryDirectory() as folder:
-        field_of = contestants(network, options, Path(folder))
+        found = contestants(network, options, Path(folder))
         try:
-            for contestant in field_of:
+            for contestant in found:
                 contestant.start()
             for number in range(options.turns):
-                for contestant in field_of if number % 2 == 0 else reversed(field_of):
+                for contestant in found if number % 2 == 0 else reversed(found):
                     contestant.turn(options.seconds)
                     print(
                         f"{network} round {number + 1}: {contestant.name} {contestant.speeds[-1]:.1f} images/s",
@@ -160,20 +160,23 @@ def measure(network: str, options: argparse.Namespace) -> dict:
                         flush=True,
                     )
         finally:
-            for contestant in field_of:
+            for contestant in found:
                 contestant.end()
-    plain = field_of[0].speeds
-    ratios = {each.name: [own / base for own, base in zip(each.speeds, plain, strict=True)] for each in field_of[1:]}
+    plain = found[0].speeds
+    ratios = {each.name: [own / base for own, base in zip(each.speeds, plain, strict=True)] for each in found[1:]}
     return {
-        "images_per_second": {each.name: statistics.median(each.speeds) for each in field_of},
+        "images_per_second": {each.name: statistics.median(each.speeds) for each in found},
         "ratio_to_plain": {name: statistics.median(each) for name, each in ratios.items()},
-        "images_per_second_of_each_turn": {each.name: each.speeds for each in field_of},
+        "images_per_second_of_each_turn": {each.name: each.speeds for each in found},
         "ratio_to_plain_of_each_turn": ratios,
     }
 
 
 def table(results: dict[str, dict]) -> str:
-    lines = ["| network | way | images/s | of plain | least and most of all rounds |", "|---|---|---:|---:|---|"]
+    lines = [
+        "| network | program | images/s | ratio to plain | minimum to maximum of all rounds |",
+        "|---|---|---:|---:|---|",
+    ]
     for network, result in results.items():
         for name, speed in result["images_per_second"].items():
             ratios = result["ratio_to_plain_of_each_turn"].get(name, [1.0])
@@ -183,10 +186,10 @@ def table(results: dict[str, dict]) -> str:
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that stopped contestants are ended, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, so that stopped contestants are ended
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", choices=sorted(NETWORKS), default=list(NETWORKS))
-    parser.add_argument("--data-dir", help="CIFAR-10's folder; synthetic images of the same shape without it")
+    parser.add_argument("--data-dir", help="CIFAR-10's folder (default: synthetic images of the same shape)")
     parser.add_argument("--num-examples", type=int, default=50000)
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")

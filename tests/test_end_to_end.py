@@ -1,4 +1,4 @@
-"""The whole through its front door: launcher, servers, training, logs, tables; and every fault of DESIGN's kinds."""
+"""A whole job through its commands: launcher, servers, training, logs, tables; and every kind of fault."""
 
 import importlib.util
 import json

@@ -1,1 +1,1 @@
-"""Contests between systems that carry the same gradients: who takes part, where, with which workload, turn by turn."""
+"""Contests between systems that transfer the same gradients: contestants, hosts, workload and turns."""

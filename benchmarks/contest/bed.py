@@ -1,5 +1,5 @@
-"""Five hosts on one machine for a benchmark: a test bed (docs/testbed.md) of its own name, what iperf3 measures on it,
-the bytes that its links have carried, and where a team's processes run on it.
+"""Five hosts on one machine for a benchmark: a test bed (docs/testbed.md) with its own name, its goodput by iperf3, the
+traffic of its links, and the placement of a team's processes.
 """
 
 import json
@@ -26,15 +26,15 @@ from tests.cluster import requirements  # noqa: E402
 from tests.cluster.layout import BASE, LOGIN, Settings  # noqa: E402
 from tests.cluster.testbed import Testbed, TestbedError  # noqa: E402
 
-NAME = "benchmark"  # of the test beds made here, with the pid of the benchmark
-FIRST_PORT = 9100  # of the schedulers; a host has no other services than sshd
-DEADLINE = 30.0  # s; for what takes a few
+NAME = "benchmark"  # of a benchmark's test bed, followed by its pid
+FIRST_PORT = 9100  # of the schedulers; sshd is the only other service on a host
+DEADLINE = 30.0  # s; far above the expected few seconds
 
 __all__ = ["Bed", "OneEach", "TestbedError", "bed_of", "missing"]
 
 
 def missing() -> str:
-    """What this machine lacks for the benchmark, in a few words; "" when it has everything."""
+    """What this machine lacks for the benchmark, or ""."""
     return requirements.missing() or iperf3_missing()
 
 
@@ -47,7 +47,7 @@ def iperf3_missing() -> str:
 
 
 class Bed:
-    """The hosts h1 to hN of a test bed that is up, and what can be measured of their links."""
+    """The hosts h1 to hN of a running test bed, and measurements of their links."""
 
     def __init__(self, testbed: Testbed) -> None:
         self.testbed = testbed
@@ -90,7 +90,7 @@ class Bed:
         return any(f":{port:04X} " in line and " 0A " in line for table in tables for line in table.splitlines())
 
     def link_bytes(self) -> dict[str, tuple[int, int]]:
-        """(received, sent) by each host's link since it was made, headers included."""
+        """Bytes (received, sent) by each host's link since its creation, headers included."""
         return {host: self._link_bytes(host) for host in self.hosts}
 
     def _link_bytes(self, host: str) -> tuple[int, int]:
@@ -99,7 +99,7 @@ class Bed:
         return int(values[0]), int(values[8])
 
     def retransmits(self) -> int:
-        """TCP segments that all hosts have sent again so far."""
+        """TCP segments that all hosts have retransmitted so far."""
         return sum(self._retransmits(host) for host in self.hosts)
 
     def _retransmits(self, host: str) -> int:
@@ -109,8 +109,7 @@ class Bed:
 
 
 class OneEach:
-    """A server on each host, and as many workers, one host after the other; the scheduler on h1 (a Place of
-    team.py)."""
+    """A Place: a server and `workers` workers on each host, filled in order; the scheduler on h1."""
 
     def __init__(self, testbed: Testbed, first_port: int, workers: int = 1) -> None:
         self.testbed = testbed
@@ -150,8 +149,8 @@ def received(client: subprocess.Popen, seconds: float) -> float:
 
 @contextmanager
 def bed_of(hosts: int, rate: str, folder: Path) -> Iterator[Bed]:
-    """A test bed whose hosts see this checkout, this Python and `folder`; it is removed, whatever happens."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # as an exception: with cleaning up
+    """A test bed whose hosts see this checkout, this Python and `folder`; it is removed in any case."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # as an exception, to remove the test bed
     remove_orphans()
     testbed = Testbed(f"{NAME}{os.getpid()}")
     share = [str(CHECKOUT), sys.prefix, sys.base_prefix, str(folder)]
@@ -163,7 +162,7 @@ def bed_of(hosts: int, rate: str, folder: Path) -> Iterator[Bed]:
 
 
 def remove_orphans() -> None:
-    """Test beds of a benchmark that was killed."""
+    """Remove test beds of benchmarks that were killed."""
     for path in BASE.glob(f"{NAME}*"):
         pid = path.name.removeprefix(NAME)
         if pid.isdigit() and not Path("/proc", pid).exists():

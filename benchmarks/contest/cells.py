@@ -1,7 +1,7 @@
-"""What the scale benchmark measures: cells, a job's size each, and their turns.
+"""The cells of the scale benchmark (sizes of jobs), and their turns.
 
-Each cell has a twin: a job of as many workers and servers with one nearly empty key for each slice that a step of the
-cell moves. A step of the twin takes what slices cost apart from their bytes. Cell, twin and the machine's memory have
+Each cell has a twin: a job with as many workers and servers, and one nearly empty key for each slice of the cell. So a
+step of the twin shows the cost of the slices without their bytes. Cell, twin and the machine's memory are measured in
 turns A B C A B C.
 """
 
@@ -23,10 +23,10 @@ from contest.workload import bytes_of, shapes_of
 from dmltrain.kvstore.worker import sharding
 
 AXES = {"workers": (1, 2, 4, 8), "servers": (1, 2, 4), "keys": (10, 100, 1000), "megabytes": (1.0, 10.0, 100.0, 1000.0)}
-BASE = {"workers": 2, "servers": 1, "keys": 100, "megabytes": 100.0}  # one axis at a time leaves these
-TURN_BYTES, FEWEST_STEPS, MOST_STEPS = 1e9, 3, 30  # of keys that a turn moves, roughly
+BASE = {"workers": 2, "servers": 1, "keys": 100, "megabytes": 100.0}  # other cells differ from it in one axis
+TURN_BYTES, MIN_STEPS, MAX_STEPS = 1e9, 3, 30  # bytes of all keys in a turn, roughly; its timed steps
 EMPTY_BYTES = 16  # of a twin's key, about
-MEMORY_BYTES = 100_000_000  # to measure the machine's memory with: no cache holds them
+MEMORY_BYTES = 100_000_000  # copied to measure the machine's memory; larger than caches
 
 
 @dataclass(frozen=True)
@@ -44,29 +44,30 @@ class Cell:
 
     @property
     def slices(self) -> int:
-        """How many slices each worker pushes in a step."""
+        """Number of slices that each worker pushes in a step."""
         sizes = [math.prod(shape) for shape in self.shapes]
         return sum(map(len, sharding.cut(sizes, [np.dtype(np.float32).itemsize] * len(sizes), [0] * self.servers)))
 
     @property
     def twin(self) -> Cell:
-        """As many slices with nothing in them."""
+        """A cell with as many slices, which are nearly empty."""
         return replace(self, keys=self.slices, megabytes=EMPTY_BYTES * self.slices / 1e6)
 
     @property
     def steps(self) -> int:
         """Timed steps of a turn."""
-        return max(FEWEST_STEPS, min(MOST_STEPS, round(TURN_BYTES / (self.megabytes * 1e6))))
+        return max(MIN_STEPS, min(MAX_STEPS, round(TURN_BYTES / (self.megabytes * 1e6))))
 
     @property
     def memory_bytes(self) -> float:
-        """At most, roughly: worker: pattern, gradients and half as much to make and check them; server: two values."""
+        """Approximate maximum: patterns and gradients of each worker, half as much to write and check them, and two
+        values of each slice on the servers."""
         return (3 * self.workers + 2) * self.megabytes * 1e6
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A cell's turns; one entry a turn in each list."""
+    """A cell's turns; each list has one entry for each turn."""
 
     cell: Cell
     bytes: int  # of the keys
@@ -76,8 +77,8 @@ class Measured:
 
 
 def cells_of(axes: Mapping[str, Sequence[float]], full: bool) -> list[Cell]:
-    """The base cell, and one axis varied at a time; `full`: all combinations. BASE, where an axis has it, else its
-    first value, is the base."""
+    """The base cell, and cells that differ from it in one axis; `full`: all combinations. The base has the values of
+    BASE, or the first value of an axis without that value."""
     if full:
         return [Cell(**dict(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())]
     base = Cell(**{name: BASE[name] if BASE[name] in values else values[0] for name, values in axes.items()})
@@ -86,12 +87,12 @@ def cells_of(axes: Mapping[str, Sequence[float]], full: bool) -> list[Cell]:
 
 
 def fits(cell: Cell) -> bool:
-    """Whether this machine has the memory for it now."""
+    """Whether this machine has enough free memory for the cell now."""
     return cell.memory_bytes < 0.8 * psutil.virtual_memory().available
 
 
 def measure(cell: Cell, transport: str, repeats: int, warm_up: int) -> Measured:
-    """Start a job for the cell and one for its twin, and give them turns. Raises TeamFailed."""
+    """Start a job for the cell and one for its twin, and measure them in turns. Raises TeamFailed."""
     memcpy: list[float] = []
     teams: list[Team] = []
     with tempfile.TemporaryDirectory(prefix="scale-benchmark-") as name:

@@ -1,10 +1,10 @@
-"""The timed loop that every worker program of the kvstore benchmark runs, whatever system it speaks to.
+"""The timed loop of every worker program in the kvstore benchmark, for any system.
 
 A contestant is an object with `gradients` and `results` (numpy views), `step()` (push all keys, pull all keys, return
-when the results are there) and `close()`. The driver (team.py) asks for a block of steps with a JSON message
-over an inherited pipe; the answer has the seconds and the CPU seconds of each step. Only `step()` is timed; each
-result is checked after it. With "together" in the message, a worker says that it is ready for a step and waits for the
-driver's word. What else the message has goes to the contestant's `prepare(settings)`, if it has that.
+when the results have arrived) and `close()`. The driver (team.py) requests a block of steps with a JSON message over an
+inherited pipe; the answer has the seconds and the CPU seconds of each step. Only `step()` is timed; each result is
+checked after it. With "together" in the request, a worker reports before each step that it is ready and waits for the
+driver's signal. All other entries of the request are passed to the contestant's `prepare(settings)`, if it has one.
 """
 
 import json
@@ -22,31 +22,31 @@ PIPE_VARIABLE = "BENCHMARK_PIPE_FD"
 
 
 class Contestant(Protocol):
-    """One worker's end of the system under test."""
+    """One worker of the system under test."""
 
     gradients: list[np.ndarray]
     results: list[np.ndarray]
 
     def step(self) -> None:
-        """Push all gradients, pull all results, wait until they are there."""
+        """Push all gradients, pull all results, wait for them."""
 
     def close(self) -> None:
         """Leave the job."""
 
 
 class Judge(Protocol):
-    """Knows what the results have to be: workload.Reference, or lossy.py's for codecs that lose."""
+    """Checks the results: workload.Reference, or lossy.Cumulative for lossy codecs."""
 
     rank: int
 
     def advance(self, step: int) -> None:
-        """The step was taken by all workers."""
+        """Record that all workers have made this step."""
 
     def check_marked(self, results: list[np.ndarray]) -> None:
-        """Raise WrongResult if this step's results are wrong; a quick look."""
+        """Raise WrongResult if this step's results are wrong; a quick check of the marked elements."""
 
     def check_all(self, results: list[np.ndarray], sources: list[np.ndarray]) -> None:
-        """The same at a block's end; every element."""
+        """Raise WrongResult if any element is wrong; for the end of a block."""
 
 
 def serve(contestant: Contestant, rank: int, workers: int, momentum: bool, judge: Judge | None = None) -> None:
@@ -68,7 +68,7 @@ def serve(contestant: Contestant, rank: int, workers: int, momentum: bool, judge
 
 
 def receive(pipe: Connection) -> dict[str, Any]:
-    """The driver's next request for a block; empty when the driver is done."""
+    """The driver's next request for a block; empty at the end."""
     try:
         return json.loads(pipe.recv_bytes())
     except EOFError:
@@ -76,7 +76,7 @@ def receive(pipe: Connection) -> dict[str, Any]:
 
 
 def wait_for_go(pipe: Connection) -> None:
-    """Tell the driver that this worker is ready for a step; return when all are."""
+    """Report to the driver that this worker is ready for a step; return when all workers are."""
     pipe.send_bytes(b"ready")
     pipe.recv_bytes()
 
@@ -84,7 +84,7 @@ def wait_for_go(pipe: Connection) -> None:
 def run_block(
     contestant: Contestant, reference: Judge, sources: list[np.ndarray], steps: range, begin: Callable[[], None]
 ) -> dict[str, list[float]]:
-    """Seconds and CPU seconds of each step; raises WrongResult if a result is not what it should be."""
+    """Seconds and CPU seconds of each step; raises WrongResult if a result is wrong."""
     seconds, cpu_seconds = [], []
     for step in steps:
         write(contestant.gradients, sources, reference.rank, step)

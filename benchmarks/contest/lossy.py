@@ -1,13 +1,13 @@
-"""How the kvstore benchmarks judge results that a codec has made inexact. Knows numpy only.
+"""Checks of the kvstore benchmarks for results of lossy codecs. Uses numpy only.
 
-No single result is exact, so what counts is the sum of the results of all steps so far. Its error against the sum of
-all gradients is bounded for every codec (n workers, gradients g of at most G = 30 (rank + 1), sums of at most S):
-- bf16, fp16: each push and each result is rounded by at most one part in 2^8, 2^11; errors may add up over steps;
-- int8: one level of 127 at most is left over at each end (error feedback), however many steps there were;
-- 2bit-threshold: with a threshold t >= G no residual exceeds t at a worker and n t at a server (Seide et al. 2014,
+A single result is not exact, so the checks use the sum of the results of all steps so far. Its error against the sum of
+all gradients is bounded for every codec (n workers, gradients of at most G = 30 (rank + 1), sums of at most S):
+- bf16, fp16: each push and each result is rounded by at most one part in 2^8 or 2^11; errors may add up over steps;
+- int8: with error feedback each residual is at most one of 127 levels, for any number of steps;
+- 2bit-threshold: with a threshold t >= G no residual exceeds t on a worker and n t on a server (Seide et al. 2014,
   "1-Bit Stochastic Gradient Descent", section 2: error feedback);
-- 2bit, whose levels follow the gradients: residuals that would grow beyond that would be a defect, too;
-- topk: what is sent is exact; every element lies between 0 and its sum, since all its gradients have one sign.
+- 2bit, with levels computed from the gradients: the same bound; larger residuals would be a defect;
+- topk: values that are sent are exact; every element is between 0 and its sum, since all its gradients have one sign.
 """
 
 from dataclasses import dataclass, field
@@ -22,13 +22,14 @@ TOPK_RATIO = 0.01
 
 
 def parameters(codec: str, workers: int) -> dict[str, object]:
-    """For set_gradient_compression; the threshold is the largest gradient, so that residuals stay bounded."""
+    """The parameters for set_gradient_compression; the threshold is the largest gradient, so that residuals stay
+    bounded."""
     own = {"2bit-threshold": {"threshold": LARGEST * workers}, "topk": {"ratio": TOPK_RATIO}}
     return {"type": codec.removesuffix("-threshold"), **own.get(codec, {})}
 
 
 def tolerance(codec: str, workers: int, steps: int, expected: np.ndarray) -> np.ndarray | float:
-    """The largest error that the sum of `steps` results may have."""
+    """The maximum error of the sum of `steps` results."""
     largest_sum = LARGEST * workers * (workers + 1) / 2
     if codec == "topk":
         return np.abs(expected)
@@ -43,7 +44,8 @@ def tolerance(codec: str, workers: int, steps: int, expected: np.ndarray) -> np.
 
 @dataclass
 class Cumulative:
-    """Sums up worker `rank`'s results and compares the sums with what all workers have pushed; see Reference."""
+    """Adds worker `rank`'s results and compares the sums with the gradients that all workers have pushed; see
+    Reference."""
 
     codec: str
     shapes: list[tuple[int, ...]]
@@ -57,12 +59,12 @@ class Cumulative:
         self.totals = [np.zeros(shape, np.float32) for shape in self.shapes]
 
     def advance(self, step: int) -> None:
-        """The step was taken by all workers."""
+        """Record that all workers have made this step."""
         self.steps += 1
         self.marked += marker(step) * self.workers * (self.workers + 1) / 2
 
     def check_marked(self, results: list[np.ndarray]) -> None:
-        """Take this step's results in; nothing can be said of one step."""
+        """Add this step's results; they cannot be checked alone."""
         for total, result in zip(self.totals, results, strict=True):
             np.add(total, result, out=total)
 

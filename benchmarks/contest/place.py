@@ -1,5 +1,5 @@
-"""Where a team's processes run in the kvstore benchmarks: on this machine's loopback, or wherever else has the methods
-of `Place` (bed.py: on the hosts of a test bed).
+"""Where a team's processes run in the kvstore benchmarks: on this machine's loopback, or another `Place`, such as the
+hosts of a test bed (bed.py).
 """
 
 import socket
@@ -14,14 +14,15 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Running:
-    """A started process: `child` is ours to wait for and to end, `process` is the program itself (maybe the same)."""
+    """A started process: `child` is this program's child, to wait for and to end; `process` is the contestant's program
+    (they may be the same)."""
 
     name: str  # role-rank
     child: psutil.Popen
     process: psutil.Process
 
     def cpu_seconds(self) -> float:
-        """User and system seconds so far; 0 of one that is gone."""
+        """User and system seconds so far; 0 if the process has ended."""
         try:
             times = self.process.cpu_times()
         except psutil.NoSuchProcess:
@@ -30,7 +31,7 @@ class Running:
 
 
 class Place(Protocol):
-    """What a team wants to know of the machines that it runs on."""
+    """The machines that a team runs on."""
 
     local_workers: int | None  # workers on each machine; None: all
 
@@ -38,14 +39,14 @@ class Place(Protocol):
         """The IP address of the process on the training network."""
 
     def port(self) -> int:
-        """A TCP port for the scheduler, which nobody else has."""
+        """A free TCP port for the scheduler."""
 
     def start(self, role: str, rank: int, command: Sequence[str], **popen: Any) -> Running:
-        """Start a process of that role and rank."""
+        """Start a process with this role and rank."""
 
 
 class Loopback:
-    """All on this machine."""
+    """A Place: all processes on this machine."""
 
     local_workers = None
 

@@ -1,7 +1,8 @@
-"""One contestant's processes in the kvstore benchmark: started once, kept idle between their blocks, ended for sure.
+"""The processes of one contestant in the kvstore benchmark. They are started once, are idle between their blocks, and
+are ended in any case.
 
-A parameter-server job is a scheduler, servers and workers with the DMLC_* environment; a gloo job has workers only.
-The driver speaks with each worker over an inherited pipe (loop.py); each process's output goes to a file.
+A parameter-server job has a scheduler, servers and workers with the DMLC_* environment; a gloo job has workers only.
+The driver exchanges messages with each worker over an inherited pipe (loop.py); each process's output goes to a file.
 """
 
 import json
@@ -24,8 +25,8 @@ from contest.loop import PIPE_VARIABLE
 from contest.place import Loopback, Place, Running
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
-PACKAGES = (CHECKOUT / "benchmarks", CHECKOUT)  # where the programs find theirs
-START_DEADLINE = 120.0  # s; importing a framework in four processes on a busy machine
+PACKAGES = (CHECKOUT / "benchmarks", CHECKOUT)  # for the programs' imports
+START_DEADLINE = 120.0  # s; four processes on a busy machine import a framework
 BLOCK_DEADLINE = 300.0  # s
 STOP_DEADLINE = 15.0  # s
 
@@ -36,7 +37,7 @@ class TeamFailed(Exception):
 
 @dataclass(frozen=True)
 class Contest:
-    """One row of the table: a system, what it does, and how its worker program is called."""
+    """One row of the table: a system, its task, and its worker program with options."""
 
     system: str  # as in --systems
     mode: str  # the program's --mode
@@ -44,13 +45,13 @@ class Contest:
     program: str  # file in programs/
     servers: bool = True  # has a scheduler and servers
     transport: str = ""  # DMLTRAIN_TRANSPORT
-    launcher_threads: bool = True  # OMP_NUM_THREADS as dmltrain-launch sets it; False: the system's own default
+    launcher_threads: bool = True  # OMP_NUM_THREADS as dmltrain-launch sets it; False: the system's default
     codec: str = "none"  # dmltrain's --gc-type
     host_sum: str = ""  # DMLTRAIN_HOST_SUM
 
     @property
     def variant(self) -> str:
-        """The codec, and what else differs between contests of one system."""
+        """The codec and the host sum: what differs between contests of one system."""
         return self.codec + (f" host-sum {self.host_sum}" if self.host_sum else "")
 
 
@@ -58,10 +59,10 @@ class Contest:
 class Block:
     """One turn of a team."""
 
-    seconds: float  # of a step: the slower worker's, median over the steps after warm-up
-    worker_cpu_seconds: float  # of a step, all workers' together, mean
-    server_cpu_seconds: float  # of a step, all servers' together, mean
-    other_cores: float  # taken by everything else on the machine during the turn
+    seconds: float  # of a step: of the slowest worker, median over the steps after warm-up
+    worker_cpu_seconds: float  # of a step, sum of all workers, mean
+    server_cpu_seconds: float  # of a step, sum of all servers, mean
+    other_cores: float  # used by the rest of the machine during the turn
 
 
 class Team:
@@ -113,10 +114,10 @@ class Team:
             self.pipes.append(near)
 
     def take_turn(self, warm_up: int, steps: int, together: bool = False, **settings: Any) -> None:
-        """Run `warm_up` steps and then `steps` that count; adds to `blocks`.
+        """Run `warm_up` untimed and `steps` timed steps; adds to `blocks`.
 
-        `together`: all workers begin each step at once (within 1 ms), as after equally long computing; else each when
-        it is ready. `settings` go to the contestants' `prepare`, where they have one.
+        `together`: all workers begin each step at the same time (within 1 ms), as after equally long computation; else
+        each worker begins when it is ready. `settings` are passed to the contestants' `prepare`.
         """
         self.cpu_idle += self.cpu_seconds() - self.cpu_seen
         self.clock_idle += time.monotonic() - self.clock_seen
@@ -135,41 +136,41 @@ class Team:
         self.blocks.append(Block(statistics.median(slower[warm_up:]), worked, served, max(0.0, others)))
 
     def start_step(self) -> None:
-        """Wait until every worker is ready for its next step, and let all go."""
+        """Wait until every worker is ready for its next step, then start all."""
         for rank in range(len(self.pipes)):
             self.answer(rank, BLOCK_DEADLINE)
         for pipe in self.pipes:
             pipe.send_bytes(b"go")
 
     def answer(self, rank: int, seconds: float) -> bytes:
-        """The worker's next message; raises TeamFailed when any process of the team ends or the time is over."""
+        """The worker's next message; raises TeamFailed when any process of the team ends, or after `seconds`."""
         deadline = time.monotonic() + seconds
         while not self.pipes[rank].poll(0.2):
             for each in self.processes:
                 if each.child.poll() is not None:
-                    raise TeamFailed(self.complaint(each.name, f"ended with {each.child.returncode}"))
+                    raise TeamFailed(self.failure(each.name, f"ended with {each.child.returncode}"))
             if time.monotonic() > deadline:
-                raise TeamFailed(self.complaint(f"worker-{rank}", f"did not answer within {seconds:.0f} s"))
+                raise TeamFailed(self.failure(f"worker-{rank}", f"did not answer within {seconds:.0f} s"))
         try:
             return self.pipes[rank].recv_bytes()
         except EOFError:
-            raise TeamFailed(self.complaint(f"worker-{rank}", "ended")) from None
+            raise TeamFailed(self.failure(f"worker-{rank}", "ended")) from None
 
-    def complaint(self, name: str, what: str) -> str:
-        """Who failed, how, and the last lines of its output."""
+    def failure(self, name: str, what: str) -> str:
+        """The error message: the failed process, the failure, and the last lines of its output."""
         tail = (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace").splitlines()[-12:]
         return "\n  ".join([f"{self.contest.label}: {name} {what}; its last lines:", *tail])
 
     def cpu_seconds(self, role: str = "") -> float:
-        """User and system seconds so far of the processes of one role, or of all."""
+        """User and system seconds so far of the processes with one role, or of all."""
         return sum(each.cpu_seconds() for each in self.processes if each.name.startswith(role))
 
     def idle_cores(self) -> float:
-        """Cores that the team kept busy while others had their turns: near 0, or the comparison is unfair."""
+        """Cores that the team used outside its turns; the comparison is fair only if it is near 0."""
         return self.cpu_idle / self.clock_idle if self.clock_idle else 0.0
 
     def stop(self) -> None:
-        """Let the workers leave, then end whatever is left."""
+        """Let the workers leave, then kill all remaining processes."""
         for pipe in self.pipes:
             pipe.close()
         _, left = psutil.wait_procs([each.child for each in self.processes], STOP_DEADLINE if self.pipes else 0)
@@ -179,7 +180,7 @@ class Team:
 
 
 def environment(contest: Contest, workers: int, servers: int, folder: Path, place: Place) -> dict[str, str]:
-    """What all processes of a team share."""
+    """The environment that all processes of a team share."""
     key_file = folder / "key"
     key_file.touch(mode=0o600)
     key_file.write_text(secrets.token_hex(32))
@@ -207,7 +208,7 @@ def environment(contest: Contest, workers: int, servers: int, folder: Path, plac
 
 
 def role_variables(role: str, rank: int, base: dict[str, str], place: Place) -> dict[str, str]:
-    """What differs between a team's processes."""
+    """The environment variables that differ between a team's processes."""
     variables = {"DMLC_ROLE": role, "DMLC_TASK_ID": str(rank), "DMLC_NODE_HOST": place.address(role, rank)}
     if role == "worker":
         local_rank = rank % (place.local_workers or int(base["WORLD_SIZE"]))
@@ -218,6 +219,6 @@ def role_variables(role: str, rank: int, base: dict[str, str], place: Place) -> 
 
 
 def busy_seconds() -> float:
-    """CPU seconds that all processes of the machine (and, in a virtual one, its neighbours) have taken so far."""
+    """CPU seconds of all processes on the machine so far; in a virtual machine including those stolen by others."""
     times = psutil.cpu_times()
     return times.user + times.nice + times.system + getattr(times, "steal", 0.0)

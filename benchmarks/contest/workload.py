@@ -1,8 +1,8 @@
-"""What every contestant of the kvstore benchmark moves, and how a worker knows that what came back is right.
+"""The workload of all contestants in the kvstore benchmark, and the check of their results. Uses numpy only.
 
 The keys are ResNet-50's parameters (He et al. 2015, arXiv:1512.03385, table 1; 25,557,032 float32, 102.2 MB) as exactly
 100 arrays. Gradients are small integers times (rank + 1), so their sum over workers is exact in float32 in any order.
-Three elements of each array change with the step: a stale or half-updated answer is noticed. Knows numpy only.
+Three elements of each array change with the step, so that stale or partly updated results are detected.
 """
 
 import math
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 KEYS = 100
-LEARNING_RATE = 2.0**-10  # a power of two: the first step's weights are exact
+LEARNING_RATE = 2.0**-10  # a power of two, so that the weights of the first step are exact
 MOMENTUM = 0.9
 
 
 class WrongResult(Exception):
-    """A contestant returned values that are not the sum (or the weights) they should be."""
+    """A contestant returned wrong sums or weights."""
 
 
 def resnet50_layers() -> tuple[list[tuple[int, ...]], list[tuple[int, ...]], list[tuple[int, ...]]]:
@@ -34,10 +34,8 @@ def resnet50_layers() -> tuple[list[tuple[int, ...]], list[tuple[int, ...]], lis
 
 
 def resnet50_shapes(keys: int = KEYS) -> list[tuple[int, ...]]:
-    """ResNet-50's parameters as `keys` arrays: convolutions and classifier whole, the 106 batch-norm vectors joined.
-
-    Neighbouring batch-norm vectors are joined to `keys - 55` groups of two or three, because 161 arrays are not 100.
-    """
+    """ResNet-50's 161 parameters as `keys` arrays: neighbouring batch-norm vectors are joined to `keys - 55` groups of
+    two or three; all others stay separate."""
     convolutions, norms, classifier = resnet50_layers()
     groups = keys - len(convolutions) - len(classifier)
     edges = [len(norms) * group // groups for group in range(groups + 1)]
@@ -46,9 +44,9 @@ def resnet50_shapes(keys: int = KEYS) -> list[tuple[int, ...]]:
 
 
 def shapes_of(megabytes: float | None, keys: int = KEYS) -> list[tuple[int, ...]]:
-    """ResNet-50's 100 shapes, or `keys` flat arrays of the same proportions that are `megabytes` (10^6 bytes) together.
+    """ResNet-50's 100 shapes, or `keys` flat arrays with the same proportions and `megabytes` (10^6 bytes) in all.
 
-    Fewer keys are neighbours joined; more are further networks of the same kind.
+    For fewer keys neighbours are joined; for more keys the network is repeated.
     """
     shapes = resnet50_shapes()
     if megabytes is None and keys == KEYS:
@@ -59,7 +57,7 @@ def shapes_of(megabytes: float | None, keys: int = KEYS) -> list[tuple[int, ...]
 
 
 def regrouped(sizes: list[int], count: int) -> list[int]:
-    """`count` sizes: groups of neighbours, or, of more than there are, these again from the first on."""
+    """`count` sizes: sums of neighbours, or, if `count` is larger than their number, the sizes repeated."""
     if count >= len(sizes):
         return [sizes[number % len(sizes)] for number in range(count)]
     edges = [len(sizes) * group // count for group in range(count + 1)]
@@ -72,7 +70,7 @@ def bytes_of(shapes: list[tuple[int, ...]]) -> int:
 
 
 def patterns(shapes: list[tuple[int, ...]], rank: int) -> list[np.ndarray]:
-    """Worker `rank`'s gradients: integers -30..30, another phase for each key, times (rank + 1)."""
+    """Worker `rank`'s gradients: integers -30..30, with a different phase for each key, times (rank + 1)."""
     return [
         (((np.arange(math.prod(shape)) + 7 * key) % 61 - 30) * (rank + 1)).astype(np.float32).reshape(shape)
         for key, shape in enumerate(shapes)
@@ -80,7 +78,7 @@ def patterns(shapes: list[tuple[int, ...]], rank: int) -> list[np.ndarray]:
 
 
 def write(gradients: list[np.ndarray], sources: list[np.ndarray], rank: int, step: int) -> None:
-    """Produce a step's gradients, as backward does: the pattern, with the step's value in the marked elements."""
+    """Write a step's gradients, as backward does: the pattern, with the step's marker in the marked elements."""
     for gradient, source in zip(gradients, sources, strict=True):
         np.copyto(gradient, source)
         flat = gradient.reshape(-1)
@@ -88,19 +86,20 @@ def write(gradients: list[np.ndarray], sources: list[np.ndarray], rank: int, ste
 
 
 def marker(step: int) -> int:
-    """What the marked elements of worker 0's gradients hold in this step: never the same twice running."""
+    """The value of the marked elements of worker 0's gradients; it differs in consecutive steps."""
     return step % 7 + 1
 
 
 @dataclass
 class Series:
-    """One element's life on the servers: its sum, or its weight and momentum from weight 0 (in float64)."""
+    """The expected values of one element on the servers: its sum, or its weight and momentum from weight 0 (in
+    float64)."""
 
     value: float = 0.0
     velocity: float = 0.0
 
     def advance(self, gradient: float, momentum: bool) -> None:
-        """Take one step with the summed gradient, as torch's and MXNet's SGD do at a constant learning rate."""
+        """Make one step with the summed gradient, as torch's and MXNet's SGD do at a constant learning rate."""
         if not momentum:
             self.value = gradient
             return
@@ -110,7 +109,8 @@ class Series:
 
 @dataclass
 class Reference:
-    """Expected results of worker `rank` of `workers`; linear in the gradients, so two series describe all elements."""
+    """Expected results of worker `rank` of `workers`. They are linear in the gradients, so two series describe all
+    elements."""
 
     momentum: bool
     rank: int
@@ -119,13 +119,13 @@ class Reference:
     marked: Series = field(default_factory=Series)
 
     def advance(self, step: int) -> None:
-        """The step was taken by all workers."""
+        """Record that all workers have made this step."""
         ranks = self.workers * (self.workers + 1) / 2  # sum of (rank + 1)
         self.bulk.advance(ranks, self.momentum)
         self.marked.advance(ranks * marker(step), self.momentum)
 
     def check_marked(self, results: list[np.ndarray]) -> None:
-        """Raise WrongResult unless the marked elements of every result are this step's."""
+        """Raise WrongResult unless the marked elements of every result belong to this step."""
         flats = [result.reshape(-1) for result in results]
         found = np.array([(flat[0], flat[flat.size // 2], flat[-1]) for flat in flats])  # (keys, 3)
         if not np.allclose(found, self.marked.value, rtol=1e-4, atol=0):

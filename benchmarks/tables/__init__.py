@@ -1,1 +1,1 @@
-"""From the turns of a contest to its figures, as JSON values and as tables."""
+"""Computes the figures of a contest from its turns, as JSON values and as tables."""

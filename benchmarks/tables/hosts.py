@@ -1,4 +1,4 @@
-"""From the turns of all teams on the test bed to the five-host benchmark's JSON and its table."""
+"""The five-host benchmark's JSON and table, computed from the turns of all teams on the test bed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from report import spread
 
 from tables.kvstore import contest, pairs
 
-TOO_MANY_CORES = 0.1  # of others in turn, or of a system out of turn: the times are not to be trusted
-UNEVEN = 0.03  # of the goodput between turns: something else was at the links or the cores
+TOO_MANY_CORES = 0.1  # used by others during a turn, or by a system outside its turns: do not trust the times
+UNEVEN = 0.03  # share by which the goodput may differ between turns; more shows other load on links or cores
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What the hosts' links have carried, headers included."""
+    """The traffic of the hosts' links, headers included."""
 
     links: dict[str, tuple[int, int]]  # host -> bytes (received, sent)
     retransmits: float  # TCP segments, all hosts
@@ -29,7 +29,7 @@ class Traffic:
         return Traffic(bed.link_bytes(), bed.retransmits())
 
     def since(self, before: Traffic, steps: int) -> Traffic:
-        """What was added after `before`, in so many steps."""
+        """The traffic since `before`, which took `steps` steps."""
         links = {
             host: (got - before.links[host][0], sent - before.links[host][1])
             for host, (got, sent) in self.links.items()
@@ -38,25 +38,25 @@ class Traffic:
 
     @property
     def busiest(self) -> float:
-        """Bytes of a step in the busiest direction of any host's link."""
+        """Bytes in a step in the busiest direction of any host's link."""
         return max(max(link) for link in self.links.values()) / self.steps
 
     @property
     def mean(self) -> float:
-        """Bytes of a step in a direction of a host's link, on average."""
+        """Mean bytes in a step in one direction of a host's link."""
         return statistics.fmean(way for link in self.links.values() for way in link) / self.steps
 
 
 def bound_seconds(hosts: int, size: int, goodput: float) -> float:
-    """The least time of a step with a server beside each worker, DESIGN section 5: each link carries its worker's
-    pushes to the other hosts and its server's answers to the other workers. `size` bytes, `goodput` bytes/s."""
+    """The lower bound on the time of a step with a worker and a server on each host: each link carries its worker's
+    pushes to the other hosts and its server's answers to the other workers. `size` in bytes, `goodput` in bytes/s."""
     return 2 * (hosts - 1) * size / (hosts * goodput)
 
 
 def report(
     teams: Sequence[Team], traffic: Sequence[Sequence[Traffic]], goodput: Sequence[Sequence[float]], facts: dict
 ) -> dict:
-    """Everything a reader needs to judge and repeat the run, as JSON values; times in seconds."""
+    """All figures and facts, to judge and repeat the run, as JSON values; times in seconds."""
     work = facts["workload"]
     best = statistics.median(statistics.fmean(turn) for turn in goodput)
     bound = bound_seconds(work["hosts"], work["bytes"], best)
@@ -93,13 +93,13 @@ def row(team: Team, traffic: Sequence[Traffic], bound: float, turns: dict[tuple[
 
 
 def ratio(turns: dict[tuple[str, str], list[float]], other: tuple[str, str], own: tuple[str, str]) -> float | None:
-    """How many times faster than the other, median over pairs of turns; None where one did not run."""
+    """How many times faster than the other, median over pairs of turns; None if one did not run."""
     values = pairs(turns, other, own) if own != other else []
     return statistics.median(values) if values else None
 
 
 def doubts(result: dict) -> list[str]:
-    """Why the times should not be trusted; nothing where they can be."""
+    """Reasons not to trust the times; empty if there are none."""
     each = [statistics.fmean(turn) for turn in result["goodput_of_each_turn"]]
     found = (
         [f"the goodput was between {min(each) * 8e-6:.0f} and {max(each) * 8e-6:.0f} Mbit/s"]
@@ -108,9 +108,9 @@ def doubts(result: dict) -> list[str]:
     )
     for entry in result["contests"]:
         if entry["other_cores"] > TOO_MANY_CORES:
-            found.append(f"{entry['label']}: others took {entry['other_cores']:.2f} cores in its turns")
+            found.append(f"{entry['label']}: others used {entry['other_cores']:.2f} cores during its turns")
         if entry["idle_cores"] > TOO_MANY_CORES:
-            found.append(f"{entry['label']}: took {entry['idle_cores']:.2f} cores out of turn")
+            found.append(f"{entry['label']}: used {entry['idle_cores']:.2f} cores outside its turns")
     return found
 
 
@@ -141,7 +141,7 @@ def counted(workers: int) -> str:
 
 
 def line(entry: dict) -> str:
-    """One row. MB a link: of a step, in the busiest direction; resent: TCP segments of a step."""
+    """One row. MB a link: in a step, busiest direction; resent: TCP segments retransmitted in a step."""
     seconds = "".join(f"{entry['seconds'][name] * 1e3:8.1f}" for name in ("median", "min", "max"))
     times = [f"{entry[name]:.2f}x" if entry[name] else "" for name in ("ratio_to_mxnet", "ratio_to_none")]
     return (

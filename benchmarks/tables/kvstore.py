@@ -1,4 +1,4 @@
-"""From the turns of all teams to the kvstore benchmark's JSON and its table. Pure."""
+"""The kvstore benchmark's JSON and table, computed from the turns of all teams. Pure."""
 
 import statistics
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ LIMITS = {
 
 
 def report(teams: list[Team], limits: list[dict[str, float]], facts: dict) -> dict:
-    """Everything a reader needs to judge and repeat the run, as JSON values; times in seconds."""
+    """All figures and facts, to judge and repeat the run, as JSON values; times in seconds."""
     turns = {key_of(team): [block.seconds for block in team.blocks] for team in teams}
     to_mxnet = {way: pairs(turns, ("mxnet", "sum", ""), ("dmltrain", "sum", way)) for way in TRANSPORTS}
     momentum = {mode: pairs(turns, ("mxnet", "momentum", ""), ("dmltrain", mode, "shm")) for mode in MOMENTUM_MODES}
@@ -42,13 +42,13 @@ def report(teams: list[Team], limits: list[dict[str, float]], facts: dict) -> di
 
 
 def key_of(team: Team) -> tuple[str, str, str]:
-    """What tells a contest from the others."""
+    """What identifies a contest."""
     return team.contest.system, team.contest.mode, team.contest.transport
 
 
 def bound_seconds(limit: dict[str, float], workload: dict) -> float:
-    """What moving (workers + 1) V bytes costs at memcpy's rate, which reads V bytes and writes V: each worker's
-    gradient is read once, and the sum written once."""
+    """Seconds to move (workers + 1) V bytes at memcpy's rate: each worker's gradient is read once, and the sum is
+    written once. (memcpy reads V bytes and writes V bytes.)"""
     return (workload["workers"] + 1) / 2 * limit["memcpy"]
 
 
@@ -60,12 +60,12 @@ def pairs(
 
 
 def median(values: Sequence[float]) -> float | None:
-    """The median, None of nothing."""
+    """The median, or None of no values."""
     return statistics.median(values) if values else None
 
 
 def contest(team: Team) -> dict:
-    """One team's figures, per step unless said otherwise."""
+    """One team's figures; times of a step."""
     return {
         "system": team.contest.system,
         "mode": team.contest.mode,
@@ -75,8 +75,8 @@ def contest(team: Team) -> dict:
         "seconds_of_each_turn": [block.seconds for block in team.blocks],
         "worker_cpu_seconds": statistics.median(block.worker_cpu_seconds for block in team.blocks),
         "server_cpu_seconds": statistics.median(block.server_cpu_seconds for block in team.blocks),
-        "other_cores": statistics.median(block.other_cores for block in team.blocks),  # taken by all the rest
-        "idle_cores": team.idle_cores(),  # taken while others had their turn
+        "other_cores": statistics.median(block.other_cores for block in team.blocks),  # used by the rest of the machine
+        "idle_cores": team.idle_cores(),  # used outside its turns
         "command": team.command[1:],
         "omp_num_threads": team.base.get("OMP_NUM_THREADS"),
     }
@@ -105,12 +105,12 @@ def table(result: dict) -> str:
 
 
 def milliseconds(seconds: dict[str, float]) -> str:
-    """Three columns."""
+    """Median, minimum and maximum, in three columns."""
     return "".join(f"{seconds[name] * 1e3:8.1f}" for name in ("median", "min", "max"))
 
 
 def ratio_lines(result: dict) -> list[str]:
-    """How many times faster dmltrain is, with the pairs it is the median of."""
+    """How many times faster dmltrain is: medians, and the pairs of turns."""
     best, each = result["ratio_to_mxnet_momentum_is_of"], result["ratio_to_mxnet_of_each_turn"]
     ratios = {way: (f"sum only, {way}", ratio) for way, ratio in result["ratio_to_mxnet"].items()}
     ratios |= {best: (f"SGD momentum ({best}), shm", result["ratio_to_mxnet_momentum"])}

@@ -1,4 +1,4 @@
-"""From the turns of all cells to the scale benchmark's JSON and its table. Pure."""
+"""The scale benchmark's JSON and table, computed from the turns of all cells. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from report import spread
 
 from tables.kvstore import bound_seconds
 
-HALF = 0.5  # of the bound: below, a cell is explained
-TOO_MANY_CORES = 0.15  # taken by others
+HALF = 0.5  # of the bound; the report explains cells below it
+TOO_MANY_CORES = 0.15  # used by others
 HEAD = (
     "workers",
     "servers",
@@ -57,7 +57,7 @@ def median_of(blocks: Sequence[Block], figure: Callable[[Block], float]) -> floa
 
 
 def report(cells: Sequence[Measured], facts: dict) -> dict:
-    """Everything a reader needs to judge and repeat the run, as JSON values; times in seconds."""
+    """All figures and facts, to judge and repeat the run, as JSON values; times in seconds."""
     rows = [row(measured) for measured in cells]
     return {
         "cells": rows,
@@ -68,8 +68,8 @@ def report(cells: Sequence[Measured], facts: dict) -> dict:
 
 
 def fixed_cost(rows: Sequence[dict]) -> dict | None:
-    """What a step and each slice of it cost without their bytes, from the twins with the base cell's workers and
-    servers: seconds, and CPU seconds of one worker and one server. None where all have equally many slices."""
+    """The cost of a step and of each slice without their bytes, from the twins with the base cell's workers and
+    servers: seconds, and CPU seconds of one worker and one server. None if all have equally many slices."""
     same = [row for row in rows if (row["workers"], row["servers"]) == (rows[0]["workers"], rows[0]["servers"])]
     if len({row["slices"] for row in same}) < 2:
         return None
@@ -78,7 +78,7 @@ def fixed_cost(rows: Sequence[dict]) -> dict | None:
     lines = {
         way: np.polyfit(slices, [row["slices_alone"][way] / count for row in same], 1, w=1 / np.array(slices))
         for way, count in ways.items()
-    }  # weights: what is measured is wrong by a share of it, not by milliseconds
+    }  # weights: errors of measurement are relative, not absolute
     return {
         "workers": rows[0]["workers"],
         "servers": rows[0]["servers"],
@@ -105,7 +105,7 @@ def table(result: dict) -> str:
 
 
 def texts(entry: dict) -> list[str]:
-    """One line's cells."""
+    """The cells of one row."""
     times = (entry["seconds"]["median"], entry["bound_seconds"])
     ours = (entry["slices_alone"]["seconds"], entry["worker_cpu_seconds"], entry["server_cpu_seconds"])
     return [
@@ -117,31 +117,31 @@ def texts(entry: dict) -> list[str]:
 
 
 def milliseconds(seconds: float) -> str:
-    """Two digits at least."""
+    """Milliseconds with at least two digits."""
     return f"{seconds * 1e3:.{2 if seconds < 1e-3 else 1 if seconds < 1e-2 else 0}f}"
 
 
 def fixed_lines(fixed: dict | None) -> list[str]:
-    """What empty slices cost."""
+    """The cost of empty slices."""
     if fixed is None:
         return []
-    step, piece = fixed["step"], fixed["slice"]
+    step, slice_ = fixed["step"], fixed["slice"]
     return [
         f"Fixed cost with {fixed['workers']} workers and {fixed['servers']} server(s): {step['seconds'] * 1e3:.1f} "
-        f"ms a step and {piece['seconds'] * 1e6:.0f} us a slice, of which CPU: each worker "
-        f"{piece['worker_cpu_seconds'] * 1e6:.0f} us, each server {piece['server_cpu_seconds'] * 1e6:.0f} us.",
+        f"ms a step and {slice_['seconds'] * 1e6:.0f} us a slice, of which CPU: each worker "
+        f"{slice_['worker_cpu_seconds'] * 1e6:.0f} us, each server {slice_['server_cpu_seconds'] * 1e6:.0f} us.",
         "",
     ]
 
 
 def explanations(result: dict) -> list[str]:
-    """Where the time goes in cells that are below half of the bound."""
+    """Explanations of the cells below half of the bound."""
     below = [entry for entry in result["cells"] if entry["share_of_bound"] < HALF]
     return [f"- {name(entry)}: {explained(entry, result['machine']['cores'])}" for entry in below]
 
 
 def name(entry: dict) -> str:
-    """A cell in words."""
+    """The description of a cell."""
     return (
         f"{entry['workers']} worker(s), {entry['servers']} server(s), {entry['keys']} keys, "
         f"{entry['megabytes']:g} MB ({entry['share_of_bound']:.0%})"
@@ -149,7 +149,7 @@ def name(entry: dict) -> str:
 
 
 def explained(entry: dict, cores: int) -> str:
-    """Which parts of a step are not the moving of bytes, in words."""
+    """The parts of a step that do not move bytes."""
     time, alone = entry["seconds"]["median"], entry["slices_alone"]["seconds"]
     busy = (entry["worker_cpu_seconds"] + entry["server_cpu_seconds"]) / cores
     processes = entry["workers"] + entry["servers"]
@@ -160,11 +160,11 @@ def explained(entry: dict, cores: int) -> str:
 
 
 def doubts(result: dict) -> list[str]:
-    """Why the times should not be trusted; nothing where they can be."""
+    """Reasons not to trust the times; empty if there are none."""
     others = [entry["other_cores"] for entry in result["cells"] if entry["other_cores"] > TOO_MANY_CORES]
     return (
         [
-            f"- do not trust these times: in {len(others)} of {len(result['cells'])} cells other processes took up to "
+            f"- do not trust these times: in {len(others)} of {len(result['cells'])} cells other processes used up to "
             f"{max(others):.2f} cores"
         ]
         if others

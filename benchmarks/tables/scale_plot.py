@@ -1,4 +1,4 @@
-"""The scale benchmark's picture: a step's time over each axis, with the bound. matplotlib is imported here only."""
+"""The scale benchmark's plot: a step's time over each axis, with the bound. matplotlib is imported only here."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ STYLES = {"time": "o-C0", "bound": "k--", "slices without their bytes": ".:C1"}
 
 
 class PlotFailed(Exception):
-    """There can be no picture; the message says why, and the cure."""
+    """The plot failed; the message has the reason and the fix."""
 
 
 def require() -> None:
-    """Raise PlotFailed now rather than after the measurement."""
+    """Raise PlotFailed before the measurement if matplotlib is missing."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
@@ -32,7 +32,7 @@ def save(rows: Sequence[dict], path: str) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    # text as text, and the same file for the same figures
+    # text stays text, and equal figures give equal files
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "scale", "font.size": 8}):
         figure = Figure(figsize=(10, 2.8), layout="constrained")  # inches
         for axes, axis in zip(figure.subplots(1, len(LABELS), sharey=True), LABELS, strict=True):
@@ -41,12 +41,12 @@ def save(rows: Sequence[dict], path: str) -> None:
         figure.axes[0].legend(fontsize="small")
         try:
             figure.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
-        except (OSError, ValueError) as error:  # ValueError lists the endings that matplotlib knows
+        except (OSError, ValueError) as error:  # ValueError lists the formats that matplotlib knows
             raise PlotFailed(f"--plot {path}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
 
 def series(rows: Sequence[dict], axis: str) -> list[dict]:
-    """The rows that differ from the base in this axis only, in its order."""
+    """The rows that differ from the base only in this axis, in its order."""
     same = [row for row in rows if all(row[other] == rows[0][other] for other in LABELS if other != axis)]
     return sorted(same, key=lambda row: row[axis])
 

@@ -29,4 +29,4 @@ def test_a_run_is_made_once_and_compared(tmp_path):
 
 def test_a_type_that_is_none_is_refused(tmp_path):
     done = run("accuracy.py", "--log-dir", str(tmp_path), "--gc-type", "none,zip")
-    assert done.returncode == 2 and "--gc-type 'zip': choose of none, bf16" in done.stderr
+    assert done.returncode == 2 and "--gc-type 'zip': choose one of none, bf16" in done.stderr

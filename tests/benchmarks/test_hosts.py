@@ -90,10 +90,10 @@ def test_nothing_is_left(result: dict):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--gc-type", "none,zip"], "'zip': choose of none, bf16"),
+        (["--gc-type", "none,zip"], "'zip': choose one of none, bf16"),
         (["--systems", "horovod"], "mxnet, dmltrain"),
         (["--hosts", "1"], "2 to 250"),
-        (["--host-sum", "no"], "choose of auto, off"),
+        (["--host-sum", "no"], "choose one of auto, off"),
         (["--megabytes", "0"], "more than 0"),
     ],
 )
@@ -108,10 +108,13 @@ def test_doubtful_times_are_called_so():
     steady = [[100.0, 102.0], [101.0, 101.0]]
     assert report.doubts({"goodput_of_each_turn": steady, "contests": [quiet]}) == []
     assert (
-        "others took 0.50"
+        "others used 0.50"
         in report.doubts({"goodput_of_each_turn": steady, "contests": [quiet | {"other_cores": 0.5}]})[0]
     )
-    assert "out of turn" in report.doubts({"goodput_of_each_turn": steady, "contests": [quiet | {"idle_cores": 1}]})[0]
+    assert (
+        "outside its turns"
+        in report.doubts({"goodput_of_each_turn": steady, "contests": [quiet | {"idle_cores": 1}]})[0]
+    )
     assert "goodput" in report.doubts({"goodput_of_each_turn": [[100.0], [90.0]], "contests": [quiet]})[0]
 
 

@@ -1,9 +1,10 @@
-"""The program of every process of the job in the overlap benchmark (overlap.py): a training step without a framework.
+"""The program of all processes in the overlap benchmark (overlap.py): training steps without a framework.
 
-A step is forward, key by key in order, and backward, key by key in reverse. Each key's part of forward begins when the
-one before it is done and the key's sum of the last step is here; when its part of backward is done, its gradient is
-pushed and the sum asked for, both with forward order as priority. Computing is an accelerator's: it takes time, not
-this processor (`Accelerator`). All keys take the same time, as ResNet's convolutions nearly do.
+A step is forward, key by key in order, and backward, key by key in reverse order; each key stands for a layer. A
+layer's forward begins when the previous layer is complete and the key's sum of the last step has arrived. When a
+layer's backward is complete, its gradient is pushed and the sum is pulled, with forward order as priority. Computation
+is that of an accelerator: it takes time, but not this processor (`Accelerator`). All layers take the same time, as
+ResNet's convolutions nearly do.
 """
 
 from __future__ import annotations
@@ -23,24 +24,24 @@ from contest.workload import WrongResult, bytes_of, marker, patterns, shapes_of
 
 import dmltrain.kvstore
 
-FORWARD = 1 / 3  # of the compute; backward makes two products where forward makes one
+FORWARD = 1 / 3  # of the computation: backward has two products for each one in forward
 
 
 @dataclass
 class Accelerator:
-    """Computes part after part; `now` is when the last one was or will be done, in perf_counter's seconds."""
+    """Computes layer after layer; `now` is when the last one was or will be complete, in perf_counter's seconds."""
 
     now: float
 
     def compute(self, seconds: float) -> None:
-        """A part that began when the one before was done; returns when it is done, on time if the machine allows."""
+        """Compute for `seconds` from `now`; returns when that is complete, on time if the machine allows."""
         self.now += seconds
         ahead = self.now - time.perf_counter()
         if ahead > 0:
             time.sleep(ahead)
 
     def wait(self, handle: Any) -> None:
-        """The next part begins when all of the handle has come."""
+        """Wait for a handle; the next computation begins when it is complete."""
         handle.wait()
         self.now = max(self.now, time.perf_counter())
 
@@ -62,7 +63,8 @@ class Training:
         self.step = 0
 
     def run(self, steps: int, compute: float) -> dict[str, list[float]]:
-        """Seconds and CPU seconds of each step with so many seconds of compute, after one that fills the pipeline."""
+        """Seconds and CPU seconds of each step with `compute` seconds of computation, after one step that fills the
+        pipeline."""
         self.kv.barrier()
         accelerator = Accelerator(time.perf_counter())
         self.take(accelerator, compute)
@@ -76,7 +78,7 @@ class Training:
         return {"seconds": seconds, "cpu_seconds": cpu_seconds}
 
     def take(self, accelerator: Accelerator, compute: float) -> None:
-        """One step. It ends when backward does: what is still under way is waited for by the next."""
+        """One step. It ends with backward; the next step waits for transfers that are still in progress."""
         for key in self.keys:
             if key in self.handles:
                 accelerator.wait(self.handles.pop(key))
@@ -89,14 +91,14 @@ class Training:
         accelerator.now = max(accelerator.now, time.perf_counter())
 
     def exchange(self, key: int, priority: int) -> None:
-        """Push the key's gradient and ask for the sum."""
+        """Push the key's gradient and pull the sum."""
         flat = self.gradients[key]
         flat[0] = flat[flat.size // 2] = flat[-1] = marker(self.step) * (self.kv.rank + 1)
         self.kv.push(key, flat, priority)
         self.handles[key] = self.kv.pull(key, self.sums[key], priority, wait=False)
 
     def check(self, key: int) -> None:
-        """Raise WrongResult unless the sum is the last step's."""
+        """Raise WrongResult unless the sum belongs to the last step."""
         flat, workers = self.sums[key], self.kv.num_workers
         expected = marker(self.step) * workers * (workers + 1) / 2
         found = (flat[0], flat[flat.size // 2], flat[-1])
@@ -104,15 +106,15 @@ class Training:
             raise WrongResult(f"worker {self.kv.rank}, key {key}, step {self.step}: {found}, expected {expected}")
 
     def drain(self) -> None:
-        """Wait for what is under way."""
+        """Wait for all transfers in progress."""
         for handle in self.handles.values():
             handle.wait()
         self.handles.clear()
 
 
 def forward_order(keys: int) -> list[int]:
-    """The keys of workload.py in the order of ResNet's forward: 53 convolutions with the joined batch-norm vectors
-    between them, and the two arrays of the classifier."""
+    """The keys of workload.py in the order of ResNet's forward: 53 convolutions, with the joined batch-norm vectors
+    between them, then the two arrays of the classifier."""
     convolutions = 53
     norms = keys - convolutions - 2
     places = [(number / convolutions, number) for number in range(convolutions)]
@@ -121,13 +123,13 @@ def forward_order(keys: int) -> list[int]:
 
 
 def arena(shapes: list[tuple[int, ...]]) -> list[np.ndarray]:
-    """Flat arrays of these sizes that lie one behind the other in one piece of memory."""
+    """Flat, contiguous arrays of these sizes in one block of memory."""
     sizes = [int(np.prod(shape)) for shape in shapes]
     return np.split(np.zeros(bytes_of(shapes) // 4, np.float32), np.cumsum(sizes)[:-1])
 
 
 def main() -> None:
-    """Run one worker; scheduler and servers serve and end inside `create`."""
+    """Run one worker. In a scheduler or server `create` serves the job and ends the process."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--mode", choices=["sum"], required=True)
     parser.add_argument("--megabytes", type=float)

@@ -1,7 +1,7 @@
-"""What a good PyTorch programmer writes by hand: the other side of the training benchmark. Of dmltrain only its data.
+"""A hand-written PyTorch program, the reference in the training benchmark. It uses dmltrain only for its data.
 
-The networks are those of dmltrain.models (tests/benchmarks/test_training.py holds them together), the loop has what
-makes it fast: channels_last, a fused optimizer, set_to_none, in-place ReLU and sums, numbers read only to be printed.
+The networks are those of dmltrain.models (tests/benchmarks/test_training.py checks that). The loop is optimized:
+channels_last, a fused optimizer, set_to_none, in-place ReLU and sums, and values are read only to be printed.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def convolution(inputs: int, channels: int, kernel: int, stride: int = 1) -> nn.
 
 
 class Fork(nn.Module):
-    """Both branches of the same input, side by side."""
+    """Two branches with the same input; their outputs are concatenated."""
 
     def __init__(self, first: nn.Module, second: nn.Module) -> None:
         super().__init__()

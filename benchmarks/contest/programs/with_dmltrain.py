@@ -1,7 +1,6 @@
-"""The program of every process of a dmltrain job in the kvstore benchmark.
+"""The program of all processes of a dmltrain job in the kvstore benchmark.
 
-Scheduler and servers serve and end inside `create`; torch is imported after it and for momentum only, because it is not
-needed elsewhere.
+In a scheduler or server `create` serves the job and ends the process. torch is imported later, and only for momentum.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ if TYPE_CHECKING:
 
 
 class Dmltrain:
-    """One dmltrain worker, as in training: gradients are written where pushes leave from without a copy, and sums are
-    read where the server wrote them."""
+    """One dmltrain worker, as in training: gradients are written to buffers that are pushed without a copy, and sums
+    are read in place."""
 
     def __init__(self, shapes: list[tuple[int, ...]], mode: str, codec: str = "none") -> None:
         self.kv = dmltrain.kvstore.create("dist_sync")
         if codec != "none":
             self.kv.set_gradient_compression(parameters(codec, self.kv.num_workers))
         self.shapes, self.keys = shapes, list(range(len(shapes)))
-        self.results = arena(shapes)  # the weights, where they count
+        self.results = arena(shapes)  # with momentum the weights
         if mode == "momentum-server":
             self.kv.set_optimizer({"name": "sgd", "lr": LEARNING_RATE, "momentum": MOMENTUM})
         self.kv.init(self.keys, self.results)
@@ -47,7 +46,7 @@ class Dmltrain:
         return torch.optim.SGD(self.weights, lr=LEARNING_RATE, momentum=MOMENTUM, fused=True)
 
     def step(self) -> None:
-        """Push all, pull all, wait for all; then the optimizer where it is this worker's."""
+        """Push all, pull all, wait for all; then run the optimizer if it is on the workers."""
         handle = self.kv.pushpull(self.keys, self.values, out=dmltrain.kvstore.READ, wait=False)
         handle.wait()
         if self.optimizer:
@@ -56,7 +55,7 @@ class Dmltrain:
             self.results = [value.reshape(shape) for value, shape in zip(handle.values, self.shapes, strict=True)]
 
     def make_step(self, sums: list[np.ndarray]) -> None:
-        """The optimizer's step with gradients that lie in the server's memory."""
+        """Make the optimizer's step with gradients in the server's memory."""
         import torch
 
         for weight, total in zip(self.weights, sums, strict=True):
@@ -69,7 +68,7 @@ class Dmltrain:
 
 
 def arena(shapes: list[tuple[int, ...]]) -> list[np.ndarray]:
-    """Arrays of zeros of these shapes that lie one behind the other in one piece of memory."""
+    """Contiguous arrays of zeros with these shapes in one block of memory."""
     flat = np.zeros(bytes_of(shapes) // 4, np.float32)
     ends = np.cumsum([math.prod(shape) for shape in shapes])
     return [part.reshape(shape) for part, shape in zip(np.split(flat, ends[:-1]), shapes, strict=True)]

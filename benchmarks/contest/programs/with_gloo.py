@@ -9,13 +9,13 @@ from contest.workload import bytes_of, shapes_of
 
 
 class Gloo:
-    """One gloo worker; sums the 100 arrays one by one (all in flight at once) or as one flat array."""
+    """One gloo worker; sums the 100 arrays as 100 concurrent operations or as one flat array."""
 
     def __init__(self, shapes: list[tuple[int, ...]], flat: bool) -> None:
         arena = torch.zeros(bytes_of(shapes) // 4)
         tensors = list(arena.split([torch.Size(shape).numel() for shape in shapes]))
         self.parts = [arena] if flat else tensors
-        self.gradients = self.results = [tensor.numpy() for tensor in tensors]  # all-reduce works in place
+        self.gradients = self.results = [tensor.numpy() for tensor in tensors]  # all-reduce is in place
 
     def step(self) -> None:
         """Sum over all workers."""

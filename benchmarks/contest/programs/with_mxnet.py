@@ -1,6 +1,6 @@
-"""The program of every process of an MXNet `dist_sync` job in the kvstore benchmark.
+"""The program of all processes of an MXNet `dist_sync` job in the kvstore benchmark, with default settings.
 
-Scheduler and servers run inside `import mxnet` and end there, as MXNet's users start them. Default settings throughout.
+Scheduler and servers run and end inside `import mxnet`, as is usual with MXNet.
 """
 
 import argparse
@@ -33,7 +33,8 @@ class MXNet:
         self.results = [view(out) for out in self.outs]
 
     def step(self) -> None:
-        """Push all, pull all, wait for all: key by key with falling priority as Module does, or by lists of keys."""
+        """Push all, pull all, wait for all: key by key with decreasing priority, as Module does, or with lists of
+        keys."""
         if self.call == "lists":
             self.kv.push(self.keys, self.values)
             self.kv.pull(self.keys, out=self.outs)
@@ -47,12 +48,12 @@ class MXNet:
         mx.nd.waitall()
 
     def close(self) -> None:
-        """MXNet stops its servers when the last reference to the store goes."""
+        """Drop the last reference to the store: MXNet then stops its servers."""
         del self.kv
 
 
 def view(array: "mx.nd.NDArray") -> np.ndarray:
-    """The CPU memory of an MXNet array as a numpy array, without a copy; for use while MXNet has nothing queued."""
+    """A numpy view of an MXNet array's CPU memory; use it only while MXNet has no queued operations."""
     address = ctypes.c_void_p()
     mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
     pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
