@@ -68,7 +68,7 @@ def _connect(kind: str, bound: float, environment: Environment, backend: Backend
     from dmltrain.kvstore.worker.store import DistKVStore
 
     if DistKVStore.present:
-        raise UserError("this process has a distributed kvstore already: create one and use it for everything")
+        raise UserError("this process already has a distributed kvstore: create one and use it for all keys")
     return backend.store(kind, bound, environment)
 
 
