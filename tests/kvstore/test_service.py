@@ -66,7 +66,7 @@ def test_a_state_is_not_read_while_it_changes():
     service = Service("server 0", ENVIRONMENT, core, None, pytest.fail, pytest.fail)
     (work,) = core.push(0, 0, 0, 1, -1.0, core.buffer(0, 0, 0, 16, 0))
     with (
-        pytest.raises(Rejected, match="busy with optimizer steps for 0.05 s .* between two barriers"),
+        pytest.raises(Rejected, match="busy with optimizer steps for 0.05 s.* between two barriers"),
         service.quiescent(0.05),
     ):
         pass
