@@ -77,7 +77,7 @@ def test_launch_and_dmltrain_import_nothing_of_each_other():
 
 
 @pytest.mark.parametrize("name", MAY_IMPORT)
-def test_rooms_import_only_what_lies_below_them(name):
+def test_folders_import_only_from_those_below_them(name):
     paths = [path for path in sources("dmltrain") if room(path) == name]
     assert paths
     for path in paths:

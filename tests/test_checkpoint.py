@@ -1,4 +1,4 @@
-"""Checkpoint files: whole or not at all, and refused with a reason."""
+"""Checkpoint files: complete or not written, and refused with a reason."""
 
 import errno
 import io
@@ -44,7 +44,7 @@ def test_the_newest_of_a_backend_and_the_others_are_named(tmp_path):
         checkpoint.read(tmp_path / "m-0004.npz")
 
 
-def test_written_whole_and_nothing_else_left(tmp_path):
+def test_a_checkpoint_is_complete_and_leaves_no_other_file(tmp_path):
     target = tmp_path / "m-0001.pt"
     checkpoint.write(target, archive("old"))
     checkpoint.write(target, archive("new"))
@@ -52,8 +52,8 @@ def test_written_whole_and_nothing_else_left(tmp_path):
     assert os.listdir(tmp_path) == ["m-0001.pt"]
 
 
-def test_content_is_on_disk_before_its_name_and_the_name_before_the_end(tmp_path):
-    """A power cut leaves what was brought to disk: first the new content beside the old file, then the new name."""
+def test_content_is_synced_before_its_name_and_the_name_before_the_end(tmp_path):
+    """After a power cut only synced data is left: first the new content beside the old file, then the new name."""
     target = tmp_path / "m-0001.pt"
     checkpoint.write(target, archive("old"))
     seen = []
@@ -68,7 +68,7 @@ def test_content_is_on_disk_before_its_name_and_the_name_before_the_end(tmp_path
 
 
 @pytest.mark.parametrize("fails_at, kept", [(1, "old"), (2, "new")])
-def test_a_disk_that_does_not_confirm_is_named(tmp_path, fails_at, kept):
+def test_a_failed_sync_is_reported(tmp_path, fails_at, kept):
     target, calls = tmp_path / "m-0001.pt", []
     checkpoint.write(target, archive("old"))
 
@@ -82,8 +82,8 @@ def test_a_disk_that_does_not_confirm_is_named(tmp_path, fails_at, kept):
     assert checkpoint.read(target) == archive(kept) and os.listdir(tmp_path) == ["m-0001.pt"]
 
 
-def test_a_file_that_no_disk_confirms_is_no_checkpoint(tmp_path):
-    """/dev/null takes every byte and refuses to bring it to disk."""
+def test_a_file_that_cannot_be_synced_is_not_a_checkpoint(tmp_path):
+    """/dev/null accepts every write and refuses fsync."""
     target = tmp_path / "m-0001.pt"
     (tmp_path / f".m-0001.pt.{os.getpid()}.part").symlink_to("/dev/null")
     with pytest.raises(UserError, match="cannot write the checkpoint"):
@@ -105,8 +105,8 @@ except errors.UserError as error:
 """
 
 
-def test_no_room_leaves_the_previous_one_whole(tmp_path):
-    """The file size limit stops the write half way, as a full disk does."""
+def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path):
+    """The file size limit stops the write in the middle, as a full disk does."""
     assert resource.getrlimit(resource.RLIMIT_FSIZE)  # POSIX
     target = tmp_path / "m-0001.pt"
     checkpoint.write(target, archive())
@@ -130,7 +130,7 @@ def test_a_full_disk_is_named(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_missing_lists_what_is_there(tmp_path):
+def test_the_error_for_a_missing_checkpoint_lists_those_that_exist(tmp_path):
     for name in ("m-0001.pt", "m-0002.pt", "other-0003.pt", "m-x.pt"):
         (tmp_path / name).touch()
     with pytest.raises(UserError) as caught:
@@ -170,7 +170,7 @@ def test_a_folder_that_cannot_be_written_is_found_before_training(tmp_path):
     assert os.listdir(tmp_path / "new") == []
 
 
-def test_another_networks_checkpoint_says_what_differs(tmp_path):
+def test_the_error_for_another_networks_checkpoint_names_the_difference(tmp_path):
     found = {"format": checkpoint.FORMAT, "network": "resnet", "num_layers": 20}
     checkpoint.check(tmp_path, found, {"network": "resnet", "num_layers": 20})
     with pytest.raises(UserError, match="num layers 20, expected 56"):
@@ -179,16 +179,16 @@ def test_another_networks_checkpoint_says_what_differs(tmp_path):
         checkpoint.check(tmp_path, {"weights": 1}, {})
 
 
-def test_the_format_is_the_first():
-    """Files of 0.4 say so, and go on being read."""
+def test_the_format_version_is_1():
+    """Files of 0.4 have it and can still be read."""
     checkpoint.check("m-0001.pt", {"format": 1}, {})
     for other in (0, 2, "1", None):
         with pytest.raises(UserError, match="expected format 1, found"):
             checkpoint.check("m-0001.pt", {"format": other}, {})
 
 
-def test_a_place_that_is_none_is_named(tmp_path):
-    """Neither the file nor what would be left of it can be reached."""
+def test_an_invalid_path_is_named(tmp_path):
+    """Neither the file nor its temporary file can be reached."""
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot write the checkpoint .*: Not a directory; earlier checkpoints"):
         checkpoint.write(tmp_path / "file" / "m-0001.pt", archive())

@@ -1,4 +1,4 @@
-"""Covering arrays have every combination that the cases have, in far fewer cases."""
+"""Covering arrays have every combination of the cases, in far fewer cases."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_every_combination_that_a_case_has_is_kept(cases: list, strength: int):
 
 
 @given(CASES, st.integers(1, 4))
-def test_no_case_is_there_without_need(cases: list, strength: int):
+def test_no_case_is_superfluous(cases: list, strength: int):
     chosen = covering(cases, strength)
     assert len(chosen) <= len(combined(cases, strength)) and len(chosen) == len(set(chosen))
     assert covering(cases, strength) == chosen, "the same in every process: xdist compares them"
@@ -37,7 +37,7 @@ def test_pairs_of_a_whole_product_need_little_more_than_its_two_largest_factors(
     assert 160 <= len(covering(cases, 3)) <= 208
 
 
-def test_what_cannot_be_combined_is_not_asked_for():
+def test_impossible_combinations_are_not_required():
     cases = [(a, b, c) for a, b, c in product("xyz", "12", "+-") if (a, b) != ("x", "2")]
     chosen = covering(cases, 2)
     assert not [case for case in chosen if case[:2] == ("x", "2")] and combined(chosen, 2) == combined(cases, 2)

@@ -61,7 +61,7 @@ def dead(file: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_lines_are_short_and_links_lead_somewhere(file):
+def test_lines_are_short_and_links_have_targets(file):
     assert too_long(file.read_text(encoding="utf-8")) == []
     assert dead(file) == []
 

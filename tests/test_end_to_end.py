@@ -130,7 +130,7 @@ def test_launch_train_and_read_the_tables(launched, tmp_path, kind):
     assert {"worker-0.log", "worker-1.log", "server-0.log", "server-1.log", "scheduler-0.log", "job.json"} <= names
 
 
-def test_servers_that_a_job_does_not_need_do_no_harm(launched):
+def test_a_job_works_with_servers_that_it_does_not_need(launched):
     job = launched(
         "-n",
         1,
@@ -197,7 +197,7 @@ def test_a_plain_torch_script_trains_through_the_servers(launched, kind):
     assert len(accuracies) == 2 and max(accuracies) > 0.85
     if kind == "dist_sync":
         assert accuracies[0] == accuracies[1]
-    else:  # whoever is done first measures while the other still moves the weights
+    else:  # the first to finish evaluates while the other still changes the weights
         assert min(accuracies) > 0.5
 
 

@@ -1,4 +1,4 @@
-"""The launcher's variables: read once, checked, the key never shown."""
+"""The launcher's variables: read once and checked; the key is never printed."""
 
 import pytest
 
@@ -16,32 +16,32 @@ WORKER = {
 }
 
 
-def test_without_a_launcher_a_program_trains_alone():
+def test_without_a_launcher_a_program_trains_in_one_process():
     alone = env.read({})
     assert (alone.role, alone.num_workers, alone.index, alone.launched) == ("worker", 1, 0, False)
 
 
-def test_a_worker_finds_its_place():
+def test_a_worker_reads_its_role_rank_and_addresses():
     place = env.read(WORKER)
     assert (place.index, place.num_workers, place.num_servers) == (1, 3, 2)
     assert (place.root_host, place.root_port, place.node_host) == ("10.0.0.1", 9000, "10.0.0.2")
 
 
-def test_upstreams_task_id_is_enough():
+def test_dmlc_task_id_is_sufficient():
     assert env.read({**WORKER, "DMLC_WORKER_ID": "", "DMLC_TASK_ID": "2"}).index == 2
 
 
-def test_heartbeats_cannot_be_switched_off_and_ps_lites_names_count():
+def test_heartbeats_cannot_be_switched_off_and_ps_lites_variables_are_read():
     assert env.read({**WORKER, "PS_HEARTBEAT_TIMEOUT": "0"}).lost_seconds == 8.5
     assert env.read({**WORKER, "PS_HEARTBEAT_TIMEOUT": "20"}).lost_seconds == 20.0
 
 
 @pytest.mark.parametrize("text, meaning", [("1", True), ("true", True), ("0", False), ("", None)])
-def test_where_the_optimizer_runs_may_be_left_open(text, meaning):
+def test_the_place_of_the_optimizer_is_optional(text, meaning):
     assert env.read({**WORKER, "MXNET_UPDATE_ON_KVSTORE": text}).update_on_kvstore is meaning
 
 
-def test_the_probe_can_be_left_out():
+def test_the_probe_can_be_switched_off():
     assert env.read(WORKER).probe and not env.read({**WORKER, "DMLTRAIN_PROBE": "0"}).probe
 
 
@@ -62,7 +62,7 @@ def test_the_probe_can_be_left_out():
         ({"DMLTRAIN_HOST_SUM": "on"}, "DMLTRAIN_HOST_SUM='on': expected one of auto, off"),
     ],
 )
-def test_what_is_wrong_is_named(change, message):
+def test_invalid_values_are_named(change, message):
     with pytest.raises(UserError) as raised:
         env.read({**WORKER, **change})
     assert message in str(raised.value)

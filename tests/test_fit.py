@@ -87,7 +87,7 @@ def saved(prefix: Path, epoch: int, backend: str = "torch") -> Path:
 # -- the log ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_lines_say_everything_needed_to_repeat_the_run(train, backend):
+def test_the_first_lines_have_everything_needed_to_repeat_the_run(train, backend):
     text = train("--num-epochs", 1, "--seed", 7).text
     head = text[: text.index("Training epochs")]
     for essential in (
@@ -115,7 +115,7 @@ def test_the_first_lines_say_everything_needed_to_repeat_the_run(train, backend)
 
 def test_an_epochs_lines(train):
     log = train("--num-epochs", 2, "--top-k", 3, "--lr-step-epochs", 1, "--lr", 0.05)
-    assert "Communication" not in log.text, "alone nobody communicates"
+    assert "Communication" not in log.text, "a single process does not communicate"
     names = ("accuracy", "top_k_accuracy_3", "cross-entropy")
     for name in [f"{kind}-{each}" for kind in ("Train", "Validation") for each in names]:
         assert len(log.values(name)) == 2, name
@@ -127,11 +127,11 @@ def test_an_epochs_lines(train):
     assert [int(number) for number, _ in batches] == [10, 20, 30, 40]
 
 
-def test_nothing_left_to_train(train):
+def test_a_run_of_zero_epochs(train):
     assert "Nothing to train: 0 of --num-epochs 0" in train("--num-epochs", 0).text
 
 
-def test_both_backends_start_alike(run):
+def test_both_backends_start_with_the_same_weights_and_batches(run):
     """The same first weights and the same batches: the first batches' losses agree, and the log has the same lines."""
     installed("mxnet")
     words = ["--num-epochs", 1, "--disp-batches", 1, "--lr", 0.01, "--mom", 0]
@@ -163,7 +163,7 @@ def test_the_same_command_gives_the_same_run(train, words):
     ],
     ids=" ".join,
 )
-def test_a_resumed_run_is_the_unbroken_one(train, backend, tmp_path, words):
+def test_a_resumed_run_equals_an_uninterrupted_one(train, backend, tmp_path, words):
     if backend == "mxnet" and "float16" in words:
         words = ["--optimizer", "rmsprop"]
     words = [*words, "--num-examples", 300, "--model-prefix", tmp_path / "m"]
@@ -176,13 +176,13 @@ def test_a_resumed_run_is_the_unbroken_one(train, backend, tmp_path, words):
     assert len(kept) == len(saved(tmp_path / "m", 3, backend).read_bytes())
 
 
-def test_what_changed_since_the_checkpoint_is_said(train, tmp_path):
+def test_changed_options_since_the_checkpoint_are_logged(train, tmp_path):
     train("--num-epochs", 1, "--model-prefix", tmp_path / "m")
     log = train("--num-epochs", 2, "--model-prefix", tmp_path / "m", "--load-epoch", 1, "--batch-size", 16, "--seed", 3)
     assert "changed since: seed 0 -> 3, batch_size 32 -> 16\n" in log.text
 
 
-def test_a_run_goes_on_from_the_weights_of_an_old_mxnet_job(run, tmp_path):
+def test_a_run_continues_from_the_weights_of_an_old_mxnet_job(run, tmp_path):
     """PREFIX-0002.params alone, as MXNet's image-classification examples leave it; `last` finds it too."""
     installed("mxnet")
     words = ["--backend", "mxnet", "--model-prefix", tmp_path / "m"]
@@ -265,8 +265,8 @@ sys.exit(fit.main(prog="train", defaults={"dataset": "digits", "network": "mlp"}
 """
 
 
-def test_no_room_for_a_checkpoint_ends_the_run_and_keeps_the_previous_one(run, tmp_path):
-    """A limit on file sizes stops the write half way, as a full disk does."""
+def test_a_full_disk_ends_the_run_and_keeps_the_previous_checkpoint(run, tmp_path):
+    """A limit on file sizes stops the write in the middle, as a full disk does."""
     words = ["--kv-store", "local", "--model-prefix", str(tmp_path / "m")]
     run(*words, "--num-epochs", 1)
     kept = checkpoint.path(tmp_path / "m", 1).read_bytes()
@@ -486,8 +486,8 @@ def test_the_optimizer_on_the_servers_learns(tmp_path, words):
     assert bool(logs[0].values("Staleness")) == ("dist_sync" not in words)
     for node, log in enumerate(logs):
         lines = re.findall(rf"Node\[{node}\] Epoch\[\d+\] Communication: (.*)", log.text)
-        told = [{name: float(value) for name, value in re.findall(r"(\S+)=(\S+)", line)} for line in lines]
-        for each, cost in zip(told, log.values("Time cost", node), strict=True):
+        costs = [{name: float(value) for name, value in re.findall(r"(\S+)=(\S+)", line)} for line in lines]
+        for each, cost in zip(costs, log.values("Time cost", node), strict=True):
             assert tuple(each) == record.COMMUNICATION
             assert 0 < each.pop("bound") <= 1 and sum(each.values()) >= float(cost) - 0.005, "the parts of the epoch"
     if "dist_async" in words:

@@ -1,4 +1,4 @@
-"""`dmltrain VERB`: which program it becomes, and what it says when there is none."""
+"""`dmltrain VERB`: which program it runs, and its error if there is none."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run(door: Path | str, *words: str, **more) -> subprocess.CompletedProcess:
     return subprocess.run([door, *words], capture_output=True, text=True, env={"PATH": os.defpath}, **more)
 
 
-def test_arguments_and_exit_code_are_the_verbs_own(folder):
+def test_arguments_and_exit_code_belong_to_the_verb(folder):
     words = ["a  b", "*", "", "--help", "$HOME", "\\n", "-"]
     done = run(folder / "dmltrain", "launch", *words)
     assert done.stdout == "".join(f"<{word}>\n" for word in words)
@@ -46,8 +46,8 @@ def test_arguments_and_exit_code_are_the_verbs_own(folder):
     assert run(folder / "dmltrain", "zoom").returncode == 3
 
 
-def test_the_verb_takes_the_place_of_the_front_door(folder):
-    """The same process, so that a signal to it reaches the verb, and its death by a signal is seen."""
+def test_the_verb_replaces_the_process_of_the_front_door(folder):
+    """It is the same process: signals reach the verb, and its end by a signal is visible."""
     program(folder / "dmltrain-wait", "echo $$; kill -STOP $$; exit 1")
     process = subprocess.Popen([folder / "dmltrain", "wait"], stdout=subprocess.PIPE, text=True)
     assert process.stdout and int(process.stdout.readline()) == process.pid
@@ -64,7 +64,7 @@ def test_no_signal_is_ignored_or_blocked_on_the_way(folder):
     assert subprocess.run([folder / "dmltrain", "status"], capture_output=True).stdout == direct.stdout
 
 
-def test_verbs_lie_beside_the_front_door_and_not_in_path(folder, tmp_path):
+def test_verbs_are_searched_beside_the_front_door_and_not_in_path(folder, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     program(elsewhere / "dmltrain-other", "echo wrong")
@@ -81,7 +81,7 @@ def test_a_relative_path_to_the_front_door(folder, command):
 
 
 @pytest.mark.parametrize("words", [(), ("help",), ("--help",), ("-h",), ("help", "help")])
-def test_alone_it_lists_the_verbs(folder, words):
+def test_without_arguments_it_lists_the_verbs(folder, words):
     (folder / "dmltrain-note").write_text("not executable")
     (folder / "dmltrain-folder").mkdir()
     done = run(folder / "dmltrain", *words)
@@ -93,7 +93,7 @@ def test_alone_it_lists_the_verbs(folder, words):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_help_of_a_verb_is_its_own(folder):
+def test_help_of_a_verb_is_printed_by_the_verb(folder):
     assert run(folder / "dmltrain", "help", "launch").stdout.endswith("<--help>\n")
     wrong = run(folder / "dmltrain", "help", "lunch")
     assert wrong.returncode == 2 and "unknown verb 'lunch'; did you mean launch?" in wrong.stderr
@@ -123,8 +123,8 @@ def test_the_version_is_the_launchers(folder):
     assert run(folder / "dmltrain", "--version").returncode != 0
 
 
-def test_it_costs_a_hundredth_of_a_second_at_most(folder):
-    """Best of several: other processes of this machine take their time too."""
+def test_it_takes_at_most_a_hundredth_of_a_second(folder):
+    """The best of several, because other processes use this machine too."""
     best = DOOR_SECONDS
     for _ in range(50):
         began = time.perf_counter()

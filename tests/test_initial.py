@@ -10,7 +10,7 @@ from dmltrain.errors import UserError
 from dmltrain.layers import Conv, Dense, Flatten, Network, chain
 
 
-def test_distribution_is_mxnets():
+def test_the_distribution_is_mxnets():
     network = models.create("inception-bn-28-small")
     arrays = initial.first_values(network, 0)
     assert list(arrays) == [each.name for each in (*network.parameters(), *network.auxiliary())]

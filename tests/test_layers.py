@@ -162,7 +162,7 @@ def test_layers_are_values():
         (lambda: Add("j"), "Add 'j': needs at least two branches, has 0"),
     ],
 )
-def test_values_are_checked_when_made(make, message):
+def test_values_are_checked_at_construction(make, message):
     with pytest.raises(ShapeError, match=message):
         make()
 

@@ -1,4 +1,4 @@
-"""DMLTRAIN_MEASURE: what a step costs, said in one line instead of training."""
+"""DMLTRAIN_MEASURE: the time of a step, printed in one line instead of training."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Machine:
 
 
 @pytest.mark.parametrize("step", [0.001, 0.05, 0.7])
-def test_the_first_steps_do_not_count_and_time_is_kept(step):
+def test_the_first_steps_do_not_count_and_the_time_limit_holds(step):
     machine = Machine(1.0, 0.5, step)
     assert machine.measure(5.0) == pytest.approx(step)
     assert 4.0 < machine.now - 100 <= 5.1
@@ -51,31 +51,31 @@ def test_a_disturbance_does_not_count():
     assert machine.measure(6.0) == pytest.approx(0.1)
 
 
-def test_one_slow_step_does_not_stand_for_all():
+def test_one_slow_step_does_not_determine_the_result():
     """Seen: the first step after the warm-up took 3.5 s, was the only one, and the forecast a speed-up of 91."""
     for seconds in ([0.1, 0.1, 3.5, 0.08], [3.5, 3.5, 0.08], [0.1, 3.0, 0.08]):
         assert Machine(*seconds).measure(5.0) == pytest.approx(0.08)
 
 
-def test_how_far_measurements_differ_is_told():
+def test_the_spread_of_measurements_is_reported():
     assert measure.timing_of([0.1] * 5) == measure.Timing(0.1, 0.0)
     assert measure.timing_of([0.1, 0.1, 0.1, 0.2, 0.3]).spread == pytest.approx(1.0)
     assert measure.timing_of([0.4]) == measure.Timing(0.4, 0.0)
 
 
-def test_steps_longer_than_the_time_are_few():
+def test_long_steps_are_measured_few_times():
     machine = Machine(30.0, 20.0)
     assert machine.measure(5.0) == pytest.approx(20.0)
     assert machine.steps == measure.WARM_UP
 
 
 @pytest.mark.parametrize("name", ["digits", "synthetic"])
-def test_a_data_set_is_what_it_says_before_it_is_loaded(name):
+def test_a_data_set_has_the_shapes_that_it_declares(name):
     dataset, known = data.load(name), data.DATASETS[name]
     assert (dataset.image_shape, dataset.num_classes) == (known.image_shape, known.num_classes)
 
 
-def test_what_the_line_says_of_the_network():
+def test_the_line_describes_the_network():
     options = Options(network="mlp", dataset="mnist", batch_size=16, kv_store="dist_device_sync", data_dir="/nowhere")
     word, _, text = measure.line(options, 0.2).partition(" ")
     found = json.loads(text)
@@ -100,7 +100,7 @@ def test_what_the_line_says_of_the_network():
     }
 
 
-def test_what_the_line_says_of_compression():
+def test_the_line_describes_compression():
     found = measure.compression(Options())
     sizes = {
         "none": (1.0, 1.0),
@@ -124,7 +124,7 @@ def test_what_the_line_says_of_compression():
         ("dist_sync", {"backend": "mxnet"}, False),
     ],
 )
-def test_whether_a_hosts_workers_send_as_one(kv_store, said, summed):
+def test_the_line_says_whether_a_host_sums_for_its_workers(kv_store, said, summed):
     assert measure.summed_in_host(Options(kv_store=kv_store, **said)) is summed
 
 
@@ -137,7 +137,7 @@ def test_whether_a_hosts_workers_send_as_one(kv_store, said, summed):
         ),
     ],
 )
-def test_the_parts_that_are_not_split_are_the_kvstores_keys(backend):
+def test_slice_sizes_are_those_of_the_kvstores_keys(backend):
     network = models.create("lenet", None, 10, (1, 28, 28))
     found = measure.slice_bytes(network, Options(network="lenet", backend=backend, kv_store="dist_async"))
     assert sum(found) == 4 * network.num_parameters and 1 < len(found) < 20

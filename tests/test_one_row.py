@@ -184,12 +184,12 @@ def test_they_train(tree, tmp_path, kind):
     assert "Epoch[7] Validation-accuracy=1.000000" in text
 
 
-def test_the_forecast_knows_what_the_codec_saves(tree):
+def test_the_forecast_includes_the_codec(tree):
     program = "from dmltrain import measure, options; print(measure.compression(options.Options())['24bit'])"
     assert run(tree, "-c", program).stdout == "(0.75, 0.75)\n"
 
 
-def test_frames_take_the_codecs_number_and_none_above(tree):
+def test_frames_accept_the_codecs_number_and_none_above(tree):
     program = (
         "from dmltrain.kvstore.transport import wire; from dmltrain.kvstore import codec;"
         "print(wire.MAX_DTYPE, codec.make({'type': '24bit'}).number)"

@@ -27,7 +27,7 @@ def message(line: str) -> str:
     return str(caught.value)
 
 
-def test_the_old_command_line_works_as_it_is():
+def test_the_old_command_line_still_works():
     found = parse("--gpus 0,1,2,3 --num-epochs 12 --network resnet --num-layers 50 --batch-size 256 --lr=0.2")
     assert found.device_names == ("gpu:0", "gpu:1", "gpu:2", "gpu:3")
     assert (found.num_epochs, found.num_layers, found.batch_size, found.lr) == (12, 50, 256, 0.2)
@@ -90,7 +90,7 @@ def test_another_network_does_not_inherit_the_default_depth():
     assert parse("--network resnet").num_layers == 110
 
 
-def test_crop_is_short_for_the_image_shape():
+def test_crop_is_an_abbreviation_of_the_image_shape():
     assert parse("--crop 32").image_shape == (3, 32, 32)
 
 

@@ -1,4 +1,4 @@
-"""What pip installs, and that it costs next to nothing where nobody uses it."""
+"""What pip installs, and that it takes almost no time where it is not used."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Environment:
         command = [sys.executable, "-m", "pip", "--python", self.python, "--disable-pip-version-check", *words]
         done = subprocess.run(command, capture_output=True, text=True)
         if "No matching distribution found for setuptools" in done.stderr:
-            pytest.skip("setuptools to build with cannot be had: no package index is reached")
+            pytest.skip("setuptools is not available for the build: no package index is reachable")
         assert done.returncode == 0, done.stderr
 
     def finders(self) -> str:
@@ -57,7 +57,7 @@ def source(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("way", [[], ["--editable"]], ids=["wheel", "editable"])
-def test_the_pth_is_installed_works_and_goes(tmp_path, source, way):
+def test_the_pth_is_installed_works_and_is_uninstalled(tmp_path, source, way):
     environment = Environment(tmp_path / "environment")
     environment.pip("install", "--no-deps", *way, source)
     assert (environment.site / PTH).read_text() == (ROOT / "dmltrain/backends/mxnet" / PTH).read_text()
@@ -94,8 +94,8 @@ def test_the_pth_takes_less_than_a_millisecond_of_pythons_start():
     assert best < PTH_SECONDS
 
 
-def test_help_comes_at_once():
-    """Best of several: other processes of this machine take their time too."""
+def test_help_is_fast():
+    """The best of several, because other processes use this machine too."""
     seconds = []
     while len(seconds) < 20 and min(seconds, default=HELP_SECONDS) >= HELP_SECONDS:
         began = time.perf_counter()
@@ -105,8 +105,8 @@ def test_help_comes_at_once():
     assert min(seconds) < HELP_SECONDS, seconds
 
 
-def test_mxnet_is_asked_for_where_it_runs_only():
-    """numpy<2 has no wheels for newer Pythons, where nothing would be built for an MXNet that cannot be had."""
+def test_mxnet_is_required_only_where_it_runs():
+    """numpy<2 has no wheels for newer Pythons, where MXNet is not available anyway."""
     text = (ROOT / "setup.py").read_text()
     found = subprocess.run(
         [

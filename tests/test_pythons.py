@@ -61,7 +61,7 @@ def pip(*words: str | Path) -> None:
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *words]
     done = subprocess.run(command, capture_output=True, text=True)
     if "No matching distribution found for" in done.stderr:
-        pytest.skip(f"a package cannot be had: {done.stderr.strip().splitlines()[-1]}")
+        pytest.skip(f"a package is not available: {done.stderr.strip().splitlines()[-1]}")
     assert done.returncode == 0, done.stderr
 
 
@@ -132,7 +132,7 @@ def installed(request, once, wheel) -> Installed:
     return Installed(version, once(f"python-{version}", make) / "bin")
 
 
-def test_the_classifiers_name_what_is_tested():
+def test_the_classifiers_list_the_tested_versions():
     assert tuple(CLASSIFIERS) == TESTED
 
 
@@ -159,7 +159,7 @@ def test_the_other_programs(installed, tmp_path):
 
 @pytest.mark.parametrize("version", [*AGENT_ALONE, *TESTED])
 def test_the_agent_runs_in_a_python_without_packages(tmp_path, version):
-    """As the launcher sends it to a host: one text, down the standard input of the host's interpreter."""
+    """As the launcher sends it to a host: one text to the standard input of the host's interpreter."""
     interpreter = python(version)
     talk = Conversation(tmp_path, interpreter)
     talk.send(do="probe", request={"workdir": str(tmp_path), "argv": ["sh"], "python": interpreter, "needs": ["json"]})

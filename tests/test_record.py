@@ -60,7 +60,7 @@ def test_a_name_that_could_not_be_read_back_is_refused(name: str) -> None:
         record.batch(0, 0, 1.0, {name: 1.0})
 
 
-def test_a_line_is_one_write_and_carries_time_and_rank() -> None:
+def test_a_line_is_one_write_with_time_and_rank() -> None:
     """Over a datagram socket: each write of the process arrives as a message of its own."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     program = (
@@ -88,7 +88,7 @@ def test_a_line_is_one_write_and_carries_time_and_rank() -> None:
     assert re.fullmatch(stamp + r" Node\[2\] 100% done\n", messages[1])
 
 
-def test_importing_it_costs_the_standard_library_only() -> None:
+def test_it_imports_only_the_standard_library() -> None:
     program = "import sys; from dmltrain import record; print(*sys.modules)"
     modules = subprocess.run(
         [sys.executable, "-c", program],
@@ -197,7 +197,7 @@ def test_numbers_are_read(text: str, value: float) -> None:
         "0.29INFO:root",
     ],
 )
-def test_what_is_no_number_is_left_out(text: str) -> None:
+def test_text_that_is_not_a_number_is_ignored(text: str) -> None:
     assert record.pairs(f"a={text}".encode()) == []
 
 
@@ -208,7 +208,7 @@ NAMES = st.sampled_from(
 
 @given(NAMES, st.floats(allow_nan=False), st.integers(0, 10**9 - 1))
 @example("Time cost", 0.0625, 3)  # half-way between two values of three decimals
-def test_what_is_written_is_read_back(name: str, value: float, epoch: int) -> None:
+def test_written_values_are_read_back(name: str, value: float, epoch: int) -> None:
     header, _, text = record.value(epoch, name, value).partition("] ")
     (pair,) = record.pairs(text.encode())
     assert header == f"Epoch[{epoch}"
@@ -278,7 +278,7 @@ def test_mxnets_own_reader_reads_our_small_numbers() -> None:
     assert ours[0] == pytest.approx([1.2e-05] * 3)
 
 
-def test_where_seconds_went_has_names_that_do_not_change() -> None:
+def test_the_names_of_time_categories_are_stable() -> None:
     """Logs of every version are read by them."""
     assert record.COMMUNICATION == ("bound", "compute", "own-host", "wire", "server", "straggler")
     line = record.communication(3, {"bound": 0.5, "own-host": 1.25, "wire": 0.0})
@@ -287,12 +287,12 @@ def test_where_seconds_went_has_names_that_do_not_change() -> None:
     assert found == {"bound": 0.5, "own_host": 1.25, "wire": 0.0}
 
 
-def test_a_logger_writes_to_stderr_or_where_it_is_told(capsys: pytest.CaptureFixture) -> None:
-    told = io.StringIO()
+def test_a_logger_writes_to_stderr_or_a_given_stream(capsys: pytest.CaptureFixture) -> None:
+    stream = io.StringIO()
     record.logger(7).info("to stderr")
-    record.logger(7, told).info("to the stream")
+    record.logger(7, stream).info("to the stream")
     assert capsys.readouterr().err.endswith(" Node[7] to stderr\n")
-    assert told.getvalue().endswith(" Node[7] to the stream\n")
+    assert stream.getvalue().endswith(" Node[7] to the stream\n")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the tests need of the system: found, installed without starting a daemon, or said to be missing."""
+"""The system packages of the tests: found, installed without starting a daemon, or reported as missing."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ def program(folder: Path, *names: str) -> str:
 # -- what is missing --------------------------------------------------------------------------------------------------
 
 
-def test_a_package_is_there_when_all_its_programs_are(tmp_path: Path):
+def test_a_package_is_present_if_all_its_programs_are(tmp_path: Path):
     package = Package("openssh-client", "tests over SSH", ("ssh", "ssh-keygen"))
     assert lacking([package], program(tmp_path, "ssh")) == [package]
     assert lacking([package], program(tmp_path, "ssh-keygen")) == []
 
 
-def test_a_library_is_there_when_it_can_be_loaded(tmp_path: Path):
+def test_a_library_is_present_if_it_can_be_loaded(tmp_path: Path):
     assert lacking([Package("libc6", "everything", library="libc.so.6")], str(tmp_path)) == []
     absent = Package("libabsent", "nothing", library="libabsent.so.1")
     assert lacking([absent], str(tmp_path)) == [absent]
 
 
-def test_every_package_can_be_found_missing(tmp_path: Path):
+def test_every_missing_package_is_detected(tmp_path: Path):
     assert lacking(PACKAGES, str(tmp_path)) == list(PACKAGES)
     assert all(package.library for package in MXNET)
 
@@ -72,11 +72,11 @@ def test_every_package_can_be_found_missing(tmp_path: Path):
         ((3, 10), "aarch64", False),
     ],
 )
-def test_mxnets_libraries_are_wanted_where_mxnet_has_a_wheel(version: tuple, machine: str, has: bool):
+def test_mxnets_libraries_are_required_where_mxnet_has_a_wheel(version: tuple, machine: str, has: bool):
     assert (set(MXNET) <= set(wanted(version, machine))) == has
 
 
-def test_one_line_says_what_is_missing_and_what_is_skipped_for_that():
+def test_one_line_lists_missing_packages_and_skipped_tests():
     packages = [Package("a", "tests of A and B"), Package("c", "tests of C"), Package("b", "tests of A and B")]
     assert missing_line(packages) == "Missing: a, b (skips tests of A and B); c (skips tests of C)"
 
@@ -91,7 +91,7 @@ def test_one_line_says_what_is_missing_and_what_is_skipped_for_that():
         (None, False),
     ],
 )
-def test_debian_and_what_is_made_of_it(tmp_path: Path, release: str | None, expected: bool):
+def test_debian_and_its_derivatives(tmp_path: Path, release: str | None, expected: bool):
     path = tmp_path / "os-release"
     if release is not None:
         path.write_text(release)
@@ -102,7 +102,7 @@ def test_debian_and_what_is_made_of_it(tmp_path: Path, release: str | None, expe
 # -- installing -------------------------------------------------------------------------------------------------------
 
 
-def test_no_daemon_is_started_and_the_policy_goes_afterwards(tmp_path: Path, apt):
+def test_no_daemon_is_started_and_the_policy_is_removed_afterwards(tmp_path: Path, apt):
     policy = tmp_path / "policy-rc.d"
     assert install(["one", "two"], apt(), policy)
     assert (tmp_path / "asked").read_text().splitlines() == [
@@ -113,7 +113,7 @@ def test_no_daemon_is_started_and_the_policy_goes_afterwards(tmp_path: Path, apt
     assert not policy.exists()
 
 
-def test_a_policy_that_is_there_stays_as_it_is(tmp_path: Path, apt):
+def test_an_existing_policy_is_not_changed(tmp_path: Path, apt):
     policy = tmp_path / "policy-rc.d"
     policy.write_text("#!/bin/sh\nexit 104\n")
     policy.chmod(0o700)
@@ -122,7 +122,7 @@ def test_a_policy_that_is_there_stays_as_it_is(tmp_path: Path, apt):
     assert (tmp_path / "allowed").read_text().split() == ["104", "104"]
 
 
-def test_a_failure_is_told_and_the_policy_goes_too(tmp_path: Path, apt):
+def test_a_failure_is_reported_and_the_policy_is_removed(tmp_path: Path, apt):
     policy = tmp_path / "policy-rc.d"
     assert not install(["one"], apt("exit 100"), policy)
     assert (tmp_path / "seen").exists() and not policy.exists()
@@ -174,13 +174,13 @@ class Machine:
         return self.succeeds
 
 
-def test_where_nothing_is_missing_nothing_is_said_or_done(capsys: pytest.CaptureFixture):
+def test_without_missing_packages_nothing_is_printed_or_installed(capsys: pytest.CaptureFixture):
     machine = Machine()
     assert prepare([], machine.without_venv, machine.install) == prepare([], machine.without_venv, None) == 0
     assert capsys.readouterr().out == "" and machine.asked == []
 
 
-def test_what_is_installed_is_listed_first(capsys: pytest.CaptureFixture):
+def test_packages_are_listed_before_their_installation(capsys: pytest.CaptureFixture):
     machine = Machine(lacks_venv=True)
     assert prepare([SSH, MPI], machine.without_venv, machine.install) == 0
     assert machine.asked == [["python3-venv", "openssh-client", "mpich"]]
@@ -188,25 +188,25 @@ def test_what_is_installed_is_listed_first(capsys: pytest.CaptureFixture):
     assert "python3-venv openssh-client mpich" in line and "SYSTEM_PACKAGES=no" in line
 
 
-def test_an_installation_that_fails_ends_it(capsys: pytest.CaptureFixture):
+def test_a_failed_installation_ends_the_program(capsys: pytest.CaptureFixture):
     machine = Machine(succeeds=False)
     assert prepare([SSH], machine.without_venv, machine.install) == 2
     assert "could not install openssh-client" in capsys.readouterr().out.splitlines()[-1]
 
 
-def test_who_may_not_install_gets_one_line(capsys: pytest.CaptureFixture):
+def test_users_without_permission_to_install_get_one_line(capsys: pytest.CaptureFixture):
     assert prepare([SSH, MPI], Machine().without_venv, None) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert line == "Missing: openssh-client (skips tests over SSH); mpich (skips tests of MPICH)"
 
 
-def test_a_python_without_venv_is_told_with_the_cure(capsys: pytest.CaptureFixture):
+def test_a_python_without_venv_is_reported_with_a_fix(capsys: pytest.CaptureFixture):
     assert prepare([], Machine(lacks_venv=True).without_venv, None) == 2
     (line,) = capsys.readouterr().out.splitlines()
     assert sys.executable in line and "apt-get install python3-venv" in line and "make PYTHON=" in line
 
 
-def test_an_environment_that_is_there_needs_no_venv(tmp_path: Path):
+def test_an_existing_environment_needs_no_venv(tmp_path: Path):
     (tmp_path / "bin").mkdir()
     program(tmp_path / "bin", "pip")
     assert not system_packages.cannot_make(str(tmp_path))
@@ -222,7 +222,7 @@ def test_an_environment_that_is_there_needs_no_venv(tmp_path: Path):
 
 
 def test_system_packages_no_installs_nothing(tmp_path: Path):
-    """On this machine, whatever it lacks."""
+    """On this machine, with any missing packages."""
     done = subprocess.run(
         [sys.executable, PROGRAM, sys.prefix],
         capture_output=True,

@@ -22,7 +22,7 @@ def combined(cases: list[tuple], strength: int) -> set:
     return {each for case in cases for each in combinations(enumerate(case), strength)}
 
 
-def test_each_tier_covers_what_it_promises():
+def test_each_tier_has_the_combinations_that_it_promises():
     params = tiered(MATRIX)
     test, ci = of_tier(params, "thorough", "exhaustive"), of_tier(params, "exhaustive")
     assert of_tier(params) == MATRIX, "all of them, in their order"
@@ -40,12 +40,12 @@ def test_two_cases_with_the_same_values_are_refused():
         tiered([("a", "b"), ("a", "b")])
 
 
-def test_quick_modules_are_there():
+def test_quick_modules_exist():
     assert [path for path in QUICK_FILES if not path.is_file()] == []
 
 
 def test_tests_that_share_trials_run_in_one_process(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
-    """Else each process would try all cells of the fault matrix."""
+    """Otherwise each process would run all cells of the fault matrix."""
     pytest.importorskip("xdist")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     assert (ROOT / TOGETHER).is_file()

@@ -1,4 +1,4 @@
-"""The same weights and the same batch through both backends: what the tests of "the same mathematics" share."""
+"""The same weights and the same batch through both backends: shared by the tests of equal mathematics."""
 
 from dataclasses import dataclass
 

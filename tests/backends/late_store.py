@@ -1,4 +1,4 @@
-"""A kvstore whose results come when a test says so: two workers that push the same, in one process."""
+"""A kvstore whose results arrive when the test says so: two workers in one process that push the same values."""
 
 import numpy as np
 

@@ -73,7 +73,7 @@ def test_steps_are_those_of_a_plain_gluon_loop():
     assert_close(made, plain, 1e-5)
 
 
-def test_an_epoch_is_torchs_where_the_mathematics_are_the_same():
+def test_an_epoch_equals_torchs():
     """SGD without momentum and without batch norm: the same first weights, losses and weights after 45 steps."""
     torch = pytest.importorskip("dmltrain.backends.torch.trainer", reason="torch is not installed")
     line = "--mom 0 --wd 0.01 --batch-size 32"
@@ -92,7 +92,7 @@ def test_an_epoch_is_torchs_where_the_mathematics_are_the_same():
 
 @pytest.mark.parametrize("kind", ["local", "device"])
 @pytest.mark.parametrize("count", [16, 15, 1])
-def test_two_devices_make_the_step_of_one(count, kind):
+def test_two_devices_make_the_same_step_as_one(count, kind):
     """Also with unequal shares, and with none for the second device."""
     one, two = make(MLP, "--mom 0.9"), make(MLP, "--mom 0.9 --devices cpu:2", kind=kind)
     for step in range(3):
@@ -106,7 +106,7 @@ def test_two_devices_make_the_step_of_one(count, kind):
 
 
 def test_a_worker_without_samples_takes_part_in_the_step():
-    """Its gradient is zero: momentum goes on, nothing else."""
+    """Its gradient is zero: only momentum acts."""
     made = make(MLP, "--mom 0.5 --wd 0")
     before = arrays(made)
     made.train_step(*batch(), total=16, learning_rate=0.1)
@@ -117,7 +117,7 @@ def test_a_worker_without_samples_takes_part_in_the_step():
     assert made.take_sums().samples == 16
 
 
-def test_what_is_counted():
+def test_counted_losses_and_samples():
     made = make(MLP, "--top-k 3 --devices cpu:2")
     images, labels = batch(count=31)
     made.evaluate(images, labels)
@@ -165,7 +165,7 @@ def test_steps_in_bfloat16_are_near_those_in_float32_and_weights_stay_float32():
 
 
 def test_bfloat16_where_the_processor_lacks_it_is_refused():
-    """oneDNN is told to keep to AVX2."""
+    """oneDNN is limited to AVX2."""
     program = "import sys; from dmltrain import fit; sys.exit(fit.main(prog='train'))"
     words = ["--backend", "mxnet", "--dtype", "bfloat16", "--kv-store", "local", "--num-epochs", "1"]
     done = subprocess.run(
@@ -198,7 +198,7 @@ def test_statistics_are_merged_by_samples_over_devices_and_workers():
         assert not np.array_equal(first, second), name
 
 
-def test_without_samples_statistics_stay():
+def test_without_samples_statistics_are_unchanged():
     made = make(RESNET, "--devices cpu:2")
     before = made.digest()
     made.merge_statistics(lambda what, own: own, 1)
@@ -209,7 +209,7 @@ def test_without_samples_statistics_stay():
 
 
 @pytest.mark.parametrize("line", ["", "--optimizer adam", "--devices cpu:2 --optimizer nag"])
-def test_a_state_goes_on_exactly_through_its_file(line):
+def test_a_state_resumes_bit_exactly_from_its_file(line):
     whole = make(RESNET, line)
     whole.train_step(*batch(RESNET), total=16, learning_rate=0.1)
     whole.merge_statistics(lambda what, own: own, 1)
@@ -232,7 +232,7 @@ def test_a_state_goes_on_exactly_through_its_file(line):
     ],
     ids=["noise", "pickle", "list", "lost"],
 )
-def test_what_is_no_checkpoint_is_refused(content):
+def test_a_file_that_is_not_a_checkpoint_is_refused(content):
     with pytest.raises(UserError, match="not a checkpoint"):
         mxnet_state.decode(content)
 
@@ -254,7 +254,7 @@ def test_pickled_arrays_in_a_checkpoint_are_not_read(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_another_networks_state_and_other_places_of_the_optimizer_are_refused():
+def test_states_of_another_network_or_optimizer_place_are_refused():
     state = make(MLP).state({})
     with pytest.raises(UserError, match="to another network: .* expected"):
         make(RESNET, state=state)
@@ -278,7 +278,7 @@ def trained():
     return made
 
 
-def test_mxnets_programs_read_what_is_written(trained, tmp_path):
+def test_mxnets_programs_read_our_weights(trained, tmp_path):
     written(trained, tmp_path / "m")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["m-0003.params", "m-symbol.json"]
     images, _ = batch(RESNET)
@@ -334,7 +334,7 @@ def test_facts():
 
 
 @pytest.mark.parametrize("kind", ["local", "device"])
-def test_a_local_store_sums_devices_and_steps_when_told_to(kind, tmp_path):
+def test_a_local_store_sums_devices_and_can_run_the_optimizer(kind, tmp_path):
     store = kvstore.create(kind, backend="mxnet")
     devices = [mx.cpu(0), mx.cpu(1)]
     values = [mx.nd.ones(4, each) * (index + 1) for index, each in enumerate(devices)]

@@ -1,4 +1,4 @@
-"""MXNet beside numpy 1.26, in a server's role, from threads, and with what it needs missing: in fresh processes."""
+"""MXNet with NumPy 1.26, in a server's role, from threads, and with missing dependencies: in new processes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ assert {str(ROOT)!r} in mxnet_compat.__file__
 
 @installed
 def test_mxnet_before_torch_in_one_process():
-    """The other order is that of every test that compares the two."""
+    """Every test that compares the two has the other order."""
     pytest.importorskip("torch")
     program = "import mxnet, torch\nprint((mxnet.nd.ones((2, 2)).asnumpy() + torch.ones(2, 2).numpy()).sum())"
     done = python(f"{LOAD}\n{program}")
@@ -89,7 +89,7 @@ def test_mxnet_before_torch_in_one_process():
 
 
 @installed
-def test_the_pth_lets_any_program_import_mxnet_and_looks_at_nothing_before():
+def test_the_pth_makes_mxnet_importable_and_does_nothing_before():
     program = f"""{WITH_PTH}
 import importlib.util, sys
 before = set(sys.modules)

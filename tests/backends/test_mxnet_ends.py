@@ -1,4 +1,4 @@
-"""How the workers of an MXNet job end: real jobs of ps-lite, whose own store would wait for all, for ever."""
+"""How the workers of an MXNet job end: real jobs of ps-lite, whose own store waits for all without limit."""
 
 import time
 
@@ -13,7 +13,7 @@ PROGRAM = "mxnet_store.py"
 
 
 @pytest.mark.parametrize("how", ["close", "at exit"])
-def test_a_worker_that_is_done_does_not_wait_for_one_that_is_lost(start_job, how):
+def test_a_finished_worker_does_not_wait_for_a_lost_one(start_job, how):
     job = start_job(PROGRAM, "done", how)
     for worker in ("worker-0", "worker-1"):
         job.wait_for_line(worker, "ready")
@@ -25,7 +25,7 @@ def test_a_worker_that_is_done_does_not_wait_for_one_that_is_lost(start_job, how
     assert "Traceback" not in job.output("worker-0")
 
 
-def test_a_worker_that_leaves_with_an_exit_code_ends_the_job_with_it(start_job):
+def test_the_exit_code_of_a_worker_ends_the_job(start_job):
     job = start_job(PROGRAM, "wrong", "exit")
     codes = job.wait(30)
     assert codes.pop("worker-0") == 7

@@ -1,4 +1,4 @@
-"""Which ends of a program skip what Python does at its end, where MXNet's store would wait for the others."""
+"""Which exits of a program skip Python's exit handlers, in which MXNet's store would wait for the others."""
 
 import os
 import subprocess
@@ -43,7 +43,7 @@ def end(how: str, role: str) -> tuple[int, str, str]:
         ("sys.stdout.flush(); sys.stdout.close(); sys.exit(3)", 3, []),
     ],
 )
-def test_a_worker_that_fails_leaves_at_once(how, code, said):
+def test_a_failed_worker_exits_at_once(how, code, said):
     assert end(how, "worker") == (code, "printed", said)
 
 
@@ -58,7 +58,7 @@ def test_a_worker_that_fails_leaves_at_once(how, code, said):
         "import threading\nthreading.Thread(target=sys.exit, args=[3]).start()",
     ],
 )
-def test_a_worker_that_ends_well_waits_for_all(how):
+def test_a_successful_worker_waits_for_all(how):
     assert end(how, "worker") == (0, "printed waits for all", [])
 
 

@@ -1,4 +1,4 @@
-"""Processes of an MXNet job that die, freeze or come again: the others end, and say who it was (docs/mxnet.md)."""
+"""Processes of an MXNet job that are killed, freeze or restart: the others end and name the process (docs/mxnet.md)."""
 
 import json
 import signal
@@ -51,7 +51,7 @@ def test_a_frozen_process_ends_the_job_and_is_named(start_job, victim):
     assert "missed heartbeats" in job.output("worker-0")
 
 
-def test_a_rank_0_that_comes_again_changes_no_weight(start_job):
+def test_a_restarted_rank_0_changes_no_weights(start_job):
     """In MXNet the `init` of a restarted rank 0 is added to the weights as a gradient."""
     job = start_job(PROGRAM, "idle", "dist_sync")
     job.wait_for_line("worker-1", "values")
@@ -64,11 +64,11 @@ def test_a_rank_0_that_comes_again_changes_no_weight(start_job):
     lost(job, "worker-0")
     assert "worker 0 is already registered" in job.output("second")
     assert {json.dumps(each["values"]) for each in job.results(1)} == {"[[1.0, 1.0], [1.0, 1.0]]"}
-    assert len(job.results(1)) > 20, "nobody looked"
+    assert len(job.results(1)) > 20, "there are too few results"
 
 
-def test_a_worker_that_never_pushes_is_waited_for_no_longer_than_the_deadline(start_job):
-    """ps-lite itself has none."""
+def test_the_wait_for_a_worker_that_never_pushes_has_a_deadline(start_job):
+    """ps-lite itself has no deadline."""
     job = start_job(PROGRAM, "wrong", "uneven", env={"DMLTRAIN_WAIT_TIMEOUT": "3"})
     assert set(job.wait(30).values()) == {LOST}
     assert "worker 0 on" in job.output("worker-1") and "another worker does not push it" in job.output("worker-1")

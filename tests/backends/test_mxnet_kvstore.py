@@ -1,4 +1,4 @@
-"""MXNet's kvstores under dmltrain: real jobs of ps-lite, and each fault of MXNet that is mended (docs/mxnet.md)."""
+"""MXNet's kvstores under dmltrain: real jobs of ps-lite, and the workaround for each defect (docs/mxnet.md)."""
 
 import pytest
 
@@ -90,7 +90,7 @@ def test_a_mistake_is_an_error_at_the_worker_at_once(start_job, what, message):
     assert "Traceback" not in job.outputs()
 
 
-def test_workers_with_different_kvstores_are_told_so(start_job):
+def test_workers_with_different_kvstores_get_an_error(start_job):
     job = start_job(PROGRAM, "wrong", "different-types")
     assert set(job.wait().values()) == {LOST}
     assert "start all with the same --kv-store" in job.output("worker-0")
@@ -103,7 +103,7 @@ def test_servers_unpickle_nothing(start_job):
     assert not (job.folder / "unpickled").exists()
 
 
-def test_a_defect_of_the_program_ends_the_job_with_its_own_code(start_job):
+def test_an_error_of_the_program_ends_the_job_with_the_programs_code(start_job):
     job = start_job(PROGRAM, "wrong", "exception")
     codes = job.wait()
     assert codes.pop("worker-0") == 1
@@ -112,7 +112,7 @@ def test_a_defect_of_the_program_ends_the_job_with_its_own_code(start_job):
 
 
 @pytest.mark.parametrize(("kind", "value"), [("optimizer", {"name": "sgd"}), ("learning_rate", 0.5)])
-def test_commands_survive_their_journey(kind, value):
+def test_commands_survive_encoding_and_decoding(kind, value):
     assert mxnet_command.decode(0, mxnet_command.encode(kind, value).encode()) == (kind, value)
 
 
@@ -133,11 +133,11 @@ def test_commands_survive_their_journey(kind, value):
         b'"optimizer"',
     ],
 )
-def test_no_other_command_is_taken(body):
+def test_other_commands_are_refused(body):
     with pytest.raises(mxnet_command.Refused):
         mxnet_command.decode(0, body)
 
 
-def test_no_other_head_is_taken():
+def test_other_command_heads_are_refused():
     with pytest.raises(mxnet_command.Refused):
         mxnet_command.decode(7, b'{"learning_rate": 1}')

@@ -1,4 +1,4 @@
-"""Networks as MXNet's graphs: arrays, first values, devices, what MXNet gets wrong and is led around, precisions."""
+"""Networks as MXNet's graphs: arrays, first values, devices, workarounds for defects of MXNet, precisions."""
 
 from pathlib import Path
 
@@ -76,7 +76,7 @@ def test_fixed_gammas_stay_ones():
         (3, 2, 1, (7, 7)),
     ],
 )
-def test_overhanging_averages_have_the_right_gradient(kernel, stride, pad, size):
+def test_average_pooling_beyond_the_edge_has_the_right_gradient(kernel, stride, pad, size):
     """With oneDNN, which MXNet uses for float32, and against its own operators, which it uses for float64."""
     pool = AvgPool("pool", kernel=kernel, stride=stride, pad=pad, rounding="full")
     shape = (2, *size)

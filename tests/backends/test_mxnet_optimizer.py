@@ -44,7 +44,7 @@ def test_steps_are_those_of_mxnets_own_updater(name):
     "name, numbers, tolerance",
     [("sgd", {"momentum": 0.9}, 1e-6), ("adam", {}, 1e-5), ("adamw", {}, 1e-5), ("rmsprop", {"alpha": 0.9}, 1e-5)],
 )
-def test_where_torchs_rule_is_the_same_the_steps_are(name, numbers, tolerance):
+def test_steps_equal_torchs_for_the_same_update_rule(name, numbers, tolerance):
     """With a constant learning rate, and numbers far above epsilon."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
     kind = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop"}[name]
@@ -58,8 +58,8 @@ def test_where_torchs_rule_is_the_same_the_steps_are(name, numbers, tolerance):
 
 
 @pytest.mark.parametrize("name", mxnet_optimizer.TABLE)
-def test_state_goes_on_exactly_also_twice_over(name):
-    """An updater that has loaded a state and not stepped yet gives it on."""
+def test_state_resumes_bit_exactly_also_twice(name):
+    """An updater that has loaded a state can save it before its first step."""
     whole = stepped(Updater(spec(name))).asnumpy()
     first = Updater(spec(name))
     weight = stepped(first, steps=gradients()[:3])
@@ -70,7 +70,7 @@ def test_state_goes_on_exactly_also_twice_over(name):
     assert np.array_equal(stepped(third, weight, gradients()[3:]).asnumpy(), whole)
 
 
-def test_loading_forgets_what_was_there():
+def test_loading_replaces_the_previous_state():
     updater = Updater(spec("adam"))
     stepped(updater)
     updater.load({})
@@ -128,7 +128,7 @@ def test_only_weights_and_gammas_decay():
         ({"name": "sgd", "keys": {"1": 3}}, ["keys", "lr_mult, wd_mult"]),
     ],
 )
-def test_a_wrong_spec_says_what_is_valid(wrong, essentials):
+def test_the_error_for_a_wrong_spec_lists_what_is_valid(wrong, essentials):
     with pytest.raises(ValueError) as caught:
         make(wrong)
     for essential in essentials:
@@ -146,14 +146,14 @@ def test_an_optimizer_as_a_spec_makes_the_same_steps(name):
     assert not np.array_equal(stepped(Updater(again)).asnumpy(), stepped(Updater(spec(name))).asnumpy())
 
 
-def test_modules_names_decide_what_decays_as_in_mxnet():
+def test_parameter_names_select_weight_decay_as_in_mxnets_module():
     names = {0: "fc_weight", 1: "fc_bias"}
     found = spec_of(mx.optimizer.SGD(learning_rate=0.3, momentum=0.9, wd=0.1, param_idx2name=names))
     assert (found["name"], found["lr"], found["momentum"], found["wd"]) == ("sgd", 0.3, 0.9, 0.1)
     assert {key: numbers["wd_mult"] for key, numbers in found["keys"].items()} == {"0": 1.0, "1": 0.0}
 
 
-def test_gluons_parameters_decide_too():
+def test_gluons_parameters_select_weight_decay_too():
     parameter = mx.gluon.Parameter("fc_bias", shape=(3,), wd_mult=0.0, lr_mult=2.0)
     found = spec_of(mx.optimizer.Adam(param_dict={4: parameter}))
     assert found["keys"] == {"4": {"lr_mult": 2.0, "wd_mult": 0.0}}
@@ -163,13 +163,13 @@ class Mine(mx.optimizer.SGD):
     """A program's own optimizer."""
 
 
-def test_an_optimizer_of_the_programs_own_is_refused_by_name():
+def test_a_custom_optimizer_is_refused_with_its_name():
     with pytest.raises(UserError) as caught:
         spec_of(Mine())
     for essential in ("Mine", "cannot run on the servers", "sgd, nag", "update_on_kvstore 0"):
         assert essential in str(caught.value)
 
 
-def test_a_schedule_is_refused_with_its_cure():
+def test_a_learning_rate_schedule_is_refused_with_a_fix():
     with pytest.raises(UserError, match="lr_scheduler.*set_learning_rate"):
         spec_of(mx.optimizer.SGD(lr_scheduler=mx.lr_scheduler.FactorScheduler(1)))

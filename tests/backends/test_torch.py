@@ -143,7 +143,7 @@ def test_a_step_that_overflows_is_left_out_and_the_scale_halved():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_the_loss_of_float16_alone_is_scaled(dtype):
+def test_only_the_loss_of_float16_is_scaled(dtype):
     """From 65536 on, as a checkpoint says."""
     state = make(line=f"--dtype {dtype}").state()
     assert state.get("loss_scale") == ([65536.0, 0.0] if dtype == "float16" else None)
@@ -166,7 +166,7 @@ def test_float16_is_refused_where_the_loss_cannot_be_scaled(line, kind, said):
 @pytest.mark.parametrize(
     "kind, asked, on_servers", [("dist_sync", 0, False), ("dist_sync", 1, True), ("dist_ssp", 0, True)]
 )
-def test_the_optimizer_runs_where_it_was_asked_to(kind, asked, on_servers):
+def test_the_optimizer_runs_in_the_requested_place(kind, asked, on_servers):
     made = backend.TorchTrainer(MLP, parse(["--update-on-kvstore", str(asked)]), ServedStore(kind))
     assert ("servers" in made.state()["optimizer"]) == on_servers
 
@@ -183,7 +183,7 @@ def test_the_scale_grows_after_many_good_steps():
     assert scale.state() == [16.0, 0.0]
 
 
-def test_a_failing_compiler_is_the_users_to_install(monkeypatch):
+def test_a_missing_compiler_is_a_user_error(monkeypatch):
     monkeypatch.setenv("CXX", "/nonexistent/g++")
     torch.compiler.reset()
     made = make(line="--compile")
@@ -209,7 +209,7 @@ def test_compiled_is_the_same_network():
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_several_devices_make_the_step_of_one(count):
+def test_several_devices_make_the_same_step_as_one(count):
     several, one = make(line=f"--devices cpu:{count}"), make()
     for step, size in enumerate([16, 7, 2, 1]):  # shares are unequal, the last ones empty
         images, labels = batch(count=size, seed=step)
@@ -241,7 +241,7 @@ def test_statistics_are_merged_over_devices_and_workers_by_samples():
         torch.testing.assert_close(backend.statistics(module)[0], expected.float())
 
 
-def test_one_device_alone_merges_nothing():
+def test_a_single_device_merges_nothing():
     made, without_statistics = make(RESNET), make(MLP)
     made.train_step(*batch(RESNET), 16, 0.05)
     before, calls = [made.digest(), without_statistics.digest()], []
@@ -257,7 +257,7 @@ def test_one_device_alone_merges_nothing():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without GPUs")
-def test_a_gpu_that_is_not_there():
+def test_a_missing_gpu():
     with pytest.raises(UserError, match=r"GPU 0 .* no GPU that PyTorch .* --devices cpu"):
         make(line="--gpus 0,1")
 

@@ -112,7 +112,7 @@ def test_forward_and_backward_reach_every_parameter(network):
         assert parameter.grad.abs().max() > 0 or name.endswith("bias"), name
 
 
-def test_operators_give_the_shapes_the_vocabulary_infers(network):
+def test_operators_have_the_shapes_that_the_layer_vocabulary_infers(network):
     """Runs the module's graph node by node, against network.steps."""
     module = built(network)
     made = []
@@ -195,7 +195,7 @@ def test_every_layer_equals_plain_torch():
 
 
 def test_every_layers_gradients_are_right_for_parameters_and_images():
-    """Against finite differences: what works in place must not spoil what backward needs."""
+    """Against finite differences: in-place operations must not destroy what backward needs."""
     module = built(EVERY_LAYER).double()
     names = [name for name, _ in module.named_parameters()]
     batch = images(EVERY_LAYER, count=3).double().requires_grad_()
@@ -212,7 +212,7 @@ def test_every_layers_gradients_are_right_for_parameters_and_images():
 @pytest.mark.parametrize(
     "first", [(), (Dropout(rate=0.25),), (Conv("c", 2), concat(Relu(), Tanh())), (concat(chain(), Relu()),)]
 )
-def test_relu_never_writes_on_what_others_read(first, training):
+def test_relu_never_overwrites_values_that_others_read(first, training):
     network = Network("n", chain(*first, Relu(), Flatten(), Dense("d", 2)), (2, 3, 3), 2)
     module = built(network).train(training)
     batch = images(network)
@@ -221,7 +221,7 @@ def test_relu_never_writes_on_what_others_read(first, training):
     assert torch.equal(batch, before)
 
 
-def test_branches_do_not_see_what_others_do_in_place():
+def test_in_place_operations_do_not_affect_other_branches():
     sums = add(chain(), Relu()), add(Conv("d", 2), chain()), chain(add(chain(), Tanh()), Relu())
     root = chain(Conv("c", 2), concat(Relu(), Tanh(), *sums), Flatten(), Dense("e", 1))
     network = Network("n", root, (2, 3, 3), 1)
@@ -233,7 +233,7 @@ def test_branches_do_not_see_what_others_do_in_place():
     assert torch.allclose(module(batch), expected, atol=1e-6)
 
 
-def test_relu_and_addition_work_in_place_where_they_may():
+def test_relu_and_addition_work_in_place_where_allowed():
     module = torch_layers.build(models.create("resnet", 20))
     used = [node.target for node in module.graph.nodes if node.op == "call_function"]
     assert torch.relu not in used and torch.relu_ in used
@@ -260,7 +260,7 @@ def test_evaluation_uses_and_keeps_the_statistics():
 @pytest.mark.parametrize("kernel, stride, pad", [(2, 2, 0), (3, 2, 0), (3, 2, 1), (5, 3, 2), (3, 1, 1), (1, 3, 0)])
 @pytest.mark.parametrize("rounding", ["valid", "full"])
 @pytest.mark.parametrize("kind", [MaxPool, AvgPool])
-def test_pooling_shapes_are_torchs(kernel, stride, pad, rounding, kind):
+def test_pooling_shapes_equal_torchs(kernel, stride, pad, rounding, kind):
     tried = 0
     for size in range(5, 12):
         pool = kind("p", kernel=kernel, stride=stride, pad=pad, rounding=rounding)
@@ -284,7 +284,7 @@ def test_average_counts_padding_unless_told_otherwise():
         assert module(torch.ones(1, 1, 3, 3))[0, 0].item() == pytest.approx(corner)
 
 
-def test_initialise_depends_on_the_seed_alone():
+def test_initialise_depends_only_on_the_seed():
     network = models.create("resnet", 20)
     torch.manual_seed(1)
     one = built(network, seed=5)

@@ -1,4 +1,4 @@
-"""The optimizer on the servers makes the steps that it would make in a plain loop."""
+"""The optimizer on the servers makes the same steps as in a plain loop."""
 
 import pytest
 import torch
@@ -73,7 +73,7 @@ def test_synchronous_steps_are_of_the_mean_or_the_sum(kind, average, factor, def
 
 @pytest.mark.parametrize("average", [True, False])
 @pytest.mark.parametrize("store", ["dist_async", "dist_ssp"])
-def test_where_each_push_is_a_step_it_is_of_the_whole_gradient(store, average):
+def test_asynchronous_steps_use_the_whole_gradient(store, average):
     model = model_of()
     optimizer = distribute(model, OPTIMIZERS["sgd"](model.parameters()), ServedStore(store), average=average)
     train(model, optimizer)
@@ -117,7 +117,7 @@ def test_groups_keep_their_own_options_and_rates():
 
 
 @pytest.mark.parametrize("change", [{"momentum": 0.5}, {"weight_decay": 0.1}, {"nesterov": False}])
-def test_what_servers_would_not_notice_is_refused(change):
+def test_changes_that_servers_would_not_notice_are_refused(change):
     model = model_of()
     optimizer = distribute(model, OPTIMIZERS["sgd"](model.parameters()), ServedStore(), update_on_kvstore=True)
     train(model, optimizer, 1)  # with another learning rate, which is allowed
@@ -179,7 +179,7 @@ def test_a_closure_is_called_with_gradients_and_its_loss_returned():
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_gradients_leave_during_backward_or_with_the_step(overlap):
+def test_gradients_are_sent_during_backward_or_with_the_step(overlap):
     model, store = model_of(), ServedStore()
     optimizer = distribute(model, OPTIMIZERS["sgd"](model.parameters()), store, update_on_kvstore=True, overlap=overlap)
     backward(model, optimizer, 0)

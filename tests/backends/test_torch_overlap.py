@@ -1,4 +1,4 @@
-"""Sums are awaited where they are needed, and the numbers stay those of steps that wait for everything."""
+"""Overlap: sums are awaited where they are needed, and results equal those of steps that wait for all sums."""
 
 import copy
 
@@ -143,7 +143,7 @@ def test_without_deferring_the_step_waits_for_all_sums():
 
 
 @pytest.mark.parametrize("defer", [False, True])
-def test_what_has_come_is_stepped_while_the_next_one_is_awaited(defer):
+def test_arrived_buckets_are_stepped_while_the_next_is_awaited(defer):
     store = LateStore()
     model = sequential()
     optimizer = joined(model, store=store, defer=defer)
@@ -174,7 +174,7 @@ def train_plainly(model, optimizer):
 
 @pytest.mark.parametrize("defer", [False, True])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_steps_in_parts_are_whole_steps_bit_for_bit(kind, defer):
+def test_steps_by_bucket_equal_whole_steps_bit_for_bit(kind, defer):
     plain, model = sequential(), sequential()
     expected = train_plainly(plain, OPTIMIZERS[kind](plain.parameters()))
     assert torch.equal(expected, train(model, joined(model, kind, defer=defer)))
@@ -187,7 +187,7 @@ def test_every_read_of_a_weight_finds_it_finished(name):
     assert torch.equal(expected, train(deferred, joined(deferred, defer=True)))
 
 
-def test_weights_are_finished_for_those_who_ask_otherwise():
+def test_weights_are_finished_for_other_ways_of_reading_them():
     reads = {
         "model's state": lambda model, _: model.state_dict(),
         "state": lambda _, each: each.state_dict(),
@@ -214,7 +214,7 @@ def test_weights_are_finished_for_those_who_ask_otherwise():
 @pytest.mark.parametrize("evaluated", [{0}, {0, 1, 2, 3}, {2}], ids=["the first", "each", "a later one"])
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
 def test_an_evaluation_in_inference_mode_may_come_first(kind, evaluated):
-    """What an optimizer keeps of the steps that it asks for is changed by later steps, which training asks for."""
+    """The optimizer's state from the first steps is changed by later steps of the training."""
     plain, model = sequential(), sequential()
     expected = train_plainly(plain, OPTIMIZERS[kind](plain.parameters()))
     optimizer = joined(model, kind, defer=True)
@@ -256,7 +256,7 @@ def test_a_compiled_model_finds_its_weights(make):
 
 
 @pytest.mark.parametrize("make", [sequential, straight_line])
-def test_a_copy_of_the_model_is_free_of_the_original(make):
+def test_a_copy_of_the_model_is_independent_of_the_original(make):
     model = make()
     optimizer = joined(model, defer=True)
     copied = copy.deepcopy(model)  # an average of weights, say
@@ -283,7 +283,7 @@ def test_hooks_see_whole_steps():
 
 @pytest.mark.parametrize("name", ["grad_scale", "found_inf"])
 def test_an_optimizer_that_a_gradient_scaler_prepares_makes_whole_steps(name):
-    """As torch.amp.GradScaler does for fused ones: the numbers are those of one step."""
+    """As torch.amp.GradScaler does for fused optimizers: results equal those of one step."""
     model = sequential()
     inner = OPTIMIZERS["sgd"](model.parameters())
     optimizer = distribute(model, inner, LateStore(), defer=True)
@@ -295,7 +295,7 @@ def test_an_optimizer_that_a_gradient_scaler_prepares_makes_whole_steps(name):
 
 
 def test_a_programs_own_hook_before_the_forward_sees_finished_weights():
-    """Also one that was there before the optimizer was joined."""
+    """Also a hook that was registered before the optimizer was joined."""
     model, seen = sequential(), []
     model.register_forward_pre_hook(lambda model, _: seen.append(model[2].weight.sum().item()))
     optimizer = joined(model, defer=True)
@@ -317,7 +317,7 @@ class OfAllWeights(torch.optim.SGD):
 
 
 @pytest.mark.parametrize("defer", [False, True])
-def test_a_class_made_of_an_optimizer_steps_all_weights_at_once(defer):
+def test_a_subclass_of_an_optimizer_steps_all_weights_at_once(defer):
     plain, model = sequential(), sequential()
     expected = train_plainly(plain, OfAllWeights(plain.parameters(), lr=0.1))
     optimizer = distribute(model, OfAllWeights(model.parameters(), lr=0.1), LateStore(), defer=defer)
@@ -345,7 +345,7 @@ def test_a_fused_optimizer_stays_fused():
     assert names.count("aten::_fused_sgd_") == 3 and "aten::_foreach_add_" not in names
 
 
-def test_weights_read_behind_the_forwards_back_are_noticed_in_backward():
+def test_weights_read_outside_the_forward_are_detected_in_backward():
     model = sequential()
     optimizer = joined(model, defer=True)
     backward(model, optimizer)
@@ -354,7 +354,7 @@ def test_weights_read_behind_the_forwards_back_are_noticed_in_backward():
         model[1](torch.ones(1, WIDTH)).sum().backward()
 
 
-def test_gradients_under_way_are_not_to_be_zeroed_in_place():
+def test_zeroing_gradients_in_place_while_they_are_sent_is_refused():
     model = sequential()
     optimizer = joined(model, defer=True)
     backward(model, optimizer)

@@ -28,11 +28,11 @@ def test_every_gradient_is_rescaled(rescale, expected):
 
 @pytest.mark.parametrize("rate, expected", [(-1.0, 0.5), (0.0, 1.0), (0.25, 0.75)])
 def test_a_pushs_rate_counts_from_zero_on(rate, expected):
-    """A negative one is none: the spec's own counts."""
+    """A negative rate means none: that of the spec counts."""
     assert stepped({"name": "sgd", "lr": 0.5}, 1.0, rate=rate) == [expected] * 3
 
 
-def test_a_rate_stays_until_another_one_comes():
+def test_a_learning_rate_holds_until_the_next_one():
     values = np.ones(3, np.float32)
     step = Step({"name": "sgd"}, 0, values)
     for rate in (0.25, -1.0):
@@ -40,17 +40,17 @@ def test_a_rate_stays_until_another_one_comes():
     assert values.tolist() == [0.5] * 3
 
 
-def test_without_a_rate_nothing_moves():
+def test_without_a_learning_rate_nothing_changes():
     assert stepped({"name": "sgd"}, 1.0) == [1.0] * 3
 
 
-def test_a_keys_own_numbers_come_before_those_of_all():
+def test_options_of_a_key_override_those_of_all_keys():
     spec = {"name": "sgd", "lr": 0.5, "keys": {"7": {"lr": 0.25}, "8": {}}}
     assert [stepped(spec, 1.0, key=key)[0] for key in (7, 8, 9)] == [0.75, 0.5, 0.5]
 
 
 @pytest.mark.parametrize("name", [*BY_CLASS, "SGD", "AdamW"])
-def test_an_optimizer_is_torchs_of_that_name(name):
+def test_an_optimizer_equals_torchs_of_the_same_name(name):
     values, own = np.full(3, 2.0, np.float32), torch.full((3,), 2.0, requires_grad=True)
     step = Step({"name": name, "lr": 0.1}, 0, values)
     torchs = class_of(name.lower())([own], lr=0.1)
@@ -61,8 +61,8 @@ def test_an_optimizer_is_torchs_of_that_name(name):
     np.testing.assert_allclose(values, own.detach().numpy(), rtol=1e-6)
 
 
-def test_a_step_writes_where_it_is_told():
-    """A server that is being read gives a step another value than the one before."""
+def test_a_step_writes_to_the_given_destination():
+    """While a value is being read, a step writes to other memory."""
     first, second = np.ones(3, np.float32), np.full(3, 5.0, np.float32)
     step = Step({"name": "sgd", "lr": 1.0, "momentum": 0.5}, 0, first)
     step(first, np.ones(3, np.float32), -1.0)
@@ -104,19 +104,19 @@ def test_a_plain_optimizer_has_no_state():
         ({"name": "adam", "betas": [0.9, "x"]}, "optimizer option betas='x': expected a number"),
     ],
 )
-def test_a_spec_that_makes_no_sense_is_refused_by_name(spec, message):
+def test_an_invalid_spec_is_refused_with_its_name(spec, message):
     with pytest.raises(ValueError, match=message):
         Step(spec, 0, np.ones(3, np.float32))
 
 
-def test_lists_of_numbers_are_taken():
+def test_lists_of_numbers_are_accepted():
     """Betas come as a list through JSON."""
     assert stepped({"name": "adam", "lr": 0.1, "betas": [0.5, 0.5]}, 1.0, -1.0) != stepped(
         {"name": "adam", "lr": 0.1}, 1.0, -1.0
     )
 
 
-def test_a_spec_is_json_and_makes_the_steps_of_its_optimizer():
+def test_a_spec_is_json_and_makes_the_same_steps_as_its_optimizer():
     weight = torch.nn.Parameter(torch.ones(3))
     inner = torch.optim.SGD([weight], lr=0.5, momentum=0.9, weight_decay=0.1)
     spec = make_spec(inner, {4: inner.param_groups[0]}, 0.5)

@@ -1,4 +1,4 @@
-"""Small data files in the real formats, a loopback web server that can misbehave, and the real files where they are."""
+"""Small data files in the real formats, a loopback web server that can misbehave, and the real files if present."""
 
 import gzip
 import hashlib

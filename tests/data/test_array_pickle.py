@@ -1,4 +1,4 @@
-"""Arrays come through, whatever wrote them; anything that a pickle could run does not."""
+"""Arrays of any writer are loaded; everything that a pickle could execute is refused."""
 
 import pickle
 

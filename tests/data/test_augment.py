@@ -48,7 +48,7 @@ def test_equals_the_slow_reference(sizes, mirror, seed):
         np.testing.assert_allclose(result[row], expected, rtol=1e-6, atol=1e-6)
 
 
-def test_every_place_and_both_sides_are_drawn_about_equally_often():
+def test_every_crop_position_and_both_mirrorings_are_equally_likely():
     draws = draw(Augmentation(pad=4, crop=(28, 28), mirror=True), 32, 32, 130_000, 0, 0)
     for offsets in (draws.top, draws.left):  # 0 to 12
         assert offsets.min() == 0 and offsets.max() == 12
@@ -66,7 +66,7 @@ def test_draws_depend_on_seed_epoch_and_position_only():
     assert long.top.tolist() not in others and others[0] != others[1]
 
 
-def test_without_mirror_and_room_to_move_nothing_is_random():
+def test_without_mirroring_and_a_larger_image_nothing_is_random():
     draws = draw(Augmentation(crop=(8, 8)), 8, 8, 100, 0, 0)
     assert not draws.top.any() and not draws.left.any() and not draws.mirror.any()
 
@@ -81,6 +81,6 @@ def test_evaluation_takes_the_centre(crop, first):
     np.testing.assert_allclose(result, expected, atol=1e-6)
 
 
-def test_a_crop_that_does_not_fit_is_a_defect():
+def test_a_crop_larger_than_the_image_is_refused():
     with pytest.raises(ValueError, match=r"crop \(9, 8\) of images 8x8"):
         draw(Augmentation(crop=(9, 8)), 8, 8, 1, 0, 0)

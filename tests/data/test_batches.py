@@ -1,4 +1,4 @@
-"""The same pixels for any number of workers, and threads that come, keep their bounds and go."""
+"""The same pixels for any number of workers, and threads with bounded lookahead that end."""
 
 import threading
 
@@ -44,14 +44,14 @@ def test_any_number_of_workers_sees_the_same_pixels_as_one_process(split, num_wo
     assert all(np.array_equal(together[sample], alone[sample]) for sample in alone)
 
 
-def test_a_steps_batches_together_are_the_one_process_batch(split):
+def test_the_batches_of_a_step_form_the_batch_of_one_process(split):
     alone = [batch.labels for batch in train(split, 0, 1, 12)]
     workers = [[batch.labels for batch in train(split, rank, 3, 4)] for rank in range(3)]
     for whole, *parts in zip(alone, *workers, strict=True):
         assert sorted(whole) == sorted(np.concatenate(parts))
 
 
-def test_batches_are_ready_for_the_network_and_sized_as_the_partition_says(split):
+def test_batches_have_the_type_and_size_that_the_network_expects(split):
     for rank in range(3):
         batches = train(split, rank, 3, 3)
         assert len(batches) == 6
@@ -81,7 +81,7 @@ def test_the_same_batches_can_be_iterated_again(split):
     assert [batch.labels.tolist() for batch in batches] == [batch.labels.tolist() for batch in batches]
 
 
-def test_evaluation_is_in_order_and_whole(split):
+def test_evaluation_is_in_order_and_complete(split):
     seen = []
     for rank in range(2):
         shard = partition.validation_shard(COUNT, rank, 2)
@@ -111,7 +111,7 @@ def numbered(index):
     return Batch(np.empty((0, *SHAPE), np.float32), np.array([index]), index)
 
 
-def test_batches_are_made_in_another_thread_and_no_further_ahead_than_bound(eventually):
+def test_batches_are_made_in_another_thread_with_bounded_lookahead(eventually):
     made = []
 
     def make(index):
@@ -127,7 +127,7 @@ def test_batches_are_made_in_another_thread_and_no_further_ahead_than_bound(even
     assert len(made) == 6 and all(name.startswith("dmltrain-batches") for name in made)
 
 
-def test_order_is_kept_though_a_thread_is_late():
+def test_a_slow_thread_does_not_change_the_order():
     first_may_end = threading.Event()
 
     def make(index):
@@ -160,7 +160,7 @@ def test_threads_end_when_the_consumer_raises(split):
     assert not threads_alive()
 
 
-def test_an_error_in_the_thread_comes_to_the_consumer_at_its_batch():
+def test_an_error_in_a_thread_is_raised_at_its_batch():
     def make(index):
         if index == 3:
             raise ZeroDivisionError("batch 3")

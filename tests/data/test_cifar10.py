@@ -1,4 +1,4 @@
-"""CIFAR-10 in all its forms, whole and damaged; the real files where they are."""
+"""CIFAR-10 in all its forms, complete and damaged, and the real files if present."""
 
 import dataclasses
 import hashlib
@@ -60,7 +60,7 @@ def test_the_recipe_is_mxnets(cifar, tmp_path):
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 41, 32), (3, 28, 0), (3, 28)])
-def test_a_shape_that_is_no_crop(cifar, tmp_path, shape):
+def test_a_shape_that_is_not_a_crop(cifar, tmp_path, shape):
     put(cifar, tmp_path, "binary")
     with pytest.raises(UserError, match="--image-shape .*cifar10 has images of 3,32,32 padded by 4.*at most 40,40"):
         load(tmp_path, cifar, image_shape=shape)
@@ -77,7 +77,7 @@ def test_num_examples_takes_the_first(cifar, tmp_path, form, count):
 
 
 @pytest.mark.parametrize("count", [21, 0])
-def test_num_examples_beyond_what_there_is(cifar, tmp_path, count):
+def test_more_examples_than_the_data_set_has(cifar, tmp_path, count):
     put(cifar, tmp_path, "binary")
     with pytest.raises(UserError, match=f"--num-examples {count}: .*(20 training examples|expected 1 or more)"):
         load(tmp_path, cifar, num_examples=count)
@@ -86,7 +86,7 @@ def test_num_examples_beyond_what_there_is(cifar, tmp_path, count):
 @pytest.mark.parametrize(
     ("form", "file"), [("binary", "data_batch_3.bin"), ("python", "data_batch_3"), ("binary", "test_batch.bin")]
 )
-def test_a_changed_byte_is_found_and_both_checksums_named(cifar, tmp_path, form, file):
+def test_the_error_for_a_changed_byte_has_both_checksums(cifar, tmp_path, form, file):
     put(cifar, tmp_path, form)
     content = (cifar.binary | cifar.python)[file]
     changed = bytearray(content)
@@ -107,7 +107,7 @@ def test_a_wrong_size_is_named(cifar, tmp_path, change):
         load(tmp_path, cifar)
 
 
-def test_a_subset_needs_its_batches_only_but_those_whole(cifar, tmp_path):
+def test_a_subset_needs_only_its_batches_and_each_complete(cifar, tmp_path):
     put(cifar, tmp_path, "binary")
     (tmp_path / "data_batch_2.bin").write_bytes(b"damaged")
     (tmp_path / "data_batch_5.bin").unlink()
@@ -134,7 +134,7 @@ def test_an_unreadable_batch_is_named(cifar, tmp_path):
         load(tmp_path, cifar)
 
 
-def test_nothing_there_says_what_to_put_where(cifar, tmp_path):
+def test_the_error_for_missing_files_says_which_to_put_where(cifar, tmp_path):
     with pytest.raises(UserError) as caught:
         load(tmp_path / "absent", cifar)
     for essential in (str(tmp_path / "absent"), BINARY_TAR, PYTHON_TAR, "https://www.cs.toronto.edu/~kriz/"):
@@ -167,7 +167,7 @@ def test_a_damaged_archive_is_named_with_its_checksums(cifar, tmp_path, damage):
         assert cifar.files.md5_binary in str(caught.value)
 
 
-def test_a_changed_batch_inside_a_sound_archive(cifar, tmp_path, make_tar):
+def test_a_changed_batch_in_a_valid_archive(cifar, tmp_path, make_tar):
     files = {f"cifar-10-batches-bin/{name}": data for name, data in cifar.binary.items()}
     files["cifar-10-batches-bin/data_batch_2.bin"] = bytes(4 * 3073)
     (tmp_path / BINARY_TAR).write_bytes(make_tar(files))
@@ -184,7 +184,7 @@ def test_a_changed_batch_inside_a_sound_archive(cifar, tmp_path, make_tar):
         "cifar-10-batches-bin/../data_batch_1.bin",
     ],
 )
-def test_a_member_outside_the_archives_folder_is_not_taken(cifar, tmp_path, make_tar, name):
+def test_an_archive_member_outside_the_folder_is_not_extracted(cifar, tmp_path, make_tar, name):
     files = {f"cifar-10-batches-bin/{member}": data for member, data in cifar.binary.items()}
     files[name] = files.pop("cifar-10-batches-bin/data_batch_1.bin")
     folder = tmp_path / "data"
@@ -196,7 +196,7 @@ def test_a_member_outside_the_archives_folder_is_not_taken(cifar, tmp_path, make
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE])
-def test_a_member_that_is_no_plain_file_is_not_taken(cifar, tmp_path, make_tar, kind):
+def test_an_archive_member_that_is_not_a_regular_file_is_not_extracted(cifar, tmp_path, make_tar, kind):
     outside = tmp_path / "outside.bin"
     outside.write_bytes(cifar.binary["data_batch_1.bin"])
     link = tarfile.TarInfo("cifar-10-batches-bin/data_batch_1.bin")
@@ -207,7 +207,7 @@ def test_a_member_that_is_no_plain_file_is_not_taken(cifar, tmp_path, make_tar, 
         load(tmp_path, cifar)
 
 
-def test_a_huge_member_is_not_read(cifar, tmp_path, make_tar):
+def test_a_huge_archive_member_is_not_read(cifar, tmp_path, make_tar):
     files = {f"cifar-10-batches-bin/{name}": data for name, data in cifar.binary.items()}
     files["cifar-10-batches-bin/data_batch_1.bin"] = bytes(5_000_000)
     (tmp_path / BINARY_TAR).write_bytes(make_tar(files))
@@ -240,7 +240,7 @@ def test_a_download_serves_this_and_the_next_load(cifar, tmp_path, web):
     assert [path.name for path in folder.iterdir()] == [BINARY_TAR]
 
 
-def test_no_network_says_what_to_put_where(cifar, tmp_path, web):
+def test_the_error_without_network_says_which_files_to_put_where(cifar, tmp_path, web):
     with pytest.raises(UserError) as caught:
         load(tmp_path, cifar, download=True, base_url=web.url)
     for essential in (f"put {BINARY_TAR}", str(tmp_path), cifar.files.md5_binary, "404"):
@@ -259,7 +259,7 @@ def test_the_real_data(real_data):
     np.testing.assert_allclose(data.train.images.mean((0, 2, 3)), cifar10.MEAN, atol=0.02)
 
 
-def test_a_part_of_the_real_data_is_the_first(real_data):
+def test_a_subset_of_the_real_data_has_the_first_examples(real_data):
     data = cifar10.load(real_data, num_examples=100, download=False)
     row = (real_data / "cifar10" / "data_batch_1.bin").read_bytes()[99 * 3073 : 100 * 3073]
     assert data.train.labels[99] == row[0] and data.train.images[99].tobytes() == row[1:]

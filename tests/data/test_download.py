@@ -1,4 +1,4 @@
-"""Downloads through a real server: what counts, what does not, and what several processes at once do."""
+"""Downloads from a real server: success, failures, and several processes at once."""
 
 import hashlib
 import importlib.util
@@ -42,7 +42,7 @@ def fetching(remote, folder, **options):
     )
 
 
-def test_the_file_is_there_and_nothing_else(remote, tmp_path, web):
+def test_a_download_leaves_only_the_file(remote, tmp_path, web):
     path = fetch(remote, tmp_path / "new" / "folder")
     assert path == tmp_path / "new" / "folder" / "file.gz" and path.read_bytes() == BODY
     assert names(path.parent) == ["file.gz"]
@@ -50,7 +50,7 @@ def test_the_file_is_there_and_nothing_else(remote, tmp_path, web):
     assert web.requests == ["/file.gz"]
 
 
-def test_a_length_that_is_not_announced_is_fine(remote, tmp_path, web):
+def test_a_download_without_content_length(remote, tmp_path, web):
     web.announce["/file.gz"] = None
     assert fetch(remote, tmp_path).read_bytes() == BODY
 
@@ -64,12 +64,12 @@ def refused(remote, folder, reason, **options):
     assert names(folder) == []
 
 
-def test_another_content(remote, tmp_path, web):
+def test_a_download_with_wrong_content(remote, tmp_path, web):
     web.files["/file.gz"] = b"a login page"
     refused(remote, tmp_path, f"has md5 {hashlib.md5(b'a login page').hexdigest()}, expected {MD5}")
 
 
-def test_an_early_end(remote, tmp_path, web):
+def test_a_download_that_ends_early(remote, tmp_path, web):
     web.announce["/file.gz"] = len(BODY) + 5
     refused(remote, tmp_path, f"connection ended after {len(BODY)} of {len(BODY) + 5} bytes")
 
@@ -95,7 +95,7 @@ def test_a_server_that_stops_in_the_middle(remote, tmp_path, web):
     refused(remote, tmp_path, "timed out", timeout=0.1)
 
 
-def test_a_server_that_speaks_something_else(tmp_path):
+def test_a_server_that_does_not_speak_http(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer():
@@ -110,7 +110,7 @@ def test_a_server_that_speaks_something_else(tmp_path):
         thread.join()
 
 
-def test_a_folder_that_cannot_be_made(remote, tmp_path):
+def test_a_folder_that_cannot_be_created(remote, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="put file.gz"):
         fetch(remote, tmp_path / "file" / "folder")
@@ -130,7 +130,7 @@ def test_two_processes_download_once(remote, tmp_path, web):
     assert names(tmp_path) == ["file.gz"] and (tmp_path / "file.gz").read_bytes() == BODY
 
 
-def test_a_killed_download_does_not_count_and_blocks_nobody(remote, tmp_path, web, eventually):
+def test_a_killed_download_leaves_no_file_and_no_lock(remote, tmp_path, web, eventually):
     web.hold = threading.Event()
     process = fetching(remote, tmp_path)
     eventually(lambda: web.requests and ".file.gz.part" in names(tmp_path), 20)

@@ -17,7 +17,7 @@ def test_an_unknown_name_lists_the_valid_ones():
 
 
 @pytest.mark.parametrize(("name", "there"), [("digits", 1437), ("mnist", 60000), ("cifar10", 50000)])
-def test_more_examples_than_there_are_names_both_numbers(name, there, tmp_path):
+def test_the_error_for_too_many_examples_has_both_numbers(name, there, tmp_path):
     with pytest.raises(UserError, match=f"--num-examples {there + 1}: {name} has {there} training examples"):
         data.load(name, tmp_path, num_examples=there + 1, download=False)
 
@@ -29,7 +29,7 @@ def test_zero_examples(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])
-def test_files_that_are_not_there_are_named_with_their_folder(name, tmp_path):
+def test_missing_files_are_named_with_their_folder(name, tmp_path):
     with pytest.raises(UserError, match=f"{tmp_path}.*put"):
         data.load(name, tmp_path, download=False)
 
@@ -96,6 +96,6 @@ def test_synthetic_is_normalised():
 
 
 @pytest.mark.parametrize("shape", [(3, 0, 5), (3, 5)])
-def test_synthetic_of_no_shape(shape):
+def test_synthetic_with_an_invalid_shape(shape):
     with pytest.raises(UserError, match="--image-shape 3,.*: expected channels,height,width"):
         data.load("synthetic", image_shape=shape)

@@ -1,4 +1,4 @@
-"""MNIST's four files in their forms, whole and damaged; the real ones where they are."""
+"""MNIST's four files in all their forms, complete and damaged, and the real files if present."""
 
 import dataclasses
 import gzip
@@ -54,7 +54,7 @@ def test_num_examples_takes_the_first(mnist_files, tmp_path):
 
 
 @pytest.mark.parametrize("name", [TRAIN_IMAGES, "t10k-labels-idx1-ubyte"])
-def test_a_changed_byte_is_found_and_both_checksums_named(mnist_files, tmp_path, name):
+def test_the_error_for_a_changed_byte_has_both_checksums(mnist_files, tmp_path, name):
     changed = bytearray(mnist_files.contents[name])
     changed[-1] ^= 1
     write(tmp_path, mnist_files.zipped | {name + ".gz": gzip.compress(changed)})
@@ -85,7 +85,7 @@ def test_a_damaged_gzip_file_is_named(mnist_files, tmp_path, data):
         load(tmp_path, mnist_files)
 
 
-def test_another_idx_file_under_the_name(mnist_files, tmp_path):
+def test_another_idx_file_with_the_same_name(mnist_files, tmp_path):
     labels = mnist_files.contents["train-labels-idx1-ubyte"]
     other = dataclasses.replace(mnist_files.files.train_images, shape=(12,), md5=hashlib.md5(labels).hexdigest())
     wrong = dataclasses.replace(other, shape=(4, 1))  # the same size: 4 + 4 * 2 + 4 * 1 = 4 + 4 + 12 - 4
@@ -95,14 +95,14 @@ def test_another_idx_file_under_the_name(mnist_files, tmp_path):
     assert mnist.parse(other, labels).tolist() == list(labels[8:])
 
 
-def test_a_missing_file_says_what_to_put_where(mnist_files, tmp_path):
+def test_the_error_for_a_missing_file_says_where_to_put_it(mnist_files, tmp_path):
     write(tmp_path, mnist_files.zipped)
     (tmp_path / "t10k-images-idx3-ubyte.gz").unlink()
     with pytest.raises(UserError, match=f"t10k-images-idx3-ubyte.gz .* is not in {tmp_path}; put it there"):
         load(tmp_path, mnist_files)
 
 
-def test_what_is_missing_is_downloaded_once(mnist_files, tmp_path, web):
+def test_missing_files_are_downloaded_once(mnist_files, tmp_path, web):
     web.files = {"/" + name: data for name, data in mnist_files.zipped.items()}
     write(tmp_path, {TRAIN_IMAGES: mnist_files.contents[TRAIN_IMAGES]})
     for _ in range(2):

@@ -91,7 +91,7 @@ def test_workers_see_the_same_pixels_as_one_process(photos):
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_no_more_images_are_decoded_at_once_than_threads_work(photos, threads):
+def test_no_more_images_are_decoded_at_once_than_there_are_threads(photos, threads):
     epoch(photos, 1, threads)
     for _ in EvalBatches(OneByOne(COUNT, SHAPE, photos.sample), np.arange(COUNT), BATCH, threads=threads):
         pass
@@ -105,7 +105,7 @@ def test_an_empty_batch_has_the_images_shape(photos):
     assert images.shape == (0, *SHAPE) and labels.shape == (0,)
 
 
-def test_it_is_trained_by_the_programs(photos, monkeypatch, capfd):
+def test_the_training_programs_train_with_it(photos, monkeypatch, capfd):
     def load(data_dir=None, *, num_examples=None, image_shape=None, seed=0, download=True) -> Dataset:
         split = OneByOne(COUNT, SHAPE, photos.sample)
         return Dataset("photos", split, split, 3, SHAPE)

@@ -1,4 +1,4 @@
-"""Nothing lost, nothing repeated, and n workers together do what one process with n times the batch does."""
+"""No sample is lost or repeated, and n workers together equal one process with n times the batch size."""
 
 import numpy as np
 import pytest
@@ -31,13 +31,13 @@ def test_the_order_is_the_same_on_every_machine_and_numpy():
     assert partition.epoch_order(10, 1, 2).tolist() == [7, 1, 3, 0, 4, 8, 9, 2, 6, 5]
 
 
-def test_a_negative_seed_is_the_users_mistake():
+def test_a_negative_seed_is_a_user_error():
     with pytest.raises(UserError, match="seed is -1"):
         partition.epoch_order(10, -1, 0)
 
 
 @given(numbers, workers)
-def test_shards_hold_every_sample_once(count, num_workers):
+def test_parts_have_every_sample_once(count, num_workers):
     order = partition.epoch_order(count, 7, 0)
     shards = [partition.shard(order, rank, num_workers) for rank in range(num_workers)]
     assert sorted(np.concatenate(shards)) == list(range(count))
@@ -45,14 +45,14 @@ def test_shards_hold_every_sample_once(count, num_workers):
 
 
 @given(numbers, workers)
-def test_validation_shards_hold_every_sample_once_in_order(count, num_workers):
+def test_validation_parts_have_every_sample_once_in_order(count, num_workers):
     shards = [partition.validation_shard(count, rank, num_workers) for rank in range(num_workers)]
     assert sorted(np.concatenate(shards)) == list(range(count))
     assert all(shard.dtype == np.int64 and (np.diff(shard) == num_workers).all() for shard in shards)
 
 
 @given(numbers, workers, batch_sizes)
-def test_step_sizes_are_those_of_the_shards_and_add_up(count, num_workers, batch):
+def test_step_sizes_match_the_parts_and_add_up(count, num_workers, batch):
     steps = partition.num_batches(count, num_workers, batch)
     sizes = np.array([partition.step_sizes(count, num_workers, batch, step) for step in range(steps)])
     parts = [len(partition.shard(np.arange(count), rank, num_workers)) for rank in range(num_workers)]
@@ -64,7 +64,7 @@ def test_step_sizes_are_those_of_the_shards_and_add_up(count, num_workers, batch
 
 
 @given(numbers, workers, batch_sizes)
-def test_the_workers_batches_of_a_step_are_one_process_batch(count, num_workers, batch):
+def test_the_workers_batches_of_a_step_form_the_batch_of_one_process(count, num_workers, batch):
     order = partition.epoch_order(count, 3, 4)
     steps = partition.num_batches(count, num_workers, batch)
     assert steps == partition.num_batches(count, 1, num_workers * batch)
@@ -75,17 +75,17 @@ def test_the_workers_batches_of_a_step_are_one_process_batch(count, num_workers,
         assert sorted(union) == sorted(whole)
 
 
-def test_a_batch_as_large_as_the_smallest_part_is_right():
+def test_a_batch_as_large_as_the_smallest_part_is_accepted():
     partition.check(11, 2, 5)
 
 
 @pytest.mark.parametrize("batch", [6, 1000])
-def test_a_batch_larger_than_a_part_names_the_sizes(batch):
+def test_the_error_for_a_batch_larger_than_a_part_has_both_sizes(batch):
     with pytest.raises(UserError, match=rf"--batch-size {batch} .* 11 training examples over 2 worker.* 5 each"):
         partition.check(11, 2, batch)
 
 
-def test_a_batch_of_nothing():
+def test_an_empty_batch_is_refused():
     with pytest.raises(UserError, match="--batch-size is 0: expected 1 or more"):
         partition.check(11, 2, 0)
 

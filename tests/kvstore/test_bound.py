@@ -1,4 +1,4 @@
-"""The least time for what was sent: bounds from what each worker's links have counted."""
+"""The lower bound of communication time, from the bytes that each worker's links have counted."""
 
 import threading
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ V, B, MEMORY = 24e6, 1.25e8, 2e10  # bytes; bytes/s of a card each way, of memor
 
 
 class Together:
-    """What several workers share: sums of what all of them give."""
+    """Replaces the sum of all workers."""
 
     def __init__(self, workers):
         self.meeting, self.given = threading.Barrier(workers), {}
@@ -61,7 +61,7 @@ def bounds(worker_hosts, server_hosts, rate, shm=True, took=100.0):
 
 @pytest.mark.parametrize("n", [2, 3, 5])
 def test_a_server_beside_each_worker(n):
-    """A card carries the pushes of its worker to n - 1 servers, and the answers of its server to n - 1 workers."""
+    """A card carries its worker's pushes to n - 1 servers and its server's answers to n - 1 workers."""
     hosts = [f"10.0.0.{number}" for number in range(n)]
     found = bounds(hosts, hosts, rate=B / (2 * (n - 1)))
     assert found == pytest.approx([2 * (n - 1) * V / (n * B)] * n)
@@ -82,23 +82,23 @@ def test_inside_a_host_memory_is_the_limit():
     assert bounds(["a", "a"], ["a"], 0.0) == pytest.approx([3 * V / MEMORY] * 2)
 
 
-def test_where_all_is_on_one_host_loopback_stands_for_the_network():
+def test_on_one_host_loopback_stands_for_the_network():
     assert bounds(["a", "a"], ["a"], rate=1e9, shm=False) == pytest.approx([V / 1e9] * 2)
 
 
-def test_what_was_carried_can_be_carried():
-    """A probe that other work disturbed found a tenth of what the network carried then."""
+def test_the_network_carries_at_least_what_it_has_carried():
+    """The probe was disturbed and found a tenth of the rate that the network then had."""
     limit = 2 * V / B
     assert bounds(["a", "b"], ["c"], rate=B / 20, took=limit) == pytest.approx([limit] * 2)
 
 
-def test_a_link_inside_a_host_is_not_its_cards():
+def test_links_inside_a_host_do_not_use_its_network_card():
     """--transport tcp on several hosts."""
     assert bounds(["a", "b"], ["a", "b"], rate=B / 2, shm=False) == pytest.approx([2 * V / (2 * B)] * 2)
 
 
-def test_what_the_hosts_relay_carries_is_its_cards():
-    """Two workers that share a host: their sums go out by links of the first one's process."""
+def test_the_relays_traffic_uses_the_hosts_network_card():
+    """Two workers share a host: their sums are sent by the first one's process."""
 
     def link(shared=0.0, **counts):
         connection = SimpleNamespace(**{"own_arena": None, "bytes_sent": 0, "bytes_received": 0, **counts})

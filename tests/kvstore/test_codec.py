@@ -1,4 +1,4 @@
-"""Codecs: what the bytes say is right to the bit, and error feedback loses nothing."""
+"""Codecs: the encoding is right to the bit, and error feedback loses nothing."""
 
 import re
 import threading
@@ -34,7 +34,7 @@ def there_and_back(parameters, values):
 
 @every
 @pytest.mark.parametrize("length", LENGTHS)
-def test_what_was_not_sent_is_in_the_residual(parameters, length):
+def test_the_residual_has_what_was_not_sent(parameters, length):
     kind, source, residual = codec.make(parameters), normal(length), normal(length, 0.003, seed=1)
     kept, expected = source.copy(), source.astype(np.float64) + residual
     sent = through(kind, source, residual)
@@ -45,7 +45,7 @@ def test_what_was_not_sent_is_in_the_residual(parameters, length):
 
 @every
 @pytest.mark.parametrize("length", LENGTHS)
-def test_adding_is_decoding_and_adding_to_the_bit(parameters, length):
+def test_adding_equals_decoding_and_then_adding_bit_for_bit(parameters, length):
     kind, total = codec.make(parameters), normal(length, seed=2)
     data = encode(kind, normal(length))
     expected = total + decode(kind, data, length)
@@ -124,7 +124,7 @@ def test_nonfinite_values_are_visible_once_and_leave_no_residual(parameters, val
 
 
 @every
-def test_overflow_of_the_sum_of_source_and_residual_is_seen_and_forgotten(parameters):
+def test_overflow_of_source_plus_residual_is_sent_once_and_leaves_no_residual(parameters):
     source = np.full(5, 3e38, np.float32)
     residual = source.copy()
     assert not np.isfinite(through(codec.make(parameters), source, residual)).all()
@@ -152,7 +152,7 @@ def any_bits(seed=0):
     return np.random.default_rng(seed).integers(0, 1 << 32, 400_000, dtype=np.uint32).view(np.float32)
 
 
-def test_fp16_is_what_numpy_says():
+def test_fp16_equals_numpys_conversion():
     halves = np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float32)
     halves = halves[np.isfinite(halves)]
     middles = (halves[:-1] + halves[1:]) / 2
@@ -168,15 +168,15 @@ def test_fp16_is_what_numpy_says():
 
 
 @pytest.mark.parametrize("greatest", [65504, 65519.99, 65520, 65535.99, 65536, 65536.5, 65537, 131071, 131072, 3e38])
-def test_fp16_takes_each_greatest_value_of_a_block(greatest):
-    """What can be rounded without a look at every element ends between these."""
+def test_fp16_is_right_for_each_largest_value_of_a_block(greatest):
+    """Blocks up to a value between these are rounded without a check of every element."""
     source = np.array([greatest, -greatest, 1, 0], np.float32)
     with np.errstate(all="ignore"):
         expected = source.astype(np.float16)
     assert encode(codec.make({"type": "fp16"}), source).view(np.float16).tolist() == expected.tolist()
 
 
-def test_bf16_is_the_nearest_and_even_on_a_tie():
+def test_bf16_rounds_to_nearest_ties_to_even():
     source = any_bits()
     source = source[np.abs(source) < 3.38e38]  # finite, also when rounded up
     below = (source.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)  # towards 0
@@ -193,7 +193,7 @@ def test_every_nan_stays_nan(name, bits):
     assert np.isnan(there_and_back({"type": name}, np.array([1, bits], np.uint32).view(np.float32))[1])
 
 
-def test_the_bytes_never_change_unnoticed():
+def test_the_encoding_is_stable():
     values = np.array([1.0, -2.5, 0.1, 3.0, 0.0, -0.6], np.float32)
     golden = {
         "bf16": "803f20c0cd3d404000001abf",
@@ -243,7 +243,7 @@ def test_2bit_sends_one_threshold_at_a_time():
 
 
 @pytest.mark.parametrize("shape", ["normal", "equal", "one", "heavy"])
-def test_2bit_without_a_threshold_sends_means_of_the_great_and_of_the_small(shape):
+def test_2bit_without_a_threshold_sends_the_means_of_large_and_small_values(shape):
     source = {
         "normal": normal(5000),
         "equal": np.full(5000, -0.3, np.float32),
@@ -269,7 +269,7 @@ def test_2bit_leaves_an_eighth_of_the_energy_of_normal_values():
 
 
 @pytest.mark.parametrize("length", [1, 513, BLOCK + 700])
-def test_2bit_keeps_what_decoding_lacks_to_the_bit(length):
+def test_2bit_residual_is_the_exact_difference_from_the_decoded_values(length):
     source, residual = normal(length), normal(length, 0.004, seed=1)
     source[::7], residual[::7] = -0.0, -0.0
     expected = source + residual
@@ -293,14 +293,14 @@ def test_2bit_sends_sums_in_steps_of_as_many_thresholds():
 # topk
 
 
-def test_topk_sends_the_greatest_and_the_first_of_equals():
+def test_topk_sends_the_largest_values_and_the_first_of_equal_ones():
     kind = codec.make({"type": "topk", "ratio": 0.5})
     assert through(kind, np.array([1, -3, 2, 2, 2, 0], np.float32)).tolist() == [0, -3, 2, 2, 0, 0]
 
 
 @pytest.mark.parametrize("ratio", [1e-9, 0.001, 0.01, 0.3, 1.0])
 @pytest.mark.parametrize("shape", ["normal", "few", "equal", "periodic", "ascending"])
-def test_topk_sends_the_greatest_whatever_the_sample_shows(ratio, shape):
+def test_topk_sends_the_largest_values_for_any_sample(ratio, shape):
     length = 50_021
     source = {
         "normal": normal(length),
@@ -325,7 +325,7 @@ def test_topk_drops_nonfinite_values_that_it_could_not_send():
     assert np.count_nonzero(np.isnan(sent)) == 10 and not residual.any()
 
 
-def test_topk_refuses_positions_outside():
+def test_topk_refuses_positions_out_of_range():
     kind = codec.make({"type": "topk", "ratio": 0.1})
     data = encode(kind, normal(100))
     data[36:40].view(np.uint32)[0] = 100
@@ -337,7 +337,7 @@ def test_topk_refuses_positions_outside():
 # Making one
 
 
-def test_types_have_the_numbers_of_the_wire():
+def test_type_numbers_are_those_of_the_protocol():
     assert codec.make({"type": "none"}) is None
     facts = {each.name: (each.number, each.needs_residual) for each in codec.TABLE}
     published = {"bf16": (2, False), "fp16": (3, False), "int8": (4, True), "2bit": (5, True), "topk": (6, True)}
@@ -347,14 +347,14 @@ def test_types_have_the_numbers_of_the_wire():
         assert (made.name, (made.number, made.needs_residual)) == (name, fact)
 
 
-def test_each_codec_is_one_row_with_a_number_of_its_own():
+def test_each_codec_is_one_row_with_a_unique_number():
     numbers = [each.number for each in codec.TABLE]
     assert len(set(numbers)) == len(numbers) and min(numbers) >= len(wire.DTYPES)
     assert max(numbers) == wire.MAX_DTYPE
     assert ("none", *(each.name for each in codec.TABLE)) == codec.TYPES
 
 
-def test_each_row_says_how_many_bytes_it_takes():
+def test_each_row_gives_the_encoded_size():
     """`size` is a formula of n for the documentation; the first alternative is the default's."""
     for each in codec.TABLE:
         formula = each.size.partition(";")[0].replace("ratio", "0.01")

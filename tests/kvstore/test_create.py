@@ -1,4 +1,4 @@
-"""Which store one gets, and the stores that need no servers."""
+"""Which store `create` returns, and the stores that need no servers."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def test_mistakes_are_explained(kind, options, environment, message):
 
 
 @pytest.mark.parametrize("kind", ["local", "device"])
-def test_one_worker_alone_sums_its_devices(kind):
+def test_a_single_worker_sums_its_devices(kind):
     kv = kvstore.create(kind, environment=ALONE)
     kv.init(["a", "b"], [np.zeros(2, np.float32), np.ones((2, 2), np.float32)])
     kv.push("a", [np.array([1, 2], np.float32), np.array([10, 20], np.float32)])
@@ -83,7 +83,7 @@ def test_optimizer_specs_are_names_and_numbers(spec, message):
         (lambda kv: kv.set_gradient_compression({"type": "2bit"}), "gradient compression '2bit' is not available"),
     ],
 )
-def test_wrong_use_is_explained(action, message):
+def test_wrong_calls_are_explained(action, message):
     with pytest.raises(UserError) as raised:
         action(kvstore.create("local", environment=ALONE))
     assert message in str(raised.value)

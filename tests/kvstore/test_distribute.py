@@ -1,4 +1,4 @@
-"""dmltrain.distribute in the hands of its users."""
+"""dmltrain.distribute as users call it."""
 
 import pytest
 
@@ -6,13 +6,13 @@ import pytest
 @pytest.mark.parametrize(
     "kind, when", [("dist_sync", "at once"), ("dist_async", "at once"), ("dist_async", "deferred")]
 )
-def test_what_users_do_with_it(start_job, kind, when):
+def test_typical_uses(start_job, kind, when):
     job = start_job("distribute.py", kind, when, workers=2, servers=2)
     job.succeed()
     assert "all as expected" in job.output("worker-0") and "all as expected" in job.output("worker-1")
 
 
-def test_deferred_steps_are_those_made_at_once_bit_for_bit(start_job):
+def test_deferred_steps_equal_immediate_steps_bit_for_bit(start_job):
     job = start_job("deferred.py", workers=2, servers=2)
     job.succeed(120.0)
     assert "all as expected" in job.output("worker-0")

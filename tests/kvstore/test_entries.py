@@ -1,4 +1,4 @@
-"""A worker's keys: what is announced to whom, and how keys are cut."""
+"""A worker's keys: which slices are announced to which server, and how keys are divided."""
 
 import json
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ def entries_on(servers):
     return Entries(routes, 2, "dist_sync", 0.0, 1.0)
 
 
-def test_each_server_hears_of_its_own_slices_once():
+def test_each_server_is_told_about_its_own_slices_once():
     servers = [Server(), Server()]
     entries = entries_on(servers)
     for _ in range(2):
@@ -43,7 +43,7 @@ def test_each_server_hears_of_its_own_slices_once():
     assert [server.declared[1:] for server in servers] == [[{"type": "dist_sync", "staleness": 0.0, "keys": []}]] * 2
 
 
-def test_sums_have_numbers_of_their_own():
+def test_sums_have_separate_numbers():
     entries = entries_on([Server()])
     for name, is_weight in (("a", True), ("loss", False), ("b", True)):
         entries.declare([name], [np.zeros(3, np.float32)], is_weight)
@@ -53,7 +53,7 @@ def test_sums_have_numbers_of_their_own():
 @pytest.mark.parametrize(
     "dtype, is_weight, coded", [("float32", True, True), ("float64", True, False), ("float32", False, False)]
 )
-def test_weights_of_float32_travel_compressed_and_nothing_else(dtype, is_weight, coded):
+def test_only_float32_weights_are_sent_compressed(dtype, is_weight, coded):
     server = Server()
     entries = entries_on([server])
     entries.compress({"type": "int8"})
@@ -64,8 +64,8 @@ def test_weights_of_float32_travel_compressed_and_nothing_else(dtype, is_weight,
 @pytest.mark.parametrize(
     "offsets, of_one, in_place", [((64, 84), True, True), ((64, 96), True, False), ((64, 84), False, False)]
 )
-def test_a_value_is_read_in_place_where_its_slices_lie_side_by_side_in_one_memory(offsets, of_one, in_place):
-    """Else it is put together; two servers may have their slices at offsets that would fit."""
+def test_a_value_is_read_in_place_if_its_slices_are_contiguous_in_one_memory(offsets, of_one, in_place):
+    """Otherwise it is copied. Slices of two servers may have offsets that seem contiguous."""
     entries = entries_on([Server(), Server()])
     entries.declare(["w"], [np.zeros(8, np.float32)], is_weight=True)
     (entry,) = entries
@@ -94,7 +94,7 @@ def test_a_value_is_read_in_place_where_its_slices_lie_side_by_side_in_one_memor
     assert np.shares_memory(value, memories[0]) == in_place
 
 
-def test_what_cannot_be_is_explained():
+def test_impossible_declarations_are_explained():
     entries = entries_on([Server()])
     with pytest.raises(UserError, match="key 'a' was not declared: call init first"):
         entries.find("a")

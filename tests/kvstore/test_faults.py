@@ -1,4 +1,4 @@
-"""Death, freeze and unauthenticated peers, with real processes: the job ends within 10 s, all say who was lost."""
+"""Killed and frozen processes and unauthenticated peers, in real jobs: the job ends within 10 s and names the loss."""
 
 import signal
 import socket
@@ -70,11 +70,11 @@ def test_a_worker_that_dies_before_it_registers_is_named(start_job):
     assert "worker 1" in job.output("worker-0"), job.outputs()
 
 
-def test_workers_that_wait_for_each_other_too_long_are_named(start_job):
+def test_a_worker_that_others_wait_for_too_long_is_named(start_job):
     job = start_job("endless.py", "dist_sync", env={"DMLTRAIN_WAIT_TIMEOUT": "2"}, workers=2)
     job.wait_for_line("worker-0", "ready")
     started = time.monotonic()
-    job.processes["worker-1"].send_signal(signal.SIGSTOP)  # longer than a wait may take, shorter than a heartbeat may
+    job.processes["worker-1"].send_signal(signal.SIGSTOP)  # its heartbeats are not overdue yet
     job.processes["worker-0"].wait(10.0)
     assert time.monotonic() - started < 6.0
     assert "worker 1" in job.output("worker-0"), job.outputs()
@@ -83,22 +83,22 @@ def test_workers_that_wait_for_each_other_too_long_are_named(start_job):
 def test_a_wrong_key_is_refused(start_job):
     job = start_job("endless.py", "dist_sync", env={"DMLTRAIN_START_TIMEOUT": "3"}, workers=1)
     job.wait_for_line("worker-0", "ready")
-    stranger = Caller.new("test", b"wrong", "worker", 0)
+    peer = Caller.new("test", b"wrong", "worker", 0)
     with pytest.raises(FrameError, match="does not know this job's key"):
-        link.connect(("127.0.0.1", job.port), stranger, 5.0)
+        link.connect(("127.0.0.1", job.port), peer, 5.0)
     job.wait_for_line("scheduler-0", "cut off an unauthenticated peer")
     assert job.processes["worker-0"].poll() is None
 
 
 def noise(port: int, data: bytes) -> bytes:
-    """What the listener answers before it hangs up."""
+    """The listener's answer before it closes the connection."""
     answer = b""
-    with socket.create_connection(("127.0.0.1", port), 5.0) as stranger:
-        stranger.settimeout(8.0)
+    with socket.create_connection(("127.0.0.1", port), 5.0) as peer:
+        peer.settimeout(8.0)
         try:
-            stranger.sendall(data)
-            stranger.shutdown(socket.SHUT_WR)
-            while piece := stranger.recv(65536):
+            peer.sendall(data)
+            peer.shutdown(socket.SHUT_WR)
+            while piece := peer.recv(65536):
                 answer += piece
         except OSError:
             pass  # cut off in the middle of its noise
@@ -107,7 +107,7 @@ def noise(port: int, data: bytes) -> bytes:
 
 @pytest.fixture
 def training(start_job):
-    """A job in the middle of its training, with the ports of scheduler and server."""
+    """A training job, with the ports of scheduler and server."""
     job = start_job("endless.py", "dist_sync", workers=1)
     job.wait_for_line("worker-0", "ready")
     server = psutil.Process(job.processes["server-0"].pid)
@@ -144,7 +144,7 @@ def test_unauthenticated_peers_are_cut_off_and_logged_and_training_goes_on(train
     job.wait(10.0)
 
 
-def test_noise_of_any_shape_never_harms(training):
+def test_random_bytes_never_disturb_a_job(training):
     job, ports = training
 
     @settings(
@@ -159,8 +159,8 @@ def test_noise_of_any_shape_never_harms(training):
     assert all(process.poll() is None for process in job.processes.values()), job.outputs()
 
 
-def test_a_recorded_connection_proves_nothing(training):
-    """Record a whole handshake as a caller that has the key, then play the caller's bytes again."""
+def test_a_replayed_connection_is_refused(training):
+    """Record a whole handshake of a caller with the key, then replay its bytes."""
     job, (port, _) = training
     caller = Caller.new("test", job.key.read_bytes(), "worker", 5)
     hello = encode(caller.hello())

@@ -1,4 +1,4 @@
-"""The handshake lets in who knows the key, and nobody else."""
+"""The handshake accepts only peers that know the key."""
 
 import json
 from dataclasses import replace
@@ -43,7 +43,7 @@ def test_a_reflected_proof_is_refused():
         listener.check(caller.hello(), Proof(challenge.proof))
 
 
-def test_text_that_no_encoding_takes_is_refused():
+def test_text_that_cannot_be_encoded_is_refused():
     caller, listener = pair()
     with pytest.raises(FrameError, match="does not know this job's key"):
         listener.check(caller.hello(), Proof("\ud800"))
@@ -54,8 +54,8 @@ def test_text_that_no_encoding_takes_is_refused():
     [{"role": "server"}, {"role": "relay"}, {"index": 0}, {"index": 11}, {"nonce": "00" * 16}, {"job": "k"}],
     ids=str,
 )
-def test_a_proof_is_of_every_word_of_its_hello(change):
-    """A worker that knows the key gets in as itself alone, and so does who listens: neither side takes the proof."""
+def test_a_proof_covers_every_field_of_the_hello(change):
+    """A proof with another field is refused by both sides, also if its sender knows the key."""
     caller, listener = pair()
     challenge = listener.challenge(caller.hello())
     proof = caller.proof(challenge)
@@ -73,8 +73,8 @@ def test_a_caller_of_another_job_does_not_trust_the_listener():
 
 
 @pytest.mark.parametrize("separator", ["", ",", ":", "1:"])
-def test_no_part_of_one_field_can_pass_for_another(separator):
-    """The same text, cut into the caller's and the listener's nonce at another place, proves nothing."""
+def test_fields_cannot_be_shifted_into_each_other(separator):
+    """The same text, split differently into the nonces of caller and listener, is refused."""
     first, second, third = "aa", "bb", "cc"
     caller = Caller("j", KEY, "worker", 1, f"{first}{separator}{second}")
     listener = Listener("j", KEY, third)
@@ -85,7 +85,7 @@ def test_no_part_of_one_field_can_pass_for_another(separator):
     listener.check(caller.hello(), proof)
 
 
-def test_a_number_and_the_nonce_behind_it_are_two_fields():
+def test_a_number_and_the_nonce_after_it_are_separate_fields():
     caller, listener = Caller("j", KEY, "worker", 1, "2aa"), Listener.new("j", KEY)
     proof = caller.proof(listener.challenge(caller.hello()))
     with pytest.raises(FrameError, match="does not know this job's key"):
@@ -107,7 +107,7 @@ def test_a_number_and_the_nonce_behind_it_are_two_fields():
     ],
     ids=str,
 )
-def test_a_hello_names_a_role_an_index_and_a_nonce(hello):
+def test_a_hello_without_valid_role_index_and_nonce_is_refused(hello):
     caller, _ = pair()
     (field,) = hello
     with pytest.raises(FrameError, match=f"HELLO: .*{field}"):
@@ -115,7 +115,7 @@ def test_a_hello_names_a_role_an_index_and_a_nonce(hello):
 
 
 @pytest.mark.parametrize("role", ["scheduler", "server", "worker", "relay"])
-def test_every_role_of_a_job_gets_in(role):
+def test_every_role_of_a_job_is_accepted(role):
     caller, listener = Caller.new("j", KEY, role, 0), Listener.new("j", KEY)
     listener.check(caller.hello(), caller.proof(listener.challenge(caller.hello())))
 

@@ -1,4 +1,4 @@
-"""Who shares a host, and sums that are made host by host."""
+"""Which workers share a host, and sums by host."""
 
 import itertools
 import os
@@ -47,13 +47,13 @@ def test_processes_of_one_network_namespace_have_one_identity():
     ],
 )
 def test_a_host_sums_for_servers_of_other_hosts(workers, servers, expected):
-    told = start(workers, [("10.0.0.1", 9, "m", name) for name in servers])
-    assert [host.relayed(told, rank) for rank in range(len(workers))] == expected
+    start_message = start(workers, [("10.0.0.1", 9, "m", name) for name in servers])
+    assert [host.relayed(start_message, rank) for rank in range(len(workers))] == expected
 
 
 @pytest.mark.parametrize("into", [None, 0, 1])
 @pytest.mark.parametrize("hosts", [HOSTS, ((0,), (1, 2), (3, 4, 5)), ((0, 1, 2), (3,)), ((0, 1),), ((0,), (1,))])
-def test_hosts_are_added_up_one_after_the_other_wherever_the_sum_is_written(hosts, into):
+def test_hosts_are_summed_in_order_for_any_destination_of_the_sum(hosts, into):
     values = gradients()
     parts = [[values[rank].copy() for rank in ranks] for ranks in hosts]
     sums = []
@@ -71,7 +71,7 @@ def test_hosts_are_added_up_one_after_the_other_wherever_the_sum_is_written(host
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_the_sum_of_one_is_itself(in_place):
+def test_the_sum_of_one_value_is_the_value(in_place):
     part = gradients()[0]
     out = part if in_place else np.full(LENGTH, np.nan, np.float32)
     summing.total([[part]], out)
@@ -105,7 +105,7 @@ def core():
 
 @pytest.mark.parametrize("relays", [(), (0,), (3,), (0, 3)])
 @pytest.mark.parametrize("backwards", [False, True])
-def test_a_relay_pushes_for_all_of_its_host_and_the_bits_stay(relays, backwards):
+def test_a_relay_pushes_for_its_whole_host_with_the_same_bits(relays, backwards):
     """Relays are known by the lowest rank of their host."""
     values, server = gradients(), core()
     pushes = []
@@ -126,7 +126,7 @@ def test_a_relay_pushes_for_all_of_its_host_and_the_bits_stay(relays, backwards)
     assert replies[0].buffer.array.tobytes() == by_host(values).tobytes()
 
 
-def test_a_host_pushes_by_its_relay_or_by_itself_but_not_both():
+def test_a_host_pushes_through_its_relay_or_directly_but_not_both():
     server, values = core(), gradients()
     push(server, 4, 0, 1, values[4])
     with pytest.raises(Rejected, match="a push is missing"):
@@ -134,7 +134,7 @@ def test_a_host_pushes_by_its_relay_or_by_itself_but_not_both():
     assert not server.workers.takes(relay_number(6, 1)), "a worker alone has no relay"
 
 
-def test_while_a_relay_is_here_it_knows_who_has_finished_early():
+def test_a_connected_relay_reports_workers_that_finish_early():
     server, values = core(), gradients()
     server.workers.join(relay_number(6, 3))
     push(server, 1, 0, 1, values[1])
@@ -152,8 +152,8 @@ def test_all_workers_of_a_missing_host_are_named():
     assert "for worker 3, 4, 5 " in server.overdue(161.0)
 
 
-def test_times_of_what_was_passed_on_leave_out_the_way():
-    """Of 9 s since worker 0's push: 2 s until worker 2's, 3 s for other hosts, 1 s of work; 3 s on the way."""
+def test_times_of_relayed_values_exclude_the_transfer():
+    """Of 9 s since worker 0's push: 2 s until worker 2's, 3 s for other hosts, 1 s of work; 3 s of transfer."""
     relay = ServerCore(6)
     relay.on_hosts([(0, 2)])
     relay.declare(
@@ -185,7 +185,7 @@ def test_times_of_what_was_passed_on_leave_out_the_way():
     assert (reply.waited, reply.worked) == (5.0, 1.0)
 
 
-def test_a_hosts_sum_in_two_bits_is_decoded_by_its_own_threshold():
+def test_a_hosts_2bit_sum_is_decoded_with_its_own_threshold():
     """Two workers' sum is sent in steps of two thresholds (two_bits.py); worker 1's push beside it in its own."""
     spec, server = {"type": "2bit", "threshold": 0.5}, ServerCore(3)
     server.on_hosts([(0, 2), (1,)])

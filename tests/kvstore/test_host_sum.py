@@ -1,5 +1,5 @@
 """A host's relay between two workers, who share it, and a server; a third worker is on a host of its own. All of them
-are in this process, which tells them so."""
+are in this process."""
 
 import threading
 import time
@@ -25,7 +25,7 @@ SIZE = 1000
 
 
 class Told(Handle):
-    """A handle that keeps what its value's trip was like."""
+    """A handle that keeps the times of its value."""
 
     def one_done(self, trip=None):
         self.trip = trip
@@ -35,8 +35,8 @@ class Told(Handle):
 class Worker:
     """One worker's links and keys."""
 
-    def __init__(self, rank, told, sharing):
-        self.routes = Routes(replace(ENVIRONMENT, index=rank), told, sharing, lambda reason: None, pytest.fail)
+    def __init__(self, rank, start_message, sharing):
+        self.routes = Routes(replace(ENVIRONMENT, index=rank), start_message, sharing, lambda reason: None, pytest.fail)
         self.entries = Entries(self.routes, 3, "dist_sync", 0.0, 10.0)
         self.entries.declare(["w"], [np.zeros(SIZE, np.float32)], is_weight=True)
         for asked in [each.last_request() for each in self.routes.links]:
@@ -45,7 +45,7 @@ class Worker:
         self.value = np.zeros(SIZE, np.float32)
 
     def pushpull(self, values, ready_for):
-        """Give a gradient that was ready so many seconds ago; the handle of the value that comes of it."""
+        """Push a gradient that was ready so many seconds ago; returns the handle of the value."""
         (way,) = self.entries.find("w").ways
         ready = time.perf_counter() - ready_for
         handle = Told(1, "w", 10.0)
@@ -60,16 +60,16 @@ class Worker:
 
 @pytest.fixture
 def workers():
-    """Both workers of the host, the first with the relay, and the third."""
+    """Both workers of the host, the first with the relay, and the third worker."""
     core, listening = ServerCore(3), link.listen("127.0.0.1")
     core.on_hosts([(0, 1), (2,)])
     Service("server 0", ENVIRONMENT, core, None, pytest.fail, pytest.fail).accept(listening)
     shares = [Sharing(replace(ENVIRONMENT, index=rank), sums=True) for rank in range(3)]
-    told = start(
+    start_message = start(
         [(name, sharing.socket_name) for name, sharing in zip(HOSTS, shares, strict=True)],
         [(*listening.getsockname(), "", "the server's")],
     )
-    made = [Worker(rank, told, sharing) for rank, sharing in enumerate(shares)]
+    made = [Worker(rank, start_message, sharing) for rank, sharing in enumerate(shares)]
     yield made
     for each in made:
         each.leave()
@@ -77,7 +77,7 @@ def workers():
 
 
 def round_of(workers, ready_for=(0.0, 0.0, 0.0)):
-    """All push their number and wait for the sum; each one's trip."""
+    """All push their number and wait for the sum. Returns the times of each."""
     handles = [
         worker.pushpull(np.full(SIZE, rank + 1.0, np.float32), ago)
         for rank, (worker, ago) in enumerate(zip(workers, ready_for, strict=True))
@@ -102,13 +102,13 @@ def test_all_get_the_sum(workers):
         ((20, 10, 0), (20, 10, 0)),
     ],
 )
-def test_a_hosts_sum_is_ready_when_its_last_gradient_is(workers, ready_for, waited):
+def test_a_hosts_sum_is_ready_when_its_last_gradient_is_ready(workers, ready_for, waited):
     """Each has waited since its own gradient was ready for the last of all, not for its host's first one."""
     assert [trip.waited for trip in round_of(workers, ready_for)] == [pytest.approx(each, abs=3.0) for each in waited]
 
 
-def test_the_relay_stays_until_the_last_worker_of_its_host_has_left(workers):
-    """Nothing is under way any more, and its own worker is done: the other one may still read."""
+def test_the_relay_stays_until_the_last_worker_of_its_host_has_closed(workers):
+    """All transfers are complete and its own worker has closed, but the other may still read."""
     first, second, _ = workers
     round_of(workers)
     first.leave()

@@ -1,4 +1,4 @@
-"""Whole jobs of real processes: results, and what the old systems get wrong."""
+"""Whole jobs of real processes: their results, and faults of older systems."""
 
 import os
 import subprocess
@@ -39,7 +39,7 @@ def test_training_is_exact(start_job, tmp_path, workers):
     assert difference < 1e-5, f"{workers} workers: {difference}"
 
 
-def test_stepping_on_the_server_is_the_same_mathematics(start_job, tmp_path):
+def test_steps_on_the_server_equal_those_on_the_worker(start_job, tmp_path):
     """One worker: dist_async with SGD momentum on the server against the same optimizer in the worker."""
     for kind in ("dist_sync", "dist_async"):
         start_job("train_mlp.py", kind, 0, tmp_path / f"{kind}.npy", workers=1).succeed()
@@ -48,13 +48,13 @@ def test_stepping_on_the_server_is_the_same_mathematics(start_job, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["dist_async", "dist_ssp"])
-def test_two_workers_without_waiting_for_each_other(start_job, tmp_path, kind):
+def test_two_asynchronous_workers(start_job, tmp_path, kind):
     start_job("train_mlp.py", kind, 1, tmp_path / "w.npy", workers=2, servers=2).succeed()
     assert np.isfinite(np.load(tmp_path / "w.npy")).all()
 
 
 def test_a_load_waits_for_the_pulls_of_slower_workers(start_job, tmp_path):
-    """Else a resumed run with gradient compression starts from other weights on the slower worker."""
+    """Otherwise a resumed run with compression would start from other weights on the slower worker."""
     start_job("slow_pull.py", tmp_path / "state", workers=2, servers=2).succeed()
 
 

@@ -1,4 +1,4 @@
-"""A link: what is sent at one end comes at the other, and both hear of it when there is no other end any more."""
+"""Links: what one end sends arrives at the other, and both notice the end of the connection."""
 
 import socket
 import threading
@@ -52,7 +52,7 @@ def data(size):
     [(68,), (68, 1000), (68, 5 << 20), (68, 0, 68, 3 << 20, 68, 100), (1 << 20, (1 << 20) + 1, 10), (68,) * 900],
     ids=str,
 )
-def test_all_comes_in_its_order_and_is_counted(ends, sizes):
+def test_frames_arrive_in_order_and_are_counted(ends, sizes):
     sender, receiver = ends
     pieces = [data(size) for size in sizes]
     counted = []
@@ -67,7 +67,7 @@ def test_all_comes_in_its_order_and_is_counted(ends, sizes):
     assert (receiver.bytes_sent, sender.bytes_received) == (0, 0)
 
 
-def test_the_end_of_the_stream_is_told_from_the_middle_of_a_frame(ends):
+def test_an_end_between_frames_differs_from_an_end_inside_a_frame(ends):
     sender, receiver = ends
     sender.send(Header(Kind.PULL, clock=7).pack(), bytes(3))
     sender.cut()
@@ -81,7 +81,7 @@ def test_the_end_of_the_stream_is_told_from_the_middle_of_a_frame(ends):
             receiver.send(bytes(1 << 16))
 
 
-def test_cutting_a_link_wakes_who_reads_it(ends):
+def test_cutting_a_link_wakes_its_reader(ends):
     reader, _ = ends
     said = []
 
@@ -96,7 +96,7 @@ def test_cutting_a_link_wakes_who_reads_it(ends):
     assert said == ["end of stream"]
 
 
-def test_headers_that_have_come_are_read_together_up_to_one_that_is_followed():
+def test_arrived_headers_are_read_together_up_to_one_with_a_payload():
     sender, receiver = (Link(sock) for sock in socket.socketpair())
     receiver.settle()
     pull, shared = Header(Kind.PULL), Header(Kind.PUSH, 9, flags=Flag.SHARED)
@@ -121,7 +121,7 @@ def test_a_payload_longer_than_its_limit_is_not_read(ends):
     assert receiver.read_payload(Header(Kind.CONTROL, 5), 5) == b"12345"
 
 
-def test_what_a_full_socket_does_not_take_at_once_is_left():
+def test_a_full_socket_leaves_the_unsent_rest():
     sender, receiver = (Link(sock) for sock in socket.socketpair())
     sender.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
     whole = data(1 << 20)
@@ -133,15 +133,15 @@ def test_what_a_full_socket_does_not_take_at_once_is_left():
     receiver.read_into(memoryview(target))
     assert target == whole[:first]
     sender.cut()
-    assert sender.send_now(whole) == len(whole), "who reads hears of it"
+    assert sender.send_now(whole) == len(whole), "the reader gets it"
     with pytest.raises(Closed, match="end of stream"):
         sender.read_header()
     sender.close()
     receiver.close()
 
 
-def test_frames_do_not_wait_for_each_other_on_the_wire():
-    """Nagle's algorithm holds small ones back; lost peers are found though nothing is sent."""
+def test_small_frames_are_sent_without_delay():
+    """Nagle's algorithm would delay small frames. Lost peers are detected without traffic."""
     for sock in tcp():
         end = Link(sock)
         end.settle()
@@ -151,7 +151,7 @@ def test_frames_do_not_wait_for_each_other_on_the_wire():
 
 
 def test_a_port_can_be_listened_on_again_at_once():
-    """Its last connection still lingers in the kernel: the side that closed first keeps it for a minute."""
+    """The kernel keeps the last connection for a minute on the side that closed first."""
     listening = link.listen("127.0.0.1")
     port = listening.getsockname()[1]
     listening.close()
@@ -165,7 +165,7 @@ def test_a_port_can_be_listened_on_again_at_once():
         assert again.getsockname() == ("127.0.0.1", port)
 
 
-def test_nobody_there_is_an_error_of_the_system():
+def test_a_closed_port_is_an_os_error():
     with link.listen("127.0.0.1") as listening:
         address = listening.getsockname()
     with pytest.raises(ConnectionRefusedError):
@@ -176,7 +176,7 @@ def test_nobody_there_is_an_error_of_the_system():
 
 
 def accepting(sock, listener=None):
-    """Accept on a thread; gives what came of it: (link, role, index), or what was raised."""
+    """Accept in a thread; the result is (link, role, index) or the exception."""
     outcome = []
 
     def accept():
@@ -190,7 +190,7 @@ def accepting(sock, listener=None):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_caller_is_let_in_as_what_it_proved_to_be(way):
+def test_a_caller_is_accepted_with_its_proved_role_and_index(way):
     calling, listening = WAYS[way]()
     accepted = accepting(listening)
     mine = link.greet(calling, CALLER)
@@ -211,7 +211,7 @@ def test_a_caller_is_let_in_as_what_it_proved_to_be(way):
         (Caller.new("job", b"guess", "worker", 3), None, "the peer does not know this job's key"),
     ],
 )
-def test_who_is_refused_reads_why(caller, listener, said):
+def test_a_refused_caller_gets_the_reason(caller, listener, said):
     calling, listening = tcp()
     accepted = accepting(listening, listener)
     with pytest.raises(FrameError) as raised:
@@ -233,21 +233,21 @@ def test_who_is_refused_reads_why(caller, listener, said):
     ],
     ids=["a pull", "another message", "a long hello", "http", "no proof"],
 )
-def test_whatever_a_stranger_sends_it_reads_why_it_is_refused(sent, said):
+def test_an_unauthenticated_peer_gets_the_reason_for_its_refusal(sent, said):
     calling, listening = tcp()
     accepted = accepting(listening)
-    calling.sendall(sent + bytes(1 << 16))  # much that nobody will read
+    calling.sendall(sent + bytes(1 << 16))  # much more than is read
     error = accepted()
     assert isinstance(error, FrameError) and said in str(error)
-    stranger = Link(calling)
-    found = stranger.read_message(stranger.read_header())
+    peer = Link(calling)
+    found = peer.read_message(peer.read_header())
     if isinstance(found, message.Challenge):
-        found = stranger.read_message(stranger.read_header())
+        found = peer.read_message(peer.read_header())
     assert isinstance(found, message.Refuse) and said in found.reason
-    stranger.close()
+    peer.close()
 
 
-def test_who_says_nothing_is_not_waited_for_for_ever(monkeypatch):
+def test_a_silent_caller_times_out(monkeypatch):
     monkeypatch.setattr(link, "HANDSHAKE_SECONDS", 0.2)
     for way in WAYS.values():
         calling, listening = way()
@@ -256,7 +256,7 @@ def test_who_says_nothing_is_not_waited_for_for_ever(monkeypatch):
         calling.close()
 
 
-def test_a_caller_does_not_wait_for_ever_for_an_answer(monkeypatch):
+def test_a_caller_times_out_without_an_answer(monkeypatch):
     monkeypatch.setattr(link, "HANDSHAKE_SECONDS", 0.2)
     calling, listening = tcp()
     with pytest.raises(Closed, match="silent for 0.2 s during the handshake"):
@@ -264,7 +264,7 @@ def test_a_caller_does_not_wait_for_ever_for_an_answer(monkeypatch):
     listening.close()
 
 
-def test_the_kernel_bounds_no_wait_after_the_handshake(monkeypatch):
+def test_sockets_have_no_timeout_after_the_handshake(monkeypatch):
     monkeypatch.setattr(link, "HANDSHAKE_SECONDS", 0.2)
     calling, listening = tcp()
     accepted = accepting(listening)

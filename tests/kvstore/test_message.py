@@ -1,4 +1,4 @@
-"""Control messages: they come back as they were, and anything else is a FrameError that says what was expected."""
+"""Control messages survive encoding and decoding. Anything else is a FrameError with what was expected."""
 
 import contextlib
 import json
@@ -74,7 +74,7 @@ def test_every_message_has_an_example():
 
 
 @pytest.mark.parametrize("value", EXAMPLES, ids=lambda value: type(value).__name__)
-def test_a_message_comes_back_as_it_was(value):
+def test_messages_survive_encoding_and_decoding(value):
     frame = message.encode(value)
     header = Header.unpack(frame[:HEADER_SIZE])
     assert (header.kind, header.length) == (value.kind, len(frame) - HEADER_SIZE)
@@ -161,12 +161,12 @@ def test_a_field_too_many_or_too_few_is_named(value):
         (Kind.PUSH, {}, "frame kind 33 where a control message was expected"),
     ],
 )
-def test_what_is_wrong_is_named(kind, content, said):
+def test_invalid_values_are_named(kind, content, said):
     with pytest.raises(FrameError, match=re.escape(said)):
         sent(content, kind)
 
 
-def test_another_message_than_the_one_expected_is_named():
+def test_an_unexpected_message_is_named():
     assert message.expect(Bye(), Bye) == Bye()
     with pytest.raises(FrameError, match="Bye where Hello was expected"):
         message.expect(Bye(), Hello)
@@ -189,7 +189,7 @@ OPERATIONS = st.sampled_from(sorted(message.BY_OP)) | JSON
 @example(int(Kind.CONTROL), b"[" * 100_000)
 @example(int(Kind.CONTROL), b"\xff")
 @example(int(Kind.DECLARE), b'{"type": "dist_sync", "staleness": ' + b"9" * 5000 + b', "keys": []}')
-def test_noise_is_a_frame_error(kind, payload):
+def test_random_bytes_are_a_frame_error(kind, payload):
     with contextlib.suppress(FrameError):
         assert isinstance(message.decode(kind, payload), Message)
 

@@ -1,4 +1,4 @@
-"""Frames that wait for a link."""
+"""Outboxes: frames that wait for a link."""
 
 import queue
 import socket
@@ -13,8 +13,8 @@ from dmltrain.kvstore.transport.outbox import BEFORE_ALL, LAST, Frame, Outbox
 DEADLINE = 10.0
 
 
-def test_what_is_made_in_turn_in_the_same_memory_leaves_before_that_is_written_again():
-    """However much the link's path holds: pushes of a slice are all encoded to one place."""
+def test_a_reused_buffer_is_sent_before_it_is_overwritten():
+    """With any window of the link: all pushes of a slice are encoded into the same buffer."""
     memory, begun, may_go_on = bytearray(4), threading.Event(), threading.Event()
 
     def first():
@@ -57,7 +57,7 @@ def ends(request):
 
 
 class Gate:
-    """A frame that is being made until it is let go; nothing else leaves before."""
+    """A frame that is made until the test releases it; no other frame is sent before."""
 
     def __init__(self, outbox):
         self.begun, self.may_go_on = threading.Event(), threading.Event()
@@ -77,7 +77,7 @@ def read(other, size):
     return bytes(found)
 
 
-def test_the_most_urgent_leaves_first_and_equals_in_their_order(ends):
+def test_frames_are_sent_by_priority_and_then_in_order(ends):
     link, other = ends
     outbox = Outbox(link, "to the other end")
     gate = Gate(outbox)
@@ -89,7 +89,7 @@ def test_the_most_urgent_leaves_first_and_equals_in_their_order(ends):
 
 
 class Recorder:
-    """A link that takes what it is given when it is told to."""
+    """A link that sends only when the test says so."""
 
     def __init__(self, window=None):
         self.sock = SimpleNamespace(family=socket.AF_INET)
@@ -117,7 +117,7 @@ class Recorder:
         (None, (1 << 20) - 1, 2),
     ],
 )
-def test_small_frames_leave_together_but_not_so_many_that_an_urgent_one_waits(window, size, together):
+def test_small_frames_are_sent_together_but_not_so_many_that_an_urgent_one_waits(window, size, together):
     link = Recorder(window)
     outbox = Outbox(link, "to the other end")
     outbox.put(b"first")
@@ -131,7 +131,7 @@ def test_small_frames_leave_together_but_not_so_many_that_an_urgent_one_waits(wi
     assert outbox.finish(DEADLINE)
 
 
-def test_what_has_to_be_made_leaves_alone_unless_it_says_how_little_it_is():
+def test_a_frame_made_when_sent_is_sent_separately_unless_declared_small():
     for size, batches in ((None, [[1], [1]]), (100, [[1, 1]])):
         link = Recorder()
         outbox = Outbox(link, "to the other end")
@@ -145,7 +145,7 @@ def test_what_has_to_be_made_leaves_alone_unless_it_says_how_little_it_is():
         assert outbox.finish(DEADLINE)
 
 
-def test_memory_is_given_back_when_it_has_been_sent_also_on_a_link_that_is_cut(ends):
+def test_memory_is_released_after_sending_also_on_a_cut_link(ends):
     link, other = ends
     outbox = Outbox(link, "to the other end")
     sent = queue.Queue()
@@ -160,12 +160,12 @@ def test_memory_is_given_back_when_it_has_been_sent_also_on_a_link_that_is_cut(e
     assert outbox.finish(DEADLINE)
 
 
-def test_it_says_whether_all_was_sent_in_time(ends):
+def test_closing_reports_whether_all_was_sent_in_time(ends):
     link, other = ends
     outbox = Outbox(link, "to the other end")
     size = 16 << 20
     outbox.put(b"", memoryview(bytes(size)))
-    assert not outbox.finish(0.1), "nobody reads"
+    assert not outbox.finish(0.1), "the peer does not read"
     assert len(read(other, size)) == size
     assert outbox.finish(DEADLINE)
 
@@ -183,7 +183,7 @@ def test_a_frame_that_cannot_be_made_cuts_the_link_so_that_no_peer_waits_for_it(
     assert "MemoryError: no room" in capfd.readouterr().err
 
 
-def test_inside_a_host_headers_leave_on_the_callers_thread():
+def test_inside_a_host_the_calling_thread_sends_headers():
     sock, other = socket.socketpair()
     other.settimeout(0)
     outbox, sent = Outbox(Link(sock), "to the other end"), []
@@ -195,7 +195,7 @@ def test_inside_a_host_headers_leave_on_the_callers_thread():
 
 
 @pytest.mark.parametrize("waiting", ["a payload", "what has to be made", "the rest of a header"])
-def test_headers_do_not_overtake_what_waits(waiting):
+def test_headers_do_not_overtake_queued_frames(waiting):
     sock, other = socket.socketpair()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
     other.settimeout(DEADLINE)

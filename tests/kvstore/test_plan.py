@@ -1,4 +1,4 @@
-"""Placement: everything covered once, loads even."""
+"""The plan of slices: every element on one server, even loads."""
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ SIZES = st.lists(st.integers(1, 5000), min_size=1, max_size=30)
 
 
 @given(SIZES, st.integers(1, 5), st.integers(4, 4096))
-def test_every_element_lies_on_one_server_and_loads_are_even(sizes, servers, slice_bytes):
+def test_every_element_is_on_one_server_and_loads_are_even(sizes, servers, slice_bytes):
     loads = [0] * servers
     plan = sharding.cut(sizes, [4] * len(sizes), loads, slice_bytes=slice_bytes)
     held = [
@@ -51,7 +51,7 @@ def test_keys_declared_later_fill_emptier_servers():
 
 
 def test_big_slices_are_placed_first():
-    """In the order of the keys, the last and biggest slice would come on top of an even load."""
+    """In the order of the keys, the last and biggest slice would be added to an even load."""
     loads = [0, 0]
     plan = sharding.cut([10, 10, 10, 30], [4] * 4, loads)
     assert loads == [120, 120]
@@ -66,13 +66,13 @@ def test_sizes_are_bytes_not_elements():
     assert [each.length for each in sharding.cut([300], [8], [0], slice_bytes=800)[0]] == [100, 100, 100]
 
 
-def test_equal_loads_go_to_the_lowest_number_and_every_worker_plans_alike():
+def test_equal_loads_go_to_the_lowest_server_and_every_worker_has_the_same_plan():
     plans = [sharding.cut([7, 7, 7], [4] * 3, [0, 0, 0]) for _ in range(2)]
     assert plans[0] == plans[1]
     assert [slices[0].server for slices in plans[0]] == [0, 1, 2]
 
 
 def test_equal_slices_are_placed_key_by_key():
-    """A key's slices lie on neighbouring servers: they become free, and are sent, one after the other."""
+    """A key's slices are on neighbouring servers, which become free, and are sent to, one after the other."""
     plan = sharding.cut([200, 200], [4, 4], [0, 0, 0], slice_bytes=400)
     assert [[each.server for each in slices] for slices in plan] == [[0, 1], [2, 0]]

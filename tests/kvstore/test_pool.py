@@ -1,4 +1,4 @@
-"""Threads that last as long as their process."""
+"""The thread pool: threads that last as long as their process."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ atexit.register(late)
 """
 
 
-def test_a_relay_still_sums_for_others_when_its_own_program_has_ended():
-    """There kvstores are closed that the program did not close: concurrent.futures takes no work any more then."""
+def test_a_relay_still_sums_for_others_after_its_own_program_has_ended():
+    """Kvstores that the program left open are closed then, when concurrent.futures accepts no more work."""
     ended = subprocess.run([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True, timeout=30.0)
     assert ended.stdout == "True\n"

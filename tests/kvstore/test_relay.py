@@ -11,7 +11,7 @@ from tests.cluster import requirements
 
 @pytest.fixture(scope="module")
 def two_hosts():
-    """place(name) -> words and environment that put a process of a job on its host: odd ones on the second."""
+    """place(name) -> command prefix and environment that run a process on its host: odd indices on the second."""
     if problem := requirements.missing():
         pytest.skip(f"no hosts: {problem}")
     wait = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
@@ -46,7 +46,7 @@ def run(*command):
 
 
 def results(start_job, place, compression, steps="", **env):
-    """What worker 0 says, and the bytes that each has sent to other hosts."""
+    """The output of worker 0, and the bytes that each worker has sent to other hosts."""
     job = start_job("relay.py", compression, -1, steps, workers=4, servers=2, place=place, env=env)
     job.succeed(120.0)
     found = [job.results(worker)[-1] for worker in range(4)]
@@ -54,7 +54,7 @@ def results(start_job, place, compression, steps="", **env):
     return found[0], [each["sent"] for each in found]
 
 
-def test_one_stream_leaves_a_host_and_the_bits_are_those_of_every_other_way(start_job, two_hosts):
+def test_a_host_sends_one_stream_with_the_same_bits_as_any_other_transport(start_job, two_hosts):
     summed, sent = results(start_job, two_hosts, "none", "steps")
     by_each, sent_by_each = results(start_job, two_hosts, "none", DMLTRAIN_HOST_SUM="off")
     by_tcp, _ = results(start_job, two_hosts, "none", DMLTRAIN_TRANSPORT="tcp")
@@ -64,7 +64,7 @@ def test_one_stream_leaves_a_host_and_the_bits_are_those_of_every_other_way(star
     assert sum(sent) == pytest.approx(sum(sent_by_each) / 2, rel=0.01)
 
 
-def test_what_compression_holds_back_belongs_to_the_host(start_job, two_hosts):
+def test_residuals_belong_to_the_host(start_job, two_hosts):
     found, _ = results(start_job, two_hosts, "2bit")
     assert found["error"] > 1e-3, "some of it is late"
     assert found["missing"] == pytest.approx(0.0, abs=1e-2), "but nothing is lost"

@@ -1,4 +1,4 @@
-"""How two processes of a host come to share memory, and what happens when one of them cannot."""
+"""How two processes of a host set up shared memory, and what happens if one of them cannot."""
 
 import os
 import socket
@@ -17,7 +17,7 @@ SIZE = 1 << 20
 
 @pytest.fixture
 def server():
-    """A listener by name, with the outcome of its first caller: a Link, or what was raised."""
+    """A listener by name, with the result of its first caller: a Link or the exception."""
     sock, name = rendezvous.listen()
     outcome = []
 
@@ -42,7 +42,7 @@ def caller():
     return Caller.new("job", b"key", "worker", 0)
 
 
-def test_each_reads_what_the_other_writes(server):
+def test_both_sides_read_what_the_other_writes(server):
     name, outcome = server
     mine = rendezvous.connect(name, caller(), Arena(SIZE))
     theirs = outcome()
@@ -58,12 +58,12 @@ def test_each_reads_what_the_other_writes(server):
     theirs.close()
 
 
-def test_nobody_there_is_no_error():
+def test_a_missing_listener_is_not_an_error():
     assert rendezvous.connect("dmltrain-nobody", caller(), Arena(SIZE)) is None
 
 
-def test_a_caller_that_cannot_map_the_memory_was_never_there(server):
-    """It comes in over TCP then: the listener must not take it for a worker that came and went."""
+def test_a_caller_that_cannot_map_the_memory_is_forgotten(server):
+    """It then connects over TCP: the listener must not take it for a worker that has left."""
     name, outcome = server
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.connect(f"\0{name}")
@@ -86,7 +86,7 @@ def test_memory_that_could_shrink_is_refused(server):
     connection.close()
 
 
-def test_a_server_that_shares_no_memory_is_left_at_once():
+def test_a_server_without_shared_memory_is_left_at_once():
     sock, name = rendezvous.listen()
     left = []
 
@@ -107,14 +107,14 @@ def test_a_server_that_shares_no_memory_is_left_at_once():
     sock.close()
 
 
-def test_processes_of_this_user_are_told_from_others():
+def test_processes_of_other_users_are_recognized():
     one, other = socket.socketpair()
     assert rendezvous.same_user(one) and rendezvous.same_user(other)
     one.close()
     other.close()
 
 
-def test_offsets_outside_of_the_memory_are_refused():
+def test_offsets_outside_the_memory_are_refused():
     arena = Arena(SIZE)
     mapping = Mapping(os.dup(arena.descriptor))
     for offset, size in ((SIZE - 4, 5), (-1, 2), (0, SIZE + 1), (1 << 63, 1), (0, -1)):

@@ -1,4 +1,4 @@
-"""What compression holds back in the workers: gathered for a checkpoint, and given back to whoever goes on with it."""
+"""The workers' residuals of compression: gathered for a checkpoint, and loaded by a resumed job."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def slices(*lengths):
     return made
 
 
-def test_gathered_and_spread_is_what_it_was():
+def test_gathered_and_loaded_residuals_are_unchanged():
     before, after = slices(3, 1, 2), slices(3, 1, 2)
     held = residual.gathered(before)
     assert held.tolist() == [0, 1, 2, 10, 20, 21]
@@ -32,8 +32,8 @@ def test_gathered_and_spread_is_what_it_was():
     assert [slice_.residual.tolist() for slice_ in after] == [slice_.residual.tolist() for slice_ in before]
 
 
-def test_each_part_gets_the_sum_of_its_workers():
-    """Of the second slice this worker keeps what two held back; of the first its own; of the last nothing."""
+def test_each_slice_gets_the_sum_of_its_workers():
+    """This worker gets the residuals of two workers for the second slice, its own for the first, none for the last."""
     own = slices(2, 2, 2)
     workers = [np.full(6, number, np.float32) for number in (1, 10, 100)]
     residual.spread(own, workers, lambda slice_: {0: [2], 1: [0, 1], 2: []}[slice_.range.index])
@@ -41,8 +41,8 @@ def test_each_part_gets_the_sum_of_its_workers():
 
 
 @pytest.mark.parametrize("sizes", [[5], [7], [6, 5], [7, 6], []], ids=str)
-def test_another_models_is_refused(sizes):
-    """Numpy would take a longer one's beginning, and stop half way in a shorter one."""
+def test_residuals_of_another_model_are_refused(sizes):
+    """NumPy would read the beginning of a longer residual, and stop in the middle of a shorter one."""
     own = slices(3, 3)
     with pytest.raises(
         UserError, match="belong to another model or another compression: continue with the same --network and --gc"

@@ -34,12 +34,12 @@ def reason(actions):
     return finish.reason
 
 
-def test_the_job_starts_when_all_are_there():
+def test_the_job_starts_when_all_processes_have_registered():
     _, actions = started()
     assert actions[0] == Send(ALL, Start((ServerAddress("127.0.0.1", 9, "", ""),), (WorkerAddress("", ""),) * 2))
 
 
-def test_everybody_learns_where_all_are_and_what_the_job_announces():
+def test_every_process_gets_all_addresses_and_the_jobs_settings():
     core = SchedulerCore(2, 2, facts={"probe": True})
     core.tick(0.0)
     for node in (("worker", 1), ("server", 1), ("worker", 0), ("server", 0)):  # in any order
@@ -51,7 +51,7 @@ def test_everybody_learns_where_all_are_and_what_the_job_announces():
     assert actions[0] == Send(ALL, Start(servers, workers, {"probe": True}))
 
 
-def test_who_is_missing_at_the_start_is_named():
+def test_missing_processes_are_named_at_the_start():
     core = SchedulerCore(2, 1, start_seconds=60.0)
     core.tick(0.0)
     core.handle(("worker", 0), REGISTER, 0.0)
@@ -71,7 +71,7 @@ def test_a_barrier_is_a_set_of_workers_not_a_count():
     assert released == [Send(("worker", w), Release("a")) for w in (0, 1)]
 
 
-def test_a_barrier_names_who_did_not_come():
+def test_a_barrier_names_missing_workers():
     core, _ = started(wait_seconds=30.0)
     core.handle(("worker", 1), Barrier("a"), 0.0)
     for second in range(1, 31):
@@ -88,7 +88,7 @@ def test_a_barrier_that_a_finished_worker_missed_ends_the_job():
 
 
 @pytest.mark.parametrize("silent", [("worker", 0), ("worker", 1), ("server", 0)])
-def test_silence_is_noticed_and_named(silent):
+def test_a_silent_process_is_named(silent):
     core, _ = started()
     ended_at = None
     for tenth in range(1, 120):
@@ -105,7 +105,7 @@ def test_silence_is_noticed_and_named(silent):
     assert ended_at is not None and 8.5 < ended_at < 9.0
 
 
-def test_a_scheduler_that_was_stopped_itself_blames_nobody():
+def test_a_scheduler_that_was_stopped_itself_reports_no_loss():
     core, _ = started()
     core.tick(1.0)
     assert core.tick(500.0) == []
@@ -122,7 +122,7 @@ def test_a_lost_connection_ends_the_job_but_not_after_bye():
     assert core.lost(("worker", 0), "end of stream", 1.0) == []
 
 
-def test_a_lost_connection_of_somebody_unknown_is_no_loss():
+def test_a_lost_unregistered_connection_is_not_a_loss():
     core = SchedulerCore(2, 1)
     core.tick(0.0)
     assert core.lost(("worker", 0), "end of stream", 1.0) == []
@@ -130,7 +130,7 @@ def test_a_lost_connection_of_somebody_unknown_is_no_loss():
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_the_job_ends_after_the_last_bye_and_not_before(first):
-    """A server's bye is none of them; what comes after the end changes nothing."""
+    """A server's bye does not count, and nothing after the end has an effect."""
     core, _ = started()
     assert core.handle(("worker", first), Bye(), 1.0) == []
     assert core.handle(("worker", first), Bye(), 1.0) == []  # repeated
@@ -164,8 +164,8 @@ def test_a_bye_while_another_waits_at_a_barrier_ends_the_job():
     )
 
 
-def test_a_worker_may_finish_whose_own_barrier_others_have_still_to_reach():
-    """It came to the barrier before: the others need no more of it."""
+def test_a_worker_may_finish_before_others_reach_a_barrier_that_it_has_passed():
+    """It has already reached the barrier, so the others do not need it."""
     core, _ = started()
     core.handle(("worker", 0), Barrier("a"), 1.0)
     assert core.handle(("worker", 0), Bye(), 1.0) == []
@@ -173,7 +173,7 @@ def test_a_worker_may_finish_whose_own_barrier_others_have_still_to_reach():
     assert Send(("worker", 1), Release("a")) in released
 
 
-def test_barriers_of_different_names_are_apart():
+def test_barriers_with_different_names_are_separate():
     core, _ = started()
     assert core.handle(("worker", 0), Barrier("a"), 1.0) == []
     assert core.handle(("worker", 1), Barrier("b"), 1.0) == []
@@ -193,7 +193,7 @@ def test_barriers_of_different_names_are_apart():
         (("server", 0), Barrier("x"), "only workers"),
     ],
 )
-def test_nonsense_is_refused_by_name(node, message, expected):
+def test_invalid_messages_are_refused_with_their_sender(node, message, expected):
     core, _ = started()
     (action,) = core.handle(node, message, 1.0)
     assert isinstance(action, Refuse) and expected in action.reason
@@ -204,7 +204,7 @@ def test_an_abort_names_its_author():
     assert reason(core.handle(("server", 0), Abort("disk"), 1.0)) == "server 0 on h0: disk"
 
 
-def test_a_barriers_time_counts_from_its_first_worker_on():
+def test_the_time_of_a_barrier_counts_from_its_first_worker():
     core, _ = started(wait_seconds=30.0)
     core.tick(1.0)
     core.handle(("worker", 1), Barrier("a"), 4.0)
@@ -215,15 +215,15 @@ def test_a_barriers_time_counts_from_its_first_worker_on():
     assert "worker 0 did not reach it within 31 s" in reason(core.tick(35.0))
 
 
-def test_who_looks_at_the_clock_twice_in_the_limit_has_not_slept():
-    """Half the limit between two looks is no pause of the scheduler's own: silence counts."""
+def test_a_scheduler_that_checks_twice_within_the_limit_was_not_stopped():
+    """Half the limit between two checks is not a pause of the scheduler itself: silence counts."""
     core, _ = started(lost_seconds=8.0)
     assert core.tick(4.0) == core.tick(8.0) == []
     assert "missed heartbeats for 12 s" in reason(core.tick(12.0))
 
 
 @pytest.mark.parametrize("others", [0, 1])
-def test_a_servers_bye_disturbs_no_barrier(others):
+def test_a_servers_bye_does_not_affect_barriers(others):
     core, _ = started(2, 2)
     core.handle(("worker", others), Barrier("a"), 1.0)
     assert [core.handle(("server", server), Bye(), 1.0) for server in (0, 1)] == [[], []]

@@ -1,4 +1,4 @@
-"""What a link between hosts may have on its way: as much as its path holds, and little more."""
+"""The send window of a link between hosts: about the capacity of its path."""
 
 import contextlib
 import queue
@@ -17,7 +17,7 @@ from dmltrain.kvstore.transport.send_window import ANSWERS, PUSHES, UPDATE_BYTES
 
 
 class Path:
-    """A socket whose kernel says that the path is like this."""
+    """A socket with these figures of its path from the kernel."""
 
     def __init__(self, shortest: int, rate: int) -> None:
         self.info = struct.pack("=148x I 8x Q", shortest, rate)
@@ -44,7 +44,7 @@ class Path:
         (10**6, 10**12, 1 << 40),  # nonsense
     ],
 )
-def test_the_window_is_twice_what_the_path_holds_and_a_little_more(microseconds, rate, beyond, least):
+def test_the_window_is_twice_the_capacity_of_the_path_and_a_little_more(microseconds, rate, beyond, least):
     path = Path(microseconds, rate)
     window = SendWindow(path, least)
     assert window.size == least
@@ -54,7 +54,7 @@ def test_the_window_is_twice_what_the_path_holds_and_a_little_more(microseconds,
     assert window.size == path.set[-1] == min(least + beyond, 1 << 30)
 
 
-def test_a_kernel_that_tells_less_changes_nothing():
+def test_a_kernel_without_these_figures_changes_nothing():
     path = Path(100, 10**9)
     path.info = path.info[:104]
     window = SendWindow(path, PUSHES)
@@ -62,8 +62,8 @@ def test_a_kernel_that_tells_less_changes_nothing():
     assert window.size == PUSHES
 
 
-def test_pushes_have_right_of_way(monkeypatch):
-    """The side that connects pushes, the other answers."""
+def test_pushes_have_priority(monkeypatch):
+    """The connecting side pushes, the other answers."""
     monkeypatch.setattr(link, "_inside_host", lambda sock: False)
     monkeypatch.setattr(send_window, "SEGMENTS", 0)  # loopback's are large
     environment, accepted = Environment(job="j", key=b"k"), queue.Queue()
@@ -83,7 +83,7 @@ def test_pushes_have_right_of_way(monkeypatch):
 
 @contextlib.contextmanager
 def read_away():
-    """A connected socket whose other end reads all."""
+    """A connected socket whose other end reads everything."""
     with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()) as sock:
         other, _ = listening.accept()
         with other:
@@ -95,7 +95,7 @@ def read_away():
 
 
 def test_large_segments_do_not_stall():
-    """Loopback's are 64 KiB; a window of less than one moves 2 MB a second."""
+    """Those of loopback have 64 KiB. A smaller window transfers only 2 MB/s."""
     with read_away() as sock:
         SendWindow(sock, ANSWERS)
         since = time.monotonic()
@@ -103,7 +103,7 @@ def test_large_segments_do_not_stall():
     assert time.monotonic() - since < 3
 
 
-def test_this_kernel_says_where_the_figures_are_looked_for():
+def test_this_kernel_has_the_figures_at_the_expected_offsets():
     with read_away() as sock:
         sock.sendall(bytes(64 << 20))
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, send_window._INFO.size)

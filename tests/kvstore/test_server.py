@@ -100,7 +100,7 @@ def test_one_workers_repeated_push_does_not_complete_a_round():
 
 
 def test_a_value_that_is_being_sent_is_never_written():
-    """Worker 1 is slow to take round 1 while worker 0 runs ahead; nobody gets half of one round and half of another."""
+    """Worker 1 receives round 1 slowly while worker 0 runs ahead; no worker gets a mix of two rounds."""
     core = core_of(2)
     push(core, 0, 0, 1, [1] * 5)
     push(core, 1, 0, 1, [1] * 5)
@@ -124,7 +124,7 @@ def test_asynchronous_steps_never_touch_a_value_that_is_being_sent():
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])
-def test_bounded_staleness_holds_back_exactly_the_fast(staleness):
+def test_bounded_staleness_delays_only_fast_workers(staleness):
     core = core_of(2, "dist_ssp", float(staleness), plain_sgd, {"name": "sgd"})
     for clock in range(1, staleness + 1):
         push(core, 0, 0, clock, [1] * 5, rate=1.0)
@@ -137,7 +137,7 @@ def test_bounded_staleness_holds_back_exactly_the_fast(staleness):
 
 
 def test_a_pull_waits_for_the_workers_own_push():
-    """Worker 1's step is under way while worker 0's push waits for its turn."""
+    """Worker 1's step is running while worker 0's push waits for its turn."""
     core = core_of(2, "dist_async", INFINITY, plain_sgd, {"name": "sgd"})
     works = []
     for worker in (1, 0):
@@ -153,7 +153,7 @@ def test_a_pull_waits_for_the_workers_own_push():
     assert reply.buffer.array.tolist() == [-2.0] * 5
 
 
-def test_a_finished_worker_holds_nobody_back():
+def test_a_finished_worker_delays_no_other():
     core = core_of(2, "dist_ssp", 0.0, plain_sgd, {"name": "sgd"})
     push(core, 0, 0, 1, [1] * 5, rate=1.0)
     assert core.pull(0, 0, 0, 1) == []
@@ -177,12 +177,12 @@ def test_dist_sync_can_step_on_the_server_with_the_pushed_rate():
     assert reply.buffer.array.tolist() == [-2.0] * 5
 
 
-def test_dist_async_without_an_optimizer_is_told_so():
+def test_dist_async_without_an_optimizer_is_an_error():
     with pytest.raises(Rejected, match="call set_optimizer before the first push"):
         push(core_of(1, "dist_async", INFINITY), 0, 0, 1, [1] * 5)
 
 
-def test_the_one_who_keeps_a_round_waiting_is_named():
+def test_the_straggler_of_a_round_is_named():
     core = core_of(3, wait_seconds=60.0)
     push(core, 0, 0, 1, [1] * 5, now=100.0)
     push(core, 2, 0, 1, [1] * 5, now=120.0)
@@ -190,8 +190,8 @@ def test_the_one_who_keeps_a_round_waiting_is_named():
     assert core.overdue(161.0) == "round 1 of key 'k0' slice 0 has waited 61 s for worker 1 (DMLTRAIN_WAIT_TIMEOUT)"
 
 
-def test_a_value_says_what_it_waited_for():
-    """Worker 1 was ready 2.25 s after worker 0, whatever their wires did then; its sum took half a second."""
+def test_a_value_reports_its_waiting_times():
+    """Worker 1 was ready 2.25 s after worker 0, for any transfer times; the sum took half a second."""
     core = core_of(2)
     assert pushed(core, 0, 0, 1, [1] * 5, now=100.0, age=0.25) == []
     (work,) = pushed(core, 1, 0, 1, [1] * 5, now=103.0, age=1.0)
@@ -202,7 +202,7 @@ def test_a_value_says_what_it_waited_for():
 
 
 @pytest.mark.parametrize(("staleness", "waited", "worked"), [(0.0, 4.0, 1.0), (INFINITY, 0.0, 1.0)])
-def test_where_each_push_is_a_step_others_are_waited_for_after_the_own(staleness, waited, worked):
+def test_asynchronous_waits_for_others_begin_after_the_own_step(staleness, waited, worked):
     core = core_of(2, "dist_ssp", staleness, plain_sgd, {"name": "sgd"})
     (own,) = pushed(core, 0, 0, 1, [1] * 5, now=100.0)
     own.run()
@@ -216,7 +216,7 @@ def test_where_each_push_is_a_step_others_are_waited_for_after_the_own(staleness
     assert asked == [] and (reply.waited, reply.worked) == (waited, worked)
 
 
-def test_workers_that_differ_are_told_how():
+def test_the_error_for_differing_workers_names_the_difference():
     core = ServerCore(2)
     core.declare(0, declaration())
     with pytest.raises(Rejected, match="all workers must train the same model"):
@@ -239,7 +239,7 @@ def test_workers_that_differ_are_told_how():
         (declaration(compression={"type": "int8"}, dtype="float64"), "key 0: only float32 can be compressed"),
     ],
 )
-def test_declarations_that_make_no_sense_are_rejected(message, said):
+def test_invalid_declarations_are_rejected(message, said):
     with pytest.raises(Rejected, match=said):
         ServerCore(1).declare(0, message)
 
@@ -266,7 +266,7 @@ def test_a_missing_push_and_a_runaway_worker_are_rejected():
 
 @pytest.mark.parametrize("compression", [{"type": "none"}, {"type": "2bit", "threshold": 1.0}], ids=["plain", "coded"])
 def test_memory_is_reused(compression):
-    """Fifty rounds take the memory of the first few: of values, of what is sent of them, and of what comes in."""
+    """Fifty rounds need the memory of the first few: for values, encoded values and received pushes."""
     taken, received = [], []
 
     def allocate(size):
@@ -290,7 +290,7 @@ def test_memory_is_reused(compression):
 
 
 def test_memory_of_steps_is_reused():
-    """Asynchronous steps, each on a value that somebody is being sent: the copies take turns."""
+    """Asynchronous steps, each while the value is being sent to a worker: the copies alternate."""
     taken = []
 
     def allocate(size):
@@ -321,7 +321,7 @@ def test_memory_of_steps_is_reused():
     ],
 )
 def test_only_a_push_that_completes_a_round_is_not_kept(workers, clocks, completes):
-    """The next push of worker 0, when the others' clocks are these; a repeated one is none."""
+    """The next push of worker 0 at these clocks of the others. A repeated push does not count."""
     core = core_of(workers)
     for worker, clock in clocks.items():
         for each in range(1, clock + 1):
@@ -346,7 +346,7 @@ def test_a_push_is_kept_while_its_round_is_not_next():
 
 
 @pytest.mark.parametrize("kind, staleness", [("dist_async", INFINITY), ("dist_ssp", 200.0)])
-def test_a_fast_worker_may_run_far_ahead_where_nobody_waits(kind, staleness):
+def test_a_fast_asynchronous_worker_may_run_far_ahead(kind, staleness):
     core = core_of(2, kind, staleness, plain_sgd, {"name": "sgd"})
     for clock in range(1, 2 * MAX_LAG):
         push(core, 0, 0, clock, [1] * 5, rate=1.0)
@@ -364,7 +364,7 @@ def test_a_round_that_a_finished_worker_will_never_complete_is_named_at_once():
     assert "worker 1 has finished already and will never push it" in core.overdue(2.0)
 
 
-def test_who_holds_back_a_bounded_stale_pull_is_named():
+def test_the_worker_that_delays_a_bounded_stale_pull_is_named():
     core = core_of(2, "dist_ssp", 0.0, plain_sgd, {"name": "sgd"}, wait_seconds=60.0)
     push(core, 0, 0, 1, [1] * 5, rate=1.0)
     core.pull(0, 0, 0, 1, now=10.0)
@@ -384,7 +384,7 @@ def test_a_second_models_optimizer_leaves_the_first_ones_alone():
         assert reply.buffer.array.tolist() == [expected] * size
 
 
-def test_keys_that_are_declared_after_the_optimizer_get_it_too():
+def test_keys_declared_after_the_optimizer_use_it_too():
     made = []
 
     def make_step(spec, key, value):
@@ -414,7 +414,7 @@ def coded(values, compression=TWO_BITS):
 
 
 def test_the_codec_of_a_sum_is_that_of_all_workers():
-    """Three workers push a threshold each: the sum, three thresholds, leaves at once."""
+    """Three workers push a threshold each: the sum, three thresholds, is sent at once."""
     core = core_of(3, compression=TWO_BITS)
     for worker in range(3):
         push(core, worker, 0, 1, coded([1, -1, 1, 0, -1]))
@@ -422,8 +422,8 @@ def test_the_codec_of_a_sum_is_that_of_all_workers():
     assert decode(codec.make(TWO_BITS).of_sum(3), reply.buffer.array, 5).tolist() == [3, -3, 3, 0, -3]
 
 
-def test_a_sums_rest_leaves_with_a_later_one():
-    """One of two workers pushes a threshold in each of two rounds: the sum of both rounds is what comes of them."""
+def test_the_residual_of_a_sum_is_sent_with_a_later_one():
+    """One of two workers pushes a threshold in two rounds each: the values add up to the sum of both rounds."""
     core, kind = core_of(2, compression=TWO_BITS), codec.make(TWO_BITS).of_sum(2)
     found = []
     for clock in (1, 2):
@@ -438,8 +438,8 @@ def test_a_sums_rest_leaves_with_a_later_one():
 @pytest.mark.parametrize(
     "compression, coded_weights", [(TWO_BITS, False), ({"type": "topk"}, False), ({"type": "fp16"}, True)]
 )
-def test_weights_are_never_sent_with_something_left_out(compression, coded_weights):
-    """A codec that holds something back for later is for gradients; one that only rounds is for weights as well."""
+def test_weights_are_never_sent_by_a_codec_with_residuals(compression, coded_weights):
+    """A codec with residuals is for gradients only. One that only rounds is also for weights."""
     core = core_of(1, "dist_async", INFINITY, plain_sgd, {"name": "sgd"}, compression=compression)
     core.initialise(0, 0, 0, np.full(5, 0.1, np.float32))
     push(core, 0, 0, 1, coded([1, 1, 1, 1, 1], compression), rate=0.0)
@@ -452,7 +452,7 @@ def test_weights_are_never_sent_with_something_left_out(compression, coded_weigh
 
 
 def test_the_coded_value_of_a_round_stays_while_the_next_is_made():
-    """Worker 0 has read round 1 when round 2 is being summed; worker 1 reads round 1 only now."""
+    """Worker 0 has read round 1 while round 2 is being summed. Worker 1 reads round 1 only then."""
     core, kind = core_of(2, compression=TWO_BITS), codec.make(TWO_BITS).of_sum(2)
     for worker in range(2):
         push(core, worker, 0, 1, coded([1] * 5))
@@ -480,7 +480,7 @@ def test_a_value_is_not_sent_while_a_step_changes_it():
     assert reply.worker == 0 and reply.buffer.array.tolist() == [-0.5] * 5
 
 
-def test_a_round_under_way_leaves_the_one_before_to_be_read():
+def test_an_unfinished_round_leaves_the_previous_one_readable():
     core = core_of(2)
     for worker in range(2):
         push(core, worker, 0, 1, [1] * 5)
@@ -509,13 +509,13 @@ def test_a_values_staleness_counts_the_steps_of_others_since_the_last_pull(other
     [({"type": "none"}, ["value"]), ({"type": "fp16"}, ["value"]), (TWO_BITS, ["residual", "value"])],
     ids=str,
 )
-def test_a_state_has_a_rest_only_where_a_codec_leaves_one(compression, expected):
+def test_a_state_has_residuals_only_with_a_codec_that_leaves_them(compression, expected):
     core = core_of(2, compression=compression)
     with np.load(io.BytesIO(optimizer_state.pack(core.slices()))) as state:
         assert sorted(state.files) == [f"{key}/0/{name}" for key in (0, 1) for name in expected]
 
 
-def test_a_first_value_comes_uncoded_and_is_kept_of_its_type():
+def test_a_first_value_is_not_encoded_and_keeps_its_type():
     core = core_of(1, compression=TWO_BITS)
     buffer = core.buffer(0, 0, 0, 20, 0, initial=True)
     buffer.array[:] = [1.5, 2, 3, 4, 5]
@@ -528,7 +528,7 @@ def test_a_first_value_comes_uncoded_and_is_kept_of_its_type():
 
 
 @pytest.mark.parametrize("compression", [{"type": "none"}, TWO_BITS], ids=["plain", "coded"])
-def test_a_push_in_shared_memory_is_added_up_where_it_lies_and_left_as_it_is(compression):
+def test_a_push_in_shared_memory_is_summed_in_place_and_not_changed(compression):
     core = core_of(2, compression=compression)
     values = coded([1, -1, 1, 0, 1])[0] if compression is TWO_BITS else np.arange(5, dtype=np.float32).view(np.uint8)
     number, before = coded([0] * 5)[1] if compression is TWO_BITS else 0, values.copy()
@@ -546,8 +546,8 @@ def test_a_push_in_shared_memory_is_added_up_where_it_lies_and_left_as_it_is(com
     assert np.array_equal(values, before)
 
 
-def test_a_push_that_waited_for_its_turn_says_so():
-    """It came at 1 s, the step before it ended at 5 s, its own at 7 s: nobody was waited for, the server worked 6 s."""
+def test_a_push_that_waited_for_its_turn_reports_it():
+    """It arrived at 1 s, the previous step ended at 5 s, its own at 7 s: no wait for others, the server worked 6 s."""
     core = core_of(2, "dist_async", INFINITY, plain_sgd, {"name": "sgd"})
     (first,) = pushed(core, 1, 0, 1, [1] * 5, now=0.0)
     assert pushed(core, 0, 0, 1, [1] * 5, now=1.0) == core.pull(0, 0, 0, 1, 1.0) == []

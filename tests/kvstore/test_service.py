@@ -1,4 +1,4 @@
-"""Who is let in to a server's slices, and what becomes of the pushes."""
+"""Which callers a server accepts, and how it receives pushes."""
 
 import numpy as np
 import pytest
@@ -49,12 +49,12 @@ def reaches():
         ("server", 0, False),
     ],
 )
-def test_workers_and_the_first_of_several_on_a_host_as_their_relay(reaches, role, index, expected):
+def test_workers_are_accepted_and_relays_only_from_the_first_worker_of_a_host(reaches, role, index, expected):
     assert reaches(role, index) == expected
 
 
 @pytest.mark.parametrize("role", ["worker", "relay"])
-def test_each_once(reaches, role):
+def test_each_role_and_index_connects_once(reaches, role):
     assert [reaches(role, 0), reaches(role, 0)] == [True, False]
 
 
@@ -90,7 +90,7 @@ class Sender:
         target[:] = self.values.tobytes()
 
 
-def test_a_push_that_completes_a_round_is_added_up_before_the_next_is_received():
+def test_a_push_that_completes_a_round_is_summed_before_the_next_is_received():
     """Worker 0 shares its memory, worker 1's pushes follow their headers: the second into the memory of the first."""
     length = 1 << 16  # more than is added up at once where all share
     core = ServerCore(2)
@@ -114,7 +114,7 @@ def test_a_push_that_completes_a_round_is_added_up_before_the_next_is_received()
         ),
     )
     service = Service("server 0", ENVIRONMENT, core, None, pytest.fail, pytest.fail)
-    service._pool.submit = lambda work: None  # nobody has the time
+    service._pool.submit = lambda work: None  # no thread runs it
     for worker, flags in ((0, Flag.SHARED), (1, 0)):
         for index in (0, 1):
             header = Header(Kind.PUSH, 4 * length, worker, 0, index, 1, -1.0, 0, flags)

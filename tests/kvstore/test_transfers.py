@@ -29,7 +29,7 @@ LARGE = 200_000  # elements; cut into slices on both servers
 
 
 class Job:
-    """One worker, its servers, and what they said went wrong."""
+    """One worker, its servers, and their errors."""
 
     def __init__(self, transport):
         self.lost, self.rejected, self.barriers = queue.Queue(), queue.Queue(), 0
@@ -47,8 +47,8 @@ class Job:
             self.cores.append(core)
         environment = replace(ENVIRONMENT, transport=transport)
         self.sharing = Sharing(environment, sums=False)
-        told = start([(host.identity(), "")], addresses)
-        self.routes = Routes(environment, told, self.sharing, self.lost.put, self.rejected.put)
+        start_message = start([(host.identity(), "")], addresses)
+        self.routes = Routes(environment, start_message, self.sharing, self.lost.put, self.rejected.put)
         self.entries = Entries(self.routes, 1, "dist_sync", 0.0, 10.0)
         self.transfers = Transfers(self, self.entries, self.sharing.arena, True, 10.0)
         self.states = States(self, self.entries, self.transfers.all_reduce, 0, 1, 10.0)
@@ -108,7 +108,7 @@ def numbers(seed, size=LARGE, dtype=np.float32):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_pushs_value_comes_back_whole(job, dtype):
+def test_a_pushed_value_comes_back_complete(job, dtype):
     job.init(w=numbers(0, dtype=dtype), v=numbers(1, 7, dtype))
     assert {slice_.range.server for slice_ in job.entries.find("w").slices} == {0, 1}
     for clock in range(1, 4):
@@ -129,8 +129,8 @@ def test_a_pull_is_of_the_workers_last_push_or_of_the_first_value(job):
     assert np.array_equal(out, pushed)
 
 
-def test_values_go_wherever_they_are_wanted(job):
-    """Into several arrays, also of other shapes, and such as do not lie in one piece."""
+def test_values_are_written_to_any_destination(job):
+    """Into several arrays, also with other shapes and not contiguous."""
     job.init(w=numbers(0))
     plain, square, spread = (
         np.zeros(LARGE, np.float32),
@@ -146,8 +146,8 @@ def test_values_go_wherever_they_are_wanted(job):
     assert np.array_equal(spread[1::2], 2 * pushed) and np.array_equal(plain, 2 * pushed)
 
 
-def test_values_are_read_where_they_are(job):
-    """Again and again: what has been read is given back, so that servers use its memory again."""
+def test_values_are_read_in_place(job):
+    """Repeatedly: values that were read are released, so that servers reuse their memory."""
     job.init(w=numbers(0), v=numbers(1, 9))
     (buffer,) = job.transfers.buffers(["v"])
     places = set()
@@ -181,7 +181,7 @@ def test_gradients_in_a_buffer_are_not_sent_through_the_socket_inside_a_host(job
 
 
 @pytest.mark.parametrize("kind", ["int8", "2bit"])
-def test_what_compression_leaves_out_is_sent_later_also_by_another_job(job, kind):
+def test_residuals_are_sent_later_also_by_another_job(job, kind):
     job.entries.compress({"type": kind})
     job.init(w=np.zeros(LARGE, np.float32))
     gradient, total, out = numbers(1), np.zeros(LARGE, np.float64), np.zeros(LARGE, np.float32)
@@ -202,7 +202,7 @@ def test_what_compression_leaves_out_is_sent_later_also_by_another_job(job, kind
     later.close()
 
 
-def test_without_compression_nothing_is_left_out(job):
+def test_without_compression_there_are_no_residuals(job):
     job.init(w=numbers(0))
     assert job.states.residuals(of_servers=False) == {}
     job.states.load_residuals({"worker 0": np.zeros(5, np.float32)}, of_servers=False)
@@ -242,13 +242,13 @@ def test_arrays_that_do_not_fit_are_named(job, array, said):
     assert out.tolist() == [1.0] * 4, "a mistake leaves the key as it was"
 
 
-def test_what_a_server_rejects_is_told_in_its_words(job):
+def test_the_message_of_a_servers_rejection_is_raised(job):
     job.routes.servers[1].request(Header(Kind.READ_STATE).pack(), 10.0)
     assert job.rejected.get(timeout=10.0) == "not while we are being tested"
     assert job.lost.get(timeout=10.0).startswith("server 1 at 127.0.0.1:")
 
 
-def test_who_waits_for_a_lost_server_hears_of_it(job):
+def test_a_wait_for_a_lost_server_raises(job):
     job.init(w=numbers(0))
     server = job.routes.servers[0]
     waiting = job.transfers.pull("w", np.zeros(LARGE, np.float32), 0)
@@ -260,8 +260,8 @@ def test_who_waits_for_a_lost_server_hears_of_it(job):
     waiting.fail("over")
 
 
-def test_links_are_measured_and_quiet_again_soon(job):
-    """Not only when a lost frame would be given up, after ten seconds."""
+def test_links_are_quiet_soon_after_their_measurement(job):
+    """Not only after the ten seconds for lost frames."""
     since = time.monotonic()
     rates = link_rates(job.routes.servers, job.barrier)
     assert time.monotonic() - since < 8.0

@@ -1,4 +1,4 @@
-"""Shared memory inside a host against TCP: the same bits; and what the servers and workers leave behind."""
+"""Shared memory inside a host against TCP: the same bits; and no process leaves memory or files behind."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ ERRORS = {"bf16": 1e-4, "fp16": 1e-4, "int8": 3e-4, "2bit": 0.02}  # the others:
 
 
 @pytest.mark.parametrize("kind", [each.name for each in codec.TABLE])
-def test_compression_does_not_depend_on_the_way(start_job, kind):
+def test_compression_does_not_depend_on_the_transport(start_job, kind):
     one, other = (results(start_job, way, "auto", kind, 1, 4, "", servers=2) for way in ("tcp", "shm"))
     assert one["digest"] == other["digest"]
     assert 0 < one["error"] < ERRORS.get(kind, 0.1)
@@ -40,8 +40,8 @@ def test_compression_does_not_depend_on_the_way(start_job, kind):
     assert one["sent"] < 4 * codec.make({"type": kind}).nbytes(values) * 1.03, "headers are little"
 
 
-def test_what_compression_holds_back_survives_a_restart(start_job, tmp_path):
-    """Rounds 1 to 3, a new job, rounds 4 to 6: as unbroken. Without what was held back they would differ."""
+def test_residuals_survive_a_restart(start_job, tmp_path):
+    """Rounds 1 to 3, a new job, rounds 4 to 6: as without a restart. Without the residuals they would differ."""
     path = tmp_path / "held.npz"
     first = results(start_job, "auto", "auto", "2bit", 1, 3, path)
     assert first["error"] > 0 and path.exists()
@@ -60,13 +60,13 @@ def test_a_value_stays_while_it_is_read(start_job):
 
 
 @pytest.mark.parametrize("kind, transport", [("dist_async", "shm"), ("dist_async", "tcp"), ("dist_ssp", "shm")])
-def test_everybody_reads_its_own_pushes(start_job, kind, transport):
+def test_every_worker_reads_its_own_pushes(start_job, kind, transport):
     job = start_job("own_pushes.py", kind, transport)
     job.succeed()
     assert all("all as expected" in job.output(name) for name in ("worker-0", "worker-1"))
 
 
-def test_shared_memory_that_cannot_be_had_is_explained(start_job):
+def test_unavailable_shared_memory_is_explained(start_job):
     job = start_job("transport.py", "shm", "tcp", "none", 1, 2, "", workers=1)
     assert job.wait(30.0)["worker-0"] != 0
     assert "--transport auto, which uses TCP for servers on other hosts" in job.output("worker-0")

@@ -13,7 +13,7 @@ from dmltrain.kvstore import types
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_names_of_0_4_mean_what_they_meant():
+def test_the_names_of_0_4_keep_their_meaning():
     assert dict(kvstore.TYPES) == {
         "local": "local",
         "device": "local",
@@ -49,7 +49,7 @@ def test_bound_on_staleness(name, given, bound):
         ("dist_ssp", math.nan, "--staleness nan: expected 0 or more clocks"),
     ],
 )
-def test_a_bound_that_cannot_be_is_explained(name, given, message):
+def test_an_invalid_bound_is_explained(name, given, message):
     with pytest.raises(UserError, match=re.escape(message)):
         types.find(name).bound(given)
 
@@ -68,7 +68,7 @@ def test_where_the_optimizer_runs(name, on_workers, on_servers):
 @pytest.mark.parametrize(
     "name, sums", [("local", False), ("dist_sync", True), ("dist_async", False), ("dist_ssp", False)]
 )
-def test_only_workers_that_step_together_are_summed_in_their_host(name, sums):
+def test_only_synchronous_workers_are_summed_in_their_host(name, sums):
     assert types.find(name).sums_in_host is sums
 
 

@@ -1,4 +1,4 @@
-"""Where waits for the kvstore went: how one is split, and what real jobs with a known bottleneck say."""
+"""Causes of waiting for the kvstore: how a wait is split, and the results of real jobs with known bottlenecks."""
 
 from dataclasses import astuple
 
@@ -16,7 +16,7 @@ def test_the_parts_of_a_wait_add_up_to_it():
     assert found.total == pytest.approx(4.0)
 
 
-def test_what_happened_while_the_thread_computed_cost_nothing():
+def test_time_during_computation_is_not_counted_as_waiting():
     trip = Trip(asked=10.0, waited=2.0, worked=1.0, handled=0.0, shared=False)
     assert split(trip, 11.5, 12.0) == Waits(straggler=pytest.approx(0.5)), "the last worker was not ready yet"
     late = split(trip, 13.0, 14.0)  # the mixed part took from 12 to 14, half of it the server's
@@ -40,14 +40,14 @@ def test_inside_a_host_there_is_no_wire():
     ],
     ids=str,
 )
-def test_whatever_is_told_no_part_is_negative(trip):
+def test_no_part_is_negative_for_any_times(trip):
     """Clocks of several machines do not agree to the microsecond."""
     for since in (10.0, 10.7, 11.0):
         found = split(trip, since, 11.0)
         assert min(astuple(found)) >= 0.0 and found.total == pytest.approx(11.0 - since)
 
 
-def told(start_job, *arguments, workers=2, **more):
+def waits_of(start_job, *arguments, workers=2, **more):
     job = start_job("waits.py", *arguments, workers=workers, **more)
     job.succeed()
     found = [job.results(worker)[0] for worker in range(workers)]
@@ -58,15 +58,15 @@ def told(start_job, *arguments, workers=2, **more):
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
-def test_a_slow_worker_is_what_the_other_waits_for(start_job, transport):
-    fast, slow = told(start_job, 1 << 18, 4, 0.02, 0.2, env={"DMLTRAIN_TRANSPORT": transport})
+def test_waits_for_a_slow_worker_are_attributed_to_it(start_job, transport):
+    fast, slow = waits_of(start_job, 1 << 18, 4, 0.02, 0.2, env={"DMLTRAIN_TRANSPORT": transport})
     assert fast["straggler"] > 0.5 * fast["epoch"]
     assert fast["wire"] + fast["own-host"] + fast["server"] < 0.3 * fast["epoch"]
     assert slow["compute"] > 0.7 * slow["epoch"] and slow["straggler"] < 0.1 * slow["epoch"]
     assert (fast["wire"] == 0) == (transport == "shm")
 
 
-def test_waits_are_added_and_taken_away_kind_by_kind():
+def test_waits_are_added_and_subtracted_by_kind():
     first, second = Waits(1.0, 2.0, 4.0, 8.0), Waits(16.0, 32.0, 64.0, 128.0)
     assert first + second == Waits(17.0, 34.0, 68.0, 136.0)
     assert second - first == Waits(15.0, 30.0, 60.0, 120.0)

@@ -28,7 +28,7 @@ GOLDEN = bytes.fromhex(
 ABOVE_ALL = max(codec.make({"type": kind}).number for kind in codec.TYPES if kind != "none") + 1
 
 
-def test_the_layout_never_changes_unnoticed():
+def test_the_layout_is_stable():
     packed = Header(Kind.PUSH, 1024, 3, 7, 2, 12, 0.1, 0, Flag.SHARED | Flag.PULL, 2**20 + 64, 0.25, 0.5, -2).pack()
     assert packed == GOLDEN + zlib.crc32(GOLDEN).to_bytes(4, "big")
     assert len(packed) == wire.HEADER_SIZE == 68
@@ -46,7 +46,7 @@ def test_the_layout_never_changes_unnoticed():
     st.floats(0, 1e6, width=32, allow_subnormal=False),
     st.integers(-(2**31), 2**31 - 1),
 )
-def test_headers_come_back_as_they_were(
+def test_headers_survive_packing_and_parsing(
     kind, worker, key, index, clock, length, number, dtype, flags, offset, waited, priority
 ):
     header = Header(
@@ -56,7 +56,7 @@ def test_headers_come_back_as_they_were(
 
 
 @given(st.binary(max_size=128))
-def test_noise_is_refused(data):
+def test_random_bytes_are_refused(data):
     with pytest.raises(FrameError):
         Header.unpack(data)
 
@@ -69,7 +69,7 @@ def test_any_changed_byte_is_refused(position, change):
         Header.unpack(damaged)
 
 
-def test_another_version_is_named():
+def test_the_error_for_another_version_names_it():
     body = bytearray(Header(Kind.HELLO).pack()[:-4])
     body[4] = 9
     with pytest.raises(VersionError, match="version 9, expected 4"):
@@ -91,12 +91,12 @@ def test_a_wrong_field_is_named(position, value, message):
         Header.unpack(bytes(body) + zlib.crc32(body).to_bytes(4, "big"))
 
 
-def test_what_was_read_comes_back_as_it_was_and_nothing_else_does():
+def test_valid_headers_survive_and_all_others_are_refused():
     read = [(7, 0, 2**40), (2**32 - 1, 3, 0)]
     assert list(wire.parse_release(wire.release(read))) == read
     with pytest.raises(FrameError, match="a release of 17 bytes, expected a multiple of 16"):
         wire.parse_release(bytes(17))
 
 
-def test_what_a_header_does_not_say_is_zero():
+def test_unused_fields_of_a_header_are_zero():
     assert Header(Kind.PULL) == Header(int(Kind.PULL), *[0] * (len(Header._fields) - 1))

@@ -40,26 +40,26 @@ def compare(network, block, shortcut):
 
 
 @pytest.mark.parametrize(("depth", "shortcut"), [(18, 64), (34, 64), (50, 0), (101, 0), (152, 0)])
-def test_imagenet_resnets_are_the_zoos(depth, shortcut):
+def test_imagenet_resnets_equal_the_model_zoos(depth, shortcut):
     block = vision.get_resnet(2, depth, classes=1000)
     compare(models.create("resnet", depth, 1000, LARGE), block, shortcut)
 
 
 @pytest.mark.parametrize(("depth", "units"), [(200, [3, 24, 36, 3]), (269, [3, 30, 48, 8])])
-def test_deeper_resnets_are_made_as_the_zoos(depth, units):
+def test_deeper_resnets_are_built_as_in_the_model_zoo(depth, units):
     block = vision.ResNetV2(vision.BottleneckV2, units, list(BOTTLENECK), classes=1000)
     compare(models.create("resnet", depth, 1000, LARGE), block, 0)
 
 
 @pytest.mark.parametrize("depth", [8, 20, 32, 44, 50, 56, 110])
-def test_cifar_resnets_are_made_as_the_zoos(depth):
+def test_cifar_resnets_are_built_as_in_the_model_zoo(depth):
     units = [(depth - 2) // 6] * 3
     block = vision.ResNetV2(vision.BasicBlockV2, units, [16, 16, 32, 64], classes=10, thumbnail=True)
     compare(models.create("resnet", depth), block, 16)
 
 
 @pytest.mark.parametrize("depth", [164, 173])
-def test_cifar_bottleneck_resnets_are_made_as_the_zoos(depth):
+def test_cifar_bottleneck_resnets_are_built_as_in_the_model_zoo(depth):
     units = [(depth - 2) // 9] * 3
     block = vision.ResNetV2(vision.BottleneckV2, units, [16, 64, 128, 256], classes=10, thumbnail=True)
     compare(models.create("resnet", depth), block, 0)

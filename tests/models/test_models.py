@@ -151,7 +151,7 @@ def test_inception_shapes():
 
 
 @pytest.mark.parametrize("depth", [20, 32, 44, 50, 56, 110, 164, 173])
-def test_resnet_depth_is_the_number_of_weighted_layers_on_the_longest_way(depth):
+def test_resnet_depth_is_the_number_of_weighted_layers_on_the_longest_path(depth):
     names = [each.name for each in models.create("resnet", depth).parameters() if each.name.endswith("_weight")]
     assert len([name for name in names if "_sc_" not in name]) == depth
 
@@ -176,7 +176,7 @@ def test_resnet_batch_norm_constants_are_mxnets():
     assert not any(conv.bias for conv in convolutions)
 
 
-def test_inception_leaves_to_mxnets_defaults_what_its_file_does():
+def test_inception_uses_mxnets_defaults_where_mxnets_file_does():
     steps = models.create("inception-bn-28-small").steps
     norms = {(s.layer.epsilon, s.layer.momentum, s.layer.fixed_scale) for s in steps if isinstance(s.layer, BatchNorm)}
     assert norms == {(1e-3, 0.9, True)}
@@ -217,7 +217,7 @@ def test_equal_requests_give_equal_values():
         (("mlp", None, 10, (0, 8, 8)), ["images of positive size", "(0, 8, 8)"]),
     ],
 )
-def test_wrong_requests_are_users_errors(arguments, essentials):
+def test_invalid_requests_are_user_errors(arguments, essentials):
     with pytest.raises(UserError) as caught:
         models.create(*arguments)
     for essential in essentials:

@@ -166,7 +166,7 @@ PROJECT = {
 }
 
 
-def test_a_trial_is_of_the_copy_that_it_is_given(tmp_path):
+def test_a_trial_tests_the_given_copy(tmp_path):
     folder = tree(tmp_path, {**PROJECT, "tmp/x": ""})
     assert trial.run(folder, ["tests/test_box.py"], 60.0)[0] == "passed"
     (folder / "box.py").write_text("def double(x):\n    return 3 * x\n")  # as long as it was
@@ -197,7 +197,7 @@ def test(tmp_path):
     assert not Path(f"/proc/{pid}/exe").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text()
 
 
-def test_mounts_of_tests_that_were_ended_are_undone(tmp_path):
+def test_mounts_of_ended_tests_are_unmounted(tmp_path):
     (tmp_path / "copy/on").mkdir(parents=True)
     (tmp_path / "beside").mkdir()
     for point in ("copy/on", "beside"):
@@ -219,14 +219,14 @@ def test_a_copy_has_what_git_has_and_what_it_would_take(tmp_path):
     assert {each.name for each in copy.glob("*.py")} == {"a.py", "new.py"}
 
 
-def test_a_place_that_is_none_is_named():
+def test_an_invalid_path_is_named():
     assert run.modules(["dmltrain.record", "dmltrain/record.py"]) == ["dmltrain/record.py"]
     assert "dmltrain/kvstore/codec/half.py" in run.modules(["dmltrain/kvstore/codec"])
     with pytest.raises(SystemExit, match="no module dmltrain/nothing"):
         run.modules(["dmltrain/nothing"])
 
 
-def test_the_program_says_what_it_would_try():
+def test_list_prints_the_mutants():
     command = [sys.executable, "-m", "tests.mutation.run", "--list", "--sample", "5", "dmltrain/schedule.py"]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}

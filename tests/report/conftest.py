@@ -1,4 +1,4 @@
-"""What the tests of the report share: the real logs, the program, and reading a text as if it were a log."""
+"""Fixtures of the report's tests: the real logs, the program, and parsing a text as a log."""
 
 import io
 import os

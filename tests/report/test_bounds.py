@@ -93,7 +93,7 @@ HOSTILE = {  # 2 MB each
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("end", [b"", b"\n"])
 def test_time_does_not_grow_with_the_square_of_the_size(name: str, end: bytes) -> None:
-    """Quadratic time would be hours; each of these takes about a second."""
+    """Quadratic time would be hours; each case takes about a second."""
     before = time.process_time()
     found, fault = reading.scan(io.BytesIO(HOSTILE[name] + end))
     assert time.process_time() - before < 60.0
@@ -102,7 +102,7 @@ def test_time_does_not_grow_with_the_square_of_the_size(name: str, end: bytes) -
 
 @pytest.mark.parametrize("size", [1, 2, 7, 64, 1000, 4096, LONGEST_LINE])
 @pytest.mark.parametrize("ends", [b"\n", b"\r\n", b"\r"])
-def test_blocks_are_whole_lines_whatever_is_read_at_once(size: int, ends: bytes) -> None:
+def test_blocks_are_complete_lines_for_any_read_size(size: int, ends: bytes) -> None:
     text = batch_lines(2, 20).replace(b"\n", ends) + b"a rest"
     cut = list(blocks(io.BytesIO(text), size))
     assert b"".join(block.data for block in cut) == text
@@ -110,5 +110,5 @@ def test_blocks_are_whole_lines_whatever_is_read_at_once(size: int, ends: bytes)
     assert [block.whole for block in cut] == [True] * (len(cut) - 1) + [False]
 
 
-def test_no_more_of_a_line_than_two_mebibytes_is_in_memory_at_once() -> None:
+def test_at_most_two_mebibytes_of_a_line_are_in_memory() -> None:
     assert max(len(block.data) for block in blocks(io.BytesIO(bytes(6 * MIB)))) <= 2 * MIB

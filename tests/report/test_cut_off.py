@@ -1,4 +1,4 @@
-"""A log cut off anywhere: what is read is what was written, or nothing; never a shorter number."""
+"""A log cut off anywhere: a value is read as written or not at all, never as a shorter number."""
 
 import io
 from collections.abc import Callable
@@ -99,7 +99,7 @@ def test_no_cut_of_a_real_log_gives_a_wrong_value(logs: Path) -> None:
             ) | numbers(cut[: cut.rfind(b"\n") + 1]), (name, cut[-60:])
 
 
-def test_a_last_line_that_is_all_there_counts(rows: Callable) -> None:
+def test_a_complete_last_line_counts(rows: Callable) -> None:
     """An excerpt pasted without its last newline: the value is as long as the others of its name."""
     assert rows(OURS.rstrip())[2]["learning_rate"] == 0.000012
     assert (
@@ -139,7 +139,7 @@ def test_a_last_number_counts_where_others_of_its_name_are_as_long(
     }
 
 
-def test_what_is_left_out_is_said(parse: Callable, tmp_path: Path) -> None:
+def test_omitted_values_are_reported(parse: Callable, tmp_path: Path) -> None:
     log = tmp_path / "x.log"
     log.write_text("Epoch[0] Train-accuracy=0.500000\nEpoch[0] Validation-accuracy=0.6410")
     done = parse(log)

@@ -1,4 +1,4 @@
-"""Any bytes at all: reading raises nothing, gives what a table can show, and does not depend on the size of a block."""
+"""Random bytes: parsing never raises, its result fits into a table and does not depend on the block size."""
 
 import io
 from pathlib import Path
@@ -93,7 +93,7 @@ def test_any_bytes_can_be_read_and_shown(log: bytes) -> None:
 
 @settings(max_examples=examples(300), deadline=None)
 @given(LOGS, st.integers(1, 40))
-def test_what_is_read_does_not_depend_on_how_much_is_read_at_once(log: bytes, size: int) -> None:
+def test_results_do_not_depend_on_the_read_size(log: bytes, size: int) -> None:
     whole = show(log)
     with mock.patch.object(reading, "blocks", lambda stream: block.blocks(stream, size)):
         assert show(log) == whole
@@ -101,7 +101,7 @@ def test_what_is_read_does_not_depend_on_how_much_is_read_at_once(log: bytes, si
 
 @settings(max_examples=examples(100), deadline=None)
 @given(st.data())
-def test_a_real_log_with_anything_in_it(logs: Path, data: st.DataObject) -> None:
+def test_a_real_log_with_random_bytes_inserted(logs: Path, data: st.DataObject) -> None:
     name = data.draw(
         st.sampled_from(
             [

@@ -1,4 +1,4 @@
-"""What MXNet's tools/parse_log.py gets wrong, and this does not."""
+"""Faults of MXNet's tools/parse_log.py that dmltrain-parse does not have."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,7 @@ def test_small_numbers(rows: Callable) -> None:
     assert read[0]["validation_accuracy"] == 0.001
 
 
-def test_small_numbers_are_seen_in_the_table(parse: Callable, tmp_path: Path) -> None:
+def test_small_numbers_are_shown_in_the_table(parse: Callable, tmp_path: Path) -> None:
     (tmp_path / "x.log").write_text(
         "Epoch[0] Train-accuracy=1.2e-05\nEpoch[0] Validation-accuracy=3e-09\nEpoch[0] Time cost=1\n"
     )
@@ -51,7 +51,7 @@ def test_more_than_one_file(parse: Callable, tmp_path: Path) -> None:
     )
 
 
-def test_a_metric_is_not_its_namesake(rows: Callable) -> None:
+def test_a_metric_whose_name_begins_like_another(rows: Callable) -> None:
     """There `Train-accuracy.*=` also takes Train-accuracy_of_something=."""
     read = rows(
         "Epoch[0] Train-accuracy_of_heads=0.9\nEpoch[0] Train-accuracy=0.5\nEpoch[0] Timeouts=7\nEpoch[0] Time cost=2\n"

@@ -1,4 +1,4 @@
-"""Pictures: really drawn, and every reason why one cannot be."""
+"""Plots: their content, and every error."""
 
 import os
 import struct
@@ -34,13 +34,13 @@ def test_a_plot_is_written(parse: Callable, log: Path, tmp_path: Path, ending: s
     assert picture.read_bytes().startswith(start)
 
 
-def test_of_all_values_the_mean_is_drawn(parse: Callable, log: Path, tmp_path: Path) -> None:
+def test_the_mean_of_all_values_is_drawn(parse: Callable, log: Path, tmp_path: Path) -> None:
     for aggregate in ("mean", "all"):
         assert parse(log, "--plot", tmp_path / f"{aggregate}.png", "--aggregate", aggregate).returncode == 0
     assert (tmp_path / "all.png").read_bytes() == (tmp_path / "mean.png").read_bytes()
 
 
-def test_what_is_drawn(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_figure_has_the_lines_of_each_run(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lines of the figure: the values, by epochs counted from 1, train and validation of a run in one colour."""
     figures = []
     monkeypatch.setattr(plot, "_write", lambda figure, path: figures.append(figure))
@@ -68,7 +68,7 @@ def test_what_is_drawn(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("epochs, marker", [(39, "o"), (40, "")])
-def test_points_are_marked_while_there_is_room(
+def test_points_are_marked_if_they_are_few(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epochs: int, marker: str
 ) -> None:
     figures = []
@@ -81,7 +81,7 @@ def test_points_are_marked_while_there_is_room(
     assert not seconds.lines and seconds.get_legend() is None, "no line says how long an epoch took"
 
 
-def test_a_picture_is_as_large_as_a_screen_shows(parse: Callable, log: Path, tmp_path: Path) -> None:
+def test_a_picture_has_1320_by_540_pixels(parse: Callable, log: Path, tmp_path: Path) -> None:
     picture = tmp_path / "out.png"
     parse(log, "--plot", picture)
     assert struct.unpack(">II", picture.read_bytes()[16:24]) == (1320, 540)

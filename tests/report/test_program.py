@@ -59,7 +59,7 @@ def test_a_folder_is_one_run(run: Path, parse: Callable) -> None:
     )
 
 
-def test_text_that_no_encoding_takes_is_shown_as_it_can_be(parse: Callable, tmp_path: Path) -> None:
+def test_records_beside_undecodable_text_are_read(parse: Callable, tmp_path: Path) -> None:
     """UTF-16 with half of a surrogate pair between its lines, and cut off within a letter."""
     log = tmp_path / "x.log"
     log.write_bytes(
@@ -80,7 +80,7 @@ def test_runs_side_by_side(run: Path, parse: Callable) -> None:
     assert lines[5] == "|  5 | - | - | - | 0.900000 | - | - | - | - | - |"
 
 
-def test_runs_of_one_name_are_told_apart(run: Path, parse: Callable) -> None:
+def test_runs_with_the_same_name_get_different_labels(run: Path, parse: Callable) -> None:
     other = run.parent / "r|21"
     other.mkdir()
     (other / "worker-0.log").write_text(worker_log(0))
@@ -125,7 +125,7 @@ def test_workers_are_in_the_order_of_their_numbers(run: Path, parse: Callable) -
         ("solver.cpp Iteration 0, Testing net (#0)\nTest net output #0: accuracy = 0.5\n", " 0"),
     ],
 )
-def test_epochs_are_counted_from_one_and_iterations_as_they_are(
+def test_epochs_are_counted_from_one_and_iterations_as_printed(
     parse: Callable, tmp_path: Path, log: str, first: str
 ) -> None:
     (tmp_path / "x.log").write_text(log)
@@ -145,7 +145,7 @@ def test_epochs_are_counted_from_one_and_iterations_as_they_are(
         ("-1234567890", "-1.23457e+09", "-1.23457e+09"),
     ],
 )
-def test_numbers_keep_to_their_column(parse: Callable, tmp_path: Path, written: str, table: str, time: str) -> None:
+def test_numbers_fit_into_their_column(parse: Callable, tmp_path: Path, written: str, table: str, time: str) -> None:
     """As MXNet's tool shows them, but those too small or too large for that."""
     log = tmp_path / "x.log"
     log.write_text(f"Epoch[0] Train-accuracy={written}\nEpoch[0] Time cost={written}\n")
@@ -256,13 +256,13 @@ def test_metric_names_before_the_log(run: Path, parse: Callable) -> None:
     assert parse("--metric-names", "accuracy", run).stdout == parse(run).stdout
 
 
-def test_an_unknown_metric_is_said(run: Path, parse: Callable) -> None:
+def test_an_unknown_metric_is_reported(run: Path, parse: Callable) -> None:
     done = parse(run, "--metric-names", "acuracy")
     assert done.returncode == 0
     assert "no log has a metric acuracy; they have accuracy, top_k_accuracy_5" in done.stderr
 
 
-def test_a_restart_in_one_log_is_said(parse: Callable, tmp_path: Path) -> None:
+def test_a_restart_in_one_log_is_reported(parse: Callable, tmp_path: Path) -> None:
     log = tmp_path / "worker-0.log"
     log.write_text(worker_log(0, epochs=2) + worker_log(0, epochs=3))
     done = parse(log, "--aggregate", "last")
@@ -365,7 +365,7 @@ def test_a_fifo_in_a_folder_is_not_waited_for(parse: Callable, run: Path) -> Non
     assert parse(run).returncode == 0
 
 
-def test_unlike_logs_in_a_folder_are_said(parse: Callable, run: Path) -> None:
+def test_logs_of_different_formats_in_a_folder_are_reported(parse: Callable, run: Path) -> None:
     assert parse(run).stderr == ""
     (run / "old.log").write_text(worker_log(2))
     done = parse(run)
@@ -373,7 +373,7 @@ def test_unlike_logs_in_a_folder_are_said(parse: Callable, run: Path) -> None:
     assert "old.log, worker-0.log, worker-1.log are treated as the workers of one run" in done.stderr
 
 
-def test_of_many_names_five_are_said(parse: Callable, tmp_path: Path) -> None:
+def test_at_most_five_names_are_listed(parse: Callable, tmp_path: Path) -> None:
     """In the order of their numbers."""
     for count, expected in (
         (5, "server-0.log, server-1.log, server-2.log, server-3.log, server-4.log"),
@@ -409,7 +409,7 @@ def test_wrong_arguments(parse: Callable, arguments: tuple[str, ...], essential:
 
 
 @pytest.mark.parametrize("shape", ["markdown", "csv", "json"])
-def test_the_reader_of_the_output_leaves(run: Path, shape: str) -> None:
+def test_a_closed_output_pipe_ends_it_quietly(run: Path, shape: str) -> None:
     """As `| head -1`: the process ends quietly, without a traceback, also where Python does not buffer."""
     (run / "worker-0.log").write_text(worker_log(0, epochs=5000))  # more than a pipe holds
     parser = subprocess.Popen(
@@ -434,7 +434,7 @@ def test_an_interrupt_ends_it_quietly(tmp_path: Path) -> None:
     parser.stderr.close()
 
 
-def test_help_says_what_is_read_and_shows_examples(parse: Callable) -> None:
+def test_help_lists_the_formats_and_shows_examples(parse: Callable) -> None:
     done = parse("--help")
     assert done.returncode == 0
     words = " ".join(done.stdout.split())
@@ -464,7 +464,7 @@ def test_exit_codes_and_streams_of_the_process(process: Callable, run: Path) -> 
     assert process(run).returncode == 0
 
 
-def test_a_terminal_that_knows_ascii_only(process: Callable, run: Path) -> None:
+def test_an_ascii_terminal(process: Callable, run: Path) -> None:
     log = run.parent / "größe\n.log"
     log.write_text(worker_log(0))
     done = process(log, run, env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"})

@@ -1,4 +1,4 @@
-"""Real logs of MXNet's users and authors, of Caffe and of Keras, against what each is known to say."""
+"""Real logs of MXNet's users and authors, of Caffe and of Keras, against their known values."""
 
 import json
 import math

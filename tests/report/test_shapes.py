@@ -1,4 +1,4 @@
-"""Shapes of logs: whatever stands around a record, and the records of other programs and ages."""
+"""Log formats: text around a record, and the records of other programs and versions."""
 
 import math
 from collections.abc import Callable
@@ -68,7 +68,7 @@ AROUND = {
 
 @pytest.mark.parametrize("name", AROUND)
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be with mark", "utf-16-le"])
-def test_whatever_stands_around(rows: Callable, name: str, encoding: str) -> None:
+def test_text_around_a_record_is_ignored(rows: Callable, name: str, encoding: str) -> None:
     text = AROUND[name]
     encoding, _, mark = encoding.partition(" with ")
     if encoding.startswith("utf-16"):
@@ -250,8 +250,8 @@ def test_keras(rows: Callable, version: str) -> None:
     ],
 )
 @pytest.mark.parametrize("before", ["", "32/32 [====] - 8s - loss: 0.8 - acc: 0.3\n"])
-def test_a_keras_bar_that_never_filled_is_no_epoch(rows: Callable, bar: str, before: str) -> None:
-    """A run that was killed in its second epoch, and another one behind it in the file; a full bar says more."""
+def test_an_incomplete_keras_progress_bar_is_not_an_epoch(rows: Callable, bar: str, before: str) -> None:
+    """A run that was killed in its second epoch, followed by another one; a full bar counts."""
     killed = f"Epoch 1/2\n32/32 [====] - 7s - loss: 0.7 - acc: 0.5\nEpoch 2/2\n{before}{bar}\nKilled\n"
     read = rows(killed)
     assert sorted(read) == ([1, 2] if before else [1])
@@ -296,7 +296,7 @@ def test_caffe_with_two_test_nets_and_new_iteration_lines(rows: Callable) -> Non
 # ---- several values, and none ---------------------------------------------------------------------------------------
 
 
-def test_workers_without_tags_and_out_of_step(rows: Callable) -> None:
+def test_workers_without_tags_at_different_epochs(rows: Callable) -> None:
     text = (
         "Epoch[1] Train-accuracy=0.4\nEpoch[0] Train-accuracy=0.1\nEpoch[1] Train-accuracy=0.6\n"
         "Epoch[0] Train-accuracy=0.3\nEpoch[0] Time cost=5\n"
@@ -307,7 +307,7 @@ def test_workers_without_tags_and_out_of_step(rows: Callable) -> None:
     assert [row["seconds"] for row in rows(text, "all").values()] == [[5], []]
 
 
-def test_last_batch_line_stands_in_for_an_epoch_without_training_metric(rows: Callable) -> None:
+def test_the_last_batch_line_replaces_a_missing_training_metric(rows: Callable) -> None:
     text = (
         "Epoch[0] Batch [50]\tSpeed: 9.5 samples/sec\tTrain-accuracy=0.1\n"
         "Epoch[0] Batch [100]\tSpeed: 9.5 samples/sec\tTrain-accuracy=0.2\tTrain-top_k_accuracy_5=0.7\n"
@@ -324,7 +324,7 @@ def test_a_batch_line_with_a_metric_is_found_before_long_ones_without(rows: Call
     assert rows(text)[0]["train_accuracy"] == 0.25
 
 
-def test_batch_lines_stand_in_only_for_what_is_not_printed_per_epoch(rows: Callable) -> None:
+def test_batch_lines_replace_only_metrics_that_are_not_printed_per_epoch(rows: Callable) -> None:
     text = (
         "Epoch[0] Batch [50]\tSpeed: 9.5 samples/sec\taccuracy=0.1\trmse=0.9\tlr=0.5\n"
         "Epoch[0] Train-rmse=0.7\nEpoch[1] Train-accuracy=0.3\n"
@@ -334,7 +334,7 @@ def test_batch_lines_stand_in_only_for_what_is_not_printed_per_epoch(rows: Calla
 
 
 @pytest.mark.parametrize("epochs", [3, 40])  # few and many epochs in a block are searched in two ways
-def test_last_batch_lines_of_workers_out_of_step(rows: Callable, epochs: int) -> None:
+def test_last_batch_lines_of_workers_at_different_epochs(rows: Callable, epochs: int) -> None:
     lines = [
         f"Node[{worker}] Epoch[{epoch}] Batch [{batch}]\tSpeed: 9.5 samples/sec\taccuracy={epoch}.{batch}{worker}"
         for epoch in range(epochs)
@@ -370,13 +370,13 @@ def test_last_batch_lines_of_workers_out_of_step(rows: Callable, epochs: int) ->
         "solver.cpp:341] Iteration 5000, Testing net (#0)\n",
     ],
 )
-def test_what_is_no_value_gives_no_row(rows: Callable, text: str) -> None:
+def test_text_without_a_value_gives_no_row(rows: Callable, text: str) -> None:
     assert rows(text) == {}
 
 
 @pytest.mark.parametrize("digits", range(1, 8))
-def test_a_number_that_goes_on_behind_a_thousand_bytes_is_not_taken(rows: Callable, digits: int) -> None:
-    """A longer line is noise; what stands in its first thousand bytes counts, but not the half of a number."""
+def test_a_number_that_continues_after_a_thousand_bytes_is_ignored(rows: Callable, digits: int) -> None:
+    """Of a longer line only the first thousand bytes count, but not a number that is cut there."""
     values = " Train-accuracy=0.5 "
     noise = "x" * (1000 - digits - len(values) - len(" Train-loss="))
     read = rows(f"Epoch[0]{values}{noise} Train-loss=1.234567 Train-top_k_accuracy_5=0.75\n")
@@ -384,7 +384,7 @@ def test_a_number_that_goes_on_behind_a_thousand_bytes_is_not_taken(rows: Callab
 
 
 def test_two_processes_in_one_line(rows: Callable) -> None:
-    """Neither number is taken where it is not certain which is which; the rest of the line counts for its own epoch."""
+    """Neither number counts if they cannot be told apart; the rest of the line counts for its epoch."""
     read = rows(
         "INFO:root:Epoch[0] Train-accuracy=0.345INFO:root:Epoch[1] Train-accuracy=0.5\n\nEpoch[0] Time cost=1.5\n"
     )
@@ -395,7 +395,7 @@ def test_two_processes_in_one_line(rows: Callable) -> None:
 
 
 @pytest.mark.parametrize(("second", "repeated"), [(1, False), (0, True)])
-def test_a_second_worker_far_behind_the_first_is_no_restart(
+def test_a_second_worker_far_behind_the_first_is_not_a_restart(
     parse: Callable, tmp_path: Path, second: int, repeated: bool
 ) -> None:
     """Whose lines they are stands in every line, not only in the first ones of a log."""

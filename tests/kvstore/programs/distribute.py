@@ -124,9 +124,9 @@ store.barrier()
 state = optimizer.state_dict()
 assert ("servers" in state) == (store.type != "dist_sync")
 optimizer.load_state_dict(state)
-stranger = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=1.0)
+other_optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=1.0)
 for wrong, message in [
-    (lambda: torch_distributed.distribute(model.head, stranger, store), "not the model's"),
+    (lambda: torch_distributed.distribute(model.head, other_optimizer, store), "not the model's"),
     (lambda: optimizer.add_param_group({"params": []}), "before dmltrain.distribute"),
 ]:
     try:

@@ -15,7 +15,7 @@ for clock in range(1, 8):
     if store.rank == 1:
         time.sleep(0.1)  # worker 0 has pushed the next round meanwhile
     assert (result == 2 * clock).all(), result
-for clock in (8, 9, 10):  # nobody asks for 8 and 9
+for clock in (8, 9, 10):  # no worker pulls 8 and 9
     store.push("a", np.full(300_000, clock, np.float32))
 out = np.zeros(300_000, np.float32)
 store.pull("a", out)
