@@ -55,14 +55,14 @@ class RunningJob:
                 pytest.fail(f"still running after {seconds} s:\n{self.outputs()}")
         return {name: process.returncode for name, process in self.processes.items()}
 
-    def wait_for_line(self, name: str, text: str, seconds: float = 60.0) -> None:
+    def wait_for_line(self, name: str, text: str, seconds: float = 120.0) -> None:
         deadline = time.monotonic() + seconds
         while text not in self.output(name):
             if time.monotonic() > deadline or self.processes[name].poll() is not None:
                 pytest.fail(f"{name} never printed {text!r}:\n{self.outputs()}")
             time.sleep(0.02)
 
-    def succeed(self, seconds: float = 60.0) -> None:
+    def succeed(self, seconds: float = 120.0) -> None:
         codes = self.wait(seconds)
         assert set(codes.values()) == {0}, self.outputs()
 

@@ -27,7 +27,7 @@ def test_a_finished_worker_does_not_wait_for_a_lost_one(start_job, how):
 
 def test_the_exit_code_of_a_worker_ends_the_job(start_job):
     job = start_job(PROGRAM, "wrong", "exit")
-    codes = job.wait(30)
+    codes = job.wait()
     assert codes.pop("worker-0") == 7
     assert set(codes.values()) == {JobLost.exit_code}
     assert "ended with exit code 7" in job.output("worker-1")

@@ -70,5 +70,7 @@ def test_a_restarted_rank_0_changes_no_weights(start_job):
 def test_the_wait_for_a_worker_that_never_pushes_has_a_deadline(start_job):
     """ps-lite itself has no deadline."""
     job = start_job(PROGRAM, "wrong", "uneven", env={"DMLTRAIN_WAIT_TIMEOUT": "3"})
+    for worker in ("worker-0", "worker-1"):
+        job.wait_for_line(worker, "opened")
     assert set(job.wait(30).values()) == {LOST}
     assert "worker 0 on" in job.output("worker-1") and "another worker does not push it" in job.output("worker-1")

@@ -48,7 +48,7 @@ def run(*command):
 def results(start_job, place, compression, steps="", **env):
     """The output of worker 0, and the bytes that each worker has sent to other hosts."""
     job = start_job("relay.py", compression, -1, steps, workers=4, servers=2, place=place, env=env)
-    job.succeed(120.0)
+    job.succeed()
     found = [job.results(worker)[-1] for worker in range(4)]
     assert len({each["digest"] for each in found}) == 1, "all workers get the same"
     return found[0], [each["sent"] for each in found]
@@ -73,7 +73,7 @@ def test_residuals_belong_to_the_host(start_job, two_hosts):
 @pytest.mark.parametrize("early", [1, 3])
 def test_a_worker_that_finishes_early_is_named(start_job, two_hosts, early):
     job = start_job("relay.py", "none", early, "", workers=4, servers=2, place=two_hosts)
-    codes = job.wait(30.0)
+    codes = job.wait()
     assert [codes[f"worker-{worker}"] for worker in range(4) if worker != early] == [75] * 3, job.outputs()
     for worker in range(4):
         if worker != early:
