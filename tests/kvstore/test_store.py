@@ -6,8 +6,11 @@ import time
 import numpy as np
 import pytest
 
+from dmltrain.env import Environment
 from dmltrain.errors import JobLost, UserError
 from dmltrain.kvstore.base import READ
+from dmltrain.kvstore.server.process import ServerProcess
+from dmltrain.kvstore.transport.wire import Header, Kind
 from tests.kvstore.whole_job import WholeJob
 
 LARGE = 200_000  # elements; cut into slices on both servers
@@ -385,3 +388,43 @@ def test_without_sums_of_the_host_each_sends_its_own(start, options):
     for rank, store in enumerate(job.stores):
         assert store._routes.host is None and store._routes.relay is None
         assert [store._routes.keeps(number) for number in range(2)] == [(rank,)] * 2
+
+
+# -- servers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("far", [0, 1])
+def test_who_is_waited_for_too_long_is_named(start, far):
+    job = start(servers=1, far=far, wait_seconds=1.0)
+    job.all(lambda store: store.init("w", np.zeros(4, np.float32)))
+    with pytest.raises(JobLost, match=r"has waited \d s for worker 1 \(DMLTRAIN_WAIT_TIMEOUT\)"):
+        job.at_once(lambda store: store.pushpull("w", np.ones(4, np.float32)), 0).result(9.0)
+
+
+def test_what_no_server_knows_is_refused_by_name(start):
+    job = start(servers=1, workers=1)
+    (store,) = job.stores
+    asked = store._routes.servers[0].request(Header(Kind.DONE).pack(), 10.0)
+    with pytest.raises(JobLost, match=f"frame kind {int(Kind.DONE)} from a worker"):
+        asked.wait()
+
+
+def test_an_address_that_is_not_this_hosts_is_said():
+    with pytest.raises(UserError, match="cannot listen on DMLC_NODE_HOST=192.0.2.1: .*; give an address of this host"):
+        ServerProcess(Environment(role="server", num_servers=1, node_host="192.0.2.1"), None)
+
+
+@pytest.mark.parametrize("transport, shares", [("tcp", False), ("auto", True), ("shm", True)])
+def test_servers_share_memory_unless_told_otherwise(start, transport, shares):
+    job = start(transport=transport)
+    for store in job.stores:
+        assert [each.link.own_arena is not None for each in store._routes.servers] == [shares] * 2
+        assert [bool(each.socket_name) for each in store.start.servers] == [shares] * 2
+
+
+def test_a_server_of_a_job_that_never_starts_says_so(start):
+    job = start(start_seconds=0.5, each={1: {"job": "another job"}})
+    with pytest.raises(JobLost):
+        job.starting[1].result(10.0)
+    reasons = job.ended()
+    assert all("worker 1" in reason for reason in reasons), reasons

@@ -224,8 +224,8 @@ def test_sums_are_of_any_size_and_each_is_declared_once(job):
 @pytest.mark.parametrize(
     "array, said",
     [
-        (np.zeros(3, np.float32), "declared with 4 elements of float32; this array has 3 of float32"),
-        (np.zeros(4, np.float64), "declared with 4 elements of float32; this array has 4 of float64"),
+        (np.zeros(3, np.float32), "key 'w' was declared with 4 elements of float32; this array has 3 of float32"),
+        (np.zeros(4, np.float64), "key 'w' was declared with 4 elements of float32; this array has 4 of float64"),
         (SimpleNamespace(device=SimpleNamespace(type="cuda")), "pull of key 'w' needs CPU memory"),
     ],
 )
