@@ -162,24 +162,24 @@ def test_a_launcher_that_reads_no_more_is_lost_and_nothing_more_is_kept_for_it()
     bench.channel.watch_output()
     os.close(bench.from_agent)
     bench.channel.write()
-    assert bench.channel.lost == "the launcher reads no more (Broken pipe)"
+    assert bench.channel.lost == "the launcher closed the channel (Broken pipe)"
     assert not bench.channel.backlog and not watched(bench)
     bench.channel.send(Alive("here"))
     assert not bench.channel.backlog
     bench.channel.lose("another reason")
-    assert bench.channel.lost == "the launcher reads no more (Broken pipe)", "the first reason stays"
+    assert bench.channel.lost == "the launcher closed the channel (Broken pipe)", "the first reason stays"
     bench.from_agent = os.dup(bench.stdin)
     bench.close()
 
 
 def test_silence_counts_from_the_last_byte(bench):
-    heard = bench.channel.heard
+    heard = bench.channel.received_at
     assert bench.channel.deadline == heard + SILENCE_SECONDS
     bench.channel.read()
-    assert bench.channel.heard == heard and not bench.channel.lost, "nothing has come"
+    assert bench.channel.received_at == heard and not bench.channel.lost, "nothing has come"
     os.write(bench.to_agent, b"x")
     bench.channel.read()
-    assert bench.channel.heard > heard and bench.channel.incoming.data == b"x"
+    assert bench.channel.received_at > heard and bench.channel.incoming.data == b"x"
     bench.channel.check_silence(bench.channel.deadline - 0.001)
     assert not bench.channel.lost
     bench.channel.check_silence(bench.channel.deadline)

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from launch import LaunchError
@@ -31,11 +32,12 @@ DEADLINE = 30.0  # s; for what takes a fraction of a second on an idle machine
 FIVE_MB = bytes(range(256)) * (5_000_000 // 256)
 
 
-def wait_for(condition, what: str) -> None:
+def wait_for(condition, what: str):
     end = time.monotonic() + DEADLINE
-    while not condition():
+    while not (found := condition()):
         assert time.monotonic() < end, f"not within {DEADLINE} s: {what}"
         time.sleep(0.01)
+    return found
 
 
 class Desk:
@@ -281,6 +283,57 @@ def test_a_connection_that_ends_while_output_waits(desk):
     assert desk.bridges[0].wait(DEADLINE) == 0
 
 
+def is_connected(pid: int) -> bool:
+    return bool(psutil.Process(pid).net_connections("tcp"))
+
+
+def test_what_a_command_has_not_taken_when_the_connection_ends_is_dropped(desk, tmp_path):
+    """It ends with its launcher: it needs nothing more of it."""
+    sent = 3 * bridge.READ_BYTES
+    waits = f"echo up; while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; wc -c > {tmp_path}/counted"
+    channel = desk.channel(waits, bytes(sent))
+    assert channel.read(DEADLINE) == b"up\n"
+    desk.caller.stream.abort()
+    wait_for(lambda: not is_connected(desk.caller.pid), "the bridge's end of the connection")
+    (tmp_path / "go").touch()
+    assert desk.bridges[0].wait(DEADLINE) == 0
+    assert int((tmp_path / "counted").read_text()) < sent
+    channel.close()
+
+
+def test_what_a_command_does_not_read_any_more_is_dropped_without_work(desk, tmp_path):
+    waits = f"exec <&-; echo closed; while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; echo done"
+    channel = desk.channel(waits)
+    assert channel.read(DEADLINE) == b"closed\n"
+    for _ in range(8):
+        channel.write(bytes(bridge.BACKLOG_BYTES))
+    bridged = psutil.Process(desk.caller.pid)
+    before = sum(bridged.cpu_times()[:2])
+    time.sleep(1.0)  # in which a bridge that tries again and again takes a whole core
+    assert sum(bridged.cpu_times()[:2]) - before < 0.3
+    (tmp_path / "go").touch()
+    assert read_all(channel) == b"done\n"
+    assert channel.close() == "exited with 0"
+
+
+def test_output_that_nobody_reads_is_left_in_the_commands_pipe(desk):
+    """The bridge keeps a limited backlog, whatever a command prints."""
+    channel = desk.channel("exec yes")
+    bridged = psutil.Process(desk.caller.pid)
+    (command,) = wait_for(bridged.children, "its command")
+    written = -1
+    while written != (written := command.io_counters().write_chars) or command.status() != psutil.STATUS_SLEEPING:
+        time.sleep(0.1)  # it prints on
+    before = sum(bridged.cpu_times()[:2])
+    time.sleep(0.5)
+    assert sum(bridged.cpu_times()[:2]) - before < 0.2, "and waits for the launcher without work"
+    assert channel.read(DEADLINE).startswith(b"y\ny\n")
+    wait_for(lambda: channel.read(DEADLINE) and command.io_counters().write_chars > written, "more of it")
+    desk.caller.stream.abort()
+    command.kill()
+    channel.close()
+
+
 def test_a_bridge_that_was_never_asked_for_anything_ends_with_its_connection(desk):
     started = desk.start()
     desk.came.get(timeout=DEADLINE).stream.close()
@@ -419,6 +472,20 @@ def test_a_bridge_tries_every_address(desk):
     channel = desk.channel("echo hello", addresses=["127.0.0.9", "::1", "127.0.0.1"])  # one listens at the last only
     assert read_all(channel) == b"hello\n"
     channel.close()
+
+
+def test_an_address_that_does_not_answer_holds_up_no_other(desk):
+    with contextlib.ExitStack() as opened:
+        silent = opened.enter_context(socket.socket())
+        silent.bind(("127.0.0.9", desk.reception.port))
+        silent.listen(0)
+        for _ in range(3):  # fill the queue of connections that nobody accepts: further ones get no answer
+            waiting = opened.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(silent.getsockname())
+        channel = desk.channel("echo hello", addresses=["127.0.0.9", "127.0.0.1"], seconds=DEADLINE)
+        assert read_all(channel) == b"hello\n"
+        channel.close()
 
 
 def test_a_bridge_that_reaches_no_launcher_reports_what_it_tried(desk):

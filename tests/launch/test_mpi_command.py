@@ -115,6 +115,11 @@ def test_the_mpi_is_recognized_by_its_version(tmp_path, says, expected):
     assert kind(program(tmp_path / "mpirun", f"echo '{says}'")) == expected
 
 
+def test_a_version_that_is_no_text_or_comes_by_standard_error_counts_too(tmp_path):
+    assert kind(program(tmp_path / "mpirun", "printf '\\377 Open MPI'")) == OPEN_MPI
+    assert kind(program(tmp_path / "mpirun", "echo HYDRA >&2; exit 1")) == MPICH
+
+
 def test_an_mpirun_of_another_kind(tmp_path):
     with pytest.raises(LaunchError, match="'LAM 7.1': expected Open MPI or MPICH"):
         kind(program(tmp_path / "mpirun", "echo LAM 7.1"))

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import pytest
 
 from launch.agent.outcome import NO_ROUTE, REFUSED, SILENT, TIMED_OUT, UNAUTHENTICATED
-from launch.agent.reach import SECONDS, Reach, words
+from launch.agent.reach import SECONDS, Reach, error_text
 from tests.launch.conftest import DEADLINE, ROOT
 
 TOKEN = "train-0123"
@@ -171,12 +171,12 @@ def test_after_close_nobody_listens_and_no_connection_stays(agents):
 
 
 def test_an_error_that_has_no_word_is_called_as_the_system_calls_it():
-    assert words(errno.EMFILE) == os.strerror(errno.EMFILE)
-    assert words(errno.EPERM) == words(errno.EACCES) == "forbidden by a firewall here"
-    assert words(errno.EPIPE) == words(errno.ECONNRESET) == UNAUTHENTICATED
-    assert words(errno.EHOSTUNREACH) == words(errno.ENETUNREACH) == words(errno.EADDRNOTAVAIL) == NO_ROUTE
-    assert words(errno.ETIMEDOUT) == TIMED_OUT
-    assert words(None) == os.strerror(0)
+    assert error_text(errno.EMFILE) == os.strerror(errno.EMFILE)
+    assert error_text(errno.EPERM) == error_text(errno.EACCES) == "forbidden by a firewall here"
+    assert error_text(errno.EPIPE) == error_text(errno.ECONNRESET) == UNAUTHENTICATED
+    assert {error_text(each) for each in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL)} == {NO_ROUTE}
+    assert error_text(errno.ETIMEDOUT) == TIMED_OUT
+    assert error_text(None) == os.strerror(0)
 
 
 def test_an_address_of_another_machine_cannot_be_listened_at():

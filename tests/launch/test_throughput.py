@@ -16,7 +16,7 @@ import pytest
 from launch.agent.commands import Measure
 from launch.agent.events import Bound, Measured, Probed, Reached, Ready
 from launch.agent.outcome import NO_ROUTE, REFUSED, SILENT, UNAUTHENTICATED
-from launch.agent.reach import WORD_BYTES, word
+from launch.agent.reach import PROOF_BYTES, proof
 from launch.agent.throughput import BYTES, CHUNK, SAMPLES, STREAMS, Throughput, rate
 from launch.job.host import Host
 from launch.job.job import Job
@@ -85,8 +85,8 @@ class Peer:
     def _serve(self) -> None:
         streams = [self.listener.accept()[0] for _ in range(STREAMS)]
         for stream in streams:
-            assert stream.recv(WORD_BYTES, socket.MSG_WAITALL) == word("token", "<", self.name)
-            stream.sendall(word("token", ">", self.name))
+            assert stream.recv(PROOF_BYTES, socket.MSG_WAITALL) == proof("token", "<", self.name)
+            stream.sendall(proof("token", ">", self.name))
         for stream, end in zip(streams, self.ends, strict=True):
             while data := stream.recv(1 << 20):
                 self.got += len(data)
@@ -128,7 +128,7 @@ def test_a_peer_that_breaks_the_connection_is_reported(agents):
 
 
 def test_a_caller_that_says_nothing_is_dropped_at_the_deadline():
-    hasty = Throughput("127.0.0.4", "token", "hasty", longest=0.2)
+    hasty = Throughput("127.0.0.4", "token", "hasty", limit=0.2)
     with contextlib.closing(hasty), socket.create_connection(hasty.listener.getsockname()) as mute:
         assert hasty.deadline == float("inf"), "before anybody has called"
         end = time.monotonic() + DEADLINE
