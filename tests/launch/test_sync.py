@@ -576,7 +576,7 @@ def test_entries_without_a_destination_are_refused():
     agent.write(message(do="entries", entries=[[0, "file", "x", 0o644, 0, 3, NO_HASH]], last=True))
     assert agent.last("refused") == {
         "event": "refused",
-        "message": "the launcher sends h1 what to copy, but not where to",
+        "message": "the launcher sent h1 entries to copy before the folder to copy to",
         "code": 125,
     }
 
@@ -787,7 +787,7 @@ def test_no_room_for_names_is_refused_before_anything_is_written(tmp_path, small
     subprocess.run(["mount", "-o", "remount,nr_inodes=4", small], check=True)
     rows = [[number, "file", f"f{number}", 0o644, 0, 0, NO_HASH] for number in range(4)]
     said = answer(small, rows)  # one of the four is the folder's own
-    assert said["event"] == "refused" and "4 new files (inodes) needed, 3 free; make room there" in said["message"]
+    assert said["event"] == "refused" and "4 new files (inodes) needed, 3 free; free some there" in said["message"]
     assert answer(small, rows[:3])["event"] == "wanted"
 
 
