@@ -260,6 +260,8 @@ def test_only_the_end_of_what_a_broken_python_prints_is_shown(tmp_path):
     talks = executable(tmp_path / "python", "#!/bin/sh\nprintf '%0400d' 7; echo; echo\n")
     found = look(workdir=str(tmp_path), python=talks)["inspection"]
     assert found == {"error": f"{talks} did not answer: {'0' * 299}7"}
+    odd = executable(tmp_path / "odd", "#!/bin/sh\nprintf '\\377'\n")
+    assert look(workdir=str(tmp_path), python=odd)["inspection"] == {"error": f"{odd} did not answer: \ufffd"}
     mute = executable(tmp_path / "mute", "#!/bin/sh\nexit 0\n")
     assert look(workdir=str(tmp_path), python=mute)["inspection"]["error"].endswith(
         "did not answer: it printed nothing"
