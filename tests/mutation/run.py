@@ -97,6 +97,7 @@ class Session:
         self._limits: dict[tuple[str, ...], float] = {}
         self._lock = threading.Lock()
         self._stopped = threading.Event()
+        self.stopped_by = 0  # the signal that did
         self.results: list[tuple[Candidate, str]] = []
 
     def run(self) -> None:
@@ -106,21 +107,23 @@ class Session:
             threads = [threading.Thread(target=self._work, args=(copy,)) for copy in copies]
             for thread in threads:
                 thread.start()
-            try:
-                for thread in threads:
-                    thread.join()
-            finally:  # also when it is interrupted
-                self._stopped.set()
-                for thread in threads:
-                    thread.join()
-                trial.unmount(Path(folder))
+            for thread in threads:
+                thread.join()
+            trial.unmount(Path(folder))
+
+    def stop(self, number: int, frame: object) -> None:
+        """Handle a signal: end the trials that run, and begin no more. `run` then removes the copies, and returns."""
+        self.stopped_by = number
+        self._stopped.set()
 
     def _measure(self, copy: Path) -> None:
         """How long each choice of tests takes without a mutant. Raises SystemExit where they fail then already."""
         for tests in dict.fromkeys(each.tests for each in self._left):
             if not tests:
                 raise SystemExit("no tests are near; name some with --tests")
-            outcome, printed, took = trial.run(copy, list(tests), 600.0)
+            outcome, printed, took = trial.run(copy, list(tests), 600.0, self._stopped)
+            if self._stopped.is_set():
+                return
             if outcome != "passed":
                 raise SystemExit(f"without any mutant, {' '.join(tests)}: {outcome}\n{printed}")
             self._limits[tests] = 15.0 + 4.0 * took
@@ -214,9 +217,12 @@ def main() -> None:
         return print("nothing to mutate")
     if IN_NAMESPACE not in os.environ:
         sys.exit(in_a_namespace())
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and take the copies away
     session = Session(chosen, arguments.jobs)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, session.stop)
     session.run()
+    if session.stopped_by:
+        sys.exit(128 + session.stopped_by)
     print(f"\n{len(chosen)} of {everything} mutants, seed {arguments.seed}\n\n{table(session.results)}")
     noticed = sum(outcome in NOTICED for _, outcome in session.results)
     sys.exit(100 * noticed / len(chosen) < arguments.at_least)

@@ -6,6 +6,7 @@ The process is forked from one that has imported what takes long, and nothing of
 from __future__ import annotations
 
 import compileall
+import contextlib
 import multiprocessing
 import os
 import py_compile
@@ -86,12 +87,17 @@ def _end(process: multiprocessing.process.BaseProcess, folder: Path) -> None:
     except ProcessLookupError:
         process.kill()
     process.join()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and entry.name != str(os.getpid()) and _is_at_home(entry, folder):
-            os.kill(int(entry.name), signal.SIGKILL)
+    while guests := [entry for entry in Path("/proc").glob("[0-9]*") if _is_at_home(entry, folder)]:
+        for entry in guests:  # again, until they are gone: one that is about to end may yet write, or start another
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(entry.name), signal.SIGKILL)
+        time.sleep(0.01)
 
 
 def _is_at_home(entry: Path, folder: Path) -> bool:
+    """Whether a process, by its entry in /proc, has its working directory in `folder`; never this one."""
+    if entry.name == str(os.getpid()):
+        return False
     try:
         return Path(os.readlink(entry / "cwd")).is_relative_to(folder)
     except OSError:  # it has ended, or is another user's
