@@ -95,12 +95,13 @@ def test_the_pth_takes_less_than_a_millisecond_of_pythons_start():
 
 
 def test_help_is_fast():
-    """The best of several, because other processes use this machine too."""
+    """By its processor time, because other processes use this machine too."""
     seconds = []
-    while len(seconds) < 20 and min(seconds, default=HELP_SECONDS) >= HELP_SECONDS:
-        began = time.perf_counter()
+    while len(seconds) < 5 and min(seconds, default=HELP_SECONDS) >= HELP_SECONDS:
+        before = os.times()
         done = subprocess.run([sys.executable, "-m", "launch.cli", "--help"], cwd=ROOT, capture_output=True, text=True)
-        seconds.append(time.perf_counter() - began)
+        after = os.times()
+        seconds.append(after.children_user + after.children_system - before.children_user - before.children_system)
         assert done.returncode == 0 and "--num-workers" in done.stdout
     assert min(seconds) < HELP_SECONDS, seconds
 
