@@ -98,7 +98,13 @@ def table(*arguments, cwd) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("kind", [pytest.param("dist_sync", marks=pytest.mark.quick), "dist_async"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("dist_sync", marks=pytest.mark.quick),
+        pytest.param("dist_async", marks=pytest.mark.thorough),
+    ],
+)
 def test_launch_train_and_read_the_tables(launched, tmp_path, kind):
     job = launched(
         "-n",

@@ -404,7 +404,7 @@ def test_workers_with_unequal_and_empty_parts_make_the_steps_of_one_process(tmp_
         assert difference < 1e-5, name
 
 
-@pytest.mark.parametrize("on_servers", [1, 0])
+@pytest.mark.parametrize("on_servers", [1, pytest.param(0, marks=pytest.mark.thorough)])
 def test_workers_of_mxnet_make_the_steps_of_one_process_and_resume(tmp_path, run, on_servers):
     """257 samples over 2 workers and batches of 32: in the last step worker 0 has one sample, worker 1 none."""
     installed("mxnet")
@@ -472,8 +472,8 @@ def test_mxnets_other_kvstores_learn(tmp_path, words, least):
     "words",
     [
         ["--kv-store", "dist_async"],
-        ["--kv-store", "dist_ssp", "--staleness", "1"],
-        ["--kv-store", "dist_sync", "--update-on-kvstore", "1"],
+        pytest.param(["--kv-store", "dist_ssp", "--staleness", "1"], marks=pytest.mark.thorough),
+        pytest.param(["--kv-store", "dist_sync", "--update-on-kvstore", "1"], marks=pytest.mark.thorough),
     ],
     ids=" ".join,
 )

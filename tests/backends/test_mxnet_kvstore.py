@@ -28,7 +28,10 @@ def same_everywhere(found, expected):
         assert step == [[pytest.approx(value, rel=1e-5)] * 2] * 2
 
 
-@pytest.mark.parametrize(("where", "compression"), [("servers", ""), ("workers", "2bit"), ("servers", "2bit")])
+@pytest.mark.parametrize(
+    ("where", "compression"),
+    [("servers", ""), ("servers", "2bit"), pytest.param("workers", "2bit", marks=pytest.mark.thorough)],
+)
 def test_synchronous_steps_with_a_learning_rate_that_changes(start_job, where, compression):
     job = start_job(PROGRAM, "steps", "dist_sync", where, compression, servers=2)
     job.succeed()
@@ -75,8 +78,8 @@ def test_optimizer_states_on_the_servers_are_saved_and_loaded(start_job, tmp_pat
     [
         ("no-optimizer", "call set_optimizer first"),
         ("custom-optimizer", "Mine cannot run on the servers, which have sgd"),
-        ("different-shapes", "all workers must train the same model"),
-        ("compression-after-init", "must be set before init"),
+        pytest.param("different-shapes", "all workers must train the same model", marks=pytest.mark.thorough),
+        pytest.param("compression-after-init", "must be set before init", marks=pytest.mark.thorough),
         ("shape", "declared with shape (3, 4), but this array has (4, 3)"),
         ("dtype", "takes float32, but this value is float64"),
     ],

@@ -10,6 +10,7 @@ from tests.benchmarks.as_a_user import run
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
 
+@pytest.mark.thorough
 def test_a_run_is_made_once_and_compared(tmp_path):
     words = ["--gc-type", "int8", "--seeds", "1", "--epochs", "1", "--num-examples", "128"]
     done = run("accuracy.py", "--log-dir", str(tmp_path), *words, "--format", "json", timeout=200)

@@ -8,6 +8,7 @@ import pytest
 from tests.benchmarks.as_a_user import run
 
 
+@pytest.mark.thorough
 def test_both_backends_have_their_figures(tmp_path):
     for framework in ("torch", "mxnet"):
         if importlib.util.find_spec(framework) is None:

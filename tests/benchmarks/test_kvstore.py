@@ -20,6 +20,7 @@ def workload():
     return benchmark_module("contest.workload")
 
 
+@pytest.mark.thorough
 def test_json_has_the_ratios_and_every_system():
     done = run("kvstore.py", "--format", "json", *TINY, timeout=600)
     assert done.returncode == 0, done.stderr

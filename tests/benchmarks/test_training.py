@@ -30,6 +30,7 @@ def _by_shape(parameters):
     return sorted(parameters, key=lambda parameter: tuple(parameter.shape))
 
 
+@pytest.mark.thorough
 def test_it_runs(tmp_path):
     done = run(
         "training.py",

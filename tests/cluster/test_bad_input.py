@@ -30,7 +30,7 @@ PATIENCE = 4  # s, of --connect-timeout where a host keeps silent and others nee
 GONE_SECONDS = 3.0  # for the machine to take away what was killed; far less than an ssh waits for a silent host
 PROGRAM = "import os\nopen('ran-' + os.uname().nodename, 'w').close()\n"
 ALL = ("-n", 3, "-s", 0, "--hosts", "h1,h2,h3")
-CHANNELS = ("paramiko", "system")
+CHANNELS = ("paramiko", pytest.param("system", marks=pytest.mark.thorough))
 
 
 class Bad(Front):

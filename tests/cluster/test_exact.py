@@ -31,7 +31,10 @@ TRAINING = [
 ]
 
 
-def train(testbed: Testbed, folder: Path, name: str, data: Path, samples: int) -> dict:
+SAMPLES = 10_000
+
+
+def train(testbed: Testbed, folder: Path, name: str, data: Path) -> dict:
     """The checkpoint of the job that is started this way."""
     torch = pytest.importorskip("torch")
     folder.mkdir()
@@ -44,7 +47,7 @@ def train(testbed: Testbed, folder: Path, name: str, data: Path, samples: int) -
         "--model-prefix",
         "model",
         "--num-examples",
-        samples,
+        SAMPLES,
         *TRAINING,
     ]
     launched = front.start(*options, *program)
@@ -53,7 +56,7 @@ def train(testbed: Testbed, folder: Path, name: str, data: Path, samples: int) -
     hosts = {row["host"] for row in launched.record["processes"]}
     assert hosts == ({"localhost"} if name == "local" else {"h1", "h2", "h3", "h4", "h5"})
     log = launched.log("worker-0")
-    assert f"{samples} training" in log and f"{WORKERS} workers, dist_sync" in log
+    assert f"{SAMPLES} training" in log and f"{WORKERS} workers, dist_sync" in log
     return torch.load(folder / "model-0001.pt", weights_only=True)
 
 
@@ -73,16 +76,14 @@ def data(real_data: Path) -> Path:
     return real_data / "cifar10"
 
 
-@pytest.mark.parametrize("samples", [2_000, pytest.param(10_000, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
 @pytest.mark.timeout(800)
-def test_hosts_and_mpirun_train_the_same_weights_as_one_machine(
-    testbed: Testbed, tmp_path: Path, data: Path, samples: int
-):
+def test_hosts_and_mpirun_train_the_same_weights_as_one_machine(testbed: Testbed, tmp_path: Path, data: Path):
     import torch
 
     ways = ["local", "ssh", "open-mpi"]
     way("open-mpi", HOSTS)  # skips before anything takes long
-    found = {name: tensors(train(testbed, tmp_path / name, name, data, samples)) for name in ways}
+    found = {name: tensors(train(testbed, tmp_path / name, name, data)) for name in ways}
     expected = found["local"]
     weights = [each for each in expected.values() if isinstance(each, torch.Tensor)]
     assert sum(each.numel() for each in weights if each.is_floating_point()) >= 78_109  # resnet-8's parameters

@@ -41,7 +41,8 @@ def test_a_host_sees_its_own_processes_only(testbed: Testbed):
     assert "sleep 1001" in output(testbed, "h1", *commands)
     assert "sleep 1001" not in output(testbed, "h2", *commands)
     assert output(testbed, "h2", "cat", "/proc/1/cmdline") == "sleep\0infinity\0"
-    assert (sleeping.argv, sleeping.state) == (("sleep", "1001"), "S")
+    assert sleeping.argv == ("sleep", "1001")
+    wait_for(lambda: [each for each in with_argv(testbed, "h1", "sleep", "1001") if each.state == "S"], "it sleeps")
     assert sleeping.inner < sleeping.pid and Path(f"/proc/{sleeping.pid}").exists()
 
 

@@ -4,7 +4,12 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    "kind, when", [("dist_sync", "at once"), ("dist_async", "at once"), ("dist_async", "deferred")]
+    "kind, when",
+    [
+        ("dist_sync", "at once"),
+        pytest.param("dist_async", "at once", marks=pytest.mark.thorough),
+        ("dist_async", "deferred"),
+    ],
 )
 def test_typical_uses(start_job, kind, when):
     job = start_job("distribute.py", kind, when, workers=2, servers=2)

@@ -8,7 +8,7 @@ import pytest
 STATES = Path(__file__).parents[1] / "golden" / "server-states"
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam"])
+@pytest.mark.parametrize("name", ["sgd", pytest.param("adam", marks=pytest.mark.thorough)])
 def test_states_of_0_4_are_continued_bit_exactly(start_job, tmp_path, name):
     result = tmp_path / "after.npz"
     start_job("golden_states.py", STATES, name, result, workers=1, servers=2).succeed()

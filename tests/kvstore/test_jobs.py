@@ -19,7 +19,7 @@ def test_push_and_pull_as_mxnet_users_expect(start_job, workers, servers):
     assert "all as expected" in job.output("worker-0")
 
 
-@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.thorough), 4])
+@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.thorough)])
 def test_training_is_exact(start_job, tmp_path, workers):
     """dist_sync with n workers and s servers: bit-identical over s and arrival order, and one process's result within
     1e-5. Every second job pauses at random before its pushes, so that the order of arrival differs."""
@@ -47,7 +47,7 @@ def test_steps_on_the_server_equal_those_on_the_worker(start_job, tmp_path):
     assert np.linalg.norm(sync - server) / np.linalg.norm(sync) < 1e-6
 
 
-@pytest.mark.parametrize("kind", ["dist_async", "dist_ssp"])
+@pytest.mark.parametrize("kind", ["dist_async", pytest.param("dist_ssp", marks=pytest.mark.thorough)])
 def test_two_asynchronous_workers(start_job, tmp_path, kind):
     start_job("train_mlp.py", kind, 1, tmp_path / "w.npy", workers=2, servers=2).succeed()
     assert np.isfinite(np.load(tmp_path / "w.npy")).all()

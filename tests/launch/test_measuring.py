@@ -120,6 +120,7 @@ def test_an_impatient_user_leaves_nothing_behind(launcher):
     wait_for(lambda: not carriers(f"TMPDIR={launcher.folder / 'tmp'}"), "the end of all processes")
 
 
+@pytest.mark.thorough
 def test_a_training_program_of_dmltrain(launcher):
     text = check(
         launcher,
