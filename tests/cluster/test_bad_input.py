@@ -444,7 +444,7 @@ def test_a_wrong_clock_and_unlike_versions_are_warnings(bad: Bad):
 def test_a_working_directory_that_a_host_lacks_is_named(bad: Bad):
     bad.file("hosts", "h1\nh2 workdir=/data/none\nh3\nh4 workdir=/data/no\n")
     words = [
-        f"{host}: the working directory {path} does not exist; copy it there with --sync-dst-dir DIR, or name "
+        f"{host}: the working directory {path} does not exist; copy it there with --sync-dst-dir DIR, or set "
         "another with workdir="
         for host, path in (("h2", "/data/none"), ("h4", "/data/no"))
     ]
@@ -534,7 +534,7 @@ def test_missing_gpus_are_reported(bad: Bad):
 
 
 def test_two_names_of_one_machine_are_reported(bad: Bad):
-    words = ["h1 and 10.99.0.1 have the same address, 10.99.0.1/24 on eth0", "listed once, with slots="]
+    words = ["h1 and 10.99.0.1 have the same address, 10.99.0.1/24 on eth0", "list one machine once, with slots="]
     # if its two agents waited for each other, it would be for the whole grace
     bad.refused(USER, words, "-n", 3, "-s", 0, "--hosts", "h1,10.99.0.1,h2", "--grace", 20, bad.program)
 

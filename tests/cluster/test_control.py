@@ -60,7 +60,7 @@ def test_check_shows_reachability_and_throughput(testbed: Testbed, front: Front)
     done = front.ask("--check", "--hosts", "h[1-3]", "-n", 3, "-s", 3, front.script(STEP).name)
     assert done.code == 0 and "3 hosts: 0 errors" in done.out and "a job can start" in done.out, done
     tables, forecast = done.out.split("## Forecast")
-    trips, speeds = (matrix(part) for part in tables.split("## Throughput"))
+    trips, speeds = (matrix(part) for part in tables.split("## TCP throughput"))
     assert all(re.fullmatch(r"\d+\.\d\d", cell) for cell in trips.values()) and len(trips) == 6, done
     slow = {pair: float(cell.rstrip(" *")) for pair, cell in speeds.items() if "3" in pair}
     assert len(speeds) == 6 and max(slow.values()) < 60, done
