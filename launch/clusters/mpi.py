@@ -130,7 +130,7 @@ class Run:
     def __init__(
         self, reception: Reception, addresses: Sequence[str], hosts: Sequence[Host], argv: Sequence[str], seconds: float
     ):
-        self.hosts, self.began = hosts, time.monotonic()
+        self.hosts = hosts
         self._reception = reception
         self._changed = threading.Condition()
         self._callers: dict[int, Caller] = {}

@@ -103,13 +103,15 @@ class Session:
     def run(self) -> None:
         with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
             copies = [trial.copy_of(ROOT, Path(folder) / str(number)) for number in range(self._jobs)]
-            self._measure(copies[0])
-            threads = [threading.Thread(target=self._work, args=(copy,)) for copy in copies]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            trial.unmount(Path(folder))
+            try:
+                self._measure(copies[0])
+                threads = [threading.Thread(target=self._work, args=(copy,)) for copy in copies]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+            finally:  # also when the tests fail without a mutant
+                trial.unmount(Path(folder))
 
     def stop(self, number: int, frame: object) -> None:
         """Handle a signal: end the trials that run, and begin no more. `run` then removes the copies, and returns."""
