@@ -12,7 +12,6 @@ import fcntl
 import heapq
 import os
 import re
-import select
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 from launch import LaunchError
 from launch.commands.log_choice import Source, all_logs, find, selected
 from launch.terminal.log_folder import RECORD
-from launch.terminal.output import LINE_BYTES, tag
+from launch.terminal.output import LINE_BYTES, tag, write_all
 from launch.terminal.record import read_record
 
 POLL_SECONDS = 0.2
@@ -79,13 +78,9 @@ class Printer:
             self.flush()
 
     def flush(self) -> None:
-        view = memoryview(b"".join(self._waiting))
+        text = b"".join(self._waiting)
         self._waiting, self._bytes = [], 0
-        while view:
-            try:
-                view = view[os.write(self._descriptor, view) :]
-            except BlockingIOError:  # another program has made the terminal non-blocking
-                select.select([], [self._descriptor], [])
+        write_all(self._descriptor, text)
 
 
 class Reader:

@@ -167,17 +167,27 @@ class Plain:
 
     def show(self, task: int, lines: bytes) -> None:
         prefix = self._tags[task]
-        text = memoryview(prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n")
-        while text and not self._gone:
+        text = prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
+        if not self._gone:
             try:
-                text = text[os.write(self._descriptor, text) :]
-            except BlockingIOError:  # another program has made the terminal non-blocking
-                select.select([], [self._descriptor], [])
+                write_all(self._descriptor, text)
             except OSError:
                 self._gone = True
 
     def close(self) -> None:
         pass
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write `data` whole, to a terminal that another program has made non-blocking, too. OSError if it is gone."""
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(descriptor, view) :]
+        except BlockingIOError:
+            wait = select.poll()  # select.select refuses descriptors above 1023
+            wait.register(descriptor, select.POLLOUT)
+            wait.poll()
 
 
 def tag(name: str, index: int | None) -> bytes:

@@ -10,7 +10,7 @@ import pytest
 from launch import LaunchError
 from launch.terminal.live import duration, row
 from launch.terminal.log_folder import LogFolder
-from launch.terminal.output import ENDING_BYTES, WAITING_BYTES, Output, tag
+from launch.terminal.output import ENDING_BYTES, WAITING_BYTES, Output, tag, write_all
 from launch.terminal.progress import Progress
 
 PREFIX = b"2026-11-20 12:00:00,123 Node[0] "
@@ -89,6 +89,27 @@ def test_a_log_that_cannot_be_written_is_reported_once(tmp_path):
     output.write(0, b"two\n")
     output.close()
     assert display.shown[:-1] == [(0, b"one\n"), (0, b"two\n")]
+
+
+@pytest.mark.parametrize("others", [0, 1100], ids=["few files open", "more than 1024"])
+def test_a_non_blocking_terminal_gets_all_lines(others):
+    """Another program may have made a shared terminal non-blocking. Waiting for it works with any number of files."""
+    more = [os.open(os.devnull, os.O_RDONLY) for _ in range(others)]
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    data = bytes(range(256)) * 4096  # a pipe holds 64 KiB
+    writer = threading.Thread(target=write_all, args=(writing, data))
+    writer.start()
+    received = b""
+    while len(received) < len(data):
+        received += os.read(reading, 1 << 16)
+    writer.join(30)
+    assert received == data and not writer.is_alive()
+    os.close(reading)
+    with pytest.raises(BrokenPipeError):
+        write_all(writing, data)
+    for descriptor in (writing, *more):
+        os.close(descriptor)
 
 
 def test_tags():

@@ -490,13 +490,15 @@ def test_no_configuration_at_all(tmp_path, home):  # noqa: F811
 # -- the terminal ------------------------------------------------------------------------------------------------------
 
 
-def test_a_question_on_a_terminal_is_answered_unseen_or_called_off():
+@pytest.mark.parametrize("descriptors", [0, 1100], ids=["few files open", "more than 1024"])
+def test_a_question_on_a_terminal_is_answered_unseen_or_called_off(descriptors):
     import pty
     import termios
 
     from launch.channels.ssh.prompt import TerminalPrompt
 
     ours, theirs = pty.openpty()
+    others = [os.dup(ours) for _ in range(descriptors)]
     prompt = TerminalPrompt(os.ttyname(theirs))
     answers: list[str] = []
 
@@ -521,8 +523,8 @@ def test_a_question_on_a_terminal_is_answered_unseen_or_called_off():
     asking.join(SECONDS)
     assert answers == ["secret", "called off"]
     assert termios.tcgetattr(theirs) == before
-    os.close(ours)
-    os.close(theirs)
+    for descriptor in (ours, theirs, *others):
+        os.close(descriptor)
 
 
 def test_what_is_no_terminal(tmp_path):

@@ -39,9 +39,10 @@ class TerminalPrompt:
                 os.close(terminal)
 
     def _line(self, terminal: int) -> str:
-        typed = b""
+        typed, wait = b"", select.poll()  # select.select refuses descriptors above 1023
+        wait.register(terminal, select.POLLIN)
         while not self._closed.is_set():
-            if select.select([terminal], [], [], LOOK_SECONDS)[0]:
+            if wait.poll(1000 * LOOK_SECONDS):
                 more = os.read(terminal, 1024)
                 if not more:
                     break
