@@ -4,7 +4,6 @@ import hashlib
 import importlib.util
 import os
 import pty
-import select
 import signal
 import socket
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 
 from dmltrain.data.download import Remote, fetch
 from dmltrain.errors import UserError
+from tests.readable import readable
 
 BODY = os.urandom(300_000)
 MD5 = hashlib.md5(BODY).hexdigest()
@@ -119,9 +119,9 @@ def test_a_folder_that_cannot_be_created(remote, tmp_path):
 def test_two_processes_download_once(remote, tmp_path, web):
     web.hold = threading.Event()
     first, second = fetching(remote, tmp_path), fetching(remote, tmp_path)
-    readable, _, _ = select.select([first.stderr, second.stderr], [], [], 20)
-    assert readable, "neither process said that it waits"
-    assert readable[0].readline() == "waiting for another process that downloads file.gz\n"
+    waiting = readable([first.stderr, second.stderr], 20)
+    assert waiting, "neither process said that it waits"
+    assert waiting[0].readline() == "waiting for another process that downloads file.gz\n"
     web.hold.set()
     assert (first.wait(20), second.wait(20)) == (0, 0)
     first.stderr.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import selectors
 from collections.abc import Iterator
 
@@ -17,6 +16,7 @@ from launch.agent.events import Alive
 from launch.agent.protocol import EVENT, HEADER, HELLO, OUTPUT
 from launch.agent.spawn import spawn
 from tests.launch.conftest import DEADLINE, wait_for
+from tests.readable import readable, writable
 
 
 class Bench:
@@ -75,7 +75,7 @@ def test_the_end_of_a_job_collects_exits_and_output_that_nobody_has_looked_at(be
     over = bench.start("echo last words; exit 7")
     runs = bench.start("echo still here; exec sleep 120")
     ended(over)
-    assert select.select([runs.pipe], [], [], DEADLINE)[0]
+    assert readable([runs.pipe], DEADLINE)
     bench.sent()
     bench.children.collect_all()
     assert bench.sent() == [b"last words\n", ("exited", 7), b"still here\n"]
@@ -121,7 +121,7 @@ def test_a_process_that_starts_while_output_is_paused_is_read_afterwards(bench):
 def test_a_pipe_that_all_have_closed_is_watched_no_more(bench):
     child = bench.start("exec >&- 2>&-; exec sleep 120")
     pipe = child.pipe
-    assert select.select([pipe], [], [], DEADLINE)[0]
+    assert readable([pipe], DEADLINE)
     for key, _ in bench.selector.select(DEADLINE):
         key.data()
     assert child.pipe is None and pipe not in watched(bench)
@@ -150,7 +150,7 @@ def test_what_is_sent_is_written_when_the_launcher_can_take_it(bench):
     bench.channel.watch_output()
     assert bench.stdout not in watched(bench), "nothing is left"
     bench.channel.send_output(0, bytes(BACKLOG_BYTES))
-    while not (blocked := len(bench.channel.backlog)) or select.select([], [bench.stdout], [], 0)[1]:
+    while not (blocked := len(bench.channel.backlog)) or writable(bench.stdout):
         bench.channel.write()
     bench.channel.write()
     assert len(bench.channel.backlog) == blocked and not bench.channel.lost, "a full pipe is no failure"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import pty
-import select
 import socket
 import subprocess
 import sys
 import time
 
 import pytest
+
+from tests.readable import readable
 
 DUMP = """
 import json, os, sys
@@ -308,7 +309,7 @@ def on_a_terminal(launcher, *arguments: object) -> tuple[int, str]:
     os.close(theirs)
     text = b""
     while True:
-        select.select([ours], [], [], 30)
+        readable([ours], 30)
         try:
             data = os.read(ours, 65536)
         except OSError:  # EIO: the last writer has closed it

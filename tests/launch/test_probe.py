@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import resource
-import select
 import shutil
 import socket
 import subprocess
@@ -21,6 +20,7 @@ from launch.agent.interface import interfaces
 from launch.agent.probe import Probe, facts, gpus_of_driver
 from tests.launch.conftest import DEADLINE, ROOT, wait_for
 from tests.pythons import python
+from tests.readable import readable
 
 NO_LISTING = ("/nonexistent/nvidia-smi",)
 LISTING = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1f2e)
@@ -37,7 +37,7 @@ def finish(probe: Probe) -> dict:
         if answer is not None:
             probe.close()
             return answer
-        select.select([probe], [], [], max(0.0, min(probe.deadline, end) - time.monotonic()))
+        readable([probe], max(0.0, min(probe.deadline, end) - time.monotonic()))
     pytest.fail("the probe has not ended")
 
 

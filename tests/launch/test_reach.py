@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import select
 import shutil
 import socket
 import struct
@@ -19,6 +18,7 @@ import pytest
 from launch.agent.outcome import NO_ROUTE, REFUSED, SILENT, TIMED_OUT, UNAUTHENTICATED
 from launch.agent.reach import SECONDS, Reach, error_text
 from tests.launch.conftest import DEADLINE, ROOT
+from tests.readable import readable
 
 TOKEN = "train-0123"
 
@@ -47,7 +47,7 @@ def finish(*agents: Reach) -> list[dict]:
         if None not in results:
             return results
         due = min(each.deadline for each in agents)
-        select.select(agents, [], [], max(0.0, min(due, end) - time.monotonic()))
+        readable(agents, max(0.0, min(due, end) - time.monotonic()))
     pytest.fail("not all have a result")
 
 
@@ -90,7 +90,7 @@ def test_an_unauthenticated_port_is_not_the_peer(agents, other_program, answer):
     first.poll()
     connection, _ = other_program.accept()
     with connection:
-        while first.poll() is None and not select.select([connection], [], [], 0.01)[0]:
+        while first.poll() is None and not readable([connection], 0.01):
             pass
         question = connection.recv(1000)
         connection.sendall(question if answer is None else answer)

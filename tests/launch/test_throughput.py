@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import select
 import socket
 import struct
 import threading
@@ -24,6 +23,7 @@ from launch.preflight.pairs import rounds, slowest
 from launch.run.action import Send
 from launch.run.prepare import Preparation
 from tests.launch.conftest import DEADLINE
+from tests.readable import readable
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def measure(agents: list[Throughput], peer: list) -> dict:
         if found:
             return found
         due = min(end, *(each.deadline for each in agents))
-        select.select(agents, [], [], max(0.0, due - time.monotonic()))
+        readable(agents, max(0.0, due - time.monotonic()))
     pytest.fail("no result")
 
 
@@ -123,7 +123,7 @@ def test_a_peer_that_breaks_the_connection_is_reported(agents):
             there.close()  # with a reset
         end = time.monotonic() + DEADLINE
         while (found := agents[0].poll()) is None and time.monotonic() < end:
-            select.select(agents[:1], [], [], 0.1)
+            readable(agents[:1], 0.1)
     assert found == {"peer": "p", "error": UNAUTHENTICATED}
 
 
@@ -136,7 +136,7 @@ def test_a_caller_that_says_nothing_is_dropped_at_the_deadline():
             assert hasty.poll() is None
         assert 0 < hasty.deadline - time.monotonic() <= 0.2
         while hasty.streams and time.monotonic() < end:
-            select.select([hasty], [], [], max(0.0, hasty.deadline - time.monotonic()))
+            readable([hasty], max(0.0, hasty.deadline - time.monotonic()))
             assert hasty.poll() is None
         mute.settimeout(DEADLINE)
         assert mute.recv(1) == b"" and hasty.deadline == float("inf")

@@ -61,9 +61,9 @@ class TorchBackend:
             from dmltrain.kvstore.scheduler.process import SchedulerProcess
 
             return SchedulerProcess(environment).run()
-        from dmltrain.kvstore.server.process import ServerProcess
+        from dmltrain.kvstore.server import process
 
-        return ServerProcess(environment, make_step).run()
+        return process.serve(environment, make_step)
 
     def encode(self, content: Mapping[str, Any]) -> bytes:
         from dmltrain.backends.torch import state

@@ -27,6 +27,12 @@ from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
 GARBAGE_OBJECTS = 100_000  # a round of many slices creates that many, none of them in reference cycles
 
 
+def serve(environment: Environment, make_step: MakeStep) -> str:
+    """Be a server's process until the job ends. Returns why the job was lost, or '' at its regular end."""
+    gc.set_threshold(GARBAGE_OBJECTS)
+    return ServerProcess(environment, make_step).run()
+
+
 class ServerProcess:
     """Serves the slices of one job. `run` returns why the job was lost, or '' at its regular end."""
 
@@ -53,7 +59,6 @@ class ServerProcess:
         )
 
     def run(self) -> str:
-        gc.set_threshold(GARBAGE_OBJECTS)
         try:
             start = self._control.wait_for_start()
         except JobLost as error:

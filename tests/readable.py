@@ -1,0 +1,22 @@
+"""Files that are ready now. `select.select` refuses descriptors above 1023, and a process of tests may have more."""
+
+from __future__ import annotations
+
+import selectors
+from collections.abc import Iterable
+from typing import Any
+
+
+def readable(files: Iterable[Any], seconds: float) -> list[Any]:
+    """Those of `files` (descriptors, or objects with one) that can be read within `seconds`, or nothing."""
+    with selectors.PollSelector() as selector:
+        for file in files:
+            selector.register(file, selectors.EVENT_READ)
+        return [key.fileobj for key, _ in selector.select(seconds)]
+
+
+def writable(file: Any) -> bool:
+    """Whether `file` can be written now."""
+    with selectors.PollSelector() as selector:
+        selector.register(file, selectors.EVENT_WRITE)
+        return bool(selector.select(0))
