@@ -160,6 +160,15 @@ def test_a_finished_worker_delays_no_other():
     assert [reply.worker for reply in core.finish(1)] == [0]
 
 
+def test_a_pull_of_the_last_worker_that_leaves_is_answered():
+    """With what it has pushed itself."""
+    core = core_of(2, "dist_ssp", 0.0, plain_sgd, {"name": "sgd"})
+    push(core, 0, 0, 1, [1] * 5, rate=1.0)
+    assert core.pull(0, 0, 0, 1) == [] and core.pull(0, 0, 0, 2) == []
+    assert core.finish(0) == []
+    assert [(reply.worker, reply.clock) for reply in core.finish(1)] == [(0, 1)]
+
+
 def test_the_first_value_is_set_once():
     core = core_of(2)
     core.initialise(0, 0, 0, np.arange(5, dtype=np.float32))

@@ -1,5 +1,8 @@
 """Distributed kvstores as a program sees them, in whole jobs within this process."""
 
+import gc
+import re
+import resource
 import threading
 import time
 
@@ -10,6 +13,9 @@ from dmltrain.env import Environment
 from dmltrain.errors import JobLost, UserError
 from dmltrain.kvstore.base import READ
 from dmltrain.kvstore.server.process import ServerProcess
+from dmltrain.kvstore.transport import link
+from dmltrain.kvstore.transport.handshake import Caller
+from dmltrain.kvstore.transport.link import Closed
 from dmltrain.kvstore.transport.wire import Header, Kind
 from tests.kvstore.whole_job import WholeJob
 
@@ -421,6 +427,48 @@ def test_servers_share_memory_unless_told_otherwise(start, transport, shares):
     for store in job.stores:
         assert [each.link.own_arena is not None for each in store._routes.servers] == [shares] * 2
         assert [bool(each.socket_name) for each in store.start.servers] == [shares] * 2
+
+
+def test_servers_without_shared_memory_say_so_and_use_tcp(start, capfd):
+    """Where files may have a mebibyte, so may memory that is to be shared."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        job = start()
+        job.all(lambda store: store.init("w", numbers(0)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    for store in job.stores:
+        assert [each.link.own_arena for each in store._routes.servers] == [None] * 2
+        assert [each.socket_name for each in store.start.servers] == [""] * 2
+    assert re.search(r"no shared memory: no memory to share: .*File too large; using TCP", capfd.readouterr().err)
+
+
+def test_a_server_lets_in_the_relay_of_its_workers_host(start):
+    job = start(servers=1)
+    address = job.stores[0].start.servers[0]
+    for index, let_in in ((0, True), (1, False)):
+        caller = link.connect((address.host, address.port), Caller.new("job", b"key", "relay", index), 10.0)
+        caller.send(Header(Kind.PROBE).pack())
+        if let_in:
+            assert caller.read_header().kind == Kind.PROBE
+        else:
+            with pytest.raises(Closed):
+                caller.read_header()
+        caller.close()
+
+
+def test_servers_look_for_unreachable_objects_after_many_new_ones_only(start):
+    """A round of many slices creates many, and none of them refer to each other in circles."""
+    before = gc.get_threshold()
+    gc.set_threshold(700)
+    try:
+        job = start(workers=1)
+        job.all(lambda store: store.close())
+        assert job.ended() == [""] * 3
+        assert 50_000 <= gc.get_threshold()[0] <= 1_000_000
+    finally:
+        gc.set_threshold(*before)
 
 
 def test_a_server_of_a_job_that_never_starts_says_so(start):

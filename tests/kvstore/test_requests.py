@@ -1,0 +1,427 @@
+"""A service's answers to single frames, which the tests send on links of their own: what workers cannot provoke."""
+
+import queue
+import re
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from dmltrain.env import Environment
+from dmltrain.kvstore.server.core import ServerCore
+from dmltrain.kvstore.server.declared import Rejected
+from dmltrain.kvstore.server.service import MAX_BACKLOG, Service, allocator
+from dmltrain.kvstore.transport import link, message, rendezvous, wire
+from dmltrain.kvstore.transport.handshake import Caller
+from dmltrain.kvstore.transport.link import Closed
+from dmltrain.kvstore.transport.message import Declare, Key
+from dmltrain.kvstore.transport.shared_memory import Arena
+from dmltrain.kvstore.transport.wire import Flag, Header, Kind
+
+ENVIRONMENT = Environment(role="server", num_workers=2, num_servers=1, job="job", key=b"key")
+DEADLINE = 10.0
+MEMORY = 1 << 26  # bytes of an arena
+LARGE = 4 << 20  # elements: more than sockets of a host hold unread
+INFINITY = float("inf")
+
+
+class Peer:
+    """Worker `rank`, by hand: each call sends one frame, or reads one."""
+
+    def __init__(self, server, rank):
+        caller = Caller.new("job", b"key", "worker", rank)
+        self.arena = Arena(MEMORY)
+        if server.arena:
+            self.link = rendezvous.connect(server.met[1], caller, self.arena)
+        else:
+            self.link = link.connect(server.listening.getsockname(), caller, DEADLINE)
+
+    def send(self, kind, payload=b"", **fields):
+        self.link.send(Header(kind, len(payload), **fields).pack(), payload)
+
+    def push(self, values, key=0, clock=1, rate=-1.0, **fields):
+        values = np.asarray(values, np.float32)
+        self.send(Kind.PUSH, values.tobytes(), key=key, clock=clock, number=rate, **fields)
+
+    def push_shared(self, values, clock):
+        offset, memory = self.arena.take(4 * len(values))
+        memory.view(np.float32)[:] = values
+        self.link.send(Header(Kind.PUSH, 4 * len(values), clock=clock, flags=Flag.SHARED, offset=offset).pack())
+
+    def answer(self):
+        """The next header and its payload."""
+        header = self.link.read_header()
+        payload = bytearray(header.length if header.is_followed else 0)
+        self.link.read_into(memoryview(payload))
+        return header, bytes(payload)
+
+    def value(self):
+        """The next header, which is a value's, and the value."""
+        header, payload = self.answer()
+        assert header.kind == Kind.VALUE, message.decode(header.kind, payload)
+        if header.flags & Flag.SHARED:
+            payload = self.link.peer_arena.view(header.offset, header.length)
+        return header, np.frombuffer(payload, np.float32).tolist()
+
+    def error(self):
+        """What the service says last."""
+        header, payload = self.answer()
+        with pytest.raises(Closed):
+            self.link.read_header()
+        return message.decode(header.kind, payload).reason
+
+
+class Server:
+    """A service of these keys' sizes; its `peers` connect when they are asked for."""
+
+    def __init__(self, kind="dist_sync", staleness=0.0, sizes=(4, 4), shared=False, make_step=None, **options):
+        self.arena, self.failed = Arena(MEMORY) if shared else None, queue.Queue()
+        self.core = ServerCore(2, make_step=make_step, allocate=allocator(self.arena))
+        keys = tuple(
+            Key(number, f"k{number}", "float32", True, {"type": "none"}, ((0, size),))
+            for number, size in enumerate(sizes)
+        )
+        for worker in (0, 1):
+            self.core.declare(worker, Declare(kind, staleness, keys))
+        if make_step:
+            self.core.optimize({"name": "made"})
+        other = options.pop("other", pytest.fail)
+        self.service = Service("server 0", ENVIRONMENT, self.core, self.arena, self.failed.put, other, **options)
+        self.listening, self.met, self._peers = link.listen("127.0.0.1"), rendezvous.listen(), {}
+        self.service.accept(self.met[0] if shared else self.listening)
+
+    def peer(self, rank=0):
+        if rank not in self._peers:
+            self._peers[rank] = Peer(self, rank)
+        return self._peers[rank]
+
+    def close(self):
+        for each in self._peers.values():
+            each.link.close()
+        self.listening.close()
+        self.met[0].close()
+
+
+@pytest.fixture
+def serve():
+    made = []
+
+    def begin(*words, **options):
+        made.append(Server(*words, **options))
+        return made[-1]
+
+    yield begin
+    for each in made:
+        each.close()
+
+
+def until(condition):
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def plain_step(spec, key, value):
+    def step(value, gradient, rate):
+        value -= np.float32(rate) * gradient
+
+    return step
+
+
+# -- answers ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_read_first_is_sent_first(serve):
+    """While a large value is on its way a probe and two pulls wait, of which the second is urgent."""
+    server = serve(sizes=(LARGE, 1, 1, 1))
+    first, second = server.peer(0), server.peer(1)
+    first.send(Kind.PULL, key=0)
+    first.send(Kind.PROBE, b"abc")
+    first.send(Kind.PULL, key=1)
+    first.send(Kind.PULL, key=2, priority=5)
+    first.push([1], key=3)  # the second worker's value waits for this one, which comes after all that
+    second.push([1], key=3, flags=Flag.PULL)
+    assert second.value()[1] == [2.0]
+    assert first.value()[0].length == 4 * LARGE
+    assert [first.value()[0].key for _ in range(2)] == [2, 1]
+    header, payload = first.answer()
+    assert (header.kind, payload) == (Kind.PROBE, b"abc"), "the answers to requests come last"
+
+
+def test_a_pushed_gradients_pull_has_its_priority(serve):
+    server = serve(sizes=(LARGE, 1, 1, 1))
+    first, second = server.peer(0), server.peer(1)
+    for key in (1, 2, 3):
+        second.push([key], key=key)
+    second.send(Kind.PROBE)
+    assert second.answer()[0].kind == Kind.PROBE, "these have arrived"
+    first.send(Kind.PULL, key=0)
+    for key, priority in ((1, 0), (2, 5), (3, 0)):
+        first.push([0], key=key, flags=Flag.PULL, priority=priority)
+    second.send(Kind.PULL, key=3, clock=1)
+    assert second.value()[1] == [3.0]
+    assert first.value()[0].length == 4 * LARGE
+    assert [first.value()[0].key for _ in range(3)] == [2, 1, 3]
+
+
+def test_an_empty_slice_is_pulled(serve):
+    peer = serve(sizes=(0,)).peer()
+    peer.send(Kind.PULL)
+    header, value = peer.value()
+    assert (header.length, header.flags, header.offset, value) == (0, 0, 0, [])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_value_says_whose_and_what_it_is(serve, shared):
+    server = serve(shared=shared)
+    first, second = server.peer(0), server.peer(1)
+    first.push([1, 2, 3, 4], key=1, clock=1)
+    second.push([1, 1, 1, 1], key=1, clock=1, flags=Flag.PULL)
+    header, value = second.value()
+    assert value == [2, 3, 4, 5]
+    assert (header.worker, header.key, header.slice, header.clock) == (1, 1, 0, 1)
+    assert (header.length, header.dtype, header.number, header.priority) == (16, 0, 0.0, 0)
+    assert header.flags == (Flag.SHARED if shared else 0)
+    assert 0.0 <= header.waited < DEADLINE and 0.0 <= header.worked < DEADLINE
+
+
+@pytest.mark.parametrize("asks", ["with the push", "later"])
+@pytest.mark.parametrize("staleness", [0.0, INFINITY])
+def test_times_of_asynchronous_values_are_those_since_they_were_asked_for(serve, asks, staleness):
+    server = serve("dist_ssp", staleness, make_step=plain_step)
+    first, second = server.peer(0), server.peer(1)
+    second.push([1] * 4)
+    first.push([1] * 4, rate=0.5, flags=Flag.PULL if asks == "with the push" else 0)
+    if asks == "later":
+        first.send(Kind.PULL, clock=1)
+    header, _ = first.value()
+    assert 0.0 <= header.waited < DEADLINE and 0.0 <= header.worked < DEADLINE
+
+
+def test_who_waits_for_one_that_leaves_gets_its_value(serve):
+    server = serve("dist_ssp", 0.0, make_step=plain_step)
+    first, second = server.peer(0), server.peer(1)
+    second.send(Kind.PROBE)
+    second.answer()
+    first.push([1] * 4, rate=0.5, flags=Flag.PULL)
+    first.send(Kind.PROBE)
+    assert first.answer()[0].kind == Kind.PROBE
+    assert server.service.overdue() == "", "it has not waited for long"
+    second.link.close()
+    header, value = first.value()
+    assert value == [-0.5] * 4
+    assert 0.0 <= header.waited < DEADLINE
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_shared_value_is_in_use_until_it_is_released_or_its_reader_leaves(serve):
+    server = serve(shared=True)
+    first, second = server.peer(0), server.peer(1)
+    buffer = server.core.slices()[0, 0].value
+    offsets = []
+    for each in (first, first, second):
+        each.send(Kind.PULL)
+        offsets.append(each.value()[0].offset)
+    assert buffer.readers == 3 and offsets == [buffer.offset] * 3
+    first.send(Kind.RELEASE, wire.release([(0, 0, buffer.offset)]))
+    until(lambda: buffer.readers == 2)
+    first.link.close()
+    until(lambda: buffer.readers == 1)
+    second.send(Kind.RELEASE, wire.release([(0, 0, buffer.offset)]))
+    until(lambda: buffer.readers == 0)
+    second.send(Kind.RELEASE, wire.release([(0, 0, buffer.offset)]))
+    assert second.error() == "a release of key 0 slice 0 at an offset that was not sent"
+
+
+def test_a_sent_value_is_in_use_no_longer(serve):
+    server = serve()
+    server.peer().send(Kind.PULL)
+    server.peer().value()
+    until(lambda: server.core.slices()[0, 0].value.readers == 0)
+
+
+def test_first_values_are_received_into_reused_memory(serve):
+    server = serve()
+    spare = server.core.slices()[0, 0].spare["value"]
+    for value in (1, 2):
+        server.peer().send(Kind.INIT, np.full(4, value, np.float32).tobytes())
+        assert server.peer().answer()[0].kind == Kind.DONE
+        assert len(spare) == 1
+    server.peer().send(Kind.PULL)
+    assert server.peer().value()[1] == [1.0] * 4, "the first"
+
+
+def test_steps_that_are_slower_than_pushes_make_their_sender_wait(serve):
+    """The first worker's step lasts until the test lets it end. The second one's pushes wait for theirs."""
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def make_step(spec, key, value):
+        def step(value, gradient, rate):
+            begun.set()
+            may_go_on.wait(DEADLINE)
+            value -= gradient
+
+        return step
+
+    server = serve("dist_async", INFINITY, make_step=make_step)
+    first, second = server.peer(0), server.peer(1)
+    first.push([1] * 4)
+    assert begun.wait(DEADLINE)
+    for clock in range(1, MAX_BACKLOG + 1):
+        second.push([1] * 4, clock=clock)
+    second.send(Kind.PROBE)
+    assert second.answer()[0].kind == Kind.PROBE, "so many are received,"
+    for clock in range(MAX_BACKLOG + 1, 3 * MAX_BACKLOG):
+        second.push([1] * 4, clock=clock)
+    until(lambda: server.core.backlog(0, 0) == MAX_BACKLOG + 1)
+    time.sleep(0.05)
+    assert server.core.backlog(0, 0) == MAX_BACKLOG + 1, "and no more than one beyond"
+    may_go_on.set()
+    since = time.monotonic()
+    second.send(Kind.PULL, clock=3 * MAX_BACKLOG - 1)
+    assert second.value()[1] == [-3.0 * MAX_BACKLOG] * 4
+    assert time.monotonic() - since < DEADLINE / 2, "it went on at once"
+
+
+def test_slices_of_any_order_of_sizes_complete_their_rounds(serve):
+    """The pushes that complete them are received into the same memory."""
+    sizes = (3, 50, 2, 50)
+    server = serve(sizes=sizes)
+    first, second = server.peer(0), server.peer(1)
+    for key, size in enumerate(sizes):
+        first.push(np.arange(size), key=key)
+    first.send(Kind.PROBE)
+    first.answer()
+    for key, size in enumerate(sizes):
+        second.push(np.full(size, key), key=key, flags=Flag.PULL)
+    for key, size in enumerate(sizes):
+        assert second.value()[1] == [float(each + key) for each in range(size)]
+
+
+def test_rounds_are_carried_out_by_a_relay_and_reported_with_its_times(serve):
+    """A relay's sum comes back later, and its times with it. Then the next round, which has arrived, is summed."""
+    forwarded = queue.Queue()
+    server = serve(forward=lambda works: [forwarded.put(each) for each in works])
+    first, second = server.peer(0), server.peer(1)
+    for clock in (1, 2):
+        first.push([clock] * 4, clock=clock)
+        second.push([clock] * 4, clock=clock, flags=Flag.PULL)
+    work = forwarded.get(timeout=DEADLINE)
+    second.send(Kind.PROBE)
+    assert second.answer()[0].kind == Kind.PROBE and forwarded.empty()
+    server.service.done(work, 100.0, 50.0)
+    header, value = second.value()
+    assert value == [2.0] * 4
+    assert 100.0 <= header.waited < 100.0 + DEADLINE and header.worked == pytest.approx(50.0, abs=1.0)
+    server.service.done(forwarded.get(timeout=DEADLINE), 0.0, 0.0)
+    header, value = second.value()
+    assert value == [4.0] * 4 and header.waited < DEADLINE
+
+
+# -- refusals and failures --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "request_, said",
+    [
+        (Header(Kind.PUSH, 4, clock=1), "worker 0 sent 4 bytes of float32 for key 0 slice 0, expected 16 bytes"),
+        (Header(Kind.INIT, 4), "worker 0 sent 4 bytes of float32 for key 0 slice 0, expected 16 bytes"),
+        (Header(Kind.PULL, key=7), "key 7 slice 0 was not declared to this server"),
+        (Header(Kind.PUSH, 16, clock=1, flags=Flag.SHARED), "a payload in shared memory, but this link shares none"),
+        (Header(Kind.PROBE, wire.MAX_PROBE + 1), "control frame of 1048577 bytes, the limit is 1048576"),
+        (Header(Kind.RELEASE, wire.MAX_CONTROL + 1), "control frame of 8388609 bytes, the limit is 8388608"),
+        (Header(Kind.RELEASE, 16), "a release of key 0 slice 0 at an offset that was not sent"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_an_invalid_request_is_refused_and_logged(serve, capfd, request_, said):
+    peer = serve().peer()
+    peer.link.send(request_.pack(), bytes(min(request_.length, 16)))
+    assert said in peer.error()
+    assert f"server 0: worker 0: {said}" in capfd.readouterr().err
+
+
+def test_a_payload_outside_the_shared_memory_is_refused(serve):
+    server = serve(shared=True)
+    header = Header(Kind.PUSH, 16, clock=1, flags=Flag.SHARED, offset=MEMORY - 8)
+    server.peer().link.send(header.pack())
+    assert "lie outside the shared memory" in server.peer().error()
+
+
+def test_pushes_in_shared_memory_are_summed_where_they_lie(serve):
+    server = serve(shared=True)
+    first, second = server.peer(0), server.peer(1)
+    for clock in (1, 2):
+        first.push_shared([clock] * 4, clock)
+        second.push_shared([10] * 4, clock)
+    first.send(Kind.PULL, clock=2)
+    assert first.value()[1] == [12.0] * 4
+
+
+def test_a_bug_while_answering_is_reported_with_its_type_and_traceback(serve, capfd):
+    def other(connection, header):
+        raise RuntimeError("not foreseen")
+
+    peer = serve(other=other).peer()
+    peer.send(Kind.READ_STATE)
+    assert peer.error() == "server 0: RuntimeError: not foreseen"
+    assert "Traceback" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("error, traced", [(Rejected("no such step"), False), (ValueError("no such step"), True)])
+def test_a_step_that_fails_ends_the_job_and_a_bug_leaves_its_traceback(serve, capfd, error, traced):
+    def make_step(spec, key, value):
+        def step(value, gradient, rate):
+            raise error
+
+        return step
+
+    server = serve("dist_async", INFINITY, make_step=make_step)
+    server.peer().push([1] * 4)
+    assert server.failed.get(timeout=DEADLINE) == "server 0: no such step"
+    assert ("Traceback" in capfd.readouterr().err) == traced
+
+
+def test_who_is_turned_away_is_logged(serve, capfd):
+    server = serve()
+    server.peer(0).send(Kind.PROBE)
+    server.peer(0).answer()
+    for role, index in (("worker", 0), ("relay", 1), ("worker", 2)):
+        caller = link.connect(server.listening.getsockname(), Caller.new("job", b"key", role, index), DEADLINE)
+        with pytest.raises(Closed):
+            caller.read_header()
+        caller.close()
+        said = f"server 0: cut off {role} {index}: not a worker of this job, or already connected"
+        until(lambda said=said: re.search(said, capfd.readouterr().err))
+
+
+# -- threads ----------------------------------------------------------------------------------------------------------
+
+
+def test_threads_are_named_as_the_architecture_page_does(serve):
+    """For debuggers and profilers."""
+    server = serve()
+    server.peer().send(Kind.PROBE)
+    server.peer().answer()
+    names = {each.name for each in threading.enumerate()}
+    assert {"accept", "arithmetic 0", "to worker 0"} <= names
+
+
+PROGRAM = """
+from tests.kvstore.test_requests import Kind, Server
+
+server = Server()
+server.peer().send(Kind.PROBE)
+print(server.peer().answer()[0].kind == Kind.PROBE)
+"""
+
+
+def test_a_process_ends_although_its_service_still_waits_for_callers():
+    ended = subprocess.run([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True, timeout=30.0)
+    assert (ended.stdout, ended.returncode) == ("True\n", 0)
