@@ -52,9 +52,9 @@ class Reply:
     staleness: float
     buffer: Buffer
     dtype: int  # as wire.Header's
-    waited: float = 0.0  # s; see wire.Header
-    worked: float = 0.0
-    priority: int = 0
+    waited: float  # s; see wire.Header
+    worked: float
+    priority: int
 
 
 Action = Reply | Work

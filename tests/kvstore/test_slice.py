@@ -1,0 +1,223 @@
+"""A server's slices: where their memory comes from, what steps may write, default times, limits of states."""
+
+import numpy as np
+import pytest
+
+from dmltrain.kvstore import codec
+from dmltrain.kvstore.server import optimizer_state
+from dmltrain.kvstore.server.core import MAX_LAG, ServerCore
+from dmltrain.kvstore.server.declared import Rejected
+from dmltrain.kvstore.transport.message import Declare, Key
+from tests.kvstore.carrying_out import push, run
+from tests.kvstore.through_a_codec import encode
+
+FP16 = {"type": "fp16"}
+
+
+class Memory:
+    """Gives arrays one behind another, and notes their sizes."""
+
+    def __init__(self):
+        self.sizes = []
+
+    def __call__(self, size):
+        self.sizes.append(size)
+        return sum(self.sizes[:-1]), np.empty(size, np.uint8)
+
+
+def core_of(workers=2, kind="dist_sync", staleness=0.0, slices=(5,), compression=None, **options):
+    core = ServerCore(workers, **options)
+    pairs = tuple(enumerate(slices))
+    key = Key(0, "w", "float32", True, compression or {"type": "none"}, pairs)
+    for worker in range(workers):
+        core.declare(worker, Declare(kind, staleness, (key,)))
+    if core.make_step:
+        core.optimize({"name": "made"})
+    return core
+
+
+def lent(core, worker, clock, values, rate=-1.0):
+    """A push in shared memory, and what to do now."""
+    return core.push(worker, 0, 0, clock, rate, core.lend(worker, 0, 0, values.view(np.uint8), 0))
+
+
+def stepping(change):
+    return lambda spec, key, value: change
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_values_of_a_keys_slices_lie_one_behind_another_and_so_do_their_second_buffers():
+    memory = Memory()
+    core_of(slices=(5, 7, 9), allocate=memory)
+    assert memory.sizes == [20, 28, 36, 20, 28, 36]
+
+
+def test_the_lowest_of_several_free_buffers_is_taken():
+    core = core_of(allocate=Memory())
+    taken = [core.buffer(0, 0, 0, 20, 0) for _ in range(4)]
+    offsets = [each.offset for each in taken]
+    assert offsets == sorted(offsets)
+    for each in (taken[2], taken[0], taken[3], taken[1]):
+        core.give_back(0, 0, each)
+    assert [core.buffer(0, 0, 0, 20, 0).offset for _ in range(4)] == offsets
+
+
+def test_only_what_is_sent_lies_in_memory_that_is_shared():
+    """Encoded pushes are received, encoded values are sent."""
+    memory, kind = Memory(), codec.make(FP16)
+    core = core_of(allocate=memory, compression=FP16)
+    before = len(memory.sizes)
+    buffer = core.buffer(0, 0, 0, 10, kind.number)
+    assert buffer.offset is None and len(memory.sizes) == before
+    for worker in range(2):
+        push(core, worker, 0, 1, (encode(kind, np.ones(5, np.float32), None), kind.number))
+    (reply,) = core.pull(0, 0, 0, 1)
+    assert memory.sizes[before:] == [10] and reply.buffer.offset == sum(memory.sizes[:-1])
+
+
+def test_a_repeated_pushs_memory_is_free_again():
+    core = core_of()
+    push(core, 0, 0, 1, [1] * 5)
+    places = set()
+    for _ in range(5):
+        repeated = core.buffer(0, 0, 0, 20, 0)
+        places.add(repeated.array.ctypes.data)
+        assert core.push(0, 0, 0, 1, -1.0, repeated) == []
+    assert len(places) == 1
+
+
+def test_a_sum_is_not_made_in_memory_that_is_still_to_be_added():
+    """The first two of three gradients lie in shared memory, the third in the server's own."""
+    core = core_of(3)
+    values = [np.full(5, 10.0**worker, np.float32) for worker in range(3)]
+    buffer = core.buffer(2, 0, 0, 20, 0)
+    buffer.array[:] = values[2]
+    actions = core.push(2, 0, 0, 1, -1.0, buffer)
+    for worker in range(2):
+        actions += lent(core, worker, 1, values[worker])
+    run(core, actions)
+    (reply,) = core.pull(0, 0, 0, 1)
+    assert reply.buffer.array.tolist() == [111.0] * 5
+    assert values[0].tolist() == [1.0] * 5
+
+
+def test_a_step_that_writes_its_gradient_leaves_shared_memory_as_it_is():
+    def step(value, gradient, rate):
+        gradient *= rate
+        value -= gradient
+
+    core = core_of(1, "dist_async", float("inf"), make_step=stepping(step))
+    values = np.ones(5, np.float32)
+    values.flags.writeable = False  # as another process's memory
+    run(core, lent(core, 0, 1, values, 0.5))
+    (reply,) = core.pull(0, 0, 0, 1)
+    assert reply.buffer.array.tolist() == [-0.5] * 5
+
+
+def test_a_single_push_in_the_servers_memory_is_itself_the_gradient():
+    """No copy is made of it."""
+    seen = []
+    core = core_of(
+        1, "dist_async", float("inf"), make_step=stepping(lambda value, gradient, rate: seen.append(gradient))
+    )
+    buffer = core.buffer(0, 0, 0, 20, 0)
+    run(core, core.push(0, 0, 0, 1, 1.0, buffer))
+    assert len(seen) == 1 and seen[0] is buffer.array
+
+
+def test_a_slice_without_elements_has_rounds():
+    core = core_of(3, slices=(0,))
+    replies = []
+    for worker in range(3):
+        replies += push(core, worker, 0, 1, []) + core.pull(worker, 0, 0, 1)
+    assert [reply.buffer.array.size for reply in replies] == [0] * 3
+
+
+# -- times and limits -------------------------------------------------------------------------------------------------
+
+
+def test_without_times_a_value_reports_none():
+    core = core_of(2)
+    waiting = core.pull(0, 0, 0, 1)
+    for worker in range(2):
+        buffer = core.buffer(worker, 0, 0, 20, 0)
+        waiting += core.push(worker, 0, 0, 1, -1.0, buffer)
+    (work,) = waiting
+    work.run()
+    (reply,) = core.done(work)
+    assert (reply.waited, reply.worked, reply.priority, reply.staleness) == (0.0, 0.0, 0, 0.0)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_without_times_an_asynchronous_value_reports_none(leaves):
+    core = core_of(2, "dist_ssp", 0.0, make_step=stepping(lambda value, gradient, rate: None))
+    push(core, 0, 0, 1, [1] * 5)
+    assert core.pull(0, 0, 0, 1) == []
+    (reply,) = core.finish(1) if leaves else push(core, 1, 0, 1, [1] * 5)
+    assert (reply.waited, reply.worked, reply.priority) == (0.0, 0.0, 0)
+
+
+def test_a_worker_may_be_so_many_rounds_ahead_and_no_more():
+    core = core_of(2)
+    for clock in range(1, MAX_LAG + 1):
+        push(core, 0, 0, clock, [1] * 5)
+    with pytest.raises(Rejected, match=f"worker 0 has pushed key 0 {MAX_LAG} times more often than other workers"):
+        push(core, 0, 0, MAX_LAG + 1, [1] * 5)
+    push(core, 1, 0, 1, [1] * 5)
+    push(core, 0, 0, MAX_LAG + 1, [1] * 5)
+
+
+def test_a_push_of_another_type_is_named():
+    core, number = core_of(1, compression=FP16), codec.make(FP16).number
+    with pytest.raises(Rejected, match=f"20 bytes of float32 for key 0 slice 0, expected 10 bytes of comp.* {number}"):
+        core.buffer(0, 0, 0, 20, 0)
+    for dtype, name in ((1, "float64"), (2, "compression 2")):
+        with pytest.raises(Rejected, match=f"worker 0 sent 10 bytes of {name} for"):
+            core.buffer(0, 0, 0, 10, dtype)
+
+
+def test_a_wait_as_long_as_the_limit_is_no_longer_than_it():
+    core = core_of(2, wait_seconds=60.0)
+    push(core, 0, 0, 1, [1] * 5, now=100.0)
+    assert core.overdue(160.0) == "" and "worker 1" in core.overdue(160.5)
+    core = core_of(2, "dist_ssp", 0.0, make_step=stepping(lambda value, gradient, rate: None), wait_seconds=60.0)
+    push(core, 0, 0, 1, [1] * 5)
+    core.pull(0, 0, 0, 1, 100.0)
+    assert core.overdue(160.0) == "" and "worker 1" in core.overdue(160.5)
+
+
+def test_only_those_beyond_the_bound_are_waited_for():
+    core = core_of(4, "dist_ssp", 1.0, make_step=stepping(lambda value, gradient, rate: None), wait_seconds=60.0)
+    for worker, clocks in enumerate((3, 2, 1, 0)):
+        for clock in range(1, clocks + 1):
+            push(core, worker, 0, clock, [1] * 5)
+    assert core.pull(0, 0, 0, 3, 0.0) == []
+    said = "worker 0 has waited 61 s at clock 3 of key 'w' slice 0 for worker 2, 3 (DMLTRAIN_WAIT_TIMEOUT)"
+    assert core.overdue(61.0) == said
+    core.finish(3)
+    assert core.overdue(61.0) == said.replace("2, 3", "2")
+
+
+# -- states -----------------------------------------------------------------------------------------------------------
+
+
+class Full:
+    """The step with the largest state that there is."""
+
+    def __init__(self, spec, key, value):
+        self.arrays = {f"{name}_of_the_gradients": value.copy() for name in ("mean", "square", "maximum", "momentum")}
+
+    def __call__(self, value, gradient, rate):
+        pass
+
+    def state(self):
+        return self.arrays
+
+
+@pytest.mark.parametrize("slices", [(1,) * 200, (1000,)])
+def test_no_state_is_larger_than_what_is_accepted(slices):
+    core = core_of(1, make_step=Full, slices=slices)
+    size = len(optimizer_state.pack(core.slices()))
+    assert size <= optimizer_state.limit(core.slices()) < 4 * size
