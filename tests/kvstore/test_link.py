@@ -1,9 +1,14 @@
 """Links: what one end sends arrives at the other, and both notice the end of the connection."""
 
+import contextlib
+import errno
 import socket
+import struct
 import threading
+import time
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from dmltrain.kvstore.transport import link, message, wire
@@ -13,6 +18,7 @@ from dmltrain.kvstore.transport.message import Accept, Hello
 from dmltrain.kvstore.transport.wire import Flag, FrameError, Header, Kind
 
 DEADLINE = 10.0
+TCP_RTO_MAX_MS = 44  # linux/tcp.h
 CALLER = Caller.new("job", b"key", "worker", 3)
 
 
@@ -150,6 +156,147 @@ def test_small_frames_are_sent_without_delay():
         end.close()
 
 
+def test_links_within_a_host_have_large_buffers(ends):
+    """As large as this system allows."""
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        options = [(socket.SOL_SOCKET, socket.SO_SNDBUF), (socket.SOL_SOCKET, socket.SO_RCVBUF)]
+        expected = [sock.getsockopt(*each) for each in options]
+    for each in ends:
+        if each.sock.family == socket.AF_INET:
+            assert [each.sock.getsockopt(*option) for option in options] == expected
+
+
+def test_a_link_shares_no_memory_until_arenas_are_exchanged(ends):
+    assert all(each.own_arena is None and each.peer_arena is None for each in ends)
+
+
+def test_an_outage_of_the_network_is_survived_within_a_second(ends):
+    """Linux has this from 6.15 on."""
+    for each in ends:
+        with contextlib.suppress(OSError):
+            assert each.sock.getsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS) == 1000
+
+
+def addresses():
+    """This machine's, without loopback."""
+    found = [each for each in psutil.net_if_addrs().values() for each in each if each.family == socket.AF_INET]
+    return [each.address for each in found if not each.address.startswith("127.")]
+
+
+@pytest.mark.parametrize("there, here", [("127.0.0.2", "127.0.0.1"), *[(each, each) for each in addresses()[:1]]])
+def test_peers_at_any_address_of_this_host_are_inside_it(there, here):
+    """They need no send window."""
+    with link.listen(there) as listening, socket.socket() as sock:
+        sock.bind((here, 0))
+        sock.connect(listening.getsockname())
+        other, _ = listening.accept()
+        for each in (Link(sock), Link(other)):
+            each.settle()
+            assert each.window is None
+            each.close()
+
+
+def test_nothing_is_read_where_nothing_is_wanted(ends):
+    """A frame may have no payload."""
+    sender, receiver = ends
+    receiver.read_into(memoryview(bytearray()))
+    sender.send(Header(Kind.PULL).pack(), Header(Kind.DONE).pack())
+    assert receiver.read_headers(9)[0] == Header(Kind.PULL)
+
+
+def test_two_headers_that_are_all_that_has_arrived_are_read_together():
+    sender, receiver = (Link(sock) for sock in socket.socketpair())
+    receiver.settle()
+    sender.send(Header(Kind.PULL).pack(), Header(Kind.DONE).pack())
+    assert receiver.read_headers(9) == [Header(Kind.PULL), Header(Kind.DONE)]
+    sender.close()
+    receiver.close()
+
+
+def test_closing_a_link_wakes_its_reader_and_may_be_repeated(ends):
+    reader, _ = ends
+    begun, woken = threading.Event(), threading.Event()
+
+    def read():
+        begun.set()
+        with pytest.raises(Closed):
+            reader.read_header()
+        woken.set()
+
+    aside(read)
+    assert begun.wait(DEADLINE)
+    time.sleep(0.02)
+    reader.close()
+    assert woken.wait(DEADLINE)
+    reader.close()
+    reader.cut()
+    assert reader.sock.fileno() == -1
+
+
+class Refusing:
+    """A system that has only some algorithms for congestion control."""
+
+    def __init__(self, *known):
+        self.known, self.used = known, []
+
+    def setsockopt(self, level, option, name):
+        assert (level, option) == (socket.IPPROTO_TCP, socket.TCP_CONGESTION)
+        if name not in self.known:
+            raise OSError(errno.ENOENT, "No such file or directory")
+        self.used.append(name)
+
+
+@pytest.mark.parametrize(
+    "known, host, used",
+    [
+        ((b"cubic", b"reno"), "127.0.0.1", [b"cubic"]),
+        ((b"reno",), "127.0.0.1", [b"reno"]),
+        ((), "127.0.0.1", []),
+        ((b"cubic", b"reno"), "10.0.0.1", []),
+    ],
+)
+def test_on_loopback_nothing_is_paced(known, host, used):
+    system = Refusing(*known)
+    link.tune(system, host)
+    assert system.used == used
+
+
+def test_both_ends_of_loopback_are_tuned():
+    with link.listen("127.0.0.1") as listening:
+        accepted = []
+        aside(lambda: accepted.append(accepting(listening.accept()[0])()))
+        mine = link.connect(listening.getsockname(), CALLER, DEADLINE)
+        for sock in (listening, mine.sock):
+            name = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
+            assert name in (b"cubic", b"reno")
+        mine.close()
+
+
+def test_each_listener_has_a_port_of_its_own():
+    with link.listen("127.0.0.1") as one, link.listen("127.0.0.1") as other:
+        assert one.getsockname() != other.getsockname()
+        assert one.family == socket.AF_INET and one.type == socket.SOCK_STREAM
+
+
+def test_a_listener_that_accepts_nobody_is_given_up():
+    """Its queue is full."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(0)
+        waiting = [socket.socket() for _ in range(3)]
+        for each in waiting:
+            each.setblocking(False)
+            each.connect_ex(listening.getsockname())
+        since = time.monotonic()
+        with pytest.raises(TimeoutError):
+            link.connect(listening.getsockname(), CALLER, 0.2)
+        assert time.monotonic() - since < DEADLINE / 2
+        for each in waiting:
+            each.close()
+
+
 def test_a_port_can_be_listened_on_again_at_once():
     """The kernel keeps the last connection for a minute on the side that closed first."""
     listening = link.listen("127.0.0.1")
@@ -254,6 +401,64 @@ def test_a_silent_caller_times_out(monkeypatch):
         assert isinstance(accepting(listening)(), Closed)
         assert calling.recv(1) == b"", "cut off"
         calling.close()
+
+
+def test_a_caller_that_sends_slowly_is_cut_off(monkeypatch):
+    """The limit is for the whole handshake."""
+    monkeypatch.setattr(link, "HANDSHAKE_SECONDS", 0.2)
+    calling, listening = tcp()
+    outcome = accepting(listening)
+    since = time.monotonic()
+    with contextlib.suppress(OSError):
+        for byte in Header(Kind.HELLO, 9).pack():
+            calling.sendall(bytes([byte]))
+            time.sleep(0.05)
+    assert isinstance(outcome(), Closed)
+    assert time.monotonic() - since < 3.0
+    calling.close()
+
+
+def test_an_accepted_caller_is_not_cut_off_later(monkeypatch):
+    monkeypatch.setattr(link, "HANDSHAKE_SECONDS", 0.2)
+    calling, listening = tcp()
+    accepted = accepting(listening)
+    mine, theirs = link.greet(calling, CALLER), accepted()[0]
+    time.sleep(0.25)
+    mine.send(b"x")
+    target = bytearray(1)
+    theirs.read_into(memoryview(target))
+    assert target == b"x"
+    mine.close()
+    theirs.close()
+
+
+def test_until_a_link_is_settled_its_calls_have_the_limit_of_the_handshake(monkeypatch):
+    """For what follows the handshake, such as the exchange of shared memory."""
+    monkeypatch.setattr(link, "HANDSHAKE_SECONDS", 1.25)
+    calling, listening = tcp()
+    accepted = accepting(listening)
+    mine, theirs = link.greet(calling, CALLER), accepted()[0]
+    for each in (mine, theirs):
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            seconds, microseconds = struct.unpack("ll", each.sock.getsockopt(socket.SOL_SOCKET, option, 16))
+            assert seconds + microseconds / 1e6 == pytest.approx(1.25, abs=0.01)  # the kernel rounds to its clock
+        each.close()
+
+
+def test_a_refused_caller_that_has_left_is_reported_with_what_was_wrong():
+    calling, listening = socket.socketpair()
+    calling.sendall(b"GET / HTTP/1.1\r\n" * 5)
+    calling.close()
+    assert "not a dmltrain frame" in str(accepting(listening)())
+
+
+def test_a_refused_caller_that_stays_is_not_waited_for_long():
+    calling, listening = tcp()
+    since = time.monotonic()
+    calling.sendall(b"GET / HTTP/1.1\r\n" * 5)
+    assert isinstance(accepting(listening)(), FrameError)
+    assert time.monotonic() - since < 3.0
+    calling.close()
 
 
 def test_a_caller_times_out_without_an_answer(monkeypatch):

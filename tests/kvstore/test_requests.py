@@ -2,6 +2,8 @@
 
 import queue
 import re
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -38,6 +40,7 @@ class Peer:
             self.link = rendezvous.connect(server.met[1], caller, self.arena)
         else:
             self.link = link.connect(server.listening.getsockname(), caller, DEADLINE)
+        self.link.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(DEADLINE), 0))
 
     def send(self, kind, payload=b"", **fields):
         self.link.send(Header(kind, len(payload), **fields).pack(), payload)

@@ -1,0 +1,97 @@
+"""Arenas: what they give, who may change them, and which memory of a peer is refused."""
+
+import fcntl
+import os
+
+import numpy as np
+import pytest
+
+from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError, Mapping
+
+ADD_SEALS, SEAL, SHRINK, GROW = 1033, 1, 2, 4  # linux/fcntl.h
+SIZE = 4096
+
+
+def test_an_arena_has_as_many_addresses_as_the_machine_has_memory():
+    arena = Arena()
+    assert arena.capacity == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert os.fstat(arena.descriptor).st_size == arena.capacity
+    assert "memfd:dmltrain" in os.readlink(f"/proc/self/fd/{arena.descriptor}"), "its name in lists of open files"
+
+
+def test_memory_is_given_in_order_in_steps_of_a_cache_line_until_none_is_left():
+    arena = Arena(SIZE)
+    taken = [arena.take(size) for size in (1, 65, 64, 0, SIZE - 256)]
+    assert [offset for offset, _ in taken] == [0, 64, 192, 256, 256]
+    assert [memory.size for _, memory in taken] == [1, 65, 64, 0, SIZE - 256]
+    assert {memory.dtype for _, memory in taken} == {np.dtype(np.uint8)}
+    assert arena.take(1) is None
+    assert Arena(SIZE).take(SIZE + 1) is None
+
+
+def test_only_what_was_taken_has_an_offset():
+    arena = Arena(SIZE)
+    _, first = arena.take(64)
+    _, second = arena.take(64)
+    assert arena.offset_of(first) == 0 and arena.offset_of(second) == 64
+    assert arena.offset_of(second[60:].view(np.float32)) == 124
+    beyond = np.lib.stride_tricks.as_strided(second, (65,))
+    assert arena.offset_of(beyond) is None
+    assert arena.offset_of(np.zeros(5)) is None
+    before = np.lib.stride_tricks.as_strided(first[1:], (3,), (-1,))[1:]
+    assert arena.offset_of(before) is None or before.ctypes.data >= first.ctypes.data
+
+
+def test_an_arena_keeps_its_size():
+    arena = Arena(SIZE)
+    for size in (0, SIZE - 1, SIZE + 1):
+        with pytest.raises(PermissionError):
+            os.ftruncate(arena.descriptor, size)
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(arena.descriptor, ADD_SEALS, SHRINK)
+
+
+def test_no_other_program_inherits_an_arena():
+    assert not os.get_inheritable(Arena(SIZE).descriptor)
+
+
+def memfd(seals, size=SIZE):
+    descriptor = os.memfd_create("a test's", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, size)
+    fcntl.fcntl(descriptor, ADD_SEALS, seals)
+    return descriptor
+
+
+def is_open(descriptor):
+    return os.path.exists(f"/proc/self/fd/{descriptor}")
+
+
+@pytest.mark.parametrize("seals", [0, SEAL, SHRINK | GROW, SEAL | GROW, SEAL | SHRINK])
+def test_memory_whose_size_could_change_is_refused(seals):
+    descriptor = memfd(seals)
+    with pytest.raises(ArenaError, match="the memory that the peer shares could shrink"):
+        Mapping(descriptor)
+    assert not is_open(descriptor)
+
+
+def test_what_is_no_memory_is_refused():
+    reading, writing = os.pipe()
+    empty = memfd(SEAL | SHRINK | GROW, 0)
+    for descriptor in (reading, empty, 1 << 20):
+        with pytest.raises(ArenaError, match="the memory that the peer shares cannot be read: "):
+            Mapping(descriptor)
+        assert not is_open(descriptor)
+    os.close(writing)
+
+
+def test_memory_is_read_as_bytes_up_to_its_end():
+    arena = Arena(SIZE)
+    _, memory = arena.take(SIZE)
+    memory[:] = np.arange(SIZE) % 251
+    descriptor = os.dup(arena.descriptor)
+    mapping = Mapping(descriptor)
+    assert not is_open(descriptor)
+    for offset, size in ((0, SIZE), (SIZE - 1, 1), (0, 0), (SIZE, 0), (7, 100)):
+        view = mapping.view(offset, size)
+        assert view.dtype == np.uint8 and not view.flags.writeable
+        assert view.tolist() == memory[offset : offset + size].tolist()
