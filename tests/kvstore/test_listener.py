@@ -4,11 +4,12 @@ import errno
 import queue
 import socket
 import threading
+import time
 
 import pytest
 
 from dmltrain.env import Environment
-from dmltrain.kvstore.transport import link
+from dmltrain.kvstore.transport import link, rendezvous
 from dmltrain.kvstore.transport.handshake import Caller
 from dmltrain.kvstore.transport.link import Closed
 from dmltrain.kvstore.transport.listener import MAX_HANDSHAKES, accept_loop
@@ -99,6 +100,41 @@ def test_silent_callers_hold_so_many_slots_at_once_and_no_more(listening):
     late.join(5.0)
 
 
+def test_strangers_of_this_host_are_named_so(capfd):
+    """They call a socket without addresses."""
+    sock, name = rendezvous.listen()
+    served = queue.Queue()
+    threading.Thread(
+        target=accept_loop, args=(sock, ENVIRONMENT, "server 0", lambda *caller: served.put(caller)), daemon=True
+    ).start()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
+        stranger.connect(f"\0{name}")
+        stranger.sendall(b"GET / HTTP/1.1\r\n" * 5)
+        while stranger.recv(4096):
+            pass
+    logged, deadline = "", time.monotonic() + 5.0
+    while "server 0: cut off an unauthenticated peer from this host: not a dmltrain frame" not in logged:
+        assert time.monotonic() < deadline
+        logged += capfd.readouterr().err
+    assert served.empty()
+    sock.close()
+
+
+def test_a_link_is_served_on_a_thread_with_its_peers_address(listening):
+    sock, ended = link.listen("127.0.0.1"), queue.Queue()
+    threading.Thread(
+        target=accept_loop,
+        args=(sock, ENVIRONMENT, "server 0", lambda *caller: ended.put(threading.current_thread())),
+        daemon=False,
+    ).start()
+    mine = link.connect(sock.getsockname(), CALLER, 5.0)
+    thread = ended.get(timeout=5.0)
+    assert thread.name == "link {}:{}".format(*mine.sock.getsockname()) and thread.daemon
+    mine.close()
+    sock.shutdown(socket.SHUT_RDWR)
+    sock.close()
+
+
 class Failing:
     """A socket whose accept fails, first for want of descriptors, then because it is closed."""
 
@@ -114,7 +150,8 @@ class Failing:
 
 @pytest.mark.parametrize("last", [errno.EBADF, errno.EINVAL])
 def test_want_of_descriptors_is_said_and_no_end(last, capfd):
-    failing = Failing(OSError(last, "closed"))
+    failing, since = Failing(OSError(last, "closed")), time.monotonic()
     accept_loop(failing, ENVIRONMENT, "server 0", pytest.fail)
+    assert time.monotonic() - since > 0.05, "descriptors may be free again a little later"
     assert failing.errors == []
     assert capfd.readouterr().err.count("server 0: cannot accept a connection: Too many open files") == 1

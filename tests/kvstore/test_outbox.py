@@ -3,11 +3,12 @@
 import queue
 import socket
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 
-from dmltrain.kvstore.transport.link import Link
+from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.outbox import BEFORE_ALL, LAST, Frame, Outbox
 
 DEADLINE = 10.0
@@ -210,6 +211,76 @@ def test_headers_do_not_overtake_queued_frames(waiting):
         outbox.put(b"%d" % number, None, number)
     found = read(other, size + 3)
     assert not any(found[:size]) and sorted(found[size:]) == sorted(b"012")
+    assert outbox.finish(DEADLINE)
+    sock.close()
+    other.close()
+
+
+def test_frames_without_a_priority_are_in_order_with_those_of_none(ends):
+    link, other = ends
+    outbox = Outbox(link, "to the other end")
+    gate = Gate(outbox)
+    outbox.put(b"a", None, 0)
+    outbox.put(b"b")
+    outbox.put_all([Frame(b"c")])
+    outbox.put(b"d", None, 0)
+    gate.may_go_on.set()
+    assert read(other, 4) == b"abcd"
+    assert outbox.finish(DEADLINE)
+
+
+def test_an_outbox_can_be_finished_on_its_own_thread(ends):
+    """As when what follows from a sent frame ends the link. It does not wait for itself."""
+    link, other = ends
+    outbox, finished = Outbox(link, "to the other end"), queue.Queue()
+    outbox.put(b"", memoryview(b"x"), sent=lambda: finished.put(outbox.finish(DEADLINE)))
+    assert finished.get(timeout=DEADLINE) is False
+    assert outbox.finish(DEADLINE)
+    assert read(other, 1) == b"x"
+
+
+def test_a_link_that_cannot_send_is_cut():
+    """Its reader then reports the loss."""
+    cuts = queue.Queue()
+
+    class Failing(Recorder):
+        def send(self, *views):
+            raise Closed("no route")
+
+        def cut(self):
+            cuts.put("cut")
+
+    outbox = Outbox(Failing(), "to the other end")
+    outbox.put(b"first")
+    assert cuts.get(timeout=DEADLINE) == "cut"
+    assert outbox.finish(DEADLINE)
+
+
+def test_headers_are_sent_by_the_calling_thread_again_after_a_payload():
+    sock, other = socket.socketpair()
+    other.settimeout(DEADLINE)
+    outbox = Outbox(Link(sock), "to the other end")
+    for _ in range(3):
+        sent = threading.Event()
+        outbox.put(b"one", memoryview(b"two"), sent=sent.set)
+        assert sent.wait(DEADLINE) and read(other, 6) == b"onetwo"
+        on = []
+        deadline = time.monotonic() + DEADLINE
+        while on[-1:] != [threading.current_thread()]:  # the sending thread may not yet be done
+            assert time.monotonic() < deadline
+            done = threading.Event()
+            outbox.put(b"h", sent=lambda done=done, on=on: (on.append(threading.current_thread()), done.set()))
+            assert done.wait(DEADLINE) and read(other, 1) == b"h"
+    assert outbox.finish(DEADLINE)
+    sock.close()
+    other.close()
+
+
+def test_the_sending_thread_is_named():
+    sock, other = socket.socketpair()
+    outbox = Outbox(Link(sock), "to the other end")
+    (thread,) = [each for each in threading.enumerate() if each.name == "to the other end" and each.is_alive()]
+    assert thread.daemon
     assert outbox.finish(DEADLINE)
     sock.close()
     other.close()

@@ -3,6 +3,7 @@
 import os
 import socket
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ from dmltrain.kvstore.transport import link, rendezvous
 from dmltrain.kvstore.transport.handshake import Caller, Listener
 from dmltrain.kvstore.transport.link import Closed
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError, Mapping
+from dmltrain.kvstore.transport.wire import Header, Kind
 
 SIZE = 1 << 20
+NOBODY = 65534
 
 
 @pytest.fixture
@@ -107,7 +110,84 @@ def test_a_server_without_shared_memory_is_left_at_once():
     sock.close()
 
 
-def test_processes_of_other_users_are_recognized():
+def test_a_listener_whose_queue_is_full_is_not_waited_for():
+    """TCP is used instead."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind("\0dmltrain-full")
+        listening.listen(0)
+        waiting = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(3)]
+        for each in waiting:
+            each.setblocking(False)
+            each.connect_ex("\0dmltrain-full")
+        found = []
+        calling = threading.Thread(
+            target=lambda: found.append(rendezvous.connect("dmltrain-full", caller(), Arena(SIZE))), daemon=True
+        )
+        calling.start()
+        calling.join(10.0)
+        assert found == [None]
+        for each in waiting:
+            each.close()
+
+
+def test_a_caller_that_shares_nothing_is_not_waited_for_forever(server, monkeypatch):
+    monkeypatch.setattr(link, "HANDSHAKE_SECONDS", 0.2)
+    name, outcome = server
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.connect(f"\0{name}")
+    connection = link.greet(sock, caller())
+    assert isinstance(outcome(), Closed)
+    connection.close()
+
+
+def test_one_memory_is_expected_and_no_more_are_kept(server):
+    name, outcome = server
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.connect(f"\0{name}")
+    connection = link.greet(sock, caller())
+    descriptors = [os.memfd_create("dmltrain-two-at-once") for _ in range(2)]
+    socket.send_fds(sock, [b"A"], descriptors)
+    for each in descriptors:
+        os.close(each)
+    assert isinstance(outcome(), ArenaError)
+    names = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.exists() or each.is_symlink()]
+    assert not any("two-at-once" in each for each in names)
+    connection.close()
+
+
+def test_a_connected_link_waits_as_long_as_it_must(server):
+    name, outcome = server
+    mine = rendezvous.connect(name, caller(), Arena(SIZE))
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        assert mine.sock.getsockopt(socket.SOL_SOCKET, option, 16) == bytes(16)
+    theirs = outcome()
+    theirs.send(Header(Kind.PULL).pack(), Header(Kind.DONE).pack())
+    assert mine.read_headers(9) == [Header(Kind.PULL), Header(Kind.DONE)], "read together"
+    mine.close()
+    theirs.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_only_the_own_user_and_root_may_share_memory():
+    def pair():
+        return socket.socketpair(socket.AF_UNIX)
+
+    def all_same(ends):
+        return {rendezvous.same_user(each) for each in ends}
+
+    of_root = pair()
+    os.seteuid(NOBODY)
+    try:
+        of_nobody = pair()
+        found = [all_same(of_root), all_same(of_nobody)]
+    finally:
+        os.seteuid(0)
+    assert [*found, all_same(of_root), all_same(of_nobody)] == [{True}, {True}, {True}, {False}]
+    for each in (*of_root, *of_nobody):
+        each.close()
+
+
+def test_processes_of_this_user_are_recognized():
     one, other = socket.socketpair()
     assert rendezvous.same_user(one) and rendezvous.same_user(other)
     one.close()

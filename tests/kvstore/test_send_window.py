@@ -20,13 +20,16 @@ class Path:
     """A socket with these figures of its path from the kernel."""
 
     def __init__(self, shortest: int, rate: int) -> None:
-        self.info = struct.pack("=148x I 8x Q", shortest, rate)
+        self.info: bytes | None = struct.pack("=148x I 8x Q", shortest, rate)
         self.set: list[int] = []
+        self.segment = 1448
 
     def getsockopt(self, level: int, option: int, size: int = 0) -> bytes | int:
         if (level, option) == (socket.IPPROTO_TCP, socket.TCP_MAXSEG):
-            return 1448
+            return self.segment
         assert (level, option) == (socket.IPPROTO_TCP, socket.TCP_INFO)
+        if self.info is None:
+            raise OSError("not this protocol")
         return self.info[:size]
 
     def setsockopt(self, level: int, option: int, size: int) -> None:
@@ -54,9 +57,38 @@ def test_the_window_is_twice_the_capacity_of_the_path_and_a_little_more(microsec
     assert window.size == path.set[-1] == min(least + beyond, 1 << 30)
 
 
-def test_a_kernel_without_these_figures_changes_nothing():
+def test_the_constant_parts_are_half_and_a_quarter_of_a_millisecond_at_1_gigabit_per_second():
+    assert pytest.approx(0.5e-3, rel=0.1) == PUSHES / 125e6 and pytest.approx(0.25e-3, rel=0.1) == ANSWERS / 125e6
+
+
+def test_four_segments_fit_into_any_window():
+    """Those of IP over InfiniBand have 64 KiB."""
+    path = Path(10, 10**6)
+    path.segment = 65483
+    window = SendWindow(path, PUSHES)
+    assert window.size == 4 * 65483 and path.set == [4 * 65483]
+
+
+def test_small_changes_of_the_path_leave_the_window_as_it_is():
+    path = Path(1000, 10**9)  # 2 MB
+    window = SendWindow(path, PUSHES)
+    window.sent(UPDATE_BYTES)
+    before = window.size
+    for share, size in ((1.0, before), (1.2, before), (0.85, before), (1.35, 1.35), (0.9, 0.9)):
+        path.info = Path(1000, int(share * 10**9)).info
+        times = len(path.set)
+        window.sent(UPDATE_BYTES - 1)
+        assert len(path.set) == times
+        window.sent(1)
+        expected = size if size == before else PUSHES + int(2_000_000 * size)
+        assert window.size == pytest.approx(expected, abs=1)
+        assert len(path.set) == times + (size != before)
+
+
+@pytest.mark.parametrize("info", [None, 104], ids=["none", "fewer"])
+def test_a_kernel_without_these_figures_changes_nothing(info):
     path = Path(100, 10**9)
-    path.info = path.info[:104]
+    path.info = path.info[:info] if info else None
     window = SendWindow(path, PUSHES)
     window.sent(UPDATE_BYTES)
     assert window.size == PUSHES

@@ -98,5 +98,44 @@ def test_valid_headers_survive_and_all_others_are_refused():
         wire.parse_release(bytes(17))
 
 
+def test_numbers_of_the_protocol_stay():
+    assert {kind.name: int(kind) for kind in Kind} == {
+        "HELLO": 1,
+        "CHALLENGE": 2,
+        "PROOF": 3,
+        "ACCEPT": 4,
+        "REFUSE": 5,
+        "CONTROL": 16,
+        "DECLARE": 17,
+        "OPTIMIZER": 18,
+        "DONE": 19,
+        "ERROR": 20,
+        "INIT": 32,
+        "PUSH": 33,
+        "PULL": 34,
+        "VALUE": 35,
+        "READ_STATE": 36,
+        "STATE": 37,
+        "RELEASE": 38,
+        "PROBE": 39,
+    }
+    assert (Flag.SHARED, Flag.PULL) == (1, 2) and wire.DTYPES == ("float32", "float64")
+    assert (wire.MAX_CONTROL, wire.MAX_PROBE, wire.MAX_HELLO) == (8 << 20, 1 << 20, 4096)
+
+
+@pytest.mark.parametrize(
+    "header, followed",
+    [
+        (Header(Kind.PULL), False),
+        (Header(Kind.PUSH, 1), True),
+        (Header(Kind.PUSH, 1, flags=Flag.PULL), True),
+        (Header(Kind.PUSH, 1, flags=Flag.SHARED), False),
+        (Header(Kind.PUSH, 0, flags=Flag.PULL), False),
+    ],
+)
+def test_a_payload_follows_unless_there_is_none_or_it_is_shared(header, followed):
+    assert header.is_followed == followed
+
+
 def test_unused_fields_of_a_header_are_zero():
     assert Header(Kind.PULL) == Header(int(Kind.PULL), *[0] * (len(Header._fields) - 1))
