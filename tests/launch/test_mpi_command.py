@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -71,6 +75,9 @@ def test_the_python_of_a_host_may_have_any_name():
     text = bridge_command(Host("a", python="/opt/my python/it's"), 3, "TOLD")[2]
     assert text.startswith("p='/opt/my python/it'\"'\"'s'; \"$p\" -I")
     assert "python3" not in text, "a Python that was asked for is not replaced by another"
+    assert bridge_command(Host("a"), 3, "TOLD")[2].startswith(
+        f'p={sys.executable}; command -v "$p" >/dev/null 2>&1 || p=python3; "$p" -I'
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,12 +88,24 @@ def test_the_python_of_a_host_may_have_any_name():
         (Host("fd00::1"), ["fd00::1", "IPv4"]),
         (Host("-oProxyCommand=x"), ["-oProxyCommand=x"]),
         (Host("a,b"), ["a,b"]),
+        (Host("a b"), ["a b"]),
     ],
 )
 def test_attributes_that_mpirun_does_not_support_are_refused_with_a_fix(host, words):
     with pytest.raises(LaunchError) as caught:
         check([Host("fine"), host])
     assert all(word in str(caught.value) for word in words)
+
+
+def test_the_fix_for_a_user_and_a_port_is_a_block_of_the_ssh_configuration():
+    with pytest.raises(LaunchError) as caught:
+        check([Host("a", user="ann", port=2222)])
+    assert str(caught.value) == (
+        "mpirun takes no user and no port for a: remove them there, and add to ~/.ssh/config\n"
+        "    Host a\n        User ann\n        Port 2222"
+    )
+    with pytest.raises(LaunchError, match="^hosts:3: mpirun does not accept the host '-x': use a name"):
+        check([Host("-x", where="hosts:3")])
 
 
 def test_no_mpirun():
@@ -123,6 +142,19 @@ def test_a_version_that_is_no_text_or_comes_by_standard_error_counts_too(tmp_pat
 def test_an_mpirun_of_another_kind(tmp_path):
     with pytest.raises(LaunchError, match="'LAM 7.1': expected Open MPI or MPICH"):
         kind(program(tmp_path / "mpirun", "echo LAM 7.1"))
+
+
+def test_an_mpirun_that_says_nothing_of_its_version(tmp_path):
+    with pytest.raises(LaunchError, match="--version printed 'nothing': expected Open MPI or MPICH"):
+        kind(program(tmp_path / "mpirun", "exit 0"))
+
+
+def test_mpirun_reads_nothing_of_what_is_typed_for_the_launcher(tmp_path):
+    name = program(tmp_path / "mpirun", '[ "$(readlink /proc/$$/fd/0)" = /dev/null ] && echo HYDRA')
+    asks = f"from launch.channels.mpi.mpirun import kind; print(kind({name!r}))"
+    root = Path(mpirun.__file__).parents[3]
+    asked = subprocess.run([sys.executable, "-c", asks], input=b"typed", capture_output=True, cwd=root)
+    assert asked.stdout == b"MPICH\n"
 
 
 def test_a_program_that_is_no_mpirun(tmp_path):
@@ -218,10 +250,66 @@ def test_the_last_output_has_no_rulers(tmp_path):
     assert mpirun.complaint(ended) == "mpirun exited with 3 and printed\none\ntwo"
 
 
+def test_what_an_mpirun_printed_is_passed_on_with_a_fix_for_root(tmp_path):
+    def said(words: str) -> str:
+        ended = mpirun.Mpirun([program(tmp_path / "m", f"{words}; exit 1")], {}, lambda _: None)
+        ended.fate(10)
+        return mpirun.complaint(ended)
+
+    assert said("true") == "mpirun exited with 1 and printed nothing"
+    assert said("printf 'no \\377text  \\n'") == "mpirun exited with 1 and printed\nno \ufffdtext"
+    for words in ("running AS ROOT is refused", "an attempt to run as root.", "add the --allow-run-as-root option"):
+        start, printed, fix = said(f"echo '{words}'").split("\n")
+        assert (start, printed) == ("mpirun exited with 1 and printed", words)
+        assert fix.startswith("With dmltrain-launch use --mpirun-args=--allow-run-as-root, or set ")
+
+
+def test_the_end_of_an_mpirun_is_noticed_while_a_process_that_it_has_left_holds_its_output(tmp_path):
+    codes: list[int] = []
+    left = mpirun.Mpirun([program(tmp_path / "m", "sleep 60 & echo $!; exit 3")], {}, codes.append)
+    assert left.fate() in ("", "mpirun exited with 3"), "it does not wait"
+    assert left.fate(10) == "mpirun exited with 3"
+    os.kill(int(left.output), signal.SIGKILL)
+    while not codes:
+        time.sleep(0.01)
+    assert codes == [3]
+
+
+def test_an_mpirun_has_a_session_of_its_own_and_no_input(tmp_path):
+    before = set(threading.enumerate())
+    waits = f"while [ ! -e {tmp_path}/go ]; do sleep 0.02; done"
+    show = "ps -o sid= -p $$; readlink /proc/$$/fd/0; echo $$"
+    ended = mpirun.Mpirun(["/bin/sh", "-c", f"{waits}; {show}"], {}, lambda _: None)
+    threads = set(threading.enumerate()) - before
+    assert len(threads) == 2 and all(each.daemon for each in threads), "the launcher may end before it"
+    assert ended.fate() == "" and not ended.output
+    (tmp_path / "go").touch()
+    ended.fate(10)
+    session, stdin, pid = ended.output.split()
+    assert (session, stdin) == (pid, "/dev/null")
+
+
+def test_the_settings_of_every_mpi_are_in_the_environment_but_the_users_own_count(tmp_path, monkeypatch):
+    monkeypatch.setenv("PRTE_MCA_plm_ssh_no_tree_spawn", "0")
+    script = f"tr '\\0' '\\n' < /proc/$$/environ > {tmp_path}/seen"
+    mpirun.Mpirun(["/bin/sh", "-c", script], {"TOLD": "settings"}, lambda _: None).fate(10)
+    lines = (tmp_path / "seen").read_text().splitlines()
+    assert lines[0] == "TOLD=settings", "MPICH 4.0 does not pass on the last variable"
+    assert {
+        "OMPI_MCA_plm_rsh_no_tree_spawn=1",
+        "OMPI_MCA_orte_keep_fqdn_hostnames=1",
+        "PRTE_MCA_plm_ssh_no_tree_spawn=0",
+        "PRTE_MCA_prte_keep_fqdn_hostnames=1",
+    } <= set(lines)
+    with pytest.raises(LaunchError, match=r"^cannot start .*/none: No such file or directory$") as caught:
+        mpirun.Mpirun([str(tmp_path / "none")], {}, print)
+    assert caught.value.code == 126
+
+
 def test_a_talkative_mpirun_is_remembered_in_part(tmp_path):
     ended = mpirun.Mpirun([program(tmp_path / "m", "yes | head -c 10000000; echo last")], {}, lambda _: None)
     assert ended.fate(30) == "mpirun exited with 0"
-    assert ended.output.endswith("y\nlast")
+    assert ended.output.splitlines() == ["y"] * 29 + ["last"]
     assert len(ended.output) < mpirun.OUTPUT_BYTES
 
 

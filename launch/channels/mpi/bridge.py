@@ -129,7 +129,6 @@ class Agent:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            bufsize=0,
             start_new_session=True,
             cwd=home if os.path.isdir(home) else "/",
             env=environment,

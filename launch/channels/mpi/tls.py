@@ -61,11 +61,10 @@ def _context(pem: bytes) -> ssl.SSLContext:
 
 
 class TlsStream:
-    """The server's side of one connection. It takes over `connection`."""
+    """The server's side of one connection. It takes over `connection`, which blocks."""
 
     def __init__(self, connection: socket.socket, context: ssl.SSLContext):
         self._connection = connection
-        connection.setblocking(True)
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._cipher, self._sending = threading.Lock(), threading.Lock()

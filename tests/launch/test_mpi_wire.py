@@ -1,0 +1,506 @@
+"""The bridge's protocol with a peer that a test writes byte by byte; what a bridge and the launcher do while they wait.
+
+tests/launch/test_mpi_bridge.py has both ends together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import ssl
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launch.channels.mpi import bridge
+from launch.channels.mpi.channel import CLOSE_SECONDS, MpiChannel, frame
+from launch.channels.mpi.mpirun import bridge_command
+from launch.channels.mpi.reception import GREETING_BYTES, GREETING_SECONDS, TOKEN_BYTES, Reception
+from launch.channels.mpi.tls import TlsStream, certificate
+from launch.job.host import Host
+from tests.launch.test_mpi_bridge import (
+    DEADLINE,
+    HELLO,
+    Desk,
+    assert_disconnected,
+    desk,  # noqa: F401  a fixture
+    dial_tls,
+    read_all,
+    wait_for,
+)
+
+
+def next_frame(file) -> bytes:  # what ssl.SSLSocket.makefile returns has no public type
+    (length,) = struct.unpack("!I", file.read(4))
+    return file.read(length)
+
+
+def reset(connection: socket.socket) -> None:
+    """Close it as a host does that has restarted."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+# -- the launcher's end ----------------------------------------------------------------------------------------------
+
+
+class ScriptedBridge:
+    """A peer that knows the token, and the channel that the launcher has to it."""
+
+    def __init__(self, desk: Desk, fate: Callable[[float], str] = lambda seconds: ""):  # noqa: F811
+        self.tls = dial_tls(desk.reception.port)
+        self.tls.sendall(json.dumps({**HELLO, "token": desk.token}).encode() + b"\n")
+        desk.caller = desk.came.get(timeout=DEADLINE)
+        self.channel = MpiChannel(desk.caller.stream, "its bridge", "the command", b"text", fate)
+        self.file = self.tls.makefile("rb")
+        assert [next_frame(self.file) for _ in range(2)] == [b"the command", b"text"]
+
+
+@pytest.mark.parametrize("size", [1, 7])
+def test_output_and_its_end_arrive_whole_however_they_are_cut(desk, size):  # noqa: F811
+    peer = ScriptedBridge(desk)
+    last = json.dumps({"code": 3, "said": "one\ntwo"}).encode()
+    sent, got = b"".join(map(frame, (b"out", b"put\0", b"", last))), b""
+    for start in range(0, len(sent), size):
+        assert not peer.channel.ended
+        peer.tls.sendall(sent[start : start + size])
+        with contextlib.suppress(TimeoutError):
+            got += peer.channel.read(0.01)
+    assert got + read_all(peer.channel) == b"output\0"
+    assert peer.channel.ended and peer.channel.read(DEADLINE) == b""
+    assert [peer.channel.close() for _ in range(2)] == ["exited with 3: two"] * 2
+    assert peer.tls.recv(100) == b"", "it asks nothing more of an agent that has ended"
+
+
+def test_closing_ends_the_agents_input_and_then_the_connection(desk):  # noqa: F811
+    peer = ScriptedBridge(desk)
+    assert [peer.channel.close() for _ in range(2)] == ["did not answer; it ends by itself"] * 2
+    assert next_frame(peer.file) == b"" and peer.file.read(1) == b""
+    with pytest.raises(BrokenPipeError):
+        peer.channel.write(b"x")
+
+
+def test_output_that_comes_while_it_is_closed_is_passed_over(desk):  # noqa: F811
+    peer = ScriptedBridge(desk)
+    said = b"".join(map(frame, (b"late", b"", b'{"code": 0, "said": ""}')))
+    closing = threading.Thread(target=lambda: (next_frame(peer.file), peer.tls.sendall(said)))
+    closing.start()
+    assert peer.channel.close() == "exited with 0"
+    closing.join(DEADLINE)
+
+
+def test_a_connection_that_is_lost_is_named_by_its_error(desk):  # noqa: F811
+    peer = ScriptedBridge(desk)
+    peer.file.close()
+    reset(peer.tls)
+    assert peer.channel.read(DEADLINE) == b"" and peer.channel.read(DEADLINE) == b""
+    assert peer.channel.close() == "lost its bridge: Connection reset by peer"
+    assert not peer.channel.ended
+
+
+def test_a_bridge_that_ends_without_a_message_is_lost_by_the_fate_of_mpirun_if_that_is_known(desk):  # noqa: F811
+    asked = []
+    for fate, words in (("", "it ended without a message"), ("mpirun exited with 3", "mpirun exited with 3")):
+        peer = ScriptedBridge(desk, lambda seconds, fate=fate: asked.append(seconds) or fate)
+        peer.tls.shutdown(socket.SHUT_RDWR)
+        assert peer.channel.read(DEADLINE) == b""
+        assert peer.channel.close() == f"lost its bridge: {words}"
+        desk.caller.stream.close()
+    assert asked == [CLOSE_SECONDS] * 2
+
+
+# -- the reception ---------------------------------------------------------------------------------------------------
+
+
+def test_a_line_of_the_greatest_length_is_read_and_a_longer_one_is_not(desk):  # noqa: F811
+    hello = json.dumps({**HELLO, "token": desk.token}).encode()
+    assert_disconnected(desk, hello.ljust(GREETING_BYTES) + b"\n")
+    with dial_tls(desk.reception.port) as peer:
+        peer.sendall(hello.ljust(GREETING_BYTES - 1) + b"\n")
+        assert desk.came.get(timeout=DEADLINE).pid == HELLO["pid"]
+    assert GREETING_BYTES == 1000 and len(bytes.fromhex(desk.token)) == TOKEN_BYTES == 32
+
+
+def test_a_peer_that_is_not_wanted_is_disconnected(desk):  # noqa: F811
+    refusing = desk.reception.expect(lambda caller: False)
+    assert_disconnected(desk, json.dumps({**HELLO, "token": refusing}).encode() + b"\n")
+
+
+def test_a_token_is_forgotten_at_once_and_more_than_once(desk):  # noqa: F811
+    for _ in range(2):
+        desk.reception.forget(desk.token)
+    assert_disconnected(desk, json.dumps({**HELLO, "token": desk.token}).encode() + b"\n")
+
+
+def test_who_has_not_greeted_before_the_reception_closes_is_refused(desk):  # noqa: F811
+    with dial_tls(desk.reception.port) as peer:
+        for _ in range(2):
+            desk.reception.close()
+        peer.settimeout(GREETING_SECONDS - 1)
+        peer.sendall(json.dumps({**HELLO, "token": desk.token}).encode() + b"\n")
+        with contextlib.suppress(ConnectionResetError, ssl.SSLEOFError):
+            assert peer.recv(1000) == b""
+    assert desk.came.empty()
+
+
+def test_no_thread_of_a_reception_keeps_the_launcher_alive():
+    before = set(threading.enumerate())
+    reception = Reception("127.0.0.1")
+    with dial_tls(reception.port):
+        threads = set(threading.enumerate()) - before
+        assert len(threads) == 2 and all(each.daemon for each in threads)
+    reception.close()
+
+
+def test_an_address_that_cannot_be_listened_at_is_named():
+    with pytest.raises(Exception, match=r"^cannot listen for other hosts at 192\.0\.2\.77: Cannot assign requested"):
+        Reception("192.0.2.77")
+
+
+# -- TLS -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def streams() -> Iterator[tuple[TlsStream, ssl.SSLSocket, socket.socket]]:
+    """The launcher's end of a connection, the other end, and the other end without TLS."""
+    context, _ = certificate()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        below = socket.create_connection(listener.getsockname(), DEADLINE)
+        stream = TlsStream(listener.accept()[0], context)
+    shaking = threading.Thread(target=stream.handshake, args=(time.monotonic() + DEADLINE,))
+    shaking.start()
+    anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
+    raw = below.dup()
+    with raw, anybody.wrap_socket(below) as peer:
+        shaking.join(DEADLINE)
+        yield stream, peer, raw
+    stream.close()
+
+
+def test_what_comes_before_the_end_of_tls_is_read_and_then_the_end(streams):
+    stream, peer, _ = streams
+    peer.sendall(b"last words")
+    peer.settimeout(0.0)
+    with contextlib.suppress(ssl.SSLWantReadError):  # it does not wait for an answer
+        peer.unwrap()
+    assert [stream.read(DEADLINE) for _ in range(3)] == [b"last words", b"", b""]
+
+
+INVALID = b"\x17\x03\x03\x00\x05wrong"  # a record that nobody has encrypted
+
+
+def test_what_comes_before_invalid_data_is_read_and_then_it_is_the_end(streams):
+    stream, peer, raw = streams
+    peer.sendall(b"last words")
+    raw.sendall(INVALID)
+    assert stream.read(DEADLINE) == b"last words"
+    with contextlib.suppress(ssl.SSLError):
+        assert stream.read(DEADLINE) == b""
+
+
+def test_invalid_data_is_an_error(streams):
+    stream, _, raw = streams
+    raw.sendall(INVALID)
+    with pytest.raises(ssl.SSLError):
+        stream.read(DEADLINE)
+
+
+def test_a_handshake_that_is_not_continued_is_a_timeout():
+    context, _ = certificate()
+    ours, theirs = socket.socketpair()
+    with theirs, pytest.raises(TimeoutError):
+        TlsStream(ours, context).handshake(time.monotonic() + 0.05)
+
+
+def test_closing_wakes_a_thread_that_reads_and_gives_the_descriptor_back(streams):
+    stream, peer, _ = streams
+    results: list[object] = []
+
+    def read() -> None:
+        try:
+            results.append(stream.read(DEADLINE))
+        except OSError as error:
+            results.append(error)
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    state = Path(f"/proc/self/task/{reading.native_id}/stat")
+    wait_for(lambda: state.read_text().rpartition(")")[2].split()[0] == "S", "its wait")
+    stream.close()
+    reading.join(DEADLINE)
+    assert results and not isinstance(results[0], TimeoutError)
+    assert peer.recv(1) == b""
+    stream.close()
+
+
+def test_a_stream_is_closed_after_a_reset_too(streams):
+    stream, _, raw = streams
+    with contextlib.suppress(OSError):
+        reset(raw)
+        streams[1].close()
+    wait_for(lambda: stream_ended(stream), "the reset")
+    stream.close()
+
+
+def stream_ended(stream: TlsStream) -> bool:
+    try:
+        return not stream.read(0.01)
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+
+
+def test_a_session_cannot_be_resumed_and_the_key_is_in_no_open_file(streams):
+    stream, peer, _ = streams
+    stream.write(b"x")
+    assert peer.recv(10) == b"x"
+    assert peer.session is None or not peer.session.has_ticket
+    names = []
+    for each in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            names.append(os.readlink(each))
+    assert not [name for name in names if name.startswith("/memfd:")]
+
+
+# -- a bridge's end --------------------------------------------------------------------------------------------------
+
+
+class ScriptedLauncher:
+    """A launcher at which a real bridge calls; it sends what a test writes."""
+
+    def __init__(self, desk: Desk):  # noqa: F811
+        context, digest = certificate()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.settimeout(DEADLINE)
+            self.bridge = desk.start(port=listener.getsockname()[1], certificate=digest)
+            connection, _ = listener.accept()
+        connection.settimeout(DEADLINE)
+        self.tls = context.wrap_socket(connection, server_side=True)
+        self.file = self.tls.makefile("rb")
+        self.hello = json.loads(self.file.readline())
+
+    def say(self, *payloads: bytes, size: int = 1 << 20) -> None:
+        data = b"".join(map(frame, payloads))
+        for start in range(0, len(data), size):
+            self.tls.sendall(data[start : start + size])
+
+    def hear(self) -> tuple[bytes, dict]:
+        """All output, and the last message."""
+        output = b""
+        while more := next_frame(self.file):
+            output += more
+        return output, json.loads(next_frame(self.file))
+
+    def heard_all(self) -> bool:
+        return self.file.read(1) == b"" and self.bridge.wait(DEADLINE) == 0
+
+
+def test_a_bridge_introduces_itself_and_takes_frames_however_they_are_cut(desk):  # noqa: F811
+    talk = ScriptedLauncher(desk)
+    pid = talk.hello.pop("pid")
+    assert talk.hello == {"token": desk.token, "index": 7, "host": socket.gethostname()}
+    assert b"dmltrain-bridge" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    talk.say(b"cat; exit 3", b"ab", b"cd", b"", b"after the end", size=1)
+    assert talk.hear() == (b"abcd", {"code": 3, "said": ""})
+    assert talk.heard_all()
+
+
+def test_a_connection_that_is_reset_ends_the_commands_input(desk, tmp_path):  # noqa: F811
+    talk = ScriptedLauncher(desk)
+    talk.say(f"echo up; cat; echo over > {tmp_path}/end".encode())
+    assert next_frame(talk.file) == b"up\n"
+    talk.file.close()
+    reset(talk.tls)
+    assert talk.bridge.wait(DEADLINE) == 0
+    assert (tmp_path / "end").read_text() == "over\n"
+
+
+def test_a_launcher_that_is_reset_while_output_waits_ends_it_as_well(desk, tmp_path):  # noqa: F811
+    talk = ScriptedLauncher(desk)
+    talk.say(f"head -c 30000000 /dev/zero; cat; echo over > {tmp_path}/end".encode())
+    assert next_frame(talk.file)
+    talk.file.close()
+    reset(talk.tls)
+    assert talk.bridge.wait(DEADLINE) == 0
+    assert (tmp_path / "end").read_text() == "over\n", "what it still prints is read, so that it comes to its end"
+
+
+def test_a_command_may_close_its_output_long_before_it_ends(desk):  # noqa: F811
+    talk = ScriptedLauncher(desk)
+    talk.say(b"exec >&- 2>&-; read line; exit $line")
+    assert next_frame(talk.file) == b""
+    talk.say(b"5\n")
+    assert json.loads(next_frame(talk.file)) == {"code": 5, "said": ""}
+    assert talk.heard_all()
+
+
+def test_the_end_of_standard_error_is_told_as_text(desk):  # noqa: F811
+    talk = ScriptedLauncher(desk)
+    talk.say(b"head -c 5000 /dev/zero | tr '\\0' x >&2; exit 1")
+    assert talk.hear()[1] == {"code": 1, "said": "x" * bridge.STDERR_BYTES}
+    assert bridge.STDERR_BYTES == 2000
+    talk = ScriptedLauncher(desk)
+    talk.say(b"printf ' no \\377text \\n' >&2; exit 1")
+    assert talk.hear()[1] == {"code": 1, "said": "no \ufffdtext"}
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_command_starts_in_the_users_home_if_there_is_one(desk, tmp_path, monkeypatch, exists):  # noqa: F811
+    home = tmp_path if exists else tmp_path / "none"
+    monkeypatch.setenv("HOME", str(home))
+    channel = desk.channel("pwd")
+    assert read_all(channel).decode() == f"{home if exists else '/'}\n"
+    channel.close()
+
+
+def busy_seconds(*pids: int) -> float:
+    """What processes that should only wait use of a core within 0.4 s: the busiest of them."""
+    processes = [psutil.Process(pid) for pid in pids]
+    before = [sum(each.cpu_times()[:2]) for each in processes]
+    time.sleep(0.4)
+    return max(sum(each.cpu_times()[:2]) - used for each, used in zip(processes, before, strict=True))
+
+
+def test_a_bridge_that_waits_does_no_work(desk):  # noqa: F811
+    talks = [ScriptedLauncher(desk) for _ in range(4)]
+    commands = [b"echo up; exec cat", b"exec 2>&-; echo up; exec cat", b"echo up; exec >&-; read line"]
+    for talk, command in zip(talks[1:], commands, strict=True):  # the first is asked for nothing
+        talk.say(command)
+        assert next_frame(talk.file) == b"up\n"
+    assert busy_seconds(*(talk.hello["pid"] for talk in talks)) < 0.1
+    for talk in talks:
+        talk.tls.shutdown(socket.SHUT_RDWR)
+        assert talk.bridge.wait(DEADLINE) == 0
+
+
+def test_what_a_command_does_not_read_yet_is_kept_for_it_within_limits(desk, tmp_path):  # noqa: F811
+    sent = 32_000_000
+    waits = f"echo up; while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; head -c {sent} | wc -c"
+    channel = desk.channel(waits)
+    assert channel.read(DEADLINE) == b"up\n"
+    writer = threading.Thread(target=channel.write, args=(bytes(sent),))
+    writer.start()
+    writer.join(0.3)
+    assert busy_seconds(desk.caller.pid) < 0.2 and writer.is_alive()
+    assert psutil.Process(desk.caller.pid).memory_info().rss < 100_000_000
+    (tmp_path / "go").touch()
+    assert read_all(channel) == f"{sent}\n".encode()
+    writer.join(DEADLINE)
+    assert channel.close() == "exited with 0"
+
+
+# -- the way to the launcher -----------------------------------------------------------------------------------------
+
+
+LOST_AFTER = {  # 14 s on an idle connection, 12 s with data that nobody acknowledges; an outage of 5 s is survived
+    socket.TCP_KEEPIDLE: 5,
+    socket.TCP_KEEPINTVL: 3,
+    socket.TCP_KEEPCNT: 3,
+    socket.TCP_USER_TIMEOUT: 12_000,
+    socket.TCP_NODELAY: 1,
+}
+
+
+def assert_kept_alive(connection: socket.socket) -> None:
+    assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    assert {option: connection.getsockopt(socket.IPPROTO_TCP, option) for option in LOST_AFTER} == LOST_AFTER
+
+
+def test_both_ends_notice_a_lost_connection(desk):  # noqa: F811
+    port = desk.reception.port
+    with bridge.reach(["127.0.0.1"], port, desk.reception.certificate, DEADLINE) as link:
+        assert_kept_alive(link)
+        link.sendall(json.dumps({**HELLO, "token": desk.token}).encode() + b"\n")
+        desk.caller = desk.came.get(timeout=DEADLINE)
+        own = psutil.Process().net_connections("tcp4")
+        (descriptor,) = (each.fd for each in own if each.laddr.port == port and each.raddr)
+        with socket.socket(fileno=os.dup(descriptor)) as below:
+            assert_kept_alive(below)
+
+
+def test_a_launcher_is_reached_over_ipv6():
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6 on this machine")
+    reception = Reception("::1")
+    bridge.reach(["127.0.0.1", "::1"], reception.port, reception.certificate, DEADLINE).close()
+    reception.close()
+
+
+def test_each_address_that_was_tried_is_in_the_error():
+    with contextlib.ExitStack() as opened:
+        silent = opened.enter_context(socket.socket())
+        silent.bind(("127.0.0.9", 0))
+        silent.listen(0)
+        port = silent.getsockname()[1]
+        for _ in range(3):  # fill the queue of connections that nobody accepts: further ones get no answer
+            waiting = opened.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(silent.getsockname())
+        with pytest.raises(OSError) as caught:
+            bridge.reach(["127.0.0.9", "127.0.0.1", "no:address"], port, "", 0.3)
+    refused, unknown = "127.0.0.1: Connection refused", "no:address: Name or service not known"
+    assert str(caught.value).startswith(f"127.0.0.9: no answer in 0.3 s; {refused}; ")
+    assert str(caught.value).endswith(unknown) or "no:address: " in str(caught.value)
+
+
+def test_it_does_not_wait_once_every_address_has_failed():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+    began = time.monotonic()
+    with pytest.raises(OSError, match="127.0.0.1: Connection refused"):
+        bridge.reach(["127.0.0.1"], port, "", 1000.0)
+    assert time.monotonic() - began < DEADLINE
+
+
+# -- mpirun's daemon -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("daemon", "silence", "code"),
+    [
+        *((name, 6.5, -signal.SIGTERM) for name in ("orted", "prted", "hydra_pmi_proxy")),
+        ("mpirun", 6.5, 9),
+        ("orted", 3.0, 9),
+    ],
+)
+def test_a_bridge_whose_launcher_was_silent_ends_its_daemon(desk, tmp_path, daemon, silence, code):  # noqa: F811
+    """The daemon would wait for minutes. `silence`: how much later the bridge's clock is after the last message."""
+    (tmp_path / "later").write_text("0")
+    text = Path(bridge.__file__).read_text()
+    program = f"import time\nmonotonic = time.monotonic\nlater = {str(tmp_path / 'later')!r}\n"
+    program += f"time.monotonic = lambda: monotonic() + float(open(later).read() or 0)\nexec({text!r})"
+    told = {
+        "program": program,
+        "addresses": ["127.0.0.1"],
+        "port": desk.reception.port,
+        "certificate": desk.reception.certificate,
+        "token": desk.token,
+        "seconds": DEADLINE,
+    }
+    shell, *words = bridge_command(Host("here", python=sys.executable), 7, bridge.VARIABLE)
+    named = tmp_path / "a) shell"  # names may have any character
+    named.symlink_to(shell)
+    started = tmp_path / daemon
+    started.write_text('#!/bin/sh\n"$@" &\nwait $!\nexit 9\n')
+    started.chmod(0o755)
+    environment = dict(os.environ, **{bridge.VARIABLE: json.dumps(told)})
+    process = subprocess.Popen([str(started), str(named), *words], env=environment)
+    caller = desk.came.get(timeout=DEADLINE)
+    channel = MpiChannel(caller.stream, "its bridge", "echo up; cat", b"", lambda seconds: "")
+    assert channel.read(DEADLINE) == b"up\n"
+    (tmp_path / "draft").write_text(str(silence))
+    (tmp_path / "draft").rename(tmp_path / "later")
+    caller.stream.close()
+    assert process.wait(DEADLINE) == code
