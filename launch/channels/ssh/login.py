@@ -238,6 +238,7 @@ class _Login:
 
     def _authenticate(self, transport: paramiko.Transport) -> None:
         tried = []
+        locked = self.access.keys.locked(self.settings)  # asked first: another host's login may unlock one meanwhile
         for what, key in self.access.keys.offers(self.settings):
             transport.auth_timeout = self.deadline.left
             try:
@@ -252,7 +253,6 @@ class _Login:
                 tried.append(what)
                 if not transport.is_active():
                     raise self._denied(f"it closed the connection after {', '.join(tried)}") from None
-        locked = self.access.keys.locked(self.settings)
         if locked:
             raise Locked(locked)
         raise self._denied(f"it accepts none of: {', '.join(tried)}" if tried else "there is no key to offer")

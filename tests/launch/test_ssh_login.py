@@ -1,0 +1,507 @@
+"""A login through paramiko by itself: ciphers, deadlines, the way there, the keys that are tried, and every refusal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import paramiko
+import psutil
+import pytest
+
+from launch import LaunchError
+from launch.channels.ssh.config import Config, Settings, Target
+from launch.channels.ssh.key import Keys
+from launch.channels.ssh.line import ProxyCommand, tcp
+from launch.channels.ssh.login import Access, Deadline
+from launch.channels.ssh.prompt import TerminalPrompt
+from tests.launch.conftest import ROOT, wait_for
+from tests.launch.ssh_connect import SECONDS, nobody
+from tests.launch.sshd import Home, Sshd, generate_key, home, sshds  # noqa: F401  fixtures
+
+PASSPHRASE = "correct horse"
+
+
+def access(home: Home, ask=nobody, **more: object) -> Access:  # noqa: F811
+    return Access(Config((str(home.config),)), Keys(ask), **more)
+
+
+def target(sshd: Sshd) -> Target:
+    return Target("127.0.0.1", port=sshd.port)
+
+
+def refusal(access: Access, target: Target, seconds: float = SECONDS) -> LaunchError:
+    with pytest.raises(LaunchError) as caught:
+        access.log_in(target, "h (hosts:3)", seconds)
+    return caught.value
+
+
+def block(name: str, *lines: str) -> str:
+    """Of ~/.ssh/config."""
+    return "\n  ".join([f"Host {name}", *lines]) + "\n"
+
+
+@pytest.fixture
+def silent() -> Iterator[int]:
+    """A port of loopback that does not answer."""
+    with contextlib.ExitStack() as opened:
+        server = opened.enter_context(socket.socket())
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        for _ in range(3):  # fill the queue of connections that nobody accepts: further ones get no answer
+            waiting = opened.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(server.getsockname())
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
+def closed() -> int:
+    """A port of loopback at which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+# -- the connection ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("offered", "chosen"),
+    [
+        ("", "aes128-gcm@openssh.com"),
+        ("aes128-ctr,aes256-gcm@openssh.com", "aes256-gcm@openssh.com"),
+        ("aes256-ctr,aes128-ctr", "aes128-ctr"),
+        ("aes192-ctr,aes256-ctr", "aes256-ctr"),
+    ],
+)
+def test_the_fastest_cipher_of_both_is_used(sshds, home, offered, chosen):  # noqa: F811
+    sshd = sshds(*([f"Ciphers {offered}"] if offered else []))
+    transport, deadline = access(home).log_in(target(sshd), "h", SECONDS)
+    assert transport.remote_cipher == transport.local_cipher == chosen
+    assert transport.default_window_size == 1 << 21
+    assert deadline.seconds == SECONDS and SECONDS - 15 < deadline.left <= SECONDS and not deadline.passed
+    transport.close()
+
+
+def test_a_deadline_that_has_passed_leaves_a_hundredth_of_a_second():
+    """Some calls take 0 for no timeout."""
+    late = Deadline(5.0, time.monotonic() - 1)
+    assert late.passed and late.left == 0.01
+    assert 999 < Deadline.after(1000.0).left <= 1000 and not Deadline.after(1000.0).passed
+
+
+def test_a_refused_login_leaves_no_connection(sshds, home):  # noqa: F811
+    sshd = sshds(known=False)
+    assert "host key is not known here" in str(refusal(access(home), target(sshd)))
+    wait_for(lambda: not sshd.children(), "the end of its connections")
+
+
+@pytest.mark.parametrize(("connect_timeout", "seconds"), [("0.2", 60.0), ("60", 0.2)])
+def test_an_address_that_does_not_answer_is_given_up_at_the_sooner_of_two_times(
+    home,  # noqa: F811
+    silent,
+    connect_timeout,
+    seconds,
+):
+    home.configure(block("far", f"ConnectTimeout {connect_timeout}", "HostName 127.0.0.1", f"Port {silent}"))
+    began = time.monotonic()
+    error = refusal(access(home), Target("far"), seconds)
+    assert time.monotonic() - began < 30
+    assert str(error) == (
+        f"h (hosts:3): no answer from 127.0.0.1 port {silent} within {seconds:g} s; is the host up and on this "
+        "network? --connect-timeout gives it more time"
+    )
+    assert error.code == 125
+
+
+def test_a_network_without_a_way_is_named(home):  # noqa: F811
+    error = refusal(access(home), Target("255.255.255.255"))
+    assert str(error) == (
+        "h (hosts:3): no connection to 255.255.255.255 port 22: Network is unreachable; "
+        "is the host up and on this network?"
+    )
+    assert error.code == 125
+
+
+def test_a_name_that_nobody_knows(home):  # noqa: F811
+    error = refusal(access(home), Target("no-such-host.invalid"))
+    assert str(error).startswith("h (hosts:3): the name no-such-host.invalid is not known: ")
+    assert str(error).endswith(
+        "; correct the name in the hosts file, or give its address with HostName in ~/.ssh/config"
+    )
+    assert error.code == 2
+
+
+def test_an_address_is_tried_after_others_that_refuse(closed):
+    with socket.create_server(("127.0.0.1", closed)), socket.socket() as probe:
+        line = tcp("localhost", closed, SECONDS)  # ::1 first, where there is IPv6
+        assert probe.connect_ex(("127.0.0.1", closed)) == 0
+        line.close()
+
+
+# -- hops --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_hop_that_is_not_reached_is_in_the_label(home, closed):  # noqa: F811
+    home.configure(block("last", f"ProxyJump 127.0.0.1:{closed}"))
+    assert str(refusal(access(home), Target("last"))).startswith(
+        f"h (hosts:3), through 127.0.0.1: no connection to 127.0.0.1 port {closed}: Connection refused; is sshd"
+    )
+
+
+def test_what_a_hop_cannot_reach_is_named_and_no_connection_is_left(sshds, home, silent, closed):  # noqa: F811
+    gate = sshds()
+    jump = f"ProxyJump 127.0.0.1:{gate.port}"
+    home.configure(
+        block("refused", "HostName 127.0.0.1", f"Port {closed}", jump),
+        block("silent", "HostName 127.0.0.1", f"Port {silent}", jump),
+    )
+    refused = refusal(access(home), Target("refused"))
+    assert str(refused) == f"h (hosts:3): 127.0.0.1 cannot connect to 127.0.0.1 port {closed}: Connect failed"
+    late = refusal(access(home), Target("silent"), 1.0)
+    assert f"no answer from 127.0.0.1 port {silent} through 127.0.0.1 within 1 s" in str(late)
+    assert refused.code == late.code == 125
+    wait_for(lambda: not gate.children(), "the end of its connections")
+
+
+def test_the_way_of_a_list_of_hops_is_that_list(sshds, home):  # noqa: F811
+    """A hop's own ProxyCommand is for who connects to it directly."""
+    first, second, last = sshds(), sshds(), sshds()
+    home.configure(
+        block("second", "HostName 127.0.0.1", f"Port {second.port}", "ProxyCommand false"),
+        block("last", "HostName 127.0.0.1", f"Port {last.port}", f"ProxyJump 127.0.0.1:{first.port},second"),
+    )
+    transport, _ = access(home).log_in(Target("last"), "h", SECONDS)
+    assert [sshd.logins for sshd in (first, second, last)] == [1, 1, 1]
+    transport.close()
+    for sshd in (first, second, last):
+        wait_for(lambda sshd=sshd: not sshd.children(), "the end of every hop's connection")
+
+
+def test_a_hop_that_cannot_be_read(home):  # noqa: F811
+    home.configure(block("last", "ProxyJump h:port"))
+    error = refusal(access(home), Target("last"))
+    assert str(error) == "h (hosts:3): ProxyJump h:port: expected [user@]host[:port]"
+    assert error.code == 2
+
+
+# -- the handshake -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("true", ""),
+        ("sh -c 'echo no way >&2; exit 255'", "; ProxyCommand {command} exited with 255: no way"),
+    ],
+    ids=["ends well", "an ssh that fails"],
+)
+def test_a_way_that_always_ends_at_once_is_tried_until_the_deadline(home, tmp_path, command, said):  # noqa: F811
+    counted = f"sh -c 'echo x >> {tmp_path}/tries; exec {command}'" if command == "true" else command
+    home.configure(block("far", f"ProxyCommand {counted}"))
+    began = time.monotonic()
+    error = refusal(access(home), Target("far"), 0.5)
+    assert time.monotonic() - began < 10
+    assert str(error) == (
+        f"h (hosts:3): for 0.5 s the host behind {counted} closed every connection before its identification"
+        f"{said.format(command=command)}; raise MaxStartups in its sshd_config, or is that port another program's?"
+    )
+    assert error.code == 125
+    if command == "true":
+        assert 2 <= (tmp_path / "tries").read_text().count("x") <= 8, "with a pause before each"
+
+
+def test_what_answers_as_something_else_is_named(home):  # noqa: F811
+    home.configure(block("far", "ProxyCommand sh -c 'echo SSH-1.5-old; exec sleep 60'"))
+    error = refusal(access(home), Target("far"))
+    assert "no common algorithm" in str(error) or "no usable SSH server answers at the host behind" in str(error)
+    assert "1.5" in str(error)
+
+
+def test_a_server_without_a_common_cipher_is_left_to_the_systems_ssh(sshds, home):  # noqa: F811
+    sshd = sshds("Ciphers chacha20-poly1305@openssh.com")
+    error = refusal(access(home), target(sshd))
+    assert str(error).startswith(f"h (hosts:3): no common algorithm with 127.0.0.1 port {sshd.port}: ")
+    assert str(error).endswith("; try the system's ssh with --ssh system")
+
+
+def test_nothing_of_paramiko_comes_to_the_terminal(home):  # noqa: F811
+    home.configure(block("far", "ProxyCommand echo nonsense"))
+    program = (
+        "import sys\nfrom launch import LaunchError\nfrom launch.channels.ssh.config import Config, Target\n"
+        "from launch.channels.ssh.key import Keys\nfrom launch.channels.ssh.login import Access\n"
+        "try: Access(Config((sys.argv[1],)), Keys(input)).log_in(Target('far'), 'h', 0.2)\n"
+        "except LaunchError: print('refused')\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program, home.config], cwd=ROOT, capture_output=True, text=True)
+    assert (ran.stdout, ran.stderr) == ("refused\n", "")
+
+
+def test_the_end_of_all_logins_kills_every_command_at_once(home, tmp_path):  # noqa: F811
+    home.configure(block("far", f"ProxyCommand sh -c 'echo $$ > {tmp_path}/pid; exec sleep 300'"))
+    shared = access(home)
+    refused = refusal(shared, Target("far"), 0.3)
+    assert "did not answer as an SSH server within 0.3 s" in str(refused)
+    pid = int((tmp_path / "pid").read_text())
+    shared.close()
+    assert not psutil.pid_exists(pid)
+    assert shared.proxies and all(isinstance(each, ProxyCommand) for each in shared.proxies)
+
+
+# -- keys --------------------------------------------------------------------------------------------------------------
+
+
+def settings(home: Home, *identities: Path, only: bool = False) -> Settings:  # noqa: F811
+    lines = [f"IdentityFile {each}" for each in identities] + ["IdentitiesOnly yes"] * only
+    home.config.write_text("\n".join(lines) + "\n")
+    return Config((str(home.config),)).settings(Target("h"))
+
+
+def offered(found: Settings) -> list[str]:
+    return [what for what, _ in Keys(nobody).offers(found)]
+
+
+@pytest.fixture
+def ssh_agent(home, monkeypatch, tmp_path):  # noqa: F811
+    """A running ssh-agent at $SSH_AUTH_SOCK; call it with a key to add."""
+    if not shutil.which("ssh-agent"):
+        pytest.skip("needs ssh-agent (Debian: openssh-client)")
+    path = tmp_path / "agent"
+    process = subprocess.Popen(["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.DEVNULL)
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(path))
+    wait_for(path.exists, "its socket")
+    yield lambda key: subprocess.run(["ssh-add", "-q", str(key)], check=True, timeout=60)
+    process.kill()
+    process.wait()
+
+
+def test_keys_are_offered_in_the_order_of_ssh(home, ssh_agent, tmp_path):  # noqa: F811
+    """The agent's that are configured, its others, and then those of files that it does not have."""
+    other, both, file = (generate_key(tmp_path / name) for name in ("other", "both", "file"))
+    for key in (other, both):
+        ssh_agent(key)
+    agents = [f"the agent's ssh-ed25519 {name}" for name in ("both", "other")]
+    assert offered(settings(home, file, both)) == [*agents, str(file)]
+    assert offered(settings(home, file, both, only=True)) == [agents[0], str(file)]
+    assert offered(settings(home, file, only=True)) == [str(file)]
+    both.unlink()
+    assert offered(settings(home, both, only=True)) == [agents[0]], "its public key names the agent's"
+
+
+@pytest.mark.parametrize("there", ["none", "nobody", "one that hangs up"])
+def test_without_an_agent_keys_are_those_of_files(home, monkeypatch, tmp_path, there):  # noqa: F811
+    path = tmp_path / "agent"
+    with contextlib.ExitStack() as opened:
+        if there != "none":
+            server = opened.enter_context(socket.socket(socket.AF_UNIX))
+            server.bind(str(path))
+        if there == "one that hangs up":
+            server.listen()
+            threading.Thread(target=lambda: server.accept()[0].close(), daemon=True).start()
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(path))
+        assert offered(settings(home, home.key)) == [str(home.key)]
+
+
+def test_files_that_hold_no_key_are_passed_over(home, tmp_path):  # noqa: F811
+    names = ("nothing", "text", "folder", "cut off")
+    nothing, text, folder, cut = (tmp_path / name.replace(" ", "-") for name in names)
+    nothing.touch()
+    text.write_bytes(b"-----BEGIN OPENSSH PRIVATE KEY-----\n\xff\n-----END OPENSSH PRIVATE KEY-----\n")
+    folder.mkdir()
+    cut.write_text(home.key.read_text()[:150])
+    found = settings(home, nothing, text, folder, cut, tmp_path / "none", home.key)
+    assert offered(found) == [str(home.key)]
+    assert Keys(nobody).locked(found) == []
+
+
+@pytest.mark.parametrize("said", ["", "ssh-ed25519", "ssh-ed25519 #", "ssh-ed25519 AAAA", "ssh-rsa AAAA\udcff"])
+def test_a_public_key_or_a_certificate_that_cannot_be_read_does_not_spoil_the_private_one(home, said):  # noqa: F811
+    for name in (f"{home.key}.pub", f"{home.key}-cert.pub"):
+        Path(name).write_bytes(said.encode(errors="surrogateescape"))
+    assert offered(settings(home, home.key)) == [str(home.key)]
+
+
+def test_keys_of_every_kind_are_read_and_encrypted_ones_wait_for_their_passphrase(home, tmp_path):  # noqa: F811
+    plain = [generate_key(tmp_path / kind, kind) for kind in ("ed25519", "ecdsa", "rsa")]
+    locked = [generate_key(tmp_path / f"locked-{kind}", kind, PASSPHRASE) for kind in ("ed25519", "ecdsa")]
+    found, keys = settings(home, *locked, *plain), Keys(lambda question: PASSPHRASE)
+    assert [what for what, _ in keys.offers(found)] == [str(path) for path in plain]
+    assert keys.locked(found) == [str(path) for path in locked]
+    for path in locked:
+        keys.unlock(str(path))
+    assert keys.locked(found) == []
+    kinds = [key.get_name() for _, key in keys.offers(found)]
+    assert kinds == ["ssh-ed25519", "ecdsa-sha2-nistp256", "ssh-ed25519", "ecdsa-sha2-nistp256", "ssh-rsa"]
+
+
+def test_three_passphrases_may_be_tried_and_a_refusal_is_kept(home, tmp_path):  # noqa: F811
+    path = str(generate_key(tmp_path / "locked", "ed25519", PASSPHRASE))
+    answers = ["wrong", "", PASSPHRASE]
+    keys = Keys(lambda question: answers.pop(0))
+    keys.unlock(path)
+    assert not answers
+    keys.unlock(path)
+    answers = ["wrong"] * 4
+    refused = Keys(lambda question: answers.pop(0))
+    for _ in range(2):
+        with pytest.raises(LaunchError, match=f"^key {path} is encrypted, and 3 passphrases were wrong$"):
+            refused.unlock(path)
+    assert len(answers) == 1
+
+    def ends(question: str) -> str:
+        raise EOFError
+
+    with pytest.raises(LaunchError, match=f"^key {path} is encrypted, and no passphrase was given$"):
+        Keys(ends).unlock(path)
+
+
+def test_a_key_that_another_host_unlocks_between_two_looks_is_tried(sshds, home, tmp_path):  # noqa: F811
+    """Hosts log in at the same time, and one question is for all of them."""
+    path = generate_key(tmp_path / "locked", "ed25519", PASSPHRASE)
+    home.authorized.write_text(Path(f"{path}.pub").read_text())
+    home.configure(identity=f"IdentityFile {path}")
+
+    class Shared(Keys):
+        def offers(self, settings: Settings) -> Iterator[tuple[str, paramiko.PKey]]:
+            yield from super().offers(settings)
+            self.unlock(str(path))  # as the thread of another host does
+
+    asked: list[str] = []
+    keys = Shared(lambda question: asked.append(question) or PASSPHRASE)
+    transport, _ = Access(Config((str(home.config),)), keys).log_in(target(sshds()), "h", SECONDS)
+    assert transport.is_authenticated() and len(asked) == 1
+    transport.close()
+
+
+def test_a_certificate_beside_a_key_is_shown(sshds, home, tmp_path):  # noqa: F811
+    authority = generate_key(tmp_path / "authority")
+    sign = ["ssh-keygen", "-q", "-s", str(authority), "-I", "me", "-n", home.user, f"{home.key}.pub"]
+    subprocess.run(sign, check=True, timeout=60)
+    home.authorized.write_text("")
+    sshd = sshds(f"TrustedUserCAKeys {authority}.pub")
+    transport, _ = access(home).log_in(target(sshd), "h", SECONDS)
+    transport.close()
+    assert b"ED25519-CERT" in sshd.log.read_bytes()
+
+
+def test_a_server_that_wants_more_than_a_key_is_named(sshds, home):  # noqa: F811
+    sshd = sshds("AuthenticationMethods publickey,publickey")
+    error = refusal(access(home), target(sshd))
+    assert str(error) == (
+        f"h (hosts:3): 127.0.0.1 port {sshd.port} refused the login of {home.user}: it accepts none of: {home.key} "
+        "(accepted, but the server wants more than a key); put your public key there with ssh-copy-id, or give "
+        "another key with --identity or another user with user@; try the system's ssh with --ssh system"
+    )
+    assert error.code == 2
+
+
+def test_every_key_that_was_tried_is_named(sshds, home, tmp_path):  # noqa: F811
+    home.authorized.write_text("")
+    other = generate_key(tmp_path / "other")
+    error = refusal(access(home), Target("127.0.0.1", port=sshds().port, identity=str(other)))
+    assert f"it accepts none of: {other}, {home.key}; put" in str(error)
+
+
+def test_a_server_that_stops_answering_during_the_login_is_given_up(sshds, home):  # noqa: F811
+    sshd = sshds()
+
+    class Stopping(Keys):
+        def offers(self, settings: Settings) -> Iterator[tuple[str, paramiko.PKey]]:
+            for pid in sshd.children():
+                for each in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+                    each.send_signal(signal.SIGSTOP)
+                    stopped.append(each)
+            yield from super().offers(settings)
+
+    stopped: list[psutil.Process] = []
+    try:
+        error = refusal(Access(Config((str(home.config),)), Stopping(nobody)), target(sshd), 1.0)
+    finally:
+        for each in stopped:
+            each.send_signal(signal.SIGCONT)
+    assert f"h (hosts:3): 127.0.0.1 port {sshd.port} did not answer to the login within 1 s" in str(error)
+
+
+# -- the terminal ------------------------------------------------------------------------------------------------------
+
+
+class Terminal:
+    """A pseudo terminal at which a thread is asked."""
+
+    def __init__(self) -> None:
+        import pty
+
+        self.ours, self.theirs = pty.openpty()
+        self.prompt = TerminalPrompt(os.ttyname(self.theirs))
+
+    def ask(self, *typed: bytes) -> str | type[EOFError]:
+        answers: list[str | type[EOFError]] = []
+
+        def run() -> None:
+            try:
+                answers.append(self.prompt.ask("Passphrase? "))
+            except EOFError:
+                answers.append(EOFError)
+
+        asking = threading.Thread(target=run)
+        asking.start()
+        assert os.read(self.ours, 100) == b"Passphrase? "
+        for each in typed:
+            os.write(self.ours, each)
+        asking.join(SECONDS)
+        assert os.read(self.ours, 100) == b"\r\n", "nothing of it is shown"
+        return answers[0]
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    made = Terminal()
+    yield made
+    os.close(made.ours)
+    os.close(made.theirs)
+
+
+@pytest.mark.parametrize(
+    ("typed", "answer"),
+    [
+        ((b"secret\n",), "secret"),
+        ((b"\n",), ""),
+        ((b"sec\x04", b"ret\n"), "secret"),  # Control-D sends what has been typed
+        ((b"caf\xe9\n",), "caf\ufffd"),
+        ((b"\x04",), EOFError),
+    ],
+)
+def test_what_is_typed_is_the_answer(terminal, typed, answer):
+    before = len(os.listdir("/proc/self/fd"))
+    assert terminal.ask(*typed) == answer
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_question_is_called_off_before_close_returns_and_no_other_is_asked(terminal):
+    import termios
+
+    before, over = termios.tcgetattr(terminal.theirs), threading.Event()
+
+    def ask() -> None:
+        with pytest.raises(EOFError):
+            terminal.prompt.ask("Passphrase? ")
+        over.set()
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert os.read(terminal.ours, 100) == b"Passphrase? "
+    assert termios.tcgetattr(terminal.theirs) != before
+    terminal.prompt.close()
+    assert termios.tcgetattr(terminal.theirs) == before, "it echoes again"
+    assert over.wait(SECONDS)
+    with pytest.raises(EOFError):
+        terminal.prompt.ask("Passphrase? ")
