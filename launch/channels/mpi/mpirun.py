@@ -56,7 +56,6 @@ def kind(mpirun: str) -> str:
             [mpirun, "--version"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
             errors="replace",
             timeout=VERSION_SECONDS,
         )
