@@ -141,12 +141,65 @@ def test_json_without_end_is_a_protocol_error():
         (b'{"do": "bind", "address": "a", "master": 65536}', "expected a port, 0 to 65535, or null"),
         (b'{"do": "start", "unset": [], "tasks": [{"task": 1}]}', "a process to start lacks the field 'argv'"),
         (b'{"do": "file", "entry": 0, "bytes": -5}', "expected a whole number, 0 or more"),
+        (b'{"do": "stop", "grace": "1"}', "field 'grace' of message 'stop' is '\"1\"'; expected a number of seconds"),
+        (b'{"do": "stop", "grace": 1, "dump": 1}', "field 'dump' of message 'stop' is '1'; expected true or false"),
+        (b'{"do": "list", "mark": 7}', "field 'mark' of message 'list' is '7'; expected text"),
+        (b'{"do": "probe", "request": []}', "field 'request' of message 'probe' is '[]'; expected an object"),
+        (b'{"do": "bind", "address": "a", "scheduler": null, "reach": null}', "is 'null'; expected true or false"),
+        (b'{"do": "start", "unset": 3, "tasks": []}', "'unset' of message 'start' is '3'; expected a list of text"),
+        (b'{"do": "start", "unset": [3], "tasks": []}', "'unset' of message 'start' is '[3]'; expected a list of text"),
+        (
+            b'{"do": "start", "unset": [], "tasks": [{"task": 1, "argv": [], "environment": {"A": 1}, "workdir": ""}]}',
+            "field 'environment' of a process to start is '{\"A\": 1}'; expected an object of text",
+        ),
+        (
+            b'{"do": "start", "unset": [], "tasks": [{"task": 65536, "argv": [], "environment": {}, "workdir": ""}]}',
+            "field 'task' of a process to start is '65536'; expected the number of a task, 0 to 65535",
+        ),
+        (b'{"do": "start", "unset": [], "tasks": [1]}', "'tasks' of message 'start' is '[1]'; expected a list of a"),
+        (b'{"do": "entries", "entries": [[0, "f", "a", 0, 0.5, 0, ""]], "last": true}', "expected a list of [number, "),
+        (b'{"do": "stop", "host": "h", "grace": 1}', "unknown field 'host'; its fields are: grace, dump"),
     ],
 )
 def test_an_error_names_what_was_expected(line, said):
     with pytest.raises(ProtocolError) as error:
         decode_command(line)
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("payload", "said"),
+    [
+        (b'{"event": "ready", "pid": 0.5, "cores": 1}', "'pid' of message 'ready' is '0.5'; expected a whole number"),
+        (
+            b'{"event": "bound", "ports": {"reach": 70000}}',
+            "field 'ports' of message 'bound' is '{\"reach\": 70000}'; expected an object of a port, 0 to 65535",
+        ),
+        (
+            b'{"event": "reached", "peers": {"a": {"ms": "1"}}}',
+            'of message \'reached\' is \'{"a": {"ms": "1"}}\'; expected an object of {"ms": number} or {"error": text}',
+        ),
+        (b'{"event": "reached", "peers": {"a": {"error": 1}}}', "expected an object of"),
+        (b'{"event": "reached", "peers": {"a": {"ms": 1, "error": ""}}}', "expected an object of"),
+        (b'{"event": "stopped", "processes": [[1, 2, 3]]}', "expected a list of [pid, task]"),
+        (b'{"event": "stopped", "processes": [[1, -1]]}', "expected a list of [pid, task]"),
+        (b'{"event": "beat", "host": "x"}', "message 'beat' has the unknown field 'host'; its fields are: none"),
+        (b'{"event": "ready", "pid": 1}', "message 'ready' lacks the field 'cores': expected a whole number"),
+        (b'{"do": "beat"}', "is not a message; expected 'event' to be one of "),
+    ],
+)
+def test_an_error_about_an_event_names_what_was_expected(payload, said):
+    with pytest.raises(ProtocolError) as error:
+        decode_event(payload, "h")
+    assert said in str(error.value)
+
+
+def test_a_long_message_is_shown_in_part():
+    for text, shown in ((b"x" * 100, "x" * 100 + "' is not JSON"), (b"x" * 101, "x" * 100 + "'... is not JSON")):
+        with pytest.raises(ProtocolError, match=f"^'{shown}; expected an object with 'do'$"):
+            decode_command(text)
+    with pytest.raises(ProtocolError, match=r"^'\\xe9\\ufffd' is not JSON"):
+        decode_command("é".encode() + b"\xff")
 
 
 @pytest.mark.parametrize(
@@ -161,6 +214,7 @@ def test_an_error_names_what_was_expected(line, said):
         ('{"do": "stop", "grace": %d}', 0, 10**9),
         ('{"do": "file", "entry": %d, "bytes": 0}', 0, 1 << 63),
         ('{"do": "entries", "entries": [[0, "file", "a", 0, %d, 0, ""]], "last": true}', -(1 << 63), 1 << 63),
+        ('{"do": "bind", "address": "a", "scheduler": %d}', 0, 65535),
     ],
 )
 def test_numbers_have_limits(line, least, most):

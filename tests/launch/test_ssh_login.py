@@ -211,10 +211,15 @@ def test_a_way_that_always_ends_at_once_is_tried_until_the_deadline(home, tmp_pa
     began = time.monotonic()
     error = refusal(access(home), Target("far"), 0.5)
     assert time.monotonic() - began < 10
-    assert str(error) == (
-        f"h (hosts:3): for 0.5 s the host behind {counted} closed every connection before its identification"
+    closed = f"for 0.5 s the host behind {counted} closed every connection before its identification"
+    closed += (
         f"{said.format(command=command)}; raise MaxStartups in its sshd_config, or is that port another program's?"
     )
+    late = (
+        f"the host behind {counted} did not answer as an SSH server within 0.5 s; is the host up and on this network?"
+    )
+    late += " --connect-timeout gives it more time"  # if the deadline is during the last try
+    assert str(error) in (f"h (hosts:3): {closed}", f"h (hosts:3): {late}")
     assert error.code == 125
     if command == "true":
         assert 2 <= (tmp_path / "tries").read_text().count("x") <= 8, "with a pause before each"
