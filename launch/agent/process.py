@@ -107,6 +107,6 @@ def become_subreaper() -> None:
     try:
         import ctypes
 
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     except (ImportError, OSError, AttributeError):
         pass

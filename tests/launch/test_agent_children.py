@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import selectors
+import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
-from launch.agent.channel import BACKLOG_BYTES, SILENCE_SECONDS, Channel
+from launch.agent import Refusal
+from launch.agent.channel import BACKLOG_BYTES, SILENCE_SECONDS, Channel, Incoming
 from launch.agent.children import Child, Children
-from launch.agent.commands import Spawn
+from launch.agent.commands import Beat, File, Spawn
+from launch.agent.ending import Ending
 from launch.agent.events import Alive
-from launch.agent.protocol import EVENT, HEADER, HELLO, OUTPUT
+from launch.agent.process import Process, members, process, send_signal
+from launch.agent.protocol import EVENT, HEADER, HELLO, OUTPUT, ProtocolError
 from launch.agent.spawn import spawn
 from tests.launch.conftest import DEADLINE, wait_for
 from tests.readable import readable, writable
@@ -137,6 +145,106 @@ def test_an_exit_is_noticed_by_the_selector(bench):
     assert child.pidfd not in watched(bench)
 
 
+def test_a_task_that_is_stopped_for_5_seconds_is_reported_at_every_look(bench):
+    child = bench.start("exec sleep 120")
+    bench.sent()
+
+    def look(now: float) -> list[int]:
+        bench.children.look_for_frozen(now)
+        assert bench.children.look_at == now + 1.0
+        data, found = bytes(bench.channel.backlog), []
+        while data:
+            _, _, length = HEADER.unpack_from(data)
+            event, data = json.loads(data[HEADER.size : HEADER.size + length]), data[HEADER.size + length :]
+            found.append((event["event"], event["task"], event["seconds"]))
+        bench.channel.backlog.clear()
+        return found
+
+    def signalled(number: int, state: str) -> None:
+        os.kill(child.popen.pid, number)
+        wait_for(lambda: (process(child.popen.pid).state == "T") is (state == "T"), state)
+
+    assert look(99.0) == []
+    signalled(signal.SIGSTOP, "T")
+    assert look(100.0) == look(104.9) == []
+    assert look(105.0) == [("frozen", 0, 5)] and look(106.6) == [("frozen", 0, 7)]
+    signalled(signal.SIGCONT, "running")
+    assert look(107.0) == []
+    signalled(signal.SIGSTOP, "T")
+    assert look(108.0) == look(112.0) == [], "that counts anew"
+    child.popen.kill()
+    child.popen.wait()
+    assert look(120.0) == []
+
+
+def test_the_task_of_a_process_is_that_of_its_nearest_ancestor(bench):
+    child = bench.start("exec sleep 120")
+    pid = child.popen.pid
+    found = {each: Process(each, parent, "S", 0) for each, parent in ((pid, 1), (2, pid), (3, 2), (4, 1))}
+    assert [bench.children.task_of(each, found) for each in (pid, 2, 3, 4, 5)] == [0, 0, 0, None, None]
+
+
+def test_the_exit_of_a_process_is_reported_while_its_descendant_prints_without_end(bench):
+    child = bench.start("yes & exit 3")
+    ended(child)
+    bench.children.collect(child)
+    assert bench.sent()[-1] == ("exited", 3)
+    os.killpg(child.popen.pid, signal.SIGKILL)
+
+
+def test_a_process_that_cannot_be_started_leaves_no_descriptor_open():
+    before = sorted(os.listdir("/proc/self/fd"))
+    listener = socket.create_server(("127.0.0.1", 0))
+    for task in (Spawn(0, ("no-such-program",), {}, "/"), Spawn(0, ("true",), {}, "/", script="none.py")):
+        with pytest.raises(Refusal):
+            spawn(task, os.environ, "here", listener if not task.script else None)
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+# -- the end -------------------------------------------------------------------------------------------------------
+
+
+PROGRAM = "import signal, time; signal.signal(signal.SIGABRT, signal.{}); print('up', flush=True); time.sleep(120)"
+
+
+@pytest.mark.parametrize(("stopped", "handler"), [(False, "SIG_IGN"), (True, "SIG_DFL")])
+def test_a_python_that_shall_print_its_stacks_writes_no_core_and_runs_if_it_was_stopped(stopped, handler):
+    command = [sys.executable, "-c", PROGRAM.format(handler)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as python, subprocess.Popen(["sleep", "120"]) as other:
+        assert python.stdout.readline() == b"up\n"
+        hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+        resource.prlimit(python.pid, resource.RLIMIT_CORE, (hard, hard))
+        if stopped:
+            python.send_signal(signal.SIGSTOP)
+            wait_for(lambda: process(python.pid).state == "T", "its stop")
+        ending = Ending("a mark", 0.0, 5.0, lambda mark, root: {})
+        found = {pid: process(pid) for pid in (python.pid, other.pid)}
+        ending.dump(found)
+        if stopped:
+            assert python.wait(DEADLINE) == -signal.SIGABRT
+        else:
+            assert resource.prlimit(python.pid, resource.RLIMIT_CORE) == (0, 0)
+        assert other.poll() is None, "it has no stacks to print"
+        ending.terminate(found)
+        assert other.wait(DEADLINE) == -signal.SIGTERM
+        assert python.poll() == (-signal.SIGABRT if stopped else None), "it gets one signal only"
+        python.kill()
+
+
+def test_a_snapshot_of_processes_may_have_a_circle():
+    everyone = {pid: Process(pid, parent, "S", 0) for pid, parent in ((11, 12), (12, 11), (13, 12))}
+    assert sorted(members("no-such-mark", 12, lambda: everyone)) == [11, 13]
+
+
+def test_signals_leave_no_descriptor_open():
+    before = sorted(os.listdir("/proc/self/fd"))
+    with subprocess.Popen(["sleep", "120"]) as victim:
+        for number in (signal.SIGURG, signal.SIGKILL):
+            send_signal(process(victim.pid), number)
+    send_signal(Process(victim.pid, 1, "S", 0), signal.SIGKILL)
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
 # -- the channel ---------------------------------------------------------------------------------------------------
 
 
@@ -170,6 +278,29 @@ def test_a_launcher_that_reads_no_more_is_lost_and_nothing_more_is_kept_for_it()
     assert bench.channel.lost == "the launcher closed the channel (Broken pipe)", "the first reason stays"
     bench.from_agent = os.dup(bench.stdin)
     bench.close()
+
+
+def test_commands_and_the_bytes_of_files_are_told_apart_however_they_are_cut():
+    incoming = Incoming()
+    line = b'{"do": "file", "entry": 1, "bytes": 5}\n'
+    incoming.feed(line[:10])
+    assert list(incoming) == []
+    incoming.feed(line[10:] + b"ab")
+    assert list(incoming) == [File(1, 5), b"ab"]
+    assert list(incoming) == []
+    incoming.feed(b'c\ne{"do": "beat"}\n')
+    assert list(incoming) == [b"c\ne", Beat()]
+    incoming.feed(b'{"do": "file", "entry": 2, "bytes": 0}\n{"do": "beat"}\n')
+    assert list(incoming) == [File(2, 0), Beat()]
+
+
+def test_a_line_that_is_no_command_is_passed_over():
+    incoming = Incoming()
+    incoming.feed(b'\nnonsense\n{"do": "beat"}\n')
+    for _ in range(2):
+        with pytest.raises(ProtocolError):
+            incoming.take()
+    assert list(incoming) == [Beat()]
 
 
 def test_silence_counts_from_the_last_byte(bench):

@@ -14,6 +14,7 @@ import pytest
 
 from launch import LaunchError, channels
 from launch.agent import protocol
+from launch.agent.process import living
 from launch.channels import Channel, frames
 from launch.job.host import Host
 from tests.launch.conftest import carriers, wait_for
@@ -158,7 +159,7 @@ def test_closing_ends_the_agent_and_its_processes(talk):
     assert talk.channel.close() == "did not answer and was cut off"
     assert time.monotonic() - began < 5
     wait_for(lambda: not carriers(f"DMLTRAIN_TEST={talk.pid}"), "the end of the process")
-    wait_for(lambda: not os.path.exists(f"/proc/{talk.pid}"), "the end of the agent")
+    wait_for(lambda: talk.pid not in living(), "the end of the agent")
 
 
 def test_a_killed_connection_is_named(talk):
@@ -172,7 +173,7 @@ def test_a_killed_connection_is_named(talk):
     assert how.startswith("was lost with its connection (")
     with pytest.raises(OSError):
         talk.send(do="beat")
-    wait_for(lambda: not os.path.exists(f"/proc/{talk.pid}"), "the end of the agent, whose input has ended")
+    wait_for(lambda: talk.pid not in living(), "the end of the agent, whose input has ended")
 
 
 def test_a_write_that_moves_nothing_fails_in_time(connect, sshds, tmp_path):  # noqa: F811
