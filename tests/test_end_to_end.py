@@ -161,7 +161,7 @@ def test_dist_sync_without_servers_is_explained(launched):
     assert "needs at least one server" in job.text() and "Traceback" not in job.text()
 
 
-@pytest.mark.parametrize("backend", ["torch", "mxnet"])
+@pytest.mark.parametrize("backend", [pytest.param("torch", marks=pytest.mark.thorough), "mxnet"])
 def test_the_classic_first_job(launched, backend, tmp_path):
     if importlib.util.find_spec(backend) is None:
         pytest.skip(f"{backend} is not installed")

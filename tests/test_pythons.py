@@ -108,7 +108,14 @@ class Installed:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-@pytest.fixture(params=TESTED)
+OLDEST_AND_NEWEST = (TESTED[0], TESTED[-1])
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(version, marks=() if version in OLDEST_AND_NEWEST else pytest.mark.thorough) for version in TESTED
+    ]
+)
 def installed(request, once, wheel) -> Installed:
     version, interpreter = request.param, python(request.param)
 

@@ -8,7 +8,7 @@ import pytest
 from tests.benchmarks.as_a_user import run
 from tests.cluster.requirements import missing
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.thorough]
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ def others(job, victim):
 
 
 @pytest.mark.parametrize("victim", ["worker-1", "server-0", "scheduler-0"])
-@pytest.mark.parametrize("kind", ["dist_sync", "dist_async"])
+@pytest.mark.parametrize("kind", ["dist_sync", pytest.param("dist_async", marks=pytest.mark.thorough)])
 def test_a_killed_process_ends_the_job(start_job, victim, kind):
     job = start_job("endless.py", kind)
     job.wait_for_line("worker-0", "ready")

@@ -31,7 +31,13 @@ def test_shared_memory_and_tcp_give_the_same_bits(start_job):
 ERRORS = {"bf16": 1e-4, "fp16": 1e-4, "int8": 3e-4, "2bit": 0.02}  # the others: 0.1
 
 
-@pytest.mark.parametrize("kind", [each.name for each in codec.TABLE])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(each.name, marks=() if each.name in ("int8", "2bit") else pytest.mark.thorough)
+        for each in codec.TABLE
+    ],
+)
 def test_compression_does_not_depend_on_the_transport(start_job, kind):
     one, other = (results(start_job, way, "auto", kind, 1, 4, "", servers=2) for way in ("tcp", "shm"))
     assert one["digest"] == other["digest"]

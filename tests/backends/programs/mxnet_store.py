@@ -69,21 +69,21 @@ def numpy_values(kind):
 
 
 def states(kind, path, mode):
-    """Four steps with momentum: at once, or two and a save, or a load and two."""
+    """Four steps with momentum, and a save after two of them; or a load and the last two."""
     weights = Path(f"{path}.weights")
     first = float(weights.read_text()) if mode == "load" else 1.0
     store, mx = opened(kind, first)
     store.set_optimizer({"name": "adam", "lr": 0.1})
     if mode == "load":
         store.load_optimizer_states(path)
-    numbers = {"whole": range(4), "save": (0, 1), "load": (2, 3)}[mode]
-    values = [step(store, mx, store.rank + number) for number in numbers]
-    store.barrier()
-    if mode == "save" and store.rank == 0:
-        store.save_optimizer_states(path)
-        weights.write_text(str(values[-1][0][0]))
-    store.barrier()
-    tell(last=values[-1])
+    else:
+        values = [step(store, mx, store.rank + number) for number in (0, 1)]
+        store.barrier()
+        if store.rank == 0:
+            store.save_optimizer_states(path)
+            weights.write_text(str(values[-1][0][0]))
+        store.barrier()
+    tell(last=[step(store, mx, store.rank + number) for number in (2, 3)])
     store.close()
 
 

@@ -1,12 +1,17 @@
 """Steps that are awaited where the next forward needs them, against steps at once: the same weights, bit for bit."""
 
 import numpy as np
-import torch
 
 from dmltrain import kvstore, models
-from dmltrain.backends.torch.distributed import distribute
-from dmltrain.backends.torch.trainer import TorchTrainer
 from dmltrain.options import parse
+
+store = kvstore.create("dist_sync")  # servers stay in this line, and need no torch
+rank = store.rank
+
+import torch  # noqa: E402
+
+from dmltrain.backends.torch.distributed import distribute  # noqa: E402
+from dmltrain.backends.torch.trainer import TorchTrainer  # noqa: E402
 
 STEPS = 4
 OPTIMIZERS = {
@@ -14,8 +19,6 @@ OPTIMIZERS = {
     "nag": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, fused=True),
     "adam": lambda p: torch.optim.Adam(p, lr=0.01, fused=True),
 }
-store = kvstore.create("dist_sync")
-rank = store.rank
 
 
 def at_once(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

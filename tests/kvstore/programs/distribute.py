@@ -3,14 +3,17 @@
 import sys
 
 import numpy as np
-import torch
 
 import dmltrain
 from dmltrain import kvstore
-from dmltrain.backends.torch import distributed as torch_distributed
 from dmltrain.errors import UserError
 
-store = kvstore.create(sys.argv[1])
+store = kvstore.create(sys.argv[1])  # servers stay in this line, and need no torch
+
+import torch  # noqa: E402
+
+from dmltrain.backends.torch import distributed as torch_distributed  # noqa: E402
+
 rank, workers = store.rank, store.num_workers
 
 
