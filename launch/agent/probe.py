@@ -158,7 +158,6 @@ class Output:
             self.error = f"{command[0]} cannot be started: {'not found' if missing else error}"
             return
         assert child.stdout
-        os.set_blocking(child.stdout.fileno(), False)
         selector.register(child.stdout, selectors.EVENT_READ, self)
 
     @property
@@ -166,11 +165,9 @@ class Output:
         return self.child is None
 
     def read(self) -> None:
+        """Read what has arrived; for a child whose output is readable."""
         assert self.child and self.child.stdout
-        try:
-            data = os.read(self.child.stdout.fileno(), READ_BYTES)
-        except BlockingIOError:
-            return
+        data = os.read(self.child.stdout.fileno(), READ_BYTES)
         self.printed += data
         if not data:
             self.close()

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from launch.agent import inspection
 from launch.agent.interface import interfaces
 from launch.agent.probe import Probe, facts, gpus_of_driver
 from tests.launch.conftest import DEADLINE, ROOT, wait_for
@@ -117,6 +118,30 @@ def test_free_space_of_a_folder_that_is_yet_to_be_made(tmp_path):
     found = facts({"workdir": str(tmp_path / "a/b")})
     assert found["workdir"] == {"path": str(tmp_path / "a/b"), "exists": False, "writable": False}
     assert found["disk"][str(tmp_path / "a/b")] > 0
+
+
+def test_a_folder_that_is_named_from_nowhere_is_looked_for_at_the_root():
+    found = facts({"workdir": "none/deep"})
+    root = psutil.disk_usage("/").free >> 20
+    assert abs(found["disk"]["none/deep"] - root) < 2000, "others write meanwhile"
+    assert type(found["disk"]["none/deep"]) is int and type(found["memory"]) is int
+
+
+def test_a_file_is_no_working_directory(tmp_path):
+    (tmp_path / "file").touch()
+    found = facts({"workdir": str(tmp_path / "file")})["workdir"]
+    assert found == {"path": str(tmp_path / "file"), "exists": False, "writable": False}
+
+
+def test_without_a_working_directory_it_is_the_root():
+    found = facts({"argv": ["bin/sh"], "script": "etc/passwd", "python": "bin/sh"})
+    assert found["workdir"] is None and set(found["disk"]) == {"/tmp", "/dev/shm"}
+    assert found["script"] == {"path": "etc/passwd", "exists": True, "readable": True}
+    assert found["program"]["path"] == "/bin/sh"
+    assert facts({"argv": ["sh"], "environment": {"PATH": "bin"}})["program"]["path"] == "/bin/sh"
+    nothing = look()
+    assert (nothing["program"], nothing["script"]) == (None, None)
+    assert nothing["inspection"]["executable"] == sys.executable
 
 
 # -- the program ---------------------------------------------------------------------------------------------------
@@ -268,6 +293,25 @@ def test_only_the_end_of_what_a_broken_python_prints_is_shown(tmp_path):
     )
 
 
+def test_an_interpreter_has_a_session_of_its_own_and_the_working_directory(tmp_path):
+    says = executable(tmp_path / "python", "#!/bin/sh\necho $(ps -o sid= -p $$) $$ $(pwd)\n")
+    for workdir, folder in ((tmp_path, tmp_path), (tmp_path / "none", "/")):
+        error = look(workdir=str(workdir), python=says)["inspection"]["error"]
+        session, pid, cwd = error.removeprefix(f"{says} did not answer: ").split()
+        assert session == pid and cwd == str(folder)
+
+
+def test_an_answer_is_found_behind_whatever_else_is_printed():
+    printed = b"\xff welcome\n dmltrain-inspection {}\n" + f'{inspection.MARK}{{"a": 1}}\nbye\n'.encode()
+    assert inspection.answer(printed) == {"a": 1}
+    assert inspection.answer(b"\xff") is None
+
+
+def test_a_name_that_cannot_be_one_of_a_program_is_named_with_the_reason(tmp_path):
+    error = look(workdir=str(tmp_path), python="a\0b")["inspection"]["error"]
+    assert error == "a\0b cannot be started: embedded null byte"
+
+
 def test_a_python_that_may_not_be_started_is_named_with_the_reason(tmp_path):
     (tmp_path / "python").write_text("")
     found = look(workdir=str(tmp_path), python=str(tmp_path / "python"))["inspection"]
@@ -300,6 +344,17 @@ def test_a_probe_is_due_at_the_earlier_of_its_deadlines(tmp_path):
     probe.listing.give_up("again")
     assert probe.poll()["inspection"] == {"error": "enough"}
     probe.close()
+
+
+def test_looking_at_a_probe_does_not_wait_and_its_end_leaves_nothing_open(tmp_path):
+    hung = executable(tmp_path / "hung", "#!/bin/sh\nexec sleep 300\n")
+    before, began = sorted(os.listdir("/proc/self/fd")), time.monotonic()
+    probe = Probe({"workdir": str(tmp_path), "python": hung}, (hung,))
+    assert (probe.listing.deadline, probe.inspection.deadline) == (probe.began + 3.0, probe.began + 20.0)
+    assert all(probe.poll() is None for _ in range(10))
+    assert time.monotonic() - began < 8.0, "not a second each"
+    probe.close()
+    assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 def test_children_that_hang_are_given_up_and_killed(tmp_path):
@@ -344,6 +399,19 @@ def test_gpus_are_those_of_the_driver_without_nvidia_smi(tmp_path):
     assert gpus_of_driver(str(tmp_path)) == [
         {"index": 0, "name": "NVIDIA A40", "uuid": "GPU-a"},
         {"index": 1, "name": "NVIDIA A40", "uuid": "GPU-b"},
+    ]
+
+
+def test_what_the_driver_does_not_say_of_a_gpu_is_left_empty(tmp_path):
+    folder = tmp_path / "[gpus]*"  # a name is no pattern
+    (folder / "a").mkdir(parents=True)
+    (folder / "a/information").write_bytes(b"Model: \t \xff\nBus: 0000:1\n")
+    (folder / "b/information").mkdir(parents=True)
+    (folder / "c").mkdir()
+    (folder / "c/information").write_text("GPU UUID: GPU-c\n")
+    assert gpus_of_driver(str(folder)) == [
+        {"index": 0, "name": "\ufffd", "uuid": ""},
+        {"index": 2, "name": "", "uuid": "GPU-c"},
     ]
 
 

@@ -128,6 +128,27 @@ def finish_first(agent: Reach, *others: Reach) -> dict:
     return finish(agent, *others)[0]
 
 
+def test_a_caller_that_breaks_off_disturbs_no_other(agents):
+    first, second = agents[:2]
+    for data in (b"", b"hello"):
+        caller = socket.create_connection(address(second))
+        caller.sendall(data)
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        caller.close()  # with a reset
+    first.begin([["h3", *address(second)]])
+    assert "ms" in finish_first(first, second)["h3"]
+    assert len(second.selector.get_map()) == 1, "its listener alone"
+
+
+def test_names_and_tokens_of_any_text_are_proved():
+    here, there = (Reach(f"127.0.0.{number}", "\udcff token", f"h\udce9{number}") for number in (2, 3))
+    here.begin([["h\udce93", *address(there)], ["h\udce94", *address(there)]])
+    result = finish_first(here, there)
+    assert "ms" in result["h\udce93"] and result["h\udce94"] == {"error": UNAUTHENTICATED}
+    for each in (here, there):
+        each.close()
+
+
 def test_a_host_without_a_way_there_is_reported_at_once(agents):
     agents[0].begin([["far", "255.255.255.255", 5000]])  # which no TCP connection can be made to
     assert agents[0].poll() == {"far": {"error": NO_ROUTE}}
@@ -151,6 +172,8 @@ def test_a_result_is_due_when_the_time_is_over_and_then_no_more(agents):
     assert first.poll() is None, "the other has not answered"
     result = finish_first(first, agents[1])
     assert first.deadline == float("inf") and first.poll() == result, "it stays"
+    agents[3].begin([["h3", *address(agents[1])]])
+    assert 0 < agents[3].deadline - time.monotonic() <= SECONDS == 3.0
     agents[2].begin([])
     assert agents[2].deadline <= time.monotonic(), "nothing to wait for"
 

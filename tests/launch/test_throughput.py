@@ -56,6 +56,19 @@ def test_both_ways_are_measured_again_and_again(agents):
     assert not any(each.streams for each in agents)
 
 
+def test_a_measurement_over_ipv6_has_a_limit_of_5_seconds(agents):
+    try:
+        there = Throughput("::1", "token", "six")
+    except OSError:
+        pytest.skip("no IPv6 on this machine")
+    with contextlib.closing(there):
+        found = measure([agents[0], there], ["six", "::1", there.port])
+        assert min(found["out"], found["back"]) > 1e6
+    before = time.monotonic()
+    agents[1].begin("a", *agents[0].listener.getsockname())
+    assert before + 5.0 <= agents[1].deadline <= time.monotonic() + 5.0
+
+
 def test_an_unauthenticated_peer_and_a_closed_port_are_reported(agents):
     address, port = agents[1].listener.getsockname()
     assert measure(agents, ["c", address, port]) == {"peer": "c", "error": UNAUTHENTICATED}
