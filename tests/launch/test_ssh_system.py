@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from launch import LaunchError
+from launch import LaunchError, channels
+from launch.agent.process import living
+from launch.agent.protocol import HELLO
 from launch.channels.ssh.known_hosts import Key
-from launch.channels.ssh.system import OPTIONS, Ssh, connect
+from launch.channels.ssh.system import OPTIONS, Ssh, SystemChannel, connect
 from launch.job.host import Host
+from tests.launch.conftest import wait_for
 
 HOST = Host("h1", python=sys.executable, hostname="n1", where="hosts:3")
 SECONDS = 30.0
@@ -165,6 +169,87 @@ def test_what_is_still_connecting_ends_with_the_job(tmp_path):
     ssh.close()
     thread.join(SECONDS)
     assert [each.code for each in told] == [125] and not ssh.starting
+
+
+def test_what_begins_when_the_job_is_over_ends_at_once(tmp_path):
+    """As when the job ends between the start of an ssh and its entry among those that are still connecting."""
+    ssh = ssh_that(tmp_path, "exec sleep 120")
+    ssh.close()
+    with pytest.raises(LaunchError) as caught:
+        connect(HOST, "mark", ssh, 120.0)
+    assert caught.value.code == 125 and not ssh.starting
+
+
+def test_an_ssh_that_reads_nothing_is_given_up_in_time(tmp_path):
+    began = time.monotonic()
+    with pytest.raises(LaunchError, match=r"^h1 \(hosts:3\): .* within 0\.3 s") as caught:
+        connect(HOST, "mark", ssh_that(tmp_path, "exec sleep 120"), 0.3)
+    assert time.monotonic() - began < SECONDS and caught.value.code == 125
+
+
+# -- an agent that is connected --------------------------------------------------------------------------------------
+
+
+def connected(folder: Path, text: str, **more: object) -> SystemChannel:
+    """A channel to a script that greets as an agent does, and then runs `text`."""
+    _, sent = channels.agent_command("")
+    greets = f"head -c {len(sent)} > /dev/null; printf '\\0{HELLO[1:-1].decode()}\\n'"
+    return connect(HOST, "mark", ssh_that(folder, f"{greets}\n{text}", **more), SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("echo one >&2; echo two >&2; exit 255", "was lost with its connection (two)"),
+        ("exit 255", "was killed by a signal"),
+        ("echo one >&2; echo two >&2; exit 3", "exited with 3: two"),
+        ("exit 0", "exited with 0"),
+    ],
+)
+def test_how_an_agent_ended_is_told_by_its_ssh(tmp_path, text, words):
+    channel = connected(tmp_path, f'read line; echo "got $line"; {text}')
+    data = channel.read(SECONDS)
+    channel.write(b"it\n")
+    while more := channel.read(SECONDS):
+        data += more
+    assert data == HELLO + b"got it\n"
+    assert channel.close() == channel.close() == words
+    with pytest.raises(OSError):
+        channel.write(b"x")
+
+
+def test_closing_ends_ssh_and_what_it_has_started(tmp_path):
+    channel = connected(tmp_path, f"sleep 300 & echo $! $$ > {tmp_path}/pids; wait")
+    pids = wait_for(lambda: (tmp_path / "pids").exists() and (tmp_path / "pids").read_text().split(), "its pids")
+    assert channel.close() == "did not answer and was cut off"
+    wait_for(lambda: not {int(pid) for pid in pids} & living().keys(), "the end of both")
+    with pytest.raises(OSError):
+        channel.write(b"x")
+
+
+def test_a_write_that_stalls_fails_and_so_does_one_behind_it(tmp_path):
+    channel = connected(tmp_path, "exec sleep 300", stall=0.3)
+    began, errors = time.monotonic(), []
+
+    def write() -> None:
+        try:
+            channel.write(bytes(1 << 20))
+        except TimeoutError as error:
+            errors.append(str(error))
+
+    writers = [threading.Thread(target=write) for _ in range(2)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(SECONDS)
+    assert "nothing could be sent for 0.3 s" in errors and len(errors) == 2
+    assert set(errors) <= {"nothing could be sent for 0.3 s", "another write has stalled for 0.3 s"}
+    assert 0.3 <= time.monotonic() - began < SECONDS
+    with pytest.raises(TimeoutError):
+        while channel.read(0.1):
+            pass
+    channel.terminate()
+    channel.close()
 
 
 def test_no_ssh_is_installed():
