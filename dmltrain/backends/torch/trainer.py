@@ -120,7 +120,6 @@ class TorchTrainer:
             self._seen[index] += len(part[1])
         if len(self._modules) > 1:
             self._sum_gradients()
-            self._optimizer.push_gradients()
         self._optimizer.step()
 
     def evaluate(self, images: Array, labels: Array) -> None:

@@ -1,0 +1,205 @@
+"""The torch trainer in jobs: several workers make the step of one, and the network is used while others compute."""
+
+import copy
+import time
+import warnings
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+from torch import nn  # noqa: E402
+
+from dmltrain import kvstore, models  # noqa: E402
+from dmltrain.backends.torch import trainer as backend  # noqa: E402
+from dmltrain.backends.torch.distributed import buckets, distribute  # noqa: E402
+from dmltrain.options import parse  # noqa: E402
+from tests.backends.served_store import ServedStore  # noqa: E402
+from tests.kvstore.whole_job import WholeJob  # noqa: E402
+
+MLP = models.create("mlp", None, 10, (1, 8, 8))
+RESNET = models.create("resnet", 8, 10, (3, 16, 16))  # with batch norm
+
+
+def make(network, store=None, line=""):
+    words = ["--kv-store", store.type if store else "local", *line.split()]
+    return backend.TorchTrainer(network, parse(words), store or kvstore.create("local"))
+
+
+def batch(network=MLP, count=16, seed=0):
+    draw = np.random.default_rng(seed)
+    return draw.standard_normal((count, *network.input_shape), dtype=np.float32), draw.integers(0, 10, count)
+
+
+@pytest.fixture(scope="module")
+def job():
+    made = WholeJob(workers=2, servers=1)
+    yield made
+    made.all(lambda store: store.close())
+    assert made.ended() == ["", ""]
+    made.close()
+
+
+@pytest.mark.parametrize("line", ["", "--devices cpu:2"])
+def test_two_workers_with_the_parts_of_a_batch_make_the_step_of_one_with_all(job, line):
+    """In the second step one of them has no samples."""
+    shares = [(10, 6), (16, 0), (1, 15)]
+
+    def one(store):
+        made = make(MLP, store, line)
+        for seed, sizes in enumerate(shares):
+            images, labels = batch(seed=seed)
+            mine = slice(0, sizes[0]) if store.rank == 0 else slice(sizes[0], 16)
+            made.train_step(images[mine], labels[mine], 16, 0.1)
+        made.synchronize()
+        sums = made.take_sums()
+        return made.state()["model"], sums
+
+    alone = make(MLP)
+    for seed in range(len(shares)):
+        alone.train_step(*batch(seed=seed), 16, 0.1)
+    expected = alone.state()["model"]
+    results = job.all(one)
+    for found, _ in results:
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5)
+    assert [sums.samples for _, sums in results] == [27, 21]
+
+
+@pytest.mark.parametrize("line, later", [("", True), ("--devices cpu:2", False)])
+def test_weights_are_awaited_where_they_are_read_unless_they_have_to_be_copied(job, line, later):
+    def one(store):
+        made = make(MLP, store, line)
+        weight = made._modules[0].fc1_weight
+        before = weight.detach().clone()
+        made.train_step(*batch(), 16, 0.1)
+        unchanged = torch.equal(weight, before)
+        made.synchronize()
+        assert not torch.equal(weight, before)
+        return unchanged
+
+    assert job.all(one) == [later] * 2
+
+
+class Watched(ServedStore):
+    """Notes of each push whether it came from within a backward pass."""
+
+    def __init__(self):
+        super().__init__("dist_async")
+        self.within = []
+
+    def push(self, key, value, priority=0, rate=-1.0):
+        self.within.append(torch._C._current_graph_task_id() >= 0)
+        super().push(key, value, priority, rate)
+
+
+@pytest.mark.parametrize("line, within", [("", True), ("--devices cpu:2", False)])
+def test_gradients_are_sent_during_the_backward_pass_that_completes_them(line, within):
+    """Those of several devices only when they are added up."""
+    store = Watched()
+    made = make(MLP, store, line)
+    made.train_step(*batch(), 16, 0.1)
+    assert store.within and set(store.within) == {within}
+
+
+def test_by_default_gradients_are_averaged_and_sent_early_and_steps_complete(job):
+    def one(store):
+        model = nn.Linear(2, 1, bias=False)
+        nn.init.ones_(model.weight)
+        optimizer = distribute(model, torch.optim.SGD(model.parameters(), lr=1.0), store)
+        store.barrier()
+        before = store.bytes_sent
+        model(torch.tensor([[1.0, 2.0]]) * (1 + 2 * store.rank)).sum().backward()
+        deadline = time.monotonic() + 10.0
+        while store.bytes_sent == before:
+            assert time.monotonic() < deadline, "before step()"
+        optimizer.step()
+        return model.weight.tolist()
+
+    assert job.all(one) == [[[-1.0, -3.0]]] * 2
+
+
+def test_gradients_are_not_sent_early_where_that_is_not_wanted(job):
+    def one(store):
+        model = nn.Linear(2, 1, bias=False)
+        optimizer = distribute(model, torch.optim.SGD(model.parameters(), lr=1.0), store, overlap=False)
+        store.barrier()
+        before = store.bytes_sent
+        model(torch.ones(1, 2)).sum().backward()
+        time.sleep(0.02)
+        assert store.bytes_sent == before
+        optimizer.step()
+        assert store.bytes_sent > before
+
+    job.all(one)
+
+
+# -- one bucket -------------------------------------------------------------------------------------------------------
+
+
+def bucket_of(model):
+    (made,) = buckets.make_buckets(model, torch.optim.SGD(model.parameters(), lr=1.0), "b")
+    made.lay_out(made.host_weights())
+    return made
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5, 2.0])
+def test_a_sum_is_the_gradient_in_its_place_and_is_copied_only_to_be_scaled(factor):
+    model = nn.Linear(2, 1)
+    bucket = bucket_of(model)
+    total = np.array([2, 4, 6], np.float32)
+    total.flags.writeable = False  # a server's memory
+    model.weight.grad = before = torch.zeros(1, 2)
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with bucket.gradients_in_place(total, factor):
+                assert model.weight.grad.tolist() == [[2 * factor, 4 * factor]]
+                assert model.bias.grad.tolist() == [6 * factor]
+                assert (model.weight.grad.data_ptr() == total.ctypes.data) == (factor == 1.0)
+    finally:
+        torch.set_warn_always(False)
+    assert total.tolist() == [2, 4, 6]
+    assert model.weight.grad is before and model.bias.grad is None
+
+
+# -- sums and states --------------------------------------------------------------------------------------------------
+
+
+def test_metrics_are_added_up_in_double_precision():
+    made = make(MLP)
+    whole = 0.0
+    for seed in range(20):
+        made.evaluate(*batch(seed=seed))
+        whole += made.take_sums().cross_entropy
+    for seed in range(20):
+        made.evaluate(*batch(seed=seed))
+    assert made.take_sums().cross_entropy == whole
+
+
+def test_the_seed_of_a_step_is_the_same_in_every_version():
+    made = make(MLP)
+    made.seed(1, 2, 3)
+    assert torch.initial_seed() == 5014325815932447471
+
+
+@pytest.mark.parametrize("before, after", [("float16", "float32"), ("float32", "float16")])
+def test_a_checkpoint_can_be_continued_with_another_precision(before, after):
+    """The scale of the loss is dropped, or begins anew."""
+    made = make(MLP, line=f"--dtype {before}")
+    made.train_step(*batch(), 16, 0.1)
+    state = copy.deepcopy(made.state())
+    settings = parse(["--kv-store", "local", "--dtype", after])
+    continued = backend.TorchTrainer(MLP, settings, kvstore.create("local"), state)
+    assert continued.digest() == made.digest()
+    assert ("loss_scale" in continued.state()) == (after == "float16")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_training_gives_no_warnings(dtype):
+    made = make(RESNET, line=f"--dtype {dtype}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made.train_step(*batch(RESNET), 16, 0.1)
+        made.evaluate(*batch(RESNET))
