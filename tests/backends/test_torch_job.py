@@ -13,6 +13,7 @@ from torch import nn  # noqa: E402
 from dmltrain import kvstore, models  # noqa: E402
 from dmltrain.backends.torch import trainer as backend  # noqa: E402
 from dmltrain.backends.torch.distributed import buckets, distribute  # noqa: E402
+from dmltrain.layers import Dense, Flatten, Network, chain  # noqa: E402
 from dmltrain.options import parse  # noqa: E402
 from tests.backends.served_store import ServedStore  # noqa: E402
 from tests.kvstore.whole_job import WholeJob  # noqa: E402
@@ -64,6 +65,15 @@ def test_two_workers_with_the_parts_of_a_batch_make_the_step_of_one_with_all(job
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5)
     assert [sums.samples for _, sums in results] == [27, 21]
+
+
+def test_a_worker_without_samples_takes_part_with_arrays_of_any_size():
+    network = Network("narrow", chain(Flatten(), Dense("one", 1), Dense("d", 10)), (1, 8, 8), 10)
+    made = make(network, line="--wd 0")
+    before = made.digest()
+    images, labels = batch(count=0)
+    made.train_step(images, labels, 7, 0.1)
+    assert made.digest() == before
 
 
 @pytest.mark.parametrize("line, later", [("", True), ("--devices cpu:2", False)])

@@ -1,5 +1,6 @@
 """The handshake accepts only peers that know the key."""
 
+import hmac
 import json
 from dataclasses import replace
 
@@ -118,6 +119,15 @@ def test_a_hello_without_valid_role_index_and_nonce_is_refused(hello):
 def test_every_role_of_a_job_is_accepted(role):
     caller, listener = Caller.new("j", KEY, role, 0), Listener.new("j", KEY)
     listener.check(caller.hello(), caller.proof(listener.challenge(caller.hello())))
+
+
+def test_proofs_are_of_netstrings_of_all_fields():
+    """As docs/protocol.md has it: another version of dmltrain, or another program, can compute them."""
+    caller, listener = Caller("j", KEY, "worker", 12, "aa"), Listener("j", KEY, "bbb")
+    challenge = listener.challenge(caller.hello())
+    for side, proof in (("8:listener", challenge.proof), ("6:caller", caller.proof(challenge).proof)):
+        text = f"{side},1:j,6:worker,2:12,2:aa,3:bbb,".encode()
+        assert proof == hmac.new(KEY, text, "sha256").hexdigest()
 
 
 def test_nonces_are_fresh():

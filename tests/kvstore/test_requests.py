@@ -362,6 +362,12 @@ def test_a_payload_outside_the_shared_memory_is_refused(serve):
     assert "lie outside the shared memory" in server.peer().error()
 
 
+def test_a_push_of_the_wrong_size_in_shared_memory_is_refused(serve):
+    server = serve(shared=True)
+    server.peer().push_shared([1], 1)
+    assert server.peer().error() == ("worker 0 sent 4 bytes of float32 for key 0 slice 0, expected 16 bytes of float32")
+
+
 def test_pushes_in_shared_memory_are_summed_where_they_lie(serve):
     server = serve(shared=True)
     first, second = server.peer(0), server.peer(1)
