@@ -74,4 +74,4 @@ def _decoder(start: bytes) -> Callable[[bytes], bytes]:
     if not marked and (start[1:64:2].strip(b"\0") or b"\0" in start[:64:2] or len(start) < 2):
         return bytes
     utf16 = codecs.getincrementaldecoder("utf-16" if marked else "utf-16-le")("replace")
-    return lambda chunk: utf16.decode(chunk).encode("utf-8", "replace")
+    return lambda chunk: utf16.decode(chunk).encode()

@@ -15,14 +15,12 @@ from dmltrain.report.text import labels
 def save(tables: Sequence[Table], path: str) -> None:
     """Plot `tables` (one number per cell) to `path`; its extension selects the format. UserError if that fails."""
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UserError(f"--plot needs matplotlib ({error}): pip install 'dmltrain[plot]'") from None
     if not tables:
         raise UserError(f"--plot {path}: no run has an epoch to plot")
     figure = Figure(figsize=(11, 4.5), layout="constrained")  # inches
-    FigureCanvasAgg(figure)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # missing glyphs, overflow of very large numbers
         _draw(figure, tables)

@@ -151,7 +151,7 @@ def labels(tables: Sequence[Table]) -> list[str]:
     """The shortest ends of the runs' paths that distinguish them; numbered if whole paths are the same."""
     paths = [tuple(_printable(os.path.normpath(table.run.log)).removesuffix(".log").split(os.sep)) for table in tables]
     depth = 1
-    while depth < max(map(len, paths), default=0) and len({path[-depth:] for path in paths}) < len(set(paths)):
+    while depth < max(map(len, paths)) and len({path[-depth:] for path in paths}) < len(set(paths)):
         depth += 1
     names = [
         "/".join(path[-depth:]) + (f"#{table.run.part}" if table.run.part else "")

@@ -2,6 +2,7 @@
 
 import os
 import struct
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,6 +66,26 @@ def test_the_figure_has_the_lines_of_each_run(log: Path, tmp_path: Path, monkeyp
     assert [axes.get_ylabel() for axes in (accuracy, seconds)] == ["accuracy", "seconds per epoch"]
     assert seconds.get_ylim()[0] == 0 and accuracy.get_ylim()[0] < 0
     assert [text.get_text() for text in seconds.get_legend().get_texts()] == [r"r\$20_a", r"r\$20_a (2)"]
+    usual = figures[0].text(0, 0, "of the usual size").get_fontsize()
+    assert seconds.get_legend().get_texts()[0].get_fontsize() < usual
+    assert figures[0].get_layout_engine() is not None, "labels may not cover each other"
+    for axes in (accuracy, seconds):
+        line = axes.xaxis.get_gridlines()[0]
+        assert line.get_visible() and line.get_alpha() == 0.3
+
+
+def test_a_run_has_one_colour_also_beside_one_without_all_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = []
+    monkeypatch.setattr(plot, "_write", lambda figure, path: figures.append(figure))
+    (tmp_path / "few.log").write_text("Epoch[0] Train-accuracy=0.5\n")
+    (tmp_path / "all.log").write_text(LOG)
+    runs = [run for name in ("few.log", "all.log") for run in reading.read(str(tmp_path / name))]
+    plot.save([table(run) for run in runs], "out.png")
+    (few, *lines), (times,) = (axes.lines for axes in figures[0].axes)
+    assert [line.get_label() for line in lines] == ["all validation", "all train"]
+    assert {line.get_color() for line in (*lines, times)} == {"C1"} != {few.get_color()}
 
 
 @pytest.mark.parametrize("epochs, marker", [(39, "o"), (40, "")])
@@ -78,6 +99,7 @@ def test_points_are_marked_if_they_are_few(
     plot.save([table(run) for run in reading.read(str(log))], "out.png")
     accuracy, seconds = figures[0].axes
     assert [line.get_marker() for line in accuracy.lines] == [marker]
+    assert [line.get_markersize() for line in accuracy.lines] == [3]
     assert not seconds.lines and seconds.get_legend() is None, "no line says how long an epoch took"
 
 
@@ -101,6 +123,13 @@ def test_values_that_are_hard_to_draw(parse: Callable, log: Path, tmp_path: Path
     done = parse(log, "--plot", tmp_path / "out.png")
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "out.png").exists()
+
+
+def test_letters_without_a_shape_are_no_reason_for_warnings(parse: Callable, tmp_path: Path) -> None:
+    (tmp_path / "\u65e5\u672c.log").write_text(LOG)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert parse(tmp_path / "\u65e5\u672c.log", "--plot", tmp_path / "out.png").returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """dmltrain-parse as its users run it: formats, folders, several runs, and every wrong input."""
 
+import contextlib
 import csv
 import io
 import json
@@ -10,10 +11,12 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dmltrain import record
+from dmltrain.report import cli
 
 
 def worker_log(rank: int, epochs: int = 3, metrics: bool = True) -> str:
@@ -185,6 +188,7 @@ def test_json(run: Path, parse: Callable) -> None:
         "Speed: 9.5 samples/sec\taccuracy=0.5\nEpoch[9] Validation-accuracy=0.25\n"
     )
     text = parse(log, run, "--format", "json").stdout
+    assert text.startswith('[\n {\n  "log": ') and text.endswith("\n]\n"), "for people, too"
     assert "NaN" not in text and "Infinity" not in text
     first, second = json.loads(text)
     assert first == {
@@ -442,6 +446,9 @@ def test_help_lists_the_formats_and_shows_examples(parse: Callable) -> None:
     assert "Tables of accuracy and time per epoch from the logs of dmltrain, MXNet, gluoncv, " in words
     assert "\n  dmltrain-parse old.log --aggregate max --format csv\n" in done.stdout
     for said in (
+        "[-h] [--format {markdown,csv,json,none}] [--aggregate {mean,max,last,all}] "
+        "[--metric-names NAME [NAME ...]] [--plot FILE] [LOG ...]",
+        "format of the table; none:",
         "a log file, a folder",
         "separated by tabs",
         "how to combine the values of a run's workers",
@@ -450,6 +457,28 @@ def test_help_lists_the_formats_and_shows_examples(parse: Callable) -> None:
         "to a file such as out.png",
     ):
         assert said in words
+
+
+def test_messages_come_after_the_table_in_one_file(run: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dmltrain.report.cli", str(run), str(run / "nothing.log")]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
+    assert done.stdout.startswith("| epoch |") and done.stdout.splitlines()[-1].startswith("dmltrain-parse: error: ")
+
+
+def test_what_collects_text_gets_it(run: Path, parse: Callable) -> None:
+    """As in a notebook: standard output is no file there."""
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        assert cli.main([str(run)]) == 0
+    assert text.getvalue() == parse(run).stdout
+
+
+def test_output_without_an_encoding_is_utf8(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = run.parent / "gr\xf6\xdfe.log"
+    log.write_text(worker_log(0))
+    output = SimpleNamespace(buffer=io.BytesIO(), encoding=None)
+    monkeypatch.setattr(sys, "stdout", output)
+    assert cli.main([str(log), str(run)]) == 0
+    assert "gr\xf6\xdfe time" in output.buffer.getvalue().decode()
 
 
 def test_a_full_disk(process: Callable, run: Path) -> None:
