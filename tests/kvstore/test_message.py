@@ -209,3 +209,17 @@ def test_a_message_with_any_field_replaced_is_a_message_or_a_frame_error(value, 
         content[data.draw(st.sampled_from(sorted(content)))] = data.draw(JSON)
     with contextlib.suppress(FrameError):
         assert isinstance(sent(content, value.kind), Message)
+
+
+def test_operations_keep_their_names():
+    """They are the protocol's; see docs/protocol.md."""
+    assert {name: each.__name__ for name, each in message.BY_OP.items()} == {
+        "register": "Register",
+        "heartbeat": "Heartbeat",
+        "barrier": "Barrier",
+        "release": "Release",
+        "bye": "Bye",
+        "abort": "Abort",
+        "start": "Start",
+        "shutdown": "Shutdown",
+    }
