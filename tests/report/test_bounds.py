@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dmltrain.report import reading
-from dmltrain.report.block import LONGEST_LINE, blocks
+from dmltrain.report.block import LONGEST_LINE, LONGEST_RECORD, blocks
 
 MIB = 1 << 20
 
@@ -67,6 +67,23 @@ def test_ten_megabytes_on_one_line() -> None:
         e: [e + 0.5] for e in range(10_000)
     }
     assert found[0].snapshots == {epoch: {"train_accuracy": float(f"0.{epoch:06d}")} for epoch in range(10_000)}
+
+
+SEAM = 2 * MIB - LONGEST_RECORD  # where the second block of a line begins, if it is read by the mebibyte
+AT_THE_SEAM = {
+    "epoch": (b"", b"Epoch[7] Time cost=1.5 "),
+    "estimator": (b"", b"[Epoch 7] Finished in 1.500s, training accuracy: 0.5 "),
+    "keras": (b"Epoch 1/9 ", b"Epoch 7/9 8/8 [==] - 1s - loss: 0.7 - acc: 0.5 "),
+}
+
+
+@pytest.mark.parametrize("name", AT_THE_SEAM)
+def test_a_record_that_begins_with_a_block_is_read_once(name: str) -> None:
+    start, record = AT_THE_SEAM[name]
+    text = start.ljust(SEAM, b"x" if name != "keras" else b" ") + record
+    found, _ = reading.scan(io.BytesIO(text.ljust(4 * MIB, b"x" if name != "keras" else b" ")))
+    assert [list(one.epochs) for one in found] == [[7]]
+    assert len(found[0].epochs[7]["seconds"]) == 1
 
 
 HOSTILE = {  # 2 MB each

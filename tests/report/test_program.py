@@ -201,6 +201,7 @@ def test_json(run: Path, parse: Callable) -> None:
         ],
     }
     assert second["log"] == str(run)
+    assert "part" not in second
     assert second["epochs"][0] == {
         "epoch": 0,
         "train_accuracy": 0.505,
@@ -323,7 +324,8 @@ def test_a_file_without_epochs(parse: Callable, run: Path, name: str) -> None:
     both = parse(log, run)
     failed(both, f"{log}: ", essential)
     assert both.stdout == parse(run).stdout  # the other's table is there, alone
-    assert json.loads(parse(log, "--format", "json").stdout)[0]["epochs"] == []
+    (read,) = json.loads(parse(log, "--format", "json").stdout)
+    assert (read["log"], read["files"], read["epochs"]) == (str(log), [str(log)], []) and "part" not in read
 
 
 def test_a_missing_file(parse: Callable, run: Path) -> None:
@@ -361,6 +363,8 @@ def test_a_worker_of_a_folder_that_cannot_be_read(parse: Callable, run: Path) ->
     done = parse(run)
     failed(done, "worker-1.log: cannot be read: No such file or directory")
     assert done.stdout.splitlines()[2] == "|  1 | 0.500000 | 0.750000 | 10.2 |"
+    (run / "worker-0.log").rename(run / "worker-2.log")
+    assert parse(run).stdout == done.stdout, "those after it are read"
 
 
 def test_a_fifo_in_a_folder_is_not_waited_for(parse: Callable, run: Path) -> None:

@@ -130,6 +130,21 @@ def test_errors_in_percent(rows: Callable) -> None:
     assert [row["validation_accuracy"] for row in read.values()] == [77.5, 99.5]
 
 
+@pytest.mark.parametrize(
+    "errors, accuracies", [((1.0, 0.25), [0.0, 0.75]), ((1.5, 0.25), [98.5, 99.75]), ((0.0, 0.0), [1.0, 1.0])]
+)
+def test_errors_above_one_are_percent(rows: Callable, errors: tuple[float, ...], accuracies: list[float]) -> None:
+    read = rows("".join(f"[Epoch {epoch}] validation: err-top1={each}\n" for epoch, each in enumerate(errors)))
+    assert [row["validation_accuracy"] for row in read.values()] == accuracies
+
+
+def test_records_of_another_program_beside_lines_without_values(rows: Callable) -> None:
+    """One dialect's lines do not hide another's where they have no value."""
+    for line in ("Epoch[0] Resetting Data Iterator", "[Epoch 0] Begin", "Epoch[3] Batch [20] Speed: 5 samples/sec"):
+        read = rows(f"{line}\nEpoch 1/5\n12s - loss: 0.7 - acc: 0.5\n")
+        assert [(row["train_accuracy"], row["seconds"]) for row in read.values()] == [(0.5, 12)], line
+
+
 def test_mixup_has_no_train_accuracy(rows: Callable) -> None:
     read = rows(
         "Epoch[0] Batch [49]\tSpeed: 1899.5 samples/sec\trmse=0.020000\tlr=0.1\n"
