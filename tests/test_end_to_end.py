@@ -1,6 +1,7 @@
 """A whole job through its commands: launcher, servers, training, logs, tables; and every kind of fault."""
 
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.tiers import tiered
 
 ROOT = Path(__file__).parents[1]
 LAUNCH = [sys.executable, "-m", "launch.cli"]
@@ -229,10 +232,19 @@ def at_phase(job: Launched, phase: str, role: str, rank: int) -> int:
     return job.members()[role, rank]
 
 
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["kill", "stop"])
-@pytest.mark.parametrize("role, rank", [("worker", 1), ("server", 0), ("scheduler", 0)])
-def test_a_fault_ends_the_job_and_is_named(launched, tmp_path, role, rank, number, phase):
+FAULTS = list(
+    itertools.product([("worker", 1), ("server", 0), ("scheduler", 0)], [signal.SIGKILL, signal.SIGSTOP], PHASES)
+)
+
+
+def named(fault: tuple[tuple[str, int], signal.Signals, str]) -> str:
+    (role, rank), number, phase = fault
+    return f"{role}-{rank}-{number.name}-{phase}"
+
+
+@pytest.mark.parametrize("fault", tiered(FAULTS, name=named))
+def test_a_fault_ends_the_job_and_is_named(launched, tmp_path, fault):
+    (role, rank), number, phase = fault
     job = launched("-n", 2, "-s", 1, "--log-dir", "l", ROOT / "tests/programs/phases.py", phase, tmp_path)
     os.kill(at_phase(job, phase, role, rank), number)
     began = time.monotonic()
