@@ -61,10 +61,10 @@ class Control:
         self._exit_seconds = exit_seconds
         self._changed = threading.Condition()
         self._released: set[str] = set()
-        self._heard = time.monotonic()
         self._closing = False
         self._scheduler = f"the scheduler at {environment.root_host}:{environment.root_port}"
         self._link = self._connect()
+        self._heard = time.monotonic()  # of the scheduler, which may have started much later than this process
         self._send(Register(environment.node_host, port, environment.host_name, socket_name, host.identity()))
         self._reader = threading.Thread(target=self._read, name="control-reader", daemon=True)
         self._reader.start()
