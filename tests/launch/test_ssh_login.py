@@ -27,6 +27,7 @@ from launch.channels.ssh.prompt import TerminalPrompt
 from tests.launch.conftest import ROOT, wait_for
 from tests.launch.ssh_connect import SECONDS, nobody
 from tests.launch.sshd import Home, Sshd, generate_key, home, sshds  # noqa: F401  fixtures
+from tests.readable import readable
 
 PASSPHRASE = "correct horse"
 
@@ -440,7 +441,7 @@ def test_a_server_that_stops_answering_during_the_login_is_given_up(sshds, home)
 
 
 class Terminal:
-    """A pseudo terminal at which a thread is asked."""
+    """A pseudo terminal at which threads are asked."""
 
     def __init__(self) -> None:
         import pty
@@ -448,7 +449,8 @@ class Terminal:
         self.ours, self.theirs = pty.openpty()
         self.prompt = TerminalPrompt(os.ttyname(self.theirs))
 
-    def ask(self, *typed: bytes) -> str | type[EOFError]:
+    def ask(self) -> tuple[threading.Thread, list[str | type[EOFError]]]:
+        """A thread that asks, and the answer once it has ended."""
         answers: list[str | type[EOFError]] = []
 
         def run() -> None:
@@ -457,14 +459,12 @@ class Terminal:
             except EOFError:
                 answers.append(EOFError)
 
-        asking = threading.Thread(target=run)
+        asking = threading.Thread(target=run, daemon=True)
         asking.start()
-        assert os.read(self.ours, 100) == b"Passphrase? "
-        for each in typed:
-            os.write(self.ours, each)
-        asking.join(SECONDS)
-        assert os.read(self.ours, 100) == b"\r\n", "nothing of it is shown"
-        return answers[0]
+        return asking, answers
+
+    def shown(self) -> bytes:
+        return os.read(self.ours, 100) if readable([self.ours], SECONDS) else b"nothing"
 
 
 @pytest.fixture
@@ -487,26 +487,26 @@ def terminal() -> Iterator[Terminal]:
 )
 def test_what_is_typed_is_the_answer(terminal, typed, answer):
     before = len(os.listdir("/proc/self/fd"))
-    assert terminal.ask(*typed) == answer
+    asking, answers = terminal.ask()
+    assert terminal.shown() == b"Passphrase? "
+    for each in typed:
+        os.write(terminal.ours, each)
+    asking.join(SECONDS)
+    assert answers == [answer]
+    assert terminal.shown() == b"\r\n", "nothing of it is shown"
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_a_question_is_called_off_before_close_returns_and_no_other_is_asked(terminal):
     import termios
 
-    before, over = termios.tcgetattr(terminal.theirs), threading.Event()
-
-    def ask() -> None:
-        with pytest.raises(EOFError):
-            terminal.prompt.ask("Passphrase? ")
-        over.set()
-
-    asking = threading.Thread(target=ask)
-    asking.start()
-    assert os.read(terminal.ours, 100) == b"Passphrase? "
+    before = termios.tcgetattr(terminal.theirs)
+    asking, answers = terminal.ask()
+    assert terminal.shown() == b"Passphrase? "
     assert termios.tcgetattr(terminal.theirs) != before
     terminal.prompt.close()
     assert termios.tcgetattr(terminal.theirs) == before, "it echoes again"
-    assert over.wait(SECONDS)
-    with pytest.raises(EOFError):
-        terminal.prompt.ask("Passphrase? ")
+    asking.join(SECONDS)
+    again, more = terminal.ask()
+    again.join(SECONDS)
+    assert answers == more == [EOFError]
