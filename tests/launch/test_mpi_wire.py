@@ -472,7 +472,7 @@ def test_it_does_not_wait_once_every_address_has_failed():
     [
         *((name, 6.5, -signal.SIGTERM) for name in ("orted", "prted", "hydra_pmi_proxy")),
         ("mpirun", 6.5, 9),
-        ("orted", 3.0, 9),
+        ("orted", 0.0, 9),
     ],
 )
 def test_a_bridge_whose_launcher_was_silent_ends_its_daemon(desk, tmp_path, daemon, silence, code):  # noqa: F811

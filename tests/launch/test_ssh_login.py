@@ -168,8 +168,8 @@ def test_what_a_hop_cannot_reach_is_named_and_no_connection_is_left(sshds, home,
     )
     refused = refusal(access(home), Target("refused"))
     assert str(refused) == f"h (hosts:3): 127.0.0.1 cannot connect to 127.0.0.1 port {closed}: Connect failed"
-    late = refusal(access(home), Target("silent"), 1.0)
-    assert f"no answer from 127.0.0.1 port {silent} through 127.0.0.1 within 1 s" in str(late)
+    late = refusal(access(home), Target("silent"), 2.0)
+    assert f"no answer from 127.0.0.1 port {silent} through 127.0.0.1 within 2 s" in str(late)
     assert refused.code == late.code == 125
     wait_for(lambda: not gate.children(), "the end of its connections")
 
@@ -430,11 +430,11 @@ def test_a_server_that_stops_answering_during_the_login_is_given_up(sshds, home)
 
     stopped: list[psutil.Process] = []
     try:
-        error = refusal(Access(Config((str(home.config),)), Stopping(nobody)), target(sshd), 1.0)
+        error = refusal(Access(Config((str(home.config),)), Stopping(nobody)), target(sshd), 2.0)
     finally:
         for each in stopped:
             each.send_signal(signal.SIGCONT)
-    assert f"h (hosts:3): 127.0.0.1 port {sshd.port} did not answer to the login within 1 s" in str(error)
+    assert f"h (hosts:3): 127.0.0.1 port {sshd.port} did not answer to the login within 2 s" in str(error)
 
 
 # -- the terminal ------------------------------------------------------------------------------------------------------
