@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -181,15 +182,55 @@ def test_a_host_that_does_not_answer_is_given_up_in_time():
             each.close()
 
 
+def row(port: int) -> tuple:
+    return (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", port))
+
+
+def test_the_next_address_is_tried_in_time_after_one_that_does_not_answer():
+    with socket.socket() as silent, socket.create_server(("127.0.0.1", 0)) as server:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(0)
+        waiting = [socket.socket() for _ in range(3)]
+        for each in waiting:  # fill the queue of connections that nobody accepts: further ones get no answer
+            each.setblocking(False)
+            each.connect_ex(silent.getsockname())
+        rows = [row(each.getsockname()[1]) for each in (silent, server)]
+        began = time.monotonic()
+        tcp("host", 22, 1.0, lambda *names, **more: rows).close()
+        assert 0.4 <= time.monotonic() - began < DEADLINE, "half of the time is for each"
+        with pytest.raises(TimeoutError):
+            tcp("host", 22, 0.1, lambda *names, **more: rows[:1])
+        for each in waiting:
+            each.close()
+
+
+def test_the_error_of_the_last_address_is_that_of_all():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(ConnectionRefusedError):
+        tcp("host", 22, DEADLINE, lambda *names, **more: [row(port)] * 2)
+    with pytest.raises(OSError, match="no address") as caught:
+        tcp("host", 22, DEADLINE, lambda *names, **more: [])
+    assert caught.value.errno == errno.EADDRNOTAVAIL
+
+
+def test_a_name_that_no_server_knows_in_time_is_an_error():
+    answered = threading.Event()
+    began = time.monotonic()
+    with pytest.raises(socket.gaierror, match="no name server answered within 0.1 s"):
+        tcp("host", 22, 0.1, lambda *names, **more: answered.wait(DEADLINE))
+    assert time.monotonic() - began < DEADLINE / 2
+    answered.set()
+
+
 def test_what_the_resolver_says_is_passed_on():
-    row = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 7))
     asked = []
 
     def answers(*names: object, **more: object) -> list:
         asked.append((names, more, threading.current_thread() is threading.main_thread()))
-        return [row]
+        return [row(7)]
 
-    assert addresses("host", 7, DEADLINE, answers) == [row]
+    assert addresses("host", 7, DEADLINE, answers) == [row(7)]
     assert asked == [(("host", 7), {"type": socket.SOCK_STREAM}, False)]
 
     def fails(*names: object, **more: object) -> list:

@@ -30,6 +30,7 @@ LINE_CLOSE_SECONDS = 1.0
 STDERR_BYTES = 1 << 16  # of a ProxyCommand's standard error, for its last lines
 
 Found = tuple[int, int, int, str, tuple[Any, ...]]  # a row of socket.getaddrinfo
+LookUp = Callable[..., Sequence[Found]]
 
 
 class Below(Protocol):
@@ -92,10 +93,10 @@ class Line:
                 self._end()
 
 
-def tcp(host: str, port: int, seconds: float) -> Line:
+def tcp(host: str, port: int, seconds: float, look_up: LookUp = socket.getaddrinfo) -> Line:
     """A TCP connection; OSError, in particular TimeoutError and socket.gaierror."""
     until, last = time.monotonic() + seconds, OSError(errno.EADDRNOTAVAIL, "no address")
-    found = addresses(host, port, seconds)
+    found = addresses(host, port, seconds, look_up)
     for number, (family, kind, protocol, _, address) in enumerate(found):
         connection = socket.socket(family, kind, protocol)
         try:  # each address gets a share of the time: after a silent IPv6 address an IPv4 address may answer
@@ -110,9 +111,7 @@ def tcp(host: str, port: int, seconds: float) -> Line:
     raise last
 
 
-def addresses(
-    host: str, port: int, seconds: float, look_up: Callable[..., Sequence[Found]] = socket.getaddrinfo
-) -> Sequence[Found]:
+def addresses(host: str, port: int, seconds: float, look_up: LookUp = socket.getaddrinfo) -> Sequence[Found]:
     """The result of socket.getaddrinfo within `seconds`, because the resolver's own timeout is longer."""
     answers: queue.SimpleQueue[Sequence[Found] | OSError | UnicodeError] = queue.SimpleQueue()
 
