@@ -163,6 +163,11 @@ def test_gluons_examples(rows: Callable) -> None:
     }
 
 
+def test_a_batch_of_gluons_estimator_replaces_a_missing_training_metric(rows: Callable) -> None:
+    read = rows("[Epoch 0][Batch 5][Samples 160] accuracy=0.25\n[Epoch 0] time cost: 1.5\n")
+    assert (read[0]["train_accuracy"], read[0]["seconds"]) == (0.25, 1.5)
+
+
 def test_gluons_estimator(rows: Callable) -> None:
     """As MXNet 1.9.1 prints it; validation comes first, and calls every epoch 0."""
     text = (
