@@ -223,3 +223,22 @@ def test_operations_keep_their_names():
         "start": "Start",
         "shutdown": "Shutdown",
     }
+
+
+@pytest.mark.parametrize(
+    "value, name",
+    [
+        (Hello("job", "worker", 0, "00"), "job"),
+        (Hello("job", "worker", 0, "00"), "nonce"),
+        (Challenge("00", "11"), "nonce"),
+        (Challenge("00", "11"), "proof"),
+        (Proof("22"), "proof"),
+    ],
+    ids=str,
+)
+def test_texts_of_a_handshake_have_a_limit(value, name):
+    """Who sends them has not proved yet to belong to the job."""
+    content = json.loads(message.encode(value)[HEADER_SIZE:])
+    assert getattr(sent({**content, name: "a" * 512}, value.kind), name) == "a" * 512
+    with pytest.raises(FrameError, match=f"{name} of 513 characters, expected 512 at most"):
+        sent({**content, name: "a" * 513}, value.kind)
