@@ -407,14 +407,14 @@ def test_a_caller_that_sends_slowly_is_cut_off(monkeypatch):
     """The limit is for the whole handshake."""
     monkeypatch.setattr(link, "HANDSHAKE_SECONDS", 0.2)
     calling, listening = tcp()
-    outcome = accepting(listening)
-    since = time.monotonic()
+    outcome, sent = accepting(listening), 0
     with contextlib.suppress(OSError):
         for byte in Header(Kind.HELLO, 9).pack():
             calling.sendall(bytes([byte]))
+            sent += 1
             time.sleep(0.05)
     assert isinstance(outcome(), Closed)
-    assert time.monotonic() - since < 3.0
+    assert sent < wire.HEADER_SIZE
     calling.close()
 
 
@@ -457,7 +457,7 @@ def test_a_refused_caller_that_stays_is_not_waited_for_long():
     since = time.monotonic()
     calling.sendall(b"GET / HTTP/1.1\r\n" * 5)
     assert isinstance(accepting(listening)(), FrameError)
-    assert time.monotonic() - since < 3.0
+    assert time.monotonic() - since < 4.5, "less than the limit of the handshake"
     calling.close()
 
 
