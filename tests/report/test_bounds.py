@@ -73,7 +73,7 @@ SEAM = 2 * MIB - LONGEST_RECORD  # where the second block of a line begins, if i
 AT_THE_SEAM = {
     "epoch": (b"", b"Epoch[7] Time cost=1.5 "),
     "estimator": (b"", b"[Epoch 7] Finished in 1.500s, training accuracy: 0.5 "),
-    "keras": (b"Epoch 1/9 ", b"Epoch 7/9 8/8 [==] - 1s - loss: 0.7 - acc: 0.5 "),
+    "keras": (b"Epoch 1/9 8/8 [==] - 1s - loss: 0.9 - acc: 0.1 ", b"Epoch 7/9 8/8 [==] - 1s - loss: 0.7 - acc: 0.5 "),
 }
 
 
@@ -82,7 +82,7 @@ def test_a_record_that_begins_with_a_block_is_read_once(name: str) -> None:
     start, record = AT_THE_SEAM[name]
     text = start.ljust(SEAM, b"x" if name != "keras" else b" ") + record
     found, _ = reading.scan(io.BytesIO(text.ljust(4 * MIB, b"x" if name != "keras" else b" ")))
-    assert [list(one.epochs) for one in found] == [[7]]
+    assert [list(one.epochs) for one in found] == [[1, 7] if name == "keras" else [7]], "one run"
     assert len(found[0].epochs[7]["seconds"]) == 1
 
 
