@@ -215,6 +215,23 @@ def test_an_agent_that_gets_a_signal_reports_it_and_ends_the_job(tmp_path):
     assert talk.channel.close() == "exited with 0"
 
 
+def test_an_agent_without_a_job_ends_at_a_signal_and_with_its_channel(tmp_path):
+    channel = LocalChannel(Host("here", "127.0.0.1", sys.executable), "no-such-mark")
+    stream = frames(channel, SILENCE)
+    channel.write(b'{"do": "list", "mark": "no-such-mark"}\n')
+    assert json.loads(next(stream)[2]) == {"event": "listing", "rows": []}, "it has begun to serve"
+    (pid,) = (pid for pid in children(os.getpid()) if b"dmltrain-agent" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    os.kill(pid, signal.SIGTERM)
+    events = [json.loads(payload) for _, _, payload in stream]
+    assert events == [
+        {"event": "refused", "message": "the agent on this host was ended by SIGTERM", "code": 125},
+        {"event": "ended", "left": []},
+    ]
+    assert channel.close() == "exited with 0"
+    channel = LocalChannel(Host("here", "127.0.0.1", sys.executable), "no-such-mark")
+    assert channel.close() == "exited with 1: the launcher's end of the channel closed"
+
+
 def test_a_message_that_cannot_be_parsed_is_refused_and_the_next_one_is_obeyed(tmp_path):
     talk = Conversation(tmp_path)
     talk.channel.write(b'{"do": "dance"}\n')
