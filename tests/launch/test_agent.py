@@ -215,6 +215,15 @@ def test_an_agent_that_gets_a_signal_reports_it_and_ends_the_job(tmp_path):
     assert talk.channel.close() == "exited with 0"
 
 
+def test_an_agent_lists_the_processes_of_a_job(tmp_path):
+    talk = Conversation(tmp_path)
+    (pid,) = talk.start(["sleep", "120"])
+    talk.send(do="list", mark=talk.mark)
+    (row,) = talk.until("listing")["rows"]
+    assert (row["pid"], row["parent"], row["command"]) == (pid, talk.ready["pid"], ["sleep", "120"])
+    assert talk.stop()["left"] == []
+
+
 def test_an_agent_without_a_job_ends_at_a_signal_and_with_its_channel(tmp_path):
     channel = LocalChannel(Host("here", "127.0.0.1", sys.executable), "no-such-mark")
     stream = frames(channel, SILENCE)
