@@ -218,8 +218,11 @@ def test_an_agent_that_gets_a_signal_reports_it_and_ends_the_job(tmp_path):
 def test_an_agent_lists_the_processes_of_a_job(tmp_path):
     talk = Conversation(tmp_path)
     (pid,) = talk.start(["sleep", "120"])
-    talk.send(do="list", mark=talk.mark)
-    (row,) = talk.until("listing")["rows"]
+    rows: list[dict] = []
+    while not rows:  # /proc has its environment only after the end of exec
+        talk.send(do="list", mark=talk.mark)
+        rows = talk.until("listing")["rows"]
+    (row,) = rows
     assert (row["pid"], row["parent"], row["command"]) == (pid, talk.ready["pid"], ["sleep", "120"])
     assert talk.stop()["left"] == []
 
