@@ -242,8 +242,9 @@ def test_remote_bridges_get_every_address_but_loopback():
     assert mpi.addresses([Host("192.0.2.99")], "10.1.2.3") == ["10.1.2.3"]
 
 
-def test_the_last_output_has_no_rulers(tmp_path):
-    words = "echo -----; echo; echo one; echo two >&2; exit 3"
+def test_the_last_output_has_no_rulers_and_harmless_warnings(tmp_path):
+    race = "[login:00184] plm:rsh: Warning: setpgid(191,191) failed in parent with errno=Permission denied(13)"
+    words = f"echo -----; echo; echo one; echo '{race}'; echo two >&2; exit 3"
     ended = mpirun.Mpirun([program(tmp_path / "m", words)], {}, lambda _: None)
     assert ended.fate(10) == "mpirun exited with 3"
     assert ended.output == "one\ntwo"

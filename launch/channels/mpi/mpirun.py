@@ -36,6 +36,8 @@ END_SECONDS = 0.5  # between SIGTERM and SIGKILL, which also ends its daemons on
 LAST_OUTPUT_SECONDS = 0.5  # for reading mpirun's output after its exit
 OUTPUT_BYTES = 16_000
 OUTPUT_LINES = 30
+# Open MPI and the ssh that it starts both put that ssh into its own process group; the second to do so may be refused.
+HARMLESS = re.compile(r"plm:rsh: Warning: setpgid\(")
 ROOT = re.compile(r"allow-run-as-root|run(ning)? as root", re.IGNORECASE)
 ROOT_FIX = (
     "With dmltrain-launch use --mpirun-args=--allow-run-as-root, "
@@ -159,9 +161,9 @@ class Mpirun:
 
     @property
     def output(self) -> str:
-        """The last lines that it printed, without rulers."""
+        """The last lines that it printed, without rulers and harmless warnings."""
         lines = [line.rstrip() for line in bytes(self._printed).decode(errors="replace").splitlines()]
-        return "\n".join([line for line in lines if line.strip("-= ")][-OUTPUT_LINES:])
+        return "\n".join([line for line in lines if line.strip("-= ") and not HARMLESS.search(line)][-OUTPUT_LINES:])
 
     def fate(self, seconds: float = 0.0) -> str:
         """How it ended, as text; "" if it still runs after `seconds`."""
