@@ -1,5 +1,7 @@
 """A server's slices: where their memory comes from, what steps may write, default times, limits of states."""
 
+import io
+
 import numpy as np
 import pytest
 
@@ -221,3 +223,36 @@ def test_no_state_is_larger_than_what_is_accepted(slices):
     core = core_of(1, make_step=Full, slices=slices)
     size = len(optimizer_state.pack(core.slices()))
     assert size <= optimizer_state.limit(core.slices()) < 4 * size
+
+
+def state_of(**fields):
+    """A state of the one slice of key 0."""
+    stream = io.BytesIO()
+    np.savez(stream, **{f"0/0/{name}": array for name, array in fields.items()})
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"mean": np.ones(5, np.float32)},
+        {"value": np.ones(4, np.float32)},
+        {"value": np.ones(5, np.float32), "mean": np.ones(4, np.float32)},
+        {"value": np.ones((5, 1), np.float32)},
+    ],
+    ids=["no value", "another value", "another array", "another shape"],
+)
+def test_a_state_of_other_arrays_is_refused(fields):
+    core = core_of(1)
+    with pytest.raises(Rejected, match="the optimizer state of key 0 slice 0 belongs to another model"):
+        optimizer_state.unpack(state_of(**fields), core.slices())
+
+
+def test_a_state_may_have_scalars_and_no_residual():
+    core = core_of(1, compression={"type": "2bit", "threshold": 1.0})
+    core.slices()[0, 0].residual[:] = 7
+    optimizer_state.unpack(state_of(value=np.full(5, 3, np.float32), step=np.float32(2)), core.slices())
+    assert core.slices()[0, 0].value.array.tolist() == [3.0] * 5
+    assert core.slices()[0, 0].residual.tolist() == [7.0] * 5
+    optimizer_state.unpack(state_of(value=np.ones(5, np.float32), residual=np.ones(5, np.float32)), core.slices())
+    assert core.slices()[0, 0].residual.tolist() == [1.0] * 5
