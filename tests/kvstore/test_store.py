@@ -230,6 +230,16 @@ def test_an_optimizer_that_cannot_be_made_ends_the_job_with_the_servers_words(st
     assert "no optimizer nonsense" in job.ended()[0]
 
 
+def test_a_step_that_fails_ends_the_job_with_its_reason(start):
+    job = start("dist_async", workers=1, servers=1)
+    (store,) = job.stores
+    store.init("w", np.zeros(4, np.float32))
+    store.set_optimizer({"name": "plain"})
+    with pytest.raises(JobLost, match="server 0: a rate of 2.0, expected 1 at most"):
+        store.pushpull("w", np.ones(4, np.float32), np.zeros(4, np.float32), rate=2.0)
+    assert "a rate of 2.0, expected 1 at most" in job.ended()[0]
+
+
 @pytest.mark.parametrize("size", [1, 2000])
 def test_a_state_larger_than_the_server_can_have_is_not_received(start, size):
     job = start("dist_async", workers=1, servers=1)

@@ -31,6 +31,8 @@ class PlainStep:
         self.last = value * 0
 
     def __call__(self, value, gradient, rate):
+        if rate > 1.0:
+            raise ValueError(f"a rate of {rate}, expected 1 at most")
         value -= (rate if rate >= 0 else 1.0) * gradient
         self.last[:] = gradient
 

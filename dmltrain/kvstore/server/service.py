@@ -315,7 +315,7 @@ class Service:
             self._in_use.setdefault((reply.worker, reply.key, reply.slice, header.offset), []).append(reply)
             frame = Frame(header.pack(), None, reply.priority)
         else:
-            data = memoryview(buffer.array).cast("B") if buffer.array.nbytes else memoryview(b"")  # type: ignore[arg-type]
+            data = memoryview(buffer.array).cast("B")  # type: ignore[arg-type]
             frame = Frame(header.pack(), data, reply.priority, lambda: self._sent(reply))
         self._replies.append((outbox, frame))
 
