@@ -233,6 +233,33 @@ def test_what_answers_as_something_else_is_named(home):  # noqa: F811
     assert "1.5" in str(error)
 
 
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (b"", ["closed every connection before its identification"]),
+        (b"SSH-1.5-old\r\n", ["no common", "no usable SSH"]),
+    ],
+    ids=["nothing", "an old version"],
+)
+def test_a_port_that_is_no_ssh_servers_is_named(home, said, words):  # noqa: F811
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):  # the listener is closed
+                while True:
+                    connection, _ = server.accept()
+                    connection.sendall(said)
+                    connection.close()
+
+        threading.Thread(target=serve, daemon=True).start()
+        error = refusal(access(home), Target("127.0.0.1", port=port), 0.5)
+        server.shutdown(socket.SHUT_RDWR)
+    late = f"127.0.0.1 port {port} did not answer as an SSH server"  # if the deadline is during the last try
+    assert f"127.0.0.1 port {port}" in str(error) and error.code in (2, 125)
+    assert any(each in str(error) for each in (*words, late))
+
+
 def test_a_server_without_a_common_cipher_is_left_to_the_systems_ssh(sshds, home):  # noqa: F811
     sshd = sshds("Ciphers chacha20-poly1305@openssh.com")
     error = refusal(access(home), target(sshd))
