@@ -42,7 +42,7 @@ def job():
 
 
 @pytest.mark.parametrize("line", ["", "--devices cpu:2"])
-def test_two_workers_with_the_parts_of_a_batch_make_the_step_of_one_with_all(job, line):
+def test_two_workers_with_half_a_batch_each_make_the_step_of_one_worker(job, line):
     """In the second step one of them has no samples."""
     shares = [(10, 6), (16, 0), (1, 15)]
 
@@ -67,7 +67,7 @@ def test_two_workers_with_the_parts_of_a_batch_make_the_step_of_one_with_all(job
     assert [sums.samples for _, sums in results] == [27, 21]
 
 
-def test_a_worker_without_samples_takes_part_with_arrays_of_any_size():
+def test_a_worker_without_samples_takes_part():
     network = Network("narrow", chain(Flatten(), Dense("one", 1), Dense("d", 10)), (1, 8, 8), 10)
     made = make(network, line="--wd 0")
     before = made.digest()
@@ -129,7 +129,7 @@ def test_by_default_gradients_are_averaged_and_sent_early_and_steps_complete(job
     assert job.all(one) == [[[-1.0, -3.0]]] * 2
 
 
-def test_gradients_are_not_sent_early_where_that_is_not_wanted(job):
+def test_gradients_are_not_sent_early_when_that_is_off(job):
     def one(store):
         model = nn.Linear(2, 1, bias=False)
         optimizer = distribute(model, torch.optim.SGD(model.parameters(), lr=1.0), store, overlap=False)
@@ -154,7 +154,7 @@ def bucket_of(model):
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.5, 2.0])
-def test_a_sum_is_the_gradient_in_its_place_and_is_copied_only_to_be_scaled(factor):
+def test_a_sum_replaces_the_gradient_and_is_copied_only_to_scale_it(factor):
     model = nn.Linear(2, 1)
     bucket = bucket_of(model)
     total = np.array([2, 4, 6], np.float32)
@@ -177,7 +177,7 @@ def test_a_sum_is_the_gradient_in_its_place_and_is_copied_only_to_be_scaled(fact
 # -- sums and states --------------------------------------------------------------------------------------------------
 
 
-def test_metrics_are_added_up_in_double_precision():
+def test_metrics_are_summed_in_double_precision():
     made = make(MLP)
     whole = 0.0
     for seed in range(20):

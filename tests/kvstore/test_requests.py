@@ -143,7 +143,7 @@ def plain_step(spec, key, value):
 # -- answers ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_read_first_is_sent_first(serve):
+def test_replies_are_sent_by_priority(serve):
     """While a large value is on its way a probe and two pulls wait, of which the second is urgent."""
     server = serve(sizes=(LARGE, 1, 1, 1))
     first, second = server.peer(0), server.peer(1)
@@ -160,7 +160,7 @@ def test_what_is_read_first_is_sent_first(serve):
     assert (header.kind, payload) == (Kind.PROBE, b"abc"), "the answers to requests come last"
 
 
-def test_a_pushed_gradients_pull_has_its_priority(serve):
+def test_a_pull_has_the_priority_of_its_push(serve):
     server = serve(sizes=(LARGE, 1, 1, 1))
     first, second = server.peer(0), server.peer(1)
     for key in (1, 2, 3):
@@ -184,7 +184,7 @@ def test_an_empty_slice_is_pulled(serve):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_value_says_whose_and_what_it_is(serve, shared):
+def test_a_reply_names_its_worker_key_and_slice(serve, shared):
     server = serve(shared=shared)
     first, second = server.peer(0), server.peer(1)
     first.push([1, 2, 3, 4], key=1, clock=1)
@@ -199,7 +199,7 @@ def test_a_value_says_whose_and_what_it_is(serve, shared):
 
 @pytest.mark.parametrize("asks", ["with the push", "later"])
 @pytest.mark.parametrize("staleness", [0.0, INFINITY])
-def test_times_of_asynchronous_values_are_those_since_they_were_asked_for(serve, asks, staleness):
+def test_times_of_asynchronous_values_count_from_the_request(serve, asks, staleness):
     server = serve("dist_ssp", staleness, make_step=plain_step)
     first, second = server.peer(0), server.peer(1)
     second.push([1] * 4)
@@ -210,7 +210,7 @@ def test_times_of_asynchronous_values_are_those_since_they_were_asked_for(serve,
     assert 0.0 <= header.waited < DEADLINE and 0.0 <= header.worked < DEADLINE
 
 
-def test_who_waits_for_one_that_leaves_gets_its_value(serve):
+def test_a_worker_that_waits_for_a_leaving_worker_gets_its_value(serve):
     server = serve("dist_ssp", 0.0, make_step=plain_step)
     first, second = server.peer(0), server.peer(1)
     second.send(Kind.PROBE)
@@ -265,7 +265,7 @@ def test_first_values_are_received_into_reused_memory(serve):
     assert server.peer().value()[1] == [1.0] * 4, "the first"
 
 
-def test_steps_that_are_slower_than_pushes_make_their_sender_wait(serve):
+def test_a_sender_waits_when_steps_are_slower_than_its_pushes(serve):
     """The first worker's step lasts until the test lets it end. The second one's pushes wait for theirs."""
     begun, may_go_on = threading.Event(), threading.Event()
 
@@ -297,7 +297,7 @@ def test_steps_that_are_slower_than_pushes_make_their_sender_wait(serve):
     assert time.monotonic() - since < DEADLINE / 2, "it went on at once"
 
 
-def test_slices_of_any_order_of_sizes_complete_their_rounds(serve):
+def test_slices_of_all_sizes_complete_their_rounds_in_any_order(serve):
     """The pushes that complete them are received into the same memory."""
     sizes = (3, 50, 2, 50)
     server = serve(sizes=sizes)
@@ -312,7 +312,7 @@ def test_slices_of_any_order_of_sizes_complete_their_rounds(serve):
         assert second.value()[1] == [float(each + key) for each in range(size)]
 
 
-def test_rounds_are_carried_out_by_a_relay_and_reported_with_its_times(serve):
+def test_a_relays_rounds_report_its_times(serve):
     """A relay's sum comes back later, and its times with it. Then the next round, which has arrived, is summed."""
     forwarded = queue.Queue()
     server = serve(forward=lambda works: [forwarded.put(each) for each in works])
@@ -368,7 +368,7 @@ def test_a_push_of_the_wrong_size_in_shared_memory_is_refused(serve):
     assert server.peer().error() == ("worker 0 sent 4 bytes of float32 for key 0 slice 0, expected 16 bytes of float32")
 
 
-def test_pushes_in_shared_memory_are_summed_where_they_lie(serve):
+def test_pushes_in_shared_memory_are_summed_without_a_copy(serve):
     server = serve(shared=True)
     first, second = server.peer(0), server.peer(1)
     for clock in (1, 2):
@@ -402,7 +402,7 @@ def test_a_step_that_fails_ends_the_job_and_a_bug_leaves_its_traceback(serve, ca
     assert ("Traceback" in capfd.readouterr().err) == traced
 
 
-def test_who_is_turned_away_is_logged(serve, capfd):
+def test_a_refused_caller_is_logged(serve, capfd):
     server = serve()
     server.peer(0).send(Kind.PROBE)
     server.peer(0).answer()
@@ -418,7 +418,7 @@ def test_who_is_turned_away_is_logged(serve, capfd):
 # -- threads ----------------------------------------------------------------------------------------------------------
 
 
-def test_threads_are_named_as_the_architecture_page_does(serve):
+def test_threads_have_the_names_of_the_architecture_page(serve):
     """For debuggers and profilers."""
     server = serve()
     server.peer().send(Kind.PROBE)
@@ -436,6 +436,6 @@ print(server.peer().answer()[0].kind == Kind.PROBE)
 """
 
 
-def test_a_process_ends_although_its_service_still_waits_for_callers():
+def test_a_process_can_end_while_its_service_waits_for_callers():
     ended = subprocess.run([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True, timeout=30.0)
     assert (ended.stdout, ended.returncode) == ("True\n", 0)

@@ -50,7 +50,7 @@ def stepping(change):
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_values_of_a_keys_slices_lie_one_behind_another_and_so_do_their_second_buffers():
+def test_the_slices_of_a_key_are_contiguous_and_so_are_their_second_buffers():
     memory = Memory()
     core_of(slices=(5, 7, 9), allocate=memory)
     assert memory.sizes == [20, 28, 36, 20, 28, 36]
@@ -66,7 +66,7 @@ def test_the_lowest_of_several_free_buffers_is_taken():
     assert [core.buffer(0, 0, 0, 20, 0).offset for _ in range(4)] == offsets
 
 
-def test_only_what_is_sent_lies_in_memory_that_is_shared():
+def test_only_buffers_that_are_sent_are_in_shared_memory():
     """Encoded pushes are received, encoded values are sent."""
     memory, kind = Memory(), codec.make(FP16)
     core = core_of(allocate=memory, compression=FP16)
@@ -79,7 +79,7 @@ def test_only_what_is_sent_lies_in_memory_that_is_shared():
     assert memory.sizes[before:] == [10] and reply.buffer.offset == sum(memory.sizes[:-1])
 
 
-def test_a_repeated_pushs_memory_is_free_again():
+def test_the_memory_of_a_repeated_push_is_freed():
     core = core_of()
     push(core, 0, 0, 1, [1] * 5)
     places = set()
@@ -90,7 +90,7 @@ def test_a_repeated_pushs_memory_is_free_again():
     assert len(places) == 1
 
 
-def test_a_sum_is_not_made_in_memory_that_is_still_to_be_added():
+def test_a_sum_does_not_overwrite_an_addend():
     """The first two of three gradients lie in shared memory, the third in the server's own."""
     core = core_of(3)
     values = [np.full(5, 10.0**worker, np.float32) for worker in range(3)]
@@ -105,7 +105,7 @@ def test_a_sum_is_not_made_in_memory_that_is_still_to_be_added():
     assert values[0].tolist() == [1.0] * 5
 
 
-def test_a_step_that_writes_its_gradient_leaves_shared_memory_as_it_is():
+def test_a_step_that_changes_its_gradient_does_not_change_shared_memory():
     def step(value, gradient, rate):
         gradient *= rate
         value -= gradient
@@ -129,7 +129,7 @@ def test_a_single_push_in_the_servers_memory_is_itself_the_gradient():
     assert len(seen) == 1 and seen[0] is buffer.array
 
 
-def test_a_slice_without_elements_has_rounds():
+def test_an_empty_slice_completes_rounds():
     core = core_of(3, slices=(0,))
     replies = []
     for worker in range(3):
@@ -161,7 +161,7 @@ def test_without_times_an_asynchronous_value_reports_none(leaves):
     assert (reply.waited, reply.worked, reply.priority) == (0.0, 0.0, 0)
 
 
-def test_a_worker_may_be_so_many_rounds_ahead_and_no_more():
+def test_a_worker_too_many_rounds_ahead_is_refused():
     core = core_of(2)
     for clock in range(1, MAX_LAG + 1):
         push(core, 0, 0, clock, [1] * 5)
@@ -180,7 +180,7 @@ def test_a_push_of_another_type_is_named():
             core.buffer(0, 0, 0, 10, dtype)
 
 
-def test_a_wait_as_long_as_the_limit_is_no_longer_than_it():
+def test_a_wait_of_exactly_the_limit_is_allowed():
     core = core_of(2, wait_seconds=60.0)
     push(core, 0, 0, 1, [1] * 5, now=100.0)
     assert core.overdue(160.0) == "" and "worker 1" in core.overdue(160.5)
@@ -190,7 +190,7 @@ def test_a_wait_as_long_as_the_limit_is_no_longer_than_it():
     assert core.overdue(160.0) == "" and "worker 1" in core.overdue(160.5)
 
 
-def test_only_those_beyond_the_bound_are_waited_for():
+def test_only_workers_beyond_the_bound_are_waited_for():
     core = core_of(4, "dist_ssp", 1.0, make_step=stepping(lambda value, gradient, rate: None), wait_seconds=60.0)
     for worker, clocks in enumerate((3, 2, 1, 0)):
         for clock in range(1, clocks + 1):
@@ -219,7 +219,7 @@ class Full:
 
 
 @pytest.mark.parametrize("slices", [(1,) * 200, (1000,)])
-def test_no_state_is_larger_than_what_is_accepted(slices):
+def test_every_packed_state_is_within_the_accepted_size(slices):
     core = core_of(1, make_step=Full, slices=slices)
     size = len(optimizer_state.pack(core.slices()))
     assert size <= optimizer_state.limit(core.slices()) < 4 * size

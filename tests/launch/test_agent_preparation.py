@@ -66,7 +66,7 @@ def test_the_end_of_the_job_ends_its_inspection(tmp_path):
     assert talk.channel.close() == "exited with 0"
 
 
-def test_ports_are_held_or_listened_on_as_they_are_wanted(tmp_path):
+def test_ports_are_reserved_or_listened_on_as_requested(tmp_path):
     talk = Conversation(tmp_path)
     assert bound(talk, scheduler=None, master=None) == {}
     ports = bound(talk, scheduler=0, master=0, reach=True, throughput=True)
@@ -100,7 +100,7 @@ def test_an_address_of_another_machine_is_refused(talk, purpose):
     )
 
 
-def test_two_hosts_reach_each_other_and_say_so_once(talk, other):
+def test_two_hosts_reach_each_other_and_report_once(talk, other):
     here, there = (bound(each, reach=True)["reach"] for each in (talk, other))
     for each, port in ((talk, there), (other, here)):
         each.send(do="reach", peers=[["here", "127.0.0.1", port], ["elsewhere", "127.0.0.1", port]])
@@ -120,7 +120,7 @@ def test_the_throughput_to_another_host_is_measured_again_and_again(talk, other)
     assert talk.answer() == other.answer() == []
 
 
-def test_what_was_not_prepared_is_not_answered(talk):
+def test_a_request_before_its_preparation_is_not_answered(talk):
     talk.send(do="reach", peers=[["here", "127.0.0.1", 1]])
     talk.send(do="measure", peer=["here", "127.0.0.1", 1])
     assert talk.answer() == []

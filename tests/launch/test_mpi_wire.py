@@ -67,7 +67,7 @@ class ScriptedBridge:
 
 
 @pytest.mark.parametrize("size", [1, 7])
-def test_output_and_its_end_arrive_whole_however_they_are_cut(desk, size):  # noqa: F811
+def test_output_and_its_end_arrive_whole_in_fragments_of_any_size(desk, size):  # noqa: F811
     peer = ScriptedBridge(desk)
     last = json.dumps({"code": 3, "said": "one\ntwo"}).encode()
     sent, got = b"".join(map(frame, (b"out", b"put\0", b"", last))), b""
@@ -90,7 +90,7 @@ def test_closing_ends_the_agents_input_and_then_the_connection(desk):  # noqa: F
         peer.channel.write(b"x")
 
 
-def test_output_that_comes_while_it_is_closed_is_passed_over(desk):  # noqa: F811
+def test_output_that_arrives_during_close_is_dropped(desk):  # noqa: F811
     peer = ScriptedBridge(desk)
     said = b"".join(map(frame, (b"late", b"", b'{"code": 0, "said": ""}')))
     closing = threading.Thread(target=lambda: (next_frame(peer.file), peer.tls.sendall(said)))
@@ -108,7 +108,7 @@ def test_a_connection_that_is_lost_is_named_by_its_error(desk):  # noqa: F811
     assert not peer.channel.ended
 
 
-def test_a_bridge_that_ends_without_a_message_is_lost_by_the_fate_of_mpirun_if_that_is_known(desk):  # noqa: F811
+def test_a_bridge_that_ends_without_a_message_is_reported_with_mpiruns_exit(desk):  # noqa: F811
     asked = []
     for fate, words in (("", "it ended without a message"), ("mpirun exited with 3", "mpirun exited with 3")):
         peer = ScriptedBridge(desk, lambda seconds, fate=fate: asked.append(seconds) or fate)
@@ -131,7 +131,7 @@ def test_a_line_of_the_greatest_length_is_read_and_a_longer_one_is_not(desk):  #
     assert GREETING_BYTES == 1000 and len(bytes.fromhex(desk.token)) == TOKEN_BYTES == 32
 
 
-def test_a_peer_that_is_not_wanted_is_disconnected(desk):  # noqa: F811
+def test_an_unexpected_peer_is_disconnected(desk):  # noqa: F811
     refusing = desk.reception.expect(lambda caller: False)
     assert_disconnected(desk, json.dumps({**HELLO, "token": refusing}).encode() + b"\n")
 
@@ -142,7 +142,7 @@ def test_a_token_is_forgotten_at_once_and_more_than_once(desk):  # noqa: F811
     assert_disconnected(desk, json.dumps({**HELLO, "token": desk.token}).encode() + b"\n")
 
 
-def test_who_has_not_greeted_before_the_reception_closes_is_refused(desk):  # noqa: F811
+def test_a_caller_that_has_not_greeted_when_the_reception_closes_is_refused(desk):  # noqa: F811
     with dial_tls(desk.reception.port) as peer:
         for _ in range(2):
             desk.reception.close()
@@ -162,7 +162,7 @@ def test_no_thread_of_a_reception_keeps_the_launcher_alive():
     reception.close()
 
 
-def test_an_address_that_cannot_be_listened_at_is_named():
+def test_an_address_on_which_it_cannot_listen_is_named():
     with pytest.raises(Exception, match=r"^cannot listen for other hosts at 192\.0\.2\.77: Cannot assign requested"):
         Reception("192.0.2.77")
 
@@ -188,7 +188,7 @@ def streams() -> Iterator[tuple[TlsStream, ssl.SSLSocket, socket.socket]]:
     stream.close()
 
 
-def test_what_comes_before_the_end_of_tls_is_read_and_then_the_end(streams):
+def test_data_before_the_end_of_tls_is_read_first(streams):
     stream, peer, _ = streams
     peer.sendall(b"last words")
     peer.settimeout(0.0)
@@ -200,7 +200,7 @@ def test_what_comes_before_the_end_of_tls_is_read_and_then_the_end(streams):
 INVALID = b"\x17\x03\x03\x00\x05wrong"  # a record that nobody has encrypted
 
 
-def test_what_comes_before_invalid_data_is_read_and_then_it_is_the_end(streams):
+def test_data_before_invalid_data_is_read_first(streams):
     stream, peer, raw = streams
     peer.sendall(b"last words")
     raw.sendall(INVALID)
@@ -216,14 +216,14 @@ def test_invalid_data_is_an_error(streams):
         stream.read(DEADLINE)
 
 
-def test_a_handshake_that_is_not_continued_is_a_timeout():
+def test_a_stalled_handshake_times_out():
     context, _ = certificate()
     ours, theirs = socket.socketpair()
     with theirs, pytest.raises(TimeoutError):
         TlsStream(ours, context).handshake(time.monotonic() + 0.05)
 
 
-def test_closing_wakes_a_thread_that_reads_and_gives_the_descriptor_back(streams):
+def test_closing_wakes_a_reading_thread_and_frees_the_descriptor(streams):
     stream, peer, _ = streams
     results: list[object] = []
 
@@ -244,7 +244,7 @@ def test_closing_wakes_a_thread_that_reads_and_gives_the_descriptor_back(streams
     stream.close()
 
 
-def test_a_stream_is_closed_after_a_reset_too(streams):
+def test_a_stream_can_be_closed_after_a_reset(streams):
     stream, _, raw = streams
     with contextlib.suppress(OSError):
         reset(raw)
@@ -307,7 +307,7 @@ class ScriptedLauncher:
         return self.file.read(1) == b"" and self.bridge.wait(DEADLINE) == 0
 
 
-def test_a_bridge_introduces_itself_and_takes_frames_however_they_are_cut(desk):  # noqa: F811
+def test_a_bridge_introduces_itself_and_takes_frames_in_fragments_of_any_size(desk):  # noqa: F811
     talk = ScriptedLauncher(desk)
     pid = talk.hello.pop("pid")
     assert talk.hello == {"token": desk.token, "index": 7, "host": socket.gethostname()}
@@ -327,7 +327,7 @@ def test_a_connection_that_is_reset_ends_the_commands_input(desk, tmp_path):  # 
     assert (tmp_path / "end").read_text() == "over\n"
 
 
-def test_a_launcher_that_is_reset_while_output_waits_ends_it_as_well(desk, tmp_path):  # noqa: F811
+def test_a_reset_while_output_waits_ends_the_command(desk, tmp_path):  # noqa: F811
     talk = ScriptedLauncher(desk)
     talk.say(f"head -c 30000000 /dev/zero; cat; echo over > {tmp_path}/end".encode())
     assert next_frame(talk.file)
@@ -346,7 +346,7 @@ def test_a_command_may_close_its_output_long_before_it_ends(desk):  # noqa: F811
     assert talk.heard_all()
 
 
-def test_the_end_of_standard_error_is_told_as_text(desk):  # noqa: F811
+def test_the_last_standard_error_is_reported_as_text(desk):  # noqa: F811
     talk = ScriptedLauncher(desk)
     talk.say(b"head -c 5000 /dev/zero | tr '\\0' x >&2; exit 1")
     assert talk.hear()[1] == {"code": 1, "said": "x" * bridge.STDERR_BYTES}
@@ -385,7 +385,7 @@ def test_a_bridge_that_waits_does_no_work(desk):  # noqa: F811
         assert talk.bridge.wait(DEADLINE) == 0
 
 
-def test_what_a_command_does_not_read_yet_is_kept_for_it_within_limits(desk, tmp_path):  # noqa: F811
+def test_unread_input_of_a_command_is_queued_within_limits(desk, tmp_path):  # noqa: F811
     sent = 32_000_000
     waits = f"echo up; while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; head -c {sent} | wc -c"
     channel = desk.channel(waits)

@@ -93,7 +93,7 @@ def test_the_fastest_cipher_of_both_is_used(sshds, home, offered, chosen):  # no
     transport.close()
 
 
-def test_a_deadline_that_has_passed_leaves_a_hundredth_of_a_second():
+def test_a_passed_deadline_leaves_ten_milliseconds():
     """Some calls take 0 for no timeout."""
     late = Deadline(5.0, time.monotonic() - 1)
     assert late.passed and late.left == 0.01
@@ -107,7 +107,7 @@ def test_a_refused_login_leaves_no_connection(sshds, home):  # noqa: F811
 
 
 @pytest.mark.parametrize(("connect_timeout", "seconds"), [("0.2", 60.0), ("60", 0.2)])
-def test_an_address_that_does_not_answer_is_given_up_at_the_sooner_of_two_times(
+def test_a_silent_address_is_given_up_at_the_earlier_of_two_deadlines(
     home,  # noqa: F811
     silent,
     connect_timeout,
@@ -124,7 +124,7 @@ def test_an_address_that_does_not_answer_is_given_up_at_the_sooner_of_two_times(
     assert error.code == 125
 
 
-def test_a_network_without_a_way_is_named(home):  # noqa: F811
+def test_an_unreachable_network_is_named(home):  # noqa: F811
     error = refusal(access(home), Target("255.255.255.255"))
     assert str(error) == (
         "h (hosts:3): no connection to 255.255.255.255 port 22: Network is unreachable; "
@@ -133,7 +133,7 @@ def test_a_network_without_a_way_is_named(home):  # noqa: F811
     assert error.code == 125
 
 
-def test_a_name_that_nobody_knows(home):  # noqa: F811
+def test_an_unknown_host_name_is_named(home):  # noqa: F811
     error = refusal(access(home), Target("no-such-host.invalid"))
     assert str(error).startswith("h (hosts:3): the name no-such-host.invalid is not known: ")
     assert str(error).endswith(
@@ -159,7 +159,7 @@ def test_a_hop_that_is_not_reached_is_in_the_label(home, closed):  # noqa: F811
     )
 
 
-def test_what_a_hop_cannot_reach_is_named_and_no_connection_is_left(sshds, home, silent, closed):  # noqa: F811
+def test_a_host_that_a_hop_cannot_reach_is_named_and_no_connection_is_left(sshds, home, silent, closed):  # noqa: F811
     gate = sshds()
     jump = f"ProxyJump 127.0.0.1:{gate.port}"
     home.configure(
@@ -174,7 +174,7 @@ def test_what_a_hop_cannot_reach_is_named_and_no_connection_is_left(sshds, home,
     wait_for(lambda: not gate.children(), "the end of its connections")
 
 
-def test_the_way_of_a_list_of_hops_is_that_list(sshds, home):  # noqa: F811
+def test_hops_are_used_in_the_order_of_the_list(sshds, home):  # noqa: F811
     """A hop's own ProxyCommand is for who connects to it directly."""
     first, second, last = sshds(), sshds(), sshds()
     home.configure(
@@ -188,7 +188,7 @@ def test_the_way_of_a_list_of_hops_is_that_list(sshds, home):  # noqa: F811
         wait_for(lambda sshd=sshd: not sshd.children(), "the end of every hop's connection")
 
 
-def test_a_hop_that_cannot_be_read(home):  # noqa: F811
+def test_an_invalid_hop_is_named(home):  # noqa: F811
     home.configure(block("last", "ProxyJump h:port"))
     error = refusal(access(home), Target("last"))
     assert str(error) == "h (hosts:3): ProxyJump h:port: expected [user@]host[:port]"
@@ -206,7 +206,7 @@ def test_a_hop_that_cannot_be_read(home):  # noqa: F811
     ],
     ids=["ends well", "an ssh that fails"],
 )
-def test_a_way_that_always_ends_at_once_is_tried_until_the_deadline(home, tmp_path, command, said):  # noqa: F811
+def test_a_proxy_command_that_ends_at_once_is_retried_until_the_deadline(home, tmp_path, command, said):  # noqa: F811
     counted = f"sh -c 'echo x >> {tmp_path}/tries; exec {command}'" if command == "true" else command
     home.configure(block("far", f"ProxyCommand {counted}"))
     began = time.monotonic()
@@ -226,7 +226,7 @@ def test_a_way_that_always_ends_at_once_is_tried_until_the_deadline(home, tmp_pa
         assert 2 <= (tmp_path / "tries").read_text().count("x") <= 8, "with a pause before each"
 
 
-def test_what_answers_as_something_else_is_named(home):  # noqa: F811
+def test_an_old_ssh_version_is_named(home):  # noqa: F811
     home.configure(block("far", "ProxyCommand sh -c 'echo SSH-1.5-old; exec sleep 60'"))
     error = refusal(access(home), Target("far"))
     assert "no common algorithm" in str(error) or "no usable SSH server answers at the host behind" in str(error)
@@ -241,7 +241,7 @@ def test_what_answers_as_something_else_is_named(home):  # noqa: F811
     ],
     ids=["nothing", "an old version"],
 )
-def test_a_port_that_is_no_ssh_servers_is_named(home, said, words):  # noqa: F811
+def test_a_port_without_an_ssh_server_is_named(home, said, words):  # noqa: F811
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
 
@@ -260,14 +260,14 @@ def test_a_port_that_is_no_ssh_servers_is_named(home, said, words):  # noqa: F81
     assert any(each in str(error) for each in (*words, late))
 
 
-def test_a_server_without_a_common_cipher_is_left_to_the_systems_ssh(sshds, home):  # noqa: F811
+def test_without_a_common_cipher_the_error_suggests_the_systems_ssh(sshds, home):  # noqa: F811
     sshd = sshds("Ciphers chacha20-poly1305@openssh.com")
     error = refusal(access(home), target(sshd))
     assert str(error).startswith(f"h (hosts:3): no common algorithm with 127.0.0.1 port {sshd.port}: ")
     assert str(error).endswith("; try the system's ssh with --ssh system")
 
 
-def test_nothing_of_paramiko_comes_to_the_terminal(home):  # noqa: F811
+def test_paramiko_prints_nothing_to_the_terminal(home):  # noqa: F811
     home.configure(block("far", "ProxyCommand echo nonsense"))
     program = (
         "import sys\nfrom launch import LaunchError\nfrom launch.channels.ssh.config import Config, Target\n"
@@ -317,7 +317,7 @@ def ssh_agent(home, monkeypatch, tmp_path):  # noqa: F811
     process.wait()
 
 
-def test_keys_are_offered_in_the_order_of_ssh(home, ssh_agent, tmp_path):  # noqa: F811
+def test_keys_are_offered_in_the_same_order_as_ssh(home, ssh_agent, tmp_path):  # noqa: F811
     """The agent's that are configured, its others, and then those of files that it does not have."""
     other, both, file = (generate_key(tmp_path / name) for name in ("other", "both", "file"))
     for key in (other, both):
@@ -344,7 +344,7 @@ def test_without_an_agent_keys_are_those_of_files(home, monkeypatch, tmp_path, t
         assert offered(settings(home, home.key)) == [str(home.key)]
 
 
-def test_files_that_hold_no_key_are_passed_over(home, tmp_path):  # noqa: F811
+def test_files_without_a_key_are_ignored(home, tmp_path):  # noqa: F811
     names = ("nothing", "text", "folder", "cut off")
     nothing, text, folder, cut = (tmp_path / name.replace(" ", "-") for name in names)
     nothing.touch()
@@ -357,7 +357,7 @@ def test_files_that_hold_no_key_are_passed_over(home, tmp_path):  # noqa: F811
 
 
 @pytest.mark.parametrize("said", ["", "ssh-ed25519", "ssh-ed25519 #", "ssh-ed25519 AAAA", "ssh-rsa AAAA\udcff"])
-def test_a_public_key_or_a_certificate_that_cannot_be_read_does_not_spoil_the_private_one(home, said):  # noqa: F811
+def test_an_unreadable_public_key_or_certificate_does_not_invalidate_the_private_key(home, said):  # noqa: F811
     for name in (f"{home.key}.pub", f"{home.key}-cert.pub"):
         Path(name).write_bytes(said.encode(errors="surrogateescape"))
     assert offered(settings(home, home.key)) == [str(home.key)]
@@ -397,7 +397,7 @@ def test_three_passphrases_may_be_tried_and_a_refusal_is_kept(home, tmp_path):  
         Keys(ends).unlock(path)
 
 
-def test_a_key_that_another_host_unlocks_between_two_looks_is_tried(sshds, home, tmp_path):  # noqa: F811
+def test_a_key_that_another_hosts_login_unlocks_meanwhile_is_tried(sshds, home, tmp_path):  # noqa: F811
     """Hosts log in at the same time, and one question is for all of them."""
     path = generate_key(tmp_path / "locked", "ed25519", PASSPHRASE)
     home.authorized.write_text(Path(f"{path}.pub").read_text())
@@ -426,7 +426,7 @@ def test_a_certificate_beside_a_key_is_shown(sshds, home, tmp_path):  # noqa: F8
     assert b"ED25519-CERT" in sshd.log.read_bytes()
 
 
-def test_a_server_that_wants_more_than_a_key_is_named(sshds, home):  # noqa: F811
+def test_a_server_that_requires_more_than_a_key_is_named(sshds, home):  # noqa: F811
     sshd = sshds("AuthenticationMethods publickey,publickey")
     error = refusal(access(home), target(sshd))
     assert str(error) == (
@@ -444,7 +444,7 @@ def test_every_key_that_was_tried_is_named(sshds, home, tmp_path):  # noqa: F811
     assert f"it accepts none of: {other}, {home.key}; put" in str(error)
 
 
-def test_a_server_that_stops_answering_during_the_login_is_given_up(sshds, home):  # noqa: F811
+def test_a_server_that_stops_answering_during_login_is_given_up(sshds, home):  # noqa: F811
     sshd = sshds()
 
     class Stopping(Keys):
@@ -512,7 +512,7 @@ def terminal() -> Iterator[Terminal]:
         ((b"\x04",), EOFError),
     ],
 )
-def test_what_is_typed_is_the_answer(terminal, typed, answer):
+def test_the_answer_is_the_typed_line(terminal, typed, answer):
     before = len(os.listdir("/proc/self/fd"))
     asking, answers = terminal.ask()
     assert terminal.shown() == b"Passphrase? "
@@ -524,7 +524,7 @@ def test_what_is_typed_is_the_answer(terminal, typed, answer):
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-def test_a_question_is_called_off_before_close_returns_and_no_other_is_asked(terminal):
+def test_close_cancels_the_question_and_no_other_is_asked(terminal):
     import termios
 
     before = termios.tcgetattr(terminal.theirs)
