@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import base64
+import fcntl
+import re
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +15,7 @@ import pytest
 from launch import LaunchError
 from launch.channels.ssh.config import Settings
 from launch.channels.ssh.known_hosts import Entry, Key, entries, known, listed_name, matches, verify
+from tests.launch.conftest import wait_for
 
 ED, OTHER, RSA = Key("ssh-ed25519", b"one"), Key("ssh-ed25519", b"two"), Key("ssh-rsa", b"three")
 PLAIN = "SHA256:dpLDrTVAu4A8Ags67mbNiIcSMjTqDG5xQ8Ct1z/0Me0"
@@ -143,6 +147,29 @@ def test_a_new_key_is_saved_if_requested(settings):
     hashed = mine.read_text().splitlines()[2].split()[0]
     assert matches(hashed, "node2") and not matches(hashed, "node1") and hashed.startswith("|1|")
     assert len(base64.b64decode(hashed.split("|")[2])) == 20
+
+
+def test_a_file_with_bytes_that_are_not_utf8_is_read(tmp_path):
+    path = tmp_path / "known"
+    path.write_bytes(b"# caf\xe9\n" + f"h1 {ED.line}\n".encode())
+    assert entries([path]) == [Entry("", "h1", ED, path, 2)]
+
+
+def test_two_launchers_that_accept_a_key_at_once_list_it_once(settings):
+    """The second waits for the file's lock, and then looks again."""
+    path = settings.user_known_hosts[0]
+    list_in(path)
+    with ThreadPoolExecutor(1) as pool, path.open("a") as first:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        second = pool.submit(verify, ED, settings, "h1 (hosts:1)", True)
+        inode = str(path.stat().st_ino)
+        waiting = re.compile(rf"-> FLOCK .*:{inode} ")
+        wait_for(lambda: waiting.search(Path("/proc/locks").read_text()), "the second launcher's wait for the lock")
+        first.write(f"node1 {ED.line}\n")
+        first.flush()
+        fcntl.flock(first, fcntl.LOCK_UN)
+        second.result(30)
+    assert path.read_text().count(ED.line) == 1
 
 
 def test_a_new_key_that_cannot_be_saved(settings, tmp_path):

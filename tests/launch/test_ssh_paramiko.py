@@ -389,6 +389,8 @@ def test_included_files_end_where_they_end(tmp_path):
     assert settings(tmp_path, text).port == 7
     assert settings(tmp_path, text, "other").port == 22
     assert settings(tmp_path, f"Include {tmp_path}/more\nPort 7\n").port == 7
+    text = f"Match host other\n  Include {tmp_path}/mo*\n  Port 8\n"
+    assert settings(tmp_path, text).port == 22, "the Match goes on after the Include"
 
 
 def test_ways_and_their_absence(tmp_path):
