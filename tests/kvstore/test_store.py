@@ -17,7 +17,7 @@ from dmltrain.kvstore.transport import link
 from dmltrain.kvstore.transport.handshake import Caller
 from dmltrain.kvstore.transport.link import Closed
 from dmltrain.kvstore.transport.wire import Header, Kind
-from tests.kvstore.whole_job import WholeJob
+from tests.kvstore.whole_job import RefusingServer, WholeJob
 
 LARGE = 200_000  # elements; cut into slices on both servers
 
@@ -384,6 +384,13 @@ def test_shared_memory_that_was_asked_for_and_cannot_be_had_ends_the_job(start):
     with pytest.raises(JobLost, match="--transport shm: server 1 at"):
         job.starting[1].result(10.0).barrier()
     assert "--transport shm" in job.ended()[0]
+
+
+def test_a_server_that_left_with_the_lost_job_is_not_the_reason(start):
+    """A worker that connects late is told why the job was lost."""
+    job = start(far=1, far_server=RefusingServer, each={0: {"transport": "shm"}, 1: {"transport": "tcp"}})
+    with pytest.raises(JobLost, match="--transport shm: server 1 at"):
+        job.starting[1].result(10.0)
 
 
 def test_each_worker_begins_at_another_server_and_meets_its_relay_first(start):

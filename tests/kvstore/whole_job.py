@@ -73,11 +73,21 @@ class FarServer:
         return Header(Kind.STATE, len(state)).pack(), memoryview(state)
 
 
+class RefusingServer(FarServer):
+    """One that has gone already: its port refuses connections."""
+
+    def __init__(self, environment):
+        super().__init__(environment)
+        self._listening.close()
+
+
 class WholeJob:
     """`far` of the servers, the last ones, are elsewhere. `stores` are the workers', by rank. `ended()` waits for
     scheduler and servers and gives why they say the job was lost."""
 
-    def __init__(self, kind="dist_sync", workers=2, servers=2, far=0, staleness=0.0, each=None, **options):
+    def __init__(
+        self, kind="dist_sync", workers=2, servers=2, far=0, staleness=0.0, each=None, far_server=FarServer, **options
+    ):
         listening = socket.create_server(("127.0.0.1", 0))
         common = {"num_workers": workers, "num_servers": servers, "root_port": listening.getsockname()[1]}
         common |= {"job": "job", "key": b"key", "lost_seconds": 60.0, "wait_seconds": SECONDS, "probe": False}
@@ -89,7 +99,7 @@ class WholeJob:
         self.servers = []
         for index in range(servers):
             own = replace(self.environment, role="server", index=index)
-            self.servers.append(ServerProcess(own, PlainStep, NEVER) if index < near else FarServer(own))
+            self.servers.append(ServerProcess(own, PlainStep, NEVER) if index < near else far_server(own))
             self._ends.append(begun(self.servers[-1].run))
         self.starting = [begun(self._store, kind, staleness, rank) for rank in range(workers)]
 

@@ -82,6 +82,12 @@ class Control:
         self._wait(lambda: name in self._released, self._environment.wait_seconds + 5.0, f"barrier {name!r}")
         self._released.discard(name)
 
+    def lost_within(self, seconds: float) -> str:
+        """Why the job was lost, if that is known within `seconds`; else empty."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.failure, seconds)
+            return self.failure
+
     def abort(self, reason: str) -> None:
         """End the job for all processes."""
         self._send(Abort(reason))
