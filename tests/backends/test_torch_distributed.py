@@ -9,16 +9,6 @@ from torch import nn  # noqa: E402
 
 from dmltrain.backends.torch.distributed import buckets, distribute  # noqa: E402
 from dmltrain.errors import UserError  # noqa: E402
-from tests.kvstore.whole_job import WholeJob  # noqa: E402
-
-
-@pytest.fixture(scope="module")
-def job():
-    made = WholeJob(workers=2, servers=1)
-    yield made
-    made.all(lambda store: store.close())
-    assert made.ended() == ["", ""]
-    made.close()
 
 
 class Net(nn.Module):

@@ -16,7 +16,6 @@ from dmltrain.backends.torch.distributed import buckets, distribute  # noqa: E40
 from dmltrain.layers import Dense, Flatten, Network, chain  # noqa: E402
 from dmltrain.options import parse  # noqa: E402
 from tests.backends.served_store import ServedStore  # noqa: E402
-from tests.kvstore.whole_job import WholeJob  # noqa: E402
 
 MLP = models.create("mlp", None, 10, (1, 8, 8))
 RESNET = models.create("resnet", 8, 10, (3, 16, 16))  # with batch norm
@@ -30,15 +29,6 @@ def make(network, store=None, line=""):
 def batch(network=MLP, count=16, seed=0):
     draw = np.random.default_rng(seed)
     return draw.standard_normal((count, *network.input_shape), dtype=np.float32), draw.integers(0, 10, count)
-
-
-@pytest.fixture(scope="module")
-def job():
-    made = WholeJob(workers=2, servers=1)
-    yield made
-    made.all(lambda store: store.close())
-    assert made.ended() == ["", ""]
-    made.close()
 
 
 @pytest.mark.parametrize("line", ["", "--devices cpu:2"])

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -168,3 +169,14 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
     finally:
         for launched in made.launched:
             launched.end()
+
+
+@pytest.fixture
+def talk(tmp_path: Path) -> Iterator[Any]:
+    """A conversation with an agent, which must end regularly and leave no process."""
+    from tests.launch.test_agent import Conversation
+
+    made = Conversation(tmp_path)
+    yield made
+    assert made.stop()["left"] == []
+    assert made.channel.close() == "exited with 0"

@@ -1,6 +1,7 @@
 """Real sshds on loopback, each with a port, a host key and a configuration of its own; and a user's ~/.ssh for them.
 
 `sshds` is a fixture: call it for each sshd a test wants. `home` is an empty home folder, and $HOME of the test.
+`ssh_agent` runs an ssh-agent: call it for each key to add.
 """
 
 from __future__ import annotations
@@ -173,3 +174,17 @@ def sshds(tmp_path: Path, home: Home) -> Iterator[Callable[..., Sshd]]:
     yield make
     for sshd in made:
         sshd.stop()
+
+
+@pytest.fixture
+def ssh_agent(home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[Path], object]]:
+    """A running ssh-agent at $SSH_AUTH_SOCK; call it with a key to add."""
+    if not shutil.which("ssh-agent"):
+        pytest.skip("needs ssh-agent (Debian: openssh-client)")
+    path = tmp_path / "agent"
+    process = subprocess.Popen(["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.DEVNULL)
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(path))
+    wait_for(path.exists, "its socket")
+    yield lambda key: subprocess.run(["ssh-add", "-q", str(key)], check=True, timeout=60)
+    process.kill()
+    process.wait()

@@ -16,14 +16,6 @@ from tests.launch.test_agent import Conversation
 
 
 @pytest.fixture
-def talk(tmp_path: Path) -> Iterator[Conversation]:
-    made = Conversation(tmp_path)
-    yield made
-    assert made.stop()["left"] == []
-    assert made.channel.close() == "exited with 0"
-
-
-@pytest.fixture
 def other(tmp_path: Path) -> Iterator[Conversation]:
     (tmp_path / "other").mkdir()
     made = Conversation(tmp_path / "other")

@@ -9,7 +9,6 @@ import socket
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,14 +17,6 @@ from launch.agent import Refusal
 from launch.agent.process import process
 from launch.agent.spawn import HeldPorts, RunFolder, environment_here, reached_at, spawn_refusal
 from tests.launch.test_agent import Conversation
-
-
-@pytest.fixture
-def talk(tmp_path: Path) -> Iterator[Conversation]:
-    made = Conversation(tmp_path)
-    yield made
-    assert made.stop()["left"] == []
-    assert made.channel.close() == "exited with 0"
 
 
 def refusal(talk: Conversation, **task: object) -> tuple[int, str]:

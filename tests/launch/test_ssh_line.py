@@ -166,14 +166,20 @@ def test_nobody_listens_at_any_address():
         tcp("localhost", port, DEADLINE)
 
 
+def silenced(server: socket.socket) -> list[socket.socket]:
+    """Make `server` a listener that answers nobody: these connections fill the queue of those that nobody accepts."""
+    server.bind(("127.0.0.1", 0))
+    server.listen(0)
+    waiting = [socket.socket() for _ in range(3)]
+    for each in waiting:
+        each.setblocking(False)
+        each.connect_ex(server.getsockname())
+    return waiting
+
+
 def test_a_host_that_does_not_answer_is_given_up_in_time():
     with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen(0)
-        waiting = [socket.socket() for _ in range(3)]
-        for each in waiting:  # fill the queue of connections that nobody accepts: further ones get no answer
-            each.setblocking(False)
-            each.connect_ex(server.getsockname())
+        waiting = silenced(server)
         began = time.monotonic()
         with pytest.raises(TimeoutError):
             tcp("127.0.0.1", server.getsockname()[1], 0.5)
@@ -188,12 +194,7 @@ def row(port: int) -> tuple:
 
 def test_the_next_address_is_tried_in_time_after_one_that_does_not_answer():
     with socket.socket() as silent, socket.create_server(("127.0.0.1", 0)) as server:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen(0)
-        waiting = [socket.socket() for _ in range(3)]
-        for each in waiting:  # fill the queue of connections that nobody accepts: further ones get no answer
-            each.setblocking(False)
-            each.connect_ex(silent.getsockname())
+        waiting = silenced(silent)
         rows = [row(each.getsockname()[1]) for each in (silent, server)]
         began = time.monotonic()
         tcp("host", 22, 1.0, lambda *names, **more: rows).close()

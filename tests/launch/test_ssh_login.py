@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -26,7 +25,7 @@ from launch.channels.ssh.login import Access, Deadline
 from launch.channels.ssh.prompt import TerminalPrompt
 from tests.launch.conftest import ROOT, wait_for
 from tests.launch.ssh_connect import SECONDS, nobody
-from tests.launch.sshd import Home, Sshd, generate_key, home, sshds  # noqa: F401  fixtures
+from tests.launch.sshd import Home, Sshd, generate_key, home, ssh_agent, sshds  # noqa: F401  fixtures
 from tests.readable import readable
 
 PASSPHRASE = "correct horse"
@@ -301,20 +300,6 @@ def settings(home: Home, *identities: Path, only: bool = False) -> Settings:  # 
 
 def offered(found: Settings) -> list[str]:
     return [what for what, _ in Keys(nobody).offers(found)]
-
-
-@pytest.fixture
-def ssh_agent(home, monkeypatch, tmp_path):  # noqa: F811
-    """A running ssh-agent at $SSH_AUTH_SOCK; call it with a key to add."""
-    if not shutil.which("ssh-agent"):
-        pytest.skip("needs ssh-agent (Debian: openssh-client)")
-    path = tmp_path / "agent"
-    process = subprocess.Popen(["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.DEVNULL)
-    monkeypatch.setenv("SSH_AUTH_SOCK", str(path))
-    wait_for(path.exists, "its socket")
-    yield lambda key: subprocess.run(["ssh-add", "-q", str(key)], check=True, timeout=60)
-    process.kill()
-    process.wait()
 
 
 def test_keys_are_offered_in_the_same_order_as_ssh(home, ssh_agent, tmp_path):  # noqa: F811

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
-import shutil
 import socket
 import subprocess
 import threading
@@ -25,7 +24,7 @@ from launch.channels.ssh.line import Line, addresses
 from launch.channels.ssh.login import Access
 from launch.job.host import Host
 from tests.launch.ssh_connect import SECONDS, connector, nobody
-from tests.launch.sshd import Home, fingerprint, generate_key, home, sshds  # noqa: F401  fixtures
+from tests.launch.sshd import Home, fingerprint, generate_key, home, ssh_agent, sshds  # noqa: F401  fixtures
 
 PASSPHRASE = "correct horse"
 
@@ -110,21 +109,6 @@ def test_no_passphrase_is_asked_if_another_key_works(sshds, home):  # noqa: F811
     locked = generate_key(home.ssh / "locked", "ed25519", PASSPHRASE)
     home.configure(f"IdentityFile {locked}")
     ssh_paramiko.connect(sshds().host(), "m", access(home), SECONDS)
-
-
-@pytest.fixture
-def ssh_agent(home, monkeypatch, tmp_path):  # noqa: F811
-    """A running ssh-agent at $SSH_AUTH_SOCK; call it with a key to add."""
-    if not shutil.which("ssh-agent"):
-        pytest.skip("needs ssh-agent (Debian: openssh-client)")
-    path = tmp_path / "agent"
-    process = subprocess.Popen(["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.DEVNULL)
-    monkeypatch.setenv("SSH_AUTH_SOCK", str(path))
-    while not path.exists():
-        time.sleep(0.01)
-    yield lambda key: subprocess.run(["ssh-add", "-q", str(key)], check=True, timeout=60)
-    process.kill()
-    process.wait()
 
 
 def test_the_agents_keys_are_tried_first(sshds, home, ssh_agent, tmp_path):  # noqa: F811

@@ -64,7 +64,7 @@ class Control:
         self._closing = False
         self._scheduler = f"the scheduler at {environment.root_host}:{environment.root_port}"
         self._link = self._connect()
-        self._heard = time.monotonic()  # of the scheduler, which may have started much later than this process
+        self._heard = time.monotonic()  # from here on: the scheduler may have started much later than this process
         self._send(Register(environment.node_host, port, environment.host_name, socket_name, host.identity()))
         self._reader = threading.Thread(target=self._read, name="control-reader", daemon=True)
         self._reader.start()

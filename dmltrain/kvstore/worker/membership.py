@@ -83,7 +83,7 @@ class Membership:
     def _connect(self, sharing: Sharing) -> Routes:
         try:
             return Routes(self._environment, self.start, sharing, self._link_lost, self.lose)
-        except JobLost as error:  # perhaps because the job has ended, and the servers with it
+        except JobLost as error:  # a server may have left because the job is lost for another reason
             if reason := self._control.lost_within(LINGER_SECONDS):
                 raise JobLost(reason) from error
             self._control.abort(str(error))
