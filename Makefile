@@ -30,6 +30,7 @@ quick: $(VENV)/test.done
 test: TIER := and not thorough and not exhaustive
 test-ci: TIER := and not exhaustive
 test-all: export DMLTRAIN_TEST_FUZZ ?= 20
+test-all: export DMLTRAIN_TEST_INPUTS ?= 1000000
 test test-ci test-all: system $(VENV)/test.done
 	$(PYTEST) -n $(AT_ONCE) $(SIDE_BY_SIDE) -m "not alone $(TIER)" $(PYTEST_ARGUMENTS) || [ $$? = 5 ]
 	$(PYTEST) -m "alone $(TIER)" $(PYTEST_ARGUMENTS) || [ $$? = 5 ]

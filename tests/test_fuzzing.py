@@ -1,0 +1,78 @@
+"""The fuzzer finds what it looks for: an undocumented error, a hang, memory; and repeats an input by its number."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests import fuzzing
+from tests.fuzzing import Fuzzed, find, mutant
+
+
+def _text(data: bytes) -> None:
+    """A parser with three faults, each behind a byte that mutations find."""
+    if data[:1] == b"\x80":
+        raise KeyError("undocumented")
+    if not data.startswith(b"golden"):
+        raise ValueError("documented")
+
+
+def _hungry(data: bytes) -> None:
+    if len(data) < 5:
+        bytearray(100 << 20)
+    if data != b"golden":
+        raise ValueError
+
+
+def _slow(data: bytes) -> None:
+    while len(data) < 5:
+        pass
+
+
+GOLDEN = [b"golden", b"golden 2"]
+RIGHT = Fuzzed(lambda data: int(data), lambda: [b"17", b"-5"], (ValueError,))
+FAULTY = Fuzzed(_text, lambda: GOLDEN, (ValueError,))
+HUNGRY = Fuzzed(_hungry, lambda: GOLDEN[:1], (ValueError,))
+SLOW = Fuzzed(_slow, lambda: GOLDEN, (), cpu_seconds=0.2)
+DEAF = Fuzzed(lambda data: None, lambda: GOLDEN, (ValueError,))
+
+
+def test_a_parser_that_keeps_the_rules_survives() -> None:
+    result = fuzzing.survive("tests.test_fuzzing:RIGHT")
+    assert result.accepted > 100 and result.refused["ValueError"] > 1000 and result.mib < 4
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("FAULTY", "KeyError"),
+        ("HUNGRY", "MiB; it ended with: ValueError"),
+        ("SLOW", "_Hang"),
+        ("DEAF", "no input was refused"),
+    ],
+)
+def test_a_fault_is_found(name: str, fault: str) -> None:
+    with pytest.raises(AssertionError, match=fault):
+        fuzzing.survive(f"tests.test_fuzzing:{name}")
+
+
+def test_an_input_is_a_function_of_its_number() -> None:
+    fuzzed = find("tests.test_fuzzing:FAULTY")
+    assert [mutant(fuzzed, GOLDEN, number) for number in range(300)] == [
+        mutant(fuzzed, GOLDEN, number) for number in range(300)
+    ]
+    assert len({mutant(fuzzed, GOLDEN, number) for number in range(300)}) > 200
+
+
+def test_a_failure_is_repeated_by_its_number() -> None:
+    fuzzed = find("tests.test_fuzzing:FAULTY")
+    number = next(each for each in range(100_000) if mutant(fuzzed, GOLDEN, each)[:1] == b"\x80")
+    command = [sys.executable, "-m", "tests.fuzzing", "tests.test_fuzzing:FAULTY", "--first", str(number)]
+    ended = subprocess.run([*command, "--count", "1"], cwd=fuzzing.ROOT, capture_output=True, text=True)
+    assert ended.returncode == 1 and f"input {number} (" in ended.stderr and "KeyError: 'undocumented'" in ended.stderr
+
+
+def test_parts_share_the_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fuzzing.parts() == [0] or fuzzing.INPUTS in fuzzing.os.environ
+    monkeypatch.setenv(fuzzing.INPUTS, "250000")
+    assert fuzzing.parts() == [0, 1, 2]
