@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import os
 import re
-import zipfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dmltrain import wholeness
 from dmltrain.backends.table import BACKENDS
 from dmltrain.errors import UserError
+from dmltrain.wholeness import Examined
 
 FORMAT = 1
 OWNERS = {
@@ -33,14 +33,39 @@ def path(prefix: str, epoch: int, suffix: str = ".pt") -> Path:
     return Path(f"{prefix}-{epoch:04d}{suffix}")
 
 
-def last(prefix: str, suffixes: Collection[str] = (".pt",)) -> int:
-    """The newest epoch that has a file with one of these suffixes; 0 if there is none. Raises UserError if there are
-    only checkpoints of another backend: training from the start would ignore them silently."""
+def last(
+    prefix: str, suffixes: Sequence[str] = (".pt",), load_other: Callable[[Path], object] = Path.exists
+) -> tuple[int, tuple[str, ...]]:
+    """The newest epoch whose checkpoint is whole (0 if there is none), and what is damaged in each newer one.
+
+    `suffixes`: the backend's own, then those of other programs' files, which `load_other` reads; they count only for an
+    epoch without an own file. Raises UserError if there are only checkpoints of another backend, because training from
+    the start would ignore them silently, and if a file cannot be opened.
+    """
     names = _names(Path(prefix))
-    found = max((epoch for (epoch, suffix) in names if suffix in suffixes), default=0)
-    if not found and names:
+    damaged: list[str] = []
+    for epoch in sorted({epoch for epoch, suffix in names if suffix in suffixes}, reverse=True):
+        source = next(path(prefix, epoch, suffix) for suffix in suffixes if (epoch, suffix) in names)
+        damage = _damage(source, None if source.suffix == suffixes[0] else load_other)
+        if not damage:
+            return epoch, tuple(damaged)
+        damaged.append(damage)
+    if names and not damaged:
         raise UserError(f"--load-epoch last: {_present(Path(prefix), suffixes)}")
-    return found
+    return 0, tuple(damaged)
+
+
+def _damage(source: Path, load: Callable[[Path], object] | None) -> str:
+    """What is damaged in the file; "" if it is whole. `load` raises UserError for a file that it cannot read."""
+    damage = examine(source).damage
+    if damage:
+        return f"{source}: {damage}"
+    try:
+        if load:
+            load(source)
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def _names(prefix: Path) -> dict[tuple[int, str], str]:
@@ -104,25 +129,27 @@ def _sync_folder(folder: Path, sync: Callable[[int], None]) -> None:
         os.close(descriptor)
 
 
-def read(source: Path) -> bytes:
-    """The content of a checkpoint file, with verified checksums. Raises UserError if it is missing or damaged."""
+def examine(source: Path) -> Examined:
+    """The content of a checkpoint file, its sha256, and whether it is whole. Raises UserError if it cannot be read."""
     try:
-        content = source.read_bytes()
+        return wholeness.examine(source.read_bytes(), source.suffix)
     except FileNotFoundError:
         raise UserError(f"no checkpoint {source}; {_present(_prefix(source), [source.suffix], source.name)}") from None
     except OSError as error:
+        if error.errno == errno.EIO:
+            return Examined(b"", "", "the disk cannot read it (Input/output error)")
         raise UserError(f"cannot read the checkpoint {source}: {error.strerror}") from error
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            damaged = archive.testzip()
-    except Exception:  # zipfile raises many types of errors for damaged files
-        damaged = "its table of contents"
-    if damaged:
+
+
+def read(source: Path) -> bytes:
+    """The content of a checkpoint file that is whole. Raises UserError if it is missing or damaged."""
+    found = examine(source)
+    if found.damage:
         raise UserError(
-            f"the checkpoint {source} is damaged or truncated: {damaged} of its {len(content)} bytes is "
-            f"unreadable; {_present(_prefix(source), [source.suffix], source.name)}"
+            f"the checkpoint {source} is damaged or truncated: {found.damage}; "
+            f"{_present(_prefix(source), [source.suffix], source.name)}; --load-epoch last skips damaged ones"
         )
-    return content
+    return found.content
 
 
 def _prefix(source: Path) -> Path:

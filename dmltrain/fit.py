@@ -106,7 +106,7 @@ def prepare(options: Options, store: KVStore, command: str) -> Run:
     schedule = Schedule(
         options.lr, batches, options.lr_factor, options.lr_step_epochs, options.warmup_epochs, options.warmup_strategy
     )
-    options = resume.with_epoch(options, store)
+    options = resume.with_epoch(options, store, log)
     found = resume.load(options, network)
     trainer = BACKENDS[options.backend].trainer(network, options, store, found and found["state"])
     resume.check_all_save(options, store)

@@ -23,6 +23,7 @@ from dmltrain.kvstore import KVStore
 from dmltrain.layers import Network
 from dmltrain.options import LAST, Options
 from dmltrain.run import Run
+from dmltrain.wholeness import sealed
 
 # -- saving -----------------------------------------------------------------------------------------------------------
 
@@ -44,9 +45,9 @@ def save(run: Run, epoch: int) -> None:
         "circumstances": circumstances(run.options, run.store, len(run.dataset.train)),
         "state": run.trainer.state(residuals),
     }
-    checkpoint.write(target, run.backend.encode(content))
+    checkpoint.write(target, sealed(run.backend.encode(content)))
     for other, same in run.trainer.other_files(run.options.model_prefix, epoch + 1).items():
-        checkpoint.write(other, same)
+        checkpoint.write(other, sealed(same) if other.suffix in checkpoint.OWNERS else same)
     run.log.info('Saved checkpoint to "%s"', target)
 
 
@@ -94,14 +95,24 @@ def check_all_save(options: Options, store: KVStore) -> None:
 # -- resuming ---------------------------------------------------------------------------------------------------------
 
 
-def with_epoch(options: Options, store: KVStore) -> Options:
-    """Replace --load-epoch last by the newest epoch that worker 0, which writes checkpoints, finds; None if none."""
+def with_epoch(options: Options, store: KVStore, log: Logger) -> Options:
+    """Replace --load-epoch last by the newest epoch of which worker 0, which writes checkpoints, finds a whole one;
+    None if there is none. Log the damaged ones."""
     if options.load_epoch != LAST:
         return options
-    can = _capabilities(options)
-    newest = checkpoint.last(options.model_prefix or "", (can.suffix, *can.foreign_suffixes)) if store.rank == 0 else 0
+    newest, damaged = _last(options) if store.rank == 0 else (0, ())
+    for each in damaged:
+        log.warning("Skipped a damaged checkpoint: %s", each)
+    if damaged and not newest:
+        log.warning("No checkpoint of %s is whole: training starts from the beginning", options.model_prefix)
     agreed = int(store.all_reduce("newest checkpoint", np.array([newest]))[0])
     return replace(options, load_epoch=agreed or None)
+
+
+def _last(options: Options) -> tuple[int, tuple[str, ...]]:
+    can = _capabilities(options)
+    load_other = BACKENDS[options.backend].weights_of
+    return checkpoint.last(options.model_prefix or "", (can.suffix, *can.foreign_suffixes), load_other)
 
 
 def load(options: Options, network: Network) -> dict[str, Any] | None:
@@ -113,6 +124,7 @@ def load(options: Options, network: Network) -> dict[str, Any] | None:
     others = [source.with_suffix(suffix) for suffix in backend.capabilities.foreign_suffixes]
     for other in others if not source.exists() else ():
         if other.exists():
+            checkpoint.read(other)
             return {"epoch": options.load_epoch, "state": {"model": backend.weights_of(other)}}
     content = backend.decode(checkpoint.read(source))
     checkpoint.check(source, content, identity(options, network))

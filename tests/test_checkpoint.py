@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dmltrain import checkpoint
+from dmltrain import checkpoint, wholeness
 from dmltrain.errors import UserError
 
 
@@ -29,15 +29,15 @@ def test_names_count_epochs_from_one():
 
 def test_the_newest_of_a_backend_and_the_others_are_named(tmp_path):
     prefix = str(tmp_path / "m")
-    assert checkpoint.last(prefix) == checkpoint.last(str(tmp_path / "missing" / "m")) == 0
+    assert checkpoint.last(prefix) == checkpoint.last(str(tmp_path / "missing" / "m")) == (0, ())
     for name in ("m-0003.npz", "m-0005.params", "m2-0009.pt", "m-0008.pt.part", "mm-0009.npz"):
-        (tmp_path / name).touch()
-    assert checkpoint.last(prefix, (".npz", ".params")) == 5
-    assert checkpoint.last(prefix, (".npz",)) == 3
+        (tmp_path / name).write_bytes(archive())
+    assert checkpoint.last(prefix, (".npz", ".params")) == (5, ())
+    assert checkpoint.last(prefix, (".npz",)) == (3, ())
     with pytest.raises(UserError, match="of --backend mxnet: m-0003.npz, m-0005.params"):
         checkpoint.last(prefix, (".pt",))
-    (tmp_path / "m-0001.pt").touch()
-    assert checkpoint.last(prefix, (".pt",)) == 1
+    (tmp_path / "m-0001.pt").write_bytes(archive())
+    assert checkpoint.last(prefix, (".pt",)) == (1, ())
     with pytest.raises(
         UserError, match="no checkpoint .*m-0004.npz; present in .*: m-0003.npz; of --backend torch: m-0001.pt$"
     ):
@@ -139,21 +139,53 @@ def test_the_error_for_a_missing_checkpoint_lists_those_that_exist(tmp_path):
     assert "other" not in str(caught.value) and "m-x" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda whole: whole[: len(whole) // 2],
-        lambda whole: b"",
-        lambda whole: b"noise" * 100,
-        lambda whole: whole[:60] + bytes([whole[60] ^ 1]) + whole[61:],
-    ],
-    ids=["cut", "empty", "noise", "one bit"],
-)
-def test_a_damaged_file_is_refused(tmp_path, damage):
-    target = tmp_path / "m-0001.pt"
-    target.write_bytes(damage(archive()))
-    with pytest.raises(UserError, match="damaged or truncated"):
+DAMAGES = {
+    "cut": lambda whole: whole[: len(whole) // 2],
+    "cut in its last line": lambda whole: whole[:-1],
+    "empty": lambda whole: b"",
+    "noise": lambda whole: b"noise" * 100,
+    "one bit": lambda whole: whole[:60] + bytes([whole[60] ^ 1]) + whole[61:],
+}
+
+
+@pytest.mark.parametrize("seal", [bytes, wholeness.sealed], ids=["0.4", "with a digest"])
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_file_is_refused_and_skipped(tmp_path, damage, seal):
+    for epoch in (1, 2, 3):
+        checkpoint.path(str(tmp_path / "m"), epoch).write_bytes(seal(archive()))
+    target = tmp_path / "m-0003.pt"
+    target.write_bytes(damage(seal(archive())))
+    with pytest.raises(UserError, match="damaged or truncated.*m-0001.pt, m-0002.pt; --load-epoch last skips"):
         checkpoint.read(target)
+    epoch, skipped = checkpoint.last(str(tmp_path / "m"))
+    assert epoch == 2 and len(skipped) == 1 and skipped[0].startswith(f"{target}: ")
+
+
+def test_all_damaged_ones_are_named_newest_first(tmp_path):
+    for epoch in (1, 2):
+        checkpoint.path(str(tmp_path / "m"), epoch).touch()
+    epoch, skipped = checkpoint.last(str(tmp_path / "m"))
+    assert epoch == 0 and [Path(each.partition(": ")[0]).name for each in skipped] == ["m-0002.pt", "m-0001.pt"]
+
+
+def test_another_programs_file_is_judged_by_its_own_reader(tmp_path):
+    def load(source):
+        raise UserError(f"cannot read the weights in {source}")
+
+    (tmp_path / "m-0001.params").write_bytes(b"arrays")
+    assert checkpoint.last(str(tmp_path / "m"), (".npz", ".params")) == (1, ())
+    found = 0, (f"cannot read the weights in {tmp_path}/m-0001.params",)
+    assert checkpoint.last(str(tmp_path / "m"), (".npz", ".params"), load) == found
+    (tmp_path / "m-0001.npz").write_bytes(archive())
+    assert checkpoint.last(str(tmp_path / "m"), (".npz", ".params"), load) == (1, ()), "the own file counts"
+
+
+def test_a_file_that_may_not_be_read_is_no_damaged_file(tmp_path):
+    """Its owner makes it readable; training from an older one would replace it."""
+    (tmp_path / "m-0001.pt").write_bytes(archive())
+    (tmp_path / "m-0002.pt").mkdir()
+    with pytest.raises(UserError, match="cannot read the checkpoint .*m-0002.pt: Is a directory"):
+        checkpoint.last(str(tmp_path / "m"))
 
 
 def test_a_folder_is_refused(tmp_path):

@@ -247,6 +247,43 @@ def test_checkpoints_that_do_not_fit(train, backend, tmp_path):
     assert "damaged or truncated" in train(*words, "--load-epoch", 1, code=2).text
 
 
+@pytest.mark.parametrize("damage", ["cut", "one bit"])
+def test_last_skips_damaged_weights_of_mxnet(run, tmp_path, damage):
+    """Of epochs that have nothing but MXNet's own file; 0.4's, which has no digest, is damaged if MXNet says so."""
+    installed("mxnet")
+    words = ["--backend", "mxnet", "--model-prefix", tmp_path / "m", "--num-epochs", 2]
+    run(*words)
+    for epoch in (1, 2):
+        saved(tmp_path / "m", epoch, "mxnet").unlink()
+    newest = tmp_path / "m-0002.params"
+    content = newest.read_bytes()
+    cut, flipped = content[: len(content) // 2], content[:500] + bytes([content[500] ^ 1]) + content[501:]
+    newest.write_bytes(cut if damage == "cut" else flipped)
+    text = run(*words, "--load-epoch", "last").text
+    assert "Loaded weights of epoch 1;" in text and text.count("Skipped a damaged checkpoint: ") == 1
+    assert "m-0002.params" in re.search("Skipped .*", text)[0]
+    newest.write_bytes(cut if damage == "cut" else flipped)
+    saved(tmp_path / "m", 2, "mxnet").unlink()
+    text = run(*words, "--load-epoch", 2, code=2).text
+    assert "m-0002.params" in text and ("is damaged or truncated" in text or "cannot read the weights" in text)
+
+
+def test_last_skips_a_damaged_checkpoint_and_says_so(train, backend, tmp_path):
+    words = ["--model-prefix", tmp_path / "m", "--num-epochs", 3]
+    whole = train(*words)
+    newest = saved(tmp_path / "m", 3, backend)
+    newest.write_bytes(newest.read_bytes()[:-100])
+    resumed = train(*words, "--load-epoch", "last")
+    assert f"Skipped a damaged checkpoint: {newest}: the end of its " in resumed.text
+    assert "Loaded checkpoint of epoch 2\n" in resumed.text
+    assert resumed.results() == [each for each in whole.results() if each[0] not in ("Epoch[0]", "Epoch[1]")]
+    for epoch in (1, 2, 3):
+        saved(tmp_path / "m", epoch, backend).write_bytes(b"")
+    again = train(*words, "--load-epoch", "last")
+    assert again.text.count("Skipped a damaged checkpoint") == 3 and "m is whole: training starts from" in again.text
+    assert again.results() == whole.results()
+
+
 @pytest.mark.parametrize("here, there", [("torch", "mxnet"), ("mxnet", "torch")])
 @pytest.mark.parametrize("which", [1, "last"])
 def test_the_other_backends_checkpoint_is_named(run, tmp_path, here, there, which):
