@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -219,6 +220,12 @@ def keys_and_values(key: Keys, value: Any) -> tuple[list[Key], list[Any]]:
     if len(keys) != len(values):
         raise UserError(f"kvstore: {len(keys)} keys but {len(values)} values")
     return keys, values
+
+
+def check_rate(rate: float) -> None:
+    """Raises UserError unless the learning rate is finite."""
+    if not math.isfinite(rate):
+        raise UserError(f"kvstore: the learning rate is {rate}, expected a finite number")
 
 
 def as_array(value: Any) -> Array:

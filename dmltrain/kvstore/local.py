@@ -11,7 +11,7 @@ import numpy as np
 
 from dmltrain.arrays import Array
 from dmltrain.errors import UserError
-from dmltrain.kvstore.base import READ, Handle, Key, Keys, KVStore, as_array, keys_and_values, summed
+from dmltrain.kvstore.base import READ, Handle, Key, Keys, KVStore, as_array, check_rate, keys_and_values, summed
 from dmltrain.kvstore.state_file import read_state, write_whole
 from dmltrain.kvstore.step import MakeStep, Step
 
@@ -33,6 +33,7 @@ class LocalKVStore(KVStore):
                 self._optimize(name)
 
     def push(self, key: Keys, value: Any, priority: int = 0, rate: float = -1.0) -> None:
+        check_rate(rate)
         for name, item in zip(*keys_and_values(key, value), strict=True):
             gradient = summed(item)
             if name in self._steps:

@@ -364,3 +364,15 @@ def test_mistakes_with_a_local_store():
     ):
         with pytest.raises(UserError):
             mistake()
+
+
+def test_the_learning_rate_of_a_local_store_must_be_finite():
+    store = kvstore.create("local", backend="mxnet")
+    store.init("a", mx.nd.zeros(1))
+    store.set_optimizer({"name": "sgd", "lr": 0.1})
+    for mistake in (
+        lambda: store.push("a", mx.nd.zeros(1), rate=float("nan")),  # below 0 means: none
+        lambda: store.set_learning_rate(float("inf")),
+    ):
+        with pytest.raises(UserError, match="the learning rate is (nan|inf), expected a finite number"):
+            mistake()

@@ -85,6 +85,8 @@ def test_optimizer_states_on_the_servers_are_saved_and_loaded(start_job, tmp_pat
         pytest.param("different-shapes", "all workers must train the same model", marks=pytest.mark.thorough),
         pytest.param("compression-after-init", "must be set before init", marks=pytest.mark.thorough),
         ("shape", "declared with shape (3, 4), but this array has (4, 3)"),
+        pytest.param("rate", "the learning rate is nan, expected a finite", marks=pytest.mark.thorough),
+        pytest.param("rate-of-a-push", "the learning rate is nan, expected a finite", marks=pytest.mark.thorough),
         pytest.param("dtype", "takes float32, but this value is float64", marks=pytest.mark.thorough),
     ],
 )

@@ -99,9 +99,12 @@ def test_a_plain_optimizer_has_no_state():
         ({"name": "sgdm"}, f"unknown optimizer 'sgdm': servers have {', '.join(BY_CLASS)}"),
         ({}, "unknown optimizer ''"),
         ({"name": "sgd", "beta": 1}, "optimizer sgd takes lr, momentum, .*; not 'beta'"),
-        ({"name": "sgd", "lr": "fast"}, "optimizer option lr='fast': expected a number"),
-        ({"name": "sgd", "rescale": None}, "optimizer option rescale=None: expected a number"),
-        ({"name": "adam", "betas": [0.9, "x"]}, "optimizer option betas='x': expected a number"),
+        ({"name": "sgd", "lr": "fast"}, "optimizer option lr='fast': expected a finite number"),
+        ({"name": "sgd", "rescale": None}, "optimizer option rescale=None: expected a finite number"),
+        ({"name": "sgd", "lr": float("nan")}, "optimizer option lr=nan: expected a finite number"),
+        ({"name": "sgd", "momentum": 10**400}, "optimizer option momentum=10+: expected a finite number"),
+        ({"name": "adam", "betas": [0.9, float("inf")]}, "optimizer option betas=inf: expected a finite number"),
+        ({"name": "adam", "betas": [0.9, "x"]}, "optimizer option betas='x': expected a finite number"),
     ],
 )
 def test_an_invalid_spec_is_refused_with_its_name(spec, message):

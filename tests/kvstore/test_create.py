@@ -63,7 +63,7 @@ def test_an_optimizer_in_the_local_store_and_its_state(tmp_path):
     [
         ({"name": "magic"}, "unknown optimizer 'magic': servers have "),
         ({"name": "sgd", "lr": 0.1, "speed": 3}, "optimizer sgd takes lr, momentum"),
-        ({"name": "sgd", "lr": "fast"}, "lr='fast': expected a number"),
+        ({"name": "sgd", "lr": "fast"}, "lr='fast': expected a finite number"),
     ],
 )
 def test_optimizer_specs_are_names_and_numbers(spec, message):
@@ -80,6 +80,7 @@ def test_optimizer_specs_are_names_and_numbers(spec, message):
         (lambda kv: kv.push("x", np.zeros(1, np.float32)), "key 'x' was not declared: call init first"),
         (lambda kv: kv.init(["a", "b"], [np.zeros(1, np.float32)]), "2 keys but 1 values"),
         (lambda kv: kv.init("a", np.zeros(1, np.int64)), "float32 or float64, this one is int64"),
+        (lambda kv: kv.push("x", np.zeros(1, np.float32), rate=float("nan")), "rate is nan, expected a finite number"),
         (lambda kv: kv.set_gradient_compression({"type": "2bit"}), "gradient compression '2bit' is not available"),
     ],
 )

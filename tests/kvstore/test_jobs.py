@@ -72,6 +72,17 @@ def test_a_request_that_no_server_can_serve_ends_the_job_at_once(start_job, tmp_
         assert essentials in job.output("worker-0")
 
 
+def test_a_learning_rate_that_is_not_a_number_ends_the_job_by_the_workers_name(start_job, tmp_path):
+    job = start_job("bad_request.py", "rate", tmp_path)
+    codes = job.wait()
+    assert codes["worker-0"] == codes["worker-1"] == 75, job.outputs()
+    for rank in (0, 1):
+        assert "worker 1 sent the learning rate nan with key 'w' slice 0, expected a finite" in job.output(
+            f"worker-{rank}"
+        )
+    assert "Traceback" not in job.outputs()
+
+
 def test_a_worker_that_stops_early_is_named_at_once(start_job):
     job = start_job("early_end.py")
     assert job.wait()["worker-0"] == 75, job.outputs()

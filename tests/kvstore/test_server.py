@@ -12,6 +12,7 @@ from dmltrain.kvstore.server import optimizer_state
 from dmltrain.kvstore.server.core import MAX_LAG, ServerCore
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.slice import Work
+from dmltrain.kvstore.server.workers import relay_number
 from dmltrain.kvstore.transport.message import Declare, Key
 from tests.kvstore.carrying_out import push, pushed, run
 from tests.kvstore.through_a_codec import decode, encode
@@ -48,6 +49,24 @@ def plain_sgd(spec, key, value):
         value -= np.float32(rate) * gradient
 
     return step
+
+
+@pytest.mark.parametrize("rate", [float("nan"), INFINITY, -INFINITY])
+@pytest.mark.parametrize("kind", ["dist_sync", "dist_async"])
+def test_a_learning_rate_that_is_not_finite_is_refused_with_the_workers_name(kind, rate):
+    core = core_of(3, kind, INFINITY if kind == "dist_async" else 0.0, make_step=plain_sgd, spec={"name": "sgd"})
+    with pytest.raises(Rejected, match=f"worker 2 sent the learning rate {rate} with key 'k1' slice 0, expected a fin"):
+        push(core, 2, 1, 1, np.ones(3), rate)
+    core.pull(2, 1, 0, 0)
+    assert not core.slices()[1, 0].rounds and core.slices()[1, 0].clocks == {0: 0, 1: 0, 2: 0}
+
+
+def test_a_relays_learning_rate_that_is_not_finite_is_refused_with_its_first_workers_name():
+    core = ServerCore(4)
+    core.on_hosts([(0,), (1, 3), (2,)])
+    core.declare(0, declaration())
+    with pytest.raises(Rejected, match="worker 1 sent the learning rate nan with key 'k0'"):
+        push(core, relay_number(4, 1), 0, 1, np.ones(5), float("nan"))
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,6 @@ def make_spec(optimizer: torch.optim.Optimizer, groups: dict[int, dict[str, Any]
 
 
 def _number(name: str, value: Any) -> float | bool:
-    if not isinstance(value, (int, float)):
-        raise ValueError(f"optimizer option {name}={value!r}: expected a number")
+    if not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
+        raise ValueError(f"optimizer option {name}={value!r}: expected a finite number")
     return value

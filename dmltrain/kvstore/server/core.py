@@ -195,6 +195,11 @@ class ServerCore:
         """Add a push at `clock` that was ready `age` seconds ago: a worker's gradient, or a relay's sum. Returns the
         actions that are now possible. Raises Rejected."""
         slice_, covers = self._find(key, index), self.workers.covers[worker]
+        if not math.isfinite(rate):
+            raise Rejected(
+                f"worker {covers[0]} sent the learning rate {rate} with {self._declared.describe(key, index)}, "
+                "expected a finite number: look at how that worker computes it"
+            )
         clocks = {slice_.clocks[each] for each in covers}
         if clock <= min(clocks):  # a repeated push counts once
             slice_.give_back(data)

@@ -151,6 +151,12 @@ def wrong(what):
         store.set_gradient_compression({"type": "2bit"})
     elif what == "shape":
         store.push("small", mx.nd.ones((4, 3)))
+    elif what == "rate":
+        store.set_optimizer({"name": "sgd", "lr": 0.1})
+        store.set_learning_rate(float("nan"))
+    elif what == "rate-of-a-push":
+        store.set_optimizer({"name": "sgd", "lr": 0.1})
+        store.push("small", mx.nd.ones(SHAPES["small"]), rate=float("nan"))
     elif what == "dtype":
         store.push("small", np.ones(SHAPES["small"]))
     elif what == "uneven" and store.rank == 1:

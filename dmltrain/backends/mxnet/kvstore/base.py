@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dmltrain.errors import UserError
-from dmltrain.kvstore.base import Handle, Key, Keys, KVStore, keys_and_values
+from dmltrain.kvstore.base import Handle, Key, Keys, KVStore, check_rate, keys_and_values
 
 
 class MXNetStore(KVStore):
@@ -44,6 +44,7 @@ class MXNetStore(KVStore):
         self._kv.init([self._numbers[name] for name in keys], firsts)
 
     def push(self, key: Keys, value: Any, priority: int = 0, rate: float = -1.0) -> None:
+        check_rate(rate)
         if rate >= 0.0:
             self.set_learning_rate(rate)
         for name, item in zip(*keys_and_values(key, value), strict=True):

@@ -32,7 +32,7 @@ from dmltrain.backends.mxnet.kvstore.deadline import Wait
 from dmltrain.backends.mxnet.server import command as mxnet_command
 from dmltrain.env import Environment
 from dmltrain.errors import JobLost, UserError, stuck
-from dmltrain.kvstore.base import Key, Keys
+from dmltrain.kvstore.base import Key, Keys, check_rate
 from dmltrain.kvstore.worker.store import DistKVStore
 
 COMPRESSED = 16  # compression factor of 2bit: 32 bits of a float32 become 2
@@ -145,6 +145,7 @@ class MXNetKVStore(MXNetStore):
     def set_learning_rate(self, rate: float) -> None:
         """Set the learning rate for the steps of this worker's next pushes. With dist_sync worker 0 sends it to the
         servers after all earlier steps. It takes part in every step, so no step uses a wrong rate."""
+        check_rate(rate)
         if not self._stepping or rate == self._rate:
             return
         self._rate = rate

@@ -16,6 +16,7 @@ from dmltrain.backends.mxnet import compat as mxnet_compat
 from dmltrain.backends.mxnet import optimizer as mxnet_optimizer
 from dmltrain.backends.mxnet.kvstore.base import MXNetStore
 from dmltrain.errors import UserError
+from dmltrain.kvstore.base import check_rate
 from dmltrain.kvstore.state_file import read_state, write_whole
 
 
@@ -37,6 +38,7 @@ class MXNetLocalKVStore(MXNetStore):
         self._kv._set_updater(self._updater)
 
     def set_learning_rate(self, rate: float) -> None:
+        check_rate(rate)
         self._stepping().set_learning_rate(rate)
 
     def save_optimizer_states(self, path: str) -> None:
