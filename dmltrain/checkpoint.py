@@ -7,7 +7,6 @@ framework.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
@@ -15,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dmltrain import wholeness
+from dmltrain import whole_file, wholeness
 from dmltrain.backends.table import BACKENDS
 from dmltrain.errors import UserError
 from dmltrain.wholeness import Examined
@@ -80,35 +79,24 @@ def _names(prefix: Path) -> dict[tuple[int, str], str]:
 
 
 def prepare(prefix: str) -> None:
-    """Check before training that checkpoints can be written. Raises UserError."""
-    probe = Path(f"{prefix}.{os.getpid()}.probe")
+    """Check before training that checkpoints can be written, and remove what killed writers left. Raises UserError."""
+    target = Path(prefix)
     try:
-        probe.parent.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        whole_file.remove_left(target.parent, rf"{re.escape(target.name)}(-\d{{4,}}\.\w+|-symbol\.json)?")
+        with whole_file.temporary(target):
+            pass
     except OSError as error:
         raise UserError(
             f"--model-prefix {prefix}: cannot write there: {error.strerror}; choose another prefix"
         ) from error
 
 
-def write(target: Path, content: bytes, sync: Callable[[int], None] = os.fsync) -> None:
-    """Replace `target` by `content` atomically: after a crash or on a full disk it is either the old or the new file.
-
-    `sync(descriptor)` returns when the file, or the folder's entries, are on disk. Raises UserError if the checkpoint
-    cannot be written; an older `target` then stays, and no other file is left behind.
-    """
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
+def write(target: Path, content: bytes) -> None:
+    """Replace `target` by `content`, whole or not at all. Raises UserError if it cannot be written."""
     try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            sync(file.fileno())
-        os.replace(temporary, target)
-        _sync_folder(target.parent, sync)
+        whole_file.write(target, content)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise UserError(
             f"cannot write the checkpoint {target} ({len(content)} bytes): {_reason(error)}; "
             "earlier checkpoints are intact, resume from the newest with --load-epoch last"
@@ -118,15 +106,6 @@ def write(target: Path, content: bytes, sync: Callable[[int], None] = os.fsync) 
 def _reason(error: OSError) -> str:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return f"{error.strerror}{', free some space there' if full else ''}"
-
-
-def _sync_folder(folder: Path, sync: Callable[[int], None]) -> None:
-    """A rename is on disk only after its folder is."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        sync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def examine(source: Path) -> Examined:

@@ -1,6 +1,5 @@
 """Checkpoint files: complete or not written, and refused with a reason."""
 
-import errno
 import io
 import os
 import resource
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dmltrain import checkpoint, wholeness
+from dmltrain import checkpoint, whole_file, wholeness
 from dmltrain.errors import UserError
 
 
@@ -52,45 +51,6 @@ def test_a_checkpoint_is_complete_and_leaves_no_other_file(tmp_path):
     assert os.listdir(tmp_path) == ["m-0001.pt"]
 
 
-def test_content_is_synced_before_its_name_and_the_name_before_the_end(tmp_path):
-    """After a power cut only synced data is left: first the new content beside the old file, then the new name."""
-    target = tmp_path / "m-0001.pt"
-    checkpoint.write(target, archive("old"))
-    seen = []
-
-    def sync(descriptor):
-        os.fsync(descriptor)
-        place = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-        seen.append((place if place.is_dir() else place.read_bytes(), target.read_bytes()))
-
-    checkpoint.write(target, archive("new"), sync)
-    assert seen == [(archive("new"), archive("old")), (tmp_path, archive("new"))]
-
-
-@pytest.mark.parametrize("fails_at, kept", [(1, "old"), (2, "new")])
-def test_a_failed_sync_is_reported(tmp_path, fails_at, kept):
-    target, calls = tmp_path / "m-0001.pt", []
-    checkpoint.write(target, archive("old"))
-
-    def sync(descriptor):
-        calls.append(descriptor)
-        if len(calls) == fails_at:
-            raise OSError(errno.EIO, "Input/output error")
-
-    with pytest.raises(UserError, match="cannot write the checkpoint .*: Input/output error; earlier"):
-        checkpoint.write(target, archive("new"), sync)
-    assert checkpoint.read(target) == archive(kept) and os.listdir(tmp_path) == ["m-0001.pt"]
-
-
-def test_a_file_that_cannot_be_synced_is_not_a_checkpoint(tmp_path):
-    """/dev/null accepts every write and refuses fsync."""
-    target = tmp_path / "m-0001.pt"
-    (tmp_path / f".m-0001.pt.{os.getpid()}.part").symlink_to("/dev/null")
-    with pytest.raises(UserError, match="cannot write the checkpoint"):
-        checkpoint.write(target, archive())
-    assert os.listdir(tmp_path) == []
-
-
 WRITE_UNDER_A_LIMIT = """
 import resource, signal, sys
 from pathlib import Path
@@ -114,20 +74,20 @@ def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path):
         [sys.executable, "-c", WRITE_UNDER_A_LIMIT, str(target)], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 2, done.stderr
-    for essential in ("cannot write the checkpoint", str(target), "File too large"):
+    for essential in ("cannot write the checkpoint", str(target), "File too large, free some space there"):
         assert essential in done.stdout
     assert checkpoint.read(target) == archive()
     assert os.listdir(tmp_path) == ["m-0001.pt"]
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_full_disk_is_named(tmp_path):
-    """/dev/full answers each write with 'no space left on device'."""
-    target = tmp_path / "m-0001.pt"
-    (tmp_path / f".m-0001.pt.{os.getpid()}.part").symlink_to("/dev/full")
-    with pytest.raises(UserError, match="No space left on device, free some space there"):
-        checkpoint.write(target, archive())
-    assert os.listdir(tmp_path) == []
+def test_what_killed_writers_left_is_removed_before_training(tmp_path):
+    """Of this prefix alone: another job may write beside it."""
+    for name in ("m-0001.pt", "m-00012.npz", "m-symbol.json", "m", "m2-0001.pt", "m-x-0001.pt"):
+        (tmp_path / f".{name}.{whole_file.HOST}-0123abcd.part").touch()
+    with whole_file.temporary(tmp_path / "m-0003.pt") as (_, alive):
+        checkpoint.prepare(str(tmp_path / "m"))
+        kept = [alive.name, *(f".{name}.{whole_file.HOST}-0123abcd.part" for name in ("m2-0001.pt", "m-x-0001.pt"))]
+        assert sorted(os.listdir(tmp_path)) == sorted(kept)
 
 
 def test_the_error_for_a_missing_checkpoint_lists_those_that_exist(tmp_path):

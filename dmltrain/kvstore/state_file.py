@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from dmltrain import whole_file
 from dmltrain.errors import UserError
 
 
@@ -20,14 +20,8 @@ def read_state(path: str) -> bytes:
 
 
 def write_whole(path: Path, data: bytes | bytearray | memoryview) -> None:
-    """Write a temporary file, fsync, rename. Raises UserError; a file at `path` is then unchanged."""
-    temporary = path.with_name(path.name + ".part")
+    """Raises UserError; a file at `path` is then unchanged."""
     try:
-        with open(temporary, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
+        whole_file.write(path, data)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise UserError(f"{path}: {error.strerror}; the optimizer's state was not saved") from error

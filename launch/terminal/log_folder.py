@@ -6,7 +6,6 @@ checkpoints and other files stay. A folder with logs but without job.json belong
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import json
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from launch import LaunchError
+from launch.agent import whole_file
 
 RECORD, KILLED, LOGS = "job.json", "killed", "logs"
 OURS = re.compile(r"(scheduler|server|worker)-\d+\.log|agent-.*\.log|job\.json|restart-\d+|killed")
@@ -76,17 +76,10 @@ class LogFolder:
     def write_record(self, record: Mapping[str, Any]) -> None:
         """Replace job.json atomically."""
         path = self.path / RECORD
-        draft = self.path / f".{RECORD}.draft"
+        text = json.dumps(record, indent=2) + "\n"
         try:
-            with open(draft, "w") as file:
-                json.dump(record, file, indent=2)
-                file.write("\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, path)
+            whole_file.write(path, text.encode())
         except OSError as error:
-            with contextlib.suppress(OSError):
-                draft.unlink()
             raise unwritable(path, error) from None
 
 

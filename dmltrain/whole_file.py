@@ -1,0 +1,111 @@
+"""Write a file whole or not at all: a full disk, kill -9 and a power cut leave the old file or the new one.
+
+The content goes to a temporary file beside the target, which is synced, renamed, and the folder synced. A temporary
+file is locked while its writer lives, so what killed writers left can be removed, and what others write is not. On some
+shared file systems a lock counts on one host only. So the name also tells the host, and files of other hosts stay; as
+do all files where nothing can be locked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import platform
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+HOST = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
+EXCLUSIVE = fcntl.LOCK_EX | fcntl.LOCK_NB
+HELD = (errno.EAGAIN, errno.EACCES)  # man 2 flock; EACCES from file systems that lock as fcntl does
+
+
+def write(
+    target: Path,
+    content: bytes | bytearray | memoryview,
+    sync: Callable[[int], None] = os.fsync,
+    lock: Callable[[int, int], None] = fcntl.flock,
+) -> None:
+    """Replace `target` by `content`, and remove what killed writers of it left. OSError if it cannot be written: it is
+    then unchanged, unless only the folder could not be synced. `sync(descriptor)` returns when it is on disk."""
+    remove_left(target.parent, re.escape(target.name), lock)
+    with temporary(target, lock) as (descriptor, path):
+        rest = memoryview(content).cast("B")
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        sync(descriptor)
+        os.replace(path, target)
+    _sync_folder(target.parent, sync)
+
+
+@contextlib.contextmanager
+def temporary(target: Path, lock: Callable[[int, int], None] = fcntl.flock) -> Iterator[tuple[int, Path]]:
+    """A new locked file beside `target`: its descriptor and path. Removed at the end, unless it was renamed."""
+    descriptor, path = _create(target, lock)
+    try:
+        yield descriptor, path
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        os.close(descriptor)  # which also unlocks it
+
+
+def _create(target: Path, lock: Callable[[int, int], None]) -> tuple[int, Path]:
+    while True:
+        path = target.with_name(f".{target.name}.{HOST}-{secrets.token_hex(4)}.part")
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        if _locked(descriptor, lock) and _names(path, descriptor):
+            return descriptor, path
+        os.close(descriptor)  # another process has just taken it for the file of a killed writer, and removes it
+
+
+def _locked(descriptor: int, lock: Callable[[int, int], None]) -> bool:
+    """Lock the file; False if another process has the lock. True where files cannot be locked: none is removed."""
+    try:
+        lock(descriptor, EXCLUSIVE)
+    except OSError as error:
+        return error.errno not in HELD
+    return True
+
+
+def _names(path: Path, descriptor: int) -> bool:
+    """Whether the path is still that of this file."""
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def remove_left(folder: Path, names: str, lock: Callable[[int, int], None] = fcntl.flock) -> None:
+    """Remove what killed writers of this host left in the folder. `names`: a regular expression for their targets."""
+    left = re.compile(rf"\.({names})\.{HOST}-[0-9a-f]{{8}}\.part")
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            if left.fullmatch(name):
+                _remove_if_left(folder / name, lock)
+
+
+def _remove_if_left(path: Path, lock: Callable[[int, int], None]) -> None:
+    with contextlib.suppress(OSError):  # its writer lives, it belongs to another user, or nothing can be locked
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            lock(descriptor, EXCLUSIVE)
+            path.unlink()
+        finally:
+            os.close(descriptor)
+
+
+def _sync_folder(folder: Path, sync: Callable[[int], None]) -> None:
+    """A rename is on disk only after its folder is."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems whose folders cannot be synced
+            raise
+    finally:
+        os.close(descriptor)

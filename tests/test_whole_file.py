@@ -1,0 +1,257 @@
+"""Files that are written whole or not at all, by the one function for them in each of the two packages.
+
+Each writer is killed with SIGKILL at each of its system calls, before and after it; and another process removes the
+leftovers of killed writers at each of them. The fake is what a test cannot have everywhere: a disk that fails to sync,
+and a file system without locks.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import itertools
+import os
+import platform
+import resource
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import dmltrain.whole_file
+import launch.agent.whole_file
+from tests.traced import traced
+
+OLD, NEW, OTHER = b"old" * 1000, b"new" * 1000, b"other" * 1000
+
+
+@pytest.fixture(params=[dmltrain.whole_file, launch.agent.whole_file], ids=["dmltrain", "launch"])
+def package(request: pytest.FixtureRequest) -> ModuleType:
+    return request.param
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "file").write_bytes(OLD)
+    return folder / "file"
+
+
+def names(target: Path) -> list[str]:
+    return sorted(os.listdir(target.parent))
+
+
+def test_a_file_is_replaced_and_nothing_else_is_left(package, target):
+    for content in (NEW, bytearray(OTHER), memoryview(NEW), b""):
+        package.write(target, content)
+        assert target.read_bytes() == content and names(target) == ["file"]
+
+
+def test_the_umask_counts(package, target):
+    before = os.umask(0o027)
+    try:
+        package.write(target, NEW)
+    finally:
+        os.umask(before)
+    assert target.stat().st_mode & 0o777 == 0o640
+
+
+def test_kill_9_at_each_system_call_leaves_the_old_file_or_the_new_one(package, target):
+    found, left = [], 0
+    for calls in itertools.count():
+        target.write_bytes(OLD)
+        with traced(lambda: package.write(target, NEW)) as writer:
+            over = not all(writer.step() for _ in range(calls))
+        found.append(target.read_bytes())
+        left += len(names(target)) - 1
+        package.remove_left(target.parent, "file")
+        assert names(target) == ["file"], f"killed at stop {calls}"
+        if over:
+            break
+    replaced = found.index(NEW)
+    assert set(found[:replaced]) == {OLD} and set(found[replaced:]) == {NEW}
+    assert replaced > 10 and left > 5, "the writer was stopped in its work"
+
+
+def test_another_writer_at_each_system_call_disturbs_nothing(package, target):
+    """It removes the leftovers of killed writers first, and this one is alive."""
+    found = set()
+    for calls in itertools.count():
+        target.write_bytes(OLD)
+        with traced(lambda: package.write(target, NEW)) as writer:
+            over = not all(writer.step() for _ in range(calls))
+            package.write(target, OTHER)
+            assert writer.run() == 0, f"stop {calls}"
+        found.add(target.read_bytes())
+        assert names(target) == ["file"], f"stop {calls}"
+        if over:
+            break
+    assert found == {NEW, OTHER}, "the last rename counts"
+
+
+def test_a_temporary_file_that_another_process_locks_first_is_given_up(package, target):
+    with traced(lambda: package.write(target, NEW)) as writer:
+        while len(names(target)) == 1:
+            writer.step()
+        first = next(each for each in names(target) if each != "file")
+        with open(target.parent / first, "rb+") as taken:
+            fcntl.flock(taken, fcntl.LOCK_EX)
+            assert writer.run() == 0
+            assert target.read_bytes() == NEW and names(target) == sorted(["file", first])
+    package.remove_left(target.parent, "file")
+    assert names(target) == ["file"]
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.EACCES])
+def test_a_refused_lock_is_tried_on_another_file(package, target, number):
+    made = set()
+
+    def lock(descriptor: int, operation: int) -> None:
+        made.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if len(made) < 3:
+            raise OSError(number, os.strerror(number))
+
+    package.write(target, NEW, lock=lock)
+    assert len(made) == 3 and target.read_bytes() == NEW and len(names(target)) == 3
+
+
+def kill_while_writing(package: ModuleType, target: Path) -> str:
+    """The name of the temporary file that is left."""
+    with traced(lambda: package.write(target, NEW)) as writer:
+        while len(names(target)) == 1:
+            writer.step()
+        for _ in range(6):
+            writer.step()
+    return next(each for each in names(target) if each != target.name)
+
+
+def test_leftovers_of_other_files_and_of_other_hosts_stay(package, target):
+    """A lock may not count on another host, whose writer may be alive."""
+    left = kill_while_writing(package, target)
+    os.rename(target.parent / left, target.parent / left.replace(package.HOST, "0" * 8))
+    elsewhere = names(target)
+    package.remove_left(target.parent, "file")
+    assert names(target) == elsewhere
+    (target.parent / left).touch()
+    package.remove_left(target.parent, "fil|ile|file2")
+    package.remove_left(target.parent / "missing", "file")
+    assert left in names(target)
+    package.write(target, OTHER)
+    assert names(target) == elsewhere, "the next writer of the file removes it"
+
+
+def test_hosts_have_names_of_their_own(package):
+    program = f"import platform; platform.node = lambda: 'h2'; import {package.__name__} as p; print(p.HOST)"
+    done = subprocess.run(["python3", "-c", program], capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    assert len(done.stdout.strip()) == 8 and (done.stdout.strip() != package.HOST or platform.node() == "h2"), done
+
+
+def no_locks(descriptor: int, operation: int) -> None:
+    raise OSError(errno.ENOLCK, "No locks available")
+
+
+def test_nothing_is_removed_where_nothing_can_be_locked(package, target):
+    left = kill_while_writing(package, target)
+    package.write(target, OTHER, lock=no_locks)
+    assert target.read_bytes() == OTHER and names(target) == sorted(["file", left])
+
+
+def test_what_is_not_a_file_of_this_user_stays(package, target):
+    """A link is not followed: what it points to may be locked, and removed by that name."""
+    left = kill_while_writing(package, target)
+    (target.parent / left).unlink()
+    (target.parent / left).symlink_to(target)
+    package.remove_left(target.parent, "file")
+    assert names(target) == sorted(["file", left]) and target.read_bytes() == OLD
+
+
+def test_the_content_is_synced_before_its_name_and_the_name_before_the_end(package, target):
+    """After a power cut only synced data is left: first the new content beside the old file, then the new name."""
+    seen = []
+
+    def sync(descriptor):
+        os.fsync(descriptor)
+        place = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        seen.append((place if place.is_dir() else place.read_bytes(), target.read_bytes()))
+
+    package.write(target, NEW, sync)
+    assert seen == [(NEW, OLD), (target.parent, NEW)]
+
+
+def failing(at: int, number: int) -> Callable[[int], None]:
+    calls = itertools.count(1)
+
+    def sync(descriptor: int) -> None:
+        if next(calls) == at:
+            raise OSError(number, os.strerror(number))
+
+    return sync
+
+
+@pytest.mark.parametrize("at, number, kept", [(1, errno.EIO, OLD), (1, errno.EINVAL, OLD), (2, errno.EIO, NEW)])
+def test_a_failed_sync_is_an_error(package, target, at, number, kept):
+    with pytest.raises(OSError, match=os.strerror(number)):
+        package.write(target, NEW, failing(at, number))
+    assert target.read_bytes() == kept and names(target) == ["file"]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_a_folder_that_cannot_be_synced_is_none(package, target, number):
+    """As on some network file systems."""
+    package.write(target, NEW, failing(2, number))
+    assert target.read_bytes() == NEW
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """64 KiB, and 32 of them in use."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting is not allowed here: needs root; a limit of file sizes is tried in its place")
+    try:
+        (folder / "file").write_bytes(bytes(1 << 15))
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_keeps_the_old_file(package, small_disk):
+    target = small_disk / "file"
+    with pytest.raises(OSError) as caught:
+        package.write(target, bytes(1 << 16))
+    assert caught.value.errno == errno.ENOSPC
+    assert target.read_bytes() == bytes(1 << 15) and names(target) == ["file"]
+    package.write(target, NEW)
+    assert target.read_bytes() == NEW, "the space of the temporary file is free again"
+
+
+def test_a_write_that_stops_in_the_middle_keeps_the_old_file(package, target):
+    """At a limit of file sizes the kernel writes a part, and refuses the rest."""
+
+    def write():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        try:
+            package.write(target, bytes(100000))
+        except OSError as error:
+            os._exit(0 if error.errno == errno.EFBIG else 2)
+
+    with traced(write) as writer:
+        writer.step()
+        largest = 0
+        while writer.step():
+            sizes = [(target.parent / each).stat().st_size for each in names(target) if each != "file"]
+            largest = max([largest, *sizes])
+    assert writer.code == 0 and largest == 4096
+    assert target.read_bytes() == OLD and names(target) == ["file"]
+
+
+def test_a_folder_that_is_not_there_is_an_error(package, tmp_path):
+    with pytest.raises(FileNotFoundError):
+        package.write(tmp_path / "missing" / "file", NEW)
