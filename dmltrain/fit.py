@@ -106,8 +106,8 @@ def prepare(options: Options, store: KVStore, command: str) -> Run:
     schedule = Schedule(
         options.lr, batches, options.lr_factor, options.lr_step_epochs, options.warmup_epochs, options.warmup_strategy
     )
-    options = resume.with_epoch(options, store, log)
-    found = resume.load(options, network)
+    options, source = resume.chosen(options, store, log)
+    found = resume.load(source, options, network, store, log) if source else None
     trainer = BACKENDS[options.backend].trainer(network, options, store, found and found["state"])
     resume.check_all_save(options, store)
     run = Run(options, store, log, network, dataset, trainer, schedule, batches, found["epoch"] if found else 0)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import dmltrain
-from dmltrain import checkpoint
+from dmltrain import checkpoint, common_checkpoint
 from dmltrain.backends.backend import Capabilities
 from dmltrain.backends.table import BACKENDS
 from dmltrain.errors import UserError
@@ -77,7 +77,11 @@ def circumstances(options: Options, store: KVStore, num_examples: int) -> dict[s
 
 
 def path(options: Options, epoch: int) -> Path:
-    return checkpoint.path(options.model_prefix or "", epoch, _capabilities(options).suffix)
+    return _file(options, epoch, _capabilities(options).suffix)
+
+
+def _file(options: Options, epoch: int, suffix: str) -> Path:
+    return checkpoint.path(options.model_prefix or "", epoch, suffix)
 
 
 def check_all_save(options: Options, store: KVStore) -> None:
@@ -95,40 +99,47 @@ def check_all_save(options: Options, store: KVStore) -> None:
 # -- resuming ---------------------------------------------------------------------------------------------------------
 
 
-def with_epoch(options: Options, store: KVStore, log: Logger) -> Options:
-    """Replace --load-epoch last by the newest epoch of which worker 0, which writes checkpoints, finds a whole one;
-    None if there is none. Log the damaged ones."""
+NOT_ASKED = -2  # in place of the number of --load-epoch; LAST is -1
+
+
+def chosen(options: Options, store: KVStore, log: Logger) -> tuple[Options, Path | None]:
+    """The options with worker 0's choice of --load-epoch, and the file to read; None to start anew. For `last` this is
+    the newest epoch of which worker 0, which writes checkpoints, has a whole file; the damaged ones are logged."""
+    can = _capabilities(options)
+    suffixes = (can.suffix, *can.foreign_suffixes)
+    epoch = _epoch(options, log) if store.rank == 0 else None
+    kinds = [kind for kind, suffix in enumerate(suffixes) if epoch is not None and _file(options, epoch, suffix).exists()]
+    asked = NOT_ASKED if options.load_epoch is None else options.load_epoch
+    none = NOT_ASKED if epoch is None else epoch
+    found, kind = common_checkpoint.agree(store, asked, (none, min(kinds, default=0)))
+    if found == NOT_ASKED:
+        return replace(options, load_epoch=None), None
+    return replace(options, load_epoch=found), _file(options, found, suffixes[kind])
+
+
+def _epoch(options: Options, log: Logger) -> int | None:
     if options.load_epoch != LAST:
-        return options
-    newest, damaged = _last(options) if store.rank == 0 else (0, ())
+        return options.load_epoch
+    can = _capabilities(options)
+    newest, damaged = checkpoint.last(
+        options.model_prefix or "", (can.suffix, *can.foreign_suffixes), BACKENDS[options.backend].weights_of
+    )
     for each in damaged:
         log.warning("Skipped a damaged checkpoint: %s", each)
     if damaged and not newest:
         log.warning("No checkpoint of %s is whole: training starts from the beginning", options.model_prefix)
-    agreed = int(store.all_reduce("newest checkpoint", np.array([newest]))[0])
-    return replace(options, load_epoch=agreed or None)
+    return newest or None
 
 
-def _last(options: Options) -> tuple[int, tuple[str, ...]]:
-    can = _capabilities(options)
-    load_other = BACKENDS[options.backend].weights_of
-    return checkpoint.last(options.model_prefix or "", (can.suffix, *can.foreign_suffixes), load_other)
-
-
-def load(options: Options, network: Network) -> dict[str, Any] | None:
-    """The checkpoint of epoch options.load_epoch; None without this option. Every worker reads the file. Raises
-    UserError if it does not fit this run."""
-    if options.load_epoch is None:
-        return None
-    source, backend = path(options, options.load_epoch), BACKENDS[options.backend]
-    others = [source.with_suffix(suffix) for suffix in backend.capabilities.foreign_suffixes]
-    for other in others if not source.exists() else ():
-        if other.exists():
-            checkpoint.read(other)
-            return {"epoch": options.load_epoch, "state": {"model": backend.weights_of(other)}}
-    content = backend.decode(checkpoint.read(source))
-    checkpoint.check(source, content, identity(options, network))
-    return content
+def load(source: Path, options: Options, network: Network, store: KVStore, log: Logger) -> dict[str, Any]:
+    """What all workers resume from. Raises UserError if it does not fit this run, or if workers have different files."""
+    backend = BACKENDS[options.backend]
+    if source.suffix != backend.capabilities.suffix:
+        content = common_checkpoint.read(source, store, log, backend.weights_of)
+        return {"epoch": options.load_epoch, "state": {"model": backend.weights_of(source, content)}}
+    found = backend.decode(common_checkpoint.read(source, store, log))
+    checkpoint.check(source, found, identity(options, network))
+    return found
 
 
 def report(log: Logger, found: Mapping[str, Any], now: Mapping[str, Any]) -> None:

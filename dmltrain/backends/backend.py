@@ -153,5 +153,6 @@ class Backend(Protocol):
     def decode(self, content: bytes) -> dict[str, Any]:
         """The inverse of `encode`; never runs code from the file. Raises UserError for other content."""
 
-    def weights_of(self, source: Path) -> dict[str, Array]:
-        """The arrays in another program's weight file, by name. Raises UserError for other files."""
+    def weights_of(self, source: Path, content: bytes | None = None) -> dict[str, Array]:
+        """The arrays in another program's weight file, by name; `content` in place of that of the file. Raises UserError
+        for other files."""

@@ -138,6 +138,10 @@ class KVStore:
         """The elementwise sum of all workers' arrays (float64), in every type of store. Every worker must call it."""
         return np.array(array, np.float64)
 
+    def broadcast(self, values: Array, needed: bool = True) -> None:
+        """Replace `values`, flat bytes (uint8), by worker 0's. Every worker must call it, with as many bytes. Without
+        `needed` this worker's values stay."""
+
     def set_optimizer(self, spec: dict[str, Any]) -> None:
         """Run the optimizer in the store: {"name": "sgd", "lr": 0.1, "momentum": 0.9, ...}; JSON values only."""
         raise NotImplementedError

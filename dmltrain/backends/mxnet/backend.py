@@ -66,7 +66,7 @@ class MXNetBackend:
 
         return state.decode(content)
 
-    def weights_of(self, source: Path) -> dict[str, Array]:
+    def weights_of(self, source: Path, content: bytes | None = None) -> dict[str, Array]:
         from dmltrain.backends.mxnet import state
 
-        return state.weights_of(source)
+        return state.weights_of(source, content)

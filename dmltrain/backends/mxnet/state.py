@@ -81,11 +81,12 @@ def own_files(prefix: str, epoch: int, symbol: Any, weights: Mapping[str, Any]) 
     return {Path(f"{prefix}-symbol.json"): symbol.tojson().encode(), Path(f"{prefix}-{epoch:04d}.params"): content}
 
 
-def weights_of(source: Path) -> dict[str, Array]:
-    """The arrays of a file of mx.model.save_checkpoint or gluon's export, by name. Raises UserError for other files."""
+def weights_of(source: Path, content: bytes | None = None) -> dict[str, Array]:
+    """The arrays of a file of mx.model.save_checkpoint or gluon's export, by name; `content` in place of that of the
+    file. Raises UserError for other files."""
     mx = compat.load()
     try:
-        found = mx.nd.load(str(source))
+        found = mx.nd.load(str(source)) if content is None else mx.nd.load_frombuffer(content)
     except (mx.MXNetError, OSError, ValueError, UnicodeError) as error:
         raise UserError(
             f"cannot read the weights in {source}: {str(error).splitlines()[-1][:200]}; expected a file "

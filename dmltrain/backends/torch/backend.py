@@ -75,7 +75,7 @@ class TorchBackend:
 
         return state.decode(content)
 
-    def weights_of(self, source: Path) -> dict[str, Array]:
+    def weights_of(self, source: Path, content: bytes | None = None) -> dict[str, Array]:
         raise UserError(f"{source}: --backend torch starts from its own checkpoints only")
 
 

@@ -117,9 +117,10 @@ class ServerCore:
         return slice_
 
     def initialise(self, worker: int, key: int, index: int, data: Array) -> None:
-        """Set the initial value of a slice. A later call has no effect."""
+        """Set the initial value of a slice. A later call has no effect on weights; it sets other values anew, which
+        worker 0 then broadcasts."""
         slice_ = self._find(key, index)
-        if slice_.initial:
+        if slice_.initial or not slice_.is_weight:
             slice_.value.array[:] = data
             slice_.initial = False
 

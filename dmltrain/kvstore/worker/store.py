@@ -17,6 +17,7 @@ from dmltrain.kvstore.scheduler.client import EXIT_SECONDS
 from dmltrain.kvstore.transport.message import Optimizer, encode
 from dmltrain.kvstore.waiting import Waits
 from dmltrain.kvstore.worker.bound import Bound, Carried
+from dmltrain.kvstore.worker.broadcast import Broadcast
 from dmltrain.kvstore.worker.entry import cut
 from dmltrain.kvstore.worker.keys import Entries
 from dmltrain.kvstore.worker.membership import Membership
@@ -47,6 +48,7 @@ class DistKVStore(KVStore):
         seconds = environment.wait_seconds
         self._entries = Entries(self._routes, self.num_workers, self.kvstore_type.name, staleness, seconds)
         self._transfers = Transfers(self._member, self._entries, sharing.arena, self.kvstore_type.synchronous, seconds)
+        self._broadcast = Broadcast(self._member, self._entries, self._transfers.pull, self.rank, seconds)
         self._states = States(
             self._member, self._entries, self._transfers.all_reduce, self.rank, self.num_workers, seconds
         )
@@ -106,6 +108,9 @@ class DistKVStore(KVStore):
         values = np.array(array, np.float64)
         self._transfers.all_reduce(name, values)
         return values
+
+    def broadcast(self, values: Array, needed: bool = True) -> None:
+        self._broadcast(values, needed)
 
     def set_optimizer(self, spec: dict[str, Any]) -> None:
         self._states.set_optimizer(encode(Optimizer(spec)))

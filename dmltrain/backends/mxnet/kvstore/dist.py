@@ -113,6 +113,9 @@ class MXNetKVStore(MXNetStore):
     def all_reduce(self, name: str, array: Array) -> Array:
         return self._side.all_reduce(name, array)
 
+    def broadcast(self, values: Array, needed: bool = True) -> None:
+        self._side.broadcast(values, needed)
+
     def set_gradient_compression(self, parameters: dict[str, Any]) -> None:
         """{"type": "2bit", "threshold": 0.5} or {"type": "none"}. All workers must call this, before `init`."""
         kind = parameters.get("type", "none")

@@ -1,0 +1,94 @@
+"""The checkpoint that all workers resume from: each reads its own file, and all must have the same bytes.
+
+Worker 0 chooses the epoch and the kind of file. A worker whose file is missing, damaged or unreadable takes worker 0's
+copy, through the servers, and does not write it. A file that is whole, but not worker 0's, may be another run's or an
+older one: only the user knows which of the two is right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from logging import Logger
+from pathlib import Path
+
+import numpy as np
+
+from dmltrain import agreement, checkpoint
+from dmltrain.errors import JobLost, UserError
+from dmltrain.kvstore import KVStore
+from dmltrain.wholeness import Examined
+
+Load = Callable[[Path], object]
+
+
+def agree(store: KVStore, asked: int, chosen: Sequence[int]) -> list[int]:
+    """Worker 0's `chosen`. `asked`: this worker's --load-epoch. Raises UserError if it is not the same on all."""
+    table = agreement.rows(store, "choice of a checkpoint", [asked, *chosen])
+    others = agreement.different(table[:, :1])
+    if others:
+        raise UserError(
+            f"{agreement.named(others)} did not get worker 0's --load-epoch: start all workers with the same options"
+        )
+    return [int(each) for each in table[0, 1:]]
+
+
+def read(source: Path, store: KVStore, log: Logger, load: Load | None = None) -> bytes:
+    """Worker 0's file `source`, on all workers. `load` raises UserError for a damaged file of another program, whose
+    bytes alone may not show it. Raises UserError, JobLost."""
+    found = _of_worker_0(source, load) if store.rank == 0 else _of_another(source, load)
+    is_whole = not found.damage
+    table = agreement.rows(
+        store,
+        "checkpoint",
+        [is_whole, len(found.content), *(agreement.words(found.digest) if is_whole else [0.0] * agreement.WORDS)],
+    )
+    without = np.flatnonzero(table[:, 0] == 0).tolist()
+    others = [worker for worker in agreement.different(table[:, 1:]) if worker not in without]
+    if others:
+        raise UserError(_differs(source, others, found))
+    if not without:
+        return found.content
+    if store.rank == 0:
+        log.warning("Sending %s to %s, whose own file is missing or damaged", source, agreement.named(without))
+    elif not is_whole:
+        log.warning("Taking worker 0's copy of the checkpoint: %s", found.damage)
+    return _sent(store, found, int(table[0, 1]), table[0, 2:].tolist())
+
+
+def _of_worker_0(source: Path, load: Load | None) -> Examined:
+    content = checkpoint.read(source)
+    if load:
+        load(source)
+    return Examined(content, hashlib.sha256(content).hexdigest(), "")
+
+
+def _of_another(source: Path, load: Load | None) -> Examined:
+    try:
+        found = checkpoint.examine(source)
+        if load and not found.damage:
+            load(source)
+    except UserError as error:
+        return Examined(b"", "", str(error))
+    return found
+
+
+def _differs(source: Path, others: list[int], found: Examined) -> str:
+    own = "" if found.damage else f" (this worker's {source.absolute()} has sha256 {found.digest[:12]}...)"
+    return (
+        f"{agreement.named(others)} read another {source.name} than worker 0{own}: these files are whole, but not the "
+        "same; remove the wrong ones (a worker without a file takes worker 0's copy), or choose another --load-epoch"
+    )
+
+
+def _sent(store: KVStore, found: Examined, size: int, digest: list[float]) -> bytes:
+    """Worker 0's content; other workers that have the same keep theirs."""
+    needed = bool(found.damage)
+    values = np.zeros(size, np.uint8) if needed else np.frombuffer(found.content, np.uint8)
+    store.broadcast(values, needed)
+    if not needed:
+        return found.content
+    content = values.tobytes()
+    if agreement.words(hashlib.sha256(content).hexdigest()) != digest:
+        raise JobLost("worker 0's copy of the checkpoint was damaged on its way to this worker: start the job again")
+    return content

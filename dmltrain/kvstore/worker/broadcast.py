@@ -1,0 +1,56 @@
+"""Worker 0's bytes for all workers, through the servers and in chunks, so that servers need little memory for them.
+
+A chunk's key is that of a sum, whose number changes no weight's. But there is never a round: worker 0 sets the value,
+as `init` does, and the other workers pull it at clock 0. Two keys take turns: worker 0 sets one while the others still
+pull the other. So there is one barrier a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from dmltrain.arrays import Array
+from dmltrain.kvstore.base import Handle
+from dmltrain.kvstore.worker.entry import cut
+from dmltrain.kvstore.worker.keys import Entries
+from dmltrain.kvstore.worker.membership import Membership
+
+CHUNK = 1 << 22  # bytes
+SMALLEST = 1 << 12  # bytes; a last chunk's size is rounded up to a power of two, so that there are few keys
+Pull = Callable[[str, Array, int], Handle]  # (key, out, priority)
+
+
+class Broadcast:
+    """`pull`: that of Transfers; `seconds`: time limit for an answer."""
+
+    def __init__(self, member: Membership, entries: Entries, pull: Pull, rank: int, seconds: float) -> None:
+        self._member, self._entries, self._pull = member, entries, pull
+        self._rank, self._seconds = rank, seconds
+        self._turn = 0
+
+    def __call__(self, values: Array, needed: bool) -> None:
+        """See KVStore.broadcast."""
+        for start in range(0, values.size, CHUNK):
+            self._chunk(values[start : start + CHUNK], needed)
+
+    def _chunk(self, part: Array, needed: bool) -> None:
+        memory = np.zeros(_rounded(part.size) // 8, np.float64)  # a type of the kvstore; nothing is computed with it
+        key, self._turn = f"broadcast {self._turn} ({memory.size})", 1 - self._turn
+        if key not in self._entries:
+            self._entries.declare([key], [memory], is_weight=False)
+        own = memory.view(np.uint8)[: part.size]
+        if self._rank == 0:
+            own[:] = part
+            for link, slice_ in self._member.routes.direct(self._entries.find(key).slices):
+                link.initialise(slice_, cut(memory, slice_), self._seconds)
+        self._member.flush()
+        self._member.barrier()
+        if needed and self._rank != 0:
+            self._pull(key, memory, 0).wait()
+            part[:] = own
+
+
+def _rounded(size: int) -> int:
+    return max(SMALLEST, 1 << (size - 1).bit_length())
