@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from logging import Logger
 from pathlib import Path
 
@@ -66,7 +67,9 @@ def _of_worker_0(source: Path, load: Load | None) -> Examined:
 def _of_another(source: Path, load: Load | None) -> Examined:
     try:
         found = checkpoint.examine(source)
-        if load and not found.damage:
+        if found.damage:
+            return replace(found, damage=f"{source}: {found.damage}")
+        if load:
             load(source)
     except UserError as error:
         return Examined(b"", "", str(error))

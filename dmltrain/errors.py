@@ -24,6 +24,13 @@ class JobLost(Exception):
     exit_code = 75
 
 
+class Diverged(Exception):
+    """Workers that must have the same weights do not; the message names them. No user's mistake, so that a restart from
+    the last checkpoint may help."""
+
+    exit_code = 1
+
+
 _state = {"ending": False, "stuck": False, "code": 0}
 
 

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 import dmltrain
-from dmltrain import checkpoint, communication, data, env, errors, kvstore, measure, models, record, resume
+from dmltrain import checkpoint, communication, data, divergence, env, errors, kvstore, measure, models, record, resume
 from dmltrain.backends.table import BACKENDS
 from dmltrain.data import partition
 from dmltrain.data.batches import EvalBatches, TrainBatches
 from dmltrain.data.dataset import Dataset
-from dmltrain.errors import JobLost, UserError
+from dmltrain.errors import Diverged, JobLost, UserError
 from dmltrain.kvstore import KVStore
 from dmltrain.metric import Sums
 from dmltrain.options import Options, parse
@@ -49,7 +49,7 @@ def main(
             print(measure.line(options, seconds), flush=True)
             return 0
         train(options, shlex.join([sys.argv[0], *argv]))
-    except (UserError, JobLost) as error:
+    except (UserError, JobLost, Diverged) as error:
         print(f"{prog}: error: {error}", file=sys.stderr, flush=True)
         return errors.ended(error.exit_code)
     except KeyboardInterrupt:
@@ -75,6 +75,7 @@ def train(options: Options, command: str) -> None:
         run = prepare(options, store, command)
         for epoch in range(run.first_epoch, options.num_epochs):
             cost = train_epoch(run, epoch)
+            divergence.check(run, epoch)
             resume.save(run, epoch)
             validate(run, epoch)
             report(run, epoch, cost)

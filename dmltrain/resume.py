@@ -108,7 +108,9 @@ def chosen(options: Options, store: KVStore, log: Logger) -> tuple[Options, Path
     can = _capabilities(options)
     suffixes = (can.suffix, *can.foreign_suffixes)
     epoch = _epoch(options, log) if store.rank == 0 else None
-    kinds = [kind for kind, suffix in enumerate(suffixes) if epoch is not None and _file(options, epoch, suffix).exists()]
+    kinds = [
+        kind for kind, suffix in enumerate(suffixes) if epoch is not None and _file(options, epoch, suffix).exists()
+    ]
     asked = NOT_ASKED if options.load_epoch is None else options.load_epoch
     none = NOT_ASKED if epoch is None else epoch
     found, kind = common_checkpoint.agree(store, asked, (none, min(kinds, default=0)))
@@ -132,7 +134,7 @@ def _epoch(options: Options, log: Logger) -> int | None:
 
 
 def load(source: Path, options: Options, network: Network, store: KVStore, log: Logger) -> dict[str, Any]:
-    """What all workers resume from. Raises UserError if it does not fit this run, or if workers have different files."""
+    """What all workers resume from. Raises UserError if it does not fit this run, or if workers' files differ."""
     backend = BACKENDS[options.backend]
     if source.suffix != backend.capabilities.suffix:
         content = common_checkpoint.read(source, store, log, backend.weights_of)

@@ -75,6 +75,15 @@ class Settings(Protocol):
     def top_k(self) -> int: ...
 
 
+@dataclass(frozen=True)
+class CommonArray:
+    """An array of floating-point numbers that all workers of a synchronous job have in common."""
+
+    name: str
+    read: Callable[[], Array]
+    write: Callable[[Array], None]  # on all devices
+
+
 class Trainer(Protocol):
     """One worker's network on its devices, connected to the other workers by a kvstore."""
 
@@ -102,6 +111,9 @@ class Trainer(Protocol):
     def state(self, residuals: Mapping[str, Array] | None = None) -> dict[str, Any]:
         """Everything that the next step depends on except data and seeds, including the kvstore's residuals. Call
         `synchronize` first."""
+
+    def common_arrays(self) -> list[CommonArray]:
+        """Weights, statistics, and the optimizer's state if it runs on the workers. Call `synchronize` first."""
 
     def digest(self) -> str:
         """sha256 of all weights and statistics: equal digests mean bit-identical networks."""
@@ -154,5 +166,5 @@ class Backend(Protocol):
         """The inverse of `encode`; never runs code from the file. Raises UserError for other content."""
 
     def weights_of(self, source: Path, content: bytes | None = None) -> dict[str, Array]:
-        """The arrays in another program's weight file, by name; `content` in place of that of the file. Raises UserError
+        """The arrays in another program's weight file, by name. `content` replaces that of the file. Raises UserError
         for other files."""

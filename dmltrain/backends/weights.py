@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -13,10 +13,15 @@ from dmltrain.errors import UserError
 
 def digest(arrays: Mapping[str, Array]) -> str:
     """sha256 of names, types, shapes and values: equal digests mean bit-identical arrays."""
+    return digest_each(sorted(arrays.items()))
+
+
+def digest_each(arrays: Iterable[tuple[str, Array]]) -> str:
+    """The same of arrays one by one, so that copies of all of them need not fit into memory."""
     total = hashlib.sha256()
-    for name, array in sorted(arrays.items()):
+    for name, array in arrays:
         total.update(f"{name} {array.dtype} {tuple(array.shape)}".encode())
-        total.update(np.ascontiguousarray(array).tobytes())
+        total.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return total.hexdigest()
 
 

@@ -66,10 +66,14 @@ class Updater:
     def state(self) -> dict[str, Array]:
         """ "KEY/updates" (a count) and "KEY/0", "KEY/1" ... (the optimizer's arrays in its order). Waits for these."""
         found = {f"{key}/{name}": array for key, fields in self._loaded.items() for name, array in fields.items()}
-        for key, state in self._states.items():
-            found[f"{key}/{COUNT}"] = np.array(self._counts[key])
-            found.update({f"{key}/{index}": array.asnumpy() for index, array in enumerate(_flat(state))})
-        return found
+        found |= {f"{key}/{COUNT}": np.array(self._counts[key]) for key in self._states}
+        return found | {name: array.asnumpy() for name, array in self.arrays().items()}
+
+    def arrays(self) -> dict[str, Any]:
+        """The optimizer's NDArrays of all keys that had an update, by the names in `state`."""
+        return {
+            f"{key}/{index}": array for key, state in self._states.items() for index, array in enumerate(_flat(state))
+        }
 
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Continue from a result of `state`. Each key loads its arrays at its next update. Raises ValueError for names

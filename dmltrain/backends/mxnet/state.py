@@ -10,13 +10,14 @@ from __future__ import annotations
 import io
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dmltrain.arrays import Array
+from dmltrain.backends.backend import CommonArray
 from dmltrain.backends.mxnet import compat
 from dmltrain.errors import UserError
 
@@ -82,7 +83,7 @@ def own_files(prefix: str, epoch: int, symbol: Any, weights: Mapping[str, Any]) 
 
 
 def weights_of(source: Path, content: bytes | None = None) -> dict[str, Array]:
-    """The arrays of a file of mx.model.save_checkpoint or gluon's export, by name; `content` in place of that of the
+    """The arrays of a file of mx.model.save_checkpoint or gluon's export, by name; `content` replaces that of the
     file. Raises UserError for other files."""
     mx = compat.load()
     try:
@@ -98,3 +99,13 @@ def weights_of(source: Path, content: bytes | None = None) -> dict[str, Array]:
             "MXNet's save_checkpoint"
         )
     return {name.removeprefix("arg:").removeprefix("aux:"): array.asnumpy() for name, array in found.items()}
+
+
+def common(name: str, replicas: Sequence[Any]) -> CommonArray:
+    """An array of which every device has a replica (NDArray)."""
+
+    def write(values: Array) -> None:
+        for array in replicas:
+            array[:] = values
+
+    return CommonArray(name, replicas[0].asnumpy, write)

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dmltrain.backends.backend import Settings
+from dmltrain.backends.backend import CommonArray, Settings
 from dmltrain.backends.mxnet import optimizer as mxnet_optimizer
+from dmltrain.backends.mxnet import state as mxnet_state
 from dmltrain.errors import UserError
 from dmltrain.kvstore import KVStore
 
@@ -49,6 +50,13 @@ class StepOnDevices:
     def synchronize(self) -> None:
         """Nothing to do: the devices have the latest weights."""
 
+    def common_arrays(self) -> list[CommonArray]:
+        first, *others = [updater.arrays() for updater in self._updaters]
+        return [
+            mxnet_state.common(f"state {name}", [array, *(each[name] for each in others)])
+            for name, array in first.items()
+        ]
+
     def state(self) -> dict[str, Any]:
         return {"worker": self._updaters[0].state()}
 
@@ -82,6 +90,10 @@ class StepOnServers:
     def _pull(self) -> None:
         for each in self._learned:
             self._store.pull(each.name, each.values)
+
+    def common_arrays(self) -> list[CommonArray]:
+        """None: the servers have the state."""
+        return []
 
     def state(self) -> dict[str, Any]:
         return {"servers": [bytes(state) for state in self._store.optimizer_states()]}

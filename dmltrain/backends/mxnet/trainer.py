@@ -17,7 +17,7 @@ import numpy as np
 
 from dmltrain.arrays import Array
 from dmltrain.backends import weights
-from dmltrain.backends.backend import Settings
+from dmltrain.backends.backend import CommonArray, Settings
 from dmltrain.backends.device import gpu_index
 from dmltrain.backends.mxnet import compat as mxnet_compat
 from dmltrain.backends.mxnet import layers as mxnet_layers
@@ -210,6 +210,11 @@ class MXNetTrainer:
     def _model(self) -> dict[str, Array]:
         names = (*(each.name for each in self._learned), *self._statistics)
         return {name: self._arrays[name].list_data()[0].asnumpy() for name in names}
+
+    def common_arrays(self) -> list[CommonArray]:
+        """Weights, statistics, and the optimizer's state if it runs on the workers. Call `synchronize` first."""
+        names = (*(each.name for each in self._learned), *self._statistics)
+        return [mxnet_state.common(name, self._arrays[name].list_data()) for name in names] + self._step.common_arrays()
 
     def digest(self) -> str:
         """sha256 of all weights and statistics: equal digests mean bit-identical networks."""

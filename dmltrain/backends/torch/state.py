@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from dmltrain.arrays import Array
 from dmltrain.backends import weights
+from dmltrain.backends.backend import CommonArray
 from dmltrain.errors import UserError
 
 
@@ -41,3 +43,30 @@ def load_weights(module: nn.Module, found: Mapping[str, torch.Tensor]) -> None:
     own, given = ({name: each.shape for name, each in arrays.items()} for arrays in (module.state_dict(), found))
     weights.check_same(own, given)
     module.load_state_dict(found)
+
+
+def common(name: str, replicas: Sequence[torch.Tensor]) -> CommonArray:
+    """An array of which every device has a replica."""
+
+    def read() -> Array:
+        array: Array = replicas[0].detach().cpu().contiguous().numpy()
+        return array
+
+    def write(values: Array) -> None:
+        with torch.no_grad():
+            for tensor in replicas:
+                tensor.copy_(torch.from_numpy(values).reshape(tensor.shape))
+
+    return CommonArray(name, read, write)
+
+
+def common_of_optimizer(optimizer: torch.optim.Optimizer) -> list[CommonArray]:
+    """The optimizer's state, which servers may have instead."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state = optimizer.state
+    return [
+        common(f"{field} of parameter {number}", [value])
+        for number, parameter in enumerate(parameters)
+        for field, value in state.get(parameter, {}).items()
+        if isinstance(value, torch.Tensor) and value.is_floating_point()
+    ]

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from dmltrain.arrays import Array
 from dmltrain.backends import weights
-from dmltrain.backends.backend import Settings
+from dmltrain.backends.backend import CommonArray, Settings
 from dmltrain.backends.device import gpu_index
 from dmltrain.backends.torch import distributed
 from dmltrain.backends.torch import layers as torch_layers
@@ -220,6 +220,16 @@ class TorchTrainer:
             store.load_residuals({name: tensor.numpy() for name, tensor in residuals.items()})
         if self._scale is not None and "loss_scale" in state:
             self._scale.load_state(state["loss_scale"])
+
+    def common_arrays(self) -> list[CommonArray]:
+        """Weights, statistics, and the optimizer's state if it runs on the workers. Call `synchronize` first."""
+        replicas = [module.state_dict() for module in self._modules]
+        found = [torch_state.common(name, [each[name] for each in replicas]) for name in replicas[0]]
+        found += torch_state.common_of_optimizer(self._optimizer)
+        if scale := self._scale:
+            read, write = (lambda: np.array(scale.state())), (lambda values: scale.load_state(values.tolist()))
+            found.append(CommonArray("loss scale", read, write))
+        return found
 
     def digest(self) -> str:
         """sha256 of all weights and statistics: equal digests mean bit-identical networks."""

@@ -1,0 +1,97 @@
+"""Whether all workers of a synchronous job still have the same weights, at the end of each epoch.
+
+All workers make the same steps with the same sums, so their arrays are equal, bit for bit. They exchange a digest.
+Processors of different kinds may round the same step differently. So when a digest differs, all workers compare their
+arrays with worker 0's, which come through the servers one by one, and take worker 0's. The difference of an array is
+the largest difference of two elements, divided by the largest absolute value in worker 0's array.
+
+Roundings of n steps add up like a random walk: to about sqrt(n) times half a unit in the last place (2^-24 of a
+float32's value). 128 times that is the limit for rounding. A larger difference is a fault, of memory or of the program,
+and ends the job.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from dmltrain import agreement
+from dmltrain.arrays import Array
+from dmltrain.backends import weights
+from dmltrain.backends.backend import CommonArray
+from dmltrain.errors import Diverged
+from dmltrain.run import Run
+
+ROUNDING = 2.0**-17  # limit of a relative difference after one step
+SMALLEST = 1e-30  # in place of a smaller largest value: some processors replace values below 1e-38 by zero
+
+
+def check(run: Run, epoch: int) -> None:
+    """Every worker must call it when its weights include the last step. Raises Diverged, JobLost."""
+    store = run.store
+    if store.num_workers == 1 or not store.kvstore_type.synchronous:
+        return
+    arrays = sorted(run.trainer.common_arrays(), key=lambda each: each.name)
+    digest = weights.digest_each((each.name, each.read()) for each in arrays)
+    others = agreement.different(agreement.rows(store, "state", agreement.words(digest)))
+    if others:
+        _check_layout(run, epoch, arrays)
+        _take_worker_0s(run, epoch, arrays)
+
+
+def _check_layout(run: Run, epoch: int, arrays: Sequence[CommonArray]) -> None:
+    """Raise Diverged unless all workers have arrays of the same names and shapes."""
+    layout = repr([(each.name, each.read().dtype.str, each.read().shape) for each in arrays])
+    digest = hashlib.sha256(layout.encode()).hexdigest()
+    others = agreement.different(agreement.rows(run.store, "names of the state", agreement.words(digest)))
+    if others:
+        raise Diverged(
+            f"epoch {epoch}: {agreement.named(others)} and worker 0 have arrays of other names or shapes: start all "
+            "workers with the same program, options and version"
+        )
+
+
+def _take_worker_0s(run: Run, epoch: int, arrays: Sequence[CommonArray]) -> None:
+    """Compare all arrays with worker 0's, and replace them. Raises Diverged if they differ by more than rounding."""
+    found = [_difference(run, each) for each in arrays]
+    largest = max(range(len(found)), key=found.__getitem__)
+    table = agreement.rows(run.store, "differences of the state", [found[largest], largest])
+    limit = ROUNDING * math.sqrt(run.batches)
+    texts = [
+        f"worker {worker} ({difference:.1e} of the largest value in {arrays[int(number)].name})"
+        for worker, (difference, number) in enumerate(table)
+        if difference > limit or (difference > 0.0 and (table[:, 0] <= limit).all())
+    ]
+    if (table[:, 0] > limit).any():
+        raise Diverged(
+            f"epoch {epoch}: not the state of worker 0, with which it must be equal: {', '.join(texts)}; unlike "
+            f"processors may differ by {limit:.1e}. A fault of that host's memory, or code that changes weights on one "
+            "worker; check the host, and resume with --load-epoch last"
+        )
+    run.log.warning(
+        "Epoch[%d] rounded unlike worker 0: %s; all workers took worker 0's state", epoch, ", ".join(texts) or "zeros"
+    )
+
+
+def _difference(run: Run, array: CommonArray) -> float:
+    own = np.ascontiguousarray(array.read())
+    worker_0s = own.copy()
+    run.store.broadcast(worker_0s.reshape(-1).view(np.uint8))
+    if own.tobytes() != worker_0s.tobytes():
+        array.write(worker_0s)
+    return relative_difference(own, worker_0s)
+
+
+def relative_difference(own: Array, expected: Array) -> float:
+    """The largest difference of two elements, relative to the largest absolute value of `expected`; infinity if an
+    element is finite in one of them only. NaN equals NaN."""
+    unlike = ~((own == expected) | (np.isnan(own) & np.isnan(expected)))
+    if not unlike.any():
+        return 0.0
+    with np.errstate(invalid="ignore", over="ignore"):
+        gap = float(np.abs(own[unlike] - expected[unlike]).max())
+    finite = np.abs(expected[np.isfinite(expected)])
+    return gap / max(float(finite.max(initial=0.0)), SMALLEST) if math.isfinite(gap) else math.inf

@@ -1,0 +1,214 @@
+"""Workers that resume: each has a file of its own, and they must agree; through real servers."""
+
+import errno
+import logging
+import os
+import re
+
+import pytest
+
+from dmltrain import common_checkpoint, resume
+from dmltrain.errors import JobLost, UserError
+from dmltrain.options import parse
+from dmltrain.wholeness import sealed
+from tests.kvstore.whole_job import WholeJob
+from tests.test_checkpoint import archive
+
+WORKERS = 3
+CONTENT = sealed(archive("weights of worker 0"))
+FLIPPED = bytes([*CONTENT[:60], CONTENT[60] ^ 1, *CONTENT[61:]])
+DAMAGED = {"missing": None, "empty": b"", "truncated": CONTENT[:-100], "flipped": FLIPPED}
+
+
+@pytest.fixture(scope="module")
+def job():
+    made = WholeJob(workers=WORKERS, servers=2)
+    yield made
+    made.all(lambda store: store.close())
+    assert made.ended() == ["", "", ""]
+    made.close()
+
+
+@pytest.fixture
+def log():
+    made = logging.Logger("test")
+    made.lines = []
+    made.addHandler(logging.Handler())
+    made.handlers[0].emit = lambda record: made.lines.append(record.getMessage())
+    return made
+
+
+def place(folder, contents, name="m-0001.pt"):
+    for rank, content in enumerate(contents):
+        (folder / str(rank)).mkdir(exist_ok=True)
+        if content is not None:
+            (folder / str(rank) / name).write_bytes(content)
+
+
+def read(job, folder, log, name="m-0001.pt", load=None):
+    """What each worker reads, or the error that it reports."""
+
+    def read_one(store):
+        try:
+            return common_checkpoint.read(folder / str(store.rank) / name, store, log, load)
+        except (UserError, JobLost) as error:
+            return error
+
+    return job.all(read_one)
+
+
+def test_workers_with_the_same_file_read_it(job, tmp_path, log):
+    place(tmp_path, [CONTENT] * WORKERS)
+    assert read(job, tmp_path, log) == [CONTENT] * WORKERS
+    assert log.lines == []
+
+
+@pytest.mark.parametrize("worker", [1, 2])
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_worker_without_a_whole_file_takes_worker_0s_copy(job, tmp_path, log, damage, worker):
+    contents = [CONTENT] * WORKERS
+    contents[worker] = DAMAGED[damage]
+    place(tmp_path, contents)
+    assert read(job, tmp_path, log) == [CONTENT] * WORKERS
+    to, of = sorted(log.lines, key=lambda line: line.startswith("Taking"))
+    assert to == f"Sending {tmp_path}/0/m-0001.pt to worker {worker}, whose own file is missing or damaged"
+    assert of.startswith("Taking worker 0's copy of the checkpoint: ") and f"{tmp_path}/{worker}" in of
+    place(tmp_path, contents)  # nobody has written there
+    own = tmp_path / str(worker) / "m-0001.pt"
+    assert (own.read_bytes() if own.exists() else None) == DAMAGED[damage]
+
+
+def test_several_workers_take_it_at_once(job, tmp_path, log):
+    place(tmp_path, [CONTENT, None, FLIPPED])
+    assert read(job, tmp_path, log) == [CONTENT] * WORKERS
+    assert any("to workers 1 and 2, whose own file" in line for line in log.lines)
+
+
+def test_a_file_that_cannot_be_read_counts_as_none(job, tmp_path, log):
+    place(tmp_path, [CONTENT, None, CONTENT])
+    (tmp_path / "1" / "m-0001.pt").mkdir()
+    assert read(job, tmp_path, log) == [CONTENT] * WORKERS
+    assert any(os.strerror(errno.EISDIR) in line for line in log.lines)
+
+
+@pytest.mark.parametrize("worker", [1, 2])
+def test_a_whole_file_that_is_another_one_is_an_error_on_all_workers(job, tmp_path, log, worker):
+    contents = [CONTENT] * WORKERS
+    contents[worker], contents[3 - worker] = sealed(archive("another run")), None
+    place(tmp_path, contents)
+    errors = read(job, tmp_path, log)
+    for rank, error in enumerate(errors):
+        assert type(error) is UserError
+        assert str(error).startswith(f"worker {worker} read another m-0001.pt than worker 0")
+        assert "remove the wrong ones (a worker without a file takes worker 0's copy)" in str(error)
+        own = re.search(rf"this worker's {tmp_path}/{rank}/m-0001.pt has sha256 \w{{12}}", str(error))
+        assert (own is None) == (rank == 3 - worker)
+
+
+def test_all_workers_that_differ_are_named(job, tmp_path, log):
+    place(tmp_path, [CONTENT, sealed(archive("a")), sealed(archive("b"))])
+    assert {str(error)[:38] for error in read(job, tmp_path, log)} == {"workers 1 and 2 read another m-0001.pt"}
+
+
+def test_damage_that_only_the_program_of_a_file_finds(job, tmp_path, log):
+    """MXNet's .params of an old job have no checksum: a truncated one looks like another one."""
+
+    def load(source):
+        if not source.read_bytes().endswith(b"end"):
+            raise UserError(f"cannot read the weights in {source}")
+
+    place(tmp_path, [b"weights end", b"weigh", b"weights end"], "m-0001.params")
+    assert read(job, tmp_path, log, "m-0001.params", load) == [b"weights end"] * WORKERS
+    assert any("cannot read the weights in" in line for line in log.lines)
+
+
+def test_worker_0s_file_must_be_whole(tmp_path, log):
+    for name, content in DAMAGED.items():
+        job = WholeJob(workers=2, servers=1)
+        (tmp_path / name).mkdir()
+        place(tmp_path / name, [content, CONTENT])
+
+        def read_one(store, folder=tmp_path / name):
+            try:
+                return common_checkpoint.read(folder / str(store.rank) / "m-0001.pt", store, log)
+            except UserError as error:
+                store.abort(str(error))  # as fit.train does
+                return error
+            except JobLost as error:
+                return error
+
+        first, second = job.all(read_one)
+        assert type(first) is UserError and f"{tmp_path}/{name}/0/m-0001.pt" in str(first)
+        assert type(second) is JobLost and str(first) in str(second)
+        job.close()
+
+
+class Careless:
+    """Worker 1's store; an altered byte arrives with a broadcast."""
+
+    def __init__(self, store):
+        self._store = store
+        self.rank, self.num_workers, self.all_reduce = store.rank, store.num_workers, store.all_reduce
+
+    def broadcast(self, values, needed):
+        self._store.broadcast(values, needed)
+        if self.rank == 1:
+            values[70] ^= 1
+
+
+def test_a_copy_that_is_altered_on_its_way_is_noticed(job, tmp_path, log):
+    place(tmp_path, [CONTENT, None, None])
+
+    def read_one(store):
+        try:
+            return common_checkpoint.read(tmp_path / str(store.rank) / "m-0001.pt", Careless(store), log)
+        except JobLost as error:
+            return str(error)
+
+    first, second, third = job.all(read_one)
+    assert (first, third) == (CONTENT, CONTENT) and "was damaged on its way to this worker" in second
+
+
+def chosen(job, log, *words):
+    def choose(store):
+        try:
+            options, source = resume.chosen(parse([*words[store.rank]]), store, log)
+            return options.load_epoch, source and str(source)
+        except UserError as error:
+            return str(error)
+
+    return job.all(choose)
+
+
+def test_worker_0_chooses_the_epoch(job, tmp_path, log):
+    place(tmp_path, [CONTENT] * WORKERS, "m-0002.pt")
+    place(tmp_path, [None, CONTENT, None], "m-0003.pt")
+    prefixes = [f"{tmp_path}/{rank}/m" for rank in range(WORKERS)]
+    last = [["--model-prefix", prefix, "--load-epoch", "last"] for prefix in prefixes]
+    assert chosen(job, log, *last) == [(2, f"{prefix}-0002.pt") for prefix in prefixes]
+    (tmp_path / "0" / "m-0002.pt").unlink()
+    assert chosen(job, log, *last) == [(None, None)] * WORKERS
+    first = [["--model-prefix", prefix, "--load-epoch", "0"] for prefix in prefixes]
+    assert chosen(job, log, *first) == [(0, f"{prefix}-0000.pt") for prefix in prefixes]
+    assert chosen(job, log, *([],) * WORKERS) == [(None, None)] * WORKERS
+
+
+def test_worker_0_chooses_between_its_own_file_and_another_programs(job, tmp_path, log):
+    place(tmp_path, [b"x"] * WORKERS, "m-0000.params")
+    place(tmp_path, [None, CONTENT, None], "m-0000.npz")
+    words = ["--backend", "mxnet", "--load-epoch", "0", "--model-prefix"]
+    each = [[*words, f"{tmp_path}/{rank}/m"] for rank in range(WORKERS)]
+    assert chosen(job, log, *each) == [(0, f"{tmp_path}/{rank}/m-0000.params") for rank in range(WORKERS)]
+    place(tmp_path, [CONTENT], "m-0000.npz")
+    assert chosen(job, log, *each) == [(0, f"{tmp_path}/{rank}/m-0000.npz") for rank in range(WORKERS)]
+
+
+def test_workers_must_be_asked_for_the_same_epoch(job, tmp_path, log):
+    place(tmp_path, [CONTENT] * WORKERS, "m-0002.pt")
+    prefix = ["--model-prefix", f"{tmp_path}/0/m"]
+    for two, three in (("last", []), ("2", ["--load-epoch", "last"]), ("2", ["--load-epoch", "1"])):
+        same = [*prefix, "--load-epoch", two]
+        errors = chosen(job, log, same, same, [*prefix, *three])
+        assert set(errors) == {
+            "worker 2 did not get worker 0's --load-epoch: start all workers with the same options"
+        }, errors
