@@ -60,19 +60,23 @@ def _take_worker_0s(run: Run, epoch: int, arrays: Sequence[CommonArray]) -> None
     largest = max(range(len(found)), key=found.__getitem__)
     table = agreement.rows(run.store, "differences of the state", [found[largest], largest])
     limit = ROUNDING * math.sqrt(run.batches)
-    texts = [
-        f"worker {worker} ({difference:.1e} of the largest value in {arrays[int(number)].name})"
-        for worker, (difference, number) in enumerate(table)
-        if difference > limit or (difference > 0.0 and (table[:, 0] <= limit).all())
-    ]
-    if (table[:, 0] > limit).any():
+    names = [each.name for each in arrays]
+    if too_large := _described(table, names, limit):
         raise Diverged(
-            f"epoch {epoch}: not the state of worker 0, with which it must be equal: {', '.join(texts)}; unlike "
-            f"processors may differ by {limit:.1e}. A fault of that host's memory, or code that changes weights on one "
-            "worker; check the host, and resume with --load-epoch last"
+            f"epoch {epoch}: weights or the optimizer's state differ from worker 0's: {too_large}. Rounding explains "
+            f"{limit:.1e} at most: this is a fault of that host's memory, or of code that changes one worker's weights. "
+            "Check the host, and resume with --load-epoch last"
         )
-    run.log.warning(
-        "Epoch[%d] rounded unlike worker 0: %s; all workers took worker 0's state", epoch, ", ".join(texts) or "zeros"
+    rounded = _described(table, names, 0.0) or "workers without a difference in value"  # bits of zeros or NaN
+    run.log.warning("Epoch[%d] rounded unlike worker 0: %s; all workers took worker 0's state", epoch, rounded)
+
+
+def _described(table: Array, names: Sequence[str], limit: float) -> str:
+    """The workers whose difference (first column) is above `limit`, with the array (second column)."""
+    return ", ".join(
+        f"worker {worker} ({difference:.1e} of the largest value in {names[int(number)]})"
+        for worker, (difference, number) in enumerate(table)
+        if difference > limit
     )
 
 
@@ -80,9 +84,9 @@ def _difference(run: Run, array: CommonArray) -> float:
     own = np.ascontiguousarray(array.read())
     worker_0s = own.copy()
     run.store.broadcast(worker_0s.reshape(-1).view(np.uint8))
-    if own.tobytes() != worker_0s.tobytes():
-        array.write(worker_0s)
-    return relative_difference(own, worker_0s)
+    difference = relative_difference(own, worker_0s)
+    array.write(worker_0s)  # which may change `own`
+    return difference
 
 
 def relative_difference(own: Array, expected: Array) -> float:

@@ -1,0 +1,253 @@
+"""The state of synchronous workers at an epoch's end: equal, rounded otherwise or another; through real servers."""
+
+import logging
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from dmltrain import divergence, kvstore  # noqa: E402
+from dmltrain.backends import weights  # noqa: E402
+from dmltrain.backends.torch.trainer import TorchTrainer  # noqa: E402
+from dmltrain.errors import Diverged  # noqa: E402
+from dmltrain.layers import BatchNorm, Conv, Dense, Flatten, Network, Relu, chain  # noqa: E402
+from dmltrain.options import parse  # noqa: E402
+from dmltrain.run import Run  # noqa: E402
+from tests.kvstore.whole_job import WholeJob  # noqa: E402
+
+SMALL = chain(Conv("conv0", 4, kernel=3), BatchNorm("bn0"), Relu("relu0"), Flatten(), Dense("fc0", 10))
+NETWORK = Network("small", SMALL, (3, 8, 8), 10)
+BATCHES = 16  # steps in an epoch: the limit is 4 times that of one step
+LIMIT = 4 * divergence.ROUNDING
+WORKERS = 3
+LINES = {  # the worker's options, and how many of the servers are on another host, so that a relay sums
+    "plain": ("--optimizer sgd", 0),
+    "relay": ("--optimizer adam", 1),
+    "compressed": ("--optimizer sgd --gc-type int8", 1),
+    "devices": ("--optimizer sgd --devices cpu:2", 0),
+    "channels_last": ("--optimizer sgd --memory-format channels_last", 0),
+}
+
+
+@pytest.fixture(scope="module", params=["plain"])
+def runs(request):
+    """The job, and a run of each worker after two steps."""
+    line, far = LINES[request.param]
+    job = WholeJob(workers=WORKERS, servers=2, far=far)
+
+    def start(store):
+        options = parse(["--kv-store", "dist_sync", *line.split()])
+        trainer = TorchTrainer(NETWORK, options, store)
+        draw = np.random.default_rng(store.rank)
+        for _ in range(2):
+            images = draw.standard_normal((4, *NETWORK.input_shape), dtype=np.float32)
+            trainer.train_step(images, draw.integers(0, 10, 4), 12, 0.1)
+        trainer.synchronize()
+        trainer.merge_statistics(store.all_reduce, WORKERS)
+        return Run(options, store, logger(), NETWORK, None, trainer, None, BATCHES)
+
+    made = job.all(start)
+    yield job, made
+    job.all(lambda store: store.close())
+    assert not any(job.ended())
+    job.close()
+
+
+@pytest.fixture(autouse=True)
+def no_lines(runs):
+    for run in runs[1]:
+        run.log.lines.clear()
+
+
+def logger():
+    made = logging.Logger("test")
+    made.lines = []
+    made.addHandler(logging.Handler())
+    made.handlers[0].emit = lambda record: made.lines.append(record.getMessage())
+    return made
+
+
+def check(runs):
+    """What each worker raises, or None."""
+
+    def check_one(store):
+        try:
+            divergence.check(runs[1][store.rank], 5)
+        except Diverged as error:
+            return str(error)
+
+    return runs[0].all(check_one)
+
+
+def arrays(run):
+    return {each.name: each for each in run.trainer.common_arrays()}
+
+
+def digests(runs):
+    return [weights.digest({name: each.read() for name, each in arrays(run).items()}) for run in runs[1]]
+
+
+def alter(run, name, factor):
+    """Multiply the element of the largest absolute value."""
+    array = arrays(run)[name]
+    values = array.read().copy()
+    flat = values.reshape(-1)
+    flat[np.abs(flat).argmax()] *= factor
+    array.write(values)
+
+
+def one_of(run, part):
+    return next(name for name in arrays(run) if part in name and np.abs(arrays(run)[name].read()).max() > 1e-3)
+
+
+PARTS = ["conv0_weight", "moving_mean", "moving_var", "of parameter 0"]
+
+
+def test_the_loss_scale_belongs_to_the_state():
+    options = parse(["--kv-store", "local", "--dtype", "float16"])
+    trainer = TorchTrainer(NETWORK, options, kvstore.create("local"))
+    scale = {each.name: each for each in trainer.common_arrays()}["loss scale"]
+    assert scale.read().tolist() == trainer.state()["loss_scale"]
+    scale.write(np.array([32.0, 7.0]))
+    assert trainer.state()["loss_scale"] == [32.0, 7.0]
+
+
+def test_equal_workers_exchange_little_and_log_nothing(runs):
+    sent = [run.store.bytes_sent for run in runs[1]]
+    first = digests(runs)
+    assert check(runs) == [None] * WORKERS
+    assert len({*first, *digests(runs)}) == 1
+    assert all(run.log.lines == [] for run in runs[1])
+    assert all(run.store.bytes_sent - before < 4096 for run, before in zip(runs[1], sent, strict=True))
+
+
+def test_all_parts_of_the_state_are_compared(runs):
+    names = set(arrays(runs[1][0]))
+    assert {name for name, _ in runs[1][0].trainer.state()["model"].items()} <= names
+    assert names - {*runs[1][0].trainer.state()["model"]} == {
+        f"momentum_buffer of parameter {number}" for number in range(len([*NETWORK.parameters()]))
+    }
+
+
+@pytest.mark.parametrize("worker", [1, 2])
+@pytest.mark.parametrize("part", PARTS)
+def test_a_difference_of_rounding_is_logged_and_all_take_worker_0s_state(runs, part, worker):
+    name = one_of(runs[1][worker], part)
+    expected = digests(runs)[0]
+    alter(runs[1][worker], name, 1 + 0.9 * LIMIT)
+    assert digests(runs)[worker] != expected
+    assert check(runs) == [None] * WORKERS
+    assert digests(runs) == [expected] * WORKERS
+    for run in runs[1]:
+        (line,) = run.log.lines
+        assert line.startswith("Epoch[5] rounded unlike worker 0: worker ")
+        assert f"worker {worker} (2.7e-05 of the largest value in {name}); all workers took worker 0's state" in line
+        assert line.count("of the largest value in") == 1
+
+
+@pytest.mark.parametrize("runs", LINES, indirect=True)
+@pytest.mark.parametrize("part", ["conv0_weight", "of parameter 0"])
+def test_so_with_relays_compression_devices_and_layouts(runs, part):
+    name = one_of(runs[1][2], part)
+    expected = digests(runs)[0]
+    assert check(runs) == [None] * WORKERS
+    alter(runs[1][2], name, 1 + 0.9 * LIMIT)
+    assert check(runs) == [None] * WORKERS
+    assert digests(runs) == [expected] * WORKERS and "worker 2 (2.7e-05 of" in runs[1][0].log.lines[0]
+    for run in runs[1]:
+        first, *others = (module.state_dict() for module in run.trainer._modules)
+        assert all(torch.equal(first[name], other[name]) for other in others for name in first)
+    alter(runs[1][1], name, 1 + 1.1 * LIMIT)
+    assert all("worker 1 (3.4e-05 of" in error for error in check(runs))
+
+
+def test_both_workers_that_round_otherwise_are_named(runs):
+    for worker in (1, 2):
+        alter(runs[1][worker], "conv0_weight", 1 + worker * 1e-5)
+    assert check(runs) == [None] * WORKERS
+    assert "worker 1 (1.0e-05 of" in runs[1][0].log.lines[0] and "worker 2 (2.0e-05 of" in runs[1][0].log.lines[0]
+
+
+@pytest.mark.parametrize("worker", [1, 2])
+@pytest.mark.parametrize("part", PARTS)
+def test_a_larger_difference_ends_the_job_by_name(runs, part, worker):
+    name = one_of(runs[1][worker], part)
+    alter(runs[1][worker], name, 1 + 1.1 * LIMIT)
+    alter(runs[1][3 - worker], name, 1 + 0.5 * LIMIT)
+    errors = check(runs)
+    assert len(set(errors)) == 1
+    assert f"epoch 5: weights or the optimizer's state differ from worker 0's: worker {worker} (3.4e-05 of" in errors[0]
+    assert f"the largest value in {name}). Rounding explains 3.1e-05 at most" in errors[0]
+    assert f"worker {3 - worker} " not in errors[0]
+    assert all(run.log.lines == [] for run in runs[1])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_values_that_are_not_finite_in_one_worker_only_end_the_job(runs, value):
+    alter(runs[1][1], "conv0_weight", value)
+    errors = check(runs)
+    assert "worker 1 (inf of the largest value in conv0_weight)" in errors[2]
+
+
+def test_values_that_are_not_finite_everywhere_are_equal(runs):
+    before = arrays(runs[1][0])["conv0_weight"].read().copy()
+    for run in runs[1]:
+        alter(run, "conv0_weight", math.nan)
+    assert check(runs) == [None] * WORKERS
+    bits = arrays(runs[1][1])["conv0_weight"].read().copy()
+    bits[np.isnan(bits)] = np.uint32(0xFFC00001).view(np.float32)  # another NaN
+    arrays(runs[1][1])["conv0_weight"].write(bits)
+    assert check(runs) == [None] * WORKERS and len(set(digests(runs))) == 1
+    assert "Epoch[5] rounded unlike worker 0: workers without a difference in value" in runs[1][0].log.lines[0]
+    for run in runs[1]:
+        arrays(run)["conv0_weight"].write(before)
+
+
+def test_workers_with_other_arrays_are_named(runs):
+    class Renamed:
+        def common_arrays(self):
+            first, *rest = runs[1][1].trainer.common_arrays()
+            return [type(first)("another", first.read, first.write), *rest]
+
+    changed = [runs[1][0], replace(runs[1][1], trainer=Renamed()), runs[1][2]]
+    assert {*check((runs[0], changed))} == {
+        "epoch 5: worker 1 and worker 0 have arrays of other names or shapes: start all workers with the same program, "
+        "options and version"
+    }
+
+
+@pytest.mark.parametrize("kind", ["dist_async", "dist_ssp"])
+def test_workers_whose_servers_hold_the_weights_are_not_compared(kind):
+    class Store:
+        rank, num_workers = 0, 2
+
+        class kvstore_type:
+            synchronous = False
+
+    divergence.check(Run(None, Store(), None, None, None, None, None, 1), 0)  # uses nothing of it
+
+
+@pytest.mark.parametrize(
+    ("own", "expected", "difference"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], 0.0),
+        ([1.0, 3.0], [1.0, -4.0], 7 / 4),
+        ([0.0, -0.0], [-0.0, 0.0], 0.0),
+        ([math.nan, 1.0], [math.nan, 2.0], 0.5),
+        ([math.inf, 1.0], [math.inf, 2.0], 0.5),
+        ([math.inf], [-math.inf], math.inf),
+        ([math.nan], [1.0], math.inf),
+        ([1.0], [math.nan], math.inf),
+        ([math.inf, 1.0], [1.0, 1.0], math.inf),
+        ([1e-39], [0.0], 1e-9),  # a processor that replaces tiny values by zero
+        ([1e-3], [0.0], 1e27),
+        ([3e38], [-3e38], math.inf),  # more than a float32 holds
+        ([], [], 0.0),
+    ],
+)
+def test_the_difference_of_arrays(own, expected, difference):
+    found = divergence.relative_difference(np.array(own, np.float32), np.array(expected, np.float32))
+    assert found == pytest.approx(difference, rel=1e-3)
