@@ -64,8 +64,8 @@ def _take_worker_0s(run: Run, epoch: int, arrays: Sequence[CommonArray]) -> None
     if too_large := _described(table, names, limit):
         raise Diverged(
             f"epoch {epoch}: weights or the optimizer's state differ from worker 0's: {too_large}. Rounding explains "
-            f"{limit:.1e} at most: this is a fault of that host's memory, or of code that changes one worker's weights. "
-            "Check the host, and resume with --load-epoch last"
+            f"{limit:.1e} at most: this is a fault of that host's memory, or of code that changes one worker's "
+            "weights. Check the host, and resume with --load-epoch last"
         )
     rounded = _described(table, names, 0.0) or "workers without a difference in value"  # bits of zeros or NaN
     run.log.warning("Epoch[%d] rounded unlike worker 0: %s; all workers took worker 0's state", epoch, rounded)

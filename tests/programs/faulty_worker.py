@@ -1,0 +1,40 @@
+"""Training like examples/train_digits.py, where the memory of worker 1 changes: in epoch 0 the last bits of a weight,
+in epoch 1 a whole one. Arguments: the backend, then the options."""
+
+import sys
+
+import numpy as np
+
+from dmltrain import fit
+from dmltrain.backends.mxnet.backend import MXNetBackend
+from dmltrain.backends.table import BACKENDS
+from dmltrain.backends.torch.backend import TorchBackend
+
+FACTORS = [1 + 1e-5, 2.0]  # of the weight, by epoch
+
+
+def faulty(backend):
+    """The backend with this fault in its trainers."""
+
+    class Faulty(backend):
+        def trainer(self, network, settings, store, state=None):
+            trainer, factors = super().trainer(network, settings, store, state), iter(FACTORS)
+            merge = trainer.merge_statistics
+
+            def merge_and_alter(all_reduce, num_workers):  # the last that changes weights in an epoch
+                merge(all_reduce, num_workers)
+                if store.rank == 1:
+                    weight = next(each for each in trainer.common_arrays() if each.name.endswith("weight"))
+                    values = np.array(weight.read())
+                    values.reshape(-1)[np.abs(values).argmax()] *= next(factors)
+                    weight.write(values)
+
+            trainer.merge_statistics = merge_and_alter
+            return trainer
+
+    return Faulty()
+
+
+BACKENDS.update(torch=faulty(TorchBackend), mxnet=faulty(MXNetBackend))
+defaults = {"dataset": "digits", "network": "mlp", "batch_size": 32, "num_examples": 300}
+sys.exit(fit.main(["--backend", *sys.argv[1:]], prog="faulty_worker", defaults=defaults))

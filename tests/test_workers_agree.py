@@ -1,0 +1,170 @@
+"""Jobs whose workers have other checkpoints, or other weights: they agree, or end with the name of who differs."""
+
+import hashlib
+import importlib.util
+import re
+
+import pytest
+
+from dmltrain import fit
+
+SYNC = ["--kv-store", "dist_sync"]
+PREFIX = ["--model-prefix", "m"]
+DAMAGES = {
+    "missing": None,
+    "truncated": lambda content: content[: len(content) // 2],
+    "flipped": lambda content: bytes([*content[:5000], content[5000] ^ 16, *content[5001:]]),
+}
+SUFFIX = {"torch": ".pt", "mxnet": ".npz"}
+
+
+@pytest.fixture
+def train(start_job, tmp_path):
+    """train(*options, workers=2) -> a job in which each worker has a folder of its own, which the next job also has."""
+
+    def start(*options, workers=2, servers=2):
+        return start_job("own_folder.py", tmp_path, *options, workers=workers, servers=servers)
+
+    return start
+
+
+def need(backend):
+    if importlib.util.find_spec(backend) is None:
+        pytest.skip(f"{backend} is not installed")
+
+
+def spread(tmp_path, name, contents):
+    """Give each worker a file; None: it has none."""
+    for rank, content in enumerate(contents):
+        file = tmp_path / str(rank) / name
+        file.parent.mkdir(exist_ok=True)
+        file.unlink(missing_ok=True)
+        if content is not None:
+            file.write_bytes(content)
+
+
+def digests(job, workers=2):
+    return {re.search(r"Final weights sha256=(\w+)", job.output(f"worker-{rank}"))[1] for rank in range(workers)}
+
+
+def test_a_worker_without_a_whole_checkpoint_resumes_from_worker_0s(train, tmp_path):
+    """The checkpoint is of a run with one worker."""
+    (tmp_path / "0").mkdir()
+    alone = ["--dataset", "digits", "--network", "mlp", "--num-epochs", "1", "--num-examples", "300"]
+    assert fit.main([*alone, "--model-prefix", str(tmp_path / "0" / "m")]) == 0
+    content = (tmp_path / "0" / "m-0001.pt").read_bytes()
+    spread(tmp_path, "m-0001.pt", [content, DAMAGES["flipped"](content)])
+    job = train(*SYNC, *PREFIX, "--num-epochs", 2, "--load-epoch", "last", servers=1)
+    job.succeed()
+    assert len(digests(job)) == 1
+    assert "to worker 1, whose own file is missing or damaged" in job.output("worker-0")
+    assert "Taking worker 0's copy of the checkpoint: m-0001.pt: its content has" in job.output("worker-1")
+    assert all("Loaded checkpoint of epoch 1" in job.output(f"worker-{rank}") for rank in (0, 1))
+
+
+@pytest.mark.thorough
+def test_workers_resume_as_if_uninterrupted_or_name_who_has_another_file(train, tmp_path):
+    """Three workers: one has no file, the other a damaged one; then a whole one of another epoch."""
+    first = train(*SYNC, *PREFIX, "--num-epochs", 2, workers=3)
+    first.succeed()
+    name = "m-0001.pt"
+    content = (tmp_path / "0" / name).read_bytes()
+    assert not (tmp_path / "1" / name).exists()
+    spread(tmp_path, name, [content, None, DAMAGES["flipped"](content)])
+    second = train(*SYNC, *PREFIX, "--num-epochs", 2, "--load-epoch", 1, workers=3)
+    second.succeed()
+    assert digests(second, 3) == digests(first, 3)
+    assert "to workers 1 and 2, whose own file is missing or damaged" in second.output("worker-0")
+    assert "Taking worker 0's copy of the checkpoint: no checkpoint m-0001.pt" in second.output("worker-1")
+    assert "Taking worker 0's copy of the checkpoint: m-0001.pt: its content has" in second.output("worker-2")
+    swapped = (tmp_path / "0" / "m-0002.pt").read_bytes()
+    spread(tmp_path, name, [content, swapped, None])
+    third = train(*SYNC, *PREFIX, "--num-epochs", 2, "--load-epoch", 1, workers=3)
+    refused(third, "worker 1 read another m-0001.pt than worker 0", workers=3)
+    assert hashlib.sha256(swapped).hexdigest()[:12] in third.output("worker-1")
+
+
+def refused(job, reason, workers=2):
+    """All workers report the reason; the one that is first ends the job."""
+    codes = job.wait()
+    assert {codes[f"worker-{rank}"] for rank in range(workers)} <= {2, 75} and 2 in codes.values(), job.outputs()
+    for rank in range(workers):
+        assert reason in job.output(f"worker-{rank}"), job.outputs()
+    assert "Traceback" not in job.outputs()
+
+
+KINDS = [("torch", "dist_sync", 1), ("torch", "dist_async", 1), ("torch", "dist_ssp", 1)]
+KINDS += [("mxnet", "dist_sync", 0), ("mxnet", "dist_sync", 1), ("mxnet", "dist_async", 1)]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("backend", "kind", "on_servers"), KINDS)
+def test_damaged_and_swapped_checkpoints_of_each_worker(train, tmp_path, backend, kind, on_servers):
+    need(backend)
+    words = ["--backend", backend, "--kv-store", kind, *PREFIX, "--update-on-kvstore", on_servers]
+    train(*words, "--num-epochs", 2).succeed()
+    own, other = (f"m-000{epoch}{SUFFIX[backend]}" for epoch in (1, 2))
+    content = (tmp_path / "0" / own).read_bytes()
+    swapped = (tmp_path / "0" / other).read_bytes()
+    resume = [*words, "--num-epochs", 2, "--load-epoch", 1]
+    found = set()
+    for damage in DAMAGES.values():
+        spread(tmp_path, own, [content, damage and damage(content)])
+        job = train(*resume)
+        job.succeed()
+        assert "Taking worker 0's copy" in job.output("worker-1")
+        assert all("Loaded checkpoint of epoch 1" in job.output(f"worker-{rank}") for rank in (0, 1))
+        found |= digests(job)
+        spread(tmp_path, own, [damage and damage(content), content])
+        refused(train(*resume), f"no checkpoint {own}" if damage is None else f"checkpoint {own} is damaged")
+    if kind == "dist_sync":
+        assert len(found) == 1
+    spread(tmp_path, own, [content, swapped])
+    refused(train(*resume), f"worker 1 read another {own} than worker 0")
+    spread(tmp_path, own, [swapped, content])
+    refused(train(*resume), f"worker 1 read another {own} than worker 0")
+
+
+@pytest.mark.thorough
+def test_weights_of_an_old_mxnet_job_reach_a_worker_without_them(train, tmp_path):
+    need("mxnet")
+    words = ["--backend", "mxnet", *SYNC, *PREFIX]
+    train(*words, "--num-epochs", 1).succeed()
+    (tmp_path / "0" / "m-0001.npz").unlink()
+    content = (tmp_path / "0" / "m-0001.params").read_bytes()
+    for damaged in (None, content[:1000]):
+        spread(tmp_path, "m-0001.params", [content, damaged])
+        job = train(*words, "--num-epochs", 2, "--load-epoch", "last")
+        job.succeed()
+        assert len(digests(job)) == 1 and "Loaded weights of epoch 1" in job.output("worker-1")
+        assert "Taking worker 0's copy" in job.output("worker-1")
+        (tmp_path / "0" / "m-0002.npz").unlink()
+        (tmp_path / "0" / "m-0002.params").unlink()
+
+
+FAULTY = [
+    ("torch", []),
+    pytest.param("torch", ["--update-on-kvstore", 1], marks=pytest.mark.thorough),
+    pytest.param("mxnet", ["--update-on-kvstore", 1], marks=pytest.mark.thorough),
+    pytest.param("mxnet", ["--update-on-kvstore", 0, "--optimizer", "adam"], marks=pytest.mark.thorough),
+]
+
+
+@pytest.mark.parametrize(("backend", "words"), FAULTY)
+def test_a_worker_whose_weights_change_is_named_at_the_epochs_end(start_job, tmp_path, backend, words):
+    need(backend)
+    prefix = ["--model-prefix", tmp_path / "m"]
+    program = "faulty_worker.py"
+    job = start_job(program, backend, *SYNC, *words, *prefix, "--num-epochs", 3)
+    codes = job.wait()
+    assert {codes["worker-0"], codes["worker-1"]} <= {1, 75} and 1 in codes.values(), job.outputs()
+    for rank in (0, 1):
+        text = job.output(f"worker-{rank}")
+        assert re.search(
+            r"Epoch\[0\] rounded unlike worker 0: worker 1 \(1.0e-05 of the largest value in \w+weight", text
+        )
+        assert re.search(
+            r"epoch 1: weights or .* differ from worker 0's: worker 1 \(1.0e\+00 of the largest .*weight\)", text
+        )
+        assert "Traceback" not in text and "Final weights" not in text
+    assert (tmp_path / f"m-0001{SUFFIX[backend]}").exists() and not (tmp_path / f"m-0002{SUFFIX[backend]}").exists()
