@@ -1,4 +1,5 @@
-"""The files of CIFAR-10 in their four forms. The md5 of each batch is checked before it is parsed.
+"""The files of CIFAR-10 in their four forms. The md5 of an archive is checked before it is opened, and that of each
+batch before it is parsed.
 
 binary  data_batch_1.bin .. test_batch.bin (maybe in cifar-10-batches-bin/), or cifar-10-binary.tar.gz.
         A row is a label byte and 3,072 pixel bytes (planes R, G, B of 32x32).
@@ -77,9 +78,14 @@ class Form:
     def archive_md5(self, files: Files) -> str:
         return files.md5_binary if self.suffix else files.md5_python
 
-    def size(self, files: Files) -> int | None:
-        """Bytes of a batch; None if the form does not fix them."""
-        return files.rows * (1 + PIXELS) if self.suffix else None
+    @property
+    def fixed(self) -> bool:
+        """Whether all batches have the same size."""
+        return bool(self.suffix)
+
+    def size(self, files: Files) -> int:
+        """Bytes of a batch if they are fixed, else their limit: the python batches are 1 % larger than the binary."""
+        return files.rows * (1 + PIXELS) * (1 if self.fixed else 2)
 
 
 def read(
@@ -124,7 +130,7 @@ def _from_files(
 ) -> Iterator[tuple[BatchFile, Arrays]]:
     for batch in needed:
         path = place / (batch.name + form.suffix)
-        data = source.read(path, form.size(files), form.batch_md5(batch))
+        data = source.read(path, form.size(files), form.batch_md5(batch), form.fixed)
         yield batch, form.parse(str(path), data, files.rows)
 
 
@@ -134,35 +140,28 @@ def _from_archive(
     wanted = {batch.name + form.suffix: batch for batch in needed}
     for name, data in _members(archive, set(wanted), files, form):
         batch = wanted.pop(name)
-        source.check(f"{archive}: {name}", data, form.size(files), form.batch_md5(batch))
+        source.check(f"{archive}: {name}", data, form.size(files) if form.fixed else None, form.batch_md5(batch))
         yield batch, form.parse(f"{archive}: {name}", data, files.rows)
         if not wanted:
             return
-    raise UserError(f"{archive}: {', '.join(wanted)} missing; {_archive_state(archive, files, form)}")
+    raise UserError(f"{archive}: {', '.join(wanted)} missing")
 
 
 def _members(archive: Path, names: set[str], files: Files, form: Form) -> Iterator[tuple[str, bytes]]:
     """The regular files of these names in the archive's folder or at its top level, each only once."""
-    limit = 2 * files.rows * (1 + PIXELS)  # bytes; the python batches are 1 % larger than the binary ones
-    try:
-        with tarfile.open(archive, "r|gz") as tar:
-            for member in tar:
-                path = PurePosixPath(member.name)
-                placed = str(path.parent) in (".", form.folder)
-                if not (placed and path.name in names and member.isreg() and member.size <= limit):
-                    continue
-                names = names - {path.name}
-                yield path.name, tar.extractfile(member).read()  # type: ignore[union-attr]  # not None for regular files
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise UserError(f"{archive}: cannot be read: {error}; {_archive_state(archive, files, form)}") from None
-
-
-def _archive_state(archive: Path, files: Files, form: Form) -> str:
-    try:
-        found = source.md5(archive.read_bytes())
-    except OSError as error:
-        return str(error)
-    return f"its md5 is {found}, expected {form.archive_md5(files)}: delete it and download it again"
+    own = f"unpack it in {archive.parent}: each batch is checked as well"
+    with source.archive(archive, form.archive_md5(files), own) as file:
+        try:
+            with tarfile.open(fileobj=file, mode="r|gz") as tar:
+                for member in tar:
+                    path = PurePosixPath(member.name)
+                    placed = str(path.parent) in (".", form.folder)
+                    if not (placed and path.name in names and member.isreg() and member.size <= form.size(files)):
+                        continue
+                    names = names - {path.name}
+                    yield path.name, tar.extractfile(member).read()  # type: ignore[union-attr]  # a regular file
+        except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+            raise UserError(f"{archive}: cannot be read: {error}; delete it and download it again") from None
 
 
 def _parse_binary(name: str, data: bytes, rows: int) -> Arrays:

@@ -2,7 +2,8 @@
 
 Y. LeCun, C. Cortes, C. Burges, "The MNIST database of handwritten digits" (1998). Files may be
 compressed with gzip, and may have a dot instead of the second hyphen (train-images.idx3-ubyte), as some programs unpack
-them. Size, magic number, counts and md5 of the content are checked.
+them. The md5 of a compressed file is checked before it is opened; size, magic number, counts and md5 of the content
+are checked in any case.
 
 idx: big-endian uint32 magic (0x0801 labels, 0x0803 images), one uint32 per dimension, then bytes.
 """
@@ -116,14 +117,14 @@ def _contents(file: IdxFile, folder: Path, download: bool, base_url: str) -> byt
         if (path := folder / name).exists():
             return source.read(path, file.size, file.md5)
         if (path := folder / f"{name}.gz").exists():
-            return source.read_gzip(path, file.size, file.md5)
+            return source.read_gzip(path, file.size, file.md5, file.md5_gzip)
     if not download:
         raise UserError(
             f"{file.name}.gz (or {file.name}) is not in {folder}; put it there "
             f"(from {base_url}{file.name}.gz), or allow the download"
         )
     path = fetch(Remote(base_url + file.name + ".gz", file.md5_gzip), folder)
-    return source.read_gzip(path, file.size, file.md5)
+    return source.read_gzip(path, file.size, file.md5, file.md5_gzip)
 
 
 DESCRIPTION = Description(NUM_CLASSES, SHAPE, load)

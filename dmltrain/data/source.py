@@ -1,48 +1,68 @@
 """Reads data files and checks their size and md5. Errors name the file and the fix.
 
-The checksums are md5, because that is what the authors of the data published. They detect damage, not attacks; the
-parsers do not trust the data.
+The checksums are md5, because that is what the authors of the data published. Nobody knows how to make a second file
+with the md5 of a given one. So archives are checked before they are opened: an archive of another origin can unpack to
+any number of bytes. The parsers do not trust the data all the same.
 """
 
+import contextlib
 import gzip
 import hashlib
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from dmltrain.errors import UserError
+
+CHUNK = 1 << 20  # bytes
 
 
 def md5(data: bytes | bytearray | memoryview) -> str:
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
-def read(path: Path, size: int | None, checksum: str) -> bytes:
-    """The whole file, `size` bytes (None: not fixed) with md5 `checksum`."""
+def read(path: Path, size: int, checksum: str, exact: bool = True) -> bytes:
+    """The whole file: `size` bytes (or at most `size`, unless `exact`) with md5 `checksum`."""
     try:
-        found = path.stat().st_size
-        if size is not None and found != size:
-            raise wrong_size(str(path), size, found)
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            found = path.stat().st_size
+            if found > size or (exact and found != size):
+                raise wrong_size(str(path), size, found, exact)
+            data = file.read(size + 1)  # a device may have more than its size says
     except OSError as error:
         raise unreadable(path, error) from None
-    check(str(path), data, size, checksum)
+    check(str(path), data, size if exact or len(data) > size else None, checksum)
     return data
 
 
-def read_gzip(path: Path, size: int, checksum: str) -> bytes:
-    """The content of a .gz file: `size` bytes with md5 `checksum`. Reads at most size + 1 bytes."""
+@contextlib.contextmanager
+def archive(path: Path, checksum: str, own: str) -> Iterator[BinaryIO]:
+    """The opened file, once its md5 is found to be `checksum`. `own`: what to do with one that the user has packed."""
     try:
-        with gzip.open(path) as stream:
-            data = stream.read(size + 1)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(f"{path}: damaged gzip file ({error}); delete it and download it again") from None
+        with path.open("rb") as file:
+            digest = hashlib.md5(usedforsecurity=False)
+            while chunk := file.read(CHUNK):
+                digest.update(chunk)
+            if digest.hexdigest() != checksum:
+                raise UserError(
+                    f"{path}: md5 {digest.hexdigest()}, expected {checksum}: the archive is damaged or not the "
+                    f"original; delete it and download it again, or, if you packed it yourself, {own}"
+                )
+            file.seek(0)
+            yield file
     except OSError as error:
         raise unreadable(path, error) from None
-    if len(data) > size:
-        raise UserError(
-            f"{path}: unpacks to more than the expected {size} bytes: the file is not the original; "
-            "delete it and download it again"
-        )
+
+
+def read_gzip(path: Path, size: int, checksum: str, packed_checksum: str) -> bytes:
+    """The content of a .gz file with md5 `packed_checksum`: `size` bytes with md5 `checksum`. Reads at most size + 1
+    bytes."""
+    with archive(path, packed_checksum, f"unpack it with gunzip {path}: its content is checked as well") as file:
+        try:
+            data = gzip.GzipFile(fileobj=file).read(size + 1)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise UserError(f"{path}: damaged gzip file ({error}); delete it and download it again") from None
     check(f"{path} (unpacked)", data, size, checksum)
     return data
 
@@ -59,9 +79,10 @@ def check(name: str, data: bytes, size: int | None, checksum: str) -> None:
         )
 
 
-def wrong_size(name: str, expected: int, found: int) -> UserError:
+def wrong_size(name: str, expected: int, found: int, exact: bool = True) -> UserError:
     what = "truncated" if found < expected else "not the original"
-    return UserError(f"{name}: {found} bytes, expected {expected}: the file is {what}; delete it and download it again")
+    limit = f"{'' if exact else 'at most '}{expected}"
+    return UserError(f"{name}: {found} bytes, expected {limit}: the file is {what}; delete it and download it again")
 
 
 def unreadable(path: Path, error: OSError) -> UserError:

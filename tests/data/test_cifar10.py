@@ -3,7 +3,9 @@
 import dataclasses
 import hashlib
 import os
+import shutil
 import tarfile
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -17,6 +19,14 @@ BINARY_TAR, PYTHON_TAR = "cifar-10-binary.tar.gz", "cifar-10-python.tar.gz"
 
 def load(folder, cifar, **options):
     return cifar10.load(folder, files=cifar.files, **({"download": False} | options))
+
+
+def put_archive(cifar, folder, data):
+    """Put this binary archive there. Returns the small CIFAR-10 with its md5 as the original's: what is behind it."""
+    folder.mkdir(exist_ok=True)
+    (folder / BINARY_TAR).write_bytes(data)
+    files = dataclasses.replace(cifar.files, md5_binary=hashlib.md5(data).hexdigest())
+    return dataclasses.replace(cifar, files=files)
 
 
 def put(cifar, folder, form):
@@ -148,29 +158,62 @@ def test_a_data_dir_that_is_a_file(cifar, tmp_path):
         load(tmp_path / "file", cifar)
 
 
-@pytest.mark.parametrize("damage", ["cut", "noise", "empty", "not gzip"])
+DAMAGES = {
+    "cut": lambda whole: whole[: len(whole) // 2],
+    "noise": lambda whole: whole[:30000] + b"\0" * 200 + whole[30200:],
+    "empty": lambda whole: b"",
+    "not gzip": lambda whole: b"<html>not found</html>" * 100,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_archive_is_named_with_its_checksums(cifar, tmp_path, damage):
-    whole = cifar.binary_archive
-    data = {
-        "cut": whole[: len(whole) // 2],
-        "noise": whole[:30000] + b"\0" * 200 + whole[30200:],
-        "empty": b"",
-        "not gzip": b"<html>not found</html>" * 100,
-    }[damage]
+    data = DAMAGES[damage](cifar.binary_archive)
     (tmp_path / BINARY_TAR).write_bytes(data)
     with pytest.raises(UserError) as caught:
         load(tmp_path, cifar)
-    assert str(tmp_path / BINARY_TAR) in str(caught.value)
-    assert "md5" in str(caught.value)
-    if damage != "noise":  # which is found in a batch, if gzip does not find it
-        assert hashlib.md5(data).hexdigest() in str(caught.value)
-        assert cifar.files.md5_binary in str(caught.value)
+    for essential in (tmp_path / BINARY_TAR, hashlib.md5(data).hexdigest(), cifar.files.md5_binary, "download it"):
+        assert str(essential) in str(caught.value)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_archive_is_named_whatever_its_checksum(cifar, tmp_path, damage):
+    cifar = put_archive(cifar, tmp_path, DAMAGES[damage](cifar.binary_archive))
+    with pytest.raises(UserError, match=f"{BINARY_TAR}: (cannot be read: .*download it|.*md5)"):
+        load(tmp_path, cifar)
+
+
+def test_an_archive_of_the_users_own_is_not_opened_and_the_error_says_how_to_use_it(cifar, tmp_path, make_tar):
+    """Its headers alone may take any amount of memory."""
+    bomb = tarfile.TarInfo("data_batch_1.bin")
+    bomb.pax_headers = {"comment": "x" * (32 << 20)}
+    batches = {f"cifar-10-batches-bin/{name}": data for name, data in cifar.binary.items()}
+    data = make_tar({"bomb": bomb} | batches)
+    (tmp_path / BINARY_TAR).write_bytes(data)
+    tracemalloc.start()
+    try:
+        with pytest.raises(UserError) as caught:
+            load(tmp_path, cifar)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+    for essential in (hashlib.md5(data).hexdigest(), cifar.files.md5_binary, f"unpack it in {tmp_path}"):
+        assert essential in str(caught.value)
+    shutil.unpack_archive(tmp_path / BINARY_TAR, tmp_path, filter="data")
+    assert np.array_equal(load(tmp_path, cifar).train.images, cifar.images)
+
+
+def test_a_batch_of_any_size_is_not_read(cifar, tmp_path):
+    put(cifar, tmp_path, "python")
+    os.truncate(tmp_path / "data_batch_1", 1 << 40)
+    with pytest.raises(UserError, match=rf"data_batch_1: {1 << 40} bytes, expected at most 24584"):
+        load(tmp_path, cifar)
 
 
 def test_a_changed_batch_in_a_valid_archive(cifar, tmp_path, make_tar):
     files = {f"cifar-10-batches-bin/{name}": data for name, data in cifar.binary.items()}
     files["cifar-10-batches-bin/data_batch_2.bin"] = bytes(4 * 3073)
-    (tmp_path / BINARY_TAR).write_bytes(make_tar(files))
+    cifar = put_archive(cifar, tmp_path, make_tar(files))
     with pytest.raises(UserError, match=rf"{BINARY_TAR}: data_batch_2.bin: md5 .* expected "):
         load(tmp_path, cifar)
 
@@ -188,8 +231,7 @@ def test_an_archive_member_outside_the_folder_is_not_extracted(cifar, tmp_path, 
     files = {f"cifar-10-batches-bin/{member}": data for member, data in cifar.binary.items()}
     files[name] = files.pop("cifar-10-batches-bin/data_batch_1.bin")
     folder = tmp_path / "data"
-    folder.mkdir()
-    (folder / BINARY_TAR).write_bytes(make_tar(files))
+    cifar = put_archive(cifar, folder, make_tar(files))
     with pytest.raises(UserError, match=f"{BINARY_TAR}: data_batch_1.bin missing"):
         load(folder, cifar)
     assert list(tmp_path.rglob("*")) == [folder, folder / BINARY_TAR]  # and nothing is written anywhere
@@ -202,7 +244,7 @@ def test_an_archive_member_that_is_not_a_regular_file_is_not_extracted(cifar, tm
     link = tarfile.TarInfo("cifar-10-batches-bin/data_batch_1.bin")
     link.type, link.linkname = kind, str(outside)
     files = {f"cifar-10-batches-bin/{name}": data for name, data in cifar.binary.items() if name != "data_batch_1.bin"}
-    (tmp_path / BINARY_TAR).write_bytes(make_tar({"link": link} | files))
+    cifar = put_archive(cifar, tmp_path, make_tar({"link": link} | files))
     with pytest.raises(UserError, match="data_batch_1.bin missing"):
         load(tmp_path, cifar)
 
@@ -210,7 +252,7 @@ def test_an_archive_member_that_is_not_a_regular_file_is_not_extracted(cifar, tm
 def test_a_huge_archive_member_is_not_read(cifar, tmp_path, make_tar):
     files = {f"cifar-10-batches-bin/{name}": data for name, data in cifar.binary.items()}
     files["cifar-10-batches-bin/data_batch_1.bin"] = bytes(5_000_000)
-    (tmp_path / BINARY_TAR).write_bytes(make_tar(files))
+    cifar = put_archive(cifar, tmp_path, make_tar(files))
     with pytest.raises(UserError, match="data_batch_1.bin missing"):
         load(tmp_path, cifar)
 

@@ -3,6 +3,8 @@
 import dataclasses
 import gzip
 import hashlib
+import subprocess
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -53,14 +55,26 @@ def test_num_examples_takes_the_first(mnist_files, tmp_path):
         load(tmp_path, mnist_files, num_examples=13)
 
 
+def put_archive(small, folder, name, data):
+    """Put this .gz file there. Returns the small MNIST with its md5 as the published one: what is behind it."""
+    write(folder, {name + ".gz": data})
+    changed = {
+        field: dataclasses.replace(file, md5_gzip=hashlib.md5(data).hexdigest())
+        for field, file in vars(small.files).items()
+        if file.name == name
+    }
+    return dataclasses.replace(small, files=dataclasses.replace(small.files, **changed))
+
+
 @pytest.mark.parametrize("name", [TRAIN_IMAGES, "t10k-labels-idx1-ubyte"])
 def test_the_error_for_a_changed_byte_has_both_checksums(mnist_files, tmp_path, name):
     changed = bytearray(mnist_files.contents[name])
     changed[-1] ^= 1
-    write(tmp_path, mnist_files.zipped | {name + ".gz": gzip.compress(changed)})
+    write(tmp_path, mnist_files.zipped)
+    small = put_archive(mnist_files, tmp_path, name, gzip.compress(changed))
     expected, found = (hashlib.md5(data).hexdigest() for data in (mnist_files.contents[name], changed))
     with pytest.raises(UserError, match=rf"{name}.gz \(unpacked\): md5 {found}, expected {expected}"):
-        load(tmp_path, mnist_files)
+        load(tmp_path, small)
 
 
 @pytest.mark.parametrize("change", [-1, 1])
@@ -71,18 +85,44 @@ def test_a_wrong_size_is_named(mnist_files, tmp_path, change):
     with pytest.raises(UserError, match=f"{TRAIN_IMAGES}: {size + change} bytes, expected {size}"):
         load(tmp_path, mnist_files)
     (tmp_path / TRAIN_IMAGES).unlink()
-    write(tmp_path, {TRAIN_IMAGES + ".gz": gzip.compress(data)})
-    found = f"{size - 1} bytes, expected {size}" if change < 0 else f"unpacks to more than the expected {size} bytes"
-    with pytest.raises(UserError, match=f"{TRAIN_IMAGES}.gz.*: {found}"):
-        load(tmp_path, mnist_files)
+    small = put_archive(mnist_files, tmp_path, TRAIN_IMAGES, gzip.compress(data))
+    with pytest.raises(UserError, match=rf"{TRAIN_IMAGES}.gz \(unpacked\): {size + change} bytes, expected {size}"):
+        load(tmp_path, small)
 
 
-@pytest.mark.parametrize("data", [b"", b"<html>not found</html>", None], ids=["empty", "not gzip", "cut"])
-def test_a_damaged_gzip_file_is_named(mnist_files, tmp_path, data):
+DAMAGES = {"empty": lambda whole: b"", "not gzip": lambda whole: b"<html>not found</html>", "cut": lambda w: w[:-20]}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_gzip_file_is_named(mnist_files, tmp_path, damage):
     name = TRAIN_IMAGES + ".gz"
-    write(tmp_path, mnist_files.zipped | {name: mnist_files.zipped[name][:-20] if data is None else data})
-    with pytest.raises(UserError, match=f"{name}.*(damaged gzip|0 bytes, expected)"):
+    data = DAMAGES[damage](mnist_files.zipped[name])
+    write(tmp_path, mnist_files.zipped | {name: data})
+    with pytest.raises(UserError, match=f"{name}: md5 {hashlib.md5(data).hexdigest()}, expected .*download it"):
         load(tmp_path, mnist_files)
+    with pytest.raises(UserError, match=f"{name}.*(damaged gzip|0 bytes, expected)"):
+        load(tmp_path, put_archive(mnist_files, tmp_path, TRAIN_IMAGES, data))
+
+
+def test_a_gzip_file_of_the_users_own_is_not_opened_and_the_error_says_how_to_use_it(mnist_files, tmp_path):
+    name = TRAIN_IMAGES + ".gz"
+    write(tmp_path, mnist_files.zipped | {name: gzip.compress(mnist_files.contents[TRAIN_IMAGES], 1, mtime=5)})
+    with pytest.raises(UserError, match=f"{name}: md5 .*, if you packed it yourself, unpack it with gunzip {tmp_path}"):
+        load(tmp_path, mnist_files)
+    subprocess.run(["gunzip", tmp_path / name], check=True)
+    assert load(tmp_path, mnist_files).train.images.tobytes() == mnist_files.contents[TRAIN_IMAGES][16:]
+
+
+def test_a_gzip_file_is_not_unpacked_beyond_the_size_of_the_original(mnist_files, tmp_path):
+    write(tmp_path, mnist_files.zipped)
+    small = put_archive(mnist_files, tmp_path, TRAIN_IMAGES, gzip.compress(bytes(32 << 20), 1))
+    tracemalloc.start()
+    try:
+        with pytest.raises(UserError, match="9425 bytes, expected 9424"):
+            load(tmp_path, small)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_another_idx_file_with_the_same_name(mnist_files, tmp_path):
