@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dmltrain import whole_file, wholeness
+from dmltrain import bounded, whole_file, wholeness
 from dmltrain.backends.table import BACKENDS
 from dmltrain.errors import UserError
 from dmltrain.wholeness import Examined
@@ -111,7 +111,7 @@ def _reason(error: OSError) -> str:
 def examine(source: Path) -> Examined:
     """The content of a checkpoint file, its sha256, and whether it is whole. Raises UserError if it cannot be read."""
     try:
-        return wholeness.examine(source.read_bytes(), source.suffix)
+        return wholeness.examine(bounded.read(source), source.suffix)
     except FileNotFoundError:
         raise UserError(f"no checkpoint {source}; {_present(_prefix(source), [source.suffix], source.name)}") from None
     except OSError as error:

@@ -14,6 +14,8 @@ import struct
 import zipfile
 from dataclasses import dataclass
 
+from dmltrain import npz
+
 LINE = re.compile(rb"\ndmltrain sha256 ([0-9a-f]{64})\n")
 LINE_BYTES = 82
 ARCHIVE_END = struct.Struct("<4s8s4s4sH")  # the record at the end of a zip archive; its last field: length of a comment
@@ -61,8 +63,11 @@ def _archive_damage(content: bytes) -> str:
     if not _is_complete_archive(content):
         return f"the end of its {len(content)} bytes is missing or altered"
     try:
+        npz.check(content)
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             damaged = archive.testzip()
+    except ValueError as error:
+        return str(error)
     except Exception:  # zipfile raises many types of errors for damaged files
         damaged = "its table of contents"
     return f"{damaged} of its {len(content)} bytes is unreadable" if damaged else ""

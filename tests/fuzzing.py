@@ -291,7 +291,11 @@ def follow_coverage(fuzzed: Fuzzed, name: str, options: Sequence[str]) -> None:
         with contextlib.suppress(*fuzzed.errors):
             fuzzed.read(data)
 
-    limits = [f"-artifact_prefix={corpus}/", f"-rss_limit_mb={(peak() + MAX_ADDRESSES) >> 20}", f"-timeout={fuzzed.cpu_seconds:.0f}"]
+    limits = [
+        f"-artifact_prefix={corpus}/",
+        f"-rss_limit_mb={(peak() + MAX_ADDRESSES) >> 20}",
+        f"-timeout={fuzzed.cpu_seconds:.0f}",
+    ]
     atheris.Setup([sys.argv[0], *limits, *options, str(corpus)], one)
     atheris.Fuzz()
 

@@ -28,7 +28,7 @@ def loads(data: bytes) -> Any:
     for count, (step, argument, _) in enumerate(pickletools.genops(data)):
         if count >= MAX_STEPS:
             raise pickle.UnpicklingError(f"it has more than {MAX_STEPS} steps")
-        if step.name in _STORES and argument > count:
+        if step.name in _STORES and int(argument or 0) > count:
             raise pickle.UnpicklingError(f"step {count} stores object number {argument}")
     return _ArrayUnpickler(data).load()
 
@@ -69,7 +69,8 @@ class _ElementType:
             raise pickle.UnpicklingError(f"an array of {self.dtype}, expected numbers")
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.dtype = self.dtype.newbyteorder(state[1] if isinstance(state[1], str) else state[1].decode("latin1"))
+        order: Any = state[1] if isinstance(state[1], str) else state[1].decode("latin1")
+        self.dtype = self.dtype.newbyteorder(order)
 
 
 @dataclass(init=False)

@@ -12,7 +12,7 @@ import numpy as np
 from dmltrain.arrays import Array
 from dmltrain.errors import UserError
 from dmltrain.kvstore.base import READ, Handle, Key, Keys, KVStore, as_array, check_rate, keys_and_values, summed
-from dmltrain.kvstore.state_file import read_state, write_whole
+from dmltrain.kvstore.state_file import read_arrays, write_whole
 from dmltrain.kvstore.step import MakeStep, Step
 
 
@@ -71,15 +71,13 @@ class LocalKVStore(KVStore):
         write_whole(Path(path), stream.getbuffer())
 
     def load_optimizer_states(self, path: str) -> None:
-        with np.load(io.BytesIO(read_state(path)), allow_pickle=False) as archive:
-            for name, step in self._steps.items():
-                fields = {
-                    item.rpartition("/")[2]: archive[item]
-                    for item in archive.files
-                    if item.rpartition("/")[0] == str(name)
-                }
-                if fields:
-                    step.load(fields)
+        found = read_arrays(path)
+        for name, step in self._steps.items():
+            fields = {
+                item.rpartition("/")[2]: array for item, array in found.items() if item.rpartition("/")[0] == str(name)
+            }
+            if fields:
+                step.load(fields)
 
     def _optimize(self, name: Key) -> None:
         if self._spec is not None:

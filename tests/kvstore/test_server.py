@@ -3,6 +3,7 @@
 import io
 import itertools
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -541,6 +542,36 @@ def test_a_state_has_residuals_only_with_a_codec_that_leaves_them(compression, e
     core = core_of(2, compression=compression)
     with np.load(io.BytesIO(optimizer_state.pack(core.slices()))) as state:
         assert sorted(state.files) == [f"{key}/0/{name}" for key in (0, 1) for name in expected]
+
+
+class Fussy:
+    """A step that takes numbers of one type only."""
+
+    def load(self, state):
+        raise TypeError("expected float32")
+
+
+def test_a_state_that_would_take_more_memory_than_its_bytes_is_rejected():
+    core = core_of(1)
+    stream = io.BytesIO()
+    np.savez_compressed(stream, **{f"{key}/0/value": np.zeros(1 << 22) for key in (0, 1)})
+    tracemalloc.start()
+    try:
+        with pytest.raises(Rejected, match="the optimizer state cannot be read: '0/0/value.npy' in it is compressed"):
+            optimizer_state.unpack(stream.getvalue(), core.slices())
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_state_of_another_optimizer_is_rejected():
+    core = core_of(1)
+    whole = {f"{key}/0/{name}": np.zeros(size, np.float32) for key, size in ((0, 5), (1, 3)) for name in ("value", "m")}
+    stream = io.BytesIO()
+    np.savez(stream, **whole)
+    core.slices()[0, 0].step = Fussy()
+    with pytest.raises(Rejected, match="the optimizer state does not fit this optimizer: expected float32"):
+        optimizer_state.unpack(stream.getvalue(), core.slices())
 
 
 def test_a_first_value_is_not_encoded_and_keeps_its_type():

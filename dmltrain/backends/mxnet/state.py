@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from dmltrain import npz
 from dmltrain.arrays import Array
 from dmltrain.backends.backend import CommonArray
 from dmltrain.backends.mxnet import compat
@@ -37,10 +38,9 @@ def encode(content: Mapping[str, Any]) -> bytes:
 def decode(content: bytes) -> dict[str, Any]:
     """The inverse; bytes become arrays of uint8. Raises UserError for other content."""
     try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-            text = json.loads(archive[CONTENT].tobytes())
-            found = _with_arrays(text, archive)
-    except Exception as error:  # numpy, zipfile and json raise many types of errors for other content
+        archive = npz.read(content)
+        found = _with_arrays(json.loads(archive[CONTENT].tobytes()), archive)
+    except (ValueError, KeyError, RecursionError) as error:
         raise UserError(f"not a checkpoint of --backend mxnet: {str(error)[:200]}") from error
     if not isinstance(found, dict):
         raise UserError(f"not a checkpoint: it holds a {type(found).__name__}, expected a dictionary")

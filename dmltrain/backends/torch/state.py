@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+import pickletools
+import re
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from dmltrain import npz
 from dmltrain.arrays import Array
 from dmltrain.backends import weights
 from dmltrain.backends.backend import CommonArray
 from dmltrain.errors import UserError
+
+# What a checkpoint names. torch.load allows more even with weights_only, among it functions that only take memory.
+NAMES = re.compile(r"collections OrderedDict|torch\._utils _rebuild_tensor_v2|torch \w+Storage")
 
 
 def encode(content: Mapping[str, Any]) -> bytes:
@@ -23,14 +30,48 @@ def encode(content: Mapping[str, Any]) -> bytes:
 
 
 def decode(content: bytes) -> dict[str, Any]:
-    """The inverse: reads tensors, numbers and strings only, and runs no code. Raises UserError for other content."""
+    """The inverse: reads tensors, numbers and strings only, which take no more memory than `content`, and runs no code.
+    Raises UserError for other content."""
     try:
+        npz.check(content)
+        _check_names(content)
         found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        _check_sizes(found)
     except Exception as error:  # torch.load does not document its exceptions
-        raise UserError(f"not a checkpoint: {str(error).splitlines()[0][:200]}") from error
+        raise UserError(f"not a checkpoint: {(str(error) or type(error).__name__).splitlines()[0][:200]}") from error
     if not isinstance(found, dict):
         raise UserError(f"not a checkpoint: it holds a {type(found).__name__}, expected a dictionary")
     return found
+
+
+def _check_names(content: bytes) -> None:
+    """Raises ValueError if the checkpoint's pickle names anything but NAMES."""
+    if not content.startswith(b"PK\3\4"):  # torch.load would read it as another format
+        raise ValueError("it is not an archive from its start")
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        for member in archive.namelist():
+            if member.endswith("data.pkl"):
+                for step, argument, _ in pickletools.genops(archive.read(member)):
+                    if step.name == "GLOBAL" and not NAMES.fullmatch(str(argument)):
+                        raise ValueError(f"it names {argument}, which a checkpoint does not need")
+
+
+def _check_sizes(found: Any) -> None:
+    """Raises ValueError for a tensor with more elements than its data: a copy would take more than the file."""
+    for tensor in _tensors(found):
+        if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+            raise ValueError(f"a tensor of {list(tensor.shape)} with the data of a smaller one")
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
 
 
 def digest(arrays: Mapping[str, torch.Tensor]) -> str:

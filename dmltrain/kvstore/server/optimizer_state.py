@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import io
-import zipfile
 from collections.abc import Mapping
 
 import numpy as np
 
+from dmltrain import npz
 from dmltrain.arrays import Array
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.slice import Buffer, ServerSlice
+from dmltrain.kvstore.step import Step
 
 _PER_ENTRY = 512  # bytes; more than npz's headers for one array
 
@@ -35,11 +36,10 @@ def unpack(data: bytes | bytearray, slices: Mapping[tuple[int, int], ServerSlice
     damaged."""
     states: dict[tuple[int, int], dict[str, Array]] = {}
     try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-            for name in archive.files:
-                key, index, field = name.split("/", 2)
-                states.setdefault((int(key), int(index)), {})[field] = archive[name]
-    except (ValueError, OSError, EOFError, TypeError, zipfile.BadZipFile, KeyError) as error:
+        for name, array in npz.read(data).items():
+            key, index, field = name.split("/", 2)
+            states.setdefault((int(key), int(index)), {})[field] = array
+    except ValueError as error:
         raise Rejected(f"the optimizer state cannot be read: {error}") from error
     weights = {id for id, slice_ in slices.items() if slice_.is_weight}
     if set(states) != weights:
@@ -58,7 +58,14 @@ def unpack(data: bytes | bytearray, slices: Mapping[tuple[int, int], ServerSlice
         if slice_.residual is not None and residual is not None and residual.shape == slice_.residual.shape:
             slice_.residual[:] = residual
         if slice_.step and fields:
-            slice_.step.load(fields)
+            _load(slice_.step, fields)
+
+
+def _load(step: Step, fields: dict[str, Array]) -> None:
+    try:
+        step.load(fields)
+    except (ValueError, TypeError, KeyError) as error:
+        raise Rejected(f"the optimizer state does not fit this optimizer: {error}") from error
 
 
 def _encoded(slice_: ServerSlice) -> Buffer | None:

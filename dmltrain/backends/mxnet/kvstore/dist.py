@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from dmltrain import npz
 from dmltrain.arrays import Array
 from dmltrain.backends.mxnet import compat as mxnet_compat
 from dmltrain.backends.mxnet import optimizer as mxnet_optimizer
@@ -231,9 +232,8 @@ def _merged(states: Sequence[bytes]) -> bytes:
     arrays: dict[str, Array] = {}
     for state in states:
         try:
-            with np.load(io.BytesIO(state), allow_pickle=False) as archive:
-                arrays.update({name: archive[name] for name in archive.files})
-        except Exception as error:  # zipfile and numpy raise many types of errors
+            arrays.update(npz.read(state))
+        except ValueError as error:
             raise UserError(f"the optimizer's state cannot be read: {error}") from error
     stream = io.BytesIO()
     np.savez(stream, **arrays)

@@ -17,7 +17,7 @@ from dmltrain.backends.mxnet import optimizer as mxnet_optimizer
 from dmltrain.backends.mxnet.kvstore.base import MXNetStore
 from dmltrain.errors import UserError
 from dmltrain.kvstore.base import check_rate
-from dmltrain.kvstore.state_file import read_state, write_whole
+from dmltrain.kvstore.state_file import read_arrays, write_whole
 
 
 class MXNetLocalKVStore(MXNetStore):
@@ -47,8 +47,7 @@ class MXNetLocalKVStore(MXNetStore):
         write_whole(Path(path), stream.getbuffer())
 
     def load_optimizer_states(self, path: str) -> None:
-        with np.load(io.BytesIO(read_state(path)), allow_pickle=False) as archive:
-            self._stepping().load({name: archive[name] for name in archive.files})
+        self._stepping().load(dict(read_arrays(path)))
 
     def _stepping(self) -> mxnet_optimizer.Updater:
         if self._updater is None:

@@ -17,12 +17,12 @@ import os
 import sys
 import threading
 import traceback
-import zipfile
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from dmltrain import npz
 from dmltrain.arrays import Array
 from dmltrain.backends.mxnet import compat as mxnet_compat
 from dmltrain.backends.mxnet import optimizer as mxnet_optimizer
@@ -150,11 +150,11 @@ class Server(ServerProcess):
         """Load this server's part of a state, which may contain those of all servers."""
         own = f"{self._store.rank}/"
         try:
-            with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-                state = {name.removeprefix(own): archive[name] for name in archive.files if name.startswith(own)}
+            found = npz.read(data)
+            state = {name.removeprefix(own): array for name, array in found.items() if name.startswith(own)}
             with self._guard:
                 self._waiting = state
                 if self._updater:
                     self._updater.load(state)
-        except (ValueError, OSError, EOFError, zipfile.BadZipFile, KeyError) as error:
+        except (ValueError, KeyError) as error:
             raise Rejected(f"the optimizer state cannot be read: {error}") from error

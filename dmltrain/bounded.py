@@ -1,0 +1,21 @@
+"""Reads a file whole only if it fits into memory twice: its bytes, and the arrays that are made of them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+
+def read(path: Path, limit: int | None = None) -> bytes:
+    """The content. Raises OSError, also if it has more than `limit` bytes (default: half of the machine's memory)."""
+    limit = limit or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE") // 2
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if status.st_size > limit:
+            reason = f"it has {status.st_size} bytes, the limit is half of this machine's memory ({limit} bytes)"
+            raise OSError(errno.EFBIG, reason, str(path))
+        return file.read()

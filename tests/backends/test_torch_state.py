@@ -1,0 +1,79 @@
+"""A checkpoint of PyTorch takes no more memory than its file, names what a checkpoint needs, and runs no code."""
+
+import io
+import pickle
+import zipfile
+
+import pytest
+import torch
+
+from dmltrain import wholeness
+from dmltrain.backends.torch import state
+from dmltrain.errors import UserError
+from tests.fuzzing import peak
+
+CONTENT = {
+    "model": {"weight": torch.arange(6.0).reshape(2, 3).t(), "count": torch.tensor(5)},
+    "optimizer": {"state": {0: {"step": torch.tensor(1.0)}}, "param_groups": [{"lr": 0.1, "betas": (0.9, 0.99)}]},
+    "residuals": {"server 0": torch.zeros(3, dtype=torch.uint8), "worker 0": torch.zeros(2, dtype=torch.bfloat16)},
+}
+
+
+def remade(change, compression=zipfile.ZIP_STORED):
+    """A checkpoint whose pickle is `change(pickle)`."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(state.encode(CONTENT))) as old, zipfile.ZipFile(made, "w", compression) as new:
+        for member in old.namelist():
+            data = old.read(member)
+            new.writestr(member, change(data) if member.endswith("data.pkl") else data)
+    return made.getvalue()
+
+
+@pytest.mark.parametrize("content", [state.encode(CONTENT), wholeness.sealed(state.encode(CONTENT)), remade(bytes)])
+def test_what_was_written_is_read(content):
+    found = state.decode(content)
+    assert torch.equal(found["model"]["weight"], CONTENT["model"]["weight"])
+    assert found["optimizer"] == CONTENT["optimizer"] and found["residuals"]["worker 0"].dtype == torch.bfloat16
+
+
+def evil(text):
+    return remade(lambda old: b"\x80\x02" + text + b".")
+
+
+def wide():
+    """A tensor of 2 ** 40 elements that are all the same one."""
+    stream = io.BytesIO()
+    torch.save({"a": torch.zeros(1).expand(1 << 20, 1 << 20)}, stream)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (evil(b"cbuiltins\nbytearray\nJ\xff\xff\xff\x0f\x85R"), "it names builtins bytearray, which a checkpoint does"),
+        (evil(b"ctorch\nTensor\nJ\xff\xff\xff\x0f\x85R"), "it names torch Tensor, which a checkpoint does"),
+        (evil(b"cos\nsystem\nU\x05false\x85R"), "it names os system, which a checkpoint does"),
+        (evil(b"]"), "it holds a list, expected a dictionary"),
+        (evil(b"}X\1\0\0\0a" + b"]" * 50_000 + b"a" * 49_999 + b"s"), "recursion"),
+        (wide(), r"a tensor of \[1048576, 1048576\] with the data of a smaller one"),
+        (remade(bytes, zipfile.ZIP_DEFLATED), "is compressed"),
+        (pickle.dumps({"a": 1}, 2) + state.encode(CONTENT), "the end of the archive is altered"),
+    ],
+    ids=["bytearray", "Tensor", "system", "list", "deep", "wide", "compressed", "two formats"],
+)
+def test_other_content_is_refused_before_it_takes_memory(content, reason):
+    state.decode(state.encode(CONTENT))
+    before = peak()
+    with pytest.raises(UserError, match=f"not a checkpoint.*{reason}"):
+        state.decode(content)
+    assert peak() - before < 64 << 20
+
+
+def test_an_archive_that_begins_as_another_format_is_refused():
+    """torch.load tells formats apart by the first bytes; the offsets in this archive count from them."""
+    made = io.BytesIO(pickle.dumps({"a": 1}, 2))
+    made.seek(0, io.SEEK_END)
+    with zipfile.ZipFile(made, "a") as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02}.")
+    with pytest.raises(UserError, match="not an archive from its start"):
+        state.decode(made.getvalue())

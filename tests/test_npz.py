@@ -1,0 +1,148 @@
+"""An archive of arrays takes no more memory than its file, and is numpy's npz."""
+
+import io
+import struct
+import tracemalloc
+import zipfile
+
+import numpy as np
+import pytest
+
+from dmltrain import bounded, npz, wholeness
+from dmltrain.errors import UserError
+from dmltrain.kvstore import state_file
+
+ARRAYS = {
+    "a/b": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "columns": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    "scalar": np.array(5, np.int64),
+    "empty": np.zeros((0, 4), np.uint8),
+    "large end": np.array([1, 2], ">i4"),
+}
+
+
+def saved(save=np.savez, **arrays):
+    stream = io.BytesIO()
+    save(stream, **arrays)
+    return stream.getvalue()
+
+
+def archive(members, **options):
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", **options) as made:
+        for name, data in members.items():
+            made.writestr(name, data)
+    return stream.getvalue()
+
+
+def npy(header, data=b"", version=b"\1\0"):
+    """A .npy file; `header`: the text of its dictionary."""
+    text = header.encode() + b"\n"
+    return b"\x93NUMPY" + version + struct.pack("<H" if version == b"\1\0" else "<I", len(text)) + text + data
+
+
+def of(dtype, shape, data=b"", **options):
+    """An npz with one array."""
+    header = f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {shape!r}}}"
+    return archive({"a.npy": npy(header, data, **options)})
+
+
+@pytest.mark.parametrize("seal", [bytes, wholeness.sealed])
+def test_numpys_files_are_read(seal):
+    found = npz.read(seal(saved(**ARRAYS)))
+    assert list(found) == list(ARRAYS)
+    for name, array in ARRAYS.items():
+        assert np.array_equal(found[name], array) and found[name].dtype == array.dtype
+        assert found[name].flags.writeable and found[name].flags.f_contiguous == array.flags.f_contiguous
+    assert npz.read(seal(saved())) == {}
+    assert npz.read(of("<u2", (2,), b"abcd", version=b"\2\0"))["a"].tolist() == [0x6261, 0x6463]
+
+
+def directory(content, size=None, offset=None):
+    """Change the size or offset of the table of contents in the record at the end."""
+    found = struct.unpack("<II", content[-10:-2])
+    new = (found[0] if size is None else size, found[1] if offset is None else offset)
+    return content[:-10] + struct.pack("<II", *new) + content[-2:]
+
+
+ONE = saved(a=np.arange(5.0))
+LARGE_END = (
+    ONE[:-22] + struct.pack("<4s8x", b"PK\6\6") + bytes(28) + struct.pack("<QQ", *struct.unpack("<II", ONE[-10:-2]))
+)
+LARGE_LOCATOR = struct.pack("<4s4xQ4x", b"PK\6\7", len(ONE) - 22)
+BAD = {
+    "compressed": (saved(np.savez_compressed, a=np.zeros(1 << 23)), "'a.npy' in it is compressed"),
+    "claims a size": (archive({"a.npy": b"x"}).replace(b"\1\0\0\0\1\0\0\0", b"\1\0\0\0\xff\xff\xff\x7f"), "compressed"),
+    "not an archive": (b"x" * 1000, "the end of the archive is missing"),
+    "empty": (b"", "the end of the archive is missing"),
+    "short": (b"PK\5\6", "the end of the archive is missing"),
+    "in front": (b"x" * 10 + ONE, "table of contents is not at its end"),
+    "behind": (ONE + b"x", "table of contents is not at its end"),
+    "table elsewhere": (directory(ONE, offset=0), "table of contents is not at its end"),
+    "large table": (directory(ONE, size=1 << 30), "table of contents has 1073741824 bytes, the limit is 16777216"),
+    "wrong large end": (ONE[:-22] + LARGE_LOCATOR + ONE[-22:], "the end of the archive is altered"),
+    "table is noise": (ONE[: -22 - 51] + b"x" * 51 + ONE[-22:], "its table of contents is unreadable"),
+    "long shape": (of("<f8", (1 << 40,)), "0 bytes of float64 for .* expected 8796093022208 bytes"),
+    "short shape": (of("<f8", (1,), b"x" * 16), "16 bytes of float64 for .* expected 8 bytes"),
+    "negative shape": (of("<f8", (-1, -2), b"x" * 16), "16 bytes of float64 for"),
+    "objects": (of("|O", (1,), b"x" * 8), "8 bytes of object .* numbers"),
+    "text": (of("<U2", (1,), b"x" * 8), "8 bytes of <U2 .* numbers"),
+    "endless header": (archive({"a.npy": npy("(" * 9000)}), "not an archive of arrays"),
+    "long header": (archive({"a.npy": npy(" " * 20_000)}), "not an archive of arrays: Header info length"),
+    "version 3": (of("<f8", (0,), version=b"\3\0"), r"version \(3, 0\)"),
+    "no header": (archive({"a.npy": b"x"}), "not an archive of arrays"),
+    "damaged member": (ONE.replace(np.arange(5.0).tobytes(), bytes(40)), "Bad CRC"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_everything_else_is_refused_before_it_takes_memory(case):
+    content, reason = BAD[case]
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=reason):
+            npz.read(content)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_members_that_share_their_bytes_count_twice():
+    """Fifield's bomb: a table of contents with one member's place many times."""
+    one = archive({"a.npy": bytes(1000)})
+    size, offset = struct.unpack("<II", one[-10:-2])
+    entry = one[offset : offset + size]
+    many = one[:offset] + entry * 5 + one[-22:]
+    with pytest.raises(ValueError, match="its members have 5000 bytes, more than its own"):
+        npz.check(directory(many, size=5 * size))
+
+
+def test_an_end_with_large_numbers_is_read():
+    content = LARGE_END + LARGE_LOCATOR + ONE[-22:]
+    assert npz.read(content)["a"].tolist() == [0, 1, 2, 3, 4]
+    assert zipfile.ZipFile(io.BytesIO(content)).namelist() == ["a.npy"]
+
+
+def test_the_state_of_another_program_is_named(tmp_path):
+    path = tmp_path / "states"
+    path.write_bytes(BAD["compressed"][0])
+    with pytest.raises(
+        UserError, match=f"{path} is not an optimizer's state: 'a.npy' in it is compressed; .*; load a "
+    ):
+        state_file.read_arrays(str(path))
+
+
+def test_a_file_larger_than_half_of_the_memory_is_not_read(tmp_path):
+    path = tmp_path / "m-0001.pt"
+    path.write_bytes(b"x" * 10)
+    assert bounded.read(path, 10) == b"x" * 10
+    with pytest.raises(OSError, match="it has 10 bytes, the limit is half of this machine's memory .9 bytes"):
+        bounded.read(path, 9)
+    with path.open("wb") as file:
+        file.truncate(1 << 43)  # eight terabytes that need no disk
+    with pytest.raises(UserError, match="it has 8796093022208 bytes, the limit is half of this machine's memory"):
+        state_file.read_state(str(path))
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(UserError, match="not a regular file"):
+        state_file.read_state(str(path))
