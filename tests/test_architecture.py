@@ -12,6 +12,8 @@ FRAMEWORKS = {"torch", "mxnet"}
 MAY_IMPORT = {  # room of dmltrain -> rooms it may import; what is not listed may import anything
     "errors": set(),
     "whole_file": set(),
+    "bounded": set(),
+    "npz": {"arrays"},
     "env": {"errors"},
     "layers": {"errors"},
     "models": {"layers", "errors"},
@@ -22,8 +24,10 @@ MAY_IMPORT = {  # room of dmltrain -> rooms it may import; what is not listed ma
     "optimizers": set(),
     "data": {"arrays", "random_bits", "errors"},
     "initial": {"arrays", "layers", "random_bits", "errors"},
-    "kvstore": {"arrays", "env", "errors", "backends", "whole_file"},  # backends: only its __init__, with `create`
-    "backends": {"arrays", "layers", "initial", "models", "kvstore", "errors", "optimizers", "metric", "env"},
+    "kvstore": {  # backends: only its __init__, with `create`
+        *("arrays", "backends", "bounded", "env", "errors", "npz", "whole_file")
+    },
+    "backends": {"arrays", "layers", "initial", "models", "kvstore", "errors", "optimizers", "metric", "env", "npz"},
 }
 
 KVSTORE = [  # dmltrain/kvstore from the bottom up: a room or module imports itself and what stands before it
