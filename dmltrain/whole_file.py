@@ -27,13 +27,15 @@ HELD = (errno.EAGAIN, errno.EACCES)  # man 2 flock; EACCES from file systems tha
 def write(
     target: Path,
     content: bytes | bytearray | memoryview,
+    mode: int = 0o666,
     sync: Callable[[int], None] = os.fsync,
     lock: Callable[[int, int], None] = fcntl.flock,
 ) -> None:
     """Replace `target` by `content`, and remove what killed writers of it left. OSError if it cannot be written: it is
-    then unchanged, unless only the folder could not be synced. `sync(descriptor)` returns when it is on disk."""
+    then unchanged, unless only the folder could not be synced. `mode` counts as far as the umask lets it;
+    `sync(descriptor)` returns when the file, or the folder's entries, are on disk."""
     remove_left(target.parent, re.escape(target.name), lock)
-    with temporary(target, lock) as (descriptor, path):
+    with temporary(target, mode, lock) as (descriptor, path):
         rest = memoryview(content).cast("B")
         while rest:
             rest = rest[os.write(descriptor, rest) :]
@@ -43,9 +45,11 @@ def write(
 
 
 @contextlib.contextmanager
-def temporary(target: Path, lock: Callable[[int, int], None] = fcntl.flock) -> Iterator[tuple[int, Path]]:
+def temporary(
+    target: Path, mode: int = 0o666, lock: Callable[[int, int], None] = fcntl.flock
+) -> Iterator[tuple[int, Path]]:
     """A new locked file beside `target`: its descriptor and path. Removed at the end, unless it was renamed."""
-    descriptor, path = _create(target, lock)
+    descriptor, path = _create(target, mode, lock)
     try:
         yield descriptor, path
     finally:
@@ -54,10 +58,10 @@ def temporary(target: Path, lock: Callable[[int, int], None] = fcntl.flock) -> I
         os.close(descriptor)  # which also unlocks it
 
 
-def _create(target: Path, lock: Callable[[int, int], None]) -> tuple[int, Path]:
+def _create(target: Path, mode: int, lock: Callable[[int, int], None]) -> tuple[int, Path]:
     while True:
         path = target.with_name(f".{target.name}.{HOST}-{secrets.token_hex(4)}.part")
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         if _locked(descriptor, lock) and _names(path, descriptor):
             return descriptor, path
         os.close(descriptor)  # another process has just taken it for the file of a killed writer, and removes it

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from dmltrain import checkpoint
 from tests.tiers import tiered
 
 ROOT = Path(__file__).parents[1]
@@ -269,6 +271,31 @@ def test_a_signal_to_the_launcher_ends_everything(launched, tmp_path, number, co
     job.process.send_signal(number)
     assert job.end(10) == code, job.text()
     assert job.text().rstrip().endswith("0 processes left on 1 host") and not job.members()
+
+
+CHECKPOINT = ROOT / "tests/golden/torch/m-0001.pt"
+ITS_RUN = (
+    "--dataset digits --network mlp --image-shape 1,2,2 --num-examples 300 --batch-size 25 --seed 3 --lr 0.05 "
+    "--kv-store local"
+)
+KILLED_ONCE = """
+if [ $DMLTRAIN_RESTART = 0 ]; then head -c 1000 m-0001.pt > m-0002.pt; kill -9 $$; fi
+exec "$@"
+"""
+
+
+def test_a_restarted_job_goes_on_after_the_newest_whole_checkpoint(launched, tmp_path):
+    """The first attempt is killed after its second checkpoint, of which the end is lost, as after a power cut."""
+    shutil.copy(CHECKPOINT, tmp_path / "m-0001.pt")
+    program = ["python", ROOT / "examples/train_digits.py", *ITS_RUN.split()]
+    options = ["--num-epochs", 2, "--model-prefix", tmp_path / "m", "--load-epoch", "last"]
+    words = ["-n", 1, "-s", 0, "--log-dir", "l", "--max-restarts", 1]
+    job = launched(*words, "sh", "-c", KILLED_ONCE, "sh", *program, *options)
+    assert job.end(60) == 0, job.text()
+    log = (tmp_path / "l/restart-1/worker-0.log").read_text()
+    assert f"Skipped a damaged checkpoint: {tmp_path}/m-0002.pt: the end of its 1000 bytes is missing" in log
+    assert "Loaded checkpoint of epoch 1\n" in log and "Training epochs 1 to 1" in log
+    assert checkpoint.read(tmp_path / "m-0002.pt"), "written again"
 
 
 def test_a_killed_launcher_leaves_nothing(launched, tmp_path):

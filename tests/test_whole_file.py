@@ -22,13 +22,13 @@ from types import ModuleType
 import pytest
 
 import dmltrain.whole_file
-import launch.agent.whole_file
+import launch.whole_file
 from tests.traced import traced
 
 OLD, NEW, OTHER = b"old" * 1000, b"new" * 1000, b"other" * 1000
 
 
-@pytest.fixture(params=[dmltrain.whole_file, launch.agent.whole_file], ids=["dmltrain", "launch"])
+@pytest.fixture(params=[dmltrain.whole_file, launch.whole_file], ids=["dmltrain", "launch"])
 def package(request: pytest.FixtureRequest) -> ModuleType:
     return request.param
 
@@ -51,13 +51,14 @@ def test_a_file_is_replaced_and_nothing_else_is_left(package, target):
         assert target.read_bytes() == content and names(target) == ["file"]
 
 
-def test_the_umask_counts(package, target):
-    before = os.umask(0o027)
+@pytest.mark.parametrize("mode, umask, found", [((), 0o027, 0o640), ((0o644,), 0, 0o644), ((0o644,), 0o077, 0o600)])
+def test_mode_and_umask_count(package, target, mode, umask, found):
+    before = os.umask(umask)
     try:
-        package.write(target, NEW)
+        package.write(target, NEW, *mode)
     finally:
         os.umask(before)
-    assert target.stat().st_mode & 0o777 == 0o640
+    assert target.stat().st_mode & 0o777 == found
 
 
 def test_kill_9_at_each_system_call_leaves_the_old_file_or_the_new_one(package, target):
@@ -178,7 +179,7 @@ def test_the_content_is_synced_before_its_name_and_the_name_before_the_end(packa
         place = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
         seen.append((place if place.is_dir() else place.read_bytes(), target.read_bytes()))
 
-    package.write(target, NEW, sync)
+    package.write(target, NEW, sync=sync)
     assert seen == [(NEW, OLD), (target.parent, NEW)]
 
 
@@ -195,14 +196,14 @@ def failing(at: int, number: int) -> Callable[[int], None]:
 @pytest.mark.parametrize("at, number, kept", [(1, errno.EIO, OLD), (1, errno.EINVAL, OLD), (2, errno.EIO, NEW)])
 def test_a_failed_sync_is_an_error(package, target, at, number, kept):
     with pytest.raises(OSError, match=os.strerror(number)):
-        package.write(target, NEW, failing(at, number))
+        package.write(target, NEW, sync=failing(at, number))
     assert target.read_bytes() == kept and names(target) == ["file"]
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
 def test_a_folder_that_cannot_be_synced_is_none(package, target, number):
     """As on some network file systems."""
-    package.write(target, NEW, failing(2, number))
+    package.write(target, NEW, sync=failing(2, number))
     assert target.read_bytes() == NEW
 
 

@@ -7,6 +7,8 @@ import os
 import re
 from typing import TypedDict
 
+from launch.agent.process import boot_id
+
 UNLIMITED = ("max", "-1")  # in cgroup v2, in v1
 OTHER_ROOT = ".."  # in the path of a control group outside of this namespace
 
@@ -26,7 +28,7 @@ def report() -> Report:
     CPUs and their common control groups.
     """
     return {
-        "boot_id": _text("/proc/sys/kernel/random/boot_id").strip(),
+        "boot_id": boot_id(),
         "cpus": sorted(os.sched_getaffinity(0)),
         "limits": limits(),
     }

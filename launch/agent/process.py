@@ -31,6 +31,15 @@ def process(pid: int) -> Process | None:
     return Process(pid, int(fields[1]), fields[0].decode(), int(fields[19]))
 
 
+def boot_id() -> str:
+    """Differs between machines, and after each boot; "" if the kernel does not tell it."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
 def living() -> dict[int, Process]:
     """All processes of this host that are not zombies."""
     found = (process(int(name)) for name in os.listdir("/proc") if name.isdigit())

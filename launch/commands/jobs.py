@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from launch import LaunchError
+from launch.commands.processes import printable
 from launch.commands.show import Record
 from launch.terminal.log_folder import RECORD
 from launch.terminal.record import read_record
 
 COLUMNS = ("JOB", "STATE", "EXIT CODE", "WORKERS", "SERVERS", "HOSTS", "STARTED", "SECONDS")
 RIGHT = {"EXIT CODE", "WORKERS", "SERVERS", "HOSTS", "SECONDS"}
+MOST_SECONDS = 1e10
 RUNNING, ENDED, LOST, UNREADABLE = "running", "ended", "launcher lost", "unreadable"
 
 
@@ -64,7 +66,7 @@ def _cells(row: Row, now: float) -> tuple[str, ...]:
     record = row.record
     hosts = record.get("hosts")
     return (
-        row.name,
+        printable(row.name),
         row.state,
         _text(record.get("exit_code")),
         _text(record.get("num_workers")),
@@ -76,15 +78,15 @@ def _cells(row: Row, now: float) -> tuple[str, ...]:
 
 
 def _text(value: object) -> str:
-    return "-" if value is None else str(value)
+    return "-" if value is None else printable(str(value))
 
 
 def _seconds(row: Row, now: float) -> str:
     """How long the job took, or has been running."""
     if row.state != RUNNING:
         took = row.record.get("seconds")
-        return f"{took:.0f}" if isinstance(took, int | float) else "-"
+        return f"{took:.0f}" if isinstance(took, int | float) and abs(took) < MOST_SECONDS else "-"
     try:
         return f"{max(0.0, now - datetime.strptime(row.record['started'], '%Y-%m-%dT%H:%M:%S%z').timestamp()):.0f}"
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return "-"

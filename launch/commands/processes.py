@@ -53,7 +53,7 @@ def _cells(host: str, row: Row, secrets: Collection[str]) -> tuple[str, ...]:
         _duration(row["cpu_seconds"]),
         f"{row['rss_mib']:.0f}",
         _duration(row["age_seconds"]),
-        _printable(shlex.join(redact(word, secrets) for word in _command(row))),
+        printable(shlex.join(redact(word, secrets) for word in _command(row))),
     )
 
 
@@ -80,6 +80,6 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """One line without control characters."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

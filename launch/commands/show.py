@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from launch import LaunchError
-from launch.commands.log_choice import Source, all_logs, find, selected
+from launch.commands.log_choice import ORDER, Source, all_logs, find, selected
 from launch.terminal.log_folder import RECORD
 from launch.terminal.output import LINE_BYTES, tag, write_all
 from launch.terminal.record import read_record
@@ -130,7 +130,11 @@ class Record:
 
     @property
     def sources(self) -> list[Source]:
-        return [Source(row["role"], row["rank"]) for row in self._first.get("processes", ())]
+        """The processes that it lists, without rows that are not a process."""
+        listed = self._first.get("processes")
+        rows = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+        pairs = [(row.get("role"), row.get("rank")) for row in rows]
+        return [Source(role, rank) for role, rank in pairs if role in ORDER and isinstance(rank, int) and rank >= 0]
 
     @property
     def ended(self) -> bool:

@@ -11,24 +11,24 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from launch import LaunchError, channels
 from launch.agent import KILL_SECONDS
 from launch.agent.commands import Command, Job, List, Stop
 from launch.agent.events import Ended, Event, Listing
+from launch.agent.process import Process, boot_id, process, send_signal
 from launch.agent.protocol import EVENT, ProtocolError, decode_event, encode_command
-from launch.clusters import LAUNCHERS, Cluster, listing, make_cluster
+from launch.clusters import LAUNCHERS, Cluster, make_cluster
 from launch.commands import show
 from launch.commands.log_choice import find
+from launch.commands.recorded import Launcher, Recorded, recorded
 from launch.job.host import Host
 from launch.job.options import Options
 from launch.run.limit import AGENT_SILENCE_SECONDS, FAULT_CODE, SILENCE_SECONDS
 from launch.terminal.log_folder import KILLED, RECORD
-from launch.terminal.record import read_record
+from launch.terminal.record import read_own_record
 
 LAUNCHER_SECONDS = 15.0  # for a launcher to end its job
 Answers = dict[str, Event | LaunchError]
@@ -40,8 +40,8 @@ def processes(options: Options, write_line: Callable[[str], None]) -> int:
     from launch.commands.processes import table
     from launch.secret import secrets
 
-    record = read(options.target)
-    answers = visit(options, record, lambda host: [List(record["mark"])], Listing)
+    job = read(find(options.target), options)
+    answers = visit(job, lambda host: [List(job.mark)], Listing)
     rows = {host: answer.rows for host, answer in answers.items() if isinstance(answer, Listing)}
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     for line in table(rows, secrets(os.environ.items()), width):
@@ -51,16 +51,18 @@ def processes(options: Options, write_line: Callable[[str], None]) -> int:
 
 def kill(options: Options, write_line: Callable[[str], None]) -> int:
     """End the job: through its launcher if that runs on this machine, then all processes left on its hosts."""
-    record, folder = read(options.target), find(options.target)
-    (folder / KILLED).touch()  # so that a launcher on another machine does not restart the job
-    if end_launcher(record, show.Record(folder)):
-        write_line(f"the launcher of job {record['job']} has ended it")
+    folder = find(options.target)
+    job = read(folder, options)
+    with contextlib.suppress(FileExistsError):  # the file keeps a launcher on another machine from restarting the job
+        os.close(os.open(folder / KILLED, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+    if end_launcher(job, folder):
+        write_line(f"the launcher of job {job.job} has ended it")
     silence = AGENT_SILENCE_SECONDS + options.grace  # this program sends no heartbeats
 
     def commands(host: Host) -> list[Command]:
-        return [Job(record["mark"], host.name, options.grace, silence), Stop(options.grace)]
+        return [Job(job.mark, host.name, options.grace, silence), Stop(options.grace)]
 
-    answers = visit(options, record, commands, Ended)
+    answers = visit(job, commands, Ended)
     left = {host: answer.left for host, answer in answers.items() if isinstance(answer, Ended)}
     unreached = _report_unreached(answers, write_line)
     pids = [f"pid {pid} on {host}" for host, found in left.items() for pid in found]
@@ -71,78 +73,75 @@ def kill(options: Options, write_line: Callable[[str], None]) -> int:
     return unreached or (FAULT_CODE if pids else 0)
 
 
-def read(job: str) -> dict[str, Any]:
-    """The job.json of the job with that name or folder; LaunchError if there is none."""
-    path = find(job) / RECORD
+def read(folder: Path, options: Options) -> Recorded:
+    """The job.json in the log folder; LaunchError if there is none, or if it may be another user's."""
+    path = folder / RECORD
     try:
-        record = read_record(path)
-        if not all(record[name] for name in ("hosts", "mark", "reached_by")):
-            raise KeyError
-        if record["launcher"] not in LAUNCHERS:
-            raise LaunchError(f"{path}: unknown launcher {record['launcher']}: expected {listing()}")
-        return record
-    except (FileNotFoundError, KeyError):
-        raise LaunchError(f"{path} is missing or not the record of a job: the job's hosts are unknown") from None
+        return recorded(read_own_record(path), path, options)
+    except FileNotFoundError:
+        raise LaunchError(f"{path} is missing: the job's hosts are unknown") from None
 
 
-def end_launcher(record: Mapping[str, Any], folder: show.Record) -> bool:
+def end_launcher(job: Recorded, folder: Path) -> bool:
     """Ask the job's launcher to end it, and wait. True if it ran on this machine and has exited."""
-    here = record.get("launched_from") or {}
-    pid = here.get("pid", 0)
-    if record.get("ended") or here.get("host") != platform.node() or folder.abandoned or not _is_launcher(pid):
+    found = None if job.ended or show.Record(folder).abandoned else running_launcher(job.launcher, folder)
+    if not found:
         return False
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGCONT)  # a stopped process handles TERM only after it continues
-        os.kill(pid, signal.SIGTERM)
+    for number in (signal.SIGCONT, signal.SIGTERM):  # a stopped process handles TERM only after it continues
+        send_signal(found, number)
     deadline = time.monotonic() + LAUNCHER_SECONDS
-    while _is_launcher(pid) and time.monotonic() < deadline:
+    while running_launcher(job.launcher, folder) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return not _is_launcher(pid)
+    return not running_launcher(job.launcher, folder)
 
 
-def _is_launcher(pid: int) -> bool:
+def running_launcher(launcher: Launcher, folder: Path) -> Process | None:
+    """The launcher, if its pid still belongs to it: the process has its start time, and has the job's folder open."""
+    found = process(launcher.pid) if launcher.host == platform.node() else None
+    if not found or found.state in "ZX" or not _has_open(found.pid, folder):
+        return None
+    same = not launcher.start or (launcher.start, launcher.boot_id) == (found.start, boot_id())
+    return found if same else None
+
+
+def _has_open(pid: int, folder: Path) -> bool:
+    """Whether a process of this user has the folder open, as its launcher does to lock it."""
     try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        return b"launch" in command and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
+        wanted = os.stat(folder)
+        names = os.listdir(f"/proc/{pid}/fd")
+    except OSError:  # it is gone, or another user's
         return False
+    for name in names:
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), wanted):
+                return True
+    return False
 
 
-def visit(options: Options, record: Mapping[str, Any], commands: Commands, last: type[Event]) -> Answers:
+def visit(job: Recorded, commands: Commands, last: type[Event]) -> Answers:
     """Send `commands` to a new agent on each host of the job. Returns the event `last` of each, or the error."""
-    hosts = [Host(**each) for each in record["hosts"]]
-    origin = record["launched_from"]["host"]
-    if not LAUNCHERS[record["launcher"]].over_network and origin != platform.node():
-        how = f"--launcher {record['launcher']}"
-        raise LaunchError(f"job {record['job']} was started on {origin} with {how}: run this command on {origin}")
-    cluster = make_cluster(record["launcher"], _connection_options(options, record), hosts)
+    origin = job.launcher.host
+    if not LAUNCHERS[job.cluster].over_network and origin != platform.node():
+        how = f"--launcher {job.cluster}"
+        raise LaunchError(f"job {job.job} was started on {origin} with {how}: run this command on {origin}")
+    cluster = make_cluster(job.cluster, job.options, job.hosts)
     answers: queue.SimpleQueue[tuple[str, Event | LaunchError]] = queue.SimpleQueue()
 
     def call(host: Host) -> None:
         try:
-            answers.put((host.name, _converse(cluster, host, record["mark"], commands(host), last, options.grace)))
+            answers.put((host.name, _converse(cluster, host, job.mark, commands(host), last, job.options.grace)))
         except LaunchError as error:
             answers.put((host.name, error))
         except Exception as error:  # a bug of the launcher; without an answer the main thread would wait forever
             answers.put((host.name, LaunchError(f"launcher failure: {error!r}", FAULT_CODE)))
 
     try:
-        for host in hosts:
+        for host in job.hosts:
             threading.Thread(target=call, args=(host,), daemon=True).start()
-        found = dict(answers.get() for _ in hosts)
+        found = dict(answers.get() for _ in job.hosts)
     finally:
         cluster.close()
-    return {host.name: found[host.name] for host in hosts}
-
-
-def _connection_options(options: Options, record: Mapping[str, Any]) -> Options:
-    """`options`, completed by those with which the job's launcher connected to the hosts."""
-    recorded: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in record["reached_by"].items()
-    }
-    default = Options()
-    missing = {name: value for name, value in recorded.items() if getattr(options, name) == getattr(default, name)}
-    return replace(options, **missing)
+    return {host.name: found[host.name] for host in job.hosts}
 
 
 def _converse(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -20,6 +21,8 @@ OWNED = (
     *("DMLTRAIN_JOB", "DMLTRAIN_KEY_FILE", "DMLTRAIN_LISTEN_FD", "DMLTRAIN_HOST_NAME", "DMLTRAIN_AGENT"),
     "DMLTRAIN_RESTART",
 )
+
+MARK = re.compile(r"[A-Za-z0-9_.-]{1,300}")  # of an attempt: no special characters of a shell
 
 
 @dataclass(frozen=True)

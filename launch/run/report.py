@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from launch.agent.process import boot_id, process
 from launch.channels.exit_text import signal_name
 from launch.job.host import Host
 from launch.job.options import Options
@@ -73,8 +74,9 @@ def record(supervisor: Supervisor, version: str, options: Options, began: float,
         "command": list(job.argv),
         "workdir": job.workdir,
         "launcher": options.launcher_name,
-        "launched_from": {"host": platform.node(), "pid": os.getpid()},
-        "reached_by": {name: getattr(options, name) for name in REACHED_BY} | {"identity": _absolute(options.identity)},
+        "launched_from": _launcher(),
+        "reached_by": {name: getattr(options, name) for name in REACHED_BY}
+        | {"identity": _absolute(options.identity), "mpirun": _command(options.mpirun)},
         "num_workers": job.num_workers,
         "num_servers": job.num_servers,
         "versions": {"dmltrain": version, "python": platform.python_version(), "system": platform.platform()},
@@ -96,6 +98,17 @@ HOST_FACTS = ("name", "address", "interface", "hostname", "user", "port", "pytho
 def _absolute(path: str) -> str:
     """An absolute path, because `dmltrain job` may run in another folder."""
     return os.path.abspath(os.path.expanduser(path)) if path else ""
+
+
+def _command(program: str) -> str:
+    """The same for a program, unless it is found in PATH."""
+    return _absolute(program) if "/" in program else program
+
+
+def _launcher() -> dict[str, Any]:
+    """This process: its start time tells it from a later process with the same pid."""
+    own = process(os.getpid())
+    return {"host": platform.node(), "pid": os.getpid(), "start": own.start if own else 0, "boot_id": boot_id()}
 
 
 def _host(host: Host) -> dict[str, Any]:

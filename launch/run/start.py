@@ -88,7 +88,7 @@ def _folder_here() -> str:
 
 
 def new_mark(name: str) -> str:
-    """The mark of a new attempt, by which its processes are found. It has no special characters of a shell."""
+    """The mark of a new attempt, by which its processes are found. It matches `launch.job.job.MARK`."""
     return f"{re.sub('[^A-Za-z0-9_.-]', '_', name)}-{secrets.token_hex(8)}"
 
 

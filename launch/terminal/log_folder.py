@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launch import LaunchError
-from launch.agent import whole_file
+from launch import LaunchError, whole_file
+from launch.terminal.record import MODE
 
 RECORD, KILLED, LOGS = "job.json", "killed", "logs"
 OURS = re.compile(r"(scheduler|server|worker)-\d+\.log|agent-.*\.log|job\.json|restart-\d+|killed")
@@ -78,7 +78,7 @@ class LogFolder:
         path = self.path / RECORD
         text = json.dumps(record, indent=2) + "\n"
         try:
-            whole_file.write(path, text.encode())
+            whole_file.write(path, text.encode(), MODE)
         except OSError as error:
             raise unwritable(path, error) from None
 

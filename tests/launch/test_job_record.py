@@ -10,7 +10,10 @@ import pytest
 
 from launch import LaunchError
 from launch.commands import jobs, visit
+from launch.commands.recorded import Launcher
 from launch.commands.show import Record
+from launch.job.host import Host
+from launch.job.options import Options
 from launch.terminal.record import FORMAT, read_record
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "job-0.4.json"  # of `-n 2 -s 2 true`; paths and host name changed
@@ -26,8 +29,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_record_of_an_old_job_is_read_by_whatever_reads_records(folder):
-    record = visit.read(str(folder))
-    assert "format" not in record and record["launcher"] == "local"
+    assert "format" not in json.loads(GOLDEN.read_text())
+    job = visit.read(folder, Options())
+    assert (job.cluster, job.mark, job.ended) == ("local", "true-20261122-031852-df4089cd42eea156", True)
+    assert job.hosts == (
+        Host("localhost", "127.0.0.1", "/home/user/venv/bin/python", where=f"{folder}/job.json: hosts[0]"),
+    )
+    assert job.launcher == Launcher("login", 4056) and job.options == Options()
     assert Record(folder).ended
     assert [str(source) for source in Record(folder).sources] == [
         "scheduler-0",
@@ -43,13 +51,13 @@ def test_the_record_of_an_old_job_is_read_by_whatever_reads_records(folder):
 def test_a_newer_format_is_refused_with_the_version_that_reads_it(folder):
     newer = {**json.loads(GOLDEN.read_text()), "format": FORMAT + 1, "versions": {"dmltrain": "9.1"}}
     (folder / "job.json").write_text(json.dumps(newer))
-    for read in (visit.read, lambda path: Record(Path(path)).ended):
+    for read in (lambda path: visit.read(path, Options()), lambda path: Record(path).ended):
         with pytest.raises(
             LaunchError,
             match=rf"job.json has format {FORMAT + 1}, .* formats 0 to {FORMAT}: "
             r"use dmltrain 9.1, which wrote it",
         ):
-            read(str(folder))
+            read(folder)
     assert jobs.find_jobs(folder.parent)[0].state == jobs.UNREADABLE
 
 

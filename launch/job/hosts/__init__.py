@@ -41,8 +41,8 @@ def parse(data: bytes, name: str) -> list[Host]:
     if name.lower().endswith((".yaml", ".yml")):
         from launch.job.hosts.inventory import parse as parse_yaml  # yaml takes a while to import
 
-        return _checked(parse_yaml(text, name), name)
-    return _checked(parse_text(text, name), name)
+        return checked(parse_yaml(text, name), name)
+    return checked(parse_text(text, name), name)
 
 
 def from_list(text: str) -> list[Host]:
@@ -51,7 +51,7 @@ def from_list(text: str) -> list[Host]:
     if not all(parts):
         raise LaunchError(f"{LIST_OPTION} {text}: a name is missing between two commas or at the end")
     hosts = [host for part in parts for host in entry(Text(part, LIST_OPTION), {}, number="slots")]
-    return _checked(hosts, LIST_OPTION)
+    return checked(hosts, LIST_OPTION)
 
 
 def _decoded(data: bytes, name: str) -> str:
@@ -70,7 +70,8 @@ def _decoded(data: bytes, name: str) -> str:
     return text
 
 
-def _checked(hosts: Sequence[Host], name: str) -> list[Host]:
+def checked(hosts: Sequence[Host], name: str) -> list[Host]:
+    """The hosts, if there are any and each has a name of its own."""
     if not hosts:
         example = f"{LIST_OPTION} h1:2,h2:2" if name == LIST_OPTION else "one per line, such as h1 slots=2"
         raise LaunchError(f"{name}: no hosts; expected {example}")

@@ -1,0 +1,487 @@
+"""What a job.json of another user, an altered one and one of an earlier process can do: nothing.
+
+Attacks are records that processes of another user write, and commands of this user that are told to read them. The
+records would run a program of the other user: as the Python of a host, as mpirun, or as a ProxyCommand of SSH.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch import LaunchError
+from launch.agent.process import boot_id, process
+from launch.commands import jobs, show, visit
+from launch.commands.recorded import Launcher
+from launch.job.options import Options
+from launch.terminal.record import MOST_BYTES
+from tests.launch.conftest import ROOT, wait_for
+from tests.other_user import STRANGER, shell, sticky_folder
+
+RECORD: dict[str, Any] = {
+    "format": 1,
+    "job": "fit",
+    "mark": "fit-0123456789abcdef",
+    "command": ["train.py", "--lr"],
+    "workdir": "/home/anna/project",
+    "launcher": "ssh",
+    "launched_from": {"host": "login", "pid": 4056, "start": 123456, "boot_id": "7b0e"},
+    "reached_by": {
+        "ssh": "system",
+        "ssh_port": 2222,
+        "identity": "/home/anna/.ssh/key",
+        "mpirun": "/opt/mpi/bin/mpirun",
+        "mpirun_args": ["--quiet"],
+        "host_ip": "10.0.0.1",
+    },
+    "num_workers": 1,
+    "num_servers": 1,
+    "versions": {"dmltrain": "0.5.0", "python": "3.11.7", "system": "Linux"},
+    "hosts": [
+        {
+            "name": "h1",
+            "address": "10.0.0.2",
+            "interface": "eth1",
+            "hostname": "h1.example.org",
+            "user": "anna",
+            "port": 22,
+            "python": "/usr/bin/python3",
+        }
+    ],
+    "started": "2027-01-15T08:00:00+0000",
+    "ended": "2027-01-15T08:00:01+0000",
+    "seconds": 0.353,
+    "exit_code": 0,
+    "cause": "worker 0 was killed",
+    "processes": [
+        {
+            "role": "worker",
+            "rank": 0,
+            "host": "h1",
+            "pid": 4091,
+            "exit_code": 0,
+            "signal": "9",
+            "ended_by_launcher": True,
+        }
+    ],
+    "restarts": [{"exit_code": 9, "cause": "killed", "ended": "2027-01-15T08:00:01+0000", "logs": "logs/fit"}],
+}
+SHOWN = (  # by `job ls`, `job logs` or nothing: they may hold any text
+    *("command", "workdir", "num_workers", "num_servers", "versions", "started", "ended", "seconds", "exit_code"),
+    *("cause", "processes", "restarts"),
+)
+Path_ = tuple[Any, ...]
+
+
+def leaves(found: Any, path: Path_ = ()) -> Iterator[Path_]:
+    """The paths of all values that are neither objects nor lists."""
+    if isinstance(found, (dict, list)):
+        for key, value in found.items() if isinstance(found, dict) else enumerate(found):
+            yield from leaves(value, (*path, key))
+    else:
+        yield path
+
+
+def nodes(found: Any, path: Path_ = ()) -> Iterator[Path_]:
+    """The paths of all values but the whole."""
+    for key, value in found.items() if isinstance(found, dict) else enumerate(found):
+        yield (*path, key)
+        if isinstance(value, (dict, list)):
+            yield from nodes(value, (*path, key))
+
+
+def named(path: Path_) -> str:
+    return ".".join(map(str, path))
+
+
+def at(path: Path_, value: Any) -> dict[str, Any]:
+    """The record with another value at the path."""
+    made = json.loads(json.dumps(RECORD))
+    inner = made
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    return made
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "fit"
+    made.mkdir()
+    write(made, RECORD)
+    return made
+
+
+def write(folder: Path, record: Any) -> Path:
+    path = folder / "job.json"
+    path.write_text(json.dumps(record))
+    path.chmod(0o644)
+    return path
+
+
+def read(folder: Path, **given: Any) -> Any:
+    return visit.read(folder, Options(**given))
+
+
+def refused(folder: Path, **given: Any) -> str:
+    with pytest.raises(LaunchError) as caught:
+        read(folder, **given)
+    assert caught.value.code == 2
+    return str(caught.value)
+
+
+def listed(folder: Path) -> list[str]:
+    """What `job ls` prints for it; `job logs` can read it as well."""
+    found = jobs.find_jobs(folder.parent)
+    if found[0].state != jobs.UNREADABLE:
+        assert all(each.role and each.which >= 0 for each in show.Record(folder).sources)
+    return jobs.table(found, 0.0)
+
+
+# -- another user's record ---------------------------------------------------------------------------------------------
+
+
+def attack(launcher: str, **fields: str) -> str:
+    """A shell script that makes a job in a folder $1/job, whose record runs $1/evil, which leaves $1/proof."""
+    record = {
+        **at(("launcher",), launcher),
+        "launched_from": {"host": platform.node(), "pid": 1},
+        "hosts": [{"name": "localhost", "address": "127.0.0.1", **fields}],
+        "reached_by": {"mpirun": "@/evil", "ssh": "paramiko"},
+        "ended": None,
+    }
+    text = json.dumps(record)
+    return f"""umask 022; mkdir $1 $1/job
+        printf '#!/bin/sh\\ntouch %s/proof\\n' $1 > $1/evil; chmod 755 $1/evil; chmod 777 $1
+        cat <<'END' | sed "s:@:$1:g" > $1/job/job.json
+{text}
+END"""
+
+
+ATTACKS = {
+    "python": attack("local", python="@/evil"),
+    "mpirun": attack("mpi"),
+    "ProxyCommand": attack("ssh", user="x\nProxyCommand @/evil"),
+}
+
+
+WAYS = [(name, "job_main", verb) for name in ATTACKS for verb in ("ps", "kill")]
+OLD_SPELLINGS = [("python", "main", "--ps"), ("python", "main", "--kill")]
+
+
+@pytest.mark.parametrize("name, program, verb", [*WAYS, *OLD_SPELLINGS])
+def test_a_record_of_another_user_runs_nothing(tmp_path, name, program, verb):
+    with sticky_folder() as shared:
+        shell(STRANGER, ATTACKS[name], shared / "theirs")
+        done = command(verb, shared / "theirs/job", program, cwd=tmp_path)
+        assert not (shared / "theirs/proof").exists(), done
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done
+    for essential in (str(shared / "theirs/job"), f"belongs to user {STRANGER}, not to ", "run this command as"):
+        assert essential in done.stderr
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_the_attacks_are_attacks(tmp_path, name):
+    """If only the owner were checked: what the record says is refused, or is what its owner may say."""
+    with sticky_folder() as shared:
+        shell(STRANGER, ATTACKS[name], shared / "theirs")
+        content = json.loads((shared / "theirs/job/job.json").read_text())
+    (tmp_path / "mine").mkdir()
+    write(tmp_path / "mine", content)
+    if name == "ProxyCommand":
+        assert "hosts[0]: user is 'x\\nProxyCommand " in refused(tmp_path / "mine")
+    else:
+        found = read(tmp_path / "mine")
+        assert "evil" in (found.hosts[0].python if name == "python" else found.options.mpirun)
+
+
+def test_another_users_logs_and_jobs_can_be_shown(tmp_path):
+    with sticky_folder() as shared:
+        shell(STRANGER, ATTACKS["python"] + "\necho hello > $1/job/worker-0.log", shared / "theirs")
+        reader, writer = os.pipe()
+        assert show.show(str(shared / "theirs/job"), "", False, writer) == ""
+        os.close(writer)
+        assert os.read(reader, 100) == b"[worker-0] hello\n"
+        os.close(reader)
+        assert jobs.find_jobs(shared / "theirs")[0].record["job"] == "fit"
+
+
+def test_a_record_that_another_user_moves_into_a_folder_of_this_user_is_refused(folder):
+    with sticky_folder() as shared:
+        shell(STRANGER, ATTACKS["python"], shared / "theirs")
+        os.rename(shared / "theirs/job/job.json", folder / "job.json")
+    assert f"{folder}/job.json belongs to user {STRANGER}, not to " in refused(folder)
+
+
+def test_a_record_of_this_user_in_another_users_folder_is_refused(folder):
+    """Its owner can exchange it for the record of another job."""
+    with sticky_folder() as shared:
+        shell(STRANGER, "mkdir -m 777 $1", shared / "theirs")
+        os.rename(folder / "job.json", shared / "theirs/job.json")
+        assert f"{shared}/theirs belongs to user {STRANGER}, not to " in refused(shared / "theirs")
+
+
+@pytest.mark.parametrize("mode, allowed", [(0o600, True), (0o644, True), (0o664, False), (0o646, False)])
+def test_a_record_that_others_can_write_is_refused(folder, mode, allowed):
+    (folder / "job.json").chmod(mode)
+    if os.geteuid() == 0:
+        os.chown(folder / "job.json", -1, STRANGER)
+    if allowed:
+        read(folder)
+    else:
+        message = refused(folder)
+        assert f"other users can write to {folder}/job.json (mode {mode:04o})" in message
+        assert message.endswith(f"chmod go-w {folder}/job.json")
+
+
+@pytest.mark.parametrize("mode, allowed", [(0o755, True), (0o775, True), (0o1777, True), (0o777, False)])
+def test_a_folder_in_which_anybody_can_exchange_the_record_is_refused(folder, mode, allowed):
+    folder.chmod(mode)
+    if allowed:
+        read(folder)
+    else:
+        assert f"other users can write to {folder} (mode 0777)" in refused(folder)
+
+
+def test_the_launcher_writes_a_record_that_others_cannot_write(launcher):
+    before = os.umask(0)
+    try:
+        assert launcher.run("-n", 1, "-s", 0, "true").code == 0
+    finally:
+        os.umask(before)
+    assert (launcher.folder / "logs/job.json").stat().st_mode & 0o777 == 0o644
+
+
+# -- what is no record -------------------------------------------------------------------------------------------------
+
+
+def link(path: Path) -> None:
+    path.rename(path.parent / "other")
+    path.symlink_to("other")
+
+
+def huge(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.truncate(MOST_BYTES + 1)
+
+
+def deep(path: Path) -> None:
+    path.write_text("[" * 200000)
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+NO_RECORDS = {
+    link: "Too many levels of symbolic links",
+    huge: "it is larger than 16 MiB",
+    deep: "recursion",
+    pipe: "it is not a regular file",
+}
+
+
+@pytest.mark.parametrize("make", NO_RECORDS, ids=lambda make: make.__name__)
+def test_what_is_no_record_is_refused_at_once(folder, make):
+    make(folder / "job.json")
+    message = refused(folder)
+    assert message.startswith(f"cannot read {folder}/job.json: ") and NO_RECORDS[make] in message
+    if make is not link:
+        assert [row.state for row in jobs.find_jobs(folder.parent)] == [jobs.UNREADABLE]
+
+
+def test_a_job_without_a_record(folder):
+    (folder / "job.json").unlink()
+    assert refused(folder) == f"{folder}/job.json is missing: the job's hosts are unknown"
+
+
+# -- every field -------------------------------------------------------------------------------------------------------
+
+
+def test_a_complete_record_is_read(folder):
+    found = read(folder)
+    assert (found.job, found.mark, found.ended, found.cluster) == ("fit", "fit-0123456789abcdef", True, "ssh")
+    assert found.launcher == Launcher("login", 4056, 123456, "7b0e")
+    (host,) = found.hosts
+    assert {name: getattr(host, name) for name in RECORD["hosts"][0]} == RECORD["hosts"][0]
+    used = replace(Options(), **RECORD["reached_by"] | {"mpirun_args": ("--quiet",)})
+    assert found.options == used
+
+
+CONTROLS = ("a\nProxyCommand touch /tmp/x", "a\x1b[2J", "a\x9b2J", "a\x7f", "a\ud800")  # the last one is not UTF-8
+
+
+@pytest.mark.parametrize("path", list(leaves(RECORD)), ids=named)
+def test_a_newline_or_another_control_character_in_each_field(folder, path):
+    whole = read(folder)
+    for text in CONTROLS:
+        write(folder, at(path, text))
+        if path[0] in SHOWN:
+            assert read(folder) == whole
+        else:
+            message = refused(folder)
+            name = path[-2] if path[-1] == 0 else path[-1]
+            assert f"{name} " in message and message.isprintable()
+        assert all(line.isprintable() for line in listed(folder)), "one line a job"
+
+
+WRONG = (None, True, -1, 10**30, 1.5, float("nan"), 1e300, "", "x y", "-o", "a;b", [], [[]], [None], {}, {"a": {}})
+
+
+@pytest.mark.parametrize("path", list(nodes(RECORD)), ids=named)
+def test_wrong_values_in_each_field_are_read_or_refused(folder, path):
+    """Never a traceback; and what decides who is reached is never anything else than the table allows."""
+    whole = read(folder)
+    for value in WRONG:
+        write(folder, at(path, value))
+        try:
+            found = read(folder)
+        except LaunchError as error:
+            assert str(error).startswith(str(folder)) and str(error).isprintable()
+        else:
+            assert path[0] not in SHOWN or replace(found, ended=True) == whole
+        assert all(line.isprintable() for line in listed(folder))
+
+
+@pytest.mark.parametrize(
+    "path, value, expected",
+    [
+        (("mark",), "a;b", "expected the mark of a job"),
+        (("launcher",), "slurm", "unknown launcher 'slurm': expected local "),
+        (("launcher",), [], "launcher is []: expected a value of type str"),
+        (("hosts",), [], "no hosts; expected"),
+        (("hosts",), RECORD["hosts"] * 2, "h1 is already given"),
+        (("hosts", 0), "h1", "hosts[0] is 'h1': expected an object with name, address"),
+        (("hosts", 0, "name"), "-oProxyCommand=x", "is not a host name"),
+        (("hosts", 0, "user"), "-oProxyCommand=x", "user=-oProxyCommand=x: expected the name of a user"),
+        (("hosts", 0, "user"), "a;touch x", "expected the name of a user"),
+        (("hosts", 0, "python"), "bin/python", "expected a command such as python3.11"),
+        (("hosts", 0, "hostname"), "$(touch x)", "is not a host name"),
+        (("hosts", 0, "port"), 65536, "port is 65536: expected 0 to 65535"),
+        (("hosts", 0, "port"), True, "port is True: expected a value of type int"),
+        (("hosts", 0, "environment"), [["LD_PRELOAD", "/tmp/x"]], "expected no other fields than name, address"),
+        (("reached_by", "mpirun"), "./mpirun", "a path that starts with / (~ is not expanded); use --mpirun PATH"),
+        (("reached_by", "identity"), "key", "identity is 'key': expected a path that starts with /"),
+        (("reached_by", "ssh"), "evil", "reached_by: ssh evil: expected one of paramiko, system"),
+        (("reached_by", "host_ip"), "host", "host_ip is host: expected an IP address"),
+        (("reached_by", "log_file"), "/etc/x", "expected no other fields than ssh, ssh_port"),
+        (("reached_by", "mpirun_args"), "--x", "mpirun_args is '--x': expected a value of type list"),
+        (("reached_by", "mpirun_args"), [1], "mpirun_args is 1: expected text"),
+        (("launched_from", "pid"), 1 << 31, "pid is 2147483648: expected 0 to"),
+        (("launched_from",), None, "launched_from is None: expected a value of type dict"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_was_expected(folder, path, value, expected):
+    write(folder, at(path, value))
+    message = refused(folder)
+    assert message.startswith(f"{folder}/job.json") and expected in message
+
+
+@pytest.mark.parametrize("name", ["job", "mark", "launcher", "launched_from", "reached_by", "hosts"])
+def test_a_missing_field_is_named(folder, name):
+    write(folder, {key: value for key, value in RECORD.items() if key != name})
+    assert f"is not the record of a job: it has no {name}" in refused(folder)
+
+
+def test_options_of_the_command_line_take_the_place_of_recorded_ones(folder):
+    write(folder, at(("reached_by", "mpirun"), "./mpirun"))
+    found = read(folder, mpirun="/usr/bin/mpirun", ssh_port=7)
+    assert (found.options.mpirun, found.options.ssh_port, found.options.ssh) == ("/usr/bin/mpirun", 7, "system")
+
+
+# -- the launcher's process --------------------------------------------------------------------------------------------
+
+SLEEP = "import os, sys, time; os.open(sys.argv[1], os.O_RDONLY); print(flush=True); time.sleep(600)"
+
+
+@pytest.fixture
+def sleeper(folder: Path) -> Iterator[subprocess.Popen]:
+    """A process that has the folder open, as a launcher has."""
+    command = [sys.executable, "-c", SLEEP, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        assert child.stdout and child.stdout.readline()
+        yield child
+        child.kill()
+
+
+def test_a_pid_is_a_launcher_if_start_time_and_folder_match(folder, sleeper, tmp_path):
+    found = process(sleeper.pid)
+    assert found
+    right = Launcher(platform.node(), sleeper.pid, found.start, boot_id())
+    assert visit.running_launcher(right, folder) == found
+    assert visit.running_launcher(Launcher(platform.node(), sleeper.pid), folder) == found, "a record of 0.4"
+    for wrong in (
+        replace(right, start=found.start + 1),
+        replace(right, boot_id="of an earlier boot"),
+        replace(right, host="elsewhere"),
+        replace(right, pid=os.getpid()),
+        replace(right, pid=0),
+        replace(right, pid=1 << 30),
+    ):
+        assert visit.running_launcher(wrong, folder) is None, wrong
+    assert visit.running_launcher(right, tmp_path) is None, "another job's folder"
+    assert visit.running_launcher(right, tmp_path / "missing") is None
+    sleeper.kill()
+    wait_for(lambda: process(sleeper.pid).state == "Z", "the end of the process")
+    assert visit.running_launcher(right, folder) is None
+
+
+def test_killing_a_job_spares_a_later_process_with_the_launchers_pid(launcher):
+    """Of a launcher that was killed, and whose pid another program of this user has now."""
+    launched = launcher.start("-n", 1, "-s", 0, "sh", "-c", "echo ready; exec sleep 600")
+    launched.wait_ready("worker-0")
+    launched.pid("worker")
+    launched.process.kill()
+    launched.process.wait()
+    with subprocess.Popen(["sleep", "600"]) as bystander:
+        record = launched.record
+        record["launched_from"]["pid"] = bystander.pid
+        write(launched.logs, record)
+        done = command("kill", launched.logs)
+        assert done.returncode == 0 and "0 processes left on 1 host" in done.stderr, done
+        assert "the launcher" not in done.stderr and bystander.poll() is None
+        bystander.kill()
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["new record", "record of 0.4"])
+def test_killing_a_job_ends_its_launcher(launcher, old):
+    launched = launcher.start("-n", 1, "-s", 0, "--job", "fit", "sh", "-c", "echo ready; exec sleep 600")
+    launched.wait_ready("worker-0")
+    launched.pid("worker")
+    record = launched.record
+    found = process(launched.process.pid)
+    assert record["launched_from"] == {
+        "host": platform.node(),
+        "pid": launched.process.pid,
+        "start": found.start,
+        "boot_id": boot_id(),
+    }
+    if old:
+        del record["launched_from"]["start"], record["launched_from"]["boot_id"]
+        write(launched.logs, record)
+    (launched.logs / "killed").symlink_to(launcher.folder / "elsewhere")
+    done = command("kill", launched.logs)
+    assert done.returncode == 0 and "the launcher of job fit has ended it\n" in done.stderr, done
+    assert launched.wait().code == 143
+    assert not (launcher.folder / "elsewhere").exists(), "no link is followed"
+
+
+def command(verb: str, folder: Path, program: str = "job_main", cwd: Path | None = None) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", f"import launch.cli; launch.cli.{program}()", verb, str(folder)],
+        cwd=cwd or folder,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=60,
+    )
