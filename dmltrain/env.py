@@ -15,6 +15,7 @@ from dmltrain.errors import UserError
 
 TRANSPORTS = ("auto", "tcp", "shm")
 HOST_SUMS = ("auto", "off")
+WIRES = ("plain", "auth", "tls")
 ROLES = ("scheduler", "server", "worker")
 
 
@@ -41,6 +42,9 @@ class Environment:
     #                                        None: not set, the backend's default holds
     transport: str = "auto"  # how a worker reaches servers: "tcp", "shm" (shared memory), "auto": shm on the same host
     host_sum: str = "auto"  # "auto": with dist_sync, a host's gradients are summed there before they go to other hosts
+    wire: str = "plain"  # how TCP connections are protected (docs/security.md): "plain": control frames are
+    #                      authenticated; "auth": all frames are; "tls": everything is encrypted as well
+    certificate_file: str = ""  # for "tls": PEM, the job's certificate and its private key
     probe: bool = True  # whether to measure the network's bandwidth before training
     launched: bool = False  # False: there is no launcher, and the process trains alone
 
@@ -89,6 +93,8 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         wait_seconds=_seconds(values, ("DMLTRAIN_WAIT_TIMEOUT",), 600.0),
         transport=_choice(values, "DMLTRAIN_TRANSPORT", TRANSPORTS),
         host_sum=_choice(values, "DMLTRAIN_HOST_SUM", HOST_SUMS),
+        wire=_choice(values, "DMLTRAIN_WIRE", WIRES),
+        certificate_file=_certificate(values),
         update_on_kvstore=_switch(values, "MXNET_UPDATE_ON_KVSTORE"),
         probe=_switch(values, "DMLTRAIN_PROBE") is not False,
         launched=True,
@@ -136,6 +142,16 @@ def _seconds(values: Mapping[str, str], names: tuple[str, ...], default: float) 
             raise UserError(f"{name}={text!r}: expected a positive number of seconds")
         return seconds
     return default
+
+
+def _certificate(values: Mapping[str, str]) -> str:
+    path = values.get("DMLTRAIN_CERTIFICATE_FILE", "")
+    if values.get("DMLTRAIN_WIRE") != "tls" or os.access(path, os.R_OK):
+        return path
+    raise UserError(
+        f"DMLTRAIN_WIRE=tls: DMLTRAIN_CERTIFICATE_FILE={path!r} cannot be read; "
+        "dmltrain-launch --wire tls makes this file for each job"
+    )
 
 
 def _key(path: str | None) -> bytes:

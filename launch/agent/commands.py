@@ -62,6 +62,7 @@ class Job(Command):
     grace: Seconds
     silence: Seconds
     key: str = ""
+    certificate: str = ""  # PEM, with its private key; "": none is needed
     log_folder: str | None = None  # where the agent writes its last lines if the launcher is lost
 
 

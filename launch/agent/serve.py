@@ -161,7 +161,7 @@ class Agent:
         self.channel.host, self.channel.silence = job.host, job.silence
         self.folder, self.preparation.key = RunFolder(self.mark), job.key
         if job.key:
-            self.folder.create(job.key)
+            self.folder.create(job.key, job.certificate)
         machine = cores.report()
         usable = cores.usable(machine)
         self.channel.send(Ready(job.host, os.getpid(), usable, sys.executable, reached_at(), dict(machine)))
@@ -171,6 +171,8 @@ class Agent:
         self.preparation.finish()
         base = environment_here(command.unset)
         base["DMLTRAIN_KEY_FILE"] = self.folder.key_file if self.folder else ""
+        if self.folder and self.folder.certificate_file:
+            base["DMLTRAIN_CERTIFICATE_FILE"] = self.folder.certificate_file
         for task in command.tasks:
             if self.ending:
                 return

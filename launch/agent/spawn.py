@@ -139,18 +139,21 @@ def limit_memory(pid: int, mebibytes: int) -> None:
 
 
 class RunFolder:
-    """The private folder (mode 0700) of a job on this host, with the job's key in a file of mode 0600."""
+    """The private folder (mode 0700) of a job on this host, with the job's key and certificate in files of mode
+    0600."""
 
     def __init__(self, mark: str):
         self.prefix = f"dmltrain-{mark}."
         self.key_file = ""
+        self.certificate_file = ""
 
-    def create(self, key: str) -> None:
+    def create(self, key: str, certificate: str) -> None:
+        """`certificate` may be empty."""
         try:
             folder = tempfile.mkdtemp(prefix=self.prefix)
-            self.key_file = os.path.join(folder, "key")
-            with open(os.open(self.key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                file.write(key)
+            self.key_file = _write_secret(folder, "key", key)
+            if certificate:
+                self.certificate_file = _write_secret(folder, "certificate", certificate)
         except OSError as error:
             self.remove()
             raise Refusal(f"cannot create the job's private folder in TMPDIR or /tmp: {error.strerror}", 125) from None
@@ -165,3 +168,10 @@ class RunFolder:
         for name in names:
             if name.startswith(self.prefix):
                 shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+
+
+def _write_secret(folder: str, name: str, content: str) -> str:
+    path = os.path.join(folder, name)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(content)
+    return path

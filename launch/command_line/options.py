@@ -16,7 +16,7 @@ from launch import LaunchError
 from launch.clusters import LAUNCHERS, launchers_with, listing
 from launch.command_line import old_options
 from launch.job import placement
-from launch.job.job import OWNED, Setting
+from launch.job.job import OWNED, WIRES, Setting
 from launch.job.options import Options
 from launch.job.role import SERVER, WORKER
 
@@ -258,6 +258,13 @@ OPTIONS: tuple[Option, ...] = (
         "set the variables of torch.distributed (RANK, MASTER_ADDR, ...) for workers; auto (default): "
         "unless the script imports dmltrain",
         _choice("torch_env", ("auto", "on", "off")),
+    ),
+    Option(
+        ("--wire",),
+        "plain|auth|tls",
+        "protect the traffic of dmltrain's processes: authenticate control frames (plain, the default), all frames "
+        "(auth), or encrypt everything as well (tls)",
+        _choice("wire", WIRES),
     ),
     Option(("--log-dir",), "DIR", "folder for the logs and job.json (default: logs/JOB)", _log_dir),
     Option(("--log-file",), "FILE", "also write the launcher's messages to FILE", _text("log_file", FILE)),

@@ -19,8 +19,9 @@ OWNED = (
     *("DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_TASK_ID"),
     *("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     *("DMLTRAIN_JOB", "DMLTRAIN_KEY_FILE", "DMLTRAIN_LISTEN_FD", "DMLTRAIN_HOST_NAME", "DMLTRAIN_AGENT"),
-    "DMLTRAIN_RESTART",
+    *("DMLTRAIN_RESTART", "DMLTRAIN_WIRE", "DMLTRAIN_CERTIFICATE_FILE"),
 )
+WIRES = ("plain", "auth", "tls")
 
 MARK = re.compile(r"[A-Za-z0-9_.-]{1,300}")  # of an attempt: no special characters of a shell
 
@@ -63,6 +64,7 @@ class Job:
     needs: tuple[str, ...] = ()  # modules that the script imports
     memory: Mapping[str, int] = field(default_factory=dict)  # limit in MiB by role
     torch_env: bool = True  # whether workers get the variables of torch.distributed
+    wire: str = "plain"  # how the traffic of dmltrain's processes is protected
     restart: int = 0  # how often the job has been restarted
 
     def __post_init__(self) -> None:
@@ -180,6 +182,7 @@ def _contract(job: Job, placed: Sequence[Placement], role: str, rank: int, host:
         "DMLTRAIN_JOB": job.mark,
         "DMLTRAIN_HOST_NAME": host.name,
         "DMLTRAIN_RESTART": str(job.restart),
+        "DMLTRAIN_WIRE": job.wire,
     }
     if job.num_servers:
         values["DMLC_PS_ROOT_URI"] = placed[0][2].address

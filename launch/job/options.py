@@ -36,6 +36,7 @@ class Options:
     # processes
     settings: tuple[Setting, ...] = ()
     torch_env: str = "auto"
+    wire: str = "plain"
     sync_dst_dir: str = ""
     sync_exclude: tuple[str, ...] = ()
     port: int = 0

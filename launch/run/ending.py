@@ -37,13 +37,13 @@ class Ending:
         """Whether no process is left on any host that reported."""
         return not any(pids or pids is None for pids in self.left.values())
 
-    def connected(self, host: str, key: str, log_folder: str | None) -> list[Send]:
+    def connected(self, host: str, key: str, certificate: str, log_folder: str | None) -> list[Send]:
         """The first commands for an agent. An agent that replaces another one gets a Stop."""
         if host in self.unreached:
             return []  # it connected too late; an agent without a job exits
         self._with_job.add(host)
         again = host in self._recovering
-        secret = ("", None) if again else (key, log_folder)
+        secret = ("", "", None) if again else (key, certificate, log_folder)
         job = JobCommand(self.job.mark, host, self.grace, self.limits.agent_silence, *secret)
         return [Send(host, job), Send(host, Stop(self.grace))] if again else [Send(host, job)]
 

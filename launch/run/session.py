@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch import LaunchError
+from launch import LaunchError, certificate
 from launch.agent.events import Alive, Probed, Refused, Started
 from launch.agent.protocol import OUTPUT, decode_event
 from launch.clusters import Cluster
@@ -76,8 +76,9 @@ class Session:
     def run(self, log_folder: Path | None) -> None:
         """Run until the job is over. `log_folder`: where agents write messages if the launcher dies."""
         key = secrets.token_hex(KEY_BYTES)
+        pem = certificate.new()[0].decode() if self.supervisor.job.wire == "tls" else ""
         try:
-            self._do(self.supervisor.begin(key, str(log_folder) if log_folder else None, time.monotonic()))
+            self._do(self.supervisor.begin(key, str(log_folder) if log_folder else None, time.monotonic(), pem))
             while not self.supervisor.over:
                 event = self._next()
                 if self.trace:

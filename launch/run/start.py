@@ -62,6 +62,7 @@ def make_job(options: Options, name: str) -> Job:
         subnet=options.subnet,
         memory={WORKER: options.worker_memory, SERVER: options.server_memory},
         torch_env=_torch_env(options),
+        wire=options.wire,
     )
     return replace(job, needs=_needs(job.script)) if job.over_network else job
 

@@ -58,7 +58,7 @@ class Supervisor:
         self.verdict = Verdict()
         self.ending = Ending(job, limits)
         self.interrupted = False
-        self._secret: tuple[str, str | None] = "", None  # the job's key, and its log folder
+        self._secret: tuple[str, str, str | None] = "", "", None  # the job's key, certificate and log folder
         self._warned = 0
         self._timeout_at = self._start_at = self._finish_at = math.inf  # times at which something is due
 
@@ -112,10 +112,10 @@ class Supervisor:
 
     # -- events --------------------------------------------------------------------------------------------------
 
-    def begin(self, key: str, log_folder: str | None, now: float) -> list[Action]:
-        """The first actions. `key` is sent to the agents only."""
+    def begin(self, key: str, log_folder: str | None, now: float, certificate: str = "") -> list[Action]:
+        """The first actions. `key` and `certificate` (PEM, with its private key) are sent to the agents only."""
         self._timeout_at, self._start_at = now + self.limits.timeout, now + self.limits.start
-        self._secret = key, log_folder
+        self._secret = key, certificate, log_folder
         return self.preparation.begin()
 
     def handle(self, event: Event, now: float) -> list[Action]:

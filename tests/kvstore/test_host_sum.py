@@ -63,7 +63,7 @@ def workers():
     """Both workers of the host, the first with the relay, and the third worker."""
     core, listening = ServerCore(3), link.listen("127.0.0.1")
     core.on_hosts([(0, 1), (2,)])
-    Service("server 0", ENVIRONMENT, core, None, pytest.fail, pytest.fail).accept(listening)
+    Service("server 0", replace(ENVIRONMENT, role="server"), core, None, pytest.fail, pytest.fail).accept(listening)
     shares = [Sharing(replace(ENVIRONMENT, index=rank), sums=True) for rank in range(3)]
     start_message = start(
         [(name, sharing.socket_name) for name, sharing in zip(HOSTS, shares, strict=True)],

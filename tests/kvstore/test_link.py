@@ -6,20 +6,21 @@ import socket
 import struct
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from dmltrain.kvstore.transport import link, message, wire
-from dmltrain.kvstore.transport.handshake import Caller, Listener
+from dmltrain.kvstore.transport.handshake import MEMORY, Caller
 from dmltrain.kvstore.transport.link import Closed, Link
-from dmltrain.kvstore.transport.message import Accept, Hello
 from dmltrain.kvstore.transport.wire import Flag, FrameError, Header, Kind
+from tests.kvstore.answering import answer, data_listener, memory_listener
 
 DEADLINE = 10.0
 TCP_RTO_MAX_MS = 44  # linux/tcp.h
-CALLER = Caller.new("job", b"key", "worker", 3)
+CALLER = Caller.new("job", b"key", "worker", 3, "server 0")
 
 
 def tcp():
@@ -30,6 +31,8 @@ def tcp():
 
 
 WAYS = {"tcp": tcp, "unix": socket.socketpair}
+LISTENERS = {"tcp": data_listener, "unix": memory_listener}
+CALLERS = {"tcp": CALLER, "unix": Caller.new("job", b"key", "worker", 3, "server 0", MEMORY)}
 
 
 @pytest.fixture(params=WAYS)
@@ -266,7 +269,7 @@ def test_on_loopback_nothing_is_paced(known, host, used):
 def test_both_ends_of_loopback_are_tuned():
     with link.listen("127.0.0.1") as listening:
         accepted = []
-        aside(lambda: accepted.append(accepting(listening.accept()[0])()))
+        aside(lambda: accepted.append(answer(listening.accept()[0], data_listener())))
         mine = link.connect(listening.getsockname(), CALLER, DEADLINE)
         for sock in (listening, mine.sock):
             name = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
@@ -322,27 +325,20 @@ def test_a_closed_port_is_an_os_error():
 # -- the handshake ----------------------------------------------------------------------------------------------------
 
 
-def accepting(sock, listener=None):
-    """Accept in a thread; the result is (link, role, index) or the exception."""
-    outcome = []
-
-    def accept():
-        try:
-            outcome.append(link.accept(sock, listener or Listener.new("job", b"key")))
-        except (FrameError, Closed) as error:
-            outcome.append(error)
-
-    thread = aside(accept)
-    return lambda: (thread.join(DEADLINE), outcome[0])[1]
+def both_ends(way, level="plain", certificate=""):
+    """The links of caller and listener after their handshake."""
+    calling, listening = WAYS[way]()
+    answered = []
+    listener = replace(LISTENERS[way](), wire=level)
+    answering = aside(lambda: answered.append(answer(listening, listener, certificate)))
+    mine = link.greet(calling, replace(CALLERS[way], wire=level), certificate=certificate)
+    answering.join(DEADLINE)
+    return mine, answered[0]
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_caller_is_accepted_with_its_proved_role_and_index(way):
-    calling, listening = WAYS[way]()
-    accepted = accepting(listening)
-    mine = link.greet(calling, CALLER)
-    theirs, role, index = accepted()
-    assert (role, index) == ("worker", 3)
+def test_frames_pass_after_the_handshake(way):
+    mine, theirs = both_ends(way)
     mine.settle()
     theirs.settle(answers=True)
     theirs.send(Header(Kind.PULL).pack())
@@ -351,114 +347,15 @@ def test_a_caller_is_accepted_with_its_proved_role_and_index(way):
     theirs.close()
 
 
-@pytest.mark.parametrize(
-    "caller, listener, said",
-    [
-        (Caller.new("other", b"key", "worker", 3), None, "refused: 'the caller belongs to another job'"),
-        (Caller.new("job", b"guess", "worker", 3), None, "the peer does not know this job's key"),
-    ],
-)
-def test_a_refused_caller_gets_the_reason(caller, listener, said):
-    calling, listening = tcp()
-    accepted = accepting(listening, listener)
-    with pytest.raises(FrameError) as raised:
-        link.greet(calling, caller)
-    assert said in str(raised.value)
-    assert calling.fileno() == -1, "closed"
-    assert isinstance(accepted(), (FrameError, Closed))
-    assert listening.fileno() == -1
-
-
-@pytest.mark.parametrize(
-    "sent, said",
-    [
-        (Header(Kind.PULL).pack(), f"frame kind {Kind.PULL} during the handshake, expected HELLO"),
-        (message.encode(Accept()), f"frame kind {Kind.ACCEPT} during the handshake, expected HELLO"),
-        (Header(Kind.HELLO, wire.MAX_HELLO + 1).pack(), "control frame of 4097 bytes, the limit is 4096"),
-        (b"GET / HTTP/1.1\r\n" * 5, "not a dmltrain frame: starts with b'GET '"),
-        (message.encode(Hello("job", "worker", 0, "a")) + Header(Kind.PULL).pack(), "expected PROOF"),
-    ],
-    ids=["a pull", "another message", "a long hello", "http", "no proof"],
-)
-def test_an_unauthenticated_peer_gets_the_reason_for_its_refusal(sent, said):
-    calling, listening = tcp()
-    accepted = accepting(listening)
-    calling.sendall(sent + bytes(1 << 16))  # much more than is read
-    error = accepted()
-    assert isinstance(error, FrameError) and said in str(error)
-    peer = Link(calling)
-    found = peer.read_message(peer.read_header())
-    if isinstance(found, message.Challenge):
-        found = peer.read_message(peer.read_header())
-    assert isinstance(found, message.Refuse) and said in found.reason
-    peer.close()
-
-
-def test_a_silent_caller_times_out(monkeypatch):
-    monkeypatch.setattr(link, "HANDSHAKE_SECONDS", 0.2)
-    for way in WAYS.values():
-        calling, listening = way()
-        assert isinstance(accepting(listening)(), Closed)
-        assert calling.recv(1) == b"", "cut off"
-        calling.close()
-
-
-def test_a_caller_that_sends_slowly_is_cut_off(monkeypatch):
-    """The limit is for the whole handshake."""
-    monkeypatch.setattr(link, "HANDSHAKE_SECONDS", 0.2)
-    calling, listening = tcp()
-    outcome, sent = accepting(listening), 0
-    with contextlib.suppress(OSError):
-        for byte in Header(Kind.HELLO, 9).pack():
-            calling.sendall(bytes([byte]))
-            sent += 1
-            time.sleep(0.05)
-    assert isinstance(outcome(), Closed)
-    assert sent < wire.HEADER_SIZE
-    calling.close()
-
-
-def test_an_accepted_caller_is_not_cut_off_later(monkeypatch):
-    monkeypatch.setattr(link, "HANDSHAKE_SECONDS", 0.2)
-    calling, listening = tcp()
-    accepted = accepting(listening)
-    mine, theirs = link.greet(calling, CALLER), accepted()[0]
-    time.sleep(0.25)
-    mine.send(b"x")
-    target = bytearray(1)
-    theirs.read_into(memoryview(target))
-    assert target == b"x"
-    mine.close()
-    theirs.close()
-
-
 def test_until_a_link_is_settled_its_calls_have_the_limit_of_the_handshake(monkeypatch):
     """For what follows the handshake, such as the exchange of shared memory."""
     monkeypatch.setattr(link, "HANDSHAKE_SECONDS", 1.25)
-    calling, listening = tcp()
-    accepted = accepting(listening)
-    mine, theirs = link.greet(calling, CALLER), accepted()[0]
-    for each in (mine, theirs):
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            seconds, microseconds = struct.unpack("ll", each.sock.getsockopt(socket.SOL_SOCKET, option, 16))
-            assert seconds + microseconds / 1e6 == pytest.approx(1.25, abs=0.01)  # the kernel rounds to its clock
-        each.close()
-
-
-def test_a_refused_caller_that_has_left_is_reported_with_what_was_wrong():
-    calling, listening = socket.socketpair()
-    calling.sendall(b"GET / HTTP/1.1\r\n" * 5)
-    calling.close()
-    assert "not a dmltrain frame" in str(accepting(listening)())
-
-
-def test_a_refused_caller_that_stays_is_not_waited_for_long():
-    calling, listening = tcp()
-    since = time.monotonic()
-    calling.sendall(b"GET / HTTP/1.1\r\n" * 5)
-    assert isinstance(accepting(listening)(), FrameError)
-    assert time.monotonic() - since < 4.5, "less than the limit of the handshake"
-    calling.close()
+    mine, theirs = both_ends("tcp")
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        seconds, microseconds = struct.unpack("ll", mine.sock.getsockopt(socket.SOL_SOCKET, option, 16))
+        assert 0.0 < seconds + microseconds / 1e6 <= 1.26  # the kernel rounds to its clock
+    mine.close()
+    theirs.close()
 
 
 def test_a_caller_times_out_without_an_answer(monkeypatch):
@@ -466,16 +363,79 @@ def test_a_caller_times_out_without_an_answer(monkeypatch):
     calling, listening = tcp()
     with pytest.raises(Closed, match="silent for 0.2 s during the handshake"):
         link.greet(calling, CALLER)
+    assert calling.fileno() == -1, "closed"
+    listening.close()
+
+
+def test_a_caller_gives_up_in_time_even_if_a_byte_now_and_then_arrives(monkeypatch):
+    monkeypatch.setattr(link, "HANDSHAKE_SECONDS", 0.3)
+    calling, listening = tcp()
+    since, sent = time.monotonic(), []
+
+    def drip():
+        with contextlib.suppress(OSError):
+            for byte in Header(Kind.CHALLENGE, 9).pack():
+                listening.sendall(bytes([byte]))
+                sent.append(byte)
+                time.sleep(0.05)
+
+    dripping = aside(drip)
+    with pytest.raises(Closed, match="during the handshake"):
+        link.greet(calling, CALLER)
+    assert time.monotonic() - since < 2.0 and len(sent) < wire.HEADER_SIZE
+    dripping.join(DEADLINE)
     listening.close()
 
 
 def test_sockets_have_no_timeout_after_the_handshake(monkeypatch):
     monkeypatch.setattr(link, "HANDSHAKE_SECONDS", 0.2)
-    calling, listening = tcp()
-    accepted = accepting(listening)
-    mine, theirs = link.greet(calling, CALLER), accepted()[0]
+    mine, theirs = both_ends("tcp")
+    time.sleep(0.25)
     for each in (mine, theirs):
         each.settle()
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             assert each.sock.getsockopt(socket.SOL_SOCKET, option, 16) == bytes(16)
-        each.close()
+    theirs.send(Header(Kind.PULL).pack())
+    assert mine.read_header() == Header(Kind.PULL)
+    mine.close()
+    theirs.close()
+
+
+def test_a_caller_that_is_dropped_tries_again_until_it_is_heard():
+    """A listener that is busy with strangers may drop it."""
+    with link.listen("127.0.0.1") as listening:
+        nonces, answered = [], []
+
+        def serve():
+            for _ in range(2):
+                dropped, _ = listening.accept()
+                nonces.append(message.decode(Kind.HELLO, dropped.recv(4096)[wire.HEADER_SIZE :]).nonce)
+                dropped.close()
+            answered.append(answer(listening.accept()[0], data_listener()))
+
+        serving = aside(serve)
+        mine = link.connect(listening.getsockname(), CALLER, DEADLINE)
+        serving.join(DEADLINE)
+        mine.send(message.encode(message.Bye()))
+        assert answered[0].read_header().kind == Kind.CONTROL
+        assert len(set(nonces)) == 2, "a nonce is used once"
+        mine.close()
+        answered[0].close()
+
+
+def test_a_caller_that_is_dropped_each_time_gives_up():
+    with link.listen("127.0.0.1") as listening:
+        count = []
+
+        def serve():
+            with contextlib.suppress(OSError):
+                while True:
+                    listening.accept()[0].close()
+                    count.append(1)
+
+        aside(serve)
+        since = time.monotonic()
+        with pytest.raises((Closed, OSError)):
+            link.connect(listening.getsockname(), CALLER, 0.4)
+        assert 0.2 < time.monotonic() - since < DEADLINE / 2 and len(count) > 2
+        listening.shutdown(socket.SHUT_RDWR)

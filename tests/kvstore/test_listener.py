@@ -1,35 +1,39 @@
 """Who is let in, and what becomes of the listener when a caller or the system fails."""
 
+import contextlib
 import errno
+import os
 import queue
 import socket
+import subprocess
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
 from dmltrain.env import Environment
-from dmltrain.kvstore.transport import link, rendezvous
+from dmltrain.kvstore.transport import link, message, rendezvous, wire
 from dmltrain.kvstore.transport.handshake import Caller
-from dmltrain.kvstore.transport.link import Closed
-from dmltrain.kvstore.transport.listener import MAX_HANDSHAKES, accept_loop
-from dmltrain.kvstore.transport.wire import FrameError
+from dmltrain.kvstore.transport.link import Closed, Link
+from dmltrain.kvstore.transport.listener import MAX_CALLERS, SLOW_SECONDS, accept_loop
+from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
 
-ENVIRONMENT = Environment(job="job", key=b"key")
-CALLER = Caller.new("job", b"key", "worker", 3)
+ENVIRONMENT = Environment(role="server", job="job", key=b"key")
+CALLER = Caller.new("job", b"key", "worker", 3, "server 0")
 
 
 @pytest.fixture
 def listening():
-    """begin(admit) -> the address of an accept loop, what it serves, and an event for its end."""
+    """begin(admit, complete) -> the socket of an accept loop, what it serves, and an event for its end."""
     sockets = []
 
-    def begin(admit=None):
+    def begin(admit=None, complete=None):
         sock, served, ended = link.listen("127.0.0.1"), queue.Queue(), threading.Event()
         sockets.append(sock)
 
         def run():
-            accept_loop(sock, ENVIRONMENT, "server 0", lambda *caller: served.put(caller), admit)
+            accept_loop(sock, ENVIRONMENT, "server 0", lambda *caller: served.put(caller), admit, complete)
             ended.set()
 
         threading.Thread(target=run, daemon=True).start()
@@ -44,14 +48,12 @@ def test_callers_are_served_as_who_they_are_also_after_strangers(listening, capf
     sock, served, _ = listening()
     address = sock.getsockname()
     with pytest.raises(FrameError):
-        link.connect(address, Caller.new("job", b"wrong", "worker", 0), 5.0)
+        link.connect(address, Caller.new("job", b"wrong", "worker", 0, "server 0"), 5.0)
     mine = link.connect(address, CALLER, 5.0)
     theirs, role, index = served.get(timeout=5.0)
     assert (role, index) == ("worker", 3) and served.empty()
-    theirs.send(b"x")
-    target = bytearray(1)
-    mine.read_into(memoryview(target))
-    assert target == b"x"
+    theirs.send(Header(Kind.PULL).pack())
+    assert mine.read_header() == Header(Kind.PULL)
     assert "server 0: cut off an unauthenticated peer from 127.0.0.1:" in capfd.readouterr().err
     for each in (mine, theirs):
         each.close()
@@ -70,10 +72,9 @@ def test_who_is_not_admitted_is_cut_off(listening, capfd):
     mine.close()
 
 
-def test_a_service_that_fails_takes_no_slot_from_the_next_caller(listening):
-    """Neither do strangers, however many have been cut off."""
+def test_strangers_take_no_slots_of_later_callers(listening):
     sock, served, _ = listening()
-    for _ in range(MAX_HANDSHAKES + 5):
+    for _ in range(MAX_CALLERS + 5):
         with socket.create_connection(sock.getsockname(), 5.0) as stranger:
             stranger.shutdown(socket.SHUT_WR)
             while stranger.recv(4096):
@@ -83,21 +84,166 @@ def test_a_service_that_fails_takes_no_slot_from_the_next_caller(listening):
         served.get(timeout=5.0)
 
 
-def test_silent_callers_hold_so_many_slots_at_once_and_no_more(listening):
+def test_callers_get_in_however_many_strangers_stay(listening, capfd):
+    """Random strangers leave for them; and so may the caller, which tries again."""
     sock, served, _ = listening()
-    silent = [socket.create_connection(sock.getsockname(), 5.0) for _ in range(MAX_HANDSHAKES - 1)]
+    strangers = [socket.create_connection(sock.getsockname(), 5.0) for _ in range(3 * MAX_CALLERS)]
     link.connect(sock.getsockname(), CALLER, 5.0).close()
     served.get(timeout=5.0)
-    silent.append(socket.create_connection(sock.getsockname(), 5.0))
-    late = threading.Thread(target=lambda: link.connect(sock.getsockname(), CALLER, 20.0).close(), daemon=True)
-    late.start()
-    with pytest.raises(queue.Empty):
-        served.get(timeout=0.3)
-    silent.pop().close()
-    served.get(timeout=5.0)
-    for each in silent:
+    left = sum(not is_open(each) for each in strangers)
+    assert 2 * MAX_CALLERS <= left <= 2 * MAX_CALLERS + 2
+    assert f"more than {MAX_CALLERS} handshakes at once" in capfd.readouterr().err
+    for each in strangers:
         each.close()
-    late.join(5.0)
+
+
+def is_open(sock):
+    sock.setblocking(False)
+    try:
+        return bool(sock.recv(1))
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+def test_handshakes_take_no_threads(listening):
+    sock, served, _ = listening()
+    before = threading.active_count()
+    strangers = [socket.create_connection(sock.getsockname(), 5.0) for _ in range(MAX_CALLERS // 2)]
+    for each in strangers:
+        each.sendall(message.encode(CALLER.hello()))
+        assert each.recv(4096), "the challenge"
+    assert threading.active_count() <= before
+    for each in strangers:
+        each.close()
+
+
+@pytest.mark.parametrize(
+    "caller, said",
+    [
+        (replace(CALLER, job="other"), "refused: 'the caller belongs to another job'"),
+        (replace(CALLER, key=b"guess"), "the peer does not know this job's key"),
+        (replace(CALLER, listener="server 1"), "refused: \"the caller wants 'server 1' for 'data', but this is"),
+        (replace(CALLER, purpose="control", listener="scheduler 0"), "the caller wants 'scheduler 0' for 'control'"),
+        (replace(CALLER, wire="auth"), "the caller has DMLTRAIN_WIRE=auth, this process has plain"),
+    ],
+    ids=["another job", "another key", "another server", "the scheduler", "another level"],
+)
+def test_a_refused_caller_gets_the_reason(listening, caller, said):
+    sock, served, _ = listening()
+    with pytest.raises(FrameError) as raised:
+        link.connect(sock.getsockname(), caller, 5.0)
+    assert said in str(raised.value)
+    assert served.empty()
+
+
+@pytest.mark.parametrize(
+    "sent, said",
+    [
+        (Header(Kind.PULL).pack(), f"frame kind {Kind.PULL} during the handshake, expected HELLO"),
+        (message.encode(message.Accept()), f"frame kind {Kind.ACCEPT} during the handshake, expected HELLO"),
+        (Header(Kind.HELLO, wire.MAX_HELLO + 1).pack(), "control frame of 4097 bytes, the limit is 4096"),
+        (b"GET / HTTP/1.1\r\n" * 5, "not a dmltrain frame: starts with b'GET '"),
+    ],
+    ids=["a pull", "another message", "a long hello", "http"],
+)
+def test_an_unauthenticated_peer_gets_the_reason_for_its_refusal(listening, sent, said):
+    """Also if it has sent much more than is read."""
+    sock, _, _ = listening()
+    with socket.create_connection(sock.getsockname(), 5.0) as calling:
+        calling.sendall(sent + bytes(1 << 16))
+        peer = Link(calling)
+        found = peer.read_message(peer.read_header())
+        assert isinstance(found, message.Refuse) and said in found.reason
+
+
+@pytest.mark.parametrize("sent", [b"", Header(Kind.HELLO, 9).pack()[:10], message.encode(CALLER.hello())])
+def test_a_stranger_that_falls_silent_is_cut_off(listening, monkeypatch, capfd, sent):
+    monkeypatch.setattr(link, "HANDSHAKE_SECONDS", 0.2)
+    sock, _, _ = listening()
+    with socket.create_connection(sock.getsockname(), 5.0) as calling:
+        calling.sendall(sent)
+        while calling.recv(4096):
+            pass
+    assert "silent for 0.2 s during the handshake" in capfd.readouterr().err
+
+
+def test_a_stranger_that_sends_a_byte_now_and_then_is_cut_off(listening, monkeypatch):
+    """The limit is for the whole handshake."""
+    monkeypatch.setattr(link, "HANDSHAKE_SECONDS", 0.2)
+    sock, _, _ = listening()
+    sent = 0
+    with socket.create_connection(sock.getsockname(), 5.0) as calling, contextlib.suppress(OSError):
+        for byte in Header(Kind.HELLO, 9).pack():
+            calling.sendall(bytes([byte]))
+            sent += 1
+            time.sleep(0.05)
+    assert 1 < sent < wire.HEADER_SIZE
+
+
+def test_a_refused_stranger_that_stays_is_not_waited_for_long(listening):
+    sock, _, _ = listening()
+    since = time.monotonic()
+    with socket.create_connection(sock.getsockname(), 5.0) as calling:
+        calling.sendall(b"GET / HTTP/1.1\r\n" * 5)
+        while calling.recv(4096):
+            pass
+        with pytest.raises(OSError):
+            while True:
+                calling.sendall(b"more")
+                time.sleep(0.02)
+    assert time.monotonic() - since < 4.0, "less than the limit of the handshake"
+
+
+def test_an_accepted_caller_is_not_cut_off_later(listening, monkeypatch):
+    monkeypatch.setattr(link, "HANDSHAKE_SECONDS", 0.2)
+    sock, served, _ = listening()
+    mine = link.connect(sock.getsockname(), CALLER, 5.0)
+    theirs, _, _ = served.get(timeout=5.0)
+    time.sleep(0.25)
+    mine.send(Header(Kind.PULL).pack())
+    assert theirs.read_header() == Header(Kind.PULL)
+    mine.close()
+    theirs.close()
+
+
+def test_when_nobody_is_expected_strangers_are_accepted_slowly(listening):
+    """The scheduler's share of the cores belongs to the job then."""
+    complete = threading.Event()
+    sock, served, _ = listening(complete=complete)
+    complete.set()
+    since = time.monotonic()
+    for _ in range(5):
+        with socket.create_connection(sock.getsockname(), 5.0) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n" * 5)
+            while stranger.recv(4096):
+                pass
+    assert time.monotonic() - since > 4 * SLOW_SECONDS
+    link.connect(sock.getsockname(), CALLER, 5.0).close()
+    served.get(timeout=5.0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_users_process_is_cut_off_before_anything_is_read(capfd):
+    sock, name = rendezvous.listen()
+    served = queue.Queue()
+    threading.Thread(
+        target=accept_loop, args=(sock, ENVIRONMENT, "server 0", lambda *caller: served.put(caller)), daemon=True
+    ).start()
+    program = f"import socket; s = socket.socket(socket.AF_UNIX); s.connect('\\0{name}'); print(s.recv(1))"
+    stranger = subprocess.run(
+        ["setpriv", "--reuid", "2002", "--regid", "2002", "--clear-groups", "/usr/bin/python3", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    root = socket.socket(socket.AF_UNIX)
+    root.connect(f"\0{name}")
+    sock.close()
+    assert stranger.stdout == "b''\n", stranger.stderr
+    assert "cut off an unauthenticated peer from this host: it is another user's process" in capfd.readouterr().err
+    root.close()
 
 
 def test_strangers_of_this_host_are_named_so(capfd):
@@ -138,14 +284,21 @@ def test_a_link_is_served_on_a_thread_with_its_peers_address(listening):
 class Failing:
     """A socket whose accept fails, first for want of descriptors, then because it is closed."""
 
+    family = socket.AF_INET
+
     def __init__(self, last):
         self.errors = [OSError(errno.EMFILE, "Too many open files"), last]
+        self.ends = socket.socketpair()
+        self.ends[1].send(b"x")  # readable, as with a caller that waits
+
+    def setblocking(self, blocking):
+        assert not blocking
 
     def accept(self):
         raise self.errors.pop(0)
 
     def fileno(self):
-        return 7
+        return self.ends[0].fileno()
 
 
 @pytest.mark.parametrize("last", [errno.EBADF, errno.EINVAL])

@@ -36,7 +36,7 @@ from dmltrain.kvstore.transport.message import (
 from dmltrain.kvstore.transport.wire import HEADER_SIZE, FrameError, Header, Kind
 
 EXAMPLES = [
-    Hello("job", "relay", 3, "00ff"),
+    Hello("job", "relay", 3, "server 1", "data", "plain", "00ff"),
     Challenge("00", "11"),
     Proof("22"),
     Accept(),
@@ -71,6 +71,9 @@ def sent(content, kind=Kind.CONTROL):
 def test_every_message_has_an_example():
     assert {type(each) for each in EXAMPLES} == {*message.BY_KIND.values(), *message.BY_OP.values()}
     assert set(Message.__subclasses__()) == {type(each) for each in EXAMPLES}
+
+
+HELLO = vars(Hello("job", "worker", 0, "server 0", "data", "plain", "00"))
 
 
 @pytest.mark.parametrize("value", EXAMPLES, ids=lambda value: type(value).__name__)
@@ -121,8 +124,8 @@ def test_a_field_too_many_or_too_few_is_named(value):
             "start: servers is 7, expected an object",
         ),
         (Kind.CONTROL, {"op": "start", "servers": [], "workers": [], "facts": []}, "facts is [], expected an object"),
-        (Kind.HELLO, {"job": "", "role": "king", "index": 0, "nonce": ""}, "HELLO: role 'king' with index 0"),
-        (Kind.HELLO, {"job": "", "role": "worker", "index": -1, "nonce": ""}, "HELLO: role 'worker' with index -1"),
+        (Kind.HELLO, {**HELLO, "role": "king", "index": 0}, "HELLO: role 'king' with index 0"),
+        (Kind.HELLO, {**HELLO, "role": "worker", "index": -1}, "HELLO: role 'worker' with index -1"),
         (Kind.PROOF, {"proof": "x" * 513}, "PROOF: proof of 513 characters, expected 512 at most"),
         (Kind.DECLARE, {"type": "dist_sync", "staleness": "x", "keys": []}, "staleness is 'x', expected a number"),
         (
@@ -228,8 +231,8 @@ def test_operations_keep_their_names():
 @pytest.mark.parametrize(
     "value, name",
     [
-        (Hello("job", "worker", 0, "00"), "job"),
-        (Hello("job", "worker", 0, "00"), "nonce"),
+        (Hello("job", "worker", 0, "server 0", "data", "plain", "00"), "job"),
+        (Hello("job", "worker", 0, "server 0", "data", "plain", "00"), "nonce"),
         (Challenge("00", "11"), "nonce"),
         (Challenge("00", "11"), "proof"),
         (Proof("22"), "proof"),

@@ -97,8 +97,8 @@ class Recorder:
         self.window = SimpleNamespace(size=window) if window else None
         self.given, self.taken = queue.Queue(), threading.Semaphore(0)
 
-    def send(self, *views):
-        self.given.put([len(view) for view in views])
+    def send_all(self, frames):
+        self.given.put([len(view) for frame in frames for view in frame])
         self.taken.acquire(timeout=DEADLINE)
 
     def take(self):
@@ -244,7 +244,7 @@ def test_a_link_that_cannot_send_is_cut():
     cuts = queue.Queue()
 
     class Failing(Recorder):
-        def send(self, *views):
+        def send_all(self, frames):
             raise Closed("no route")
 
         def cut(self):

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from dmltrain.kvstore.transport import link, rendezvous
-from dmltrain.kvstore.transport.handshake import Caller, Listener
+from dmltrain.kvstore.transport.handshake import MEMORY, Caller
 from dmltrain.kvstore.transport.link import Closed
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError, Mapping
 from dmltrain.kvstore.transport.wire import Header, Kind
+from tests.kvstore.answering import answer, memory_listener
 
 SIZE = 1 << 20
 NOBODY = 65534
@@ -28,7 +29,8 @@ def server():
     def serve():
         caller, _ = sock.accept()
         try:
-            connection, _, _ = link.accept(caller, Listener.new("job", b"key"))
+            connection = answer(caller, memory_listener())
+            connection.limit(link.HANDSHAKE_SECONDS)
             rendezvous.exchange(connection, Arena(SIZE))
             outcome.append(connection)
         except (Closed, ArenaError) as error:
@@ -43,7 +45,7 @@ def server():
 
 
 def caller():
-    return Caller.new("job", b"key", "worker", 0)
+    return Caller.new("job", b"key", "worker", 0, "server 0", MEMORY)
 
 
 def test_both_sides_read_what_the_other_writes(server):
@@ -95,7 +97,7 @@ def test_a_server_without_shared_memory_is_left_at_once():
     left = []
 
     def serve():
-        connection, _, _ = link.accept(sock.accept()[0], Listener.new("job", b"key"))
+        connection = answer(sock.accept()[0], memory_listener())
         rendezvous.receive(connection)
         connection.send(b"A")  # and no descriptor
         with pytest.raises(Closed, match="end of stream"):

@@ -16,7 +16,7 @@ from dmltrain.env import Environment
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.service import MAX_BACKLOG, Service, allocator
-from dmltrain.kvstore.transport import link, message, rendezvous, wire
+from dmltrain.kvstore.transport import handshake, link, message, rendezvous, wire
 from dmltrain.kvstore.transport.handshake import Caller
 from dmltrain.kvstore.transport.link import Closed
 from dmltrain.kvstore.transport.message import Declare, Key
@@ -34,7 +34,8 @@ class Peer:
     """Worker `rank`, by hand: each call sends one frame, or reads one."""
 
     def __init__(self, server, rank):
-        caller = Caller.new("job", b"key", "worker", rank)
+        purpose = handshake.MEMORY if server.arena else handshake.DATA
+        caller = Caller.new("job", b"key", "worker", rank, "server 0", purpose)
         self.arena = Arena(MEMORY)
         if server.arena:
             self.link = rendezvous.connect(server.met[1], caller, self.arena)
@@ -407,7 +408,9 @@ def test_a_refused_caller_is_logged(serve, capfd):
     server.peer(0).send(Kind.PROBE)
     server.peer(0).answer()
     for role, index in (("worker", 0), ("relay", 1), ("worker", 2)):
-        caller = link.connect(server.listening.getsockname(), Caller.new("job", b"key", role, index), DEADLINE)
+        caller = link.connect(
+            server.listening.getsockname(), Caller.new("job", b"key", role, index, "server 0"), DEADLINE
+        )
         with pytest.raises(Closed):
             caller.read_header()
         caller.close()

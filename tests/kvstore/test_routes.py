@@ -21,7 +21,8 @@ ENVIRONMENT = Environment(role="worker", index=1, num_workers=2, num_servers=1, 
 def server():
     """The address of a server that claims to be on another host."""
     listening = link.listen("127.0.0.1")
-    Service("server 0", ENVIRONMENT, ServerCore(2), None, pytest.fail, pytest.fail).accept(listening)
+    its_own = replace(ENVIRONMENT, role="server", index=0)
+    Service("server 0", its_own, ServerCore(2), None, pytest.fail, pytest.fail).accept(listening)
     yield (*listening.getsockname(), "", "elsewhere")
     listening.close()
 

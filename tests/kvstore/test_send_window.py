@@ -98,14 +98,14 @@ def test_pushes_have_priority(monkeypatch):
     """The connecting side pushes, the other answers."""
     monkeypatch.setattr(link, "_inside_host", lambda sock: False)
     monkeypatch.setattr(send_window, "SEGMENTS", 0)  # loopback's are large
-    environment, accepted = Environment(job="j", key=b"k"), queue.Queue()
+    environment, accepted = Environment(role="server", job="j", key=b"k"), queue.Queue()
     with link.listen("127.0.0.1") as listening:
         threading.Thread(
             target=accept_loop,
             daemon=True,
             args=(listening, environment, "server 0", lambda accepting, role, index: accepted.put(accepting)),
         ).start()
-        connecting = link.connect(listening.getsockname(), Caller.new("j", b"k", "worker", 0), 5.0)
+        connecting = link.connect(listening.getsockname(), Caller.new("j", b"k", "worker", 0, "server 0"), 5.0)
         accepting = accepted.get(timeout=5)
         sizes = connecting.window.size, accepting.window.size
         connecting.close()

@@ -24,7 +24,7 @@ def reaches():
     Service("server 0", ENVIRONMENT, core, None, pytest.fail, pytest.fail).accept(listening)
 
     def served(role, index):
-        links.append(link.connect(listening.getsockname(), Caller.new("job", b"key", role, index), 5.0))
+        links.append(link.connect(listening.getsockname(), Caller.new("job", b"key", role, index, "server 0"), 5.0))
         try:
             links[-1].send(Header(Kind.PROBE).pack())
             return links[-1].read_header().kind == Kind.PROBE

@@ -1,8 +1,10 @@
 """Distributed kvstores as a program sees them, in whole jobs within this process."""
 
+import contextlib
 import gc
 import re
 import resource
+import socket
 import threading
 import time
 
@@ -13,9 +15,6 @@ from dmltrain.env import Environment
 from dmltrain.errors import JobLost, UserError
 from dmltrain.kvstore.base import READ
 from dmltrain.kvstore.server.process import ServerProcess, serve
-from dmltrain.kvstore.transport import link
-from dmltrain.kvstore.transport.handshake import Caller
-from dmltrain.kvstore.transport.link import Closed
 from dmltrain.kvstore.transport.wire import Header, Kind
 from tests.kvstore.whole_job import RefusingServer, WholeJob
 
@@ -461,18 +460,16 @@ def test_servers_without_shared_memory_say_so_and_use_tcp(start, capfd):
     assert re.search(r"no shared memory: no memory to share: .*File too large; using TCP", capfd.readouterr().err)
 
 
-def test_a_server_lets_in_the_relay_of_its_workers_host(start):
+def test_a_server_stops_listening_when_all_its_workers_have_connected(start):
+    """From then on strangers cannot take its time."""
     job = start(servers=1)
     address = job.stores[0].start.servers[0]
-    for index, let_in in ((0, True), (1, False)):
-        caller = link.connect((address.host, address.port), Caller.new("job", b"key", "relay", index), 10.0)
-        caller.send(Header(Kind.PROBE).pack())
-        if let_in:
-            assert caller.read_header().kind == Kind.PROBE
-        else:
-            with pytest.raises(Closed):
-                caller.read_header()
-        caller.close()
+    with pytest.raises(ConnectionRefusedError):
+        while True:  # the sockets close just after the last worker has connected
+            with contextlib.suppress(ConnectionResetError):
+                socket.create_connection((address.host, address.port), 5.0).close()
+    with socket.socket(socket.AF_UNIX) as stranger, pytest.raises(ConnectionRefusedError):
+        stranger.connect(f"\0{address.socket_name}")
 
 
 def test_servers_look_for_unreachable_objects_after_many_new_ones_only():

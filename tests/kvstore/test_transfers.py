@@ -38,7 +38,8 @@ class Job:
             arena = Arena(1 << 26) if transport == "shm" else None
             core = ServerCore(1, allocate=allocator(arena))
             core.on_hosts([(0,)])
-            service = Service(f"server {number}", ENVIRONMENT, core, arena, pytest.fail, self.other)
+            its_own = replace(ENVIRONMENT, role="server", index=number)
+            service = Service(f"server {number}", its_own, core, arena, pytest.fail, self.other)
             sock, met = link.listen("127.0.0.1"), rendezvous.listen()
             for each in (sock, met[0]):
                 service.accept(each) if arena or each is sock else None

@@ -13,7 +13,7 @@ from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.process import ServerProcess
 from dmltrain.kvstore.server.service import Service
 from dmltrain.kvstore.transport import host, link
-from dmltrain.kvstore.transport.handshake import Caller
+from dmltrain.kvstore.transport.handshake import CONTROL, Caller
 from dmltrain.kvstore.transport.message import Abort, Register, Shutdown, Start, encode
 from dmltrain.kvstore.transport.wire import Header, Kind
 from dmltrain.kvstore.worker.store import DistKVStore
@@ -51,7 +51,7 @@ class FarServer:
         name = f"far server {environment.index}"
         self._service = Service(name, environment, self.core, None, self.failed.append, self._other)
         self._listening = link.listen("127.0.0.1")
-        caller = Caller.new(environment.job, environment.key, "server", environment.index)
+        caller = Caller.new(environment.job, environment.key, "server", environment.index, "scheduler 0", CONTROL)
         self._control = link.connect((environment.root_host, environment.root_port), caller, 5.0)
         register = Register("127.0.0.1", self._listening.getsockname()[1], "", "", "elsewhere")
         self._control.send(encode(register))

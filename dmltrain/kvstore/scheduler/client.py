@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dmltrain.env import Environment
 from dmltrain.errors import JobLost
 from dmltrain.kvstore.transport import host, link
-from dmltrain.kvstore.transport.handshake import Caller
+from dmltrain.kvstore.transport.handshake import CONTROL, Caller
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.message import (
     Abort,
@@ -117,9 +117,17 @@ class Control:
         address = (environment.root_host, environment.root_port)
         deadline = time.monotonic() + environment.start_seconds
         while True:
-            caller = Caller.new(environment.job, environment.key, environment.role, environment.index)
+            caller = Caller.new(
+                environment.job,
+                environment.key,
+                environment.role,
+                environment.index,
+                "scheduler 0",
+                CONTROL,
+                environment.wire,
+            )
             try:
-                return link.connect(address, caller, timeout=5.0)
+                return link.connect(address, caller, timeout=5.0, certificate=environment.certificate_file)
             except (OSError, Closed) as error:  # the scheduler may still be starting
                 if time.monotonic() > deadline:
                     raise JobLost(f"{self._scheduler} cannot be reached: {error}") from error

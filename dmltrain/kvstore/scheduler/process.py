@@ -16,7 +16,7 @@ from dmltrain.kvstore.scheduler.core import ALL, Action, Finish, Log, Node, Sche
 from dmltrain.kvstore.transport import link
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.listener import accept_loop
-from dmltrain.kvstore.transport.message import Message, Refuse, Register, encode
+from dmltrain.kvstore.transport.message import Message, Refuse, Register, Start, encode
 from dmltrain.kvstore.transport.wire import FrameError, Kind
 
 TICK_SECONDS = 0.25
@@ -39,6 +39,7 @@ class SchedulerProcess:
         self._events: queue.SimpleQueue[tuple[Link, Node, Message | str]] = queue.SimpleQueue()
         self._links: dict[Node, Link] = {}
         self._listening = _socket(environment)
+        self._complete = threading.Event()  # all have registered
 
     def run(self) -> str:
         self._core.tick(time.monotonic())
@@ -46,7 +47,7 @@ class SchedulerProcess:
             target=accept_loop,
             name="accept",
             daemon=True,
-            args=(self._listening, self._environment, "scheduler", self._serve),
+            args=(self._listening, self._environment, "scheduler", self._serve, None, self._complete),
         ).start()
         next_tick = time.monotonic() + TICK_SECONDS
         while True:
@@ -82,6 +83,8 @@ class SchedulerProcess:
                 _send(origin, encode(action))
                 origin.cut()
         else:
+            if isinstance(action.message, Start):
+                self._complete.set()
             frame = encode(action.message)
             targets = list(self._links.values()) if action.to == ALL else [self._links.get(action.to)]
             for target in targets:

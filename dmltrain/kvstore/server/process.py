@@ -65,6 +65,7 @@ class ServerProcess:
             return str(error)
         with self._service.exclusive() as core:
             core.on_hosts(host.at_start(start))
+        self._service.expect(range(self._environment.num_workers), host.relays(start, self._environment.index))
         self._service.accept(self._listening)
         if self._local:
             self._service.accept(self._local[0])

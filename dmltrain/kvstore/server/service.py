@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -74,10 +74,19 @@ class Service:
         self._pool = Pool(self._threads, "arithmetic")
         self._own = threading.local()  # memory of each receiving thread
         self._outboxes: dict[int, Outbox] = {}
+        self._expected: frozenset[int] = frozenset()
+        self._listening: list[socket.socket] = []
         self._replies: deque[tuple[Outbox, Frame]] = deque()  # to be sent
+
+    def expect(self, workers: Collection[int], relays: Collection[int] = ()) -> None:
+        """Stop listening when all these have connected: strangers cannot take this process's time after that. Call this
+        before `accept`."""
+        total = self._environment.num_workers
+        self._expected = frozenset(workers) | {relay_number(total, rank) for rank in relays}
 
     def accept(self, listening: socket.socket) -> None:
         """Accept workers, each on its own thread. Through a unix socket they share memory."""
+        self._listening.append(listening)
         admit = self._admit if listening.family == socket.AF_UNIX else None
         threading.Thread(
             target=accept_loop,
@@ -117,8 +126,6 @@ class Service:
     def _admit(self, connection: Link) -> None:
         """Accept a caller through the unix socket: exchange shared memory."""
         assert self._arena is not None  # the unix socket exists only with an arena
-        if not rendezvous.same_user(connection.sock):
-            raise FrameError("the caller is another user's process")
         try:
             rendezvous.exchange(connection, self._arena)
         except ArenaError as error:
@@ -164,7 +171,11 @@ class Service:
                 return None
             core.workers.join(number)
             self._outboxes[number] = Outbox(connection, f"to {role} {index}")
-            return number
+            complete = self._expected and self._expected <= self._outboxes.keys()
+        if complete:
+            for listening in self._listening:
+                listening.close()
+        return number
 
     def _take(self, connection: Link, outbox: Outbox, worker: int, header: Header) -> None:
         kind = header.kind

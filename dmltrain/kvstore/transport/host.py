@@ -45,3 +45,13 @@ def relayed(start: Start, rank: int) -> tuple[Ranks, list[int]]:
     far = [number for number, server in enumerate(start.servers) if server.host_id != name]
     reachable = all(start.workers[each].socket_name for each in ranks)
     return (ranks, far) if len(ranks) > 1 and far and reachable else ((), [])
+
+
+def relays(start: Start, server: int) -> list[int]:
+    """The workers whose relay connects to this server."""
+    found = []
+    for leader, *_ in at_start(start):
+        ranks, far = relayed(start, leader)
+        if ranks and server in far:
+            found.append(leader)
+    return found

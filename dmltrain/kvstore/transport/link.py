@@ -4,6 +4,9 @@ writing thread.
 Reads go directly into the caller's memory, with one system call for each slice (MSG_WAITALL). Writes gather frames
 (outbox.py). A unix socket mostly carries headers, because payloads lie in shared memory (shared_memory.py); one read
 takes several of them. `Link.cut` can be called from any thread: blocked calls return, and the reader raises Closed.
+
+After the handshake, frames on TCP carry seals (seal.py), and with the level `tls` everything is encrypted (tls.py). A
+unix socket needs neither: the kernel names the user at its other end, and nobody can come between.
 """
 
 from __future__ import annotations
@@ -12,29 +15,56 @@ import contextlib
 import socket
 import struct
 import threading
-from typing import TYPE_CHECKING, TypeVar
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from dmltrain.kvstore.transport import message, send_window, wire
-from dmltrain.kvstore.transport.handshake import Caller, Listener
-from dmltrain.kvstore.transport.message import Accept, Challenge, Hello, Message, Proof, Refuse
+from dmltrain.kvstore.transport import message, seal, send_window, wire
+from dmltrain.kvstore.transport.handshake import MEMORY, Caller
+from dmltrain.kvstore.transport.message import Accept, Challenge, Message, Refuse
+from dmltrain.kvstore.transport.seal import Keys, Seals
 from dmltrain.kvstore.transport.send_window import SendWindow
 from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
 
 if TYPE_CHECKING:
     from dmltrain.kvstore.transport.shared_memory import Arena, Mapping
 
-HANDSHAKE_SECONDS = 5.0
-DRAIN_SECONDS, DRAIN_READS = 0.5, 8  # limits for reading what a refused caller has sent
+HANDSHAKE_SECONDS = 5.0  # time limit of a whole handshake
+RETRY_SECONDS = 0.05  # between two attempts to connect
 SOCKET_BUFFER = 1 << 20  # bytes; measured best on loopback
 TCP_RTO_MAX_MS, RETRANSMIT_MS = 44, 1000  # linux/tcp.h; longest pause between two retransmissions
 CHUNK = 1 << 20  # maximum bytes of one send call, so that they are still in the cache when the receiver reads them
 AHEAD_BYTES = 1 << 16  # maximum of one read from a unix socket
 
-Handshake = TypeVar("Handshake", Hello, Challenge, Proof, Accept)
+Expected = TypeVar("Expected", Challenge, Accept)
 
 
 class Closed(Exception):
     """The peer closed the connection, or it was cut."""
+
+
+class Stream(Protocol):
+    """The bytes of a connection, in both directions. Both methods raise OSError."""
+
+    def receive_into(self, target: memoryview) -> int:
+        """Wait for at least one byte; returns how many; 0 at the end of the stream."""
+
+    def send(self, views: Sequence[memoryview]) -> int:
+        """Send a part of `views`, from the start; returns how many bytes of them."""
+
+
+class PlainStream:
+    """The bytes of a socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def receive_into(self, target: memoryview) -> int:
+        return self._sock.recv_into(target, len(target), socket.MSG_WAITALL)
+
+    def send(self, views: Sequence[memoryview]) -> int:
+        small = len(views) > 1 and len(views[0]) < CHUNK
+        return self._sock.sendmsg(views) if small else self._sock.send(views[0][:CHUNK])
 
 
 class Link:
@@ -42,6 +72,10 @@ class Link:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
+        self._stream: Stream = PlainStream(sock)
+        self._seals: Seals | None = None
+        self._sealed = b""  # the header whose payload comes next, if the frame has a seal
+        self._deadline = 0.0  # time.monotonic, of the handshake
         self.bytes_sent = 0  # through the socket
         self.bytes_received = 0
         self.own_arena: Arena | None = None  # memory that this side shares with the peer,
@@ -54,8 +88,13 @@ class Link:
 
     def read_header(self) -> Header:
         """Raises Closed at the end of the stream, FrameError if the bytes are not a frame."""
-        self.read_into(memoryview(self._header))
-        return Header.unpack(self._header)
+        self._fill(memoryview(self._header))
+        header = Header.unpack(self._header)
+        if self._seals and self._seals.cover(self._header):
+            self._sealed = bytes(self._header)
+            if not header.is_followed:
+                self._check_seal()
+        return header
 
     def read_headers(self, most: int) -> list[Header]:
         """The next header and those already received, at most `most`, up to the first that a payload follows."""
@@ -65,7 +104,19 @@ class Link:
         return headers
 
     def read_into(self, target: memoryview) -> None:
-        """Fill `target` (bytes). Raises Closed if the stream ends first."""
+        """Fill `target` (bytes): the whole payload of the last header, if it has one. Raises Closed if the stream ends
+        first, and FrameError if the frame is not the peer's."""
+        self._fill(target)
+        if self._sealed:
+            self._check_seal(target)
+
+    def _check_seal(self, *payload: memoryview) -> None:
+        assert self._seals is not None  # see read_header
+        found, header, self._sealed = bytearray(seal.SIZE), self._sealed, b""
+        self._fill(memoryview(found))
+        self._seals.check([header, *payload], found)
+
+    def _fill(self, target: memoryview) -> None:
         done, size = 0, len(target)
         if self._reads_ahead:
             if not self._ahead and 0 < size <= AHEAD_BYTES:
@@ -75,7 +126,8 @@ class Link:
             self._ahead = self._ahead[done:]
         while done < size:
             try:
-                got = self.sock.recv_into(target[done:] if done else target, size - done, socket.MSG_WAITALL)
+                self._limit_wait()
+                got = self._stream.receive_into(target[done:] if done else target)
             except BlockingIOError as error:
                 raise Closed(f"silent for {HANDSHAKE_SECONDS:g} s during the handshake") from error
             except OSError as error:
@@ -105,16 +157,24 @@ class Link:
         self.read_into(memoryview(payload))
         return payload
 
-    def send(self, *data: bytes | memoryview) -> None:
+    def send(self, *frame: bytes | memoryview) -> None:
+        """Send one frame, whose parts follow each other without a gap. Raises Closed."""
+        self.send_all([frame])
+
+    def send_all(self, frames: Sequence[Sequence[bytes | memoryview]]) -> None:
         """Send these in order, with nothing between them. Raises Closed."""
         with self._send_lock:
-            self._send([memoryview(each).cast("B") for each in data if len(each)])
+            self._send([memoryview(part).cast("B") for frame in frames for part in self._seal(frame) if len(part)])
+
+    def _seal(self, frame: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
+        if self._seals and self._seals.cover(frame[0]):
+            return [*frame, self._seals.seal(frame)]
+        return frame
 
     def _send(self, views: list[memoryview]) -> None:
         try:
             while views:
-                small = len(views) > 1 and len(views[0]) < CHUNK
-                sent = self.sock.sendmsg(views) if small else self.sock.send(views[0][:CHUNK])
+                sent = self._stream.send(views)
                 self.bytes_sent += sent
                 if self.window:
                     self.window.sent(sent)
@@ -127,8 +187,8 @@ class Link:
             raise Closed(str(error)) from error
 
     def send_now(self, data: bytes) -> int:
-        """Send as many bytes as the socket accepts without blocking; returns how many. If the link is cut, returns
-        len(data): the reading thread reports the loss."""
+        """On a unix socket: send as many bytes as it accepts without blocking; returns how many. If the link is cut,
+        returns len(data): the reading thread reports the loss."""
         try:
             with self._send_lock:
                 sent = self.sock.send(data, socket.MSG_DONTWAIT)
@@ -140,9 +200,42 @@ class Link:
         self.bytes_sent += sent
         return sent
 
+    def limit(self, seconds: float) -> None:
+        """From now on, and until `settle`, all that is read must arrive within this time."""
+        self._deadline = time.monotonic() + seconds
+        _limit_waits(self.sock, seconds)
+
+    def _limit_wait(self) -> None:
+        if self._deadline:
+            left = self._deadline - time.monotonic()
+            if left <= 0.0:
+                raise BlockingIOError
+            _limit_waits(self.sock, left)
+
+    def protect(self, keys: Keys, level: str, listens: bool, certificate: str) -> None:
+        """After the handshake of a TCP connection: protect all that follows. `certificate`: a file, for the level tls.
+        Raises Closed, FrameError, UserError."""
+        sending, receiving = (keys.listener, keys.caller) if listens else (keys.caller, keys.listener)
+        self._seals = Seals(sending, receiving, every=level == "auth")
+        if level == "tls":
+            self._encrypt(keys.tls, listens, certificate)
+
+    def _encrypt(self, key: bytes, listens: bool, certificate: str) -> None:
+        from dmltrain.kvstore.transport import tls  # imports ssl, which takes 10 ms
+
+        stream = tls.TlsStream(self.sock, tls.context(certificate, listens), listens)
+        try:
+            stream.handshake(key, listens)
+        except BlockingIOError as error:
+            raise Closed(f"silent for {HANDSHAKE_SECONDS:g} s during the TLS handshake") from error
+        except OSError as error:
+            raise Closed(f"TLS: {error}") from error
+        self._stream = stream
+
     def settle(self, answers: bool = False) -> None:
         """Apply the settings for the time after the handshake. `answers`: whether this side only answers. Waits have no
         time limit from now on: lost peers are detected by the scheduler's heartbeats, and their links are cut."""
+        self._deadline = 0.0
         _limit_waits(self.sock, 0)
         if self.sock.family == socket.AF_UNIX:
             self._reads_ahead = True
@@ -181,8 +274,21 @@ def listen(host: str, port: int = 0) -> socket.socket:
     return sock
 
 
-def connect(address: tuple[str, int], caller: Caller, timeout: float) -> Link:
-    """Connect and authenticate. Raises OSError, Closed, or FrameError with the reason of a refusal."""
+def connect(address: tuple[str, int], caller: Caller, timeout: float, certificate: str = "") -> Link:
+    """Connect and authenticate. Until `timeout` (s), tries again when the listener ends a handshake without an answer:
+    it may be busy with strangers. Raises OSError, Closed, or FrameError with the reason of a refusal."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            return _connect(address, caller, max(deadline - time.monotonic(), RETRY_SECONDS), certificate)
+        except Closed:
+            if time.monotonic() + RETRY_SECONDS > deadline:
+                raise
+            time.sleep(RETRY_SECONDS)
+            caller = caller.again()
+
+
+def _connect(address: tuple[str, int], caller: Caller, timeout: float, certificate: str) -> Link:
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         tune(sock, address[0])
@@ -191,52 +297,30 @@ def connect(address: tuple[str, int], caller: Caller, timeout: float) -> Link:
     except BaseException:
         sock.close()
         raise
-    link = greet(sock, caller)
+    link = greet(sock, caller, min(timeout, HANDSHAKE_SECONDS), certificate)
     link.settle()
     return link
 
 
-def greet(sock: socket.socket, caller: Caller) -> Link:
-    """The caller's part of the handshake on a connected socket. Raises Closed, or FrameError with the reason of a
-    refusal, and closes the socket."""
+def greet(sock: socket.socket, caller: Caller, seconds: float | None = None, certificate: str = "") -> Link:
+    """The caller's part of the handshake on a connected socket, within `seconds` (default: HANDSHAKE_SECONDS). Raises
+    Closed, or FrameError with the reason of a refusal, and closes the socket."""
     link = Link(sock)
     try:
-        _limit_waits(sock, HANDSHAKE_SECONDS)
+        link.limit(HANDSHAKE_SECONDS if seconds is None else seconds)
         link.send(message.encode(caller.hello()))
-        link.send(message.encode(caller.proof(_expect(link, Challenge))))
+        challenge = _expect(link, Challenge)
+        link.send(message.encode(caller.proof(challenge)))
         _expect(link, Accept)
+        if caller.purpose != MEMORY:
+            link.protect(caller.keys(challenge), caller.wire, listens=False, certificate=certificate)
     except BaseException:
         link.close()
         raise
     return link
 
 
-def accept(sock: socket.socket, listener: Listener) -> tuple[Link, str, int]:
-    """The listener's part of the handshake: (link, role, index); call `settle` next. Raises FrameError or Closed; then
-    the caller gets the reason and the link is closed.
-    """
-    link = Link(sock)
-    deadline = threading.Timer(HANDSHAKE_SECONDS, link.cut)  # for the whole handshake: a peer may send slowly
-    deadline.start()
-    try:
-        _limit_waits(sock, HANDSHAKE_SECONDS)
-        hello = _expect(link, Hello)
-        link.send(message.encode(listener.challenge(hello)))
-        listener.check(hello, _expect(link, Proof))
-        link.send(message.encode(Accept()))
-    except BaseException as error:
-        if isinstance(error, FrameError):
-            with contextlib.suppress(Closed):
-                link.send(message.encode(Refuse(str(error))))
-                _drain(sock)
-        link.close()
-        raise
-    finally:
-        deadline.cancel()
-    return link, hello.role, hello.index
-
-
-def _expect(link: Link, wanted: type[Handshake]) -> Handshake:
+def _expect(link: Link, wanted: type[Expected]) -> Expected:
     header = link.read_header()
     if header.kind not in (wanted.kind, Kind.REFUSE):
         raise FrameError(f"frame kind {header.kind} during the handshake, expected {wanted.kind.name}")
@@ -244,17 +328,6 @@ def _expect(link: Link, wanted: type[Handshake]) -> Handshake:
     if isinstance(found, Refuse):
         raise FrameError(f"refused: {found.reason[:500]!r}")
     return message.expect(found, wanted)
-
-
-def _drain(sock: socket.socket) -> None:
-    """Read what a refused caller has already sent. Closing a socket with unread bytes would reset the connection, and
-    the caller might not receive the reason."""
-    with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_WR)
-        _limit_waits(sock, DRAIN_SECONDS)
-        for _ in range(DRAIN_READS):
-            if not sock.recv(AHEAD_BYTES):
-                return
 
 
 def _limit_waits(sock: socket.socket, seconds: float) -> None:

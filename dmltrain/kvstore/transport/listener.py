@@ -1,59 +1,225 @@
-"""Accepts connections. Each caller's handshake, and then its service, runs on a thread of its own."""
+"""Accepts connections. One thread runs the handshakes of all callers; only a caller that has proved that it knows the
+job's key gets a thread of its own, for its service.
+
+Strangers cannot keep the job's processes out, because a stranger holds little and not for long: a handshake ends after
+HANDSHAKE_SECONDS, at most MAX_CALLERS are in progress, and when one more comes, a random one is closed. (A caller of
+the job that this hits tries again.) On a unix socket, other users' processes are closed before anything is read. The
+log has a few lines about strangers, and then counts them.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import random
+import selectors
 import socket
 import threading
 import time
 from collections.abc import Callable
 
 from dmltrain.env import Environment
+from dmltrain.errors import UserError
 from dmltrain.kvstore.log import log
-from dmltrain.kvstore.transport import link
-from dmltrain.kvstore.transport.handshake import Listener
+from dmltrain.kvstore.transport import link, message, rendezvous
+from dmltrain.kvstore.transport.handshake import CONTROL, DATA, MEMORY, Answers, Listener
 from dmltrain.kvstore.transport.link import Closed, Link
+from dmltrain.kvstore.transport.message import Hello, Refuse
+from dmltrain.kvstore.transport.strangers import Strangers
 from dmltrain.kvstore.transport.wire import FrameError
 
-MAX_HANDSHAKES = 64  # concurrent
+MAX_CALLERS = 128  # handshakes in progress
+ACCEPTS = 32  # connections accepted at a time, before the handshakes in progress get their turn
+READ_BYTES = 8192  # more than a handshake has
+REFUSED_SECONDS = 0.5  # a refused caller gets this time to read the reason
+SWEEP_SECONDS = 0.25  # interval for checking time limits
+SLOW_SECONDS = 0.1  # between two connections, once nobody is expected any more
 
 Serve = Callable[[Link, str, int], None]  # (link, the caller's role, its index)
 Admit = Callable[[Link], None]
 
 
 def accept_loop(
-    listening: socket.socket, environment: Environment, name: str, serve: Serve, admit: Admit | None = None
+    listening: socket.socket,
+    environment: Environment,
+    name: str,
+    serve: Serve,
+    admit: Admit | None = None,
+    complete: threading.Event | None = None,
 ) -> None:
-    """Accept callers, each on a thread of its own, until the socket closes. Cut off and log unauthenticated peers.
+    """Accept callers until `listening` closes. `name`: of this process in the log.
 
-    The thread runs the handshake, then `admit`, which may raise FrameError, Closed or OSError, then `serve`. At most
-    MAX_HANDSHAKES handshakes run concurrently.
+    Each caller of the job gets a thread: it runs `admit`, which may raise FrameError, Closed or OSError, then `serve`.
+    Once `complete` is set nobody is expected any more, and callers are accepted slowly.
     """
-    handshakes = threading.Semaphore(MAX_HANDSHAKES)
+    Reception(listening, environment, name, serve, admit, complete or threading.Event()).run()
 
-    def greet(sock: socket.socket, peer: str) -> None:
-        try:
-            connection, role, index = link.accept(sock, Listener.new(environment.job, environment.key))
-            if admit:
-                admit(connection)
-            connection.settle(answers=True)
-        except (FrameError, Closed, OSError) as error:
-            log(f"{name}: cut off an unauthenticated peer from {peer}: {error}")
-            sock.close()
-            return
-        finally:
-            handshakes.release()
-        serve(connection, role, index)
 
-    while True:
-        try:
-            sock, peer = listening.accept()
-        except OSError as error:
-            if listening.fileno() < 0 or error.errno in (errno.EBADF, errno.EINVAL):
-                return  # closed: the job is over
-            log(f"{name}: cannot accept a connection: {error.strerror}")
+class _Caller:
+    """A connection whose handshake is in progress, or (`refused`) that may still read why it was refused."""
+
+    def __init__(self, sock: socket.socket, origin: str, listener: Listener) -> None:
+        self.sock, self.origin = sock, origin
+        self.answers = Answers(listener)
+        self.until = time.monotonic() + link.HANDSHAKE_SECONDS
+        self.refused = False
+
+
+class Reception:
+    """See accept_loop."""
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        environment: Environment,
+        name: str,
+        serve: Serve,
+        admit: Admit | None,
+        complete: threading.Event,
+    ) -> None:
+        self._listening, self._environment, self._name = listening, environment, name
+        self._serve, self._admit, self._complete = serve, admit, complete
+        self._inside = listening.family == socket.AF_UNIX
+        self._purpose = MEMORY if self._inside else CONTROL if environment.role == "scheduler" else DATA
+        self._callers: dict[int, _Caller] = {}  # by descriptor
+        self._strangers = Strangers(name)
+        self._selector = selectors.DefaultSelector()
+
+    def run(self) -> None:
+        with contextlib.suppress(ValueError, OSError):  # closed already
+            self._listening.setblocking(False)
+            self._selector.register(self._listening, selectors.EVENT_READ)
+        swept = time.monotonic()
+        while self._listening.fileno() >= 0:
+            for key, _ in self._selector.select(SWEEP_SECONDS):
+                caller: _Caller | None = key.data
+                if caller is None and not self._accept():
+                    return self._end()
+                if caller and self._callers.get(key.fd) is caller:  # else it was dropped a moment ago
+                    self._read(caller)
+            if time.monotonic() - swept > SWEEP_SECONDS:
+                swept = time.monotonic()
+                self._sweep(swept)
+        self._end()
+
+    def _end(self) -> None:
+        for caller in list(self._callers.values()):
+            self._drop(caller)
+        self._selector.close()
+
+    # -- one connection -------------------------------------------------------------------------------------------
+
+    def _accept(self) -> bool:
+        """Accept those who wait; False if the socket has been closed."""
+        for _ in range(1 if self._complete.is_set() else ACCEPTS):
+            try:
+                sock, peer = self._listening.accept()
+            except BlockingIOError:
+                return True
+            except ConnectionError:
+                continue  # the caller has left already
+            except OSError as error:
+                return self._cannot_accept(error)
+            self._begin(sock, f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "this host")
+        if self._complete.is_set():
+            time.sleep(SLOW_SECONDS)
+        return True
+
+    def _cannot_accept(self, error: OSError) -> bool:
+        if self._listening.fileno() < 0 or error.errno in (errno.EBADF, errno.EINVAL):
+            return False  # closed: the job is over
+        log(f"{self._name}: cannot accept a connection: {error.strerror}")
+        if self._callers:
+            self._drop(random.choice(list(self._callers.values())))  # frees a descriptor
+        else:
             time.sleep(0.1)
-            continue
-        handshakes.acquire()
-        origin = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "this host"
-        threading.Thread(target=greet, args=(sock, origin), name=f"link {origin}", daemon=True).start()
+        return True
+
+    def _begin(self, sock: socket.socket, origin: str) -> None:
+        if self._inside and not rendezvous.same_user(sock):
+            self._report(origin, "it is another user's process")
+            return sock.close()
+        if len(self._callers) >= MAX_CALLERS:
+            victim = random.choice(list(self._callers.values()))
+            self._report(victim.origin, f"more than {MAX_CALLERS} handshakes at once, and one was chosen at random")
+            self._drop(victim)
+        sock.setblocking(False)
+        its = self._environment
+        listener = Listener.new(its.job, its.key, f"{its.role} {its.index}", self._purpose, its.wire)
+        caller = self._callers[sock.fileno()] = _Caller(sock, origin, listener)
+        self._selector.register(sock, selectors.EVENT_READ, caller)
+
+    def _read(self, caller: _Caller) -> None:
+        try:
+            data = caller.sock.recv(READ_BYTES)
+            if caller.refused:
+                return None if data else self._drop(caller)
+            if not data:
+                raise Closed("it closed the connection during the handshake")
+            answer = caller.answers.receive(data)
+            if caller.answers.accepted:
+                return self._hand_over(caller, caller.answers.accepted, answer)
+            caller.sock.send(answer)
+        except BlockingIOError:  # nothing to read after all
+            return
+        except FrameError as error:
+            self._refuse(caller, str(error))
+        except (Closed, OSError) as error:
+            if not caller.refused:
+                self._report(caller.origin, str(error))
+            self._drop(caller)
+
+    def _refuse(self, caller: _Caller, reason: str) -> None:
+        """Send the reason. Closing a socket with unread bytes would reset the connection, and the caller might not
+        receive it."""
+        self._report(caller.origin, reason)
+        caller.refused, caller.until = True, time.monotonic() + REFUSED_SECONDS
+        try:
+            caller.sock.send(message.encode(Refuse(reason)))
+            caller.sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            self._drop(caller)
+
+    def _sweep(self, now: float) -> None:
+        for caller in [each for each in self._callers.values() if now > each.until]:
+            if not caller.refused:
+                self._report(caller.origin, f"silent for {link.HANDSHAKE_SECONDS:g} s during the handshake")
+            self._drop(caller)
+        if line := self._strangers.later(now):
+            log(line)
+
+    def _drop(self, caller: _Caller) -> None:
+        self._forget(caller)
+        caller.sock.close()
+
+    def _forget(self, caller: _Caller) -> None:
+        self._selector.unregister(caller.sock)
+        del self._callers[caller.sock.fileno()]
+
+    def _report(self, origin: str, reason: str) -> None:
+        if line := self._strangers.report(origin, reason, time.monotonic()):
+            log(line)
+
+    # -- a caller of the job --------------------------------------------------------------------------------------
+
+    def _hand_over(self, caller: _Caller, hello: Hello, answer: bytes) -> None:
+        self._forget(caller)
+        threading.Thread(
+            target=self._welcome, args=(caller, hello, answer), name=f"link {caller.origin}", daemon=True
+        ).start()
+
+    def _welcome(self, caller: _Caller, hello: Hello, accept: bytes) -> None:
+        connection = Link(caller.sock)
+        try:
+            connection.limit(link.HANDSHAKE_SECONDS)
+            connection.send(accept)
+            if not self._inside:
+                keys = caller.answers.listener.keys(hello)
+                connection.protect(keys, hello.wire, listens=True, certificate=self._environment.certificate_file)
+            if self._admit:
+                self._admit(connection)
+            connection.settle(answers=True)
+        except (FrameError, Closed, UserError, OSError) as error:
+            log(f"{self._name}: cut off {hello.role} {hello.index} from {caller.origin}: {error}")
+            return caller.sock.close()
+        self._serve(connection, hello.role, hello.index)

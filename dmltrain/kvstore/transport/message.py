@@ -30,16 +30,20 @@ class Message:
 
 @dataclass(frozen=True)
 class Hello(Message):
-    """The caller's claimed identity."""
+    """The caller's claimed identity, and what it wants: `listener` is a role and index, for `purpose` and `wire` see
+    handshake.py."""
 
     kind = Kind.HELLO
     job: str
     role: str
     index: int
+    listener: str
+    purpose: str
+    wire: str
     nonce: str
 
     def __post_init__(self) -> None:
-        _limit(self, "job", "role", "nonce")
+        _limit(self, "job", "role", "listener", "purpose", "wire", "nonce")
         if self.role not in ROLES or self.index < 0:
             raise ValueError(
                 f"role {self.role!r} with index {self.index}, expected one of {', '.join(ROLES)} with an "

@@ -102,7 +102,7 @@ class Outbox:
     def _run(self) -> None:
         while batch := self._next():
             try:
-                self.link.send(*(view for frame in batch for view in frame.views()))
+                self.link.send_all([frame.views() for frame in batch])
             except Closed:
                 self.link.cut()
             except Exception:  # out of memory for a frame: cut the link, so that no peer waits for it

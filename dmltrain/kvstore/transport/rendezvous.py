@@ -2,7 +2,8 @@
 
 A server listens on an abstract socket (unix(7)) with a random name, which the scheduler sends to all processes. Only
 processes with the same kernel and network namespace can connect to it: a process that can connect is on the same host,
-without any configuration. After the handshake of every link (handshake.py) each side sends the other the descriptor of
+without any configuration. Both sides first ask the kernel for the other's user, because such a socket has no file mode.
+After the handshake of every link (handshake.py) each side sends the other the descriptor of
 its arena. The caller confirms that it has mapped the listener's arena; if it cannot, it disconnects and uses TCP.
 """
 
@@ -36,12 +37,14 @@ def listen() -> tuple[socket.socket, str] | None:
 
 
 def connect(name: str, caller: Caller, arena: Arena) -> Link | None:
-    """Connect to the process that listens on `name`; None if it is not on this host. Raises Closed, FrameError,
-    ArenaError."""
+    """Connect to the process that listens on `name`; None if it is not on this host, or another user's. Raises Closed,
+    FrameError, ArenaError."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(CONNECT_SECONDS)
         sock.connect(f"\0{name}")
+        if not same_user(sock):
+            raise PermissionError(name)
     except OSError:
         sock.close()
         return None

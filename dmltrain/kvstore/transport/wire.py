@@ -19,7 +19,7 @@ from typing import NamedTuple
 from dmltrain.kvstore import codec
 
 MAGIC = b"DMLT"
-VERSION = 4
+VERSION = 5
 MAX_CONTROL = 8 << 20  # bytes of JSON; a declaration of 100,000 slices takes 3 MB
 MAX_PROBE = 1 << 20  # bytes of a frame for measuring
 MAX_HELLO = 4096  # bytes of JSON before a peer has proved that it belongs to the job

@@ -56,6 +56,7 @@ class Relay:
         self._service = Service(
             f"the relay of worker {ranks[0]}", environment, core, arena, fail, _refuse, self._forward
         )
+        self._service.expect(ranks)
         self._service.accept(listening)
         threading.Thread(target=self._watch, name="relay", daemon=True).start()
 

@@ -13,7 +13,7 @@ from dmltrain.env import Environment
 from dmltrain.errors import JobLost, UserError
 from dmltrain.kvstore.server.workers import relay_number
 from dmltrain.kvstore.transport import host, link, rendezvous
-from dmltrain.kvstore.transport.handshake import Caller
+from dmltrain.kvstore.transport.handshake import DATA, MEMORY, Caller
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.message import ServerAddress, Start
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError
@@ -102,18 +102,24 @@ class Routes:
         return Relay(self._environment, self._ranks, self._sharing.arena, listening, self._lost, self._fail)
 
     def _connect(self, number: int, server: ServerAddress) -> ServerLink:
-        name, caller = _name(number, server), self._caller("worker")
+        name = _name(number, server)
         try:
-            connection = self._connect_shared(caller, server.socket_name, name) or link.connect(
-                (server.host, server.port), caller, timeout=10.0
+            connection = self._connect_shared(number, server.socket_name, name) or self._connect_tcp(
+                "worker", number, server
             )
         except _FAILURES as error:
             raise JobLost(f"{name} cannot be reached: {error}") from error
         return ServerLink(name, self._environment.index, connection, self._lost, self._fail)
 
-    def _connect_shared(self, caller: Caller, socket_name: str, name: str) -> Link | None:
+    def _connect_tcp(self, role: str, number: int, server: ServerAddress) -> Link:
+        caller = self._caller(role, f"server {number}", DATA)
+        address = server.host, server.port
+        return link.connect(address, caller, timeout=10.0, certificate=self._environment.certificate_file)
+
+    def _connect_shared(self, number: int, socket_name: str, name: str) -> Link | None:
         """A link through shared memory; None if the server is on another host or TCP is to be used."""
         connection, arena = None, self._sharing.arena
+        caller = self._caller("worker", f"server {number}", MEMORY)
         with contextlib.suppress(*_FAILURES):  # fall back to TCP, for example for another user's server
             connection = rendezvous.connect(socket_name, caller, arena) if arena and socket_name else None
         if connection is None and self._environment.transport == "shm":
@@ -127,7 +133,7 @@ class Routes:
         """The relay's own link to a server."""
         environment, name = self._environment, _name(number, server)
         try:
-            connection = link.connect((server.host, server.port), self._caller("relay"), timeout=10.0)
+            connection = self._connect_tcp("relay", number, server)
         except _FAILURES as error:
             raise JobLost(f"{name} cannot be reached: {error}") from error
         own_number = relay_number(environment.num_workers, environment.index)
@@ -139,7 +145,8 @@ class Routes:
         assert arena is not None  # without one this worker has no unix socket, and no relay
         connection, reason = None, "it is unreachable"
         try:
-            connection = rendezvous.connect(start.workers[leader].socket_name, self._caller("worker"), arena)
+            caller = self._caller("worker", f"worker {leader}", MEMORY)
+            connection = rendezvous.connect(start.workers[leader].socket_name, caller, arena)
         except _FAILURES as error:
             reason = str(error)
         if connection is None:
@@ -151,8 +158,9 @@ class Routes:
             f"worker {leader}, which sums for this host,", own, connection, self._lost, self._fail, to_relay=True
         )
 
-    def _caller(self, role: str) -> Caller:
-        return Caller.new(self._environment.job, self._environment.key, role, self._environment.index)
+    def _caller(self, role: str, listener: str, purpose: str) -> Caller:
+        its = self._environment
+        return Caller.new(its.job, its.key, role, its.index, listener, purpose, its.wire)
 
 
 def _name(number: int, server: ServerAddress) -> str:

@@ -7,7 +7,6 @@ and waiting for the socket happens outside the lock. The launcher is the server;
 from __future__ import annotations
 
 import contextlib
-import datetime
 import hashlib
 import os
 import select
@@ -16,34 +15,15 @@ import ssl
 import threading
 import time
 
+from launch.certificate import new
+
 READ_BYTES = 1 << 18
 
 
 def certificate() -> tuple[ssl.SSLContext, str]:
     """A server's context with a new certificate, and the certificate's SHA-256. The key stays in memory."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import NameOID
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "dmltrain-launch")])
-    now, day = datetime.datetime.now(datetime.timezone.utc), datetime.timedelta(days=1)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - day)
-        .not_valid_after(now + 3650 * day)
-        .sign(key, hashes.SHA256())
-    )
-    secret = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    context = _context(secret + made.public_bytes(serialization.Encoding.PEM))
-    return context, hashlib.sha256(made.public_bytes(serialization.Encoding.DER)).hexdigest()
+    pem, der = new()
+    return _context(pem), hashlib.sha256(der).hexdigest()
 
 
 def _context(pem: bytes) -> ssl.SSLContext:

@@ -1,0 +1,23 @@
+"""The listener's part of a handshake on one connected socket."""
+
+from dmltrain.kvstore.transport.handshake import MEMORY, Answers, Listener
+from dmltrain.kvstore.transport.link import Link
+
+
+def answer(sock, listener, certificate=""):
+    """The link, once its caller has proved that it knows the key."""
+    answers = Answers(listener)
+    while not answers.accepted:
+        sock.sendall(answers.receive(sock.recv(4096)))
+    connection = Link(sock)
+    if listener.purpose != MEMORY:
+        connection.protect(listener.keys(answers.accepted), listener.wire, listens=True, certificate=certificate)
+    return connection
+
+
+def data_listener():
+    return Listener.new("job", b"key", "server 0")
+
+
+def memory_listener():
+    return Listener.new("job", b"key", "server 0", MEMORY)

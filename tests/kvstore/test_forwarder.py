@@ -1,0 +1,161 @@
+"""A forwarder between two processes of a job: it passes their handshake on, and then changes what travels."""
+
+import queue
+import socket
+import threading
+from dataclasses import replace
+
+import pytest
+
+from dmltrain.env import Environment
+from dmltrain.kvstore.transport import link, message, wire
+from dmltrain.kvstore.transport.handshake import Caller
+from dmltrain.kvstore.transport.listener import accept_loop
+from dmltrain.kvstore.transport.seal import SIZE
+from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
+
+CALLER = Caller.new("job", b"key", "worker", 3, "server 0")
+ABORT = message.encode(message.Abort("the forwarder wants it so"))
+PUSH = Header(Kind.PUSH, 4).pack(), b"abcd"
+DEADLINE = 10.0
+
+
+class Forwarder:
+    """Passes bytes on. `change(data)`, once set, replaces each piece that goes from the caller to the listener."""
+
+    def __init__(self, address):
+        self.change = lambda data: data
+        self._listening, self._ends = socket.create_server(("127.0.0.1", 0)), []
+        self.address = self._listening.getsockname()
+        threading.Thread(target=self._run, args=(address,), daemon=True).start()
+
+    def _run(self, address):
+        caller, _ = self._listening.accept()
+        listener = socket.create_connection(address)
+        self._ends += [caller, listener]
+        threading.Thread(target=self._pass, args=(listener, caller, lambda data: data), daemon=True).start()
+        self._pass(caller, listener, lambda data: self.change(data))
+
+    def _pass(self, source, target, change):
+        while data := source.recv(1 << 16):
+            target.sendall(change(data))
+        target.shutdown(socket.SHUT_WR)
+
+    def inject(self, data):
+        """Send to the listener, as if the caller had."""
+        self._ends[1].sendall(data)
+
+    def close(self):
+        for each in (self._listening, *self._ends):
+            each.close()
+
+
+@pytest.fixture
+def between():
+    """between(level) -> the caller's link, the listener's, and the forwarder."""
+    opened = []
+
+    def connect(level):
+        listening, accepted = link.listen("127.0.0.1"), queue.Queue()
+        environment = Environment(role="server", job="job", key=b"key", wire=level)
+        serve = lambda connection, role, index: accepted.put(connection)  # noqa: E731
+        threading.Thread(target=accept_loop, args=(listening, environment, "server 0", serve), daemon=True).start()
+        forwarder = Forwarder(listening.getsockname())
+        mine = link.connect(forwarder.address, replace(CALLER, wire=level), DEADLINE)
+        theirs = accepted.get(timeout=DEADLINE)
+        opened.extend((mine, theirs, forwarder, listening))
+        return mine, theirs, forwarder
+
+    yield connect
+    for each in opened:
+        each.close()
+
+
+def received(end):
+    header = end.read_header()
+    return header.kind, bytes(end.read_payload(header)) if header.is_followed else b""
+
+
+@pytest.mark.parametrize("level", ["plain", "auth"])
+def test_frames_pass_a_forwarder_that_changes_nothing(between, level):
+    mine, theirs, _ = between(level)
+    for _ in range(3):
+        mine.send(message.encode(message.Heartbeat()))
+        mine.send(*PUSH)
+        mine.send(Header(Kind.PULL).pack())
+        assert [received(theirs)[0] for _ in range(3)] == [Kind.CONTROL, Kind.PUSH, Kind.PULL]
+
+
+@pytest.mark.parametrize("level", ["plain", "auth"])
+@pytest.mark.parametrize("injected", [ABORT, ABORT + bytes(SIZE)], ids=["without a seal", "with a seal"])
+def test_an_injected_abort_is_not_believed(between, level, injected):
+    mine, theirs, forwarder = between(level)
+    mine.send(message.encode(message.Heartbeat()))
+    assert received(theirs)[0] == Kind.CONTROL
+    forwarder.inject(injected)
+    mine.send(message.encode(message.Heartbeat()))
+    with pytest.raises(FrameError, match="injected"):
+        received(theirs)
+
+
+@pytest.mark.parametrize("level", ["plain", "auth"])
+def test_a_repeated_control_frame_is_not_believed(between, level):
+    mine, theirs, forwarder = between(level)
+    forwarder.change = lambda data: data + data
+    mine.send(message.encode(message.Barrier("1")))
+    assert received(theirs)[0] == Kind.CONTROL
+    with pytest.raises(FrameError, match="repeated"):
+        received(theirs)
+
+
+CHANGES = {
+    "another value": lambda data: data.replace(b"abcd", b"abce"),
+    "another key": lambda data: Header(Kind.PUSH, 4, key=1).pack() + data[wire.HEADER_SIZE :],
+    "injected": lambda data: b"".join(PUSH) + data,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_with_auth_data_frames_are_protected_too(between, change):
+    mine, theirs, forwarder = between("auth")
+    mine.send(*PUSH)
+    assert received(theirs) == (Kind.PUSH, b"abcd")
+    forwarder.change = change
+    mine.send(*PUSH)
+    with pytest.raises(FrameError, match="changed, injected"):
+        received(theirs)
+
+
+def test_with_plain_data_frames_are_not(between):
+    """As docs/security.md says."""
+    mine, theirs, forwarder = between("plain")
+    forwarder.change = CHANGES["another value"]
+    mine.send(*PUSH)
+    assert received(theirs) == (Kind.PUSH, b"abce")
+
+
+def test_a_frame_that_a_forwarder_withholds_is_missed(between):
+    mine, theirs, forwarder = between("auth")
+    withheld = threading.Event()
+    forwarder.change = lambda data: withheld.set() or b""
+    mine.send(*PUSH)
+    assert withheld.wait(DEADLINE)
+    forwarder.change = lambda data: data
+    mine.send(*PUSH)
+    with pytest.raises(FrameError, match="lost"):
+        received(theirs)
+
+
+def test_a_caller_that_meant_the_scheduler_is_not_served_by_a_data_server(between):
+    """The forwarder chooses where it connects to; the listener refuses."""
+    listening = link.listen("127.0.0.1")
+    environment, served = Environment(role="server", job="job", key=b"key"), queue.Queue()
+    threading.Thread(
+        target=accept_loop, args=(listening, environment, "server 0", lambda *caller: served.put(caller)), daemon=True
+    ).start()
+    forwarder = Forwarder(listening.getsockname())
+    with pytest.raises(FrameError, match="the caller wants 'scheduler 0' for 'control'"):
+        link.connect(forwarder.address, replace(CALLER, listener="scheduler 0", purpose="control"), DEADLINE)
+    assert served.empty()
+    for each in (forwarder, listening):
+        each.close()

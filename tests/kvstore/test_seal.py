@@ -1,0 +1,66 @@
+"""Seals: a frame that is not the next one from the peer of the handshake is noticed."""
+
+import hmac
+import struct
+
+import pytest
+
+from dmltrain.kvstore.transport.seal import SIZE, Seals
+from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
+
+ONE, OTHER = b"1" * 32, b"2" * 32
+FRAMES = [(Header(Kind.CONTROL, 3).pack(), b"abc"), (Header(Kind.DONE).pack(),), (Header(Kind.ERROR, 1).pack(), b"x")]
+
+
+def ends(every=False):
+    return Seals(ONE, OTHER, every), Seals(OTHER, ONE, every)
+
+
+def test_frames_in_order_are_the_peers():
+    sender, receiver = ends()
+    for frame in FRAMES * 3:
+        receiver.check(frame, sender.seal(frame))
+
+
+def test_a_seal_is_a_truncated_hmac_of_number_header_and_payload():
+    """As docs/protocol.md has it."""
+    sender, _ = ends()
+    for number, frame in enumerate(FRAMES):
+        whole = struct.pack("!Q", number) + b"".join(frame)
+        assert sender.seal(frame) == hmac.new(ONE, whole, "sha256").digest()[:16]
+    assert SIZE == 16
+
+
+@pytest.mark.parametrize(
+    "good, bad",
+    [
+        ([], lambda sealed: sealed[1]),
+        ([0], lambda sealed: sealed[0]),
+        ([0], lambda sealed: sealed[2]),
+        ([], lambda sealed: ((FRAMES[0][0], b"abd"), sealed[0][1])),
+        ([], lambda sealed: ((Header(Kind.ERROR, 3).pack(), b"abc"), sealed[0][1])),
+        ([], lambda sealed: (FRAMES[0], bytes(SIZE))),
+        ([], lambda sealed: (FRAMES[0], b"")),
+    ],
+    ids=["reordered", "repeated", "one left out", "another payload", "another header", "made up", "none"],
+)
+def test_anything_else_is_noticed(good, bad):
+    sender, receiver = ends()
+    sealed = [(frame, sender.seal(frame)) for frame in FRAMES]
+    for number in good:
+        receiver.check(*sealed[number])
+    with pytest.raises(FrameError, match="changed, injected, repeated or lost"):
+        receiver.check(*bad(sealed))
+
+
+def test_a_frame_does_not_come_back_as_the_peers():
+    sender, _ = ends()
+    with pytest.raises(FrameError):
+        sender.check(FRAMES[0], sender.seal(FRAMES[0]))
+
+
+@pytest.mark.parametrize("every", [False, True])
+@pytest.mark.parametrize("kind", Kind)
+def test_control_frames_carry_seals_and_data_frames_on_request(every, kind):
+    control = kind in (Kind.CONTROL, Kind.DECLARE, Kind.OPTIMIZER, Kind.DONE, Kind.ERROR) or kind < 16
+    assert ends(every)[0].cover(Header(kind).pack()) == (control or every)

@@ -1,0 +1,35 @@
+"""Log lines about strangers: a few, and then a count, so that nobody can fill a disk from outside."""
+
+from dmltrain.kvstore.transport.strangers import LINES, PERIOD_SECONDS, Strangers
+
+
+def test_the_first_ones_have_a_line_each_and_the_others_are_counted():
+    strangers = Strangers("server 0")
+    lines = [strangers.report(f"10.0.0.{each}:1", "it is silent", 100.0) for each in range(LINES + 1000)]
+    assert lines[:LINES] == [
+        f"server 0: cut off an unauthenticated peer from 10.0.0.{each}:1: it is silent" for each in range(LINES)
+    ]
+    assert not any(lines[LINES:])
+    assert strangers.later(100.0 + PERIOD_SECONDS - 0.1) == ""
+    assert strangers.later(100.0 + PERIOD_SECONDS) == (
+        "server 0: cut off 1,000 more unauthenticated peers in 10 s, the last from 10.0.0.1004:1: it is silent"
+    )
+    assert strangers.later(200.0) == ""
+
+
+def test_a_later_stranger_has_a_line_again():
+    strangers = Strangers("server 0")
+    for _ in range(LINES):
+        assert strangers.report("h", "r", 0.0)
+    assert not strangers.report("h", "r", 9.0)
+    assert strangers.later(10.0)
+    assert not strangers.report("h", "r", 11.0), "this period has a count only"
+    assert strangers.later(20.0)
+    assert strangers.report("h", "r", 30.0)
+
+
+def test_a_flood_without_end_has_one_line_in_each_period():
+    strangers, lines = Strangers("s"), 0
+    for millisecond in range(100_000):
+        lines += bool(strangers.report("h", "r", millisecond / 1000)) + bool(strangers.later(millisecond / 1000))
+    assert lines <= LINES + 100 / PERIOD_SECONDS
