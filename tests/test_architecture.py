@@ -43,7 +43,7 @@ KVSTORE = [  # dmltrain/kvstore from the bottom up: a room or module imports its
 ]
 
 LAUNCH = [  # the same for launch; "launch" itself, which has LaunchError alone, is below all
-    ("secret", "whole_file", "agent"),
+    ("secret", "certificate", "whole_file", "agent"),
     ("job",),
     ("channels", "preflight", "sync", "terminal"),
     ("clusters",),
