@@ -182,8 +182,9 @@ def _contract(job: Job, placed: Sequence[Placement], role: str, rank: int, host:
         "DMLTRAIN_JOB": job.mark,
         "DMLTRAIN_HOST_NAME": host.name,
         "DMLTRAIN_RESTART": str(job.restart),
-        "DMLTRAIN_WIRE": job.wire,
     }
+    if job.wire != "plain":
+        values["DMLTRAIN_WIRE"] = job.wire
     if job.num_servers:
         values["DMLC_PS_ROOT_URI"] = placed[0][2].address
         values["DMLC_PS_ROOT_PORT"] = str(ports.scheduler)
