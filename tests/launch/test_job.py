@@ -8,7 +8,7 @@ import pytest
 
 from launch import LaunchError
 from launch.job.host import Host
-from launch.job.job import OWNED, Job, Ports, Setting, host_of, placements, tasks, workdir_of
+from launch.job.job import OWNED, WIRES, Job, Ports, Setting, host_of, placements, tasks, workdir_of
 from launch.job.role import SCHEDULER, SERVER, WORKER
 
 ONE = [Host("localhost", "127.0.0.1", "/usr/bin/python3", cores=8)]
@@ -85,9 +85,15 @@ def test_the_whole_environment_of_each_role():
 def test_what_tells_a_process_its_role_is_never_inherited():
     """From a job around this one, say; the user's own defaults and devices are."""
     overridable = {"OMP_NUM_THREADS", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER"}
-    told = {name for task in tasks(job(), ONE, Ports()) for name in task.environment} - overridable
-    by_the_agent = {"DMLTRAIN_KEY_FILE", "DMLTRAIN_LISTEN_FD", "DMLTRAIN_AGENT"}
+    told = {name for task in tasks(job(wire="tls"), ONE, Ports()) for name in task.environment} - overridable
+    by_the_agent = {"DMLTRAIN_KEY_FILE", "DMLTRAIN_CERTIFICATE_FILE", "DMLTRAIN_LISTEN_FD", "DMLTRAIN_AGENT"}
     assert set(OWNED) == told | by_the_agent
+
+
+@pytest.mark.parametrize("level", WIRES)
+def test_all_processes_get_the_level_of_protection(level):
+    found = {task.environment.get("DMLTRAIN_WIRE", "plain") for task in tasks(job(wire=level), ONE, Ports())}
+    assert found == {level}
 
 
 def test_without_servers_there_is_no_scheduler_to_name():

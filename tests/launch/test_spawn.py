@@ -174,10 +174,21 @@ def test_the_folder_of_a_killed_agent_goes_with_that_of_its_successor(tmp_path, 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     first, second, other = RunFolder("job-1"), RunFolder("job-1"), RunFolder("job-11")
     for each in (first, second, other):
-        each.create("secret")
+        each.create("secret", "")
     second.remove()
     (left,) = tmp_path.iterdir()
     assert str(left / "key") == other.key_file
+
+
+def test_a_certificate_lies_beside_the_key_as_private_as_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = RunFolder("job")
+    folder.create("secret", "PEM")
+    assert [Path(each).read_text() for each in (folder.key_file, folder.certificate_file)] == ["secret", "PEM"]
+    for each in (folder.key_file, folder.certificate_file):
+        assert stat.S_IMODE(os.stat(each).st_mode) == 0o600
+    folder.remove()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_private_folder_that_cannot_be_made(tmp_path, monkeypatch):
@@ -185,7 +196,7 @@ def test_a_private_folder_that_cannot_be_made(tmp_path, monkeypatch):
     with pytest.raises(
         Refusal, match=r"cannot create the job's private folder in TMPDIR or /tmp: No such file"
     ) as said:
-        RunFolder("job").create("secret")
+        RunFolder("job").create("secret", "")
     assert said.value.code == 125
 
 

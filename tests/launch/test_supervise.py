@@ -31,7 +31,7 @@ class Clock:
         self.job = Job("name", "mark", ("true",), 2, 2, "/", ())
         self.supervisor = Supervisor(self.job, HOSTS, Limits(**limits))
         self.now = 0.0
-        self.connect = self.supervisor.begin("the key", "/logs", self.now)
+        self.connect = self.supervisor.begin("the key", "/logs", self.now, "the certificate")
         self.first = self.say(Connected("a"), Connected("b"))
         self.say(Ready("a", 10, 4))
         self.bind = self.say(Ready("b", 20, 2))
@@ -187,8 +187,9 @@ def test_a_lost_agent_is_replaced_once():
     assert clock.supervisor.cause.text == "the agent on b (pid 20) was killed by SIGKILL"
     job, stop = clock.say(Connected("b"))
     assert stop == STOP[1]
-    assert clock.first[1] == Send("b", commands.Job("mark", "b", 5.0, Limits().agent_silence, "the key", "/logs"))
-    assert job == Send("b", replace(clock.first[1].command, key="", log_folder=None)), "it starts nothing"
+    given = commands.Job("mark", "b", 5.0, Limits().agent_silence, "the key", "the certificate", "/logs")
+    assert clock.first[1] == Send("b", given)
+    assert job == Send("b", replace(given, key="", certificate="", log_folder=None)), "it starts nothing"
     clock.say(Ready("b", 21, 2), Ended("b", ()))
     clock.say(Ended("a", ()), Lost("b", "exited with 0"))
     assert clock.supervisor.over

@@ -1,0 +1,100 @@
+"""`dmltrain-launch --wire`: whole jobs with each level of protection, over TCP."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dmltrain.env import read
+from dmltrain.errors import UserError
+from dmltrain.kvstore.transport import tls
+
+ROOT = Path(__file__).parents[1]
+PROGRAM = ROOT / "tests/kvstore/programs/transport.py"
+LEVELS = ("plain", "auth", "tls")
+
+
+def launch(folder, level, *program):
+    command = [sys.executable, "-m", "launch.cli", "--launcher", "local", "-n", "2", "-s", "2", "--wire", level]
+    return subprocess.Popen(
+        [*command, "--log-dir", str(folder / "logs"), *map(str, program)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd=folder,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """level -> the result line of worker 0, and all files of the logs' folder. The jobs run side by side."""
+    folders = {level: tmp_path_factory.mktemp(level) for level in LEVELS}
+    jobs = {level: launch(folders[level], level, PROGRAM, "tcp", "tcp", "none", 1, 4, "") for level in LEVELS}
+    found = {}
+    for level, job in jobs.items():
+        output, _ = job.communicate(timeout=100)
+        assert job.returncode == 0, output
+        files = {path.name: path.read_text() for path in (folders[level] / "logs").iterdir()}
+        (line,) = [line for line in files["worker-0.log"].splitlines() if line.startswith("{")]
+        found[level] = json.loads(line), files
+    return found
+
+
+def test_the_values_are_the_same_with_each_level(finished):
+    assert len({result["digest"] for result, _ in finished.values()}) == 1
+
+
+def test_data_frames_have_seals_with_auth_only(finished):
+    """Counted in the bytes that were sent."""
+    sent = {level: result["sent"] for level, (result, _) in finished.items()}
+    assert sent["auth"] > sent["plain"] == sent["tls"], "what TLS adds is not counted"
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_no_file_of_a_job_has_its_secrets(finished, level):
+    _, files = finished[level]
+    assert not [name for name, text in files.items() if "PRIVATE KEY" in text or "BEGIN CERTIFICATE" in text]
+
+
+SHOW = """import os, time
+from dmltrain import kvstore
+store = kvstore.create("dist_sync", transport="tcp")
+path = os.environ["DMLTRAIN_CERTIFICATE_FILE"]
+print("kept in", path, oct(os.stat(path).st_mode & 0o777), flush=True)
+store.barrier()
+store.close()
+"""
+
+
+def test_the_certificate_is_private_and_goes_with_the_job(tmp_path):
+    (tmp_path / "show.py").write_text(SHOW)
+    job = launch(tmp_path, "tls", "show.py")
+    output, _ = job.communicate(timeout=60)
+    assert job.returncode == 0, output
+    (line, _) = [line for line in output.splitlines() if "kept in " in line]
+    path, mode = line.rpartition("kept in ")[2].split()
+    assert mode == "0o600" and not Path(path).exists()
+    assert not any("PRIVATE KEY" in " ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"]))
+
+
+@pytest.mark.parametrize(
+    "environment, said",
+    [
+        ({"DMLTRAIN_WIRE": "none"}, "DMLTRAIN_WIRE='none': expected one of plain, auth, tls"),
+        ({"DMLTRAIN_WIRE": "tls"}, "DMLTRAIN_CERTIFICATE_FILE='' cannot be read; dmltrain-launch --wire tls makes"),
+        (
+            {"DMLTRAIN_WIRE": "tls", "DMLTRAIN_CERTIFICATE_FILE": __file__},
+            f"DMLTRAIN_CERTIFICATE_FILE={__file__}: ",
+        ),
+    ],
+)
+def test_a_level_without_what_it_needs_is_a_users_error(environment, said):
+    job = {"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_PORT": "1"}
+    with pytest.raises(UserError) as raised:
+        tls.context(read({**job, **environment}).certificate_file, False)
+    assert said in str(raised.value)
