@@ -2,8 +2,8 @@
 
 The content goes to a temporary file beside the target, which is synced, renamed, and the folder synced. A temporary
 file is locked while its writer lives, so what killed writers left can be removed, and what others write is not. On some
-shared file systems a lock counts on one host only. So the name also tells the host, and files of other hosts stay; as
-do all files where nothing can be locked.
+shared file systems a lock counts on one host only. So the name also tells the host, and files of other hosts stay until
+they are a day old. Where nothing can be locked, all stay.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ import os
 import platform
 import re
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 HOST = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 EXCLUSIVE = fcntl.LOCK_EX | fcntl.LOCK_NB
+OLD_SECONDS = 86400.0  # no file takes so long to write, and no two hosts' clocks differ so much
 HELD = (errno.EAGAIN, errno.EACCES)  # man 2 flock; EACCES from file systems that lock as fcntl does
 
 
@@ -85,20 +87,21 @@ def _names(path: Path, descriptor: int) -> bool:
 
 
 def remove_left(folder: Path, names: str, lock: Callable[[int, int], None] = fcntl.flock) -> None:
-    """Remove what killed writers of this host left in the folder. `names`: a regular expression for their targets."""
-    left = re.compile(rf"\.({names})\.{HOST}-[0-9a-f]{{8}}\.part")
+    """Remove what killed writers left in the folder. `names`: a regular expression for the names of their targets."""
+    left = re.compile(rf"\.(?:{names})\.(?P<host>[0-9a-f]{{8}})-[0-9a-f]{{8}}\.part")
     with contextlib.suppress(OSError):
-        for name in os.listdir(folder):
-            if left.fullmatch(name):
-                _remove_if_left(folder / name, lock)
+        for match in filter(None, map(left.fullmatch, os.listdir(folder))):
+            _remove_if_left(folder / match[0], 0.0 if match["host"] == HOST else OLD_SECONDS, lock)
 
 
-def _remove_if_left(path: Path, lock: Callable[[int, int], None]) -> None:
+def _remove_if_left(path: Path, age: float, lock: Callable[[int, int], None]) -> None:
+    """`age`: in seconds, of the last change."""
     with contextlib.suppress(OSError):  # its writer lives, it belongs to another user, or nothing can be locked
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            lock(descriptor, EXCLUSIVE)
-            path.unlink()
+            if not age or time.time() - os.fstat(descriptor).st_mtime > age:
+                lock(descriptor, EXCLUSIVE)
+                path.unlink()
         finally:
             os.close(descriptor)
 
