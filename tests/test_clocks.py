@@ -1,0 +1,84 @@
+"""The wall clock may jump during a job: nothing that decides reads it."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+READS = {"time", "time_ns", "localtime", "gmtime", "ctime", "strftime", "asctime", "clock_gettime", "CLOCK_REALTIME"}
+READS |= {"now", "utcnow", "today"}
+MODULES = {"time", "datetime", "date"}
+MAY_READ = {  # file and function -> what for
+    "dmltrain/kvstore/log.py log": "stamps of log lines",
+    "launch/agent/probe.py facts": "the host's clock, for a warning",
+    "launch/agent/probe.py poll": "the host's clock, for a warning",
+    "launch/agent/serve.py _write_last_line": "the stamp of a log line",
+    "launch/channels/mpi/tls.py certificate": "it is valid from a day ago until ten years from now",
+    "launch/cli.py dry_run": "the date in a new job's name",
+    "launch/cli.py jobs": "the age of jobs in a list",
+    "launch/cli.py run": "the date in a new job's name",
+    "launch/run/report.py end_of_attempt": "a date in a record",
+    "launch/run/report.py new_job_name": "the date in a new job's name",
+    "launch/run/session.py _do": "how far the clocks of hosts differ, for a warning",
+    "launch/run/session.py _take": "how far the clocks of hosts differ, for a warning",
+    "launch/run/start.py __init__": "a date in a record",
+    "launch/run/start.py _attempt": "a date in a record",
+    "launch/run/start.py run": "a date in a record",
+    "launch/terminal/log_folder.py stamp": "a date in a record",
+}
+
+
+def readings() -> set[str]:
+    """'file function' of each use of the wall clock."""
+    found = set()
+    for path in [*(ROOT / "dmltrain").rglob("*.py"), *(ROOT / "launch").rglob("*.py")]:
+        nodes = [*ast.walk(ast.parse(path.read_text()))]  # outer functions before inner ones
+        functions = [(each.lineno, each.end_lineno, each.name) for each in nodes if isinstance(each, ast.FunctionDef)]
+        for node in nodes:
+            named = isinstance(node, ast.Attribute) and node.attr in READS and ends_with(node.value, MODULES)
+            taken = (
+                isinstance(node, ast.ImportFrom)
+                and node.module == "time"
+                and {each.name for each in node.names} & READS
+            )
+            if named or taken:
+                inside = [name for first, last, name in functions if first <= node.lineno <= (last or 0)]
+                found.add(f"{path.relative_to(ROOT)} {inside[-1] if inside else ''}")
+    return found
+
+
+def ends_with(value: ast.expr, names: set[str]) -> bool:
+    return (value.id if isinstance(value, ast.Name) else getattr(value, "attr", "")) in names
+
+
+def test_only_stamps_and_dates_read_the_wall_clock():
+    assert readings() == {*MAY_READ}
+
+
+@pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="Python 3.10 measures the time limits of locks by the wall clock"
+)
+def test_a_job_is_unaffected_by_a_clock_that_jumps_by_an_hour(tmp_path):
+    compiler = shutil.which("cc")
+    if not compiler:
+        pytest.skip("no C compiler, which builds the clock")
+    clock = tmp_path / "clock.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", clock, ROOT / "tests/programs/jumping_clock.c"], check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "launch.cli", "--launcher", "local", "-n", "2", "-s", "1", "--log-dir", "logs"]
+        + [sys.executable, str(ROOT / "tests/programs/clock_watcher.py"), "1.2"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "LD_PRELOAD": str(clock)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    jumps = [int(seconds) for seconds in re.findall(r"rounds, wall clock (\d+) s", done.stdout)]
+    assert len(jumps) == 2 and min(jumps) > 7000, done.stdout
