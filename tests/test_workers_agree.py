@@ -103,6 +103,8 @@ def test_damaged_and_swapped_checkpoints_of_each_worker(train, tmp_path, backend
     need(backend)
     words = ["--backend", backend, "--kv-store", kind, *PREFIX, "--update-on-kvstore", on_servers]
     train(*words, "--num-epochs", 2).succeed()
+    for file in (tmp_path / "0").glob("*.params"):  # MXNet's own, from which training could start as well
+        file.unlink()
     own, other = (f"m-000{epoch}{SUFFIX[backend]}" for epoch in (1, 2))
     content = (tmp_path / "0" / own).read_bytes()
     swapped = (tmp_path / "0" / other).read_bytes()
