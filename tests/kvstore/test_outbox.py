@@ -284,3 +284,26 @@ def test_the_sending_thread_is_named():
     assert outbox.finish(DEADLINE)
     sock.close()
     other.close()
+
+
+@pytest.mark.parametrize(("frames", "size"), [(2, (1 << 26) - 6), (1 << 14, 0)])
+def test_a_queue_with_room_is_not_waited_for_and_a_full_one_is(frames, size):
+    link = Recorder()
+    outbox = Outbox(link, "to the other end")
+    outbox.put(b"first")
+    link.given.get(timeout=DEADLINE)
+    payload = memoryview(bytes(size))
+    outbox.put_all([Frame(b"", payload) for _ in range(frames - 1)])
+    outbox.wait_for_room()
+    outbox.put(b"", payload)
+    waiting = threading.Thread(target=outbox.wait_for_room)
+    waiting.start()
+    waiting.join(0.05)
+    assert waiting.is_alive()
+    while waiting.is_alive():
+        link.taken.release()
+        waiting.join(0.001)
+    for _ in range(frames):  # more than there are batches
+        link.taken.release()
+    assert outbox.finish(DEADLINE)
+    outbox.wait_for_room()

@@ -255,6 +255,91 @@ def test_a_sent_value_is_in_use_no_longer(serve):
     until(lambda: server.core.slices()[0, 0].value.readers == 0)
 
 
+def flood(peer, frame, most):
+    """Send this frame until the server reads no more, or `most` times. Returns how often it was sent."""
+    peer.link.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 300_000))
+    sent, rest = 0, b""
+    for sent in range(most):
+        rest = memoryview(rest or frame)
+        try:
+            while rest:
+                rest = rest[peer.link.sock.send(rest) :]
+        except BlockingIOError:
+            return sent, bytes(rest)
+    return most, b""
+
+
+@pytest.mark.parametrize(
+    ("kind", "shared"), [(Kind.PROBE, False), (Kind.PROBE, True), (Kind.PULL, True), (Kind.READ_STATE, True)]
+)
+def test_a_peer_that_does_not_read_its_answers_is_not_read_either(serve, kind, shared):
+    """The server keeps a limited number of answers for it. When it reads them, all arrive."""
+    packed = []
+
+    def other(connection, header):
+        packed.append(header)
+        return Header(Kind.STATE, 1 << 20).pack(), memoryview(bytearray(1 << 20))
+
+    server = serve(sizes=(64,), shared=shared, other=other)
+    peer = server.peer()
+    payload = bytes(1 << 20 if kind == Kind.PROBE else 0)
+    most = {Kind.PROBE: 150, Kind.PULL: 200_000, Kind.READ_STATE: 200_000}[kind]
+    sent, rest = flood(peer, Header(kind, len(payload)).pack() + payload, most)
+    assert sent < most
+    if kind == Kind.READ_STATE:
+        assert len(packed) <= 66  # MiB
+    else:
+        peer.link.sock.settimeout(None)
+        sender = threading.Thread(target=peer.link.sock.sendall, args=(rest,))
+        sender.start()
+        for _ in range(sent):
+            assert peer.answer()[0].kind == {Kind.PROBE: Kind.PROBE, Kind.PULL: Kind.VALUE}[kind]
+        sender.join()
+
+
+def test_a_worker_that_releases_nothing_gets_copies_and_the_memory_does_not_grow(serve):
+    server = serve(sizes=(4,), shared=True)
+    first, second = server.peer(0), server.peer(1)
+    used, places = [], []
+    for clock in range(1, 41):
+        first.push([clock] * 4, clock=clock)
+        second.push([1] * 4, clock=clock, flags=Flag.PULL)
+        header, value = second.value()
+        assert value == [clock + 1.0] * 4
+        places.append(header.offset if header.flags & Flag.SHARED else None)
+        used.append(server.arena.take(0)[0])
+    assert len(set(places[:8])) == 8 and None not in places[:8] and set(places[8:]) == {None}
+    assert used[12] == used[-1]
+    second.send(Kind.RELEASE, wire.release([(0, 0, places[0])]))
+    first.push([5] * 4, clock=41)
+    second.push([1] * 4, clock=41, flags=Flag.PULL)
+    assert second.value()[0].flags & Flag.SHARED, "there is room again"
+
+
+def test_a_worker_that_pulls_one_value_again_and_again_gets_copies(serve):
+    server = serve(sizes=(4,), shared=True)
+    peer = server.peer()
+    flags = []
+    for _ in range(1100):
+        peer.send(Kind.PULL)
+        flags.append(peer.value()[0].flags)
+    assert flags == [Flag.SHARED] * 1024 + [0] * 76
+    buffer = server.core.slices()[0, 0].value
+    until(lambda: buffer.readers == 1024)
+    peer.link.close()
+    until(lambda: buffer.readers == 0)
+
+
+def test_pulls_that_wait_are_limited(serve):
+    server = serve()
+    peer = server.peer()
+    for _ in range(129):
+        peer.send(Kind.PULL, clock=7)
+    assert peer.error() == (
+        "worker 0 has 128 pulls of key 0 slice 0 that wait for other workers: wait for at least one in 128"
+    )
+
+
 def test_first_values_are_received_into_reused_memory(serve):
     server = serve()
     spare = server.core.slices()[0, 0].spare["value"]

@@ -4,6 +4,7 @@ import io
 import itertools
 import random
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from dmltrain.kvstore import codec
 from dmltrain.kvstore.server import optimizer_state
 from dmltrain.kvstore.server.core import MAX_LAG, ServerCore
-from dmltrain.kvstore.server.declared import Rejected
+from dmltrain.kvstore.server.declared import Declared, Rejected
 from dmltrain.kvstore.server.slice import Work
 from dmltrain.kvstore.server.workers import relay_number
 from dmltrain.kvstore.transport.message import Declare, Key
@@ -50,6 +51,10 @@ def plain_sgd(spec, key, value):
         value -= np.float32(rate) * gradient
 
     return step
+
+
+def one_key(slices, name="w"):
+    return Declare("dist_sync", 0.0, (Key(0, name, "float32", True, {"type": "none"}, tuple(slices)),))
 
 
 @pytest.mark.parametrize("rate", [float("nan"), INFINITY, -INFINITY])
@@ -266,11 +271,37 @@ def test_the_error_for_differing_workers_names_the_difference():
         (declaration(compression={"type": "zip"}), "key 0: gradient compression has no type 'zip'"),
         (declaration(compression={"ratio": 0.1}), "key 0: gradient compression has no type None"),
         (declaration(compression={"type": "int8"}, dtype="float64"), "key 0: only float32 can be compressed"),
+        (one_key(((3, 1), (3, 1))), "key 0: a slice is declared twice"),
+        (one_key(((0, 1),), name="k" * 4097), "key 0: a name or compression of more than 4096 characters"),
+        (declaration(compression={"type": "fp16", "x": "y" * 4097}), "key 0: a name or compression of more than 4096"),
+        (
+            declaration(sizes=(1 << 31,) * 1000),
+            r"worker 0 declares \d+ bytes of values on one server, the limit",
+        ),
+        (one_key([(index, 1) for index in range((1 << 17) + 1)]), "worker 0 declares more than 131072 slices on one"),
     ],
 )
 def test_invalid_declarations_are_rejected(message, said):
     with pytest.raises(Rejected, match=said):
         ServerCore(1).declare(0, message)
+
+
+def test_values_of_all_declarations_together_are_limited():
+    declared = Declared(max_bytes=40)
+    declared.take(0, declaration(sizes=(5, 5)))
+    declared.take(1, declaration(sizes=(5, 5)))  # the same
+    more = Declare("dist_sync", 0.0, (Key(9, "w", "float64", True, {"type": "none"}, ((0, 1),)),))
+    with pytest.raises(Rejected, match=r"worker 1 declares 48 bytes .* host's memory \(40 bytes\): use more"):
+        declared.take(1, more)
+
+
+def test_keys_without_slices_are_limited_too():
+    declared = Declared()
+    keys = tuple(Key(number, "w", "float32", True, {"type": "none"}, ()) for number in range(1 << 16))
+    for first in (0, 1):
+        declared.take(0, Declare("dist_sync", 0.0, tuple(replace(key, key=key.key + (first << 16)) for key in keys)))
+    with pytest.raises(Rejected, match="worker 0 declares more than 131072 slices"):
+        declared.take(0, Declare("dist_sync", 0.0, (replace(keys[0], key=1 << 20),)))
 
 
 def test_sizes_types_and_unknown_keys_are_rejected_before_anything_is_read():

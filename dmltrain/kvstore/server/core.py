@@ -39,6 +39,7 @@ from dmltrain.kvstore.transport.message import Declare, Key
 from dmltrain.kvstore.transport.wire import DTYPES
 
 MAX_LAG = 64  # maximum of incomplete rounds of a slice
+MAX_WAITING = 2 * MAX_LAG  # maximum of a worker's pulls of a slice that wait for their clock
 
 
 @dataclass(eq=False, slots=True)
@@ -248,8 +249,13 @@ class ServerCore:
         return self._answer(key, index, slice_, now) + self._next(key, index, slice_, now)
 
     def pull(self, worker: int, key: int, index: int, clock: int, now: float = 0.0, priority: int = 0) -> list[Action]:
-        """A worker's pull at `clock`: answered now, or by a later `done` or `finish`."""
+        """A worker's pull at `clock`: answered now, or by a later `done` or `finish`. Raises Rejected."""
         slice_ = self._find(key, index)
+        if len(slice_.waiting) >= MAX_WAITING and sum(each[0] == worker for each in slice_.waiting) >= MAX_WAITING:
+            raise Rejected(
+                f"worker {worker} has {MAX_WAITING} pulls of key {key} slice {index} that wait for other workers: wait "
+                f"for at least one in {MAX_WAITING}"
+            )
         slice_.waiting.append((worker, clock, now))
         slice_.priority = priority
         return self._answer(key, index, slice_, now)

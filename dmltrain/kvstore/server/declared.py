@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from dmltrain.errors import UserError
 from dmltrain.kvstore import codec as codecs
@@ -11,6 +14,9 @@ from dmltrain.kvstore.transport.message import Declare, Key
 from dmltrain.kvstore.transport.wire import DTYPES
 from dmltrain.kvstore.types import KVStoreType
 
+MAX_SLICES = 1 << 17  # of a server; each takes 3 KB besides its values
+MAX_NAME = 4096  # characters
+
 
 class Rejected(Exception):
     """An invalid request. The server sends the message to the worker, and the job ends with it."""
@@ -18,10 +24,17 @@ class Rejected(Exception):
 
 @dataclass(eq=False)
 class Declared:
-    """The type, with its bound on staleness, and the keys by number."""
+    """The type, with its bound on staleness, and the keys by number.
 
+    `max_bytes`: of all values together. A server has two buffers for each value, so the default is half of the
+    machine's memory.
+    """
+
+    max_bytes: int = field(default_factory=lambda: os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE") // 2)
     _type: tuple[KVStoreType, float] | None = None
     _keys: dict[int, Key] = field(default_factory=dict)
+    _slices: int = 0
+    _bytes: int = 0
 
     @property
     def type_name(self) -> str | None:
@@ -43,12 +56,29 @@ class Declared:
             )
         self._type = declared
         for entry in message.keys:
-            known = self._keys.setdefault(entry.key, entry)
-            if known != entry:
+            known = self._keys.get(entry.key)
+            if known is None:
+                self._add(worker, entry)
+            elif known != entry:
                 raise Rejected(
                     f"worker {worker} declares key {entry.key} as {_brief(entry)}, another worker as "
                     f"{_brief(known)}: all workers must train the same model"
                 )
+
+    def _add(self, worker: int, entry: Key) -> None:
+        """Raises Rejected if it is one too many."""
+        self._slices += max(1, len(entry.slices))
+        self._bytes += sum(length for _, length in entry.slices) * np.dtype(entry.dtype).itemsize
+        if self._slices > MAX_SLICES:
+            raise Rejected(
+                f"worker {worker} declares more than {MAX_SLICES} slices on one server: use more servers (-s)"
+            )
+        if self._bytes > self.max_bytes:
+            raise Rejected(
+                f"worker {worker} declares {self._bytes} bytes of values on one server, the limit is half of its "
+                f"host's memory ({self.max_bytes} bytes): use more servers (-s) on more hosts"
+            )
+        self._keys[entry.key] = entry
 
     def describe(self, key: int, index: int) -> str:
         """A slice's name in messages."""
@@ -70,6 +100,10 @@ def _check(entry: Key) -> None:
     """Raises Rejected if the declaration is invalid."""
     if entry.dtype not in DTYPES or any(not 0 <= length <= 1 << 31 for _, length in entry.slices):
         raise Rejected(f"key {entry.key}: dtype {entry.dtype!r} or a slice's length is invalid")
+    if len({index for index, _ in entry.slices}) < len(entry.slices):
+        raise Rejected(f"key {entry.key}: a slice is declared twice")
+    if max(len(entry.name), len(str(entry.compression))) > MAX_NAME:
+        raise Rejected(f"key {entry.key}: a name or compression of more than {MAX_NAME} characters")
     try:
         coded = codecs.make(entry.compression) is not None
     except ValueError as error:

@@ -18,7 +18,7 @@ from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.service import OVERDUE_SECONDS, Service, allocator
 from dmltrain.kvstore.step import MakeStep, Step
-from dmltrain.kvstore.transport import host, link, rendezvous
+from dmltrain.kvstore.transport import host, link, rendezvous, state
 from dmltrain.kvstore.transport.link import Link
 from dmltrain.kvstore.transport.message import Optimizer, expect
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError
@@ -80,8 +80,8 @@ class ServerProcess:
 
     def _other(self, connection: Link, header: Header) -> tuple[bytes, memoryview | None]:
         if header.kind == Kind.READ_STATE:
-            state = self.pack_state()
-            return Header(Kind.STATE, len(state)).pack(), memoryview(state)
+            packed = self.pack_state()
+            return Header(Kind.STATE, len(packed)).pack(), memoryview(packed)
         if header.kind == Kind.OPTIMIZER:
             message = expect(connection.read_message(header), Optimizer)
             with self._service.exclusive() as core:
@@ -93,11 +93,7 @@ class ServerProcess:
         return Header(Kind.DONE).pack(), None
 
     def _restore(self, connection: Link, header: Header) -> None:
-        if header.length > self.state_limit():
-            raise FrameError(f"optimizer state of {header.length} bytes, more than this server's slices can have")
-        data = bytearray(header.length)
-        connection.read_into(memoryview(data))
-        self.unpack_state(data)
+        self.unpack_state(state.receive(connection, header, self.state_limit()))
 
     def pack_state(self) -> bytes:
         """This server's weights and optimizer state, for checkpoints."""

@@ -27,6 +27,7 @@ from dmltrain.kvstore.server.core import Action, Reply, ServerCore
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.pool import Pool
 from dmltrain.kvstore.server.slice import Allocate, Buffer, Work, private
+from dmltrain.kvstore.server.unread import Unread
 from dmltrain.kvstore.server.workers import relay_number
 from dmltrain.kvstore.transport import message, rendezvous, wire
 from dmltrain.kvstore.transport.link import Closed, Link
@@ -67,9 +68,9 @@ class Service:
         self._name, self._environment = name, environment
         self._core, self._arena = core, arena
         self._fail, self._other, self._forward = fail, other, forward
-        self._lock = threading.Lock()  # guards _core and _in_use
+        self._lock = threading.Lock()  # guards _core and _unread
         self._progress = threading.Condition(self._lock)  # work is done
-        self._in_use: dict[tuple[int, int, int, int], list[Reply]] = {}  # (worker, key, slice, offset) -> unread
+        self._unread = Unread()
         self._threads = min(MAX_THREADS, os.cpu_count() or 1)
         self._pool = Pool(self._threads, "arithmetic")
         self._own = threading.local()  # memory of each receiving thread
@@ -139,6 +140,7 @@ class Service:
         outbox = self._outboxes[worker]
         try:
             while True:
+                outbox.wait_for_room()
                 headers = connection.read_headers(BATCH)
                 if all(header.kind == Kind.PUSH and header.flags & Flag.SHARED for header in headers):
                     with self._lock:
@@ -146,6 +148,7 @@ class Service:
                     self._push(worker, headers, buffers)
                 else:
                     for header in headers:
+                        outbox.wait_for_room()
                         self._take(connection, outbox, worker, header)
         except Closed:
             pass  # the scheduler knows whether the worker has finished or was lost
@@ -307,7 +310,7 @@ class Service:
         outbox, buffer = self._outboxes.get(reply.worker), reply.buffer
         if outbox is None:
             return self._core.release(reply)
-        shared = buffer.offset is not None and outbox.link.own_arena is not None
+        shared = outbox.link.own_arena is not None and self._unread.lend(reply)
         header = Header(
             Kind.VALUE,
             buffer.array.nbytes,
@@ -323,7 +326,6 @@ class Service:
             reply.worked,
         )
         if shared:
-            self._in_use.setdefault((reply.worker, reply.key, reply.slice, header.offset), []).append(reply)
             frame = Frame(header.pack(), None, reply.priority)
         else:
             data = memoryview(buffer.array).cast("B")  # type: ignore[arg-type]
@@ -345,15 +347,11 @@ class Service:
     def _release(self, worker: int, read: bytearray) -> None:
         with self._lock:
             for key, index, offset in wire.parse_release(read):
-                replies = self._in_use.get((worker, key, index, offset))
-                if not replies:
-                    raise FrameError(f"a release of key {key} slice {index} at an offset that was not sent")
-                self._core.release(replies.pop())
+                self._core.release(self._unread.released(worker, key, index, offset))
 
     def _release_all(self, worker: int) -> None:
-        for (reader, *_), replies in self._in_use.items():
-            while reader == worker and replies:
-                self._core.release(replies.pop())
+        for reply in self._unread.left(worker):
+            self._core.release(reply)
 
 
 def _next(items: deque[Item]) -> Item | None:

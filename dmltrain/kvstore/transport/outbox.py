@@ -14,6 +14,7 @@ from dmltrain.kvstore.transport.link import Closed, Link
 
 GATHER_BYTES = 1 << 20  # small frames are sent together up to this size, or up to the link's window if that is less
 GATHER_FRAMES = 256  # each has a header and a payload: below IOV_MAX (1024)
+MAX_QUEUED_BYTES, MAX_QUEUED_FRAMES = 1 << 26, 1 << 14  # of answers that a peer has not read; see `wait_for_room`
 LAST = -(1 << 30)  # priority of requests: they are sent after earlier pushes
 BEFORE_ALL = 1 << 40  # priority of the rest of a frame
 
@@ -54,8 +55,11 @@ class Outbox:
         self.link = link
         self._immediate = link.sock.family == socket.AF_UNIX
         self._queue: list[tuple[int, int, Frame]] = []
+        self._bytes = 0  # of the frames in the queue and those that are being sent
         self._order = itertools.count()
-        self._ready = threading.Condition()
+        lock = threading.RLock()
+        self._ready = threading.Condition(lock)  # there is a frame to send
+        self._room = threading.Condition(lock)  # there may be room for another
         self._sending = False
         self._closing = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -78,6 +82,7 @@ class Outbox:
                 frames = self._send_now(frames)
             for frame in frames:
                 heapq.heappush(self._queue, (-frame.priority, next(self._order), frame))
+                self._bytes += frame.size
             if frames:
                 self._ready.notify()
 
@@ -90,6 +95,17 @@ class Outbox:
                 frame.sent()
         return [Frame(data[sent:], priority=BEFORE_ALL)] if sent < len(data) else []
 
+    def wait_for_room(self) -> None:
+        """Return once fewer than MAX_QUEUED_BYTES and MAX_QUEUED_FRAMES wait to be sent, or the link is cut. The thread
+        that reads from a peer calls it, so a peer that does not read its answers is not read either."""
+        if self._has_room():
+            return
+        with self._room:
+            self._room.wait_for(self._has_room)
+
+    def _has_room(self) -> bool:
+        return self._bytes < MAX_QUEUED_BYTES and len(self._queue) < MAX_QUEUED_FRAMES
+
     def finish(self, timeout: float) -> bool:
         """Send what is queued, then end the thread; False if that takes longer than `timeout` seconds."""
         with self._ready:
@@ -100,7 +116,9 @@ class Outbox:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while batch := self._next():
+        size = 0
+        while batch := self._next(size):
+            size = sum(frame.size for frame in batch)
             try:
                 self.link.send_all([frame.views() for frame in batch])
             except Closed:
@@ -112,9 +130,13 @@ class Outbox:
                 if frame.sent:
                     frame.sent()
 
-    def _next(self) -> list[Frame]:
+    def _next(self, sent: int) -> list[Frame]:
+        """The next frames to send, after `sent` bytes were sent."""
         with self._ready:
             self._sending = False
+            self._bytes -= sent
+            if self._has_room():
+                self._room.notify()
             while not self._queue:
                 if self._closing:
                     return []

@@ -22,6 +22,7 @@ MAGIC = b"DMLT"
 VERSION = 5
 MAX_CONTROL = 8 << 20  # bytes of JSON; a declaration of 100,000 slices takes 3 MB
 MAX_PROBE = 1 << 20  # bytes of a frame for measuring
+MAX_STATE = 1 << 34  # bytes of a server's weights and optimizer state
 MAX_HELLO = 4096  # bytes of JSON before a peer has proved that it belongs to the job
 
 # magic version kind dtype flags worker key slice clock number length offset waited worked priority

@@ -18,7 +18,7 @@ import numpy as np
 
 from dmltrain.arrays import Array
 from dmltrain.kvstore.base import Handle
-from dmltrain.kvstore.transport import message, wire
+from dmltrain.kvstore.transport import message, state, wire
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.message import Error
 from dmltrain.kvstore.transport.outbox import LAST, Frame, Outbox
@@ -341,9 +341,7 @@ class ServerLink:
         with self._lock:
             handle, answer = self._requests.popleft()
         if header.kind == Kind.STATE:
-            data = bytearray(header.length)
-            self.link.read_into(memoryview(data))
-            answer.append(data)
+            answer.append(state.receive(self.link, header))
         elif header.kind != Kind.DONE:
             raise FrameError(f"frame kind {header.kind}")
         handle.one_done()

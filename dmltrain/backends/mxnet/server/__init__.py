@@ -34,8 +34,7 @@ from dmltrain.kvstore.log import log
 from dmltrain.kvstore.scheduler.process import SchedulerProcess
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.process import ServerProcess
-
-MAX_STATE = 1 << 34  # bytes of an optimizer state to load
+from dmltrain.kvstore.transport.wire import MAX_STATE
 
 
 def serve(environment: Environment) -> str:
