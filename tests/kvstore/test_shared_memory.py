@@ -1,7 +1,10 @@
 """Arenas: what they give, who may change them, and which memory of a peer is refused."""
 
+import errno
 import fcntl
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -49,6 +52,94 @@ def test_an_arena_keeps_its_size():
             os.ftruncate(arena.descriptor, size)
     with pytest.raises(PermissionError):
         fcntl.fcntl(arena.descriptor, ADD_SEALS, SHRINK)
+
+
+WRITERS = """
+import ctypes, mmap, os, sys
+descriptor = int(sys.argv[1])
+
+def map_for_writing():
+    mmap.mmap(descriptor, 4096)
+
+def open_again_and_map():
+    again = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR)
+    mmap.mmap(again, 4096)
+
+def write():
+    os.pwrite(descriptor, b"x", 0)
+
+def punch_a_hole():
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.fallocate(descriptor, 3, ctypes.c_long(0), ctypes.c_long(4096)):
+        raise OSError(ctypes.get_errno(), "fallocate")
+
+def make_a_mapping_writable():
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    address = ctypes.c_void_p(libc.mmap(None, 4096, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, ctypes.c_long(0)))
+    if libc.mprotect(address, 4096, mmap.PROT_READ | mmap.PROT_WRITE):
+        raise OSError(ctypes.get_errno(), "mprotect")
+
+for way in (map_for_writing, open_again_and_map, write, punch_a_hole, make_a_mapping_writable):
+    try:
+        way()
+        print(way.__name__, "succeeded")
+    except PermissionError:
+        print(way.__name__, "refused")
+print(mmap.mmap(descriptor, 4096, prot=mmap.PROT_READ)[:4])
+"""
+
+
+def test_a_process_that_got_the_descriptor_cannot_write_and_the_owner_can():
+    arena = Arena(SIZE)
+    _, memory = arena.take(4)
+    memory[:] = list(b"mine")
+    program = [sys.executable, "-c", WRITERS, str(arena.descriptor)]
+    ended = subprocess.run(program, pass_fds=[arena.descriptor], capture_output=True, text=True, check=True)
+    *ways, read = ended.stdout.splitlines()
+    assert ways == [
+        f"{way} refused"
+        for way in ("map_for_writing", "open_again_and_map", "write", "punch_a_hole", "make_a_mapping_writable")
+    ]
+    assert read == "b'mine'"
+    _, later = arena.take(4)
+    later[:] = memory[:] = list(b"next")
+    assert Mapping(os.dup(arena.descriptor)).view(0, 4).tobytes() == b"next"
+
+
+def test_a_tensor_in_an_arena_is_written_by_its_owner_and_read_by_the_peer():
+    torch = pytest.importorskip("torch")
+    arena = Arena(SIZE)
+    mapping = Mapping(os.dup(arena.descriptor))
+    _, memory = arena.take(32)
+    tensor = torch.from_numpy(memory.view(np.float32))
+    tensor.copy_(torch.arange(8.0)).mul_(2)
+    assert mapping.view(0, 32).view(np.float32).tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
+
+
+def test_before_linux_5_1_the_size_is_sealed_and_the_missing_seal_is_logged_once(capsys):
+    def old(descriptor, command, seals):
+        if seals & ~0xF:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return fcntl.fcntl(descriptor, command, seals)
+
+    arena = Arena(SIZE, add_seals=old)
+    with pytest.raises(PermissionError):
+        os.ftruncate(arena.descriptor, 0)
+    assert capsys.readouterr().err.count("shared memory is not sealed against writing (Linux before 5.1)") == 1
+    _, memory = arena.take(4)
+    memory[:] = 5
+    assert Mapping(os.dup(arena.descriptor)).view(0, 4).tolist() == [5] * 4, "it is used all the same"
+    Arena(SIZE)
+    assert capsys.readouterr().err == ""
+
+
+def test_memory_that_cannot_be_sealed_for_another_reason_is_not_shared():
+    def refused(descriptor, command, seals):
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    with pytest.raises(ArenaError, match="no memory to share: .*busy"):
+        Arena(SIZE, add_seals=refused)
 
 
 def test_no_other_program_inherits_an_arena():

@@ -1,7 +1,9 @@
 """Shared memory of processes on one host: its owner writes, the others read. Linux.
 
 An arena is a memfd: a file without a name. So it never outlives its processes, and no other user can open it. Its
-descriptor is sent to other processes through a unix socket (rendezvous.py). An arena reserves as many addresses as the
+descriptor is sent to other processes through a unix socket (rendezvous.py). After the owner has mapped it, it is sealed
+against all later writers: nobody else can write or map it for writing. (Linux before 5.1 has no such seal. Readers map
+it read-only there as well, but nothing enforces that; the owner logs it.) An arena reserves as many addresses as the
 machine has memory, but uses memory only where it is written. It is allocated upwards from its start and never freed,
 because a job declares its keys once.
 """
@@ -9,18 +11,22 @@ because a job declares its keys once.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
 import threading
+from collections.abc import Callable
 
 import numpy as np
 
 from dmltrain.arrays import Array
+from dmltrain.kvstore.log import log
 
 ALIGNMENT = 64  # bytes; a cache line, and the best alignment for vector instructions
 _SEALS = (1033, 1034)  # F_ADD_SEALS, F_GET_SEALS (linux/fcntl.h)
 _SEAL_SIZE = 0x1 | 0x2 | 0x4  # F_SEAL_SEAL, _SHRINK, _GROW: a reader can rely on the size
+_SEAL_FUTURE_WRITE = 0x10  # only mappings that exist already can be written; Linux 5.1, not in Python's fcntl
 
 
 class ArenaError(Exception):
@@ -30,7 +36,7 @@ class ArenaError(Exception):
 class Arena:
     """Memory of this process that others may read."""
 
-    def __init__(self, capacity: int | None = None) -> None:
+    def __init__(self, capacity: int | None = None, add_seals: Callable[[int, int, int], object] = fcntl.fcntl) -> None:
         """`capacity`: bytes of addresses (default: the machine's memory). Raises ArenaError."""
         self.capacity = capacity or os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
         self._used = 0
@@ -38,8 +44,8 @@ class Arena:
         try:
             self.descriptor = os.memfd_create("dmltrain", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(self.descriptor, self.capacity)
-            fcntl.fcntl(self.descriptor, _SEALS[0], _SEAL_SIZE)
             self._memory = np.frombuffer(mmap.mmap(self.descriptor, self.capacity), np.uint8)
+            _seal(self.descriptor, add_seals)
         except (OSError, AttributeError, ValueError) as error:
             raise ArenaError(f"no memory to share: {error}") from error
         self._start = self._memory.ctypes.data
@@ -60,8 +66,19 @@ class Arena:
         return offset if offset >= 0 and offset + array.nbytes <= self._used else None
 
 
+def _seal(descriptor: int, add_seals: Callable[[int, int, int], object]) -> None:
+    """Fix the size, and let nobody map it for writing from now on. Raises OSError."""
+    try:
+        add_seals(descriptor, _SEALS[0], _SEAL_SIZE | _SEAL_FUTURE_WRITE)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        log("shared memory is not sealed against writing (Linux before 5.1): processes of this user could change it")
+        add_seals(descriptor, _SEALS[0], _SEAL_SIZE)
+
+
 class Mapping:
-    """Another process's arena, for reading."""
+    """Another process's arena, for reading. It may lack the seal against writing, which protects its owner only."""
 
     def __init__(self, descriptor: int) -> None:
         """Closes the descriptor. Raises ArenaError if it is not an arena's."""
