@@ -52,7 +52,7 @@ setup(
         "rich>=13.0",
     ],
     extras_require={
-        "torch": ["torch>=2.4"],
+        "torch": ["torch>=2.10"],
         "mxnet": mxnet("mxnet"),
         "mxnet-cu112": mxnet("mxnet-cu112"),
         "plot": ["matplotlib>=3.7"],

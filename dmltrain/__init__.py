@@ -36,6 +36,9 @@ def distribute(
     results are the same. Code that reads weights otherwise than by `model(x)` or `model.state_dict()` must then call
     `optimizer.settle()` first.
     """
+    from dmltrain.backends.torch import release
+
+    release.check()
     from dmltrain.backends.torch import distributed
 
     store = _store(kvstore)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dmltrain import optimizers
 from dmltrain.arrays import Array
 from dmltrain.backends.backend import Capabilities, Settings, State, Trainer
+from dmltrain.backends.torch import release
 from dmltrain.env import TRANSPORTS, Environment
 from dmltrain.errors import UserError
 from dmltrain.kvstore import codec, types
@@ -39,6 +40,7 @@ class TorchBackend:
     )
 
     def load(self) -> None:
+        release.check()
         from dmltrain.backends.torch import trainer  # noqa: F401
 
     def trainer(self, network: Network, settings: Settings, store: KVStore, state: State | None = None) -> Trainer:
@@ -82,6 +84,7 @@ class TorchBackend:
 def make_step(spec: dict[str, Any], key: int | str, value: Array) -> Step:
     """The optimizer of `value`, for stores and servers. The first call imports torch. Raises ValueError for an invalid
     spec."""
+    release.check()
     from dmltrain.backends.torch import server_optimizer
 
     return server_optimizer.Step(spec, key, value)

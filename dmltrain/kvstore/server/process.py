@@ -139,7 +139,7 @@ def _rejecting(make_step: MakeStep) -> MakeStep:
     def make(spec: dict[str, Any], key: int | str, value: Any) -> Step:
         try:
             return make_step(spec, key, value)
-        except (ValueError, TypeError, IndexError, AttributeError) as error:
+        except (ValueError, TypeError, IndexError, AttributeError, UserError) as error:
             raise Rejected(f"this optimizer cannot be created: {error}") from error
 
     return make
