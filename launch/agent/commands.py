@@ -80,9 +80,17 @@ class Same(Command):
 
 @value(frozen=True)
 class Entries(Command):
-    """Announces what the folder must contain; the `last` of these messages is answered by Wanted."""
+    """Announces what the folder must contain; the `last` of these messages is answered by Missing or Wanted."""
 
     entries: tuple[Entry, ...]
+    last: bool
+
+
+@value(frozen=True)
+class Remove(Command):
+    """Of the paths in Missing, those that are gone from the source; the `last` message is answered by Wanted."""
+
+    paths: tuple[str, ...]
     last: bool
 
 
@@ -160,6 +168,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "sync": Sync,
     "same": Same,
     "entries": Entries,
+    "remove": Remove,
     "file": File,
     "probe": Probe,
     "bind": Bind,

@@ -13,17 +13,13 @@ import fcntl
 import os
 import stat
 
-from launch.agent import Refusal
+from launch.agent import Refusal, ownership, way
+from launch.agent.way import shown
 
 PREFIX = b".dmltrain-sync-"  # of temporary names; such files are never copied
+LIST = b".dmltrain-copied"  # see `launch.agent.copied`; never copied
 MIB = 1 << 20
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-def shown(path: bytes) -> str:
-    """The path for a one-line message."""
-    text = path.decode("utf-8", "backslashreplace")
-    return text if text.isprintable() else ascii(text)
 
 
 def checked(path: str) -> bytes:
@@ -73,14 +69,33 @@ class Temporary:
 
 
 class Destination:
-    """The folder `path` (absolute), created if missing. OSError if that fails."""
+    """The folder `path` (absolute) on `host`, created if missing.
 
-    def __init__(self, path: bytes):
-        self.path = path
-        os.makedirs(self.path, exist_ok=True)
-        self.root = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self.device = os.fstat(self.root).st_dev
+    OSError if that fails; Refusal if another user could change it, or a folder in it belongs to another user.
+    """
+
+    def __init__(self, path: bytes, host: str):
+        self.path, self.host = path, host
+        self.root = way.opened(path, host)
+        found = os.fstat(self.root)
+        self.device, self.is_own = found.st_dev, found.st_uid == os.geteuid()
+        self.mode = stat.S_IMODE(found.st_mode)
         self.last = b"", self.root  # path and descriptor of the folder used last
+
+    @property
+    def was_open(self) -> bool:
+        """Whether other users could enter it, so that they may still have open what is in it."""
+        return bool(self.mode & way.OTHERS)
+
+    def make_private(self) -> bool:
+        """Take the rights of others away. Returns whether they had any."""
+        if not self.was_open or not self.is_own:
+            return False
+        try:
+            os.fchmod(self.root, self.mode & ~way.OTHERS)
+        except OSError:  # a read-only file system, or one without modes
+            return False
+        return True
 
     def close(self) -> None:
         self._keep(b"", self.root)
@@ -98,8 +113,20 @@ class Destination:
                 if current != self.root:
                     os.close(current)
             current = inner
+            self._check_inner(current, path)
         self._keep(path, current)
         return current
+
+    def _check_inner(self, folder: int, path: bytes) -> None:
+        """Refuse a folder of another user. Of ours, take the rights of others who could enter the root before."""
+        found = os.fstat(folder)
+        if ownership.is_foreign(found):
+            os.close(folder)
+            where = os.path.join(self.path, path)
+            raise way.refusal(where, found, self.host, "or a folder above it belongs to another user")
+        if self.was_open and ownership.others_can_write(found, folder):
+            with contextlib.suppress(OSError):  # a read-only file system, or one without modes
+                os.fchmod(folder, stat.S_IMODE(found.st_mode) & ~way.OTHERS)
 
     def _keep(self, path: bytes, descriptor: int) -> None:
         if self.last[1] != self.root:
@@ -161,6 +188,16 @@ class Destination:
         with contextlib.suppress(FileExistsError):  # on a shared file system another host may create it first
             os.mkdir(name, dir_fd=folder)
 
+    def remove(self, path: bytes) -> None:
+        """Remove the file or link."""
+        folder, name = self.parent(path)
+        os.unlink(name, dir_fd=folder)
+
+    def remove_folder(self, path: bytes) -> None:
+        """Remove the folder; OSError if it is not empty."""
+        folder, name = self.parent(path)
+        os.rmdir(name, dir_fd=folder)
+
     def remove_left(self) -> None:
         """Remove temporary files that killed agents left here."""
         for name in os.listdir(self.root):
@@ -180,25 +217,25 @@ class Destination:
         finally:
             os.close(descriptor)
 
-    def refusal(self, error: OSError, path: bytes, host: str) -> Refusal:
+    def refusal(self, error: OSError, path: bytes) -> Refusal:
         """The Refusal for an error while `path` was written."""
         what = f"{shown(path)} in {shown(self.path)}" if path else shown(self.path)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             room = os.fstatvfs(self.root)
             free = room.f_bavail * room.f_frsize / MIB
             return Refusal(
-                f"no space left on {host} while {what} was written ({free:.1f} MiB free): "
+                f"no space left on {self.host} while {what} was written ({free:.1f} MiB free): "
                 f"free some there, or choose another --sync-dst-dir",
                 2,
             )
         if error.errno in (errno.ENOTDIR, errno.ELOOP):
             return Refusal(
-                f"{what} on {host} cannot be written: a folder of its path is a link or a file there; "
+                f"{what} on {self.host} cannot be written: a folder of its path is a link or a file there; "
                 f"remove that, or exclude the path with --sync-exclude",
                 2,
             )
         return Refusal(
-            f"cannot write {what} on {host}: {error.strerror}; "
+            f"cannot write {what} on {self.host}: {error.strerror}; "
             f"choose another --sync-dst-dir, or exclude the path with --sync-exclude",
             2,
         )

@@ -47,20 +47,33 @@ class Opened(Event):
 
 
 @value(frozen=True)
+class Missing(Event):
+    """Paths that were once copied to the host and are not announced; the `last` of these messages is answered by
+    Remove."""
+
+    paths: tuple[str, ...]
+    last: bool
+
+
+@value(frozen=True)
 class Wanted(Event):
-    """The indices of the announced files that the host lacks, and their size in bytes."""
+    """The indices of announced files that the host lacks, and their size in bytes. The `last` message is answered by
+    the files."""
 
     entries: tuple[Count, ...]
     bytes: Count
+    last: bool
 
 
 @value(frozen=True)
 class Synced(Event):
-    """How many files and bytes were written, and the files whose content differs from the announcement."""
+    """How many files and bytes were written, and the files whose content differs from the announcement. `notes` say
+    what was not simply copied."""
 
     files: Count
     bytes: Count
     changed: tuple[Count, ...]
+    notes: tuple[str, ...] = ()
 
 
 @value(frozen=True)
@@ -154,6 +167,7 @@ class Alive(Event):
 EVENTS: dict[str, Callable[..., Any]] = {
     "ready": Ready,
     "destination": Opened,
+    "missing": Missing,
     "wanted": Wanted,
     "synced": Synced,
     "probed": Probed,

@@ -15,19 +15,21 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from launch.agent.commands import COMMANDS, Command, Entry, Peer, Spawn
 from launch.agent.events import EVENTS, Event, StoppedProcess
 
-GREETING, VERSION = b"\0dmltrain-agent ", 2  # a login script's output may precede it
+GREETING, VERSION = b"\0dmltrain-agent ", 3  # a login script's output may precede it
 HELLO = b"%b%d\n" % (GREETING, VERSION)
 HEADER = struct.Struct("!BHI")  # kind, task, length of the payload in bytes
 OUTPUT, EVENT = 1, 2  # kinds of frames
 NO_TASK = 0xFFFF
+LIST_BYTES = 1 << 16  # approximate size of a message that is one of several with parts of a list
 NAMES = {kind: name for table in (COMMANDS, EVENTS) for name, kind in table.items()}
+Item = TypeVar("Item")
 
 
 class ProtocolError(ValueError):
@@ -57,6 +59,20 @@ def decode_event(payload: bytes | bytearray, host: str) -> Event:
     """The event in a frame from the agent of `host`."""
     event: Event = _decode(payload, "event", EVENTS, {"host": host})
     return event
+
+
+def batches(items: Iterable[Item]) -> Iterator[tuple[tuple[Item, ...], bool]]:
+    """The items in parts for messages of about LIST_BYTES, and whether a part is the last. The last may be empty."""
+    part: list[Item] = []
+    size = 0
+    for item in items:
+        more = len(json.dumps(item)) + 2
+        if part and size + more > LIST_BYTES:
+            yield tuple(part), False
+            part, size = [], 0
+        part.append(item)
+        size += more
+    yield tuple(part), True
 
 
 def _decode(text: bytes | bytearray, tag: str, table: Mapping[str, Callable[..., Any]], known: dict[str, str]) -> Any:

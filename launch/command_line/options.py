@@ -236,7 +236,12 @@ OPTIONS: tuple[Option, ...] = (
         _text("mpirun", "a program"),
     ),
     Option(("--mpirun-args",), "ARG", "extra argument for mpirun; may be repeated", _append("mpirun_args")),
-    Option(("--sync-dst-dir",), "DIR", "copy the working directory to DIR on every host and run there", _destination),
+    Option(
+        ("--sync-dst-dir",),
+        "DIR",
+        "copy the working directory to DIR (such as '~/job') on every host and run there",
+        _destination,
+    ),
     Option(
         ("--sync-exclude",),
         "PATTERN",

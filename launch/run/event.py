@@ -24,10 +24,11 @@ class Unreached(Value):
 
 @value(frozen=True)
 class Copied(Value):
-    """The working directory is on the host."""
+    """The working directory is on the host. `notes` say what was not simply copied."""
 
     host: str
     summary: str
+    notes: tuple[str, ...] = ()
 
 
 @value(frozen=True)

@@ -164,7 +164,7 @@ class Session:
         except OSError:  # its reader reports the agent's end
             return
         if summary is not None:
-            self.events.put(Copied(host, summary))
+            self.events.put(Copied(host, summary, copier.hosts[host].notes))
 
     def _take(self, host: str, kind: int, task: int, payload: bytes) -> None:
         if kind == OUTPUT:

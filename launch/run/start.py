@@ -221,7 +221,8 @@ class Start:
 
     def _trace(self, event: Event) -> None:
         if isinstance(event, Copied):
-            self.say(f"{NAME}: {event.host}: {event.summary}")
+            for line in (event.summary, *event.notes):
+                self.say(f"{NAME}: {event.host}: {line}")
         if self.options.log_level == "DEBUG":
             shown = replace(event, **redact_all(vars(event), self.hidden))  # before repr adds quotes
             self.say(f"{NAME}: debug: {shown}")

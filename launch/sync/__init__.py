@@ -6,9 +6,10 @@
     sync.cancel()                             makes all calls of `copy` return soon
     sync.progress(), sync.lines()             for the display, from any thread
 
-All hosts get the same files: a file that changes after its announcement is announced again to all hosts, and `copy`
-returns for no host before all hosts have it. If a host's folder is the working directory itself, directly or on a
-shared file system, nothing is copied: the launcher then sees a file with a random name that the agent created there.
+All hosts get the same files; only checkpoints that the job wrote on a host stay there (`launch.agent.compare`). A file
+that changes after its announcement is announced again to all hosts, and `copy` returns for no host before all hosts
+have it. If a host's folder is the working directory itself, directly or on a shared file system, nothing is copied: the
+launcher then sees a file with a random name that the agent created there.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ from typing import TypeVar
 
 from launch import LaunchError
 from launch.agent import commands
-from launch.agent.destination import shown
-from launch.agent.events import Event, Opened, Refused, Synced, Wanted
+from launch.agent.events import Event, Missing, Opened, Refused, Synced, Wanted
 from launch.agent.protocol import encode_command
+from launch.agent.way import shown
 from launch.sync.manifest import Manifest, Over, encoded
-from launch.sync.send import Write, offer, push
+from launch.sync.send import Write, answer_missing, offer, push
 
 ROUNDS = 3  # changed files are announced again at most so often
-Answer = TypeVar("Answer", Opened, Wanted, Synced)
+ANSWERS = (Opened, Missing, Wanted, Synced)
+Answer = TypeVar("Answer", bound=Event)
 MB = 1e6
 
 
@@ -45,6 +47,7 @@ class Progress:
     sent: int = 0
     total: int = 0
     version: int = -1  # the version of the manifest that the host has
+    notes: tuple[str, ...] = ()  # what was not simply copied
 
 
 class Sync:
@@ -70,7 +73,7 @@ class Sync:
         """Handle an agent's event. Returns whether it belongs to the copying only."""
         if event.host in self.hosts and isinstance(event, Refused):
             self.hosts[event.host].events.put(None)
-        if event.host not in self.hosts or not isinstance(event, (Opened, Wanted, Synced)):
+        if event.host not in self.hosts or not isinstance(event, ANSWERS):
             return False
         self.hosts[event.host].events.put(event)
         return True
@@ -146,23 +149,41 @@ class Sync:
     def _round(self, host: str, manifest: Manifest, write: Write) -> tuple[int, ...]:
         """Send the files that the agent wants. Returns the files that changed after their announcement."""
         progress = self.hosts[host]
-        wanted = self._receive(host, Wanted)
-        progress.total += wanted.bytes
+        wanted = self._wanted(host, manifest, write)
 
         def sent(count: int) -> None:
             progress.sent += count
 
-        push(manifest, wanted.entries, write, sent)
+        push(manifest, wanted, write, sent)
         synced = self._receive(host, Synced)
         progress.files += synced.files
+        progress.notes += synced.notes
         return synced.changed
 
-    def _receive(self, host: str, expected: type[Answer]) -> Answer:
+    def _wanted(self, host: str, manifest: Manifest, write: Write) -> list[int]:
+        """The files that the agent requests, after it was told which of those that it asked about are gone."""
+        wanted: list[int] = []
+        missing: list[str] = []
+        last = False
+        while not last:
+            answer = self._receive(host, Missing, Wanted)
+            if isinstance(answer, Wanted):
+                wanted += answer.entries
+                self.hosts[host].total += answer.bytes
+                last = answer.last
+            elif isinstance(answer, Missing):
+                missing += answer.paths
+                if answer.last:
+                    answer_missing(manifest, missing, write)
+        return wanted
+
+    def _receive(self, host: str, *expected: type[Answer]) -> Answer:
         event = self.hosts[host].events.get()
         if event is None or self._cancelled:
             raise Over
         if not isinstance(event, expected):
-            message = f"the agent on {host} sent {type(event).__name__}; expected {expected.__name__}"
+            names = " or ".join(each.__name__ for each in expected)
+            message = f"the agent on {host} sent {type(event).__name__}; expected {names}"
             raise LaunchError(message, 125)
         return event
 

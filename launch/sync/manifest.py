@@ -1,7 +1,7 @@
 """The manifest: the files of a folder to copy, with hashes of their content; renewed for files that changed meanwhile.
 
 Paths are relative, with "/" between names. Bytes that are not UTF-8 are surrogates (PEP 383), in any locale. Excluded
-are .git, paths that .gitignore files and --sync-exclude name, temporary files of copies, and `leave_out`. Symbolic
+are .git, paths that .gitignore files and --sync-exclude name, files of copies themselves, and `leave_out`. Symbolic
 links are entries of their own and never followed. Sockets, pipes and devices are skipped with a note.
 """
 
@@ -16,12 +16,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launch import LaunchError
-from launch.agent.destination import PREFIX, shown
+from launch.agent.destination import LIST, PREFIX
+from launch.agent.way import shown
 from launch.sync import ignore as sync_ignore
 from launch.sync.ignore import Chain
 
 FILE, FOLDER, LINK = "file", "folder", "link"
-NEVER = (b".git",)
+NEVER = (b".git", LIST)
 READ_BYTES = 1 << 20
 THREADS = 8  # hashing releases the GIL; more threads than a disk and a few cores can use
 
@@ -59,6 +60,12 @@ class Manifest:
         """The path of an entry on this machine."""
         return os.path.join(self.folder, encoded(self.entries[index].path))
 
+    def has(self, path: str) -> bool:
+        """Whether the folder has this path, also one that is not copied. What a link leads to does not count."""
+        where = os.path.join(self.folder, encoded(path))
+        parent = os.path.dirname(where)
+        return os.path.lexists(where) and os.path.realpath(parent) == parent
+
     def renewed(self, indices: Sequence[int]) -> tuple[Manifest, tuple[int, ...]]:
         """The manifest with the current state of these files, and which of them still are files."""
         entries, still = list(self.entries), []
@@ -84,11 +91,11 @@ def manifest(
     leave_out: Sequence[str | Path] = (),
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Manifest:
-    """The current contents of `folder`. `leave_out` are paths, absolute or relative to the working directory; they need
-    not exist or be inside. LaunchError if a file cannot be read; Over soon after `cancelled` returns True."""
+    """The current contents of `folder`. `leave_out` are paths, absolute, relative to the working directory or with ~;
+    they need not exist or be inside. LaunchError if a file cannot be read; Over soon after `cancelled` returns True."""
     top = os.path.realpath(os.fsencode(folder))
     chosen = sync_ignore.chosen(excludes)
-    out = {os.path.realpath(os.fsencode(path)) for path in leave_out}
+    out = {os.path.realpath(os.path.expanduser(os.fsencode(path))) for path in leave_out}
     chain = (*sync_ignore.above(Path(os.fsdecode(top))), chosen)
     notes: list[str] = []
 

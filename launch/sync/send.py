@@ -5,16 +5,14 @@ Every write ends with a complete message and its bytes, so that other threads ma
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 
-from launch.agent.commands import Entries, File
+from launch.agent.commands import Entries, File, Remove
 from launch.agent.commands import Entry as Row
-from launch.agent.protocol import encode_command
+from launch.agent.protocol import batches, encode_command
 from launch.sync.manifest import FILE, Entry, Manifest, opened, unreadable
 
-LINE_BYTES = 1 << 16  # approximate size of a message that announces entries
 WRITE_BYTES = 1 << 18  # of one write; a heartbeat may have to wait for one, 0.2 s at 10 Mbit/s
 
 Write = Callable[[bytes], None]  # writes all data, and blocks while the agent is busy (back-pressure)
@@ -22,17 +20,15 @@ Write = Callable[[bytes], None]  # writes all data, and blocks while the agent i
 
 def offer(manifest: Manifest, indices: Iterable[int], write: Write) -> None:
     """Announce these entries; the last message is marked as the last."""
-    rows: list[Row] = []
-    size = 0
-    for index in indices:
-        row = _row(index, manifest.entries[index])
-        more = len(json.dumps(row)) + 2
-        if size + more > LINE_BYTES:
-            write(encode_command(Entries(tuple(rows), False)))
-            rows, size = [], 0
-        rows.append(row)
-        size += more
-    write(encode_command(Entries(tuple(rows), True)))
+    for rows, last in batches(_row(index, manifest.entries[index]) for index in indices):
+        write(encode_command(Entries(rows, last)))
+
+
+def answer_missing(manifest: Manifest, missing: Iterable[str], write: Write) -> None:
+    """Say which of these paths, which were once copied, are gone. The others are only left out now."""
+    gone = [path for path in missing if not manifest.has(path)]
+    for paths, last in batches(gone):
+        write(encode_command(Remove(paths, last)))
 
 
 def _row(index: int, entry: Entry) -> Row:

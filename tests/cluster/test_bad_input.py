@@ -485,7 +485,7 @@ def test_a_copy_that_does_not_fit_is_refused_and_leaves_what_is_there(bad: Bad, 
     for host in ("h2", "h3"):
         rebooted(host)
         on(bad.testbed, host, "mkdir", place)
-        on(bad.testbed, host, "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place)
+        on(bad.testbed, host, "mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", place)
         on(bad.testbed, host, "sh", "-c", f"echo mine > {place}/kept")
     rebooted("h1")
     words = [f"not enough space in {place} on {host}: 2.0 MiB needed, 1.0 MiB free" for host in ("h2", "h3")]

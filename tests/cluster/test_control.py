@@ -378,7 +378,7 @@ def test_the_working_directory_is_copied_to_hosts_that_do_not_see_it(testbed: Te
     options += ["--sync-exclude", "notes.txt", "--sync-exclude", "*.out", "--sync-exclude", "*.err"]
     launched = front.start(*options, "train.py")
     assert launched.wait().code == 0, launched.err
-    expected = f"net /tmp/copied {['.gitignore', 'data', 'model.py', 'train.py']} ñ\n"
+    expected = f"net /tmp/copied {['.dmltrain-copied', '.gitignore', 'data', 'model.py', 'train.py']} ñ\n"
     assert re.sub(r"'__pycache__', ", "", launched.log("worker-0")) == expected
     assert re.sub(r"'__pycache__', ", "", launched.log("worker-1")) == expected
     stamps = [inodes(testbed, host) for host in ("h1", "h2")]
@@ -394,7 +394,8 @@ def test_the_working_directory_is_copied_to_hosts_that_do_not_see_it(testbed: Te
 
 def inodes(testbed: Testbed, host: str) -> dict[str, str]:
     """Inode and time of each copied file: one that is copied anew gets others."""
-    command = ["find", "/tmp/copied", "-type", "f", "-not", "-path", "*/__pycache__/*", "-printf", "%P\t%i %T@\n"]
+    others = ["-not", "-path", "*/__pycache__/*", "-not", "-name", ".dmltrain-copied"]
+    command = ["find", "/tmp/copied", "-type", "f", *others, "-printf", "%P\t%i %T@\n"]
     return dict(line.split("\t") for line in testbed.run(host, command).stdout.splitlines())
 
 

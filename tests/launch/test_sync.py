@@ -24,13 +24,14 @@ from hypothesis import strategies as st
 from launch import LaunchError
 from launch.agent import commands
 from launch.agent.channel import Incoming
-from launch.agent.destination import PREFIX, Destination, shown
+from launch.agent.destination import LIST, PREFIX, Destination
 from launch.agent.events import Event, Wanted
-from launch.agent.protocol import ProtocolError, decode_command, decode_event, encode_event
+from launch.agent.protocol import LIST_BYTES, ProtocolError, decode_command, decode_event, encode_event
 from launch.agent.receive import Receiver
+from launch.agent.way import shown
 from launch.sync import Sync
 from launch.sync.manifest import Entry, Manifest, Over, manifest, opened
-from launch.sync.send import LINE_BYTES, WRITE_BYTES, offer, push
+from launch.sync.send import WRITE_BYTES, offer, push
 from tests.tiers import examples
 
 SECONDS = 60.0  # for anything to happen, on a busy machine
@@ -105,6 +106,8 @@ def tree(folder: Path) -> dict[bytes, tuple]:
     found: dict[bytes, tuple] = {}
     for where, folders, files in os.walk(os.fsencode(folder)):
         for name in folders + files:
+            if name == LIST:
+                continue
             path = os.path.join(where, name)
             key, facts = os.path.relpath(path, os.fsencode(folder)), os.lstat(path)
             if stat.S_ISLNK(facts.st_mode):
@@ -115,6 +118,11 @@ def tree(folder: Path) -> dict[bytes, tuple]:
                 with open(path, "rb") as file:
                     found[key] = ("file", file.read(), stat.S_IMODE(facts.st_mode), facts.st_mtime_ns)
     return found
+
+
+def names(folder: Path) -> list[str]:
+    """What is in the folder, without the list that copies keep there."""
+    return sorted(name for name in os.listdir(folder) if name != os.fsdecode(LIST))
 
 
 def fill(folder: Path, files: dict[str, str]) -> Path:
@@ -208,6 +216,247 @@ def test_a_destination_inside_the_source_is_not_copied_into_itself(source):
     assert not (source / "copy" / "copy").exists()
 
 
+# -- what was copied earlier -----------------------------------------------------------------------------------------
+
+
+def notes(sync: Sync) -> list[str]:
+    return list(sync.hosts["h1"].notes)
+
+
+def test_what_was_copied_and_is_gone_from_the_source_is_removed_and_nothing_else(source, tmp_path):
+    to = fill(tmp_path / "to", {"lib/deep/a.txt": "a", "own": "mine"})  # one that a copy finds, and never copies
+    (source / "link").symlink_to("train.py")
+    fill(source, {"old/module.py": "old", "old/deep/b": "b", "half/c": "c"})
+    assert notes(copy(source, to)[0]) == [f"{to} had mode 0755 and is private now"]
+    fill(to, {"half/result": "mine"})
+    for name in ("old", "half", "lib/deep"):
+        shutil.rmtree(source / name)
+    (source / "link").unlink()
+    sync, _ = copy(source, to)
+    gone = "half/c, link, old/deep/b, old/module.py"
+    assert notes(sync) == [f"removed {gone}: copied there earlier, and gone from this folder"]
+    kept = {b"half", b"half/result", b"own", b"lib/deep", b"lib/deep/a.txt"}
+    assert tree(to).keys() == tree(source).keys() | kept
+    assert notes(copy(source, to)[0]) == []
+
+
+def test_what_is_only_left_out_now_stays(source, tmp_path):
+    to = tmp_path / "to"
+    fill(source, {"data/big": "x", "data/new": "y", "notes.txt": "z"})
+    copy(source, to)
+    fill(source, {".gitignore": "data\n"})
+    (source / "data/new").unlink()
+    sync, _ = copy(source, to, excludes=["*.txt"])
+    assert (to / "data/big").exists() and (to / "notes.txt").exists() and (to / "lib/deep/a.txt").exists()
+    assert notes(sync) == ["removed data/new: copied there earlier, and gone from this folder"]
+
+
+def test_what_has_changed_since_the_copy_is_not_removed(source, tmp_path):
+    to = tmp_path / "to"
+    (source / "link").symlink_to("train.py")
+    fill(source, {"a": "1", "b": "2", "c/d": "3"})
+    copy(source, to)
+    (to / "a").write_text("5")  # as long as before
+    (to / "b").unlink()
+    (to / "b").mkdir()
+    (to / "link").unlink()
+    (to / "link").symlink_to("lib")
+    shutil.rmtree(to / "c")
+    (to / "c").symlink_to(source / "lib")
+    for name in ("a", "b", "link"):
+        (source / name).unlink()
+    shutil.rmtree(source / "c")
+    sync, _ = copy(source, to)
+    assert notes(sync) == ["kept a, b, c, link: gone from this folder, but changed there since the last copy"]
+    assert (to / "a").read_text() == "5" and (to / "b").is_dir() and os.readlink(to / "link") == "lib"
+    assert (source / "lib/net.py").exists()
+    assert notes(copy(source, to)[0]) == [], "said once"
+
+
+def test_a_folder_takes_the_place_of_a_file_that_was_copied_and_the_other_way_round(source, tmp_path):
+    to = tmp_path / "to"
+    fill(source, {"one": "1", "two/inside": "2", "three": "3", "real/x": "4"})
+    copy(source, to)
+    (source / "one").unlink()
+    shutil.rmtree(source / "two")
+    fill(source, {"one/inside": "1", "two": "2"})
+    (source / "three").unlink()
+    (source / "three").symlink_to("real")  # through which nothing of "three" is still in the source
+    copy(source, to)
+    assert tree(to) == tree(source)
+
+
+def test_a_file_that_changed_there_is_replaced_with_a_word(source, tmp_path):
+    to = fill(tmp_path / "to", {"train.py": "from elsewhere", "lib/own.py": ""})
+    assert notes(copy(source, to)[0])[1:] == [
+        "replaced train.py: changed there since the last copy, or never copied there"
+    ]
+    (to / "lib/net.py").write_text("y = 5\n")  # as long as before
+    (source / "empty").write_text("changed here")
+    sync, _ = copy(source, to)
+    assert notes(sync) == ["replaced lib/net.py: changed there since the last copy, or never copied there"]
+    assert tree(to).items() >= tree(source).items()
+
+
+CHECKPOINTS = [
+    "run/r8-0003.pt",
+    "m-0001.params",
+    "m-symbol.json",
+    "r8-0002.npz",
+    "state.server-0",
+    "LAST.CKPT",
+    "a\nb.pth",
+]
+
+
+def test_a_checkpoint_that_the_job_wrote_is_never_replaced(source, tmp_path):
+    to = tmp_path / "to"
+    fill(source, dict.fromkeys(CHECKPOINTS, "epoch 3 of the source"))
+    copy(source, to)
+    fill(to, dict.fromkeys(CHECKPOINTS, "epoch 9 of the job"))
+    fill(source, {"run/r8-0003.pt": "another epoch 3"})
+    fill(to, {"never.pt": "of the job"})
+    fill(source, {"never.pt": "of the source"})
+    sync, agent = copy(source, to)
+    assert notes(sync) == [
+        "kept LAST.CKPT, 'a\\nb.pth', m-0001.params, m-symbol.json, never.pt and 3 more: checkpoints that changed "
+        "there since they were copied, or were written there; remove them there to get those of this folder"
+    ]
+    assert {(to / name).read_text() for name in CHECKPOINTS} == {"epoch 9 of the job"}
+    assert not agent.files
+    assert notes(copy(source, to)[0]) == notes(sync), "said each time"
+    for name in CHECKPOINTS:
+        (to / name).unlink()
+    copy(source, to)
+    assert (to / "run/r8-0003.pt").read_text() == "another epoch 3"
+
+
+def test_a_checkpoint_that_is_as_it_was_copied_is_replaced(source, tmp_path):
+    to = tmp_path / "to"
+    fill(source, {"run/last.pt": "epoch 3"})
+    copy(source, to)
+    fill(source, {"run/last.pt": "epoch 9"})
+    assert notes(copy(source, to)[0]) == []
+    assert (to / "run/last.pt").read_text() == "epoch 9"
+
+
+DAMAGES = {
+    "cut": lambda text: text[:-3],
+    "without its end": lambda text: text[: text.rindex(b"\n", 0, -1) + 1],
+    "longer": lambda text: text + b"[]\n",
+    "no JSON": lambda text: text.replace(b'"', b"'", 1),
+    "another format": lambda text: text.replace(b", 1]", b", 2]", 1),
+    "a path that leads out": lambda text: text.replace(b'"empty"', b'"../empty"'),
+    "a number for a path": lambda text: text.replace(b'"empty"', b"5"),
+    "deep": lambda text: b"[" * 60_000,
+    "an object": lambda text: text.replace(b'["empty"', b'[{}, "empty"'),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_list_removes_nothing_and_is_written_anew(source, tmp_path, damage):
+    to = tmp_path / "to"
+    copy(source, to)
+    text = (to / os.fsdecode(LIST)).read_bytes()
+    (to / os.fsdecode(LIST)).write_bytes(DAMAGES[damage](text))
+    (source / "empty").unlink()
+    fill(source, {"new": "new"})
+    assert notes(copy(source, to)[0]) == []
+    assert (to / "empty").exists()
+    (source / "new").unlink()
+    assert notes(copy(source, to)[0]) == ["removed new: copied there earlier, and gone from this folder"]
+
+
+def test_a_list_that_is_no_file_of_ours_counts_as_none(source, tmp_path):
+    to = tmp_path / "to"
+    copy(source, to)
+    where = to / os.fsdecode(LIST)
+    text = where.read_bytes()
+    (tmp_path / "elsewhere").write_bytes(text)
+    (source / "empty").unlink()
+    where.unlink()
+    where.symlink_to(tmp_path / "elsewhere")
+    copy(source, to)
+    where.unlink(missing_ok=True)
+    os.mkfifo(where)
+    copy(source, to)
+    if os.geteuid() == 0:
+        where.unlink(missing_ok=True)
+        where.write_bytes(text)
+        os.chown(where, 2002, 2002)
+        copy(source, to)
+    assert (to / "empty").exists()
+
+
+def test_a_copy_that_was_cut_off_knows_what_it_had_begun(source, tmp_path):
+    """The list is there before the first file. What did not arrive is no change of the host."""
+    to = tmp_path / "to"
+    copy(source, to)
+    fill(source, {"train.py": "new text", "late": "late"})
+    found, agent = manifest(source), Agent()
+    agent.write(message(do="sync", to=str(to)))
+    offer(found, range(len(found.entries)), agent.write)
+    wanted = agent.last("wanted")["entries"]
+    assert [found.entries[index].path for index in wanted] == ["late", "train.py"]
+    push(found, wanted[:1], agent.write, lambda count: None)
+    agent.receiver.finish()
+    assert (to / "late").exists() and (to / "train.py").read_text() == "print(1)\n"
+    (source / "late").unlink()
+    assert notes(copy(source, to)[0]) == ["removed late: copied there earlier, and gone from this folder"]
+    assert tree(to) == tree(source)
+
+
+def test_agents_that_share_a_folder_share_its_list(source, tmp_path):
+    """One copies x while the other, which has read the list before, is about to copy y."""
+    to, digest = tmp_path / "to", hashlib.sha256(b"abc").hexdigest()
+    copy(source, to)
+    slow, fast = Agent("h1"), Agent("h2")
+    slow.write(message(do="sync", to=str(to)))
+    rows = [[0, "file", "y", 0o644, 0, 3, digest], *every(source)]
+    slow.receiver.begin(decode_command(message(do="entries", entries=rows, last=True)))
+    slow.receiver.clock = iter(range(10**6)).__next__  # each step ends at once
+    assert slow.receiver.step()
+    announce(fast, to, [[0, "file", "x", 0o644, 0, 3, digest], *every(source)])
+    fast.write(message(do="file", entry=0, bytes=3) + b"abc")
+    assert fast.last("synced")["files"] == 1
+    while slow.receiver.step():
+        pass
+    slow.write(message(do="file", entry=0, bytes=3) + b"abc")
+    assert slow.last("synced")["files"] == 1
+    assert notes(copy(source, to)[0]) == ["removed x, y: copied there earlier, and gone from this folder"]
+
+
+def every(source: Path) -> list[list]:
+    """The rows of all entries of the folder, numbered from 10."""
+    return [
+        [number, each.kind, each.path, each.mode, each.mtime, each.size, each.sha256 or each.target]
+        for number, each in enumerate(manifest(source).entries, 10)
+    ]
+
+
+def test_paths_to_remove_that_nobody_asked_about_are_refused_or_left_alone(source, tmp_path):
+    to = fill(tmp_path / "to", {"own": "mine"})
+    agent = Agent()
+    agent.write(message(do="sync", to=str(to)) + message(do="remove", paths=["own"], last=True))
+    assert "paths to remove that it was not asked about" in agent.last("refused")["message"]
+    copy(source, to)
+    agent = Agent()
+    assert announce(agent, to, every(source)[1:]) == {"event": "missing", "paths": ["empty"], "last": True}
+    agent.write(message(do="remove", paths=["own", "empty", "train.py"], last=True))
+    assert agent.last("synced")["notes"] == ["removed empty: copied there earlier, and gone from this folder"]
+    assert (to / "own").exists() and (to / "train.py").exists()
+    agent.write(message(do="remove", paths=["own"], last=True))
+    assert agent.last("refused")["code"] == 125
+
+
+def test_the_list_of_a_source_that_is_itself_a_copy_is_not_copied(source, tmp_path):
+    copy(source, tmp_path / "first")
+    (tmp_path / "first/lib/deep/a.txt").unlink()
+    copy(tmp_path / "first", tmp_path / "second")
+    assert tree(tmp_path / "second") == tree(tmp_path / "first")
+    assert b"a.txt" not in (tmp_path / "second" / os.fsdecode(LIST)).read_bytes()
+
+
 NAMES = st.binary(min_size=1, max_size=6).filter(
     lambda name: not set(name) & {0, ord("/")} and name not in (b".", b"..", b".git", b".gitignore")
 )
@@ -233,20 +482,14 @@ def plant(folder: bytes, inside: dict) -> None:
 
 @settings(max_examples=examples(60))
 @given(st.dictionaries(NAMES, TREES, max_size=5), st.dictionaries(NAMES, TREES, max_size=5))
-def test_any_tree_arrives_and_arrives_over_another_or_is_refused(tmp_path_factory, first, second):
+def test_any_tree_arrives_and_takes_the_place_of_another(tmp_path_factory, first, second):
     folder = tmp_path_factory.mktemp("any")
     plant(os.fsencode(folder / "first"), first)
     plant(os.fsencode(folder / "second"), second)
     copy(folder / "first", folder / "to")
-    before = tree(folder / "to")
-    assert before == tree(folder / "first")
-    try:
-        copy(folder / "second", folder / "to")
-    except LaunchError as error:
-        assert "--sync-exclude" in str(error)
-        assert tree(folder / "to") == before
-    else:
-        assert tree(folder / "to") == before | tree(folder / "second")
+    assert tree(folder / "to") == tree(folder / "first")
+    copy(folder / "second", folder / "to")
+    assert tree(folder / "to") == tree(folder / "second")
 
 
 # -- what is ignored -------------------------------------------------------------------------------------------------
@@ -530,7 +773,7 @@ def test_an_interrupted_copy_leaves_no_partial_file_and_resumes(tmp_path):
         push(found, agent.last("wanted")["entries"], write, lambda count: None)
     assert [name for name in os.listdir(to) if name.startswith(os.fsdecode(PREFIX))]  # the half one
     agent.receiver.finish()
-    there = os.listdir(to)
+    there = names(to)
     assert 1 <= len(there) <= 3
     assert tree(to).items() <= tree(source).items()
     _, resumed = copy(source, to)
@@ -564,7 +807,7 @@ def test_a_copy_that_is_ended_early_leaves_no_probe_and_no_descriptor(source, tm
         if not ends:
             assert os.listdir(tmp_path / "to") == [agent.last("destination")["probe"]]
         agent.receiver.finish()
-        assert os.listdir(tmp_path / "to") == []
+        assert names(tmp_path / "to") == []
         assert set(os.listdir("/proc/self/fd")) == before
     copy(source, tmp_path / "to")
     copy(source, tmp_path / "to")
@@ -586,20 +829,20 @@ def test_a_file_that_gives_way_to_another_or_comes_otherwise_is_dropped_and_can_
         [number, "file", name, 0o200, 0, 3, hashlib.sha256(b"abc").hexdigest()] for number, name in enumerate("vwxyz")
     ]
     agent = Agent()
-    assert announce(agent, tmp_path, rows) == {"event": "wanted", "entries": [0, 1, 2, 3, 4], "bytes": 15}
+    assert announce(agent, tmp_path, rows) == {"event": "wanted", "entries": [0, 1, 2, 3, 4], "bytes": 15, "last": True}
     agent.write(message(do="file", entry=1, bytes=2) + b"ab")
     agent.write(message(do="file", entry=0, bytes=2) + b"ab" + message(do="file", entry=0, bytes=1) + b"c")
     agent.write(message(do="file", entry=2, bytes=3) + b"xyz")
     agent.write(message(do="file", entry=3, bytes=1) + b"a" + message(do="file", entry=3, bytes=0, gone=True))
     assert agent.events[-1]["event"] == "wanted", "one is still to come"
     agent.write(message(do="file", entry=4, bytes=3) + b"abc")
-    assert agent.last("synced") == {"event": "synced", "files": 2, "bytes": 6, "changed": [1, 2, 3]}
-    assert sorted(os.listdir(tmp_path)) == ["v", "z"]
+    assert agent.last("synced") == {"event": "synced", "files": 2, "bytes": 6, "changed": [1, 2, 3], "notes": []}
+    assert names(tmp_path) == ["v", "z"]
     assert stat.S_IMODE(os.stat(tmp_path / "v").st_mode) == 0o600, "its owner can read it"
     agent.write(message(do="entries", entries=[rows[1]], last=True))
     assert agent.last("wanted")["entries"] == [1]
     agent.write(message(do="file", entry=1, bytes=3) + b"abc")
-    assert agent.last("synced") == {"event": "synced", "files": 1, "bytes": 3, "changed": []}
+    assert agent.last("synced") == {"event": "synced", "files": 1, "bytes": 3, "changed": [], "notes": []}
     assert (tmp_path / "w").read_bytes() == b"abc"
 
 
@@ -651,7 +894,7 @@ def test_a_folder_that_is_another_disk_gets_its_files_there(tmp_path, small):
 
 def test_a_link_that_cannot_take_its_name_leaves_nothing(tmp_path):
     (tmp_path / "taken/by").mkdir(parents=True)
-    destination = Destination(os.fsencode(tmp_path))
+    destination = Destination(os.fsencode(tmp_path), "h1")
     with pytest.raises(OSError):
         destination.link(b"taken", b"target", 0)
     destination.close()
@@ -664,7 +907,7 @@ def test_a_temporary_name_that_leads_elsewhere_is_not_taken_for_a_left_file(tmp_
     to = tmp_path / "to"
     (to / os.fsdecode(PREFIX + b"folder")).mkdir(parents=True)
     (to / os.fsdecode(PREFIX + b"link")).symlink_to(outside)
-    Destination(os.fsencode(to)).remove_left()
+    Destination(os.fsencode(to), "h1").remove_left()
     assert len(os.listdir(to)) == 2 and outside.read_text() == "kept"
 
 
@@ -751,7 +994,7 @@ def test_nonsense_is_refused_and_what_follows_it_is_passed_over(tmp_path):
     agent.write(message(do="file", entry=7, bytes=3) + b"abc" + message(do="file", entry=0, bytes=3) + b"abc")
     assert [event["event"] for event in agent.events] == ["destination", "wanted", "refused"]
     assert agent.last("refused")["code"] == 125
-    assert os.listdir(tmp_path) == []
+    assert names(tmp_path) == []
     for rows in ([["x"]], [[0, "file", 5, 0, 0, 0, ""]], None):
         with pytest.raises(ProtocolError, match="field 'entries' of message 'entries' is .*; expected a list of "):
             announce(Agent(), tmp_path, rows)
@@ -768,7 +1011,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
     """A disk of 1 MiB."""
     folder = tmp_path / "small"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", folder]
     if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("a disk of 1 MiB cannot be mounted here: needs root")
     yield folder
@@ -784,10 +1027,10 @@ def test_no_room_is_refused_before_anything_is_written(source, small):
 
 
 def test_no_room_for_names_is_refused_before_anything_is_written(tmp_path, small):
-    subprocess.run(["mount", "-o", "remount,nr_inodes=4", small], check=True)
+    subprocess.run(["mount", "-o", "remount,nr_inodes=5", small], check=True)
     rows = [[number, "file", f"f{number}", 0o644, 0, 0, NO_HASH] for number in range(4)]
-    said = answer(small, rows)  # one of the four is the folder's own
-    assert said["event"] == "refused" and "4 new files (inodes) needed, 3 free; free some there" in said["message"]
+    said = answer(small, rows)  # one of the five is the folder's own, and one the list's
+    assert said["event"] == "refused" and "5 new files (inodes) needed, 4 free; free some there" in said["message"]
     assert answer(small, rows[:3])["event"] == "wanted"
 
 
@@ -826,7 +1069,7 @@ def test_a_disk_that_fills_up_meanwhile_is_refused(source, small):
     push(found, agent.last("wanted")["entries"], agent.write, lambda count: None)
     said = agent.last("refused")
     assert "no space left on h1 while big in" in said["message"] and said["code"] == 2
-    assert "big" not in os.listdir(small) and not list(small.glob(".dmltrain*"))
+    assert "big" not in os.listdir(small) and not list(small.glob(".dmltrain-sync*"))
 
 
 # -- the wire --------------------------------------------------------------------------------------------------------
@@ -836,7 +1079,7 @@ def test_many_entries_are_announced_in_lines_of_64_kib():
     entries = tuple(Entry(f"some/folder/file-{number}", "file", sha256=NO_HASH) for number in range(5000))
     writes: list[bytes] = []
     offer(Manifest(b"/", entries), range(5000), writes.append)
-    assert len(writes) > 5 and max(map(len, writes)) <= LINE_BYTES + 100
+    assert len(writes) > 5 and max(map(len, writes)) <= LIST_BYTES + 100
     parsed = [json.loads(line) for line in writes]
     assert [each["last"] for each in parsed] == [False] * (len(writes) - 1) + [True]
     assert [row[0] for each in parsed for row in each["entries"]] == list(range(5000))
