@@ -122,8 +122,8 @@ def test_a_folder_that_another_user_prepared_gets_no_code_into_the_job(host, sou
         assert refusal.code == 2
         assert str(refusal) == (
             f"{job} on h1 belongs to another user (owner: user 2002, group: 2002, mode: 0777), so their code could "
-            "get into the job; the folder and those above it must belong to user 2001 or root, and nobody else may write "
-            "there: choose another --sync-dst-dir, for example '~/job'"
+            "get into the job; the folder and those above it must belong to user 2001 or root, and nobody else may "
+            "write there: choose another --sync-dst-dir, for example '~/job'"
         )
     else:
         shell(STRANGER, 'printf %s "$2" >$1/train.py', job, MALICIOUS)
