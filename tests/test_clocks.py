@@ -19,7 +19,7 @@ MAY_READ = {  # file and function -> what for
     "launch/agent/probe.py facts": "the host's clock, for a warning",
     "launch/agent/probe.py poll": "the host's clock, for a warning",
     "launch/agent/serve.py _write_last_line": "the stamp of a log line",
-    "launch/channels/mpi/tls.py certificate": "it is valid from a day ago until ten years from now",
+    "launch/certificate.py new": "it is valid from a day ago until ten years from now",
     "launch/cli.py dry_run": "the date in a new job's name",
     "launch/cli.py jobs": "the age of jobs in a list",
     "launch/cli.py run": "the date in a new job's name",
@@ -31,6 +31,8 @@ MAY_READ = {  # file and function -> what for
     "launch/run/start.py _attempt": "a date in a record",
     "launch/run/start.py run": "a date in a record",
     "launch/terminal/log_folder.py stamp": "a date in a record",
+    "launch/whole_file.py _remove_if_left": "the age, in days, of what a killed writer of another host left",
+    "dmltrain/whole_file.py _remove_if_left": "the same",
 }
 
 
