@@ -1,15 +1,16 @@
-"""A server's state is received piece by piece."""
+"""A server's state takes memory as it arrives."""
 
 import os
 import socket
 import threading
-import tracemalloc
 
 import pytest
 
 from dmltrain.kvstore.transport import state
 from dmltrain.kvstore.transport.link import Closed, Link
+from dmltrain.kvstore.transport.seal import Keys
 from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
+from tests.fuzzing import peak
 
 
 @pytest.fixture
@@ -30,17 +31,31 @@ def test_a_state_arrives_whole(ends, size):
     assert other.fileno() and link.sock.recv(4) == b"next"
 
 
+def test_a_state_with_a_seal_arrives_whole(ends):
+    link, other = ends
+    caller, sent = Link(other), os.urandom(3 << 20)
+    keys = Keys(b"c" * 32, b"l" * 32, b"")
+    link.protect(keys, "auth", True, "")
+    caller.protect(keys, "auth", False, "")
+    sender = threading.Thread(target=caller.send, args=(Header(Kind.STATE, len(sent)).pack(), sent))
+    sender.start()
+    assert state.receive(link, link.read_header()) == sent
+    sender.join()
+
+
 def test_memory_grows_with_what_arrives(ends):
     link, other = ends
     other.sendall(b"x" * 1000)
     other.shutdown(socket.SHUT_WR)
-    tracemalloc.start()
-    try:
-        with pytest.raises(Closed, match="1000 of 1048576 bytes"):
-            state.receive(link, Header(Kind.STATE, 1 << 34))
-        assert tracemalloc.get_traced_memory()[1] < 3 << 20
-    finally:
-        tracemalloc.stop()
+    before = peak()
+    with pytest.raises(Closed, match=f"1000 of {1 << 33} bytes"):
+        state.receive(link, Header(Kind.STATE, 1 << 33))
+    assert peak() - before < 8 << 20
+
+
+def test_a_state_that_no_machine_can_hold(ends):
+    with pytest.raises(FrameError, match=f"a state of {1 << 60} bytes, which this machine cannot hold"):
+        state.receive(ends[0], Header(Kind.STATE, 1 << 60), 1 << 62)
 
 
 def test_a_state_above_the_limit_is_not_received(ends):

@@ -1,0 +1,198 @@
+"""Mutated frames and states: a server reads or refuses each of them, in limited memory and time (tests/fuzzing.py)."""
+
+from __future__ import annotations
+
+import zlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from dmltrain.env import Environment
+from dmltrain.kvstore.server import optimizer_state
+from dmltrain.kvstore.server.core import ServerCore
+from dmltrain.kvstore.server.declared import Declared, Rejected
+from dmltrain.kvstore.server.service import Service
+from dmltrain.kvstore.transport import message, state, wire
+from dmltrain.kvstore.transport.link import Closed, Link
+from dmltrain.kvstore.transport.message import BY_KIND, BY_OP, Declare, Key, Optimizer
+from dmltrain.kvstore.transport.wire import Flag, FrameError, Header, Kind
+from tests.archives import repacked
+from tests.fuzzing import Fuzzed, parts, survive
+
+KEYS = (
+    Key(0, "weight", "float32", True, {"type": "none"}, ((0, 4), (1, 3))),
+    Key(1, "bias", "float32", True, {"type": "2bit", "threshold": 0.5}, ((0, 5),)),
+    Key(1 << 31, "sum", "float64", False, {"type": "none"}, ((0, 2),)),
+)
+ENVIRONMENT = Environment(role="server", num_workers=2, num_servers=1, job="job", key=b"key")
+
+
+class Step:
+    """An optimizer with one number and one array."""
+
+    def __init__(self, spec: dict, key: int, value: np.ndarray) -> None:
+        if spec.get("name") != "sgd" or not isinstance(spec.get("lr"), float):
+            raise Rejected(f"unknown optimizer {spec}")
+        self.momentum, self.steps = np.zeros_like(value), np.array(0.0)
+
+    def __call__(self, value: np.ndarray, gradient: np.ndarray, rate: float) -> None:
+        self.momentum += gradient
+        value -= np.float32(0.1) * self.momentum
+        self.steps += 1
+
+    def state(self) -> dict[str, np.ndarray]:
+        return {"momentum": self.momentum, "steps": self.steps}
+
+    def load(self, found: dict[str, np.ndarray]) -> None:
+        self.momentum, self.steps = found["momentum"].copy(), found["steps"].copy()
+
+
+def made_core() -> ServerCore:
+    """What worker 1 has declared; small limits, so that no mutation may take what a real server may."""
+    core = ServerCore(2, make_step=Step, _declared=Declared(max_bytes=1 << 16))
+    core.declare(1, Declare("dist_sync", 0.0, KEYS))
+    return core
+
+
+class Stream(Link):
+    """A link by which `data` comes, and which sends nowhere."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(None)  # type: ignore[arg-type]
+        self.data, self.place = data, 0
+
+    def _fill(self, target: memoryview) -> None:
+        part = self.data[self.place : self.place + len(target)]
+        if len(part) < len(target):
+            raise Closed("end of stream")
+        target[:] = part
+        self.place += len(target)
+
+
+class Discarding:
+    """An outbox that sends nothing, to a worker without shared memory."""
+
+    link = SimpleNamespace(own_arena=None)
+
+    def put(self, *frame: object) -> None:
+        pass
+
+    def put_all(self, frames: object) -> None:
+        pass
+
+
+SERVICE = Service("server 0", ENVIRONMENT, ServerCore(2), None, pytest.fail, pytest.fail)
+SERVICE._outboxes = {0: Discarding()}  # type: ignore[dict-item]
+
+
+def converse(data: bytes) -> None:
+    """What a server does with the frames of worker 0. Raises FrameError or Rejected."""
+    stream, core = Stream(data), made_core()
+
+    def other(connection: Link, header: Header) -> tuple[bytes, None]:
+        if header.kind == Kind.STATE:
+            limit = optimizer_state.limit(core.slices())
+            optimizer_state.unpack(state.receive(connection, header, limit), core.slices())
+        elif header.kind == Kind.OPTIMIZER:
+            core.optimize(dict(message.expect(connection.read_message(header), Optimizer).spec))
+        elif header.kind != Kind.READ_STATE:
+            raise FrameError(f"frame kind {header.kind} from a worker")
+        return optimizer_state.pack(core.slices()), None
+
+    SERVICE._core, SERVICE._other = core, other
+    try:
+        while True:
+            SERVICE._take(stream, SERVICE._outboxes[0], 0, stream.read_header())
+    except Closed:
+        pass
+
+
+def frame(kind: Kind, payload: bytes = b"", **fields: object) -> bytes:
+    return Header(kind, len(payload), **fields).pack() + payload  # type: ignore[arg-type]
+
+
+def conversations() -> list[bytes]:
+    core = made_core()
+    core.optimize({"name": "sgd", "lr": 0.5})
+    push = [
+        frame(Kind.PUSH, np.ones(4, np.float32).tobytes(), clock=1, number=0.5, flags=Flag.PULL),
+        frame(Kind.PUSH, np.ones(3, np.float32).tobytes(), slice=1, clock=1, number=-1.0),
+        frame(Kind.PUSH, bytes(core.slices()[1, 0].push_bytes), key=1, clock=1, dtype=core.slices()[1, 0].codec.number),
+        frame(Kind.PUSH, np.ones(2).tobytes(), key=1 << 31, clock=1, dtype=1),
+    ]
+    declare = message.encode(Declare("dist_sync", 0.0, KEYS))
+    optimizer = message.encode(Optimizer({"name": "sgd", "lr": 0.5}))
+    first = frame(Kind.INIT, np.ones(4, np.float32).tobytes())
+    return [
+        declare + first + b"".join(push),
+        declare + optimizer + b"".join(push) + frame(Kind.PULL, clock=1, priority=3),
+        frame(Kind.PULL) * 3 + frame(Kind.PROBE, b"x" * 50) + frame(Kind.READ_STATE),
+        optimizer + frame(Kind.STATE, optimizer_state.pack(core.slices())),
+        frame(Kind.RELEASE),
+    ]
+
+
+def with_checksums(data: bytes) -> bytes:
+    """Make every header's checksum right again, as far as headers follow each other."""
+    fixed, place = bytearray(data), 0
+    while place + wire.HEADER_SIZE <= len(fixed):
+        end = place + wire.HEADER_SIZE
+        fixed[place : place + 5] = wire.MAGIC + bytes([wire.VERSION])
+        fixed[end - 4 : end] = zlib.crc32(fixed[place : end - 4]).to_bytes(4, "big")
+        try:
+            header = Header.unpack(fixed[place:end])
+        except FrameError:
+            break
+        place = end + (header.length if header.is_followed else 0)
+    return bytes(fixed)
+
+
+NAMES = ("keys", "slices", "float64", "type", "topk", "int8", "dist_async", "lr")
+WORDS = (
+    *(f'"{name}"'.encode() for name in NAMES),
+    *(b"null", b"[]", b"{}", b"true", b"[[0,1]]", b"2147483648", b"\\ud800"),
+    *(bytes([kind]) for kind in Kind),
+)
+FRAMES = Fuzzed(converse, conversations, (FrameError, Rejected), WORDS, (bytes, with_checksums, with_checksums))
+
+
+def messages() -> list[bytes]:
+    from tests.kvstore.test_message import EXAMPLES
+
+    return [bytes([each.kind]) + message.encode(each)[wire.HEADER_SIZE :] for each in EXAMPLES]
+
+
+CONTROL = Fuzzed(
+    lambda data: message.decode(data[0] if data else 0, data[1:]),
+    messages,
+    (FrameError,),
+    (*WORDS, *(f'"{op}"'.encode() for op in BY_OP), *map(bytes, ([kind] for kind in BY_KIND))),
+)
+
+
+def restore(data: bytes) -> None:
+    core = made_core()
+    core.optimize({"name": "sgd", "lr": 0.5})
+    optimizer_state.unpack(data, core.slices())
+
+
+def states() -> list[bytes]:
+    plain, stepping = made_core(), made_core()
+    stepping.optimize({"name": "sgd", "lr": 0.5})
+    return [optimizer_state.pack(each.slices()) for each in (plain, stepping)]
+
+
+STATES = Fuzzed(
+    restore,
+    states,
+    (Rejected,),
+    (b"PK\1\2", b"PK\3\4", b"PK\5\6", b"<f4", b"|O", b"(3,)", b"True"),
+    (bytes, repacked),
+)
+
+
+@pytest.mark.parametrize("part", parts())
+@pytest.mark.parametrize("name", ["FRAMES", "CONTROL", "STATES"])
+def test_nothing_that_arrives_can_break_a_server(name: str, part: int) -> None:
+    survive(f"tests.kvstore.test_fuzz:{name}", part)
