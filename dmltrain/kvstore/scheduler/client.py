@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dmltrain.env import Environment
 from dmltrain.errors import JobLost
 from dmltrain.kvstore.transport import host, link
+from dmltrain.kvstore.transport.data_links import Watch
 from dmltrain.kvstore.transport.handshake import CONTROL, Caller
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.message import (
@@ -24,7 +25,9 @@ from dmltrain.kvstore.transport.message import (
     Barrier,
     Bye,
     Heartbeat,
+    LinkLost,
     Message,
+    Overdue,
     Refuse,
     Register,
     Release,
@@ -35,6 +38,8 @@ from dmltrain.kvstore.transport.message import (
 from dmltrain.kvstore.transport.wire import FrameError
 
 EXIT_SECONDS = 3.0
+VERDICT_SECONDS = 5.0  # for the scheduler to say why a link was lost; it waits 2 s for a better cause
+LOOK_SECONDS = 0.5  # between two looks at data links
 
 
 class Control:
@@ -55,7 +60,8 @@ class Control:
         self.failure = ""
         self._start: Start | None = None
         self.shutdown = threading.Event()
-        self.over = threading.Event()  # the scheduler has sent its last message
+        self.over = threading.Event()  # the job is lost, or the scheduler has sent its last message
+        self.watch = Watch.earlier_than(environment.lost_seconds)  # checks the data links that are added to it
         self._environment = environment
         self._on_end = on_end
         self._exit_seconds = exit_seconds
@@ -92,10 +98,22 @@ class Control:
         """End the job for all processes."""
         self._send(Abort(reason))
 
-    def bye(self) -> None:
-        """Report that this process has finished: from now on the end of its link is not a failure."""
-        self._closing = True
-        self._send(Bye())
+    def overdue(self, reason: str) -> None:
+        """End the job for all processes because some have waited for too long, unless there is a better cause."""
+        self._send(Overdue(reason))
+
+    def link_lost(self, lost: LinkLost) -> None:
+        """Report a lost data link. Returns when the scheduler has said what the cause is; fails if it does not."""
+        self._send(lost)
+        with self._changed:
+            self._changed.wait_for(lambda: self.failure or self._closing, VERDICT_SECONDS)
+        self.fail(str(lost))
+
+    def bye(self, stays: bool = False) -> None:
+        """Report that this process has finished: from now on the end of its link is not a failure. With `stays` it
+        serves its host's other workers until it calls this again."""
+        self._closing = not stays
+        self._send(Bye(stays))
 
     def close(self) -> None:
         self._closing = True
@@ -107,6 +125,7 @@ class Control:
             if self.failure or self._closing:
                 return
             self.failure = reason
+            self.over.set()
             self._changed.notify_all()
         threading.Thread(target=self._end_process, name="exit-watchdog", daemon=True).start()
         if self._on_end:
@@ -184,18 +203,22 @@ class Control:
             self._on_end("")
 
     def _beat(self) -> None:
-        last = time.monotonic()
+        environment, last, due = self._environment, time.monotonic(), 0.0
         while not (self._closing or self.failure):
             now = time.monotonic()
-            if now - last > self._environment.lost_seconds / 2:  # this process was suspended, perhaps not the scheduler
+            if now - last > environment.lost_seconds / 2:  # this process was suspended, perhaps not the scheduler
                 self._heard = now
             last = now
-            if now - self._heard > self._environment.lost_seconds:
+            if now - self._heard > environment.lost_seconds:
                 self.fail(
-                    f"{self._scheduler} missed heartbeats for {now - self._heard:.0f} s (frozen, stopped, or cut off)"
+                    f"{self._scheduler} missed heartbeats for {now - self._heard:.0f} s (frozen, stopped, or cut off "
+                    f"from {environment.role} {environment.index} on {environment.host_name})"
                 )
-            self._send(Heartbeat())
-            self.shutdown.wait(self._environment.heartbeat_seconds)
+            self.watch.check()
+            if now >= due:
+                due = now + environment.heartbeat_seconds
+                self._send(Heartbeat())
+            self.shutdown.wait(max(0.0, min(LOOK_SECONDS, due - now)))
 
     def _end_process(self) -> None:
         time.sleep(self._exit_seconds)

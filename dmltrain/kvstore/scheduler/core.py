@@ -4,8 +4,9 @@ Theory of operation. Every process connects, registers and sends a heartbeat eac
 heartbeat, so that processes also notice a frozen scheduler. When all have registered, it sends `start` to all, with the
 servers' addresses and each process's host. A barrier is the set of workers that have reached it. A worker sends `bye`
 when it has finished; after the last `bye` the scheduler sends `shutdown` to all. The job is lost when a process misses
-heartbeats for `lost_seconds`, its connection ends without `bye`, it sends `abort`, or a time limit passes. The
-scheduler then sends `abort` to all, with a reason that names the process.
+heartbeats for `lost_seconds`, its connection ends without `bye`, it sends `abort`, a link between two processes is lost
+(lost_links.py), or a time limit passes. The scheduler then sends `abort` to all, with a reason that names the process,
+or both ends of the link. What follows from a lost link, such as processes that wait for too long, is not the reason.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from dmltrain.kvstore.scheduler.lost_links import LostLinks, Node
 from dmltrain.kvstore.transport.message import (
     Abort,
     Barrier,
     Bye,
     Heartbeat,
+    LinkLost,
     Message,
+    Overdue,
     Refuse,
     Register,
     Release,
@@ -28,7 +32,6 @@ from dmltrain.kvstore.transport.message import (
     WorkerAddress,
 )
 
-Node = tuple[str, int]  # role, index
 ALL: Node = ("all", 0)
 
 
@@ -59,7 +62,8 @@ Action = Send | Refuse | Finish | Log
 class _Peer:
     registration: Register
     heard: float  # s
-    done: bool = False
+    done: bool = False  # its worker has finished
+    left: bool = False  # and nothing is left of it that could be lost
 
 
 @dataclass
@@ -72,9 +76,11 @@ class SchedulerCore:
     start_seconds: float = 120.0
     wait_seconds: float = 600.0
     facts: dict[str, Any] = field(default_factory=dict)  # sent to all processes in `start`
+    place: str = "the scheduler"  # with host and address, for messages
     now: float = 0.0
     _peers: dict[Node, _Peer] = field(default_factory=dict)
     _barriers: dict[str, tuple[float, set[int]]] = field(default_factory=dict)
+    _links: LostLinks = field(default_factory=LostLinks)
     _began: float | None = None
     _logged: float = 0.0  # when missing processes were last logged
     _started: bool = False
@@ -97,18 +103,24 @@ class SchedulerCore:
             case Barrier():
                 return self._barrier(node, message.id)
             case Bye():
-                return self._bye(node)
+                return self._bye(node, message)
             case Abort():
+                reason = f"{self._describe(node)}: {message.reason}"
+                return self._abort(reason, better=self._links.concern(node))
+            case Overdue():
                 return self._abort(f"{self._describe(node)}: {message.reason}")
+            case LinkLost():
+                self._links.add(message, now)
+                return []
         return [Refuse(f"{message.op or message.kind.name} is not for the scheduler")]
 
     def lost(self, node: Node, reason: str, now: float) -> list[Action]:
         """The connection to `node` has ended."""
         peer = self._peers.get(node)
-        if self._finished or peer is None or peer.done:
+        if self._finished or peer is None or peer.left:
             return []
         self._advance(now)
-        return self._abort(f"{self._describe(node)} was lost: {reason}")
+        return self._abort(f"{self._describe(node)} was lost: {reason}", self._links.concern(node, self._host))
 
     def tick(self, now: float) -> list[Action]:
         """Check the time limits; call it a few times a second."""
@@ -118,11 +130,15 @@ class SchedulerCore:
         if self._finished:
             return []
         for node, peer in self._peers.items():
-            if not peer.done and now - peer.heard > self.lost_seconds:
+            if not peer.left and now - peer.heard > self.lost_seconds:
                 return self._abort(
                     f"{self._describe(node)} missed heartbeats for {now - peer.heard:.0f} s "
-                    "(frozen, stopped, or cut off)"
+                    f"(frozen, stopped, or cut off: its address is {peer.registration.host}, and it reports to "
+                    f"{self.place})",
+                    self._links.concern(node, self._host),
                 )
+        if now >= self._links.due:
+            return self._abort(str(self._links))
         return self._tick_start(now) if not self._started else self._tick_barriers(now)
 
     def _advance(self, now: float) -> None:
@@ -177,8 +193,10 @@ class SchedulerCore:
         servers = [self._peers["server", number].registration for number in range(self.num_servers)]
         workers = [self._peers["worker", number].registration for number in range(self.num_workers)]
         return Start(
-            tuple(ServerAddress(each.host, each.port, each.socket_name, each.host_id) for each in servers),
-            tuple(WorkerAddress(each.socket_name, each.host_id) for each in workers),
+            tuple(
+                ServerAddress(each.host, each.port, each.socket_name, each.host_id, each.host_name) for each in servers
+            ),
+            tuple(WorkerAddress(each.socket_name, each.host_id, each.host_name) for each in workers),
             dict(self.facts),
         )
 
@@ -195,8 +213,8 @@ class SchedulerCore:
         del self._barriers[name]
         return [Send(("worker", w), Release(name)) for w in range(self.num_workers)]
 
-    def _bye(self, node: Node) -> list[Action]:
-        self._peers[node].done = True
+    def _bye(self, node: Node, message: Bye) -> list[Action]:
+        self._peers[node].done, self._peers[node].left = True, not message.stays
         for name, (_, arrived) in self._barriers.items():
             if node[0] == "worker" and node[1] not in arrived:
                 return self._abort(f"barrier {name!r}: {_name(node)} has finished and will not reach it")
@@ -205,8 +223,11 @@ class SchedulerCore:
         self._finished = True
         return [Send(ALL, Shutdown()), Finish()]
 
-    def _abort(self, reason: str) -> list[Action]:
+    def _abort(self, reason: str, better: bool = False) -> list[Action]:
+        """End the job. `better`: this is a better cause than the lost links, if there are any."""
         self._finished = True
+        if self._links and not better:
+            reason = str(self._links)
         return [Send(ALL, Abort(reason)), Finish(reason)]
 
     def _done(self, node: Node) -> bool:
@@ -214,6 +235,11 @@ class SchedulerCore:
 
     def _expected(self) -> list[Node]:
         return [("server", s) for s in range(self.num_servers)] + [("worker", w) for w in range(self.num_workers)]
+
+    def _host(self, node: Node) -> Node | str:
+        """What is equal for processes of one host."""
+        peer = self._peers.get(node)
+        return peer.registration.host_id or node if peer else node
 
     def _describe(self, node: Node) -> str:
         return f"{_name(node)} on {self._peers[node].registration.host_name or self._peers[node].registration.host}"

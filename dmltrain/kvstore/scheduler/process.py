@@ -12,7 +12,8 @@ from typing import Any
 from dmltrain.env import Environment
 from dmltrain.errors import UserError
 from dmltrain.kvstore.log import log
-from dmltrain.kvstore.scheduler.core import ALL, Action, Finish, Log, Node, SchedulerCore, Send
+from dmltrain.kvstore.scheduler.core import ALL, Action, Finish, Log, SchedulerCore, Send
+from dmltrain.kvstore.scheduler.lost_links import Node
 from dmltrain.kvstore.transport import link
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.listener import accept_loop
@@ -35,6 +36,7 @@ class SchedulerProcess:
             environment.start_seconds,
             environment.wait_seconds,
             {} if facts is None else facts,
+            f"the scheduler on {environment.host_name} ({environment.root_host}:{environment.root_port})",
         )
         self._events: queue.SimpleQueue[tuple[Link, Node, Message | str]] = queue.SimpleQueue()
         self._links: dict[Node, Link] = {}

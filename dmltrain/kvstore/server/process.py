@@ -18,7 +18,8 @@ from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.service import OVERDUE_SECONDS, Service, allocator
 from dmltrain.kvstore.step import MakeStep, Step
-from dmltrain.kvstore.transport import host, link, rendezvous, state
+from dmltrain.kvstore.transport import data_links, host, link, rendezvous, state
+from dmltrain.kvstore.transport.data_links import DataLinks
 from dmltrain.kvstore.transport.link import Link
 from dmltrain.kvstore.transport.message import Optimizer, expect
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError
@@ -66,12 +67,14 @@ class ServerProcess:
         with self._service.exclusive() as core:
             core.on_hosts(host.at_start(start))
         self._service.expect(range(self._environment.num_workers), host.relays(start, self._environment.index))
-        self._service.accept(self._listening)
+        names = data_links.host_names(start)
+        links = DataLinks("server", self._environment, names, self._control.watch, self._control.link_lost)
+        self._service.accept(self._listening, links)
         if self._local:
-            self._service.accept(self._local[0])
+            self._service.accept(self._local[0], links)
         while not self._ended.wait(OVERDUE_SECONDS):
             if reason := self._service.overdue():
-                self._control.abort(reason)
+                self._control.overdue(reason)
         self._control.close()
         return self._control.failure
 

@@ -30,9 +30,10 @@ from dmltrain.kvstore.server.slice import Allocate, Buffer, Work, private
 from dmltrain.kvstore.server.unread import Unread
 from dmltrain.kvstore.server.workers import relay_number
 from dmltrain.kvstore.transport import message, rendezvous, wire
+from dmltrain.kvstore.transport.data_links import DataLinks
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.listener import accept_loop
-from dmltrain.kvstore.transport.message import Declare, Error
+from dmltrain.kvstore.transport.message import Declare, Error, Leave
 from dmltrain.kvstore.transport.outbox import LAST, Frame, Outbox
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError
 from dmltrain.kvstore.transport.wire import Flag, FrameError, Header, Kind
@@ -77,6 +78,7 @@ class Service:
         self._outboxes: dict[int, Outbox] = {}
         self._expected: frozenset[int] = frozenset()
         self._listening: list[socket.socket] = []
+        self._left: set[int] = set()  # workers and relays
         self._replies: deque[tuple[Outbox, Frame]] = deque()  # to be sent
 
     def expect(self, workers: Collection[int], relays: Collection[int] = ()) -> None:
@@ -85,15 +87,15 @@ class Service:
         total = self._environment.num_workers
         self._expected = frozenset(workers) | {relay_number(total, rank) for rank in relays}
 
-    def accept(self, listening: socket.socket) -> None:
-        """Accept workers, each on its own thread. Through a unix socket they share memory."""
+    def accept(self, listening: socket.socket, links: DataLinks | None = None) -> None:
+        """Accept workers, each on its own thread. Through a unix socket they share memory. `links` gets their links."""
         self._listening.append(listening)
         admit = self._admit if listening.family == socket.AF_UNIX else None
         threading.Thread(
             target=accept_loop,
             name="accept",
             daemon=True,
-            args=(listening, self._environment, self._name, self._serve, admit),
+            args=(listening, self._environment, self._name, functools.partial(self._serve, links), admit),
         ).start()
 
     def overdue(self) -> str:
@@ -132,11 +134,23 @@ class Service:
         except ArenaError as error:
             raise FrameError(str(error)) from error
 
-    def _serve(self, connection: Link, role: str, index: int) -> None:
+    def _serve(self, links: DataLinks | None, connection: Link, role: str, index: int) -> None:
         worker = self._enter(connection, role, index)
         if worker is None:
             log(f"{self._name}: cut off {role} {index}: not a worker of this job, or already connected")
             return connection.close()
+        if links:
+            links.add(connection, role, index)
+        outbox, error = self._outboxes[worker], self._receive_all(connection, worker, f"{role} {index}")
+        outbox.finish(DRAIN_SECONDS)
+        connection.close()
+        with self._lock:
+            self._release_all(worker)
+        if links and worker not in self._left:
+            links.lost(connection, error)
+
+    def _receive_all(self, connection: Link, worker: int, caller: str) -> Exception:
+        """Serve the link to its end. Returns what has ended it."""
         outbox = self._outboxes[worker]
         try:
             while True:
@@ -150,20 +164,16 @@ class Service:
                     for header in headers:
                         outbox.wait_for_room()
                         self._take(connection, outbox, worker, header)
-        except Closed:
-            pass  # the scheduler knows whether the worker has finished or was lost
+        except Closed as error:
+            return error
         except (Rejected, FrameError) as error:
-            log(f"{self._name}: {role} {index}: {error}")
+            log(f"{self._name}: {caller}: {error}")
             outbox.put(message.encode(Error(str(error))))
+            return error
         except Exception as error:  # a bug in this program: end the job immediately, with the reason
             traceback.print_exc()
             outbox.put(message.encode(Error(f"{self._name}: {type(error).__name__}: {error}")))
-        outbox.finish(DRAIN_SECONDS)
-        connection.close()
-        with self._lock:
-            self._act(self._core.finish(worker, time.monotonic()))
-            self._release_all(worker)
-        self._send()
+            return error
 
     def _enter(self, connection: Link, role: str, index: int) -> int | None:
         """Admit a worker or relay: returns its number, or None if it may not connect."""
@@ -206,8 +216,20 @@ class Service:
                 self._core.initialise(worker, header.key, header.slice, buffer.array)
                 self._core.give_back(header.key, header.slice, buffer)
             outbox.put(Header(Kind.DONE).pack())
+        elif kind == Kind.LEAVE:
+            message.expect(connection.read_message(header), Leave)
+            self._leave(worker)
+            outbox.put(Header(Kind.DONE).pack())
         else:
             outbox.put(*self._other(connection, header))
+
+    def _leave(self, worker: int) -> None:
+        """The worker, or relay, has sent its last push. A link that ends without that is lost: its worker has not
+        finished, and others still wait for it until the job ends."""
+        with self._lock:
+            self._left.add(worker)
+            self._act(self._core.finish(worker, time.monotonic()))
+        self._send()
 
     def _push(self, worker: int, headers: list[Header], buffers: list[Buffer]) -> None:
         now, works, full = time.monotonic(), deque[Work](), []

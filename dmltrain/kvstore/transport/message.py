@@ -16,6 +16,7 @@ from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
 
 MAX_TEXT = 512  # characters of a handshake's texts
 ROLES = ("scheduler", "server", "worker", "relay")  # a relay's index is its worker's
+FILLER = "0" * 2048  # of heartbeats
 
 
 class Message:
@@ -111,9 +112,11 @@ class Register(Message):
 
 @dataclass(frozen=True)
 class Heartbeat(Message):
-    """This process is alive; the scheduler answers each."""
+    """This process is alive; the scheduler answers each. With the filler it does not fit into one packet of Ethernet:
+    so it also shows a path that drops large packets only."""
 
     op = "heartbeat"
+    filler: str = FILLER
 
 
 @dataclass(frozen=True)
@@ -134,9 +137,11 @@ class Release(Message):
 
 @dataclass(frozen=True)
 class Bye(Message):
-    """This process has finished."""
+    """This process has finished. `stays`: it still serves its host's other workers (relay.py), so it must not be lost;
+    when that is over it sends another Bye."""
 
     op = "bye"
+    stays: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,6 +150,43 @@ class Abort(Message):
 
     op = "abort"
     reason: str
+
+
+@dataclass(frozen=True)
+class Overdue(Message):
+    """The job is lost, because processes have waited for another one for too long, or for one that has finished."""
+
+    op = "overdue"
+    reason: str
+
+
+@dataclass(frozen=True)
+class LinkEnd:
+    """One end of a link between two processes; `host` is its host's name, `address` its address and port."""
+
+    role: str
+    index: int
+    host: str
+    address: str
+
+    def __str__(self) -> str:
+        name = f"the relay of worker {self.index}" if self.role == "relay" else f"{self.role} {self.index}"
+        return f"{name} on {self.host} ({self.address})"
+
+
+@dataclass(frozen=True)
+class LinkLost(Message):
+    """The connection to another process has ended although that process has not left. `cut`: this end has found that
+    nothing reaches the other end; otherwise the other end may have closed it."""
+
+    op = "link lost"
+    own: LinkEnd
+    peer: LinkEnd
+    error: str
+    cut: bool
+
+    def __str__(self) -> str:
+        return f"the connection between {self.own} and {self.peer} was lost: {self.error}"
 
 
 @dataclass(frozen=True)
@@ -162,6 +204,7 @@ class ServerAddress:
     port: int
     socket_name: str
     host_id: str
+    host_name: str = ""
 
 
 @dataclass(frozen=True)
@@ -170,6 +213,7 @@ class WorkerAddress:
 
     socket_name: str
     host_id: str
+    host_name: str = ""
 
 
 @dataclass(frozen=True)
@@ -216,6 +260,14 @@ class Optimizer(Message):
 
 
 @dataclass(frozen=True)
+class Leave(Message):
+    """This worker, or relay, has sent its last push and ends the link; answered by DONE. A link that ends without it is
+    lost."""
+
+    kind = Kind.LEAVE
+
+
+@dataclass(frozen=True)
 class Error(Message):
     """A request could not be served; the job ends."""
 
@@ -226,8 +278,8 @@ class Error(Message):
 # -- JSON -------------------------------------------------------------------------------------------------------------
 
 _HANDSHAKE = (Hello, Challenge, Proof, Accept, Refuse)
-_CONTROL = (Register, Heartbeat, Barrier, Release, Bye, Abort, Start, Shutdown)
-_DATA = (Declare, Optimizer, Error)
+_CONTROL = (Register, Heartbeat, Barrier, Release, Bye, Abort, Overdue, LinkLost, Start, Shutdown)
+_DATA = (Declare, Optimizer, Leave, Error)
 BY_KIND: Mapping[int, type[Message]] = {each.kind: each for each in (*_HANDSHAKE, *_DATA)}
 BY_OP: Mapping[str, type[Message]] = {each.op: each for each in _CONTROL}
 _PLAIN = {str: "a text", int: "a whole number", bool: "true or false", float: "a number"}

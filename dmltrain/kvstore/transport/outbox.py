@@ -17,6 +17,7 @@ GATHER_FRAMES = 256  # each has a header and a payload: below IOV_MAX (1024)
 MAX_QUEUED_BYTES, MAX_QUEUED_FRAMES = 1 << 26, 1 << 14  # of answers that a peer has not read; see `wait_for_room`
 LAST = -(1 << 30)  # priority of requests: they are sent after earlier pushes
 BEFORE_ALL = 1 << 40  # priority of the rest of a frame
+AFTER_ALL = -BEFORE_ALL  # priority of the last frame
 
 Prepare = Callable[[], tuple[bytes, memoryview | None]]  # returns header and payload
 

@@ -45,6 +45,7 @@ class Kind(IntEnum):
     OPTIMIZER = 18
     DONE = 19
     ERROR = 20
+    LEAVE = 21
     INIT = 32
     PUSH = 33
     PULL = 34

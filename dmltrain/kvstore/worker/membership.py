@@ -10,8 +10,10 @@ from dmltrain.env import Environment
 from dmltrain.errors import JobLost, UserError
 from dmltrain.kvstore.base import Handle
 from dmltrain.kvstore.scheduler.client import Control
-from dmltrain.kvstore.worker.relay import LINGER_SECONDS
+from dmltrain.kvstore.transport.message import LinkLost
 from dmltrain.kvstore.worker.routes import Routes, Sharing
+
+LINGER_SECONDS = 2.0  # for the scheduler to report a process that could not be reached; for a cut link's thread to end
 
 
 class Membership:
@@ -66,23 +68,35 @@ class Membership:
         self._control.fail(reason)
 
     def close(self) -> None:
-        """Leave once all pushes are sent. A relay stays until its host's last worker has left. Raises JobLost."""
+        """Leave when the servers have all pushes. A relay stays until its host's last worker has left. Raises JobLost."""
         if self._closed:
             return
-        sent = [link.outbox.finish(self._environment.wait_seconds) for link in self.routes.links]
-        if not all(sent) and not self._control.failure:
-            self.abort("its last pushes could not be sent")
-            raise JobLost("the servers did not take this worker's last pushes")
-        self._closed = True
-        self._control.bye()
+        self._leave()
+        self._closed, relay = True, self.routes.relay
+        self._control.bye(stays=relay is not None)
         for link in self.routes.links:
             link.link.cut()
-        if self.routes.relay:
-            self.routes.relay.leave(self._control.over)
+            link.outbox.finish(LINGER_SECONDS)
+        if relay:
+            relay.leave(self._control.over)
+            self._control.bye()
+
+    def _leave(self) -> None:
+        leaving = [self.watched(link.leave(self._environment.wait_seconds)) for link in self.routes.links]
+        try:
+            for handle in leaving:
+                handle.wait()
+        except JobLost as error:
+            if not self._control.failure:
+                self.abort("its last pushes could not be sent")
+                raise JobLost("the servers did not take this worker's last pushes") from error
 
     def _connect(self, sharing: Sharing) -> Routes:
         try:
-            return Routes(self._environment, self.start, sharing, self._link_lost, self.lose)
+            control = self._control
+            return Routes(
+                self._environment, self.start, sharing, self._link_lost, self.lose, control.overdue, control.watch
+            )
         except JobLost as error:  # a server may have left because the job is lost for another reason
             if reason := self._control.lost_within(LINGER_SECONDS):
                 raise JobLost(reason) from error
@@ -92,10 +106,9 @@ class Membership:
             self._control.abort(str(error))
             raise
 
-    def _link_lost(self, reason: str) -> None:
-        if self._closed or self._control.shutdown.wait(LINGER_SECONDS) or self._control.failure:
-            return
-        self._control.fail(reason)
+    def _link_lost(self, lost: LinkLost) -> None:
+        if lost.own.role == "relay" or not self._closed:
+            self._control.link_lost(lost)
 
     def _end(self, reason: str) -> None:
         if reason and self._routes:

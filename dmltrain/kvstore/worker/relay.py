@@ -21,8 +21,10 @@ from dmltrain.kvstore.base import Handle
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.service import OVERDUE_SECONDS, Service, allocator
 from dmltrain.kvstore.server.slice import Work
+from dmltrain.kvstore.transport.data_links import DataLinks
 from dmltrain.kvstore.transport.host import Ranks
 from dmltrain.kvstore.transport.link import Link
+from dmltrain.kvstore.transport.message import LinkLost
 from dmltrain.kvstore.transport.outbox import Frame
 from dmltrain.kvstore.transport.shared_memory import Arena
 from dmltrain.kvstore.transport.wire import Flag, FrameError, Header
@@ -31,12 +33,11 @@ from dmltrain.kvstore.worker.outgoing import Outgoing
 from dmltrain.kvstore.worker.server_link import Landing, ServerLink, WorkerSlice
 
 LEAVE_SECONDS = 0.05  # interval for checking whether the workers have left
-LINGER_SECONDS = 2.0  # after a server's link has ended, time for the scheduler to report the lost process
 
 
 class Relay:
-    """Serves the workers `ranks` through `listening`. `lost(reason)` tells its own worker that a link has ended;
-    `fail(reason)` ends the job."""
+    """Serves the workers `ranks` through `listening`; `below` gets their links. `lost(link)` reports a link to a server
+    that has ended, `fail(reason)` and `overdue(reason)` end the job."""
 
     def __init__(
         self,
@@ -44,12 +45,14 @@ class Relay:
         ranks: Ranks,
         arena: Arena,
         listening: socket.socket,
-        lost: Callable[[str], None],
+        below: DataLinks,
+        lost: Callable[[LinkLost], None],
         fail: Callable[[str], None],
+        overdue: Callable[[str], None],
     ) -> None:
         self.links: dict[int, ServerLink] = {}  # by server, to be filled before the first push
         self._slices: dict[tuple[int, int], WorkerSlice] = {}
-        self._lost, self._fail = lost, fail
+        self._lost, self._overdue, self._leave_seconds = lost, overdue, environment.wait_seconds
         self._left = threading.Event()
         core = ServerCore(environment.num_workers, wait_seconds=environment.wait_seconds, allocate=allocator(arena))
         core.on_hosts([ranks])
@@ -57,7 +60,7 @@ class Relay:
             f"the relay of worker {ranks[0]}", environment, core, arena, fail, _refuse, self._forward
         )
         self._service.expect(ranks)
-        self._service.accept(listening)
+        self._service.accept(listening, below)
         threading.Thread(target=self._watch, name="relay", daemon=True).start()
 
     def carry(self, slice_: WorkerSlice) -> None:
@@ -65,26 +68,31 @@ class Relay:
         self._slices[slice_.range.key, slice_.range.index] = slice_
 
     def leave(self, over: threading.Event) -> None:
-        """Return when all workers have left and no round is in progress, or when the job is `over`."""
+        """Leave when all workers have left and no round is in progress, or when the job is `over`."""
         while not over.wait(LEAVE_SECONDS):
             with self._service.exclusive() as core:
                 if core.quiescent and core.workers.all_finished:
                     break
+        self._leave_servers(over)
         self._left.set()
         for link in self.links.values():
             link.link.cut()
 
-    def lost(self, reason: str) -> None:
+    def _leave_servers(self, over: threading.Event) -> None:
+        leaving = [link.leave(self._leave_seconds) for link in self.links.values()]
+        while not (over.is_set() or all(handle.done for handle in leaving)):
+            over.wait(LEAVE_SECONDS)
+
+    def lost(self, link: LinkLost) -> None:
         """A link to a server has ended. That is a failure until all workers of this host have left, even if the relay's
         own worker has finished."""
-        self._lost(reason)
-        if not self._left.wait(LINGER_SECONDS):
-            self._fail(reason)
+        if not self._left.is_set():
+            self._lost(link)
 
     def _watch(self) -> None:
         while not self._left.wait(OVERDUE_SECONDS):
             if reason := self._service.overdue():
-                self._fail(reason)
+                self._overdue(reason)
 
     def _forward(self, works: Sequence[Work]) -> None:
         """Send the host's sums upstream."""

@@ -7,21 +7,24 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from dmltrain.env import Environment
 from dmltrain.errors import JobLost, UserError
 from dmltrain.kvstore.server.workers import relay_number
-from dmltrain.kvstore.transport import host, link, rendezvous
+from dmltrain.kvstore.transport import data_links, host, link, rendezvous
+from dmltrain.kvstore.transport.data_links import DataLinks, Watch
 from dmltrain.kvstore.transport.handshake import DATA, MEMORY, Caller
 from dmltrain.kvstore.transport.link import Closed, Link
-from dmltrain.kvstore.transport.message import ServerAddress, Start
+from dmltrain.kvstore.transport.message import LinkLost, ServerAddress, Start
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError
 from dmltrain.kvstore.transport.wire import FrameError
 from dmltrain.kvstore.worker.relay import Relay
 from dmltrain.kvstore.worker.server_link import ServerLink, WorkerSlice
 
 Report = Callable[[str], None]
+Lost = Callable[[LinkLost], None]
 _FAILURES = (OSError, Closed, FrameError, ArenaError)
 
 
@@ -47,19 +50,31 @@ class Sharing:
 class Routes:
     """`links` are those of the worker itself, in the order in which it sends; `all_links` includes those of its relay.
 
-    `lost(reason)` is called when a link ends, `fail(reason)` to end the job.
+    `lost(link)` is called when a link ends, `fail(reason)` to end the job, `overdue(reason)` when a worker is late.
     """
 
-    def __init__(self, environment: Environment, start: Start, sharing: Sharing, lost: Report, fail: Report) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        start: Start,
+        sharing: Sharing,
+        lost: Lost,
+        fail: Report,
+        overdue: Report | None = None,
+        watch: Watch | None = None,
+    ) -> None:
         """`start`: the scheduler's start message. Raises JobLost or UserError."""
         self._environment, self._sharing = environment, sharing
-        self._lost, self._fail = lost, fail
+        self._fail, self._overdue = fail, overdue or fail
+        self._names, self._watch = data_links.host_names(start), watch or Watch()
+        self._data_links = self._links_of("worker", lost)
         self._ranks, self._far = host.relayed(start, environment.index)
-        self.relay = self._relay(sharing.listening)
+        self.relay = self._relay(sharing.listening, lost)
         self.servers = [self._connect(number, server) for number, server in enumerate(start.servers)]
         if self.relay:
+            upstream = self._links_of("relay", self.relay.lost)
             self.relay.links |= {
-                number: self._upstream(self.relay.lost, number, start.servers[number]) for number in self._far
+                number: self._upstream(upstream, number, start.servers[number]) for number in self._far
             }
         self.host = self._join(start) if self._far else None
         first = environment.index % len(self.servers)  # each worker begins with a different server
@@ -92,14 +107,20 @@ class Routes:
 
     # -- connecting -----------------------------------------------------------------------------------------------
 
-    def _relay(self, listening: socket.socket | None) -> Relay | None:
+    def _links_of(self, role: str, lost: Lost) -> DataLinks:
+        return DataLinks(role, self._environment, self._names, self._watch, lost)
+
+    def _relay(self, listening: socket.socket | None, lost: Lost) -> Relay | None:
         if listening is None:
             return None
         if not self._far or self._ranks[0] != self._environment.index:
             listening.close()
             return None
         assert self._sharing.arena is not None  # the socket exists only with an arena
-        return Relay(self._environment, self._ranks, self._sharing.arena, listening, self._lost, self._fail)
+        below = self._links_of("relay", lost)
+        return Relay(
+            self._environment, self._ranks, self._sharing.arena, listening, below, lost, self._fail, self._overdue
+        )
 
     def _connect(self, number: int, server: ServerAddress) -> ServerLink:
         name = _name(number, server)
@@ -109,7 +130,19 @@ class Routes:
             )
         except _FAILURES as error:
             raise JobLost(f"{name} cannot be reached: {error}") from error
-        return ServerLink(name, self._environment.index, connection, self._lost, self._fail)
+        return self._linked(self._data_links, ("server", number), name, self._environment.index, connection)
+
+    def _linked(
+        self,
+        links: DataLinks,
+        peer: tuple[str, int],
+        name: str,
+        own_number: int,
+        connection: Link,
+        to_relay: bool = False,
+    ) -> ServerLink:
+        links.add(connection, *peer)
+        return ServerLink(name, own_number, connection, partial(links.lost, connection), self._fail, to_relay)
 
     def _connect_tcp(self, role: str, number: int, server: ServerAddress) -> Link:
         caller = self._caller(role, f"server {number}", DATA)
@@ -129,7 +162,7 @@ class Routes:
             )
         return connection
 
-    def _upstream(self, lost: Report, number: int, server: ServerAddress) -> ServerLink:
+    def _upstream(self, links: DataLinks, number: int, server: ServerAddress) -> ServerLink:
         """The relay's own link to a server."""
         environment, name = self._environment, _name(number, server)
         try:
@@ -137,7 +170,7 @@ class Routes:
         except _FAILURES as error:
             raise JobLost(f"{name} cannot be reached: {error}") from error
         own_number = relay_number(environment.num_workers, environment.index)
-        return ServerLink(name, own_number, connection, lost, self._fail)
+        return self._linked(links, ("server", number), name, own_number, connection)
 
     def _join(self, start: Start) -> ServerLink:
         """The link to the host's relay."""
@@ -154,9 +187,8 @@ class Routes:
                 f"worker {own} shares no memory with worker {leader} of its host, which sums for both "
                 f"({reason}): use --host-sum off, or --transport tcp"
             )
-        return ServerLink(
-            f"worker {leader}, which sums for this host,", own, connection, self._lost, self._fail, to_relay=True
-        )
+        name = f"worker {leader}, which sums for this host,"
+        return self._linked(self._data_links, ("relay", leader), name, own, connection, to_relay=True)
 
     def _caller(self, role: str, listener: str, purpose: str) -> Caller:
         its = self._environment

@@ -20,8 +20,8 @@ from dmltrain.arrays import Array
 from dmltrain.kvstore.base import Handle
 from dmltrain.kvstore.transport import message, state, wire
 from dmltrain.kvstore.transport.link import Closed, Link
-from dmltrain.kvstore.transport.message import Error
-from dmltrain.kvstore.transport.outbox import LAST, Frame, Outbox
+from dmltrain.kvstore.transport.message import Error, Leave
+from dmltrain.kvstore.transport.outbox import AFTER_ALL, LAST, Frame, Outbox
 from dmltrain.kvstore.transport.wire import Flag, FrameError, Header, Kind
 from dmltrain.kvstore.waiting import Trip
 from dmltrain.kvstore.worker.sharding import Slice
@@ -85,12 +85,12 @@ class Traffic:
 
 @dataclass(eq=False)
 class ServerLink:
-    """`lost(reason)` is called when the link ends, `rejected(reason)` when the server could not serve a request."""
+    """`lost(error)` is called when the link ends, `rejected(reason)` when the server could not serve a request."""
 
     name: str
     rank: int  # this worker's
     link: Link
-    lost: Callable[[str], None]
+    lost: Callable[[Exception], None]
     rejected: Callable[[str], None]
     to_relay: bool = False  # the peer is a relay: values come from other hosts
     traffic: Traffic = field(default_factory=Traffic)
@@ -225,14 +225,23 @@ class ServerLink:
         )
         return self.request(header.pack(), seconds, payload=_bytes(data))
 
+    def leave(self, seconds: float) -> Handle:
+        """Send LEAVE after all other frames; answered when the server has received all of them."""
+        return self.request(message.encode(Leave()), seconds, priority=AFTER_ALL)
+
     def request(
-        self, frame: bytes, seconds: float, answer: list[bytearray] | None = None, payload: memoryview | None = None
+        self,
+        frame: bytes,
+        seconds: float,
+        answer: list[bytearray] | None = None,
+        payload: memoryview | None = None,
+        priority: int = LAST,
     ) -> Handle:
         """Send a frame that the server answers with DONE, or with STATE, which is appended to `answer`."""
         handle = Handle(1, f"request to {self.name}", seconds)
         with self._lock:  # so that both queues have the same order
             self._requests.append((handle, [] if answer is None else answer))
-            self.outbox.put(frame, payload, LAST)
+            self.outbox.put(frame, payload, priority)
         return handle
 
     def last_request(self) -> Handle | None:
@@ -256,9 +265,9 @@ class ServerLink:
             while True:
                 self._take(self.link.read_header())
         except (Closed, OSError) as error:
-            self.lost(f"{self.name} closed the connection: {error}")
+            self.lost(error)
         except Exception as error:  # after any error no thread may wait for this server
-            self.lost(f"{self.name} sent an unexpected frame: {error!r}")
+            self.lost(FrameError(f"{self.name} sent an unexpected frame: {error!r}"))
 
     def _take(self, header: Header) -> None:
         if header.kind == Kind.VALUE:

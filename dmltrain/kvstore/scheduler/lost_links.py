@@ -1,0 +1,50 @@
+"""Lost links between processes, until the scheduler names one as the cause of the job's end. Pure.
+
+A link is lost because the network was cut, or because one of its processes has ended, failed or frozen. The second
+cause is better, and the scheduler hears of it at about the same time. So a lost link waits for WAIT_SECONDS.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dmltrain.kvstore.transport.message import LinkEnd, LinkLost
+
+WAIT_SECONDS = 2.0  # two heartbeats
+Node = tuple[str, int]  # role, index
+
+
+@dataclass
+class LostLinks:
+    """Those that wait. Each is reported by one or both of its ends, and counts once."""
+
+    due: float = math.inf  # when to name one
+    _by_ends: dict[frozenset[tuple[str, int]], LinkLost] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self._by_ends)
+
+    def __str__(self) -> str:
+        """The cause: the first, if possible of those that an end has found to be cut."""
+        links = list(self._by_ends.values())
+        return str(next((link for link in links if link.cut), links[0]))
+
+    def add(self, lost: LinkLost, now: float) -> None:
+        ends = frozenset((end.role, end.index) for end in (lost.own, lost.peer))
+        known = self._by_ends.get(ends)
+        if known is None or (lost.cut and not known.cut):  # the other end may only have seen that this one closed it
+            self._by_ends[ends] = lost
+        self.due = min(self.due, now + WAIT_SECONDS)
+
+    def concern(self, node: Node, group: Callable[[Node], Any] = lambda node: node) -> bool:
+        """Whether one of the links has an end in this process, or in one of the same `group` (a host)."""
+        ends = (process(end) for link in self._by_ends.values() for end in (link.own, link.peer))
+        return group(node) in map(group, ends)
+
+
+def process(end: LinkEnd) -> Node:
+    """The process of a link's end; a relay's is its worker's."""
+    return ("worker" if end.role == "relay" else end.role), end.index

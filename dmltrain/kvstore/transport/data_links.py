@@ -1,0 +1,115 @@
+"""The data links of a process: who is at their ends, which of them the network has cut, and how a lost one is named."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from dmltrain.env import Environment
+from dmltrain.kvstore.transport import cut
+from dmltrain.kvstore.transport.cut import Stall
+from dmltrain.kvstore.transport.link import Link
+from dmltrain.kvstore.transport.message import LinkEnd, LinkLost, Start
+
+CUT_SECONDS = 8.0  # without an answer; a network outage of 5 s and TCP's retransmission pause after it are shorter
+EARLIER = 0.5  # s: a cut link counts as lost that long before a silent process
+SUSPENDED_SECONDS = 4.0  # between two looks: this process did not run
+NETWORK_ERRORS = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN)
+
+
+@dataclass
+class Watch:
+    """Cuts links that the network has cut, so that their reading threads notice. `check` is called about twice a second
+    on one thread; `add` may be called on others."""
+
+    seconds: float = CUT_SECONDS
+    clock: Callable[[], float] = time.monotonic
+    _stalls: dict[Link, Stall] = field(default_factory=dict)
+    _cut: dict[Link, str] = field(default_factory=dict)
+    _checked: float | None = None
+
+    @staticmethod
+    def earlier_than(lost_seconds: float) -> Watch:
+        """For processes that count as lost after `lost_seconds`."""
+        return Watch(lost_seconds - EARLIER)
+
+    def add(self, link: Link) -> None:
+        if link.sock.family != socket.AF_UNIX:
+            cut.keep_alive(link.sock, self.seconds)
+            self._stalls[link] = Stall()
+
+    def check(self) -> None:
+        now = self.clock()
+        suspended = self._checked is not None and now - self._checked > SUSPENDED_SECONDS
+        self._checked = now
+        for link, stall in list(self._stalls.items()):
+            if suspended:
+                stall.pause()
+            self._check(link, stall, now)
+
+    def _check(self, link: Link, stall: Stall, now: float) -> None:
+        try:
+            found = cut.sample(link.sock)
+        except OSError:  # it is closed
+            del self._stalls[link]
+            return
+        waited = stall.seconds(found, now) if found else 0.0
+        if waited >= self.seconds:
+            del self._stalls[link]
+            self._cut[link] = f"the other end has acknowledged nothing for {waited:.0f} s: is the network cut?"
+            link.cut()
+
+    def reason(self, link: Link) -> str:
+        """Why `check` has cut this link; empty if it has not."""
+        return self._cut.get(link, "")
+
+
+Names = Mapping[tuple[str, int], str]  # role and index -> name of the host
+
+
+def host_names(start: Start) -> dict[tuple[str, int], str]:
+    workers = {
+        (role, index): each.host_name for role in ("worker", "relay") for index, each in enumerate(start.workers)
+    }
+    return workers | {("server", index): each.host_name for index, each in enumerate(start.servers)}
+
+
+class DataLinks:
+    """Those of one role of this process. `report` gets each that is lost."""
+
+    def __init__(
+        self, role: str, environment: Environment, names: Names, watch: Watch, report: Callable[[LinkLost], None]
+    ) -> None:
+        self._role, self._environment, self._names = role, environment, names
+        self._watch, self._report = watch, report
+        self._ends: dict[Link, tuple[LinkEnd, LinkEnd]] = {}  # own, peer
+
+    def add(self, link: Link, role: str, index: int) -> None:
+        """Watch a link to this process from now on."""
+        environment = self._environment
+        own = LinkEnd(self._role, environment.index, environment.host_name, _address(link.sock, own=True))
+        host = self._names.get((role, index), "")
+        self._ends[link] = own, LinkEnd(role, index, host, _address(link.sock, own=False))
+        self._watch.add(link)
+
+    def lost(self, link: Link, error: Exception) -> None:
+        """The link has ended with this error although its peer has not left."""
+        own, peer = self._ends[link]
+        if reason := self._watch.reason(link):
+            return self._report(LinkLost(own, peer, reason, cut=True))
+        cause = error.__cause__
+        found_cut = isinstance(cause, OSError) and cause.errno in NETWORK_ERRORS
+        self._report(LinkLost(own, peer, str(error), found_cut))
+
+
+def _address(sock: socket.socket, own: bool) -> str:
+    if sock.family == socket.AF_UNIX:
+        return "by shared memory"
+    try:
+        host, port = sock.getsockname() if own else sock.getpeername()
+    except OSError:  # it has ended already
+        return "already closed"
+    return f"{host}:{port}"
