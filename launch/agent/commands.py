@@ -160,7 +160,9 @@ class List(Command):
 
 @value(frozen=True)
 class Beat(Command):
-    """A heartbeat of the launcher; answered by Alive."""
+    """A heartbeat of the launcher; answered by Alive. For `filler` see `launch.agent.protocol`."""
+
+    filler: str = ""
 
 
 COMMANDS: dict[str, Callable[..., Any]] = {

@@ -161,7 +161,9 @@ class Listing(Event):
 
 @value(frozen=True)
 class Alive(Event):
-    """A heartbeat of the agent."""
+    """A heartbeat of the agent. For `filler` see `launch.agent.protocol`."""
+
+    filler: str = ""
 
 
 EVENTS: dict[str, Callable[..., Any]] = {

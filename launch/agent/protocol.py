@@ -13,7 +13,9 @@ In Python 3.8 the annotation of a field is text. READERS has the check for each 
 
 from __future__ import annotations
 
+import base64
 import json
+import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
@@ -28,12 +30,19 @@ HEADER = struct.Struct("!BHI")  # kind, task, length of the payload in bytes
 OUTPUT, EVENT = 1, 2  # kinds of frames
 NO_TASK = 0xFFFF
 LIST_BYTES = 1 << 16  # approximate size of a message that is one of several with parts of a list
+FILLER_BYTES = 1536
 NAMES = {kind: name for table in (COMMANDS, EVENTS) for name, kind in table.items()}
 Item = TypeVar("Item")
 
 
 class ProtocolError(ValueError):
     """The data is not a valid message of the protocol."""
+
+
+def filler() -> str:
+    """2 KiB for a heartbeat, so that it needs a full packet of Ethernet and also shows a path that drops large packets
+    only. Random, because SSH may compress."""
+    return base64.b64encode(os.urandom(FILLER_BYTES)).decode()
 
 
 # -- encoding and decoding -------------------------------------------------------------------------------------------

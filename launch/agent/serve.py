@@ -18,7 +18,7 @@ from launch.agent.ending import LOOK_SECONDS, Ending
 from launch.agent.events import Alive, Ended, Listing, Ready, Refused, Stopped, StoppedProcess
 from launch.agent.preparation import Preparation
 from launch.agent.process import become_subreaper
-from launch.agent.protocol import ProtocolError
+from launch.agent.protocol import ProtocolError, filler
 from launch.agent.spawn import RunFolder, environment_here, reached_at, spawn
 
 FAULT_CODE = 125
@@ -186,7 +186,7 @@ class Agent:
 
     def _answer_beat(self, command: commands.Beat) -> None:
         if not self.channel.backlog:  # unsent data is as good as a heartbeat
-            self.channel.send(Alive(self.channel.host))
+            self.channel.send(Alive(self.channel.host, filler()))
 
     # -- the end -------------------------------------------------------------------------------------------------
 

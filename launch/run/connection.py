@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from launch import channels
 from launch.agent.commands import Beat, Command
-from launch.agent.protocol import ProtocolError, encode_command
+from launch.agent.protocol import ProtocolError, encode_command, filler
 from launch.channels import Channel
 from launch.run.event import Event, Lost, Quiet
 
@@ -51,7 +51,7 @@ class Connection:
                 try:
                     message = self._messages.get(timeout=interval)
                 except queue.Empty:
-                    message = Beat()
+                    message = Beat(filler())
                 if message is None:
                     return
                 self.channel.write(encode_command(message))

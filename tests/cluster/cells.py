@@ -69,6 +69,21 @@ FAULTS = {
     ),
     "Ctrl-C": Expected(130, "the launcher got SIGINT", last_before=SOON),
 }
+# Faults of the way between two hosts that both reach all others, by the pair of processes that it separates.
+CUTS = ("black hole", "silent drop", "large packets dropped")
+PAIRS = {"worker-server": ("h2", "h3"), "server-scheduler": ("h2", "h1"), "agent-launcher": ("h2", LOGIN)}
+END = r"(worker|server|the relay of worker) \d on {hosts} \(10\.99\.0\.\d:\d+\)"
+CONNECTION = rf"the connection between {END} and {END} was lost: "
+CUT = {
+    "worker-server": Expected(75, CONNECTION.replace("{hosts}", "h[23]")),
+    "server-scheduler": Expected(
+        75,
+        CONNECTION.replace("{hosts}", "h[12]")
+        + r"|(server|worker) 1 on h2 missed heartbeats for \d+ s \(.* 10\.99\.0\.2, and .* to the scheduler on h1"
+        r"|the scheduler at 10\.99\.0\.1:\d+ missed heartbeats for \d+ s \(.* cut off from (server|worker) 1 on h2",
+    ),
+    "agent-launcher": Expected(125, SILENT, OTHERS),
+}
 # what comes of a fault of h3 while its agent is being started
 NEVER = r"0 processes left on 2 hosts: never reached: h3"
 CONNECTING = {
@@ -102,8 +117,11 @@ class Cell:
     phase: str
     way: str = "paramiko"  # a key of WAYS
     host: str = "h2"
+    pair: str = ""  # a key of PAIRS, for a fault of CUTS
 
     def __str__(self) -> str:
+        if self.pair:
+            return f"{self.fault}, {self.pair}"
         more = [self.host] * (self.host != "h2") + [self.way] * (self.way != "paramiko")
         return ", ".join([f"{self.fault} {self.phase}", *more])
 
@@ -114,6 +132,8 @@ class Cell:
 
     @property
     def expected(self) -> Expected:
+        if self.pair:
+            return CUT[self.pair]
         if self.connecting:
             return (CONNECTING | CONNECTING_SYSTEM if self.way == "system" else CONNECTING)[self.fault]
         return FAULTS[self.fault]
@@ -135,7 +155,7 @@ class Cell:
         """Hosts whose own agents have to end the job."""
         if self.fault.startswith("launcher"):
             return {"h1", "h2", "h3"}
-        return {self.host} if self.fault in ("link", "sshd") else set()
+        return {self.host} if self.fault in ("link", "sshd") or self.pair == "agent-launcher" else set()
 
 
 # Faults of a host or of its link strike h2 and, in the middle, the scheduler's host and the launcher's; while agents
@@ -164,5 +184,7 @@ ALL_CELLS = [
     ),
     *(Cell(fault, "before", way, "h3") for fault in CONNECTING for way in SSH),
 ]
+# by their places in CUTS and PAIRS; each fault and each pair is on the diagonal
+CUT_CELLS = [[Cell(fault, "middle", pair=pair) for pair in PAIRS] for fault in CUTS]
 # those that wait longest come first, so that the end of them all is not theirs alone
 CELLS = sorted(ALL_CELLS, key=lambda cell: cell.fault not in SILENCING)

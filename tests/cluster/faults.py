@@ -10,8 +10,8 @@ import signal
 import time
 from collections.abc import Callable
 
-from tests.cluster import host, network, sshd
-from tests.cluster.cells import VICTIMS
+from tests.cluster import cuts, host, network, sshd
+from tests.cluster.cells import CUTS, PAIRS, VICTIMS
 from tests.cluster.command import ip
 from tests.cluster.layout import LOGIN
 from tests.cluster.left import is_guest
@@ -100,6 +100,19 @@ def cut_link(trial: Trial) -> None:
     go_on(trial)
 
 
+def cut_pair(trial: Trial) -> None:
+    trial.agent()
+    (host, other), layout, fault = PAIRS[trial.cell.pair], trial.bed.layout, trial.cell.fault
+    trial.struck = time.monotonic()
+    if fault == "black hole":
+        cuts.blackhole(layout, host, other)
+        trial.outcome.happened = f"{host} has no way to {other}"
+    else:
+        cuts.drop(layout, host, other, large_only=fault != "silent drop")
+        trial.wait(lambda: cuts.dropped(layout, host) or cuts.dropped(layout, other), "dropped packets")
+        trial.outcome.happened = "packets are dropped"
+
+
 def cut_launcher_off(trial: Trial) -> None:
     cut(trial, LOGIN)
     go_on(trial)
@@ -141,6 +154,7 @@ STRIKES: dict[str, Callable[[Trial], None]] = {
     "host": lose_host,
     "link": cut_link,
     "healing link": cut_and_heal,
+    **dict.fromkeys(CUTS, cut_pair),
     "launcher killed": kill_launcher,
     "launcher cut off": cut_launcher_off,
     "Ctrl-C": interrupt,

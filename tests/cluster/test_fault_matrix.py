@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.cells import AGENT_SECONDS, CELLS, END_SECONDS, WAYS, Cell
+from tests.cluster.cells import AGENT_SECONDS, CELLS, CUT_CELLS, END_SECONDS, WAYS, Cell
 from tests.cluster.conftest import NAME
 from tests.cluster.faults import STRIKES
 from tests.cluster.layout import Settings
@@ -88,7 +88,17 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("cell", tiered(CELLS, lambda cell: (cell.fault, cell.phase, cell.way, cell.host), name=str))
+def cells() -> list:
+    """`make test` tries each cut and each pair of processes once, .ci/run each cut of each pair."""
+    cut_cells = [
+        pytest.param(cell, id=str(cell), marks=[] if row == place else pytest.mark.thorough)
+        for row, across in enumerate(CUT_CELLS)
+        for place, cell in enumerate(across)
+    ]
+    return cut_cells + tiered(CELLS, lambda cell: (cell.fault, cell.phase, cell.way, cell.host), name=str)
+
+
+@pytest.mark.parametrize("cell", cells())
 def test_a_fault(trials: Callable[[Cell], Outcome], cell: Cell):
     if lacking := _lacking(cell):
         pytest.skip(f"{lacking} is missing")

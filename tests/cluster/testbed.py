@@ -23,8 +23,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.cluster import cuts, network, processes, ssh_files, sshd
 from tests.cluster import host as hosts
-from tests.cluster import network, processes, ssh_files, sshd
 from tests.cluster.command import TestbedError, attempt, namespaces
 from tests.cluster.layout import BASE, LOGIN, Layout, Settings, address, host_names
 from tests.cluster.processes import Process
@@ -71,6 +71,7 @@ class Testbed:
         living = [name for name in names if self.pid_1(name) and name in ports]
         self._boot([name for name in names if name not in living], settings)
         network.heal(self.layout, living)
+        cuts.heal(self.layout, living)
         for name in living:
             hosts.thaw(self.layout, name)
             network.shape(self.layout, name, settings.rate)

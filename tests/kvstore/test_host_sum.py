@@ -54,6 +54,11 @@ class Worker:
         return handle
 
     def leave(self):
+        for asked in [each.leave(10.0) for each in self.routes.links]:
+            asked.wait()
+        self.cut()
+
+    def cut(self):
         for each in self.routes.links:
             each.link.cut()
 
@@ -72,7 +77,7 @@ def workers():
     made = [Worker(rank, start_message, sharing) for rank, sharing in enumerate(shares)]
     yield made
     for each in made:
-        each.leave()
+        each.cut()
     listening.close()
 
 

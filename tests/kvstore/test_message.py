@@ -22,8 +22,12 @@ from dmltrain.kvstore.transport.message import (
     Heartbeat,
     Hello,
     Key,
+    Leave,
+    LinkEnd,
+    LinkLost,
     Message,
     Optimizer,
+    Overdue,
     Proof,
     Refuse,
     Register,
@@ -47,6 +51,8 @@ EXAMPLES = [
     Release("1"),
     Bye(),
     Abort("disk full"),
+    Overdue("round 3 has waited 600 s"),
+    LinkLost(LinkEnd("relay", 2, "h2", "10.0.0.2:40000"), LinkEnd("server", 1, "h3", "10.0.0.3:9"), "timed out", True),
     Shutdown(),
     Start(
         (ServerAddress("10.0.0.1", 9, "", "a"), ServerAddress("10.0.0.2", 9, "m", "b")),
@@ -59,6 +65,7 @@ EXAMPLES = [
         (Key(1 << 31, "w", "float32", True, {"type": "topk", "ratio": 0.1}, ((0, 65536), (1, 7))),),
     ),
     Optimizer({"name": "sgd", "lr": 0.1, "keys": {"0": {}}}),
+    Leave(),
     Error("why"),
 ]
 KINDS = sorted({int(each.kind) for each in EXAMPLES})
@@ -223,6 +230,8 @@ def test_operations_keep_their_names():
         "release": "Release",
         "bye": "Bye",
         "abort": "Abort",
+        "overdue": "Overdue",
+        "link lost": "LinkLost",
         "start": "Start",
         "shutdown": "Shutdown",
     }

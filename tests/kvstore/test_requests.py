@@ -19,7 +19,7 @@ from dmltrain.kvstore.server.service import MAX_BACKLOG, Service, allocator
 from dmltrain.kvstore.transport import handshake, link, message, rendezvous, wire
 from dmltrain.kvstore.transport.handshake import Caller
 from dmltrain.kvstore.transport.link import Closed
-from dmltrain.kvstore.transport.message import Declare, Key
+from dmltrain.kvstore.transport.message import Declare, Key, Leave
 from dmltrain.kvstore.transport.shared_memory import Arena
 from dmltrain.kvstore.transport.wire import Flag, Header, Kind
 
@@ -220,7 +220,7 @@ def test_a_worker_that_waits_for_a_leaving_worker_gets_its_value(serve):
     first.send(Kind.PROBE)
     assert first.answer()[0].kind == Kind.PROBE
     assert server.service.overdue() == "", "it has not waited for long"
-    second.link.close()
+    second.link.send(message.encode(Leave()))
     header, value = first.value()
     assert value == [-0.5] * 4
     assert 0.0 <= header.waited < DEADLINE

@@ -51,21 +51,23 @@ def test_a_worker_that_does_not_take_part_cannot_be_connected_to(change):
     assert Sharing(ENVIRONMENT, sums=False).socket_name == ""
 
 
-def test_a_relay_that_loses_its_server_ends_the_job_even_after_its_own_worker_finished(server):
+def test_a_relay_that_loses_its_server_reports_it_even_after_its_own_worker_finished(server):
     """No other process notices a broken connection between two processes that still run."""
-    failures, over = queue.Queue(), threading.Event()
+    lost, over = queue.Queue(), threading.Event()
     environments = [replace(ENVIRONMENT, index=rank) for rank in range(2)]
     shares = [Sharing(environment, sums=True) for environment in environments]
     start_message = start([(host.identity(), sharing.socket_name) for sharing in shares], [server])
     first, second = (
-        Routes(environment, start_message, sharing, lambda reason: None, failures.put)
+        Routes(environment, start_message, sharing, lost.put, pytest.fail)
         for environment, sharing in zip(environments, shares, strict=True)
     )
     leaving = threading.Thread(target=first.relay.leave, args=(over,))
     leaving.start()
     first.relay.links[0].link.cut()
-    assert failures.get(timeout=10.0).startswith("server 0 at ")
+    found = lost.get(timeout=10.0)
+    assert (found.own.role, found.own.index, found.peer.role, found.peer.index) == ("relay", 0, "server", 0)
+    over.set()
+    leaving.join(10.0)
+    assert not leaving.is_alive(), "the job is over"
     for each in (*first.links, *second.links):
         each.link.cut()
-    leaving.join(10.0)
-    assert not leaving.is_alive(), "all workers have left"

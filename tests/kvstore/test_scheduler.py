@@ -1,13 +1,19 @@
 """The scheduler's decisions, in milliseconds: no sockets, no clocks."""
 
+import random
+
 import pytest
 
 from dmltrain.kvstore.scheduler.core import ALL, Finish, SchedulerCore, Send
+from dmltrain.kvstore.scheduler.lost_links import WAIT_SECONDS
 from dmltrain.kvstore.transport.message import (
     Abort,
     Barrier,
     Bye,
     Heartbeat,
+    LinkEnd,
+    LinkLost,
+    Overdue,
     Refuse,
     Register,
     Release,
@@ -36,7 +42,12 @@ def reason(actions):
 
 def test_the_job_starts_when_all_processes_have_registered():
     _, actions = started()
-    assert actions[0] == Send(ALL, Start((ServerAddress("127.0.0.1", 9, "", ""),), (WorkerAddress("", ""),) * 2))
+    assert actions[0] == Send(
+        ALL,
+        Start(
+            (ServerAddress("127.0.0.1", 9, "", "", "h0"),), (WorkerAddress("", "", "h0"), WorkerAddress("", "", "h1"))
+        ),
+    )
 
 
 def test_every_process_gets_all_addresses_and_the_jobs_settings():
@@ -44,10 +55,12 @@ def test_every_process_gets_all_addresses_and_the_jobs_settings():
     core.tick(0.0)
     for node in (("worker", 1), ("server", 1), ("worker", 0), ("server", 0)):  # in any order
         role, index = node
-        own = Register(f"10.0.0.{index}", 9 + index, "h", f"{role} {index}", f"host {index}")
+        own = Register(f"10.0.0.{index}", 9 + index, f"h{index}", f"{role} {index}", f"host {index}")
         actions = core.handle(node, own, 0.0)
-    servers = tuple(ServerAddress(f"10.0.0.{index}", 9 + index, f"server {index}", f"host {index}") for index in (0, 1))
-    workers = tuple(WorkerAddress(f"worker {index}", f"host {index}") for index in (0, 1))
+    servers = tuple(
+        ServerAddress(f"10.0.0.{index}", 9 + index, f"server {index}", f"host {index}", f"h{index}") for index in (0, 1)
+    )
+    workers = tuple(WorkerAddress(f"worker {index}", f"host {index}", f"h{index}") for index in (0, 1))
     assert actions[0] == Send(ALL, Start(servers, workers, {"probe": True}))
 
 
@@ -227,3 +240,167 @@ def test_a_servers_bye_does_not_affect_barriers(others):
     core, _ = started(2, 2)
     core.handle(("worker", others), Barrier("a"), 1.0)
     assert [core.handle(("server", server), Bye(), 1.0) for server in (0, 1)] == [[], []]
+
+
+# -- lost links -------------------------------------------------------------------------------------------------------
+
+
+def lost(own, peer, error="it is cut", cut=True):
+    """The report of `own` that its link to `peer` is lost; both are (role, index), and on hosts of their indices."""
+    ends = [LinkEnd(role, index, f"h{index}", f"10.0.0.{index}:{len(role)}") for role, index in (own, peer)]
+    return LinkLost(*ends, error, cut)
+
+
+def beats(core, now, without=()):
+    for node in [("server", 0), ("server", 1), *(("worker", worker) for worker in range(core.num_workers))]:
+        if node not in without and node in core._peers:
+            core.handle(node, Heartbeat(), now)
+
+
+LOST = lost(("worker", 2), ("server", 1))
+NAMED = (
+    "the connection between worker 2 on h2 (10.0.0.2:6) and server 1 on h1 (10.0.0.1:6) was lost: it is cut"  # of LOST
+)
+
+
+def test_a_lost_link_is_named_by_both_its_ends_when_there_is_no_better_cause():
+    core, _ = started(3, 2)
+    assert core.handle(("worker", 2), LOST, 1.0) == []
+    beats(core, 1.5)
+    assert core.tick(1.0 + WAIT_SECONDS - 0.1) == []
+    assert reason(core.tick(1.0 + WAIT_SECONDS)) == NAMED
+
+
+def test_a_link_that_both_ends_report_counts_once_and_the_end_that_found_the_cut_says_why():
+    core, _ = started(3, 2)
+    core.handle(("server", 1), lost(("server", 1), ("worker", 2), "end of stream", cut=False), 1.0)
+    core.handle(("worker", 2), LOST, 2.0)
+    core.handle(("server", 1), lost(("server", 1), ("worker", 2), "again", cut=False), 2.5)
+    assert reason(core.tick(1.0 + WAIT_SECONDS)) == NAMED, "the wait counts from the first report"
+
+
+def test_of_several_lost_links_the_first_that_is_known_to_be_cut_is_named():
+    core, _ = started(3, 2)
+    core.handle(("worker", 0), lost(("worker", 0), ("server", 1), "end of stream", cut=False), 1.0)
+    core.handle(("worker", 2), LOST, 1.5)
+    core.handle(("worker", 1), lost(("worker", 1), ("server", 1)), 1.6)
+    assert reason(core.tick(1.0 + WAIT_SECONDS)) == NAMED
+
+
+def test_a_relay_is_named_and_stands_for_its_workers_process():
+    core, _ = started(3, 2)
+    core.handle(("worker", 2), lost(("relay", 2), ("server", 1)), 1.0)
+    assert "between the relay of worker 2 on h2 (" in reason(core.tick(9.0))
+    core, _ = started(3, 2)
+    core.handle(("worker", 2), lost(("relay", 2), ("server", 1)), 1.0)
+    assert reason(core.lost(("worker", 2), "end of stream", 1.5)) == "worker 2 on h2 was lost: end of stream"
+
+
+@pytest.mark.parametrize("end", [("worker", 2), ("server", 1)])
+def test_the_end_of_a_process_at_a_lost_link_is_the_better_cause(end):
+    def after_the_link():
+        core, _ = started(3, 2)
+        core.handle(("worker", 2), LOST, 1.0)
+        return core
+
+    name = f"{end[0]} {end[1]} on h{end[1]}"
+    assert reason(after_the_link().lost(end, "end of stream", 1.5)) == f"{name} was lost: end of stream"
+    assert reason(after_the_link().handle(end, Abort("disk"), 1.5)) == f"{name}: disk"
+    core = after_the_link()
+    beats(core, 1.5, without=[end])
+    core._peers[end].heard = -7.0
+    assert reason(core.tick(1.9)).startswith(f"{name} missed heartbeats for 9 s")
+
+
+def test_a_lost_process_on_the_host_of_a_lost_link_is_the_better_cause_but_not_its_complaint():
+    """A host without power loses all its processes, and the scheduler may miss any of them first."""
+
+    def after_the_link():
+        core = SchedulerCore(3, 2)
+        core.tick(0.0)
+        for node in [("server", 0), ("server", 1)] + [("worker", worker) for worker in range(3)]:
+            core.handle(node, Register("127.0.0.1", 9, f"h{node[1]}", "", f"boot {node[1]}"), 0.0)
+        core.handle(("worker", 2), LOST, 1.0)
+        return core
+
+    assert reason(after_the_link().lost(("worker", 1), "reset", 1.5)) == "worker 1 on h1 was lost: reset"
+    assert reason(after_the_link().lost(("worker", 0), "reset", 1.5)) == NAMED
+    assert reason(after_the_link().handle(("worker", 1), Abort("bad"), 1.5)) == NAMED
+
+
+def test_who_has_waited_for_too_long_is_named_but_not_if_a_link_was_lost():
+    core, _ = started(3, 2)
+    assert reason(core.handle(("server", 1), Overdue("round 3"), 1.0)) == "server 1 on h1: round 3"
+    core, _ = started(3, 2)
+    core.handle(("worker", 2), LOST, 1.0)
+    assert reason(core.handle(("server", 1), Overdue("round 3"), 1.5)) == NAMED
+
+
+def test_a_worker_whose_relay_stays_is_watched_until_that_has_left():
+    core, _ = started()
+    core.handle(("worker", 0), Bye(stays=True), 1.0)
+    assert reason(core.handle(("worker", 1), Barrier("a"), 1.0)).endswith("worker 0 has finished and will not reach it")
+    core, _ = started()
+    core.handle(("worker", 0), Bye(stays=True), 1.0)
+    for second in range(2, 10):
+        assert core.tick(float(second)) == []
+        beats(core, float(second), without=[("worker", 0)])
+    assert "worker 0 on h0 missed heartbeats for 9 s" in reason(core.tick(10.0))
+    core, _ = started()
+    core.handle(("worker", 0), Bye(stays=True), 1.0)
+    assert "worker 0 on h0 was lost" in reason(core.lost(("worker", 0), "end of stream", 1.5))
+    core, _ = started()
+    core.handle(("worker", 0), Bye(stays=True), 1.0)
+    core.handle(("worker", 0), Bye(), 1.0)
+    assert core.lost(("worker", 0), "end of stream", 1.5) == []
+    core, _ = started()
+    core.handle(("worker", 0), Bye(stays=True), 1.0)
+    assert core.handle(("worker", 1), Bye(), 1.0)[-1] == Finish(), "its own worker has finished"
+
+
+SCHEDULES = [pytest.param(3000), pytest.param(200_000, marks=pytest.mark.thorough)]
+
+
+@pytest.mark.parametrize("schedules", SCHEDULES)
+def test_the_first_lost_link_or_the_end_of_its_process_is_named_whatever_follows_from_it(schedules):
+    """Random events after a cut between worker 2 and server 1: consequences, other links, other processes, and in some
+    schedules the true end of one of the two. Each process is alone on its host."""
+    for seed in range(schedules):
+        core, said = after_a_cut(random.Random(seed))
+        assert said, f"seed {seed}: the job goes on"
+        assert said[1] <= WAIT_SECONDS + 1.3, f"seed {seed}: named after {said[1]} s"
+        assert said[0].startswith(core.allowed), f"seed {seed}: {said[0]}"
+
+
+def after_a_cut(chance):
+    """The core, with `allowed`, what it may say, and what it says: (reason, seconds after the report)."""
+    core, _ = started(4, 2)
+    core.tick(1.0)
+    ends, now = [("worker", 2), ("server", 1)], 1.0
+    own, peer = chance.sample(ends, 2)
+    core.handle(own, lost(own, peer), now)
+    core.allowed = ("the connection between worker 2 ", "the connection between server 1 ")
+    while now < 10.0:
+        now += chance.choice([0.0, 0.1, 0.25])
+        third, end = chance.choice([("worker", 0), ("worker", 1), ("worker", 3), ("server", 0)]), chance.choice(ends)
+        event = chance.randrange(9)
+        if event == 0:
+            actions = core.handle(chance.choice([third, end]), Overdue("worker 2 has finished already"), now)
+        elif event == 1:
+            actions = core.handle(third, Abort("a consequence"), now)
+        elif event == 2:
+            actions = core.lost(third, "a consequence", now)
+        elif event == 3:  # another link, or the same one from the other end
+            known = chance.choice([("worker", 0), ("relay", 3), end]), chance.choice([("server", 0), peer])
+            actions = core.handle(third, lost(*known, "end of stream", cut=False), now)
+        elif event == 4 and chance.random() < 0.2:
+            core.allowed = (f"{end[0]} {end[1]} on h{end[1]} was lost",)
+            actions = core.lost(end, "end of stream", now)
+        elif event == 5 and third[0] == "worker":
+            actions = core.handle(third, chance.choice([Barrier("a"), Bye(), Bye(stays=True)]), now)
+        else:
+            beats(core, now)
+            actions = core.tick(now)
+        if said := [(action.reason, now - 1.0) for action in actions if isinstance(action, Finish)]:
+            return core, said[0]
+    return core, None

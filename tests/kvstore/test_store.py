@@ -341,12 +341,12 @@ def test_pushes_under_way_are_sent_before_a_worker_leaves(start):
     assert job.ended() == [""] * 3, "when both have left"
 
 
-def test_a_worker_waits_for_a_lost_server_no_longer_than_two_seconds(start):
+def test_a_lost_link_is_named_after_two_seconds(start):
     job = start()
     job.all(lambda store: store.init("w", numbers(0)))
     since = time.monotonic()
     job.stores[0]._routes.servers[1].link.cut()
-    with pytest.raises(JobLost, match="server 1 at 127.0.0.1:.* closed the connection"):
+    with pytest.raises(JobLost, match="connection between worker 0 on .* and server 1 on .* was lost: end of stream"):
         job.stores[0].pushpull("w", numbers(1))
     assert 1.5 < time.monotonic() - since < 8.0, "the scheduler may know the cause"
 

@@ -110,6 +110,7 @@ def test_numbers_of_the_protocol_stay():
         "OPTIMIZER": 18,
         "DONE": 19,
         "ERROR": 20,
+        "LEAVE": 21,
         "INIT": 32,
         "PUSH": 33,
         "PULL": 34,

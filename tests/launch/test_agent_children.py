@@ -254,7 +254,10 @@ def test_what_is_sent_is_written_when_the_launcher_can_take_it(bench):
     for key, _ in bench.selector.select(DEADLINE):
         key.data()
     written = os.read(bench.from_agent, 1000)
-    assert written.startswith(HELLO) and json.loads(written[len(HELLO) + HEADER.size :]) == {"event": "beat"}
+    assert written.startswith(HELLO) and json.loads(written[len(HELLO) + HEADER.size :]) == {
+        "event": "beat",
+        "filler": "",
+    }
     bench.channel.watch_output()
     assert bench.stdout not in watched(bench), "nothing is left"
     bench.channel.send_output(0, bytes(BACKLOG_BYTES))

@@ -138,7 +138,7 @@ class SchedulerCore:
                     self._links.concern(node, self._host),
                 )
         if now >= self._links.due:
-            return self._abort(str(self._links))
+            return self._abort(str(self._links.cause))
         return self._tick_start(now) if not self._started else self._tick_barriers(now)
 
     def _advance(self, now: float) -> None:
@@ -227,7 +227,7 @@ class SchedulerCore:
         """End the job. `better`: this is a better cause than the lost links, if there are any."""
         self._finished = True
         if self._links and not better:
-            reason = str(self._links)
+            reason = str(self._links.cause)
         return [Send(ALL, Abort(reason)), Finish(reason)]
 
     def _done(self, node: Node) -> bool:

@@ -27,10 +27,11 @@ class LostLinks:
     def __bool__(self) -> bool:
         return bool(self._by_ends)
 
-    def __str__(self) -> str:
-        """The cause: the first, if possible of those that an end has found to be cut."""
+    @property
+    def cause(self) -> LinkLost:
+        """The first, if possible of those that an end has found to be cut."""
         links = list(self._by_ends.values())
-        return str(next((link for link in links if link.cut), links[0]))
+        return next((link for link in links if link.cut), links[0])
 
     def add(self, lost: LinkLost, now: float) -> None:
         ends = frozenset((end.role, end.index) for end in (lost.own, lost.peer))
@@ -40,9 +41,8 @@ class LostLinks:
         self.due = min(self.due, now + WAIT_SECONDS)
 
     def concern(self, node: Node, group: Callable[[Node], Any] = lambda node: node) -> bool:
-        """Whether one of the links has an end in this process, or in one of the same `group` (a host)."""
-        ends = (process(end) for link in self._by_ends.values() for end in (link.own, link.peer))
-        return group(node) in map(group, ends)
+        """Whether the cause has an end in this process, or in one of the same `group` (a host)."""
+        return bool(self) and group(node) in [group(process(end)) for end in (self.cause.own, self.cause.peer)]
 
 
 def process(end: LinkEnd) -> Node:

@@ -68,7 +68,7 @@ class Membership:
         self._control.fail(reason)
 
     def close(self) -> None:
-        """Leave when the servers have all pushes. A relay stays until its host's last worker has left. Raises JobLost."""
+        """Leave when all pushes have arrived. A relay stays until its host's last worker has left. Raises JobLost."""
         if self._closed:
             return
         self._leave()

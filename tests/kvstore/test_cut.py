@@ -1,0 +1,253 @@
+"""Links that the network has cut, by the kernel's counters: the decision with made samples, and real sockets."""
+
+import errno
+import select
+import socket
+import threading
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dmltrain.env import Environment
+from dmltrain.kvstore.transport import cut
+from dmltrain.kvstore.transport.cut import Sample, Stall
+from dmltrain.kvstore.transport.data_links import DataLinks, Watch, host_names
+from dmltrain.kvstore.transport.link import Closed, Link
+from tests.kvstore.made import start
+
+IDLE = Sample(0, 1000, 65536, 0, True)
+SENT = replace(IDLE, unacknowledged=3)
+CLOSED = replace(IDLE, window=0)
+
+
+def stalled(samples, now=0.0, stall=None):
+    """For how long the link has stalled after samples once a second."""
+    stall = stall or Stall()
+    return [stall.seconds(each, now + second) for second, each in enumerate(samples)][-1]
+
+
+@pytest.mark.parametrize(
+    "samples, expected",
+    [
+        ([SENT] * 9, 8.0),
+        ([IDLE] * 100 + [SENT], 0.0),  # it was idle for long, and then sends
+        ([IDLE] * 100 + [SENT] * 3, 2.0),
+        ([replace(SENT, acknowledged=number) for number in range(20)], 0.0),
+        ([SENT] * 7 + [replace(SENT, acknowledged=1001)], 0.0),
+        ([SENT] * 7 + [IDLE, SENT, SENT], 1.0),
+        ([CLOSED] * 20, 0.0),  # a peer that is alive and does not read
+        ([replace(CLOSED, probes=1)] * 20, 0.0),  # it may be on its way
+        ([replace(CLOSED, probes=2)] * 9, 8.0),
+        ([replace(SENT, window=0)] * 20, 0.0),  # what is sent again is answered
+        ([replace(SENT, window=0, answered=False)] * 9, 8.0),
+        ([replace(SENT, answered=True)] * 9, 8.0),  # small packets pass, large ones do not
+    ],
+)
+def test_how_long_a_link_has_stalled(samples, expected):
+    assert stalled(samples) == expected
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.floats(0.1, 3.0)), min_size=1))
+def test_a_stall_lasts_as_long_as_something_waits_and_nothing_more_is_acknowledged(steps):
+    stall, now, acknowledged, since = Stall(), 0.0, 0, None
+    for waits, more, seconds in steps:
+        now, acknowledged = now + seconds, acknowledged + more
+        since = None if not waits else now if since is None or more else since
+        found = Sample(int(waits), acknowledged, 1000, 0, True)
+        assert stall.seconds(found, now) == (0.0 if since is None else now - since)
+
+
+# -- real sockets -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pair():
+    """A link and its peer's socket, with small buffers."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        near = socket.create_connection(listening.getsockname())
+        far, _ = listening.accept()
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    yield Link(near), far
+    near.close()
+    far.close()
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def fill(sock):
+    while select.select([], [sock], [], 0.3)[1]:
+        sock.send(bytes(4096), socket.MSG_DONTWAIT)
+
+
+def test_a_peer_that_has_stopped_reading_is_not_cut_off(pair):
+    """With its window closed for a minute of the watch's time, and the kernel's probes answered in the real time."""
+    (link, far), clock = pair, Clock()
+    watch = Watch(8.0, clock)
+    watch.add(link)
+    fill(link.sock)
+    assert cut.sample(link.sock).window == 0, "it does not read"
+    for _ in range(20):
+        clock.now += 3.0
+        watch.check()
+        select.select([], [], [], 0.05)  # for several probes of the kernel, the first after 0.2 s
+    assert watch.reason(link) == ""
+    received = threading.Thread(target=lambda: far.recv(1 << 20, socket.MSG_WAITALL))
+    received.start()
+    link.send(b"it still carries data")
+    far.shutdown(socket.SHUT_RDWR)
+    received.join(10.0)
+
+
+def test_the_kernels_counters_of_a_socket(pair):
+    link, far = pair
+    before = cut.sample(link.sock).acknowledged  # the handshake counts as one byte
+    link.send(b"abc")
+    far.recv(3, socket.MSG_WAITALL)
+    found = cut.sample(link.sock)
+    assert (found.unacknowledged, found.acknowledged - before, found.probes, found.waits) == (0, 3, 0, False)
+    assert found.window > 0
+
+
+class OldSocket:
+    """A kernel without the counters that are needed."""
+
+    def getsockopt(self, *words):
+        return bytes(cut._INFO.size - 1)
+
+
+def test_an_old_kernel_has_no_sample():
+    assert cut.sample(OldSocket()) is None
+
+
+@pytest.mark.parametrize(
+    "seconds, idle, interval, count", [(8.0, 2, 1, 6), (2.5, 1, 1, 2), (59.5, 15, 7, 6), (1.0, 1, 1, 1)]
+)
+def test_an_idle_link_is_probed_for_so_long(pair, seconds, idle, interval, count):
+    link, _ = pair
+    Watch(seconds).add(link)
+    options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+    assert [link.sock.getsockopt(socket.IPPROTO_TCP, each) for each in options] == [idle, interval, count]
+    assert link.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+
+
+# -- the watch, and the report ----------------------------------------------------------------------------------------
+
+
+class CutLink:
+    """A link whose kernel has sent data that nobody acknowledges."""
+
+    def __init__(self):
+        self.sock, self.was_cut = self, False
+        self.family = socket.AF_INET
+
+    def setsockopt(self, *words):
+        pass
+
+    def getsockopt(self, *words):
+        return cut._INFO.pack(0, 3, 0, 5, 1000, 65536)
+
+    def getsockname(self):
+        return ("10.0.0.2", 40000)
+
+    def getpeername(self):
+        return ("10.0.0.3", 9)
+
+    def cut(self):
+        self.was_cut = True
+
+
+class ClosedLink(CutLink):
+    def getsockopt(self, *words):
+        raise OSError("closed")
+
+
+def reported(links, link, error):
+    """What is reported of the end of `link`."""
+    links.lost(link, error)
+    return links.reports.pop()
+
+
+@pytest.fixture
+def links():
+    """Those of worker 2 on h2; server 1 is on h3. `reports`, `watch` and `clock` are its."""
+    names = host_names(start([("", "")] * 3, [("", 1, "", ""), ("10.0.0.3", 9, "", "", "h3")]))
+    clock, reports = Clock(), []
+    environment = Environment(role="worker", index=2, host_name="h2")
+    made = DataLinks("worker", environment, names, Watch(8.0, clock), reports.append)
+    made.reports, made.clock, made.watch = reports, clock, made._watch
+    return made
+
+
+def test_a_link_without_progress_is_cut_and_named_by_both_ends(links):
+    link = CutLink()
+    links.add(link, "server", 1)
+    for second in range(9):
+        assert not link.was_cut, second
+        links.clock.now = float(second)
+        links.watch.check()
+    assert link.was_cut
+    found = reported(links, link, Closed("end of stream"))
+    assert found.cut and str(found) == (
+        "the connection between worker 2 on h2 (10.0.0.2:40000) and server 1 on h3 (10.0.0.3:9) was lost: "
+        "the other end has acknowledged nothing for 8 s: is the network cut?"
+    )
+
+
+def test_a_process_that_was_suspended_judges_its_links_anew(links):
+    link = CutLink()
+    links.add(link, "server", 1)
+    for now in (0.0, 1.0, 20.0, 21.0, 27.5):
+        links.clock.now = now
+        links.watch.check()
+        assert not link.was_cut
+
+
+def test_a_closed_link_is_no_longer_watched(links):
+    for link in (ClosedLink(), CutLink()):
+        links.add(link, "server", 1)
+    for second in range(9):
+        links.clock.now = float(second)
+        links.watch.check()
+    assert link.was_cut and not links.watch._stalls
+
+
+@pytest.mark.parametrize(
+    "number, found_cut",
+    [(errno.ETIMEDOUT, True), (errno.EHOSTUNREACH, True), (errno.ECONNRESET, False), (errno.EPIPE, False)],
+)
+def test_an_error_of_the_network_is_told_from_a_peer_that_has_closed(links, number, found_cut):
+    link, error = CutLink(), Closed("the kernel's words")
+    links.add(link, "server", 1)
+    error.__cause__ = OSError(number, "the kernel's words")
+    found = reported(links, link, error)
+    assert (found.error, found.cut) == ("the kernel's words", found_cut)
+
+
+def test_the_end_of_a_stream_is_the_peers(links):
+    link = CutLink()
+    links.add(link, "server", 1)
+    assert not reported(links, link, Closed("end of stream")).cut
+
+
+def test_a_unix_socket_is_named_and_needs_no_watch(links):
+    near, far = socket.socketpair()
+    link = Link(near)
+    links.add(link, "server", 1)
+    far.close()
+    near.close()
+    assert "worker 2 on h2 (by shared memory) and server 1" in str(reported(links, link, Closed("end of stream")))
+    assert not links.watch._stalls
+
+
+def test_a_socket_that_has_ended_before_it_is_named(links):
+    with socket.socket() as sock:
+        links.add(Link(sock), "server", 1)
+        assert "already closed" in str(reported(links, next(iter(links._ends)), Closed("end of stream")))
