@@ -19,7 +19,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # under test would inh
 QUICK = {
     "tests": "checkpoint covering env initial layers metric options record schedule system_packages tiers",
     "tests/data": "array_pickle batches cifar10 load mnist partition",
-    "tests/kvstore": "bound codec codec_in_steps create entries handshake host link outbox plan routes scheduler "
+    "tests/kvstore": "bound codec codec_in_steps create cut entries handshake host link outbox plan routes scheduler "
     "rendezvous send_window server service transfers waiting wire",
     "tests/launch": "check config dry_run forecast hosts job known_hosts mpi_command needs network old_options "
     "placement preflight prepare show supervise throughput",

@@ -1,5 +1,6 @@
 """One stream per host: jobs on two hosts (network namespaces joined by a cable), two workers and a server on each."""
 
+import signal
 import subprocess
 import sys
 import time
@@ -92,3 +93,17 @@ def test_a_killed_worker_of_a_host_ends_the_job(start_job, two_hosts, victim):
     assert {code for name, code in codes.items() if name != victim} == {75}, job.outputs()
     for name in codes.keys() - {victim, "scheduler-0"}:
         assert victim.replace("-", " ") in job.output(name), job.outputs()
+
+
+@pytest.mark.parametrize("limit", [3.0, pytest.param(None, marks=pytest.mark.thorough)])
+def test_a_relay_that_is_frozen_after_its_own_end_is_named(start_job, two_hosts, limit):
+    env = {"DMLTRAIN_HEARTBEAT_TIMEOUT": str(limit)} if limit else {}
+    job = start_job("staying.py", workers=4, servers=2, place=two_hosts, env=env)
+    job.wait_for_line("scheduler-0", "worker 0 has finished, and still sums for its host")
+    frozen = time.monotonic()
+    job.processes["worker-0"].send_signal(signal.SIGSTOP)
+    job.processes["scheduler-0"].wait(10.0)
+    assert time.monotonic() - frozen < (limit or 8.5) + 1.5
+    job.processes["server-1"].wait(10.0)
+    for name in ("scheduler-0", "server-1"):
+        assert "worker 0 on " in job.output(name) and "missed heartbeats" in job.output(name), job.outputs()

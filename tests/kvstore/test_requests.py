@@ -17,6 +17,7 @@ from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.service import MAX_BACKLOG, Service, allocator
 from dmltrain.kvstore.transport import handshake, link, message, rendezvous, wire
+from dmltrain.kvstore.transport.data_links import DataLinks, Watch
 from dmltrain.kvstore.transport.handshake import Caller
 from dmltrain.kvstore.transport.link import Closed
 from dmltrain.kvstore.transport.message import Declare, Key, Leave
@@ -100,7 +101,9 @@ class Server:
         other = options.pop("other", pytest.fail)
         self.service = Service("server 0", ENVIRONMENT, self.core, self.arena, self.failed.put, other, **options)
         self.listening, self.met, self._peers = link.listen("127.0.0.1"), rendezvous.listen(), {}
-        self.service.accept(self.met[0] if shared else self.listening)
+        self.lost = queue.Queue()
+        links = DataLinks("server", ENVIRONMENT, {}, Watch(), self.lost.put)
+        self.service.accept(self.met[0] if shared else self.listening, links)
 
     def peer(self, rank=0):
         if rank not in self._peers:
@@ -224,6 +227,39 @@ def test_a_worker_that_waits_for_a_leaving_worker_gets_its_value(serve):
     header, value = first.value()
     assert value == [-0.5] * 4
     assert 0.0 <= header.waited < DEADLINE
+
+
+def test_a_worker_whose_link_ends_before_it_has_left_is_lost_and_has_not_finished(serve):
+    server = serve("dist_sync")
+    first, second = server.peer(0), server.peer(1)
+    first.push([1] * 4, flags=Flag.PULL)
+    second.send(Kind.PROBE)
+    second.answer()
+    second.link.close()
+    found = server.lost.get(timeout=DEADLINE)
+    assert (found.own.role, found.peer.role, found.peer.index) == ("server", "worker", 1)
+    assert server.service.overdue() == server.service.overdue() == "", "the others wait for it until the job ends"
+
+
+def test_a_worker_that_has_left_is_not_lost_when_its_link_ends(serve):
+    server = serve("dist_sync")
+    first, second = server.peer(0), server.peer(1)
+    first.push([1] * 4)
+    second.link.send(message.encode(Leave()))
+    assert second.answer()[0].kind == Kind.DONE
+    second.link.close()
+    until(lambda: "worker 1 has finished already" in server.service.overdue())
+    first.send(Kind.PROBE)
+    first.answer()
+    first.link.close()
+    assert server.lost.get(timeout=DEADLINE).peer.index == 0, "and nobody before"
+
+
+def test_a_worker_that_is_cut_off_for_its_frames_is_lost(serve):
+    server = serve("dist_sync")
+    server.peer(0).send(Kind.PUSH, b"abc")
+    assert "expected 16 bytes" in server.peer(0).error()
+    assert "expected 16 bytes" in server.lost.get(timeout=DEADLINE).error
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------

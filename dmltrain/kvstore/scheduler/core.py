@@ -219,7 +219,7 @@ class SchedulerCore:
             if node[0] == "worker" and node[1] not in arrived:
                 return self._abort(f"barrier {name!r}: {_name(node)} has finished and will not reach it")
         if not all(self._done(("worker", w)) for w in range(self.num_workers)):
-            return []
+            return [Log(f"{_name(node)} has finished, and still sums for its host")] if message.stays else []
         self._finished = True
         return [Send(ALL, Shutdown()), Finish()]
 
