@@ -104,6 +104,8 @@ def test_a_fault(trials: Callable[[Cell], Outcome], cell: Cell):
         pytest.skip(f"{lacking} is missing")
     outcome = trials(cell)
     print(outcome.row)
+    if cell.pair and (named := re.search(cell.cause.format(pid=outcome.pid, host=cell.host) + ".*", outcome.words)):
+        print(f"    {named[0]}")
     assert not outcome.trouble, outcome
     assert outcome.happened, f"the fault did not happen\n{outcome}"
     assert outcome.code == cell.expected.code, outcome
