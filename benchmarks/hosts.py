@@ -57,6 +57,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         default="auto",
         help="comma-separated: auto, off; each is measured (default %(default)s)",
     )
+    parser.add_argument(
+        "--wire",
+        default="plain",
+        help="comma-separated: plain, auth, tls; each is measured (default %(default)s)",
+    )
     parser.add_argument("--rate", default="1gbit", help="of each host's link, each way (default %(default)s)")
     parser.add_argument("--megabytes", type=float, default=25.0, help=f"of the {KEYS} keys (default %(default)s)")
     parser.add_argument(
@@ -76,7 +81,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     arguments = parser.parse_args(argv)
     arguments.gc_type, arguments.systems = arguments.gc_type.split(","), arguments.systems.split(",")
-    arguments.host_sum = arguments.host_sum.split(",")
+    arguments.host_sum, arguments.wire = arguments.host_sum.split(","), arguments.wire.split(",")
     check(parser, arguments)
     return arguments
 
@@ -86,6 +91,7 @@ def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Non
     for option, names, valid in (
         ("--gc-type", arguments.gc_type, ["none", *TYPES]),
         ("--host-sum", arguments.host_sum, ["auto", "off"]),
+        ("--wire", arguments.wire, ["plain", "auth", "tls"]),
         ("--systems", arguments.systems, ["mxnet", "dmltrain"]),
     ):
         for name in names:
@@ -105,20 +111,23 @@ def contests_of(arguments: argparse.Namespace) -> list[Contest]:
         Contest(
             "dmltrain",
             "sum",
-            label(codec, host_sum),
+            label(codec, host_sum, wire),
             "with_dmltrain.py",
             codec=codec,
             host_sum="" if host_sum == "auto" else host_sum,
+            wire=wire,
         )
         for codec in arguments.gc_type
         for host_sum in arguments.host_sum
+        for wire in arguments.wire
     ]
     return ([MXNET] if "mxnet" in arguments.systems else []) + (ours if "dmltrain" in arguments.systems else [])
 
 
-def label(codec: str, host_sum: str) -> str:
+def label(codec: str, host_sum: str, wire: str) -> str:
     """The name of a contest of dmltrain's in the table."""
     words = ["dmltrain dist_sync", codec if codec != "none" else "", "each sends" if host_sum == "off" else ""]
+    words.append(wire if wire != "plain" else "")
     return ", ".join(filter(None, words))
 
 

@@ -9,6 +9,7 @@ default settings. Two columns show whether to trust the times; both should be ne
 a system used outside its turns, `others` the number that the rest of the machine used during them.
 
     python benchmarks/kvstore.py [--format table|json] [--systems dmltrain,mxnet,gloo] [--repeats 5] [--megabytes 102]
+        [--wire plain,auth,tls]
 """
 
 import argparse
@@ -47,6 +48,17 @@ CONTESTS = (
     Contest("gloo", "tensors", "gloo all-reduce, 100 tensors", "with_gloo.py", servers=False),
     Contest("gloo", "flat", "gloo all-reduce, one flat tensor", "with_gloo.py", servers=False),
 )
+PROTECTED = {
+    level: Contest(
+        "dmltrain",
+        "sum",
+        f"dmltrain dist_sync, sum only, tcp, {level}",
+        "with_dmltrain.py",
+        transport="tcp",
+        wire=level,
+    )
+    for level in ("auth", "tls")
+}
 SYSTEMS = {"dmltrain": "dmltrain", "mxnet": "mxnet", "gloo": "torch"}  # name -> distribution it needs
 
 
@@ -67,8 +79,16 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         default="lists",
         help="MXNet's calls: push and pull key by key, with lists of keys, or pushpull key by key",
     )
+    parser.add_argument(
+        "--wire",
+        default="plain",
+        help="comma-separated: plain, auth, tls; dmltrain over TCP is measured with each (default %(default)s)",
+    )
     arguments = parser.parse_args(argv)
-    arguments.systems = arguments.systems.split(",")
+    arguments.systems, arguments.wire = arguments.systems.split(","), arguments.wire.split(",")
+    for level in arguments.wire:
+        if level not in ("plain", "auth", "tls"):
+            parser.error(f"--wire {level!r}: choose one of plain, auth, tls")
     for name in arguments.systems:
         if name not in SYSTEMS:
             parser.error(f"unknown system {name!r}; the systems are {', '.join(SYSTEMS)}")
@@ -86,10 +106,11 @@ def teams_of(arguments: argparse.Namespace) -> Iterator[list[Team]]:
     teams = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvstore-benchmark-")))
-        for contest in (contest for contest in CONTESTS if contest.system in arguments.systems):
+        contests = [*CONTESTS, *(PROTECTED[level] for level in arguments.wire if level != "plain")]
+        for contest in (contest for contest in contests if contest.system in arguments.systems):
             print(f"starting {contest.label}", file=sys.stderr)
             call = ["--call", arguments.mxnet_call] if contest.system == "mxnet" else []
-            place = folder / f"{contest.system}-{contest.mode}-{contest.transport}"
+            place = folder / f"{contest.system}-{contest.mode}-{contest.transport}-{contest.wire}"
             place.mkdir()
             teams.append(Team(contest, arguments.workers, arguments.servers, options + call, place))
             stack.callback(teams[-1].stop)

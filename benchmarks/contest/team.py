@@ -48,11 +48,13 @@ class Contest:
     launcher_threads: bool = True  # OMP_NUM_THREADS as dmltrain-launch sets it; False: the system's default
     codec: str = "none"  # dmltrain's --gc-type
     host_sum: str = ""  # DMLTRAIN_HOST_SUM
+    wire: str = "plain"  # DMLTRAIN_WIRE
 
     @property
     def variant(self) -> str:
-        """The codec and the host sum: what differs between contests of one system."""
-        return self.codec + (f" host-sum {self.host_sum}" if self.host_sum else "")
+        """The codec, the host sum and the level of protection: what differs between contests of one system."""
+        host_sum = f" host-sum {self.host_sum}" if self.host_sum else ""
+        return self.codec + host_sum + (f" {self.wire}" if self.wire != "plain" else "")
 
 
 @dataclass(frozen=True)
@@ -201,10 +203,22 @@ def environment(contest: Contest, workers: int, servers: int, folder: Path, plac
         variables["DMLTRAIN_TRANSPORT"] = contest.transport
     if contest.host_sum:
         variables["DMLTRAIN_HOST_SUM"] = contest.host_sum
+    if contest.wire != "plain":
+        variables |= {"DMLTRAIN_WIRE": contest.wire, "DMLTRAIN_CERTIFICATE_FILE": str(certificate_file(folder))}
     variables.pop("OMP_NUM_THREADS", None)
     if contest.launcher_threads:
         variables["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // workers))
     return variables
+
+
+def certificate_file(folder: Path) -> Path:
+    """A new certificate with its private key, as the launcher makes it for a job."""
+    from launch import certificate  # only for tls: it imports cryptography
+
+    path = folder / "certificate"
+    path.touch(mode=0o600)
+    path.write_bytes(certificate.new()[0])
+    return path
 
 
 def role_variables(role: str, rank: int, base: dict[str, str], place: Place) -> dict[str, str]:

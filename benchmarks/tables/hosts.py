@@ -81,6 +81,7 @@ def row(team: Team, traffic: Sequence[Traffic], bound: float, turns: dict[tuple[
         **figures,
         "gc_type": team.contest.codec,
         "host_sum": team.contest.host_sum or "auto",
+        "wire": team.contest.wire,
         "share_of_bound": bound / seconds,
         "above_bound": seconds / bound - 1,
         "ratio_to_mxnet": ratio(turns, ("mxnet", "none"), own),

@@ -26,6 +26,8 @@ def report(teams: list[Team], limits: list[dict[str, float]], facts: dict) -> di
         for way in TRANSPORTS
         for mode in ("tensors", "flat")
     }
+    plain = ("dmltrain", "sum", "tcp")
+    to_plain = {level: pairs(turns, ("dmltrain", "sum", f"tcp {level}"), plain) for level in ("auth", "tls")}
     shm = turns.get(("dmltrain", "sum", "shm"), [])
     bound = [bound_seconds(limit, facts["workload"]) for limit in limits]
     return {
@@ -34,6 +36,7 @@ def report(teams: list[Team], limits: list[dict[str, float]], facts: dict) -> di
         "ratio_to_mxnet_momentum_is_of": best if momentum[best] else None,
         "ratio_to_mxnet_of_each_turn": to_mxnet | momentum,
         "ratio_to_gloo": {which: median(ratios) for which, ratios in gloo.items()},
+        "time_to_plain": {level: median(ratios) for level, ratios in to_plain.items()},
         "share_of_memory_bound": median([b / t for b, t in zip(bound, shm, strict=False)]),
         "contests": [contest(team) for team in teams],
         "limits": {name: spread([limit[name] for limit in limits]) for name in LIMITS},
@@ -43,7 +46,8 @@ def report(teams: list[Team], limits: list[dict[str, float]], facts: dict) -> di
 
 def key_of(team: Team) -> tuple[str, str, str]:
     """What identifies a contest."""
-    return team.contest.system, team.contest.mode, team.contest.transport
+    protected = f" {team.contest.wire}" if team.contest.wire != "plain" else ""
+    return team.contest.system, team.contest.mode, team.contest.transport + protected
 
 
 def bound_seconds(limit: dict[str, float], workload: dict) -> float:
@@ -70,6 +74,7 @@ def contest(team: Team) -> dict:
         "system": team.contest.system,
         "mode": team.contest.mode,
         "transport": team.contest.transport,
+        "wire": team.contest.wire,
         "label": team.contest.label,
         "seconds": spread([block.seconds for block in team.blocks]),
         "seconds_of_each_turn": [block.seconds for block in team.blocks],
@@ -122,4 +127,6 @@ def ratio_lines(result: dict) -> list[str]:
     gloo = [f"{ratio:.2f}x ({which})" for which, ratio in result["ratio_to_gloo"].items() if ratio is not None]
     share = result["share_of_memory_bound"]
     bound = [] if share is None else [f"shm reaches {share:.0%} of the bound: (n + 1) V bytes at memcpy's rate"]
+    protected = [f"{ratio:.2f}x ({level})" for level, ratio in result["time_to_plain"].items() if ratio is not None]
+    lines += [f"time with --wire / plain, tcp: {', '.join(protected)}"] if protected else []
     return lines + ([f"dmltrain / gloo all-reduce, sum only: {', '.join(gloo)}"] if gloo else []) + bound
