@@ -1,5 +1,6 @@
 """`dmltrain-launch --wire`: whole jobs with each level of protection, over TCP."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -9,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dmltrain.env import read
+from dmltrain.backends.mxnet import ps_lite
+from dmltrain.env import Environment, read
 from dmltrain.errors import UserError
 from dmltrain.kvstore.transport import tls
 
@@ -98,3 +100,34 @@ def test_a_level_without_what_it_needs_is_a_users_error(environment, said):
     with pytest.raises(UserError) as raised:
         tls.context(read({**job, **environment}).certificate_file, False)
     assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "source, options, code, said",
+    [
+        ("import mxnet\n", ("--wire", "auth"), 2, "program.py uses MXNet, whose parameter server can neither"),
+        ("import mxnet\nimport dmltrain\n", ("--wire", "auth", "--dry-run"), 0, ""),
+        ("import mxnet\n", ("--wire", "plain", "--dry-run"), 0, ""),
+        ("pass\n", ("--wire", "tls"), 0, "program.py does not import dmltrain itself: --wire tls protects only what"),
+        ("pass\n", ("--wire", "none"), 2, "--wire none: expected one of plain, auth, tls"),
+    ],
+)
+def test_a_program_that_cannot_be_protected_is_refused_or_warned_about(tmp_path, source, options, code, said):
+    (tmp_path / "program.py").write_text(source)
+    found = subprocess.run(
+        [sys.executable, "-m", "launch.cli", "--launcher", "local", "-n", "1", "-s", "1", *options, "program.py"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (found.returncode, "Traceback" in found.stderr) == (code, False), found
+    assert said in found.stdout + found.stderr
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_store_of_mxnet_needs_the_level_plain(level):
+    job = Environment(num_workers=1, num_servers=1, wire=level, launched=True)
+    with contextlib.nullcontext() if level == "plain" else pytest.raises(UserError, match="ps-lite.* can neither"):
+        ps_lite.check(job)

@@ -1,4 +1,4 @@
-"""Whether a job's Python script imports dmltrain or torch.distributed, anywhere in it."""
+"""Whether a job's Python script imports dmltrain, torch.distributed or MXNet, anywhere in it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ PYTHON = re.compile(r"python[0-9.]*")
 
 @dataclass(frozen=True)
 class Script:
-    """What a script uses. One that cannot be read, or is not valid Python, counts as using neither."""
+    """What a script uses. One that cannot be read, or is not valid Python, counts as using none of them."""
 
     uses_dmltrain: bool = False
     uses_torch_distributed: bool = False
+    uses_mxnet: bool = False
 
 
 def script_of(argv: Sequence[str]) -> str:
@@ -43,7 +44,7 @@ def of_source(source: str) -> Script:
         names = set(_names(ast.parse(source)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return Script()
-    return Script(_has(names, "dmltrain"), _has(names, "torch.distributed"))
+    return Script(_has(names, "dmltrain"), _has(names, "torch.distributed"), _has(names, "mxnet"))
 
 
 def _has(names: set[str], module: str) -> bool:

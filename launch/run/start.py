@@ -46,6 +46,7 @@ def make_job(options: Options, name: str) -> Job:
     """The job that the options describe; LaunchError if they are incomplete."""
     if options.num_workers is None:
         raise LaunchError(f"-n/--num-workers is missing: {NAME} -n 2 -s 2 train.py ...")
+    _check_wire(options)
     job = Job(
         name=name,
         mark=new_mark(name),
@@ -72,11 +73,22 @@ def _torch_env(options: Options) -> bool:
     return options.torch_env == "on" or (options.torch_env == "auto" and not script.read(options.program).uses_dmltrain)
 
 
+def _check_wire(options: Options) -> None:
+    found = script.read(options.program)
+    if options.wire != "plain" and found.uses_mxnet and not found.uses_dmltrain:
+        raise LaunchError(
+            f"--wire {options.wire}: {script.script_of(options.program)} uses MXNet, whose parameter server can "
+            "neither authenticate nor encrypt what it sends; start it without --wire"
+        )
+
+
 def advice(job: Job) -> list[str]:
     """Warnings before the job starts."""
-    found = script.read(job.argv)
+    found, file = script.read(job.argv), script.script_of(job.argv)
+    if job.wire != "plain" and file and not found.uses_dmltrain:
+        return [f"{file} does not import dmltrain itself: --wire {job.wire} protects only what dmltrain sends"]
     if job.num_servers and found.uses_torch_distributed and not found.uses_dmltrain:
-        message = f"{script.script_of(job.argv)} uses torch.distributed and not dmltrain"
+        message = f"{file} uses torch.distributed and not dmltrain"
         return [f"{message}: its servers have nothing to do; start it with -s 0, or move it to dmltrain"]
     return []
 

@@ -1,6 +1,7 @@
 """Frames: golden bytes, and nothing but FrameError for anything else."""
 
 import zlib
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from dmltrain.kvstore import codec
 from dmltrain.kvstore.transport import wire
-from dmltrain.kvstore.transport.wire import Flag, FrameError, Header, Kind, VersionError
+from dmltrain.kvstore.transport.wire import HEADER_SIZE, Flag, FrameError, Header, Kind, VersionError
 
 GOLDEN = bytes.fromhex(
     "444d4c5405210003"  # DMLT, version 5, PUSH, float32, in shared memory and asking for the value
@@ -140,3 +141,10 @@ def test_a_payload_follows_unless_there_is_none_or_it_is_shared(header, followed
 
 def test_unused_fields_of_a_header_are_zero():
     assert Header(Kind.PULL) == Header(int(Kind.PULL), *[0] * (len(Header._fields) - 1))
+
+
+def test_documents_state_the_size_of_the_header():
+    docs = Path(__file__).parents[2] / "docs"
+    assert f"A frame is a header of {HEADER_SIZE} bytes" in (docs / "protocol.md").read_text()
+    decision = (docs / "decisions/0002-payload-checksum.md").read_text()
+    assert f"the {HEADER_SIZE - 4} bytes before the checksum, of the header's {HEADER_SIZE}, cost nothing" in decision

@@ -39,11 +39,16 @@ def share(reserved: socket.socket) -> None:
 
 
 def check(environment: Environment) -> None:
-    """Raise UserError if the scheduler's address is IPv6, which ps-lite does not support."""
+    """Raise UserError if the job wants what ps-lite does not have: IPv6, or protected traffic."""
     if ":" in environment.root_host:
         raise UserError(
             f"MXNet's kvstores support IPv4 only, but the scheduler's address is {environment.root_host}: choose an "
             "IPv4 network (--subnet or --interface of dmltrain-launch), or --backend torch"
+        )
+    if environment.wire != "plain":
+        raise UserError(
+            f"--wire {environment.wire} (DMLTRAIN_WIRE): ps-lite, MXNet's parameter server, can neither authenticate "
+            "nor encrypt what it sends; start the job without --wire, or use --backend torch"
         )
 
 

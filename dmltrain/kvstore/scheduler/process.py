@@ -44,6 +44,11 @@ class SchedulerProcess:
         self._complete = threading.Event()  # all have registered
 
     def run(self) -> str:
+        if not self._environment.key:
+            log(
+                "warning: this job has no key, so its connections are not authenticated: "
+                "start it with dmltrain-launch, or set DMLTRAIN_KEY_FILE for all processes"
+            )
         self._core.tick(time.monotonic())
         threading.Thread(
             target=accept_loop,
