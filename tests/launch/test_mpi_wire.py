@@ -25,7 +25,7 @@ import pytest
 from launch.channels.mpi import bridge
 from launch.channels.mpi.channel import CLOSE_SECONDS, MpiChannel, frame
 from launch.channels.mpi.mpirun import bridge_command
-from launch.channels.mpi.reception import GREETING_BYTES, GREETING_SECONDS, TOKEN_BYTES, Reception
+from launch.channels.mpi.reception import CALLERS, GREETING_BYTES, GREETING_SECONDS, TOKEN_BYTES, Reception
 from launch.channels.mpi.tls import TlsStream, certificate
 from launch.job.host import Host
 from tests.launch.test_mpi_bridge import (
@@ -134,6 +134,45 @@ def test_a_line_of_the_greatest_length_is_read_and_a_longer_one_is_not(desk):  #
 def test_an_unexpected_peer_is_disconnected(desk):  # noqa: F811
     refusing = desk.reception.expect(lambda caller: False)
     assert_disconnected(desk, json.dumps({**HELLO, "token": refusing}).encode() + b"\n")
+
+
+def test_strangers_do_not_keep_a_bridge_out(desk):  # noqa: F811
+    """However many hold connections: random ones end."""
+    with contextlib.ExitStack() as strangers:
+        for _ in range(CALLERS + 20):
+            strangers.enter_context(socket.create_connection(("127.0.0.1", desk.reception.port)))
+        with dial_tls(desk.reception.port) as peer:
+            peer.sendall(json.dumps({**HELLO, "token": desk.token}).encode() + b"\n")
+            assert desk.came.get(timeout=GREETING_SECONDS - 1).pid == HELLO["pid"]
+
+
+def test_a_bridge_that_is_dropped_in_the_middle_of_its_handshake_connects_again(desk):  # noqa: F811
+    """Until its time is over."""
+    dropped = []
+
+    def forward():
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            dropped.append(listening.getsockname()[1])
+            for _ in range(2):
+                connection, _ = listening.accept()
+                connection.recv(1000)
+                reset(connection)
+            connection, _ = listening.accept()
+            through = socket.create_connection(("127.0.0.1", desk.reception.port))
+            threading.Thread(target=pass_on, args=(through, connection), daemon=True).start()
+            pass_on(connection, through)
+
+    def pass_on(source, target):
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+
+    threading.Thread(target=forward, daemon=True).start()
+    wait_for(lambda: dropped, "the forwarder listens")
+    link = bridge.reach(["127.0.0.1"], dropped[0], desk.reception.certificate, DEADLINE)
+    link.sendall(json.dumps({**HELLO, "token": desk.token}).encode() + b"\n")
+    assert desk.came.get(timeout=DEADLINE).pid == HELLO["pid"]
+    link.close()
 
 
 def test_a_token_is_forgotten_at_once_and_more_than_once(desk):  # noqa: F811

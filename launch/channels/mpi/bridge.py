@@ -41,6 +41,8 @@ READ_BYTES = 1 << 16
 BACKLOG_BYTES = 1 << 18  # of unsent data; above it no more is read
 STDERR_BYTES = 2000  # of the agent's standard error
 HANDSHAKE_SECONDS = 5.0
+RETRY_SECONDS = 0.05
+DROPPED = (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError)  # in the middle of a handshake
 FLUSH_SECONDS = 2.0  # for sending the last frames after the agent has ended
 LOOK_SECONDS = 1.0  # between checks whether the agent has ended
 # Without a heartbeat of the launcher, which sends one a second. Longer than a short network outage.
@@ -84,6 +86,10 @@ def reach(addresses: list[str], port: int, certificate: str, seconds: float) -> 
                 selector.unregister(connection)
                 try:
                     return _secure(connection, certificate)
+                except DROPPED:  # the launcher may be busy with strangers
+                    time.sleep(RETRY_SECONDS)
+                    again = _connect(address, port, others)
+                    selector.register(again, selectors.EVENT_WRITE, (address, again))
                 except OSError as error:
                     failed[address] = str(error.strerror or error)
     raise OSError("; ".join(f"{each}: {failed.get(each, f'no answer in {seconds:g} s')}" for each in addresses))

@@ -1,7 +1,7 @@
 """The port of the job that bridges connect to. It accepts only peers that know a token.
 
 An unauthenticated peer is disconnected after GREETING_SECONDS at the latest and does not delay others: each connection
-has its own thread, and there are at most CALLERS of them.
+has its own thread. If there are CALLERS of them already, a random one ends; a bridge that this hits connects again.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import json
+import random
 import secrets
 import socket
 import threading
@@ -21,7 +22,7 @@ from launch import LaunchError
 from launch.channels.mpi.bridge import keep_alive
 from launch.channels.mpi.tls import TlsStream, certificate
 
-GREETING_SECONDS = 10.0  # for the TLS handshake and one line
+GREETING_SECONDS = 5.0  # for the TLS handshake and one line
 GREETING_BYTES = 1000
 CALLERS = 128
 TOKEN_BYTES = 32
@@ -51,7 +52,7 @@ class Reception:
         self._listener = _listen(address)
         self.port: int = self._listener.getsockname()[1]
         self._expected: dict[str, Take] = {}
-        self._callers = threading.BoundedSemaphore(CALLERS)
+        self._callers: set[TlsStream] = set()  # unauthenticated
         threading.Thread(target=self._accept, daemon=True).start()
 
     def expect(self, take: Take) -> str:
@@ -71,24 +72,29 @@ class Reception:
 
     def _accept(self) -> None:
         while True:
-            self._callers.acquire()
             try:
                 connection, _ = self._listener.accept()
             except OSError:
                 if self._listener.fileno() < 0:
                     return
-                self._callers.release()
                 time.sleep(0.1)  # no free descriptor, or the listener is about to close
                 continue
-            threading.Thread(target=self._receive, args=(connection,), daemon=True).start()
-
-    def _receive(self, connection: socket.socket) -> None:
-        try:
             stream = TlsStream(connection, self._context)
-            if not self._greet(stream, connection):
-                stream.close()
-        finally:
-            self._callers.release()
+            while len(self._callers) >= CALLERS:
+                self._drop_one()
+            self._callers.add(stream)
+            threading.Thread(target=self._receive, args=(connection, stream), daemon=True).start()
+
+    def _drop_one(self) -> None:
+        with contextlib.suppress(IndexError):  # all have ended meanwhile
+            dropped = random.choice(list(self._callers))
+            self._callers.discard(dropped)
+            dropped.abort()
+
+    def _receive(self, connection: socket.socket, stream: TlsStream) -> None:
+        if not self._greet(stream, connection):
+            self._callers.discard(stream)
+            stream.close()
 
     def _greet(self, stream: TlsStream, connection: socket.socket) -> bool:
         """Whether the caller is authenticated and needed."""
@@ -98,6 +104,7 @@ class Reception:
             stream.handshake(deadline)
             hello = _line(stream, deadline)
             take = self._known(hello.pop("token"))
+            self._callers.discard(stream)
             return take is not None and take(Caller(stream, **hello))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return False
