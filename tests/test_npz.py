@@ -1,12 +1,15 @@
 """An archive of arrays takes no more memory than its file, and is numpy's npz."""
 
 import io
+import math
 import struct
 import tracemalloc
 import zipfile
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dmltrain import bounded, npz, wholeness
 from dmltrain.errors import UserError
@@ -105,6 +108,38 @@ def test_everything_else_is_refused_before_it_takes_memory(case):
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
+
+
+DTYPES = st.sampled_from(["<f4", ">f8", "|u1", "<i8", "|b1", "|O", "<U3", "<c8", "<M8[s]", "V4", "", "x"])
+SHAPES = st.lists(st.integers(-1, 5) | st.just(1 << 40), max_size=3).map(tuple)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["a", "b.npy", "c/d", ""]),
+        st.tuples(DTYPES, SHAPES, st.booleans(), st.binary(max_size=50) | st.none()),
+        max_size=3,
+    )
+)
+def test_any_arrays_are_those_that_numpy_reads_or_refused(arrays):
+    members = {}
+    for name, (dtype, shape, by_columns, data) in arrays.items():
+        header = f"{{'descr': {dtype!r}, 'fortran_order': {by_columns}, 'shape': {shape!r}}}"
+        try:
+            fitting = bytes(range(1, 200))[: math.prod(shape) * np.dtype(dtype).itemsize]
+        except TypeError:
+            fitting = b""
+        members[f"{name}.npy"] = npy(header, fitting if data is None else data)
+    content = archive(members)
+    try:
+        found = npz.read(content)
+    except ValueError:
+        return
+    with np.load(io.BytesIO(content), allow_pickle=False) as expected:
+        assert list(found) == expected.files
+        for name in expected.files:
+            assert found[name].dtype == expected[name].dtype and found[name].shape == expected[name].shape
+            assert found[name].tobytes() == expected[name].tobytes()
 
 
 def test_members_that_share_their_bytes_count_twice():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -37,16 +40,12 @@ def torch_checkpoints() -> list[bytes]:
 
 
 def sealed(data: bytes) -> bytes:
-    """With the checksums of the members, and the sha256 that tells whether it is whole."""
+    """With the checksums of the members, and the sha256 that tells whether the file is whole."""
     data = repacked(data)
-    cut = data[: -wholeness.LINE_BYTES] if wholeness.LINE.fullmatch(data[-wholeness.LINE_BYTES :]) else data
-    return wholeness.sealed(cut) if cut is data else cut + b"\ndmltrain sha256 %s\n" % wholeness_digest(cut)
-
-
-def wholeness_digest(content: bytes) -> bytes:
-    import hashlib
-
-    return hashlib.sha256(content).hexdigest().encode()
+    if not wholeness.LINE.fullmatch(data[-wholeness.LINE_BYTES :]):
+        return wholeness.sealed(data)
+    content = data[: -wholeness.LINE_BYTES]
+    return content + b"\ndmltrain sha256 %s\n" % hashlib.sha256(content).hexdigest().encode()
 
 
 TORCH = Fuzzed(
@@ -89,7 +88,21 @@ MXNET = Fuzzed(
 )
 
 
+def params_files() -> list[bytes]:
+    from tests.backends.test_mxnet_params import V1, V2, V3, array, file, oldest
+
+    return [file(array(V2), array(V3), names=(b"arg:a", b"aux:b")), file(array(V1)), file(oldest())]
+
+
+PARAMS = Fuzzed(
+    lambda data: BACKENDS["mxnet"].weights_of(Path("m-0001.params"), data),
+    params_files,
+    (UserError,),
+    (b"\xc8\xfa\x93\xf9", b"\xc9\xfa\x93\xf9", b"\xca\xfa\x93\xf9", b"arg:", b"\xff\xff\xff\xff"),
+)
+
+
 @pytest.mark.parametrize("part", parts())
-@pytest.mark.parametrize("name", ["TORCH", "MXNET"])
+@pytest.mark.parametrize("name", ["TORCH", "MXNET", "PARAMS"])
 def test_no_checkpoint_can_break_a_program(name: str, part: int) -> None:
     survive(f"tests.backends.test_fuzz:{name}", part)

@@ -4,6 +4,7 @@ import io
 from pathlib import Path
 from unittest import mock
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,6 +12,7 @@ from dmltrain.report import block, reading
 from dmltrain.report.run import merge
 from dmltrain.report.table import AGGREGATES, table
 from dmltrain.report.text import FORMATS
+from tests.fuzzing import Fuzzed, parts, survive
 from tests.tiers import examples
 
 PARTS = [
@@ -83,6 +85,39 @@ def show(log: bytes) -> list[str]:
         for shape in FORMATS.values()
         for how in AGGREGATES
     ]
+
+
+MXNET = b"""\
+INFO:root:start with arguments Namespace(batch_size=64, kv_store='dist_sync')
+INFO:root:Node[0] Epoch[0] Batch [20]\tSpeed: 950.11 samples/sec\taccuracy=0.113095
+INFO:root:Node[0] Epoch[0] Train-accuracy=0.250000
+INFO:root:Node[0] Epoch[0] Time cost=12.345
+INFO:root:Node[0] Epoch[0] Validation-accuracy=0.310000
+2026-01-02 03:04:05,678 Node[1] Epoch[1] Train-accuracy=nan
+"""
+KERAS = b"""\
+Epoch 1/2
+5/5 [==============================] - 12s 2s/step - loss: 0.5000 - acc: 0.5000 - val_loss: 0.4 - val_acc: 0.6
+Epoch 2/2
+5/5 [==============================] - 11s 2s/step - loss: 0.2500 - acc: 0.7500 - val_loss: 0.3 - val_acc: 0.7
+"""
+CAFFE = b"""\
+I0102 03:04:05.678901 12345 solver.cpp:330] Iteration 0, Testing net (#0)
+I0102 03:04:05.678901 12345 solver.cpp:397]     Test net output #0: accuracy = 0.1
+I0102 03:04:06.678901 12345 solver.cpp:218] Iteration 100 (50 iter/s, 2s/100 iters), loss = 0.5
+"""
+GLUON = b"""\
+INFO:root:Epoch[0] Batch [19]\tSpeed: 5.5 samples/sec\taccuracy=0.5
+INFO:root:[Epoch 0] training: accuracy=0.500000
+INFO:root:[Epoch 0] time cost: 43.210000
+INFO:root:[Epoch 0] validation: err-top1=0.600000 err-top5=0.2
+"""
+SEEDED = Fuzzed(show, lambda: [MXNET, KERAS, CAFFE, GLUON], (), tuple(PARTS))
+
+
+@pytest.mark.parametrize("part", parts())
+def test_mutated_logs_can_be_read_and_shown_in_limited_memory_and_time(part: int) -> None:
+    survive("tests.report.test_fuzz:SEEDED", part)
 
 
 @settings(max_examples=examples(400), deadline=None)

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from dmltrain import npz
+from dmltrain import bounded, npz
 from dmltrain.arrays import Array
 from dmltrain.backends.backend import CommonArray
-from dmltrain.backends.mxnet import compat
+from dmltrain.backends.mxnet import compat, params
 from dmltrain.errors import UserError
 
 CONTENT = "content"  # the member that holds the JSON text
@@ -85,20 +85,15 @@ def own_files(prefix: str, epoch: int, symbol: Any, weights: Mapping[str, Any]) 
 def weights_of(source: Path, content: bytes | None = None) -> dict[str, Array]:
     """The arrays of a file of mx.model.save_checkpoint or gluon's export, by name; `content` replaces that of the
     file. Raises UserError for other files."""
-    mx = compat.load()
     try:
-        found = mx.nd.load(str(source)) if content is None else mx.nd.load_frombuffer(content)
-    except (mx.MXNetError, OSError, ValueError, UnicodeError) as error:
+        found = params.read(bounded.read(source) if content is None else content)
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
         raise UserError(
-            f"cannot read the weights in {source}: {str(error).splitlines()[-1][:200]}; expected a file "
-            "from MXNet's save_checkpoint"
+            f"cannot read the weights in {source}: {reason}; expected a file from MXNet's save_checkpoint, with names "
+            "such as arg:NAME and aux:NAME"
         ) from error
-    if not isinstance(found, dict):
-        raise UserError(
-            f"the arrays in {source} have no names: expected arg:NAME and aux:NAME, as in files of "
-            "MXNet's save_checkpoint"
-        )
-    return {name.removeprefix("arg:").removeprefix("aux:"): array.asnumpy() for name, array in found.items()}
+    return {name.removeprefix("arg:").removeprefix("aux:"): array for name, array in found.items()}
 
 
 def common(name: str, replicas: Sequence[Any]) -> CommonArray:
