@@ -80,10 +80,11 @@ def _names(prefix: Path) -> dict[tuple[int, str], str]:
 
 def prepare(prefix: str) -> None:
     """Check before training that checkpoints can be written, and remove what killed writers left. Raises UserError."""
-    target = Path(prefix)
+    target = path(prefix, 0)
+    start = re.escape(target.name.removesuffix("0000.pt"))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        whole_file.remove_left(target.parent, rf"{re.escape(target.name)}(-\d{{4,}}\.\w+|-symbol\.json)?")
+        whole_file.remove_left(target.parent, rf"{start}(\d{{4,}}\.\w+|symbol\.json)")
         with whole_file.temporary(target):
             pass
     except OSError as error:

@@ -33,9 +33,13 @@ class Examined:
 
 def sealed(content: bytes) -> bytes:
     """The content of a file with the line that tells whether it is whole."""
+    parts = [memoryview(content)]
     if _is_complete_archive(content):
-        content = content[:-2] + struct.pack("<H", LINE_BYTES)
-    return content + b"\ndmltrain sha256 %s\n" % hashlib.sha256(content).hexdigest().encode()
+        parts = [parts[0][:-2], memoryview(struct.pack("<H", LINE_BYTES))]
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return b"".join([*parts, b"\ndmltrain sha256 %s\n" % digest.hexdigest().encode()])
 
 
 def examine(content: bytes, suffix: str) -> Examined:

@@ -102,6 +102,13 @@ def test_folders_import_only_from_those_below_them(name):
         assert used <= MAY_IMPORT[name] | {name, "__version__"}, f"{path}: {sorted(used - MAY_IMPORT[name])}"
 
 
+def test_files_that_are_whole_after_a_power_cut_have_one_writer():
+    """A download has its own, because its content does not fit into memory at once."""
+    found = {path for package in ("launch", "dmltrain") for path in sources(package) if "fsync" in path.read_text()}
+    writers = ("launch/whole_file.py", "dmltrain/whole_file.py", "dmltrain/data/download.py")
+    assert {str(path.relative_to(ROOT)) for path in found} == set(writers)
+
+
 def kvstore_imports() -> dict[str, set[str]]:
     """Each module of dmltrain.kvstore -> the modules of it that are imported anywhere in its file."""
     paths = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sources("dmltrain/kvstore")}

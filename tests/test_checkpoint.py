@@ -82,7 +82,7 @@ def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path):
 
 def test_what_killed_writers_left_is_removed_before_training(tmp_path):
     """Of this prefix alone: another job may write beside it."""
-    for name in ("m-0001.pt", "m-00012.npz", "m-symbol.json", "m", "m2-0001.pt", "m-x-0001.pt"):
+    for name in ("m-0001.pt", "m-00012.npz", "m-symbol.json", "m2-0001.pt", "m-x-0001.pt"):
         (tmp_path / f".{name}.{whole_file.HOST}-0123abcd.part").touch()
     with whole_file.temporary(tmp_path / "m-0003.pt") as (_, alive):
         checkpoint.prepare(str(tmp_path / "m"))
@@ -159,7 +159,8 @@ def test_a_folder_that_cannot_be_written_is_found_before_training(tmp_path):
         checkpoint.prepare(str(tmp_path / "file" / "m"))
     for _ in range(2):  # also where the folder is there already
         checkpoint.prepare(str(tmp_path / "new" / "m"))
-    assert os.listdir(tmp_path / "new") == []
+    checkpoint.prepare(f"{tmp_path}/newer/")  # whose files are newer/-0001.pt
+    assert os.listdir(tmp_path / "new") == os.listdir(tmp_path / "newer") == []
 
 
 def test_the_error_for_another_networks_checkpoint_names_the_difference(tmp_path):

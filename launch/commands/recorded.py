@@ -23,8 +23,6 @@ from launch.job.options import Options
 from launch.run.report import HOST_FACTS, REACHED_BY
 
 ATTRIBUTES = {"address": "addr"}  # of hosts files, for fields that have another name
-OPTIONS = {"ssh": "--ssh", "ssh_port": "--ssh-port", "identity": "--identity", "mpirun": "--mpirun"}
-OPTIONS |= {"mpirun_args": "--mpirun-args", "host_ip": "--host-ip"}
 MOST_PID = 1 << 30  # above every kernel's
 
 
@@ -152,7 +150,7 @@ def _options(fields: _Fields, given: Options) -> Options:
     for name in REACHED_BY:
         if getattr(given, name) == getattr(default, name):
             for value in _values(fields, name):
-                found = BY_NAME[OPTIONS[name]].apply(found, value, f"{fields.where}: {name}", {})
+                found = BY_NAME["--" + name.replace("_", "-")].apply(found, value, f"{fields.where}: {name}", {})
     changed = {name: getattr(found, name) for name in REACHED_BY if getattr(found, name) != getattr(default, name)}
     return replace(given, **changed)
 

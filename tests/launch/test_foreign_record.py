@@ -22,7 +22,12 @@ from launch import LaunchError
 from launch.agent.process import boot_id, process
 from launch.commands import jobs, show, visit
 from launch.commands.recorded import Launcher
+from launch.job.host import Host
+from launch.job.job import Job
 from launch.job.options import Options
+from launch.run import report
+from launch.run.limit import Limits
+from launch.run.supervise import Supervisor
 from launch.terminal.record import MOST_BYTES
 from tests.launch.conftest import ROOT, wait_for
 from tests.other_user import STRANGER, shell, sticky_folder
@@ -397,6 +402,34 @@ def test_options_of_the_command_line_take_the_place_of_recorded_ones(folder):
     write(folder, at(("reached_by", "mpirun"), "./mpirun"))
     found = read(folder, mpirun="/usr/bin/mpirun", ssh_port=7)
     assert (found.options.mpirun, found.options.ssh_port, found.options.ssh) == ("/usr/bin/mpirun", 7, "system")
+
+
+def test_what_the_launcher_records_is_read_again(folder, monkeypatch):
+    """Paths that were given relative to the launcher's folder lead to the same files from any other."""
+    monkeypatch.chdir(folder)
+    given = Options(
+        launcher="mpi",
+        ssh="system",
+        ssh_port=2222,
+        identity="key",
+        mpirun="./mpirun",
+        mpirun_args=("-v",),
+        host_ip="::1",
+    )
+    hosts = [
+        Host("a", "10.0.0.1", "/usr/bin/python3", hostname="a.b", user="x@y", port=3, interface="eth0.1"),
+        Host("b"),
+    ]
+    supervisor = Supervisor(Job("name", "name-0", ("true",), 2, 2, "/", ()), hosts, Limits())
+    write(folder, report.record(supervisor, "0", given, 0.0, None))
+    found = read(folder)
+    where = f"{folder}/job.json: hosts"
+    assert found.hosts == tuple(replace(host, where=f"{where}[{number}]") for number, host in enumerate(hosts))
+    expected = replace(given, launcher="", identity=f"{folder}/key", mpirun=f"{folder}/mpirun")
+    assert (found.options, found.cluster, found.ended) == (expected, "mpi", False)
+    assert found.launcher == Launcher(platform.node(), os.getpid(), process(os.getpid()).start, boot_id())
+    write(folder, report.record(supervisor, "0", Options(), 0.0, 1.0))
+    assert read(folder).options == Options() and read(folder).ended
 
 
 # -- the launcher's process --------------------------------------------------------------------------------------------
