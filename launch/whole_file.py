@@ -63,7 +63,7 @@ def temporary(
 def _create(target: Path, mode: int, lock: Callable[[int, int], None]) -> tuple[int, Path]:
     while True:
         path = target.with_name(f".{target.name}.{HOST}-{secrets.token_hex(4)}.part")
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         if _locked(descriptor, lock) and _names(path, descriptor):
             return descriptor, path
         os.close(descriptor)  # another process has just taken it for the file of a killed writer, and removes it
@@ -97,7 +97,7 @@ def remove_left(folder: Path, names: str, lock: Callable[[int, int], None] = fcn
 def _remove_if_left(path: Path, age: float, lock: Callable[[int, int], None]) -> None:
     """`age`: in seconds, of the last change."""
     with contextlib.suppress(OSError):  # its writer lives, it belongs to another user, or nothing can be locked
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             if not age or time.time() - os.fstat(descriptor).st_mtime > age:
                 lock(descriptor, EXCLUSIVE)
@@ -108,7 +108,7 @@ def _remove_if_left(path: Path, age: float, lock: Callable[[int, int], None]) ->
 
 def _sync_folder(folder: Path, sync: Callable[[int], None]) -> None:
     """A rename is on disk only after its folder is."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         sync(descriptor)
     except OSError as error:

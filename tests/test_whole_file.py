@@ -260,6 +260,20 @@ def test_a_write_that_stops_in_the_middle_keeps_the_old_file(package, target):
     assert target.read_bytes() == OLD and names(target) == ["file"]
 
 
+def test_no_descriptor_stays_open(package, target):
+    """An open one would also keep its lock."""
+    left = kill_while_writing(package, target)
+    before = os.listdir("/proc/self/fd")
+    with open(target.parent / left, "rb") as taken:
+        fcntl.flock(taken, fcntl.LOCK_SH)
+        package.write(target, OTHER)
+    package.write(target, NEW)
+    for at in (1, 2):
+        with pytest.raises(OSError):
+            package.write(target, OTHER, sync=failing(at, errno.EIO))
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_a_folder_that_is_not_there_is_an_error(package, tmp_path):
     with pytest.raises(FileNotFoundError):
         package.write(tmp_path / "missing" / "file", NEW)

@@ -323,6 +323,21 @@ def test_a_complete_record_is_read(folder):
     assert found.options == used
 
 
+def test_fields_that_may_be_missing(folder):
+    record = {
+        **RECORD,
+        "hosts": [{"name": "h1"}],
+        "launched_from": {"host": "login"},
+        "reached_by": {},
+        "job": "a\xa0b",
+    }
+    write(folder, {name: value for name, value in record.items() if name != "ended"})
+    found = read(folder)
+    assert found.hosts == (Host("h1", where=f"{folder}/job.json: hosts[0]"),)
+    assert (found.launcher, found.options, found.ended) == (Launcher("login"), Options(), False)
+    assert found.job == "a\xa0b", "this space is no control character"
+
+
 CONTROLS = ("a\nProxyCommand touch /tmp/x", "a\x1b[2J", "a\x9b2J", "a\x7f", "a\ud800")  # the last one is not UTF-8
 
 
