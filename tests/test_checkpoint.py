@@ -140,6 +140,17 @@ def test_another_programs_file_is_judged_by_its_own_reader(tmp_path):
     assert checkpoint.last(str(tmp_path / "m"), (".npz", ".params"), load) == (1, ()), "the own file counts"
 
 
+def test_a_file_that_the_disk_cannot_read_is_damaged(tmp_path):
+    """Reading the memory of a process from its address 0 is an Input/output error, as with a bad disk."""
+    (tmp_path / "m-0001.pt").write_bytes(archive())
+    (tmp_path / "m-0002.pt").symlink_to("/proc/self/mem")
+    reason = "the disk cannot read it (Input/output error)"
+    assert checkpoint.last(str(tmp_path / "m")) == (1, (f"{tmp_path}/m-0002.pt: {reason}",))
+    assert checkpoint.examine(tmp_path / "m-0002.pt").digest == ""
+    with pytest.raises(UserError, match="m-0002.pt is damaged or truncated: the disk cannot read it"):
+        checkpoint.read(tmp_path / "m-0002.pt")
+
+
 def test_a_file_that_may_not_be_read_is_no_damaged_file(tmp_path):
     """Its owner makes it readable; training from an older one would replace it."""
     (tmp_path / "m-0001.pt").write_bytes(archive())
