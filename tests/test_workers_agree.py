@@ -47,21 +47,6 @@ def digests(job, workers=2):
     return {re.search(r"Final weights sha256=(\w+)", job.output(f"worker-{rank}"))[1] for rank in range(workers)}
 
 
-def test_a_worker_without_a_whole_checkpoint_resumes_from_worker_0s(train, tmp_path):
-    """The checkpoint is of a run with one worker."""
-    (tmp_path / "0").mkdir()
-    alone = ["--dataset", "digits", "--network", "mlp", "--num-epochs", "1", "--num-examples", "300"]
-    assert fit.main([*alone, "--model-prefix", str(tmp_path / "0" / "m")]) == 0
-    content = (tmp_path / "0" / "m-0001.pt").read_bytes()
-    spread(tmp_path, "m-0001.pt", [content, DAMAGES["flipped"](content)])
-    job = train(*SYNC, *PREFIX, "--num-epochs", 2, "--load-epoch", "last", servers=1)
-    job.succeed()
-    assert len(digests(job)) == 1
-    assert "to worker 1, whose own file is missing or damaged" in job.output("worker-0")
-    assert "Taking worker 0's copy of the checkpoint: m-0001.pt: its content has" in job.output("worker-1")
-    assert all("Loaded checkpoint of epoch 1" in job.output(f"worker-{rank}") for rank in (0, 1))
-
-
 @pytest.mark.thorough
 def test_workers_resume_as_if_uninterrupted_or_name_who_has_another_file(train, tmp_path):
     """Three workers: one has no file, the other a damaged one; then a whole one of another epoch."""
@@ -152,29 +137,47 @@ def test_weights_of_an_old_mxnet_job_reach_a_worker_without_them(train, tmp_path
         (tmp_path / "0" / "m-0002.params").unlink()
 
 
-FAULTY = [
-    ("torch", []),
-    pytest.param("torch", ["--update-on-kvstore", 1], marks=pytest.mark.thorough),
-    pytest.param("mxnet", ["--update-on-kvstore", 1], marks=pytest.mark.thorough),
-    pytest.param("mxnet", ["--update-on-kvstore", 0, "--optimizer", "adam"], marks=pytest.mark.thorough),
-]
+def test_a_job_resumes_without_a_shared_disk_and_notices_a_faulty_worker(start_job, tmp_path):
+    """The checkpoint is of a run with one worker. Worker 1's copy of it is damaged, and later worker 1's memory."""
+    (tmp_path / "0").mkdir()
+    alone = ["--dataset", "digits", "--network", "mlp", "--num-epochs", "1", "--num-examples", "300"]
+    assert fit.main([*alone, "--model-prefix", str(tmp_path / "0" / "m")]) == 0
+    content = (tmp_path / "0" / "m-0001.pt").read_bytes()
+    spread(tmp_path, "m-0001.pt", [content, DAMAGES["flipped"](content)])
+    words = [*SYNC, *PREFIX, "--num-epochs", 4, "--load-epoch", "last"]
+    job = start_job("faulty_worker.py", tmp_path, "torch", *words, servers=1)
+    named(job, first_epoch=1)
+    assert "to worker 1, whose own file is missing or damaged" in job.output("worker-0")
+    assert "Taking worker 0's copy of the checkpoint: m-0001.pt: its content has" in job.output("worker-1")
+    assert all("Loaded checkpoint of epoch 1" in job.output(f"worker-{rank}") for rank in (0, 1))
+    assert sorted(path.name for path in (tmp_path / "0").iterdir()) == ["m-0001.pt", "m-0002.pt"]
 
 
-@pytest.mark.parametrize(("backend", "words"), FAULTY)
-def test_a_worker_whose_weights_change_is_named_at_the_epochs_end(start_job, tmp_path, backend, words):
-    need(backend)
-    prefix = ["--model-prefix", tmp_path / "m"]
-    program = "faulty_worker.py"
-    job = start_job(program, backend, *SYNC, *words, *prefix, "--num-epochs", 3)
+def named(job, first_epoch):
+    """The job goes on after the difference of rounding in its first epoch, and ends after the one of the second."""
     codes = job.wait()
     assert {codes["worker-0"], codes["worker-1"]} <= {1, 75} and 1 in codes.values(), job.outputs()
+    difference = r"worker 1 \({} of the largest value in \w+weight\)".format
     for rank in (0, 1):
         text = job.output(f"worker-{rank}")
-        assert re.search(
-            r"Epoch\[0\] rounded unlike worker 0: worker 1 \(1.0e-05 of the largest value in \w+weight", text
-        )
-        assert re.search(
-            r"epoch 1: weights or .* differ from worker 0's: worker 1 \(1.0e\+00 of the largest .*weight\)", text
-        )
+        rounded = rf"Epoch\[{first_epoch}\] rounded unlike worker 0: {difference('1.0e-05')}"
+        large = rf"epoch {first_epoch + 1}: weights or .* differ from worker 0's: {difference('1.0e.00')}"
+        assert re.search(rounded, text) and re.search(large, text), job.outputs()
         assert "Traceback" not in text and "Final weights" not in text
-    assert (tmp_path / f"m-0001{SUFFIX[backend]}").exists() and not (tmp_path / f"m-0002{SUFFIX[backend]}").exists()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [
+        ("torch", ["--update-on-kvstore", 1]),
+        ("mxnet", ["--update-on-kvstore", 1]),
+        ("mxnet", ["--update-on-kvstore", 0, "--optimizer", "adam"]),
+    ],
+)
+def test_a_worker_whose_weights_change_is_named_at_the_epochs_end(start_job, tmp_path, backend, words):
+    need(backend)
+    job = start_job("faulty_worker.py", tmp_path, backend, *SYNC, *words, *PREFIX, "--num-epochs", 3)
+    named(job, first_epoch=0)
+    saved = {path.name for path in (tmp_path / "0").iterdir()}
+    assert f"m-0001{SUFFIX[backend]}" in saved and f"m-0002{SUFFIX[backend]}" not in saved

@@ -13,6 +13,7 @@ from dmltrain import divergence, kvstore  # noqa: E402
 from dmltrain.backends import weights  # noqa: E402
 from dmltrain.backends.torch.trainer import TorchTrainer  # noqa: E402
 from dmltrain.errors import Diverged  # noqa: E402
+from dmltrain.kvstore import types  # noqa: E402
 from dmltrain.layers import BatchNorm, Conv, Dense, Flatten, Network, Relu, chain  # noqa: E402
 from dmltrain.options import parse  # noqa: E402
 from dmltrain.run import Run  # noqa: E402
@@ -222,10 +223,7 @@ def test_workers_with_other_arrays_are_named(runs):
 @pytest.mark.parametrize("kind", ["dist_async", "dist_ssp"])
 def test_workers_whose_servers_hold_the_weights_are_not_compared(kind):
     class Store:
-        rank, num_workers = 0, 2
-
-        class kvstore_type:
-            synchronous = False
+        rank, num_workers, kvstore_type = 0, 2, types.find(kind)
 
     divergence.check(Run(None, Store(), None, None, None, None, None, 1), 0)  # uses nothing of it
 

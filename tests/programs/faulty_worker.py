@@ -1,7 +1,9 @@
-"""Training like examples/train_digits.py, where the memory of worker 1 changes: in epoch 0 the last bits of a weight,
-in epoch 1 a whole one. Arguments: the backend, then the options."""
+"""Training as with own_folder.py, where the memory of worker 1 changes: in the first epoch the last bits of a weight,
+in the second a whole one. Arguments: FOLDER, the backend, then the options."""
 
+import os
 import sys
+from pathlib import Path
 
 import numpy as np
 
@@ -10,7 +12,7 @@ from dmltrain.backends.mxnet.backend import MXNetBackend
 from dmltrain.backends.table import BACKENDS
 from dmltrain.backends.torch.backend import TorchBackend
 
-FACTORS = [1 + 1e-5, 2.0]  # of the weight, by epoch
+FACTORS = [1 + 1e-5, 2.0]  # of the weight in each epoch
 
 
 def faulty(backend):
@@ -36,5 +38,9 @@ def faulty(backend):
 
 
 BACKENDS.update(torch=faulty(TorchBackend), mxnet=faulty(MXNetBackend))
+if os.environ["DMLC_ROLE"] == "worker":
+    folder = Path(sys.argv[1], os.environ["DMLC_TASK_ID"])
+    folder.mkdir(exist_ok=True)
+    os.chdir(folder)
 defaults = {"dataset": "digits", "network": "mlp", "batch_size": 32, "num_examples": 300}
-sys.exit(fit.main(["--backend", *sys.argv[1:]], prog="faulty_worker", defaults=defaults))
+sys.exit(fit.main(["--backend", *sys.argv[2:]], prog="faulty_worker", defaults=defaults))
