@@ -94,13 +94,14 @@ def test_a_file_that_cannot_be_read_counts_as_none(job, tmp_path, log):
 @pytest.mark.parametrize("worker", [1, 2])
 def test_a_whole_file_that_is_another_one_is_an_error_on_all_workers(job, tmp_path, log, worker):
     contents = [CONTENT] * WORKERS
-    contents[worker], contents[3 - worker] = sealed(archive("another run")), None
+    contents[worker], contents[3 - worker] = sealed(archive("weights of worker 9")), None
     place(tmp_path, contents)
     errors = read(job, tmp_path, log)
     for rank, error in enumerate(errors):
         assert type(error) is UserError
         assert str(error).startswith(f"worker {worker} read another m-0001.pt than worker 0")
         assert "remove the wrong ones (a worker without a file takes worker 0's copy)" in str(error)
+        assert len(contents[worker]) == len(CONTENT) and ("this worker's" in str(error)) == (rank != 3 - worker)
         own = re.search(rf"this worker's {tmp_path}/{rank}/m-0001.pt has sha256 \w{{12}}", str(error))
         assert (own is None) == (rank == 3 - worker)
 
@@ -120,6 +121,11 @@ def test_damage_that_only_the_program_of_a_file_finds(job, tmp_path, log):
     place(tmp_path, [b"weights end", b"weigh", b"weights end"], "m-0001.params")
     assert read(job, tmp_path, log, "m-0001.params", load) == [b"weights end"] * WORKERS
     assert any("cannot read the weights in" in line for line in log.lines)
+    job = WholeJob(workers=1, servers=1)
+    place(tmp_path, [b"weigh"], "m-0001.params")
+    (error,) = read(job, tmp_path, log, "m-0001.params", load)
+    assert str(error) == f"cannot read the weights in {tmp_path}/0/m-0001.params"
+    job.close()
 
 
 def test_worker_0s_file_must_be_whole(tmp_path, log):

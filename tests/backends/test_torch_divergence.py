@@ -156,6 +156,8 @@ def test_so_with_relays_compression_devices_and_layouts(runs, part):
     expected = digests(runs)[0]
     assert check(runs) == [None] * WORKERS
     alter(runs[1][2], name, 1 + 0.9 * LIMIT)
+    for other in runs[1][2].trainer._modules[1:]:
+        other.state_dict()["conv0_weight"].add_(1.0)
     assert check(runs) == [None] * WORKERS
     assert digests(runs) == [expected] * WORKERS and "worker 2 (2.7e-05 of" in runs[1][0].log.lines[0]
     for run in runs[1]:
@@ -205,6 +207,15 @@ def test_values_that_are_not_finite_everywhere_are_equal(runs):
     assert "Epoch[5] rounded unlike worker 0: workers without a difference in value" in runs[1][0].log.lines[0]
     for run in runs[1]:
         arrays(run)["conv0_weight"].write(before)
+
+
+def test_the_order_of_arrays_makes_no_difference(runs):
+    class Turned:
+        def common_arrays(self):
+            return runs[1][1].trainer.common_arrays()[::-1]
+
+    assert check((runs[0], [runs[1][0], replace(runs[1][1], trainer=Turned()), runs[1][2]])) == [None] * WORKERS
+    assert runs[1][0].log.lines == []
 
 
 def test_workers_with_other_arrays_are_named(runs):

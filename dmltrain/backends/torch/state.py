@@ -92,7 +92,7 @@ def common(name: str, replicas: Sequence[torch.Tensor]) -> CommonArray:
     """An array of which every device has a replica."""
 
     def read() -> Array:
-        array: Array = replicas[0].detach().cpu().contiguous().numpy()
+        array: Array = replicas[0].detach().cpu().numpy()
         return array
 
     def write(values: Array) -> None:
