@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster import cuts
 from tests.cluster.conftest import OnHost
 from tests.cluster.layout import LOGIN
 from tests.cluster.probes import SSH, output, python, reaches, with_argv
@@ -64,6 +65,34 @@ def test_a_partition_has_two_sides_until_it_is_healed(testbed: Testbed):
     testbed.heal()
     assert reaches(testbed, "h1", "h3") and reaches(testbed, LOGIN, "h2") and reaches(testbed, "h1", "h2")
     assert {row.link for row in testbed.status()} == {"up"}
+
+
+# Sends so many bytes and says when the peer has acknowledged them, or after argv[3] seconds that it has not.
+SEND = """
+import socket, sys, time
+connection = socket.create_connection((sys.argv[1], 22), 20); connection.sendall(bytes(int(sys.argv[2])))
+until = time.monotonic() + float(sys.argv[3])
+unacknowledged = lambda: int.from_bytes(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 28)[24:], "little")
+while unacknowledged() and time.monotonic() < until: time.sleep(0.01)
+print("lost" if unacknowledged() else "acknowledged")
+"""
+
+
+def test_a_way_between_two_hosts_is_cut_for_all_packets_or_for_large_ones(testbed: Testbed):
+    layout = testbed.layout
+    cuts.blackhole(layout, "h1", "h2")
+    assert not reaches(testbed, "h2", "h1", 0.5) and reaches(testbed, "h1", "h3")
+    testbed.up()
+    cuts.drop(layout, "h1", "h2")
+    assert not reaches(testbed, "h1", "h2", 0.5) and reaches(testbed, "h1", "h3") and reaches(testbed, "h3", "h2")
+    assert cuts.dropped(layout, "h1")
+    testbed.up()
+    cuts.drop(layout, "h1", "h2", large_only=True)
+    for size, seconds, expected in ((100, 20.0, "acknowledged"), (5000, 0.5, "lost")):
+        assert output(testbed, "h1", *python(SEND, testbed.address("h2"), size, seconds)) == expected
+    testbed.up()
+    assert output(testbed, "h1", *python(SEND, testbed.address("h2"), 5000, 20.0)) == "acknowledged"
+    assert all(row.sound for row in testbed.status())
 
 
 def test_a_pulled_cable_is_seen_by_its_host(testbed: Testbed):

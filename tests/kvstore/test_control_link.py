@@ -1,12 +1,19 @@
 """A process's control link to the scheduler."""
 
 import socket
+import threading
 import time
 from dataclasses import replace
+
+import pytest
 
 from dmltrain.env import Environment
 from dmltrain.kvstore.scheduler.client import Control
 from dmltrain.kvstore.scheduler.process import SchedulerProcess
+from dmltrain.kvstore.transport import cut
+from dmltrain.kvstore.transport.link import Closed
+from dmltrain.kvstore.transport.listener import accept_loop
+from dmltrain.kvstore.transport.message import Abort, Heartbeat, LinkEnd, LinkLost, encode
 from tests.kvstore.whole_job import NEVER, begun
 
 SECONDS = 30.0
@@ -38,3 +45,106 @@ def test_the_time_until_the_scheduler_starts_is_no_silence():
     assert ended.result(SECONDS) == ""
     for control in (first, second):
         control.close()
+
+
+class Scheduler:
+    """Accepts one process, answers its heartbeats, and `answers` a lost link if it has something to say."""
+
+    def __init__(self, answer=None):
+        self._listening, self._answer, self.heard = socket.create_server(("127.0.0.1", 0)), answer, []
+        self.environment = Environment(
+            job="job", key=b"key", num_workers=1, root_port=self._listening.getsockname()[1], lost_seconds=LOST_SECONDS
+        )
+        own = replace(self.environment, role="scheduler", heartbeat_seconds=0.1)
+        threading.Thread(target=accept_loop, args=(self._listening, own, "scheduler", self._serve), daemon=True).start()
+        self.control = Control(replace(self.environment, heartbeat_seconds=0.1), 0, None, NEVER)
+
+    def _serve(self, connection, role, index):
+        try:
+            while True:
+                message = connection.read_message(connection.read_header())
+                self.heard.append(message)
+                if isinstance(message, Heartbeat):
+                    connection.send(encode(message))
+                elif isinstance(message, LinkLost) and self._answer:
+                    connection.send(encode(self._answer))
+        except Closed:
+            pass
+
+    def close(self):
+        self.control.close()
+        self._listening.close()
+
+
+@pytest.fixture
+def scheduler():
+    made = []
+
+    def begin(answer=None):
+        made.append(Scheduler(answer))
+        return made[-1]
+
+    yield begin
+    for each in made:
+        each.close()
+
+
+LOST = LinkLost(LinkEnd("worker", 0, "h1", "10.0.0.1:1"), LinkEnd("server", 0, "h2", "10.0.0.2:2"), "timed out", True)
+
+
+def test_a_lost_link_fails_by_its_own_name_if_the_scheduler_says_nothing(scheduler):
+    control = scheduler().control
+    since = time.monotonic()
+    control.link_lost(LOST, seconds=0.3)
+    assert control.failure == str(LOST) and time.monotonic() - since >= 0.3
+
+
+def test_a_lost_link_fails_by_the_cause_that_the_scheduler_names(scheduler):
+    control = scheduler(Abort("server 0 on h2 was lost")).control
+    control.link_lost(LOST, seconds=SECONDS)
+    assert control.failure == "server 0 on h2 was lost"
+
+
+def test_a_lost_link_is_no_failure_of_a_process_that_has_finished(scheduler):
+    control = scheduler().control
+    control.bye()
+    control.link_lost(LOST, seconds=SECONDS)
+    assert control.failure == ""
+
+
+def test_a_process_that_stays_sends_heartbeats_until_it_leaves(scheduler):
+    served = scheduler()
+    served.control.bye(stays=True)
+    count = len(served.heard)
+    deadline = time.monotonic() + SECONDS
+    while sum(isinstance(each, Heartbeat) for each in served.heard[count:]) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    served.control.fail("lost")
+    assert served.control.over.is_set(), "its relay must not wait for anybody"
+
+
+class CutLink:
+    """A link whose kernel has sent data that nobody acknowledges."""
+
+    def __init__(self):
+        self.sock, self.was_cut, self.family = self, threading.Event(), socket.AF_INET
+
+    def setsockopt(self, *words):
+        pass
+
+    def getsockopt(self, *words):
+        return cut._INFO.pack(0, 3, 0, 5, 1000, 65536)
+
+    def cut(self):
+        self.was_cut.set()
+
+
+def test_the_heartbeat_thread_looks_at_the_data_links(scheduler):
+    link = CutLink()
+    scheduler().control.watch.add(link)
+    assert link.was_cut.wait(10.0)
+
+
+def test_a_heartbeat_does_not_fit_into_a_packet():
+    assert len(encode(Heartbeat())) > 2048

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import zlib
 from dataclasses import fields
 from pathlib import Path
 from typing import get_type_hints
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.agent import commands, events
-from launch.agent.commands import COMMANDS, Bind, Entry, File, Peer, Reach, Spawn, Start, Stop
+from launch.agent.commands import COMMANDS, Beat, Bind, Entry, File, Peer, Reach, Spawn, Start, Stop
 from launch.agent.events import EVENTS, Ready, StoppedProcess
 from launch.agent.protocol import (
     GREETING,
@@ -25,6 +26,7 @@ from launch.agent.protocol import (
     decode_event,
     encode_command,
     encode_event,
+    filler,
 )
 from launch.channels import ChannelError, frames
 from tests.pythons import python
@@ -284,3 +286,9 @@ def test_messages_are_the_same_on_every_python_of_an_agent(version):
     answers = done.stdout.split(b"\n")
     assert [decode_command(line) for line in answers if line.startswith(b'{"do"')] == sent
     assert decode_event(answers[-2], "h") == Ready("h", 1, 2)
+
+
+def test_a_heartbeat_does_not_fit_into_a_packet_even_where_ssh_compresses_all():
+    stream = zlib.compressobj()
+    for beat in (Beat(filler()), Beat(filler())):
+        assert len(stream.compress(encode_command(beat)) + stream.flush(zlib.Z_SYNC_FLUSH)) > 1500

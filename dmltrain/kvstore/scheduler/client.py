@@ -102,11 +102,11 @@ class Control:
         """End the job for all processes because some have waited for too long, unless there is a better cause."""
         self._send(Overdue(reason))
 
-    def link_lost(self, lost: LinkLost) -> None:
-        """Report a lost data link. Returns when the scheduler has said what the cause is; fails if it does not."""
+    def link_lost(self, lost: LinkLost, seconds: float = VERDICT_SECONDS) -> None:
+        """Report a lost data link, and wait for the scheduler to say what the cause is; after `seconds` this is it."""
         self._send(lost)
         with self._changed:
-            self._changed.wait_for(lambda: self.failure or self._closing, VERDICT_SECONDS)
+            self._changed.wait_for(lambda: self.failure or self._closing, seconds)
         self.fail(str(lost))
 
     def bye(self, stays: bool = False) -> None:

@@ -18,6 +18,7 @@ import struct
 from dataclasses import dataclass
 
 PROBES = 2  # unanswered ones; a single one may be on its way
+MAX_SECONDS = 4.0 * 32767  # that the kernel takes for keepalive
 # tcpi_probes, tcpi_unacked, tcpi_last_data_sent, tcpi_last_ack_recv (ms ago), tcpi_bytes_acked, tcpi_snd_wnd
 _INFO = struct.Struct("=3x B 20x I 16x I 8x I 60x Q 100x I")
 
@@ -72,6 +73,7 @@ class Stall:
 def keep_alive(sock: socket.socket, seconds: float) -> None:
     """End the link when it is idle and its peer's host has been silent for about `seconds`: a quarter of that, then six
     probes, so that an outage shorter than three quarters of it is survived."""
+    seconds = min(seconds, MAX_SECONDS)
     idle, interval = max(1, round(seconds / 4)), max(1, round(seconds / 8))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
