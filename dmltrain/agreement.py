@@ -29,6 +29,13 @@ def different(table: Array) -> list[int]:
     return [int(worker) for worker in np.flatnonzero((table != table[0]).any(axis=1))]
 
 
+def suspects(table: Array, workers: Sequence[int]) -> str:
+    """Who is probably wrong, given that `workers` differ from worker 0: worker 0 if all others have the same row."""
+    if len(workers) < len(table) - 1 or different(table[1:]):
+        return named(workers)
+    return "worker 0" if len(workers) > 1 else "worker 0 or worker 1"
+
+
 def named(workers: Sequence[int]) -> str:
     """'worker 1', 'workers 1, 2 and 5'."""
     *most, last = map(str, workers)

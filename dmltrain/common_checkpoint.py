@@ -47,7 +47,8 @@ def read(source: Path, store: KVStore, log: Logger, load: Load | None = None) ->
     without = np.flatnonzero(table[:, 0] == 0).tolist()
     others = [worker for worker in agreement.different(table[:, 1:]) if worker not in without]
     if others:
-        raise UserError(_differs(source, others, found))
+        suspects = agreement.named(others) if without else agreement.suspects(table, others)
+        raise UserError(_differs(source, others, suspects, found))
     if not without:
         return found.content
     if store.rank == 0:
@@ -76,11 +77,12 @@ def _of_another(source: Path, load: Load | None) -> Examined:
     return found
 
 
-def _differs(source: Path, others: list[int], found: Examined) -> str:
+def _differs(source: Path, others: list[int], suspects: str, found: Examined) -> str:
     own = "" if found.damage else f" (this worker's {source.absolute()} has sha256 {found.digest[:12]}...)"
     return (
         f"{agreement.named(others)} read another {source.name} than worker 0{own}: these files are whole, but not the "
-        "same; remove the wrong ones (a worker without a file takes worker 0's copy), or choose another --load-epoch"
+        f"same. Look at {suspects}, and remove the wrong files (a worker without one takes worker 0's copy), or choose "
+        "another --load-epoch"
     )
 
 

@@ -36,10 +36,10 @@ def check(run: Run, epoch: int) -> None:
         return
     arrays = sorted(run.trainer.common_arrays(), key=lambda each: each.name)
     digest = weights.digest_each((each.name, each.read()) for each in arrays)
-    others = agreement.different(agreement.rows(store, "state", agreement.words(digest)))
-    if others:
+    table = agreement.rows(store, "state", agreement.words(digest))
+    if agreement.different(table):
         _check_layout(run, epoch, arrays)
-        _take_worker_0s(run, epoch, arrays)
+        _take_worker_0s(run, epoch, arrays, table)
 
 
 def _check_layout(run: Run, epoch: int, arrays: Sequence[CommonArray]) -> None:
@@ -54,7 +54,7 @@ def _check_layout(run: Run, epoch: int, arrays: Sequence[CommonArray]) -> None:
         )
 
 
-def _take_worker_0s(run: Run, epoch: int, arrays: Sequence[CommonArray]) -> None:
+def _take_worker_0s(run: Run, epoch: int, arrays: Sequence[CommonArray], digests: Array) -> None:
     """Compare all arrays with worker 0's, and replace them. Raises Diverged if they differ by more than rounding."""
     found = [_difference(run, each) for each in arrays]
     largest = max(range(len(found)), key=found.__getitem__)
@@ -62,10 +62,11 @@ def _take_worker_0s(run: Run, epoch: int, arrays: Sequence[CommonArray]) -> None
     limit = ROUNDING * math.sqrt(run.batches)
     names = [each.name for each in arrays]
     if too_large := _described(table, names, limit):
+        suspects = agreement.suspects(digests, np.flatnonzero(table[:, 0] > limit).tolist())
         raise Diverged(
             f"epoch {epoch}: weights or the optimizer's state differ from worker 0's: {too_large}. Rounding explains "
-            f"{limit:.1e} at most: this is a fault of that host's memory, or of code that changes one worker's "
-            "weights. Check the host, and resume with --load-epoch last"
+            f"{limit:.1e} at most: this is a fault of memory, or of code that changes weights on one worker. Look at "
+            f"{suspects}, and resume with --load-epoch last"
         )
     rounded = _described(table, names, 0.0) or "workers without a difference in value"  # bits of zeros or NaN
     run.log.warning("Epoch[%d] rounded unlike worker 0: %s; all workers took worker 0's state", epoch, rounded)

@@ -16,6 +16,7 @@ READS |= {"now", "utcnow", "today"}
 MODULES = {"time", "datetime", "date"}
 MAY_READ = {  # file and function -> what for
     "dmltrain/kvstore/log.py log": "stamps of log lines",
+    "launch/agent/copied.py store": "the time of a file",
     "launch/agent/probe.py facts": "the host's clock, for a warning",
     "launch/agent/probe.py poll": "the host's clock, for a warning",
     "launch/agent/serve.py _write_last_line": "the stamp of a log line",

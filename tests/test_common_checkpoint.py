@@ -100,15 +100,32 @@ def test_a_whole_file_that_is_another_one_is_an_error_on_all_workers(job, tmp_pa
     for rank, error in enumerate(errors):
         assert type(error) is UserError
         assert str(error).startswith(f"worker {worker} read another m-0001.pt than worker 0")
-        assert "remove the wrong ones (a worker without a file takes worker 0's copy)" in str(error)
+        assert (
+            f"Look at worker {worker}, and remove the wrong files (a worker without one takes worker 0's copy)"
+            in str(error)
+        )
         assert len(contents[worker]) == len(CONTENT) and ("this worker's" in str(error)) == (rank != 3 - worker)
         own = re.search(rf"this worker's {tmp_path}/{rank}/m-0001.pt has sha256 \w{{12}}", str(error))
         assert (own is None) == (rank == 3 - worker)
 
 
-def test_all_workers_that_differ_are_named(job, tmp_path, log):
-    place(tmp_path, [CONTENT, sealed(archive("a")), sealed(archive("b"))])
-    assert {str(error)[:38] for error in read(job, tmp_path, log)} == {"workers 1 and 2 read another m-0001.pt"}
+@pytest.mark.parametrize(
+    ("second", "third", "suspects"),
+    [("a", "b", "workers 1 and 2"), ("a", "a", "worker 0"), ("a", "weights of worker 0", "worker 1")],
+)
+def test_whose_file_is_probably_wrong(job, tmp_path, log, second, third, suspects):
+    place(tmp_path, [CONTENT, sealed(archive(second)), sealed(archive(third))])
+    others = "worker 1" if suspects == "worker 1" else "workers 1 and 2"
+    for error in read(job, tmp_path, log):
+        assert str(error).startswith(f"{others} read another m-0001.pt than worker 0 (this")
+        assert f"Look at {suspects}, and remove" in str(error)
+
+
+def test_of_two_workers_either_file_may_be_wrong(tmp_path, log):
+    job = WholeJob(workers=2, servers=1)
+    place(tmp_path, [CONTENT, sealed(archive("a"))])
+    assert all("Look at worker 0 or worker 1, and remove" in str(error) for error in read(job, tmp_path, log))
+    job.close()
 
 
 def test_damage_that_only_the_program_of_a_file_finds(job, tmp_path, log):

@@ -184,8 +184,18 @@ def test_a_larger_difference_ends_the_job_by_name(runs, part, worker):
     assert len(set(errors)) == 1
     assert f"epoch 5: weights or the optimizer's state differ from worker 0's: worker {worker} (3.4e-05 of" in errors[0]
     assert f"the largest value in {name}). Rounding explains 3.1e-05 at most" in errors[0]
-    assert f"worker {3 - worker} " not in errors[0]
+    assert f"worker {3 - worker} " not in errors[0] and f"Look at worker {worker}, and resume" in errors[0]
     assert all(run.log.lines == [] for run in runs[1])
+
+
+def test_a_worker_0_that_differs_from_all_others_is_suspected(runs):
+    before = arrays(runs[1][0])["conv0_weight"].read().copy()
+    alter(runs[1][0], "conv0_weight", 2.0)
+    errors = check(runs)
+    assert "worker 1 (5.0e-01 of" in errors[0] and "worker 2 (5.0e-01 of" in errors[0]
+    assert all("Look at worker 0, and resume" in error for error in errors)
+    for run in runs[1]:
+        arrays(run)["conv0_weight"].write(before)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
