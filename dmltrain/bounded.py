@@ -8,9 +8,14 @@ import stat
 from pathlib import Path
 
 
+def most() -> int:
+    """Half of the machine's memory, in bytes."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE") // 2
+
+
 def read(path: Path, limit: int | None = None) -> bytes:
-    """The content. Raises OSError, also if it has more than `limit` bytes (default: half of the machine's memory)."""
-    limit = limit or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE") // 2
+    """The content. Raises OSError, also if it has more than `limit` bytes (default: `most`)."""
+    limit = most() if limit is None else limit
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dmltrain import agreement, checkpoint
+from dmltrain import agreement, bounded, checkpoint
 from dmltrain.errors import JobLost, UserError
 from dmltrain.kvstore import KVStore
 from dmltrain.wholeness import Examined
@@ -89,6 +89,10 @@ def _differs(source: Path, others: list[int], suspects: str, found: Examined) ->
 def _sent(store: KVStore, found: Examined, size: int, digest: list[float]) -> bytes:
     """Worker 0's content; other workers that have the same keep theirs."""
     needed = bool(found.damage)
+    if needed and size > bounded.most():
+        raise UserError(
+            f"worker 0's checkpoint has {size} bytes, the limit is half of this host's memory ({bounded.most()} bytes)"
+        )
     values = np.zeros(size, np.uint8) if needed else np.frombuffer(found.content, np.uint8)
     store.broadcast(values, needed)
     if not needed:

@@ -320,6 +320,8 @@ def main() -> int:
 
         with atheris.instrument_imports(include=["dmltrain", "launch"]):
             fuzzed = find(options.name)
+            for valid in fuzzed.golden():
+                fuzzed.read(valid)  # which imports the rest
         follow_coverage(fuzzed, options.name, others)
         return 0
     try:

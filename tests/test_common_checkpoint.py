@@ -10,7 +10,7 @@ import pytest
 from dmltrain import common_checkpoint, resume
 from dmltrain.errors import JobLost, UserError
 from dmltrain.options import parse
-from dmltrain.wholeness import sealed
+from dmltrain.wholeness import Examined, sealed
 from tests.kvstore.whole_job import WholeJob
 from tests.test_checkpoint import archive
 
@@ -82,6 +82,12 @@ def test_several_workers_take_it_at_once(job, tmp_path, log):
     place(tmp_path, [CONTENT, None, FLIPPED])
     assert read(job, tmp_path, log) == [CONTENT] * WORKERS
     assert any("to workers 1 and 2, whose own file" in line for line in log.lines)
+
+
+def test_a_copy_that_does_not_fit_into_memory_is_not_received():
+    missing = Examined(b"", "", "no file")
+    with pytest.raises(UserError, match=f"worker 0's checkpoint has {1 << 60} bytes, the limit is half of this host's"):
+        common_checkpoint._sent(None, missing, 1 << 60, [])
 
 
 def test_a_file_that_cannot_be_read_counts_as_none(job, tmp_path, log):

@@ -84,6 +84,12 @@ def test_an_archive_with_a_table_of_contents_that_leads_nowhere_is_damaged():
     assert wholeness.examine(bytes(whole), ".npz").damage == "its table of contents is not at its end"
 
 
+def test_an_archive_with_compressed_members_is_damaged_and_is_not_unpacked():
+    stream = io.BytesIO()
+    np.savez_compressed(stream, a=np.zeros(1 << 23))
+    assert wholeness.examine(stream.getvalue(), ".npz").damage.startswith("'a.npy' in it is compressed; expected an")
+
+
 def test_numpy_and_unzip_read_the_file_as_before():
     whole = wholeness.sealed(npz())
     with np.load(io.BytesIO(whole), allow_pickle=False) as found:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from dmltrain import bounded
 from dmltrain.errors import UserError
 from dmltrain.kvstore import codec as codecs
 from dmltrain.kvstore import types
@@ -30,7 +30,7 @@ class Declared:
     machine's memory.
     """
 
-    max_bytes: int = field(default_factory=lambda: os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE") // 2)
+    max_bytes: int = field(default_factory=bounded.most)
     _type: tuple[KVStoreType, float] | None = None
     _keys: dict[int, Key] = field(default_factory=dict)
     _slices: int = 0
