@@ -4,12 +4,14 @@ import contextlib
 import json
 import math
 import re
+import tracemalloc
 from dataclasses import fields
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from dmltrain.kvstore.server.declared import MAX_SLICES
 from dmltrain.kvstore.transport import message
 from dmltrain.kvstore.transport.message import (
     Abort,
@@ -36,8 +38,10 @@ from dmltrain.kvstore.transport.message import (
     Shutdown,
     Start,
     WorkerAddress,
+    decode,
+    encode,
 )
-from dmltrain.kvstore.transport.wire import HEADER_SIZE, FrameError, Header, Kind
+from dmltrain.kvstore.transport.wire import HEADER_SIZE, MAX_CONTROL, FrameError, Header, Kind
 
 EXAMPLES = [
     Hello("job", "relay", 3, "server 1", "data", "plain", "00ff"),
@@ -174,6 +178,24 @@ def test_a_field_too_many_or_too_few_is_named(value):
 def test_invalid_values_are_named(kind, content, said):
     with pytest.raises(FrameError, match=re.escape(said)):
         sent(content, kind)
+
+
+def test_a_message_of_many_small_values_is_refused_before_it_takes_memory():
+    payload = b'{"type":"dist_sync","staleness":0,"keys":[' + b"[]," * 2_700_000 + b"[]]}"
+    assert len(payload) < MAX_CONTROL
+    tracemalloc.start()
+    try:
+        with pytest.raises(FrameError, match="control frame with more than 786432 commas"):
+            decode(Kind.DECLARE, payload)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_largest_declaration_of_a_server_is_accepted():
+    slices = tuple((index, 1 << 20) for index in range(MAX_SLICES))
+    keys = (Key(0, "weight", "float32", True, {"type": "none"}, slices),)
+    assert decode(Kind.DECLARE, encode(Declare("dist_sync", 0.0, keys))[HEADER_SIZE:]).keys == keys
 
 
 def test_an_unexpected_message_is_named():

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeVar, cast, get_args, get_origin, get_type_
 from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
 
 MAX_TEXT = 512  # characters of a handshake's texts
+MAX_COMMAS = 3 << 18  # of a message: 8 MiB of empty lists would take 240 MiB
 ROLES = ("scheduler", "server", "worker", "relay")  # a relay's index is its worker's
 FILLER = "0" * 2048  # of heartbeats
 
@@ -314,6 +315,8 @@ def expect(message: Message, wanted: type[_Message]) -> _Message:
 
 
 def _json_object(payload: bytes | bytearray) -> dict[str, Any]:
+    if payload.count(b",") > MAX_COMMAS:
+        raise FrameError(f"control frame with more than {MAX_COMMAS} commas")
     try:
         content = json.loads(payload)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
