@@ -1,6 +1,7 @@
 """A host's relay between two workers, who share it, and a server; a third worker is on a host of its own. All of them
 are in this process."""
 
+import queue
 import threading
 import time
 from dataclasses import replace
@@ -13,6 +14,7 @@ from dmltrain.kvstore.base import Handle
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.service import Service
 from dmltrain.kvstore.transport import link
+from dmltrain.kvstore.transport.data_links import DataLinks, Watch
 from dmltrain.kvstore.transport.wire import Flag
 from dmltrain.kvstore.worker.keys import Entries
 from dmltrain.kvstore.worker.routes import Routes, Sharing
@@ -68,13 +70,16 @@ def workers():
     """Both workers of the host, the first with the relay, and the third worker."""
     core, listening = ServerCore(3), link.listen("127.0.0.1")
     core.on_hosts([(0, 1), (2,)])
-    Service("server 0", replace(ENVIRONMENT, role="server"), core, None, pytest.fail, pytest.fail).accept(listening)
+    own, lost = replace(ENVIRONMENT, role="server"), queue.Queue()
+    links = DataLinks("server", own, {}, Watch(), lost.put)
+    Service("server 0", own, core, None, pytest.fail, pytest.fail).accept(listening, links)
     shares = [Sharing(replace(ENVIRONMENT, index=rank), sums=True) for rank in range(3)]
     start_message = start(
         [(name, sharing.socket_name) for name, sharing in zip(HOSTS, shares, strict=True)],
         [(*listening.getsockname(), "", "the server's")],
     )
     made = [Worker(rank, start_message, sharing) for rank, sharing in enumerate(shares)]
+    made[0].lost = lost  # by the server
     yield made
     for each in made:
         each.cut()
@@ -114,7 +119,7 @@ def test_a_hosts_sum_is_ready_when_its_last_gradient_is_ready(workers, ready_for
 
 def test_the_relay_stays_until_the_last_worker_of_its_host_has_closed(workers):
     """All transfers are complete and its own worker has closed, but the other may still read."""
-    first, second, _ = workers
+    first, second, third = workers
     round_of(workers)
     first.leave()
     over = threading.Event()
@@ -125,6 +130,8 @@ def test_the_relay_stays_until_the_last_worker_of_its_host_has_closed(workers):
     second.leave()
     leaving.join(10.0)
     assert not leaving.is_alive()
+    third.cut()
+    assert first.lost.get(timeout=10.0).peer.index == 2, "and nobody before: the relay has left"
 
 
 def test_the_relay_does_not_outlive_the_job(workers):
@@ -134,3 +141,4 @@ def test_the_relay_does_not_outlive_the_job(workers):
     over.set()
     leaving.join(10.0)
     assert not leaving.is_alive()
+    assert workers[0].lost.get(timeout=10.0).peer.role == "relay", "it does not say that no push is missing"

@@ -341,6 +341,15 @@ def test_pushes_under_way_are_sent_before_a_worker_leaves(start):
     assert job.ended() == [""] * 3, "when both have left"
 
 
+def test_a_worker_of_a_lost_job_does_not_say_that_no_push_is_missing(start):
+    """Else the others would hear that it has finished, and that it made too few steps."""
+    job = start()
+    job.all(lambda store: store.init("w", numbers(0)))
+    job.stores[0]._member._control.failure = "another reason, a moment before its links are cut"
+    job.stores[0].close()
+    assert all("worker 0" in reason and "was lost: end of stream" in reason for reason in job.ended())
+
+
 def test_a_lost_link_is_named_after_two_seconds(start):
     job = start()
     job.all(lambda store: store.init("w", numbers(0)))

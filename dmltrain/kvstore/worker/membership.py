@@ -82,6 +82,9 @@ class Membership:
             self._control.bye()
 
     def _leave(self) -> None:
+        """Tell the servers that no push is missing, which is not so in a job that is lost."""
+        if self._control.failure:
+            return
         leaving = [self.watched(link.leave(self._environment.wait_seconds)) for link in self.routes.links]
         try:
             for handle in leaving:

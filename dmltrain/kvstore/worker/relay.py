@@ -73,7 +73,8 @@ class Relay:
             with self._service.exclusive() as core:
                 if core.quiescent and core.workers.all_finished:
                     break
-        self._leave_servers(over)
+        if not over.is_set():
+            self._leave_servers(over)
         self._left.set()
         for link in self.links.values():
             link.link.cut()
