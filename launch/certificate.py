@@ -5,8 +5,9 @@ from __future__ import annotations
 import datetime
 
 
-def new() -> tuple[bytes, bytes]:
-    """Private key and certificate as PEM, and the certificate alone as DER. It uses an elliptic curve, P-256."""
+def new(now: datetime.datetime | None = None) -> tuple[bytes, bytes]:
+    """Private key and certificate as PEM, and the certificate alone as DER. It uses an elliptic curve, P-256.
+    `now`: what this host's clock says, if not the time."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -14,7 +15,7 @@ def new() -> tuple[bytes, bytes]:
 
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "dmltrain-launch")])
-    now, day = datetime.datetime.now(datetime.timezone.utc), datetime.timedelta(days=1)
+    now, day = now or datetime.datetime.now(datetime.timezone.utc), datetime.timedelta(days=1)
     made = (
         x509.CertificateBuilder()
         .subject_name(name)

@@ -358,6 +358,15 @@ def test_until_a_link_is_settled_its_calls_have_the_limit_of_the_handshake(monke
     theirs.close()
 
 
+def test_a_limit_that_is_almost_over_is_not_taken_for_none():
+    one, other = socket.socketpair()
+    Link(one).limit(4e-7)
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        assert one.getsockopt(socket.SOL_SOCKET, option, 16) != bytes(16)
+    one.close()
+    other.close()
+
+
 def test_a_caller_times_out_without_an_answer(monkeypatch):
     monkeypatch.setattr(link, "HANDSHAKE_SECONDS", 0.2)
     calling, listening = tcp()

@@ -1,8 +1,11 @@
 """`--wire tls`: what two threads of each end send arrives, and nobody else can take part."""
 
+import contextlib
+import datetime
 import socket
 import ssl
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -17,6 +20,7 @@ from tests.kvstore.answering import answer, data_listener
 
 CALLER = Caller.new("job", b"key", "worker", 3, "server 0", wire="tls")
 DEADLINE = 20.0
+TLS_HANDSHAKE = b"\x16"  # the first byte of such a record that is not encrypted
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +142,7 @@ def test_only_the_jobs_certificate_is_accepted(meet, caller, listener):
 
 def test_the_end_of_tls_is_the_peer_of_the_handshake(certificates):
     """Who has the certificate, but is not this peer, cannot put its own TLS connection in place."""
-    ends = [tls.TlsStream(sock, tls.context(certificates[0], listens), listens) for listens, sock in streams()]
+    ends = [tls_stream(sock, certificates[0], listens) for listens, sock in streams()]
     said = []
 
     def run(end, key, listens):
@@ -158,13 +162,55 @@ def test_the_end_of_tls_is_the_peer_of_the_handshake(certificates):
     assert said == ["the other end of the TLS connection is not the peer of the handshake"] * 2
 
 
+def tls_stream(sock, certificate, listens):
+    return tls.TlsStream(sock, tls.context(certificate, listens), listens, lambda: None)
+
+
 def streams():
     return zip((False, True), socket.socketpair(), strict=True)
 
 
+def test_a_tls_handshake_that_drips_is_given_up(meet, monkeypatch):
+    """The limit is for the whole handshake, also for its part inside TLS."""
+    monkeypatch.setattr(link, "HANDSHAKE_SECONDS", 0.5)
+
+    def between():
+        """Two sockets; the caller gets the answer in TLS as a byte now and then."""
+        (mine, towards_caller), (theirs, towards_listener) = tcp(), tcp()
+        threading.Thread(target=pass_on, args=(towards_caller, towards_listener), daemon=True).start()
+        threading.Thread(target=pass_on, args=(towards_listener, towards_caller, 0.1), daemon=True).start()
+        return mine, theirs
+
+    def pass_on(source, target, pause=0.0):
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                drips = pause and data.startswith(TLS_HANDSHAKE)
+                for part in map(bytes, zip(data, strict=True)) if drips else [data]:
+                    target.sendall(part)
+                    time.sleep(pause if drips else 0.0)
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_RDWR)
+
+    since = time.monotonic()
+    outcomes = meet(between=between)
+    assert time.monotonic() - since < DEADLINE / 4
+    assert "silent for 0.5 s during the TLS handshake" in str(outcomes[0])
+
+
+@pytest.mark.parametrize("years", [-20, 20])
+def test_a_host_whose_clock_is_wrong_can_take_part(meet, certificates, tmp_path, years):
+    """The certificate belongs to one job, so its dates say nothing."""
+    path = tmp_path / "certificate"
+    path.write_bytes(new(datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(days=366 * years))[0])
+    certificates.append(str(path))
+    mine, theirs = meet(-1, -1)
+    mine.send(Header(Kind.PULL).pack())
+    assert theirs.read_header() == Header(Kind.PULL)
+
+
 def test_older_versions_of_tls_are_refused(certificates):
     calling, accepting = tcp()
-    stream = tls.TlsStream(accepting, tls.context(certificates[0], True), True)
+    stream = tls_stream(accepting, certificates[0], True)
     said = []
 
     def listen():

@@ -16,7 +16,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from dmltrain.kvstore.transport import message, seal, send_window, wire
@@ -31,12 +31,14 @@ if TYPE_CHECKING:
 
 HANDSHAKE_SECONDS = 5.0  # time limit of a whole handshake
 RETRY_SECONDS = 0.05  # between two attempts to connect
+SHORTEST_SECONDS = 1e-3  # of a limited wait: less than a microsecond would be no limit
 SOCKET_BUFFER = 1 << 20  # bytes; measured best on loopback
 TCP_RTO_MAX_MS, RETRANSMIT_MS = 44, 1000  # linux/tcp.h; longest pause between two retransmissions
 CHUNK = 1 << 20  # maximum bytes of one send call, so that they are still in the cache when the receiver reads them
 AHEAD_BYTES = 1 << 16  # maximum of one read from a unix socket
 
 Expected = TypeVar("Expected", Challenge, Accept)
+Connected = TypeVar("Connected")
 
 
 class Closed(Exception):
@@ -203,14 +205,14 @@ class Link:
     def limit(self, seconds: float) -> None:
         """From now on, and until `settle`, all that is read must arrive within this time."""
         self._deadline = time.monotonic() + seconds
-        _limit_waits(self.sock, seconds)
+        limit_waits(self.sock, seconds)
 
     def _limit_wait(self) -> None:
         if self._deadline:
             left = self._deadline - time.monotonic()
             if left <= 0.0:
                 raise BlockingIOError
-            _limit_waits(self.sock, left)
+            limit_waits(self.sock, left)
 
     def protect(self, keys: Keys, level: str, listens: bool, certificate: str) -> None:
         """After the handshake of a TCP connection: protect all that follows. `certificate`: a file, for the level tls.
@@ -223,7 +225,7 @@ class Link:
     def _encrypt(self, key: bytes, listens: bool, certificate: str) -> None:
         from dmltrain.kvstore.transport import tls  # imports ssl, which takes 10 ms
 
-        stream = tls.TlsStream(self.sock, tls.context(certificate, listens), listens)
+        stream = tls.TlsStream(self.sock, tls.context(certificate, listens), listens, self._limit_wait)
         try:
             stream.handshake(key, listens)
         except BlockingIOError as error:
@@ -236,7 +238,7 @@ class Link:
         """Apply the settings for the time after the handshake. `answers`: whether this side only answers. Waits have no
         time limit from now on: lost peers are detected by the scheduler's heartbeats, and their links are cut."""
         self._deadline = 0.0
-        _limit_waits(self.sock, 0)
+        limit_waits(self.sock, 0)
         if self.sock.family == socket.AF_UNIX:
             self._reads_ahead = True
             return
@@ -277,10 +279,15 @@ def listen(host: str, port: int = 0) -> socket.socket:
 def connect(address: tuple[str, int], caller: Caller, timeout: float, certificate: str = "") -> Link:
     """Connect and authenticate. Until `timeout` (s), tries again when the listener ends a handshake without an answer:
     it may be busy with strangers. Raises OSError, Closed, or FrameError with the reason of a refusal."""
+    return persist(lambda caller, seconds: _connect(address, caller, seconds, certificate), caller, timeout)
+
+
+def persist(attempt: Callable[[Caller, float], Connected], caller: Caller, timeout: float) -> Connected:
+    """The result of `attempt(caller, seconds left)`, which is repeated until `timeout` (s) if it raises Closed."""
     deadline = time.monotonic() + timeout
     while True:
         try:
-            return _connect(address, caller, max(deadline - time.monotonic(), RETRY_SECONDS), certificate)
+            return attempt(caller, max(deadline - time.monotonic(), RETRY_SECONDS))
         except Closed:
             if time.monotonic() + RETRY_SECONDS > deadline:
                 raise
@@ -330,10 +337,11 @@ def _expect(link: Link, wanted: type[Expected]) -> Expected:
     return message.expect(found, wanted)
 
 
-def _limit_waits(sock: socket.socket, seconds: float) -> None:
+def limit_waits(sock: socket.socket, seconds: float) -> None:
     """Set a time limit for each blocking call, in the kernel: a Python timeout makes the socket non-blocking, without
-    MSG_WAITALL."""
+    MSG_WAITALL. 0: no limit."""
     sock.settimeout(None)
+    seconds = max(seconds, SHORTEST_SECONDS) if seconds else 0.0
     bound = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, bound)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, bound)
