@@ -17,6 +17,7 @@ from dmltrain.kvstore.transport import link, message, rendezvous, wire
 from dmltrain.kvstore.transport.handshake import Caller
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.listener import MAX_CALLERS, SLOW_SECONDS, accept_loop
+from dmltrain.kvstore.transport.strangers import LINES
 from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
 
 ENVIRONMENT = Environment(role="server", job="job", key=b"key")
@@ -299,6 +300,57 @@ class Failing:
 
     def fileno(self):
         return self.ends[0].fileno()
+
+
+def test_want_of_descriptors_fills_no_log(capfd):
+    """However often it happens; and each time a random stranger leaves."""
+    sock, served = link.listen("127.0.0.1"), queue.Queue()
+    failing = Sometimes(sock, 40)
+    threading.Thread(
+        target=accept_loop, args=(failing, ENVIRONMENT, "server 0", lambda *caller: served.put(caller)), daemon=True
+    ).start()
+    strangers = [socket.create_connection(sock.getsockname(), 5.0) for _ in range(50)]
+    link.connect(sock.getsockname(), CALLER, 5.0).close()
+    served.get(timeout=5.0)
+    assert failing.left == 0
+    lines = capfd.readouterr().err.splitlines()
+    assert sum("cannot accept a connection: Too many open files" in line for line in lines) == 1
+    assert 0 < sum("Too many open files, and one was chosen at random" in line for line in lines) <= LINES
+    for each in (*strangers, sock):
+        each.close()
+
+
+class Sometimes:
+    """A listening socket for which every other accept fails, `left` times, for want of descriptors."""
+
+    family = socket.AF_INET
+
+    def __init__(self, sock, left):
+        self.sock, self.left, self.fails = sock, left, False
+
+    def setblocking(self, blocking):
+        self.sock.setblocking(blocking)
+
+    def fileno(self):
+        return self.sock.fileno()
+
+    def accept(self):
+        self.fails = not self.fails and self.left > 0
+        if self.fails:
+            self.left -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return self.sock.accept()
+
+
+def test_the_last_strangers_are_counted_when_the_listener_closes(listening, capfd):
+    sock, _, ended = listening()
+    for _ in range(LINES + 3):
+        with socket.create_connection(sock.getsockname(), 5.0) as stranger:
+            stranger.shutdown(socket.SHUT_WR)
+            assert stranger.recv(1) == b""
+    sock.close()
+    assert ended.wait(5.0)
+    assert "server 0: cut off 3 more unauthenticated peers in 0 s" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("last", [errno.EBADF, errno.EINVAL])

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import queue
 import socket
 import threading
 from pathlib import Path
@@ -9,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dmltrain.env import Environment
 from dmltrain.kvstore.transport import link, rendezvous
 from dmltrain.kvstore.transport.handshake import MEMORY, Caller
 from dmltrain.kvstore.transport.link import Closed
+from dmltrain.kvstore.transport.listener import accept_loop
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError, Mapping
 from dmltrain.kvstore.transport.wire import Header, Kind
 from tests.kvstore.answering import answer, memory_listener
@@ -113,24 +116,72 @@ def test_a_server_without_shared_memory_is_left_at_once():
     sock.close()
 
 
-def test_a_listener_whose_queue_is_full_is_not_waited_for():
+@pytest.fixture
+def full():
+    """A listener by name whose queue strangers have filled, and their sockets."""
+    listening, name = rendezvous.listen()
+    listening.listen(0)
+    strangers = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(3)]
+    for each in strangers:
+        each.setblocking(False)
+        each.connect_ex(f"\0{name}")
+    yield listening, name
+    for each in (listening, *strangers):
+        each.close()
+
+
+def test_a_listener_whose_queue_is_full_is_waited_for(full):
+    """Any user can fill it, so that is no reason to do without shared memory."""
+    listening, name = full
+    found = []
+    calling = threading.Thread(
+        target=lambda: found.append(rendezvous.connect(name, caller(), Arena(SIZE))), daemon=True
+    )
+    calling.start()
+    calling.join(0.2)
+    assert calling.is_alive() and not found
+    served = queue.Queue()
+    environment = Environment(role="server", job="job", key=b"key")
+    threading.Thread(
+        target=accept_loop,
+        args=(listening, environment, "server 0", lambda *each: served.put(each)),
+        kwargs={"admit": lambda connection: rendezvous.exchange(connection, Arena(SIZE))},
+        daemon=True,
+    ).start()
+    assert served.get(timeout=10.0)[1:] == ("worker", 0)
+    calling.join(10.0)
+    assert found[0].peer_arena
+    found[0].close()
+
+
+def test_a_listener_whose_queue_stays_full_is_not_waited_for_forever(full, monkeypatch):
     """TCP is used instead."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-        listening.bind("\0dmltrain-full")
-        listening.listen(0)
-        waiting = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(3)]
-        for each in waiting:
-            each.setblocking(False)
-            each.connect_ex("\0dmltrain-full")
-        found = []
-        calling = threading.Thread(
-            target=lambda: found.append(rendezvous.connect("dmltrain-full", caller(), Arena(SIZE))), daemon=True
-        )
-        calling.start()
-        calling.join(10.0)
-        assert found == [None]
-        for each in waiting:
-            each.close()
+    monkeypatch.setattr(rendezvous, "CONNECT_SECONDS", 0.2)
+    found = []
+    calling = threading.Thread(
+        target=lambda: found.append(rendezvous.connect(full[1], caller(), Arena(SIZE))), daemon=True
+    )
+    calling.start()
+    calling.join(10.0)
+    assert found == [None]
+
+
+def test_a_caller_that_is_dropped_tries_again():
+    """The listener may have chosen it at random among many, or be busy."""
+    sock, name = rendezvous.listen()
+
+    def serve():
+        for _ in range(2):
+            sock.accept()[0].close()
+        connection = answer(sock.accept()[0], memory_listener())
+        rendezvous.exchange(connection, Arena(SIZE))
+
+    serving = threading.Thread(target=serve, daemon=True)
+    serving.start()
+    rendezvous.connect(name, caller(), Arena(SIZE)).close()
+    serving.join(10.0)
+    assert not serving.is_alive()
+    sock.close()
 
 
 def test_a_caller_that_shares_nothing_is_not_waited_for_forever(server, monkeypatch):

@@ -17,6 +17,16 @@ def test_the_first_ones_have_a_line_each_and_the_others_are_counted():
     assert strangers.later(200.0) == ""
 
 
+def test_those_before_the_end_are_counted():
+    strangers = Strangers("server 0")
+    for _ in range(LINES + 2):
+        strangers.report("h", "r", 0.0)
+    assert strangers.later(3.0, last=True) == (
+        "server 0: cut off 2 more unauthenticated peers in 3 s, the last from h: r"
+    )
+    assert strangers.later(3.0, last=True) == ""
+
+
 def test_a_later_stranger_has_a_line_again():
     strangers = Strangers("server 0")
     for _ in range(LINES):

@@ -25,7 +25,7 @@ from dmltrain.kvstore.transport import link, message, rendezvous
 from dmltrain.kvstore.transport.handshake import CONTROL, DATA, MEMORY, Answers, Listener
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.message import Hello, Refuse
-from dmltrain.kvstore.transport.strangers import Strangers
+from dmltrain.kvstore.transport.strangers import PERIOD_SECONDS, Strangers
 from dmltrain.kvstore.transport.wire import FrameError
 
 MAX_CALLERS = 128  # handshakes in progress
@@ -83,6 +83,7 @@ class Reception:
         self._purpose = MEMORY if self._inside else CONTROL if environment.role == "scheduler" else DATA
         self._callers: dict[int, _Caller] = {}  # by descriptor
         self._strangers = Strangers(name)
+        self._complained = -PERIOD_SECONDS  # when the log last said that no connection can be accepted
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> None:
@@ -106,6 +107,8 @@ class Reception:
         for caller in list(self._callers.values()):
             self._drop(caller)
         self._selector.close()
+        if line := self._strangers.later(time.monotonic(), last=True):
+            log(line)
 
     # -- one connection -------------------------------------------------------------------------------------------
 
@@ -128,21 +131,27 @@ class Reception:
     def _cannot_accept(self, error: OSError) -> bool:
         if self._listening.fileno() < 0 or error.errno in (errno.EBADF, errno.EINVAL):
             return False  # closed: the job is over
-        log(f"{self._name}: cannot accept a connection: {error.strerror}")
+        now = time.monotonic()
+        if now - self._complained >= PERIOD_SECONDS:
+            self._complained = now
+            log(f"{self._name}: cannot accept a connection: {error.strerror}")
         if self._callers:
-            self._drop(random.choice(list(self._callers.values())))  # frees a descriptor
+            self._drop_one(str(error.strerror))  # frees a descriptor
         else:
             time.sleep(0.1)
         return True
+
+    def _drop_one(self, reason: str) -> None:
+        victim = random.choice(list(self._callers.values()))
+        self._report(victim.origin, f"{reason}, and one was chosen at random")
+        self._drop(victim)
 
     def _begin(self, sock: socket.socket, origin: str) -> None:
         if self._inside and not rendezvous.same_user(sock):
             self._report(origin, "it is another user's process")
             return sock.close()
         if len(self._callers) >= MAX_CALLERS:
-            victim = random.choice(list(self._callers.values()))
-            self._report(victim.origin, f"more than {MAX_CALLERS} handshakes at once, and one was chosen at random")
-            self._drop(victim)
+            self._drop_one(f"more than {MAX_CALLERS} handshakes at once")
         sock.setblocking(False)
         its = self._environment
         listener = Listener.new(its.job, its.key, f"{its.role} {its.index}", self._purpose, its.wire)

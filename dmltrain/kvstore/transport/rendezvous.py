@@ -37,18 +37,12 @@ def listen() -> tuple[socket.socket, str] | None:
 
 
 def connect(name: str, caller: Caller, arena: Arena) -> Link | None:
-    """Connect to the process that listens on `name`; None if it is not on this host, or another user's. Raises Closed,
-    FrameError, ArenaError."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.settimeout(CONNECT_SECONDS)
-        sock.connect(f"\0{name}")
-        if not same_user(sock):
-            raise PermissionError(name)
-    except OSError:
-        sock.close()
+    """Connect to the process that listens on `name`; None if it is not on this host, or another user's. Until
+    CONNECT_SECONDS it waits for room in the listener's queue, which strangers may have filled, and tries again when the
+    listener ends a handshake without an answer. Raises Closed, FrameError, ArenaError."""
+    connection = link.persist(lambda caller, seconds: _greet(name, caller, seconds), caller, CONNECT_SECONDS)
+    if connection is None:
         return None
-    connection = link.greet(sock, caller)
     try:
         give(connection, arena)
         connection.peer_arena = receive(connection)
@@ -59,6 +53,19 @@ def connect(name: str, caller: Caller, arena: Arena) -> Link | None:
     connection.own_arena = arena
     connection.settle()
     return connection
+
+
+def _greet(name: str, caller: Caller, seconds: float) -> Link | None:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        link.limit_waits(sock, seconds)  # with a Python timeout, it would not wait for a place in the queue
+        sock.connect(f"\0{name}")
+        if not same_user(sock):
+            raise PermissionError(name)
+    except OSError:
+        sock.close()
+        return None
+    return link.greet(sock, caller, min(seconds, link.HANDSHAKE_SECONDS))
 
 
 def exchange(connection: Link, arena: Arena) -> None:

@@ -27,9 +27,9 @@ class Strangers:
         self._last = f"{origin}: {reason}"
         return ""
 
-    def later(self, now: float) -> str:
-        """The line for the log when a period with uncounted peers is over, else ""."""
-        if not self._uncounted or now - self._began < PERIOD_SECONDS:
+    def later(self, now: float, last: bool = False) -> str:
+        """The line for the log when a period with uncounted peers is over, or if it is the `last`, else ""."""
+        if not self._uncounted or (now - self._began < PERIOD_SECONDS and not last):
             return ""
         line = (
             f"{self._name}: cut off {self._uncounted:,} more unauthenticated peers in {now - self._began:.0f} s, "
