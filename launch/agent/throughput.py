@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import random
 import selectors
 import socket
 import statistics
@@ -21,6 +22,7 @@ import time
 from abc import ABC, abstractmethod
 from typing import Any
 
+from launch.agent import strangers
 from launch.agent.outcome import SILENT, TIMED_OUT, UNAUTHENTICATED
 from launch.agent.reach import PROOF_BYTES, error_text, proof
 from launch.agent.spawn import bound_socket
@@ -28,7 +30,7 @@ from launch.agent.spawn import bound_socket
 SECONDS, BYTES = 0.5, 32 << 20  # of sending, each way, by all streams
 STREAMS = 8
 LIMIT_SECONDS = 5.0  # for a whole measurement
-BACKLOG = 64
+BACKLOG = 1024
 RESULT_BYTES = 20
 CHUNK = 1 << 18  # bytes of one call to the kernel
 CALLS = 8  # calls to the kernel before other events are handled
@@ -103,8 +105,18 @@ class Throughput:
                 self.arrived = []
             proofs = proof(self.token, ">", self.host), proof(self.token, "<", self.host)
             accepted = Accepting(self.selector, connection, *proofs, self.arrived, self.limit)
+            accepted.deadline = min(accepted.deadline, time.monotonic() + strangers.SECONDS)
             accepted.watch(READ)
+            self._make_room()
             self.streams.append(accepted)
+
+    def _make_room(self) -> None:
+        """Close a random connection of a stranger if there are many."""
+        unknown = [each for each in self.streams if isinstance(each, Accepting) and each.until is None]
+        if len(unknown) >= strangers.MAX:
+            unlucky = random.choice(unknown)
+            unlucky.close()
+            self.streams.remove(unlucky)
 
     def close(self) -> None:
         for stream in self.streams:
@@ -131,7 +143,7 @@ class Stream(ABC):
         self.selector, self.socket = selector, connection
         self.expected, self.arrived = expected, arrived
         self.message = memoryview(own)  # to be sent before any zeros
-        self.deadline = time.monotonic() + limit
+        self.deadline = self.end = time.monotonic() + limit
         self.until: float | None = None  # when to stop sending; None before the peer is authenticated
         self.sent, self.peer_proof, self.last = 0, b"", b""
         self.sending = self.receiving = True
@@ -175,7 +187,7 @@ class Stream(ABC):
         if not data or not self.expected.startswith(self.peer_proof):
             return self.fail(UNAUTHENTICATED)
         if len(self.peer_proof) == PROOF_BYTES:
-            self.until = time.monotonic() + SECONDS
+            self.until, self.deadline = time.monotonic() + SECONDS, self.end
             self.watch(READ | WRITE)
 
     def send(self) -> None:

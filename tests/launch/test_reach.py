@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -16,7 +17,8 @@ from collections.abc import Iterator
 import pytest
 
 from launch.agent.outcome import NO_ROUTE, REFUSED, SILENT, TIMED_OUT, UNAUTHENTICATED
-from launch.agent.reach import SECONDS, Reach, error_text
+from launch.agent.reach import SECONDS, Reach, error_text, proof
+from launch.agent.strangers import MAX
 from tests.launch.conftest import DEADLINE, ROOT
 from tests.readable import readable
 
@@ -86,7 +88,7 @@ def test_the_problem_of_each_peer_is_reported(agents, other_program):
 @pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH_9.2\r\n", b"", None], ids=["banner", "closes", "echoes"])
 def test_an_unauthenticated_port_is_not_the_peer(agents, other_program, answer):
     first = agents[0]
-    first.begin([["h7", *other_program.getsockname()]])
+    first.begin([["h7", *other_program.getsockname()]], seconds=0.5)
     first.poll()
     connection, _ = other_program.accept()
     with connection:
@@ -101,7 +103,7 @@ def test_another_host_or_another_job_is_not_taken_for_the_peer(agents):
     first, second = agents[:2]
     other = Reach("127.0.0.7", "another job", "h7")
     try:
-        first.begin([["h9", *address(second)], ["h7", *address(other)], ["itself", *address(first)]])
+        first.begin([["h9", *address(second)], ["h7", *address(other)], ["itself", *address(first)]], DEADLINE)
         result = finish_first(first, second, other)
         assert result == dict.fromkeys(["h9", "h7", "itself"], {"error": UNAUTHENTICATED})
     finally:
@@ -140,9 +142,104 @@ def test_a_caller_that_breaks_off_disturbs_no_other(agents):
     assert len(second.selector.get_map()) == 1, "its listener alone"
 
 
+def test_a_peer_that_was_overrun_is_reached_at_the_next_attempt(agents, other_program):
+    """It has closed the first connection: with a reset, and in turn without an answer."""
+    first = agents[0]
+    first.begin([["h7", *other_program.getsockname()]], seconds=DEADLINE)
+    for again in range(2):
+        readable([other_program], DEADLINE)
+        connection, _ = other_program.accept()
+        if again:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+        while not readable([other_program], 0):
+            assert first.poll() is None
+            readable([first], max(0.0, first.deadline - time.monotonic()))
+    connection, _ = other_program.accept()
+    with connection:
+        first.poll()
+        assert connection.recv(1000) == proof(TOKEN, "?", "h7")
+        connection.sendall(proof(TOKEN, "!", "h7"))
+        assert "ms" in finish(first)[0]["h7"]
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_strangers_are_closed_after_some_seconds(agents):
+    clock = Clock()
+    there = Reach("127.0.0.7", TOKEN, "h7", clock)
+    try:
+        with socket.create_connection(address(there)) as early:
+            readable([there], DEADLINE)
+            there.poll()
+            clock.now += 3
+            with socket.create_connection(address(there)) as late:
+                readable([there], DEADLINE)
+                there.poll()
+                assert there.deadline == 1004.0
+                clock.now = 1004.0
+                assert there.poll() is None
+                early.settimeout(DEADLINE)
+                assert early.recv(1) == b""
+                assert there.deadline == 1007.0
+                late.setblocking(False)
+                with pytest.raises(BlockingIOError):
+                    late.recv(1)
+    finally:
+        there.close()
+
+
+def test_many_strangers_take_few_connections_and_keep_nobody_out(agents):
+    first, second = agents[:2]
+    with contextlib.ExitStack() as stack:
+        crowd = [stack.enter_context(socket.create_connection(address(second))) for _ in range(4 * MAX)]
+        end = time.monotonic() + DEADLINE
+        while len(second.strangers.until) < MAX or readable([second], 0):
+            second.poll()
+            assert time.monotonic() < end
+        assert len(second.selector.get_map()) <= MAX + 1, "and its listener"
+        first.begin([["h3", *address(second)]])
+        assert "ms" in finish_first(first, second)["h3"]
+        for each in crowd:
+            each.setblocking(False)
+        open_ = [number for number, each in enumerate(crowd) if not closed(each)]
+        assert len(open_) == MAX or len(open_) == MAX - 1, "one went for the peer, which has gone as well"
+        assert open_[0] < MAX and open_[-1] > 3 * MAX, "random ones go, neither the first nor the last alone"
+
+
+def closed(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+
+
+def test_a_real_agent_is_not_exhausted_by_idle_connections(talk):
+    """They took its descriptors until none was left, and stayed until the job started."""
+    talk.send(do="bind", address="127.0.0.1", reach=True, throughput=True)
+    ports = talk.until("bound")["ports"]
+    before = len(os.listdir(f"/proc/{talk.ready['pid']}/fd"))
+    with contextlib.ExitStack() as stack:
+        for port in (ports["reach"], ports["throughput"]):
+            for _ in range(2 * MAX):
+                stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            for _ in range(4):  # a turn of its loop each
+                talk.answer()
+        assert len(os.listdir(f"/proc/{talk.ready['pid']}/fd")) <= before + 2 * MAX + 9, "and those just accepted"
+        with socket.create_connection(("127.0.0.1", ports["reach"])) as caller:
+            caller.sendall(proof("00", "?", "here"))
+            caller.settimeout(DEADLINE)
+            assert caller.recv(1000) == proof("00", "!", "here")
+
+
 def test_names_and_tokens_of_any_text_are_proved():
     here, there = (Reach(f"127.0.0.{number}", "\udcff token", f"h\udce9{number}") for number in (2, 3))
-    here.begin([["h\udce93", *address(there)], ["h\udce94", *address(there)]])
+    here.begin([["h\udce93", *address(there)], ["h\udce94", *address(there)]], DEADLINE)
     result = finish_first(here, there)
     assert "ms" in result["h\udce93"] and result["h\udce94"] == {"error": UNAUTHENTICATED}
     for each in (here, there):
@@ -156,7 +253,7 @@ def test_a_host_without_a_way_there_is_reported_at_once(agents):
 
 def test_a_connection_that_is_broken_off_is_not_the_peer(agents, other_program):
     first = agents[0]
-    first.begin([["h7", *other_program.getsockname()]])
+    first.begin([["h7", *other_program.getsockname()]], seconds=0.5)
     connection, _ = other_program.accept()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()  # with a reset

@@ -16,6 +16,7 @@ from launch.agent.commands import Measure
 from launch.agent.events import Bound, Measured, Probed, Reached, Ready
 from launch.agent.outcome import NO_ROUTE, REFUSED, SILENT, UNAUTHENTICATED
 from launch.agent.reach import PROOF_BYTES, proof
+from launch.agent.strangers import MAX
 from launch.agent.throughput import BYTES, CHUNK, SAMPLES, STREAMS, Throughput, rate
 from launch.job.host import Host
 from launch.job.job import Job
@@ -153,6 +154,25 @@ def test_a_caller_that_says_nothing_is_dropped_at_the_deadline():
             assert hasty.poll() is None
         mute.settimeout(DEADLINE)
         assert mute.recv(1) == b"" and hasty.deadline == float("inf")
+
+
+def test_strangers_are_few_and_have_less_time_than_a_measurement(agents):
+    there = agents[1]
+    with contextlib.ExitStack() as stack:
+        for _ in range(MAX + 50):
+            before = time.monotonic()
+            stack.enter_context(socket.create_connection(there.listener.getsockname()))
+            readable([there], DEADLINE)
+            there.poll()
+        assert len(there.streams) == MAX
+        assert before + 4.0 <= there.streams[-1].deadline <= time.monotonic() + 4.0
+        name, (address, port) = "b", there.listener.getsockname()
+        agents[0].begin(name, address, port)
+        while not any(each.until for each in there.streams):
+            there.poll()
+            agents[0].poll()
+        known = next(each for each in there.streams if each.until)
+        assert known.deadline == known.end > time.monotonic() + 4.0
 
 
 def test_a_caller_without_the_token_is_dropped_at_once(agents):
