@@ -11,10 +11,21 @@ import time
 from collections.abc import Iterator
 
 from launch.agent.commands import Command, File
-from launch.agent.events import Event
-from launch.agent.protocol import EVENT, HEADER, HELLO, NO_TASK, OUTPUT, decode_command, encode_event
+from launch.agent.events import Event, Refused
+from launch.agent.protocol import (
+    EVENT,
+    HEADER,
+    HELLO,
+    MESSAGE_BYTES,
+    NO_TASK,
+    OUTPUT,
+    OUTPUT_BYTES,
+    ProtocolError,
+    decode_command,
+    encode_event,
+)
 
-READ_BYTES = 1 << 16  # a pipe's default capacity
+READ_BYTES = OUTPUT_BYTES
 BACKLOG_BYTES = 1 << 20  # unsent output above which the processes are no longer read
 SILENCE_SECONDS = 10.0  # until a job says otherwise
 
@@ -24,6 +35,7 @@ class Incoming:
 
     def __init__(self) -> None:
         self.data, self.raw = bytearray(), 0
+        self.skipping = False  # until the end of a line that is too long
 
     def feed(self, data: bytes) -> None:
         self.data += data
@@ -37,12 +49,26 @@ class Incoming:
             return content or None
         end = self.data.find(b"\n")
         if end < 0:
+            self._check_beginning()
             return None
         line = self.data[:end]
         del self.data[: end + 1]
+        if self.skipping:
+            self.skipping = False
+            return self.take()
         command = decode_command(line)
         self.raw = command.bytes if isinstance(command, File) else 0
         return command
+
+    def _check_beginning(self) -> None:
+        """Of a line without its end yet: ProtocolError, once, if it is too long."""
+        if not self.skipping and len(self.data) <= MESSAGE_BYTES:
+            return
+        size, before = len(self.data), self.skipping
+        self.data.clear()
+        self.skipping = True
+        if not before:
+            raise ProtocolError(f"a line of more than {size} bytes; expected at most {MESSAGE_BYTES}")
 
     def __iter__(self) -> Iterator[Command | bytes]:
         """All complete commands, and all bytes of files."""
@@ -103,7 +129,11 @@ class Channel:
                 self.selector.unregister(descriptor)
 
     def send(self, event: Event) -> None:
-        self._send(EVENT, NO_TASK, encode_event(event))
+        try:
+            payload = encode_event(event)
+        except ProtocolError as error:  # a host with very many processes, for example
+            payload = encode_event(Refused(self.host, f"the agent on {self.host} cannot answer: {error}", 125))
+        self._send(EVENT, NO_TASK, payload)
 
     def send_output(self, task: int, data: bytes) -> None:
         self._send(OUTPUT, task, data)

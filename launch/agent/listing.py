@@ -9,6 +9,7 @@ from launch.agent.process import Process, members
 
 NO_ROOT = -1  # no process has this pid: the job's processes are found by their mark alone
 ARGUMENT_BYTES = 4096  # of a command; a longer one is cut between arguments, so that no secret is cut in two
+ALL_BYTES = 1 << 19  # of all commands together, so that they fit into a message
 
 
 class Row(TypedDict):
@@ -40,12 +41,13 @@ def rows(mark: str) -> list[Row]:
     found = members(mark, NO_ROOT)
     found.pop(os.getpid(), None)
     identities = {pid: _identity(_environment(pid), mark) for pid in found}
-    listed = (_row(each, _inherited(each, found, identities)) for each in found.values())
+    most = min(ARGUMENT_BYTES, ALL_BYTES // max(1, len(found)))
+    listed = (_row(each, _inherited(each, found, identities), most) for each in found.values())
     return sorted((row for row in listed if row is not None), key=lambda row: row["pid"])
 
 
-def _row(each: Process, identity: Identity) -> Row | None:
-    """None when the process has just exited."""
+def _row(each: Process, identity: Identity, most: int) -> Row | None:
+    """None when the process has just exited. `most`: bytes of its command."""
     try:
         with open(f"/proc/{each.pid}/stat", "rb") as file:
             text = file.read()
@@ -66,12 +68,12 @@ def _row(each: Process, identity: Identity) -> Row | None:
         "cpu_seconds": round((int(fields[11]) + int(fields[12])) / ticks, 2),
         "rss_mib": round(int(fields[21]) * os.sysconf("SC_PAGE_SIZE") / 2**20, 1),
         "age_seconds": round(max(0.0, uptime - int(fields[19]) / ticks), 1),
-        "command": _command(each.pid) or [f"[{name}]"],
+        "command": _command(each.pid, most) or [f"[{name}]"],
     }
 
 
-def _command(pid: int) -> list[str]:
-    """The arguments of a process; [] if it has none or has just exited."""
+def _command(pid: int, most: int) -> list[str]:
+    """The arguments of a process, at most so many bytes; [] if it has none or has just exited."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             arguments = file.read().split(b"\0")[:-1]
@@ -81,7 +83,7 @@ def _command(pid: int) -> list[str]:
     size = 0
     for argument in arguments:
         size += len(argument)
-        if size > ARGUMENT_BYTES:
+        if size > most:
             return [*words, "..."]
         words.append(argument.decode("utf-8", "surrogateescape"))
     return words

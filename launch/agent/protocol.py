@@ -5,7 +5,9 @@ file follow the line of a `File`. From an agent: HELLO, which names the protocol
 (1 byte), task (2), length (4), payload. An OUTPUT frame is what a process wrote, byte for byte; an EVENT frame is a
 JSON object {"event": NAME, FIELD: VALUE, ...}, see `launch.agent.events`.
 
-Any other message raises ProtocolError, which says what was expected. Facts about a host (`facts`, `rows`) are JSON
+Any other message raises ProtocolError, which says what was expected. Lengths are checked before memory is taken: a
+message has at most MESSAGE_BYTES and takes about MESSAGE_MEMORY as Python objects, an OUTPUT frame has at most
+OUTPUT_BYTES. Facts about a host (`facts`, `rows`) are JSON
 objects, described by the modules that collect them.
 
 In Python 3.8 the annotation of a field is text. READERS has the check for each text.
@@ -22,13 +24,18 @@ from dataclasses import MISSING, fields
 from typing import Any, NamedTuple, TypeVar
 
 from launch.agent.commands import COMMANDS, Command, Entry, Peer, Spawn
-from launch.agent.events import EVENTS, Event, StoppedProcess
+from launch.agent.events import EVENTS, Event, Exited, Frozen, Started, Stopped, StoppedProcess
 
 GREETING, VERSION = b"\0dmltrain-agent ", 3  # a login script's output may precede it
 HELLO = b"%b%d\n" % (GREETING, VERSION)
 HEADER = struct.Struct("!BHI")  # kind, task, length of the payload in bytes
 OUTPUT, EVENT = 1, 2  # kinds of frames
 NO_TASK = 0xFFFF
+OUTPUT_BYTES = 1 << 16  # a pipe's default capacity
+MESSAGE_BYTES = 4 << 20  # of a line to an agent, and of an event
+MESSAGE_MEMORY = 24 << 20
+MAX_BYTES = {OUTPUT: OUTPUT_BYTES, EVENT: MESSAGE_BYTES}
+MAX_DIGITS = 40  # of a whole number: reading a long one takes time that is quadratic in its length
 LIST_BYTES = 1 << 16  # approximate size of a message that is one of several with parts of a list
 FILLER_BYTES = 1536
 NAMES = {kind: name for table in (COMMANDS, EVENTS) for name, kind in table.items()}
@@ -49,8 +56,11 @@ def filler() -> str:
 
 
 def encode_command(command: Command) -> bytes:
-    """The line for an agent."""
-    return json.dumps({"do": NAMES[type(command)], **vars(command)}, default=vars).encode() + b"\n"
+    """The line for an agent; ProtocolError if it is too long."""
+    name = NAMES[type(command)]
+    line = json.dumps({"do": name, **vars(command)}, default=vars).encode() + b"\n"
+    check_size(line, f"message {name!r}")
+    return line
 
 
 def decode_command(line: bytes | bytearray) -> Command:
@@ -59,15 +69,45 @@ def decode_command(line: bytes | bytearray) -> Command:
 
 
 def encode_event(event: Event) -> bytes:
-    """The payload of an event's frame."""
+    """The payload of an event's frame; ProtocolError if it is too long."""
     values = {name: value for name, value in vars(event).items() if name != "host"}
-    return json.dumps({"event": NAMES[type(event)], **values}).encode()
+    payload = json.dumps({"event": NAMES[type(event)], **values}).encode()
+    check_size(payload, f"message {NAMES[type(event)]!r}")
+    return payload
 
 
 def decode_event(payload: bytes | bytearray, host: str) -> Event:
     """The event in a frame from the agent of `host`."""
     event: Event = _decode(payload, "event", EVENTS, {"host": host})
     return event
+
+
+def tasks_of(event: Event) -> list[int]:
+    """The numbers of the tasks that the event is about."""
+    if isinstance(event, Stopped):
+        return [each.task for each in event.processes if each.task is not None]
+    return [event.task] if isinstance(event, (Started, Exited, Frozen)) else []
+
+
+def check_frame(kind: int, length: int) -> None:
+    """ProtocolError unless an agent may send such a frame."""
+    if kind not in MAX_BYTES or length > MAX_BYTES[kind]:
+        raise ProtocolError(
+            f"a frame of kind {kind} with {length} bytes; expected kind {OUTPUT} with at most {OUTPUT_BYTES} bytes, "
+            f"or kind {EVENT} with at most {MESSAGE_BYTES}"
+        )
+
+
+def check_size(text: bytes | bytearray, what: str) -> None:
+    """ProtocolError if the JSON text is too long, or would take too much memory when it is read."""
+    if len(text) > MESSAGE_BYTES:
+        raise ProtocolError(f"{what} has {len(text)} bytes; expected at most {MESSAGE_BYTES}")
+    if len(text) <= LIST_BYTES:
+        return
+    values = text.count(b",") + text.count(b":")
+    memory = 64 * values + 96 * text.count(b"[") + 256 * text.count(b"{")  # bytes of CPython's objects, about
+    if memory > MESSAGE_MEMORY:
+        raise ProtocolError(f"{what} takes about {memory >> 20} MiB; expected at most {MESSAGE_MEMORY >> 20}")
 
 
 def batches(items: Iterable[Item]) -> Iterator[tuple[tuple[Item, ...], bool]]:
@@ -85,14 +125,21 @@ def batches(items: Iterable[Item]) -> Iterator[tuple[tuple[Item, ...], bool]]:
 
 
 def _decode(text: bytes | bytearray, tag: str, table: Mapping[str, Callable[..., Any]], known: dict[str, str]) -> Any:
+    check_size(text, "the message")
     try:
-        message = json.loads(text)
+        message = json.loads(text, parse_int=_whole)
     except (ValueError, RecursionError):  # not JSON, not UTF-8, nested too deeply
         raise ProtocolError(f"{_shown(text)} is not JSON; expected an object with {tag!r}") from None
     name = message.pop(tag, None) if isinstance(message, dict) else None
     if not isinstance(name, str) or name not in table:
         raise ProtocolError(f"{_shown(text)} is not a message; expected {tag!r} to be one of {', '.join(table)}")
     return _object(table[name], message, f"message {name!r}", known)
+
+
+def _whole(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise ValueError
+    return int(text)
 
 
 def _shown(text: bytes | bytearray) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from launch.agent import bundle
-from launch.agent.protocol import GREETING, HEADER, HELLO, VERSION
+from launch.agent.protocol import GREETING, HEADER, HELLO, VERSION, check_frame
 from launch.job.host import Host
 
 TOO_OLD = "too old a Python:"  # printed by a Python before 3.8, with its version
@@ -56,12 +56,14 @@ def remote_command(host: Host, mark: str) -> tuple[str, bytes]:
 
 
 def frames(channel: Readable, silence: float) -> Iterator[tuple[int, int, bytes]]:
-    """(kind, task, payload) of each frame until the end; TimeoutError after `silence` seconds without data."""
+    """(kind, task, payload) of each frame until the end; TimeoutError after `silence` seconds without data,
+    ProtocolError for a frame that is too long, before it is read."""
     data = _hello(channel, silence)
     while True:
         start = 0
         while len(data) - start >= HEADER.size:
             kind, task, length = HEADER.unpack_from(data, start)
+            check_frame(kind, length)
             end = start + HEADER.size + length
             if len(data) < end:
                 break

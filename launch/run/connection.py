@@ -46,7 +46,7 @@ class Connection:
 
     def _write(self) -> None:
         interval = min(HEARTBEAT_SECONDS, self.silence / 5)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the reading thread reports it
             while True:
                 try:
                     message = self._messages.get(timeout=interval)
@@ -54,7 +54,11 @@ class Connection:
                     message = Beat(filler())
                 if message is None:
                     return
-                self.channel.write(encode_command(message))
+                try:
+                    line = encode_command(message)
+                except ProtocolError as error:
+                    return self.report(Lost(self.host, f"could not be sent its tasks: {error}"))
+                self.channel.write(line)
 
     # -- the reading end -----------------------------------------------------------------------------------------
 

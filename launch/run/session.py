@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 from launch import LaunchError, certificate
 from launch.agent.events import Alive, Probed, Refused, Started
-from launch.agent.protocol import OUTPUT, decode_event
+from launch.agent.events import Event as AgentEvent
+from launch.agent.protocol import OUTPUT, ProtocolError, decode_event, tasks_of
 from launch.clusters import Cluster
 from launch.job.host import Host
 from launch.preflight import clock_skew
@@ -45,6 +46,7 @@ CONNECTING_SECONDS = 0.5  # for an agent without a job to exit
 KEY_BYTES = 32
 CONNECTING = 32  # hosts that the launcher connects to at the same time
 RECONNECT_SECONDS = 3.5
+EVENTS_AT_ONCE = 16  # of a host that wait for the supervisor, which limits their memory
 # Python runs signal handlers in the main thread when it wakes. A signal that is sent while this process is stopped
 # (Ctrl-Z and `kill %1`) may be delivered to another thread, which does not wake the main thread.
 SIGNAL_SECONDS = 1.0
@@ -71,6 +73,7 @@ class Session:
         self._connecting: list[threading.Thread] = []
         self.closing = False
         self._asked_at: dict[str, float] = {}  # s, when the last message was sent
+        self._room: dict[str, threading.Semaphore] = {}
         self._turns = threading.Semaphore(CONNECTING)
 
     def run(self, log_folder: Path | None) -> None:
@@ -81,6 +84,8 @@ class Session:
             self._do(self.supervisor.begin(key, str(log_folder) if log_folder else None, time.monotonic(), pem))
             while not self.supervisor.over:
                 event = self._next()
+                if isinstance(event, AgentEvent) and event.host in self._room:
+                    self._room[event.host].release()
                 if self.trace:
                     self.trace(event)
                 self._do(self.supervisor.handle(event, time.monotonic()))
@@ -168,14 +173,30 @@ class Session:
 
     def _take(self, host: str, kind: int, task: int, payload: bytes) -> None:
         if kind == OUTPUT:
+            self._check_task(host, task)
             return self._keep(task, payload)
         event = decode_event(payload, host)
+        for each in tasks_of(event):
+            self._check_task(host, each)
         if isinstance(event, Alive) or (self.copier and self.copier.take(event)):
             return
         if isinstance(event, Probed):
             skew = clock_skew(event.facts, self._asked_at[host], time.time())
             event = replace(event, skew=skew)
+        self._await_room(host)
         self.events.put(event)
+
+    def _await_room(self, host: str) -> None:
+        """Stop reading from a host of which too many events wait."""
+        room = self._room.setdefault(host, threading.Semaphore(EVENTS_AT_ONCE))
+        while not room.acquire(timeout=SIGNAL_SECONDS) and not self.closing:
+            pass
+
+    def _check_task(self, host: str, task: int) -> None:
+        """ProtocolError unless it is a task of that host: an agent reports about nobody else's."""
+        processes = self.supervisor.processes
+        if task >= len(processes) or processes[task].task.host.name != host:
+            raise ProtocolError(f"a report about task {task}, which is not on {host}")
 
     def _keep(self, task: int, payload: bytes) -> None:
         try:

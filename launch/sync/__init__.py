@@ -25,13 +25,17 @@ from typing import TypeVar
 from launch import LaunchError
 from launch.agent import commands
 from launch.agent.events import Event, Missing, Opened, Refused, Synced, Wanted
-from launch.agent.protocol import encode_command
+from launch.agent.protocol import ProtocolError, encode_command
+from launch.agent.receive import ENTRIES
 from launch.agent.way import shown
 from launch.sync.manifest import Manifest, Over, encoded
 from launch.sync.send import Write, answer_missing, offer, push
 
 ROUNDS = 3  # changed files are announced again at most so often
 ANSWERS = (Opened, Missing, Wanted, Synced)
+NOTES = 10  # of an agent that are printed
+ANSWERS_AT_ONCE = 2  # of a host that wait for `copy`, which limits their memory
+ANSWER_SECONDS = 10.0  # until `copy` takes one of them
 Answer = TypeVar("Answer", bound=Event)
 MB = 1e6
 
@@ -43,6 +47,7 @@ class Progress:
     folder: str = ""  # the destination, as a path on the host
     same: bool = False  # the destination is the source itself
     events: queue.SimpleQueue[Event | None] = field(default_factory=queue.SimpleQueue)
+    room: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(ANSWERS_AT_ONCE))
     files: int = 0
     sent: int = 0
     total: int = 0
@@ -75,7 +80,10 @@ class Sync:
             self.hosts[event.host].events.put(None)
         if event.host not in self.hosts or not isinstance(event, ANSWERS):
             return False
-        self.hosts[event.host].events.put(event)
+        progress = self.hosts[event.host]
+        if not progress.room.acquire(timeout=ANSWER_SECONDS):
+            raise ProtocolError("more answers about the copy than expected")
+        progress.events.put(event)
         return True
 
     def cancel(self) -> None:
@@ -157,8 +165,8 @@ class Sync:
         push(manifest, wanted, write, sent)
         synced = self._receive(host, Synced)
         progress.files += synced.files
-        progress.notes += synced.notes
-        return synced.changed
+        progress.notes += synced.notes[:NOTES]
+        return _known(host, manifest, synced.changed)
 
     def _wanted(self, host: str, manifest: Manifest, write: Write) -> list[int]:
         """The files that the agent requests, after it was told which of those that it asked about are gone."""
@@ -168,17 +176,22 @@ class Sync:
         while not last:
             answer = self._receive(host, Missing, Wanted)
             if isinstance(answer, Wanted):
-                wanted += answer.entries
+                wanted += _known(host, manifest, answer.entries)
                 self.hosts[host].total += answer.bytes
                 last = answer.last
             elif isinstance(answer, Missing):
                 missing += answer.paths
+                if len(missing) > ENTRIES:
+                    raise LaunchError(f"the agent on {host} asks about more than {ENTRIES} files", 125)
                 if answer.last:
                     answer_missing(manifest, missing, write)
+            if len(wanted) > len(manifest.entries):
+                raise LaunchError(f"the agent on {host} requests more files than there are", 125)
         return wanted
 
     def _receive(self, host: str, *expected: type[Answer]) -> Answer:
         event = self.hosts[host].events.get()
+        self.hosts[host].room.release()
         if event is None or self._cancelled:
             raise Over
         if not isinstance(event, expected):
@@ -218,3 +231,9 @@ class Sync:
     def _is_settled(self, version: int) -> bool:
         """Whether there is a newer version, or all hosts have this one."""
         return len(self._changes) > version or all(self.hosts[host].version == version for host in self._copying)
+
+
+def _known(host: str, manifest: Manifest, indices: tuple[int, ...]) -> tuple[int, ...]:
+    if indices and max(indices) >= len(manifest.entries):
+        raise LaunchError(f"the agent on {host} names file {max(indices)} of {len(manifest.entries)}", 125)
+    return indices

@@ -8,7 +8,7 @@ Theory of operation. The environment variable VARIABLE has the bridge's settings
 answers over TLS with exactly that certificate. It compares the SHA-256 of the certificate only: names, authorities and
 dates, and so the hosts' clocks, do not matter. Then it sends one line of JSON:
     {"token", "index", "host", "pid"}       index: the number of this process in mpirun's command line
-After that each side sends frames: length (4 bytes) and payload.
+After that each side sends frames: length (4 bytes) and payload of at most FRAME_BYTES.
     launcher -> bridge    first the shell command; then the agent's input; a frame of length 0 ends the input
     bridge -> launcher    the agent's output; a frame of length 0 ends the output, after it {"code", "said"} as JSON:
                           the agent's exit code (minus n for signal n) and the end of its standard error
@@ -38,6 +38,7 @@ from typing import IO
 VARIABLE = "DMLTRAIN_BRIDGE"
 LENGTH = struct.Struct("!I")  # of a frame's payload, in bytes
 READ_BYTES = 1 << 16
+FRAME_BYTES = 1 << 20  # of a frame's payload, at most
 BACKLOG_BYTES = 1 << 18  # of unsent data; above it no more is read
 STDERR_BYTES = 2000  # of the agent's standard error
 HANDSHAKE_SECONDS = 5.0
@@ -252,6 +253,8 @@ class Bridge:
     def _take_frames(self) -> None:
         while len(self.received) >= LENGTH.size:
             end = LENGTH.size + LENGTH.unpack_from(self.received)[0]
+            if end > LENGTH.size + FRAME_BYTES:  # not from our launcher
+                return self._hang_up()
             if len(self.received) < end:
                 return
             payload = bytes(self.received[LENGTH.size : end])

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from launch.channels.exit_text import exit_text
-from launch.channels.mpi.bridge import LENGTH
+from launch.channels.mpi.bridge import FRAME_BYTES, LENGTH
 from launch.channels.mpi.tls import TlsStream
 
 CLOSE_SECONDS = 1.0  # an agent that has sent its last message exits within this time
-FRAME_BYTES = 1 << 18
+WRITE_BYTES = 1 << 18  # of a frame
 
 
 def frame(payload: bytes) -> bytes:
@@ -48,8 +48,8 @@ class MpiChannel:
         if self._last is not None or self._lost or self._closed:
             raise BrokenPipeError("the agent has ended")
         with self._writing:
-            for start in range(0, len(data), FRAME_BYTES):
-                self._stream.write(frame(data[start : start + FRAME_BYTES]))
+            for start in range(0, len(data), WRITE_BYTES):
+                self._stream.write(frame(data[start : start + WRITE_BYTES]))
 
     def read(self, timeout: float) -> bytes:
         deadline = time.monotonic() + timeout
@@ -72,15 +72,27 @@ class MpiChannel:
         while len(self._received) - start >= LENGTH.size and self._last is None:
             begin = start + LENGTH.size
             end = begin + LENGTH.unpack_from(self._received, start)[0]
+            if end - begin > FRAME_BYTES:
+                self._lost = f"it sent a frame of {end - begin} bytes, expected at most {FRAME_BYTES}"
+                break
             if len(self._received) < end:
                 break
-            if self._output_ended:
-                self._last = json.loads(self._received[begin:end])
+            if self._output_ended and not self._take_last(self._received[begin:end]):
+                break
             output += b"" if self._output_ended else self._received[begin:end]
             self._output_ended = self._output_ended or begin == end
             start = end
         del self._received[:start]
         return bytes(output)
+
+    def _take_last(self, payload: bytearray) -> bool:
+        """Keep the bridge's last frame, the agent's exit code and last words; False if it is none."""
+        try:
+            found = json.loads(payload)
+            self._last = {"code": int(found["code"]), "said": str(found["said"])}
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            self._lost = "its last message is not valid"
+        return self._last is not None
 
     def close(self) -> str:
         if not self._closed:
