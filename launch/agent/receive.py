@@ -59,7 +59,7 @@ class Receiver:
     """
 
     def __init__(self, host: str, emit: Callable[[Event], None], clock: Callable[[], float] = time.monotonic):
-        self.host, self.emit, self.clock = host, emit, clock
+        self.host, self.emit, self.clock, self.most = host, emit, clock, ENTRIES
         self.destination: Destination | None = None
         self.read_only: OSError | None = None
         self.probe: Temporary | None = None
@@ -134,9 +134,9 @@ class Receiver:
             return self._take_gone(command)
         if not isinstance(command, Entries):
             return self.finish()
-        if len(self.rows) + len(command.entries) > ENTRIES:
+        if len(self.rows) + len(command.entries) > self.most:
             fix = "exclude folders that the job does not need with --sync-exclude"
-            raise Refusal(f"more than {ENTRIES} files, folders and links to copy to {self.host}: {fix}", 2)
+            raise Refusal(f"more than {self.most} files, folders and links to copy to {self.host}: {fix}", 2)
         for index, kind, path, mode, mtime, size, content in command.entries:
             self.rows[index] = Row(kind, checked(path), mode, mtime, size, content)
         if command.last:

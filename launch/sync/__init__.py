@@ -59,7 +59,14 @@ class Sync:
     """See the module. `source(cancelled=...)` returns the manifest of `folder`. It is called once, in one of the
     threads, but not if every host has the folder itself. `copy` raises its LaunchError."""
 
-    def __init__(self, folder: str | Path, source: Callable[..., Manifest], hosts: Collection[str]):
+    def __init__(
+        self,
+        folder: str | Path,
+        source: Callable[..., Manifest],
+        hosts: Collection[str],
+        patience: float = ANSWER_SECONDS,
+    ):
+        self._patience = patience
         self.hosts = {host: Progress() for host in hosts}
         self._folder, self._source = os.path.realpath(os.fsencode(folder)), source
         self._cancelled = False
@@ -81,7 +88,7 @@ class Sync:
         if event.host not in self.hosts or not isinstance(event, ANSWERS):
             return False
         progress = self.hosts[event.host]
-        if not progress.room.acquire(timeout=ANSWER_SECONDS):
+        if not progress.room.acquire(timeout=self._patience):
             raise ProtocolError("more answers about the copy than expected")
         progress.events.put(event)
         return True

@@ -21,13 +21,14 @@ import pytest
 from launch import channels
 from launch.agent import KILL_SECONDS, protocol
 from launch.agent.ending import Ending
+from launch.agent.events import Measured
 from launch.agent.process import Process, living, members, process, send_signal
 from launch.channels import ChannelError, frames
 from launch.channels.local import LocalChannel
 from launch.job.host import Host
 from launch.job.job import Job
 from launch.run.limit import Limits
-from launch.run.session import Session
+from launch.run.session import EVENTS_AT_ONCE, Session
 from launch.run.supervise import Supervisor
 from launch.terminal.log_folder import LogFolder
 from launch.terminal.output import Output, Silent
@@ -600,6 +601,50 @@ def test_an_agent_that_cannot_start_is_lost_with_its_reason(tmp_path):
     supervisor = run_session(tmp_path, Host("here", "127.0.0.1", str(python)), ("true",))
     assert supervisor.exit_code == 125
     assert "the agent on here exited with 9: out of luck" in supervisor.cause.text
+
+
+LIES = {  # what an agent sends; what of it is the reason for its loss
+    "HEADER.pack(EVENT, NO_TASK, 0xFFFFFFFF)": "a frame of kind 2 with 4294967295 bytes; expected kind 1 with at most",
+    "HEADER.pack(OUTPUT, 7, 2) + b'hi'": "a report about task 7, which is not on here",
+    "event(Exited('', 60000, 1))": "a report about task 60000, which is not on here",
+    "event(Stopped('', (StoppedProcess(5, 1),)))": "a report about task 1, which is not on here",
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lying_agent_is_lost_with_its_lie_as_the_reason(tmp_path, lie):
+    source = f"""import os, sys
+sys.path.insert(0, {os.getcwd()!r})
+from launch.agent.protocol import EVENT, HEADER, HELLO, NO_TASK, OUTPUT, encode_event
+from launch.agent.events import Exited, Stopped, StoppedProcess
+event = lambda each: HEADER.pack(EVENT, NO_TASK, len(encode_event(each))) + encode_event(each)
+os.write(1, HELLO + {lie})
+sys.stdin.read()
+"""
+    supervisor = run_session(
+        tmp_path, Host("here", "127.0.0.1", str(executable(tmp_path / "python", source))), ("true",)
+    )
+    assert supervisor.exit_code == 125
+    assert LIES[lie] in supervisor.cause.text, supervisor.cause.text
+
+
+def test_events_that_nobody_takes_are_few(tmp_path):
+    host = Host("here", "127.0.0.1")
+    supervisor = Supervisor(Job("flood", "flood", ("true",), 1, 0, str(tmp_path)), [host], Limits(0.5))
+    session = Session(supervisor, OneHost(), None, lambda: None)
+    payload = protocol.encode_event(Measured("", "h2", 5, 5))
+
+    def flood() -> None:
+        for _ in range(EVENTS_AT_ONCE + 1):
+            session._take("here", protocol.EVENT, protocol.NO_TASK, payload)
+
+    reader = threading.Thread(target=flood)
+    reader.start()
+    reader.join(0.3)
+    assert reader.is_alive() and session.events.qsize() == EVENTS_AT_ONCE
+    session.closing = True
+    reader.join(20)
+    assert not reader.is_alive()
 
 
 class OneHost:

@@ -15,13 +15,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.agent import commands, events
+from launch.agent.channel import Incoming
 from launch.agent.commands import COMMANDS, Beat, Bind, Entry, File, Peer, Reach, Spawn, Start, Stop
 from launch.agent.events import EVENTS, Ready, StoppedProcess
 from launch.agent.protocol import (
+    EVENT,
     GREETING,
+    HEADER,
+    HELLO,
+    LIST_BYTES,
+    MESSAGE_BYTES,
+    OUTPUT,
     SHAPES,
     VERSION,
     ProtocolError,
+    batches,
     decode_command,
     decode_event,
     encode_command,
@@ -292,3 +300,93 @@ def test_a_heartbeat_does_not_fit_into_a_packet_even_where_ssh_compresses_all():
     stream = zlib.compressobj()
     for beat in (Beat(filler()), Beat(filler())):
         assert len(stream.compress(encode_command(beat)) + stream.flush(zlib.Z_SYNC_FLUSH)) > 1500
+
+
+# -- limits ----------------------------------------------------------------------------------------------------------
+
+
+class Endless:
+    """A channel that never ends: a greeting, then `first`, then zeros; `went` counts its bytes."""
+
+    def __init__(self, first: bytes):
+        self.first, self.went = HELLO + first, 0
+
+    def read(self, timeout: float) -> bytes:
+        data, self.first = self.first or bytes(1 << 16), b""
+        self.went += len(data)
+        return data
+
+
+@pytest.mark.parametrize("kind, most", [(OUTPUT, 1 << 16), (EVENT, 4 << 20)])
+def test_a_frame_that_is_too_long_is_refused_before_it_is_read(kind, most):
+    for length in (most + 1, (1 << 32) - 1):
+        agent = Endless(HEADER.pack(kind, 0, length))
+        with pytest.raises(ProtocolError, match=f"a frame of kind {kind} with {length} bytes; expected kind 1 with at"):
+            next(frames(agent, 1.0))
+        assert agent.went == len(HELLO) + HEADER.size
+    agent = Endless(HEADER.pack(kind, 0, most))
+    assert next(frames(agent, 1.0)) == (kind, 0, bytes(most))
+
+
+def test_a_frame_of_an_unknown_kind_is_refused():
+    with pytest.raises(ProtocolError, match="a frame of kind 3 with 0 bytes"):
+        next(frames(Endless(HEADER.pack(3, 0, 0)), 1.0))
+
+
+def test_a_line_that_never_ends_takes_little_memory_and_the_next_is_read():
+    incoming, errors = Incoming(), 0
+    beat = encode_command(commands.Beat())
+    for _ in range(3):
+        for _ in range((12 << 20) >> 16):
+            incoming.feed(b"x" * (1 << 16))
+            try:
+                assert list(incoming) == []
+            except ProtocolError as error:
+                errors += 1
+                assert str(error).endswith(" bytes; expected at most 4194304")
+            assert len(incoming.data) <= MESSAGE_BYTES + (1 << 16)
+        incoming.feed(b"end of it\n" + beat)
+        assert list(incoming) == [commands.Beat()]
+    assert errors == 3, "once for each line"
+
+
+HEAVY = {
+    "lists": b"[%s]" % b",".join([b"[]"] * 400_000),
+    "objects": b"[%s]" % b",".join([b'{"a":1}'] * 200_000),
+    "numbers": b"[%s]" % b",".join([b"1000"] * 600_000),
+    "names": b"{%s}" % b",".join(b'"%d":1' % number for number in range(300_000)),
+}
+
+
+@pytest.mark.parametrize("what", HEAVY)
+def test_a_message_that_would_take_much_memory_is_refused_before_it_is_read(what):
+    text = b'{"event": "probed", "facts": %s}' % HEAVY[what]
+    assert len(text) < MESSAGE_BYTES
+    with pytest.raises(ProtocolError, match=r"the message takes about \d+ MiB; expected at most 24"):
+        decode_event(text, "h1")
+
+
+def test_a_number_of_many_digits_is_refused_at_once():
+    """Python before 3.11 reads it in a time that is quadratic in its length: minutes for a million digits."""
+    for digits, fits in ((40, True), (41, False), (3_000_000, False)):
+        text = b'{"event": "probed", "facts": {"a": %s}}' % (b"9" * digits)
+        if fits:
+            assert decode_event(text, "h1").facts == {"a": int("9" * digits)}
+        else:
+            with pytest.raises(ProtocolError, match="is not JSON"):
+                decode_event(text, "h1")
+
+
+def test_a_message_that_is_too_long_is_not_sent_either():
+    with pytest.raises(ProtocolError, match=r"message 'sync' has \d+ bytes; expected at most 4194304"):
+        encode_command(commands.Sync("x" * (4 << 20)))
+    with pytest.raises(ProtocolError, match="message 'refused' has .* bytes; expected at most 4194304"):
+        encode_event(events.Refused("", "x" * (4 << 20), 2))
+
+
+def test_a_list_travels_in_parts_none_of_which_is_long():
+    for items in ([], [5], ["x" * 70_000], [1, "y" * 70_000, 2], list(range(30_000)), ["\udcff" * 100] * 999):
+        found = list(batches(items))
+        assert [each for part, _ in found for each in part] == items
+        assert [last for _, last in found] == [False] * (len(found) - 1) + [True]
+        assert all(len(part) == 1 or len(json.dumps(part)) <= LIST_BYTES + 2 for part, _ in found)

@@ -22,10 +22,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launch import LaunchError
-from launch.agent import commands
+from launch.agent import commands, events
 from launch.agent.channel import Incoming
 from launch.agent.destination import LIST, PREFIX, Destination
-from launch.agent.events import Event, Wanted
+from launch.agent.events import Event, Refused, Wanted
 from launch.agent.protocol import LIST_BYTES, ProtocolError, decode_command, decode_event, encode_event
 from launch.agent.receive import Receiver
 from launch.agent.way import shown
@@ -812,6 +812,49 @@ def test_a_copy_that_is_ended_early_leaves_no_probe_and_no_descriptor(source, tm
     copy(source, tmp_path / "to")
     copy(source, tmp_path / "to")
     assert set(os.listdir("/proc/self/fd")) == before
+
+
+LIES = {  # answers to Sync and to the last Entries; what is wrong with them
+    "a file that there is not": ([events.Wanted("h1", (9,), 0, True)], "the agent on h1 names file 9 of 6"),
+    "too many files": ([events.Wanted("h1", (0,), 0, False)] * 7, "the agent on h1 requests more files than there are"),
+    "another answer": ([events.Opened("h1", "/", "")], "the agent on h1 sent Opened; expected Missing or Wanted"),
+    "a change of nothing": (
+        [events.Wanted("h1", (), 0, True), events.Synced("h1", 0, 0, (6,), ())],
+        "the agent on h1 names file 6 of 6",
+    ),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lying_agent_ends_the_copy(source, lie):
+    said, reason = LIES[lie]
+    sync = Sync(source, partial(manifest, source), ["h1"])
+
+    def write(data: bytes) -> None:
+        answers = [events.Opened("h1", "/to", "")] if b'"sync"' in data else said
+        threading.Thread(target=lambda: [sync.take(each) for each in answers], daemon=True).start()
+
+    with pytest.raises(LaunchError, match=reason) as refused:
+        sync.copy("h1", "/to", write)
+    assert refused.value.code == 125
+
+
+def test_answers_that_nobody_asked_for_are_refused(source):
+    sync = Sync(source, partial(manifest, source), ["h1"], patience=0.01)
+    for _ in range(2):
+        assert sync.take(events.Wanted("h1", (), 0, True))
+    with pytest.raises(ProtocolError, match="more answers about the copy than expected"):
+        sync.take(events.Wanted("h1", (), 0, True))
+    sync.take(Refused("h1", "it cannot", 2))  # which needs no room
+
+
+def test_a_copy_of_very_many_entries_is_refused(tmp_path):
+    agent = Agent()
+    agent.receiver.most = 2
+    said = announce(agent, tmp_path, [[number, "folder", f"f{number}", 0, 0, 0, ""] for number in range(3)])
+    assert (
+        said["event"] == "refused" and "more than 2 files, folders and links to copy to h1: exclude" in said["message"]
+    )
 
 
 def test_entries_without_a_destination_are_refused():

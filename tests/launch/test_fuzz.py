@@ -1,0 +1,174 @@
+"""Mutated messages of agents, bridges and launchers, and hosts files: each is read or refused, in limited memory and
+time (tests/fuzzing.py)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from launch import LaunchError, channels
+from launch.agent import commands, events
+from launch.agent.channel import Incoming
+from launch.agent.commands import Entry, Peer, Spawn
+from launch.agent.events import StoppedProcess
+from launch.agent.protocol import (
+    EVENT,
+    HEADER,
+    HELLO,
+    NO_TASK,
+    OUTPUT,
+    ProtocolError,
+    decode_event,
+    encode_command,
+    encode_event,
+)
+from launch.channels import ChannelError
+from launch.channels.mpi.channel import MpiChannel, frame
+from launch.job import hosts
+from tests.fuzzing import Fuzzed, parts, survive
+
+PIECE = 1 << 16  # bytes of one read
+ROOT_OF_HOSTS = "hosts.example"
+EVENTS = [
+    events.Ready("", 1, 2, "/usr/bin/python3", "10.0.0.1", {"cpus": [0, 1], "limits": {}}),
+    events.Opened("", "/home/anna/job", ".dmltrain-sync-0"),
+    events.Missing("", ("old.py", "a/b"), True),
+    events.Wanted("", tuple(range(40)), 1 << 40, True),
+    events.Synced("", 3, 4, (1, 2), ("removed a",)),
+    events.Bound("", {"reach": 4000, "scheduler": 0}),
+    events.Reached("", {"h2": {"ms": 0.5}, "h3": {"error": "refused"}}),
+    events.Measured("", "h2", 10**10, 10**9),
+    events.Started("", 3, 4711),
+    events.Exited("", 3, -9),
+    events.Stopped("", (StoppedProcess(5, None), StoppedProcess(6, 3))),
+    events.Refused("", "no space left on h1", 2),
+    events.Listing("", ({"pid": 1, "command": ["python", "train.py"]},)),
+]
+COMMANDS = [
+    commands.Job("mark", "h1", 5.0, 10.0, "00ff", "logs"),
+    commands.Sync("~/job"),
+    commands.Entries((Entry(0, "file", "train.py", 0o644, 1, 5, "0" * 64), Entry(1, "link", "l", 0, 1, 0, "x")), True),
+    commands.Remove(("old.py",), True),
+    commands.File(0, 5),
+    commands.Bind("10.0.0.1", True, False, 9000, None),
+    commands.Reach((Peer("h2", "10.0.0.2", 4000),)),
+    commands.Start(("RANK",), (Spawn(0, ("python", "train.py"), {"A": "b"}, "/tmp", "train.py"),)),
+    commands.Probe({"workdir": "/tmp", "needs": ["torch"]}),
+    commands.Stop(5.0, True),
+]
+
+
+class Pieces:
+    """A channel from which `data` comes."""
+
+    def __init__(self, data: bytes):
+        self.data, self.place = data, 0
+
+    def read(self, timeout: float) -> bytes:
+        self.place += PIECE
+        return self.data[self.place - PIECE : self.place]
+
+    def abort(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def write(self, data: bytes) -> None: ...
+
+
+def sent(kind: int, payload: bytes, task: int = NO_TASK) -> bytes:
+    return HEADER.pack(kind, task, len(payload)) + payload
+
+
+def streams() -> list[bytes]:
+    """What agents send: a greeting, events and output."""
+    frames = [sent(EVENT, encode_event(each)) for each in EVENTS]
+    whole = HELLO + sent(OUTPUT, b"Epoch[0] accuracy=0.5\n", 3).join(frames)
+    return [whole, b"Welcome to h1\n" + HELLO + frames[0], *(HELLO + each for each in frames)]
+
+
+def listen(data: bytes) -> None:
+    """What the launcher does with the bytes of an agent."""
+    for kind, _, payload in channels.frames(Pieces(data), 1.0):
+        if kind == EVENT:
+            decode_event(payload, "h1")
+
+
+def with_lengths(data: bytes) -> bytes:
+    """Make the lengths right again: each frame ends where the next object or the data ends."""
+    payloads = [b'{"event"' + each for each in data.split(b'{"event"')[1:]]
+    return HELLO + b"".join(sent(EVENT, each[: each.rfind(b"}") + 1]) for each in payloads)
+
+
+def obey(data: bytes) -> None:
+    """What an agent does with the bytes of a launcher. It goes on after an error, which is raised at the end."""
+    incoming, failed = Incoming(), None
+    for start in range(0, len(data), PIECE):
+        incoming.feed(data[start : start + PIECE])
+        while True:
+            try:
+                for _ in incoming:
+                    pass
+                break
+            except ProtocolError as error:
+                failed = error
+    if failed:
+        raise failed
+
+
+def lines() -> list[bytes]:
+    each = [encode_command(command) + b"\0\n}{5" * isinstance(command, commands.File) for command in COMMANDS]
+    return [b"".join(each), *each]
+
+
+def cross(data: bytes) -> None:
+    """What the launcher does with the bytes of a bridge."""
+    channel = MpiChannel(Pieces(data), "its bridge", "true", b"", lambda seconds: "")  # type: ignore[arg-type]
+    while channel.read(1.0):
+        pass
+    if channel.close().startswith("lost"):
+        raise ChannelError
+
+
+def bridged() -> list[bytes]:
+    last = frame(json.dumps({"code": 0, "said": "all is well"}).encode())
+    return [frame(b"hello\n" * 9) + frame(b"x") + frame(b"") + last, frame(b"") + last]
+
+
+def files() -> list[bytes]:
+    with open(ROOT_OF_HOSTS, "rb") as file:
+        return [file.read(), b"h1 slots=2 gpus=0-3\nnode[01-08,12]:22 env.A='b c'\n", b"a@[fd00::1]:22 roles=worker\n"]
+
+
+def inventories() -> list[bytes]:
+    return [
+        b"defaults: {user: anna, env: {A: info}}\nhosts:\n  - node[01-08] slots=2\n  - name: big\n    gpus: [0, 2]\n",
+        b"hosts: [h1, {name: h2, slots: 4, port: 22, roles: [worker]}]\n",
+    ]
+
+
+WORDS = (
+    b'{"event": ',
+    b'{"do": ',
+    b'"host"',
+    b"[[[[",
+    b"{}",
+    b'"task"',
+    b"null",
+    b"\n",
+    b'"bytes"',
+    b"1e999",
+    b"\\ud800",
+)
+HOST_WORDS = (b"slots=", b"[1-99999999]", b"[", b"]", b"env.", b"&a", b"*a", b"!!python/object", b"- ", b"\t", b"\xff")
+AGENT = Fuzzed(listen, streams, (ProtocolError, ChannelError), WORDS, (bytes, with_lengths))
+LAUNCHER = Fuzzed(obey, lines, (ProtocolError,), WORDS)
+BRIDGE = Fuzzed(cross, bridged, (ChannelError,), (b'"code"', b"\0\0\0\0", b"{}", b"null"))
+HOSTS = Fuzzed(lambda data: hosts.parse(data, "hosts"), files, (LaunchError,), HOST_WORDS)
+INVENTORY = Fuzzed(lambda data: hosts.parse(data, "hosts.yaml"), inventories, (LaunchError,), HOST_WORDS)
+
+
+@pytest.mark.parametrize("part", parts())
+@pytest.mark.parametrize("name", ["AGENT", "LAUNCHER", "BRIDGE", "HOSTS", "INVENTORY"])
+def test_every_mutation_is_read_or_refused(name, part):
+    survive(f"tests.launch.test_fuzz:{name}", part)
