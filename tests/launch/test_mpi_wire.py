@@ -99,6 +99,25 @@ def test_output_that_arrives_during_close_is_dropped(desk):  # noqa: F811
     closing.join(DEADLINE)
 
 
+@pytest.mark.parametrize(
+    "sent, reason",
+    [
+        (b"\xff\xff\xff\xff", "lost its bridge: it sent a frame of 4294967295 bytes, expected at most 1048576"),
+        (b"\x00\x10\x00\x01", "lost its bridge: it sent a frame of 1048577 bytes, expected at most 1048576"),
+        (frame(b"") + frame(b"[5]"), "lost its bridge: its last message is not valid"),
+        (frame(b"") + frame(b'{"code": "x", "said": ""}'), "lost its bridge: its last message is not valid"),
+    ],
+)
+def test_what_no_bridge_sends_ends_the_channel_before_it_is_read(desk, sent, reason):  # noqa: F811
+    peer = ScriptedBridge(desk)
+    peer.tls.sendall(frame(b"output") + sent)
+    output = b""
+    while more := peer.channel.read(DEADLINE):
+        output += more
+    assert output == b"output"
+    assert peer.channel.close() == reason
+
+
 def test_a_connection_that_is_lost_is_named_by_its_error(desk):  # noqa: F811
     peer = ScriptedBridge(desk)
     peer.file.close()
@@ -354,6 +373,20 @@ def test_a_bridge_introduces_itself_and_takes_frames_in_fragments_of_any_size(de
     talk.say(b"cat; exit 3", b"ab", b"cd", b"", b"after the end", size=1)
     assert talk.hear() == (b"abcd", {"code": 3, "said": ""})
     assert talk.heard_all()
+
+
+@pytest.mark.parametrize("length, taken", [(1 << 20, True), ((1 << 20) + 1, False), ((1 << 32) - 1, False)])
+def test_a_frame_that_is_too_long_for_a_bridge_ends_its_connection(desk, tmp_path, length, taken):  # noqa: F811
+    talk = ScriptedLauncher(desk)
+    talk.say(f"echo up; cat >{tmp_path}/end".encode())
+    assert next_frame(talk.file) == b"up\n"
+    with contextlib.suppress(OSError):
+        talk.tls.sendall(length.to_bytes(4, "big") + bytes(1 << 20))
+        if taken:
+            talk.say(b"")
+            assert talk.hear() == (b"", {"code": 0, "said": ""})
+    assert talk.bridge.wait(DEADLINE) == 0
+    assert (tmp_path / "end").read_bytes() == bytes(length) * taken
 
 
 def test_a_connection_that_is_reset_ends_the_commands_input(desk, tmp_path):  # noqa: F811
