@@ -17,7 +17,7 @@ import numpy as np
 
 from dmltrain.arrays import Array
 
-MAX_DIRECTORY = 16 << 20  # bytes of an archive's table of contents: 200,000 arrays
+MAX_DIRECTORY = 64 << 20  # bytes of an archive's table of contents: a server's 131,072 slices with six arrays each
 _END = struct.Struct("<4s8xIIH")  # the record at the end: size and offset of the table of contents, comment
 _LOCATOR = struct.Struct("<4s4xQ4x")  # of an archive with 8-byte numbers: before that record; offset of the next one
 _LARGE_END = struct.Struct("<4s36xQQ")  # the record at the end with 8-byte numbers
