@@ -43,14 +43,21 @@ store.set_optimizer({"name": "sgd", "lr": 0.1})
 """
 
 
+DECODE = """
+from dmltrain.backends.torch.backend import TorchBackend
+TorchBackend().decode(b"")
+"""
+
+
 @pytest.mark.parametrize(
     "command",
     [
         ["examples/train_digits.py", "--kv-store", "local", "--num-epochs", "1"],
         ["-c", "from dmltrain import errors; errors.end_scripts_without_traceback();" + SCRIPT],
         ["-c", "from dmltrain import errors; errors.end_scripts_without_traceback()" + STORE],
+        ["-c", "from dmltrain import errors; errors.end_scripts_without_traceback()" + DECODE],
     ],
-    ids=["training program", "script", "optimizer of a store"],
+    ids=["training program", "script", "optimizer of a store", "checkpoint"],
 )
 def test_a_program_with_an_older_release_ends_with_the_fix(command, tmp_path):
     """The older release is a package that has a version and nothing else: it is refused before any use."""

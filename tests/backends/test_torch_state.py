@@ -40,10 +40,13 @@ def evil(text):
     return remade(lambda old: b"\x80\x02" + text + b".")
 
 
-def wide():
-    """A tensor of 2 ** 40 elements that are all the same one."""
+def wide(*path):
+    """A tensor of 2 ** 40 elements that are all the same one, in lists and dictionaries."""
+    content = torch.zeros(1).expand(1 << 20, 1 << 20)
+    for kind in path:
+        content = kind([("a", content)]) if kind is dict else kind([content])
     stream = io.BytesIO()
-    torch.save({"a": torch.zeros(1).expand(1 << 20, 1 << 20)}, stream)
+    torch.save(content, stream)
     return stream.getvalue()
 
 
@@ -55,11 +58,12 @@ def wide():
         (evil(b"cos\nsystem\nU\x05false\x85R"), "it names os system, which a checkpoint does"),
         (evil(b"]"), "it holds a list, expected a dictionary"),
         (evil(b"}X\1\0\0\0a" + b"]" * 50_000 + b"a" * 49_999 + b"s"), "recursion"),
-        (wide(), r"a tensor of \[1048576, 1048576\] with the data of a smaller one"),
+        (wide(list, tuple, dict), r"a tensor of \[1048576, 1048576\] with the data of a smaller one"),
+        (wide(dict), r"a tensor of \[1048576, 1048576\] with the data of a smaller one"),
         (remade(bytes, zipfile.ZIP_DEFLATED), "is compressed"),
         (pickle.dumps({"a": 1}, 2) + state.encode(CONTENT), "the end of the archive is altered"),
     ],
-    ids=["bytearray", "Tensor", "system", "list", "deep", "wide", "compressed", "two formats"],
+    ids=["bytearray", "Tensor", "system", "list", "deep", "wide in a list", "wide", "compressed", "two formats"],
 )
 def test_other_content_is_refused_before_it_takes_memory(content, reason):
     state.decode(state.encode(CONTENT))

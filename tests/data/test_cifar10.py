@@ -6,11 +6,12 @@ import os
 import shutil
 import tarfile
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dmltrain.data import cifar10
+from dmltrain.data import cifar10, source
 from dmltrain.data.cifar10_files import CIFAR10
 from dmltrain.errors import UserError
 
@@ -208,6 +209,11 @@ def test_a_batch_of_any_size_is_not_read(cifar, tmp_path):
     os.truncate(tmp_path / "data_batch_1", 1 << 40)
     with pytest.raises(UserError, match=rf"data_batch_1: {1 << 40} bytes, expected at most 24584"):
         load(tmp_path, cifar)
+
+
+def test_a_file_that_has_more_than_its_size_says_is_read_to_its_limit():
+    with pytest.raises(UserError, match="/proc/self/status: 11 bytes, expected 10"):
+        source.read(Path("/proc/self/status"), 10, "", exact=False)
 
 
 def test_a_changed_batch_in_a_valid_archive(cifar, tmp_path, make_tar):

@@ -292,11 +292,11 @@ def test_a_sent_value_is_in_use_no_longer(serve):
 
 
 def flood(peer, frame, most):
-    """Send this frame until the server reads no more, or `most` times. Returns how often it was sent."""
+    """Send frame(0), frame(1) ... until the server reads no more, or `most` of them. Returns how many were sent, and
+    the rest of the last one."""
     peer.link.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 300_000))
-    sent, rest = 0, b""
     for sent in range(most):
-        rest = memoryview(rest or frame)
+        rest = memoryview(frame(sent))
         try:
             while rest:
                 rest = rest[peer.link.sock.send(rest) :]
@@ -320,7 +320,7 @@ def test_a_peer_that_does_not_read_its_answers_is_not_read_either(serve, kind, s
     peer = server.peer()
     payload = bytes(1 << 20 if kind == Kind.PROBE else 0)
     most = {Kind.PROBE: 150, Kind.PULL: 200_000, Kind.READ_STATE: 200_000}[kind]
-    sent, rest = flood(peer, Header(kind, len(payload)).pack() + payload, most)
+    sent, rest = flood(peer, lambda number: Header(kind, len(payload)).pack() + payload, most)
     assert sent < most
     if kind == Kind.READ_STATE:
         assert len(packed) <= 66  # MiB
@@ -331,6 +331,19 @@ def test_a_peer_that_does_not_read_its_answers_is_not_read_either(serve, kind, s
         for _ in range(sent):
             assert peer.answer()[0].kind == {Kind.PROBE: Kind.PROBE, Kind.PULL: Kind.VALUE}[kind]
         sender.join()
+
+
+def test_a_worker_that_pushes_in_shared_memory_and_does_not_read_is_not_read_either(serve):
+    server = serve("dist_async", INFINITY, sizes=(4,), shared=True, make_step=plain_step)
+    peer = server.peer()
+    offset, _ = peer.arena.take(16)
+
+    def frame(number):
+        flags = Flag.SHARED | Flag.PULL
+        return Header(Kind.PUSH, 16, clock=number + 1, number=0.5, flags=flags, offset=offset).pack()
+
+    sent, _ = flood(peer, frame, 100_000)
+    assert sent < 100_000
 
 
 def test_a_worker_that_releases_nothing_gets_copies_and_the_memory_does_not_grow(serve):
@@ -368,7 +381,11 @@ def test_a_worker_that_pulls_one_value_again_and_again_gets_copies(serve):
 
 def test_pulls_that_wait_are_limited(serve):
     server = serve()
-    peer = server.peer()
+    peer, other = server.peer(0), server.peer(1)
+    for _ in range(128):
+        other.send(Kind.PULL, clock=7)
+    other.send(Kind.PROBE)
+    assert other.answer()[0].kind == Kind.PROBE, "these have arrived, and each worker has its own limit"
     for _ in range(129):
         peer.send(Kind.PULL, clock=7)
     assert peer.error() == (

@@ -73,6 +73,7 @@ class TorchBackend:
         return state.encode(content)
 
     def decode(self, content: bytes) -> dict[str, Any]:
+        release.check()
         from dmltrain.backends.torch import state
 
         return state.decode(content)

@@ -154,16 +154,16 @@ class Service:
         outbox = self._outboxes[worker]
         try:
             while True:
-                outbox.wait_for_room()
                 headers = connection.read_headers(BATCH)
+                outbox.wait_for_room()
                 if all(header.kind == Kind.PUSH and header.flags & Flag.SHARED for header in headers):
                     with self._lock:
                         buffers = [self._lent(connection, worker, header) for header in headers]
                     self._push(worker, headers, buffers)
                 else:
                     for header in headers:
-                        outbox.wait_for_room()
                         self._take(connection, outbox, worker, header)
+                        outbox.wait_for_room()
         except Closed as error:
             return error
         except (Rejected, FrameError) as error:
