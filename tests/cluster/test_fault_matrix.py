@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.cells import AGENT_SECONDS, CELLS, CUT_CELLS, END_SECONDS, WAYS, Cell
+from tests.cluster.cells import AGENT_SECONDS, CELLS, CUT_CELLS, CUTS, END_SECONDS, WAYS, Cell
 from tests.cluster.conftest import NAME
 from tests.cluster.faults import STRIKES
 from tests.cluster.layout import Settings
@@ -144,6 +144,11 @@ def _went_on(outcome: Outcome) -> None:
     assert all("closing" in outcome.log_lines[name] for name in WORKERS), outcome
 
 
+def _blames_no_program(outcome: Outcome) -> None:
+    everything = "\n".join([outcome.words, *outcome.log_lines.values()])
+    assert "has finished already" not in everything and "DMLTRAIN_WAIT_TIMEOUT" not in everything, outcome
+
+
 def _agents_ended_it(outcome: Outcome) -> None:
     """Where agents had a job, each has written what the launcher could not."""
     had_one = HOSTS if outcome.cell.phase != "before" else HOSTS[:2]
@@ -154,6 +159,7 @@ def _agents_ended_it(outcome: Outcome) -> None:
 
 ALSO: dict[str, Callable[[Outcome], None]] = {
     "healing link": _went_on,
+    **dict.fromkeys(CUTS, _blames_no_program),
     "launcher killed": _agents_ended_it,
     "launcher cut off": _agents_ended_it,
 }
