@@ -200,6 +200,10 @@ def links():
     return made
 
 
+def test_a_cut_link_is_lost_before_a_silent_process():
+    assert Watch.earlier_than(Environment().lost_seconds).seconds == 8.0
+
+
 def test_a_link_without_progress_is_cut_and_named_by_both_ends(links):
     link = CutLink()
     links.add(link, "server", 1)

@@ -71,7 +71,7 @@ def workers():
     core, listening = ServerCore(3), link.listen("127.0.0.1")
     core.on_hosts([(0, 1), (2,)])
     own, lost = replace(ENVIRONMENT, role="server"), queue.Queue()
-    links = DataLinks("server", own, {}, Watch(), lost.put)
+    links = DataLinks("server", own, {}, Watch(8.0), lost.put)
     Service("server 0", own, core, None, pytest.fail, pytest.fail).accept(listening, links)
     shares = [Sharing(replace(ENVIRONMENT, index=rank), sums=True) for rank in range(3)]
     start_message = start(

@@ -102,7 +102,7 @@ class Server:
         self.service = Service("server 0", ENVIRONMENT, self.core, self.arena, self.failed.put, other, **options)
         self.listening, self.met, self._peers = link.listen("127.0.0.1"), rendezvous.listen(), {}
         self.lost = queue.Queue()
-        links = DataLinks("server", ENVIRONMENT, {}, Watch(), self.lost.put)
+        links = DataLinks("server", ENVIRONMENT, {}, Watch(8.0), self.lost.put)
         self.service.accept(self.met[0] if shared else self.listening, links)
 
     def peer(self, rank=0):

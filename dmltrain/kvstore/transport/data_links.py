@@ -14,18 +14,17 @@ from dmltrain.kvstore.transport.cut import Stall
 from dmltrain.kvstore.transport.link import Link
 from dmltrain.kvstore.transport.message import LinkEnd, LinkLost, Start
 
-CUT_SECONDS = 8.0  # without an answer; a network outage of 5 s and TCP's retransmission pause after it are shorter
-EARLIER = 0.5  # s: a cut link counts as lost that long before a silent process
+EARLIER = 0.5  # s: a cut link counts as lost that long before a silent process, by default after 8 s
 SUSPENDED_SECONDS = 4.0  # between two looks: this process did not run
 NETWORK_ERRORS = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN)
 
 
 @dataclass
 class Watch:
-    """Cuts links that the network has cut, so that their reading threads notice. `check` is called about twice a second
-    on one thread; `add` may be called on others."""
+    """Ends links that the network has cut for so many `seconds`, so that their reading threads notice. `check` is
+    called about twice a second on one thread; `add` may be called on others."""
 
-    seconds: float = CUT_SECONDS
+    seconds: float
     clock: Callable[[], float] = time.monotonic
     _stalls: dict[Link, Stall] = field(default_factory=dict)
     _cut: dict[Link, str] = field(default_factory=dict)

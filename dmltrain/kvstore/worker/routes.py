@@ -66,7 +66,7 @@ class Routes:
         """`start`: the scheduler's start message. Raises JobLost or UserError."""
         self._environment, self._sharing = environment, sharing
         self._fail, self._overdue = fail, overdue or fail
-        self._names, self._watch = data_links.host_names(start), watch or Watch()
+        self._names, self._watch = data_links.host_names(start), watch or Watch.earlier_than(environment.lost_seconds)
         self._data_links = self._links_of("worker", lost)
         self._ranks, self._far = host.relayed(start, environment.index)
         self.relay = self._relay(sharing.listening, lost)
