@@ -136,6 +136,22 @@ class OldSocket:
         return bytes(cut._INFO.size - 1)
 
 
+class Counters:
+    """A socket with these counters."""
+
+    def __init__(self, *counters):
+        self.counters = counters
+
+    def getsockopt(self, *words):
+        return cut._INFO.pack(*self.counters)
+
+
+@pytest.mark.parametrize("sent, received, answered", [(5, 4, True), (5, 5, True), (5, 6, False)])
+def test_what_is_older_than_the_last_packet_is_no_answer_to_it(sent, received, answered):
+    """Both are in milliseconds before now."""
+    assert cut.sample(Counters(1, 2, sent, received, 1000, 500)) == Sample(2, 1000, 500, 1, answered)
+
+
 def test_an_old_kernel_has_no_sample():
     assert cut.sample(OldSocket()) is None
 

@@ -237,7 +237,7 @@ def test_a_worker_whose_link_ends_before_it_has_left_is_lost_and_has_not_finishe
     second.answer()
     second.link.close()
     found = server.lost.get(timeout=DEADLINE)
-    assert (found.own.role, found.peer.role, found.peer.index) == ("server", "worker", 1)
+    assert (found.own.role, found.peer.role, found.peer.index, found.peer.host) == ("server", "worker", 1, "")
     assert server.service.overdue() == server.service.overdue() == "", "the others wait for it until the job ends"
 
 
