@@ -45,6 +45,10 @@ def next_frame(file) -> bytes:  # what ssl.SSLSocket.makefile returns has no pub
     return file.read(length)
 
 
+def hello_of(desk: Desk) -> bytes:  # noqa: F811
+    return json.dumps({**HELLO, "token": desk.token}).encode() + b"\n"
+
+
 def reset(connection: socket.socket) -> None:
     """Close it as a host does that has restarted."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -61,6 +65,7 @@ class ScriptedBridge:
         self.tls = dial_tls(desk.reception.port)
         self.tls.sendall(json.dumps({**HELLO, "token": desk.token}).encode() + b"\n")
         desk.caller = desk.came.get(timeout=DEADLINE)
+        assert self.tls.recv(1) == bridge.WELCOME
         self.channel = MpiChannel(desk.caller.stream, "its bridge", "the command", b"text", fate)
         self.file = self.tls.makefile("rb")
         assert [next_frame(self.file) for _ in range(2)] == [b"the command", b"text"]
@@ -152,7 +157,10 @@ def test_a_line_of_the_greatest_length_is_read_and_a_longer_one_is_not(desk):  #
 
 def test_an_unexpected_peer_is_disconnected(desk):  # noqa: F811
     refusing = desk.reception.expect(lambda caller: False)
-    assert_disconnected(desk, json.dumps({**HELLO, "token": refusing}).encode() + b"\n")
+    with dial_tls(desk.reception.port) as peer:
+        peer.settimeout(GREETING_SECONDS - 1)
+        peer.sendall(json.dumps({**HELLO, "token": refusing}).encode() + b"\n")
+        assert [peer.recv(1000) for _ in range(2)] == [bridge.WELCOME, b""]
 
 
 def test_strangers_do_not_keep_a_bridge_out(desk):  # noqa: F811
@@ -188,10 +196,42 @@ def test_a_bridge_that_is_dropped_in_the_middle_of_its_handshake_connects_again(
 
     threading.Thread(target=forward, daemon=True).start()
     wait_for(lambda: dropped, "the forwarder listens")
-    link = bridge.reach(["127.0.0.1"], dropped[0], desk.reception.certificate, DEADLINE)
-    link.sendall(json.dumps({**HELLO, "token": desk.token}).encode() + b"\n")
+    link = bridge.reach(["127.0.0.1"], dropped[0], desk.reception.certificate, hello_of(desk), DEADLINE)
     assert desk.came.get(timeout=DEADLINE).pid == HELLO["pid"]
     link.close()
+
+
+@pytest.mark.parametrize("heard", [False, True], ids=["before its line is read", "before it is welcomed"])
+def test_a_bridge_that_is_dropped_after_its_handshake_connects_again(desk, heard):  # noqa: F811
+    """It cannot tell whether the launcher has read its line."""
+    context, digest = certificate()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(DEADLINE)
+        started = desk.start(port=listener.getsockname()[1], certificate=digest, seconds=DEADLINE)
+        for _ in range(2):
+            connection, _ = listener.accept()
+            dropped = context.wrap_socket(connection, server_side=True)
+            if heard:
+                dropped.recv(GREETING_BYTES)
+            dropped.shutdown(socket.SHUT_RDWR)
+            dropped.close()
+        connection, _ = listener.accept()
+        with context.wrap_socket(connection, server_side=True) as taken:
+            assert json.loads(taken.recv(GREETING_BYTES))["token"] == desk.token
+            taken.sendall(bridge.WELCOME + frame(b"exit 3"))
+            file = taken.makefile("rb")
+            assert next_frame(file) == b"" and json.loads(next_frame(file))["code"] == 3
+    assert started.wait(DEADLINE) == 0
+
+
+def test_a_bridge_that_is_dropped_at_one_address_still_tries_the_others(desk):  # noqa: F811
+    """Also if nothing listens there any more."""
+    port = desk.reception.port
+    with socket.create_server(("127.0.0.9", port)) as listener:
+        threading.Thread(target=lambda: (listener.accept()[0].close(), listener.close()), daemon=True).start()
+        reached = bridge.reach(["127.0.0.9", "127.0.0.1"], port, desk.reception.certificate, hello_of(desk), DEADLINE)
+    assert desk.came.get(timeout=DEADLINE).pid == HELLO["pid"]
+    reached.close()
 
 
 def test_a_token_is_forgotten_at_once_and_more_than_once(desk):  # noqa: F811
@@ -348,6 +388,7 @@ class ScriptedLauncher:
         self.tls = context.wrap_socket(connection, server_side=True)
         self.file = self.tls.makefile("rb")
         self.hello = json.loads(self.file.readline())
+        self.tls.sendall(bridge.WELCOME)
 
     def say(self, *payloads: bytes, size: int = 1 << 20) -> None:
         data = b"".join(map(frame, payloads))
@@ -492,9 +533,8 @@ def assert_kept_alive(connection: socket.socket) -> None:
 
 def test_both_ends_notice_a_lost_connection(desk):  # noqa: F811
     port = desk.reception.port
-    with bridge.reach(["127.0.0.1"], port, desk.reception.certificate, DEADLINE) as link:
+    with bridge.reach(["127.0.0.1"], port, desk.reception.certificate, hello_of(desk), DEADLINE) as link:
         assert_kept_alive(link)
-        link.sendall(json.dumps({**HELLO, "token": desk.token}).encode() + b"\n")
         desk.caller = desk.came.get(timeout=DEADLINE)
         own = psutil.Process().net_connections("tcp4")
         (descriptor,) = (each.fd for each in own if each.laddr.port == port and each.raddr)
@@ -506,7 +546,8 @@ def test_a_launcher_is_reached_over_ipv6():
     if not socket.has_dualstack_ipv6():
         pytest.skip("no IPv6 on this machine")
     reception = Reception("::1")
-    bridge.reach(["127.0.0.1", "::1"], reception.port, reception.certificate, DEADLINE).close()
+    hello = json.dumps({**HELLO, "token": reception.expect(lambda caller: True)}).encode() + b"\n"
+    bridge.reach(["127.0.0.1", "::1"], reception.port, reception.certificate, hello, DEADLINE).close()
     reception.close()
 
 
@@ -521,7 +562,7 @@ def test_each_address_that_was_tried_is_in_the_error():
             waiting.setblocking(False)
             waiting.connect_ex(silent.getsockname())
         with pytest.raises(OSError) as caught:
-            bridge.reach(["127.0.0.9", "127.0.0.1", "no:address"], port, "", 0.3)
+            bridge.reach(["127.0.0.9", "127.0.0.1", "no:address"], port, "", b"", 0.3)
     refused, unknown = "127.0.0.1: Connection refused", "no:address: Name or service not known"
     assert str(caught.value).startswith(f"127.0.0.9: no answer in 0.3 s; {refused}; ")
     assert str(caught.value).endswith(unknown) or "no:address: " in str(caught.value)
@@ -532,7 +573,7 @@ def test_it_does_not_wait_once_every_address_has_failed():
         port = other.getsockname()[1]
     began = time.monotonic()
     with pytest.raises(OSError, match="127.0.0.1: Connection refused"):
-        bridge.reach(["127.0.0.1"], port, "", 1000.0)
+        bridge.reach(["127.0.0.1"], port, "", b"", 1000.0)
     assert time.monotonic() - began < DEADLINE
 
 

@@ -8,6 +8,8 @@ Theory of operation. The environment variable VARIABLE has the bridge's settings
 answers over TLS with exactly that certificate. It compares the SHA-256 of the certificate only: names, authorities and
 dates, and so the hosts' clocks, do not matter. Then it sends one line of JSON:
     {"token", "index", "host", "pid"}       index: the number of this process in mpirun's command line
+The launcher answers with the byte WELCOME, or ends TLS if it does not know the token. If the connection ends in any
+other way before that, strangers may have crowded the bridge out, and it connects again.
 After that each side sends frames: length (4 bytes) and payload of at most FRAME_BYTES.
     launcher -> bridge    first the shell command; then the agent's input; a frame of length 0 ends the input
     bridge -> launcher    the agent's output; a frame of length 0 ends the output, after it {"code", "said"} as JSON:
@@ -43,7 +45,8 @@ BACKLOG_BYTES = 1 << 18  # of unsent data; above it no more is read
 STDERR_BYTES = 2000  # of the agent's standard error
 HANDSHAKE_SECONDS = 5.0
 RETRY_SECONDS = 0.05
-DROPPED = (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError)  # in the middle of a handshake
+DROPPED = (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError)  # before WELCOME
+WELCOME = b"+"
 FLUSH_SECONDS = 2.0  # for sending the last frames after the agent has ended
 LOOK_SECONDS = 1.0  # between checks whether the agent has ended
 # Without a heartbeat of the launcher, which sends one a second. Longer than a short network outage.
@@ -70,27 +73,31 @@ def keep_alive(connection: socket.socket) -> None:
 # -- connect to the launcher--------------------------------------------------------------------------------------------
 
 
-def reach(addresses: list[str], port: int, certificate: str, seconds: float) -> ssl.SSLSocket:
-    """A connection to the launcher at the first address with its certificate; OSError lists each address's error."""
+def reach(addresses: list[str], port: int, certificate: str, hello: bytes, seconds: float) -> ssl.SSLSocket:
+    """A connection to the launcher at the first address with its certificate, after `hello` and WELCOME; OSError lists
+    each address's error."""
     deadline = time.monotonic() + seconds
     failed: dict[str, str] = {}
     with selectors.DefaultSelector() as selector, contextlib.ExitStack() as others:
-        for address in addresses:
+
+        def begin(address: str) -> None:
             try:
                 connection = _connect(address, port, others)
                 selector.register(connection, selectors.EVENT_WRITE, (address, connection))
             except OSError as error:
                 failed[address] = str(error.strerror or error)
+
+        for address in addresses:
+            begin(address)
         while len(failed) < len(addresses) and time.monotonic() < deadline:
             for key, _ in selector.select(deadline - time.monotonic()):
                 address, connection = key.data
                 selector.unregister(connection)
                 try:
-                    return _secure(connection, certificate)
+                    return _introduced(_secure(connection, certificate), hello)
                 except DROPPED:  # the launcher may be busy with strangers
                     time.sleep(RETRY_SECONDS)
-                    again = _connect(address, port, others)
-                    selector.register(again, selectors.EVENT_WRITE, (address, again))
+                    begin(address)
                 except OSError as error:
                     failed[address] = str(error.strerror or error)
     raise OSError("; ".join(f"{each}: {failed.get(each, f'no answer in {seconds:g} s')}" for each in addresses))
@@ -113,13 +120,25 @@ def _secure(connection: socket.socket, certificate: str) -> ssl.SSLSocket:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the certificate is compared below
     connection.settimeout(HANDSHAKE_SECONDS)
-    secured = context.wrap_socket(connection)
+    secured = context.wrap_socket(connection, suppress_ragged_eofs=False)
     presented = secured.getpeercert(binary_form=True) or b""
     if hashlib.sha256(presented).hexdigest() != certificate:
         secured.close()
         raise OSError("another program with another certificate answers there")
     keep_alive(secured)
     return secured
+
+
+def _introduced(link: ssl.SSLSocket, hello: bytes) -> ssl.SSLSocket:
+    """The connection, once the launcher has welcomed this bridge, or has ended TLS. ConnectionResetError if the
+    connection was lost before."""
+    try:
+        link.sendall(hello)
+        link.recv(len(WELCOME))
+    except OSError as error:
+        link.close()
+        raise ConnectionResetError(str(error)) from error
+    return link
 
 
 # -- between launcher and agent ----------------------------------------------------------------------------------------
@@ -311,15 +330,12 @@ class Bridge:
 def main() -> None:
     settings = json.loads(os.environ.pop(VARIABLE))
     host = socket.gethostname()
+    hello = {"token": settings["token"], "index": int(sys.argv[2]), "host": host, "pid": os.getpid()}
+    line = json.dumps(hello).encode() + b"\n"
     try:
-        link = reach(settings["addresses"], settings["port"], settings["certificate"], settings["seconds"])
+        link = reach(settings["addresses"], settings["port"], settings["certificate"], line, settings["seconds"])
     except OSError as error:
         sys.exit(f"{host} cannot reach the launcher at port {settings['port']}: {error}")
-    hello = {"token": settings["token"], "index": int(sys.argv[2]), "host": host, "pid": os.getpid()}
-    try:
-        link.sendall(json.dumps(hello).encode() + b"\n")
-    except OSError as error:
-        sys.exit(f"{host} lost the connection to the launcher: {error}")
     bridge = Bridge(link)
     bridge.serve()
     if time.monotonic() - bridge.received_at > SILENT_SECONDS:

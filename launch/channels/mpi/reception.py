@@ -1,7 +1,8 @@
 """The port of the job that bridges connect to. It accepts only peers that know a token.
 
 An unauthenticated peer is disconnected after GREETING_SECONDS at the latest and does not delay others: each connection
-has its own thread. If there are CALLERS of them already, a random one ends; a bridge that this hits connects again.
+has its own thread. If there are CALLERS of them already, a random one ends. A bridge that this hits connects again,
+until it has been welcomed: from then on it cannot be hit.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launch import LaunchError
-from launch.channels.mpi.bridge import keep_alive
+from launch.channels.mpi.bridge import WELCOME, keep_alive
 from launch.channels.mpi.tls import TlsStream, certificate
 
 GREETING_SECONDS = 5.0  # for the TLS handshake and one line
@@ -86,9 +87,9 @@ class Reception:
             threading.Thread(target=self._receive, args=(connection, stream), daemon=True).start()
 
     def _drop_one(self) -> None:
-        with contextlib.suppress(IndexError):  # all have ended meanwhile
+        with contextlib.suppress(IndexError, KeyError):  # all have ended, or it has been authenticated, meanwhile
             dropped = random.choice(list(self._callers))
-            self._callers.discard(dropped)
+            self._callers.remove(dropped)
             dropped.abort()
 
     def _receive(self, connection: socket.socket, stream: TlsStream) -> None:
@@ -103,9 +104,13 @@ class Reception:
             keep_alive(connection)
             stream.handshake(deadline)
             hello = _line(stream, deadline)
-            take = self._known(hello.pop("token"))
-            self._callers.discard(stream)
-            return take is not None and take(Caller(stream, **hello))
+            take, caller = self._known(hello.pop("token")), Caller(stream, **hello)
+            if take is None:
+                stream.end()
+                return False
+            self._callers.remove(stream)  # KeyError if it was dropped a moment ago
+            stream.write(WELCOME)
+            return take(caller)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return False
 

@@ -114,6 +114,14 @@ class TlsStream:
     def _flush(self) -> None:
         self._connection.sendall(self._outgoing.read())
 
+    def end(self) -> None:
+        """Tell the peer that TLS ends here: so it can tell this from a lost connection."""
+        with contextlib.suppress(OSError):
+            try:
+                self._tls.unwrap()
+            except ssl.SSLWantReadError:  # the peer's own end, which nobody waits for
+                self._flush()
+
     def abort(self) -> None:
         """End the connection for all threads; data that has arrived can still be read."""
         with contextlib.suppress(OSError):
