@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import os
-import shutil
+import subprocess
 import tarfile
 import tracemalloc
 from pathlib import Path
@@ -200,7 +200,7 @@ def test_an_archive_of_the_users_own_is_not_opened_and_the_error_says_how_to_use
         tracemalloc.stop()
     for essential in (hashlib.md5(data).hexdigest(), cifar.files.md5_binary, f"unpack it in {tmp_path}"):
         assert essential in str(caught.value)
-    shutil.unpack_archive(tmp_path / BINARY_TAR, tmp_path, filter="data")
+    subprocess.run(["tar", "xzf", BINARY_TAR], cwd=tmp_path, check=True)
     assert np.array_equal(load(tmp_path, cifar).train.images, cifar.images)
 
 
