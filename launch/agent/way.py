@@ -35,6 +35,7 @@ def opened(path: bytes, host: str) -> int:
     """
     walk = _Walk(path, host)
     try:
+        walk.check()
         while walk.names:
             walk.step()
         walk.check()
@@ -51,7 +52,6 @@ class _Walk:
         self.names: list[bytes] = []
         self.folder, self.where = os.open(b"/", _WAY), b"/"
         self._add(path)
-        self.check()
 
     def _add(self, path: bytes) -> None:
         self.names += [name for name in reversed(path.split(b"/")) if name not in (b"", b".")]

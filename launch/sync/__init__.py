@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from launch import LaunchError
-from launch.agent import commands
+from launch.agent import Refusal, commands
 from launch.agent.events import Event, Missing, Opened, Refused, Synced, Wanted
 from launch.agent.protocol import ProtocolError, encode_command
 from launch.agent.receive import ENTRIES
@@ -191,10 +191,16 @@ class Sync:
                 if len(missing) > ENTRIES:
                     raise LaunchError(f"the agent on {host} asks about more than {ENTRIES} files", 125)
                 if answer.last:
-                    answer_missing(manifest, missing, write)
+                    self._answer_missing(host, manifest, missing, write)
             if len(wanted) > len(manifest.entries):
                 raise LaunchError(f"the agent on {host} requests more files than there are", 125)
         return wanted
+
+    def _answer_missing(self, host: str, manifest: Manifest, missing: list[str], write: Write) -> None:
+        try:
+            answer_missing(manifest, missing, write)
+        except Refusal:
+            raise LaunchError(f"the agent on {host} asks about a path outside of the copied folder", 125) from None
 
     def _receive(self, host: str, *expected: type[Answer]) -> Answer:
         event = self.hosts[host].events.get()

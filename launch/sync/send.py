@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from launch.agent.commands import Entries, File, Remove
 from launch.agent.commands import Entry as Row
+from launch.agent.destination import checked
 from launch.agent.protocol import batches, encode_command
 from launch.sync.manifest import FILE, Entry, Manifest, opened, unreadable
 
@@ -25,8 +26,9 @@ def offer(manifest: Manifest, indices: Iterable[int], write: Write) -> None:
 
 
 def answer_missing(manifest: Manifest, missing: Iterable[str], write: Write) -> None:
-    """Say which of these paths, which were once copied, are gone. The others are only left out now."""
-    gone = [path for path in missing if not manifest.has(path)]
+    """Say which of these paths, which were once copied, are gone. The others are only left out now. Refusal for a path
+    that leads out of the folder."""
+    gone = [path for path in missing if checked(path) and not manifest.has(path)]
     for paths, last in batches(gone):
         write(encode_command(Remove(paths, last)))
 

@@ -817,6 +817,11 @@ def test_a_copy_that_is_ended_early_leaves_no_probe_and_no_descriptor(source, tm
 LIES = {  # answers to Sync and to the last Entries; what is wrong with them
     "a file that there is not": ([events.Wanted("h1", (9,), 0, True)], "the agent on h1 names file 9 of 6"),
     "too many files": ([events.Wanted("h1", (0,), 0, False)] * 7, "the agent on h1 requests more files than there are"),
+    "a path outside": (
+        [events.Missing("h1", ("train.py", "../secret"), True)],
+        "the agent on h1 asks about a path outside of the copied folder",
+    ),
+    "any path of this machine": ([events.Missing("h1", ("/etc/shadow",), True)], "asks about a path outside"),
     "another answer": ([events.Opened("h1", "/", "")], "the agent on h1 sent Opened; expected Missing or Wanted"),
     "a change of nothing": (
         [events.Wanted("h1", (), 0, True), events.Synced("h1", 0, 0, (6,), ())],
