@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import queue
 import random
 import re
+import selectors
 import signal
 import socket
 import subprocess
@@ -19,14 +21,17 @@ from pathlib import Path
 import pytest
 
 from launch import channels
-from launch.agent import KILL_SECONDS, protocol
+from launch.agent import KILL_SECONDS, commands, protocol
+from launch.agent.channel import Channel
 from launch.agent.ending import Ending
-from launch.agent.events import Measured
+from launch.agent.events import Listing, Measured
 from launch.agent.process import Process, living, members, process, send_signal
 from launch.channels import ChannelError, frames
 from launch.channels.local import LocalChannel
 from launch.job.host import Host
 from launch.job.job import Job
+from launch.run.connection import Connection
+from launch.run.event import Lost
 from launch.run.limit import Limits
 from launch.run.session import EVENTS_AT_ONCE, Session
 from launch.run.supervise import Supervisor
@@ -626,6 +631,29 @@ sys.stdin.read()
     )
     assert supervisor.exit_code == 125
     assert LIES[lie] in supervisor.cause.text, supervisor.cause.text
+
+
+def test_tasks_that_do_not_fit_into_a_message_are_reported():
+    class Unused:
+        def write(self, data: bytes) -> None:
+            raise AssertionError("it is too long")
+
+    reports: queue.SimpleQueue = queue.SimpleQueue()
+    connection = Connection("here", Unused(), 20.0, print, reports.put)
+    connection.send(commands.Sync("x" * (5 << 20)))
+    connection._write()
+    assert reports.get() == Lost(
+        "here", f"could not be sent its tasks: message 'sync' has {(5 << 20) + 25} bytes; expected at most {4 << 20}"
+    )
+
+
+def test_an_answer_that_does_not_fit_into_a_message_is_refused():
+    here, there = os.pipe()
+    channel = Channel(selectors.DefaultSelector(), here, there)
+    channel.send(Listing("", ({"command": ["x" * (5 << 20)]},)))
+    assert len(channel.backlog) < 1000 and b"the agent on this host cannot answer: message 'listing'" in channel.backlog
+    os.close(here)
+    os.close(there)
 
 
 def test_events_that_nobody_takes_are_few(tmp_path):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import stat
+import struct
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -159,6 +161,7 @@ REFUSED = {  # how a folder is prepared, as root, whose user the job's then copi
     ),
     "a link to a sticky folder": ("mkdir $1/a; ln -s .. $1/a/b", " on h1 can be written by other users"),
     "a link to itself": ("ln -s a $1/a", "cannot create the folder"),
+    "a folder that the user cannot enter": ("mkdir -m 700 $1/a", "/a/b on h1 to copy to: Permission denied"),
     "a file": ("touch $1/a", "/a/b on h1 to copy to: Not a directory"),
     "a folder inside of another user": (
         "mkdir -p $1/a/b/lib; chown 2001 $1/a/b; chown 2002 $1/a/b/lib",
@@ -206,11 +209,18 @@ def test_the_home_folder_of_the_host_is_a_place_to_copy_to(host, source):
 def test_the_private_group_of_the_user_may_write(shared, source):
     """As many systems set users up: each has a group of the same name, and folders are made with mode 775."""
     (shared / "passwd").write_text("root:x:0:0::/:/bin/sh\nanna:x:2001:2001::/:/bin/sh\nbea:x:2002:2005::/:/bin/sh\n")
-    for members, gid, said in (("", 2001, ""), ("anna", 2001, ""), ("anna,bea", 2001, "can be"), ("", 2005, "can be")):
+    cases = [
+        ("", 2001, USER, ""),
+        ("anna", 2001, USER, ""),
+        ("anna,bea", 2001, USER, "can be written by other users"),
+        ("", 2005, USER, "can be written by other users"),
+        ("", 2001, 0, "belongs to root, not to you"),
+    ]
+    for members, gid, owner, said in cases:
         (shared / "group").write_text(f"root:x:0:\nanna:x:2001:{members}\nteam:x:2005:\n")
-        place = shared / f"{members}-{gid}"
+        place = shared / f"{members}-{gid}-{owner}"
         place.mkdir()
-        os.chown(place, USER, gid)
+        os.chown(place, owner, gid)
         place.chmod(0o775)
         host = Host(shared, accounts=True)
         try:
@@ -221,6 +231,44 @@ def test_the_private_group_of_the_user_may_write(shared, source):
             assert "must belong to anna (2001) or root" in str(refused)
         finally:
             host.end()
+
+
+def test_the_private_group_does_not_count_where_a_list_names_another_user(shared, source):
+    (shared / "passwd").write_text("root:x:0:0::/:/bin/sh\nanna:x:2001:2001::/:/bin/sh\n")
+    (shared / "group").write_text("root:x:0:\nanna:x:2001:\n")
+    place = shared / "place"
+    place.mkdir()
+    os.chown(place, USER, USER)
+    entries = [(1, 7, -1), (2, 7, STRANGER), (4, 7, -1), (16, 7, -1), (32, 5, -1)]  # linux/posix_acl_xattr.h
+    try:
+        text = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *each) for each in entries)
+        os.setxattr(place, "system.posix_acl_access", text)
+    except OSError:
+        pytest.skip("no access control lists on this file system")
+    assert stat.S_IMODE(place.stat().st_mode) == 0o775
+    host = Host(shared, accounts=True)
+    try:
+        with pytest.raises(LaunchError, match="can be written by other users"):
+            host.copy(source, place)
+    finally:
+        host.end()
+
+
+def test_a_folder_of_root_that_already_has_everything_is_left_alone(host, source, shared):
+    shutil.copytree(source, shared / "job")
+    before = (shared / "job").stat()
+    assert host.copy(source, shared / "job").lines() == ["h1: 0 of 2 files, 0.0 MB sent"]
+    assert (shared / "job").stat() == before
+    assert host.run(shared / "job") == OWN
+
+
+def test_a_checkpoint_of_another_user_is_replaced(host, source, shared):
+    (source / "last.pt").write_text("of the job's owner")
+    shell(USER, "mkdir -m 700 $1; touch $1/last.pt", shared / "job")
+    os.chown(shared / "job/last.pt", STRANGER, STRANGER)
+    sync = host.copy(source, shared / "job")
+    assert (shared / "job/last.pt").read_text() == "of the job's owner"
+    assert sync.hosts["h1"].notes == ("replaced last.pt: changed there since the last copy, or never copied there",)
 
 
 def test_what_others_could_have_open_is_written_anew(host, source, shared):

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import resource
 import shutil
 import socket
 import struct
@@ -235,6 +236,24 @@ def test_a_real_agent_is_not_exhausted_by_idle_connections(talk):
             caller.sendall(proof("00", "?", "here"))
             caller.settimeout(DEADLINE)
             assert caller.recv(1000) == proof("00", "!", "here")
+
+
+def test_an_agent_that_has_no_descriptor_left_drops_a_stranger(talk):
+    talk.send(do="bind", address="127.0.0.1", reach=True)
+    address = "127.0.0.1", talk.until("bound")["ports"]["reach"]
+    pid = talk.ready["pid"]
+    few = len(os.listdir(f"/proc/{pid}/fd")) + 5
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (few, resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]))
+    with contextlib.ExitStack() as stack:
+        for _ in range(40):
+            stack.enter_context(socket.create_connection(address))
+        with socket.create_connection(address) as caller:
+            caller.sendall(proof("00", "?", "here"))
+            caller.settimeout(DEADLINE)
+            with contextlib.suppress(ConnectionResetError):  # a random one goes, so it may be this one
+                assert caller.recv(1000) in (proof("00", "!", "here"), b"")
+        talk.answer()
+        assert len(os.listdir(f"/proc/{pid}/fd")) <= few
 
 
 def test_names_and_tokens_of_any_text_are_proved():
