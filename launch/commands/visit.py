@@ -53,8 +53,7 @@ def kill(options: Options, write_line: Callable[[str], None]) -> int:
     """End the job: through its launcher if that runs on this machine, then all processes left on its hosts."""
     folder = find(options.target)
     job = read(folder, options)
-    with contextlib.suppress(FileExistsError):  # the file keeps a launcher on another machine from restarting the job
-        os.close(os.open(folder / KILLED, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+    _forbid_restarts(folder / KILLED)
     if end_launcher(job, folder):
         write_line(f"the launcher of job {job.job} has ended it")
     silence = AGENT_SILENCE_SECONDS + options.grace  # this program sends no heartbeats
@@ -71,6 +70,19 @@ def kill(options: Options, write_line: Callable[[str], None]) -> int:
         + (f": {', '.join(pids)}" if pids else "")
     )
     return unreached or (FAULT_CODE if pids else 0)
+
+
+def _forbid_restarts(path: Path) -> None:
+    """Create the file that keeps a launcher, also one on another machine, from restarting the job."""
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    except FileExistsError:
+        pass
+    except OSError as error:
+        why = f"cannot create {path}: {error.strerror}"
+        raise LaunchError(
+            f"{why}; without it the job's launcher might restart the job: run this as its owner"
+        ) from None
 
 
 def read(folder: Path, options: Options) -> Recorded:

@@ -30,7 +30,8 @@ from launch.run.limit import Limits
 from launch.run.supervise import Supervisor
 from launch.terminal.record import MOST_BYTES
 from tests.launch.conftest import ROOT, wait_for
-from tests.other_user import STRANGER, shell, sticky_folder
+from tests.other_user import STRANGER, USER, shell, sticky_folder
+from tests.traced import traced
 
 RECORD: dict[str, Any] = {
     "format": 1,
@@ -522,6 +523,25 @@ def test_killing_a_job_ends_its_launcher(launcher, old):
     assert done.returncode == 0 and "the launcher of job fit has ended it\n" in done.stderr, done
     assert launched.wait().code == 143
     assert not (launcher.folder / "elsewhere").exists(), "no link is followed"
+
+
+def test_killing_a_job_of_root_is_refused(folder):
+    """Its record may be read, because root is trusted, but its folder cannot be written."""
+
+    def kill() -> None:
+        os.setgroups([])
+        os.setgid(USER)
+        os.setuid(USER)
+        with pytest.raises(LaunchError, match="cannot create .*/killed: Permission denied; .*run this as its owner"):
+            visit.kill(Options(target=str(folder)), print)
+
+    if os.geteuid():
+        pytest.skip("a record of root needs root")
+    with sticky_folder() as shared:
+        folder = folder.rename(shared / "fit")
+        with traced(kill) as process_of_user:
+            assert process_of_user.run() == 0
+        assert os.listdir(folder) == ["job.json"]
 
 
 def command(verb: str, folder: Path, program: str = "job_main", cwd: Path | None = None) -> subprocess.CompletedProcess:
