@@ -16,7 +16,7 @@ from launch.terminal.record import read_record
 
 COLUMNS = ("JOB", "STATE", "EXIT CODE", "WORKERS", "SERVERS", "HOSTS", "STARTED", "SECONDS")
 RIGHT = {"EXIT CODE", "WORKERS", "SERVERS", "HOSTS", "SECONDS"}
-MOST_SECONDS = 1e10
+MOST_SECONDS = 1e10  # a record may hold any number
 RUNNING, ENDED, LOST, UNREADABLE = "running", "ended", "launcher lost", "unreadable"
 
 
@@ -88,5 +88,5 @@ def _seconds(row: Row, now: float) -> str:
         return f"{took:.0f}" if isinstance(took, int | float) and abs(took) < MOST_SECONDS else "-"
     try:
         return f"{max(0.0, now - datetime.strptime(row.record['started'], '%Y-%m-%dT%H:%M:%S%z').timestamp()):.0f}"
-    except (KeyError, TypeError, ValueError, OverflowError):
+    except (KeyError, TypeError, ValueError):
         return "-"

@@ -1,0 +1,25 @@
+"""Files of optimizer states: whole, or an error that names the file and what is missing."""
+
+import os
+
+import pytest
+
+from dmltrain.errors import UserError
+from dmltrain.kvstore.state_file import read_state, write_whole
+
+
+def test_a_state_is_read_as_it_was_written(tmp_path):
+    path = tmp_path / "m.server-0"
+    for state in (b"old", bytearray(b"new"), memoryview(b"newer")):
+        write_whole(path, state)
+        assert read_state(str(path)) == state
+    assert os.listdir(tmp_path) == ["m.server-0"]
+
+
+def test_a_state_that_cannot_be_written_or_read_is_named(tmp_path):
+    (tmp_path / "m.server-0").mkdir()
+    with pytest.raises(UserError, match="m.server-0: Is a directory; the optimizer's state was not saved"):
+        write_whole(tmp_path / "m.server-0", b"state")
+    assert os.listdir(tmp_path) == ["m.server-0"]
+    with pytest.raises(UserError, match="m.server-1: No such file or directory; the optimizer's state was expected"):
+        read_state(str(tmp_path / "m.server-1"))
