@@ -76,9 +76,9 @@ def _check_file(path: Path, descriptor: int) -> None:
 
 
 def _foreign(path: Path, found: os.stat_result) -> LaunchError:
-    owner, own = user_name(found.st_uid), user_name(os.geteuid())
+    owner, own = user_name(found.st_uid), f"{user_name(os.geteuid())} or " if os.geteuid() else ""
     return LaunchError(
-        f"{path} belongs to {owner}, not to {own} or root: a record names programs to run on the job's hosts, so it "
+        f"{path} belongs to {owner}, not to {own}root: a record names programs to run on the job's hosts, so it "
         f"must be yours; run this command as {owner}"
     )
 

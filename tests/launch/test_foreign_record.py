@@ -191,7 +191,7 @@ def test_a_record_of_another_user_runs_nothing(tmp_path, name, program, verb):
         done = command(verb, shared / "theirs/job", program, cwd=tmp_path)
         assert not (shared / "theirs/proof").exists(), done
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done
-    for essential in (str(shared / "theirs/job"), f"belongs to user {STRANGER}, not to ", "run this command as"):
+    for essential in (str(shared / "theirs/job"), f"belongs to user {STRANGER}, not to root: ", "run this command as"):
         assert essential in done.stderr
 
 
