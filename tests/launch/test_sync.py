@@ -349,6 +349,7 @@ DAMAGES = {
     "a path that leads out": lambda text: text.replace(b'"empty"', b'"../empty"'),
     "a number for a path": lambda text: text.replace(b'"empty"', b"5"),
     "deep": lambda text: b"[" * 60_000,
+    "a long line": lambda text: text.replace(b'["empty"', b'["empty", "%s"' % (b"x" * 70_000)),
     "an object": lambda text: text.replace(b'["empty"', b'[{}, "empty"'),
 }
 
