@@ -14,9 +14,10 @@ import pytest
 
 from dmltrain.env import Environment
 from dmltrain.kvstore.transport import link, message, rendezvous, wire
-from dmltrain.kvstore.transport.handshake import Caller
+from dmltrain.kvstore.transport.handshake import MEMORY, Caller
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.listener import MAX_CALLERS, SLOW_SECONDS, accept_loop
+from dmltrain.kvstore.transport.shared_memory import Arena
 from dmltrain.kvstore.transport.strangers import LINES
 from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
 
@@ -223,6 +224,21 @@ def test_when_nobody_is_expected_strangers_are_accepted_slowly(listening):
     assert time.monotonic() - since > 4 * SLOW_SECONDS
     link.connect(sock.getsockname(), CALLER, 5.0).close()
     served.get(timeout=5.0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_a_worker_of_another_user_does_not_wait_for_a_server_that_drops_it():
+    """It uses TCP at once."""
+    sock, name = rendezvous.listen()
+    threading.Thread(target=accept_loop, args=(sock, ENVIRONMENT, "server 0", pytest.fail), daemon=True).start()
+    caller, since = Caller.new("job", b"key", "worker", 3, "server 0", MEMORY), time.monotonic()
+    os.seteuid(2002)
+    try:
+        assert rendezvous.connect(name, caller, Arena(1 << 20)) is None
+    finally:
+        os.seteuid(0)
+    assert time.monotonic() - since < rendezvous.CONNECT_SECONDS / 2
+    sock.close()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")

@@ -77,10 +77,11 @@ def exchange(connection: Link, arena: Arena) -> None:
 
 
 def same_user(sock: socket.socket) -> bool:
-    """Whether the peer runs as this process's user or as root. (Abstract sockets have no file modes.)"""
+    """Whether the peer runs as this process's user. (Abstract sockets have no file modes. Both ends ask, so that both
+    come to the same result: a caller that the listener would drop does not try again and again.)"""
     size = _CREDENTIALS.size
     _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    return user in (os.geteuid(), 0)
+    return bool(user == os.geteuid())
 
 
 def give(connection: Link, arena: Arena) -> None:
