@@ -6,6 +6,7 @@ import os
 import queue
 import socket
 import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -296,6 +297,38 @@ def test_a_link_is_served_on_a_thread_with_its_peers_address(listening):
     mine.close()
     sock.shutdown(socket.SHUT_RDWR)
     sock.close()
+
+
+WITHOUT_THREADS = """import os, queue, resource, socket, threading
+from dmltrain.env import Environment
+from dmltrain.kvstore.transport import link
+from dmltrain.kvstore.transport.handshake import Caller
+from dmltrain.kvstore.transport.link import Closed
+from dmltrain.kvstore.transport.listener import accept_loop
+sock, served = link.listen("127.0.0.1"), queue.Queue()
+environment = Environment(role="server", job="job", key=b"key")
+caller = Caller.new("job", b"key", "worker", 3, "server 0")
+threading.Thread(
+    target=accept_loop, args=(sock, environment, "server 0", lambda *each: served.put(each)), daemon=True
+).start()
+_, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+os.setresuid(2002, 2002, 2002)  # the limit does not hold for root
+resource.setrlimit(resource.RLIMIT_NPROC, (1, hard))
+try:
+    link.greet(socket.create_connection(sock.getsockname()), caller)
+except Closed:
+    print("dropped")
+resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))
+link.connect(sock.getsockname(), caller.again(), 5.0)
+print("served", *served.get(timeout=5.0)[1:])
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_want_of_threads_is_said_and_no_end():
+    ran = subprocess.run([sys.executable, "-c", WITHOUT_THREADS], capture_output=True, text=True, timeout=30)
+    assert ran.stdout == "dropped\nserved worker 3\n", ran.stderr
+    assert "server 0: cut off worker 3 from 127.0.0.1:" in ran.stderr and "can't start new thread" in ran.stderr
 
 
 class Failing:

@@ -213,9 +213,14 @@ class Reception:
 
     def _hand_over(self, caller: _Caller, hello: Hello, answer: bytes) -> None:
         self._forget(caller)
-        threading.Thread(
+        thread = threading.Thread(
             target=self._welcome, args=(caller, hello, answer), name=f"link {caller.origin}", daemon=True
-        ).start()
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:  # the limit of processes; the caller tries again
+            log(f"{self._name}: cut off {hello.role} {hello.index} from {caller.origin}: {error}")
+            caller.sock.close()
 
     def _welcome(self, caller: _Caller, hello: Hello, accept: bytes) -> None:
         connection = Link(caller.sock)
