@@ -311,11 +311,12 @@ caller = Caller.new("job", b"key", "worker", 3, "server 0")
 threading.Thread(
     target=accept_loop, args=(sock, environment, "server 0", lambda *each: served.put(each)), daemon=True
 ).start()
+calling = socket.create_connection(sock.getsockname())
 _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
 os.setresuid(2002, 2002, 2002)  # the limit does not hold for root
 resource.setrlimit(resource.RLIMIT_NPROC, (1, hard))
 try:
-    link.greet(socket.create_connection(sock.getsockname()), caller)
+    link.greet(calling, caller)
 except Closed:
     print("dropped")
 resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))
