@@ -62,5 +62,5 @@ def test_a_frame_does_not_come_back_as_the_peers():
 @pytest.mark.parametrize("every", [False, True])
 @pytest.mark.parametrize("kind", Kind)
 def test_control_frames_carry_seals_and_data_frames_on_request(every, kind):
-    control = kind in (Kind.CONTROL, Kind.DECLARE, Kind.OPTIMIZER, Kind.DONE, Kind.ERROR) or kind < 16
+    control = kind in (Kind.CONTROL, Kind.DECLARE, Kind.OPTIMIZER, Kind.DONE, Kind.ERROR, Kind.LEAVE) or kind < 16
     assert ends(every)[0].cover(Header(kind).pack()) == (control or every)

@@ -70,7 +70,7 @@ class TlsStream:
             except ssl.SSLError as error:
                 with contextlib.suppress(OSError):  # tell the peer why
                     self._flush()
-                raise FrameError(f"TLS: {error.reason or error}") from error
+                raise FrameError(f"TLS: {error.reason or error}{_fix(error)}") from error
         own, other = (hmac.digest(key, side, "sha256") for side in ((b"listener", b"caller")[:: 1 if listens else -1]))
         self.send([memoryview(own)])
         if not hmac.compare_digest(self._confirmation(), other):
@@ -135,6 +135,15 @@ class TlsStream:
         with self._lock:
             data = self._outgoing.read()
         self._sock.sendall(data)
+
+
+def _fix(error: ssl.SSLError) -> str:
+    if not isinstance(error, ssl.SSLCertVerificationError):
+        return ""
+    return (
+        ": the peer has another certificate than this one; set the same DMLTRAIN_CERTIFICATE_FILE for all processes "
+        "of the job (dmltrain-launch --wire tls does)"
+    )
 
 
 def _joined(views: Sequence[memoryview]) -> bytes:
