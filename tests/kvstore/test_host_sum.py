@@ -15,7 +15,7 @@ from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.service import Service
 from dmltrain.kvstore.transport import link
 from dmltrain.kvstore.transport.data_links import DataLinks, Watch
-from dmltrain.kvstore.transport.wire import Flag
+from dmltrain.kvstore.transport.wire import Flag, Header, Kind
 from dmltrain.kvstore.worker.keys import Entries
 from dmltrain.kvstore.worker.routes import Routes, Sharing
 from dmltrain.kvstore.worker.server_link import Landing
@@ -135,7 +135,11 @@ def test_the_relay_stays_until_the_last_worker_of_its_host_has_closed(workers):
 
 
 def test_the_relay_does_not_outlive_the_job(workers):
-    over = threading.Event()
+    over, echoed = threading.Event(), threading.Event()
+    (upstream,) = workers[0].routes.relay.links.values()
+    upstream.echoed = lambda size: echoed.set()
+    upstream.outbox.put(Header(Kind.PROBE).pack())
+    assert echoed.wait(10.0), "a link without a frame is not missed"
     leaving = threading.Thread(target=workers[0].routes.relay.leave, args=(over,))
     leaving.start()
     over.set()

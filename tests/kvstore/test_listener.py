@@ -28,15 +28,15 @@ CALLER = Caller.new("job", b"key", "worker", 3, "server 0")
 
 @pytest.fixture
 def listening():
-    """begin(admit, complete) -> the socket of an accept loop, what it serves, and an event for its end."""
+    """begin(admit, complete, stays) -> the socket of an accept loop, what it serves, and an event for its end."""
     sockets = []
 
-    def begin(admit=None, complete=None):
+    def begin(admit=None, complete=None, stays=False):
         sock, served, ended = link.listen("127.0.0.1"), queue.Queue(), threading.Event()
         sockets.append(sock)
 
         def run():
-            accept_loop(sock, ENVIRONMENT, "server 0", lambda *caller: served.put(caller), admit, complete)
+            accept_loop(sock, ENVIRONMENT, "server 0", lambda *caller: served.put(caller), admit, complete, stays)
             ended.set()
 
         threading.Thread(target=run, daemon=True).start()
@@ -211,10 +211,20 @@ def test_an_accepted_caller_is_not_cut_off_later(listening, monkeypatch):
     theirs.close()
 
 
+def test_when_nobody_is_expected_a_listener_closes(listening):
+    complete = threading.Event()
+    sock, served, ended = listening(complete=complete)
+    link.connect(sock.getsockname(), CALLER, 5.0).close()
+    served.get(timeout=5.0)
+    assert not ended.wait(0.3)
+    complete.set()
+    assert ended.wait(5.0) and sock.fileno() == -1
+
+
 def test_when_nobody_is_expected_strangers_are_accepted_slowly(listening):
     """The scheduler's share of the cores belongs to the job then."""
     complete = threading.Event()
-    sock, served, _ = listening(complete=complete)
+    sock, served, _ = listening(complete=complete, stays=True)
     complete.set()
     since = time.monotonic()
     for _ in range(5):

@@ -1,5 +1,8 @@
 """Which callers a server accepts, and how it receives pushes."""
 
+import time
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,6 +11,7 @@ from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.service import Service
 from dmltrain.kvstore.transport import link
+from dmltrain.kvstore.transport.data_links import DataLinks, Watch
 from dmltrain.kvstore.transport.handshake import Caller
 from dmltrain.kvstore.transport.link import Closed
 from dmltrain.kvstore.transport.wire import Flag, Header, Kind
@@ -123,3 +127,45 @@ def test_a_push_that_completes_a_round_is_summed_before_the_next_is_received():
     for index, total in ((0, 1 + 11), (1, 2 + 12)):
         (reply,) = core.pull(0, 0, index, 1)
         assert set(reply.buffer.array.tolist()) == {total}
+
+
+@pytest.fixture
+def served():
+    """The address of a service of worker 0, and the links that it reported as lost."""
+    core, listening, lost = ServerCore(1), link.listen("127.0.0.1"), []
+    core.on_hosts([(0,)])
+    environment = replace(ENVIRONMENT, num_workers=1)
+    links = DataLinks("server", environment, {}, Watch.earlier_than(8.5), lost.append)
+    Service("server 0", environment, core, None, pytest.fail, pytest.fail).accept(listening, links)
+    yield listening.getsockname(), lost
+    listening.close()
+
+
+def echo(connection):
+    connection.send(Header(Kind.PROBE).pack())
+    return connection.read_header().kind
+
+
+def test_a_caller_that_missed_its_accept_connects_again(served):
+    """Its time for the handshake ended, and the service takes the link without a frame for its own."""
+    address, lost = served
+    caller = Caller.new("job", b"key", "worker", 0, "server 0")
+    for _ in range(3):
+        missed = link.connect(address, caller.again(), 5.0)
+        again = link.connect(address, caller.again(), 5.0)
+        with pytest.raises(Closed):
+            missed.read_header()
+        missed.close()
+        again.close()
+    last = link.connect(address, caller.again(), 5.0)
+    assert echo(last) == Kind.PROBE
+    second = link.connect(address, caller.again(), 5.0)
+    with pytest.raises(Closed):
+        echo(second)
+    second.close()
+    assert not lost and echo(last) == Kind.PROBE
+    last.close()
+    deadline = time.monotonic() + 5.0
+    while not lost and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [(each.peer.role, each.peer.index) for each in lost] == [("worker", 0)], "it had a frame, and has not left"

@@ -54,7 +54,7 @@ class SchedulerProcess:
             target=accept_loop,
             name="accept",
             daemon=True,
-            args=(self._listening, self._environment, "scheduler", self._serve, None, self._complete),
+            args=(self._listening, self._environment, "scheduler", self._serve, None, self._complete, True),
         ).start()
         next_tick = time.monotonic() + TICK_SECONDS
         while True:

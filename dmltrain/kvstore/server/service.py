@@ -77,7 +77,8 @@ class Service:
         self._own = threading.local()  # memory of each receiving thread
         self._outboxes: dict[int, Outbox] = {}
         self._expected: frozenset[int] = frozenset()
-        self._listening: list[socket.socket] = []
+        self._complete = threading.Event()  # all expected have connected
+        self._silent: set[int] = set()  # workers and relays whose link has not had a frame yet
         self._left: set[int] = set()  # workers and relays
         self._replies: deque[tuple[Outbox, Frame]] = deque()  # to be sent
 
@@ -89,13 +90,13 @@ class Service:
 
     def accept(self, listening: socket.socket, links: DataLinks | None = None) -> None:
         """Accept workers, each on its own thread. Through a unix socket they share memory. `links` gets their links."""
-        self._listening.append(listening)
         admit = self._admit if listening.family == socket.AF_UNIX else None
+        serve = functools.partial(self._serve, links)
         threading.Thread(
             target=accept_loop,
             name="accept",
             daemon=True,
-            args=(listening, self._environment, self._name, functools.partial(self._serve, links), admit),
+            args=(listening, self._environment, self._name, serve, admit, self._complete),
         ).start()
 
     def overdue(self) -> str:
@@ -135,24 +136,39 @@ class Service:
             raise FrameError(str(error)) from error
 
     def _serve(self, links: DataLinks | None, connection: Link, role: str, index: int) -> None:
-        worker = self._enter(connection, role, index)
-        if worker is None:
+        entered = self._enter(connection, role, index)
+        if entered is None:
             log(f"{self._name}: cut off {role} {index}: not a worker of this job, or already connected")
             return connection.close()
         if links:
             links.add(connection, role, index)
-        outbox, error = self._outboxes[worker], self._receive_all(connection, worker, f"{role} {index}")
+        worker, outbox = entered
+        error = self._receive_all(connection, outbox, worker, f"{role} {index}")
         outbox.finish(DRAIN_SECONDS)
         connection.close()
         with self._lock:
-            self._release_all(worker)
-        if links and worker not in self._left:
+            given_up = self._forget(worker, outbox)
+            if not given_up:
+                self._release_all(worker)
+        if links and not given_up and worker not in self._left:
             links.lost(connection, error)
 
-    def _receive_all(self, connection: Link, worker: int, caller: str) -> Exception:
+    def _forget(self, worker: int, outbox: Outbox) -> bool:
+        """Whether the caller has given up this link before its first frame; then it connects again, or says why not.
+        (Its time for the handshake may end just before ACCEPT arrives.) Call this with the lock held."""
+        current = self._outboxes.get(worker)
+        if current is outbox and worker in self._silent:
+            del self._outboxes[worker]
+            return True
+        return current is not outbox
+
+    def _receive_all(self, connection: Link, outbox: Outbox, worker: int, caller: str) -> Exception:
         """Serve the link to its end. Returns what has ended it."""
-        outbox = self._outboxes[worker]
         try:
+            headers = connection.read_headers(1)
+            with self._lock:
+                self._silent.discard(worker)
+            self._take(connection, outbox, worker, headers[0])
             while True:
                 headers = connection.read_headers(BATCH)
                 outbox.wait_for_room()
@@ -175,20 +191,23 @@ class Service:
             outbox.put(message.encode(Error(f"{self._name}: {type(error).__name__}: {error}")))
             return error
 
-    def _enter(self, connection: Link, role: str, index: int) -> int | None:
-        """Admit a worker or relay: returns its number, or None if it may not connect."""
+    def _enter(self, connection: Link, role: str, index: int) -> tuple[int, Outbox] | None:
+        """Admit a worker or relay: returns its number and the queue to it, or None if it may not connect."""
         workers = self._environment.num_workers
         number = {"worker": index, "relay": relay_number(workers, index)}.get(role, -1) if index < workers else -1
         with self.exclusive() as core:
-            if not core.workers.takes(number) or number in self._outboxes:
+            before = self._outboxes.get(number)
+            if not core.workers.takes(number) or (before and number not in self._silent):
                 return None
             core.workers.join(number)
-            self._outboxes[number] = Outbox(connection, f"to {role} {index}")
+            outbox = self._outboxes[number] = Outbox(connection, f"to {role} {index}")
+            self._silent.add(number)
             complete = self._expected and self._expected <= self._outboxes.keys()
+        if before:
+            before.link.cut()
         if complete:
-            for listening in self._listening:
-                listening.close()
-        return number
+            self._complete.set()
+        return number, outbox
 
     def _take(self, connection: Link, outbox: Outbox, worker: int, header: Header) -> None:
         kind = header.kind

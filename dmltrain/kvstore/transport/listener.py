@@ -46,13 +46,14 @@ def accept_loop(
     serve: Serve,
     admit: Admit | None = None,
     complete: threading.Event | None = None,
+    stays: bool = False,
 ) -> None:
     """Accept callers until `listening` closes. `name`: of this process in the log.
 
     Each caller of the job gets a thread: it runs `admit`, which may raise FrameError, Closed or OSError, then `serve`.
-    Once `complete` is set nobody is expected any more, and callers are accepted slowly.
+    Once `complete` is set nobody is expected any more: `listening` is closed, or, if it `stays`, accepts slowly.
     """
-    Reception(listening, environment, name, serve, admit, complete or threading.Event()).run()
+    Reception(listening, environment, name, serve, admit, complete or threading.Event(), stays).run()
 
 
 class _Caller:
@@ -76,9 +77,11 @@ class Reception:
         serve: Serve,
         admit: Admit | None,
         complete: threading.Event,
+        stays: bool,
     ) -> None:
         self._listening, self._environment, self._name = listening, environment, name
-        self._serve, self._admit, self._complete = serve, admit, complete
+        self._serve, self._admit = serve, admit
+        self._complete, self._stays = complete, stays
         self._inside = listening.family == socket.AF_UNIX
         self._purpose = MEMORY if self._inside else CONTROL if environment.role == "scheduler" else DATA
         self._callers: dict[int, _Caller] = {}  # by descriptor
@@ -101,6 +104,8 @@ class Reception:
             if time.monotonic() - swept > SWEEP_SECONDS:
                 swept = time.monotonic()
                 self._sweep(swept)
+            if self._complete.is_set() and not self._stays:
+                self._listening.close()
         self._end()
 
     def _end(self) -> None:
