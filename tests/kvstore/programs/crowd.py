@@ -50,8 +50,10 @@ class Crowd:
         self.opened, self.dripping = 0, deque()
 
     def look(self, now: float) -> None:
-        if self._elsewhere is None and now - self._looked > LOOK:
-            self._looked, self._targets = now, sorted(listeners() - self._before, key=str)
+        if now - self._looked > LOOK:
+            self._looked, found = now, sorted(listeners() - self._before, key=str)
+            if self._elsewhere is None:  # else it has looked in vain, so that it costs the same
+                self._targets = found
 
     def open(self, now: float) -> None:
         number = next(self._numbers)
