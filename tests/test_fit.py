@@ -508,7 +508,9 @@ def test_mxnets_other_kvstores_learn(tmp_path, words, least):
 @pytest.mark.parametrize(
     "words",
     [
-        ["--kv-store", "dist_async"],
+        pytest.param(
+            ["--kv-store", "dist_async"], marks=pytest.mark.thorough
+        ),  # as test_jobs.py has it without training
         pytest.param(["--kv-store", "dist_ssp", "--staleness", "1"], marks=pytest.mark.thorough),
         pytest.param(["--kv-store", "dist_sync", "--update-on-kvstore", "1"], marks=pytest.mark.thorough),
     ],

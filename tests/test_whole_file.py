@@ -42,6 +42,12 @@ def target(tmp_path: Path) -> Path:
     return folder / "file"
 
 
+def first_in_make_test(first: ModuleType, second: ModuleType) -> pytest.MarkDecorator:
+    """Both packages, for a test that takes seconds: they have the same code."""
+    params = [first, pytest.param(second, marks=pytest.mark.thorough)]
+    return pytest.mark.parametrize("package", params, indirect=True, ids=lambda package: package.__name__.split(".")[0])
+
+
 def names(target: Path) -> list[str]:
     return sorted(os.listdir(target.parent))
 
@@ -62,6 +68,7 @@ def test_mode_and_umask_count(package, target, mode, umask, found):
     assert target.stat().st_mode & 0o777 == found
 
 
+@first_in_make_test(dmltrain.whole_file, launch.whole_file)
 def test_kill_9_at_each_system_call_leaves_the_old_file_or_the_new_one(package, target):
     found, left = [], 0
     for calls in itertools.count():
@@ -79,6 +86,7 @@ def test_kill_9_at_each_system_call_leaves_the_old_file_or_the_new_one(package, 
     assert replaced > 10 and left > 5, "the writer was stopped in its work"
 
 
+@first_in_make_test(launch.whole_file, dmltrain.whole_file)
 def test_another_writer_at_each_system_call_disturbs_nothing(package, target):
     """It removes the leftovers of killed writers first, and this one is alive."""
     found = set()

@@ -38,7 +38,7 @@ def test_a_killed_process_ends_the_job_and_is_named(start_job, victim):
     )
 
 
-@pytest.mark.parametrize("victim", ["worker-1", "server-0"])
+@pytest.mark.parametrize("victim", ["worker-1", pytest.param("server-0", marks=pytest.mark.thorough)])
 def test_a_frozen_process_ends_the_job_and_is_named(start_job, victim):
     job = start_job(PROGRAM, "endless", "dist_sync")
     job.wait_for_line("worker-0", "ready")

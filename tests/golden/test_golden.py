@@ -100,7 +100,9 @@ def golden(tmp_path):
     return copy
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.thorough) if name == "torch-residuals" else name for name in CASES]
+)
 def test_a_checkpoint_of_04_is_continued_as_04_did(train, golden, name):
     case, folder = CASES[name], golden(name)
     log = train(case, "--num-epochs", 2, "--model-prefix", folder / "m", "--load-epoch", 1)

@@ -201,6 +201,19 @@ def test_peers_at_any_address_of_this_host_are_inside_it(there, here):
             each.close()
 
 
+def test_a_link_has_ended_when_all_is_read_and_no_more_can_come(ends):
+    mine, theirs = ends
+    assert not mine.has_ended
+    theirs.send(b"x")
+    theirs.close()
+    target = bytearray(1)
+    assert not mine.has_ended
+    mine.read_into(memoryview(target))
+    assert mine.has_ended and target == b"x"
+    mine.close()
+    assert mine.has_ended
+
+
 def test_nothing_is_read_where_nothing_is_wanted(ends):
     """A frame may have no payload."""
     sender, receiver = ends

@@ -151,12 +151,7 @@ def test_a_caller_that_missed_its_accept_connects_again(served):
     address, lost = served
     caller = Caller.new("job", b"key", "worker", 0, "server 0")
     for _ in range(3):
-        missed = link.connect(address, caller.again(), 5.0)
-        again = link.connect(address, caller.again(), 5.0)
-        with pytest.raises(Closed):
-            missed.read_header()
-        missed.close()
-        again.close()
+        link.connect(address, caller.again(), 5.0).close()
     last = link.connect(address, caller.again(), 5.0)
     assert echo(last) == Kind.PROBE
     second = link.connect(address, caller.again(), 5.0)

@@ -142,6 +142,7 @@ def test_every_module_of_the_project_has_tests_near_it():
         assert nearest.of(ROOT, module), module
 
 
+@pytest.mark.thorough
 def test_each_equivalent_mutant_is_one_of_today():
     """One whose module has changed is taken out of the list."""
     known = equivalent.read(equivalent.FILE.read_text())

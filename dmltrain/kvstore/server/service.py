@@ -197,7 +197,8 @@ class Service:
         number = {"worker": index, "relay": relay_number(workers, index)}.get(role, -1) if index < workers else -1
         with self.exclusive() as core:
             before = self._outboxes.get(number)
-            if not core.workers.takes(number) or (before and number not in self._silent):
+            given_up = before is not None and number in self._silent and before.link.has_ended
+            if not core.workers.takes(number) or (before and not given_up):
                 return None
             core.workers.join(number)
             outbox = self._outboxes[number] = Outbox(connection, f"to {role} {index}")

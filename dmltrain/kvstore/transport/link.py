@@ -252,6 +252,16 @@ class Link:
         with contextlib.suppress(OSError):  # from Linux 6.15 on: retransmit within a second after a network outage
             self.sock.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, RETRANSMIT_MS)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the peer has closed the connection, and all that it sent has been read."""
+        try:
+            return not self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def cut(self) -> None:
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
