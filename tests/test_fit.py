@@ -441,7 +441,8 @@ def test_workers_with_unequal_and_empty_parts_make_the_steps_of_one_process(tmp_
         assert difference < 1e-5, name
 
 
-@pytest.mark.parametrize("on_servers", [1, pytest.param(0, marks=pytest.mark.thorough)])
+@pytest.mark.thorough  # make test has test_mxnet_kvstore.py
+@pytest.mark.parametrize("on_servers", [1, 0])
 def test_workers_of_mxnet_make_the_steps_of_one_process_and_resume(tmp_path, run, on_servers):
     """257 samples over 2 workers and batches of 32: in the last step worker 0 has one sample, worker 1 none."""
     installed("mxnet")
@@ -633,7 +634,10 @@ def test_interrupted(tmp_path):
 
 @pytest.mark.parametrize(
     "program, data, words",
-    [("train_mnist.py", "mnist", []), ("train_cifar10.py", "cifar10", ["--num-layers", "8", "--batch-size", "64"])],
+    [
+        pytest.param("train_mnist.py", "mnist", [], marks=pytest.mark.thorough),
+        ("train_cifar10.py", "cifar10", ["--num-layers", "8", "--batch-size", "64"]),
+    ],
 )
 def test_real_data(real_data, program, data, words):
     done = subprocess.run(

@@ -169,7 +169,7 @@ def test_help_and_errors_show_each(tree):
     assert "or --backend torch" in refused.stderr
 
 
-@pytest.mark.parametrize("kind", ["local", "dist_sync"])
+@pytest.mark.parametrize("kind", [pytest.param("local", marks=pytest.mark.thorough), "dist_sync"])
 def test_they_train(tree, tmp_path, kind):
     """Alone; and in a job, with the new codec between the processes and the new optimizer on the server."""
     words = (*TRAIN, "--optimizer", "newopt", "--kv-store", kind)

@@ -55,7 +55,9 @@ def source(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("way", [[], ["--editable"]], ids=["wheel", "editable"])
+@pytest.mark.parametrize(
+    "way", [pytest.param([], marks=pytest.mark.thorough), ["--editable"]], ids=["wheel", "editable"]
+)
 def test_the_pth_is_installed_works_and_is_uninstalled(tmp_path, source, way):
     environment = Environment(tmp_path / "environment")
     environment.pip("install", "--no-deps", *way, source)
@@ -65,7 +67,9 @@ def test_the_pth_is_installed_works_and_is_uninstalled(tmp_path, source, way):
     assert not list(environment.site.glob("*dmltrain*")), list(environment.site.iterdir())
 
 
-@pytest.mark.parametrize("way", [[], ["--editable"]], ids=["wheel", "editable"])
+@pytest.mark.parametrize(
+    "way", [[], pytest.param(["--editable"], marks=pytest.mark.thorough)], ids=["wheel", "editable"]
+)
 def test_the_front_door_runs_in_an_environment_whose_path_has_a_space(tmp_path, source, way):
     environment = Environment(tmp_path / "an environment")
     environment.pip("install", "--no-deps", *way, source)

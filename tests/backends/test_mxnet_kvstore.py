@@ -64,6 +64,7 @@ def test_numpy_arrays_and_one_value_a_device(start_job):
         assert job.results(worker) == [{"first": [0.0, 1.0, 2.0, 3.0], "sum": [3.0] * 4}]
 
 
+@pytest.mark.thorough
 def test_optimizer_states_on_the_servers_are_saved_and_loaded(start_job, tmp_path):
     last = {}
     for mode in ("save", "load"):

@@ -46,6 +46,8 @@ CASES = {
     "mxnet-servers": Case("--kv-store dist_sync --backend mxnet", workers=1, backend="mxnet"),
 }
 
+LONGER = ("torch-residuals", "torch-float16", "mxnet")
+
 
 def digest(log: str) -> str:
     return re.findall(r"Node\[0\] Final weights sha256=([0-9a-f]{64})", log)[0]
@@ -101,7 +103,7 @@ def golden(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.thorough) if name == "torch-residuals" else name for name in CASES]
+    "name", [pytest.param(name, marks=pytest.mark.thorough) if name in LONGER else name for name in CASES]
 )
 def test_a_checkpoint_of_04_is_continued_as_04_did(train, golden, name):
     case, folder = CASES[name], golden(name)

@@ -8,7 +8,7 @@ import pytest
     [
         ("dist_sync", "at once"),
         pytest.param("dist_async", "at once", marks=pytest.mark.thorough),
-        ("dist_async", "deferred"),
+        pytest.param("dist_async", "deferred", marks=pytest.mark.thorough),
     ],
 )
 def test_typical_uses(start_job, kind, when):

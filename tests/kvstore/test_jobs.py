@@ -47,7 +47,8 @@ def test_steps_on_the_server_equal_those_on_the_worker(start_job, tmp_path):
     assert np.linalg.norm(sync - server) / np.linalg.norm(sync) < 1e-6
 
 
-@pytest.mark.parametrize("kind", ["dist_async", pytest.param("dist_ssp", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("kind", ["dist_async", "dist_ssp"])
+@pytest.mark.thorough
 def test_two_asynchronous_workers(start_job, tmp_path, kind):
     start_job("train_mlp.py", kind, 1, tmp_path / "w.npy", workers=2, servers=2).succeed()
     assert np.isfinite(np.load(tmp_path / "w.npy")).all()

@@ -33,10 +33,7 @@ ERRORS = {"bf16": 1e-4, "fp16": 1e-4, "int8": 3e-4, "2bit": 0.02}  # the others:
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        pytest.param(each.name, marks=() if each.name in ("int8", "2bit") else pytest.mark.thorough)
-        for each in codec.TABLE
-    ],
+    [pytest.param(each.name, marks=() if each.name == "2bit" else pytest.mark.thorough) for each in codec.TABLE],
 )
 def test_compression_does_not_depend_on_the_transport(start_job, kind):
     one, other = (results(start_job, way, "auto", kind, 1, 4, "", servers=2) for way in ("tcp", "shm"))
@@ -65,7 +62,10 @@ def test_a_value_stays_while_it_is_read(start_job):
     assert all("all as expected" in job.output(name) for name in ("worker-0", "worker-1"))
 
 
-@pytest.mark.parametrize("kind, transport", [("dist_async", "shm"), ("dist_async", "tcp"), ("dist_ssp", "shm")])
+LONGER = [pytest.param(*each, marks=pytest.mark.thorough) for each in (("dist_async", "tcp"), ("dist_ssp", "shm"))]
+
+
+@pytest.mark.parametrize("kind, transport", [("dist_async", "shm"), *LONGER])
 def test_every_worker_reads_its_own_pushes(start_job, kind, transport):
     job = start_job("own_pushes.py", kind, transport)
     job.succeed()
