@@ -46,7 +46,7 @@ def test_a_frozen_process_ends_the_job_and_is_named(start_job, victim):
     frozen = time.monotonic()
     job.processes[victim].send_signal(signal.SIGSTOP)
     lost(job, victim)
-    assert 3.0 < time.monotonic() - frozen < 10.0
+    assert 3.0 < time.monotonic() - frozen < 13.0, "8.5 s without a heartbeat, and the ends of all processes"
     assert f"{victim.replace('-', ' ')} on" in job.output("worker-0")
     assert "missed heartbeats" in job.output("worker-0")
 

@@ -809,10 +809,10 @@ def test_a_copy_that_is_ended_early_leaves_no_probe_and_no_descriptor(source, tm
             assert os.listdir(tmp_path / "to") == [agent.last("destination")["probe"]]
         agent.receiver.finish()
         assert names(tmp_path / "to") == []
-        assert set(os.listdir("/proc/self/fd")) == before
+        assert set(os.listdir("/proc/self/fd")) <= before  # those of earlier tests may close meanwhile
     copy(source, tmp_path / "to")
     copy(source, tmp_path / "to")
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 LIES = {  # answers to Sync and to the last Entries; what is wrong with them
