@@ -105,8 +105,9 @@ def refusal(path: bytes, found: os.stat_result, host: str, what: str) -> Refusal
     fix = "choose another --sync-dst-dir, for example '~/job'"
     if not is_foreign(found):
         fix += f", or look for files of others in {shown(path)} and run there: chmod go-w {shown(path)}"
+    owners = f"{user_name(os.geteuid())} or root" if os.geteuid() else "root"
     return Refusal(
         f"{shown(path)} on {host} {what} ({facts}), so their code could get into the job; the folder and those "
-        f"above it must belong to {user_name(os.geteuid())} or root, and nobody else may write there: {fix}",
+        f"above it must belong to {owners}, and nobody else may write there: {fix}",
         2,
     )

@@ -138,6 +138,7 @@ def test_the_launcher_of_root_runs_nothing_in_a_prepared_folder(launcher, shared
     ended = launcher.run("--launcher", "local", "-n", 1, "-s", 0, "--sync-dst-dir", shared / "job", "program.py")
     assert ended.code == 2, ended
     assert f"{shared}/job on" in ended.err and "belongs to another user (owner: user 2002" in ended.err
+    assert "must belong to root, and nobody else" in ended.err
     assert "Traceback" not in ended.err and not launcher.log("worker-0")
 
 
