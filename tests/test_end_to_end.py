@@ -212,6 +212,7 @@ def test_a_plain_torch_script_trains_through_the_servers(launched, kind):
         assert min(accuracies) > 0.5
 
 
+@pytest.mark.thorough
 def test_a_plain_torch_script_ends_with_a_message_when_a_worker_is_lost(launched):
     job = launched("-n", 2, "-s", 1, "--log-dir", "l", ROOT / "examples/plain_torch.py")
     pid = job.wait_for(lambda: "all registered" in job.text() and job.members().get(("worker", 1)), "start", 60)

@@ -493,7 +493,11 @@ def mxnet_weights(path: Path) -> dict[str, np.ndarray]:
     ("words", "least"),
     [
         pytest.param(["--kv-store", "dist_async"], 0.85, marks=pytest.mark.thorough),
-        (["--kv-store", "dist_device_sync", "--devices", "cpu:2", "--gc-type", "2bit", "--gc-threshold", "0.2"], 0.75),
+        pytest.param(
+            ["--kv-store", "dist_device_sync", "--devices", "cpu:2", "--gc-type", "2bit", "--gc-threshold", "0.2"],
+            0.75,
+            marks=pytest.mark.thorough,
+        ),
     ],
     ids=["async", "2bit"],
 )

@@ -17,6 +17,7 @@ def test_typical_uses(start_job, kind, when):
     assert "all as expected" in job.output("worker-0") and "all as expected" in job.output("worker-1")
 
 
+@pytest.mark.thorough
 def test_deferred_steps_equal_immediate_steps_bit_for_bit(start_job):
     job = start_job("deferred.py", workers=2, servers=2)
     job.succeed()
