@@ -1,4 +1,4 @@
-"""Programs of other users of this machine, for attacks: real processes of USER and STRANGER.
+"""Programs of other users of this machine, for attacks: real processes of USER and OTHER_USER.
 
 The numbers need no accounts. Only root can start such processes, so elsewhere these tests are skipped.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-USER, STRANGER = 2001, 2002  # who runs the job, and another user of the same machine
+USER, OTHER_USER = 2001, 2002  # who runs the job, and another user of the same machine
 
 
 def as_user(number: int, *command: object) -> list[str]:

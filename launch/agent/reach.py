@@ -5,7 +5,7 @@ connects to all of them at once. A short exchange proves that the peer is the ag
     the connecting agent       sha256(token "?" name of the peer's host), 64 hex digits
     the listening agent        sha256(token "!" its own name), 64 hex digits; NOT_MEANT if another host was meant
 Both an unauthenticated peer and another host with the same address fail this exchange. A connection that the other
-side closes without an answer is made again until the time is over: the other side may have been overrun by strangers.
+side closes without an answer is made again until the time is over: the other side may have too many callers.
 
 No threads, no blocking calls: call `poll()` when `fileno()` is readable, and at `deadline`. It answers the other agents
 until `close()`, also after its own result.
@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from launch.agent.commands import Peer
 from launch.agent.outcome import NO_ROUTE, REFUSED, SILENT, TIMED_OUT, UNAUTHENTICATED
 from launch.agent.spawn import bound_socket
-from launch.agent.strangers import Strangers
+from launch.agent.unauthenticated import Unauthenticated
 
 SECONDS = 3.0  # a lost SYN is repeated after 1 s
 PROOF_BYTES = 64
@@ -66,7 +66,7 @@ class Reach:
         self.expected = proof(token, "?", host)
         self.clock = clock
         self.selector = selectors.DefaultSelector()
-        self.strangers = Strangers(self.selector, self._reply, clock, chance or random.SystemRandom())
+        self.unauthenticated = Unauthenticated(self.selector, self._reply, clock, chance or random.SystemRandom())
         self.result: dict[str, dict[str, float | str]] | None = None
         self.connections: list[Connection] = []
         self.until = float("inf")  # when those without an outcome give up
@@ -74,7 +74,7 @@ class Reach:
         self.listener.listen(BACKLOG)
         self.listener.setblocking(False)
         self.port = self.listener.getsockname()[1]
-        self.selector.register(self.listener, selectors.EVENT_READ, lambda: self.strangers.accept(self.listener))
+        self.selector.register(self.listener, selectors.EVENT_READ, lambda: self.unauthenticated.accept(self.listener))
 
     def fileno(self) -> int:
         """Readable when `poll` has something to do."""
@@ -83,7 +83,7 @@ class Reach:
     @property
     def deadline(self) -> float:
         """When, in seconds of the clock, to call `poll` without an event."""
-        return min(self.until, self.strangers.deadline, *(each.again_at for each in self.connections))
+        return min(self.until, self.unauthenticated.deadline, *(each.again_at for each in self.connections))
 
     def begin(self, peers: Sequence[Peer], seconds: float = SECONDS) -> None:
         """Try to reach each of `peers` within `seconds`."""
@@ -96,7 +96,7 @@ class Reach:
         """Handle the events that are due. Returns the result once every peer has answered or timed out."""
         for key, _ in self.selector.select(0):
             key.data()
-        self.strangers.expire()
+        self.unauthenticated.expire()
         if self.result is None:
             return None
         now = self.clock()
@@ -120,7 +120,7 @@ class Reach:
                 connection.send(self.answer)
             elif len(received) == PROOF_BYTES:  # so that the caller does not try again
                 connection.send(NOT_MEANT)
-        self.strangers.forget(connection)
+        self.unauthenticated.forget(connection)
 
     def close(self) -> None:
         for key in list(self.selector.get_map().values()):

@@ -22,7 +22,7 @@ import time
 from abc import ABC, abstractmethod
 from typing import Any
 
-from launch.agent import strangers
+from launch.agent import unauthenticated
 from launch.agent.outcome import SILENT, TIMED_OUT, UNAUTHENTICATED
 from launch.agent.reach import PROOF_BYTES, error_text, proof
 from launch.agent.spawn import bound_socket
@@ -105,15 +105,15 @@ class Throughput:
                 self.arrived = []
             proofs = proof(self.token, ">", self.host), proof(self.token, "<", self.host)
             accepted = Accepting(self.selector, connection, *proofs, self.arrived, self.limit)
-            accepted.deadline = min(accepted.deadline, time.monotonic() + strangers.SECONDS)
+            accepted.deadline = min(accepted.deadline, time.monotonic() + unauthenticated.SECONDS)
             accepted.watch(READ)
             self._make_room()
             self.streams.append(accepted)
 
     def _make_room(self) -> None:
-        """Close a random connection of a stranger if there are many."""
+        """Close a random unauthenticated connection if there are many."""
         unknown = [each for each in self.streams if isinstance(each, Accepting) and each.until is None]
-        if len(unknown) >= strangers.MAX:
+        if len(unknown) >= unauthenticated.MAX:
             unlucky = random.choice(unknown)
             unlucky.close()
             self.streams.remove(unlucky)

@@ -4,7 +4,7 @@ Format 1 is the record of 0.4 with the field "format". A record without that fie
 before, with the same fields. A change that removes a field or changes its meaning must increase FORMAT.
 
 A record names programs and hosts. So only one that no other user can have written is used to reach hosts: the file
-belongs to this user or root, and only they can write it. Its folder belongs to them as well, so that no stranger
+belongs to this user or root, and only they can write it. Its folder belongs to them as well, so that no other user
 exchanges the record for that of another job of this user; a group that shares the folder could. All is checked on open
 descriptors. Records of others can be shown.
 """

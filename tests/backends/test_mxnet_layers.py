@@ -142,9 +142,9 @@ def test_float16_is_refused_by_mxnet_itself_on_cpus():
 
 
 def test_a_layer_without_an_operator_is_named():
-    class Stranger(Layer):
+    class Unsupported(Layer):
         pass
 
-    network = Network("n", chain(Stranger("odd"), layers.Flatten(), Dense("d", 1)), (1, 2, 2), 1)
-    with pytest.raises(NotImplementedError, match="no operator for Stranger 'odd'"):
+    network = Network("n", chain(Unsupported("odd"), layers.Flatten(), Dense("d", 1)), (1, 2, 2), 1)
+    with pytest.raises(NotImplementedError, match="no operator for Unsupported 'odd'"):
         mxnet_layers.symbol(network)

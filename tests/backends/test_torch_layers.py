@@ -340,9 +340,9 @@ def test_trains_under_autocast(dtype):
 
 
 def test_a_layer_without_an_operator_is_named():
-    class Stranger(Layer):
+    class Unsupported(Layer):
         pass
 
-    network = Network("n", chain(Stranger("odd"), Flatten(), Dense("d", 1)), (1, 2, 2), 1)
-    with pytest.raises(NotImplementedError, match="no operator for Stranger 'odd'"):
+    network = Network("n", chain(Unsupported("odd"), Flatten(), Dense("d", 1)), (1, 2, 2), 1)
+    with pytest.raises(NotImplementedError, match="no operator for Unsupported 'odd'"):
         torch_layers.build(network)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dmltrain.kvstore.transport import link, wire
 from dmltrain.kvstore.transport.handshake import CONTROL, Caller
 from dmltrain.kvstore.transport.message import Challenge, decode, encode, expect
-from dmltrain.kvstore.transport.strangers import LINES
+from dmltrain.kvstore.transport.unauthenticated import LINES
 from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
 from tests.tiers import examples
 

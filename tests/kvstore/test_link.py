@@ -424,7 +424,7 @@ def test_sockets_have_no_timeout_after_the_handshake(monkeypatch):
 
 
 def test_a_caller_that_is_dropped_tries_again_until_it_is_heard():
-    """A listener that is busy with strangers may drop it."""
+    """A listener that is busy with unauthenticated peers may drop it."""
     with link.listen("127.0.0.1") as listening:
         nonces, answered = [], []
 

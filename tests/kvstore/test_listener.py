@@ -19,7 +19,7 @@ from dmltrain.kvstore.transport.handshake import MEMORY, Caller
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.listener import MAX_CALLERS, SLOW_SECONDS, accept_loop
 from dmltrain.kvstore.transport.shared_memory import Arena
-from dmltrain.kvstore.transport.strangers import LINES
+from dmltrain.kvstore.transport.unauthenticated import LINES
 from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
 
 ENVIRONMENT = Environment(role="server", job="job", key=b"key")
@@ -47,7 +47,7 @@ def listening():
         each.close()
 
 
-def test_callers_are_served_as_who_they_are_also_after_strangers(listening, capfd):
+def test_callers_are_served_as_who_they_are_also_after_unauthenticated_peers(listening, capfd):
     sock, served, _ = listening()
     address = sock.getsockname()
     with pytest.raises(FrameError):
@@ -75,28 +75,28 @@ def test_who_is_not_admitted_is_cut_off(listening, capfd):
     mine.close()
 
 
-def test_strangers_take_no_slots_of_later_callers(listening):
+def test_unauthenticated_peers_take_no_slots_of_later_callers(listening):
     sock, served, _ = listening()
     for _ in range(MAX_CALLERS + 5):
-        with socket.create_connection(sock.getsockname(), 5.0) as stranger:
-            stranger.shutdown(socket.SHUT_WR)
-            while stranger.recv(4096):
+        with socket.create_connection(sock.getsockname(), 5.0) as peer:
+            peer.shutdown(socket.SHUT_WR)
+            while peer.recv(4096):
                 pass
     for _ in range(2):
         link.connect(sock.getsockname(), CALLER, 5.0).close()
         served.get(timeout=5.0)
 
 
-def test_callers_get_in_however_many_strangers_stay(listening, capfd):
-    """Random strangers leave for them; and so may the caller, which tries again."""
+def test_callers_get_in_however_many_unauthenticated_peers_stay(listening, capfd):
+    """Random unauthenticated peers leave for them; and so may the caller, which tries again."""
     sock, served, _ = listening()
-    strangers = [socket.create_connection(sock.getsockname(), 5.0) for _ in range(3 * MAX_CALLERS)]
+    unauthenticated = [socket.create_connection(sock.getsockname(), 5.0) for _ in range(3 * MAX_CALLERS)]
     link.connect(sock.getsockname(), CALLER, 5.0).close()
     served.get(timeout=5.0)
-    left = sum(not is_open(each) for each in strangers)
+    left = sum(not is_open(each) for each in unauthenticated)
     assert 2 * MAX_CALLERS <= left <= 2 * MAX_CALLERS + 2
     assert f"more than {MAX_CALLERS} handshakes at once" in capfd.readouterr().err
-    for each in strangers:
+    for each in unauthenticated:
         each.close()
 
 
@@ -113,12 +113,12 @@ def is_open(sock):
 def test_handshakes_take_no_threads(listening):
     sock, served, _ = listening()
     before = threading.active_count()
-    strangers = [socket.create_connection(sock.getsockname(), 5.0) for _ in range(MAX_CALLERS // 2)]
-    for each in strangers:
+    unauthenticated = [socket.create_connection(sock.getsockname(), 5.0) for _ in range(MAX_CALLERS // 2)]
+    for each in unauthenticated:
         each.sendall(message.encode(CALLER.hello()))
         assert each.recv(4096), "the challenge"
     assert threading.active_count() <= before
-    for each in strangers:
+    for each in unauthenticated:
         each.close()
 
 
@@ -162,7 +162,7 @@ def test_an_unauthenticated_peer_gets_the_reason_for_its_refusal(listening, sent
 
 
 @pytest.mark.parametrize("sent", [b"", Header(Kind.HELLO, 9).pack()[:10], message.encode(CALLER.hello())])
-def test_a_stranger_that_falls_silent_is_cut_off(listening, monkeypatch, capfd, sent):
+def test_a_unauthenticated_peer_that_falls_silent_is_cut_off(listening, monkeypatch, capfd, sent):
     monkeypatch.setattr(link, "HANDSHAKE_SECONDS", 0.2)
     sock, _, _ = listening()
     with socket.create_connection(sock.getsockname(), 5.0) as calling:
@@ -172,7 +172,7 @@ def test_a_stranger_that_falls_silent_is_cut_off(listening, monkeypatch, capfd, 
     assert "silent for 0.2 s during the handshake" in capfd.readouterr().err
 
 
-def test_a_stranger_that_sends_a_byte_now_and_then_is_cut_off(listening, monkeypatch):
+def test_a_unauthenticated_peer_that_sends_a_byte_now_and_then_is_cut_off(listening, monkeypatch):
     """The limit is for the whole handshake."""
     monkeypatch.setattr(link, "HANDSHAKE_SECONDS", 0.2)
     sock, _, _ = listening()
@@ -185,7 +185,7 @@ def test_a_stranger_that_sends_a_byte_now_and_then_is_cut_off(listening, monkeyp
     assert 1 < sent < wire.HEADER_SIZE
 
 
-def test_a_refused_stranger_that_stays_is_not_waited_for_long(listening):
+def test_a_refused_unauthenticated_peer_that_stays_is_not_waited_for_long(listening):
     sock, _, _ = listening()
     since = time.monotonic()
     with socket.create_connection(sock.getsockname(), 5.0) as calling:
@@ -221,16 +221,16 @@ def test_when_nobody_is_expected_a_listener_closes(listening):
     assert ended.wait(5.0) and sock.fileno() == -1
 
 
-def test_when_nobody_is_expected_strangers_are_accepted_slowly(listening):
+def test_when_nobody_is_expected_unauthenticated_peers_are_accepted_slowly(listening):
     """The scheduler's share of the cores belongs to the job then."""
     complete = threading.Event()
     sock, served, _ = listening(complete=complete, stays=True)
     complete.set()
     since = time.monotonic()
     for _ in range(5):
-        with socket.create_connection(sock.getsockname(), 5.0) as stranger:
-            stranger.sendall(b"GET / HTTP/1.1\r\n" * 5)
-            while stranger.recv(4096):
+        with socket.create_connection(sock.getsockname(), 5.0) as peer:
+            peer.sendall(b"GET / HTTP/1.1\r\n" * 5)
+            while peer.recv(4096):
                 pass
     assert time.monotonic() - since > 4 * SLOW_SECONDS
     link.connect(sock.getsockname(), CALLER, 5.0).close()
@@ -260,7 +260,7 @@ def test_another_users_process_is_cut_off_before_anything_is_read(capfd):
         target=accept_loop, args=(sock, ENVIRONMENT, "server 0", lambda *caller: served.put(caller)), daemon=True
     ).start()
     program = f"import socket; s = socket.socket(socket.AF_UNIX); s.connect('\\0{name}'); print(s.recv(1))"
-    stranger = subprocess.run(
+    peer = subprocess.run(
         ["setpriv", "--reuid", "2002", "--regid", "2002", "--clear-groups", "/usr/bin/python3", "-c", program],
         capture_output=True,
         text=True,
@@ -269,22 +269,22 @@ def test_another_users_process_is_cut_off_before_anything_is_read(capfd):
     root = socket.socket(socket.AF_UNIX)
     root.connect(f"\0{name}")
     sock.close()
-    assert stranger.stdout == "b''\n", stranger.stderr
+    assert peer.stdout == "b''\n", peer.stderr
     assert "cut off an unauthenticated peer from this host: it is another user's process" in capfd.readouterr().err
     root.close()
 
 
-def test_strangers_of_this_host_are_named_so(capfd):
+def test_unauthenticated_peers_of_this_host_are_named_so(capfd):
     """They call a socket without addresses."""
     sock, name = rendezvous.listen()
     served = queue.Queue()
     threading.Thread(
         target=accept_loop, args=(sock, ENVIRONMENT, "server 0", lambda *caller: served.put(caller)), daemon=True
     ).start()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
-        stranger.connect(f"\0{name}")
-        stranger.sendall(b"GET / HTTP/1.1\r\n" * 5)
-        while stranger.recv(4096):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+        peer.connect(f"\0{name}")
+        peer.sendall(b"GET / HTTP/1.1\r\n" * 5)
+        while peer.recv(4096):
             pass
     logged, deadline = "", time.monotonic() + 5.0
     while "server 0: cut off an unauthenticated peer from this host: not a dmltrain frame" not in logged:
@@ -363,20 +363,20 @@ class Failing:
 
 
 def test_want_of_descriptors_fills_no_log(capfd):
-    """However often it happens; and each time a random stranger leaves."""
+    """However often it happens; and each time a random unauthenticated peer leaves."""
     sock, served = link.listen("127.0.0.1"), queue.Queue()
     failing = Sometimes(sock, 40)
     threading.Thread(
         target=accept_loop, args=(failing, ENVIRONMENT, "server 0", lambda *caller: served.put(caller)), daemon=True
     ).start()
-    strangers = [socket.create_connection(sock.getsockname(), 5.0) for _ in range(50)]
+    unauthenticated = [socket.create_connection(sock.getsockname(), 5.0) for _ in range(50)]
     link.connect(sock.getsockname(), CALLER, 5.0).close()
     served.get(timeout=5.0)
     assert failing.left == 0
     lines = capfd.readouterr().err.splitlines()
     assert sum("cannot accept a connection: Too many open files" in line for line in lines) == 1
     assert 0 < sum("Too many open files, and one was chosen at random" in line for line in lines) <= LINES
-    for each in (*strangers, sock):
+    for each in (*unauthenticated, sock):
         each.close()
 
 
@@ -402,12 +402,12 @@ class Sometimes:
         return self.sock.accept()
 
 
-def test_the_last_strangers_are_counted_when_the_listener_closes(listening, capfd):
+def test_the_last_unauthenticated_peers_are_counted_when_the_listener_closes(listening, capfd):
     sock, _, ended = listening()
     for _ in range(LINES + 3):
-        with socket.create_connection(sock.getsockname(), 5.0) as stranger:
-            stranger.shutdown(socket.SHUT_WR)
-            assert stranger.recv(1) == b""
+        with socket.create_connection(sock.getsockname(), 5.0) as peer:
+            peer.shutdown(socket.SHUT_WR)
+            assert peer.recv(1) == b""
     sock.close()
     assert ended.wait(5.0)
     assert "server 0: cut off 3 more unauthenticated peers in 0 s" in capfd.readouterr().err

@@ -118,15 +118,15 @@ def test_a_server_without_shared_memory_is_left_at_once():
 
 @pytest.fixture
 def full():
-    """A listener by name whose queue strangers have filled, and their sockets."""
+    """A listener by name whose queue unauthenticated peers have filled, and their sockets."""
     listening, name = rendezvous.listen()
     listening.listen(0)
-    strangers = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(3)]
-    for each in strangers:
+    unauthenticated = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(3)]
+    for each in unauthenticated:
         each.setblocking(False)
         each.connect_ex(f"\0{name}")
     yield listening, name
-    for each in (listening, *strangers):
+    for each in (listening, *unauthenticated):
         each.close()
 
 

@@ -473,15 +473,15 @@ def test_servers_without_shared_memory_say_so_and_use_tcp(start, capfd):
 
 
 def test_a_server_stops_listening_when_all_its_workers_have_connected(start):
-    """From then on strangers cannot take its time."""
+    """From then on unauthenticated peers cannot take its time."""
     job = start(servers=1)
     address = job.stores[0].start.servers[0]
     with pytest.raises(ConnectionRefusedError):
         while True:  # the sockets close just after the last worker has connected
             with contextlib.suppress(ConnectionResetError):
                 socket.create_connection((address.host, address.port), 5.0).close()
-    with socket.socket(socket.AF_UNIX) as stranger, pytest.raises(ConnectionRefusedError):
-        stranger.connect(f"\0{address.socket_name}")
+    with socket.socket(socket.AF_UNIX) as peer, pytest.raises(ConnectionRefusedError):
+        peer.connect(f"\0{address.socket_name}")
 
 
 def test_servers_look_for_unreachable_objects_after_many_new_ones_only():

@@ -24,7 +24,7 @@ from launch.channels.process import ProcessChannel
 from launch.sync import Sync
 from launch.sync.manifest import manifest
 from tests.launch.conftest import wait_for
-from tests.other_user import STRANGER, USER, as_user, python, shell, sticky_folder
+from tests.other_user import OTHER_USER, USER, as_user, python, shell, sticky_folder
 
 SECONDS = 60.0  # for anything to happen, on a busy machine
 MALICIOUS = "print('the code of another user')"
@@ -116,7 +116,7 @@ def host(shared: Path) -> Iterator[Host]:
 def test_a_folder_that_another_user_prepared_gets_no_code_into_the_job(host, source, shared):
     """The whole attack: right contents beforehand, other contents once the job's owner has copied."""
     job = shared / "job"
-    shell(STRANGER, 'mkdir -m 777 $1; printf %s "$2" >$1/train.py; chmod 644 $1/train.py', job, "x")
+    shell(OTHER_USER, 'mkdir -m 777 $1; printf %s "$2" >$1/train.py; chmod 644 $1/train.py', job, "x")
     (job / "train.py").write_bytes((source / "train.py").read_bytes())  # root keeps the owner: the right hash
     try:
         host.copy(source, job)
@@ -128,12 +128,12 @@ def test_a_folder_that_another_user_prepared_gets_no_code_into_the_job(host, sou
             "write there: choose another --sync-dst-dir, for example '~/job'"
         )
     else:
-        shell(STRANGER, 'printf %s "$2" >$1/train.py', job, MALICIOUS)
+        shell(OTHER_USER, 'printf %s "$2" >$1/train.py', job, MALICIOUS)
         assert host.run(job) == OWN
 
 
 def test_the_launcher_of_root_runs_nothing_in_a_prepared_folder(launcher, shared):
-    shell(STRANGER, 'mkdir -m 777 $1; echo "print(5)" >$1/program.py', shared / "job")
+    shell(OTHER_USER, 'mkdir -m 777 $1; echo "print(5)" >$1/program.py', shared / "job")
     launcher.script("print(5)\n")
     ended = launcher.run("--launcher", "local", "-n", 1, "-s", 0, "--sync-dst-dir", shared / "job", "program.py")
     assert ended.code == 2, ended
@@ -240,7 +240,7 @@ def test_the_private_group_does_not_count_where_a_list_names_another_user(shared
     place = shared / "place"
     place.mkdir()
     os.chown(place, USER, USER)
-    entries = [(1, 7, -1), (2, 7, STRANGER), (4, 7, -1), (16, 7, -1), (32, 5, -1)]  # linux/posix_acl_xattr.h
+    entries = [(1, 7, -1), (2, 7, OTHER_USER), (4, 7, -1), (16, 7, -1), (32, 5, -1)]  # linux/posix_acl_xattr.h
     try:
         text = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *each) for each in entries)
         os.setxattr(place, "system.posix_acl_access", text)
@@ -266,7 +266,7 @@ def test_a_folder_of_root_that_already_has_everything_is_left_alone(host, source
 def test_a_checkpoint_of_another_user_is_replaced(host, source, shared):
     (source / "last.pt").write_text("of the job's owner")
     shell(USER, "mkdir -m 700 $1; touch $1/last.pt", shared / "job")
-    os.chown(shared / "job/last.pt", STRANGER, STRANGER)
+    os.chown(shared / "job/last.pt", OTHER_USER, OTHER_USER)
     sync = host.copy(source, shared / "job")
     assert (shared / "job/last.pt").read_text() == "of the job's owner"
     assert sync.hosts["h1"].notes == ("replaced last.pt: changed there since the last copy, or never copied there",)
@@ -279,9 +279,9 @@ def test_what_others_could_have_open_is_written_anew(host, source, shared):
     shell(USER, "umask 0; mkdir -m 755 $1; mkdir -m 777 $1/lib; touch $1/train.py $1/lib/net.py", job)
     for name in ("train.py", "lib/net.py"):
         (job / name).write_bytes((source / name).read_bytes())
-    os.chown(job / "lib/net.py", STRANGER, STRANGER)
+    os.chown(job / "lib/net.py", OTHER_USER, OTHER_USER)
     late = 'cd $1/lib; exec 3>>../train.py 4>>net.py; echo ready; read go; printf "$2" >&3; printf "$2" >&4; '
-    command = as_user(STRANGER, "sh", "-c", late + "echo >os.py; echo done", "sh", job, "\n" + MALICIOUS)
+    command = as_user(OTHER_USER, "sh", "-c", late + "echo >os.py; echo done", "sh", job, "\n" + MALICIOUS)
     with subprocess.Popen(
         command, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as bad:

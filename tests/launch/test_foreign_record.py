@@ -30,7 +30,7 @@ from launch.run.limit import Limits
 from launch.run.supervise import Supervisor
 from launch.terminal.record import MOST_BYTES
 from tests.launch.conftest import ROOT, wait_for
-from tests.other_user import STRANGER, USER, shell, sticky_folder
+from tests.other_user import OTHER_USER, USER, shell, sticky_folder
 from tests.traced import traced
 
 RECORD: dict[str, Any] = {
@@ -187,11 +187,15 @@ OLD_SPELLINGS = [("python", "main", "--ps"), ("python", "main", "--kill")]
 @pytest.mark.parametrize("name, program, verb", [*WAYS, *OLD_SPELLINGS])
 def test_a_record_of_another_user_runs_nothing(tmp_path, name, program, verb):
     with sticky_folder() as shared:
-        shell(STRANGER, ATTACKS[name], shared / "theirs")
+        shell(OTHER_USER, ATTACKS[name], shared / "theirs")
         done = command(verb, shared / "theirs/job", program, cwd=tmp_path)
         assert not (shared / "theirs/proof").exists(), done
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done
-    for essential in (str(shared / "theirs/job"), f"belongs to user {STRANGER}, not to root: ", "run this command as"):
+    for essential in (
+        str(shared / "theirs/job"),
+        f"belongs to user {OTHER_USER}, not to root: ",
+        "run this command as",
+    ):
         assert essential in done.stderr
 
 
@@ -199,7 +203,7 @@ def test_a_record_of_another_user_runs_nothing(tmp_path, name, program, verb):
 def test_the_attacks_are_attacks(tmp_path, name):
     """If only the owner were checked: what the record says is refused, or is what its owner may say."""
     with sticky_folder() as shared:
-        shell(STRANGER, ATTACKS[name], shared / "theirs")
+        shell(OTHER_USER, ATTACKS[name], shared / "theirs")
         content = json.loads((shared / "theirs/job/job.json").read_text())
     (tmp_path / "mine").mkdir()
     write(tmp_path / "mine", content)
@@ -212,7 +216,7 @@ def test_the_attacks_are_attacks(tmp_path, name):
 
 def test_another_users_logs_and_jobs_can_be_shown(tmp_path):
     with sticky_folder() as shared:
-        shell(STRANGER, ATTACKS["python"] + "\necho hello > $1/job/worker-0.log", shared / "theirs")
+        shell(OTHER_USER, ATTACKS["python"] + "\necho hello > $1/job/worker-0.log", shared / "theirs")
         reader, writer = os.pipe()
         assert show.show(str(shared / "theirs/job"), "", False, writer) == ""
         os.close(writer)
@@ -223,24 +227,24 @@ def test_another_users_logs_and_jobs_can_be_shown(tmp_path):
 
 def test_a_record_that_another_user_moves_into_a_folder_of_this_user_is_refused(folder):
     with sticky_folder() as shared:
-        shell(STRANGER, ATTACKS["python"], shared / "theirs")
+        shell(OTHER_USER, ATTACKS["python"], shared / "theirs")
         os.rename(shared / "theirs/job/job.json", folder / "job.json")
-    assert f"{folder}/job.json belongs to user {STRANGER}, not to " in refused(folder)
+    assert f"{folder}/job.json belongs to user {OTHER_USER}, not to " in refused(folder)
 
 
 def test_a_record_of_this_user_in_another_users_folder_is_refused(folder):
     """Its owner can exchange it for the record of another job."""
     with sticky_folder() as shared:
-        shell(STRANGER, "mkdir -m 777 $1", shared / "theirs")
+        shell(OTHER_USER, "mkdir -m 777 $1", shared / "theirs")
         os.rename(folder / "job.json", shared / "theirs/job.json")
-        assert f"{shared}/theirs belongs to user {STRANGER}, not to " in refused(shared / "theirs")
+        assert f"{shared}/theirs belongs to user {OTHER_USER}, not to " in refused(shared / "theirs")
 
 
 @pytest.mark.parametrize("mode, allowed", [(0o600, True), (0o644, True), (0o664, False), (0o646, False)])
 def test_a_record_that_others_can_write_is_refused(folder, mode, allowed):
     (folder / "job.json").chmod(mode)
     if os.geteuid() == 0:
-        os.chown(folder / "job.json", -1, STRANGER)
+        os.chown(folder / "job.json", -1, OTHER_USER)
     if allowed:
         read(folder)
     else:

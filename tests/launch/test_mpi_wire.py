@@ -163,11 +163,11 @@ def test_an_unexpected_peer_is_disconnected(desk):  # noqa: F811
         assert [peer.recv(1000) for _ in range(2)] == [bridge.WELCOME, b""]
 
 
-def test_strangers_do_not_keep_a_bridge_out(desk):  # noqa: F811
+def test_unauthenticated_peers_do_not_keep_a_bridge_out(desk):  # noqa: F811
     """However many hold connections: random ones end."""
-    with contextlib.ExitStack() as strangers:
+    with contextlib.ExitStack() as unauthenticated:
         for _ in range(CALLERS + 20):
-            strangers.enter_context(socket.create_connection(("127.0.0.1", desk.reception.port)))
+            unauthenticated.enter_context(socket.create_connection(("127.0.0.1", desk.reception.port)))
         with dial_tls(desk.reception.port) as peer:
             peer.sendall(json.dumps({**HELLO, "token": desk.token}).encode() + b"\n")
             assert desk.came.get(timeout=GREETING_SECONDS - 1).pid == HELLO["pid"]

@@ -19,7 +19,7 @@ import pytest
 
 from launch.agent.outcome import NO_ROUTE, REFUSED, SILENT, TIMED_OUT, UNAUTHENTICATED
 from launch.agent.reach import SECONDS, Reach, error_text, proof
-from launch.agent.strangers import MAX
+from launch.agent.unauthenticated import MAX
 from tests.launch.conftest import DEADLINE, ROOT
 from tests.readable import readable
 
@@ -171,7 +171,7 @@ class Clock:
         return self.now
 
 
-def test_strangers_are_closed_after_some_seconds(agents):
+def test_unauthenticated_peers_are_closed_after_some_seconds(agents):
     clock = Clock()
     there = Reach("127.0.0.7", TOKEN, "h7", clock)
     try:
@@ -195,20 +195,20 @@ def test_strangers_are_closed_after_some_seconds(agents):
         there.close()
 
 
-def test_many_strangers_take_few_connections_and_keep_nobody_out(agents):
+def test_many_unauthenticated_peers_take_few_connections_and_keep_nobody_out(agents):
     first, second = agents[:2]
     with contextlib.ExitStack() as stack:
-        crowd = [stack.enter_context(socket.create_connection(address(second))) for _ in range(4 * MAX)]
+        peers = [stack.enter_context(socket.create_connection(address(second))) for _ in range(4 * MAX)]
         end = time.monotonic() + DEADLINE
-        while len(second.strangers.until) < MAX or readable([second], 0):
+        while len(second.unauthenticated.until) < MAX or readable([second], 0):
             second.poll()
             assert time.monotonic() < end
         assert len(second.selector.get_map()) <= MAX + 1, "and its listener"
         first.begin([["h3", *address(second)]])
         assert "ms" in finish_first(first, second)["h3"]
-        for each in crowd:
+        for each in peers:
             each.setblocking(False)
-        open_ = [number for number, each in enumerate(crowd) if not closed(each)]
+        open_ = [number for number, each in enumerate(peers) if not closed(each)]
         assert len(open_) == MAX or len(open_) == MAX - 1, "one went for the peer, which has gone as well"
         assert open_[0] < MAX and open_[-1] > 3 * MAX, "random ones go, neither the first nor the last alone"
 
@@ -238,7 +238,7 @@ def test_a_real_agent_is_not_exhausted_by_idle_connections(talk):
             assert caller.recv(1000) == proof("00", "!", "here")
 
 
-def test_an_agent_that_has_no_descriptor_left_drops_a_stranger(talk):
+def test_an_agent_that_has_no_descriptor_left_drops_a_unauthenticated_peer(talk):
     talk.send(do="bind", address="127.0.0.1", reach=True)
     address = "127.0.0.1", talk.until("bound")["ports"]["reach"]
     pid = talk.ready["pid"]

@@ -16,8 +16,8 @@ from launch.agent.commands import Measure
 from launch.agent.events import Bound, Measured, Probed, Reached, Ready
 from launch.agent.outcome import NO_ROUTE, REFUSED, SILENT, UNAUTHENTICATED
 from launch.agent.reach import PROOF_BYTES, proof
-from launch.agent.strangers import MAX
 from launch.agent.throughput import BYTES, CHUNK, SAMPLES, STREAMS, Throughput, rate
+from launch.agent.unauthenticated import MAX
 from launch.job.host import Host
 from launch.job.job import Job
 from launch.preflight.pairs import rounds, slowest
@@ -156,7 +156,7 @@ def test_a_caller_that_says_nothing_is_dropped_at_the_deadline():
         assert mute.recv(1) == b"" and hasty.deadline == float("inf")
 
 
-def test_strangers_are_few_and_have_less_time_than_a_measurement(agents):
+def test_unauthenticated_peers_are_few_and_have_less_time_than_a_measurement(agents):
     there = agents[1]
     with contextlib.ExitStack() as stack:
         for _ in range(MAX + 50):

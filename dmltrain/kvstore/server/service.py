@@ -83,8 +83,8 @@ class Service:
         self._replies: deque[tuple[Outbox, Frame]] = deque()  # to be sent
 
     def expect(self, workers: Collection[int], relays: Collection[int] = ()) -> None:
-        """Stop listening when all these have connected: strangers cannot take this process's time after that. Call this
-        before `accept`."""
+        """Stop listening when all these have connected: after that, unauthenticated peers cannot take this process's
+        time. Call this before `accept`."""
         total = self._environment.num_workers
         self._expected = frozenset(workers) | {relay_number(total, rank) for rank in relays}
 

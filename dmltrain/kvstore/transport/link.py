@@ -288,7 +288,7 @@ def listen(host: str, port: int = 0) -> socket.socket:
 
 def connect(address: tuple[str, int], caller: Caller, timeout: float, certificate: str = "") -> Link:
     """Connect and authenticate. Until `timeout` (s), tries again when the listener ends a handshake without an answer:
-    it may be busy with strangers. Raises OSError, Closed, or FrameError with the reason of a refusal."""
+    it may be busy with unauthenticated peers. Raises OSError, Closed, or FrameError with the reason of a refusal."""
     return persist(lambda caller, seconds: _connect(address, caller, seconds, certificate), caller, timeout)
 
 

@@ -1,10 +1,10 @@
 """Accepts connections. One thread runs the handshakes of all callers; only a caller that has proved that it knows the
 job's key gets a thread of its own, for its service.
 
-Strangers cannot keep the job's processes out, because a stranger holds little and not for long: a handshake ends after
-HANDSHAKE_SECONDS, at most MAX_CALLERS are in progress, and when one more comes, a random one is closed. (A caller of
-the job that this hits tries again.) On a unix socket, other users' processes are closed before anything is read. The
-log has a few lines about strangers, and then counts them.
+Unauthenticated peers cannot keep the job's processes out: a handshake ends after HANDSHAKE_SECONDS, at most MAX_CALLERS
+are in progress, and when one more comes, a random one is closed. (A caller of the job that this hits tries again.) On
+a unix socket, other users' processes are disconnected before anything is read. The log has a few lines about
+unauthenticated peers, and then counts them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dmltrain.kvstore.transport import link, message, rendezvous
 from dmltrain.kvstore.transport.handshake import CONTROL, DATA, MEMORY, Answers, Listener
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.message import Hello, Refuse
-from dmltrain.kvstore.transport.strangers import PERIOD_SECONDS, Strangers
+from dmltrain.kvstore.transport.unauthenticated import PERIOD_SECONDS, Unauthenticated
 from dmltrain.kvstore.transport.wire import FrameError
 
 MAX_CALLERS = 128  # handshakes in progress
@@ -85,7 +85,7 @@ class Reception:
         self._inside = listening.family == socket.AF_UNIX
         self._purpose = MEMORY if self._inside else CONTROL if environment.role == "scheduler" else DATA
         self._callers: dict[int, _Caller] = {}  # by descriptor
-        self._strangers = Strangers(name)
+        self._unauthenticated = Unauthenticated(name)
         self._complained = -PERIOD_SECONDS  # when the log last said that no connection can be accepted
         self._selector = selectors.DefaultSelector()
 
@@ -112,7 +112,7 @@ class Reception:
         for caller in list(self._callers.values()):
             self._drop(caller)
         self._selector.close()
-        if line := self._strangers.later(time.monotonic(), last=True):
+        if line := self._unauthenticated.later(time.monotonic(), last=True):
             log(line)
 
     # -- one connection -------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class Reception:
             if not caller.refused:
                 self._report(caller.origin, f"silent for {link.HANDSHAKE_SECONDS:g} s during the handshake")
             self._drop(caller)
-        if line := self._strangers.later(now):
+        if line := self._unauthenticated.later(now):
             log(line)
 
     def _drop(self, caller: _Caller) -> None:
@@ -211,7 +211,7 @@ class Reception:
         del self._callers[caller.sock.fileno()]
 
     def _report(self, origin: str, reason: str) -> None:
-        if line := self._strangers.report(origin, reason, time.monotonic()):
+        if line := self._unauthenticated.report(origin, reason, time.monotonic()):
             log(line)
 
     # -- a caller of the job --------------------------------------------------------------------------------------

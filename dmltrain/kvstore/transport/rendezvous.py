@@ -38,7 +38,7 @@ def listen() -> tuple[socket.socket, str] | None:
 
 def connect(name: str, caller: Caller, arena: Arena) -> Link | None:
     """Connect to the process that listens on `name`; None if it is not on this host, or another user's. Until
-    CONNECT_SECONDS it waits for room in the listener's queue, which strangers may have filled, and tries again when the
+    CONNECT_SECONDS it waits for room in the listener's queue, which any user may have filled, and tries again when the
     listener ends a handshake without an answer. Raises Closed, FrameError, ArenaError."""
     connection = link.persist(lambda caller, seconds: _greet(name, caller, seconds), caller, CONNECT_SECONDS)
     if connection is None:

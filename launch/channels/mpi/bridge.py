@@ -9,7 +9,7 @@ answers over TLS with exactly that certificate. It compares the SHA-256 of the c
 dates, and so the hosts' clocks, do not matter. Then it sends one line of JSON:
     {"token", "index", "host", "pid"}       index: the number of this process in mpirun's command line
 The launcher answers with the byte WELCOME, or ends TLS if it does not know the token. If the connection ends in any
-other way before that, strangers may have crowded the bridge out, and it connects again.
+other way before that, unauthenticated peers may have crowded the bridge out, and it connects again.
 After that each side sends frames: length (4 bytes) and payload of at most FRAME_BYTES.
     launcher -> bridge    first the shell command; then the agent's input; a frame of length 0 ends the input
     bridge -> launcher    the agent's output; a frame of length 0 ends the output, after it {"code", "said"} as JSON:
@@ -95,7 +95,7 @@ def reach(addresses: list[str], port: int, certificate: str, hello: bytes, secon
                 selector.unregister(connection)
                 try:
                     return _introduced(_secure(connection, certificate), hello)
-                except DROPPED:  # the launcher may be busy with strangers
+                except DROPPED:  # the launcher may be busy with unauthenticated peers
                     time.sleep(RETRY_SECONDS)
                     begin(address)
                 except OSError as error:

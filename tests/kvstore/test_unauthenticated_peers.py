@@ -1,4 +1,4 @@
-"""A job among strangers: they connect to everything that listens, during its start and while it trains."""
+"""A job among unauthenticated peers: they connect to everything that listens, during its start and while it trains."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dmltrain.kvstore.transport.strangers import LINES, PERIOD_SECONDS
+from dmltrain.kvstore.transport.unauthenticated import LINES, PERIOD_SECONDS
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """import time
@@ -31,13 +31,13 @@ ALONE = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a network namespace, where no other test listens")
-def test_a_job_starts_and_trains_among_strangers(tmp_path):
+def test_a_job_starts_and_trains_among_unauthenticated_peers(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     began = time.monotonic()
-    crowd = [sys.executable, str(ROOT / "tests/kvstore/programs/crowd.py"), "300", "new"]
+    peers = [sys.executable, str(ROOT / "tests/kvstore/programs/unauthenticated_peers.py"), "300", "new"]
     launcher = [sys.executable, "-m", "launch.cli", "--launcher", "local", "-n", "2", "-s", "2", "--log-dir", "logs"]
     job = subprocess.run(
-        [*ALONE, *crowd, *launcher, "program.py"],
+        [*ALONE, *peers, *launcher, "program.py"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -46,7 +46,7 @@ def test_a_job_starts_and_trains_among_strangers(tmp_path):
     )
     took = time.monotonic() - began
     assert job.returncode == 0, job.stdout + job.stderr
-    assert json.loads(job.stdout.splitlines()[-1])["opened"] > 100, "there were strangers"
+    assert json.loads(job.stdout.splitlines()[-1])["opened"] > 100, "there were unauthenticated peers"
     logs = {path.name: path.read_text() for path in (tmp_path / "logs").glob("*.log")}
     assert "unauthenticated" in logs["scheduler-0.log"]
     lines = sum(text.count("unauthenticated") for text in logs.values())

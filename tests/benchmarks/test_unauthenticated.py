@@ -1,4 +1,4 @@
-"""benchmarks/strangers.py measures jobs with and without strangers."""
+"""benchmarks/unauthenticated.py measures jobs with and without unauthenticated peers."""
 
 import json
 import os
@@ -15,10 +15,12 @@ pytestmark = [
 
 
 def test_every_kind_of_run_has_its_figures():
-    done = run("strangers.py", "--format", "json", "--repeats", "1", "--steps", "20", "--rate", "200", timeout=120)
+    done = run(
+        "unauthenticated.py", "--format", "json", "--repeats", "1", "--steps", "20", "--rate", "200", timeout=120
+    )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     for kind, figures in result["runs"].items():
         assert 0 < figures["median"]["median"] <= figures["p95"]["median"] < figures["start"]["median"]
-        assert (figures["strangers"]["median"] > 50) == (kind != "nobody")
+        assert (figures["connections"]["median"] > 50) == (kind != "nobody")
     assert set(result["ratio_to_elsewhere"]) == {"median", "p95"}

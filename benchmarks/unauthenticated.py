@@ -1,10 +1,10 @@
-"""What strangers cost a job: its start and its steps while 1,000 connections a second come from processes without the
-job's key, to everything that the job listens on (tests/kvstore/programs/crowd.py).
+"""What unauthenticated peers cost a job: its start and its steps while processes without the job's key open 1,000
+connections a second to everything that the job listens on (tests/kvstore/programs/unauthenticated_peers.py).
 
-    sudo .venv/bin/python benchmarks/strangers.py [--rate 1000] [--repeats 5] [--format json]
+    sudo .venv/bin/python benchmarks/unauthenticated.py [--rate 1000] [--repeats 5] [--format json]
 
-Three kinds of runs take turns, `--repeats` times: without strangers; with strangers who connect to a port that does not
-belong to the job, so that they use the same cores; and with strangers who connect to the job. Each run is a job of two
+Three kinds of runs take turns, `--repeats` times: without such peers; with peers that connect to a port that does not
+belong to the job, so that they use the same cores; and with peers that connect to the job. Each run is a job of two
 workers and two servers on this machine, in a network namespace of its own: `--steps` rounds of 4 MB (100 keys), with a
 little computing between them. `start` is the time from the command to the first step; steps are those of worker 0.
 Figures are medians over the runs; ratios are medians over pairs of runs.
@@ -24,7 +24,7 @@ from pathlib import Path
 
 from report import CHECKOUT, facts, fail, installed, show, spread
 
-CROWD = CHECKOUT / "tests/kvstore/programs/crowd.py"
+PEERS = CHECKOUT / "tests/kvstore/programs/unauthenticated_peers.py"
 PROGRAM = CHECKOUT / "benchmarks/contest/programs/steps.py"
 NAMESPACE = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
 KINDS = {"nobody": ("0", "elsewhere"), "elsewhere": ("{rate}", "elsewhere"), "at the job": ("{rate}", "new")}
@@ -36,13 +36,13 @@ class RunFailed(Exception):
 
 
 def run(kind: str, rate: float, steps: int) -> dict[str, float]:
-    """One run: seconds of the start, median and 95th percentile of a step, and how many strangers connected."""
-    crowd = [each.format(rate=rate) for each in KINDS[kind]]
+    """One run: seconds of the start, median and 95th percentile of a step, and the number of connections."""
+    peers = [each.format(rate=rate) for each in KINDS[kind]]
     launcher = [sys.executable, "-m", "launch.cli", "--launcher", "local", "-n", "2", "-s", "2"]
-    with tempfile.TemporaryDirectory(prefix="strangers-") as folder:
+    with tempfile.TemporaryDirectory(prefix="unauthenticated-") as folder:
         began = time.time()
         found = subprocess.run(
-            [*NAMESPACE, sys.executable, str(CROWD), *crowd, *launcher, "--log-dir", "logs", str(PROGRAM), str(steps)],
+            [*NAMESPACE, sys.executable, str(PEERS), *peers, *launcher, "--log-dir", "logs", str(PROGRAM), str(steps)],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
             capture_output=True,
@@ -50,14 +50,14 @@ def run(kind: str, rate: float, steps: int) -> dict[str, float]:
             timeout=DEADLINE,
         )
         if found.returncode:
-            raise RunFailed(f"strangers {kind}: the job ended with {found.returncode}:\n{found.stdout[-3000:]}")
+            raise RunFailed(f"peers {kind}: the job ended with {found.returncode}:\n{found.stdout[-3000:]}")
         log = (Path(folder) / "logs/worker-0.log").read_text()
     (line,) = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
     return {
         "start": line["began"] - began,
         "median": statistics.median(line["seconds"]),
         "p95": statistics.quantiles(line["seconds"], n=20)[-1],
-        "strangers": json.loads(found.stdout.splitlines()[-1])["opened"],
+        "connections": json.loads(found.stdout.splitlines()[-1])["opened"],
     }
 
 
@@ -78,10 +78,10 @@ def report(runs: dict[str, list[dict[str, float]]], about: dict[str, object]) ->
 
 def table(result: dict) -> str:
     """The report as text."""
-    lines = [f"{'strangers':14}{'connections':>12}{'start, s':>10}{'step, ms':>10}{'95 %, ms':>10}"]
+    lines = [f"{'peers':14}{'connections':>12}{'start, s':>10}{'step, ms':>10}{'95 %, ms':>10}"]
     for kind, figures in result["runs"].items():
         lines.append(
-            f"{kind:14}{figures['strangers']['median']:12,.0f}{figures['start']['median']:10.2f}"
+            f"{kind:14}{figures['connections']['median']:12,.0f}{figures['start']['median']:10.2f}"
             f"{figures['median']['median'] * 1e3:10.2f}{figures['p95']['median'] * 1e3:10.2f}"
         )
     ratios = result["ratio_to_elsewhere"]
@@ -89,7 +89,7 @@ def table(result: dict) -> str:
         [
             *lines,
             "",
-            f"start later than without strangers by {result['start_later_by']:.2f} s; steps at the job / elsewhere: "
+            f"start later than without peers by {result['start_later_by']:.2f} s; steps at the job / elsewhere: "
             f"median {ratios['median']:.3f}, 95th percentile {ratios['p95']:.3f}",
         ]
     )
@@ -106,7 +106,7 @@ def main(argv: list[str] | None = None) -> int:
     if min(arguments.repeats, arguments.rate) < 1 or arguments.steps < 20:
         parser.error("--repeats and --rate must be at least 1, --steps at least 20")
     if os.geteuid():
-        return fail("strangers.py", "only root can make a network namespace: run it with sudo", 2)
+        return fail("unauthenticated.py", "only root can make a network namespace: run it with sudo", 2)
     runs: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
     try:
         for repeat in range(arguments.repeats):
@@ -114,8 +114,8 @@ def main(argv: list[str] | None = None) -> int:
                 of.append(run(kind, arguments.rate, arguments.steps))
             print(f"turn {repeat + 1} of {arguments.repeats} done", file=sys.stderr)
     except RunFailed as error:
-        return fail("strangers.py", error)
-    about = facts("strangers.py", argv, {"dmltrain": installed("dmltrain")})
+        return fail("unauthenticated.py", error)
+    about = facts("unauthenticated.py", argv, {"dmltrain": installed("dmltrain")})
     show(report(runs, about), arguments.format, table)
     return 0
 

@@ -1,10 +1,10 @@
-"""Strangers: open connections at a steady rate to all that begins to listen on this machine, or to one port.
+"""Opens connections without a key at a steady rate, to all that begins to listen on this machine, or to one port.
 
 Arguments: connections per second; "new" (ports of 127.0.0.1 and dmltrain's unix sockets that did not listen when this
-program started) or "elsewhere" (a port that belongs to no job and is never accepted from); a command to run among the
-strangers. They take turns: one is silent, one sends half a hello and falls silent, one sends noise, one sends a byte
-now and then. Each stays until it is closed, or for STAY seconds. When the command has ended, prints how many
-connections it opened as JSON, and ends like it.
+program started) or "elsewhere" (a port that belongs to no job and is never accepted from); a command to run
+meanwhile. The connections take turns: one is silent, one sends half a hello and falls silent, one sends noise, one
+sends a byte now and then. Each stays until it is closed, or for STAY seconds. When the command has ended, prints how
+many connections it opened as JSON, and ends like it.
 """
 
 import itertools
@@ -38,7 +38,7 @@ def listeners() -> set:
     return found
 
 
-class Crowd:
+class Peers:
     def __init__(self, target: str) -> None:
         self._selector = selectors.DefaultSelector()
         self._leaving: deque = deque()  # (when, socket), in order
@@ -106,19 +106,19 @@ def main() -> None:
     rate, target, command = float(sys.argv[1]), sys.argv[2], sys.argv[3:]
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    crowd = Crowd(target)
+    peers = Peers(target)
     among = subprocess.Popen(command)
     began, due = time.monotonic(), 0
     while among.poll() is None:
         now = time.monotonic()
-        crowd.look(now)
+        peers.look(now)
         while due < (now - began) * rate:
             due += 1
-            crowd.open(now)
-        crowd.react(0.01)
-        crowd.leave(now)
-        crowd.drip()
-    print(json.dumps({"opened": crowd.opened, "seconds": time.monotonic() - began}), flush=True)
+            peers.open(now)
+        peers.react(0.01)
+        peers.leave(now)
+        peers.drip()
+    print(json.dumps({"opened": peers.opened, "seconds": time.monotonic() - began}), flush=True)
     sys.exit(among.returncode)
 
 

@@ -18,8 +18,8 @@ SECONDS = 4.0  # for a proof, which a caller of the job sends at once; a packet 
 ACCEPTS = 64  # of one call
 
 
-class Strangers:
-    """`ready(connection)` is called when the connection of a stranger is readable; it then calls `forget`."""
+class Unauthenticated:
+    """`ready(connection)` is called when such a connection is readable; it then calls `forget`."""
 
     def __init__(
         self,
