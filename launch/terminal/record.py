@@ -11,9 +11,11 @@ descriptors. Records of others can be shown.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,30 +30,26 @@ OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe of that name keeps n
 
 def read_record(path: Path) -> dict[str, Any]:
     """The record in a job.json. FileNotFoundError if there is none; LaunchError if it is not a valid record."""
-    try:
-        descriptor = os.open(path, OPEN)
-        try:
-            return _parsed(path, _content(path, descriptor))
-        finally:
-            os.close(descriptor)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise _unreadable(path, error.strerror) from None
+    with _opened(path, path, OPEN) as descriptor:
+        return _parsed(path, _content(path, descriptor))
 
 
 def read_own_record(path: Path) -> dict[str, Any]:
     """The same; LaunchError also if another user can have written it."""
-    try:
-        folder = os.open(path.parent, OPEN | os.O_DIRECTORY)
-        try:
-            _check_folder(path.parent, os.fstat(folder))
-            descriptor = os.open(path.name, OPEN | os.O_NOFOLLOW, dir_fd=folder)
-        finally:
-            os.close(folder)
-        try:
+    with _opened(path, path.parent, OPEN | os.O_DIRECTORY) as folder:
+        _check_folder(path.parent, os.fstat(folder))
+        with _opened(path, path.name, OPEN | os.O_NOFOLLOW, folder) as descriptor:
             _check_file(path, descriptor)
             return _parsed(path, _content(path, descriptor))
+
+
+@contextlib.contextmanager
+def _opened(path: Path, name: str | Path, flags: int, folder: int | None = None) -> Iterator[int]:
+    """The descriptor of `name`, a part of `path`. FileNotFoundError if it is missing; other errors name `path`."""
+    try:
+        descriptor = os.open(name, flags, dir_fd=folder)
+        try:
+            yield descriptor
         finally:
             os.close(descriptor)
     except FileNotFoundError:

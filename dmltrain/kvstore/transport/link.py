@@ -236,7 +236,7 @@ class Link:
 
     def settle(self, answers: bool = False) -> None:
         """Apply the settings for the time after the handshake. `answers`: whether this side only answers. Waits have no
-        time limit from now on: lost peers are detected by the scheduler's heartbeats, and their links are cut."""
+        time limit from now on: heartbeats and data_links.py detect lost peers, and cut their links."""
         self._deadline = 0.0
         limit_waits(self.sock, 0)
         if self.sock.family == socket.AF_UNIX:
