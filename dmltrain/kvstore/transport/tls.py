@@ -71,9 +71,9 @@ class TlsStream:
                 with contextlib.suppress(OSError):  # tell the peer why
                     self._flush()
                 raise FrameError(f"TLS: {error.reason or error}{_fix(error)}") from error
-        own, other = (hmac.digest(key, side, "sha256") for side in ((b"listener", b"caller")[:: 1 if listens else -1]))
-        self.send([memoryview(own)])
-        if not hmac.compare_digest(self._confirmation(), other):
+        own, other = (b"listener", b"caller") if listens else (b"caller", b"listener")
+        self.send([memoryview(hmac.digest(key, own, "sha256"))])
+        if not hmac.compare_digest(self._confirmation(), hmac.digest(key, other, "sha256")):
             raise FrameError("the other end of the TLS connection is not the peer of the handshake")
 
     def _confirmation(self) -> bytes:
@@ -82,7 +82,7 @@ class TlsStream:
         while done < _SIZE:
             got = self.receive_into(target[done:])
             if not got:
-                raise FrameError("the peer closed the connection during the TLS handshake: it expected another peer")
+                raise FrameError("the peer closed the connection at the end of the TLS handshake: its log says why")
             done += got
         return bytes(target)
 
