@@ -76,6 +76,31 @@ def real_data() -> Path:
     return _folder("DMLTRAIN_DATA_DIR", "real CIFAR-10 and MNIST")
 
 
+def _of_the_data(name: str, what: str) -> Path:
+    path = _folder("DMLTRAIN_DATA_DIR", what) / name
+    if not path.is_dir():
+        pytest.skip(f"{what} missing: {path} does not exist")
+    return path
+
+
+@pytest.fixture(scope="session")
+def ilsvrc12_sample() -> Path:
+    """A folder with images/, real JPEGs of ILSVRC12, and synset_words.txt."""
+    return _of_the_data("ilsvrc12-sample", "sample of ILSVRC12")
+
+
+@pytest.fixture(scope="session")
+def mxnet_files() -> Path:
+    """A folder with records and checkpoints that MXNet's own programs wrote."""
+    return _of_the_data("mxnet-files", "files that MXNet wrote")
+
+
+@pytest.fixture(scope="session")
+def mxnet_networks() -> Path:
+    """A folder with the graphs of MXNet's own networks, and tables of their parameters."""
+    return _of_the_data("networks", "graphs of MXNet's networks")
+
+
 @pytest.fixture(scope="session")
 def real_logs() -> Path:
     """A folder with mxnet/ and other/: logs of real runs with their expected values."""

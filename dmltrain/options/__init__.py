@@ -1,0 +1,13 @@
+"""The command line of the training programs: the common options of MXNet's scripts, and dmltrain's own.
+
+The fields of `Options` are the only table of options: each field has the type, default, help text and valid values of
+one option. There is one file for each group of options. `parse` returns an `Options` or raises UserError; its message
+lists the valid values. This package imports no framework and touches no file.
+"""
+
+from dmltrain.options.field import flag
+from dmltrain.options.parser import Parser, parse, parser
+from dmltrain.options.table import FLAGS, Options
+from dmltrain.options.values import LAST
+
+__all__ = ["FLAGS", "LAST", "Options", "Parser", "flag", "parse", "parser"]

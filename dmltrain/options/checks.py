@@ -1,0 +1,66 @@
+"""Checks that concern more than one option."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection
+from typing import Any
+
+from dmltrain.backends.backend import Capabilities
+from dmltrain.backends.table import BACKENDS
+from dmltrain.errors import UserError
+from dmltrain.kvstore import types
+from dmltrain.options.field import flag
+from dmltrain.options.table import Options
+
+
+def checked(options: Options) -> Options:
+    """Check what concerns more than one option; --crop becomes --image-shape."""
+    if options.devices and options.gpus:
+        raise UserError("--devices and --gpus exclude each other: give one of them")
+    if options.load_epoch is not None and not options.model_prefix:
+        raise UserError("--load-epoch needs --model-prefix, the PREFIX of the checkpoint's file name PREFIX-0001.pt")
+    types.find(options.kv_store).bound(options.staleness)
+    _check_compression(options)
+    _check_backend(options)
+    if len(options.device_names) > options.batch_size:
+        raise UserError(f"--batch-size {options.batch_size} cannot be split over {len(options.device_names)} devices")
+    if options.crop is not None:
+        channels = options.image_shape[0] if options.image_shape else 3
+        options = dataclasses.replace(options, image_shape=(channels, options.crop, options.crop))
+    return options
+
+
+def _check_compression(options: Options) -> None:
+    if options.gc_ratio > 1.0:
+        raise UserError(f"--gc-ratio {options.gc_ratio:g}: expected a fraction of the elements, at most 1")
+    if options.gc_type != "none" and not types.find(options.kv_store).distributed:
+        raise UserError(
+            f"--gc-type {options.gc_type} needs a distributed kvstore; --kv-store {options.kv_store} sends nothing: "
+            "leave --gc-type out"
+        )
+
+
+def _check_backend(options: Options) -> None:
+    """Raise UserError for the first option that the chosen backend does not support; the message says which do."""
+    able = {name: backend.capabilities for name, backend in BACKENDS.items()}
+    for name, wanted, offered in _needs(options):
+        if wanted in offered(able[options.backend]):
+            continue
+        others = [f"--backend {other}" for other, can in able.items() if wanted in offered(can)]
+        given = flag(name) if name == "compile" else f"{flag(name)} {getattr(options, name)}"
+        supported = " or ".join(map(str, offered(able[options.backend])))
+        fixes = ["leave it out" if name == "compile" else f"use {supported}", *others]
+        raise UserError(f"{given}: --backend {options.backend} does not support this; {', or '.join(fixes)}")
+
+
+def _needs(options: Options) -> list[tuple[str, Any, Callable[[Capabilities], Collection[Any]]]]:
+    """(option, the capability that it needs, what a backend offers)."""
+    return [
+        ("kv_store", types.find(options.kv_store).name, lambda can: can.kvstores),
+        ("gc_type", options.gc_type, lambda can: can.codecs),
+        ("transport", options.transport or "auto", lambda can: can.transports),
+        ("compile", bool(options.compile), lambda can: (False, True) if can.compile else (False,)),
+        ("dtype", options.dtype, lambda can: can.dtypes),
+        ("optimizer", options.optimizer, lambda can: can.optimizers),
+    ]

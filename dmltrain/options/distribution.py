@@ -1,0 +1,72 @@
+"""The options of the group Distribution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dmltrain import env, kvstore
+from dmltrain.backends.table import BACKENDS
+from dmltrain.kvstore import codec, types
+from dmltrain.options.field import option
+from dmltrain.options.values import integer, number, one_of
+
+STEP_DEFAULTS = " and ".join(
+    f"{int(each.capabilities.update_on_kvstore)} with {name}" for name, each in BACKENDS.items()
+)
+FEWER_CODECS = "; ".join(
+    f"{name} has {', '.join(each.capabilities.codecs)}"
+    for name, each in BACKENDS.items()
+    if set(each.capabilities.codecs) < set(codec.TYPES)
+)
+# Names of kvstore types, for help texts: those with --staleness, with --update-on-kvstore, with --host-sum.
+WITH_STALENESS = ", ".join(types.names(lambda each: each.takes_staleness))
+WITH_UPDATE_ON_KVSTORE = ", ".join(types.names(lambda each: len(each.optimizer_on) > 1))
+WITH_HOST_SUM = ", ".join(types.names(lambda each: each.sums_in_host))
+
+
+@dataclass(frozen=True)
+class DistributionOptions:
+    """See `Options`."""
+
+    kv_store: str = option(
+        "Distribution",
+        "kvstore type, which says how workers share weights: " + ", ".join(kvstore.TYPES),
+        one_of("kvstore", kvstore.TYPES),
+        "device",
+    )
+    staleness: int | None = option(
+        "Distribution", f"{WITH_STALENESS}: number of steps a worker may be ahead of the slowest one", integer(0)
+    )
+    update_on_kvstore: int | None = option(
+        "Distribution",
+        f"{WITH_UPDATE_ON_KVSTORE}: 1 runs the optimizer on the servers (default: MXNET_UPDATE_ON_KVSTORE, else "
+        f"{STEP_DEFAULTS})",
+        integer(0),
+    )
+    gc_type: str = option(
+        "Distribution",
+        f"gradient compression to and from the servers: {', '.join(codec.TYPES)}; {FEWER_CODECS}",
+        one_of("gradient compression", codec.TYPES),
+        "none",
+    )
+    gc_threshold: float | None = option(
+        "Distribution",
+        "2bit: threshold of the quantization, compared with gradients summed over a step's samples; what is not sent "
+        "is added to the next gradient (default: 0.5 with mxnet, levels that adapt to the gradients with torch)",
+        number(0.0, above=True),
+    )
+    gc_ratio: float = option(
+        "Distribution", "topk: fraction of a gradient's elements to send", number(0.0, above=True), 0.01
+    )
+    transport: str | None = option(
+        "Distribution",
+        "how gradients reach the servers: shm (shared memory), tcp, or auto: shm to servers on the same host, else "
+        "tcp (default: DMLTRAIN_TRANSPORT, else auto)",
+        one_of("transport", env.TRANSPORTS),
+    )
+    host_sum: str | None = option(
+        "Distribution",
+        f"{WITH_HOST_SUM}: auto sums the gradients of a host's workers on that host and sends one stream to servers on "
+        "other hosts; off sends one stream per worker (default: DMLTRAIN_HOST_SUM, else auto)",
+        one_of("host sum", env.HOST_SUMS),
+    )

@@ -1,0 +1,61 @@
+"""The command line of the training programs, from the table of options."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from dmltrain.errors import UserError
+from dmltrain.options.checks import checked
+from dmltrain.options.field import flag
+from dmltrain.options.table import FLAGS, Options
+
+
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows a default after each help text, except where the default is None or ()."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default in (None, ()) else super()._get_help_string(action)
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that raises instead of exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message.removeprefix("argument "))
+
+
+def parser(prog: str, description: str = "", defaults: Mapping[str, Any] | None = None) -> Parser:
+    made = Parser(prog=prog, description=description, formatter_class=_Help)
+    groups: dict[str, Any] = {}
+    for field in dataclasses.fields(Options):
+        group = field.metadata["group"]
+        if group not in groups:
+            groups[group] = made.add_argument_group(group)
+        groups[group].add_argument(flag(field.name), default=field.default, **field.metadata["arguments"])
+    made.set_defaults(**(defaults or {}))
+    return made
+
+
+def parse(
+    argv: Sequence[str], prog: str = "train", description: str = "", defaults: Mapping[str, Any] | None = None
+) -> Options:
+    """Parse the arguments after the program's name; `defaults` are the program's own. Raises UserError."""
+    defaults = dict(defaults or {})
+    depth = defaults.pop("num_layers", None)
+    values, unknown = parser(prog, description, defaults).parse_known_args(list(argv))
+    if unknown:
+        raise UserError(_unknown(unknown[0]))
+    if values.num_layers is None and values.network == defaults.get("network"):
+        values.num_layers = depth  # this default belongs to the program's own network
+    return checked(Options(**vars(values)))
+
+
+def _unknown(word: str) -> str:
+    name = word.split("=")[0]
+    near = difflib.get_close_matches(name, FLAGS, n=1, cutoff=0.7)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    return f"unknown option {name}{hint}; valid options: {' '.join(FLAGS)}"

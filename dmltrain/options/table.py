@@ -1,0 +1,29 @@
+"""All options of the training programs: the only table of them, one file for each group."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from dmltrain.options.data import DataOptions
+from dmltrain.options.devices import DeviceOptions
+from dmltrain.options.distribution import DistributionOptions
+from dmltrain.options.field import flag
+from dmltrain.options.network import NetworkOptions
+from dmltrain.options.report import ReportOptions
+from dmltrain.options.training import TrainingOptions
+
+
+@dataclass(frozen=True)
+class Options(
+    ReportOptions, DistributionOptions, DeviceOptions, TrainingOptions, DataOptions, NetworkOptions
+):  # dataclass takes the fields of the last base first
+    """The options of one run of a training program. `None` stands for the default of the program or the data set."""
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        """('cpu',), ('gpu:0', 'gpu:1'), ...: each device has one replica of the network."""
+        return self.devices or self.gpus or ("cpu",)
+
+
+FLAGS = tuple(flag(field.name) for field in dataclasses.fields(Options))

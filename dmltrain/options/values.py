@@ -1,0 +1,94 @@
+"""From the text of an option's value to the value. A wrong text raises argparse.ArgumentTypeError."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from collections.abc import Callable, Collection
+
+from dmltrain import models
+
+LAST = -1  # --load-epoch last
+
+
+def integer(minimum: int) -> Callable[[str], int]:
+    def parse_integer(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = minimum - 1
+        if value < minimum:
+            raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least {minimum}")
+        return value
+
+    return parse_integer
+
+
+def epoch_or_last(text: str) -> int:
+    return LAST if text == "last" else integer(0)(text)
+
+
+def number(minimum: float, *, above: bool = False) -> Callable[[str], float]:
+    """A parser of finite numbers of at least `minimum`, or with `above` of numbers greater than it."""
+
+    def parse_number(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or value < minimum or (above and value == minimum):
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not a number {'above' if above else 'of at least'} {minimum:g}"
+            )
+        return value
+
+    return parse_number
+
+
+def integers(text: str) -> tuple[int, ...]:
+    """'200,250' -> (200, 250); '' -> ()."""
+    return tuple(integer(0)(part) for part in text.replace(" ", "").split(",") if part)
+
+
+def one_of(kind: str, names: Collection[str], remark: str = "") -> Callable[[str], str]:
+    def parse_name(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"unknown {kind} {text!r}{remark}; valid: {', '.join(sorted(names))}")
+        return text
+
+    return parse_name
+
+
+def network_name(text: str) -> str:
+    """Case and `_` do not matter, as in MXNet's scripts: 'Inception_BN_28_small' -> 'inception-bn-28-small'."""
+    return one_of("network", models.NETWORKS)(text.strip().lower().replace("_", "-"))
+
+
+def image_shape(text: str) -> tuple[int, int, int]:
+    """'3,28,28' -> (3, 28, 28): channels, height, width."""
+    sizes = integers(text)
+    if len(sizes) != 3 or min(sizes) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected channels,height,width such as 3,28,28")
+    return sizes[0], sizes[1], sizes[2]
+
+
+def device_list(text: str) -> tuple[str, ...]:
+    """'cpu' -> ('cpu',); 'cpu:2' -> ('cpu', 'cpu'); 'gpu:2' -> ('gpu:0', 'gpu:1')."""
+    kind, _, count = text.partition(":")
+    if kind not in ("cpu", "gpu"):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected cpu, cpu:COUNT or gpu:COUNT")
+    indices = range(integer(1)(count or "1"))
+    return tuple("cpu" if kind == "cpu" else f"gpu:{index}" for index in indices)
+
+
+def gpu_list(text: str) -> tuple[str, ...]:
+    """'0,2' -> ('gpu:0', 'gpu:2'); '' -> (), the CPU, as in MXNet."""
+    indices = integers(text)
+    if len(set(indices)) != len(indices):
+        raise argparse.ArgumentTypeError(f"{text!r} names the same GPU twice")
+    return tuple(f"gpu:{index}" for index in indices)
+
+
+def path(text: str) -> str:
+    return os.path.expanduser(text)
