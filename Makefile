@@ -78,7 +78,7 @@ $(VENV)/docs.done: setup.py constraints.txt | $(BIN)/pip
 	@touch $@
 
 $(VENV)/test.done: $(VENV)/demo.done
-	$(PIP) --editable '.[torch,plot,dev$(MXNET)]'
+	$(PIP) --editable '.[torch,images,lmdb,leveldb,plot,dev$(MXNET)]'
 	@touch $@
 
 $(VENV)/mutation.done: $(VENV)/test.done

@@ -55,6 +55,9 @@ setup(
         "torch": ["torch>=2.10"],
         "mxnet": mxnet("mxnet"),
         "mxnet-cu112": mxnet("mxnet-cu112"),
+        "images": ["simplejpeg>=1.8", "pillow>=10", "opencv-python-headless>=4.9"],
+        "lmdb": ["lmdb>=1.4"],
+        "leveldb": ['plyvel>=1.5; python_version < "3.13"'],
         "plot": ["matplotlib>=3.7"],
         "docs": ["sphinx>=8.1", "myst-parser>=4.0", "furo>=2024.8"],
         "dev": [
