@@ -106,7 +106,7 @@ def in_mxnet(network, arrays, images, weights):
 
 
 def mxnets_statistics(network, before, after, count):
-    """What MXNet keeps where torch kept `after`: moving_var of the biased variance (dmltrain/layers.py)."""
+    """What MXNet keeps where torch kept `after`: moving_var of the biased variance (dmltrain/layers)."""
     found = dict(after)
     for step in network.steps:
         if isinstance(step.layer, layers.BatchNorm):

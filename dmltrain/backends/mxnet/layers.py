@@ -1,6 +1,6 @@
 """Builds MXNet's graph from a network: a Symbol, and a gluon block for it.
 
-Names are those of dmltrain/layers.py, which are MXNet's, so MXNet's parameter files fit. There are two differences:
+Names are those of dmltrain/layers, which are MXNet's, so MXNet's parameter files fit. There are two differences:
 MXNet has the gamma of a `fixed_scale` batch norm as a constant array of ones (`fixed_gammas`), and it updates
 batch-norm statistics (with the biased variance on CPUs) in the backward pass.
 

@@ -4,7 +4,7 @@ torch.fx generates straight-line code from the network's tree, without a loop ov
 eager mode has little overhead, and torch.compile sees one plain graph. The module holds all arrays itself, under the
 network's names (`conv0_weight`): `named_parameters()` are exactly `network.parameters()`, `named_buffers()` exactly
 `network.auxiliary()`, in that order, and the state dict is both. Operators follow the conventions of
-dmltrain/layers.py; `moving_var` holds PyTorch's unbiased variance.
+dmltrain/layers; `moving_var` holds PyTorch's unbiased variance.
 
 The module can be copied, pickled, moved and cast like any other. On most devices channels_last is the fastest layout
 for both the module (`.to(memory_format=torch.channels_last)`) and the images.

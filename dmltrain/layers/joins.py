@@ -1,0 +1,77 @@
+"""Layers made of layers: in sequence, or side by side on the same input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dmltrain.layers.layer import Layer, Shape, Step, text, texts
+
+
+@dataclass(frozen=True)
+class Chain(Layer):
+    """Layers in sequence; without layers it is the identity. Make it with `chain(...)`."""
+
+    layers: tuple[Layer, ...] = ()
+
+    def output_shape(self, shape: Shape) -> Shape:
+        for layer in self.layers:
+            shape = layer.output_shape(shape)
+        return shape
+
+    def trace(self, shape: Shape) -> Iterator[Step]:
+        for layer in self.layers:
+            yield from layer.trace(shape)
+            shape = layer.output_shape(shape)
+
+
+@dataclass(frozen=True)
+class Join(Layer):
+    """Base of Concat and Add: every branch gets the same input."""
+
+    branches: tuple[Layer, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.require(len(self.branches) >= 2, f"needs at least two branches, has {len(self.branches)}")
+
+    def branch_shapes(self, shape: Shape) -> tuple[Shape, ...]:
+        return tuple(branch.output_shape(shape) for branch in self.branches)
+
+    def trace(self, shape: Shape) -> Iterator[Step]:
+        for branch in self.branches:
+            yield from branch.trace(shape)
+        yield Step(self, shape, self.output_shape(shape))
+
+
+@dataclass(frozen=True)
+class Concat(Join):
+    """Concatenates the branches along axis 1; heights and widths must agree."""
+
+    def output_shape(self, shape: Shape) -> Shape:
+        shapes = self.branch_shapes(shape)
+        agree = len({one[1:] for one in shapes}) == 1
+        self.require(agree, f"branches differ in more than channels: {texts(shapes)} from input {text(shape)}")
+        return sum(one[0] for one in shapes), *shapes[0][1:]
+
+
+@dataclass(frozen=True)
+class Add(Join):
+    """Sum of the branches; all shapes must be equal."""
+
+    def output_shape(self, shape: Shape) -> Shape:
+        shapes = self.branch_shapes(shape)
+        agree = len(set(shapes)) == 1
+        self.require(agree, f"branches have different shapes: {texts(shapes)} from input {text(shape)}")
+        return shapes[0]
+
+
+def chain(*layers: Layer) -> Chain:
+    return Chain(layers=layers)
+
+
+def concat(*branches: Layer, name: str = "") -> Concat:
+    return Concat(name, branches)
+
+
+def add(*branches: Layer, name: str = "") -> Add:
+    return Add(name, branches)

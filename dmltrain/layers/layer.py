@@ -1,0 +1,84 @@
+"""What all layers have in common: shapes, arrays, and the questions that a layer answers about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+Shape = tuple[int, ...]
+LEARNED_KINDS = ("weight", "bias", "gamma", "beta")
+AUXILIARY_KINDS = ("moving_mean", "moving_var")
+
+
+class ShapeError(ValueError):
+    """A layer does not fit its input: the message names the layer, the shapes and what was expected."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One array of a network. `kind` is one of `LEARNED_KINDS` or, for batch-norm statistics, of `AUXILIARY_KINDS`."""
+
+    name: str
+    shape: Shape
+    kind: str
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One layer of the tree in forward order, with its shapes per sample."""
+
+    layer: Layer
+    input_shape: Shape
+    output_shape: Shape
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Base of all layers. `name` may be empty for layers without parameters; errors then show the layer's type."""
+
+    name: str = ""
+
+    @property
+    def label(self) -> str:
+        kind = type(self).__name__
+        return f"{kind} {self.name!r}" if self.name else kind
+
+    def output_shape(self, shape: Shape) -> Shape:
+        """The shape of the output. Raises ShapeError if the input's `shape` does not fit."""
+        return shape
+
+    def parameters(self, shape: Shape) -> tuple[Parameter, ...]:
+        """The layer's own learned arrays for an input of `shape`, in MXNet's order."""
+        return ()
+
+    def auxiliary(self, shape: Shape) -> tuple[Parameter, ...]:
+        """The layer's own arrays that are not learned by gradients."""
+        return ()
+
+    def multiply_adds(self, shape: Shape) -> int:
+        """Multiply-adds of one sample's forward pass (convolutions and dense layers; the rest is negligible)."""
+        return 0
+
+    def trace(self, shape: Shape) -> Iterator[Step]:
+        """This layer and every layer below it, in forward order."""
+        yield Step(self, shape, self.output_shape(shape))
+
+    def refuse(self, problem: str) -> ShapeError:
+        return ShapeError(f"{self.label}: {problem}")
+
+    def require(self, condition: bool, problem: str) -> None:
+        if not condition:
+            raise self.refuse(problem)
+
+
+def text(shape: Shape) -> str:
+    return "x".join(map(str, shape))
+
+
+def texts(shapes: tuple[Shape, ...]) -> str:
+    return ", ".join(map(text, shapes))

@@ -1,0 +1,63 @@
+"""Layers that multiply by learned weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from dmltrain.layers.layer import Layer, Parameter, Shape, text
+from dmltrain.layers.window import PairField, check_window, extent, image
+
+
+@dataclass(frozen=True)
+class Conv(Layer):
+    """2-d convolution. `kernel`, `stride`, `pad` are (height, width) or one number for both."""
+
+    channels: int = 0
+    kernel: PairField = PairField(1)
+    stride: PairField = PairField(1)
+    pad: PairField = PairField(0)
+    bias: bool = True
+    groups: int = 1
+
+    def __post_init__(self) -> None:
+        self.require(bool(self.name), "needs a name, for its weight")
+        self.require(self.channels > 0, f"channels must be positive, is {self.channels}")
+        divides = self.groups > 0 and self.channels % self.groups == 0
+        self.require(divides, f"{self.channels} channels do not divide into {self.groups} groups")
+        check_window(self)
+
+    def output_shape(self, shape: Shape) -> Shape:
+        divides = image(self, shape)[0] % self.groups == 0
+        self.require(divides, f"the channels of input {text(shape)} do not divide into {self.groups} groups")
+        return self.channels, *(extent(self, shape, axis, up=False) for axis in (0, 1))
+
+    def parameters(self, shape: Shape) -> tuple[Parameter, ...]:
+        weight = Parameter(f"{self.name}_weight", (self.channels, shape[0] // self.groups, *self.kernel), "weight")
+        return (weight, Parameter(f"{self.name}_bias", (self.channels,), "bias")) if self.bias else (weight,)
+
+    def multiply_adds(self, shape: Shape) -> int:
+        return prod(self.output_shape(shape)) * shape[0] // self.groups * prod(self.kernel)
+
+
+@dataclass(frozen=True)
+class Dense(Layer):
+    """Fully connected layer on a flat input."""
+
+    features: int = 0
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        self.require(bool(self.name), "needs a name, for its weight")
+        self.require(self.features > 0, f"features must be positive, is {self.features}")
+
+    def output_shape(self, shape: Shape) -> Shape:
+        self.require(len(shape) == 1, f"input {text(shape)} is not flat; put a Flatten before it")
+        return (self.features,)
+
+    def parameters(self, shape: Shape) -> tuple[Parameter, ...]:
+        weight = Parameter(f"{self.name}_weight", (self.features, shape[0]), "weight")
+        return (weight, Parameter(f"{self.name}_bias", (self.features,), "bias")) if self.bias else (weight,)
+
+    def multiply_adds(self, shape: Shape) -> int:
+        return self.features * shape[0]

@@ -1,0 +1,59 @@
+"""A classifier as a value: a tree of layers and the shape of its images."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+
+from dmltrain.layers.layer import Layer, Parameter, Shape, ShapeError, Step, text
+
+
+@dataclass(frozen=True)
+class Network:
+    """A classifier: `root` maps images of `input_shape` (C, H, W) to `num_classes` logits; the softmax belongs to the
+    loss.
+
+    Creating one raises ShapeError if a layer does not fit its input, two arrays have the same name, or the output's
+    shape is not (num_classes,).
+    """
+
+    name: str
+    root: Layer
+    input_shape: tuple[int, int, int]
+    num_classes: int
+
+    def __post_init__(self) -> None:
+        names = Counter(array.name for array in (*self.parameters(), *self.auxiliary()))
+        twice = [name for name, count in names.items() if count > 1]
+        if twice:
+            raise ShapeError(f"network {self.name}: two layers share the parameter name {', '.join(twice)}")
+        if self.output_shape != (self.num_classes,):
+            expected = f"expected ({self.num_classes},), one logit per class"
+            raise ShapeError(f"network {self.name}: output is {text(self.output_shape)}, {expected}")
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """Every layer in forward order, with its shapes."""
+        return tuple(self.root.trace(self.input_shape))
+
+    @cached_property
+    def output_shape(self) -> Shape:
+        return self.root.output_shape(self.input_shape)
+
+    def parameters(self) -> list[Parameter]:
+        """Learned arrays in forward order."""
+        return [array for step in self.steps for array in step.layer.parameters(step.input_shape)]
+
+    def auxiliary(self) -> list[Parameter]:
+        """Batch-norm statistics (MXNet's auxiliary states) in forward order."""
+        return [array for step in self.steps for array in step.layer.auxiliary(step.input_shape)]
+
+    @cached_property
+    def num_parameters(self) -> int:
+        """Number of learned values in total."""
+        return sum(array.size for array in self.parameters())
+
+    def multiply_adds(self) -> int:
+        """Multiply-adds of one image's forward pass; a training step takes about three times as many."""
+        return sum(step.layer.multiply_adds(step.input_shape) for step in self.steps)
