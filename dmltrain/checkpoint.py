@@ -17,14 +17,12 @@ from typing import Any
 from dmltrain import bounded, whole_file, wholeness
 from dmltrain.backends.table import BACKENDS
 from dmltrain.errors import UserError
+from dmltrain.mxnet_files import weights
 from dmltrain.wholeness import Examined
 
 FORMAT = 1
-OWNERS = {
-    suffix: name
-    for name, backend in BACKENDS.items()
-    for suffix in (backend.capabilities.suffix, *backend.capabilities.foreign_suffixes)
-}
+OWNERS = {backend.capabilities.suffix: name for name, backend in BACKENDS.items()}
+SUFFIXES = (*OWNERS, weights.SUFFIX)  # every backend can start from MXNet's weights
 
 
 def path(prefix: str, epoch: int, suffix: str = ".pt") -> Path:
@@ -69,7 +67,7 @@ def _damage(source: Path, load: Callable[[Path], object] | None) -> str:
 
 def _names(prefix: Path) -> dict[tuple[int, str], str]:
     """(epoch, suffix) -> file name, for all checkpoints with this prefix, by epoch."""
-    suffixes = "|".join(map(re.escape, OWNERS))
+    suffixes = "|".join(map(re.escape, SUFFIXES))
     pattern = re.compile(rf"{re.escape(prefix.name)}-(\d{{4,}})({suffixes})")
     try:
         matches = [pattern.fullmatch(each) for each in sorted(os.listdir(prefix.parent))]
@@ -139,12 +137,12 @@ def _prefix(source: Path) -> Path:
 def _present(prefix: Path, suffixes: Collection[str], without: str = "") -> str:
     """'present in out: m-0001.pt, m-0002.pt': all checkpoints with this prefix, those of other backends last."""
     names = _names(prefix)
-    own = [name for (_, suffix), name in names.items() if suffix in suffixes and name != without]
+    usable = {*suffixes, weights.SUFFIX}
+    own = [name for (_, suffix), name in names.items() if suffix in usable and name != without]
     text = f"present in {prefix.parent}: {', '.join(own) or 'no checkpoint of this prefix and backend'}"
-    foreign = {OWNERS[suffix] for suffix in OWNERS} - {OWNERS[suffix] for suffix in suffixes}
-    for owner in sorted(foreign):
-        others = [name for (_, suffix), name in names.items() if OWNERS[suffix] == owner]
-        text += f"; of --backend {owner}: {', '.join(others)}" if others else ""
+    for suffix in sorted(OWNERS.keys() - usable, key=OWNERS.__getitem__):
+        others = [name for (_, found), name in names.items() if found == suffix]
+        text += f"; of --backend {OWNERS[suffix]}: {', '.join(others)}" if others else ""
     return text
 
 

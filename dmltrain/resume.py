@@ -21,6 +21,7 @@ from dmltrain.backends.table import BACKENDS
 from dmltrain.errors import UserError
 from dmltrain.kvstore import KVStore
 from dmltrain.layers import Network
+from dmltrain.mxnet_files import weights
 from dmltrain.options import LAST, Options
 from dmltrain.run import Run
 from dmltrain.wholeness import sealed
@@ -47,7 +48,7 @@ def save(run: Run, epoch: int) -> None:
     }
     checkpoint.write(target, sealed(run.backend.encode(content)))
     for other, same in run.trainer.other_files(run.options.model_prefix, epoch + 1).items():
-        checkpoint.write(other, sealed(same) if other.suffix in checkpoint.OWNERS else same)
+        checkpoint.write(other, sealed(same) if other.suffix in checkpoint.SUFFIXES else same)
     run.log.info('Saved checkpoint to "%s"', target)
 
 
@@ -105,8 +106,7 @@ NOT_ASKED = -2  # in place of the number of --load-epoch; LAST is -1
 def chosen(options: Options, store: KVStore, log: Logger) -> tuple[Options, Path | None]:
     """The options with worker 0's choice of --load-epoch, and the file to read; None to start anew. For `last` this is
     the newest epoch of which worker 0, which writes checkpoints, has a whole file; the damaged ones are logged."""
-    can = _capabilities(options)
-    suffixes = (can.suffix, *can.foreign_suffixes)
+    suffixes = (_capabilities(options).suffix, weights.SUFFIX)
     epoch = _epoch(options, log) if store.rank == 0 else None
     kinds = [
         kind for kind, suffix in enumerate(suffixes) if epoch is not None and _file(options, epoch, suffix).exists()
@@ -122,10 +122,8 @@ def chosen(options: Options, store: KVStore, log: Logger) -> tuple[Options, Path
 def _epoch(options: Options, log: Logger) -> int | None:
     if options.load_epoch != LAST:
         return options.load_epoch
-    can = _capabilities(options)
-    newest, damaged = checkpoint.last(
-        options.model_prefix or "", (can.suffix, *can.foreign_suffixes), BACKENDS[options.backend].weights_of
-    )
+    suffixes = (_capabilities(options).suffix, weights.SUFFIX)
+    newest, damaged = checkpoint.last(options.model_prefix or "", suffixes, weights.read)
     for each in damaged:
         log.warning("Skipped a damaged checkpoint: %s", each)
     if damaged and not newest:
@@ -137,8 +135,9 @@ def load(source: Path, options: Options, network: Network, store: KVStore, log: 
     """What all workers resume from. Raises UserError if it does not fit this run, or if workers' files differ."""
     backend = BACKENDS[options.backend]
     if source.suffix != backend.capabilities.suffix:
-        content = common_checkpoint.read(source, store, log, backend.weights_of)
-        return {"epoch": options.load_epoch, "state": {"model": backend.weights_of(source, content)}}
+        content = common_checkpoint.read(source, store, log, weights.read)
+        model = weights.fitting(source, weights.read(source, content), network)
+        return {"epoch": options.load_epoch, "state": {"model": model}}
     found = backend.decode(common_checkpoint.read(source, store, log))
     checkpoint.check(source, found, identity(options, network))
     return found
@@ -146,7 +145,7 @@ def load(source: Path, options: Options, network: Network, store: KVStore, log: 
 
 def report(log: Logger, found: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Log what was loaded, and which circumstances differ from this run's (`now`)."""
-    if "circumstances" not in found:  # another program's file
+    if "circumstances" not in found:  # MXNet's file
         log.info("Loaded weights of epoch %d; the optimizer starts afresh", found["epoch"])
         return
     before = found["circumstances"]

@@ -183,19 +183,25 @@ def test_changed_options_since_the_checkpoint_are_logged(train, tmp_path):
 
 
 def test_a_run_continues_from_the_weights_of_an_old_mxnet_job(run, tmp_path):
-    """PREFIX-0002.params alone, as MXNet's image-classification examples leave it; `last` finds it too."""
+    """PREFIX-0002.params alone, as MXNet's image-classification examples leave it; `last` finds it too. Both backends
+    read it, and the torch backend does not need MXNet."""
     installed("mxnet")
-    words = ["--backend", "mxnet", "--model-prefix", tmp_path / "m"]
-    before = run(*words, "--num-epochs", 2)
+    words = ["--model-prefix", tmp_path / "m"]
+    before = run("--backend", "mxnet", *words, "--num-epochs", 2)
     for epoch in (1, 2):
         saved(tmp_path / "m", epoch, "mxnet").unlink()
-    for which in (2, "last"):
-        log = run(*words, "--num-epochs", 2, "--load-epoch", which)
-        assert "Loaded weights of epoch 2; the optimizer starts afresh\n" in log.text
-        assert log.digest() == before.digest()
-    assert "Training epochs 2 to 2" in run(*words, "--num-epochs", 3, "--load-epoch", "last").text
-    saved(tmp_path / "m", 3, "mxnet").unlink()
-    assert "to another network" in run(*words, *RESNET, "--load-epoch", 2, code=2).text
+    for backend in ("mxnet", "torch"):
+        for which in (2, "last"):
+            log = run("--backend", backend, *words, "--num-epochs", 2, "--load-epoch", which)
+            assert "Loaded weights of epoch 2; the optimizer starts afresh\n" in log.text
+            assert log.digest() == before.digest()
+    for backend in ("mxnet", "torch"):
+        log = run("--backend", backend, *words, "--num-epochs", 3, "--load-epoch", "last")
+        assert "Training epochs 2 to 2" in log.text
+        saved(tmp_path / "m", 3, backend).unlink()
+        (tmp_path / "m-0003.params").unlink(missing_ok=True)
+        text = run("--backend", backend, *words, *RESNET, "--load-epoch", 2, code=2).text
+        assert "m-0002.params belong to another network than resnet-8: " in text
     (tmp_path / "m-0004.params").write_bytes(b"noise")
     text = run(*words, "--load-epoch", 4, code=2).text
     assert "cannot read the weights" in text and "m-0004.params" in text

@@ -33,7 +33,6 @@ class Capabilities:
     optimizers: tuple[str, ...]
     transports: tuple[str, ...]  # to servers: auto, tcp, shm
     suffix: str  # of its checkpoint files
-    foreign_suffixes: tuple[str, ...] = ()  # of other programs' weight files that training can start from
     compile: bool = False  # whether it can compile networks
     host_sum: bool = False  # whether gradients of a host's workers are summed there before they go to other hosts
     residuals: bool = False  # whether checkpoints hold all workers' residuals of gradient compression
@@ -164,7 +163,3 @@ class Backend(Protocol):
 
     def decode(self, content: bytes) -> dict[str, Any]:
         """The inverse of `encode`; never runs code from the file. Raises UserError for other content."""
-
-    def weights_of(self, source: Path, content: bytes | None = None) -> dict[str, Array]:
-        """The arrays in another program's weight file, by name. `content` replaces that of the file. Raises UserError
-        for other files."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -88,21 +87,7 @@ MXNET = Fuzzed(
 )
 
 
-def params_files() -> list[bytes]:
-    from tests.backends.test_mxnet_params import V1, V2, V3, array, file, oldest
-
-    return [file(array(V2), array(V3), names=(b"arg:a", b"aux:b")), file(array(V1)), file(oldest())]
-
-
-PARAMS = Fuzzed(
-    lambda data: BACKENDS["mxnet"].weights_of(Path("m-0001.params"), data),
-    params_files,
-    (UserError,),
-    (b"\xc8\xfa\x93\xf9", b"\xc9\xfa\x93\xf9", b"\xca\xfa\x93\xf9", b"arg:", b"\xff\xff\xff\xff"),
-)
-
-
 @pytest.mark.parametrize("part", parts())
-@pytest.mark.parametrize("name", ["TORCH", "MXNET", "PARAMS"])
+@pytest.mark.parametrize("name", ["TORCH", "MXNET"])
 def test_no_checkpoint_can_break_a_program(name: str, part: int) -> None:
     survive(f"tests.backends.test_fuzz:{name}", part)

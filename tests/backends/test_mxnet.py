@@ -303,19 +303,11 @@ def test_weights_of_an_old_job_are_read(trained, tmp_path):
         for names in (symbol.list_arguments(), symbol.list_auxiliary_states())
     )
     mx.model.save_checkpoint(str(tmp_path / "old"), 7, symbol, weights, statistics)
-    found = mxnet_state.weights_of(tmp_path / "old-0007.params")
+    source = tmp_path / "old-0007.params"
+    found = weights.fitting(source, weights.read(source), RESNET)
     assert make(RESNET, state={"model": found}).digest() == trained.digest()
     with pytest.raises(UserError, match="to another network"):
         make(MLP, state={"model": found})
-
-
-def test_files_that_hold_no_named_weights_are_refused(tmp_path):
-    (tmp_path / "noise").write_bytes(b"noise" * 100)
-    mx.nd.save(str(tmp_path / "list"), [mx.nd.zeros(3)])
-    (tmp_path / "pickle").write_bytes(pickle.dumps({"arg:fc_weight": np.zeros(3)}))
-    for name, essential in (("noise", "cannot read"), ("list", "have no names"), ("pickle", "cannot read")):
-        with pytest.raises(UserError, match=essential):
-            mxnet_state.weights_of(tmp_path / name)
 
 
 # -- devices and the local stores -------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ pytest.importorskip("torch", reason="torch is not installed")
 from dmltrain import models, optimizers  # noqa: E402
 from dmltrain.backends.torch.backend import TorchBackend, make_step  # noqa: E402
 from dmltrain.env import TRANSPORTS  # noqa: E402
-from dmltrain.errors import UserError  # noqa: E402
 from dmltrain.kvstore import codec, types  # noqa: E402
 from dmltrain.options import parse  # noqa: E402
 
@@ -34,11 +33,6 @@ def test_a_trainer_continues_from_an_encoded_state():
     state = BACKEND.decode(BACKEND.encode(made.state()))
     continued = BACKEND.trainer(MLP, settings, BACKEND.local_store("local"), state)
     assert continued.digest() == made.digest() != BACKEND.trainer(MLP, settings, store).digest()
-
-
-def test_other_frameworks_files_are_refused(tmp_path):
-    with pytest.raises(UserError, match="m.params: --backend torch starts from its own checkpoints only"):
-        BACKEND.weights_of(tmp_path / "m.params")
 
 
 def test_the_local_store_steps_with_torchs_optimizers():

@@ -9,10 +9,10 @@ from launch.agent.compare import CHECKPOINT
 
 
 def test_all_that_dmltrain_saves_has_a_checkpoints_name(tmp_path):
-    names = [checkpoint.path("run/r8", 12345, suffix).name for suffix in checkpoint.OWNERS]
+    names = [checkpoint.path("run/r8", 12345, suffix).name for suffix in checkpoint.SUFFIXES]
     KVStore.save_optimizer_states(SimpleNamespace(optimizer_states=lambda: [b"state"]), str(tmp_path / "states"))
     names += ["r8-symbol.json", *os.listdir(tmp_path)]  # the first is MXNet's, beside its .params
-    assert len(names) == len(checkpoint.OWNERS) + 2
+    assert len(names) == len(checkpoint.SUFFIXES) + 2
     assert all(CHECKPOINT.fullmatch(os.fsencode(name)) for name in names), names
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dmltrain import optimizers
-from dmltrain.arrays import Array
 from dmltrain.backends.backend import Capabilities, Settings, State, Trainer
 from dmltrain.env import Environment
 from dmltrain.layers import Network
@@ -29,7 +27,6 @@ class MXNetBackend:
         optimizers=tuple(name for name in optimizers.NAMES if optimizers.BY_NAME[name].mxnet),
         transports=("auto", "tcp"),
         suffix=".npz",
-        foreign_suffixes=(".params",),
         update_on_kvstore=True,
     )
 
@@ -65,8 +62,3 @@ class MXNetBackend:
         from dmltrain.backends.mxnet import state
 
         return state.decode(content)
-
-    def weights_of(self, source: Path, content: bytes | None = None) -> dict[str, Array]:
-        from dmltrain.backends.mxnet import state
-
-        return state.weights_of(source, content)

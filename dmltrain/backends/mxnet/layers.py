@@ -19,7 +19,8 @@ import numpy as np
 
 from dmltrain import initial, layers
 from dmltrain.backends.mxnet import compat as mxnet_compat
-from dmltrain.layers import Network, Parameter
+from dmltrain.layers import Network
+from dmltrain.mxnet_files.weights import fixed_gammas
 
 mx = mxnet_compat.load()
 Symbol = Any  # mx.sym.Symbol: MXNet has no types
@@ -66,12 +67,6 @@ def initialise(block: Any, network: Network, seed: int, devices: Sequence[Any]) 
     arrays = block.collect_params()
     for name, values in initial.each_first_value(network, seed):
         arrays[name].set_data(mx.nd.array(values))
-
-
-def fixed_gammas(network: Network) -> list[Parameter]:
-    """The constant arrays of ones that MXNet has in addition to the network's arrays."""
-    norms = [step for step in network.steps if isinstance(step.layer, layers.BatchNorm) and step.layer.fixed_scale]
-    return [Parameter(f"{step.layer.name}_gamma", step.input_shape[:1], "gamma") for step in norms]
 
 
 @singledispatch

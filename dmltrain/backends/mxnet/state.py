@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from dmltrain import bounded, npz
+from dmltrain import npz
 from dmltrain.arrays import Array
 from dmltrain.backends.backend import CommonArray
-from dmltrain.backends.mxnet import compat, params
+from dmltrain.backends.mxnet import compat
 from dmltrain.errors import UserError
 
 CONTENT = "content"  # the member that holds the JSON text
@@ -80,20 +80,6 @@ def own_files(prefix: str, epoch: int, symbol: Any, weights: Mapping[str, Any]) 
         compat.load().nd.save(str(path), named)
         content = path.read_bytes()
     return {Path(f"{prefix}-symbol.json"): symbol.tojson().encode(), Path(f"{prefix}-{epoch:04d}.params"): content}
-
-
-def weights_of(source: Path, content: bytes | None = None) -> dict[str, Array]:
-    """The arrays of a file of mx.model.save_checkpoint or gluon's export, by name; `content` replaces that of the
-    file. Raises UserError for other files."""
-    try:
-        found = params.read(bounded.read(source) if content is None else content)
-    except (OSError, ValueError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or error
-        raise UserError(
-            f"cannot read the weights in {source}: {reason}; expected a file from MXNet's save_checkpoint, with names "
-            "such as arg:NAME and aux:NAME"
-        ) from error
-    return {name.removeprefix("arg:").removeprefix("aux:"): array for name, array in found.items()}
 
 
 def common(name: str, replicas: Sequence[Any]) -> CommonArray:

@@ -79,9 +79,6 @@ class MXNetTrainer:
                 ) from error
 
     def _load_weights(self, network: Network, found: Mapping[str, Array]) -> None:
-        """Load weights, except MXNet's constant gammas, which are ones already."""
-        ignored = {each.name for each in mxnet_layers.fixed_gammas(network)}
-        found = {name: array for name, array in found.items() if name not in ignored}
         own = {each.name: each.shape for each in (*network.parameters(), *network.auxiliary())}
         weights.check_same(own, {name: array.shape for name, array in found.items()})
         for name, array in found.items():

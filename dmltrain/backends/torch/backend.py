@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dmltrain import optimizers
@@ -11,7 +10,6 @@ from dmltrain.arrays import Array
 from dmltrain.backends.backend import Capabilities, Settings, State, Trainer
 from dmltrain.backends.torch import release
 from dmltrain.env import TRANSPORTS, Environment
-from dmltrain.errors import UserError
 from dmltrain.kvstore import codec, types
 from dmltrain.kvstore.step import Step
 from dmltrain.layers import Network
@@ -77,9 +75,6 @@ class TorchBackend:
         from dmltrain.backends.torch import state
 
         return state.decode(content)
-
-    def weights_of(self, source: Path, content: bytes | None = None) -> dict[str, Array]:
-        raise UserError(f"{source}: --backend torch starts from its own checkpoints only")
 
 
 def make_step(spec: dict[str, Any], key: int | str, value: Array) -> Step:

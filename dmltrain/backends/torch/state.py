@@ -79,11 +79,12 @@ def digest(arrays: Mapping[str, torch.Tensor]) -> str:
     return weights.digest({name: tensor.detach().cpu().contiguous().numpy() for name, tensor in arrays.items()})
 
 
-def load_weights(module: nn.Module, found: Mapping[str, torch.Tensor]) -> None:
-    """Load `found` into the module. Raises UserError unless it has exactly the module's arrays and shapes."""
+def load_weights(module: nn.Module, found: Mapping[str, torch.Tensor | Array]) -> None:
+    """Load `found`: tensors, or arrays of MXNet's files. Raises UserError unless it has exactly the module's arrays and
+    shapes."""
     own, given = ({name: each.shape for name, each in arrays.items()} for arrays in (module.state_dict(), found))
     weights.check_same(own, given)
-    module.load_state_dict(found)
+    module.load_state_dict({name: torch.as_tensor(each) for name, each in found.items()})
 
 
 def common(name: str, replicas: Sequence[torch.Tensor]) -> CommonArray:

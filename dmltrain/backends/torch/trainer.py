@@ -38,8 +38,9 @@ RESIDUALS_OF_04 = "held_back"  # their name in checkpoints up to version 0.4
 class TorchTrainer:
     """`network` on settings.device_names, connected to the other workers by `store`.
 
-    It starts with initial weights from settings.seed, or with `state`, an earlier result of `state()`. Raises UserError
-    if the state does not fit the network, or a device does not exist.
+    It starts with initial weights from settings.seed, or with `state`, an earlier result of `state()`. Without
+    "optimizer" in it the optimizer starts anew. Raises UserError if the state does not fit the network, or a device
+    does not exist.
     """
 
     def __init__(
@@ -214,7 +215,8 @@ class TorchTrainer:
         return state
 
     def _load_rest(self, state: Mapping[str, Any], store: KVStore) -> None:
-        self._optimizer.load_state_dict(state["optimizer"])
+        if "optimizer" in state:
+            self._optimizer.load_state_dict(state["optimizer"])
         residuals = state.get("residuals", state.get(RESIDUALS_OF_04))
         if residuals is not None:
             store.load_residuals({name: tensor.numpy() for name, tensor in residuals.items()})

@@ -6,7 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from dmltrain.backends.mxnet import params
+from dmltrain.mxnet_files import params
 
 V1, V2, V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
 FLOATS = np.arange(6, dtype=np.float32).tobytes()

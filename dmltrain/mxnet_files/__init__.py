@@ -1,0 +1,1 @@
+"""MXNet's files, read and written without MXNet: arrays (PREFIX-0001.params) and graphs (PREFIX-symbol.json)."""

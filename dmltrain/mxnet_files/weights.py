@@ -1,0 +1,90 @@
+"""The weights of a network in MXNet's files: PREFIX-0001.params of save_checkpoint, or gluon's export.
+
+A file names learned arrays "arg:NAME" and batch-norm statistics "aux:NAME". It has the gammas of `fixed_scale` batch
+norms, too, which MXNet never reads: it computes with ones (`fix_gamma`). So whatever a file says of them is ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from dmltrain import bounded
+from dmltrain.arrays import Array
+from dmltrain.errors import UserError
+from dmltrain.layers import BatchNorm, Network, Parameter
+from dmltrain.mxnet_files import params
+
+SUFFIX = ".params"
+KINDS = ("arg:", "aux:")
+NAMED = 4  # arrays at most in a message, of each kind of difference
+
+
+def read(source: Path, content: bytes | None = None) -> dict[str, Array]:
+    """The arrays of a file by name, without "arg:" and "aux:"; `content` replaces that of the file. Raises UserError
+    for other files."""
+    try:
+        return _without_kinds(params.read(bounded.read(source) if content is None else content))
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise UserError(
+            f"cannot read the weights in {source}: {reason}; expected a file from MXNet's save_checkpoint, with names "
+            "such as arg:NAME and aux:NAME"
+        ) from error
+
+
+def _without_kinds(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    found: dict[str, Array] = {}
+    for name, array in arrays.items():
+        short = name[4:] if name.startswith(KINDS) else name
+        if short in found:
+            raise ValueError(f"it has two arrays of the name {short[:100]}")
+        found[short] = array
+    return found
+
+
+def fixed_gammas(network: Network) -> list[Parameter]:
+    """The constant arrays of ones that MXNet has in addition to the network's arrays."""
+    norms = [step for step in network.steps if isinstance(step.layer, BatchNorm) and step.layer.fixed_scale]
+    return [Parameter(f"{step.layer.name}_gamma", step.input_shape[:1], "gamma") for step in norms]
+
+
+def fitting(source: Path, found: Mapping[str, Array], network: Network) -> dict[str, Array]:
+    """The network's arrays (float32) of those in the file `source`. Raises UserError if they do not fit."""
+    own = {each.name: each.shape for each in (*network.parameters(), *network.auxiliary())}
+    fixed = {each.name for each in fixed_gammas(network)}
+    differences = [
+        _listed("missing", [name for name in own if name not in found]),
+        _listed(
+            "of another shape",
+            [
+                f"{name} (expected {_text(shape)}, found {_text(found[name].shape)})"
+                for name, shape in own.items()
+                if name in found and found[name].shape != shape
+            ],
+        ),
+        _listed("not of this network", [name[:100] for name in found if name not in own and name not in fixed]),
+    ]
+    if any(differences):
+        prefix = source.name.rpartition("-")[0]
+        raise UserError(
+            f"the weights in {source} belong to another network than {network.name}: "
+            f"{'; '.join(filter(None, differences))}. Choose --network, --num-layers, --image-shape and the data set "
+            f"as they were, or take the network from the checkpoint's own graph: --network {prefix}-symbol.json"
+        )
+    return {name: found[name].astype(np.float32, copy=False) for name in own}
+
+
+def _listed(problem: str, names: list[str]) -> str:
+    """'3 arrays are missing: a, b, c'; '' without names."""
+    if not names:
+        return ""
+    count = "1 array is" if len(names) == 1 else f"{len(names)} arrays are"
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"{count} {problem}: {', '.join(names[:NAMED])}{more}"
+
+
+def _text(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "a number"

@@ -1,0 +1,31 @@
+"""Mutated files of MXNet: each is read or refused, in limited memory and time (tests/fuzzing.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dmltrain.errors import UserError
+from dmltrain.mxnet_files import weights
+from tests.fuzzing import Fuzzed, parts, survive
+
+
+def params_files() -> list[bytes]:
+    from tests.mxnet_files.test_params import V1, V2, V3, array, file, oldest
+
+    return [file(array(V2), array(V3), names=(b"arg:a", b"aux:b")), file(array(V1)), file(oldest())]
+
+
+PARAMS = Fuzzed(
+    lambda data: weights.read(Path("m-0001.params"), data),
+    params_files,
+    (UserError,),
+    (b"\xc8\xfa\x93\xf9", b"\xc9\xfa\x93\xf9", b"\xca\xfa\x93\xf9", b"arg:", b"\xff\xff\xff\xff"),
+)
+
+
+@pytest.mark.parametrize("part", parts())
+@pytest.mark.parametrize("name", ["PARAMS"])
+def test_no_file_of_mxnet_can_break_a_program(name: str, part: int) -> None:
+    survive(f"tests.mxnet_files.test_fuzz:{name}", part)
