@@ -14,6 +14,7 @@ import pytest
 from dmltrain import kvstore, layers, models
 from dmltrain.backends.mxnet import compat as mxnet_compat
 from dmltrain.errors import UserError
+from dmltrain.mxnet_files import weights as weight_files
 from dmltrain.options import parse
 
 mxnet_compat.fit_numpy()
@@ -304,7 +305,7 @@ def test_weights_of_an_old_job_are_read(trained, tmp_path):
     )
     mx.model.save_checkpoint(str(tmp_path / "old"), 7, symbol, weights, statistics)
     source = tmp_path / "old-0007.params"
-    found = weights.fitting(source, weights.read(source), RESNET)
+    found = weight_files.fitting(source, weight_files.read(source), RESNET)
     assert make(RESNET, state={"model": found}).digest() == trained.digest()
     with pytest.raises(UserError, match="to another network"):
         make(MLP, state={"model": found})
