@@ -97,7 +97,9 @@ def prepare(options: Options, store: KVStore, command: str) -> Run:
     if options.model_prefix and store.rank == 0:
         checkpoint.prepare(options.model_prefix)
     dataset = load_dataset(options, store)
-    network = models.create(options.network, options.num_layers, dataset.num_classes, dataset.image_shape)
+    network = models.create(
+        options.network, options.num_layers, dataset.num_classes, dataset.image_shape, **options.network_options
+    )
     batches = partition.num_batches(len(dataset.train), store.num_workers, options.batch_size)
     schedule = Schedule(
         options.lr, batches, options.lr_factor, options.lr_step_epochs, options.warmup_epochs, options.warmup_strategy

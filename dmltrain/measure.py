@@ -48,7 +48,7 @@ def measure(options: Options, seconds: float) -> dict[str, Any]:
     """The values of the line; `model_bytes` is the size of one worker's gradients as float32."""
     known = data.DATASETS[options.dataset]
     shape = options.image_shape or known.image_shape
-    network = models.create(options.network, options.num_layers, known.num_classes, shape)
+    network = models.create(options.network, options.num_layers, known.num_classes, shape, **options.network_options)
     serial = replace(options, kv_store="local", gc_type="none", staleness=None, update_on_kvstore=0)
     trainer = BACKENDS[options.backend].trainer(network, serial, kvstore.create("local", backend=options.backend))
     batches = endless(

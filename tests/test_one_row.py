@@ -17,10 +17,14 @@ pytest.importorskip("torch", reason="torch is not installed: nothing is trained 
 NETWORK = '''"""A network of one layer."""
 
 from dmltrain.layers import Dense, Flatten, Network, chain
+from dmltrain.models.architecture import Architecture
 
 
 def build(num_layers, num_classes, image_shape):
     return Network("newnet", chain(Flatten(), Dense("fc", num_classes)), image_shape, num_classes)
+
+
+ARCHITECTURE = Architecture(build, image_shape=(1, 4, 4), num_classes=3)
 '''
 DATASET = '''"""Three classes of grey images, each of one brightness."""
 
@@ -119,7 +123,13 @@ class New:
         return [Found(self._epochs)] if self._epochs else []
 '''
 NEW = (  # file, its content, the table's file, the table's opening line, the row, the row's import
-    ("models/newnet", NETWORK, "models", "NETWORKS: dict[str, Builder] = {\n", '    "newnet": newnet.build,\n'),
+    (
+        "models/newnet",
+        NETWORK,
+        "models",
+        "NETWORKS: dict[str, Architecture] = {\n",
+        '    "newnet": newnet.ARCHITECTURE,\n',
+    ),
     (
         "data/newdata",
         DATASET,
@@ -212,7 +222,7 @@ def test_the_documentations_tables_have_them(tree):
     )
     shown = run(tree, "-c", program)
     for words in (
-        "('`newnet`', 'A network of one layer')",
+        "('`newnet`', 'A network of one layer', '', '', '1x4x4', '51')",
         "('`newdata`', 'Three classes of grey images, each of one brightness')",
         "('`newopt`', '`Signs`', '')",
         "('`24bit`', '7', '3n', 'The upper three bytes')",

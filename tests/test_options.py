@@ -1,10 +1,13 @@
 """The training programs' command line: old spellings work, and every mistake names what is valid."""
 
+import dataclasses
+
 import pytest
 
 from dmltrain import data, models, optimizers, options
 from dmltrain.errors import UserError
 from dmltrain.kvstore import codec
+from dmltrain.options.network import OWN
 
 CIFAR10 = {
     "network": "resnet",
@@ -90,6 +93,19 @@ def test_another_network_does_not_inherit_the_default_depth():
     assert parse("--network resnet").num_layers == 110
 
 
+def test_only_the_networks_own_options_that_were_given_go_to_it():
+    assert parse("").network_options == {}
+    assert parse("--network vgg --batch-norm").network_options == {"batch_norm": True}
+    assert parse("--network vgg --batch-norm 0").network_options == {"batch_norm": False}
+    assert parse("--network resnext --num-group 8").network_options == {"num_group": 8}
+
+
+def test_every_option_of_a_network_is_on_the_command_line():
+    own = {name for row in models.NETWORKS.values() for name in row.options}
+    offered = {each.name for each in dataclasses.fields(options.Options) if each.metadata["group"] == OWN}
+    assert offered == own
+
+
 def test_crop_is_an_abbreviation_of_the_image_shape():
     assert parse("--crop 32").image_shape == (3, 32, 32)
 
@@ -108,6 +124,9 @@ def test_devices(text, names):
         ("-n 7", ["unknown option -n"]),
         ("file.py", ["unknown option file.py"]),
         ("--network resnest", ["--network", "resnest", ", ".join(sorted(models.NETWORKS))]),
+        ("--batch-norm", ["network resnet has no option --batch-norm", "networks with it: vgg"]),
+        ("--network resnext --num-group 0", ["--num-group", "'0'", "at least 1"]),
+        ("--network vgg --batch-norm yes", ["--batch-norm", "'yes'", "1 (on)", "0 (off)"]),
         ("--dataset imagine", ["--dataset", "imagine", ", ".join(sorted(data.DATASETS))]),
         ("--kv-store dist", ["--kv-store", "'dist'", "dist_async", "dist_sync", "local"]),
         ("--optimizer sdg", ["--optimizer", "sdg", ", ".join(sorted(optimizers.NAMES))]),

@@ -5,39 +5,61 @@ As in MXNet's scripts, case does not matter and `_` means `-` (`inception_bn_28_
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Collection
+from typing import Any
 
 from dmltrain.errors import UserError
 from dmltrain.layers import Network, ShapeError
-from dmltrain.models import inception_bn_28_small, lenet, mlp, resnet
+from dmltrain.models import inception_bn_28_small, lenet, mlp, resnet, resnet_v1, resnext, vgg
+from dmltrain.models.architecture import Architecture
 
-# (num_layers or None for the usual depth, num_classes, image_shape) -> Network
-Builder = Callable[[int | None, int, tuple[int, int, int]], Network]
-
-NETWORKS: dict[str, Builder] = {
-    "mlp": mlp.build,
-    "lenet": lenet.build,
-    "resnet": resnet.build,
-    "inception-bn-28-small": inception_bn_28_small.build,
+NETWORKS: dict[str, Architecture] = {
+    "mlp": mlp.ARCHITECTURE,
+    "lenet": lenet.ARCHITECTURE,
+    "resnet": resnet.ARCHITECTURE,
+    "resnet-v1": resnet_v1.ARCHITECTURE,
+    "resnext": resnext.ARCHITECTURE,
+    "vgg": vgg.ARCHITECTURE,
+    "inception-bn-28-small": inception_bn_28_small.ARCHITECTURE,
 }
 
 
 def create(
-    name: str, num_layers: int | None = None, num_classes: int = 10, image_shape: tuple[int, int, int] = (3, 28, 28)
+    name: str,
+    num_layers: int | None = None,
+    num_classes: int = 10,
+    image_shape: tuple[int, int, int] = (3, 28, 28),
+    **options: Any,
 ) -> Network:
     """The network of that name for images of `image_shape` (channels, height, width).
 
-    `num_layers` selects the depth of a network with several depths. Raises UserError for an unknown network, an invalid
-    depth, or an image shape that does not fit the network.
+    `num_layers` selects the depth of a network with several depths; `options` are the network's own
+    (`batch_norm=True`). Raises UserError for an unknown network, an option that the network does not have, an invalid
+    depth or value, or an image shape that does not fit the network.
     """
     key = name.strip().lower().replace("_", "-")
-    if key not in NETWORKS:
-        raise UserError(f"unknown network {name!r}; known networks: {', '.join(sorted(NETWORKS))}")
+    check_options(key, options)
     if num_classes < 1 or min(image_shape) < 1:
         found = f"{num_classes} classes, images {image_shape}"
         raise UserError(f"network {key} needs at least one class and images of positive size, found {found}")
     try:
-        return NETWORKS[key](num_layers, num_classes, image_shape)
+        return NETWORKS[key].build(num_layers, num_classes, image_shape, **options)
     except ShapeError as problem:
         size = "x".join(map(str, image_shape))
         raise UserError(f"network {key} cannot take images of {size} (channels x height x width): {problem}") from None
+
+
+def check_options(key: str, options: Collection[str]) -> None:
+    """Raise UserError if there is no network `key`, or if it does not have one of these options."""
+    if key not in NETWORKS:
+        raise UserError(f"unknown network {key!r}; known networks: {', '.join(sorted(NETWORKS))}")
+    for option in options:
+        if option not in NETWORKS[key].options:
+            having = ", ".join(networks_with(option))
+            hint = f"networks with it: {having}" if having else "no network has it"
+            raise UserError(f"network {key} has no option --{option.replace('_', '-')}; {hint}")
+
+
+def networks_with(option: str) -> list[str]:
+    """The networks that have this option of their own."""
+    return [key for key, row in NETWORKS.items() if option in row.options]

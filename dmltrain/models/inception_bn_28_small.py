@@ -26,6 +26,7 @@ from dmltrain.layers import (
     chain,
     concat,
 )
+from dmltrain.models.architecture import Architecture
 from dmltrain.models.depth import refuse_depth
 
 # (channels of the 1x1 branch, channels of the 3x3 branch), or (channels,) for a downsampling block
@@ -65,3 +66,6 @@ def _block(number: count[int], channels: tuple[int, ...]) -> Concat:
             _unit(next(number), channels[0], kernel=3, stride=2, pad=1), MaxPool(kernel=3, stride=2, rounding="full")
         )
     return concat(_unit(next(number), channels[0], kernel=1), _unit(next(number), channels[1], kernel=3, pad=1))
+
+
+ARCHITECTURE = Architecture(build, image_shape=(3, 28, 28), num_classes=10)

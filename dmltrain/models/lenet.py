@@ -7,6 +7,7 @@ MXNet's file does not name the layers; the names here are those that MXNet gener
 from __future__ import annotations
 
 from dmltrain.layers import Conv, Dense, Flatten, MaxPool, Network, Tanh, chain
+from dmltrain.models.architecture import Architecture
 from dmltrain.models.depth import refuse_depth
 
 
@@ -25,3 +26,6 @@ def build(num_layers: int | None, num_classes: int, image_shape: tuple[int, int,
         Dense("fullyconnected1", num_classes),
     )
     return Network("lenet", root, image_shape, num_classes)
+
+
+ARCHITECTURE = Architecture(build, image_shape=(1, 28, 28), num_classes=10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dmltrain.layers import Dense, Flatten, Network, Relu, chain
+from dmltrain.models.architecture import Architecture
 from dmltrain.models.depth import refuse_depth
 
 
@@ -17,3 +18,6 @@ def build(num_layers: int | None, num_classes: int, image_shape: tuple[int, int,
         Dense("fc3", num_classes),
     )
     return Network("mlp", root, image_shape, num_classes)
+
+
+ARCHITECTURE = Architecture(build, image_shape=(1, 28, 28), num_classes=10)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Collection
 from typing import Any
 
+from dmltrain import models
 from dmltrain.backends.backend import Capabilities
 from dmltrain.backends.table import BACKENDS
 from dmltrain.errors import UserError
@@ -20,6 +21,7 @@ def checked(options: Options) -> Options:
         raise UserError("--devices and --gpus exclude each other: give one of them")
     if options.load_epoch is not None and not options.model_prefix:
         raise UserError("--load-epoch needs --model-prefix, the PREFIX of the checkpoint's file name PREFIX-0001.pt")
+    models.check_options(options.network, options.network_options)
     types.find(options.kv_store).bound(options.staleness)
     _check_compression(options)
     _check_backend(options)

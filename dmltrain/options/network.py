@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from dmltrain import models
 from dmltrain.backends.table import BACKENDS
 from dmltrain.options.field import option
-from dmltrain.options.values import integer, network_name, one_of
+from dmltrain.options.values import integer, network_name, one_of, switch
 
+DEEP = [name for name, row in models.NETWORKS.items() if row.depths]  # networks with several depths
+OWN = "Options of some networks"
 DTYPES = tuple(dict.fromkeys(dtype for each in BACKENDS.values() for dtype in each.capabilities.dtypes))
+
+
+def own(name: str, text: str, parse: Callable[[str], Any], **more: Any) -> Any:
+    """A field for `name`, an option that some networks have: a keyword-only argument of their builders. None, the
+    default of the field, leaves the choice to the network."""
+    return option(OWN, f"{text} ({', '.join(models.networks_with(name))})", parse, **more)
 
 
 @dataclass(frozen=True)
@@ -18,7 +29,7 @@ class NetworkOptions:
 
     network: str = option("Network", "the network to train: " + ", ".join(models.NETWORKS), network_name, "mlp")
     num_layers: int | None = option(
-        "Network", "number of layers, for networks with several depths (resnet)", integer(1)
+        "Network", "number of layers, for networks with several depths: " + ", ".join(DEEP), integer(1)
     )
     dtype: str = option(
         "Network",
@@ -39,3 +50,11 @@ class NetworkOptions:
         one_of("backend", BACKENDS),
         "torch",
     )
+    batch_norm: bool | None = own("batch_norm", "1: a batch norm after each convolution", switch, nargs="?", const=True)
+    num_group: int | None = own("num_group", "groups of the 3x3 convolutions", integer(1))
+
+    @property
+    def network_options(self) -> dict[str, Any]:
+        """The options of the network itself that were given."""
+        names = [field.name for field in dataclasses.fields(NetworkOptions) if field.metadata["group"] == OWN]
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}

@@ -25,6 +25,13 @@ def integer(minimum: int) -> Callable[[str], int]:
     return parse_integer
 
 
+def switch(text: str) -> bool:
+    """'1' -> True, '0' -> False."""
+    if text not in ("0", "1"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither 1 (on) nor 0 (off)")
+    return text == "1"
+
+
 def epoch_or_last(text: str) -> int:
     return LAST if text == "last" else integer(0)(text)
 

@@ -26,6 +26,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from dmltrain import data, models, optimizers
 from dmltrain.kvstore import codec, types
+from dmltrain.options import flag
 from dmltrain.report import dialect
 from launch.clusters import LAUNCHERS
 
@@ -82,11 +83,26 @@ def _optimizers() -> Rows:
             yield f"`{row.name}`", f"`{row.torch.name}`", arguments
 
 
+def _networks() -> Rows:
+    yield "`--network`", "what it is", "`--num-layers`", "its own options", "usual images", "parameters"
+    for name, row in models.NETWORKS.items():
+        usual = models.create(name, None, row.num_classes, row.image_shape)
+        own = _code(flag(option) for option in row.options)
+        yield (
+            f"`{name}`",
+            _about(row),
+            row.depths,
+            own,
+            "x".join(map(str, row.image_shape)),
+            f"{usual.num_parameters:,}",
+        )
+
+
 TABLES: dict[str, Callable[[], Rows]] = {
     "kvstores": _kvstores,
     "codecs": _codecs,
     "optimizers": _optimizers,
-    "networks": lambda: [("`--network`", "what it is"), *_described(models.NETWORKS)],
+    "networks": _networks,
     "datasets": lambda: [("`--dataset`", "what it is"), *_described(data.DATASETS)],
     "launchers": lambda: [
         ("`--launcher`", "where the job runs"),

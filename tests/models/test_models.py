@@ -208,6 +208,10 @@ def test_equal_requests_give_equal_values():
         (("resnet", 165), ["no resnet of 165 layers"]),
         (("resnet", -4), ["no resnet of -4 layers"]),
         (("resnet", 20, 1000, LARGE), ["no resnet of 20 layers", "18, 34, 50, 101, 152, 200, 269"]),
+        (("resnet-v1", 21), ["no resnet-v1 of 21 layers", "20, 32, 44, 50, 56, 110, 164"]),
+        (("resnext", 51, 10, LARGE), ["no resnext of 51 layers", "18, 34, 50, 101, 152, 200, 269"]),
+        (("vgg", 12, 10, LARGE), ["no vgg of 12 layers", "11, 13, 16, 19"]),
+        (("vgg", 16, 10, SMALL), ["network vgg cannot take images of 3x28x28", "'pool5'", "512x1x1"]),
         (("mlp", 3), ["network mlp has a single depth", "--num-layers 3"]),
         (("lenet", 20), ["network lenet has a single depth"]),
         (("inception_bn_28_small", 20), ["network inception-bn-28-small has a single depth"]),
@@ -222,6 +226,41 @@ def test_invalid_requests_are_user_errors(arguments, essentials):
         models.create(*arguments)
     for essential in essentials:
         assert essential in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "essentials"),
+    [
+        (("mlp",), {"batch_norm": True}, ["network mlp has no option --batch-norm", "networks with it: vgg"]),
+        (("vgg", 11, 10, LARGE), {"num_group": 2}, ["network vgg has no option --num-group", "resnext"]),
+        (("lenet",), {"num_legs": 4}, ["network lenet has no option --num-legs; no network has it"]),
+        (
+            ("resnext", 18, 10, LARGE),
+            {"num_group": 2},
+            ["18 layers has no grouped", "depth of 50, 101, 152, 200 or 269"],
+        ),
+        (("resnext", 20), {"num_group": 2}, ["20 layers has no grouped", "depth of at least 164"]),
+        (("resnext", 50, 10, LARGE), {"num_group": 3}, ["must divide the 128 channels", "is 3"]),
+        (("resnext", 164), {"num_group": 64}, ["must divide the 32 channels", "is 64"]),
+        (("resnext", 164), {"num_group": 0}, ["must divide the 32 channels", "is 0"]),
+    ],
+)
+def test_invalid_options_of_networks_are_user_errors(arguments, options, essentials):
+    with pytest.raises(UserError) as caught:
+        models.create(*arguments, **options)
+    for essential in essentials:
+        assert essential in str(caught.value)
+
+
+def test_options_of_networks_change_them():
+    plain, normalised = (models.create("vgg", 11, 10, LARGE, batch_norm=each) for each in (False, True))
+    assert (plain.name, normalised.name) == ("vgg-11", "vgg-11-bn")
+    assert sum(isinstance(step.layer, BatchNorm) for step in normalised.steps) == 8
+    assert models.create("vgg", 11, 10, LARGE) == plain
+    few = models.create("resnext", 50, 1000, LARGE, num_group=8)
+    assert few.name == "resnext-50-groups-8"
+    assert {step.layer.groups for step in few.steps if isinstance(step.layer, Conv)} == {1, 8}
+    assert models.create("resnext", 50, 1000, LARGE, num_group=32) == models.create("resnext", 50, 1000, LARGE)
 
 
 def test_no_framework_is_imported():

@@ -1,0 +1,81 @@
+"""Residual networks with grouped convolutions, as MXNet builds them
+(example/image-classification/symbols/resnext.py), after Xie, Girshick, Dollar, Tu and He, "Aggregated Residual
+Transformations for Deep Neural Networks", 2016.
+
+`num_group` is the number of groups of the 3x3 convolutions (the paper's cardinality), 32 as in MXNet. Shallow networks,
+whose units have two convolutions, have no grouped ones. As in MXNet, a batch norm with fixed scale comes first, and the
+first unit of every stage has a 1x1 convolution with batch norm on its shortcut even if the shapes agree. Depths and
+sizes: residual.py.
+"""
+
+from __future__ import annotations
+
+from dmltrain.errors import UserError
+from dmltrain.layers import BatchNorm, Dense, Flatten, GlobalAvgPool, Layer, Network, Relu, add, chain
+from dmltrain.models.architecture import Architecture
+from dmltrain.models.residual import DEPTHS, Plan, conv, imagenet_stem, norm, plan
+
+GROUPS = 32
+
+
+def build(
+    num_layers: int | None, num_classes: int, image_shape: tuple[int, int, int], *, num_group: int | None = None
+) -> Network:
+    """Raises UserError for invalid depths and groups."""
+    shape = plan("resnext", num_layers, image_shape)
+    groups = GROUPS if num_group is None else num_group
+    if num_group is not None:
+        _check_groups(shape, num_group)
+
+    def unit(name: str, channels: int, stride: int, first: bool) -> Layer:
+        bottleneck = shape.bottleneck
+        body = _bottleneck_body(name, channels, stride, groups) if bottleneck else _basic_body(name, channels, stride)
+        projection = (conv(f"{name}_sc", channels, 1, stride), norm(f"{name}_sc_bn")) if first else ()
+        return chain(add(chain(*body), chain(*projection)), Relu(f"{name}_relu"))
+
+    stem = conv("conv0", shape.channels[0], 3) if shape.small else imagenet_stem(shape.channels[0])
+    head = (GlobalAvgPool("pool1"), Flatten(), Dense("fc1", num_classes))
+    root = chain(BatchNorm("bn_data", epsilon=2e-5, fixed_scale=True), stem, *shape.stages(unit), *head)
+    name = f"resnext-{shape.depth}" + (f"-groups-{groups}" if groups != GROUPS else "")
+    return Network(name, root, image_shape, num_classes)
+
+
+def _check_groups(shape: Plan, num_group: int) -> None:
+    if not shape.bottleneck:
+        deep = "at least 164" if shape.small else "50, 101, 152, 200 or 269"
+        fix = f"leave --num-group out, or use a depth of {deep}"
+        raise UserError(
+            f"resnext of {shape.depth} layers has no grouped convolutions, found num_group {num_group}; {fix}"
+        )
+    narrowest = shape.channels[1] // 2
+    if num_group < 1 or narrowest % num_group:
+        raise UserError(
+            f"resnext of {shape.depth} layers: --num-group must divide the {narrowest} channels of its narrowest 3x3 "
+            f"convolutions, is {num_group}"
+        )
+
+
+def _basic_body(name: str, channels: int, stride: int) -> tuple[Layer, ...]:
+    return (
+        conv(f"{name}_conv1", channels, 3, stride),
+        norm(f"{name}_bn1"),
+        Relu(f"{name}_relu1"),
+        conv(f"{name}_conv2", channels, 3),
+        norm(f"{name}_bn2"),
+    )
+
+
+def _bottleneck_body(name: str, channels: int, stride: int, groups: int) -> tuple[Layer, ...]:
+    return (
+        conv(f"{name}_conv1", channels // 2, 1),
+        norm(f"{name}_bn1"),
+        Relu(f"{name}_relu1"),
+        conv(f"{name}_conv2", channels // 2, 3, stride, groups),
+        norm(f"{name}_bn2"),
+        Relu(f"{name}_relu2"),
+        conv(f"{name}_conv3", channels, 1),
+        norm(f"{name}_bn3"),
+    )
+
+
+ARCHITECTURE = Architecture(build, image_shape=(3, 224, 224), num_classes=1000, depths=DEPTHS)

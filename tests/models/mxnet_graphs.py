@@ -1,0 +1,63 @@
+"""Which of our networks is which of MXNet's own graphs (fixture `mxnet_networks`: NAME-symbol.json and NAME.json)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dmltrain import models
+from dmltrain.layers import Network
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One of MXNet's graphs, and what makes the same network here."""
+
+    file: str
+    network: str
+    num_layers: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def ours(self, num_classes: int, image_shape: tuple[int, int, int]) -> Network:
+        return models.create(self.network, self.num_layers, num_classes, image_shape, **self.options)
+
+
+GRAPHS = (
+    Graph("mlp", "mlp"),
+    Graph("lenet", "lenet"),
+    Graph("resnet-50", "resnet", 50),
+    Graph("resnet-v1-18", "resnet-v1", 18),
+    Graph("resnet-v1-20-cifar", "resnet-v1", 20),
+    Graph("resnet-v1-50", "resnet-v1", 50),
+    Graph("resnext-50", "resnext", 50),
+    Graph("vgg-16", "vgg", 16),
+    Graph("vgg-11-bn", "vgg", 11, {"batch_norm": True}),
+)
+HELD = {graph.network for graph in GRAPHS}
+
+
+def table(folder: Path, file: str) -> dict[str, Any]:
+    """What NAME.json says, with names of a new process."""
+    found = json.loads((folder / f"{file}.json").read_text())
+    renamed = names_of_a_new_process(found["arguments"])
+    return {**found, "arguments": {renamed[name]: tuple(shape) for name, shape in found["arguments"].items()}}
+
+
+def names_of_a_new_process(names: Iterable[str]) -> dict[str, str]:
+    """Name -> name. Where MXNet's file does not name a layer, MXNet counts the layers of the whole process, and these
+    graphs were made in one: fullyconnected3_weight -> fullyconnected0_weight."""
+    numbers: dict[str, dict[str, int]] = {}
+
+    def renamed(name: str) -> str:
+        made = re.fullmatch(r"(convolution|fullyconnected|batchnorm)(\d+)(_\w+)", name)
+        if not made:
+            return name
+        kind, number, array = made.groups()
+        known = numbers.setdefault(kind, {})
+        return f"{kind}{known.setdefault(number, len(known))}{array}"
+
+    return {name: renamed(name) for name in names}
