@@ -17,7 +17,7 @@ import platform
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 HOST = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
@@ -28,19 +28,20 @@ HELD = (errno.EAGAIN, errno.EACCES)  # man 2 flock; EACCES from file systems tha
 
 def write(
     target: Path,
-    content: bytes | bytearray | memoryview,
+    content: bytes | bytearray | memoryview | Iterable[bytes],
     mode: int = 0o666,
     sync: Callable[[int], None] = os.fsync,
     lock: Callable[[int, int], None] = fcntl.flock,
 ) -> None:
-    """Replace `target` by `content`, and remove what killed writers of it left. OSError if it cannot be written: it is
-    then unchanged, unless only the folder could not be synced. `mode` counts as far as the umask lets it;
-    `sync(descriptor)` returns when the file, or the folder's entries, are on disk."""
+    """Replace `target` by `content`, in one or more pieces, and remove what killed writers of it left. OSError if it
+    cannot be written: it is then unchanged, unless only the folder could not be synced. `mode` counts as far as the
+    umask lets it; `sync(descriptor)` returns when the file, or the folder's entries, are on disk."""
     remove_left(target.parent, re.escape(target.name), lock)
     with temporary(target, mode, lock) as (descriptor, path):
-        rest = memoryview(content).cast("B")
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
+        for piece in [content] if isinstance(content, (bytes, bytearray, memoryview)) else content:
+            rest = memoryview(piece).cast("B")
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
         sync(descriptor)
         os.replace(path, target)
     _sync_folder(target.parent, sync)

@@ -23,7 +23,7 @@ MAY_IMPORT = {  # room of dmltrain -> rooms it may import; what is not listed ma
     "mxnet_files": {"arrays", "bounded", "layers", "errors"},
     "random_bits": {"arrays", "errors"},
     "optimizers": set(),
-    "data": {"arrays", "random_bits", "errors"},
+    "data": {"arrays", "random_bits", "errors", "whole_file"},
     "initial": {"arrays", "layers", "random_bits", "errors"},
     "kvstore": {  # backends: only its __init__, with `create`
         *("arrays", "backends", "bounded", "env", "errors", "npz", "whole_file")

@@ -58,6 +58,21 @@ def test_a_file_is_replaced_and_nothing_else_is_left(package, target):
         assert target.read_bytes() == content and names(target) == ["file"]
 
 
+def test_content_may_come_in_pieces(package, target):
+    package.write(target, (piece for piece in (NEW, b"", OTHER)))
+    assert target.read_bytes() == NEW + OTHER and names(target) == ["file"]
+
+
+def test_a_failure_between_two_pieces_leaves_the_old_file(package, target):
+    def pieces() -> Iterator[bytes]:
+        yield NEW
+        raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        package.write(target, pieces())
+    assert target.read_bytes() == OLD and names(target) == ["file"]
+
+
 @pytest.mark.parametrize("mode, umask, found", [((), 0o027, 0o640), ((0o644,), 0, 0o644), ((0o644,), 0o077, 0o600)])
 def test_mode_and_umask_count(package, target, mode, umask, found):
     before = os.umask(umask)

@@ -1,0 +1,62 @@
+"""What every reader of a format gives: records by number, in any order, for several threads at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from dmltrain.arrays import Array
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """One sample as it is stored. Classification uses `labels[0]`."""
+
+    labels: Array  # float32 (L,), L >= 1
+    image: bytes | Array  # an encoded file, or pixels uint8 (H, W, 3) RGB
+
+
+class Reader(Protocol):
+    """Records 0 to len - 1. Several threads call its methods at once."""
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """The classes in the order of their labels, where the format knows them."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> Record:
+        """Raises UserError, which names the file and the record, if it cannot be read or is damaged."""
+
+    def where(self, index: int) -> str:
+        """The record's place for messages: "train.rec: record 17 (key 42, offset 123456)"."""
+
+    def digest(self) -> str:
+        """sha256 of the index in hexadecimal: equal for equal data on two hosts, wherever the files lie."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What the user says about one file or folder of samples.
+
+    index: file of its index, which is made if it is missing (default: beside `path`). root: folder of the images that a
+    list names (default: the list's own). devkit: ILSVRC2012_devkit_t12.tar.gz or its folder (default: beside `path`).
+    warn: takes what the user should know.
+    """
+
+    path: Path
+    index: Path | None
+    root: Path | None
+    devkit: Path | None
+    warn: Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A row of the table: `name` for messages and documents, `recognises(path)`, and `open`, which raises UserError."""
+
+    name: str
+    recognises: Callable[[Path], bool]
+    open: Callable[[Source], Reader]
