@@ -106,7 +106,9 @@ def prepare(options: Options, store: KVStore, command: str) -> Run:
     )
     options, source = resume.chosen(options, store, log)
     found = resume.load(source, options, network, store, log) if source else None
-    trainer = BACKENDS[options.backend].trainer(network, options, store, found and found["state"])
+    trainer = BACKENDS[options.backend].trainer(
+        network, options, store, found and found["state"], dataset.normalisation
+    )
     resume.check_all_save(options, store)
     run = Run(options, store, log, network, dataset, trainer, schedule, batches, found["epoch"] if found else 0)
     introduce(run, command)

@@ -50,11 +50,10 @@ def measure(options: Options, seconds: float) -> dict[str, Any]:
     shape = options.image_shape or known.image_shape
     network = models.create(options.network, options.num_layers, known.num_classes, shape, **options.network_options)
     serial = replace(options, kv_store="local", gc_type="none", staleness=None, update_on_kvstore=0)
-    trainer = BACKENDS[options.backend].trainer(network, serial, kvstore.create("local", backend=options.backend))
-    batches = endless(
-        synthetic.load(num_examples=BATCHES * options.batch_size, image_shape=shape, num_classes=known.num_classes),
-        options,
-    )
+    images = synthetic.load(num_examples=BATCHES * options.batch_size, image_shape=shape, num_classes=known.num_classes)
+    store = kvstore.create("local", backend=options.backend)
+    trainer = BACKENDS[options.backend].trainer(network, serial, store, normalisation=images.normalisation)
+    batches = endless(images, options)
 
     def step() -> None:
         batch = next(batches)

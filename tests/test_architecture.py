@@ -21,9 +21,10 @@ MAY_IMPORT = {  # room of dmltrain -> rooms it may import; what is not listed ma
     "report": {"record", "errors"},
     "arrays": set(),
     "mxnet_files": {"arrays", "bounded", "layers", "errors"},
+    "normalisation": {"arrays"},
     "random_bits": {"arrays", "errors"},
     "optimizers": set(),
-    "data": {"arrays", "random_bits", "errors", "whole_file"},
+    "data": {"arrays", "normalisation", "random_bits", "errors", "whole_file"},
     "initial": {"arrays", "layers", "random_bits", "errors"},
     "kvstore": {  # backends: only its __init__, with `create`
         *("arrays", "backends", "bounded", "env", "errors", "npz", "whole_file")
@@ -38,6 +39,7 @@ MAY_IMPORT = {  # room of dmltrain -> rooms it may import; what is not listed ma
         "optimizers",
         "metric",
         "mxnet_files",
+        "normalisation",
         "env",
         "npz",
         "bounded",

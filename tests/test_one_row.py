@@ -32,6 +32,7 @@ import numpy as np
 
 from dmltrain.data.augment import Augmentation
 from dmltrain.data.dataset import Dataset, Description, Split
+from dmltrain.normalisation import Normalisation
 
 SHAPE = (1, 4, 4)
 
@@ -41,8 +42,8 @@ def load(data_dir=None, *, num_examples=None, image_shape=None, seed=0, download
     images = np.zeros((len(labels), *SHAPE), np.uint8)
     for number in range(3):
         images[labels == number, :, number, :] = 200
-    split = Split(images, labels, Augmentation(crop=SHAPE[1:], mean=(127.0,), std=(60.0,)))
-    return Dataset("newdata", split, split, 3, SHAPE)
+    split = Split(images, labels, Augmentation(crop=SHAPE[1:]))
+    return Dataset("newdata", split, split, 3, SHAPE, Normalisation((127.0,), (60.0,)))
 
 
 DESCRIPTION = Description(3, SHAPE, load)

@@ -15,6 +15,7 @@ from dmltrain.arrays import Array
 from dmltrain.env import Environment
 from dmltrain.layers import Network
 from dmltrain.metric import Sums
+from dmltrain.normalisation import Normalisation
 
 if TYPE_CHECKING:
     from dmltrain.kvstore.base import KVStore
@@ -90,7 +91,8 @@ class Trainer(Protocol):
         """Seed the framework's random numbers (dropout) on every device."""
 
     def train_step(self, images: Array, labels: Array, total: int, learning_rate: float) -> None:
-        """One update from this worker's images (N, C, H, W) float32 and labels (N,) int64, N may be 0.
+        """One update from this worker's images (N, C, H, W) and labels (N,) int64, N may be 0. Images are uint8, in any
+        order of memory, and are normalised on the device; or float32, and then the network's input as they are.
 
         `total`: number of samples in the mean gradient of this step (of all workers in a synchronous job).
         """
@@ -144,9 +146,17 @@ class Backend(Protocol):
     def load(self) -> None:
         """Import the framework. This can take seconds, in which the process sends no heartbeat."""
 
-    def trainer(self, network: Network, settings: Settings, store: KVStore, state: State | None = None) -> Trainer:
+    def trainer(
+        self,
+        network: Network,
+        settings: Settings,
+        store: KVStore,
+        state: State | None = None,
+        normalisation: Normalisation | None = None,
+    ) -> Trainer:
         """A trainer with initial weights from settings.seed, or with `state`, an earlier result of `Trainer.state`.
-        Raises UserError if the state does not fit the network, or a device does not exist."""
+        `normalisation`: of uint8 images (None: there are none). Raises UserError if the state does not fit the network,
+        or a device does not exist."""
 
     def local_store(self, kind: str) -> KVStore:
         """The kvstore of a single worker."""

@@ -1,4 +1,4 @@
-"""From uint8 images to the network's input: pad, crop, mirror, normalise.
+"""From the images of a data set to those of a batch: pad, crop, mirror. Pixels stay uint8.
 
 Training crops at random, validation at the centre, as MXNet's ImageRecordIter does with a `data_shape` smaller than the
 image. So the published results of train_cifar10.py are those of a 28x28 network on the centre of each 32x32 image, and
@@ -18,19 +18,16 @@ from dmltrain.arrays import Array
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How an image becomes the network's input.
+    """How an image is cut out.
 
     pad: pixels added on each side, of value `fill` (127, as in MXNet's train_cifar10.py). crop: (height, width) of the
-    crop from the padded image. mirror: flip left to right with probability 1/2. mean, std: per channel (or one for
-    all), in units of the uint8 pixels; the input is (pixel - mean) / std.
+    crop from the padded image. mirror: flip left to right with probability 1/2.
     """
 
     crop: tuple[int, int]
     pad: int = 0
     mirror: bool = False
     fill: int = 127
-    mean: tuple[float, ...] = (0.0,)
-    std: tuple[float, ...] = (255.0,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,19 +62,19 @@ def choose(augmentation: Augmentation, height: int, width: int, bits: Array) -> 
 def training_images(
     images: Array, samples: Array, augmentation: Augmentation, draws: Draws, positions: slice = slice(None)
 ) -> Array:
-    """The samples, augmented: float32 (n, C, h, w). `positions`: of `draws`, for these samples."""
+    """The samples, augmented: uint8 (n, C, h, w). `positions`: of `draws`, for these samples."""
     crops = _crop(images, samples, augmentation, draws.top[positions], draws.left[positions])
     flipped = draws.mirror[positions]
     crops[flipped] = crops[flipped, :, :, ::-1]
-    return _normalise(crops, augmentation)
+    return crops
 
 
 def evaluation_images(images: Array, samples: Array, augmentation: Augmentation) -> Array:
-    """The samples, cropped at the centre: float32 (n, C, h, w)."""
+    """The samples, cropped at the centre: uint8 (n, C, h, w)."""
     tops, lefts = _choices(augmentation, *images.shape[2:])
     top = np.full(len(samples), (tops - 1) // 2)
     left = np.full(len(samples), (lefts - 1) // 2)
-    return _normalise(_crop(images, samples, augmentation, top, left), augmentation)
+    return _crop(images, samples, augmentation, top, left)
 
 
 def _choices(augmentation: Augmentation, height: int, width: int) -> tuple[int, int]:
@@ -109,13 +106,3 @@ def _crop(images: Array, samples: Array, augmentation: Augmentation, top: Array,
     )
     crops: Array = all_crops[np.arange(len(samples)), :, top, left]
     return crops
-
-
-def _normalise(images: Array, augmentation: Augmentation) -> Array:
-    """float32, in two passes in place; a table look-up per pixel has a third of the speed (measured)."""
-    mean = np.array(augmentation.mean, np.float32)[:, None, None]
-    scale = (1 / np.array(augmentation.std)).astype(np.float32)[:, None, None]
-    result = images.astype(np.float32)
-    result -= mean
-    result *= scale
-    return result

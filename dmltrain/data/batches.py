@@ -17,7 +17,7 @@ from dmltrain.data.dataset import Samples
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """images float32 (n, C, H, W), C-contiguous, normalised; labels int64 (n,); index: of the batch in the epoch."""
+    """images uint8 (n, C, H, W) in any order of memory; labels int64 (n,); index: of the batch in the epoch."""
 
     images: Array
     labels: Array

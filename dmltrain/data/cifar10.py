@@ -16,6 +16,7 @@ from dmltrain.data import cifar10_files, source
 from dmltrain.data.augment import Augmentation
 from dmltrain.data.cifar10_files import BASE_URL, CIFAR10, Files
 from dmltrain.data.dataset import Dataset, Description, Split, check_shape, examples_to_use
+from dmltrain.normalisation import Normalisation
 
 SHAPE = (3, 32, 32)
 NUM_CLASSES = 10
@@ -49,7 +50,7 @@ def load(
     needed = files.train[: -(-count // rows)]
     folder = source.folder(data_dir, "cifar10")
     images, labels = np.empty((count, *SHAPE), np.uint8), np.empty(count, np.int64)
-    augmentation = Augmentation(crop=shape[1:], pad=PAD, mirror=True, mean=MEAN, std=STD)
+    augmentation = Augmentation(crop=shape[1:], pad=PAD, mirror=True)
     validation = None
     for batch, arrays in cifar10_files.read(folder, (*needed, files.test), files, download, base_url):
         if batch == files.test:
@@ -59,7 +60,9 @@ def load(
             images[start : start + rows] = arrays[0][: count - start]
             labels[start : start + rows] = arrays[1][: count - start]
     assert validation is not None  # read() yields every batch or raises
-    return Dataset("cifar10", Split(images, labels, augmentation), validation, NUM_CLASSES, shape)
+    return Dataset(
+        "cifar10", Split(images, labels, augmentation), validation, NUM_CLASSES, shape, Normalisation(MEAN, STD)
+    )
 
 
 DESCRIPTION = Description(NUM_CLASSES, DEFAULT_SHAPE, load)

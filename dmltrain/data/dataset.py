@@ -1,8 +1,9 @@
 """The interface of a data set: its description, which needs no loading, and its samples.
 
 Other modules do not assume that a data set fits in memory or that its images have one size: a split returns the
-network's input, augmented and cropped, for the samples that it is asked for. `Split` has all images in memory and
-prepares a batch at once; `OneByOne` reads and decodes each sample when it is needed.
+pixels of the network's input, augmented and cropped, for the samples that it is asked for; the trainers normalise them
+on their devices. `Split` has all images in memory and prepares a batch at once; `OneByOne` reads and decodes each
+sample when it is needed.
 """
 
 from collections.abc import Callable
@@ -16,9 +17,10 @@ from dmltrain.arrays import Array
 from dmltrain.data import augment as augmenting
 from dmltrain.data.augment import Augmentation
 from dmltrain.errors import UserError
+from dmltrain.normalisation import Normalisation
 
 Shape = tuple[int, int, int]
-Inputs = tuple[Array, Array]  # the network's input: images float32 (n, C, H, W), C-contiguous; labels int64 (n,)
+Inputs = tuple[Array, Array]  # images uint8 (n, C, H, W) in any order of memory; labels int64 (n,)
 
 
 class Samples(Protocol):
@@ -87,7 +89,7 @@ class Split:
 class OneByOne:
     """Samples that are read one by one, so that only those of the current batches are in memory.
 
-    `sample(index, word)` returns (image float32 of `image_shape`, label); `word` None: without augmentation.
+    `sample(index, word)` returns (image uint8 of `image_shape`, label); `word` None: without augmentation.
     """
 
     count: int
@@ -104,7 +106,7 @@ class OneByOne:
         return self._batch(samples, [None] * len(samples))
 
     def _batch(self, samples: Array, words: list[int | None]) -> Inputs:
-        images = np.empty((len(samples), *self.image_shape), np.float32)
+        images = np.empty((len(samples), *self.image_shape), np.uint8)
         labels = np.empty(len(samples), np.int64)
         for row, (index, word) in enumerate(zip(samples, words, strict=True)):
             images[row], labels[row] = self.sample(int(index), None if word is None else int(word))
@@ -113,13 +115,15 @@ class OneByOne:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A training and a validation split; `image_shape` is the network's input (C, H, W), after the crop."""
+    """A training and a validation split; `image_shape` is the network's input (C, H, W), after the crop;
+    `normalisation` is what the trainers do with the pixels of both."""
 
     name: str
     train: Samples
     validation: Samples
     num_classes: int
     image_shape: Shape
+    normalisation: Normalisation = field(default_factory=Normalisation)
 
 
 def examples_to_use(name: str, num_examples: int | None, available: int) -> int:

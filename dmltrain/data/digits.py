@@ -17,6 +17,7 @@ from dmltrain import random_bits
 from dmltrain.arrays import Array
 from dmltrain.data.augment import Augmentation
 from dmltrain.data.dataset import Dataset, Description, Split, check_shape, examples_to_use
+from dmltrain.normalisation import Normalisation
 
 SHAPE = (1, 8, 8)
 NUM_CLASSES = 10
@@ -37,13 +38,14 @@ def load(
     images, labels = _read()
     train, validation = _split(labels)
     train = train[: examples_to_use("digits", num_examples, len(train))]
-    augmentation = Augmentation(crop=shape[1:], mean=MEAN, std=STD)
+    augmentation = Augmentation(crop=shape[1:])
     return Dataset(
         "digits",
         Split(images[train], labels[train], augmentation),
         Split(images[validation], labels[validation], augmentation),
         NUM_CLASSES,
         shape,
+        Normalisation(MEAN, STD),
     )
 
 

@@ -20,6 +20,7 @@ from dmltrain.data.augment import Augmentation
 from dmltrain.data.dataset import Dataset, Description, Split, check_shape, examples_to_use
 from dmltrain.data.download import Remote, fetch
 from dmltrain.errors import UserError
+from dmltrain.normalisation import Normalisation
 
 BASE_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 SHAPE = (1, 28, 28)
@@ -95,7 +96,7 @@ def load(
         array(files.train_images)[:count, None], array(files.train_labels)[:count].astype(np.int64), augmentation
     )
     validation = Split(array(files.test_images)[:, None], array(files.test_labels).astype(np.int64), augmentation)
-    return Dataset("mnist", train, validation, NUM_CLASSES, shape)
+    return Dataset("mnist", train, validation, NUM_CLASSES, shape, Normalisation(std=(255.0,)))
 
 
 def parse(file: IdxFile, data: bytes) -> Array:

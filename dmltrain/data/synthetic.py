@@ -12,6 +12,7 @@ from dmltrain.arrays import Array
 from dmltrain.data.augment import Augmentation
 from dmltrain.data.dataset import Dataset, Description, Split, check_count
 from dmltrain.errors import UserError
+from dmltrain.normalisation import Normalisation
 
 NUM_CLASSES = 10
 DEFAULT_SHAPE = (3, 32, 32)
@@ -41,13 +42,14 @@ def load(
     for start in range(0, len(noise), 256):  # in slices: the whole sum at once would need twice the memory
         part = slice(start, start + 256)
         noise[part] += classes[labels[part]]
-    augmentation = Augmentation(crop=shape[1:], mean=(127.0,), std=(52.0,))  # noise/2 and class/2: 74/sqrt(2)
+    augmentation = Augmentation(crop=shape[1:])
     return Dataset(
         "synthetic",
         Split(noise[:count], labels[:count], augmentation),
         Split(noise[count:], labels[count:], augmentation),
         num_classes,
         shape,
+        Normalisation((127.0,), (52.0,)),  # noise/2 and class/2: 74/sqrt(2)
     )
 
 

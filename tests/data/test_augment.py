@@ -8,24 +8,19 @@ from hypothesis import strategies as st
 from dmltrain.data.augment import Augmentation, draw, evaluation_images, training_images
 from tests.tiers import examples
 
-CIFAR = {"mean": (125.0, 123.0, 114.0), "std": (51.0, 50.0, 49.0)}
-
 
 def slow(image, augmentation, top, left, mirror):
-    """float32 (C, h, w) of one uint8 (C, H, W), pixel by pixel."""
+    """uint8 (C, h, w) of one uint8 (C, H, W), pixel by pixel."""
     channels, height, width = image.shape
     rows, columns = augmentation.crop
-    result = np.empty((channels, rows, columns))
+    result = np.empty((channels, rows, columns), np.uint8)
     for c in range(channels):
-        mean = augmentation.mean[c % len(augmentation.mean)]
-        std = augmentation.std[c % len(augmentation.std)]
         for y in range(rows):
             for x in range(columns):
                 source_y = top + y - augmentation.pad
                 source_x = left + (columns - 1 - x if mirror else x) - augmentation.pad
                 inside = 0 <= source_y < height and 0 <= source_x < width
-                value = float(image[c, source_y, source_x]) if inside else augmentation.fill
-                result[c, y, x] = (value - mean) / std
+                result[c, y, x] = image[c, source_y, source_x] if inside else augmentation.fill
     return result
 
 
@@ -38,14 +33,14 @@ def slow(image, augmentation, top, left, mirror):
 def test_equals_the_slow_reference(sizes, mirror, seed):
     height, width, crop_height, crop_width, pad = sizes
     images = np.random.default_rng(seed).integers(0, 256, (10, 3, height, width), dtype=np.uint8)
-    augmentation = Augmentation(pad=pad, crop=(crop_height, crop_width), mirror=mirror, **CIFAR)
+    augmentation = Augmentation(pad=pad, crop=(crop_height, crop_width), mirror=mirror)
     draws = draw(augmentation, height, width, 10, seed, 1)
     samples = np.array([3, 9, 0, 3])
     result = training_images(images, samples, augmentation, draws, slice(1, 9, 2))
-    assert result.dtype == np.float32 and result.flags.c_contiguous
+    assert result.dtype == np.uint8
     for row, (sample, position) in enumerate(zip(samples, (1, 3, 5, 7), strict=True)):
         expected = slow(images[sample], augmentation, draws.top[position], draws.left[position], draws.mirror[position])
-        np.testing.assert_allclose(result[row], expected, rtol=1e-6, atol=1e-6)
+        assert np.array_equal(result[row], expected)
 
 
 def test_every_crop_position_and_both_mirrorings_are_equally_likely():
@@ -77,8 +72,7 @@ def test_evaluation_takes_the_centre(crop, first):
     augmentation = Augmentation(pad=4, crop=crop, mirror=True)
     result = evaluation_images(images, np.array([2, 0]), augmentation)
     top, left = (first, first) if first is not None else (2, 1)  # (32 - 27) // 2, (32 - 29) // 2
-    expected = images[[2, 0], :, top : top + crop[0], left : left + crop[1]] / 255
-    np.testing.assert_allclose(result, expected, atol=1e-6)
+    assert np.array_equal(result, images[[2, 0], :, top : top + crop[0], left : left + crop[1]])
 
 
 def test_a_crop_larger_than_the_image_is_refused():

@@ -19,8 +19,8 @@ def faulty(backend):
     """The backend with this fault in its trainers."""
 
     class Faulty(backend):
-        def trainer(self, network, settings, store, state=None):
-            trainer, factors = super().trainer(network, settings, store, state), iter(FACTORS)
+        def trainer(self, network, settings, store, *more):
+            trainer, factors = super().trainer(network, settings, store, *more), iter(FACTORS)
             merge = trainer.merge_statistics
 
             def merge_and_alter(all_reduce, num_workers):  # the last that changes weights in an epoch

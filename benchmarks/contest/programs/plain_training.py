@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from dmltrain import data
 from dmltrain.data import partition
+from dmltrain.normalisation import Normalisation
 
 
 class Unit(nn.Module):
@@ -98,7 +99,14 @@ def fixed_scale(norm: nn.BatchNorm2d) -> nn.BatchNorm2d:
 NETWORKS = {"resnet": resnet, "inception-bn-28-small": inception}
 
 
-def train(model: nn.Module, batches: data.TrainBatches, lr: float, dtype: torch.dtype, display: int) -> None:
+def train(
+    model: nn.Module,
+    batches: data.TrainBatches,
+    normalisation: Normalisation,
+    lr: float,
+    dtype: torch.dtype,
+    display: int,
+) -> None:
     model = model.to(memory_format=torch.channels_last).train()
     learned = [p for p in model.parameters() if p.requires_grad]
     groups = [
@@ -108,7 +116,7 @@ def train(model: nn.Module, batches: data.TrainBatches, lr: float, dtype: torch.
     optimizer = torch.optim.SGD(groups, lr=lr, momentum=0.9, fused=True)
     correct, loss_sum, seen, since = torch.zeros((), dtype=torch.int64), torch.zeros(()), 0, time.perf_counter()
     for batch in batches:
-        images = torch.from_numpy(batch.images).contiguous(memory_format=torch.channels_last)
+        images = torch.from_numpy(normalisation.apply(batch.images)).contiguous(memory_format=torch.channels_last)
         labels = torch.from_numpy(batch.labels)
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
@@ -151,7 +159,7 @@ def main() -> None:
     for epoch in range(options.num_epochs):
         order = partition.epoch_order(len(found.train), 0, epoch)
         batches = data.TrainBatches(found.train, order, options.batch_size, steps, 0, epoch, 0, 1, threads=1)
-        train(model, batches, options.lr, getattr(torch, options.dtype), options.disp_batches)
+        train(model, batches, found.normalisation, options.lr, getattr(torch, options.dtype), options.disp_batches)
 
 
 if __name__ == "__main__":

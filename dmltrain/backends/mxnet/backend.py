@@ -9,6 +9,7 @@ from dmltrain import optimizers
 from dmltrain.backends.backend import Capabilities, Settings, State, Trainer
 from dmltrain.env import Environment
 from dmltrain.layers import Network
+from dmltrain.normalisation import Normalisation
 
 if TYPE_CHECKING:
     from dmltrain.kvstore.base import KVStore
@@ -33,10 +34,17 @@ class MXNetBackend:
     def load(self) -> None:
         from dmltrain.backends.mxnet import trainer  # noqa: F401
 
-    def trainer(self, network: Network, settings: Settings, store: KVStore, state: State | None = None) -> Trainer:
+    def trainer(
+        self,
+        network: Network,
+        settings: Settings,
+        store: KVStore,
+        state: State | None = None,
+        normalisation: Normalisation | None = None,
+    ) -> Trainer:
         from dmltrain.backends.mxnet.trainer import MXNetTrainer
 
-        return MXNetTrainer(network, settings, store, state)
+        return MXNetTrainer(network, settings, store, state, normalisation)
 
     def local_store(self, kind: str) -> KVStore:
         from dmltrain.backends.mxnet.kvstore.local import MXNetLocalKVStore

@@ -22,11 +22,13 @@ from dmltrain.backends.device import gpu_index
 from dmltrain.backends.mxnet import compat as mxnet_compat
 from dmltrain.backends.mxnet import layers as mxnet_layers
 from dmltrain.backends.mxnet import state as mxnet_state
+from dmltrain.backends.mxnet.normalise import Normalise
 from dmltrain.backends.mxnet.step import Learned, StepOnDevices, StepOnServers, optimizer_spec
 from dmltrain.errors import UserError
 from dmltrain.kvstore import KVStore
 from dmltrain.layers import Network
 from dmltrain.metric import Sums
+from dmltrain.normalisation import Normalisation
 
 mx = mxnet_compat.load()
 NDArray = Any  # mx.nd.NDArray: MXNet has no types
@@ -45,9 +47,15 @@ class MXNetTrainer:
     _unit = 1  # gradients are multiplied by this before the push; the optimizer divides by it
 
     def __init__(
-        self, network: Network, settings: Settings, store: KVStore, state: Mapping[str, Any] | None = None
+        self,
+        network: Network,
+        settings: Settings,
+        store: KVStore,
+        state: Mapping[str, Any] | None = None,
+        normalisation: Normalisation | None = None,
     ) -> None:
         self._contexts = find_contexts(settings.device_names)
+        self._normalise = Normalise(normalisation, self._contexts)
         self._top_k = settings.top_k
         self._symbol = mxnet_layers.symbol(network)  # float32, for other programs
         self._block = mxnet_layers.build(network, settings.dtype)
@@ -114,7 +122,7 @@ class MXNetTrainer:
         mx.random.seed(int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:4], "little") >> 1)
 
     def train_step(self, images: Array, labels: Array, total: int, learning_rate: float) -> None:
-        """One update from this worker's images (N, C, H, W) float32 and labels (N,) int64, N may be 0.
+        """One update from this worker's images (N, C, H, W), uint8 or float32, and labels (N,) int64, N may be 0.
 
         `total`: number of samples in the mean gradient of this step (of all workers in a synchronous job).
         """
@@ -158,8 +166,10 @@ class MXNetTrainer:
         count = len(self._contexts)
         shares = zip(np.array_split(images, count), np.array_split(labels, count), self._contexts, strict=True)
         return [
-            (mx.nd.array(x, context, dtype="float32"), mx.nd.array(y, context, dtype="float32")) if len(y) else None
-            for x, y, context in shares
+            (self._normalise(index, mx.nd.array(x, context, dtype=x.dtype)), mx.nd.array(y, context, dtype="float32"))
+            if len(y)
+            else None
+            for index, (x, y, context) in enumerate(shares)
         ]
 
     def _counted_loss(self, index: int, images: NDArray, labels: NDArray) -> NDArray:

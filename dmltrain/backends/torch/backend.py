@@ -13,6 +13,7 @@ from dmltrain.env import TRANSPORTS, Environment
 from dmltrain.kvstore import codec, types
 from dmltrain.kvstore.step import Step
 from dmltrain.layers import Network
+from dmltrain.normalisation import Normalisation
 
 if TYPE_CHECKING:
     from dmltrain.kvstore.base import KVStore
@@ -41,10 +42,17 @@ class TorchBackend:
         release.check()
         from dmltrain.backends.torch import trainer  # noqa: F401
 
-    def trainer(self, network: Network, settings: Settings, store: KVStore, state: State | None = None) -> Trainer:
+    def trainer(
+        self,
+        network: Network,
+        settings: Settings,
+        store: KVStore,
+        state: State | None = None,
+        normalisation: Normalisation | None = None,
+    ) -> Trainer:
         from dmltrain.backends.torch.trainer import TorchTrainer
 
-        return TorchTrainer(network, settings, store, state)
+        return TorchTrainer(network, settings, store, state, normalisation)
 
     def local_store(self, kind: str) -> KVStore:
         from dmltrain.kvstore.local import LocalKVStore

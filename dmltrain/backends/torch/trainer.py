@@ -26,11 +26,13 @@ from dmltrain.backends.torch import distributed
 from dmltrain.backends.torch import layers as torch_layers
 from dmltrain.backends.torch import state as torch_state
 from dmltrain.backends.torch.loss_scale import LossScale
+from dmltrain.backends.torch.normalise import Normalise
 from dmltrain.backends.torch.optimizer import fused_on, make_optimizer
 from dmltrain.errors import UserError
 from dmltrain.kvstore import KVStore, codec
 from dmltrain.layers import Conv, Network
 from dmltrain.metric import Sums
+from dmltrain.normalisation import Normalisation
 
 RESIDUALS_OF_04 = "held_back"  # their name in checkpoints up to version 0.4
 
@@ -44,9 +46,15 @@ class TorchTrainer:
     """
 
     def __init__(
-        self, network: Network, settings: Settings, store: KVStore, state: Mapping[str, Any] | None = None
+        self,
+        network: Network,
+        settings: Settings,
+        store: KVStore,
+        state: Mapping[str, Any] | None = None,
+        normalisation: Normalisation | None = None,
     ) -> None:
         self._devices = [find_device(name) for name in settings.device_names]
+        self._normalise = Normalise(normalisation, self._devices)
         self._top_k = settings.top_k
         self._dtype = getattr(torch, settings.dtype)
         self._layout = image_layout(network, settings.memory_format)
@@ -106,7 +114,7 @@ class TorchTrainer:
         torch.manual_seed(int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:8], "little") >> 1)
 
     def train_step(self, images: Array, labels: Array, total: int, learning_rate: float) -> None:
-        """One update from this worker's images (N, C, H, W) float32 and labels (N,) int64, N may be 0.
+        """One update from this worker's images (N, C, H, W), uint8 or float32, and labels (N,) int64, N may be 0.
 
         `total`: number of samples in the mean gradient of this step (of all workers in a synchronous job).
         """
@@ -148,9 +156,12 @@ class TorchTrainer:
         count = len(self._devices)
         shares = zip(np.array_split(images, count), np.array_split(labels, count), self._devices, strict=True)
         return [
-            (self._moved(x, device).contiguous(memory_format=self._layout), self._moved(y, device))
-            for x, y, device in shares
+            (self._input(index, self._moved(x, device)), self._moved(y, device))
+            for index, (x, y, device) in enumerate(shares)
         ]
+
+    def _input(self, index: int, images: torch.Tensor) -> torch.Tensor:
+        return self._normalise(index, images.contiguous(memory_format=self._layout))
 
     @staticmethod
     def _moved(array: Array, device: torch.device) -> torch.Tensor:
