@@ -1,0 +1,149 @@
+"""What may be changed in an image at random, under the names of the options of MXNet's common/data.py.
+
+Values and defaults are those of example/image-classification/common/data.py of MXNet 1.9 (`resize` and the last five
+are parameters of ImageRecordIter that its programs do not offer). What is drawn from them is in geometry.py and
+colour.py. -1 stands for "not set", as in MXNet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dmltrain.errors import UserError
+
+
+@dataclass(frozen=True)
+class ImageAugmentation:
+    """How training images are changed; evaluation uses `resize` and `inter_method` only. UserError: invalid values.
+
+    Angles are in degrees, sizes in pixels; ratios are width / height; h, s, l are in the units of OpenCV's 8-bit HLS:
+    hue 0 to 180, saturation and lightness 0 to 255.
+    """
+
+    resize: int = -1  # the shorter edge, before all else
+    random_crop: bool = False  # else at the centre
+    random_mirror: bool = False  # left to right with probability 1/2
+    random_resized_crop: bool = False  # of random area and aspect ratio, resized to the network's input
+    min_random_area: float = 1.0  # of a random resized crop, as a fraction of the image
+    max_random_area: float = 1.0
+    min_random_aspect_ratio: float | None = None  # None: from 1 - max_random_aspect_ratio to 1 + it
+    max_random_aspect_ratio: float = 0.0
+    max_random_rotate_angle: int = 0
+    max_random_shear_ratio: float = 0.0
+    min_random_scale: float = 1.0
+    max_random_scale: float = 1.0
+    min_crop_size: int = -1  # edge of a square crop, resized to the network's input
+    max_crop_size: int = -1
+    pad_size: int = 0  # on each side
+    fill_value: int = 127  # of pixels outside the image, all channels
+    brightness: float = 0.0
+    contrast: float = 0.0
+    saturation: float = 0.0
+    pca_noise: float = 0.0  # standard deviation, in units of the eigenvalues of ILSVRC12's colours
+    max_random_h: int = 0
+    max_random_s: int = 0
+    max_random_l: int = 0
+    rotate: int = -1  # every image by this angle
+    rotate_list: tuple[int, ...] = ()  # one of these angles
+    min_img_size: float = 0.0  # of width and height after scaling and rotation
+    max_img_size: float = 1e10
+    inter_method: int = 1  # 0 nearest, 1 bilinear, 2 bicubic, 3 area, 4 Lanczos, 9 by change of size, 10 random
+
+    def __post_init__(self) -> None:
+        for wrong, message in self._mistakes():
+            if wrong:
+                raise UserError(f"image augmentation: {message}")
+
+    def _mistakes(self) -> list[tuple[bool, str]]:
+        """(is it so, what is wrong), each with the fix."""
+        low, high = self.aspect_ratios
+        return [
+            (self.resize != -1 and self.resize < 1, f"resize is {self.resize}: expected 1 or more pixels"),
+            (self.pad_size < 0, f"pad_size is {self.pad_size}: expected 0 or more pixels"),
+            (not 0 <= self.fill_value <= 255, f"fill_value is {self.fill_value}: expected 0 to 255"),
+            (not 0 < low <= high, f"aspect ratios from {low:g} to {high:g}: expected 0 < smallest <= largest"),
+            (
+                not 0 < self.min_random_area <= self.max_random_area,
+                f"random areas from {self.min_random_area:g} to {self.max_random_area:g}: "
+                "expected 0 < min_random_area <= max_random_area",
+            ),
+            (
+                not 0 < self.min_random_scale <= self.max_random_scale,
+                f"random scales from {self.min_random_scale:g} to {self.max_random_scale:g}: "
+                "expected 0 < min_random_scale <= max_random_scale",
+            ),
+            (
+                (self.min_crop_size, self.max_crop_size) != (-1, -1)
+                and not 1 <= self.min_crop_size <= self.max_crop_size,
+                f"crop sizes from {self.min_crop_size} to {self.max_crop_size}: "
+                "expected 1 <= min_crop_size <= max_crop_size, or -1 for both",
+            ),
+            (
+                not 0 <= self.min_img_size <= self.max_img_size,
+                f"image sizes from {self.min_img_size:g} to {self.max_img_size:g}: "
+                "expected 0 <= min_img_size <= max_img_size",
+            ),
+            (self.inter_method not in (0, 1, 2, 3, 4, 9, 10), f"inter_method {self.inter_method}: see its values"),
+            *[
+                (getattr(self, name) < 0, f"{name} is {getattr(self, name):g}: expected 0 or more")
+                for name in (
+                    *("max_random_rotate_angle", "max_random_shear_ratio", "brightness", "contrast", "saturation"),
+                    *("pca_noise", "max_random_h", "max_random_s", "max_random_l"),
+                )
+            ],
+            (
+                self.random_resized_crop and self._conflict_with_resized_crop(),
+                "random_resized_crop cannot be combined with random_crop, crop sizes or random scales: leave those out",
+            ),
+        ]
+
+    def _conflict_with_resized_crop(self) -> bool:
+        return (
+            self.random_crop
+            or (self.min_crop_size, self.max_crop_size) != (-1, -1)
+            or (self.min_random_scale, self.max_random_scale) != (1.0, 1.0)
+        )
+
+    @property
+    def aspect_ratios(self) -> tuple[float, float]:
+        """The smallest and the largest aspect ratio that may be drawn."""
+        if self.min_random_aspect_ratio is None:
+            return 1 - self.max_random_aspect_ratio, 1 + self.max_random_aspect_ratio
+        return self.min_random_aspect_ratio, self.max_random_aspect_ratio
+
+    @property
+    def changes_colours(self) -> bool:
+        return self.jitters_colours or self.shifts_hls or self.pca_noise > 0
+
+    @property
+    def jitters_colours(self) -> bool:
+        return self.brightness > 0 or self.contrast > 0 or self.saturation > 0
+
+    @property
+    def shifts_hls(self) -> bool:
+        return bool(self.max_random_h or self.max_random_s or self.max_random_l)
+
+    def check(self, shape: tuple[int, int, int]) -> None:
+        """UserError: images of `shape` (C, H, W) cannot be made, or not with these options."""
+        if shape[0] not in (1, 3) or min(shape) < 1:
+            raise UserError(f"image shape {shape}: expected 1 or 3 channels and at least one pixel")
+        if shape[0] == 1 and self.changes_colours:
+            raise UserError(
+                f"image shape {shape}: brightness, contrast, saturation, pca_noise and max_random_h, s, l need "
+                "3 channels; leave these options out"
+            )
+
+
+_LEVELS: tuple[dict[str, Any], ...] = (
+    {"random_crop": True, "random_mirror": True},
+    {"max_random_h": 36, "max_random_s": 50, "max_random_l": 50},
+    {"max_random_rotate_angle": 10, "max_random_shear_ratio": 0.1, "max_random_aspect_ratio": 0.25},
+)
+
+
+def augmentation_level(level: int) -> dict[str, Any]:
+    """The fields that level 0 to 3 sets; each level has those below it (set_data_aug_level of MXNet 0.11)."""
+    if not 0 <= level <= len(_LEVELS):
+        raise UserError(f"augmentation level {level}: expected 0 to {len(_LEVELS)}")
+    return {name: value for fields in _LEVELS[:level] for name, value in fields.items()}

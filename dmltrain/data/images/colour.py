@@ -1,0 +1,97 @@
+"""Random changes of brightness, contrast and saturation, of hue, saturation and lightness, and noise of colours.
+
+In the order and with the draws of DefaultImageAugmenter::Process of src/io/image_aug_default.cc of MXNet 1.9. Each
+step works on 8 bits and rounds as MXNet's. All but the two that mix channels are look-ups in tables of 256 values.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from dmltrain.arrays import Array
+from dmltrain.data.images.augmentation import ImageAugmentation
+from dmltrain.data.images.draws import Draw, RandomNumbers
+from dmltrain.data.images.libraries import library
+
+_ORDERS = tuple(itertools.permutations(("brightness", "contrast", "saturation")))
+_LEVELS = np.arange(256, dtype=np.float32)
+# The eigenvectors of the colours of ILSVRC12 (rows: red, green, blue), times the eigenvalues.
+_EIGENVECTORS = np.array(
+    [[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]]
+) * np.array([55.46, 4.794, 1.148])
+
+
+def change_colours(augmentation: ImageAugmentation, image: Array, numbers: RandomNumbers) -> None:
+    """In place; uint8 (h, w, 3) RGB, C-contiguous."""
+    if augmentation.jitters_colours:
+        _jitter(augmentation, image, numbers)
+    if augmentation.shifts_hls:
+        _shift_hls(augmentation, image, numbers)
+    if augmentation.pca_noise > 0:
+        _look_up(image, _noise_tables(augmentation, numbers))
+
+
+def _jitter(augmentation: ImageAugmentation, image: Array, numbers: RandomNumbers) -> None:
+    """Brightness, contrast and saturation times 1 +- their option, in random order."""
+    a = augmentation
+    factors = {
+        "brightness": 1 + numbers.uniform(Draw.BRIGHTNESS, -a.brightness, a.brightness),
+        "contrast": 1 + numbers.uniform(Draw.CONTRAST, -a.contrast, a.contrast),
+        "saturation": 1 + numbers.uniform(Draw.SATURATION, -a.saturation, a.saturation),
+    }
+    for kind in _ORDERS[numbers.integer(Draw.COLOUR_ORDER, 0, len(_ORDERS) - 1)]:
+        factor = factors[kind]
+        if kind == "saturation":
+            _saturate(image, factor)
+        else:
+            offset = (1 - factor) * library("cv2").mean(_grey(image))[0] if kind == "contrast" else 0
+            _look_up(image, np.clip(np.rint(_LEVELS * factor + offset), 0, 255).astype(np.uint8))
+
+
+def _grey(image: Array) -> Array:
+    """MXNet's grey: it takes its BGR image for RGB, so that red counts 0.114 and blue 0.299."""
+    cv2 = library("cv2")
+    grey: Array = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)
+    return grey
+
+
+def _saturate(image: Array, factor: float) -> None:
+    cv2 = library("cv2")
+    grey = cv2.cvtColor(_grey(image), cv2.COLOR_GRAY2RGB)
+    cv2.addWeighted(image, factor, grey, 1 - factor, 0.0, dst=image)
+
+
+def _shift_hls(augmentation: ImageAugmentation, image: Array, numbers: RandomNumbers) -> None:
+    """Hue, lightness and saturation plus whole numbers; hue ends at 0 and 180 and does not go round."""
+    cv2 = library("cv2")
+    cv2.cvtColor(image, cv2.COLOR_RGB2HLS, dst=image)
+    shifts = [
+        (_shift(numbers, Draw.HUE, augmentation.max_random_h), 180),
+        (_shift(numbers, Draw.LIGHTNESS, augmentation.max_random_l), 255),
+        (_shift(numbers, Draw.HLS_SATURATION, augmentation.max_random_s), 255),
+    ]
+    _look_up(image, _tables([np.clip(_LEVELS + shift, 0, limit) for shift, limit in shifts]))
+    cv2.cvtColor(image, cv2.COLOR_HLS2RGB, dst=image)
+
+
+def _shift(numbers: RandomNumbers, draw: int, largest: int) -> int:
+    """From -largest to largest; a weighted mean of two uniform numbers makes the extremes rare. Cut towards 0."""
+    mean = (numbers.uniform(draw) + 4 * numbers.uniform(draw + 1)) / 5
+    return int(mean * largest * 2 - largest)
+
+
+def _noise_tables(augmentation: ImageAugmentation, numbers: RandomNumbers) -> Array:
+    """One normal number for each eigenvector; their sum is added to all pixels, cut to a whole number."""
+    normal = np.array([*numbers.normal(Draw.PCA), numbers.normal(Draw.PCA + 2)[0]]) * augmentation.pca_noise
+    return _tables([np.clip(_LEVELS + noise, 0, 255) for noise in _EIGENVECTORS @ normal])
+
+
+def _tables(of_channels: list[Array]) -> Array:
+    """uint8 (1, 256, 3), as cv2.LUT takes them."""
+    return np.stack(of_channels, axis=-1).astype(np.uint8)[None]
+
+
+def _look_up(image: Array, tables: Array) -> None:
+    library("cv2").LUT(image, tables, dst=image)
