@@ -25,7 +25,9 @@ def records(path):
 )
 def test_evaluation_has_the_pixels_of_mxnets_reader(mxnet_files, file, expected, resize):
     out = np.empty((224, 224, 3), np.uint8)
-    for image, planes in zip(records(mxnet_files / f"{file}.rec"), np.load(mxnet_files / "reader.npz")[expected]):
+    for image, planes in zip(
+        records(mxnet_files / f"{file}.rec"), np.load(mxnet_files / "reader.npz")[expected], strict=False
+    ):
         evaluation_image(image, ImageAugmentation(resize=resize), SHAPE, out)
         assert np.array_equal(out, planes.transpose(1, 2, 0))
 
@@ -33,6 +35,6 @@ def test_evaluation_has_the_pixels_of_mxnets_reader(mxnet_files, file, expected,
 def test_the_word_alone_decides(ilsvrc12_sample):
     image = next((ilsvrc12_sample / "images").iterdir()).read_bytes()
     outs = np.empty((3, 224, 224, 3), np.uint8)
-    for out, word in zip(outs, (7, 7, 8)):
+    for out, word in zip(outs, (7, 7, 8), strict=True):
         training_image(image, RANDOM, SHAPE, word, out)
     assert np.array_equal(outs[0], outs[1]) and not np.array_equal(outs[0], outs[2])
