@@ -10,7 +10,20 @@ from typing import Any
 
 from dmltrain.errors import UserError
 from dmltrain.layers import Network, ShapeError
-from dmltrain.models import inception_bn_28_small, lenet, mlp, resnet, resnet_v1, resnext, vgg
+from dmltrain.models import (
+    alexnet,
+    googlenet,
+    inception_bn,
+    inception_bn_28_small,
+    inception_v3,
+    inception_v4,
+    lenet,
+    mlp,
+    resnet,
+    resnet_v1,
+    resnext,
+    vgg,
+)
 from dmltrain.models.architecture import Architecture
 
 NETWORKS: dict[str, Architecture] = {
@@ -20,7 +33,12 @@ NETWORKS: dict[str, Architecture] = {
     "resnet-v1": resnet_v1.ARCHITECTURE,
     "resnext": resnext.ARCHITECTURE,
     "vgg": vgg.ARCHITECTURE,
+    "alexnet": alexnet.ARCHITECTURE,
+    "googlenet": googlenet.ARCHITECTURE,
+    "inception-bn": inception_bn.ARCHITECTURE,
     "inception-bn-28-small": inception_bn_28_small.ARCHITECTURE,
+    "inception-v3": inception_v3.ARCHITECTURE,
+    "inception-v4": inception_v4.ARCHITECTURE,
 }
 
 

@@ -34,6 +34,12 @@ GRAPHS = (
     Graph("resnet-v1-20-cifar", "resnet-v1", 20),
     Graph("resnet-v1-50", "resnet-v1", 50),
     Graph("resnext-50", "resnext", 50),
+    Graph("alexnet", "alexnet"),
+    Graph("googlenet", "googlenet"),
+    Graph("inception-bn-28", "inception-bn"),
+    Graph("inception-bn", "inception-bn"),
+    Graph("inception-v3", "inception-v3"),
+    Graph("inception-v4", "inception-v4"),
     Graph("vgg-16", "vgg", 16),
     Graph("vgg-11-bn", "vgg", 11, {"batch_norm": True}),
 )
