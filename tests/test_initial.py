@@ -7,7 +7,21 @@ import pytest
 
 from dmltrain import initial, models
 from dmltrain.errors import UserError
-from dmltrain.layers import Conv, Dense, Flatten, Network, chain
+from dmltrain.layers import (
+    INITIALISERS,
+    Constant,
+    Conv,
+    Dense,
+    Exactly,
+    Flatten,
+    Initialiser,
+    Network,
+    Normal,
+    Rule,
+    Uniform,
+    Xavier,
+    chain,
+)
 
 
 def test_the_distribution_is_mxnets():
@@ -85,3 +99,92 @@ def test_depends_on_the_seed_and_nothing_else():
 def test_negative_seed_is_refused():
     with pytest.raises(UserError, match="the seed is -1"):
         initial.first_values(models.create("mlp"), -1)
+
+
+def one_array(initialiser, seed=0):
+    """(300, 40, 3, 3)"""
+    root = chain(Conv("conv", 300, kernel=3, bias=False), Flatten(), Dense("fc", 1))
+    network = Network("n", root, (40, 3, 3), 1, initialiser)
+    return initial.first_values(network, seed)["conv_weight"].astype("f8")
+
+
+@pytest.mark.parametrize("factor, n", [("in", 40 * 9), ("out", 300 * 9), ("avg", 170 * 9)])
+@pytest.mark.parametrize("kind", ["gaussian", "uniform"])
+def test_kinds_of_xavier(kind, factor, n):
+    values = one_array(Xavier(kind, factor, 2.5))
+    scale = (2.5 / n) ** 0.5
+    assert values.std() == pytest.approx(scale if kind == "gaussian" else scale / 3**0.5, rel=0.02)
+    assert (
+        np.abs(values).max() > 4 * scale
+        if kind == "gaussian"
+        else np.abs(values).max() == pytest.approx(scale, rel=1e-3)
+    )
+
+
+def test_uniform_values_are_uniform():
+    values = one_array(Uniform(0.3)).ravel()
+    below = np.searchsorted(np.sort(values), (-0.2, -0.1, 0, 0.1, 0.2)) / values.size
+    assert np.allclose(below, np.arange(1, 6) / 6, atol=5 * 0.5 / values.size**0.5)
+    assert -0.3 < values.min() < -0.2999 and 0.2999 < values.max() < 0.3
+
+
+@pytest.mark.parametrize("shape", [(300, 40, 3, 3), (500, 20)])
+def test_rows_or_columns_of_orthogonal_weights_are_orthogonal(shape):
+    root = chain(Conv("w", 300, kernel=3, bias=False), Flatten()) if len(shape) == 4 else chain(Flatten())
+    root = chain(*root.layers, Dense("fc", 500))
+    network = Network("n", root, (40, 3, 3) if len(shape) == 4 else (20, 1, 1), 500, INITIALISERS["orthogonal"])
+    matrix = initial.first_values(network, 1)["w_weight" if len(shape) == 4 else "fc_weight"]
+    assert matrix.shape == shape
+    matrix = matrix.reshape(shape[0], -1).astype("f8")
+    products = matrix @ matrix.T if shape[0] < matrix.shape[1] else matrix.T @ matrix
+    assert np.allclose(products, 1.414**2 * np.eye(len(products)), atol=1e-5)
+
+
+def test_layers_have_rules_of_their_own():
+    """Which do not move the random numbers of the arrays after them, unless they draw some."""
+    rules = {"weight_rule": Rule(Constant(0.5)), "bias_rule": Rule(Exactly((1.0, 2.0, 3.0)))}
+
+    def made(**rules):
+        root = chain(Flatten(), Dense("first", 3, **rules), Dense("second", 4))
+        return initial.first_values(Network("n", root, (1, 2, 2), 4, Normal(0.2)), 0)
+
+    found, usual = made(**rules), made()
+    assert (found["first_weight"] == 0.5).all() and found["first_bias"].tolist() == [1, 2, 3]
+    assert usual["first_weight"].std() > 0.1 and (usual["first_bias"] == 0).all()
+    assert found["second_weight"].tolist() == usual["first_weight"].ravel()[:12].reshape(4, 3).tolist()
+
+
+def test_an_initialiser_without_numbers_is_named():
+    with pytest.raises(NotImplementedError, match=r"no numbers for Initialiser\(\)"):
+        one_array(Initialiser())
+
+
+@pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
+@pytest.mark.parametrize(
+    "name, theirs",
+    [
+        ("xavier", "Xavier"),
+        ("msra", "MSRAPrelu"),
+        ("orthogonal", "Orthogonal"),
+        ("normal", "Normal"),
+        ("uniform", "Uniform"),
+        ("one", "One"),
+        ("zero", "Zero"),
+    ],
+)
+def test_names_mean_what_they_mean_in_mxnet(name, theirs):
+    from dmltrain.backends.mxnet import compat
+
+    pytest.importorskip("mxnet", reason="mxnet is not installed: initialisers are not compared with its own")
+    mx = compat.load()
+    mx.random.seed(1)
+    array = mx.nd.zeros((300, 40, 3, 3))
+    getattr(mx.init, theirs)()(mx.init.InitDesc("conv_weight"), array)
+    expected, found = array.asnumpy().astype("f8"), one_array(INITIALISERS[name])
+    assert found.mean() == pytest.approx(expected.mean(), abs=0.02 * np.abs(expected).max())
+    for power in (2, 4):  # of 108,000 values
+        assert (found**power).mean() == pytest.approx((expected**power).mean(), rel=0.05)
+
+
+def test_every_name_of_mxnets_programs_is_known():
+    assert list(INITIALISERS) == ["default", "xavier", "msra", "orthogonal", "normal", "uniform", "one", "zero"]

@@ -7,13 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmltrain.layers import (
+    IDENTITY,
     Add,
+    Auxiliary,
     AvgPool,
     BatchNorm,
+    Clip,
     Concat,
+    Constant,
     Conv,
     Dense,
     Dropout,
+    Exactly,
     Flatten,
     GlobalAvgPool,
     LocalResponseNorm,
@@ -21,8 +26,12 @@ from dmltrain.layers import (
     Network,
     Parameter,
     Relu,
+    Rule,
+    Scale,
     ShapeError,
+    SpatialTransformer,
     Tanh,
+    Xavier,
     add,
     chain,
     concat,
@@ -49,7 +58,11 @@ IMAGE = (3, 28, 28)
         (BatchNorm("b"), (10,), (10,)),
         (Relu(), IMAGE, IMAGE),
         (Tanh(), (10,), (10,)),
+        (Scale(factor=0.1), IMAGE, IMAGE),
+        (Clip(), IMAGE, IMAGE),
         (Dropout(), IMAGE, IMAGE),
+        (SpatialTransformer("s", chain(Flatten(), Dense("l", 6)), target=(5, 7)), IMAGE, (3, 5, 7)),
+        (Auxiliary("a", chain(Flatten(), Dense("l", 6))), IMAGE, IMAGE),
         (LocalResponseNorm(), IMAGE, IMAGE),
         (Flatten(), IMAGE, (3 * 28 * 28,)),
         (Dense("d", 10), (20,), (10,)),
@@ -147,6 +160,12 @@ def test_layers_are_values():
         (lambda: Conv("c", 8, kernel=0), r"Conv 'c': kernel must be positive, is \(0, 0\)"),
         (lambda: Conv("c", 8, stride=(1, 0)), r"Conv 'c': stride must be positive, is \(1, 0\)"),
         (lambda: Conv("c", 8, pad=-1), "Conv 'c': pad must not be negative"),
+        (lambda: Clip("c", 6, 0), "Clip 'c': low must be less than high, are 6 and 0"),
+        (lambda: Auxiliary("a", weight=-0.1), "Auxiliary 'a': weight must be a number from 0, is -0.1"),
+        (
+            lambda: SpatialTransformer("s", target=1),
+            r"'s': target must be at least 2 pixels .* is \(1, 1\)",
+        ),
         (lambda: Conv("c", 8, groups=3), "Conv 'c': 8 channels do not divide into 3 groups"),
         (lambda: Conv("c", 8, kernel=(3, 3, 3)), r"Conv 'c': kernel must be one number or \(height, width\)"),
         (lambda: Dense("", 8), "Dense: needs a name"),
@@ -208,3 +227,56 @@ def test_network_refuses_an_output_that_is_not_one_logit_per_class():
         Network("n", chain(Flatten(), Dense("d", 4)), (1, 2, 2), 3)
     with pytest.raises(ShapeError, match="network n: output is 1x2x2, expected"):
         Network("n", chain(), (1, 2, 2), 1)
+
+
+def test_branches_of_transformers_and_of_auxiliary_outputs_are_part_of_the_network():
+    locate = chain(Flatten(), Dense("locate", 6))
+    side = chain(Flatten(), Dense("side", 4))
+    root = chain(SpatialTransformer("s", locate, target=8), Auxiliary("a", side, 0.3), Flatten(), Dense("fc", 4))
+    network = Network("n", root, (1, 8, 8), 4)
+    names = [each.name for each in network.parameters()]
+    assert names == ["locate_weight", "locate_bias", "side_weight", "side_bias", "fc_weight", "fc_bias"]
+    assert [(each.name, each.weight) for each in network.auxiliary_outputs] == [("a", 0.3)]
+    assert network.multiply_adds() == 64 * (6 + 4 + 4)
+
+
+def test_an_auxiliary_output_has_a_logit_for_each_class():
+    root = chain(Flatten(), Auxiliary("a", Dense("side", 3)), Dense("fc", 4))
+    with pytest.raises(ShapeError, match=r"network n: output of Auxiliary 'a' is 3, expected \(4,\), one logit"):
+        Network("n", root, (1, 8, 8), 4)
+
+
+def test_a_localisation_gives_six_numbers():
+    transformer = SpatialTransformer("s", chain(Flatten(), Dense("l", 5)))
+    with pytest.raises(ShapeError, match="'s': its localisation gives 5, expected 6 numbers"):
+        transformer.output_shape(IMAGE)
+
+
+def test_biases_and_betas_do_not_decay():
+    norm = BatchNorm("b", fixed_scale=False)
+    for layer, shape in ((Conv("c", 2), IMAGE), (Dense("d", 2), (4,)), (norm, IMAGE)):
+        for each in layer.parameters(shape):
+            assert (each.lr_mult, each.wd_mult) == (1.0, float(each.kind in ("weight", "gamma"))), each.name
+            assert each.initial is None
+
+
+@pytest.mark.parametrize("make", [lambda **rules: Conv("l", 2, **rules), lambda **rules: Dense("l", 2, **rules)])
+def test_rules_of_a_layer_reach_its_arrays(make):
+    layer = make(weight_rule=Rule(Xavier(), 0.5, 3), bias_rule=Rule(Constant(0.2), lr_mult=2, wd_mult=1))
+    weight, bias = layer.parameters((4, 1, 1) if isinstance(layer, Conv) else (4,))
+    assert (weight.initial, weight.lr_mult, weight.wd_mult) == (Xavier(), 0.5, 3)
+    assert (bias.initial, bias.lr_mult, bias.wd_mult) == (Constant(0.2), 2, 1)
+    weight, bias = make(bias_rule=Rule(Exactly(IDENTITY[:2]))).parameters(weight.shape[1:])
+    assert (weight.initial, weight.wd_mult, bias.initial, bias.wd_mult) == (None, 1, Exactly((1.0, 0.0)), 0)
+
+
+@pytest.mark.parametrize("numbers", [{"lr_mult": -1}, {"wd_mult": float("inf")}, {"wd_mult": float("nan")}])
+def test_impossible_multipliers_are_refused(numbers):
+    with pytest.raises(ValueError, match=f"{[*numbers][0]} must be a number from 0"):
+        Rule(**numbers)
+
+
+@pytest.mark.parametrize("words", [("gauss", "in"), ("uniform", "both")])
+def test_unknown_kinds_of_xavier_are_refused(words):
+    with pytest.raises(ValueError, match="rnd_type must be gaussian or uniform, factor_type in, out or avg"):
+        Xavier(*words)

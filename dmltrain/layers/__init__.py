@@ -1,8 +1,8 @@
 """Layers and networks as frozen values that compute their shapes and parameters without any framework.
 
 A network is a tree. Its leaves are layers with one input. `Chain` runs layers in sequence; `Concat` and `Add` give the
-same input to several branches and join their outputs. An empty `Chain` is the identity (a residual shortcut). Each
-backend builds its own modules from the tree.
+same input to several branches and join their outputs. `SpatialTransformer` and `Auxiliary` have a branch of their own.
+An empty `Chain` is the identity (a residual shortcut). Each backend builds its own modules from the tree.
 
 Shapes are per sample: `(channels, height, width)` for images, `(features,)` after `Flatten`. Names are MXNet's
 (`conv0_weight`, `bn0_gamma`, `bn0_moving_mean`), so that both can read the same parameter files.
@@ -27,7 +27,11 @@ Every backend must follow these conventions (MXNet 1.9.1's, unless stated otherw
   (MXNet 1.9.1's oneDNN computes a wrong float32 gradient for such an average that counts padding; the mxnet backend
   avoids that case.)
 * `LocalResponseNorm`: `x / (offset + alpha / size * sum of squares over size neighbouring channels) ^ beta`.
+* `Clip` keeps its bounds in float32 in MXNet. `SpatialTransformer` and `Auxiliary` say themselves what they do.
 * `Dropout` scales the remaining values by `1 / (1 - rate)` in training and does nothing otherwise.
+
+A `Rule` says how an array starts and learns, where this is not as usual: its first values, and the multipliers of its
+learning rate and of its weight decay. As in MXNet, weights and gammas decay, biases and betas do not.
 
 With equal weights the backends agree to 1e-9 in float64, and in float32 to 1e-4 of logits and gradient, as far as no
 ReLU and no maximum is so close that rounding decides it: each such decision may change a deep network's gradient by a
@@ -36,39 +40,69 @@ percent, in either framework. Networks that magnify rounding lose more: resnet-1
 bias right before it, are noise in float32.
 """
 
+from dmltrain.layers.auxiliary import Auxiliary
+from dmltrain.layers.initialisers import (
+    HE,
+    INITIALISERS,
+    Constant,
+    Exactly,
+    Initialiser,
+    Normal,
+    Orthogonal,
+    Uniform,
+    Xavier,
+)
 from dmltrain.layers.joins import Add, Chain, Concat, Join, add, chain, concat
-from dmltrain.layers.layer import AUXILIARY_KINDS, LEARNED_KINDS, Layer, Parameter, Shape, ShapeError, Step
+from dmltrain.layers.layer import Layer, ShapeError, Step
 from dmltrain.layers.learned import Conv, Dense
 from dmltrain.layers.network import Network
 from dmltrain.layers.normalisation import BatchNorm, LocalResponseNorm
-from dmltrain.layers.pointwise import Dropout, Flatten, Relu, Tanh
+from dmltrain.layers.parameter import AUXILIARY_KINDS, DECAYING_KINDS, LEARNED_KINDS, Parameter, Rule, Shape
+from dmltrain.layers.pointwise import Clip, Dropout, Flatten, Relu, Scale, Tanh
 from dmltrain.layers.pooling import AvgPool, GlobalAvgPool, MaxPool, Pool
+from dmltrain.layers.spatial import IDENTITY, SpatialTransformer
 
 __all__ = [
     "AUXILIARY_KINDS",
     "Add",
+    "Auxiliary",
     "AvgPool",
     "BatchNorm",
     "Chain",
+    "Clip",
     "Concat",
+    "Constant",
     "Conv",
+    "DECAYING_KINDS",
     "Dense",
     "Dropout",
+    "Exactly",
     "Flatten",
     "GlobalAvgPool",
+    "HE",
+    "IDENTITY",
+    "INITIALISERS",
+    "Initialiser",
     "Join",
     "LEARNED_KINDS",
     "Layer",
     "LocalResponseNorm",
     "MaxPool",
     "Network",
+    "Normal",
+    "Orthogonal",
     "Parameter",
     "Pool",
     "Relu",
+    "Rule",
+    "Scale",
     "Shape",
     "ShapeError",
+    "SpatialTransformer",
     "Step",
     "Tanh",
+    "Uniform",
+    "Xavier",
     "add",
     "chain",
     "concat",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dmltrain.layers.layer import Layer, Shape, Step, text, texts
+from dmltrain.layers.layer import Layer, Step, text, texts
+from dmltrain.layers.parameter import Shape
 
 
 @dataclass(frozen=True)

@@ -1,31 +1,15 @@
-"""What all layers have in common: shapes, arrays, and the questions that a layer answers about itself."""
+"""What all layers have in common: the questions that a layer answers about itself."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 
-Shape = tuple[int, ...]
-LEARNED_KINDS = ("weight", "bias", "gamma", "beta")
-AUXILIARY_KINDS = ("moving_mean", "moving_var")
+from dmltrain.layers.parameter import Parameter, Shape
 
 
 class ShapeError(ValueError):
     """A layer does not fit its input: the message names the layer, the shapes and what was expected."""
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """One array of a network. `kind` is one of `LEARNED_KINDS` or, for batch-norm statistics, of `AUXILIARY_KINDS`."""
-
-    name: str
-    shape: Shape
-    kind: str
-
-    @property
-    def size(self) -> int:
-        return prod(self.shape)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from dmltrain.layers.layer import Layer, Parameter, Shape, text
+from dmltrain.layers.layer import Layer, text
+from dmltrain.layers.parameter import USUAL, Parameter, Rule, Shape
 from dmltrain.layers.window import PairField, check_window, extent, image
 
 
@@ -19,6 +20,8 @@ class Conv(Layer):
     pad: PairField = PairField(0)
     bias: bool = True
     groups: int = 1
+    weight_rule: Rule = USUAL
+    bias_rule: Rule = USUAL
 
     def __post_init__(self) -> None:
         self.require(bool(self.name), "needs a name, for its weight")
@@ -33,8 +36,7 @@ class Conv(Layer):
         return self.channels, *(extent(self, shape, axis, up=False) for axis in (0, 1))
 
     def parameters(self, shape: Shape) -> tuple[Parameter, ...]:
-        weight = Parameter(f"{self.name}_weight", (self.channels, shape[0] // self.groups, *self.kernel), "weight")
-        return (weight, Parameter(f"{self.name}_bias", (self.channels,), "bias")) if self.bias else (weight,)
+        return _weight_and_bias(self, (self.channels, shape[0] // self.groups, *self.kernel))
 
     def multiply_adds(self, shape: Shape) -> int:
         return prod(self.output_shape(shape)) * shape[0] // self.groups * prod(self.kernel)
@@ -46,6 +48,8 @@ class Dense(Layer):
 
     features: int = 0
     bias: bool = True
+    weight_rule: Rule = USUAL
+    bias_rule: Rule = USUAL
 
     def __post_init__(self) -> None:
         self.require(bool(self.name), "needs a name, for its weight")
@@ -56,8 +60,14 @@ class Dense(Layer):
         return (self.features,)
 
     def parameters(self, shape: Shape) -> tuple[Parameter, ...]:
-        weight = Parameter(f"{self.name}_weight", (self.features, shape[0]), "weight")
-        return (weight, Parameter(f"{self.name}_bias", (self.features,), "bias")) if self.bias else (weight,)
+        return _weight_and_bias(self, (self.features, shape[0]))
 
     def multiply_adds(self, shape: Shape) -> int:
         return self.features * shape[0]
+
+
+def _weight_and_bias(layer: Conv | Dense, shape: Shape) -> tuple[Parameter, ...]:
+    """The weight of `shape` (outputs, ...), and a bias for each output if the layer has one."""
+    weight = layer.weight_rule.parameter(f"{layer.name}_weight", shape, "weight")
+    bias = layer.bias_rule.parameter(f"{layer.name}_bias", shape[:1], "bias")
+    return (weight, bias) if layer.bias else (weight,)

@@ -6,31 +6,41 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
-from dmltrain.layers.layer import Layer, Parameter, Shape, ShapeError, Step, text
+from dmltrain.layers.auxiliary import Auxiliary
+from dmltrain.layers.initialisers import HE, Initialiser
+from dmltrain.layers.layer import Layer, ShapeError, Step, text
+from dmltrain.layers.parameter import Parameter, Shape
 
 
 @dataclass(frozen=True)
 class Network:
     """A classifier: `root` maps images of `input_shape` (C, H, W) to `num_classes` logits; the softmax belongs to the
-    loss.
+    loss. `initialiser` makes the first values of all weights for which a layer has no rule of its own.
 
-    Creating one raises ShapeError if a layer does not fit its input, two arrays have the same name, or the output's
-    shape is not (num_classes,).
+    Creating one raises ShapeError if a layer does not fit its input, two arrays have the same name, or the shape of the
+    output or of an auxiliary output is not (num_classes,).
     """
 
     name: str
     root: Layer
     input_shape: tuple[int, int, int]
     num_classes: int
+    initialiser: Initialiser = HE
 
     def __post_init__(self) -> None:
         names = Counter(array.name for array in (*self.parameters(), *self.auxiliary()))
         twice = [name for name, count in names.items() if count > 1]
         if twice:
             raise ShapeError(f"network {self.name}: two layers share the parameter name {', '.join(twice)}")
-        if self.output_shape != (self.num_classes,):
+        self._check_logits("output", self.output_shape)
+        for step in self.steps:
+            if isinstance(step.layer, Auxiliary):
+                self._check_logits(f"output of {step.layer.label}", step.layer.branch.output_shape(step.input_shape))
+
+    def _check_logits(self, what: str, shape: Shape) -> None:
+        if shape != (self.num_classes,):
             expected = f"expected ({self.num_classes},), one logit per class"
-            raise ShapeError(f"network {self.name}: output is {text(self.output_shape)}, {expected}")
+            raise ShapeError(f"network {self.name}: {what} is {text(shape)}, {expected}")
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
@@ -40,6 +50,11 @@ class Network:
     @cached_property
     def output_shape(self) -> Shape:
         return self.root.output_shape(self.input_shape)
+
+    @cached_property
+    def auxiliary_outputs(self) -> tuple[Auxiliary, ...]:
+        """The layers with a further output, in forward order."""
+        return tuple(step.layer for step in self.steps if isinstance(step.layer, Auxiliary))
 
     def parameters(self) -> list[Parameter]:
         """Learned arrays in forward order."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dmltrain.layers.layer import AUXILIARY_KINDS, Layer, Parameter, Shape
+from dmltrain.layers.layer import Layer
+from dmltrain.layers.parameter import AUXILIARY_KINDS, USUAL, Parameter, Shape
 from dmltrain.layers.window import image
 
 
@@ -22,8 +23,8 @@ class BatchNorm(Layer):
         self.require(0 <= self.momentum <= 1, f"momentum must lie in 0..1, is {self.momentum}")
 
     def parameters(self, shape: Shape) -> tuple[Parameter, ...]:
-        beta = Parameter(f"{self.name}_beta", shape[:1], "beta")
-        return (beta,) if self.fixed_scale else (Parameter(f"{self.name}_gamma", shape[:1], "gamma"), beta)
+        beta = USUAL.parameter(f"{self.name}_beta", shape[:1], "beta")
+        return (beta,) if self.fixed_scale else (USUAL.parameter(f"{self.name}_gamma", shape[:1], "gamma"), beta)
 
     def auxiliary(self, shape: Shape) -> tuple[Parameter, ...]:
         return tuple(Parameter(f"{self.name}_{kind}", shape[:1], kind) for kind in AUXILIARY_KINDS)

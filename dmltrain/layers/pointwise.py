@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from dmltrain.layers.layer import Layer, Shape
+from dmltrain.layers.layer import Layer
+from dmltrain.layers.parameter import Shape
 
 
 @dataclass(frozen=True)
@@ -34,3 +35,22 @@ class Dropout(Layer):
 
     def __post_init__(self) -> None:
         self.require(0 <= self.rate < 1, f"rate must lie in 0..1 (1 excluded), is {self.rate}")
+
+
+@dataclass(frozen=True)
+class Scale(Layer):
+    """x times a constant."""
+
+    factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class Clip(Layer):
+    """x, but at least `low` and at most `high`; the defaults make it ReLU6. The gradient passes where x is in between,
+    bounds included."""
+
+    low: float = 0.0
+    high: float = 6.0
+
+    def __post_init__(self) -> None:
+        self.require(self.low < self.high, f"low must be less than high, are {self.low} and {self.high}")

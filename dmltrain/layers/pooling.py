@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dmltrain.layers.layer import Layer, Shape, text
+from dmltrain.layers.layer import Layer, text
+from dmltrain.layers.parameter import Shape
 from dmltrain.layers.window import PairField, check_window, extent, image
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from dmltrain.layers.layer import Layer, Shape, ShapeError, text
+from dmltrain.layers.layer import Layer, ShapeError, text
+from dmltrain.layers.parameter import Shape
 
 Pair = tuple[int, int]
 

@@ -47,8 +47,30 @@ RESPONSE_NORM = layers.Network(
     (3, 6, 6),
     10,
 )
+SEVERAL_OUTPUTS = layers.Network(
+    "several-outputs",
+    layers.chain(
+        layers.SpatialTransformer(
+            "stn",
+            layers.chain(layers.Conv("loc", 3, kernel=5, stride=2), layers.Flatten(), layers.Dense("stn_loc", 6)),
+            target=(7, 9),
+        ),
+        layers.Auxiliary("first", layers.chain(layers.Flatten(), layers.Dense("first_fc", 10)), 0.5),
+        layers.Conv("conv", 6, kernel=3),
+        layers.BatchNorm("bn", fixed_scale=False),
+        layers.Clip("clip", -0.5, 1.5),
+        layers.Auxiliary("second", layers.chain(layers.Flatten(), layers.Dense("second_fc", 10)), 0.25),
+        layers.add(layers.chain(), layers.chain(layers.Conv("residual", 6), layers.Scale("scaled", 0.17))),
+        layers.Relu("relu"),
+        layers.Flatten(),
+        layers.Dense("fc", 10),
+    ),
+    (2, 10, 12),
+    10,
+)
 NETWORKS = {
     "every-layer": EVERY_LAYER,
+    "several-outputs": SEVERAL_OUTPUTS,
     "response-norm": RESPONSE_NORM,
     "mlp": models.create("mlp", image_shape=(1, 28, 28)),
     "lenet": models.create("lenet", image_shape=(1, 28, 28)),
@@ -68,9 +90,14 @@ class Outcome:
     """What a backend makes of a batch; all numpy, by the network's names."""
 
     evaluated: np.ndarray  # logits (N, classes) by the moving statistics
-    trained: np.ndarray  # logits by the batch's
+    trained: np.ndarray  # logits by the batch's; those of auxiliary outputs follow, (N, outputs x classes)
     gradients: dict[str, np.ndarray]
     statistics: dict[str, np.ndarray]  # moving means and variances after the step
+
+
+def logits_of(network):
+    """How many logits a sample has in training, those of auxiliary outputs included."""
+    return network.num_classes * (1 + len(network.auxiliary_outputs))
 
 
 def random(*shape, seed, dtype):
@@ -78,11 +105,13 @@ def random(*shape, seed, dtype):
 
 
 def in_torch(network, arrays, images, weights):
-    """`weights` (N, classes) are the gradient of the logits; the dtype of `images` is that of the calculation."""
+    """`weights` (N, outputs x classes) are the gradient of the logits; the dtype of `images` is that of the
+    calculation."""
     module = torch_layers.build(network).to(torch.from_numpy(images).dtype)
     module.load_state_dict({name: torch.from_numpy(each) for name, each in arrays.items()})
     evaluated = module.eval()(torch.from_numpy(images)).detach().numpy()
-    trained = module.train()(torch.from_numpy(images))
+    found = module.train()(torch.from_numpy(images))
+    trained = torch.cat(found, 1) if isinstance(found, tuple) else found
     trained.backward(torch.from_numpy(weights))
     gradients = {name: each.grad.numpy() for name, each in module.named_parameters()}
     statistics = {name: each.numpy() for name, each in module.named_buffers()}
@@ -99,8 +128,9 @@ def in_mxnet(network, arrays, images, weights):
     for name, each in {**executor.arg_dict, **executor.aux_dict}.items():
         each[:] = mx.nd.array({"data": images, **ones, **arrays}[name], dtype=dtype)
     evaluated = executor.forward(is_train=False)[0].asnumpy()
-    trained = executor.forward(is_train=True)[0].asnumpy()
-    executor.backward(mx.nd.array(weights, dtype=dtype))
+    outputs = executor.forward(is_train=True)
+    trained = np.concatenate([each.asnumpy() for each in outputs], 1)
+    executor.backward([mx.nd.array(each, dtype=dtype) for each in np.split(weights, len(outputs), 1)])
     gradients = {each.name: executor.grad_dict[each.name].asnumpy() for each in network.parameters()}
     return Outcome(evaluated, trained, gradients, {name: each.asnumpy() for name, each in executor.aux_dict.items()})
 

@@ -15,6 +15,7 @@ from tests.backends.both import (
     gradient_difference,
     in_mxnet,
     in_torch,
+    logits_of,
     mx,
     mxnet_layers,
     mxnets_statistics,
@@ -37,6 +38,7 @@ BAR = 1e-4
 FIRST_WEIGHTS_BAR = {"resnet-164": 1e-3, "resnet-50-imagenet": 2e-4}
 UNDECIDED = {"resnet-164": 2e-2}  # relative to the root mean square of what is decided upon; 1e-3 for the others
 BATCH = {"resnet-50-imagenet": 16}  # images; of 4 its last batch norms see 16 values, and rounding grows threefold
+DECIDE = (layers.Relu, layers.Clip)
 SHARE = 0.05  # of the gradient's norm: smaller arrays' differences are measured against this much
 
 
@@ -51,10 +53,10 @@ def compare_gradients(found, expected, bar):
 
 
 def in_mxnet_with_decisions(network, arrays, images, weights):
-    """(logits, gradients, results of every ReLU in order, inputs of every max pooling in order)."""
+    """(logits, gradients, results of every ReLU and clip in order, inputs of every max pooling in order)."""
     logits = mxnet_layers.symbol(network)
     inner = logits.get_internals()
-    relus = [inner[f"{step.layer.name}_output"] for step in network.steps if isinstance(step.layer, layers.Relu)]
+    relus = [inner[f"{step.layer.name}_output"] for step in network.steps if isinstance(step.layer, DECIDE)]
     maxima = [each.get_children()[0] for each in inner if each.attr("pool_type") == "max"]
     watched = [mx.sym.BlockGrad(each) for each in (*relus, *maxima)]
     executor = mx.sym.Group([logits, *watched]).simple_bind(mx.cpu(), data=images.shape, grad_req="write")
@@ -62,10 +64,13 @@ def in_mxnet_with_decisions(network, arrays, images, weights):
     for name, each in {**executor.arg_dict, **executor.aux_dict}.items():
         each[:] = mx.nd.array({"data": images, **ones, **arrays}[name])
     outputs = executor.forward(is_train=True)
-    executor.backward([mx.nd.array(weights), *(mx.nd.zeros(each.shape) for each in outputs[1:])])
+    heads = len(logits.list_outputs())
+    of_heads = [mx.nd.array(each) for each in np.split(weights, heads, 1)]
+    executor.backward([*of_heads, *(mx.nd.zeros(each.shape) for each in outputs[heads:])])
     gradients = {each.name: executor.grad_dict[each.name].asnumpy() for each in network.parameters()}
-    found, *rest = (each.asnumpy() for each in outputs)
-    return found, gradients, rest[: len(relus)], rest[len(relus) :]
+    found = [each.asnumpy() for each in outputs]
+    rest = found[heads:]
+    return np.concatenate(found[:heads], 1), gradients, rest[: len(relus)], rest[len(relus) :]
 
 
 class Decided(torch.fx.Interpreter):
@@ -85,6 +90,8 @@ class Decided(torch.fx.Interpreter):
             passes = torch.from_numpy(self.relus.pop(0) > 0)
             self.note(x[passes != (x > 0)].abs(), x)
             return x * passes
+        if target is torch.clamp:
+            return self.clipped(x, torch.from_numpy(self.relus.pop(0)), *arguments[1:])
         result = super().call_function(target, arguments, options)
         if target is not torch.nn.functional.max_pool2d:
             return result
@@ -92,6 +99,12 @@ class Decided(torch.fx.Interpreter):
         taken = x.flatten(2).gather(2, places.flatten(2)).view(places.shape)
         self.note(result - taken, x)
         return taken
+
+    def clipped(self, x, result, low, high):
+        below, above = result <= low, result >= high
+        self.note((x - low)[below != (x <= low)].abs(), x)
+        self.note((x - high)[above != (x >= high)].abs(), x)
+        return x * ~(below | above) + low * below + high * above
 
     def note(self, amounts, x):
         if amounts.numel():
@@ -104,13 +117,14 @@ def test_first_weights_with_the_same_decisions(name):
     arrays = initial.first_values(network, 1)
     count = BATCH.get(name, 4)
     images = random(count, *network.input_shape, seed=3, dtype="float32")
-    weights = random(count, 10, seed=4, dtype="float32")
+    weights = random(count, logits_of(network), seed=4, dtype="float32")
     expected, gradients, relus, maxima = in_mxnet_with_decisions(network, arrays, images, weights)
 
     module = torch_layers.build(network)
     module.load_state_dict({name: torch.from_numpy(each) for name, each in arrays.items()})
     decided = Decided(module.train(), relus, maxima)
     logits = decided.run(torch.from_numpy(images))
+    logits = torch.cat(logits, 1) if isinstance(logits, tuple) else logits
     logits.backward(torch.from_numpy(weights))
     assert not decided.relus and not decided.maxima
     assert decided.undecided < UNDECIDED.get(name, 1e-3)
@@ -141,7 +155,7 @@ def test_every_depth_where_batch_norms_decide(name):
     network = NETWORKS[name]
     arrays = decisive_arrays(network)
     images = random(4, *network.input_shape, seed=3, dtype="float32")
-    weights = random(4, 10, seed=4, dtype="float32")
+    weights = random(4, logits_of(network), seed=4, dtype="float32")
     found = in_torch(network, arrays, images, weights)
     expected = in_mxnet(network, arrays, images, weights)
     assert difference(found.evaluated, expected.evaluated) < BAR

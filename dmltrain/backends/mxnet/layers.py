@@ -12,6 +12,7 @@ has no padding to count.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import singledispatch
 from typing import Any
 
@@ -33,17 +34,21 @@ DTYPES: dict[str, Dtype] = {
 
 
 def symbol(network: Network, dtype: str = "float32") -> Symbol:
-    """Logits (N, num_classes) of the variable "data" (N, C, H, W).
+    """Logits (N, num_classes) of the variable "data" (N, C, H, W); if the network has auxiliary outputs, a group of
+    its logits and of theirs, in forward order.
 
     All arrays, inputs and outputs are float32. With `dtype` "bfloat16" or "float16" convolutions and dense layers round
     their inputs and weights to this type, forward and backward; everything else stays float32. On CPUs MXNet 1.9.1
     supports bfloat16 if the processor has AVX-512, and no float16 (the first call raises MXNetError).
     """
-    return _emit(network.root, mx.sym.Variable("data"), DTYPES[dtype])
+    graph = _Graph(DTYPES[dtype])
+    logits = _emit(network.root, mx.sym.Variable("data"), graph)
+    return mx.sym.Group([logits, *graph.auxiliary]) if graph.auxiliary else logits
 
 
 def build(network: Network, dtype: str = "float32") -> Any:
-    """A gluon.SymbolBlock of `symbol(network, dtype)`, called as block(images) -> logits; hybridize it for speed.
+    """A gluon.SymbolBlock of `symbol(network, dtype)`, called as block(images) -> logits; hybridize it for speed. The
+    block of a network with auxiliary outputs gives the list [logits, *auxiliary logits].
 
     Its parameters are `network.parameters()`, `network.auxiliary()` and `fixed_gammas(network)`, with shapes but on no
     device. `block.initialize(ctx=...)` allocates them, with ones for gammas and variances, and zeros for the rest.
@@ -60,7 +65,7 @@ def build(network: Network, dtype: str = "float32") -> Any:
 
 
 def initialise(block: Any, network: Network, seed: int, devices: Sequence[Any]) -> None:
-    """Allocate `block` (from `build(network)`) on `devices` (contexts) with the weights of dmltrain/initial.py.
+    """Allocate `block` (from `build(network)`) on `devices` (contexts) with the weights of dmltrain/initial.
     UserError: seed below 0.
     """
     block.initialize(ctx=list(devices), force_reinit=True)
@@ -69,47 +74,55 @@ def initialise(block: Any, network: Network, seed: int, devices: Sequence[Any]) 
         arrays[name].set_data(mx.nd.array(values))
 
 
+@dataclass(frozen=True)
+class _Graph:
+    """What is known while a graph is made: the type to round to (None: without rounding), auxiliary logits so far."""
+
+    dtype: Dtype
+    auxiliary: list[Symbol] = field(default_factory=list)
+
+
 @singledispatch
-def _emit(layer: layers.Layer, x: Symbol, dtype: Dtype) -> Symbol:
-    """`layer` applied to x. `dtype` None: without rounding."""
+def _emit(layer: layers.Layer, x: Symbol, graph: _Graph) -> Symbol:
+    """`layer` applied to x."""
     raise NotImplementedError(f"the mxnet backend has no operator for {layer.label}")
 
 
 @_emit.register
-def _(layer: layers.Conv, x: Symbol, dtype: Dtype) -> Symbol:
+def _(layer: layers.Conv, x: Symbol, graph: _Graph) -> Symbol:
     window = {"kernel": layer.kernel, "stride": layer.stride, "pad": layer.pad}
     options = {"num_filter": layer.channels, "num_group": layer.groups, "no_bias": not layer.bias}
-    return _rounded(mx.sym.Convolution, layer, x, dtype, **window, **options)
+    return _rounded(mx.sym.Convolution, layer, x, graph.dtype, **window, **options)
 
 
 @_emit.register
-def _(layer: layers.Dense, x: Symbol, dtype: Dtype) -> Symbol:
-    return _rounded(mx.sym.FullyConnected, layer, x, dtype, num_hidden=layer.features, no_bias=not layer.bias)
+def _(layer: layers.Dense, x: Symbol, graph: _Graph) -> Symbol:
+    return _rounded(mx.sym.FullyConnected, layer, x, graph.dtype, num_hidden=layer.features, no_bias=not layer.bias)
 
 
 @_emit.register
-def _(layer: layers.BatchNorm, x: Symbol, dtype: Dtype) -> Symbol:
+def _(layer: layers.BatchNorm, x: Symbol, graph: _Graph) -> Symbol:
     options = {"eps": layer.epsilon, "momentum": layer.momentum, "fix_gamma": layer.fixed_scale}
     return mx.sym.BatchNorm(x, **_named(layer), **options)
 
 
 @_emit.register
-def _(layer: layers.Relu, x: Symbol, dtype: Dtype) -> Symbol:
+def _(layer: layers.Relu, x: Symbol, graph: _Graph) -> Symbol:
     return mx.sym.Activation(x, **_named(layer), act_type="relu")
 
 
 @_emit.register
-def _(layer: layers.Tanh, x: Symbol, dtype: Dtype) -> Symbol:
+def _(layer: layers.Tanh, x: Symbol, graph: _Graph) -> Symbol:
     return mx.sym.Activation(x, **_named(layer), act_type="tanh")
 
 
 @_emit.register
-def _(layer: layers.MaxPool, x: Symbol, dtype: Dtype) -> Symbol:
+def _(layer: layers.MaxPool, x: Symbol, graph: _Graph) -> Symbol:
     return mx.sym.Pooling(x, **_named(layer), **_window(layer), pool_type="max")
 
 
 @_emit.register
-def _(layer: layers.AvgPool, x: Symbol, dtype: Dtype) -> Symbol:
+def _(layer: layers.AvgPool, x: Symbol, graph: _Graph) -> Symbol:
     window, counted = _window(layer), layer.count_padding
     if counted and layer.rounding == "full":
         x = _padded(x, layer)
@@ -118,40 +131,63 @@ def _(layer: layers.AvgPool, x: Symbol, dtype: Dtype) -> Symbol:
 
 
 @_emit.register
-def _(layer: layers.GlobalAvgPool, x: Symbol, dtype: Dtype) -> Symbol:
+def _(layer: layers.GlobalAvgPool, x: Symbol, graph: _Graph) -> Symbol:
     return mx.sym.Pooling(x, **_named(layer), global_pool=True, kernel=(1, 1), pool_type="avg")
 
 
 @_emit.register
-def _(layer: layers.Flatten, x: Symbol, dtype: Dtype) -> Symbol:
+def _(layer: layers.Flatten, x: Symbol, graph: _Graph) -> Symbol:
     return mx.sym.Flatten(x, **_named(layer))
 
 
 @_emit.register
-def _(layer: layers.Dropout, x: Symbol, dtype: Dtype) -> Symbol:
+def _(layer: layers.Dropout, x: Symbol, graph: _Graph) -> Symbol:
     return mx.sym.Dropout(x, **_named(layer), p=layer.rate)
 
 
 @_emit.register
-def _(layer: layers.LocalResponseNorm, x: Symbol, dtype: Dtype) -> Symbol:
+def _(layer: layers.LocalResponseNorm, x: Symbol, graph: _Graph) -> Symbol:
     return mx.sym.LRN(x, **_named(layer), nsize=layer.size, alpha=layer.alpha, beta=layer.beta, knorm=layer.offset)
 
 
 @_emit.register
-def _(layer: layers.Chain, x: Symbol, dtype: Dtype) -> Symbol:
-    for each in layer.layers:
-        x = _emit(each, x, dtype)
+def _(layer: layers.Scale, x: Symbol, graph: _Graph) -> Symbol:
+    return x * layer.factor
+
+
+@_emit.register
+def _(layer: layers.Clip, x: Symbol, graph: _Graph) -> Symbol:
+    return mx.sym.clip(x, **_named(layer), a_min=layer.low, a_max=layer.high)
+
+
+@_emit.register
+def _(layer: layers.SpatialTransformer, x: Symbol, graph: _Graph) -> Symbol:
+    kinds = {"transform_type": "affine", "sampler_type": "bilinear"}
+    maps = _emit(layer.localisation, x, graph)
+    return mx.sym.SpatialTransformer(x, maps, **_named(layer), target_shape=layer.target, **kinds)
+
+
+@_emit.register
+def _(layer: layers.Auxiliary, x: Symbol, graph: _Graph) -> Symbol:
+    graph.auxiliary.append(_emit(layer.branch, x, graph))
     return x
 
 
 @_emit.register
-def _(layer: layers.Concat, x: Symbol, dtype: Dtype) -> Symbol:
-    return mx.sym.Concat(*[_emit(branch, x, dtype) for branch in layer.branches], **_named(layer))
+def _(layer: layers.Chain, x: Symbol, graph: _Graph) -> Symbol:
+    for each in layer.layers:
+        x = _emit(each, x, graph)
+    return x
 
 
 @_emit.register
-def _(layer: layers.Add, x: Symbol, dtype: Dtype) -> Symbol:
-    total, *others = (_emit(branch, x, dtype) for branch in layer.branches)
+def _(layer: layers.Concat, x: Symbol, graph: _Graph) -> Symbol:
+    return mx.sym.Concat(*[_emit(branch, x, graph) for branch in layer.branches], **_named(layer))
+
+
+@_emit.register
+def _(layer: layers.Add, x: Symbol, graph: _Graph) -> Symbol:
+    total, *others = (_emit(branch, x, graph) for branch in layer.branches)
     for other in others:
         total = mx.sym.elemwise_add(total, other)
     return total

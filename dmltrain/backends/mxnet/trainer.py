@@ -57,6 +57,7 @@ class MXNetTrainer:
         self._contexts = find_contexts(settings.device_names)
         self._normalise = Normalise(normalisation, self._contexts)
         self._top_k = settings.top_k
+        self._auxiliary_weights = [each.weight for each in network.auxiliary_outputs]
         self._symbol = mxnet_layers.symbol(network)  # float32, for other programs
         self._block = mxnet_layers.build(network, settings.dtype)
         self._arrays = self._block.collect_params()
@@ -173,11 +174,15 @@ class MXNetTrainer:
         ]
 
     def _counted_loss(self, index: int, images: NDArray, labels: NDArray) -> NDArray:
-        """The sum of the samples' cross-entropies; also adds their metrics."""
-        logits = self._block(images)  # (N, num_classes)
-        loss = -mx.nd.log_softmax(logits).pick(labels).sum()
+        """The sum of the samples' cross-entropies, with those of auxiliary outputs; also adds the metrics of the main
+        output."""
+        found = self._block(images)
+        logits, *auxiliary = found if self._auxiliary_weights else [found]  # (N, num_classes) each
+        loss = cross_entropy(logits, labels)
         with mx.autograd.pause():
             self._sums[index] += count(logits, labels, loss, self._top_k)
+        for weight, others in zip(self._auxiliary_weights, auxiliary, strict=True):
+            loss = loss + weight * cross_entropy(others, labels)
         return loss
 
     def _no_gradient(self, index: int) -> None:
@@ -256,6 +261,11 @@ def samples_of_a_step(settings: Settings, store: KVStore) -> int:
     """The factor of compressed gradients. As in MXNet's programs, --gc-threshold applies to the sum over a step's
     samples; their mean would hardly ever reach it."""
     return settings.batch_size * (store.num_workers if store.kvstore_type.synchronous else 1)
+
+
+def cross_entropy(logits: NDArray, labels: NDArray) -> NDArray:
+    """Summed over the samples, (1,)."""
+    return -mx.nd.log_softmax(logits).pick(labels).sum()
 
 
 def count(logits: NDArray, labels: NDArray, loss: NDArray, top_k: int) -> NDArray:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import singledispatch
-from operator import iadd
+from operator import iadd, imul
 from typing import Any
 
 import torch
@@ -23,23 +23,33 @@ from torch.fx.node import Argument
 from torch.nn import functional
 
 from dmltrain import initial, layers
+from dmltrain.backends.torch.sampling import sample_affine
 from dmltrain.layers import Network
+
+AUXILIARY = "auxiliary output"  # marks nodes of a graph
 
 
 def build(network: Network) -> torch.nn.Module:
     """A module with forward(images: float (N, C, H, W)) -> logits (N, num_classes).
 
+    In training, the forward of a network with auxiliary outputs gives the tuple (logits, *auxiliary logits) instead.
     Until `initialise` or `load_state_dict`, variances are ones, and everything else is zeros.
     """
     graph = fx.Graph()
     images = graph.placeholder("images")
-    graph.output(_emit(network.root, images))
+    logits = _emit(network.root, images)
+    auxiliary = [node for node in graph.nodes if AUXILIARY in node.meta]
+    graph.output(graph.call_function(_outputs, (_training(images), logits, *auxiliary)) if auxiliary else logits)
     _overwrite_where_safe(graph)
     return fx.GraphModule(_arrays(network), graph, class_name="Network")
 
 
+def _outputs(training: bool, logits: torch.Tensor, *auxiliary: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    return (logits, *auxiliary) if training else logits
+
+
 def initialise(module: torch.nn.Module, network: Network, seed: int) -> None:
-    """Set the weights of `module` (from `build(network)`) to those of dmltrain/initial.py. They depend on the network
+    """Set the weights of `module` (from `build(network)`) to those of dmltrain/initial. They depend on the network
     and `seed` only, not on devices, memory formats or torch's global generators. UserError: seed below 0.
     """
     arrays = module.state_dict()
@@ -138,6 +148,27 @@ def _(layer: layers.LocalResponseNorm, x: fx.Node) -> fx.Node:
 
 
 @_emit.register
+def _(layer: layers.Scale, x: fx.Node) -> fx.Node:
+    return _call(x, torch.mul, layer.factor)
+
+
+@_emit.register
+def _(layer: layers.Clip, x: fx.Node) -> fx.Node:
+    return _call(x, torch.clamp, layer.low, layer.high)
+
+
+@_emit.register
+def _(layer: layers.SpatialTransformer, x: fx.Node) -> fx.Node:
+    return _call(x, sample_affine, _emit(layer.localisation, x), layer.target)
+
+
+@_emit.register
+def _(layer: layers.Auxiliary, x: fx.Node) -> fx.Node:
+    _emit(layer.branch, x).meta[AUXILIARY] = True
+    return x
+
+
+@_emit.register
 def _(layer: layers.Chain, x: fx.Node) -> fx.Node:
     for each in layer.layers:
         x = _emit(each, x)
@@ -169,12 +200,14 @@ def _training(x: fx.Node) -> fx.Node:
 
 
 # Operators that always allocate their result and do not read it in backward: its only user may overwrite it.
-_OVERWRITABLE = frozenset({torch.conv2d, functional.linear, functional.batch_norm, torch.add, iadd, torch.cat})
-_IN_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {torch.relu: torch.relu_, torch.add: iadd}
+_OVERWRITABLE = frozenset(
+    {torch.conv2d, functional.linear, functional.batch_norm, torch.add, iadd, torch.mul, imul, torch.cat}
+)
+_IN_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {torch.relu: torch.relu_, torch.add: iadd, torch.mul: imul}
 
 
 def _overwrite_where_safe(graph: fx.Graph) -> None:
-    """Make ReLU and addition work in place if nothing else reads their first argument, also not in backward."""
+    """Make ReLU, addition and scaling work in place if nothing else reads their first argument, backward included."""
     for node in graph.nodes:
         if node.target in _IN_PLACE and node.args[0].target in _OVERWRITABLE and len(node.args[0].users) == 1:
             node.target = _IN_PLACE[node.target]

@@ -56,6 +56,7 @@ class TorchTrainer:
         self._devices = [find_device(name) for name in settings.device_names]
         self._normalise = Normalise(normalisation, self._devices)
         self._top_k = settings.top_k
+        self._auxiliary_weights = [each.weight for each in network.auxiliary_outputs]
         self._dtype = getattr(torch, settings.dtype)
         self._layout = image_layout(network, settings.memory_format)
         first = torch_layers.build(network)
@@ -169,13 +170,16 @@ class TorchTrainer:
         return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
     def _counted_loss(self, index: int, images: torch.Tensor, labels: torch.Tensor, train: bool) -> torch.Tensor:
-        """The sum of the samples' cross-entropies; also adds their metrics."""
+        """The sum of the samples' cross-entropies, in training with those of auxiliary outputs; also adds the metrics
+        of the main output."""
         self._modules[index].train(train)
         with torch.autocast(images.device.type, self._dtype, enabled=self._dtype != torch.float32):
-            logits = self._forwards[index](images)  # (N, num_classes)
-        logits = logits.float()
-        loss = functional.cross_entropy(logits, labels, reduction="sum")
+            found = self._forwards[index](images)
+        logits, *auxiliary = (each.float() for each in (found if isinstance(found, tuple) else (found,)))
+        loss = functional.cross_entropy(logits, labels, reduction="sum")  # of (N, num_classes)
         self._sums[index] += count(logits.detach(), labels, loss.detach(), self._top_k)
+        for weight, others in zip(self._auxiliary_weights, auxiliary, strict=False):  # none in evaluation
+            loss = loss + weight * functional.cross_entropy(others, labels, reduction="sum")
         return loss
 
     def _no_loss(self, index: int) -> torch.Tensor:
@@ -277,16 +281,15 @@ def image_layout(network: Network, name: str) -> torch.memory_format:
     return torch.channels_last if name == "channels_last" and convolves else torch.contiguous_format
 
 
-def compiled(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+def compiled(module: nn.Module) -> Callable[[torch.Tensor], Any]:
     """torch.compile, which compiles, and can fail, at the first call."""
     from torch._dynamo.exc import TorchDynamoException  # takes a second to import
 
     forward = torch.compile(module)
 
-    def call(images: torch.Tensor) -> torch.Tensor:
+    def call(images: torch.Tensor) -> Any:
         try:
-            logits: torch.Tensor = forward(images)
-            return logits
+            return forward(images)
         except TorchDynamoException as error:
             raise UserError(
                 f"--compile: {str(error).splitlines()[0][:200]}; on a CPU torch.compile needs a C++ "
