@@ -63,24 +63,13 @@ def steps(run: Run, epoch: int) -> tuple[Sums, float]:
 
 
 def training_batches(run: Run, epoch: int) -> TrainBatches:
-    options, split, store = run.options, run.dataset.train, run.store
-    order = partition.epoch_order(len(split), options.seed, epoch)
-    return TrainBatches(
-        split,
-        partition.shard(order, store.rank, store.num_workers),
-        options.batch_size,
-        run.batches,
-        options.seed,
-        epoch,
-        store.rank,
-        store.num_workers,
-        options.data_nthreads,
-    )
+    part = run.parts.part(run.store.rank, run.options.seed, epoch)
+    return TrainBatches(run.dataset.train, part, run.options.data_nthreads)
 
 
 def step_total(run: Run, step: int) -> int:
     """Number of samples in a step's mean gradient: of all workers if they step together, else of this worker."""
-    sizes = partition.step_sizes(len(run.dataset.train), run.store.num_workers, run.options.batch_size, step)
+    sizes = run.parts.step_sizes(step)
     return sum(sizes) if run.store.kvstore_type.synchronous else max(1, sizes[run.store.rank])
 
 

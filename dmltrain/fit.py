@@ -19,6 +19,7 @@ from dmltrain import checkpoint, data, divergence, env, epochs, errors, kvstore,
 from dmltrain.backends.table import BACKENDS
 from dmltrain.data import partition
 from dmltrain.data.dataset import Dataset
+from dmltrain.data.parts import Shared
 from dmltrain.errors import Diverged, JobLost, UserError
 from dmltrain.kvstore import KVStore
 from dmltrain.options import Options, parse
@@ -100,9 +101,14 @@ def prepare(options: Options, store: KVStore, command: str) -> Run:
     network = models.create(
         options.network, options.num_layers, dataset.num_classes, dataset.image_shape, **options.network_options
     )
-    batches = partition.num_batches(len(dataset.train), store.num_workers, options.batch_size)
+    parts = Shared(len(dataset.train), store.num_workers, options.batch_size, len(dataset.train))
     schedule = Schedule(
-        options.lr, batches, options.lr_factor, options.lr_step_epochs, options.warmup_epochs, options.warmup_strategy
+        options.lr,
+        parts.steps,
+        options.lr_factor,
+        options.lr_step_epochs,
+        options.warmup_epochs,
+        options.warmup_strategy,
     )
     options, source = resume.chosen(options, store, log)
     found = resume.load(source, options, network, store, log) if source else None
@@ -110,7 +116,7 @@ def prepare(options: Options, store: KVStore, command: str) -> Run:
         network, options, store, found and found["state"], dataset.normalisation
     )
     resume.check_all_save(options, store)
-    run = Run(options, store, log, network, dataset, trainer, schedule, batches, found["epoch"] if found else 0)
+    run = Run(options, store, log, network, dataset, trainer, schedule, parts, found["epoch"] if found else 0)
     introduce(run, command)
     if found:
         resume.report(log, found, resume.circumstances(options, store, len(dataset.train)))

@@ -10,6 +10,7 @@ from dmltrain import record
 from dmltrain.backends.backend import Backend, Trainer
 from dmltrain.backends.table import BACKENDS
 from dmltrain.data.dataset import Dataset
+from dmltrain.data.parts import Parts
 from dmltrain.kvstore import KVStore
 from dmltrain.layers import Network
 from dmltrain.options import Options
@@ -27,8 +28,13 @@ class Run:
     dataset: Dataset
     trainer: Trainer
     schedule: Schedule
-    batches: int  # steps in an epoch, the same on all workers
+    parts: Parts  # which worker trains on which samples in which step
     first_epoch: int = 0
+
+    @property
+    def batches(self) -> int:
+        """Steps in an epoch, the same on all workers."""
+        return self.parts.steps
 
     @property
     def backend(self) -> Backend:
