@@ -9,7 +9,7 @@ exception, the threads end after their current share of a batch.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -36,18 +36,28 @@ class Batch:
 class TrainBatches:
     """One epoch of a worker's training batches: augmented samples in the order of its part.
 
-    There are always `part.steps`; at the end of the epoch they may be smaller, down to (0, C, H, W).
+    There are always `part.steps`; at the end of the epoch they may be smaller, down to (0, C, H, W). first, stop: only
+    the batches from number `first` to `stop` - 1, for example those that a resumed epoch still needs.
     """
 
-    def __init__(self, split: Samples, part: Part, threads: int = 1, prefetch_bytes: int = PREFETCH_BYTES) -> None:
+    def __init__(
+        self,
+        split: Samples,
+        part: Part,
+        threads: int = 1,
+        prefetch_bytes: int = PREFETCH_BYTES,
+        first: int = 0,
+        stop: int | None = None,
+    ) -> None:
         self._split, self._part, self._threads, self._prefetch_bytes = split, part, threads, prefetch_bytes
+        self._indices = range(first, part.steps if stop is None else min(stop, part.steps))
 
     def __len__(self) -> int:
-        return self._part.steps
+        return len(self._indices)
 
     def __iter__(self) -> Iterator[Batch]:
         size, limits = self._part.batch_size, (self._threads, self._prefetch_bytes)
-        return _prepared(self._split, self._share, len(self), size, *limits)
+        return _prepared(self._split, self._share, self._indices, size, *limits)
 
     def _share(self, index: int) -> Share:
         start, stop = self._part.bounds(index)
@@ -78,7 +88,7 @@ class EvalBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         limits = (self._threads, self._prefetch_bytes)
-        return _prepared(self._split, self._share, len(self), self._batch_size, *limits)
+        return _prepared(self._split, self._share, range(len(self)), self._batch_size, *limits)
 
     def _share(self, index: int) -> Share:
         return Share(self._shard[index * self._batch_size : (index + 1) * self._batch_size], None)
@@ -99,9 +109,9 @@ class Share:
 
 
 def _prepared(
-    split: Samples, share: Callable[[int], Share], count: int, batch_size: int, threads: int, prefetch_bytes: int
+    split: Samples, share: Callable[[int], Share], indices: range, batch_size: int, threads: int, prefetch_bytes: int
 ) -> Iterator[Batch]:
-    """The batches of share(0) to share(count - 1), each of at most `batch_size` samples."""
+    """The batches of share(index), each of at most `batch_size` samples."""
     rooms = Rooms(lambda: split.room(batch_size))
     most = prefetch_bytes // (batch_size * split.room(1).nbytes)  # batches
 
@@ -113,7 +123,7 @@ def _prepared(
         ]
         return partial(_filled, pieces, images, labels, index)
 
-    return ahead(start, count, threads, max(1, min(threads + 2, most)))
+    return ahead(start, indices, threads, max(1, min(threads + 2, most)))
 
 
 def _fill(split: Samples, share: Share, images: Array, labels: Array) -> None:
@@ -132,14 +142,14 @@ def _filled(pieces: Sequence[Future[None]], images: Array, labels: Array, index:
 
 
 def ahead(
-    start: Callable[[Executor, int], Callable[[], Batch]], count: int, threads: int, limit: int
+    start: Callable[[Executor, int], Callable[[], Batch]], indices: Iterable[int], threads: int, limit: int
 ) -> Iterator[Batch]:
-    """Batches 0 to count - 1, in order, computed by `threads` threads, at most `limit` in advance. `start(pool, index)`
+    """The batches of these indices, in order, computed by `threads` threads, at most `limit` in advance. `start(pool, index)`
     gives the work on a batch to the pool, and returns the function that waits for it."""
     pool = ThreadPoolExecutor(threads, thread_name_prefix="dmltrain-batches")
     waiting: deque[Callable[[], Batch]] = deque()
     try:
-        for index in range(count):
+        for index in indices:
             waiting.append(start(pool, index))
             if len(waiting) > limit:
                 yield waiting.popleft()()
