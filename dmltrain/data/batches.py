@@ -144,8 +144,8 @@ def _filled(pieces: Sequence[Future[None]], images: Array, labels: Array, index:
 def ahead(
     start: Callable[[Executor, int], Callable[[], Batch]], indices: Iterable[int], threads: int, limit: int
 ) -> Iterator[Batch]:
-    """The batches of these indices, in order, computed by `threads` threads, at most `limit` in advance. `start(pool, index)`
-    gives the work on a batch to the pool, and returns the function that waits for it."""
+    """The batches of these indices, in order, computed by `threads` threads, at most `limit` in advance.
+    `start(pool, index)` gives the work on a batch to the pool, and returns the function that waits for it."""
     pool = ThreadPoolExecutor(threads, thread_name_prefix="dmltrain-batches")
     waiting: deque[Callable[[], Batch]] = deque()
     try:
