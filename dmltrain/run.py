@@ -13,7 +13,9 @@ from dmltrain.data.dataset import Dataset
 from dmltrain.data.parts import Parts
 from dmltrain.kvstore import KVStore
 from dmltrain.layers import Network
+from dmltrain.metric import Sums
 from dmltrain.options import Options
+from dmltrain.plan import Plan, Position
 from dmltrain.schedule import Schedule
 
 
@@ -28,8 +30,9 @@ class Run:
     dataset: Dataset
     trainer: Trainer
     schedule: Schedule
-    parts: Parts  # which worker trains on which samples in which step
-    first_epoch: int = 0
+    parts: Parts  # which worker trains on which samples in which batch
+    plan: Plan  # the same on all workers
+    start: Position = Position(0)
 
     @property
     def batches(self) -> int:
@@ -39,6 +42,10 @@ class Run:
     @property
     def backend(self) -> Backend:
         return BACKENDS[self.options.backend]
+
+    def metrics(self, sums: Sums) -> dict[str, float]:
+        """The metrics that the options ask for."""
+        return sums.metrics(self.options.top_k, self.options.loss)
 
     def log_values(self, epoch: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():

@@ -21,8 +21,9 @@ def split():
     return Split(data.images, np.arange(COUNT), AUGMENTATION)  # the label tells the sample
 
 
-def train(split, rank, num_workers, batch_size, epoch=2, threads=1):
-    return TrainBatches(split, Shared(COUNT, num_workers, batch_size, COUNT).part(rank, 9, epoch), threads)
+def train(split, rank, num_workers, batch_size, epoch=2, threads=1, numbers=None):
+    part = Shared(COUNT, num_workers, batch_size, COUNT).part(rank, 9, epoch)
+    return TrainBatches(split, part, threads, numbers=numbers)
 
 
 def pixels_by_sample(batches):
@@ -46,6 +47,15 @@ def test_the_batches_of_a_step_form_the_batch_of_one_process(split):
     workers = [[batch.labels for batch in train(split, rank, 3, 4)] for rank in range(3)]
     for whole, *parts in zip(alone, *workers, strict=True):
         assert sorted(whole) == sorted(np.concatenate(parts))
+
+
+def test_some_batches_of_an_epoch_are_those_of_the_whole_epoch(split):
+    whole = list(train(split, 1, 2, 4))
+    some = train(split, 1, 2, 4, threads=2, numbers=range(3, 6))
+    assert len(some) == 3
+    for batch, expected in zip(some, whole[3:6], strict=True):
+        assert batch.index == expected.index and np.array_equal(batch.images, expected.images)
+        assert np.array_equal(batch.labels, expected.labels)
 
 
 def test_batches_have_the_type_and_size_that_the_network_expects(split):
