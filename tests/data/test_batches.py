@@ -21,9 +21,8 @@ def split():
     return Split(data.images, np.arange(COUNT), AUGMENTATION)  # the label tells the sample
 
 
-def train(split, rank, num_workers, batch_size, epoch=2, threads=1, numbers=None):
-    part = Shared(COUNT, num_workers, batch_size, COUNT).part(rank, 9, epoch)
-    return TrainBatches(split, part, threads, numbers=numbers)
+def train(split, rank, num_workers, batch_size, epoch=2, threads=1):
+    return TrainBatches(split, Shared(COUNT, num_workers, batch_size, COUNT).part(rank, 9, epoch), threads)
 
 
 def pixels_by_sample(batches):
@@ -49,15 +48,6 @@ def test_the_batches_of_a_step_form_the_batch_of_one_process(split):
         assert sorted(whole) == sorted(np.concatenate(parts))
 
 
-def test_some_batches_of_an_epoch_are_those_of_the_whole_epoch(split):
-    whole = list(train(split, 1, 2, 4))
-    some = train(split, 1, 2, 4, threads=2, numbers=range(3, 6))
-    assert len(some) == 3
-    for batch, expected in zip(some, whole[3:6], strict=True):
-        assert batch.index == expected.index and np.array_equal(batch.images, expected.images)
-        assert np.array_equal(batch.labels, expected.labels)
-
-
 def test_batches_have_the_type_and_size_that_the_network_expects(split):
     for rank in range(3):
         batches = train(split, rank, 3, 3)
@@ -81,16 +71,6 @@ def test_epochs_differ_and_each_is_repeatable(split):
     assert list(first) == list(again) != list(other)
     assert all(np.array_equal(first[sample], again[sample]) for sample in first)
     assert any(not np.array_equal(first[sample], other[sample]) for sample in first)
-
-
-def test_a_part_of_an_epoch(split):
-    part = Shared(COUNT, 2, 5, COUNT).part(1, 9, 2)
-    whole = list(TrainBatches(split, part))
-    rest, some = TrainBatches(split, part, first=3), TrainBatches(split, part, first=1, stop=3)
-    for found, expected in ((rest, whole[3:]), (some, whole[1:3]), (TrainBatches(split, part, stop=99), whole)):
-        assert len(found) == len(expected) == len(list(found))
-        for batch, same in zip(found, expected, strict=True):
-            assert batch.index == same.index and np.array_equal(batch.images, same.images)
 
 
 def test_the_same_batches_can_be_iterated_again(split):
@@ -126,7 +106,7 @@ def threads_alive():
 
 def made_by(make, count, threads):
     """Batches that `make(index)` makes, up to threads + 2 in advance."""
-    return ahead(lambda pool, index: pool.submit(make, index).result, range(count), threads, threads + 2)
+    return ahead(lambda pool, index: pool.submit(make, index).result, count, threads, threads + 2)
 
 
 def numbered(index):
