@@ -106,7 +106,7 @@ def threads_alive():
 
 def made_by(make, count, threads):
     """Batches that `make(index)` makes, up to threads + 2 in advance."""
-    return ahead(lambda pool, index: pool.submit(make, index).result, count, threads, threads + 2)
+    return ahead(lambda pool, index: pool.submit(make, index).result, range(count), threads, threads + 2)
 
 
 def numbered(index):
