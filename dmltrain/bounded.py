@@ -15,12 +15,12 @@ def most() -> int:
 
 def read(path: Path, limit: int | None = None) -> bytes:
     """The content. Raises OSError, also if it has more than `limit` bytes (default: `most`)."""
-    limit = most() if limit is None else limit
+    limit, what = (most(), "half of this machine's memory, ") if limit is None else (limit, "")
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         if status.st_size > limit:
-            reason = f"it has {status.st_size} bytes, the limit is half of this machine's memory ({limit} bytes)"
+            reason = f"it has {status.st_size} bytes, the limit is {what}{limit} bytes"
             raise OSError(errno.EFBIG, reason, str(path))
         return file.read()

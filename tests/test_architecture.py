@@ -16,7 +16,7 @@ MAY_IMPORT = {  # room of dmltrain -> rooms it may import; what is not listed ma
     "npz": {"arrays"},
     "env": {"errors"},
     "layers": {"errors"},
-    "models": {"layers", "errors"},
+    "models": {"layers", "mxnet_files", "errors"},
     "record": {"errors", "env"},
     "report": {"record", "errors"},
     "arrays": set(),

@@ -1,6 +1,7 @@
 """The networks, each a value that all backends share: `create(name, ...)` looks up the name in the table `NETWORKS`.
 
-As in MXNet's scripts, case does not matter and `_` means `-` (`inception_bn_28_small`).
+As in MXNet's scripts, case does not matter and `_` means `-` (`inception_bn_28_small`). A name that ends with .json is
+a file with MXNet's graph of a network.
 """
 
 from __future__ import annotations
@@ -13,15 +14,13 @@ from dmltrain.layers import Network, ShapeError
 from dmltrain.models import (
     alexnet,
     googlenet,
+    graph_file,
     inception_bn,
     inception_bn_28_small,
-    inception_resnet_v2,
     inception_v3,
     inception_v4,
     lenet,
     mlp,
-    mobilenet,
-    mobilenetv2,
     resnet,
     resnet_v1,
     resnext,
@@ -42,9 +41,6 @@ NETWORKS: dict[str, Architecture] = {
     "inception-bn-28-small": inception_bn_28_small.ARCHITECTURE,
     "inception-v3": inception_v3.ARCHITECTURE,
     "inception-v4": inception_v4.ARCHITECTURE,
-    "inception-resnet-v2": inception_resnet_v2.ARCHITECTURE,
-    "mobilenet": mobilenet.ARCHITECTURE,
-    "mobilenetv2": mobilenetv2.ARCHITECTURE,
 }
 
 
@@ -61,6 +57,8 @@ def create(
     (`batch_norm=True`). Raises UserError for an unknown network, an option that the network does not have, an invalid
     depth or value, or an image shape that does not fit the network.
     """
+    if graph_file.is_graph(name):
+        return graph_file.build(name, num_layers, num_classes, image_shape, options)
     key = name.strip().lower().replace("_", "-")
     check_options(key, options)
     if num_classes < 1 or min(image_shape) < 1:
@@ -75,6 +73,8 @@ def create(
 
 def check_options(key: str, options: Collection[str]) -> None:
     """Raise UserError if there is no network `key`, or if it does not have one of these options."""
+    if graph_file.is_graph(key):
+        return graph_file.check_options(key, options)
     if key not in NETWORKS:
         raise UserError(f"unknown network {key!r}; known networks: {', '.join(sorted(NETWORKS))}")
     for option in options:

@@ -3,25 +3,12 @@ Sutskever and Hinton, "ImageNet Classification with Deep Convolutional Neural Ne
 
 It has 50.8 million parameters instead of the paper's 61 million. The convolutions are not grouped (1.4 million more).
 The first one is not padded, so that images of 224 pixels, which the paper's sizes take for 227, leave 5x5 instead of
-6x6 pixels to the first dense layer (11.5 million fewer). First weights are normal with deviation 0.01, as in MXNet's
-programs (common/fit.py).
+6x6 pixels to the first dense layer (11.5 million fewer).
 """
 
 from __future__ import annotations
 
-from dmltrain.layers import (
-    Conv,
-    Dense,
-    Dropout,
-    Flatten,
-    Layer,
-    LocalResponseNorm,
-    MaxPool,
-    Network,
-    Normal,
-    Relu,
-    chain,
-)
+from dmltrain.layers import Conv, Dense, Dropout, Flatten, Layer, LocalResponseNorm, MaxPool, Network, Relu, chain
 from dmltrain.models.architecture import Architecture
 from dmltrain.models.depth import refuse_depth
 
@@ -45,7 +32,7 @@ def build(num_layers: int | None, num_classes: int, image_shape: tuple[int, int,
         *_hidden("fc2"),
         Dense("fc3", num_classes),
     )
-    return Network("alexnet", root, image_shape, num_classes, Normal())
+    return Network("alexnet", root, image_shape, num_classes)
 
 
 def _normalised() -> tuple[Layer, ...]:

@@ -2,8 +2,7 @@
 Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition", 2014.
 
 11, 13, 16 and 19 layers are the paper's networks A, B, D and E. With `batch_norm` a batch norm with fixed scale follows
-each convolution, which keeps its bias. First weights are uniform by Xavier's rule, as in MXNet's programs
-(common/fit.py).
+each convolution, which keeps its bias.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dmltrain.errors import UserError
-from dmltrain.layers import BatchNorm, Conv, Dense, Dropout, Flatten, Layer, MaxPool, Network, Relu, Xavier, chain
+from dmltrain.layers import BatchNorm, Conv, Dense, Dropout, Flatten, Layer, MaxPool, Network, Relu, chain
 from dmltrain.models.architecture import Architecture
 
 CHANNELS = (64, 128, 256, 512, 512)
@@ -33,7 +32,7 @@ def build(
     ]
     head = (*_hidden(6), *_hidden(7), Dense("fc8", num_classes))
     name = f"vgg-{depth}" + ("-bn" if batch_norm else "")
-    return Network(name, chain(*stages, Flatten("flatten"), *head), image_shape, num_classes, Xavier())
+    return Network(name, chain(*stages, Flatten("flatten"), *head), image_shape, num_classes)
 
 
 def _stage(stage: int, count: int, channels: int, batch_norm: bool) -> Iterator[Layer]:

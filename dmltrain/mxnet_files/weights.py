@@ -19,6 +19,7 @@ from dmltrain.mxnet_files import params
 
 SUFFIX = ".params"
 KINDS = ("arg:", "aux:")
+NO_OTHER_NAMES: Mapping[str, str] = {}
 NAMED = 4  # arrays at most in a message, of each kind of difference
 
 
@@ -51,8 +52,13 @@ def fixed_gammas(network: Network) -> list[Parameter]:
     return [Parameter(f"{step.layer.name}_gamma", step.input_shape[:1], "gamma") for step in norms]
 
 
-def fitting(source: Path, found: Mapping[str, Array], network: Network) -> dict[str, Array]:
-    """The network's arrays (float32) of those in the file `source`. Raises UserError if they do not fit."""
+def fitting(
+    source: Path, found: Mapping[str, Array], network: Network, names: Mapping[str, str] = NO_OTHER_NAMES
+) -> dict[str, Array]:
+    """The network's arrays (float32) of those in the file `source`. `names`: own name -> the file's, where this may be
+    another one. Raises UserError if they do not fit."""
+    theirs = {other: own for own, other in names.items() if other in found}
+    found = {theirs.get(name, name): array for name, array in found.items()}
     own = {each.name: each.shape for each in (*network.parameters(), *network.auxiliary())}
     fixed = {each.name for each in fixed_gammas(network)}
     differences = [

@@ -10,7 +10,7 @@ from typing import Any
 from dmltrain import models
 from dmltrain.backends.table import BACKENDS
 from dmltrain.options.field import option
-from dmltrain.options.values import integer, network_name, number, one_of, switch
+from dmltrain.options.values import integer, network_name, one_of, switch
 
 DEEP = [name for name, row in models.NETWORKS.items() if row.depths]  # networks with several depths
 OWN = "Options of some networks"
@@ -27,7 +27,12 @@ def own(name: str, text: str, parse: Callable[[str], Any], **more: Any) -> Any:
 class NetworkOptions:
     """See `Options`."""
 
-    network: str = option("Network", "the network to train: " + ", ".join(models.NETWORKS), network_name, "mlp")
+    network: str = option(
+        "Network",
+        f"the network to train: {', '.join(models.NETWORKS)}; or PREFIX-symbol.json, a graph that MXNet wrote",
+        network_name,
+        "mlp",
+    )
     num_layers: int | None = option(
         "Network", "number of layers, for networks with several depths: " + ", ".join(DEEP), integer(1)
     )
@@ -51,8 +56,6 @@ class NetworkOptions:
         "torch",
     )
     batch_norm: bool | None = own("batch_norm", "1: a batch norm after each convolution", switch, nargs="?", const=True)
-    add_stn: bool | None = own("add_stn", "1: a spatial transformer first", switch, nargs="?", const=True)
-    multiplier: float | None = own("multiplier", "factor of the numbers of channels", number(0.0, above=True))
     num_group: int | None = own("num_group", "groups of the 3x3 convolutions", integer(1))
 
     @property

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import re
 from collections.abc import Callable, Collection
 
 from dmltrain import models
+from dmltrain.models import graph_file
 
 LAST = -1  # --load-epoch last
 
@@ -59,22 +59,6 @@ def integers(text: str) -> tuple[int, ...]:
     return tuple(integer(0)(part) for part in text.replace(" ", "").split(",") if part)
 
 
-class Power(tuple[int, ...]):
-    """`--lr-step-epochs pow2`: no epochs, but a policy's power."""
-
-    power: float
-
-
-def step_epochs(text: str) -> tuple[int, ...]:
-    """'30,60' -> (30, 60); 'pow2', 'pow 2' and 'pow-2', as in MXNet's fit.py -> Power."""
-    found = re.fullmatch(r"pow[- ]*(.*)", text.strip())
-    if not found:
-        return integers(text)
-    made = Power()
-    made.power = number(0.0)(found[1])
-    return made
-
-
 def one_of(kind: str, names: Collection[str], remark: str = "") -> Callable[[str], str]:
     def parse_name(text: str) -> str:
         if text not in names:
@@ -84,14 +68,11 @@ def one_of(kind: str, names: Collection[str], remark: str = "") -> Callable[[str
     return parse_name
 
 
-def several_of(kind: str, names: Collection[str]) -> Callable[[str], tuple[str, ...]]:
-    """'ce,nll_loss' -> ('ce', 'nll_loss'); '' -> ()."""
-    one = one_of(kind, names)
-    return lambda text: tuple(one(part.strip()) for part in text.split(",") if part.strip())
-
-
 def network_name(text: str) -> str:
-    """Case and `_` do not matter, as in MXNet's scripts: 'Inception_BN_28_small' -> 'inception-bn-28-small'."""
+    """Case and `_` do not matter, as in MXNet's scripts: 'Inception_BN_28_small' -> 'inception-bn-28-small'. A file's
+    name stays as it is."""
+    if graph_file.is_graph(text):
+        return path(text)
     return one_of("network", models.NETWORKS)(text.strip().lower().replace("_", "-"))
 
 

@@ -29,7 +29,6 @@ class Graph:
 GRAPHS = (
     Graph("mlp", "mlp"),
     Graph("lenet", "lenet"),
-    Graph("lenet-stn", "lenet", options={"add_stn": True}),
     Graph("resnet-50", "resnet", 50),
     Graph("resnet-v1-18", "resnet-v1", 18),
     Graph("resnet-v1-20-cifar", "resnet-v1", 20),
@@ -41,9 +40,6 @@ GRAPHS = (
     Graph("inception-bn", "inception-bn"),
     Graph("inception-v3", "inception-v3"),
     Graph("inception-v4", "inception-v4"),
-    Graph("inception-resnet-v2", "inception-resnet-v2"),
-    Graph("mobilenet", "mobilenet"),
-    Graph("mobilenetv2", "mobilenetv2"),
     Graph("vgg-16", "vgg", 16),
     Graph("vgg-11-bn", "vgg", 11, {"batch_norm": True}),
 )

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from dmltrain import data
+from dmltrain.data import partition
 from dmltrain.normalisation import Normalisation
 
 
@@ -154,9 +155,10 @@ def main() -> None:
     torch.manual_seed(0)
     model = NETWORKS[options.network]()
     found = data.load(options.dataset, options.data_dir, num_examples=options.num_examples, image_shape=(3, 28, 28))
-    parts = data.Shared(len(found.train), 1, options.batch_size, len(found.train))
+    steps = partition.num_batches(len(found.train), 1, options.batch_size)
     for epoch in range(options.num_epochs):
-        batches = data.TrainBatches(found.train, parts.part(0, 0, epoch))
+        order = partition.epoch_order(len(found.train), 0, epoch)
+        batches = data.TrainBatches(found.train, order, options.batch_size, steps, 0, epoch, 0, 1, threads=1)
         train(model, batches, found.normalisation, options.lr, getattr(torch, options.dtype), options.disp_batches)
 
 

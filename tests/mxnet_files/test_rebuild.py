@@ -1,0 +1,289 @@
+"""Networks from MXNet's graphs: they compute what MXNet computes, or the first node that cannot be said is named."""
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dmltrain import layers
+from dmltrain.errors import UserError
+from dmltrain.layers import ShapeError
+from dmltrain.mxnet_files import graph, rebuild, weights
+from dmltrain.mxnet_files.node_options import NotSupported
+from tests.models.mxnet_graphs import GRAPHS, names_of_a_new_process, table
+from tests.mxnet_files import made
+from tests.mxnet_files.graphs import Written, canonical
+
+ALL = (
+    *("alexnet", "googlenet", "inception-bn", "inception-bn-28", "inception-resnet-v2", "inception-v3", "inception-v4"),
+    *("lenet", "lenet-stn", "mlp", "mobilenet", "mobilenetv2", "resnet-50", "resnet-v1-18", "resnet-v1-20-cifar"),
+    *("resnet-v1-50", "resnext-50", "vgg-11-bn", "vgg-16"),
+)
+
+
+# -- MXNet's own networks ---------------------------------------------------------------------------------------------
+
+
+def of_mxnet(folder, file):
+    """The network of one of MXNet's own graphs, and what its table says."""
+    expected = json.loads((folder / f"{file}.json").read_text())
+    classes, shape = expected["arguments_of_get_symbol"]["num_classes"], tuple(expected["input"])
+    return rebuild.read(folder / f"{file}-symbol.json", classes, shape), expected
+
+
+@pytest.mark.parametrize("file", ALL)
+def test_arrays_of_mxnets_networks_are_found(mxnet_networks, file):
+    rebuilt, expected = of_mxnet(mxnet_networks, file)
+    network = rebuilt.network
+    assert network.name == file and all(own == other for own, other in rebuilt.names.items())
+    fixed = weights.fixed_gammas(network)
+    assert {each.name: list(each.shape) for each in (*network.parameters(), *fixed)} == expected["arguments"]
+    assert {each.name: list(each.shape) for each in network.auxiliary()} == expected["auxiliary_states"]
+
+
+@pytest.mark.parametrize("graph", GRAPHS, ids=lambda graph: graph.file)
+def test_mxnets_networks_are_ours(mxnet_networks, graph):
+    """The same layers in the same places: dmltrain/models is held against MXNet's own execution elsewhere."""
+    found = of_mxnet(mxnet_networks, graph.file)[0].network
+    expected = table(mxnet_networks, graph.file)
+    ours = graph.ours(found.num_classes, found.input_shape)
+    assert canonical(found.root) == canonical(ours.root)
+    names = names_of_a_new_process(each.name for each in found.parameters())
+    assert list(names.values()) == [each.name for each in ours.parameters()]
+    assert set(names.values()) <= expected["arguments"].keys()
+    multipliers = [[(each.lr_mult, each.wd_mult) for each in which.parameters()] for which in (found, ours)]
+    assert multipliers[0] == multipliers[1]
+
+
+# -- MXNet computes the same ------------------------------------------------------------------------------------------
+
+
+def random_arrays(network):
+    draw = np.random.default_rng(0)
+    arrays = {each.name: draw.standard_normal(each.shape) for each in network.parameters()}
+    return arrays | {each.name: draw.random(each.shape) + 0.5 for each in network.auxiliary()}
+
+
+def outputs_of_both(content, rebuilt, dtype):
+    """What the rebuilt network computes on PyTorch, and what MXNet makes of the graph itself, before its softmax."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    from dmltrain.backends.mxnet import compat
+
+    compat.fit_numpy()
+    mx = pytest.importorskip("mxnet", reason="mxnet is not installed")
+    from dmltrain.backends.torch import layers as torch_layers
+
+    network, arrays = rebuilt.network, random_arrays(rebuilt.network)
+    images = np.random.default_rng(1).standard_normal((3, *network.input_shape)).astype(dtype)
+    module = torch_layers.build(network).to(getattr(torch, dtype)).eval()
+    module.load_state_dict({name: torch.from_numpy(each) for name, each in arrays.items()})
+    found = module(torch.from_numpy(images)).detach().numpy()
+    theirs = {"data": images, **{rebuilt.names.get(name, name): each for name, each in arrays.items()}}
+    symbol = mx.sym.load_json(content.decode())
+    if symbol.name == "softmax":
+        symbol = symbol.get_children()[0]
+    executor = symbol.simple_bind(mx.cpu(), data=images.shape, grad_req="null", type_dict={"data": dtype})
+    for name, each in {**executor.arg_dict, **executor.aux_dict}.items():
+        each[:] = mx.nd.array(theirs.get(name, np.full(each.shape, 7)), dtype=dtype)  # 7: a fixed gamma, which is 1
+    return found, executor.forward(is_train=False)[0].asnumpy()
+
+
+@pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
+@pytest.mark.parametrize("name", ["windows", "shared", "gluon", "response", "transformed"])
+def test_a_rebuilt_network_computes_what_mxnet_computes(name):
+    content = getattr(made, name)().content()
+    rebuilt = rebuild.rebuild(graph.parse(content), "net", 10, (3, 9, 9))
+    dtype, most = ("float32", 1e-4) if name == "response" else ("float64", 1e-9)  # MXNet's LRN has no float64
+    found, expected = outputs_of_both(content, rebuilt, dtype)
+    assert np.abs(found - expected).max() <= most * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("file", ["mlp", "lenet", "lenet-stn", "resnet-v1-20-cifar", "inception-bn-28"])
+def test_mxnets_own_networks_compute_what_mxnet_computes(mxnet_networks, file):
+    rebuilt, _ = of_mxnet(mxnet_networks, file)
+    content = (mxnet_networks / f"{file}-symbol.json").read_bytes()
+    found, expected = outputs_of_both(content, rebuilt, "float64")
+    assert np.abs(found - expected).max() <= 1e-9 * np.abs(expected).max()
+
+
+# -- old and other files ----------------------------------------------------------------------------------------------
+
+
+def test_other_names_of_arrays_are_mapped():
+    rebuilt = made.gluon().rebuilt()
+    names, network = rebuilt.names, rebuilt.network
+    assert names["net0_batchnorm0_moving_mean"] == "net0_batchnorm0_running_mean"
+    assert names["last_fwd_weight"] == "w" and names["last_fwd_bias"] == "b"
+    own = random_arrays(network)
+    for found in ({names[name]: each for name, each in own.items()}, own):  # theirs, and what dmltrain writes of it
+        read = weights.fitting(Path("m-0001.params"), found, network, names)
+        assert all(np.array_equal(each, own[name].astype(np.float32)) for name, each in read.items())
+        assert read.keys() == own.keys()
+
+
+def test_a_tuple_of_python_2_and_a_missing_option_are_read():
+    options = {"kernel": "(2L, 2L)", "stride": "None", "pad": "()", "pool_type": "avg"}
+    network = Written().node("Pooling", "pool", "data", **options).dense("fc", "pool", 10).rebuilt().network
+    assert network.steps[0].layer == layers.AvgPool("pool", kernel=2, stride=1, pad=0)
+
+
+def test_multipliers_of_variables_are_kept():
+    graph = made.transformed().attributes("loc_weight", __lr_mult__="0.01", num_hidden="6")
+    graph.attributes("loc_bias", lr_mult="3", wd_mult="0.5")
+    found = {each.name: (each.lr_mult, each.wd_mult) for each in graph.rebuilt().network.parameters()}
+    assert found == {"loc_weight": (0.01, 1), "loc_bias": (3, 0.5), "fc_weight": (1, 1), "fc_bias": (1, 0)}
+
+
+def test_pooling_of_the_oldest_files_rounds_up_and_statistics_have_their_usual_names():
+    """They have all options, so one that is missing did not exist; and no auxiliary states."""
+    found = {}
+    for key in ("param", "attr", "attrs"):
+        old = Written(key).norm("bn", "data", **({"kinds": ("gamma", "beta")} if key == "param" else {}))
+        old.node("Pooling", "pool", "bn", kernel="(3,3)", stride="(2,2)", pad="(0,0)").dense("fc", "pool", 10)
+        network = old.rebuilt().network
+        found[key] = [step.layer.rounding for step in network.steps if isinstance(step.layer, layers.MaxPool)]
+        assert [each.name for each in network.auxiliary()] == ["bn_moving_mean", "bn_moving_var"]
+    assert found == {"param": ["full"], "attr": ["valid"], "attrs": ["valid"]}
+
+
+def test_what_does_not_lead_to_the_output_is_not_needed():
+    content = Written().dense("fc", "data", 10).node("Deconvolution", "other", "data").content("fc")
+    network = rebuild.rebuild(graph.parse(content), "net", 10, (3, 8, 8)).network
+    assert [each.name for each in network.parameters()] == ["fc_weight", "fc_bias"]
+
+
+# -- what cannot be said ----------------------------------------------------------------------------------------------
+
+
+def one(op, *inputs, **options):
+    return Written().node(op, "it", "data", *inputs, **options)
+
+
+def twice(first, second):
+    graph = Written().node("FullyConnected", "one", "data", *first, num_hidden="10")
+    return graph.node("FullyConnected", "two", "one", *second, num_hidden="10")
+
+
+def pooled(**options):
+    return Written().node("Pooling", "pool", "data", **{"kernel": "(2, 2)", **options}).dense("fc", "pool", 10)
+
+
+def convolved(**options):
+    return Written().node("Convolution", "it", "data", "w", "b", **{"kernel": "(1, 1)", "num_filter": "4", **options})
+
+
+AFFINE = Written().convolution("a", "data", 1).dense("loc", "data", 6)
+REFUSED = {
+    "operator": (one("Deconvolution"), r"node 'it' \(Deconvolution\): this operator is not supported; supported: Act"),
+    "activation": (one("Activation", act_type="sigmoid"), "act_type=sigmoid is not supported; supported: relu, tanh"),
+    "no activation": (one("Activation"), "act_type=nothing is not supported; supported: relu, tanh"),
+    "dilated": (convolved(dilate="(2, 2)"), r"node 'it' .*: dilate=\(2,2\) is not supported; supported: \(1,1\)"),
+    "layout": (convolved(layout="NHWC"), "layout=NHWC is not supported; supported: NCHW"),
+    "one dimension": (convolved(kernel="(3,)"), r"kernel is \(3,\), expected \(height, width\)"),
+    "no kernel": (convolved(kernel=""), r"kernel is missing, expected \(height, width\)"),
+    "no number": (convolved(num_group="two"), "num_group is two, expected an integer"),
+    "no channels": (convolved(num_filter="None"), "num_filter is missing, expected an integer"),
+    "flag": (convolved(no_bias="maybe"), "no_bias=maybe is not supported; supported: True, False"),
+    "unknown option": (convolved(precision="high"), "option precision=high is not supported"),
+    "sum": (pooled(pool_type="sum"), "pool_type=sum is not supported; supported: max, avg"),
+    "same": (pooled(pooling_convention="same"), "pooling_convention=same is not supported; supported: valid, full"),
+    "too large": (pooled(kernel="(9, 9)"), r"node 'pool' \(Pooling\): .*kernel 9x9 is larger than the input 3x8x8"),
+    "global of flat": (
+        Written().node("Flatten", "f", "data").node("Pooling", "p", "f", kernel="(1, 1)", global_pool="1"),
+        "node 'p' .*its input is not an image",
+    ),
+    "statistics": (Written().norm("bn", "data", use_global_stats="True"), "use_global_stats=True is not supported"),
+    "axis": (one("Concat", "data", dim="2"), "dim=2 is not supported; supported: 1"),
+    "always": (one("Dropout", mode="always"), "mode=always is not supported; supported: training"),
+    "shape": (one("Reshape", shape="(0, 5)"), r"shape=\(0,5\) is not supported; supported: \(0,-1\)"),
+    "integers": (one("Cast", dtype="int8"), "dtype=int8 is not supported"),
+    "zero": (one("_div_scalar", scalar="0"), "it divides by zero"),
+    "flatten": (Written().dense("fc", "data", 10, flatten="False"), "flatten=False is supported for flat inputs only"),
+    "shapes": (
+        Written().convolution("a", "data", 2).node("broadcast_add", "s", "a", "data"),
+        "node 's' .*branches have different shapes",
+    ),
+    "no input": (Written().node("relu", "r"), "node 'r' .*it has no input"),
+    "arrays": (one("Convolution", "w", kernel="(1, 1)"), "it has 1 arrays, expected 2: weight, bias"),
+    "no statistics": (
+        Written().norm("bn", "data", kinds=("gamma", "beta")),
+        "it has 2 arrays, expected 4: gamma",
+    ),
+    "shared weight": (twice(("w", "b"), ("w", "c")), "node 'two' .*it shares its array 'w' with another node"),
+    "computed weight": (twice(("w", "b"), ("one", "c")), "its input 'one' is computed, expected a learned array"),
+    "second input": (
+        Written().convolution("a", "data", 3).node("elemwise_add", "s", "a", "other"),
+        "node 's' .*its input 'other' is a second input of the network",
+    ),
+    "crossing": (made.crossing(), r"node 'end' .*it shares node 'a' \(Convolution\) with another branch"),
+    "not neighbours": (made.not_neighbours(), r"node 'end' .*it shares node 'stem' \(Convolution\) with another"),
+    "nested": (made.nested(51), "it is the end of more than 50 branches inside of branches"),
+    "transformer": (
+        AFFINE.node("SpatialTransformer", "s", "a", "loc", target_shape="(2, 2)"),
+        "its first input must be what the others are computed from",
+    ),
+    "multiplier": (
+        Written().norm("bn", "data").attributes("bn_gamma", __lr_mult__="0.1"),
+        "multipliers of its gamma are not supported",
+    ),
+    "wrong multiplier": (
+        Written().dense("fc", "data", 10).attributes("fc_weight", __lr_mult__="much"),
+        "its input 'fc_weight': could not convert",
+    ),
+    "negative multiplier": (
+        Written().dense("fc", "data", 10).attributes("fc_weight", __wd_mult__="-1"),
+        "its input 'fc_weight': wd_mult must be a number from 0",
+    ),
+    "classes": (Written().dense("fc", "data", 11), r"output is 11, expected \(10,\), one logit per class"),
+    "no layer": (one("SoftmaxOutput"), "its output, node 'it' .*is computed from no layer"),
+    "nothing": (
+        Written().node("SoftmaxOutput", "softmax"),
+        r"its output, node 'softmax' \(SoftmaxOutput\), is computed from no layer",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_the_first_node_that_cannot_be_said_is_named(case):
+    graph, reason = REFUSED[case]
+    with pytest.raises((NotSupported, ShapeError), match=reason):
+        graph.rebuilt()
+
+
+def test_only_the_first_of_several_is_named():
+    with pytest.raises(NotSupported, match="node 'first'"):
+        Written().node("Deconvolution", "first", "data").node("Crop", "second", "first").rebuilt()
+
+
+def test_the_error_names_the_file_and_what_to_do(tmp_path):
+    path = tmp_path / "m-symbol.json"
+    path.write_bytes(Written().node("Crop", "c", "data").content())
+    with pytest.raises(UserError) as caught:
+        rebuild.read(path, 10, (3, 8, 8))
+    for essential in (
+        f"cannot rebuild the network in {path}",
+        "node 'c' (Crop)",
+        "Activation",
+        "under dmltrain-launch",
+    ):
+        assert essential in str(caught.value)
+
+
+def test_several_outputs_are_refused():
+    content = Written().dense("one", "data", 10).dense("two", "data", 10).content("one", "two")
+    with pytest.raises(NotSupported, match=r"it has 2 outputs: node 'one' \(FullyConnected\), node 'two'"):
+        rebuild.rebuild(graph.parse(content), "net", 10, (3, 8, 8))
+
+
+def test_branches_inside_of_branches_are_rebuilt_up_to_a_depth():
+    assert made.nested(50).rebuilt().network.num_parameters == 3 * 64 * 10 + 10
+
+
+def test_a_long_network_is_rebuilt_and_a_tangled_one_refused_in_limited_time():
+    start = time.process_time()
+    assert made.long(1000).rebuilt().network.num_parameters == 1930
+    with pytest.raises(NotSupported, match="node 'end' .*the graph has too many branches around"):
+        made.tangled(3000).rebuilt()
+    assert time.process_time() - start < 20
