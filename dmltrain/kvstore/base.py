@@ -104,8 +104,10 @@ class KVStore:
         """The guarantees of this store; `type` is the name that the caller used."""
         return types.find(self.type)
 
-    def init(self, key: Keys, value: Any) -> None:
-        """Declare keys with their initial values, which are those of worker 0. Every worker must make the same call."""
+    def init(self, key: Keys, value: Any, whole: bool = False) -> None:
+        """Declare keys with their initial values, which are those of worker 0. Every worker must make the same call.
+
+        `whole`: keep each key on one server, for optimizers that take norms of a key; else large keys are divided."""
         raise NotImplementedError
 
     def push(self, key: Keys, value: Any, priority: int = 0, rate: float = -1.0) -> None:

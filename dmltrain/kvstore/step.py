@@ -9,6 +9,8 @@ from dmltrain.arrays import Array
 
 
 class Step(Protocol):
+    """It may have the attributes of `is_whole` and `needs_pulled`."""
+
     def __call__(self, value: Array, gradient: Array, rate: float) -> None:
         """One step, in place, with learning rate `rate`, or the spec's learning rate if `rate` is negative."""
 
@@ -20,3 +22,14 @@ class Step(Protocol):
 
 
 MakeStep = Callable[[dict[str, Any], int | str, Array], Step]  # (spec, key, value); ValueError for a wrong spec
+
+
+def is_whole(step: Step | None) -> bool:
+    """Whether the step needs a whole key, because it takes norms: `whole`."""
+    return bool(getattr(step, "whole", False))
+
+
+def needs_pulled(step: Step | None) -> bool:
+    """Whether the step takes a fourth argument, the value that the worker had pulled before it computed the gradient:
+    `needs_pulled`."""
+    return bool(getattr(step, "needs_pulled", False))

@@ -1,7 +1,4 @@
-"""The optimizers, by MXNet's names. A new one is one file and one row of TABLE. Imports no framework.
-
-Some exist in MXNet only. They serve MXNet programs whose optimizer runs on the servers.
-"""
+"""The optimizers, by MXNet's names. A new one is one file and one row of TABLE. Imports no framework."""
 
 from __future__ import annotations
 
@@ -11,12 +8,17 @@ from dmltrain.optimizers import (
     adam,
     adamax,
     adamw,
+    dcasgd,
     ftml,
     ftrl,
     lamb,
+    lars,
+    lbsgd,
+    nadam,
     nag,
     rmsprop,
     sgd,
+    sgld,
     signum,
 )
 from dmltrain.optimizers.optimizer import MXNet, Optimizer, Torch
@@ -30,8 +32,13 @@ TABLE: tuple[Optimizer, ...] = (
     adam.OPTIMIZER,
     adamw.OPTIMIZER,
     adamax.OPTIMIZER,
+    nadam.OPTIMIZER,
     ftml.OPTIMIZER,
     lamb.OPTIMIZER,
+    lars.OPTIMIZER,
+    lbsgd.OPTIMIZER,
+    dcasgd.OPTIMIZER,
+    sgld.OPTIMIZER,
     adagrad.OPTIMIZER,
     adadelta.OPTIMIZER,
     rmsprop.OPTIMIZER,

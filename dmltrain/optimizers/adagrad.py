@@ -1,13 +1,27 @@
 """adagrad: Duchi, Hazan and Singer 2011."""
 
+from __future__ import annotations
+
+from typing import Any
+
 from dmltrain.optimizers.optimizer import MXNet, Optimizer, Torch
+from dmltrain.optimizers.own import Group, State, array, own_torch
+
+
+def update(torch: Any, weight: Any, gradient: Any, state: State, group: Group) -> None:
+    """As MXNet: epsilon is under the root, and weight decay does not enter the sum of squares."""
+    total = array(torch, state, "sum", weight).addcmul_(gradient, gradient)
+    change = gradient / (total + group["epsilon"]).sqrt_()
+    weight.sub_(change.add_(weight, alpha=group["weight_decay"]), alpha=group["lr"])
+
 
 OPTIMIZER = Optimizer(
     "adagrad",
-    Torch(
+    own_torch("MXNetAdaGrad", update, {"epsilon": 1e-7}),
+    MXNet("AdaGrad", {"eps": "float_stable_eps"}),
+    plain=Torch(
         "Adagrad",
         ("lr_decay", "weight_decay", "initial_accumulator_value", "eps", "maximize"),
         fused=("cpu",),
     ),
-    MXNet("AdaGrad", {"eps": "float_stable_eps"}),
 )

@@ -9,7 +9,8 @@ from dmltrain.optimizers.optimizer import MXNet, Optimizer, Torch
 
 
 def mxnet_class(mx: Any) -> type[Any]:
-    """AdamW with MXNet's operator: w -= lr * (correction * m / (sqrt(v) + epsilon) + wd * w)."""
+    """torch's AdamW with MXNet's operator: w -= lr * (correction * m / (sqrt(v) + epsilon') + wd * w). torch adds
+    epsilon to a root of v with bias correction, so epsilon' = epsilon * sqrt(1 - beta2^t)."""
 
     class AdamW(mx.optimizer.Optimizer):  # type: ignore[misc]  # MXNet has no types
         def __init__(
@@ -29,18 +30,18 @@ def mxnet_class(mx: Any) -> type[Any]:
         def update(self, index: int, weight: Any, grad: Any, state: tuple[Any, Any]) -> None:
             self._update_count(index)
             count, clip = self._index_update_count[index], self.clip_gradient
-            correction = math.sqrt(1.0 - self.beta2**count) / (1.0 - self.beta1**count)
+            root = math.sqrt(1.0 - self.beta2**count)
             mx.nd.contrib.adamw_update(
                 weight,
                 grad,
                 *state,
                 self.rescale_grad,
-                lr=correction,
+                lr=root / (1.0 - self.beta1**count),
                 eta=self._get_lr(index),
                 wd=self._get_wd(index),
                 beta1=self.beta1,
                 beta2=self.beta2,
-                epsilon=self.epsilon,
+                epsilon=self.epsilon * root,
                 out=weight,
                 **({"clip_gradient": clip} if clip else {}),
             )

@@ -4,20 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-Arguments = Callable[[float], Mapping[str, float | bool]]  # from --mom
+
+class Chosen(Protocol):
+    """The options of a training program that an optimizer's arguments depend on."""
+
+    @property
+    def mom(self) -> float: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def warmup_strategy(self) -> str: ...
+
+
+Number = float | bool
+Arguments = Callable[[Chosen], Mapping[str, Number]]
+OfKind = Callable[[str], Mapping[str, Number]]  # from the kind of an array: weight, bias, gamma or beta
 ClassFrom = Callable[[Any], type[Any]]  # from the imported framework
 
 
-def no_arguments(_: float) -> Mapping[str, float | bool]:
+def no_arguments(_: Chosen) -> Mapping[str, Number]:
     """Keep the framework's defaults."""
+    return {}
+
+
+def momentum(chosen: Chosen) -> Mapping[str, Number]:
+    """--mom as the framework's `momentum`."""
+    return {"momentum": chosen.mom}
+
+
+def the_same(_: str) -> Mapping[str, Number]:
+    """Arrays of all kinds have the same arguments."""
     return {}
 
 
 @dataclass(frozen=True)
 class Torch:
-    """An optimizer in PyTorch. Servers know it by its class name in lower case.
+    """An optimizer in PyTorch, which keeps its state per parameter. Servers know it by its class name in lower case.
 
     `own` makes the class if torch.optim has none of that name. Missing options have torch's defaults.
     """
@@ -25,25 +49,36 @@ class Torch:
     name: str  # of the class
     options: tuple[str, ...]  # numeric options that servers accept besides lr
     arguments: Arguments = no_arguments  # without learning rate and weight decay
+    of_kind: OfKind = the_same  # further arguments, which may replace the weight decay
     fused: tuple[str, ...] = ()  # device types that have a fused kernel for the whole step
-    elementwise: bool = True  # elements are independent and state is per parameter: parameters can step separately
+    elementwise: bool = True  # elements are independent; False: a server needs a whole parameter as one key
+    rate_in_momentum: bool = False  # `momentum_buffer` follows changes of the learning rate as in MXNet
+    numbered: bool = False  # a parameter's state has its `number`, for random numbers
+    needs_pulled: bool = False  # a step on a server needs the weights that the worker has computed its gradient with
     own: ClassFrom | None = None
 
 
 @dataclass(frozen=True)
 class MXNet:
-    """An optimizer in MXNet. `own` makes the class if mx.optimizer has none of that name."""
+    """An optimizer in MXNet. `own` makes the class if MXNet has none, or one with a fault that matters here."""
 
     name: str  # of the class
     options: Mapping[str, str] = field(default_factory=dict)  # besides the common ones: argument -> attribute
     arguments: Arguments = no_arguments  # without learning rate and weight decay
+    of_kind: OfKind = the_same  # a key's wd_mult or `layerwise`
+    elementwise: bool = True  # as Torch's
     own: ClassFrom | None = None
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """`name` is the value of --optimizer, which offers what PyTorch has. None: the framework lacks this optimizer."""
+    """`name` is the value of --optimizer, which offers what PyTorch has. None: the framework lacks this optimizer.
+
+    `plain` is torch.optim's class of the same method, for scripts, if --optimizer has MXNet's formula instead.
+    """
 
     name: str
     torch: Torch | None = None
     mxnet: MXNet | None = None
+    plain: Torch | None = None
+    asynchronous: bool = False  # it makes sense only where each push is a step

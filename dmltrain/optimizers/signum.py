@@ -1,5 +1,26 @@
-"""signum: the sign of the momentum (Bernstein et al. 2018). MXNet only."""
+"""signum: the sign of the momentum (Bernstein et al. 2018)."""
 
-from dmltrain.optimizers.optimizer import MXNet, Optimizer
+from __future__ import annotations
 
-OPTIMIZER = Optimizer("signum", mxnet=MXNet("Signum", {"momentum": "momentum", "wd_lh": "wd_lh"}))
+from typing import Any
+
+from dmltrain.optimizers.optimizer import MXNet, Optimizer, momentum
+from dmltrain.optimizers.own import Group, State, array, decayed, own_torch
+
+
+def update(torch: Any, weight: Any, gradient: Any, state: State, group: Group) -> None:
+    """MXNet's signum_update, and without momentum its signsgd_update, in which weight decay does not enter the sign."""
+    factor, rate = group["momentum"], group["lr"]
+    if factor:
+        mean = array(torch, state, "momentum_buffer", weight)
+        mean.mul_(factor).add_(decayed(weight, gradient, group), alpha=1 - factor)
+        weight.mul_(1 - rate * group["wd_lh"]).sub_(mean.sign(), alpha=rate)
+    else:
+        weight.mul_(1 - rate * group["weight_decay"]).sub_(gradient.sign(), alpha=rate)
+
+
+OPTIMIZER = Optimizer(
+    "signum",
+    own_torch("Signum", update, {"momentum": 0.9, "wd_lh": 0.0}, arguments=momentum),
+    MXNet("Signum", {"momentum": "momentum", "wd_lh": "wd_lh"}, momentum),
+)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Collection
 from typing import Any
 
-from dmltrain import models
+from dmltrain import models, optimizers
 from dmltrain.backends.backend import Capabilities
 from dmltrain.backends.table import BACKENDS
 from dmltrain.errors import UserError
@@ -23,6 +23,7 @@ def checked(options: Options) -> Options:
         raise UserError("--load-epoch needs --model-prefix, the PREFIX of the checkpoint's file name PREFIX-0001.pt")
     models.check_options(options.network, options.network_options)
     types.find(options.kv_store).bound(options.staleness)
+    _check_optimizer(options)
     _check_compression(options)
     _check_backend(options)
     if len(options.device_names) > options.batch_size:
@@ -31,6 +32,15 @@ def checked(options: Options) -> Options:
         channels = options.image_shape[0] if options.image_shape else 3
         options = dataclasses.replace(options, image_shape=(channels, options.crop, options.crop))
     return options
+
+
+def _check_optimizer(options: Options) -> None:
+    if optimizers.BY_NAME[options.optimizer].asynchronous and types.find(options.kv_store).synchronous:
+        others = " or ".join(types.names(lambda each: not each.synchronous))
+        raise UserError(
+            f"--optimizer {options.optimizer} compensates for the delay of gradients, and --kv-store "
+            f"{options.kv_store} has none: use --kv-store {others}, or --optimizer sgd, which is the same without delay"
+        )
 
 
 def _check_compression(options: Options) -> None:

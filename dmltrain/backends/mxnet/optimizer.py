@@ -4,17 +4,12 @@ For example {"name": "sgd", "lr": 0.1, "momentum": 0.9, "wd": 1e-4, "keys": {"3"
 in TABLE. "lr" is the learning rate, and the other numbers have the names of MXNet's class; "keys" holds the multipliers
 of single keys.
 
-MXNet's formulas differ from torch's (g is the gradient, including wd * w unless stated otherwise):
-* sgd, nag: the momentum contains the learning rate, m = momentum * m - lr * g, w += m. So after a change of the
-  learning rate, earlier gradients still count with the old one. The result equals torch's at a constant learning rate,
-  except for nag with weight decay: MXNet's kernel writes w first and computes the decay in m from the new w.
-* adam: w -= lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + epsilon). epsilon is added to a v without bias
-  correction, so in the first steps it has more weight than torch's.
-* adagrad, rmsprop: epsilon is under the root. adagrad's weight decay is separate from the gradient (w -= lr * wd * w).
-* adamw: MXNet 1.9.1 has the operator but no class. The class in optimizers/adamw.py is torch's rule with the epsilon
-  of MXNet's adam.
-* adadelta ignores the learning rate.
-* lamb takes norms of its argument: on a server that has a slice of a weight, the norm of this slice.
+The classes are MXNet's own, except where its class has a fault that matters here, or is missing: adamw, nadam, lars,
+lbsgd, dcasgd, sgld (the files in optimizers/ say why).
+
+The PyTorch backend has the same formulas, so both backends train alike, except for adam: MXNet's w -= lr * sqrt(1 -
+beta2^t) / (1 - beta1^t) * m / (sqrt(v) + epsilon) adds epsilon to a v without bias correction, so in the first steps it
+has up to 32 times more weight than torch's. (With epsilon 1e-8 the results differ where gradients are below 1e-3.)
 """
 
 from __future__ import annotations
@@ -30,6 +25,7 @@ from dmltrain import optimizers
 from dmltrain.arrays import Array
 from dmltrain.backends.mxnet import compat as mxnet_compat
 from dmltrain.errors import UserError
+from dmltrain.layers import Parameter
 
 COMMON = {
     "wd": "wd",
@@ -40,6 +36,7 @@ COMMON = {
 }
 TABLE = {row.name: row.mxnet for row in optimizers.TABLE if row.mxnet}
 MULTIPLIERS = ("lr_mult", "wd_mult")  # of a key
+OF_KEYS = (*MULTIPLIERS, "layerwise")  # the last: whether its rate follows its norms (lars), 1 if missing
 COUNT = "updates"  # the field with a key's number of updates
 
 
@@ -122,18 +119,19 @@ def make(spec: Mapping[str, Any]) -> Any:
             raise ValueError(f"optimizer {name} takes lr, {', '.join(allowed)} and keys; not {given!r}")
         _number(given, value)
     made = _class(name)(learning_rate=rate, **numbers)
-    of_keys = {key: _multipliers(key, value) for key, value in keys.items()}
+    of_keys = {key: _of_key(key, value) for key, value in keys.items()}
     made.lr_mult, made.wd_mult = (
         {int(key): numbers[kind] for key, numbers in of_keys.items() if kind in numbers} for kind in MULTIPLIERS
     )
+    if hasattr(made, "layerwise_keys"):
+        made.layerwise_keys = {int(key): bool(numbers.get("layerwise", True)) for key, numbers in of_keys.items()}
     return made
 
 
 def spec_of(optimizer: Any) -> dict[str, Any]:
     """An mx.optimizer.Optimizer as a spec, for the servers. Raises UserError unless its class is exactly one in TABLE:
     MXNet would pickle the object, and a class of the program itself fails silently on the servers."""
-    names = {_class(name): name for name in TABLE}
-    name = names.get(type(optimizer))
+    name = _name_of(optimizer)
     if name is None:
         kind = type(optimizer)
         raise UserError(
@@ -147,7 +145,11 @@ def spec_of(optimizer: Any) -> dict[str, Any]:
             "set_learning_rate before a step to change the learning rate"
         )
     numbers = {given: getattr(optimizer, attribute) for given, attribute in {**TABLE[name].options, **COMMON}.items()}
-    keys = {str(key): {kind: _multiplier(optimizer, key, kind) for kind in MULTIPLIERS} for key in _keys(optimizer)}
+    keys = {
+        str(key): _kind_numbers(name, optimizer.idx2name.get(key, ""))
+        | {kind: _multiplier(optimizer, key, kind) for kind in MULTIPLIERS}
+        for key in _keys(optimizer)
+    }
     return {
         "name": name,
         "lr": float(optimizer.lr),
@@ -156,9 +158,34 @@ def spec_of(optimizer: Any) -> dict[str, Any]:
     }
 
 
-def key_numbers(names: Mapping[int, str]) -> dict[str, dict[str, float]]:
-    """A spec's "keys" from names by key: only weights and gammas decay, as with Optimizer.set_wd_mult."""
-    return {str(key): {"wd_mult": 0.0} for key, name in names.items() if not name.endswith(("_weight", "_gamma"))}
+def key_numbers(name: str, parameters: Mapping[int, Parameter]) -> dict[str, dict[str, float]]:
+    """A spec's "keys" for the optimizer `name` from the network's arrays by key: multipliers other than 1."""
+    found = {}
+    for key, each in parameters.items():
+        multipliers = {kind: getattr(each, kind) for kind in MULTIPLIERS if getattr(each, kind) != 1.0}
+        found[str(key)] = {**multipliers, **TABLE[name].of_kind(each.kind)}
+    return {key: numbers for key, numbers in found.items() if numbers}
+
+
+def is_elementwise(spec: Mapping[str, Any]) -> bool:
+    """Whether a server may step a part of a key."""
+    return TABLE[str(spec["name"]).lower()].elementwise
+
+
+def _name_of(optimizer: Any) -> str | None:
+    """The name of an object's class in TABLE. One of MXNet's own counts if the class of ours that replaces it has the
+    same options."""
+    names = {_class(name): name for name in TABLE}
+    for name, row in TABLE.items():
+        if row.own and all(hasattr(optimizer, attribute) for attribute in row.options.values()):
+            names.setdefault(getattr(mxnet_compat.load().optimizer, row.name, None), name)
+    return names.get(type(optimizer))
+
+
+def _kind_numbers(name: str, array: str) -> dict[str, float]:
+    """What an optimizer gives an array by its kind, the last part of the array's name; without multipliers."""
+    numbers = TABLE[name].of_kind(array.rpartition("_")[2] or "weight")
+    return {given: number for given, number in numbers.items() if given not in MULTIPLIERS}
 
 
 def _keys(optimizer: Any) -> list[int]:
@@ -175,10 +202,10 @@ def _multiplier(optimizer: Any, key: int, kind: str) -> float:
     return float(given.get(key, given.get(optimizer.idx2name.get(key), 1.0)))
 
 
-def _multipliers(key: str, values: Any) -> dict[str, float]:
-    if not str(key).isdecimal() or not isinstance(values, Mapping) or not {*values} <= {*MULTIPLIERS}:
+def _of_key(key: str, values: Any) -> dict[str, float]:
+    if not str(key).isdecimal() or not isinstance(values, Mapping) or not {*values} <= {*OF_KEYS}:
         raise ValueError(
-            f"optimizer option keys: {key!r}: {values!r}: expected a key's number with some of {', '.join(MULTIPLIERS)}"
+            f"optimizer option keys: {key!r}: {values!r}: expected a key's number with some of {', '.join(OF_KEYS)}"
         )
     return {name: _number(name, value) for name, value in values.items()}
 

@@ -15,6 +15,7 @@ from dmltrain.backends.mxnet import optimizer as mxnet_optimizer
 from dmltrain.backends.mxnet import state as mxnet_state
 from dmltrain.errors import UserError
 from dmltrain.kvstore import KVStore
+from dmltrain.layers import Network
 
 NDArray = Any  # mx.nd.NDArray: MXNet has no types
 
@@ -108,8 +109,9 @@ class StepOnServers:
         self._pull()
 
 
-def optimizer_spec(settings: Settings, learned: list[Learned]) -> dict[str, Any]:
-    """settings.optimizer with MXNet's defaults; biases and betas do not decay."""
-    arguments = mxnet_optimizer.TABLE[settings.optimizer].arguments(settings.mom)
-    keys = mxnet_optimizer.key_numbers({each.number: each.name for each in learned})
+def optimizer_spec(settings: Settings, network: Network, learned: list[Learned]) -> dict[str, Any]:
+    """settings.optimizer with MXNet's defaults, and the network's multipliers of learning rate and weight decay."""
+    arguments = mxnet_optimizer.TABLE[settings.optimizer].arguments(settings)
+    parameters = {each.name: each for each in network.parameters()}
+    keys = mxnet_optimizer.key_numbers(settings.optimizer, {each.number: parameters[each.name] for each in learned})
     return {"name": settings.optimizer, "lr": settings.lr, "wd": settings.wd, "keys": keys, **arguments}

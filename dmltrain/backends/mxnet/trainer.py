@@ -113,7 +113,7 @@ class MXNetTrainer:
             self._fill_statistics(first)
         on_servers = store.kvstore_type.steps_on_servers(bool(settings.update_on_kvstore))
         kind = StepOnServers if on_servers else StepOnDevices
-        spec = {**optimizer_spec(settings, self._learned), "rescale_grad": 1.0 / self._unit}
+        spec = {**optimizer_spec(settings, network, self._learned), "rescale_grad": 1.0 / self._unit}
         self._step = kind(self._learned, spec, store, len(self._contexts))
 
     # -- a step ---------------------------------------------------------------------------------------------------

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
 from dmltrain import optimizers
 from dmltrain.backends.backend import Settings
+from dmltrain.layers import Network
 
-DECAYED = ("weight", "gamma")  # weight decay applies to names with these endings, as MXNet's Optimizer.set_wd_mult
-# Class name in lower case -> row. Rows of the same class (nag is an option of SGD) differ in `arguments` only.
-BY_CLASS = {row.torch.name.lower(): row.torch for row in optimizers.TABLE if row.torch}
+# Class name in lower case -> row; also torch.optim's classes that scripts use.
+BY_CLASS = {each.name.lower(): each for row in optimizers.TABLE for each in (row.torch, row.plain) if each}
 
 
 @functools.cache
@@ -23,20 +24,83 @@ def class_of(name: str) -> Callable[..., torch.optim.Optimizer]:
     return found
 
 
-def make_optimizer(module: torch.nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    """settings.optimizer for the module's parameters, fused if torch supports it; biases and betas do not decay."""
+def row_of(optimizer: torch.optim.Optimizer) -> optimizers.Torch | None:
+    """The row of an optimizer's class; None for other classes."""
+    name = type(optimizer).__name__.lower()
+    return BY_CLASS[name] if name in BY_CLASS and class_of(name) is type(optimizer) else None
+
+
+def make_optimizer(module: torch.nn.Module, network: Network, settings: Settings) -> torch.optim.Optimizer:
+    """settings.optimizer for the module's parameters, fused if torch supports it, with the network's multipliers of
+    learning rate and weight decay."""
     row = optimizers.BY_NAME[settings.optimizer].torch
     assert row, "--optimizer offers only what PyTorch has"
-    named = list(module.named_parameters())
-    groups = [
-        {"params": [p for name, p in named if name.endswith(DECAYED)], "weight_decay": settings.wd},
-        {"params": [p for name, p in named if not name.endswith(DECAYED)], "weight_decay": 0.0},
-    ]
-    fused = {"fused": True} if named[0][1].device.type in row.fused else {}
-    kind = class_of(row.name.lower())
-    return kind([group for group in groups if group["params"]], lr=settings.lr, **fused, **row.arguments(settings.mom))
+    groups = _groups(module, network, settings, row)
+    fused = {"fused": True} if groups[0]["params"][0].device.type in row.fused else {}
+    made = class_of(row.name.lower())(groups, lr=settings.lr, **fused, **row.arguments(settings))
+    if row.numbered:
+        for number, parameter in enumerate(module.parameters()):
+            made.state[parameter]["number"] = number
+    return made
 
 
-def fused_on(device: torch.device) -> tuple[str, ...]:
-    """The values of --optimizer that have a fused kernel on the device."""
-    return tuple(row.name for row in optimizers.TABLE if row.torch and device.type in row.torch.fused)
+def _groups(
+    module: torch.nn.Module, network: Network, settings: Settings, row: optimizers.Torch
+) -> list[dict[str, Any]]:
+    """Parameter groups: those that learn at the usual rate and decay as usual come first, as in files of 0.4."""
+    values = dict(module.named_parameters())
+    groups: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for each in sorted(network.parameters(), key=lambda each: (each.lr_mult != 1.0, each.wd_mult != 1.0)):
+        of_kind = row.of_kind(each.kind)
+        key = (each.lr_mult, each.wd_mult, *of_kind.items())
+        if key not in groups:
+            groups[key] = {"params": [], "weight_decay": settings.wd * each.wd_mult, **of_kind}
+            if each.lr_mult != 1.0:
+                groups[key] |= {"lr_mult": each.lr_mult, "lr": settings.lr * each.lr_mult}
+            if row.rate_in_momentum:
+                groups[key]["rate_in_momentum"] = True
+        groups[key]["params"].append(values[each.name])
+    return list(groups.values())
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate, times each group's multiplier, from the next step on."""
+    for group in optimizer.param_groups:
+        before, group["lr"] = group["lr"], rate * group.get("lr_mult", 1.0)
+        if group.get("rate_in_momentum") and group["lr"] != before:
+            follow(optimizer, group["params"], before, group["lr"])
+
+
+def follow(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter], before: float, now: float) -> None:
+    """Let torch's momentum follow a change of the learning rate as MXNet's does, which contains the rate: earlier
+    gradients still count with the rate of their time. (A rate of 0 changes no weights, and ends the momentum.)"""
+    if not now:
+        return
+    with torch.no_grad():
+        for parameter in parameters:
+            kept = optimizer.state.get(parameter, {}).get("momentum_buffer")
+            if kept is not None:
+                kept.mul_(before / now)
+
+
+def load_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Load a state_dict, also of an older version, whose groups have other options: those that it lacks stay."""
+    own = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    optimizer.load_state_dict(dict(state))
+    for group, options in zip(optimizer.param_groups, own, strict=True):
+        for name in group.keys() - options.keys() - {"params"}:
+            del group[name]
+        for name, value in options.items():
+            group.setdefault(name, value)
+
+
+def takes_loss_scale(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it reads LossScale's attributes: fused kernels and classes of our own do."""
+    return bool(optimizer.defaults.get("fused")) or getattr(type(optimizer), "takes_loss_scale", False)
+
+
+def taking_loss_scale(device: torch.device) -> tuple[str, ...]:
+    """The values of --optimizer that do so on the device."""
+    return tuple(
+        row.name for row in optimizers.TABLE if row.torch and (row.torch.own or device.type in row.torch.fused)
+    )

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import sys
+import zlib
 from typing import Any
 
 import numpy as np
 import torch
 
 from dmltrain.arrays import Array
-from dmltrain.backends.torch.optimizer import BY_CLASS, class_of
+from dmltrain.backends.torch.optimizer import BY_CLASS, class_of, follow, row_of
 from dmltrain.errors import UserError
+
+RATE = "lr"  # in a state
 
 
 class Step:
     """The optimizer of one slice. `spec`: {"name", "lr", other numbers, "rescale": factor of all gradients (default 1),
+    "rate_in_momentum": whether torch's momentum is to follow changes of the rate as MXNet's does (default no),
     "keys": {str(key): {numbers that differ for this key}}}. Raises ValueError that lists the valid names."""
 
     def __init__(self, spec: dict[str, Any], key: int | str, value: Array) -> None:
@@ -25,7 +29,10 @@ class Step:
         numbers.pop("keys", None)
         self._rescale = _number("rescale", numbers.pop("rescale", 1.0))
         rate = _number("lr", numbers.pop("lr", 0.0))
+        self._follows = bool(_number("rate_in_momentum", numbers.pop("rate_in_momentum", False)))
+        self._rate: float | None = rate  # of the momentum; None: not known
         row = BY_CLASS[name]
+        self.whole, self.needs_pulled = not row.elementwise, row.needs_pulled
         for given in numbers:
             if given not in row.options:
                 raise ValueError(f"optimizer {name} takes lr, {', '.join(row.options)}; not {given!r}")
@@ -38,45 +45,61 @@ class Step:
         self._parameter = torch.nn.Parameter(torch.from_numpy(value), requires_grad=False)
         fused = {"fused": True} if "cpu" in row.fused else {}
         self._optimizer = class_of(name)([self._parameter], lr=rate, **fused, **arguments)
+        if row.numbered:
+            self._state["number"] = key if isinstance(key, int) else zlib.crc32(key.encode())
 
-    def __call__(self, value: Array, gradient: Array, rate: float) -> None:
-        """One step with learning rate `rate` (if negative, with the spec's); changes `value` in place."""
+    @property
+    def _state(self) -> dict[str, Any]:
+        state: dict[str, Any] = self._optimizer.state[self._parameter]
+        return state
+
+    def __call__(self, value: Array, gradient: Array, rate: float, pulled: Array | None = None) -> None:
+        """One step with learning rate `rate` (if negative, with the spec's); changes `value` in place. `pulled`: the
+        weights with which the gradient was computed, if they are not `value`."""
         self._parameter.data = torch.from_numpy(value)
         self._parameter.grad = torch.from_numpy(gradient)
         if self._rescale != 1.0:
             self._parameter.grad.mul_(self._rescale)
         if rate >= 0.0:
-            self._optimizer.param_groups[0]["lr"] = rate
+            self._set_rate(rate)
+        if pulled is not None:
+            self._state["pulled"] = torch.from_numpy(pulled)
         self._optimizer.step()
         self._parameter.grad = None
 
+    def _set_rate(self, rate: float) -> None:
+        before, self._rate = self._rate, rate
+        self._optimizer.param_groups[0]["lr"] = rate
+        if self._follows and before is not None and rate != before:
+            follow(self._optimizer, [self._parameter], before, rate)
+
     def state(self) -> dict[str, Array]:
-        """The optimizer's arrays by their names in torch."""
-        return {
-            name: torch.as_tensor(item).numpy()
-            for name, item in self._optimizer.state[self._parameter].items()
-            if item is not None
-        }
+        """The optimizer's arrays by their names in torch, and the learning rate if the momentum depends on it."""
+        found = {name: np.asarray(item) for name, item in self._state.items() if item is not None}
+        if self._follows and self._rate is not None and "momentum_buffer" in found:
+            found[RATE] = np.array(self._rate)
+        return found
 
     def load(self, state: dict[str, Array]) -> None:
-        tensors = {name: torch.from_numpy(np.array(array)) for name, array in state.items()}
+        tensors = {name: torch.from_numpy(np.array(array)) for name, array in state.items() if name != RATE}
         self._optimizer.state[self._parameter] = tensors
+        self._rate = float(state[RATE]) if RATE in state else None
 
 
 def make_spec(optimizer: torch.optim.Optimizer, groups: dict[int, dict[str, Any]], rescale: float) -> dict[str, Any]:
     """`optimizer` as a spec; `groups`: key number -> its parameter group. Raises UserError if servers lack it."""
-    name = type(optimizer).__name__.lower()
-    if name not in BY_CLASS:
+    row = row_of(optimizer)
+    if row is None:
         raise UserError(
             f"optimizer {type(optimizer).__name__} cannot run on the servers, which have "
             f"{', '.join(BY_CLASS)}; use one of these, or dist_sync, which supports any optimizer"
         )
-    allowed = ("lr", *BY_CLASS[name].options)
+    allowed = ("lr", "rate_in_momentum", *row.options)
     keys = {
         str(key): {option: value for option, value in group.items() if option in allowed and value is not None}
         for key, group in groups.items()
     }
-    return {"name": name, "rescale": rescale, "keys": keys}
+    return {"name": row.name.lower(), "rescale": rescale, "keys": keys}
 
 
 def _number(name: str, value: Any) -> float | bool:

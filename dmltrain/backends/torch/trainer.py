@@ -27,7 +27,13 @@ from dmltrain.backends.torch import layers as torch_layers
 from dmltrain.backends.torch import state as torch_state
 from dmltrain.backends.torch.loss_scale import LossScale
 from dmltrain.backends.torch.normalise import Normalise
-from dmltrain.backends.torch.optimizer import fused_on, make_optimizer
+from dmltrain.backends.torch.optimizer import (
+    load_state,
+    make_optimizer,
+    set_rate,
+    takes_loss_scale,
+    taking_loss_scale,
+)
 from dmltrain.errors import UserError
 from dmltrain.kvstore import KVStore, codec
 from dmltrain.layers import Conv, Network
@@ -66,7 +72,7 @@ class TorchTrainer:
         self._modules = [self._placed(first, device) for device in self._devices]  # one replica on each device
         self._forwards = [compiled(each) if settings.compile else each for each in self._modules]
         self._scale: LossScale | None = None
-        self._optimizer = self._distributed(settings, store)
+        self._optimizer = self._distributed(network, settings, store)
         if state:
             self._load_rest(state, store)
         self._sums = [torch.zeros(4, dtype=torch.float64, device=device) for device in self._devices]
@@ -77,11 +83,11 @@ class TorchTrainer:
         # torch's annotations do not allow the memory format alone
         return placed.to(memory_format=self._layout)  # type: ignore[call-overload, no-any-return]
 
-    def _distributed(self, settings: Settings, store: KVStore) -> distributed.DistributedOptimizer:
+    def _distributed(self, network: Network, settings: Settings, store: KVStore) -> distributed.DistributedOptimizer:
         """An optimizer of the first replica's weights whose gradient is the sum over workers."""
         if settings.gc_type != "none":
             store.set_gradient_compression(compression(settings, store))
-        inner = make_optimizer(self._modules[0], settings)
+        inner = make_optimizer(self._modules[0], network, settings)
         if settings.dtype == "float16":
             self._scale = self._loss_scale(inner, settings, store)
         single = len(self._modules) == 1  # else replicas are summed before the push, and need all weights after a step
@@ -101,10 +107,10 @@ class TorchTrainer:
                 "--dtype float16 scales the loss, which needs the optimizer on the workers: use --kv-store dist_sync "
                 "with the optimizer on the workers, or --dtype bfloat16"
             )
-        if not inner.defaults.get("fused"):  # only fused kernels read LossScale's attributes
+        if not takes_loss_scale(inner):
             raise UserError(
                 f"--dtype float16 scales the loss, which optimizer {settings.optimizer} does not support here: use one "
-                f"of {', '.join(fused_on(self._devices[0]))}, or --dtype bfloat16"
+                f"of {', '.join(taking_loss_scale(self._devices[0]))}, or --dtype bfloat16"
             )
         return LossScale(inner, self._devices[0])
 
@@ -119,8 +125,7 @@ class TorchTrainer:
 
         `total`: number of samples in the mean gradient of this step (of all workers in a synchronous job).
         """
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
+        set_rate(self._optimizer, learning_rate)
         self._optimizer.zero_grad()  # waits for the weights if the forward does not
         self._copy_weights()
         for index, part in enumerate(self._parts(images, labels)):
@@ -231,7 +236,7 @@ class TorchTrainer:
 
     def _load_rest(self, state: Mapping[str, Any], store: KVStore) -> None:
         if "optimizer" in state:
-            self._optimizer.load_state_dict(state["optimizer"])
+            load_state(self._optimizer, state["optimizer"])
         residuals = state.get("residuals", state.get(RESIDUALS_OF_04))
         if residuals is not None:
             store.load_residuals({name: tensor.numpy() for name, tensor in residuals.items()})

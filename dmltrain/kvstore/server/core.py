@@ -34,7 +34,7 @@ from dmltrain.kvstore.server.declared import Declared, Rejected
 from dmltrain.kvstore.server.slice import Allocate, Arrival, Buffer, Push, ServerSlice, Work, private
 from dmltrain.kvstore.server.stragglers import Stragglers
 from dmltrain.kvstore.server.workers import Workers
-from dmltrain.kvstore.step import MakeStep
+from dmltrain.kvstore.step import MakeStep, Step, is_whole
 from dmltrain.kvstore.transport.message import Declare, Key
 from dmltrain.kvstore.transport.wire import DTYPES
 
@@ -102,6 +102,7 @@ class ServerCore:
                 }
                 for id in ids:  # after the first buffers of all slices, so that those of a key are contiguous
                     self._slices[id].reserve()
+                    self._check_whole(self._slices[id].step, *id)
 
     def _new(self, entry: Key, length: int) -> ServerSlice:
         codec = codecs.make(entry.compression)
@@ -112,7 +113,7 @@ class ServerCore:
             entry.dtype, length, at_once, entry.weight, codec, result, self.allocate, zeros, zeros.copy()
         )
         if self.spec and self.make_step and slice_.is_weight:
-            slice_.step = self.make_step(self.spec, entry.key, slice_.value.array)
+            slice_.set_step(self.make_step(self.spec, entry.key, slice_.value.array), self.workers.ranks)
         if result and result.needs_residual and slice_.step is None:
             slice_.residual = np.zeros(length, np.float32)
         return slice_
@@ -133,9 +134,11 @@ class ServerCore:
         named = spec.get("keys")
         if not isinstance(named, (dict, type(None))):
             raise Rejected(f'the optimizer\'s "keys" are {named!r}, expected an object of key numbers')
-        for (key, _), slice_ in self._slices.items():
+        for (key, index), slice_ in self._slices.items():
             if slice_.is_weight and (named is None or str(key) in named):
-                slice_.step, slice_.residual = self.make_step(spec, key, slice_.value.array), None
+                step = self.make_step(spec, key, slice_.value.array)
+                self._check_whole(step, key, index)
+                slice_.set_step(step, self.workers.ranks)
         self.spec = spec
 
     def backlog(self, key: int, index: int) -> int:
@@ -246,6 +249,8 @@ class ServerCore:
         for buffer in (*before, work.scratch):
             if buffer is not None:
                 slice_.give_back(buffer)
+        if work.pulled is not None:
+            slice_.release(work.pulled)
         return self._answer(key, index, slice_, now) + self._next(key, index, slice_, now)
 
     def pull(self, worker: int, key: int, index: int, clock: int, now: float = 0.0, priority: int = 0) -> list[Action]:
@@ -270,8 +275,7 @@ class ServerCore:
 
     def release(self, reply: Reply) -> None:
         """The reply has been read, or its worker has left: its buffer may be reused."""
-        reply.buffer.readers -= 1
-        self._slices[reply.key, reply.slice].give_back(reply.buffer)
+        self._slices[reply.key, reply.slice].release(reply.buffer)
 
     def overdue(self, now: float) -> str:
         """The straggler diagnosis of all slices; see Stragglers."""
@@ -279,6 +283,14 @@ class ServerCore:
         return self._stragglers.overdue(named, self.staleness, now)
 
     # -- internal -------------------------------------------------------------------------------------------------
+
+    def _check_whole(self, step: Step | None, key: int, index: int) -> None:
+        """Raises Rejected if the step needs a whole key, and this key is divided."""
+        if is_whole(step) and not self._declared.is_whole(key):
+            raise Rejected(
+                f"this optimizer needs whole keys, because it takes norms: {self._declared.describe(key, index)} is "
+                "a part of one; call init with whole=True"
+            )
 
     def _find(self, key: int, index: int) -> ServerSlice:
         slice_ = self._slices.get((key, index))
@@ -330,7 +342,10 @@ class ServerCore:
             if slice_.value.readers:  # this value is being sent or read: step on a copy
                 target = slice_.take("value")
         coded = slice_.take("coded") if slice_.encodes else None
-        return Work(id, slice_, hosts, slice_.step, target, coded, scratch, now)
+        pulled = slice_.pulled.get(pushes[-1].worker)
+        if pulled is not None:
+            pulled.readers += 1
+        return Work(id, slice_, hosts, slice_.step, target, coded, scratch, pulled, now)
 
     def _answer(self, key: int, index: int, slice_: ServerSlice, now: float) -> list[Action]:
         if not slice_.waiting or (slice_.work is not None and slice_.work.target is slice_.value):
@@ -368,6 +383,7 @@ class ServerCore:
         if slice_.coded is not None and slice_.result_codec is not None:
             buffer, dtype = slice_.coded, slice_.result_codec.number
         buffer.readers += 1
+        slice_.note_pull(worker)
         return Reply(worker, key, index, clock, float(others), buffer, dtype, waited, worked, slice_.priority)
 
 

@@ -84,6 +84,11 @@ class Declared:
         """A slice's name in messages."""
         return f"key {self._keys[key].name!r} slice {index}"
 
+    def is_whole(self, key: int) -> bool:
+        """Whether no other slice of the key is on this server, and this server has its first. (Of a divided key another
+        server has no first slice.)"""
+        return [index for index, _ in self._keys[key].slices] == [0]
+
 
 def _type_of(message: Declare) -> KVStoreType:
     """Raises Rejected."""

@@ -54,6 +54,7 @@ def unpack(data: bytes | bytearray, slices: Mapping[tuple[int, int], ServerSlice
         if value is None or {value.shape, *shapes} != {slice_.value.array.shape}:
             raise Rejected(f"the optimizer state of key {id[0]} slice {id[1]} belongs to another model")
         slice_.value.array[:] = value
+        slice_.note_pull(*slice_.pulled)  # every worker pulls after a state was loaded
         slice_.coded = _encoded(slice_)
         if slice_.residual is not None and residual is not None and residual.shape == slice_.residual.shape:
             slice_.residual[:] = residual

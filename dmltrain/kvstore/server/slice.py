@@ -11,7 +11,7 @@ value with readers writes to a new buffer. If no worker lags, two buffers altern
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from dmltrain.arrays import Array
 from dmltrain.kvstore.server import summing
-from dmltrain.kvstore.step import Step
+from dmltrain.kvstore.step import Step, needs_pulled
 
 if TYPE_CHECKING:
     from dmltrain.kvstore.codec import Codec
@@ -83,6 +83,7 @@ class ServerSlice:
     applied: dict[int, int]
     value: Buffer = field(init=False)
     seen: dict[int, int] = field(default_factory=dict)  # steps at each worker's last pull
+    pulled: dict[int, Buffer] = field(default_factory=dict)  # the value of each worker's last pull, if steps need it
     coded: Buffer | None = None  # the value as it is sent, if encoded
     residual: Array | None = None  # of result_codec
     spare: dict[str, list[Buffer]] = field(default_factory=lambda: {kind: [] for kind in ("push", "value", "coded")})
@@ -148,6 +149,29 @@ class ServerSlice:
             offset, memory = self.allocate(self.length * np.dtype(self.dtype).itemsize)
         return Buffer(memory.view(self.dtype) if kind == "value" else memory, kind, offset)
 
+    def set_step(self, step: Step, workers: Iterable[int]) -> None:
+        """From now on rounds, or pushes, make this step. All workers have the current value."""
+        for buffer in self.pulled.values():
+            self.release(buffer)
+        self.pulled.clear()
+        self.step, self.residual = step, None
+        self.note_pull(*workers)
+
+    def note_pull(self, *workers: int) -> None:
+        """These workers have the current value, which is kept until their next pull if steps need it."""
+        if not needs_pulled(self.step):
+            return
+        for worker in workers:
+            before, self.pulled[worker] = self.pulled.get(worker), self.value
+            self.value.readers += 1
+            if before:
+                self.release(before)
+
+    def release(self, buffer: Buffer) -> None:
+        """One reader less."""
+        buffer.readers -= 1
+        self.give_back(buffer)
+
     def give_back(self, buffer: Buffer) -> None:
         """Free a buffer, unless it is still in use."""
         if buffer.kind in self.spare and not buffer.readers and buffer is not self.value and buffer is not self.coded:
@@ -165,6 +189,7 @@ class Work:
     target: Buffer  # the next value; the current one if a step can be made in place
     coded: Buffer | None  # the next value as it is sent, if encoded
     scratch: Buffer | None  # for a step's gradient, unless that is one push as it arrived
+    pulled: Buffer | None  # the value that the last push's worker had pulled, if the step needs it
     began: float  # when the last push had arrived, s
 
     @property
@@ -199,4 +224,5 @@ class Work:
         gradient = pushes[0].data.array if self.scratch is None else self._sum(self.scratch.array)
         if self.target is not self.slice.value:
             np.copyto(self.target.array, self.slice.value.array)
-        step(self.target.array, gradient, pushes[-1].rate)
+        more = (self.pulled.array,) if self.pulled else ()
+        step(self.target.array, gradient, pushes[-1].rate, *more)

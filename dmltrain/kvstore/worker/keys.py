@@ -60,13 +60,14 @@ class Entries:
             raise UserError("set_gradient_compression must come before init: init declares each key's compression")
         self._compression = dict(parameters)
 
-    def declare(self, names: list[Key], arrays: list[Array], is_weight: bool) -> None:
-        """Declare those of these keys that are new to the servers. Does not wait for the answers."""
+    def declare(self, names: list[Key], arrays: list[Array], is_weight: bool, whole: bool = False) -> None:
+        """Declare those of these keys that are new to the servers, whole or in slices. Waits for no answer."""
         fresh = [(name, array) for name, array in zip(names, arrays, strict=True) if name not in self]
         same = sum(entry.is_weight == is_weight for entry in self)
         first, loads = (same, self._loads) if is_weight else (FIRST_SUM + same, self._loads[:])
         sizes, itemsizes = [array.size for _, array in fresh], [array.itemsize for _, array in fresh]
-        plan = sharding.cut(sizes, itemsizes, loads, first)
+        slice_bytes = max((array.nbytes for _, array in fresh), default=0) if whole else None
+        plan = sharding.cut(sizes, itemsizes, loads, first, slice_bytes)
         for index, ((name, array), ranges) in enumerate(zip(fresh, plan, strict=True)):
             self._by_name[name] = self._entry(first + index, array, ranges, is_weight)
         new = [name for name, _ in fresh]

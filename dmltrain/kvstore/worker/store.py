@@ -65,10 +65,10 @@ class DistKVStore(KVStore):
     def waits(self) -> Waits:  # type: ignore[override]
         return self._transfers.waits
 
-    def init(self, key: Keys, value: Any) -> None:
+    def init(self, key: Keys, value: Any, whole: bool = False) -> None:
         keys, values = keys_and_values(key, value)
         arrays = [summed(item) for item in values]
-        self._entries.declare(keys, arrays, is_weight=True)
+        self._entries.declare(keys, arrays, is_weight=True, whole=whole)
         if self.rank == 0:
             for name, array in zip(keys, arrays, strict=True):
                 for link, slice_ in self._routes.direct(self._entries.find(name).slices):

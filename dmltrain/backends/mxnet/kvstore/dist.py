@@ -16,7 +16,7 @@ import io
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -81,7 +81,7 @@ class MXNetKVStore(MXNetStore):
 
     # -- values ---------------------------------------------------------------------------------------------------
 
-    def init(self, key: Keys, value: Any) -> None:
+    def init(self, key: Keys, value: Any, whole: bool = False) -> None:
         """Values come from the worker with `kv_rank` 0, which may be any; so all workers must give the same values."""
         super().init(key, value)
         self._mx.nd.waitall()
@@ -141,10 +141,21 @@ class MXNetKVStore(MXNetStore):
             mxnet_optimizer.make(spec)
         except (ValueError, TypeError, AttributeError) as error:
             raise UserError(f"this optimizer cannot be made: {error}") from error
+        self._check_whole(spec)
         if self.rank == 0:
             self._command("optimizer", spec)
         self._rate, self._stepping = spec.get("lr"), True
         self.barrier()
+
+    def _check_whole(self, spec: Mapping[str, Any]) -> None:
+        """Raise UserError if the optimizer needs whole keys, and ps-lite has divided some over the servers."""
+        largest = max(self._shapes.values(), key=math.prod, default=())
+        if self.num_servers > 1 and math.prod(largest) >= divided_from() and not mxnet_optimizer.is_elementwise(spec):
+            raise UserError(
+                f"optimizer {spec['name']} needs whole weights, and MXNet divides those of {divided_from()} elements "
+                f"and more over its servers (one is {largest}): use --update-on-kvstore 0 (not with dist_async), one "
+                "server (-s 1), or --backend torch"
+            )
 
     def set_learning_rate(self, rate: float) -> None:
         """Set the learning rate for the steps of this worker's next pushes. With dist_sync worker 0 sends it to the
@@ -225,6 +236,11 @@ class MXNetKVStore(MXNetStore):
                 f"worker {different[0]} calls kvstore.init with other keys or shapes than worker {self.rank}: "
                 "all workers must train the same model"
             )
+
+
+def divided_from() -> int:
+    """The elements from which on ps-lite divides an array (src/kvstore/kvstore_dist.h, bigarray_bound_)."""
+    return int(os.environ.get("MXNET_KVSTORE_BIGARRAY_BOUND") or 1_000_000)
 
 
 def _merged(states: Sequence[bytes]) -> bytes:

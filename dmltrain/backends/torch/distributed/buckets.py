@@ -181,9 +181,11 @@ def _read_only(array: Array) -> torch.Tensor:
         return torch.from_numpy(array)
 
 
-def make_buckets(model: torch.nn.Module, optimizer: torch.optim.Optimizer, prefix: str) -> list[Bucket]:
-    """Buckets of all parameters of `optimizer`, in the model's order; names start with `prefix`. Raises UserError for
-    unsupported types of weights."""
+def make_buckets(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, prefix: str, single: bool = False
+) -> list[Bucket]:
+    """Buckets of all parameters of `optimizer`, in the model's order; names start with `prefix`. `single`: one for each
+    parameter. Raises UserError for unsupported types of weights."""
     groups = enumerate(optimizer.param_groups)
     group_of = {parameter: number for number, group in groups for parameter in group["params"]}
     open_lists: dict[tuple[int, torch.dtype, torch.device], list[torch.nn.Parameter]] = {}
@@ -192,7 +194,7 @@ def make_buckets(model: torch.nn.Module, optimizer: torch.optim.Optimizer, prefi
         _check(name, parameter)
         kind = (group_of[parameter], parameter.dtype, parameter.device)
         current = open_lists.get(kind)
-        if current is None or _bytes(current) + _bytes([parameter]) > BUCKET_BYTES:
+        if current is None or single or _bytes(current) + _bytes([parameter]) > BUCKET_BYTES:
             current = open_lists[kind] = []
             lists.append((group_of[parameter], current))
         current.append(parameter)

@@ -13,6 +13,7 @@ import torch
 from dmltrain.backends.torch.distributed import gates
 from dmltrain.backends.torch.distributed.buckets import Bucket
 from dmltrain.backends.torch.distributed.overlap import Mode, OverlappedOptimizer
+from dmltrain.backends.torch.optimizer import row_of
 from dmltrain.backends.torch.server_optimizer import make_spec
 from dmltrain.errors import UserError
 from dmltrain.kvstore import Handle, KVStore
@@ -22,7 +23,8 @@ class OptimizerOnServers(OverlappedOptimizer):
     """See the module. Without `defer` the model's forward starts after all weights have arrived."""
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, store: KVStore, mode: Mode) -> None:
-        super().__init__(model, optimizer, store, mode)
+        row = row_of(optimizer)
+        super().__init__(model, optimizer, store, mode, whole=row is not None and not row.elementwise)
         factor = 1.0 / store.num_workers if mode.average and store.kvstore_type.synchronous else 1.0
         groups = {store.key_number(bucket.name): optimizer.param_groups[bucket.group] for bucket in self._buckets}
         store.set_optimizer(make_spec(optimizer, groups, factor))

@@ -35,16 +35,23 @@ class Mode:
 
 
 class OverlappedOptimizer(DistributedOptimizer):
-    """Base of OptimizerOnWorkers and OptimizerOnServers."""
+    """Base of OptimizerOnWorkers and OptimizerOnServers. `whole`: each parameter is a key of its own, on one server."""
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, store: KVStore, mode: Mode) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        store: KVStore,
+        mode: Mode,
+        whole: bool = False,
+    ) -> None:
         super().__init__(optimizer)
         self.store = store
         self._overlap, self._accumulating = mode.overlap, False
         self._pending: dict[Bucket, Handle] = {}  # in the order of the requests
-        self._buckets = make_buckets(model, optimizer, store.new_name("bucket"))
+        self._buckets = make_buckets(model, optimizer, store.new_name("bucket"), single=whole)
         self._keys = [bucket.name for bucket in self._buckets]
-        store.init(self._keys, [bucket.host_weights() for bucket in self._buckets])
+        store.init(self._keys, [bucket.host_weights() for bucket in self._buckets], whole=whole)
         for bucket, memory in zip(self._buckets, store.buffers(self._keys), strict=True):
             bucket.lay_out(memory)
         self._take_first_weights()

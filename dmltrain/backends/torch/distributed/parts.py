@@ -1,7 +1,6 @@
 """One step of a torch optimizer in parts: some parameters now, others later, with bit-identical results.
 
-This is possible for optimizers that treat elements independently and keep their state per parameter. Fused kernels stay
-fused.
+This is possible for optimizers that treat parameters independently. Fused kernels stay fused.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from torch.optim import optimizer as base
 
 from dmltrain.backends.torch.optimizer import BY_CLASS, class_of
 
-OTHERS = (optim.NAdam, optim.RAdam, optim.Adamax, optim.Adadelta, optim.Rprop, optim.ASGD)  # used by scripts only
-ELEMENTWISE = (*(class_of(name) for name, row in BY_CLASS.items() if row.elementwise), *OTHERS)
+OTHERS = (optim.RAdam, optim.Adadelta, optim.Rprop, optim.ASGD)  # used by scripts only
+PER_PARAMETER = (*map(class_of, BY_CLASS), *OTHERS)
 HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 GLOBAL_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 
@@ -24,7 +23,7 @@ def options_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]] | None:
     """A copy of each group's current options without its parameters; None if the step cannot be made in parts: other
     classes (also subclasses), hooks that expect whole steps, a gradient scaler, or options that are tensors.
     """
-    if type(optimizer) not in ELEMENTWISE or _watched(optimizer):
+    if type(optimizer) not in PER_PARAMETER or _watched(optimizer):
         return None
     options = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     if any(isinstance(value, torch.Tensor) for group in options for value in group.values()):
