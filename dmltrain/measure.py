@@ -115,7 +115,7 @@ class Declared(LocalKVStore):
 
     type = "dist_sync"
 
-    def init(self, key: Any, value: Any) -> None:
+    def init(self, key: Any, value: Any, whole: bool = False) -> None:
         self.sizes = [int(np.prod(each.shape)) for each in value]
         raise Declared.Done
 

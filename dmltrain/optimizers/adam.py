@@ -4,6 +4,10 @@ from dmltrain.optimizers.optimizer import MXNet, Optimizer, Torch
 
 OPTIMIZER = Optimizer(
     "adam",
-    Torch("Adam", ("betas", "eps", "weight_decay", "amsgrad", "maximize"), fused=("cpu", "cuda")),
+    Torch(
+        "Adam",
+        ("betas", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay"),
+        fused=("cpu", "cuda"),
+    ),
     MXNet("Adam", {"beta1": "beta1", "beta2": "beta2", "epsilon": "epsilon", "lazy_update": "lazy_update"}),
 )

@@ -10,6 +10,7 @@ PAGES are files of the repository's root: their links are rewritten so that they
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 import re
@@ -26,7 +27,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from dmltrain import data, models, optimizers
 from dmltrain.kvstore import codec, types
-from dmltrain.options import flag
+from dmltrain.options import Options, flag
 from dmltrain.report import dialect
 from launch.clusters import LAUNCHERS
 
@@ -76,11 +77,18 @@ def _codecs() -> Rows:
 
 
 def _optimizers() -> Rows:
-    yield "`--optimizer`", "class of torch.optim", "its arguments with `--mom 0.9`"
+    yield "`--optimizer`", "what it is", "class", "arguments with `--mom 0.9`", "a server needs"
     for row in optimizers.TABLE:
         if row.torch:
-            arguments = _code(f"{key}={value}" for key, value in row.torch.arguments(0.9).items())
-            yield f"`{row.name}`", f"`{row.torch.name}`", arguments
+            about = _sentence(importlib.import_module(f"{optimizers.__name__}.{row.name}").__doc__)
+            arguments = _code(f"{key}={value}" for key, value in row.torch.arguments(Options()).items())
+            kind = f"`{row.torch.name}`, of our own" if row.torch.own else f"`torch.optim.{row.torch.name}`"
+            pulled = "each worker's last pull" if row.torch.needs_pulled else ""
+            yield f"`{row.name}`", about.partition(": ")[2], kind, arguments, pulled or _whole(row.torch)
+
+
+def _whole(row: optimizers.Torch) -> str:
+    return "" if row.elementwise else "whole weights"
 
 
 def _networks() -> Rows:

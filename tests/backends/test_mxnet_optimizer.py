@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from dmltrain import models
 from dmltrain.backends.mxnet import compat as mxnet_compat
 from dmltrain.errors import UserError
 
@@ -11,6 +12,7 @@ mx = pytest.importorskip("mxnet", reason="mxnet is not installed: its optimizers
 from dmltrain.backends.mxnet import optimizer as mxnet_optimizer  # noqa: E402
 from dmltrain.backends.mxnet.optimizer import Updater, make, spec_of  # noqa: E402
 
+RESNET = models.create("resnet", 8, 10, (3, 16, 16))
 pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
 EXTRA = {"sgd": {"momentum": 0.9}, "nag": {"momentum": 0.9}, "rmsprop": {"centered": True}}
 
@@ -110,8 +112,34 @@ def test_the_learning_rate_is_live_and_keys_have_multipliers():
 
 
 def test_only_weights_and_gammas_decay():
-    names = {0: "conv0_weight", 1: "conv0_bias", 2: "bn0_gamma", 3: "bn0_beta"}
-    assert mxnet_optimizer.key_numbers(names) == {"1": {"wd_mult": 0.0}, "3": {"wd_mult": 0.0}}
+    arrays = dict(enumerate(RESNET.parameters()[1:5]))
+    assert [each.kind for each in arrays.values()] == ["weight", "gamma", "beta", "weight"]
+    assert mxnet_optimizer.key_numbers("sgd", arrays) == {"2": {"wd_mult": 0.0}}
+
+
+def test_lars_has_one_rate_for_what_is_no_weight():
+    arrays = dict(enumerate(RESNET.parameters()[1:5]))
+    plain = {"layerwise": False, "wd_mult": 0.0}
+    assert mxnet_optimizer.key_numbers("lars", arrays) == {"1": plain, "2": plain}
+    given = mx.optimizer.LARS(momentum=0.5, param_idx2name={0: "fc_weight", 1: "fc_bias", 2: "bn_gamma"})
+    found = spec_of(given)
+    assert (found["name"], found["momentum"], found["eta"]) == ("lars", 0.5, 0.001)
+    assert found["keys"] == {
+        "0": {"lr_mult": 1.0, "wd_mult": 1.0},
+        "1": {"lr_mult": 1.0, "wd_mult": 0.0, "layerwise": False},
+        "2": {"lr_mult": 1.0, "wd_mult": 0.0, "layerwise": False},
+    }
+
+
+@pytest.mark.parametrize("kind", ["Nadam", "DCASGD"])
+def test_classes_that_ours_replace_are_accepted(kind):
+    assert spec_of(getattr(mx.optimizer, kind)(wd=0.25))["wd"] == 0.25
+
+
+@pytest.mark.parametrize("kind", ["LBSGD", "SGLD"])
+def test_a_class_with_options_that_ours_lacks_is_refused(kind):
+    with pytest.raises(UserError, match=f"{kind} cannot run on the servers"):
+        spec_of(getattr(mx.optimizer, kind)())
 
 
 @pytest.mark.parametrize(

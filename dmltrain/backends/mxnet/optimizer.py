@@ -178,7 +178,7 @@ def _name_of(optimizer: Any) -> str | None:
     names = {_class(name): name for name in TABLE}
     for name, row in TABLE.items():
         if row.own and all(hasattr(optimizer, attribute) for attribute in row.options.values()):
-            names.setdefault(getattr(mxnet_compat.load().optimizer, row.name, None), name)
+            names.setdefault(getattr(mxnet_compat.load().optimizer, row.name, type(None)), name)
     return names.get(type(optimizer))
 
 

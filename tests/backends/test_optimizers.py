@@ -1,0 +1,303 @@
+"""Each optimizer of --optimizer on PyTorch makes the steps of MXNet 1.9.1's class, and on MXNet adamw those of torch's.
+
+Weights, biases, gammas and betas take part, with multipliers, weight decay and a learning rate that changes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+from dmltrain import kvstore, optimizers  # noqa: E402
+from dmltrain.backends.mxnet import compat as mxnet_compat  # noqa: E402
+from dmltrain.backends.torch import layers as torch_layers  # noqa: E402
+from dmltrain.backends.torch import trainer as torch_trainer  # noqa: E402
+from dmltrain.backends.torch.optimizer import class_of, make_optimizer, set_rate  # noqa: E402
+from dmltrain.layers import BatchNorm, Conv, Dense, Flatten, Network, Rule, chain  # noqa: E402
+from dmltrain.optimizers import sgld  # noqa: E402
+from dmltrain.options import parse  # noqa: E402
+
+mxnet_compat.fit_numpy()
+mx = pytest.importorskip("mxnet", reason="mxnet is not installed: the optimizers are not compared with its")
+from dmltrain.backends.mxnet import optimizer as mxnet_optimizer  # noqa: E402
+from dmltrain.backends.mxnet.step import Learned, optimizer_spec  # noqa: E402
+
+NETWORK = Network(
+    "every-kind",
+    chain(
+        Conv("conv", 4, kernel=3, weight_rule=Rule(lr_mult=0.5), bias_rule=Rule(lr_mult=2.0, wd_mult=3.0)),
+        BatchNorm("bn", fixed_scale=False),
+        Flatten(),
+        Dense("fc", 3, weight_rule=Rule(wd_mult=0.25)),
+    ),
+    (2, 5, 5),
+    3,
+)
+RATES = (0.02, 0.02, 0.005, 0.03, 0.03, 0.01)
+ALL_STEPS = range(len(RATES))
+DECAY = 0.05
+OTHERS = {"adamw": "torch's", "sgld": "its noise is its own: see below", "dcasgd": "needs pulled weights: see below"}
+LIKE_MXNET = [name for name in optimizers.NAMES if name not in OTHERS]
+
+
+def settings(name: str, line: str = "", **more):
+    kind = "dist_async" if optimizers.BY_NAME[name].asynchronous else "device"
+    words = f"--optimizer {name} --kv-store {kind} --lr {RATES[0]} --wd {DECAY} {line}"
+    return dataclasses.replace(parse(words.split()), **more)
+
+
+def torch_side(name, line="", **more):
+    module = torch_layers.build(NETWORK)
+    torch_layers.initialise(module, NETWORK, 3)
+    with torch.no_grad():
+        for number, parameter in enumerate(module.parameters()):
+            parameter.add_(0.1 * (number + 1))  # no zeros: norms and decay have an effect
+    return module, make_optimizer(module, NETWORK, settings(name, line, **more))
+
+
+def gradients(step: int) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(step)
+    return {each.name: draw.standard_normal(each.shape, dtype=np.float32) for each in NETWORK.parameters()}
+
+
+def torch_steps(module, optimizer, steps=ALL_STEPS):
+    named = dict(module.named_parameters())
+    for step in steps:
+        set_rate(optimizer, RATES[step])
+        for name, gradient in gradients(step).items():
+            named[name].grad = torch.from_numpy(gradient)
+        optimizer.step()
+    return {name: each.detach().numpy().copy() for name, each in named.items()}
+
+
+def of_mxnet(name: str, line="", **more):
+    """An object of MXNet's class for each array, because some of its classes mix the state of several."""
+    row, chosen = optimizers.BY_NAME[name].mxnet, settings(name, line, **more)
+    words = dict(row.arguments(chosen))
+    if words.pop("layerwise", False):
+        words["warmup_strategy"] = "lars"
+    made = {}
+    for each in NETWORK.parameters():
+        made[each.name] = getattr(mx.optimizer, row.name)(
+            learning_rate=RATES[0], wd=DECAY, param_idx2name={0: each.name}, **words
+        )
+        decays = name != "lars" or each.kind == "weight"  # LARS.set_wd_mult
+        made[each.name].set_wd_mult({0: each.wd_mult if decays else 0.0})
+        made[each.name].set_lr_mult({0: each.lr_mult})
+    return made
+
+
+def mxnet_steps(made, weights):
+    found = {}
+    for name, optimizer in made.items():
+        updater, weight = mx.optimizer.get_updater(optimizer), mx.nd.array(weights[name])
+        for step, rate in enumerate(RATES):
+            optimizer.lr = rate
+            updater(0, mx.nd.array(gradients(step)[name]), weight)
+        found[name] = weight.asnumpy()
+    return found
+
+
+def first_weights(module):
+    return {name: each.detach().numpy().copy() for name, each in module.named_parameters()}
+
+
+def assert_close(found, expected, tolerance=2e-6):
+    assert found.keys() == expected.keys()
+    for name in found:
+        np.testing.assert_allclose(found[name], expected[name], rtol=tolerance, atol=tolerance / 4, err_msg=name)
+
+
+@pytest.mark.parametrize("mom", [0.9, 0.0])
+@pytest.mark.parametrize("name", LIKE_MXNET)
+def test_steps_are_those_of_mxnets_class(name, mom):
+    module, optimizer = torch_side(name, f"--mom {mom}")
+    first = first_weights(module)
+    found = torch_steps(module, optimizer)
+    assert_close(found, mxnet_steps(of_mxnet(name, f"--mom {mom}"), first))
+    assert all(not np.array_equal(found[each], first[each]) for each in found)
+
+
+def test_lbsgd_with_rates_of_layers_is_mxnets():
+    module, optimizer = torch_side("lbsgd", warmup_strategy="lars")
+    expected = mxnet_steps(of_mxnet("lbsgd", warmup_strategy="lars"), first_weights(module))
+    assert_close(torch_steps(module, optimizer), expected)
+
+
+@pytest.mark.parametrize("mom", [0.9, 0.0])
+def test_dcasgd_compensates_as_in_mxnet(mom):
+    """MXNet's previous weight is that before the last step; its class fails with a momentum, so that is ours."""
+    module, optimizer = torch_side("dcasgd", f"--mom {mom}")
+    named, before = dict(module.named_parameters()), first_weights(module)
+    made = of_mxnet("dcasgd", "--mom 0")
+    if mom:
+        made = {name: _own_dcasgd(each, mom) for name, each in made.items()}
+    expected = mxnet_steps(made, before)
+    for step, rate in enumerate(RATES):
+        set_rate(optimizer, rate)
+        for name, gradient in gradients(step).items():
+            named[name].grad = torch.from_numpy(gradient)
+            optimizer.state[named[name]]["pulled"] = torch.from_numpy(before[name])
+        before = first_weights(module)
+        optimizer.step()
+    assert_close(first_weights(module), expected)
+    plain = torch_side("sgd", f"--mom {mom}")
+    assert not np.allclose(torch_steps(*plain)["fc_weight"], expected["fc_weight"], rtol=1e-4)
+
+
+def _own_dcasgd(optimizer, mom):
+    made = optimizers.BY_NAME["dcasgd"].mxnet.own(mx)(momentum=mom, wd=optimizer.wd)
+    made.set_wd_mult(optimizer.wd_mult), made.set_lr_mult(optimizer.lr_mult)
+    return made
+
+
+def test_mxnets_dcasgd_fails_with_a_momentum():
+    """The reason for a class of our own."""
+    theirs = mx.optimizer.DCASGD(momentum=0.9)
+    weight = mx.nd.ones(2)
+    with pytest.raises(ValueError, match="truth value"):
+        theirs.update(0, weight, weight, theirs.create_state(0, weight))
+
+
+def mxnet_backend_steps(name, weights, **more):
+    """All arrays with one updater, as the MXNet backend's devices and servers make them."""
+    learned = [Learned(each.name, number, [], []) for number, each in enumerate(NETWORK.parameters())]
+    updater = mxnet_optimizer.Updater(optimizer_spec(settings(name, **more), NETWORK, learned))
+    values = {name: mx.nd.array(weight) for name, weight in weights.items()}
+    for step, rate in enumerate(RATES):
+        updater.set_learning_rate(rate)
+        for number, each in enumerate(NETWORK.parameters()):
+            updater(number, mx.nd.array(gradients(step)[each.name]), values[each.name])
+    return {name: value.asnumpy() for name, value in values.items()}
+
+
+@pytest.mark.parametrize("name", [name for name in optimizers.NAMES if name != "dcasgd"])
+def test_both_backends_make_the_same_steps(name):
+    module, optimizer = torch_side(name)
+    expected = mxnet_backend_steps(name, first_weights(module))
+    assert_close(torch_steps(module, optimizer), expected)
+
+
+def test_both_backends_have_rates_of_layers_for_lbsgd():
+    more = {"warmup_strategy": "lars"}
+    module, optimizer = torch_side("lbsgd", **more)
+    expected = mxnet_backend_steps("lbsgd", first_weights(module), **more)
+    assert_close(torch_steps(module, optimizer), expected)
+    plain = torch_side("lbsgd")
+    assert not np.allclose(torch_steps(*plain)["fc_weight"], expected["fc_weight"], rtol=1e-2)
+
+
+def test_adam_is_mxnets_where_gradients_are_small_up_to_epsilon():
+    """torch's adam adds epsilon to another root: the one difference that remains."""
+    weight, value = torch.nn.Parameter(torch.ones(1)), mx.nd.ones(1)
+    ours = torch.optim.Adam([weight], lr=0.01)
+    theirs = mx.optimizer.get_updater(mx.optimizer.Adam(learning_rate=0.01))
+    weight.grad = torch.full((1,), 1e-6)
+    ours.step()
+    theirs(0, mx.nd.full(1, 1e-6), value)
+    root = math.sqrt(1 - 0.999)
+    assert 1 - weight.item() == pytest.approx(0.01 / (1 + 1e-8 / 1e-6), rel=1e-4)
+    assert 1 - value.asscalar() == pytest.approx(0.01 / (1 + 1e-8 / root / 1e-6), rel=1e-4)
+
+
+# -- sgld -------------------------------------------------------------------------------------------------------------
+
+
+def test_sgld_is_mxnets_step_and_noise_of_the_same_spread():
+    size, rate, decay = 20_000, 0.04, 0.1
+    weight, gradient = torch.nn.Parameter(torch.ones(size)), np.full(size, 0.5, np.float32)
+    optimizer = class_of("sgld")([weight], lr=rate, weight_decay=decay, seed=5)
+    optimizer.state[weight]["number"] = 7
+    weight.grad = torch.from_numpy(gradient)
+    optimizer.step()
+    theirs, value = mx.optimizer.SGLD(learning_rate=rate, wd=decay), mx.nd.ones(size)
+    theirs.update(0, value, mx.nd.array(gradient), None)
+    for found in (weight.detach().numpy(), value.asnumpy()):
+        assert found.mean() == pytest.approx(1 - rate / 2 * (0.5 + decay), abs=5 * math.sqrt(rate / size))
+        assert found.std() == pytest.approx(math.sqrt(rate), rel=0.03)
+    drift = weight.detach().numpy() - math.sqrt(rate) * sgld.noise(5, 7, 1, size)
+    np.testing.assert_allclose(drift, 1 - rate / 2 * (0.5 + decay), rtol=1e-6)
+
+
+def test_noise_depends_on_seed_array_and_step_alone():
+    first = sgld.noise(1, 2, 3, 5)
+    assert np.array_equal(first, sgld.noise(1, 2, 3, 5))
+    for other in ((2, 2, 3), (1, 3, 3), (1, 2, 4)):
+        assert not np.any(first == sgld.noise(*other, 5))
+
+
+# -- groups, states and the loss scale --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", optimizers.NAMES)
+def test_a_state_continues_bit_for_bit(name):
+    """Also where the learning rate changes at the interruption, as it does after step 2."""
+    whole, first, second = (torch_side(name) for _ in range(3))
+    expected = torch_steps(*whole)
+    torch_steps(*first, range(2))
+    second[0].load_state_dict(first[0].state_dict())
+    second[1].load_state_dict(first[1].state_dict())
+    found = torch_steps(*second, range(2, len(RATES)))
+    assert all(np.array_equal(found[each], expected[each]) for each in expected)
+
+
+def test_the_usual_groups_come_first_as_in_files_of_04():
+    _, optimizer = torch_side("sgd")
+    found = [
+        (group.get("lr_mult", 1.0), round(group["weight_decay"] / DECAY, 9), len(group["params"]))
+        for group in optimizer.param_groups
+    ]
+    assert found == [(1.0, 1.0, 1), (1.0, 0.0, 2), (1.0, 0.25, 1), (0.5, 1.0, 1), (2.0, 3.0, 1)]
+
+
+OF_04 = {  # what torch.optim's classes had in the groups and states of 0.4
+    "nag": ("SGD", {"momentum": 0.9, "nesterov": True}),
+    "adagrad": ("Adagrad", {}),
+    "rmsprop": ("RMSprop", {"alpha": 0.9}),
+}
+
+
+@pytest.mark.parametrize("name", OF_04)
+def test_a_state_of_04_continues(name):
+    """These three were torch.optim's classes; their arrays serve, and this version's options hold."""
+    kind, options = OF_04[name]
+    network = Network("mlp", chain(Flatten(), Dense("fc", 3)), (1, 2, 2), 3)
+    made = torch_trainer.TorchTrainer(network, settings(name), kvstore.create("local"))
+    module = made._modules[0]
+    groups = [
+        {"params": [each], "weight_decay": decay} for each, decay in zip(module.parameters(), (DECAY, 0.0), strict=True)
+    ]
+    old = getattr(torch.optim, kind)(groups, lr=RATES[0], **options)
+    for each in module.parameters():
+        each.grad = torch.ones_like(each)
+    old.step()
+    state = {**made.state(), "optimizer": old.state_dict()}
+    again = torch_trainer.TorchTrainer(network, settings(name), kvstore.create("local"), state)
+    before = again.state()["optimizer"]
+    own = made.state()["optimizer"]["param_groups"]
+    assert [{*group} for group in before["param_groups"]] == [{*group} for group in own]
+    array = {"nag": "momentum_buffer", "adagrad": "sum", "rmsprop": "square_avg"}[name]
+    kept = before["state"][0][array].clone()
+    assert torch.equal(kept, old.state_dict()["state"][0][array]) and kept.abs().min() > 0
+    again.train_step(np.ones((2, 1, 2, 2), np.float32), np.zeros(2, np.int64), 2, RATES[0])
+    assert torch.isfinite(again.state()["model"]["fc_weight"]).all()
+    assert not torch.equal(again.state()["optimizer"]["state"][0][array], kept)
+
+
+@pytest.mark.parametrize("name", ["nag", "lamb", "ftrl"])
+def test_classes_of_our_own_take_a_loss_scale(name):
+    """They divide gradients by it, and skip a step that overflows."""
+    network = Network("mlp", chain(Flatten(), Dense("fc", 3)), (1, 2, 2), 3)
+    scaled = torch_trainer.TorchTrainer(network, settings(name, "--dtype float16"), kvstore.create("local"))
+    plain = torch_trainer.TorchTrainer(network, settings(name), kvstore.create("local"))
+    images, labels = np.ones((2, 1, 2, 2), np.float32), np.array([0, 1])
+    for made in (scaled, plain):
+        made.train_step(images, labels, 2, 0.01)
+    found, expected = (made.state()["model"]["fc_weight"] for made in (scaled, plain))
+    torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-3)
+    scaled.train_step(images * 1e30, labels, 2, 0.01)
+    assert torch.equal(scaled.state()["model"]["fc_weight"], found)
