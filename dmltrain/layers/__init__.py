@@ -27,6 +27,7 @@ Every backend must follow these conventions (MXNet 1.9.1's, unless stated otherw
   (MXNet 1.9.1's oneDNN computes a wrong float32 gradient for such an average that counts padding; the mxnet backend
   avoids that case.)
 * `LocalResponseNorm`: `x / (offset + alpha / size * sum of squares over size neighbouring channels) ^ beta`.
+  (MXNet 1.9.1's oneDNN computes a wrong gradient where a pooling or convolution follows; the mxnet backend avoids it.)
 * `Clip` keeps its bounds in float32 in MXNet. `SpatialTransformer` and `Auxiliary` say themselves what they do.
 * `Dropout` scales the remaining values by `1 / (1 - rate)` in training and does nothing otherwise.
 

@@ -8,7 +8,19 @@ The first one is not padded, so that images of 224 pixels, which the paper's siz
 
 from __future__ import annotations
 
-from dmltrain.layers import Conv, Dense, Dropout, Flatten, Layer, LocalResponseNorm, MaxPool, Network, Relu, chain
+from dmltrain.layers import (
+    Conv,
+    Dense,
+    Dropout,
+    Flatten,
+    Layer,
+    LocalResponseNorm,
+    MaxPool,
+    Network,
+    Normal,
+    Relu,
+    chain,
+)
 from dmltrain.models.architecture import Architecture
 from dmltrain.models.depth import refuse_depth
 
@@ -32,7 +44,7 @@ def build(num_layers: int | None, num_classes: int, image_shape: tuple[int, int,
         *_hidden("fc2"),
         Dense("fc3", num_classes),
     )
-    return Network("alexnet", root, image_shape, num_classes)
+    return Network("alexnet", root, image_shape, num_classes, Normal())  # it does not learn from Xavier's
 
 
 def _normalised() -> tuple[Layer, ...]:

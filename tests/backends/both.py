@@ -41,10 +41,11 @@ RESPONSE_NORM = layers.Network(
     layers.chain(
         layers.Conv("conv", 8, kernel=3),
         layers.LocalResponseNorm("lrn", size=3, alpha=0.1),
+        layers.MaxPool(kernel=3, stride=2),
         layers.Flatten(),
         layers.Dense("fc", 10),
     ),
-    (3, 6, 6),
+    (3, 7, 7),
     10,
 )
 SEVERAL_OUTPUTS = layers.Network(
@@ -104,6 +105,20 @@ def random(*shape, seed, dtype):
     return np.random.RandomState(seed).randn(*shape).astype(dtype)
 
 
+def wild_arrays(network, dtype):
+    """Weights and statistics that are all unlike their usual first values, though of their usual size."""
+    draw = np.random.RandomState(2)
+
+    def values(each):
+        if each.kind == "weight":
+            return draw.randn(*each.shape) * np.sqrt(2 / np.prod(each.shape[1:]))
+        if each.kind in ("gamma", "moving_var"):
+            return draw.rand(*each.shape) + 0.5
+        return draw.randn(*each.shape) * 0.1
+
+    return {each.name: values(each).astype(dtype) for each in (*network.parameters(), *network.auxiliary())}
+
+
 def in_torch(network, arrays, images, weights):
     """`weights` (N, outputs x classes) are the gradient of the logits; the dtype of `images` is that of the
     calculation."""
@@ -119,19 +134,24 @@ def in_torch(network, arrays, images, weights):
 
 
 def in_mxnet(network, arrays, images, weights):
-    """The same through MXNet's own graph; an executor, because gluon blocks in float64 are not a user's case."""
+    """The same through the mxnet backend's graph."""
+    return in_symbol(mxnet_layers.symbol(network), network, arrays, images, weights)
+
+
+def in_symbol(symbol, network, arrays, images, weights, named=str):
+    """The same through any of MXNet's graphs of the network's logits; an executor, because gluon blocks in float64 are
+    not a user's case. `named(name)` is the network's name of one of the graph's arrays."""
     dtype = images.dtype
-    executor = mxnet_layers.symbol(network).simple_bind(
-        mx.cpu(), data=images.shape, grad_req="write", type_dict={"data": dtype}
-    )
+    executor = symbol.simple_bind(mx.cpu(), data=images.shape, grad_req="write", type_dict={"data": dtype})
     ones = {each.name: np.ones(each.shape) for each in mxnet_layers.fixed_gammas(network)}
     for name, each in {**executor.arg_dict, **executor.aux_dict}.items():
-        each[:] = mx.nd.array({"data": images, **ones, **arrays}[name], dtype=dtype)
+        each[:] = mx.nd.array({"data": images, **ones, **arrays}[named(name)], dtype=dtype)
     evaluated = executor.forward(is_train=False)[0].asnumpy()
     outputs = executor.forward(is_train=True)
     trained = np.concatenate([each.asnumpy() for each in outputs], 1)
     executor.backward([mx.nd.array(each, dtype=dtype) for each in np.split(weights, len(outputs), 1)])
-    gradients = {each.name: executor.grad_dict[each.name].asnumpy() for each in network.parameters()}
+    gradients = {named(name): each.asnumpy() for name, each in executor.grad_dict.items()}
+    gradients = {each.name: gradients[each.name] for each in network.parameters()}
     return Outcome(evaluated, trained, gradients, {name: each.asnumpy() for name, each in executor.aux_dict.items()})
 
 

@@ -6,7 +6,7 @@ conventions. What float32 makes of it is in test_same_mathematics_float32.py.
 
 import pytest
 
-from dmltrain import initial, layers
+from dmltrain import layers
 from tests.backends.both import (
     NETWORKS,
     difference,
@@ -19,21 +19,10 @@ from tests.backends.both import (
     np,
     random,
     torch_layers,
+    wild_arrays,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
-
-
-def wild_arrays(network, dtype):
-    """Weights and statistics that are all unlike their usual first values."""
-    draw = np.random.RandomState(2)
-    arrays = initial.first_values(network, 1)
-    for name, each in arrays.items():
-        if name.endswith(("gamma", "moving_var")):
-            arrays[name] = draw.rand(*each.shape) + 0.5
-        elif not name.endswith("weight"):
-            arrays[name] = draw.randn(*each.shape) * 0.1
-    return {name: each.astype(dtype) for name, each in arrays.items()}
 
 
 @pytest.mark.parametrize("name", NETWORKS)

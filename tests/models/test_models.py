@@ -15,10 +15,12 @@ import pytest
 
 from dmltrain import models
 from dmltrain.errors import UserError
-from dmltrain.layers import BatchNorm, Conv, MaxPool
+from dmltrain.layers import BatchNorm, Conv, MaxPool, Normal, Xavier
+from tests.models.mxnet_graphs import GRAPHS
 
 SMALL = (3, 28, 28)
 LARGE = (3, 224, 224)
+MXNETS = {graph.network for graph in GRAPHS} | {"inception-bn-28-small"}
 MXNET_COUNTS = [  # network, layers, classes, image, arguments in MXNet, of which fixed gammas
     ("mlp", None, 10, (1, 28, 28), 109_386, 0),
     ("mlp", None, 10, SMALL, 310_090, 0),
@@ -250,6 +252,15 @@ def test_invalid_options_of_networks_are_user_errors(arguments, options, essenti
         models.create(*arguments, **options)
     for essential in essentials:
         assert essential in str(caught.value)
+
+
+def test_first_weights_are_those_of_mxnets_program():
+    """The choice of common/fit.py by the network's name."""
+    chosen = {name: row.build(None, 10, row.image_shape).initialiser for name, row in models.NETWORKS.items()}
+    assert chosen.pop("alexnet") == Normal(0.01)
+    assert chosen.pop("vgg") == Xavier("uniform", "avg", 3)
+    mxnets = {name: rule for name, rule in chosen.items() if name in MXNETS}
+    assert set(mxnets.values()) == {Xavier("gaussian", "in", 2)}
 
 
 def test_options_of_networks_change_them():
