@@ -40,16 +40,15 @@ class Source(Protocol):
 
 
 def open_image(image: bytes | Array) -> Source:
-    """Reads the header only. BrokenImage: it is none of an image."""
+    """Reads the header only. BrokenImage: it has none."""
     if isinstance(image, np.ndarray):
         return Pixels(image)
     if image[:2] == b"\xff\xd8":
         try:
-            height, width, colours, _ = library("simplejpeg").decode_jpeg_header(image, strict=False)
-        except ValueError:
-            return _open_other(image)  # an unusual JPEG, or a broken one
-        if colours not in ("CMYK", "YCCK"):
-            return Jpeg(image, (height, width))
+            height, width, *_ = library("simplejpeg").decode_jpeg_header(image, strict=False)
+        except (ValueError, KeyError):  # KeyError: an unknown subsampling of colours
+            return _open_other(image)
+        return Jpeg(image, (height, width))
     return _open_other(image)
 
 
@@ -57,8 +56,8 @@ def check_pixels(size: tuple[int, int], reduction: int = 1) -> None:
     """BrokenImage: an image of this size has more pixels than may be decoded."""
     if size[0] * size[1] > MAX_PIXELS * reduction**2:
         raise BrokenImage(
-            f"the image has {size[1]} x {size[0]} pixels; at most {MAX_PIXELS:,} are decoded at once. Make the image "
-            "smaller; a JPEG that is not progressive is decoded at a smaller size where resizing allows it"
+            f"the image has {size[1]} x {size[0]} pixels, and at most {MAX_PIXELS:,} are decoded at once: make it "
+            "smaller, or set resize, with which a JPEG of one scan (not progressive) is decoded at 1/8 of its size"
         )
 
 
@@ -90,7 +89,7 @@ class Pixels:
 
 @dataclass(frozen=True)
 class Jpeg:
-    """A JPEG that libjpeg-turbo decodes to RGB."""
+    """Of any colours; CMYK becomes RGB as by OpenCV."""
 
     data: bytes
     size: tuple[int, int]
@@ -144,7 +143,7 @@ def _has_one_scan(data: bytes) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class OtherFormat:
-    """What Pillow decodes: PNG, GIF (the first picture) and others, CMYK and unusual JPEGs."""
+    """What Pillow decodes: PNG, GIF (the first picture) and others, and unusual JPEGs."""
 
     data: bytes
     image: Any  # a PIL.Image.Image, not yet decoded
@@ -158,10 +157,18 @@ class OtherFormat:
     def decode(self, channels: int, reduction: int) -> Array:
         check_pixels(self.size)
         try:
-            converted = self.image.convert("RGB" if channels == 3 else "L")
+            pixels = np.asarray(self._convert("RGB" if channels == 3 else "L"))
         except Exception as error:  # Pillow's plug-ins raise what they like
-            raise _broken(self.data, error) from error
-        return np.asarray(converted).reshape(*self.size, channels)
+            raise _broken(self.data, str(error)) from error
+        return pixels.reshape(*self.size, channels)
+
+    def _convert(self, mode: str) -> Any:
+        image = self.image
+        if image.mode.startswith("I"):  # grey of 16 bits, of which Pillow would take the lowest 8
+            image = library("PIL.Image").fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        elif image.mode == "P":  # Pillow warns of a palette with transparency that becomes RGB directly
+            image = image.convert("RGBA")
+        return image.convert(mode)
 
 
 def _open_other(data: bytes) -> OtherFormat:
@@ -170,9 +177,11 @@ def _open_other(data: bytes) -> OtherFormat:
     pillow = library("PIL.Image")
     try:
         return OtherFormat(data, pillow.open(io.BytesIO(data)))
+    except library("PIL").UnidentifiedImageError as error:
+        raise _broken(data, "no known format of images") from error
     except Exception as error:
-        raise _broken(data, error) from error
+        raise _broken(data, str(error)) from error
 
 
-def _broken(data: bytes, error: Exception) -> BrokenImage:
-    return BrokenImage(f"the image of {len(data)} bytes, which begin with {data[:8].hex(' ')}, is none: {error}")
+def _broken(data: bytes, reason: str) -> BrokenImage:
+    return BrokenImage(f"{len(data)} bytes that begin with {data[:8].hex(' ')} cannot be decoded: {reason}")

@@ -22,7 +22,6 @@ class Draw(IntEnum):
     SCALE = 2
     ASPECT_RATIO = 3
     CROP_SIZE = 4
-    INTER_METHOD = 5
     BRIGHTNESS = 6
     CONTRAST = 7
     SATURATION = 8
@@ -31,6 +30,7 @@ class Draw(IntEnum):
     HLS_SATURATION = 12
     LIGHTNESS = 14
     PCA = 16  # four draws
+    INTER_METHOD = 20  # two draws
     RESIZED_CROP = 32  # five draws for each attempt
 
 

@@ -34,7 +34,7 @@ class Geometry:
     scaled: Size  # what the region is resized to
     crop: tuple[int, int]  # top, left of the output in the scaled region
     mirror: bool
-    method: int  # of interpolation: OpenCV's number
+    methods: tuple[int, int]  # OpenCV's numbers of the interpolation to `resized` and from the region
 
 
 def evaluation_geometry(augmentation: ImageAugmentation, source: Size, output: Size) -> Geometry:
@@ -42,8 +42,8 @@ def evaluation_geometry(augmentation: ImageAugmentation, source: Size, output: S
     resized = _shorter_edge(source, augmentation.resize)
     scaled = _cover(resized, output)
     crop = (scaled[0] - output[0]) // 2, (scaled[1] - output[1]) // 2
-    method = _method(augmentation.inter_method, source, scaled, None)
-    return Geometry(source, resized, None, resized, 0, (0, 0, *resized), scaled, crop, False, method)
+    methods = _methods(augmentation.inter_method, (source, resized), (resized, output), None)
+    return Geometry(source, resized, None, resized, 0, (0, 0, *resized), scaled, crop, False, methods)
 
 
 def training_geometry(augmentation: ImageAugmentation, source: Size, output: Size, numbers: RandomNumbers) -> Geometry:
@@ -58,9 +58,9 @@ def training_geometry(augmentation: ImageAugmentation, source: Size, output: Siz
         region = (0, 0, *padded)
         scaled = _cover(padded, output)
         crop = _place(augmentation, scaled, output, numbers)
-    method = _method(augmentation.inter_method, region[2:], scaled, numbers)
     mirror = augmentation.random_mirror and numbers.mirror()
-    return Geometry(source, resized, affine, canvas, pad, region, scaled, crop, mirror, method)
+    methods = _methods(augmentation.inter_method, (source, resized), (region[2:], output), numbers)
+    return Geometry(source, resized, affine, canvas, pad, region, scaled, crop, mirror, methods)
 
 
 def _shorter_edge(size: Size, edge: int) -> Size:
@@ -160,12 +160,21 @@ def _square_crop(augmentation: ImageAugmentation, size: Size, numbers: RandomNum
     return (*_place(augmentation, size, (edge, edge), numbers), edge, edge)
 
 
-def _method(method: int, old: Size, new: Size, numbers: RandomNumbers | None) -> int:
-    """The number of OpenCV's interpolation for `inter_method`: 9 chooses by the change of size, 10 at random."""
+def _methods(
+    method: int, first: tuple[Size, Size], second: tuple[Size, Size], numbers: RandomNumbers | None
+) -> tuple[int, int]:
+    """OpenCV's numbers for two changes of size: 9 chooses each by the sizes, 10 at random (bilinear in evaluation)."""
     if method == 9:
-        if new[0] > old[0] and new[1] > old[1]:
-            return 2
-        return 3 if new[0] < old[0] and new[1] < old[1] else 1
+        return _by_sizes(*first), _by_sizes(*second)
     if method == 10:
-        return numbers.integer(Draw.INTER_METHOD, 0, 4) if numbers else 1
-    return method
+        draws = (Draw.INTER_METHOD, Draw.INTER_METHOD + 1)
+        one, two = (numbers.integer(draw, 0, 4) if numbers else 1 for draw in draws)
+        return one, two
+    return method, method
+
+
+def _by_sizes(old: Size, new: Size) -> int:
+    """Bicubic to enlarge, area to shrink, bilinear for what does both."""
+    if new[0] > old[0] and new[1] > old[1]:
+        return 2
+    return 3 if new[0] < old[0] and new[1] < old[1] else 1
