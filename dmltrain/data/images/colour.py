@@ -30,19 +30,25 @@ def change_colours(augmentation: ImageAugmentation, image: Array, numbers: Rando
     if augmentation.shifts_hls:
         _shift_hls(augmentation, image, numbers)
     if augmentation.pca_noise > 0:
-        _look_up(image, _noise_tables(augmentation, numbers))
+        # Sums are cut to whole numbers, as in MXNet.
+        _look_up(image, _tables([np.clip(_LEVELS + noise, 0, 255) for noise in colour_noise(augmentation, numbers)]))
 
 
-def _jitter(augmentation: ImageAugmentation, image: Array, numbers: RandomNumbers) -> None:
-    """Brightness, contrast and saturation times 1 +- their option, in random order."""
+def jitter_factors(augmentation: ImageAugmentation, numbers: RandomNumbers) -> list[tuple[str, float]]:
+    """(what, times what), in the order drawn: brightness, contrast and saturation, each by 1 +- its option."""
     a = augmentation
     factors = {
         "brightness": 1 + numbers.uniform(Draw.BRIGHTNESS, -a.brightness, a.brightness),
         "contrast": 1 + numbers.uniform(Draw.CONTRAST, -a.contrast, a.contrast),
         "saturation": 1 + numbers.uniform(Draw.SATURATION, -a.saturation, a.saturation),
     }
-    for kind in _ORDERS[numbers.integer(Draw.COLOUR_ORDER, 0, len(_ORDERS) - 1)]:
-        factor = factors[kind]
+    return [(kind, factors[kind]) for kind in _ORDERS[numbers.integer(Draw.COLOUR_ORDER, 0, len(_ORDERS) - 1)]]
+
+
+def _jitter(augmentation: ImageAugmentation, image: Array, numbers: RandomNumbers) -> None:
+    for kind, factor in jitter_factors(augmentation, numbers):
+        if factor == 1:  # the option is 0
+            continue
         if kind == "saturation":
             _saturate(image, factor)
         else:
@@ -63,17 +69,13 @@ def _saturate(image: Array, factor: float) -> None:
     cv2.addWeighted(image, factor, grey, 1 - factor, 0.0, dst=image)
 
 
-def _shift_hls(augmentation: ImageAugmentation, image: Array, numbers: RandomNumbers) -> None:
-    """Hue, lightness and saturation plus whole numbers; hue ends at 0 and 180 and does not go round."""
-    cv2 = library("cv2")
-    cv2.cvtColor(image, cv2.COLOR_RGB2HLS, dst=image)
-    shifts = [
-        (_shift(numbers, Draw.HUE, augmentation.max_random_h), 180),
-        (_shift(numbers, Draw.LIGHTNESS, augmentation.max_random_l), 255),
-        (_shift(numbers, Draw.HLS_SATURATION, augmentation.max_random_s), 255),
-    ]
-    _look_up(image, _tables([np.clip(_LEVELS + shift, 0, limit) for shift, limit in shifts]))
-    cv2.cvtColor(image, cv2.COLOR_HLS2RGB, dst=image)
+def hls_shifts(augmentation: ImageAugmentation, numbers: RandomNumbers) -> tuple[int, int, int]:
+    """What is added to hue, lightness and saturation."""
+    return (
+        _shift(numbers, Draw.HUE, augmentation.max_random_h),
+        _shift(numbers, Draw.LIGHTNESS, augmentation.max_random_l),
+        _shift(numbers, Draw.HLS_SATURATION, augmentation.max_random_s),
+    )
 
 
 def _shift(numbers: RandomNumbers, draw: int, largest: int) -> int:
@@ -82,10 +84,20 @@ def _shift(numbers: RandomNumbers, draw: int, largest: int) -> int:
     return int(mean * largest * 2 - largest)
 
 
-def _noise_tables(augmentation: ImageAugmentation, numbers: RandomNumbers) -> Array:
-    """One normal number for each eigenvector; their sum is added to all pixels, cut to a whole number."""
+def _shift_hls(augmentation: ImageAugmentation, image: Array, numbers: RandomNumbers) -> None:
+    """Hue ends at 0 and 180 and does not go round."""
+    cv2 = library("cv2")
+    cv2.cvtColor(image, cv2.COLOR_RGB2HLS, dst=image)
+    limits = zip(hls_shifts(augmentation, numbers), (180, 255, 255), strict=True)
+    _look_up(image, _tables([np.clip(_LEVELS + shift, 0, limit) for shift, limit in limits]))
+    cv2.cvtColor(image, cv2.COLOR_HLS2RGB, dst=image)
+
+
+def colour_noise(augmentation: ImageAugmentation, numbers: RandomNumbers) -> Array:
+    """What is added to red, green and blue of all pixels: float (3,), one normal number for each eigenvector."""
     normal = np.array([*numbers.normal(Draw.PCA), numbers.normal(Draw.PCA + 2)[0]]) * augmentation.pca_noise
-    return _tables([np.clip(_LEVELS + noise, 0, 255) for noise in _EIGENVECTORS @ normal])
+    noise: Array = _EIGENVECTORS @ normal
+    return noise
 
 
 def _tables(of_channels: list[Array]) -> Array:
