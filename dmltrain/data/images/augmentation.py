@@ -84,7 +84,10 @@ class ImageAugmentation:
                 f"image sizes from {self.min_img_size:g} to {self.max_img_size:g}: "
                 "expected 0 <= min_img_size <= max_img_size",
             ),
-            (self.inter_method not in (0, 1, 2, 3, 4, 9, 10), f"inter_method {self.inter_method}: see its values"),
+            (
+                self.inter_method not in (0, 1, 2, 3, 4, 9, 10),
+                f"inter_method is {self.inter_method}: expected 0 to 4, 9 or 10",
+            ),
             *[
                 (getattr(self, name) < 0, f"{name} is {getattr(self, name):g}: expected 0 or more")
                 for name in (

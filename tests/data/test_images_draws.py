@@ -1,0 +1,250 @@
+"""10,000 draws of each option have the distribution that MXNet's image_aug_default.cc draws from."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+
+from dmltrain.data.augment import Augmentation, choose
+from dmltrain.data.images import ImageAugmentation, augmentation_level
+from dmltrain.data.images.colour import colour_noise, hls_shifts, jitter_factors
+from dmltrain.data.images.decode import BrokenImage
+from dmltrain.data.images.draws import RandomNumbers
+from dmltrain.data.images.geometry import training_geometry
+from tests.data.drawing import DRAWS, assert_alike, assert_moments, assert_uniform, assert_whole, many
+
+SOURCE, OUTPUT = (300, 400), (224, 224)
+
+
+def geometries(source=SOURCE, output=OUTPUT, count=DRAWS, **fields):
+    augmentation = ImageAugmentation(**fields)
+    return many_geometries(augmentation, source, output, count)
+
+
+def many_geometries(augmentation, source, output, count):
+    found = []
+    many(lambda numbers: found.append(training_geometry(augmentation, source, output, numbers)), count)
+    return found
+
+
+def matrices(**fields):
+    return np.array([geometry.affine for geometry in geometries(**fields)])
+
+
+def test_the_generator_is_splitmix64():
+    """The first outputs for seed 0, as its authors' C program prints them."""
+    numbers = RandomNumbers(0)
+    assert [numbers.bits(draw) for draw in range(3)] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+
+
+def test_crops_of_fixed_size_are_anywhere():
+    crops = np.array([geometry.crop for geometry in geometries(random_crop=True)])
+    assert_whole(crops[:, 0], 0, 76)
+    assert_whole(crops[:, 1], 0, 176)
+    assert abs(np.corrcoef(crops.T)[0, 1]) < 0.04
+
+
+def test_crops_and_mirrors_are_those_of_the_binary_files():
+    """CIFAR-10 has the same epoch whether it comes from binary files or from .rec."""
+    words = np.random.Philox(5).random_raw(1000)
+    expected = choose(Augmentation((28, 28), pad=4, mirror=True), 32, 32, words)
+    augmentation = ImageAugmentation(random_crop=True, random_mirror=True, pad_size=4)
+    found = [training_geometry(augmentation, (32, 32), (28, 28), RandomNumbers(int(word))) for word in words]
+    assert [geometry.crop for geometry in found] == list(zip(expected.top, expected.left, strict=True))
+    assert [geometry.mirror for geometry in found] == list(expected.mirror)
+
+
+def test_half_of_the_images_are_mirrored():
+    found = geometries(random_mirror=True)
+    assert_moments(np.array([geometry.mirror for geometry in found]), 0.5, 0.5)
+    assert {geometry.crop for geometry in found} == {(38, 88)}  # without random_crop: the centre
+
+
+def test_shear_is_uniform():
+    found = matrices(max_random_shear_ratio=0.1)
+    assert_uniform(found[:, 0, 1], -0.1, 0.1)
+    assert np.allclose(found[:, [0, 1, 1], [0, 0, 1]], [1, 0, 1])
+
+
+def test_angles_are_whole_degrees():
+    angles = np.degrees(np.arctan2(*matrices(max_random_rotate_angle=10)[:, [0, 0], [1, 0]].T))
+    assert np.allclose(angles, angles.round())
+    assert_whole(angles.round(), -10, 10)
+
+
+@pytest.mark.parametrize(
+    "fields, expected",
+    [({"rotate": 30, "max_random_rotate_angle": 5}, {30}), ({"rotate_list": (0, 90, -7)}, {0, 90, -7})],
+)
+def test_given_angles(fields, expected):
+    found = np.degrees(np.arctan2(*matrices(count=200, **fields)[:, [0, 0], [1, 0]].T))
+    assert set(found.round(6)) == expected
+
+
+def test_scale_is_uniform_and_changes_the_canvas():
+    found = geometries(min_random_scale=0.8, max_random_scale=1.5)
+    scales = np.array([geometry.affine[0, 0] for geometry in found])
+    assert_uniform(scales, 0.8, 1.5)
+    assert all(geometry.canvas == (int(s * 300), int(s * 400)) for geometry, s in zip(found, scales, strict=True))
+
+
+@pytest.mark.parametrize(
+    "fields, low, high",
+    [
+        ({"max_random_aspect_ratio": 0.25}, 0.75, 1.25),
+        ({"min_random_aspect_ratio": 0.9, "max_random_aspect_ratio": 1.5}, 0.9, 1.5),
+    ],
+)
+def test_aspect_ratio_is_uniform(fields, low, high):
+    found = matrices(**fields)
+    across, down = found[:, 1, 1], found[:, 0, 0]
+    assert_uniform(across / down, low, high)
+    assert np.allclose(across + down, 2)
+
+
+def test_all_of_the_affine_transformation_are_drawn_apart():
+    found = matrices(**augmentation_level(3))
+    across = np.hypot(found[:, 1, 0], found[:, 1, 1])
+    angle = np.degrees(np.arctan2(-found[:, 1, 0], found[:, 1, 1]))
+    down = 2 - across
+    cos, sin = np.cos(np.radians(angle)), np.sin(np.radians(angle))
+    shear = (down * cos - found[:, 0, 0]) / np.where(sin == 0, np.inf, sin * across)
+    assert_uniform(across / down, 0.75, 1.25)
+    assert_whole(angle.round(), -10, 10)
+    assert_uniform(shear[sin != 0], -0.1, 0.1)
+    correlations = np.corrcoef([across / down, angle, np.where(sin == 0, 0, shear)]) - np.eye(3)
+    assert np.abs(correlations).max() < 0.04
+
+
+def test_the_centre_stays_in_the_centre():
+    for geometry in geometries(count=50, min_random_scale=0.5, max_random_scale=2.0, **augmentation_level(3)):
+        x, y, _ = geometry.affine @ [200, 150, 1]
+        assert np.allclose((x, y), np.array(geometry.canvas[::-1]) / 2, atol=0.5)
+
+
+def test_limits_of_the_canvas():
+    found = geometries(count=200, min_random_scale=0.1, max_random_scale=3.0, min_img_size=250, max_img_size=600)
+    sizes = np.array([geometry.canvas for geometry in found])
+    assert sizes.min() == 250 and sizes.max() == 600
+
+
+def test_square_crops():
+    found = geometries(min_crop_size=100, max_crop_size=200, random_crop=True)
+    top, left, height, width = np.array([geometry.region for geometry in found]).T
+    assert np.array_equal(height, width)
+    assert_whole(height, 100, 200)
+    assert_uniform((top + 0.5) / (301 - height), 0, 1)
+    assert_uniform((left + 0.5) / (401 - width), 0, 1)
+    assert {geometry.scaled for geometry in found} == {OUTPUT}
+
+
+def test_square_crops_at_the_centre_and_of_small_images():
+    assert {geometry.region for geometry in geometries(count=20, min_crop_size=100, max_crop_size=100)} == {
+        (100, 150, 100, 100)
+    }
+    with pytest.raises(BrokenImage, match="60 x 50 pixels, is smaller than max_crop_size 100: resize or pad it"):
+        geometries((50, 60), count=1, min_crop_size=10, max_crop_size=100)
+
+
+def mxnets_resized_crop(height, width, areas, ratios, rng):
+    """The lines of image_aug_default.cc, with Python's generator: (top, left, height, width), or None."""
+    for _ in range(10):
+        target = height * width * rng.uniform(*areas)
+        ratio = rng.uniform(*ratios)
+        down, across = round(math.sqrt(target / ratio)), round(math.sqrt(target * ratio))
+        if rng.random() > 0.5:
+            down, across = across, down
+        if down <= height and across <= width:
+            return rng.randint(0, height - down), rng.randint(0, width - across), down, across
+    return None
+
+
+@pytest.mark.parametrize(
+    "source, areas, ratios",
+    [
+        ((300, 400), (0.08, 1.0), (0.75, 4 / 3)),
+        ((300, 400), (0.5, 0.5), (1.0, 2.0)),
+        ((200, 400), (0.5, 1.0), (0.5, 1.5)),
+    ],
+)
+def test_resized_crops_are_mxnets(source, areas, ratios):
+    found = geometries(
+        source,
+        random_resized_crop=True,
+        min_random_area=areas[0],
+        max_random_area=areas[1],
+        min_random_aspect_ratio=ratios[0],
+        max_random_aspect_ratio=ratios[1],
+    )
+    rng = random.Random(3)
+    expected = [mxnets_resized_crop(*source, areas, ratios, rng) for _ in range(DRAWS)]
+    whole = (0, 0, *source)
+    fits = [geometry.region != whole for geometry in found]
+    assert_alike(fits, [region is not None for region in expected])
+    regions = np.array([geometry.region for geometry in found if geometry.region != whole])
+    for values, others in zip(regions.T, np.array([region for region in expected if region]).T, strict=True):
+        assert_alike(values, others)
+    assert_alike(regions[:, 2] * regions[:, 3], [region[2] * region[3] for region in expected if region])
+
+
+def test_without_areas_and_ratios_the_crop_is_central():
+    (found,) = geometries(count=1, random_resized_crop=True)
+    assert found.region == (0, 0, *SOURCE) and found.scaled == SOURCE and found.crop == (38, 88)
+
+
+def test_factors_of_brightness_contrast_and_saturation():
+    augmentation = ImageAugmentation(brightness=0.4, contrast=0.2, saturation=0.3)
+    orders = []
+
+    def factors(numbers):
+        found = jitter_factors(augmentation, numbers)
+        orders.append(tuple(kind for kind, _ in found))
+        return [factor for _, factor in sorted(found)]
+
+    values = many(factors)
+    for column, spread in zip(values.T, (0.4, 0.2, 0.3), strict=True):
+        assert_uniform(column, 1 - spread, 1 + spread)
+    assert np.abs(np.corrcoef(values.T) - np.eye(3)).max() < 0.04
+    numbered = {order: number for number, order in enumerate(sorted(set(orders)))}
+    assert_whole(np.array([numbered[order] for order in orders]), 0, 5)
+
+
+def test_shifts_of_hue_lightness_and_saturation():
+    """MXNet's draw: (u + 4 v) / 5 of two uniform numbers, cut to a whole number towards 0."""
+    augmentation = ImageAugmentation(max_random_h=36, max_random_s=50, max_random_l=30)
+    rng = np.random.default_rng(2)
+    for column, largest in zip(many(lambda numbers: hls_shifts(augmentation, numbers)).T, (36, 30, 50), strict=True):
+        one, two = rng.random((2, 200_000))
+        expected = np.trunc((one + 4 * two) / 5 * largest * 2 - largest)
+        assert column.min() >= -largest and column.max() <= largest
+        assert_alike(column, expected)
+
+
+def test_noise_of_colours():
+    vectors = np.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]])
+    expected = vectors * [55.46, 4.794, 1.148] * 0.1
+    noise = many(lambda numbers: colour_noise(ImageAugmentation(pca_noise=0.1), numbers))
+    along = noise @ np.linalg.inv(expected).T  # one standard normal number for each eigenvector
+    for column in along.T:
+        assert_moments(column, 0, 1)
+        assert 0.67 < (np.abs(column) < 1).mean() < 0.695
+    assert np.abs(np.corrcoef(along.T) - np.eye(3)).max() < 0.04
+
+
+def test_methods_of_interpolation():
+    assert {geometry.methods for geometry in geometries(count=300, inter_method=10)} == {
+        (one, two) for one in range(5) for two in range(5)
+    }
+    enlarged, shrunk, both = (
+        geometries(size, count=1, resize=100, inter_method=9)[0].methods[0]
+        for size in ((50, 60), (300, 400), (100, 300))
+    )
+    assert (enlarged, shrunk, both) == (2, 3, 1)
+
+
+def test_one_option_does_not_change_what_another_draws():
+    fields = augmentation_level(1)
+    more = {"brightness": 0.4, "max_random_shear_ratio": 0.1, "min_random_scale": 0.9, "pca_noise": 0.1}
+    found, others = geometries(count=50, **fields), geometries(count=50, **fields, **more)
+    assert [geometry.mirror for geometry in found] == [geometry.mirror for geometry in others]
