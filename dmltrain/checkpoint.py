@@ -1,4 +1,5 @@
-"""Checkpoint files: PREFIX-0001.pt is the state after epoch 1 (.npz with --backend mxnet).
+"""Checkpoint files: PREFIX-0001.pt is the state after epoch 1 (.npz with --backend mxnet), PREFIX-0001_iter_700.pt that
+after iteration 700, in the middle of the next epoch.
 
 A file is a zip archive in its framework's format, which the backend encodes and decodes. This module handles names and
 bytes: it writes files atomically, verifies them when it reads them, and checks that they fit the run. It imports no
@@ -12,7 +13,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dmltrain import bounded, whole_file, wholeness
 from dmltrain.backends.table import BACKENDS
@@ -25,15 +26,22 @@ OWNERS = {backend.capabilities.suffix: name for name, backend in BACKENDS.items(
 SUFFIXES = (*OWNERS, weights.SUFFIX)  # every backend can start from MXNet's weights
 
 
-def path(prefix: str, epoch: int, suffix: str = ".pt") -> Path:
-    """The file of the state after `epoch` epochs. Numbers start from 1, as in MXNet."""
-    return Path(f"{prefix}-{epoch:04d}{suffix}")
+class Saved(NamedTuple):
+    """What a checkpoint's name says. Newer ones are larger, because an iteration belongs to the epoch after `epoch`."""
+
+    epoch: int  # whole epochs
+    iteration: int = 0  # of the whole run; 0 at the end of an epoch
+
+
+def path(prefix: str, epoch: int, suffix: str = ".pt", iteration: int = 0) -> Path:
+    """The file of the state after `epoch` epochs, or in the next one. Numbers start from 1, as in MXNet."""
+    return Path(f"{prefix}-{epoch:04d}{f'_iter_{iteration}' if iteration else ''}{suffix}")
 
 
 def last(
     prefix: str, suffixes: Sequence[str] = (".pt",), load_other: Callable[[Path], object] = Path.exists
-) -> tuple[int, tuple[str, ...]]:
-    """The newest epoch whose checkpoint is whole (0 if there is none), and what is damaged in each newer one.
+) -> tuple[Saved, tuple[str, ...]]:
+    """The newest whole checkpoint (Saved(0) if there is none), and what is damaged in each newer one.
 
     `suffixes`: the backend's own, then those of other programs' files, which `load_other` reads; they count only for an
     epoch without an own file. Raises UserError if there are only checkpoints of another backend, because training from
@@ -41,15 +49,17 @@ def last(
     """
     names = _names(Path(prefix))
     damaged: list[str] = []
-    for epoch in sorted({epoch for epoch, suffix in names if suffix in suffixes}, reverse=True):
-        source = next(path(prefix, epoch, suffix) for suffix in suffixes if (epoch, suffix) in names)
+    for saved in sorted({saved for saved, suffix in names if suffix in suffixes}, reverse=True):
+        source = next(
+            path(prefix, saved.epoch, suffix, saved.iteration) for suffix in suffixes if (saved, suffix) in names
+        )
         damage = _damage(source, None if source.suffix == suffixes[0] else load_other)
         if not damage:
-            return epoch, tuple(damaged)
+            return saved, tuple(damaged)
         damaged.append(damage)
     if names and not damaged:
         raise UserError(f"--load-epoch last: {_present(Path(prefix), suffixes)}")
-    return 0, tuple(damaged)
+    return Saved(0), tuple(damaged)
 
 
 def _damage(source: Path, load: Callable[[Path], object] | None) -> str:
@@ -65,15 +75,15 @@ def _damage(source: Path, load: Callable[[Path], object] | None) -> str:
     return ""
 
 
-def _names(prefix: Path) -> dict[tuple[int, str], str]:
-    """(epoch, suffix) -> file name, for all checkpoints with this prefix, by epoch."""
+def _names(prefix: Path) -> dict[tuple[Saved, str], str]:
+    """(what is saved, suffix) -> file name, for all checkpoints with this prefix, by epoch."""
     suffixes = "|".join(map(re.escape, SUFFIXES))
-    pattern = re.compile(rf"{re.escape(prefix.name)}-(\d{{4,}})({suffixes})")
+    pattern = re.compile(rf"{re.escape(prefix.name)}-(\d{{4,}})(?:_iter_(\d+))?({suffixes})")
     try:
         matches = [pattern.fullmatch(each) for each in sorted(os.listdir(prefix.parent))]
     except OSError:
         return {}
-    return {(int(match[1]), match[2]): match[0] for match in matches if match}
+    return {(Saved(int(match[1]), int(match[2] or 0)), match[3]): match[0] for match in matches if match}
 
 
 def prepare(prefix: str) -> None:
@@ -82,7 +92,7 @@ def prepare(prefix: str) -> None:
     start = re.escape(target.name.removesuffix("0000.pt"))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        whole_file.remove_left(target.parent, rf"{start}(\d{{4,}}\.\w+|symbol\.json)")
+        whole_file.remove_left(target.parent, rf"{start}(\d{{4,}}(_iter_\d+)?\.\w+|symbol\.json)")
         with whole_file.temporary(target):
             pass
     except OSError as error:
@@ -131,7 +141,7 @@ def read(source: Path) -> bytes:
 
 
 def _prefix(source: Path) -> Path:
-    return source.with_name(re.sub(r"-\d{4,}\.\w+$", "", source.name))
+    return source.with_name(re.sub(r"-\d{4,}(_iter_\d+)?\.\w+$", "", source.name))
 
 
 def _present(prefix: Path, suffixes: Collection[str], without: str = "") -> str:

@@ -23,15 +23,17 @@ from dmltrain.wholeness import Examined
 Load = Callable[[Path], object]
 
 
-def agree(store: KVStore, asked: int, chosen: Sequence[int]) -> list[int]:
-    """Worker 0's `chosen`. `asked`: this worker's --load-epoch. Raises UserError if it is not the same on all."""
-    table = agreement.rows(store, "choice of a checkpoint", [asked, *chosen])
-    others = agreement.different(table[:, :1])
+def agree(store: KVStore, asked: Sequence[int], chosen: Sequence[int]) -> list[int]:
+    """Worker 0's `chosen`. `asked`: this worker's --load-epoch and --load-iteration. Raises UserError if they are not
+    the same on all."""
+    table = agreement.rows(store, "choice of a checkpoint", [*asked, *chosen])
+    others = agreement.different(table[:, : len(asked)])
     if others:
         raise UserError(
-            f"{agreement.named(others)} did not get worker 0's --load-epoch: start all workers with the same options"
+            f"{agreement.named(others)} did not get worker 0's --load-epoch or --load-iteration: start all workers "
+            "with the same options"
         )
-    return [int(each) for each in table[0, 1:]]
+    return [int(each) for each in table[0, len(asked) :]]
 
 
 def read(source: Path, store: KVStore, log: Logger, load: Load | None = None) -> bytes:

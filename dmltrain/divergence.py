@@ -59,7 +59,7 @@ def _take_worker_0s(run: Run, epoch: int, arrays: Sequence[CommonArray], digests
     found = [_difference(run, each) for each in arrays]
     largest = max(range(len(found)), key=found.__getitem__)
     table = agreement.rows(run.store, "differences of the state", [found[largest], largest])
-    limit = ROUNDING * math.sqrt(run.batches)
+    limit = ROUNDING * math.sqrt(run.plan.steps)
     names = [each.name for each in arrays]
     if too_large := _described(table, names, limit):
         suspects = agreement.suspects(digests, np.flatnonzero(table[:, 0] > limit).tolist())

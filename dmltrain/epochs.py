@@ -1,17 +1,23 @@
-"""An epoch of a run: its steps, the validation after it, and the log lines of both."""
+"""An epoch of a run: its steps, what happens between them and after the last, and the log lines.
+
+In the middle of an epoch a snapshot or a test makes all workers' weights and statistics the same, as the epoch's end
+does. After a snapshot the frameworks' random numbers start anew from its position. So a run that resumes from a
+snapshot makes the steps of the run that wrote it, bit for bit.
+"""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from dmltrain import communication, record
+from dmltrain import communication, divergence, monitor, record, resume
 from dmltrain.data import partition
 from dmltrain.data.batches import EvalBatches, TrainBatches
+from dmltrain.meter import Meter
 from dmltrain.metric import Sums
+from dmltrain.plan import Position
 from dmltrain.run import Run
 
 
@@ -27,72 +33,130 @@ class Cost:
 
 
 def train(run: Run, epoch: int) -> Cost:
-    """Train on each sample of this worker's part once. After it all workers have the same weights and statistics."""
-    options, trainer, store = run.options, run.trainer, run.store
+    """Train on each sample of this worker's part once, or up to the run's last step. After it all workers have the same
+    weights and statistics."""
+    trainer, store = run.trainer, run.store
+    first = run.start.step if epoch == run.start.epoch else 0
     sent, received = store.bytes_sent, store.bytes_received
-    trainer.seed(options.seed, epoch, store.rank)
+    seed(run, Position(epoch, first))
     start = communication.mark(store)
-    started = time.perf_counter()
-    whole, rate = steps(run, epoch)
+    meter = Meter(run, epoch)
+    rate = steps(run, epoch, first, meter)
     trainer.synchronize()
-    whole += trainer.take_sums()
-    seconds = time.perf_counter() - started
-    run.log_values(epoch, {f"Train-{name}": value for name, value in whole.metrics(options.top_k).items()})
+    seconds = meter.finish()
+    run.log_values(epoch, {f"Train-{name}": value for name, value in run.metrics(meter.whole).items()})
     run.log_values(epoch, {"Time cost": seconds})
-    store.barrier()  # asynchronous workers arrive one by one; the weights do not change after the last
-    trainer.synchronize()
-    trainer.merge_statistics(store.all_reduce, store.num_workers)
+    settle(run)
     end = communication.mark(store)
     spent = communication.between(store, start, end) if start and end else {}
-    return Cost(whole.samples / seconds, rate, sent, received, spent)
+    return Cost(meter.whole.samples / seconds, rate, sent, received, spent)
 
 
-def steps(run: Run, epoch: int) -> tuple[Sums, float]:
-    """Make the epoch's steps. Returns the sums of all logged batches, and the last learning rate."""
-    options, trainer, rate = run.options, run.trainer, 0.0
-    whole, since = Sums(), time.perf_counter()
-    for batch in training_batches(run, epoch):
-        rate = run.schedule(epoch, batch.index)
-        trainer.train_step(batch.images, batch.labels, step_total(run, batch.index), rate)
+def seed(run: Run, position: Position) -> None:
+    """Seed the frameworks' random numbers, so that a run that resumes there draws what this one does."""
+    run.trainer.seed(run.options.seed, position.epoch, run.store.rank, *([position.step] if position.step else []))
+
+
+def settle(run: Run) -> None:
+    """Give all workers the same weights and statistics."""
+    run.trainer.synchronize()
+    run.store.barrier()  # asynchronous workers arrive one by one; the weights do not change after the last
+    run.trainer.synchronize()
+    run.trainer.merge_statistics(run.store.all_reduce, run.store.num_workers)
+
+
+def steps(run: Run, epoch: int, first: int, meter: Meter) -> float:
+    """Make the epoch's steps from number `first` on. Returns the last learning rate."""
+    options, trainer, plan, rate = run.options, run.trainer, run.plan, 0.0
+    for batch in training_batches(run, epoch, first):
+        step = batch.index // plan.group
+        complete = (batch.index + 1) % plan.group == 0 or batch.index + 1 == plan.batches
+        if complete:
+            rate = run.schedule(epoch, step)
+            trainer.train_step(batch.images, batch.labels, step_total(run, step), rate)
+        else:
+            trainer.accumulate(batch.images, batch.labels, step_total(run, step))
         if batch.index and batch.index % options.disp_batches == 0:
-            recent, now = trainer.take_sums(), time.perf_counter()
-            speed = recent.samples / (now - since)
-            run.log.info(record.batch(epoch, batch.index, speed, recent.metrics(options.top_k)))
-            whole, since = whole + recent, now
-    return whole, rate
+            meter.show(batch.index)
+        if complete:
+            between_steps(run, Position(epoch, step + 1), meter)
+    return rate
 
 
-def training_batches(run: Run, epoch: int) -> TrainBatches:
-    options, split, store = run.options, run.dataset.train, run.store
-    order = partition.epoch_order(len(split), options.seed, epoch)
+def between_steps(run: Run, position: Position, meter: Meter) -> None:
+    """Do what the options ask for after this step. After the last step of an epoch, `save` and `validate` do."""
+    options, iteration = run.options, run.plan.iteration(position)
+    if due(options.monitor, iteration):
+        monitor.log(run, iteration)
+    last = position.step == run.plan.steps_of(position.epoch)
+    snapshot, test = due(options.snapshot, iteration), due(options.test_interval, iteration)
+    if last or not (snapshot or test):
+        return
+    with meter.pause():
+        settle(run)
+        if snapshot:
+            divergence.check(run, position.epoch)
+            resume.save(run, position)
+            seed(run, position)
+        if test:
+            log_validation(run, iteration, evaluated(run))
+
+
+def due(interval: int, iteration: int) -> bool:
+    return interval > 0 and iteration % interval == 0
+
+
+def training_batches(run: Run, epoch: int, first: int) -> TrainBatches:
+    """The batches of the run's steps in this epoch, from step `first` on."""
+    plan, part = run.plan, run.parts.part(run.store.rank, run.options.seed, epoch)
     return TrainBatches(
-        split,
-        partition.shard(order, store.rank, store.num_workers),
-        options.batch_size,
-        run.batches,
-        options.seed,
-        epoch,
-        store.rank,
-        store.num_workers,
-        options.data_nthreads,
+        run.dataset.train,
+        part,
+        run.options.data_nthreads,
+        first=first * plan.group,
+        stop=plan.steps_of(epoch) * plan.group,
     )
 
 
 def step_total(run: Run, step: int) -> int:
     """Number of samples in a step's mean gradient: of all workers if they step together, else of this worker."""
-    sizes = partition.step_sizes(len(run.dataset.train), run.store.num_workers, run.options.batch_size, step)
-    return sum(sizes) if run.store.kvstore_type.synchronous else max(1, sizes[run.store.rank])
+    plan = run.plan
+    sizes = [run.parts.step_sizes(batch) for batch in plan.batches_of(step)]
+    if run.store.kvstore_type.synchronous:
+        return sum(map(sum, sizes))
+    return max(1, sum(each[run.store.rank] for each in sizes))
+
+
+def save(run: Run, epoch: int) -> None:
+    """Write a checkpoint after this epoch if the options ask for it, or if it is the last."""
+    options, position = run.options, run.plan.after(epoch, run.plan.steps_of(epoch))
+    last = epoch + 1 == run.plan.epochs
+    if last or (epoch + 1) % options.save_period == 0 or due(options.snapshot, run.plan.iteration(position)):
+        resume.save(run, position)
 
 
 def validate(run: Run, epoch: int) -> None:
-    """Log the accuracy on the whole validation set: each worker evaluates its part, all workers log the total."""
+    """Log the accuracy on the whole validation set after this epoch."""
+    sums = evaluated(run)
+    run.log_values(epoch, {f"Validation-{name}": value for name, value in run.metrics(sums).items()})
+    iteration = run.plan.iteration(run.plan.after(epoch, run.plan.steps_of(epoch)))
+    if due(run.options.test_interval, iteration):
+        log_validation(run, iteration, sums)
+
+
+def evaluated(run: Run) -> Sums:
+    """The sums over the whole validation set: each worker evaluates its part, all workers get the total."""
     dataset, store = run.dataset, run.store
     shard = partition.validation_shard(len(dataset.validation), store.rank, store.num_workers)
     for batch in EvalBatches(dataset.validation, shard, run.options.batch_size):
         run.trainer.evaluate(batch.images, batch.labels)
     counted = run.trainer.take_sums()
-    whole = Sums.of(store.all_reduce("validation", np.array(counted.values())))
-    run.log_values(epoch, {f"Validation-{name}": value for name, value in whole.metrics(run.options.top_k).items()})
+    return Sums.of(store.all_reduce("validation", np.array(counted.values())))
+
+
+def log_validation(run: Run, iteration: int, sums: Sums) -> None:
+    for name, value in run.metrics(sums).items():
+        run.log.info(record.step_value(iteration, f"Validation-{name}", value))
 
 
 def report(run: Run, epoch: int, cost: Cost) -> None:

@@ -19,11 +19,12 @@ from dmltrain import checkpoint, data, divergence, env, epochs, errors, kvstore,
 from dmltrain.backends.table import BACKENDS
 from dmltrain.data import partition
 from dmltrain.data.dataset import Dataset
+from dmltrain.data.parts import Shared
 from dmltrain.errors import Diverged, JobLost, UserError
 from dmltrain.kvstore import KVStore
 from dmltrain.options import Options, parse
+from dmltrain.plan import Position, plan_of, schedule_of
 from dmltrain.run import Run
-from dmltrain.schedule import Schedule
 
 INTERRUPTED = 130  # 128 + SIGINT
 
@@ -68,10 +69,10 @@ def train(options: Options, command: str) -> None:
     )  # a scheduler or server serves the job here, and exits
     try:
         run = prepare(options, store, command)
-        for epoch in range(run.first_epoch, options.num_epochs):
+        for epoch in range(run.start.epoch, run.plan.epochs):
             cost = epochs.train(run, epoch)
             divergence.check(run, epoch)
-            resume.save(run, epoch)
+            epochs.save(run, epoch)
             epochs.validate(run, epoch)
             epochs.report(run, epoch, cost)
         run.log.info("Final weights sha256=%s", run.trainer.digest())
@@ -100,17 +101,16 @@ def prepare(options: Options, store: KVStore, command: str) -> Run:
     network = models.create(
         options.network, options.num_layers, dataset.num_classes, dataset.image_shape, **options.network_options
     )
-    batches = partition.num_batches(len(dataset.train), store.num_workers, options.batch_size)
-    schedule = Schedule(
-        options.lr, batches, options.lr_factor, options.lr_step_epochs, options.warmup_epochs, options.warmup_strategy
-    )
-    options, source = resume.chosen(options, store, log)
+    parts = Shared(len(dataset.train), store.num_workers, options.batch_size, len(dataset.train))
+    plan = plan_of(options, parts.steps, store.num_workers)
+    options, source = resume.chosen(options, plan, store, log)
     found = resume.load(source, options, network, store, log) if source else None
     trainer = BACKENDS[options.backend].trainer(
         network, options, store, found and found["state"], dataset.normalisation
     )
     resume.check_all_save(options, store)
-    run = Run(options, store, log, network, dataset, trainer, schedule, batches, found["epoch"] if found else 0)
+    start = resume.position(source, found, plan) if source and found else Position(0)
+    run = Run(options, store, log, network, dataset, trainer, schedule_of(options, plan), parts, plan, start)
     introduce(run, command)
     if found:
         resume.report(log, found, resume.circumstances(options, store, len(dataset.train)))
@@ -163,9 +163,14 @@ def other_rank(run: Run) -> list[str]:
 
 def announce(run: Run) -> None:
     """Log the number of epochs to come, and the measured bandwidth of network and memory."""
-    if run.first_epoch >= run.options.num_epochs:
-        run.log.info("Nothing to train: %d of --num-epochs %d epochs are done", run.first_epoch, run.options.num_epochs)
+    options, plan = run.options, run.plan
+    if plan.iteration(run.start) >= plan.iterations:
+        done, what = (
+            (run.start.epoch, "num-epochs") if options.max_iter is None else (plan.iteration(run.start), "max-iter")
+        )
+        of = options.max_iter or options.num_epochs
+        run.log.info("Nothing to train: %d of --%s %d are done", done, what, of)
         return
     if limits := run.store.measure_limits():
         run.log.info("Limits: %s", limits)
-    run.log.info(record.plan(run.first_epoch, run.options.num_epochs - 1, run.batches))
+    run.log.info(record.plan(run.start.epoch, plan.epochs - 1, plan.batches))

@@ -10,6 +10,7 @@ on standard output and exits with 0.
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Generator
@@ -24,6 +25,7 @@ from dmltrain.backends.table import BACKENDS
 from dmltrain.data import synthetic
 from dmltrain.data.batches import Batch, TrainBatches
 from dmltrain.data.dataset import Dataset
+from dmltrain.data.parts import Shared
 from dmltrain.kvstore import codec
 from dmltrain.kvstore.local import LocalKVStore
 from dmltrain.kvstore.worker import sharding
@@ -147,12 +149,9 @@ def slice_bytes(network: Network, options: Options) -> list[int]:
 
 def endless(dataset: Dataset, options: Options) -> Generator[Batch, None, None]:
     """Batches without end, prepared in the background as in training."""
-    order, epoch = np.arange(len(dataset.train)), 0
-    while True:
-        yield from TrainBatches(
-            dataset.train, order, options.batch_size, BATCHES, options.seed, epoch, 0, 1, options.data_nthreads
-        )
-        epoch += 1
+    parts = Shared(len(dataset.train), 1, options.batch_size, len(dataset.train))
+    for epoch in itertools.count():
+        yield from TrainBatches(dataset.train, parts.part(0, options.seed, epoch), options.data_nthreads)
 
 
 def seconds_per_step(

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 
+# --loss -> the name of MXNet's metric. For a softmax both are the cross-entropy.
+LOSSES = {"ce": "cross-entropy", "nll_loss": "nll-loss", "nll": "nll-loss"}
+
 
 @dataclass(frozen=True)
 class Sums:
@@ -25,10 +28,10 @@ class Sums:
     def of(cls, values: Iterable[float]) -> Sums:
         return cls(*(float(value) for value in values))
 
-    def metrics(self, top_k: int = 0) -> dict[str, float]:
-        """Means by MXNet's metric names; nan without samples."""
+    def metrics(self, top_k: int = 0, losses: Iterable[str] = ()) -> dict[str, float]:
+        """Means by MXNet's metric names, with the cross-entropy and those of `losses`; nan without samples."""
         count = self.samples or float("nan")
         named = {"accuracy": self.correct / count}
         if top_k:
             named[f"top_k_accuracy_{top_k}"] = self.correct_top_k / count
-        return {**named, "cross-entropy": self.cross_entropy / count}
+        return {**named, **{LOSSES[name]: self.cross_entropy / count for name in ("ce", *losses)}}

@@ -11,12 +11,22 @@ from dmltrain.arrays import Array
 from dmltrain.errors import UserError
 
 # One number for each purpose, so that two purposes never share words.
-ORDER, AUGMENTATION, DIGITS_SPLIT, SYNTHETIC, WEIGHTS = range(5)
+ORDER, AUGMENTATION, DIGITS_SPLIT, SYNTHETIC, WEIGHTS, CHUNKS = range(6)
+
+BLOCK = 4  # words that Philox makes at once, and its `advance` counts
 
 
 def words(count: int, seed: int, epoch: int, purpose: int) -> Array:
     """`count` random words, uint64 (count,). A longer stream begins with the shorter one. UserError: seed below 0."""
     return generator(seed, epoch, purpose).random_raw(count)
+
+
+def words_from(first: int, count: int, seed: int, epoch: int, purpose: int) -> Array:
+    """Words first to first + count - 1 of the same stream; the others are not computed."""
+    made = generator(seed, epoch, purpose)
+    made.advance(first // BLOCK)
+    skipped = first % BLOCK
+    return made.random_raw(skipped + count)[skipped:]
 
 
 def generator(seed: int, epoch: int, purpose: int) -> np.random.Philox:

@@ -50,6 +50,17 @@ def value(epoch: int, name: str, value: float) -> str:
     return f"Epoch[{epoch}] {_checked(name)}={text}"
 
 
+def step_value(iteration: int, name: str, value: float) -> str:
+    """The line of one value in the middle of an epoch: `Step[700] Validation-accuracy=0.512000`. No parser takes it for
+    an epoch's; `Iteration[700]` was an epoch in MXNet before 2016."""
+    return f"Step[{iteration}] {_checked(name)}={_decimal(value, _METRIC_PLACES)}"
+
+
+def array_size(iteration: int, name: str, size: float) -> str:
+    """The line of MXNet's Monitor (python/mxnet/monitor.py)."""
+    return f"Batch: {iteration:7d} {name:30s} {size:.9g}"
+
+
 def communication(epoch: int, values: Mapping[str, float]) -> str:
     """The line that says how an epoch's time was spent; `values` are those of COMMUNICATION."""
     shown = " ".join(f"{_checked(name)}={value:.{_COMMUNICATION_PLACES}f}" for name, value in values.items())

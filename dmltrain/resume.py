@@ -1,4 +1,4 @@
-"""Saving a run's state after each epoch, and resuming from it.
+"""Saving a run's state after an epoch or in the middle of one, and resuming from it.
 
 A checkpoint holds the trainer's state, what a resumed run must have in common with it (`identity`), and what must be
 unchanged for a bit-exact resume (`circumstances`). checkpoint.py reads and writes the files.
@@ -18,38 +18,42 @@ import dmltrain
 from dmltrain import checkpoint, common_checkpoint
 from dmltrain.backends.backend import Capabilities
 from dmltrain.backends.table import BACKENDS
+from dmltrain.checkpoint import Saved
 from dmltrain.errors import UserError
 from dmltrain.kvstore import KVStore
 from dmltrain.layers import Network
 from dmltrain.models import graph_file
 from dmltrain.mxnet_files import weights
 from dmltrain.options import LAST, Options
+from dmltrain.plan import Plan, Position
 from dmltrain.run import Run
 from dmltrain.wholeness import sealed
 
 # -- saving -----------------------------------------------------------------------------------------------------------
 
 
-def save(run: Run, epoch: int) -> None:
-    """Write the state after `epoch` (from 0) as checkpoint number epoch + 1. Every worker must call this, for its
-    residuals; worker 0 writes. The others wait for it at the end of `validate`, so the weights do not change."""
+def save(run: Run, position: Position) -> None:
+    """Write the state after the run's steps until `position`. Every worker must call this, for its residuals; worker 0
+    writes. The others wait for it in the next exchange, so the weights do not change."""
     if not run.options.model_prefix:
         return
     residuals = run.store.residuals()
     if run.store.rank != 0:
         return
-    target = path(run.options, epoch + 1)
+    target = path(run.options, run.plan.saved(position))
     content = {
         "format": checkpoint.FORMAT,
         "version": dmltrain.__version__,
-        "epoch": epoch + 1,
+        "epoch": position.epoch,
+        **({"step": position.step, "steps": run.plan.steps} if position.step else {}),
         **identity(run.options, run.network),
         "circumstances": circumstances(run.options, run.store, len(run.dataset.train)),
         "state": run.trainer.state(residuals),
     }
     checkpoint.write(target, sealed(run.backend.encode(content)))
-    for other, same in run.trainer.other_files(run.options.model_prefix, epoch + 1).items():
-        checkpoint.write(other, sealed(same) if other.suffix in checkpoint.SUFFIXES else same)
+    if not position.step:
+        for other, same in run.trainer.other_files(run.options.model_prefix, position.epoch).items():
+            checkpoint.write(other, sealed(same) if other.suffix in checkpoint.SUFFIXES else same)
     run.log.info('Saved checkpoint to "%s"', target)
 
 
@@ -71,6 +75,7 @@ def circumstances(options: Options, store: KVStore, num_examples: int) -> dict[s
         "num_examples": num_examples,
         "seed": options.seed,
         "batch_size": options.batch_size,
+        "macrobatch_size": options.macrobatch_size,
         "num_workers": store.num_workers,
         "dtype": options.dtype,
         "devices": len(options.device_names),
@@ -78,12 +83,12 @@ def circumstances(options: Options, store: KVStore, num_examples: int) -> dict[s
     }
 
 
-def path(options: Options, epoch: int) -> Path:
-    return _file(options, epoch, _capabilities(options).suffix)
+def path(options: Options, saved: Saved) -> Path:
+    return _file(options, saved, _capabilities(options).suffix)
 
 
-def _file(options: Options, epoch: int, suffix: str) -> Path:
-    return checkpoint.path(options.model_prefix or "", epoch, suffix)
+def _file(options: Options, saved: Saved, suffix: str) -> Path:
+    return checkpoint.path(options.model_prefix or "", saved.epoch, suffix, saved.iteration)
 
 
 def check_all_save(options: Options, store: KVStore) -> None:
@@ -104,32 +109,33 @@ def check_all_save(options: Options, store: KVStore) -> None:
 NOT_ASKED = -2  # in place of the number of --load-epoch; LAST is -1
 
 
-def chosen(options: Options, store: KVStore, log: Logger) -> tuple[Options, Path | None]:
-    """The options with worker 0's choice of --load-epoch, and the file to read; None to start anew. For `last` this is
-    the newest epoch of which worker 0, which writes checkpoints, has a whole file; the damaged ones are logged."""
+def chosen(options: Options, plan: Plan, store: KVStore, log: Logger) -> tuple[Options, Path | None]:
+    """The options with worker 0's choice of a checkpoint, and the file to read; None to start anew. For --load-epoch
+    last this is the newest of which worker 0, which writes checkpoints, has a whole file; the damaged ones are logged.
+    """
     suffixes = (_capabilities(options).suffix, weights.SUFFIX)
-    epoch = _epoch(options, log) if store.rank == 0 else None
-    kinds = [
-        kind for kind, suffix in enumerate(suffixes) if epoch is not None and _file(options, epoch, suffix).exists()
-    ]
-    asked = NOT_ASKED if options.load_epoch is None else options.load_epoch
-    none = NOT_ASKED if epoch is None else epoch
-    found, kind = common_checkpoint.agree(store, asked, (none, min(kinds, default=0)))
-    if found == NOT_ASKED:
+    saved = _saved(options, plan, log) if store.rank == 0 else None
+    kinds = [kind for kind, suffix in enumerate(suffixes) if saved and _file(options, saved, suffix).exists()]
+    asked = [NOT_ASKED if each is None else each for each in (options.load_epoch, options.load_iteration)]
+    epoch, iteration, kind = common_checkpoint.agree(store, asked, (*(saved or (NOT_ASKED, 0)), min(kinds, default=0)))
+    if epoch == NOT_ASKED:
         return replace(options, load_epoch=None), None
-    return replace(options, load_epoch=found), _file(options, found, suffixes[kind])
+    return replace(options, load_epoch=epoch), _file(options, Saved(epoch, iteration), suffixes[kind])
 
 
-def _epoch(options: Options, log: Logger) -> int | None:
+def _saved(options: Options, plan: Plan, log: Logger) -> Saved | None:
+    """Worker 0's choice; None to start anew."""
+    if options.load_iteration is not None:
+        return plan.saved(plan.position(options.load_iteration))
     if options.load_epoch != LAST:
-        return options.load_epoch
+        return None if options.load_epoch is None else Saved(options.load_epoch)
     suffixes = (_capabilities(options).suffix, weights.SUFFIX)
     newest, damaged = checkpoint.last(options.model_prefix or "", suffixes, weights.read)
     for each in damaged:
         log.warning("Skipped a damaged checkpoint: %s", each)
-    if damaged and not newest:
+    if damaged and newest == Saved(0):
         log.warning("No checkpoint of %s is whole: training starts from the beginning", options.model_prefix)
-    return newest or None
+    return None if newest == Saved(0) else newest
 
 
 def load(source: Path, options: Options, network: Network, store: KVStore, log: Logger) -> dict[str, Any]:
@@ -145,16 +151,28 @@ def load(source: Path, options: Options, network: Network, store: KVStore, log: 
     return found
 
 
+def position(source: Path, found: Mapping[str, Any], plan: Plan) -> Position:
+    """Where the run continues. Raises UserError if its epochs have other steps than those of a snapshot in one."""
+    step = found.get("step", 0)
+    if step and found["steps"] != plan.steps:
+        raise UserError(
+            f"the checkpoint {source} is in the middle of an epoch of {found['steps']} steps, but this run's have "
+            f"{plan.steps}: resume with the same --batch-size, --macrobatch-size, data and number of workers, or from "
+            "the end of an epoch with --load-epoch"
+        )
+    return Position(found["epoch"], step)
+
+
 def report(log: Logger, found: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Log what was loaded, and which circumstances differ from this run's (`now`)."""
     if "circumstances" not in found:  # MXNet's file
         log.info("Loaded weights of epoch %d; the optimizer starts afresh", found["epoch"])
         return
     before = found["circumstances"]
+    before = {"macrobatch_size": 0, **before}  # 0.4 has none
     changed = [f"{name} {before.get(name)} -> {value}" for name, value in now.items() if before.get(name) != value]
-    log.info(
-        "Loaded checkpoint of epoch %d%s", found["epoch"], f"; changed since: {', '.join(changed)}" if changed else ""
-    )
+    where = f"epoch {found['epoch']}" + (f" and {found['step']} steps of the next" if found.get("step") else "")
+    log.info("Loaded checkpoint of %s%s", where, f"; changed since: {', '.join(changed)}" if changed else "")
 
 
 def _capabilities(options: Options) -> Capabilities:

@@ -10,9 +10,12 @@ from dmltrain import record
 from dmltrain.backends.backend import Backend, Trainer
 from dmltrain.backends.table import BACKENDS
 from dmltrain.data.dataset import Dataset
+from dmltrain.data.parts import Parts
 from dmltrain.kvstore import KVStore
 from dmltrain.layers import Network
+from dmltrain.metric import Sums
 from dmltrain.options import Options
+from dmltrain.plan import Plan, Position
 from dmltrain.schedule import Schedule
 
 
@@ -27,12 +30,22 @@ class Run:
     dataset: Dataset
     trainer: Trainer
     schedule: Schedule
-    batches: int  # steps in an epoch, the same on all workers
-    first_epoch: int = 0
+    parts: Parts  # which worker trains on which samples in which batch
+    plan: Plan  # the same on all workers
+    start: Position = Position(0)
+
+    @property
+    def batches(self) -> int:
+        """Steps in an epoch, the same on all workers."""
+        return self.parts.steps
 
     @property
     def backend(self) -> Backend:
         return BACKENDS[self.options.backend]
+
+    def metrics(self, sums: Sums) -> dict[str, float]:
+        """The metrics that the options ask for."""
+        return sums.metrics(self.options.top_k, self.options.loss)
 
     def log_values(self, epoch: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():

@@ -28,15 +28,15 @@ def test_names_count_epochs_from_one():
 
 def test_the_newest_of_a_backend_and_the_others_are_named(tmp_path):
     prefix = str(tmp_path / "m")
-    assert checkpoint.last(prefix) == checkpoint.last(str(tmp_path / "missing" / "m")) == (0, ())
+    assert checkpoint.last(prefix) == checkpoint.last(str(tmp_path / "missing" / "m")) == ((0, 0), ())
     for name in ("m-0003.npz", "m-0005.params", "m2-0009.pt", "m-0008.pt.part", "mm-0009.npz"):
         (tmp_path / name).write_bytes(archive())
-    assert checkpoint.last(prefix, (".npz", ".params")) == (5, ())
-    assert checkpoint.last(prefix, (".npz",)) == (3, ())
+    assert checkpoint.last(prefix, (".npz", ".params")) == ((5, 0), ())
+    assert checkpoint.last(prefix, (".npz",)) == ((3, 0), ())
     with pytest.raises(UserError, match="present in .*: m-0005.params; of --backend mxnet: m-0003.npz$"):
         checkpoint.last(prefix, (".pt",))
     (tmp_path / "m-0001.pt").write_bytes(archive())
-    assert checkpoint.last(prefix, (".pt",)) == (1, ())
+    assert checkpoint.last(prefix, (".pt",)) == ((1, 0), ())
     with pytest.raises(
         UserError,
         match="no checkpoint .*m-0004.npz; present in .*: m-0003.npz, m-0005.params; of --backend torch: m-0001.pt$",
@@ -109,6 +109,22 @@ DAMAGES = {
 }
 
 
+def test_a_snapshot_is_newer_than_its_epochs_before_and_older_than_its_own(tmp_path):
+    prefix = str(tmp_path / "m")
+    names = [checkpoint.path(prefix, *saved).name for saved in ((2, ".pt", 1200), (2, ".pt", 900), (2, ".pt"))]
+    assert names == ["m-0002_iter_1200.pt", "m-0002_iter_900.pt", "m-0002.pt"]
+    for name in names:
+        (tmp_path / name).write_bytes(archive())
+    for name, saved in zip(names, [(2, 1200), (2, 900), (2, 0)], strict=True):
+        assert checkpoint.last(prefix) == (saved, ())
+        (tmp_path / name).unlink()
+    (tmp_path / "m-0003.pt").write_bytes(archive())
+    (tmp_path / names[0]).write_bytes(archive())
+    assert checkpoint.last(prefix) == ((3, 0), ())
+    with pytest.raises(UserError, match="no checkpoint .*m-0009.pt; present in .*: m-0002_iter_1200.pt, m-0003.pt"):
+        checkpoint.read(tmp_path / "m-0009.pt")
+
+
 @pytest.mark.parametrize("seal", [bytes, wholeness.sealed], ids=["0.4", "with a digest"])
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_file_is_refused_and_skipped(tmp_path, damage, seal):
@@ -118,15 +134,15 @@ def test_a_damaged_file_is_refused_and_skipped(tmp_path, damage, seal):
     target.write_bytes(damage(seal(archive())))
     with pytest.raises(UserError, match="damaged or truncated.*m-0001.pt, m-0002.pt; --load-epoch last skips"):
         checkpoint.read(target)
-    epoch, skipped = checkpoint.last(str(tmp_path / "m"))
-    assert epoch == 2 and len(skipped) == 1 and skipped[0].startswith(f"{target}: ")
+    saved, skipped = checkpoint.last(str(tmp_path / "m"))
+    assert saved == (2, 0) and len(skipped) == 1 and skipped[0].startswith(f"{target}: ")
 
 
 def test_all_damaged_ones_are_named_newest_first(tmp_path):
     for epoch in (1, 2):
         checkpoint.path(str(tmp_path / "m"), epoch).touch()
-    epoch, skipped = checkpoint.last(str(tmp_path / "m"))
-    assert epoch == 0 and [Path(each.partition(": ")[0]).name for each in skipped] == ["m-0002.pt", "m-0001.pt"]
+    saved, skipped = checkpoint.last(str(tmp_path / "m"))
+    assert saved == (0, 0) and [Path(each.partition(": ")[0]).name for each in skipped] == ["m-0002.pt", "m-0001.pt"]
 
 
 def test_another_programs_file_is_judged_by_its_own_reader(tmp_path):
@@ -134,11 +150,11 @@ def test_another_programs_file_is_judged_by_its_own_reader(tmp_path):
         raise UserError(f"cannot read the weights in {source}")
 
     (tmp_path / "m-0001.params").write_bytes(b"arrays")
-    assert checkpoint.last(str(tmp_path / "m"), (".npz", ".params")) == (1, ())
-    found = 0, (f"cannot read the weights in {tmp_path}/m-0001.params",)
+    assert checkpoint.last(str(tmp_path / "m"), (".npz", ".params")) == ((1, 0), ())
+    found = (0, 0), (f"cannot read the weights in {tmp_path}/m-0001.params",)
     assert checkpoint.last(str(tmp_path / "m"), (".npz", ".params"), load) == found
     (tmp_path / "m-0001.npz").write_bytes(archive())
-    assert checkpoint.last(str(tmp_path / "m"), (".npz", ".params"), load) == (1, ()), "the own file counts"
+    assert checkpoint.last(str(tmp_path / "m"), (".npz", ".params"), load) == ((1, 0), ()), "the own file counts"
 
 
 def test_a_file_that_the_disk_cannot_read_is_damaged(tmp_path):
@@ -146,7 +162,7 @@ def test_a_file_that_the_disk_cannot_read_is_damaged(tmp_path):
     (tmp_path / "m-0001.pt").write_bytes(archive())
     (tmp_path / "m-0002.pt").symlink_to("/proc/self/mem")
     reason = "the disk cannot read it (Input/output error)"
-    assert checkpoint.last(str(tmp_path / "m")) == (1, (f"{tmp_path}/m-0002.pt: {reason}",))
+    assert checkpoint.last(str(tmp_path / "m")) == ((1, 0), (f"{tmp_path}/m-0002.pt: {reason}",))
     assert checkpoint.examine(tmp_path / "m-0002.pt").digest == ""
     with pytest.raises(UserError, match="m-0002.pt is damaged or truncated: the disk cannot read it"):
         checkpoint.read(tmp_path / "m-0002.pt")

@@ -10,6 +10,7 @@ import pytest
 from dmltrain import common_checkpoint, resume
 from dmltrain.errors import JobLost, UserError
 from dmltrain.options import parse
+from dmltrain.plan import Plan
 from dmltrain.wholeness import Examined, sealed
 from tests.kvstore.whole_job import WholeJob
 from tests.test_checkpoint import archive
@@ -201,7 +202,7 @@ def test_a_copy_that_is_altered_on_its_way_is_noticed(job, tmp_path, log):
 def chosen(job, log, *words):
     def choose(store):
         try:
-            options, source = resume.chosen(parse([*words[store.rank]]), store, log)
+            options, source = resume.chosen(parse([*words[store.rank]]), Plan(10), store, log)
             return options.load_epoch, source and str(source)
         except UserError as error:
             return str(error)
@@ -232,6 +233,21 @@ def test_worker_0_chooses_between_its_own_file_and_another_programs(job, tmp_pat
     assert chosen(job, log, *each) == [(0, f"{tmp_path}/{rank}/m-0000.npz") for rank in range(WORKERS)]
 
 
+def test_an_iteration_is_found_in_its_epoch_or_at_its_end(job, tmp_path, log):
+    prefixes = [f"{tmp_path}/{rank}/m" for rank in range(WORKERS)]
+    for iteration, name, epoch in (
+        ("24", "m-0002_iter_24.pt", 2),
+        ("20", "m-0002.pt", 2),
+        ("7", "m-0000_iter_7.pt", 0),
+    ):
+        place(tmp_path, [CONTENT] * WORKERS, name)
+        words = [["--model-prefix", prefix, "--load-iteration", iteration] for prefix in prefixes]
+        assert chosen(job, log, *words) == [(epoch, f"{tmp_path}/{rank}/{name}") for rank in range(WORKERS)]
+    last = [["--model-prefix", prefix, "--load-epoch", "last"] for prefix in prefixes]
+    assert chosen(job, log, *last) == [(2, f"{prefix}-0002_iter_24.pt") for prefix in prefixes]
+    assert "did not get worker 0's" in chosen(job, log, words[0], words[1], last[2])[0]
+
+
 def test_workers_must_be_asked_for_the_same_epoch(job, tmp_path, log):
     place(tmp_path, [CONTENT] * WORKERS, "m-0002.pt")
     prefix = ["--model-prefix", f"{tmp_path}/0/m"]
@@ -239,5 +255,5 @@ def test_workers_must_be_asked_for_the_same_epoch(job, tmp_path, log):
         same = [*prefix, "--load-epoch", two]
         errors = chosen(job, log, same, same, [*prefix, *three])
         assert set(errors) == {
-            "worker 2 did not get worker 0's --load-epoch: start all workers with the same options"
+            "worker 2 did not get worker 0's --load-epoch or --load-iteration: start all workers with the same options"
         }, errors

@@ -4,9 +4,10 @@ import dataclasses
 
 import pytest
 
-from dmltrain import data, models, optimizers, options
+from dmltrain import data, models, optimizers, options, schedule
 from dmltrain.errors import UserError
 from dmltrain.kvstore import codec
+from dmltrain.options import refused
 from dmltrain.options.network import OWN
 
 CIFAR10 = {
@@ -154,6 +155,21 @@ def test_devices(text, names):
         ("--devices cpu:3 --batch-size 2", ["--batch-size 2", "3 devices"]),
         ("--load-epoch 3", ["--load-epoch", "--model-prefix"]),
         ("--staleness 3", ["--staleness", "dist_ssp"]),
+        ("--load-epoch 3 --load-iteration 30 --model-prefix m", ["--load-epoch", "--load-iteration", "one of them"]),
+        ("--snapshot 30", ["--snapshot", "--model-prefix"]),
+        ("--loss ce,hinge", ["--loss", "hinge", "ce, nll, nll_loss"]),
+        ("--lr-policy cosine", ["--lr-policy", "cosine", ", ".join(sorted(schedule.POLICIES))]),
+        ("--lr-policy poly", ["--lr-policy poly", "needs --lr-power", "(1 - t / total) ^ power"]),
+        ("--lr-policy inv --lr-power 1", ["--lr-policy inv", "needs --lr-factor"]),
+        ("--lr-policy step", ["--lr-policy step", "one number", "not 200,250"]),
+        ("--lr-policy step --lr-step-epochs 0", ["--lr-policy step", "above 0", "not 0"]),
+        ("--lr-policy sigmoid --lr-factor 1 --lr-step-epochs=", ["--lr-policy sigmoid", "not none"]),
+        ("--lr-policy step --lr-step-epochs pow2", ["--lr-policy step", "pow2", "exclude"]),
+        ("--lr-step-epochs powx", ["--lr-step-epochs", "'x'"]),
+        ("--warmup-strategy lars", ["--warmup-strategy lars", "sgd", "--optimizer lbsgd"]),
+        ("--profile-worker-suffix p.json", ["--profile-worker-suffix", "Communication", "py-spy"]),
+        ("--worker_file=hosts", ["--worker-file", "benchmarks/networks.py"]),
+        ("--base-lr 0.1", ["--base-lr", "use --lr"]),
         ("--lr", ["--lr", "expected one argument"]),
     ],
 )
@@ -161,6 +177,22 @@ def test_a_mistake_names_what_is_valid(line, essentials):
     text = message(line)
     for essential in essentials:
         assert essential in text, text
+
+
+def test_options_may_be_spelt_with_underscores_but_values_stay():
+    found = parse("--batch_size 32 --num_epochs=3 --kv_store=dist_sync --model_prefix a_b")
+    assert (found.batch_size, found.num_epochs, found.kv_store, found.model_prefix) == (32, 3, "dist_sync", "a_b")
+
+
+def test_refused_options_are_not_taken_and_say_what_to_do():
+    assert not set(refused.REFUSED) & set(options.FLAGS)
+    for name, row in refused.REFUSED.items():
+        assert message(f"{name} 1") == f"{name}: {row.reason}; {row.instead}"
+
+
+def test_pow_in_the_step_epochs_is_a_policy():
+    found = parse("--lr-step-epochs pow2.5")
+    assert (found.lr_policy, found.lr_power, found.lr_step_epochs) == ("pow", 2.5, ())
 
 
 def test_help_shows_every_option(capsys):

@@ -99,6 +99,9 @@ class Trainer(Protocol):
         `total`: number of samples in the mean gradient of this step (of all workers in a synchronous job).
         """
 
+    def accumulate(self, images: Array, labels: Array, total: int) -> None:
+        """Add the gradient of these samples to that of the next `train_step`, which has the same `total`."""
+
     def evaluate(self, images: Array, labels: Array) -> None:
         """Add the metrics of these samples with the current weights."""
 

@@ -1,8 +1,8 @@
 """Data sets by name, each worker's part of them, and batches for the network. numpy only.
 
     data = load("cifar10", "data/cifar10")
-    order = partition.epoch_order(len(data.train), seed, epoch)
-    TrainBatches(data.train, partition.shard(order, rank, num_workers), ...)
+    parts = Shared(len(data.train), num_workers, batch_size, samples=len(data.train))
+    TrainBatches(data.train, parts.part(rank, seed, epoch))
 
 A new data set is one file with a `DESCRIPTION` and one row in DATASETS.
 """
@@ -13,6 +13,7 @@ from dmltrain.data import cifar10, digits, mnist, synthetic
 from dmltrain.data.augment import Augmentation
 from dmltrain.data.batches import Batch, EvalBatches, TrainBatches
 from dmltrain.data.dataset import Dataset, Description, OneByOne, Samples, Split
+from dmltrain.data.parts import Local, Shared
 from dmltrain.errors import UserError
 
 __all__ = [
@@ -22,8 +23,10 @@ __all__ = [
     "Dataset",
     "Description",
     "EvalBatches",
+    "Local",
     "OneByOne",
     "Samples",
+    "Shared",
     "Split",
     "TrainBatches",
     "load",

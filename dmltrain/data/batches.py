@@ -1,18 +1,27 @@
 """The batches of one epoch, prepared in advance by background threads.
 
-numpy releases the interpreter lock, so the consumer computes while threads prepare the next batches; at most
-`threads + 2` are ready. The consumer gets the threads' exceptions. If it stops early, by `break` or an exception, the
-threads end after their current batch.
+numpy and the image libraries release the interpreter lock, so the consumer computes while threads prepare the next
+batches. All threads share the work on the first batch that is not ready. At most `threads + 2` batches are ready, and
+no more than fit into `prefetch_bytes`. The consumer gets the threads' exceptions. If it stops early, by `break` or an
+exception, the threads end after their current share of a batch.
 """
 
+from __future__ import annotations
+
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
 
 from dmltrain.arrays import Array
-from dmltrain.data import augment
-from dmltrain.data.dataset import Samples
+from dmltrain.data.dataset import ABSENT, Samples
+from dmltrain.data.parts import Part
+from dmltrain.data.rooms import Rooms
+
+PREFETCH_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,41 +34,34 @@ class Batch:
 
 
 class TrainBatches:
-    """One epoch of a worker's training batches: augmented samples in the order of its shard.
+    """One epoch of a worker's training batches: augmented samples in the order of its part.
 
-    order_shard: `partition.shard(epoch_order(...), rank, num_workers)`. There are always `num_batches`; at the end of
-    the shard they are smaller, down to (0, C, H, W).
+    There are always `part.steps`; at the end of the epoch they may be smaller, down to (0, C, H, W). first, stop: only
+    the batches from number `first` to `stop` - 1, for example those that a resumed epoch still needs.
     """
 
     def __init__(
         self,
         split: Samples,
-        order_shard: Array,
-        batch_size: int,
-        num_batches: int,
-        seed: int,
-        epoch: int,
-        rank: int,
-        num_workers: int,
+        part: Part,
         threads: int = 1,
+        prefetch_bytes: int = PREFETCH_BYTES,
+        first: int = 0,
+        stop: int | None = None,
     ) -> None:
-        self._split, self._shard = split, order_shard
-        self._batch_size, self._num_batches, self._threads = batch_size, num_batches, threads
-        self._rank, self._num_workers = rank, num_workers
-        self._words = augment.words(len(split), seed, epoch)
+        self._split, self._part, self._threads, self._prefetch_bytes = split, part, threads, prefetch_bytes
+        self._indices = range(first, part.steps if stop is None else min(stop, part.steps))
 
     def __len__(self) -> int:
-        return self._num_batches
+        return len(self._indices)
 
     def __iter__(self) -> Iterator[Batch]:
-        return ahead(self._batch, self._num_batches, self._threads)
+        size, limits = self._part.batch_size, (self._threads, self._prefetch_bytes)
+        return _prepared(self._split, self._share, self._indices, size, *limits)
 
-    def _batch(self, index: int) -> Batch:
-        start = index * self._batch_size  # in the shard
-        samples = self._shard[start : start + self._batch_size]
-        first = self._rank + start * self._num_workers  # in the epoch's permutation
-        positions = slice(first, first + len(samples) * self._num_workers, self._num_workers)
-        return Batch(*self._split.training(samples, self._words[positions]), index)
+    def _share(self, index: int) -> Share:
+        start, stop = self._part.bounds(index)
+        return Share(self._part.order[start:stop], self._part.words(start, stop))
 
 
 class EvalBatches:
@@ -69,33 +71,89 @@ class EvalBatches:
     """
 
     def __init__(
-        self, split: Samples, shard: Array, batch_size: int, num_batches: int | None = None, threads: int = 1
+        self,
+        split: Samples,
+        shard: Array,
+        batch_size: int,
+        num_batches: int | None = None,
+        threads: int = 1,
+        prefetch_bytes: int = PREFETCH_BYTES,
     ) -> None:
         self._split, self._shard, self._batch_size = split, shard, batch_size
         self._num_batches = -(-len(shard) // batch_size) if num_batches is None else num_batches
-        self._threads = threads
+        self._threads, self._prefetch_bytes = threads, prefetch_bytes
 
     def __len__(self) -> int:
         return self._num_batches
 
     def __iter__(self) -> Iterator[Batch]:
-        return ahead(self._batch, self._num_batches, self._threads)
+        limits = (self._threads, self._prefetch_bytes)
+        return _prepared(self._split, self._share, range(len(self)), self._batch_size, *limits)
 
-    def _batch(self, index: int) -> Batch:
-        samples = self._shard[index * self._batch_size : (index + 1) * self._batch_size]
-        return Batch(*self._split.evaluation(samples), index)
+    def _share(self, index: int) -> Share:
+        return Share(self._shard[index * self._batch_size : (index + 1) * self._batch_size], None)
 
 
-def ahead(make: Callable[[int], Batch], count: int, threads: int) -> Iterator[Batch]:
-    """make(0), make(1), ... make(count - 1), in order, computed in advance by `threads` threads."""
+@dataclass(frozen=True, eq=False)
+class Share:
+    """Samples to read, and their random words; None: without augmentation."""
+
+    samples: Array
+    words: Array | None
+
+    def split(self, count: int) -> list[tuple[slice, Share]]:
+        """At most `count` equal parts, each with its place in the whole."""
+        ends = np.linspace(0, len(self.samples), min(count, len(self.samples)) + 1).astype(int).tolist()
+        places = [slice(start, stop) for start, stop in zip(ends, ends[1:], strict=False)]
+        return [(each, Share(self.samples[each], None if self.words is None else self.words[each])) for each in places]
+
+
+def _prepared(
+    split: Samples, share: Callable[[int], Share], indices: range, batch_size: int, threads: int, prefetch_bytes: int
+) -> Iterator[Batch]:
+    """The batches of share(index), each of at most `batch_size` samples."""
+    rooms = Rooms(lambda: split.room(batch_size))
+    most = prefetch_bytes // (batch_size * split.room(1).nbytes)  # batches
+
+    def start(pool: Executor, index: int) -> Callable[[], Batch]:
+        whole = share(index)
+        images, labels = rooms.take()[: len(whole.samples)], np.empty(len(whole.samples), np.int64)
+        pieces = [
+            pool.submit(_fill, split, piece, images[place], labels[place]) for place, piece in whole.split(threads)
+        ]
+        return partial(_filled, pieces, images, labels, index)
+
+    return ahead(start, indices, threads, max(1, min(threads + 2, most)))
+
+
+def _fill(split: Samples, share: Share, images: Array, labels: Array) -> None:
+    if share.words is None:
+        labels[:] = split.evaluation(share.samples, images)[1]
+    else:
+        labels[:] = split.training(share.samples, share.words, images)[1]
+
+
+def _filled(pieces: Sequence[Future[None]], images: Array, labels: Array, index: int) -> Batch:
+    """The batch without absent samples, once its pieces are done."""
+    for piece in pieces:
+        piece.result()
+    present = labels != ABSENT
+    return Batch(images, labels, index) if present.all() else Batch(images[present], labels[present], index)
+
+
+def ahead(
+    start: Callable[[Executor, int], Callable[[], Batch]], indices: Iterable[int], threads: int, limit: int
+) -> Iterator[Batch]:
+    """The batches of these indices, in order, computed by `threads` threads, at most `limit` in advance.
+    `start(pool, index)` gives the work on a batch to the pool, and returns the function that waits for it."""
     pool = ThreadPoolExecutor(threads, thread_name_prefix="dmltrain-batches")
-    waiting: deque[Future[Batch]] = deque()
+    waiting: deque[Callable[[], Batch]] = deque()
     try:
-        for index in range(count):
-            waiting.append(pool.submit(make, index))
-            if len(waiting) > threads + 2:
-                yield waiting.popleft().result()
+        for index in indices:
+            waiting.append(start(pool, index))
+            if len(waiting) > limit:
+                yield waiting.popleft()()
         while waiting:
-            yield waiting.popleft().result()
+            yield waiting.popleft()()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

@@ -21,6 +21,7 @@ from dmltrain.normalisation import Normalisation
 
 Shape = tuple[int, int, int]
 Inputs = tuple[Array, Array]  # images uint8 (n, C, H, W) in any order of memory; labels int64 (n,)
+ABSENT = -1  # in place of a label
 
 
 class Samples(Protocol):
@@ -28,11 +29,15 @@ class Samples(Protocol):
 
     def __len__(self) -> int: ...
 
-    def training(self, samples: Array, words: Array) -> Inputs:
-        """These samples (int64 (n,), from 0 to len - 1; n may be 0), augmented. `words` (uint64 (n,)) are the samples'
-        only random numbers; they depend on the seed, the epoch and the position in it only."""
+    def room(self, count: int) -> Array:
+        """A new array for `count` images: uint8 (count, C, H, W), in the order of memory that suits."""
 
-    def evaluation(self, samples: Array) -> Inputs:
+    def training(self, samples: Array, words: Array, room: Array | None = None) -> Inputs:
+        """These samples (int64 (n,), from 0 to len - 1; n may be 0), augmented, in `room` if given. `words` (uint64
+        (n,)) are the samples' only random numbers; they depend on the seed, the epoch and the position in it only. The
+        label of a sample that takes no part, because it cannot be decoded, is ABSENT."""
+
+    def evaluation(self, samples: Array, room: Array | None = None) -> Inputs:
         """These samples without augmentation."""
 
 
@@ -76,13 +81,24 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def training(self, samples: Array, words: Array) -> Inputs:
+    def room(self, count: int) -> Array:
+        return np.empty((count, self.images.shape[1], *self.augment.crop), np.uint8)
+
+    def training(self, samples: Array, words: Array, room: Array | None = None) -> Inputs:
         height, width = self.images.shape[2:]
         draws = augmenting.choose(self.augment, height, width, words)
-        return augmenting.training_images(self.images, samples, self.augment, draws), self.labels[samples]
+        images = augmenting.training_images(self.images, samples, self.augment, draws)
+        return _placed(images, room), self.labels[samples]
 
-    def evaluation(self, samples: Array) -> Inputs:
-        return augmenting.evaluation_images(self.images, samples, self.augment), self.labels[samples]
+    def evaluation(self, samples: Array, room: Array | None = None) -> Inputs:
+        return _placed(augmenting.evaluation_images(self.images, samples, self.augment), room), self.labels[samples]
+
+
+def _placed(images: Array, room: Array | None) -> Array:
+    if room is None:
+        return images
+    room[:] = images
+    return room
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,14 +115,17 @@ class OneByOne:
     def __len__(self) -> int:
         return self.count
 
-    def training(self, samples: Array, words: Array) -> Inputs:
-        return self._batch(samples, list(words))
+    def room(self, count: int) -> Array:
+        return np.empty((count, *self.image_shape), np.uint8)
 
-    def evaluation(self, samples: Array) -> Inputs:
-        return self._batch(samples, [None] * len(samples))
+    def training(self, samples: Array, words: Array, room: Array | None = None) -> Inputs:
+        return self._batch(samples, list(words), room)
 
-    def _batch(self, samples: Array, words: list[int | None]) -> Inputs:
-        images = np.empty((len(samples), *self.image_shape), np.uint8)
+    def evaluation(self, samples: Array, room: Array | None = None) -> Inputs:
+        return self._batch(samples, [None] * len(samples), room)
+
+    def _batch(self, samples: Array, words: list[int | None], room: Array | None) -> Inputs:
+        images = self.room(len(samples)) if room is None else room
         labels = np.empty(len(samples), np.int64)
         for row, (index, word) in enumerate(zip(samples, words, strict=True)):
             images[row], labels[row] = self.sample(int(index), None if word is None else int(word))

@@ -17,10 +17,13 @@ from dmltrain.models import (
     graph_file,
     inception_bn,
     inception_bn_28_small,
+    inception_resnet_v2,
     inception_v3,
     inception_v4,
     lenet,
     mlp,
+    mobilenet,
+    mobilenetv2,
     resnet,
     resnet_v1,
     resnext,
@@ -41,6 +44,9 @@ NETWORKS: dict[str, Architecture] = {
     "inception-bn-28-small": inception_bn_28_small.ARCHITECTURE,
     "inception-v3": inception_v3.ARCHITECTURE,
     "inception-v4": inception_v4.ARCHITECTURE,
+    "inception-resnet-v2": inception_resnet_v2.ARCHITECTURE,
+    "mobilenet": mobilenet.ARCHITECTURE,
+    "mobilenetv2": mobilenetv2.ARCHITECTURE,
 }
 
 

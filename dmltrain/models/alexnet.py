@@ -3,7 +3,8 @@ Sutskever and Hinton, "ImageNet Classification with Deep Convolutional Neural Ne
 
 It has 50.8 million parameters instead of the paper's 61 million. The convolutions are not grouped (1.4 million more).
 The first one is not padded, so that images of 224 pixels, which the paper's sizes take for 227, leave 5x5 instead of
-6x6 pixels to the first dense layer (11.5 million fewer).
+6x6 pixels to the first dense layer (11.5 million fewer). First weights are normal with deviation 0.01, as in MXNet's
+programs (common/fit.py).
 """
 
 from __future__ import annotations

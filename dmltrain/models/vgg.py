@@ -2,7 +2,8 @@
 Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition", 2014.
 
 11, 13, 16 and 19 layers are the paper's networks A, B, D and E. With `batch_norm` a batch norm with fixed scale follows
-each convolution, which keeps its bias.
+each convolution, which keeps its bias. First weights are uniform by Xavier's rule, as in MXNet's programs
+(common/fit.py).
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from dmltrain.backends.backend import Capabilities
 from dmltrain.backends.table import BACKENDS
 from dmltrain.errors import UserError
 from dmltrain.kvstore import types
+from dmltrain.options import learning_rate
 from dmltrain.options.field import flag
 from dmltrain.options.table import Options
 
@@ -19,10 +20,10 @@ def checked(options: Options) -> Options:
     """Check what concerns more than one option; --crop becomes --image-shape."""
     if options.devices and options.gpus:
         raise UserError("--devices and --gpus exclude each other: give one of them")
-    if options.load_epoch is not None and not options.model_prefix:
-        raise UserError("--load-epoch needs --model-prefix, the PREFIX of the checkpoint's file name PREFIX-0001.pt")
+    _check_checkpoints(options)
     models.check_options(options.network, options.network_options)
     types.find(options.kv_store).bound(options.staleness)
+    options = learning_rate.checked(options)
     _check_optimizer(options)
     _check_compression(options)
     _check_backend(options)
@@ -32,6 +33,16 @@ def checked(options: Options) -> Options:
         channels = options.image_shape[0] if options.image_shape else 3
         options = dataclasses.replace(options, image_shape=(channels, options.crop, options.crop))
     return options
+
+
+def _check_checkpoints(options: Options) -> None:
+    given = [name for name in ("load_epoch", "load_iteration", "snapshot") if getattr(options, name) not in (None, 0)]
+    if given and not options.model_prefix:
+        raise UserError(
+            f"{flag(given[0])} needs --model-prefix, the PREFIX of the checkpoint's file name PREFIX-0001.pt"
+        )
+    if options.load_epoch is not None and options.load_iteration is not None:
+        raise UserError("--load-epoch and --load-iteration exclude each other: give one of them")
 
 
 def _check_optimizer(options: Options) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from dmltrain import models
 from dmltrain.backends.table import BACKENDS
 from dmltrain.options.field import option
-from dmltrain.options.values import integer, network_name, one_of, switch
+from dmltrain.options.values import integer, network_name, number, one_of, switch
 
 DEEP = [name for name, row in models.NETWORKS.items() if row.depths]  # networks with several depths
 OWN = "Options of some networks"
@@ -56,6 +56,8 @@ class NetworkOptions:
         "torch",
     )
     batch_norm: bool | None = own("batch_norm", "1: a batch norm after each convolution", switch, nargs="?", const=True)
+    add_stn: bool | None = own("add_stn", "1: a spatial transformer first", switch, nargs="?", const=True)
+    multiplier: float | None = own("multiplier", "factor of the numbers of channels", number(0.0, above=True))
     num_group: int | None = own("num_group", "groups of the 3x3 convolutions", integer(1))
 
     @property

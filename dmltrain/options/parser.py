@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from dmltrain.errors import UserError
 from dmltrain.options.checks import checked
 from dmltrain.options.field import flag
+from dmltrain.options.refused import REFUSED
 from dmltrain.options.table import FLAGS, Options
 
 
@@ -46,12 +47,28 @@ def parse(
     """Parse the arguments after the program's name; `defaults` are the program's own. Raises UserError."""
     defaults = dict(defaults or {})
     depth = defaults.pop("num_layers", None)
-    values, unknown = parser(prog, description, defaults).parse_known_args(list(argv))
+    words = [dashed(word) for word in argv]
+    for word in words:
+        _check_refused(word)
+    values, unknown = parser(prog, description, defaults).parse_known_args(words)
     if unknown:
         raise UserError(_unknown(unknown[0]))
     if values.num_layers is None and values.network == defaults.get("network"):
         values.num_layers = depth  # this default belongs to the program's own network
     return checked(Options(**vars(values)))
+
+
+def dashed(word: str) -> str:
+    """'--add_stn' -> '--add-stn': MXNet's programs spell some options so."""
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value if name.startswith("--") else word
+
+
+def _check_refused(word: str) -> None:
+    name = word.split("=")[0]
+    row = REFUSED.get(name)
+    if row:
+        raise UserError(f"{name}: {row.reason}; {row.instead}")
 
 
 def _unknown(word: str) -> str:

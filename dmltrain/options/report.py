@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dmltrain.backends.table import BACKENDS
+from dmltrain.metric import LOSSES
 from dmltrain.options.field import option
-from dmltrain.options.values import epoch_or_last, integer, path
+from dmltrain.options.values import epoch_or_last, integer, path, several_of
 
 SUFFIXES = " or ".join(f"{each.capabilities.suffix} with {name}" for name, each in BACKENDS.items())
 
@@ -17,12 +18,41 @@ class ReportOptions:
 
     disp_batches: int = option("Reports", "log progress every this many batches", integer(1), 20)
     top_k: int = option("Reports", "also report the top-k accuracy for this k; 0: off", integer(0), 0)
+    loss: tuple[str, ...] = option(
+        "Reports", f"also report these losses: {', '.join(LOSSES)}", several_of("loss", LOSSES), (), metavar="NAME,NAME"
+    )
+    monitor: int = option(
+        "Reports",
+        "log the size of each weight every this many iterations, as MXNet's Monitor does; 0: off",
+        integer(0),
+        0,
+    )
+    test_interval: int = option(
+        "Reports",
+        "validate every this many iterations, besides the end of each epoch; 0: off",
+        integer(0),
+        0,
+        metavar="ITERATIONS",
+    )
     model_prefix: str | None = option(
         "Reports", f"write a checkpoint after each epoch, PREFIX-0001 and so on: {SUFFIXES}", path, metavar="PREFIX"
+    )
+    save_period: int = option(
+        "Reports", "write checkpoints every this many epochs, and after the last", integer(1), 1, metavar="EPOCHS"
+    )
+    snapshot: int = option(
+        "Reports",
+        "also write a checkpoint every this many iterations, such as PREFIX-0001_iter_700; 0: off",
+        integer(0),
+        0,
+        metavar="ITERATIONS",
     )
     load_epoch: int | None = option(
         "Reports",
         "resume from the checkpoint of this epoch; last: from the newest one, or start anew if there is none",
         epoch_or_last,
         metavar="EPOCH",
+    )
+    load_iteration: int | None = option(
+        "Reports", "resume from the checkpoint of this iteration", integer(1), metavar="ITERATION"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 from collections.abc import Callable, Collection
 
 from dmltrain import models
@@ -59,6 +60,22 @@ def integers(text: str) -> tuple[int, ...]:
     return tuple(integer(0)(part) for part in text.replace(" ", "").split(",") if part)
 
 
+class Power(tuple[int, ...]):
+    """`--lr-step-epochs pow2`: no epochs, but a policy's power."""
+
+    power: float
+
+
+def step_epochs(text: str) -> tuple[int, ...]:
+    """'30,60' -> (30, 60); 'pow2', 'pow 2' and 'pow-2', as in MXNet's fit.py -> Power."""
+    found = re.fullmatch(r"pow[- ]*(.*)", text.strip())
+    if not found:
+        return integers(text)
+    made = Power()
+    made.power = number(0.0)(found[1])
+    return made
+
+
 def one_of(kind: str, names: Collection[str], remark: str = "") -> Callable[[str], str]:
     def parse_name(text: str) -> str:
         if text not in names:
@@ -66,6 +83,12 @@ def one_of(kind: str, names: Collection[str], remark: str = "") -> Callable[[str
         return text
 
     return parse_name
+
+
+def several_of(kind: str, names: Collection[str]) -> Callable[[str], tuple[str, ...]]:
+    """'ce,nll_loss' -> ('ce', 'nll_loss'); '' -> ()."""
+    one = one_of(kind, names)
+    return lambda text: tuple(one(part.strip()) for part in text.split(",") if part.strip())
 
 
 def network_name(text: str) -> str:

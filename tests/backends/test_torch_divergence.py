@@ -12,10 +12,12 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from dmltrain import divergence, kvstore  # noqa: E402
 from dmltrain.backends import weights  # noqa: E402
 from dmltrain.backends.torch.trainer import TorchTrainer  # noqa: E402
+from dmltrain.data.parts import Shared  # noqa: E402
 from dmltrain.errors import Diverged  # noqa: E402
 from dmltrain.kvstore import types  # noqa: E402
 from dmltrain.layers import BatchNorm, Conv, Dense, Flatten, Network, Relu, chain  # noqa: E402
 from dmltrain.options import parse  # noqa: E402
+from dmltrain.plan import Plan  # noqa: E402
 from dmltrain.run import Run  # noqa: E402
 from tests.kvstore.whole_job import WholeJob  # noqa: E402
 
@@ -48,7 +50,9 @@ def runs(request):
             trainer.train_step(images, draw.integers(0, 10, 4), 12, 0.1)
         trainer.synchronize()
         trainer.merge_statistics(store.all_reduce, WORKERS)
-        return Run(options, store, logger(), NETWORK, None, trainer, None, BATCHES)
+        return Run(
+            options, store, logger(), NETWORK, None, trainer, None, Shared(1, 1, 1, samples=BATCHES), Plan(BATCHES)
+        )
 
     made = job.all(start)
     yield job, made
@@ -246,7 +250,9 @@ def test_workers_whose_servers_hold_the_weights_are_not_compared(kind):
     class Store:
         rank, num_workers, kvstore_type = 0, 2, types.find(kind)
 
-    divergence.check(Run(None, Store(), None, None, None, None, None, 1), 0)  # uses nothing of it
+    divergence.check(
+        Run(None, Store(), None, None, None, None, None, Shared(1, 1, 1, 1), Plan(1)), 0
+    )  # uses nothing of it
 
 
 @pytest.mark.parametrize(

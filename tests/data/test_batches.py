@@ -8,7 +8,8 @@ import pytest
 from dmltrain.data import partition, synthetic
 from dmltrain.data.augment import Augmentation
 from dmltrain.data.batches import Batch, EvalBatches, TrainBatches, ahead
-from dmltrain.data.dataset import Split
+from dmltrain.data.dataset import ABSENT, Split
+from dmltrain.data.parts import Shared
 
 COUNT, SHAPE = 53, (3, 6, 5)
 AUGMENTATION = Augmentation(pad=2, crop=(6, 5), mirror=True)
@@ -21,11 +22,7 @@ def split():
 
 
 def train(split, rank, num_workers, batch_size, epoch=2, threads=1):
-    order = partition.epoch_order(COUNT, 9, epoch)
-    steps = partition.num_batches(COUNT, num_workers, batch_size)
-    return TrainBatches(
-        split, partition.shard(order, rank, num_workers), batch_size, steps, 9, epoch, rank, num_workers, threads
-    )
+    return TrainBatches(split, Shared(COUNT, num_workers, batch_size, COUNT).part(rank, 9, epoch), threads)
 
 
 def pixels_by_sample(batches):
@@ -107,6 +104,11 @@ def threads_alive():
     return [thread for thread in threading.enumerate() if thread.name.startswith("dmltrain-batches")]
 
 
+def made_by(make, count, threads):
+    """Batches that `make(index)` makes, up to threads + 2 in advance."""
+    return ahead(lambda pool, index: pool.submit(make, index).result, range(count), threads, threads + 2)
+
+
 def numbered(index):
     return Batch(np.empty((0, *SHAPE), np.uint8), np.array([index]), index)
 
@@ -118,7 +120,7 @@ def test_batches_are_made_in_another_thread_with_bounded_lookahead(eventually):
         made.append(threading.current_thread().name)
         return numbered(index)
 
-    batches = ahead(make, 100, threads=2)
+    batches = made_by(make, 100, threads=2)
     assert next(batches).index == 0
     eventually(lambda: len(made) == 5)  # 1 taken, 4 ahead
     assert next(batches).index == 1
@@ -137,7 +139,7 @@ def test_a_slow_thread_does_not_change_the_order():
             first_may_end.set()  # by the other thread, while the first one waits
         return numbered(index)
 
-    assert [batch.index for batch in ahead(make, 8, threads=2)] == list(range(8))
+    assert [batch.index for batch in made_by(make, 8, threads=2)] == list(range(8))
     assert first_may_end.is_set()
 
 
@@ -168,7 +170,90 @@ def test_an_error_in_a_thread_is_raised_at_its_batch():
 
     seen = []
     with pytest.raises(ZeroDivisionError, match="batch 3"):
-        for batch in ahead(make, 10, threads=2):
+        for batch in made_by(make, 10, threads=2):
             seen.append(batch.index)
     assert seen == [0, 1, 2]
     assert not threads_alive()
+
+
+# memory
+
+
+class Ready:
+    """Samples of SHAPE that are ready at once; notes the arrays that it is asked for."""
+
+    def __init__(self, order="NCHW"):
+        self.rooms, self.order = [], order
+
+    def __len__(self):
+        return 1000
+
+    def room(self, count):
+        self.rooms.append(count)
+        channels, height, width = SHAPE
+        if self.order == "NCHW":
+            return np.empty((count, *SHAPE), np.uint8)
+        return np.empty((count, height, width, channels), np.uint8).transpose(0, 3, 1, 2)
+
+    def training(self, samples, words, room=None):
+        room[:] = (samples % 251)[:, None, None, None]
+        return room, samples
+
+
+def batches_of_ten(split, **limits):
+    return TrainBatches(split, Shared(len(split), 1, 10, len(split)).part(0, 1, 1), **limits)
+
+
+@pytest.mark.parametrize("order", ["NCHW", "NHWC"])
+def test_memory_of_batches_is_used_again(order):
+    split = Ready(order)
+    for batch in batches_of_ten(split, threads=2):
+        assert (batch.images[:, 0, 0, 0] == batch.labels % 251).all() and batch.images.shape == (10, *SHAPE)
+    assert len(split.rooms) <= 1 + 7  # one to learn its size; 4 ready, 2 that threads may still hold, the consumer's
+
+
+@pytest.mark.parametrize("keep", [lambda images: images[:1], lambda images: memoryview(images.reshape(-1))])
+def test_a_batch_that_is_kept_stays_as_it_is(keep):
+    kept = [(keep(batch.images), batch.images.copy()) for batch in batches_of_ten(Ready())]
+    for mine, then in kept:
+        flat = np.asarray(mine).reshape(-1)
+        assert np.array_equal(flat, then.reshape(-1)[: len(flat)])
+
+
+@pytest.mark.parametrize(("fit", "expected"), [(0.5, 1), (1, 1), (2, 2), (100, 6)])
+def test_no_more_batches_are_ready_than_fit_into_the_prefetch_bytes(fit, expected, eventually):
+    split, started = Ready(), []
+
+    def training(samples, words, room):
+        started.append(len(samples))
+        return room, samples
+
+    split.training = training
+    found = iter(batches_of_ten(split, threads=4, prefetch_bytes=int(fit * 10 * np.prod(SHAPE))))
+    for taken in (1, 2):
+        next(found)
+        eventually(lambda: sum(started) == 10 * (taken + expected))  # noqa: B023
+    found.close()
+    assert sum(started) == 10 * (2 + expected)
+
+
+def test_all_threads_share_the_work_on_a_batch():
+    split, together = Ready(), threading.Barrier(3, timeout=20)  # passes when three threads have come
+
+    def training(samples, words, room):
+        together.wait()
+        return room, samples
+
+    split.training = training
+    batches = iter(batches_of_ten(split, threads=3, prefetch_bytes=1))
+    assert len(next(batches).labels) == 10
+    together.abort()  # the threads at the next batch need not meet
+    batches.close()
+
+
+def test_absent_samples_are_left_out():
+    split = Ready()
+    split.training = lambda samples, words, room: (room, np.where(samples % 7 == 0, ABSENT, samples))
+    found = list(batches_of_ten(split))
+    assert sorted(np.concatenate([batch.labels for batch in found])) == [each for each in range(1000) if each % 7]
+    assert all(len(batch.images) == len(batch.labels) for batch in found)

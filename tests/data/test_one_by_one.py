@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from dmltrain import data, fit
-from dmltrain.data import augment, partition
+from dmltrain.data import augment
 from dmltrain.data.batches import EvalBatches, TrainBatches
 from dmltrain.data.dataset import Dataset, Description, OneByOne
+from dmltrain.data.parts import Shared
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed: no JPEG files to decode")
 
@@ -63,20 +64,10 @@ def photos(tmp_path):
 def epoch(photos: Photos, workers: int, threads: int = 1) -> dict[int, np.ndarray]:
     """Sample -> what the network was fed of it, by all workers of a job."""
     split = OneByOne(COUNT, SHAPE, lambda index, word: (photos.sample(index, word)[0], index))
-    order = partition.epoch_order(COUNT, 5, 1)
+    parts = Shared(COUNT, workers, BATCH, COUNT)
     found = {}
     for rank in range(workers):
-        for batch in TrainBatches(
-            split,
-            partition.shard(order, rank, workers),
-            BATCH,
-            partition.num_batches(COUNT, workers, BATCH),
-            5,
-            1,
-            rank,
-            workers,
-            threads,
-        ):
+        for batch in TrainBatches(split, parts.part(rank, 5, 1), threads):
             assert batch.images.dtype == np.uint8
             found |= dict(zip(batch.labels.tolist(), batch.images, strict=True))
     return found

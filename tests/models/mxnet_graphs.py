@@ -37,6 +37,7 @@ class Graph:
 GRAPHS = (
     Graph("mlp", "mlp", quick=True),
     Graph("lenet", "lenet", quick=True),
+    Graph("lenet-stn", "lenet", options={"add_stn": True}, quick=True),
     Graph("resnet-50", "resnet", 50, pixels=224, images=1),
     Graph("resnet-v1-18", "resnet-v1", 18, pixels=65),
     Graph("resnet-v1-20-cifar", "resnet-v1", 20, quick=True),
@@ -48,6 +49,9 @@ GRAPHS = (
     Graph("inception-bn", "inception-bn", pixels=224, images=1),
     Graph("inception-v3", "inception-v3", pixels=299, images=1),
     Graph("inception-v4", "inception-v4", pixels=299, images=1),
+    Graph("inception-resnet-v2", "inception-resnet-v2", pixels=299, images=1),
+    Graph("mobilenet", "mobilenet", pixels=224, images=1),
+    Graph("mobilenetv2", "mobilenetv2", pixels=224, images=1),
     Graph("vgg-16", "vgg", 16, pixels=32),
     Graph("vgg-11-bn", "vgg", 11, {"batch_norm": True}, pixels=32),
 )

@@ -13,7 +13,6 @@ from torch import nn
 from torch.nn import functional
 
 from dmltrain import data
-from dmltrain.data import partition
 from dmltrain.normalisation import Normalisation
 
 
@@ -155,10 +154,9 @@ def main() -> None:
     torch.manual_seed(0)
     model = NETWORKS[options.network]()
     found = data.load(options.dataset, options.data_dir, num_examples=options.num_examples, image_shape=(3, 28, 28))
-    steps = partition.num_batches(len(found.train), 1, options.batch_size)
+    parts = data.Shared(len(found.train), 1, options.batch_size, len(found.train))
     for epoch in range(options.num_epochs):
-        order = partition.epoch_order(len(found.train), 0, epoch)
-        batches = data.TrainBatches(found.train, order, options.batch_size, steps, 0, epoch, 0, 1, threads=1)
+        batches = data.TrainBatches(found.train, parts.part(0, 0, epoch))
         train(model, batches, found.normalisation, options.lr, getattr(torch, options.dtype), options.disp_batches)
 
 

@@ -74,6 +74,7 @@ class MXNetTrainer:
         self._sums = [mx.nd.zeros(4, context, dtype="float64") for context in self._contexts]
         self._seen = [0] * len(self._contexts)  # training samples since the last merge of statistics
         self._queued: deque[list[NDArray]] = deque()
+        self._accumulated: list[tuple[Learned, list[NDArray]]] = []  # gradients of `accumulate`, one for each device
 
     def _try(self, network: Network, dtype: str) -> None:
         """Compute one image: MXNet reports an unsupported type only then."""
@@ -127,6 +128,24 @@ class MXNetTrainer:
 
         `total`: number of samples in the mean gradient of this step (of all workers in a synchronous job).
         """
+        self._backward(images, labels, total)
+        for each, sums in self._accumulated:
+            for gradient, so_far in zip(each.gradients, sums, strict=True):
+                gradient += so_far
+        self._accumulated = []
+        self._step(learning_rate)
+
+    def accumulate(self, images: Array, labels: Array, total: int) -> None:
+        """Add the gradient of these samples to that of the next `train_step`, which has the same `total`."""
+        self._backward(images, labels, total)
+        if not self._accumulated:
+            self._accumulated = [(each, [gradient.copy() for gradient in each.gradients]) for each in self._learned]
+            return
+        for each, sums in self._accumulated:
+            for gradient, so_far in zip(each.gradients, sums, strict=True):
+                so_far += gradient
+
+    def _backward(self, images: Array, labels: Array, total: int) -> None:
         losses = []
         for index, part in enumerate(self._parts(images, labels)):
             if part:
@@ -137,7 +156,6 @@ class MXNetTrainer:
                 self._no_gradient(index)
         if losses:
             mx.autograd.backward(losses)
-        self._step(learning_rate)
         self._queued.append(losses)
         if len(self._queued) > AHEAD:
             for loss in self._queued.popleft():

@@ -77,6 +77,7 @@ class TorchTrainer:
             self._load_rest(state, store)
         self._sums = [torch.zeros(4, dtype=torch.float64, device=device) for device in self._devices]
         self._seen = [0] * len(self._devices)  # training samples since the last merge of statistics
+        self._has_gradient = False  # of `accumulate`
 
     def _placed(self, module: nn.Module, device: torch.device) -> nn.Module:
         placed: nn.Module = copy.deepcopy(module).to(device)
@@ -126,16 +127,27 @@ class TorchTrainer:
         `total`: number of samples in the mean gradient of this step (of all workers in a synchronous job).
         """
         set_rate(self._optimizer, learning_rate)
-        self._optimizer.zero_grad()  # waits for the weights if the forward does not
-        self._copy_weights()
+        self._backward(images, labels, total)
+        self._has_gradient = False
+        if len(self._modules) > 1:
+            self._sum_gradients()
+        self._optimizer.step()
+
+    def accumulate(self, images: Array, labels: Array, total: int) -> None:
+        """Add the gradient of these samples to that of the next `train_step`, which has the same `total`."""
+        with self._optimizer.accumulate():
+            self._backward(images, labels, total)
+        self._has_gradient = True
+
+    def _backward(self, images: Array, labels: Array, total: int) -> None:
+        if not self._has_gradient:
+            self._optimizer.zero_grad()  # waits for the weights if the forward does not
+            self._copy_weights()
         for index, part in enumerate(self._parts(images, labels)):
             loss = self._counted_loss(index, *part, train=True) if len(part[1]) else self._no_loss(index)
             scale = 1.0 if self._scale is None else self._scale.value.to(loss.device)
             (loss * (scale / total)).backward()
             self._seen[index] += len(part[1])
-        if len(self._modules) > 1:
-            self._sum_gradients()
-        self._optimizer.step()
 
     def evaluate(self, images: Array, labels: Array) -> None:
         """Add the metrics of these samples with the current weights."""

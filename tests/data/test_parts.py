@@ -1,0 +1,117 @@
+"""Each sample once an epoch, the same samples and words for any number of workers, and parts of unequal sizes."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dmltrain import random_bits
+from dmltrain.data import partition
+from dmltrain.data.parts import Local, Shared
+from dmltrain.errors import UserError
+
+numbers = st.integers(1, 300)
+workers = st.integers(1, 7)
+batches = st.integers(1, 40)
+shuffles = st.sampled_from(sorted(partition.SHUFFLES))
+
+
+def seen(parts, workers, seed=5, epoch=2):
+    """(step, worker) -> the (sample, word) pairs of this worker in this step."""
+    found = {}
+    for rank in range(workers):
+        part = parts.part(rank, seed, epoch)
+        assert part.steps == parts.steps
+        for step in range(parts.steps):
+            start, stop = part.bounds(step)
+            assert 0 <= stop - start <= part.batch_size and stop - start == parts.step_sizes(step)[rank]
+            pairs = zip(part.order[start:stop].tolist(), part.words(start, stop).tolist(), strict=True)
+            found[step, rank] = list(pairs)
+    return found
+
+
+def test_words_from_the_middle_of_the_stream_are_those_of_the_whole_stream():
+    whole = random_bits.words(200, 3, 4, random_bits.ORDER)
+    for first, count in ((0, 200), (1, 3), (3, 2), (4, 1), (5, 0), (17, 180)):
+        assert np.array_equal(random_bits.words_from(first, count, 3, 4, random_bits.ORDER), whole[first:][:count])
+
+
+@given(numbers, workers, batches, shuffles)
+def test_an_epoch_of_the_whole_data_set_is_a_permutation_with_its_words(count, num_workers, batch, shuffle):
+    found = seen(Shared(count, num_workers, batch, count, shuffle), num_workers)
+    order = partition.SHUFFLES[shuffle](count, 5, 2).tolist()
+    words = random_bits.words(count, 5, 2, random_bits.AUGMENTATION).tolist()
+    assert sorted(sum(found.values(), [])) == sorted(zip(order, words, strict=True))
+    assert sorted(order) == list(range(count))
+
+
+@given(numbers, st.integers(1, 900), workers, batches, shuffles)
+def test_any_number_of_workers_makes_the_steps_of_one_process(count, samples, num_workers, batch, shuffle):
+    """Also for epochs that are longer than the data."""
+    samples = max(samples, count)
+    alone = seen(Shared(count, 1, num_workers * batch, samples, shuffle), 1)
+    together = seen(Shared(count, num_workers, batch, samples, shuffle), num_workers)
+    for step in range(len(alone)):
+        union = sum((together[step, rank] for rank in range(num_workers)), [])
+        assert sorted(union) == sorted(alone[step, 0])
+
+
+@given(st.integers(1, 50), st.integers(1, 300))
+def test_long_epochs_are_cut_out_of_passes_that_are_epochs_themselves(count, samples):
+    parts = Shared(count, 1, 7, samples) if samples >= count else Shared(count, 1, 7, count)
+    row = [pair for epoch in range(3) for step in seen(parts, 1, epoch=epoch).values() for pair in step]
+    plain = Shared(count, 1, 7, count)
+    passes = [
+        pair for epoch in range(-(-len(row) // count)) for step in seen(plain, 1, epoch=epoch).values() for pair in step
+    ]
+    assert row == passes[: len(row)]
+
+
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=5), batches, shuffles)
+def test_local_parts_have_each_sample_once_and_a_share_of_every_step(sizes, batch, shuffle):
+    parts = Local(tuple(sizes), batch, shuffle)
+    found = seen(parts, len(sizes))
+    words = []
+    for rank, size in enumerate(sizes):
+        own = sum((found[step, rank] for step in range(parts.steps)), [])
+        assert sorted(sample for sample, _ in own) == list(range(size))
+        words += [word for _, word in own]
+        counts = [len(found[step, rank]) for step in range(parts.steps)]
+        assert max(counts) - min(counts) <= 1, "a worker's samples are spread evenly"
+    assert len(set(words)) == sum(sizes) == parts.samples, "two workers share random words"
+    assert sum(map(sum, (parts.step_sizes(step) for step in range(parts.steps)))) == sum(sizes)
+    assert parts.step_sizes(parts.steps) == [0] * len(sizes)
+
+
+def test_local_parts_of_equal_sizes_are_permuted_differently():
+    parts = Local((100, 100), 10)
+    orders = [parts.part(rank, 1, epoch).order.tolist() for rank in range(2) for epoch in range(2)]
+    assert len({tuple(order) for order in orders}) == 4
+
+
+def test_a_worker_without_local_samples_is_named():
+    with pytest.raises(UserError, match="--data-parts local: worker 1 has no training samples"):
+        Local((5, 0, 3), 2)
+
+
+# --shuffle chunk
+
+
+@pytest.mark.parametrize("count", [1, 255, 256, 257, 5000, 3 * partition.WINDOW + 100])
+def test_a_chunk_order_is_a_permutation_of_few_places_at_a_time(count):
+    order = partition.chunk_order(count, 1, 2)
+    assert sorted(order) == list(range(count)) and np.array_equal(order, partition.chunk_order(count, 1, 2))
+    for start in range(0, count, partition.WINDOW):
+        places = {sample // partition.CHUNK for sample in order[start : start + partition.WINDOW].tolist()}
+        assert len(places) <= partition.WINDOW // partition.CHUNK + 1  # one more beside the smaller, last chunk
+
+
+def test_a_chunk_order_shuffles_chunks_and_samples_and_changes_with_the_epoch():
+    count = 40 * partition.CHUNK
+    order = partition.chunk_order(count, 1, 2)
+    first = order[: partition.WINDOW]
+    assert abs(np.corrcoef(np.arange(len(first)), first)[0, 1]) < 0.1
+    means = [order[start : start + partition.WINDOW].mean() for start in range(0, count, partition.WINDOW)]
+    assert np.argsort(means).tolist() != list(range(len(means)))
+    assert not np.array_equal(order, partition.chunk_order(count, 1, 3))
+    assert not np.array_equal(order, partition.chunk_order(count, 2, 2))
