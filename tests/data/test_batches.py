@@ -73,6 +73,16 @@ def test_epochs_differ_and_each_is_repeatable(split):
     assert any(not np.array_equal(first[sample], other[sample]) for sample in first)
 
 
+def test_a_part_of_an_epoch(split):
+    part = Shared(COUNT, 2, 5, COUNT).part(1, 9, 2)
+    whole = list(TrainBatches(split, part))
+    rest, some = TrainBatches(split, part, first=3), TrainBatches(split, part, first=1, stop=3)
+    for found, expected in ((rest, whole[3:]), (some, whole[1:3]), (TrainBatches(split, part, stop=99), whole)):
+        assert len(found) == len(expected) == len(list(found))
+        for batch, same in zip(found, expected, strict=True):
+            assert batch.index == same.index and np.array_equal(batch.images, same.images)
+
+
 def test_the_same_batches_can_be_iterated_again(split):
     batches = train(split, 0, 1, 8)
     assert [batch.labels.tolist() for batch in batches] == [batch.labels.tolist() for batch in batches]

@@ -1,0 +1,180 @@
+"""What training programs do by iteration: tests, snapshots, the end of a run, steps of several batches, the monitor."""
+
+import os
+import re
+
+import numpy as np
+import pytest
+
+from dmltrain import checkpoint, models
+from tests.test_fit import (  # noqa: F401  (fixtures)
+    RESNET,
+    SYNC,
+    backend,
+    finished,
+    run,
+    saved,
+    train,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
+SMALL = ["--num-examples", 300, "--batch-size", 32]  # 10 batches in an epoch
+
+
+def names(folder) -> list[str]:
+    return sorted(each for each in os.listdir(folder) if each.endswith((".pt", ".npz")))
+
+
+def steps(log) -> list[tuple[str, str]]:
+    """(iteration, accuracy) of the tests in mid-epoch."""
+    return re.findall(r"Node\[0\] Step\[(\d+)\] Validation-accuracy=(\S+)", log.text)
+
+
+# -- tests ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_test_interval_adds_lines_and_changes_nothing_else(train):  # noqa: F811
+    words = [*RESNET, "--num-epochs", 2, "--num-examples", 300, "--top-k", 2, "--disp-batches", 1]
+    plain, tested = train(*words), train(*words, "--test-interval", 2)
+    assert [iteration for iteration, _ in steps(tested)] == ["2", "4", "6", "8", "10"]
+    assert steps(tested)[4][1] == tested.values("Validation-accuracy")[1]
+    assert len(re.findall(r"Step\[\d+\] Validation-top_k_accuracy_2=", tested.text)) == 5
+    assert tested.results() == plain.results() and steps(plain) == []
+
+
+# -- the end of a run -------------------------------------------------------------------------------------------------
+
+
+def test_max_iter_ends_the_run_in_an_epoch(train, backend, tmp_path):  # noqa: F811
+    prefix = ["--model-prefix", tmp_path / "m"]
+    log = train(*SMALL, *prefix, "--max-iter", 13, "--disp-batches", 1)
+    assert re.findall(r"Epoch\[1\] Batch \[(\d+)\]", log.text) == ["1", "2"]
+    assert len(log.values("Validation-accuracy")) == 2
+    suffix = saved(tmp_path / "m", 1, backend).suffix
+    assert names(tmp_path) == [f"m-0001{suffix}", f"m-0001_iter_13{suffix}"]
+    again = train(*SMALL, *prefix, "--max-iter", 13, "--load-epoch", "last")
+    assert "Nothing to train: 13 of --max-iter 13 are done" in again.text and again.digest() == log.digest()
+    assert (
+        "Nothing to train: 1 of --num-epochs 1 are" in train(*SMALL, *prefix, "--num-epochs", 1, "--load-epoch", 1).text
+    )
+
+
+# -- snapshots --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [RESNET, ["--optimizer", "adam", "--lr-policy", "poly", "--lr-power", "1"]], ids=str)
+def test_a_run_that_resumes_from_a_snapshot_equals_an_uninterrupted_one(train, backend, tmp_path, words):  # noqa: F811
+    words = [*words, *SMALL, "--num-epochs", 2, "--snapshot", 4, "--model-prefix", tmp_path / "m"]
+    whole = train(*words)
+    suffix = saved(tmp_path / "m", 1, backend).suffix
+    all_names = [f"m-{name}{suffix}" for name in ("0000_iter_4", "0000_iter_8", "0001_iter_12", "0001_iter_16")]
+    assert names(tmp_path) == sorted([*all_names, f"m-0001{suffix}", f"m-0002{suffix}"])
+    for file in tmp_path.glob("m-0002.*"):  # also MXNet's own
+        file.unlink()
+    last = train(*words, "--load-epoch", "last")
+    assert "Loaded checkpoint of epoch 1 and 6 steps of the next\n" in last.text
+    early = train(*words, "--load-iteration", 8)
+    assert "Loaded checkpoint of epoch 0 and 8 steps of the next\n" in early.text
+    at_the_end_of_an_epoch = train(*words, "--load-iteration", 10)
+    assert "Loaded checkpoint of epoch 1\n" in at_the_end_of_an_epoch.text
+    for resumed in (last, early, at_the_end_of_an_epoch):
+        assert resumed.digest() == whole.digest()
+        assert resumed.values("Validation-accuracy")[-1] == whole.values("Validation-accuracy")[1]
+
+
+@pytest.mark.thorough
+def test_masks_of_dropout_after_a_snapshot_are_those_of_a_resumed_run(run, tmp_path):  # noqa: F811
+    """vgg is the smallest network with dropout."""
+    words = ["--network", "vgg", "--num-layers", 11, "--dataset", "synthetic", "--image-shape", "3,32,32"]
+    words += ["--num-examples", 16, "--batch-size", 4, "--num-epochs", 1, "--model-prefix", tmp_path / "m"]
+    whole = run(*words, "--snapshot", 2)
+    saved(tmp_path / "m", 1).unlink()
+    assert run(*words, "--snapshot", 2, "--load-iteration", 2).digest() == whole.digest()
+
+
+def test_a_snapshot_of_epochs_with_other_steps_is_refused(run, tmp_path):  # noqa: F811
+    prefix = ["--model-prefix", tmp_path / "m", "--num-epochs", 1]
+    run(*SMALL, *prefix, "--max-iter", 7)
+    text = run("--num-examples", 300, "--batch-size", 64, *prefix, "--load-epoch", "last", code=2).text
+    assert "m-0000_iter_7.pt is in the middle of an epoch of 10 steps, but this run's have 5" in text
+    text = run(*SMALL, *prefix, "--load-iteration", 8, code=2).text
+    assert "no checkpoint" in text and "m-0000_iter_8.pt; present in" in text and ": m-0000_iter_7.pt" in text
+
+
+@pytest.mark.parametrize("kind", ["dist_sync", pytest.param("dist_async", marks=pytest.mark.thorough)])
+def test_workers_agree_on_snapshots_and_resume_from_them(tmp_path, kind):
+    words = [*SYNC, *RESNET, "--kv-store", kind, "--num-epochs", 1, "--test-interval", 3, "--snapshot", 3]
+    words += ["--batch-size", 32, "--model-prefix", tmp_path / "m", "--gc-type", "2bit"]
+    first = finished(tmp_path / "first", 2, 1, *words)
+    assert steps(first[0]) and "m-0000_iter_3.pt" in names(tmp_path)
+    assert first[0].digest(0) == first[1].digest(1)
+    (tmp_path / "m-0001.pt").unlink()
+    resumed = finished(tmp_path / "resumed", 2, 1, *words, "--load-epoch", "last")
+    assert "Loaded checkpoint of epoch 0 and 3 steps of the next\n" in resumed[1].text
+    assert resumed[0].digest(0) == resumed[1].digest(1)
+    if kind == "dist_sync":
+        assert resumed[0].digest(0) == first[0].digest(0)
+
+
+def test_checkpoints_every_second_epoch_and_after_the_last(train, backend, tmp_path):  # noqa: F811
+    log = train(*SMALL, "--num-epochs", 5, "--save-period", 2, "--model-prefix", tmp_path / "m")
+    assert names(tmp_path) == [saved(tmp_path / "m", epoch, backend).name for epoch in (2, 4, 5)]
+    assert log.text.count("Saved checkpoint to") == 3
+
+
+# -- steps of several batches -----------------------------------------------------------------------------------------
+
+
+def losses(log) -> list[float]:
+    return [float(each) for each in log.values("Validation-cross-entropy")]
+
+
+@pytest.mark.parametrize("devices", ["cpu", "cpu:2"])
+def test_a_macrobatch_is_one_step_of_a_large_batch(train, devices):  # noqa: F811
+    """Up to rounding. 300 samples are 3 steps of 3 x 32 and one of 12."""
+    words = ["--num-examples", 300, "--num-epochs", 2, "--devices", devices]
+    large = train(*words, "--batch-size", 96)
+    small = train(*words, "--batch-size", 32, "--macrobatch-size", 96)
+    assert losses(small) == pytest.approx(losses(large), rel=1e-4)
+    assert losses(train(*words, "--batch-size", 32)) != pytest.approx(losses(large), rel=1e-2)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("words", [["dist_sync"], ["dist_sync", "--update-on-kvstore", "1"], ["dist_async"]], ids=str)
+def test_workers_add_up_their_batches(run, tmp_path, words):  # noqa: F811
+    """Two workers with two batches of 16 for a step make the steps of one process with batches of 64; with dist_async
+    each makes steps of its own, and pushes half as often."""
+    common = ["--network", "mlp", "--num-examples", 320, "--num-epochs", 1, "--lr", 0.02, "--disp-batches", 100]
+    words = [*common, "--batch-size", 16, "--kv-store", *words]
+    logs = finished(tmp_path / "job", 2, 1, *words, "--macrobatch-size", 64)
+    assert logs[0].digest(0) == logs[1].digest(1)
+    if "dist_sync" in words:
+        assert losses(logs[0]) == pytest.approx(losses(run(*common, "--batch-size", 64)), rel=1e-4)
+    else:
+        often = finished(tmp_path / "often", 2, 1, *words)
+        sent = [float(log.values("Sent")[0]) for log in (logs[0], often[0])]
+        assert 0.4 < sent[0] / sent[1] < 0.7
+
+
+# -- reports ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_monitor_logs_the_size_of_each_weight(train, backend, tmp_path):  # noqa: F811
+    log = train(*SMALL, "--num-epochs", 1, "--monitor", 4, "--model-prefix", tmp_path / "m", "--max-iter", 8)
+    found = re.findall(r"Node\[0\] Batch: {7}(\d) (\w+) +(\S+)\n", log.text)
+    network = models.create("mlp", None, 10, (1, 8, 8))
+    expected = [each.name for each in network.parameters()]
+    assert [(number, name) for number, name, _ in found] == [(each, name) for each in "48" for name in expected]
+    if backend == "torch":
+        import torch
+
+        path = checkpoint.path(tmp_path / "m", 0, ".pt", 8)
+        model = torch.load(path, weights_only=True)["state"]["model"]
+        sizes = [float(np.sqrt(np.mean(model[name].double().numpy() ** 2))) for name in expected]
+        assert [float(size) for _, _, size in found[len(expected) :]] == pytest.approx(sizes, rel=1e-6)
+
+
+def test_losses_are_metrics_by_mxnets_names(train):  # noqa: F811
+    log = train(*SMALL, "--num-epochs", 1, "--loss", "ce,nll_loss")
+    assert log.values("Train-nll-loss") == log.values("Train-cross-entropy") != []
+    assert log.values("Validation-nll-loss") == log.values("Validation-cross-entropy") != []
