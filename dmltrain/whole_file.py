@@ -28,7 +28,7 @@ HELD = (errno.EAGAIN, errno.EACCES)  # man 2 flock; EACCES from file systems tha
 
 def write(
     target: Path,
-    content: bytes | bytearray | memoryview | Iterable[bytes],
+    content: bytes | bytearray | memoryview | Iterable[bytes | memoryview],
     mode: int = 0o666,
     sync: Callable[[int], None] = os.fsync,
     lock: Callable[[int, int], None] = fcntl.flock,
@@ -42,8 +42,13 @@ def write(
             rest = memoryview(piece).cast("B")
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
-        sync(descriptor)
-        os.replace(path, target)
+        put(path, descriptor, target, sync)
+
+
+def put(path: Path, descriptor: int, target: Path, sync: Callable[[int], None] = os.fsync) -> None:
+    """Give the whole file at `path`, open as `descriptor`, its name `target`, on disk too."""
+    sync(descriptor)
+    os.replace(path, target)
     _sync_folder(target.parent, sync)
 
 

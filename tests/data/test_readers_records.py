@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
+import tracemalloc
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dmltrain.data.readers import open_reader
+from dmltrain.data.readers import open_reader, record_index, recordio
+from dmltrain.data.readers.data_file import DataFile
+from dmltrain.data.readers.record_reader import RecordReader
+from dmltrain.data.readers.record_writer import RecordWriter
 from dmltrain.errors import UserError
 
 
@@ -60,3 +68,318 @@ def test_a_missing_file_and_an_unknown_format(tmp_path):
     (tmp_path / "train.txt").write_text("cat")
     with pytest.raises(UserError, match=r"train.txt: unknown format; expected one of: RecordIO: .rec"):
         open_reader(tmp_path / "train.txt")
+
+
+# -- a small file of our own ------------------------------------------------------------------------------------------
+
+IMAGES = [b"first", b"second " + recordio.MAGIC * 3, b"", b"fourth", b"fifth"]
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Path:
+    """Five records, with keys 10 to 14 and labels 0 to 4; the second has two labels and the magic number in it."""
+    writer = RecordWriter(tmp_path / "train.rec")
+    for number, image in enumerate(IMAGES):
+        writer.write([number, 0.5] if number == 1 else number, 10 + number, image)
+    writer.finish()
+    return tmp_path / "train.rec"
+
+
+def offsets(path: Path) -> list[int]:
+    return [int(line.split()[1]) for line in path.with_suffix(".idx").read_text().splitlines()]
+
+
+def test_records_in_several_parts_and_with_several_labels(records):
+    reader = open_reader(records)
+    assert [reader.read(number).image for number in range(5)] == IMAGES
+    assert reader.read(1).labels.tolist() == [1, 0.5] and reader.read(4).labels.tolist() == [4]
+    assert reader.where(3) == f"{records}: record 3 (key 13, offset {offsets(records)[3]})"
+
+
+def test_an_index_in_another_order_gives_the_same_records(records):
+    digest, idx = open_reader(records).digest(), records.with_suffix(".idx")
+    idx.write_text("".join(reversed(idx.read_text().splitlines(keepends=True))))
+    reader = open_reader(records)
+    assert reader.digest() == digest
+    assert [reader.read(number).image for number in range(5)] == IMAGES
+    assert "key 13" in reader.where(3)
+
+
+def test_keys_count_where_the_index_says_nothing_else(records):
+    idx = records.with_suffix(".idx")
+    idx.write_text("".join(f"{number}\t{offset}\n" for number, offset in enumerate(offsets(records))))
+    assert "(key 4, " in open_reader(records).where(4)
+    large = 10**17
+    idx.write_text("".join(f"{number + large}\t{offset}\n" for number, offset in enumerate(offsets(records))))
+    assert f"(key {large + 4}, " in open_reader(records).where(4)
+
+
+def test_an_index_with_the_line_ends_of_windows_and_none_at_the_end(records):
+    idx = records.with_suffix(".idx")
+    idx.write_bytes(idx.read_bytes().replace(b"\n", b"\r\n").rstrip())
+    assert [open_reader(records).read(number).image for number in range(5)] == IMAGES
+
+
+def test_an_index_may_list_a_record_many_times(records):
+    """That is how a large data set is simulated."""
+    digest = open_reader(records).digest()
+    records.with_suffix(".idx").write_text("".join(f"{n}\t{o}\n" for n, o in enumerate(offsets(records) * 1000)))
+    reader = open_reader(records)
+    assert len(reader) == 5000 and reader.digest() != digest
+    assert [reader.read(number).image for number in range(500, 5000, 1000)] == IMAGES
+
+
+def test_an_index_elsewhere_is_read_or_made_there(records, tmp_path):
+    records.with_suffix(".idx").rename(tmp_path / "other.idx")
+    reader = open_reader(records, index=tmp_path / "other.idx")
+    assert len(reader) == 5
+    open_reader(records, index=tmp_path / "new.idx")
+    assert (tmp_path / "new.idx").read_bytes() == (tmp_path / "other.idx").read_bytes()
+    assert not records.with_suffix(".idx").exists()
+    with pytest.raises(UserError, match="new.idx is given for 2 files: expected one"):
+        open_reader([records, records], index=tmp_path / "new.idx")
+
+
+def test_a_rebuilt_index_counts_where_two_records_have_the_same_id(tmp_path):
+    writer = RecordWriter(tmp_path / "train.rec")
+    for key in (3, 3, 2**60):
+        writer.write(0, key, b"image")
+    writer.finish()
+    (tmp_path / "train.idx").unlink()
+    assert "record 2 (key 2," in open_reader(tmp_path / "train.rec").where(2)
+
+
+def test_an_index_that_cannot_be_kept_is_in_memory_and_a_warning_says_so_once(records, tmp_path):
+    records.with_suffix(".idx").unlink()
+    warnings = []
+    nowhere = tmp_path / "missing" / "train.idx"
+    reader = open_reader(records, index=nowhere, warn=warnings.append)
+    assert reader.read(3).image == IMAGES[3]
+    assert len(warnings) == 1 and f"{nowhere}: cannot be written: No such file" in warnings[0]
+
+
+def test_two_files_with_other_classes_are_not_joined(tmp_path, records):
+    (tmp_path / "images" / "cat").mkdir(parents=True)
+    (tmp_path / "images" / "cat" / "a.jpg").write_bytes(b"image")
+    with pytest.raises(UserError, match="1 classes, the first 'cat', and .*no names of classes.*same classes"):
+        open_reader([records, tmp_path / "images"])
+
+
+def test_several_threads_read_at_once(records):
+    reader = open_reader(records)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda number: reader.read(number % 5).image, range(2000)))
+    assert found == IMAGES * 400
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+
+def damage(path: Path, offset: int, content: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(content)
+
+
+def refused(path: Path, *words: str, **arguments) -> str:
+    """The error of opening it, which has these words."""
+    with pytest.raises(UserError) as caught:
+        open_reader(path, **arguments)
+    for word in words:
+        assert word in str(caught.value), str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+@pytest.mark.parametrize("cut", [1, 30, 36])
+def test_a_truncated_file_is_refused_at_the_start(records, cut, indexed):
+    last, idx = offsets(records)[4], records.with_suffix(".idx")
+    os.truncate(records, records.stat().st_size - cut)
+    if not indexed:
+        idx.unlink()
+    refused(
+        records, str(idx if indexed else records), "record 4", "truncated", f"offset {last}", "copy or pack it again"
+    )
+    assert idx.exists() == indexed  # nothing is kept of a damaged file
+
+
+@pytest.mark.parametrize("record", [0, 1, 4])
+def test_a_file_that_was_cut_between_two_records_is_shorter_than_its_index(records, record):
+    os.truncate(records, offsets(records)[record])
+    refused(records, "train.idx", "record 4", "train.rec", "truncated", "copy or pack it again")
+
+
+def test_a_wrong_magic_number_in_the_middle(records):
+    offset = offsets(records)[3]
+    reader = open_reader(records)
+    damage(records, offset, b"JPEG")
+    with pytest.raises(UserError) as caught:
+        reader.read(3)
+    for word in (f"{records}: record 3 (key 13, offset {offset})", "0x4745504a", "0xced7230a", "copy or pack it again"):
+        assert word in str(caught.value)
+    assert reader.read(4).image == IMAGES[4]
+    records.with_suffix(".idx").unlink()
+    refused(records, "record 3", f"offset {offset}", "expected the magic number 0xced7230a")
+
+
+@pytest.mark.parametrize("flag", [1, 2, 3, 5])
+def test_a_flag_that_cannot_be_there(records, flag):
+    reader, offset = open_reader(records), offsets(records)[3]
+    damage(records, offset + 7, bytes([flag << 5]))
+    with pytest.raises(UserError, match=r"record 3 .*(flag \d at offset \d+|magic number)"):
+        reader.read(3)
+
+
+def test_a_header_that_claims_512_mib_in_a_file_of_1_mb(tmp_path):
+    path = tmp_path / "train.rec"
+    path.write_bytes(recordio.HEAD.pack(recordio.MAGIC_NUMBER, (1 << 29) - 1) + bytes(1 << 20))
+    tracemalloc.start()
+    try:
+        refused(path, "record 0", "offset 0", "claims 536870911 bytes", "1048576 follow", "pack it again")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_parts_without_end_are_refused_before_they_are_read(tmp_path):
+    """Parts of one record that together have more bytes than a record can have."""
+    path, claimed = tmp_path / "train.rec", (1 << 28) + 8
+    with path.open("wb") as file:
+        for number, flag in enumerate((1, 2, 3)):
+            file.seek(number * (8 + claimed))
+            file.write(recordio.HEAD.pack(recordio.MAGIC_NUMBER, flag << 29 | claimed))
+        file.truncate(3 * (8 + claimed))
+    refused(path, "record 0", "expected less than 536870912")
+
+
+@pytest.mark.parametrize("content", [b"", b"\x01\0\0\0" + bytes(20), b"\xff\xff\xff\xff" + bytes(400)])
+def test_a_record_without_the_labels_that_it_claims(tmp_path, content):
+    path = tmp_path / "train.rec"
+    path.write_bytes(b"".join(recordio.encode(content)))
+    with pytest.raises(UserError, match=r"train.rec: record 0 \(key 0, offset 0\): its content has \d+ bytes"):
+        open_reader(path).read(0)
+
+
+def test_an_index_of_another_file(records, mxnet_files):
+    for idx in ("sample.idx", "sample-256.idx"):
+        refused(records, idx, "index of another file", "delete the index", index=mxnet_files / idx)
+    for rec, idx in (("sample", "sample-256"), ("sample-256", "sample")):
+        refused(mxnet_files / f"{rec}.rec", f"{idx}.idx", "another file", index=mxnet_files / f"{idx}.idx")
+
+
+def test_an_index_whose_entries_overlap_is_that_of_another_file(records):
+    """The content of this record is itself a file of records, so that something lies where the index says."""
+    inner = records.read_bytes()
+    writer = RecordWriter(records.with_name("outer.rec"))
+    writer.write(0, 0, bytes(8) + inner)
+    writer.finish()
+    outer = records.with_name("outer.rec")
+    start = outer.read_bytes().find(recordio.MAGIC, 8)
+    outer.with_suffix(".idx").write_text(f"0\t0\n1\t{start}\n")
+    refused(outer, "outer.idx", "another file")
+
+
+def test_an_index_that_does_not_list_all_records_gives_a_warning(records):
+    idx, lines = records.with_suffix(".idx"), records.with_suffix(".idx").read_text().splitlines(keepends=True)
+    for missing in range(5):
+        idx.write_text("".join(lines[:missing] + lines[missing + 1 :]))
+        warnings = []
+        assert len(open_reader(records, warn=warnings.append)) == 4
+        assert len(warnings) == 1
+        assert f"{idx}: train.rec has a record at offset {int(lines[missing].split()[1])} that" in warnings[0]
+
+
+def test_zeros_after_the_last_record_and_before_the_first_need_no_warning(records):
+    content = records.read_bytes()
+    records.write_bytes(bytes(4096) + content + bytes(4096))
+    idx = records.with_suffix(".idx")
+    idx.write_text("".join(f"{number}\t{offset + 4096}\n" for number, offset in enumerate(offsets(records))))
+    warnings = []
+    assert open_reader(records, warn=warnings.append).read(0).image == IMAGES[0]
+    assert warnings == []
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        (b"3\n", "line 4 is b'3'"),
+        (b"3 80\n", "line 4 is b'3 80'"),
+        (b"x\t80\n", "line 4 is b'x"),
+        (b"3\t-8\n", "line 4"),
+        (b"3\t" + b"9" * 19 + b"\n", "line 4"),
+        (b"\t80\n", "line 4"),
+        (b"\n", "line 4"),
+        (b"3\t81\n", "multiples of 4"),
+        (b"3\t" + b"8" * 18 + b"\n", "another file"),
+        (bytes(9 << 20), "no lines of key, tab and offset"),
+    ],
+)
+def test_an_index_with_a_line_that_cannot_be_right(records, line, shown):
+    idx = records.with_suffix(".idx")
+    lines = idx.read_bytes().splitlines(keepends=True)
+    idx.write_bytes(b"".join(lines[:3]) + line + b"".join(lines[4:]))
+    refused(records, str(idx), shown, "delete the index, and it is made again")
+
+
+def test_empty_files(records):
+    records.with_suffix(".idx").write_bytes(b"")
+    refused(records, "train.idx: has no line", "delete the index")
+    records.write_bytes(b"")
+    records.with_suffix(".idx").unlink()
+    refused(records, "train.rec: has no records: the file is empty")
+    assert not records.with_suffix(".idx").exists()
+
+
+def test_what_is_no_regular_file(tmp_path):
+    os.mkfifo(tmp_path / "train.rec")
+    refused(tmp_path / "train.rec", "train.rec: cannot be opened: not a regular file")
+    (tmp_path / "none.rec").symlink_to("/nowhere")
+    refused(tmp_path / "none.rec", "none.rec: no such file or folder")
+
+
+def test_no_file_at_all():
+    with pytest.raises(UserError, match="no file or folder of samples is given"):
+        open_reader([])
+
+
+# -- a disk that fails ------------------------------------------------------------------------------------------------
+
+
+def reader_of(path: Path, pread: Callable[[int, int, int], bytes]) -> RecordReader:
+    file = DataFile(path, pread)
+    return RecordReader(path, file, record_index.load(DataFile(path.with_suffix(".idx"))))
+
+
+def test_a_disk_that_fails_in_mid_epoch(records):
+    failed = offsets(records)[3]
+
+    def pread(descriptor: int, count: int, offset: int) -> bytes:
+        if failed <= offset:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return os.pread(descriptor, count, offset)
+
+    reader = reader_of(records, pread)
+    assert reader.read(2).image == IMAGES[2]
+    with pytest.raises(UserError) as caught:
+        reader.read(3)
+    for word in (f"{records}: record 3 (key 13", "cannot be read: Input/output error", "dmesg", "last checkpoint"):
+        assert word in str(caught.value)
+
+
+def test_a_file_that_is_cut_while_it_is_read(records):
+    reader = open_reader(records)
+    os.truncate(records, offsets(records)[3] + 12)
+    with pytest.raises(UserError, match=r"record 3 .*bytes when it was opened, and has .* now: something has cut it"):
+        reader.read(3)
+
+
+def test_a_file_system_that_returns_less_than_it_is_asked_for(records):
+    reader = reader_of(records, lambda descriptor, count, offset: os.pread(descriptor, min(count, 3), offset))
+    assert [reader.read(number).image for number in range(5)] == IMAGES
+
+
+def test_closed_files_are_closed(records):
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        open_reader(records).read(0)
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -12,7 +12,14 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dmltrain.data.readers import record_reader
+from dmltrain.data.readers import (
+    image_folder,
+    image_list,
+    leveldb_reader,
+    lmdb_reader,
+    record_reader,
+    tar_reader,
+)
 from dmltrain.data.readers.joined import Joined
 from dmltrain.data.readers.reader import Format, Reader, Record, Source
 from dmltrain.errors import UserError
@@ -20,7 +27,14 @@ from dmltrain.errors import UserError
 __all__ = ["FORMATS", "Format", "Reader", "Record", "Source", "open_reader"]
 
 LOG = logging.getLogger("dmltrain.data")
-FORMATS: tuple[Format, ...] = (record_reader.FORMAT,)
+FORMATS: tuple[Format, ...] = (
+    record_reader.FORMAT,
+    image_list.FORMAT,
+    tar_reader.FORMAT,
+    lmdb_reader.FORMAT,
+    leveldb_reader.FORMAT,
+    image_folder.FORMAT,
+)
 
 
 def open_reader(

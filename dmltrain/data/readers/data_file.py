@@ -20,16 +20,16 @@ class DataFile:
     pread: as os.pread. Raises Damaged if it cannot be opened.
     """
 
-    def __init__(self, path: Path, pread: Callable[[int, int, int], bytes] = os.pread) -> None:
+    def __init__(self, path: Path | bytes, pread: Callable[[int, int, int], bytes] = os.pread) -> None:
         try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO would wait
             weakref.finalize(self, os.close, self._descriptor)
             status = os.fstat(self._descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "not a regular file")
         except OSError as error:
             raise Damaged(f"cannot be opened: {error.strerror or error}") from None
-        self.path = path
+        self.name = os.path.basename(os.fsdecode(path))
         self.size = status.st_size
         self._pread = pread
 
@@ -45,8 +45,8 @@ class DataFile:
             more = self._read(offset + len(data), count - len(data))
             if not more:
                 raise Damaged(
-                    f"the file had {self.size} bytes when it was opened, and ends at {offset + len(data)} now: "
-                    "something has cut it; restore the file and start again from the last checkpoint"
+                    f"the file had {self.size} bytes when it was opened, and has {os.fstat(self._descriptor).st_size} "
+                    "now: something has cut it; restore the file and start again from the last checkpoint"
                 )
             data += more
         return data

@@ -122,39 +122,39 @@ def check(index: RecordIndex, file: DataFile) -> str:
 
     Returns a warning if the .rec has records that the index does not list, else "". Raises Damaged.
     """
-    last = int(index.offsets[-1])
-    if int(index.offsets[0]) < 0 or last >= file.size or np.bitwise_or.reduce(index.offsets) % 4:
-        raise Damaged(
-            f"it lists a record at offset {last}, and {file.path.name} has {file.size} bytes: it is the index of "
-            f"another file; {REBUILD}"
-        )
-    unlisted = 0 if int(index.offsets[0]) else None
-    for place in sampled.places(len(index.offsets)):
+    if np.bitwise_or.reduce(index.offsets) % 4:
+        raise Damaged(f"its offsets are not all multiples of 4: it is no index of {file.name}; {REBUILD}")
+    first, last = int(index.offsets[0]), int(index.offsets[-1])
+    unlisted = 0 if first and _starts_record(file, 0) else None
+    for place in sampled.places(int(np.searchsorted(index.offsets, file.size))):
         end, following = _bounds(index, file, place)
         if end < following and _starts_record(file, end):
             unlisted = end
-    if unlisted is None or not _starts_record(file, unlisted):
+    if last >= file.size:
+        raise Damaged(
+            f"it lists record {len(index.offsets) - 1} at offset {last}, and {file.name} has {file.size} bytes: it is "
+            f"truncated, so copy or pack it again; or, if this is the index of another file, {REBUILD}"
+        )
+    if unlisted is None:
         return ""
-    return (
-        f"{file.path.name} has a record at offset {unlisted} that the index does not list; {REBUILD} with all records"
-    )
+    return f"{file.name} has a record at offset {unlisted} that the index does not list; {REBUILD} with all records"
 
 
 def _bounds(index: RecordIndex, file: DataFile, place: int) -> tuple[int, int]:
     """Where this record ends, and where the next in the index begins."""
     offset = int(index.offsets[place])
     after = int(np.searchsorted(index.offsets, offset, "right"))
-    following = int(index.offsets[after]) if after < len(index.offsets) else file.size
+    following = min(file.size, int(index.offsets[after]) if after < len(index.offsets) else file.size)
     where = f"it lists record {place} (key {index.key(place)}) at offset {offset}"
     try:
         end = recordio.extent(file, offset).end
     except Damaged as error:
         raise Damaged(
-            f"{where}, where {file.path.name} has none: {error}; or, if it is the index of another file, {REBUILD}"
+            f"{where}, where {file.name} has none: {error}; or, if it is the index of another file, {REBUILD}"
         ) from None
     if end > following:
         raise Damaged(
-            f"{where} and the next at {following}, and the one in {file.path.name} ends at {end}: it is the index of "
+            f"{where} and the next at {following}, and the one in {file.name} ends at {end}: it is the index of "
             f"another file; {REBUILD}"
         )
     return end, following
@@ -175,17 +175,24 @@ def scan(file: DataFile) -> RecordIndex:
     """The index of a .rec file, from its records' headers. Keys are their ids if no two are the same, as im2rec writes
     them, else 0 to n - 1. Raises Damaged."""
     offsets, ids, place = array("q"), array("Q"), 0
-    while place < file.size:
-        try:
-            parts, end = recordio.extent(file, place)
-        except Damaged as error:
-            raise Damaged(f"record {len(offsets)} (offset {place}): {error}") from None
-        offsets.append(place)
-        ids.append(recordio.identity(file, parts[0]))
-        place = end
+    try:
+        for place, identity in records(file):
+            offsets.append(place)
+            ids.append(identity)
+    except Damaged as error:
+        raise Damaged(f"record {len(offsets)}: {error}") from None
     if not offsets:
         raise Damaged("has no records: the file is empty; pack it again")
     return RecordIndex(np.frombuffer(offsets, np.int64), _keys(np.frombuffer(ids, np.uint64)))
+
+
+def records(file: DataFile) -> Iterator[tuple[int, int]]:
+    """Offset and id of each record in turn. Raises Damaged at the first that is not whole."""
+    place = 0
+    while place < file.size:
+        parts, end = recordio.extent(file, place)
+        yield place, recordio.identity(file, parts[0])
+        place = end
 
 
 def _keys(ids: Array) -> Array | None:

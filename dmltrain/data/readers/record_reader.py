@@ -17,8 +17,8 @@ class RecordReader:
 
     class_names = None
 
-    def __init__(self, file: DataFile, index: RecordIndex) -> None:
-        self._file, self._index = file, index
+    def __init__(self, path: Path, file: DataFile, index: RecordIndex) -> None:
+        self._path, self._file, self._index = path, file, index
 
     def __len__(self) -> int:
         return len(self._index.offsets)
@@ -31,7 +31,7 @@ class RecordReader:
 
     def where(self, index: int) -> str:
         offset = int(self._index.offsets[index])
-        return f"{self._file.path}: record {index} (key {self._index.key(index)}, offset {offset})"
+        return f"{self._path}: record {index} (key {self._index.key(index)}, offset {offset})"
 
     def digest(self) -> str:
         return self._index.digest(self._file)
@@ -46,13 +46,13 @@ def open_records(source: Source) -> RecordReader:
             index = record_index.load(DataFile(path))
             if missed := record_index.check(index, file):
                 source.warn(f"{path}: {missed}")
-            return RecordReader(file, index)
+            return RecordReader(source.path, file, index)
         path = source.path
         index = record_index.scan(file)
     except Damaged as error:
         raise UserError(f"{path}: {error}") from None
     _keep(index, source.index or source.path.with_suffix(".idx"), source)
-    return RecordReader(file, index)
+    return RecordReader(source.path, file, index)
 
 
 def _keep(index: RecordIndex, path: Path, source: Source) -> None:

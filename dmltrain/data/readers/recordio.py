@@ -10,7 +10,9 @@ count is not 0 so many float32 labels; then the encoded image. All numbers are l
 
 from __future__ import annotations
 
+import numbers
 import struct
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -45,11 +47,11 @@ def extent(file: DataFile, offset: int) -> Extent:
         magic, word = HEAD.unpack(file.read(end, HEAD.size))
         flag, length = _checked(file, end, magic, word, FOLLOWING[flag])
         parts.append((end + HEAD.size, length))
-        end += HEAD.size + -(-length // 4) * 4
+        end += HEAD.size + padded(length)
         total += length + len(MAGIC)
         if total >= MAX_BYTES + len(MAGIC):
             raise Damaged(f"its parts have {total} bytes and more, expected less than {MAX_BYTES}; {AGAIN}")
-    return Extent(parts, min(end, file.size))
+    return Extent(parts, end)
 
 
 def _checked(file: DataFile, offset: int, magic: int, word: int, flags: tuple[int, int]) -> tuple[int, int]:
@@ -60,12 +62,16 @@ def _checked(file: DataFile, offset: int, magic: int, word: int, flags: tuple[in
     if flag not in flags:
         raise Damaged(f"flag {flag} at offset {offset}, expected {flags[0]} or {flags[1]}; {AGAIN}")
     left = file.size - offset - HEAD.size
-    if length > left:
+    if padded(length) > left:
         raise Damaged(
-            f"the header at offset {offset} claims {length} bytes, and the file has {left} more: it is truncated or "
+            f"the header at offset {offset} claims {length} bytes, and {left} follow: it is truncated or "
             "damaged; copy or pack it again"
         )
     return flag, length
+
+
+def padded(length: int) -> int:
+    return -(-length // 4) * 4
 
 
 def read(file: DataFile, offset: int) -> Record:
@@ -86,6 +92,30 @@ def unpack(content: bytes) -> Record:
         raise Damaged(f"its content has {len(content)} bytes, and its {count} labels alone need {end}; {AGAIN}")
     labels = np.frombuffer(content, "<f4", count, LABEL.size).astype(np.float32)
     return Record(labels, content[end:])
+
+
+def pack(labels: float | Sequence[float], key: int, image: bytes) -> bytes:
+    """The content of a record: one label as a number, or any count of them; the image as an encoded file."""
+    if isinstance(labels, numbers.Real):
+        return LABEL.pack(0, labels, key, 0) + image
+    row = np.asarray(labels, "<f4")
+    return LABEL.pack(row.size, 0.0, key, 0) + row.tobytes() + image
+
+
+def encode(content: bytes) -> Iterator[bytes]:
+    """The bytes of a record in a .rec file, in pieces. ValueError: more than a record can have."""
+    if len(content) >= MAX_BYTES:
+        raise ValueError(f"a record of {len(content)} bytes, expected less than {MAX_BYTES}")
+    start, place = 0, content.find(MAGIC)
+    while place >= 0:
+        if place % 4 == 0:
+            yield HEAD.pack(MAGIC_NUMBER, (MIDDLE if start else FIRST) << 29 | place - start)
+            yield content[start:place]
+            start = place + len(MAGIC)
+        place = content.find(MAGIC, place + 1)
+    yield HEAD.pack(MAGIC_NUMBER, (LAST if start else WHOLE) << 29 | len(content) - start)
+    yield content[start:]
+    yield bytes(-len(content) % 4)
 
 
 def identity(file: DataFile, part: tuple[int, int]) -> int:

@@ -1,0 +1,104 @@
+"""What Caffe's LMDB and LEVELDB have in common: Datums, each with a key.
+
+Caffe's converters write keys that begin with the number of the image, in eight digits (convert_imageset) or five
+(CIFAR-10). Where each number from 0 on has a key, record i is found by the number alone; else all keys are in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from dmltrain.data.readers import datum, sampled
+from dmltrain.data.readers.data_file import Damaged
+from dmltrain.data.readers.names import Names
+from dmltrain.data.readers.reader import Record
+from dmltrain.errors import UserError
+
+DIGITS = re.compile(rb"[0-9]{5,18}")
+
+
+class Keys(Protocol):
+    """How the key of a record is found."""
+
+    def __len__(self) -> int: ...
+
+    def start(self, index: int) -> bytes:
+        """What the key of this record begins with; no other key does."""
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """Keys that begin with the numbers 0 to count - 1, in `width` digits."""
+
+    count: int
+    width: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def start(self, index: int) -> bytes:
+        return b"%0*d" % (self.width, index)
+
+
+@dataclass(frozen=True, eq=False)
+class Listed:
+    """Any keys, in the order of the database."""
+
+    names: Names
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def start(self, index: int) -> bytes:
+        return self.names[index]
+
+
+def width(first: bytes) -> int:
+    """Digits of the number that the first key begins with; 0 if that is not 0 in five or more digits."""
+    digits = DIGITS.match(first)
+    return len(digits[0]) if digits and not int(digits[0]) else 0
+
+
+class DatabaseReader:
+    """find(start) gives the first key that is not less, and its value; None if there is none. It raises Damaged."""
+
+    class_names = None
+
+    def __init__(self, path: Path, keys: Keys, find: Callable[[bytes], tuple[bytes, bytes] | None]) -> None:
+        self._path, self._keys, self._find = path, keys, find
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def read(self, index: int) -> Record:
+        try:
+            return datum.read(self._stored(index)[1])
+        except Damaged as error:
+            raise UserError(f"{self.where(index)}: {error}") from None
+
+    def where(self, index: int) -> str:
+        return f"{self._path}: record {index} (key {self._keys.start(index).decode(errors='replace')})"
+
+    def digest(self) -> str:
+        """sha256 of the count, and of some records."""
+        digest = hashlib.sha256(b"%d" % len(self))
+        for index in sampled.places(len(self)):
+            try:
+                key, value = self._stored(index)
+            except Damaged as error:
+                raise UserError(f"{self.where(index)}: {error}") from None
+            digest.update(b"%d %d " % (len(key), len(value)) + key + value)
+        return digest.hexdigest()
+
+    def _stored(self, index: int) -> tuple[bytes, bytes]:
+        start = self._keys.start(index)
+        found = self._find(start)
+        if found is None or not found[0].startswith(start):
+            following = "none follows" if found is None else f"{found[0][:60]!r} follows"
+            raise Damaged(f"there is no key that begins so, and {following}; {datum.AGAIN}")
+        return found

@@ -1,0 +1,123 @@
+"""A .lst file, as im2rec makes and reads it: lines of number, label or labels, and path of an image, with tabs between.
+
+Paths start from the folder `root`. Only where each line begins is kept in memory; a line is read with its image.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from dmltrain.arrays import Array
+from dmltrain.data.readers import image_file, sampled
+from dmltrain.data.readers.data_file import Damaged, DataFile
+from dmltrain.data.readers.reader import Format, Record, Source
+from dmltrain.errors import UserError
+
+CHUNK = 1 << 22  # bytes that are read at once
+MAX_LINE = 1 << 16  # bytes; a path has at most 4,096
+TAB, LINE_FEED = b"\t\n"
+
+
+class ListReader:
+    """starts: int64 (n + 1,), where each line begins, and the end of the file. root: folder of the paths."""
+
+    class_names = None
+
+    def __init__(self, path: Path, file: DataFile, starts: Array, root: Path) -> None:
+        self._path, self._file, self._starts, self._root = path, file, starts, root
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def read(self, index: int) -> Record:
+        try:
+            labels, path = self._line(index)
+            return Record(labels, image_file.read(path))
+        except Damaged as error:
+            raise UserError(f"{self.where(index)}: {error}") from None
+
+    def where(self, index: int) -> str:
+        offset = int(self._starts[index])
+        try:
+            shown = os.path.relpath(self._line(index)[1], os.fsencode(self._root)).decode(errors="replace")
+        except Damaged:
+            return f"{self._path}: record {index} (offset {offset})"
+        return f"{self._path}: record {index} (offset {offset}, {shown} in {self._root})"
+
+    def digest(self) -> str:
+        """sha256 of the list, and the sizes of some files."""
+        digest = hashlib.sha256()
+        for _, text in _texts(self._file):
+            digest.update(text)
+        for size in self.sizes():
+            digest.update(b"%d " % size)
+        return digest.hexdigest()
+
+    def sizes(self) -> list[int]:
+        """The sizes of some of the files. UserError: one of them is missing."""
+        found = []
+        for index in sampled.places(len(self)):
+            try:
+                found.append(image_file.size(self._line(index)[1]))
+            except Damaged as error:
+                raise UserError(
+                    f"{self.where(index)}: {error}; is {self._root} the folder that the paths in the list start from?"
+                ) from None
+        return found
+
+    def _line(self, index: int) -> tuple[Array, bytes]:
+        """Labels and path of the image."""
+        start = int(self._starts[index])
+        line = self._file.read(start, int(self._starts[index + 1]) - start).strip()
+        fields = [field.strip() for field in line.split(b"\t")]
+        try:
+            int(fields[0])
+            labels = np.array([float(label) for label in fields[1:-1]], np.float32)
+            if not labels.size or not fields[-1] or b"\0" in line:
+                raise ValueError
+        except ValueError:
+            raise Damaged(f"{line[:60]!r}, expected number, label and path with tabs between") from None
+        return labels, os.path.join(os.fsencode(self._root), fields[-1])
+
+
+def open_list(source: Source) -> ListReader:
+    try:
+        file = DataFile(source.path)
+        reader = ListReader(source.path, file, _starts(file), source.root or source.path.parent)
+    except Damaged as error:
+        raise UserError(f"{source.path}: {error}") from None
+    reader.sizes()
+    return reader
+
+
+def _starts(file: DataFile) -> Array:
+    """Where each line begins that is not empty, and the end of the file."""
+    starts = np.empty(sum(text.count(b"\n") for _, text in _texts(file)) + 2, np.int64)
+    starts[0], filled = 0, 1
+    for place, text in _texts(file):
+        feeds = np.flatnonzero(np.frombuffer(text, np.uint8) == LINE_FEED)
+        starts[filled : filled + len(feeds)] = feeds + (place + 1)
+        filled += len(feeds)
+    starts[filled] = file.size  # once more where the last line has a line feed
+    lengths = np.diff(starts)
+    if lengths.max() <= 2:
+        raise Damaged("has no lines, expected number, label and path with tabs between")
+    if lengths.max() > MAX_LINE:
+        line = int(lengths.argmax())
+        raise Damaged(f"line {line + 1} has {lengths[line]} bytes, expected at most {MAX_LINE}: no list of images")
+    kept = lengths > 2  # an empty line is a line feed, maybe after a carriage return
+    return np.append(starts[:-1][kept], file.size)
+
+
+def _texts(file: DataFile) -> Iterator[tuple[int, bytes]]:
+    """The file in pieces, each with its offset."""
+    for place in range(0, file.size, CHUNK):
+        yield place, file.read(place, min(CHUNK, file.size - place))
+
+
+FORMAT = Format("a list of images: .lst", lambda path: path.suffix == ".lst", open_list)

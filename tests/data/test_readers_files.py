@@ -1,0 +1,210 @@
+"""Image files in folders of classes, and in lists."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dmltrain.data.readers import open_reader
+from dmltrain.errors import UserError
+
+
+def make(folder: Path, *paths: str) -> Path:
+    """Files whose content is their path."""
+    for path in paths:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(path)
+    return folder
+
+
+def contents(reader) -> list[tuple[int, str]]:
+    records = [reader.read(number) for number in range(len(reader))]
+    assert all(record.labels.dtype == np.float32 and record.labels.shape == (1,) for record in records)
+    return [(int(record.labels[0]), record.image.decode()) for record in records]
+
+
+# -- folders ----------------------------------------------------------------------------------------------------------
+
+
+def test_labels_are_the_places_of_the_class_folders_in_order(tmp_path):
+    folder = make(tmp_path, "n02/b.JPEG", "n02/a.png", "n01/z.jpg", "n10/1.bmp", "n10/x.webp")
+    reader = open_reader(folder)
+    assert reader.class_names == ("n01", "n02", "n10")
+    assert contents(reader) == [
+        *((0, "n01/z.jpg"), (1, "n02/a.png"), (1, "n02/b.JPEG")),
+        *((2, "n10/1.bmp"), (2, "n10/x.webp")),
+    ]
+    assert reader.where(2) == f"{folder}: record 2 (n02/b.JPEG)"
+
+
+def test_folders_within_a_class_and_links_belong_to_it(tmp_path):
+    folder = make(tmp_path / "data", "n01/images/a.jpg", "n01/b.jpg", "n01/c/d/e.jpg")
+    make(tmp_path / "elsewhere", "f.jpg")
+    (folder / "n02").symlink_to(tmp_path / "elsewhere")
+    assert contents(open_reader(folder)) == [
+        *((0, "n01/b.jpg"), (0, "n01/c/d/e.jpg"), (0, "n01/images/a.jpg")),
+        (1, "f.jpg"),
+    ]
+
+
+def test_names_in_utf_8_and_in_no_encoding(tmp_path):
+    folder = make(tmp_path, "Katze & Hund/Bild äöü 1.jpg", "猫/写真.png")
+    Path(os.fsdecode(os.fsencode(folder) + b"/\xff")).mkdir()
+    Path(os.fsdecode(os.fsencode(folder) + b"/\xff/\xfe.jpg")).write_text("bytes")
+    reader = open_reader(folder)
+    assert contents(reader) == [(0, "Katze & Hund/Bild äöü 1.jpg"), (1, "猫/写真.png"), (2, "bytes")]
+    assert reader.class_names[1] == "猫"
+    assert "record 0 (Katze & Hund/Bild äöü 1.jpg)" in reader.where(0)
+
+
+def test_hidden_files_are_ignored_and_others_are_named_once(tmp_path):
+    folder = make(tmp_path, "n01/a.jpg", "n01/._a.jpg", "n01/.hidden/b.jpg", ".git/c.jpg", "n01/boxes.txt", "n01/x.xml")
+    make(folder, "README", ".d.jpg")
+    warnings = []
+    assert contents(open_reader(folder, warn=warnings.append)) == [(0, "n01/a.jpg")]
+    assert len(warnings) == 1 and "2 files without the name of an image are not read (n01/" in warnings[0]
+
+
+def test_a_class_folder_without_images(tmp_path):
+    make(tmp_path, "n01/a.jpg", "n02/readme.txt")
+    (tmp_path / "n03").mkdir()
+    with pytest.raises(UserError, match=r"no image in 2 of 3 class folders: n02, n03; .*put images into it or remove"):
+        open_reader(tmp_path)
+
+
+def test_a_folder_without_classes(tmp_path):
+    make(tmp_path, "README")
+    with pytest.raises(UserError, match=f"{tmp_path}: has no folders, expected one folder of images for each class"):
+        open_reader(tmp_path)
+
+
+def test_images_beside_the_class_folders(tmp_path):
+    make(tmp_path, "n01/a.jpg", "loose.jpg")
+    with pytest.raises(UserError, match=r"has 1 images beside its class folders, the first loose.jpg; move them"):
+        open_reader(tmp_path)
+
+
+def test_a_link_upwards(tmp_path):
+    (make(tmp_path, "n01/a.jpg") / "n01" / "again").symlink_to(tmp_path / "n01")
+    with pytest.raises(UserError, match="again lies 8 folders deep in its class, expected less: a link upwards"):
+        open_reader(tmp_path)
+
+
+def test_an_image_that_has_gone(tmp_path):
+    reader = open_reader(make(tmp_path, "n01/a.jpg", "n01/b.jpg"))
+    (tmp_path / "n01/b.jpg").unlink()
+    with pytest.raises(UserError, match=r"record 1 \(n01/b.jpg\): cannot be opened: No such file"):
+        reader.read(1)
+    with pytest.raises(UserError, match=r"record 1 \(n01/b.jpg\): cannot be opened: No such file"):
+        reader.digest()
+
+
+def test_an_image_of_any_size_is_not_read(tmp_path):
+    reader = open_reader(make(tmp_path, "n01/a.jpg"))
+    os.truncate(tmp_path / "n01/a.jpg", 1 << 40)
+    with pytest.raises(UserError, match=f"record 0 .*has {1 << 40} bytes, expected an image of less than 536870912"):
+        reader.read(0)
+
+
+def test_the_digest_is_that_of_names_classes_and_sizes_and_not_of_the_place(tmp_path):
+    paths = ("n01/a.jpg", "n01/b.jpg", "n02/c.jpg")
+    digests = [open_reader(make(tmp_path / str(number), *paths)).digest() for number in range(5)]
+    assert len(set(digests)) == 1
+    (tmp_path / "0/n01/b.jpg").rename(tmp_path / "0/n01/d.jpg")
+    (tmp_path / "1/n01/b.jpg").rename(tmp_path / "1/n02/b.jpg")
+    (tmp_path / "2/n02").rename(tmp_path / "2/n03")
+    (tmp_path / "3/n02/c.jpg").write_text("longer than it was")
+    assert len({open_reader(tmp_path / str(number)).digest() for number in range(5)}) == 5
+
+
+# -- lists ------------------------------------------------------------------------------------------------------------
+
+
+def put(folder: Path, text: str | bytes) -> Path:
+    path = folder / "train.lst"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def test_the_list_that_im2rec_made(mxnet_files, ilsvrc12_sample, tmp_path):
+    """The same records in the same order as in the .rec that im2rec --pass-through made of it. It has the images in
+    folders of their synsets."""
+    listed = (mxnet_files / "sample.lst").read_text().splitlines()
+    for line in listed:
+        path = tmp_path / line.split("\t")[-1]
+        path.parent.mkdir(exist_ok=True)
+        shutil.copy(ilsvrc12_sample / "images" / path.name, path)
+    ours, theirs = open_reader(mxnet_files / "sample.lst", root=tmp_path), open_reader(mxnet_files / "sample.rec")
+    assert len(ours) == len(theirs) == 215
+    for number in range(215):
+        a, b = ours.read(number), theirs.read(number)
+        assert a.image == b.image and a.labels.tolist() == b.labels.tolist()
+
+
+def test_spaces_and_utf_8_in_names(tmp_path):
+    make(tmp_path, "Katze & Hund/Bild äöü 1.jpg", "猫/写真.png", "plain.jpg")
+    path = put(tmp_path, "0\t3\tKatze & Hund/Bild äöü 1.jpg\n7\t1.000000\t猫/写真.png\n5\t2\tplain.jpg")
+    reader = open_reader(path)
+    assert contents(reader) == [(3, "Katze & Hund/Bild äöü 1.jpg"), (1, "猫/写真.png"), (2, "plain.jpg")]
+    assert (
+        reader.where(1)
+        == f"{path}: record 1 (offset {len(path.read_bytes().splitlines()[0]) + 1}, 猫/写真.png in {tmp_path})"
+    )
+    assert reader.class_names is None
+
+
+def test_several_labels_line_ends_of_windows_and_empty_lines(tmp_path):
+    make(tmp_path / "images", "a.jpg", "b.jpg")
+    path = put(tmp_path, "0\t1\t2.5\t-3\ta.jpg\r\n\r\n\n1\t4\tb.jpg\t\r\n\r\n")
+    reader = open_reader(path, root=tmp_path / "images")
+    assert len(reader) == 2
+    assert reader.read(0).labels.tolist() == [1, 2.5, -3] and reader.read(1).image == b"b.jpg"
+
+
+def test_absolute_paths(tmp_path):
+    make(tmp_path / "far", "a.jpg")
+    reader = open_reader(put(tmp_path, f"0\t1\t{tmp_path}/far/a.jpg\n"), root=tmp_path / "other")
+    assert contents(reader) == [(1, "a.jpg")]
+
+
+def test_another_root_is_refused_at_the_start(tmp_path):
+    make(tmp_path / "images", "a.jpg")
+    path = put(tmp_path, "0\t1\ta.jpg\n")
+    with pytest.raises(UserError) as caught:
+        open_reader(path)
+    for word in (f"{path}: record 0", "a.jpg", "No such file", f"is {tmp_path} the folder that the paths in the list"):
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [b"", b"\n", b"\r\n\n"])
+def test_an_empty_list(tmp_path, text):
+    with pytest.raises(UserError, match="train.lst: has no lines, expected number, label and path"):
+        open_reader(put(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["a.jpg", "1 0 a.jpg", "1\ta.jpg", "x\t0\ta.jpg", "1\tcat\ta.jpg", "1\t\ta.jpg", "1\t0\ta\0.jpg", "\t\t\t\t"],
+)
+def test_a_line_that_is_none(tmp_path, line):
+    make(tmp_path, "a.jpg")
+    with pytest.raises(UserError, match=r"record 1 \(offset 10\): .*expected number, label and path with tabs between"):
+        open_reader(put(tmp_path, f"0\t0\ta.jpg\n{line}\n"))
+
+
+def test_a_file_that_is_no_list(tmp_path):
+    with pytest.raises(UserError, match="line 1 has 100000 bytes, expected at most 65536: no list of images"):
+        open_reader(put(tmp_path, bytes(100_000)))
+
+
+def test_the_digest_of_a_list(tmp_path):
+    digests = []
+    for number, (label, content) in enumerate([("1", "same"), ("1", "same"), ("2", "same"), ("1", "others")]):
+        folder = make(tmp_path / str(number), "a.jpg")
+        (folder / "a.jpg").write_text(content)
+        digests.append(open_reader(put(folder, f"0\t{label}\ta.jpg\n")).digest())
+    assert digests[0] == digests[1] and len(set(digests)) == 3

@@ -1,0 +1,450 @@
+"""The archives of ILSVRC2012 as they were published, made small: images in a tar of tars; a tar, and the devkit."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dmltrain.data.readers import mat_file, open_reader
+from dmltrain.data.readers.data_file import Damaged
+from dmltrain.errors import UserError
+from tests.data import matlab
+
+CLASSES = {"n02": ["n02_7", "n02_3"], "n01": ["n01_1"], "n10": ["n10_123", "n10_4", "n10_50"]}
+WORDS = {"n01": "tench, Tinca tinca", "n02": "goldfish", "n10": "great white shark"}
+
+
+def image(name: str) -> bytes:
+    return f"JPEG of {name} ".encode() * (1 + len(name) % 700)
+
+
+def tar(contents: Mapping[str, bytes], form: int = tarfile.USTAR_FORMAT) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=form) as archive:
+        for name, data in contents.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def class_tars(form: int = tarfile.USTAR_FORMAT) -> dict[str, bytes]:
+    return {
+        f"{name}.tar": tar({f"{each}.JPEG": image(each) for each in images}, form) for name, images in CLASSES.items()
+    }
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Path:
+    path = tmp_path / "ILSVRC2012_img_train.tar"
+    path.write_bytes(tar(class_tars()))
+    return path
+
+
+def kept(path: Path) -> Path:
+    return path.with_name(path.name + ".index")
+
+
+EXPECTED = [(0, "n01_1"), (1, "n02_7"), (1, "n02_3"), (2, "n10_123"), (2, "n10_4"), (2, "n10_50")]
+
+
+def check(reader, expected=EXPECTED) -> None:
+    assert len(reader) == len(expected)
+    for number, (label, name) in enumerate(expected):
+        record = reader.read(number)
+        assert record.labels.tolist() == [label] and record.image == image(name)
+        assert f": record {number} ({name}.JPEG, offset " in reader.where(number)
+
+
+# -- the training archive ---------------------------------------------------------------------------------------------
+
+
+def test_labels_are_the_places_of_the_synsets_in_order_and_the_index_is_kept(train):
+    reader = open_reader(train)
+    check(reader)
+    assert reader.class_names == ("n01", "n02", "n10")
+    assert sorted(os.listdir(train.parent)) == [train.name, kept(train).name]  # nothing is unpacked
+    again = open_reader(train)
+    check(again)
+    assert again.digest() == reader.digest()
+
+
+def test_the_kept_index_is_used(train):
+    """Headers between those that are compared with the index are not read again."""
+    names = {f"n01_{number}.JPEG": image(str(number)) for number in range(200)}
+    train.write_bytes(tar({"n01.tar": tar(names)}))
+    digest = open_reader(train).digest()
+    content = bytearray(train.read_bytes())
+    header = content.index(b"n01_100.JPEG")
+    content[header : header + 512] = bytes(512)
+    train.write_bytes(content)
+    assert open_reader(train).digest() == digest
+    kept(train).unlink()
+    assert len(open_reader(train)) == 100  # it looks like the end of the archive
+
+
+def test_the_index_of_another_archive_is_made_again(train):
+    open_reader(train)
+    old, size = open_reader(train).digest(), train.stat().st_size
+    other = {name: images[::-1] for name, images in CLASSES.items()}
+    changed = tar({f"{n}.tar": tar({f"{each}.JPEG": image(each) for each in images}) for n, images in other.items()})
+    assert len(changed) == size
+    train.write_bytes(changed)
+    warnings = []
+    reader = open_reader(train, warn=warnings.append)
+    assert reader.digest() != old and reader.read(1).image == image("n02_3")
+    assert len(warnings) == 1 and f"{kept(train)}: it is the index of another archive" in warnings[0]
+    train.write_bytes(tar(class_tars() | {"n11.tar": tar({"n11_1.JPEG": b"image"})}))
+    assert len(open_reader(train, warn=warnings.append)) == 7
+    assert f"it is the index of an archive of {size} bytes" in warnings[1]
+
+
+@pytest.mark.parametrize("damage", ["cut", "longer", "text", "other", "facts", "ends", "empty"])
+def test_a_damaged_index_is_made_again(train, damage):
+    open_reader(train)
+    line, _, rest = kept(train).read_bytes().partition(b"\n")
+    facts = json.loads(line)
+    content = {
+        "cut": line + b"\n" + rest[:-1],
+        "longer": line + b"\n" + rest + b"\0",
+        "text": b"hello",
+        "other": line.replace(b"dmltrain index", b"another index") + b"\n" + rest,
+        "facts": json.dumps({**facts, "classes": [1, 2, 3]}).encode() + b"\n" + rest,
+        "ends": line + b"\n" + np.array([1, 0, 6]).tobytes() + rest[24:],
+        "empty": b"",
+    }[damage]
+    kept(train).write_bytes(content)
+    warnings = []
+    check(open_reader(train, warn=warnings.append))
+    assert len(warnings) == 1 and "it is made again" in warnings[0]
+    check(open_reader(train, warn=warnings.append))
+    assert len(warnings) == 1
+
+
+def test_an_index_that_cannot_be_kept(train, tmp_path):
+    warnings = []
+    check(open_reader(train, index=tmp_path / "missing" / "index", warn=warnings.append))
+    assert len(warnings) == 1 and "cannot be written: No such file" in warnings[0]
+
+
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_long_names_and_folders(tmp_path, form):
+    long = "a long name in UTF-8: äöü " * 10
+    path = tmp_path / "train.tar"
+    inner = {f"{long}_5.JPEG": image("5"), "short_6.JPEG": image("6")}
+    path.write_bytes(tar({f"train/{long}/n01.tar": tar(inner, form)}, form))
+    reader = open_reader(path)
+    assert reader.class_names == ("n01",)
+    assert [reader.read(number).image for number in (0, 1)] == [image("5"), image("6")]
+
+
+def test_old_and_prefixed_names(tmp_path):
+    """A name in two parts (ustar), and an archive without any magic number (Unix V7)."""
+    folder = "f" * 90 + "/" + "g" * 60
+    path = tmp_path / "train.tar"
+    path.write_bytes(tar({f"{folder}/n01.tar": tar({f"{folder}/n01_5.JPEG": image("5")})}))
+    reader = open_reader(path)
+    assert f"({folder}/n01_5.JPEG, " in reader.where(0)
+    header = bytearray(tar({"n02.tar": tar({"n02_5.JPEG": image("5")})}))
+    header[257:265] = bytes(8)
+    header[148:156] = b"%06o\0 " % (sum(header[:148]) + sum(header[156:512]) + 8 * 32)
+    path = tmp_path / "old.tar"
+    path.write_bytes(header)
+    assert open_reader(path).class_names == ("n02",)
+
+
+def test_other_files_are_named_once(train):
+    inner = {"n01_1.JPEG": image("n01_1"), "._n01_1.JPEG": b"", "readme": b"x"}
+    train.write_bytes(tar({"README": b"hello", "n01.tar": tar(inner)}))
+    warnings = []
+    assert len(open_reader(train, warn=warnings.append)) == 1
+    assert len(warnings) == 1 and "3 files without the name of an image are not read (README ...)" in warnings[0]
+
+
+def test_a_class_without_images(train):
+    train.write_bytes(tar(class_tars() | {"n00.tar": tar({}), "n03.tar": tar({"a.txt": b""})}))
+    with pytest.raises(UserError, match=r"img_train.tar: has no image in 2 of its 5 archives: n00, n03"):
+        open_reader(train)
+    assert not kept(train).exists()
+
+
+def test_a_class_that_is_there_twice_and_images_beside_the_classes(train):
+    train.write_bytes(tar(class_tars() | {"again/n01.tar": tar({"n01_1.JPEG": b""})}))
+    with pytest.raises(UserError, match="has two archives of the class n01"):
+        open_reader(train)
+    train.write_bytes(tar(class_tars() | {"n01_1.JPEG": b""}))
+    with pytest.raises(UserError, match="has images beside the archives of its classes"):
+        open_reader(train)
+
+
+@pytest.mark.parametrize("cut", [1, 512, 1024, 9000, 20_000])
+def test_a_truncated_archive(train, cut):
+    content = train.read_bytes().rstrip(b"\0")
+    train.write_bytes(content[: len(content) // 512 * 512 - cut])
+    with pytest.raises(UserError, match=r"img_train.tar: .*(truncated; copy or download it again|no tar header)"):
+        open_reader(train)
+
+
+def test_a_class_that_is_cut_at_the_end_of_a_block(train):
+    """Its archive has no end mark, though the outer one is whole."""
+    classes = class_tars()
+    classes["n01.tar"] = classes["n01.tar"][:1024]
+    train.write_bytes(tar(classes))
+    with pytest.raises(
+        UserError, match=r"img_train.tar: n01.tar in it: the archive ends at offset \d+ without its end"
+    ):
+        open_reader(train)
+
+
+def test_a_damaged_header(train):
+    content = bytearray(train.read_bytes())
+    place = content.index(b"n10_4.JPEG")
+    content[place] ^= 1
+    train.write_bytes(content)
+    with pytest.raises(UserError, match=f"n10.tar in it: no tar header at offset {place}, where one should be"):
+        open_reader(train)
+
+
+def test_an_image_that_claims_more_than_the_archive_has(train):
+    for size in (b"77777777777\0", b"\x80\0\0\0\x7f" + b"\xff" * 7):
+        content = bytearray(tar(class_tars()))
+        place = content.index(b"n10_4.JPEG")
+        content[place + 124 : place + 136] = size
+        block = content[place : place + 512]
+        content[place + 148 : place + 156] = b"%06o\0 " % (sum(block[:148]) + sum(block[156:]) + 8 * 32)
+        train.write_bytes(content)
+        with pytest.raises(
+            UserError, match=r"n10.tar in it: b'n10_4.JPEG' at offset \d+ has \d+ bytes, and the archive"
+        ):
+            open_reader(train)
+
+
+@pytest.mark.parametrize(
+    "records", [b"99 path=a\n", b"x path=a\n", b"0 path=a\n", b"9 pathab\n", b"9" * 5000, b"10 size=x\n"]
+)
+def test_damaged_pax_records(train, records):
+    header = bytearray(tar({"pax": records}))
+    header[156:157] = b"x"
+    header[148:156] = b"%06o\0 " % (sum(header[:148]) + sum(header[156:512]) + 8 * 32)
+    train.write_bytes(tar({"n01.tar": bytes(header)}))
+    with pytest.raises(UserError, match=r"n01.tar in it: damaged pax records at offset \d+; copy or download it again"):
+        open_reader(train)
+
+
+def test_an_empty_archive_and_an_empty_file(tmp_path):
+    for content, message in ((tar({}), "has no images"), (b"", "the archive ends at offset 0 without its end mark")):
+        (tmp_path / "train.tar").write_bytes(content)
+        with pytest.raises(UserError, match=f"train.tar: {message}"):
+            open_reader(tmp_path / "train.tar")
+
+
+def test_an_archive_that_is_cut_while_it_is_read(train):
+    reader = open_reader(train)
+    os.truncate(train, 1000)
+    with pytest.raises(UserError, match=r"record 5 \(number 50, offset \d+\): the file had \d+ bytes .* has 1000 now"):
+        reader.read(5)
+
+
+# -- the validation archive -------------------------------------------------------------------------------------------
+
+# The numbers do not follow the synsets' names; the last two rows are groups of classes.
+SYNSETS = [
+    *(
+        {"ILSVRC2012_ID": number, "WNID": wnid, "num_children": 0}
+        for number, wnid in ((1, "n10"), (2, "n01"), (3, "n02"))
+    ),
+    {"ILSVRC2012_ID": 4, "WNID": "n00", "num_children": 2},
+    {"ILSVRC2012_ID": 5, "WNID": "n05", "num_children": 300},
+]
+TRUTH = [2, 3, 3, 1]
+LABELS = [0, 1, 1, 2]
+
+
+def meta(packed: bool = True, rows=SYNSETS) -> bytes:
+    """With the fields of the real one, in its order."""
+    full = [
+        {
+            **{"ILSVRC2012_ID": row["ILSVRC2012_ID"], "WNID": row["WNID"], "words": WORDS.get(row["WNID"], "group")},
+            **{"gloss": "a fish äöü", "num_children": row["num_children"], "children": [2, 3][: row["num_children"]]},
+            **{"wordnet_height": 1.0, "num_train_images": 1300},
+        }
+        for row in rows
+    ]
+    return matlab.file(matlab.structures("synsets", full), packed=packed)
+
+
+def devkit_files(**changed: bytes) -> dict[str, bytes]:
+    files = {"meta": meta(), "truth": "".join(f"{number}\n" for number in TRUTH).encode()} | changed
+    return {
+        "ILSVRC2012_devkit_t12/readme.txt": b"hello",
+        "ILSVRC2012_devkit_t12/data/meta.mat": files["meta"],
+        "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt": files["truth"],
+    }
+
+
+def put_devkit(folder: Path, packed: bool = True, **changed: bytes) -> Path:
+    files = devkit_files(**changed)
+    if packed:
+        path = folder / "ILSVRC2012_devkit_t12.tar.gz"
+        path.write_bytes(gzip.compress(tar(files)))
+        return path
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder / "ILSVRC2012_devkit_t12"
+
+
+NAMES = [f"ILSVRC2012_val_{number:08d}" for number in range(1, 5)]
+
+
+@pytest.fixture
+def validation(tmp_path: Path) -> Path:
+    path = tmp_path / "ILSVRC2012_img_val.tar"
+    path.write_bytes(tar({f"{name}.JPEG": image(name) for name in NAMES}))
+    return path
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("beside", [True, False])
+def test_labels_come_from_the_devkit_by_meta_mat(validation, packed, beside):
+    elsewhere = validation.parent / "elsewhere"
+    elsewhere.mkdir()
+    devkit = put_devkit(validation.parent if beside else elsewhere, packed)
+    for _ in range(2):
+        reader = open_reader(validation, devkit=None if beside else devkit)
+        check(reader, list(zip(LABELS, NAMES, strict=True)))
+        assert reader.class_names == ("n01", "n02", "n10")
+    assert kept(validation).exists()
+
+
+def test_the_order_in_the_archive_does_not_matter(validation):
+    put_devkit(validation.parent)
+    validation.write_bytes(tar({f"{name}.JPEG": image(name) for name in NAMES[::-1]}))
+    check(open_reader(validation), list(zip(LABELS[::-1], NAMES[::-1], strict=True)))
+
+
+def test_the_digest_has_the_labels(validation):
+    digests = [
+        open_reader(validation, devkit=put_devkit(validation.parent, truth=truth)).digest()
+        for truth in (b"2\n3\n3\n1\n", b"2 3 3 1", b"2\n3\n1\n1\n")
+    ]
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_no_devkit(validation):
+    with pytest.raises(UserError) as caught:
+        open_reader(validation)
+    for word in ("ILSVRC2012_devkit_t12.tar.gz: no such file", "labels of ILSVRC2012_img_val.tar", "give its path"):
+        assert word in str(caught.value)
+    with pytest.raises(UserError, match="/nowhere: no such file"):
+        open_reader(validation, devkit="/nowhere")
+
+
+def test_the_devkit_of_other_images(validation):
+    put_devkit(validation.parent, truth=b"1\n2\n3\n")
+    with pytest.raises(UserError, match="images of number 1 to 4, and the devkit labels for 1 to 3"):
+        open_reader(validation)
+    put_devkit(validation.parent)
+    validation.write_bytes(tar({"a.JPEG": b"image"}))
+    with pytest.raises(
+        UserError, match="images of number 0 to 0, .*expected names such as ILSVRC2012_val_00000001.JPEG"
+    ):
+        open_reader(validation)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"truth": b"2\n3\n4\n1\n"}, "line 3 of .*ground_truth.txt is b'4', expected a class's ILSVRC2012_ID"),
+        ({"truth": b"2\ncat\n"}, "line 2 of .*ground_truth.txt is b'cat'"),
+        ({"meta": b"hello"}, "meta.mat has no synsets .*: not a MATLAB 5 file"),
+        ({"meta": matlab.file(matlab.structures("other", [{"a": 1}]))}, "meta.mat has no synsets"),
+        ({"meta": matlab.file(matlab.structures("synsets", [{"a": 1}]))}, "meta.mat has no synsets"),
+        ({"meta": meta()[:500]}, "meta.mat has no synsets .*: damaged MATLAB file"),
+        ({"meta": meta(rows=SYNSETS + [SYNSETS[0]])}, "meta.mat has 4 classes and 3 numbers for them"),
+        ({"meta": meta(rows=SYNSETS[3:])}, "meta.mat has 0 classes"),
+    ],
+)
+def test_a_damaged_devkit(validation, changed, message):
+    for packed in (True, False):
+        devkit = put_devkit(validation.parent, packed, **changed)
+        with pytest.raises(UserError, match=f"{devkit}: {message}.*download ILSVRC2012_devkit_t12.tar.gz again"):
+            open_reader(validation, devkit=devkit)
+
+
+def test_a_devkit_that_is_no_archive_or_lacks_files(validation):
+    devkit = put_devkit(validation.parent)
+    content = devkit.read_bytes()
+    for damaged, message in (
+        (content[:200], "truncated; copy or download it again"),
+        (b"hello", "not an archive that gzip packed"),
+        (gzip.compress(tar({"a": b""})), "ILSVRC2012_validation_ground_truth.txt, meta.mat missing in it"),
+        (gzip.compress(bytes(40 << 20)), "ground_truth.txt, meta.mat missing in it"),
+    ):
+        devkit.write_bytes(damaged)
+        with pytest.raises(UserError, match=f"{devkit}: .*({message})"):
+            open_reader(validation)
+    os.truncate(devkit, 1 << 40)
+    with pytest.raises(UserError, match=f"has {1 << 40} bytes, expected at most"):
+        open_reader(validation)
+    folder = put_devkit(validation.parent, packed=False)
+    os.truncate(folder / "data/meta.mat", 1 << 40)
+    with pytest.raises(UserError, match=f"data/meta.mat has {1 << 40} bytes"):
+        open_reader(validation, devkit=folder)
+    (folder / "data/meta.mat").unlink()
+    with pytest.raises(UserError, match="cannot be opened: No such file"):
+        open_reader(validation, devkit=folder)
+
+
+# -- MATLAB files -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_matlab_file_of_structures(packed):
+    rows = mat_file.read(meta(packed))["synsets"]
+    assert [row["WNID"] for row in rows] == ["n10", "n01", "n02", "n00", "n05"]
+    assert [row["ILSVRC2012_ID"].tolist() for row in rows] == [[1], [2], [3], [4], [5]]
+    assert rows[0]["gloss"] == "a fish äöü" and rows[0]["words"] == WORDS["n10"]
+    assert rows[3]["children"].tolist() == [2, 3] and not rows[0]["children"].size
+    assert rows[0]["wordnet_height"].tolist() == [1.0]
+
+
+def test_cells_and_several_variables():
+    cell = matlab.matrix("cell", 1, (1, 2), matlab.value("text"), matlab.value(7))
+    found = mat_file.read(matlab.file(cell, matlab.structures("s", [{"a": 1}]), packed=False))
+    assert found["cell"][0] == "text" and found["cell"][1].tolist() == [7] and len(found["s"]) == 1
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        matlab.matrix("m", 2, (1 << 15, 1 << 15), matlab.element(5, b"\x20\0\0\0"), matlab.element(1, b"a" * 32)),
+        matlab.matrix("m", 2, (1, 1), matlab.element(5, b"\0\0\0\0"), matlab.element(1, b"a" * 32)),
+        matlab.matrix(
+            "m", 2, (1, 1), matlab.element(5, b"\x20\0\0\0"), matlab.element(1, b"a" * 32), matlab.element(5, b"")
+        ),
+        matlab.matrix("m", 3, (1, 1), matlab.element(5, b"")),
+        matlab.matrix("m", 6, (1, 1), matlab.element(99, b"abcd")),
+        matlab.matrix("m", 6, (1, 1)),
+        b"\x0e\0\0\0\xff\xff\xff\xff",
+    ],
+)
+def test_a_matlab_file_that_cannot_be_right(variable):
+    with pytest.raises(Damaged, match="damaged MATLAB file"):
+        mat_file.read(matlab.file(variable))
+
+
+def test_cells_within_cells_without_end():
+    nested = matlab.value(1)
+    for _ in range(20):
+        nested = matlab.matrix("", 1, (1, 1), nested)
+    with pytest.raises(Damaged, match="structures within structures without end"):
+        mat_file.read(matlab.file(nested))
