@@ -36,8 +36,9 @@ class Rebuilt:
     names: dict[str, str]
 
 
-def read(source: Path, num_classes: int, image_shape: tuple[int, int, int]) -> Rebuilt:
-    """The network of a file. Raises UserError, which names the first node that dmltrain's layers cannot say."""
+def read(source: Path, num_classes: int | None, image_shape: tuple[int, int, int]) -> Rebuilt:
+    """The network of a file; `num_classes` None: as many as it has. Raises UserError, which names the first node that
+    dmltrain's layers cannot say."""
     graph = read_graph(source)
     name = source.name.removesuffix(".json").removesuffix("-symbol")
     try:
@@ -49,7 +50,7 @@ def read(source: Path, num_classes: int, image_shape: tuple[int, int, int]) -> R
         ) from error
 
 
-def rebuild(graph: Graph, name: str, num_classes: int, image_shape: tuple[int, int, int]) -> Rebuilt:
+def rebuild(graph: Graph, name: str, num_classes: int | None, image_shape: tuple[int, int, int]) -> Rebuilt:
     """Raises NotSupported and ShapeError."""
     if len(graph.heads) > 1:
         raise NotSupported(f"it has {len(graph.heads)} outputs: {_labels(graph, graph.heads)}; expected one")
@@ -58,7 +59,8 @@ def rebuild(graph: Graph, name: str, num_classes: int, image_shape: tuple[int, i
     for place in _needed(graph, logits):
         work.add(place)
     root = work.in_sequence(work.way(work.images, logits))
-    return Rebuilt(Network(name, root, image_shape, num_classes), work.names)
+    classes = work.shapes[logits][0] if num_classes is None else num_classes
+    return Rebuilt(Network(name, root, image_shape, classes), work.names)
 
 
 def _labels(graph: Graph, places: tuple[int, ...]) -> str:

@@ -46,6 +46,12 @@ def _without_kinds(arrays: Mapping[str, Array]) -> dict[str, Array]:
     return found
 
 
+def renamed(found: Mapping[str, Array], names: Mapping[str, str]) -> dict[str, Array]:
+    """The arrays by the network's own names. `names`: own name -> the file's; others stay as they are."""
+    own = {other: name for name, other in names.items()}
+    return {own.get(name, name): array for name, array in found.items()}
+
+
 def fixed_gammas(network: Network) -> list[Parameter]:
     """The constant arrays of ones that MXNet has in addition to the network's arrays."""
     norms = [step for step in network.steps if isinstance(step.layer, BatchNorm) and step.layer.fixed_scale]
@@ -57,8 +63,7 @@ def fitting(
 ) -> dict[str, Array]:
     """The network's arrays (float32) of those in the file `source`. `names`: own name -> the file's, where this may be
     another one. Raises UserError if they do not fit."""
-    theirs = {other: own for own, other in names.items() if other in found}
-    found = {theirs.get(name, name): array for name, array in found.items()}
+    found = renamed(found, names)
     own = {each.name: each.shape for each in (*network.parameters(), *network.auxiliary())}
     fixed = {each.name for each in fixed_gammas(network)}
     differences = [

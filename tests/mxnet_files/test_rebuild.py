@@ -277,6 +277,10 @@ def test_several_outputs_are_refused():
         rebuild.rebuild(graph.parse(content), "net", 10, (3, 8, 8))
 
 
+def test_without_a_number_of_classes_the_network_has_its_own():
+    assert Written().dense("fc", "data", 7).rebuilt(num_classes=None).network.num_classes == 7
+
+
 def test_branches_inside_of_branches_are_rebuilt_up_to_a_depth():
     assert made.nested(50).rebuilt().network.num_parameters == 3 * 64 * 10 + 10
 

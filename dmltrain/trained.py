@@ -1,0 +1,61 @@
+"""What another run has trained: the weights in any checkpoint, of either backend or of an old MXNet job.
+
+A run that resumes needs more, and has dmltrain/resume.py. This is for programs that only start from weights: to score
+them, or to train another last layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dmltrain import checkpoint
+from dmltrain.arrays import Array
+from dmltrain.backends.table import BACKENDS
+from dmltrain.errors import UserError
+from dmltrain.mxnet_files import weights
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """Learned arrays and statistics (float32) by name. `said` is what a checkpoint of dmltrain says of its network:
+    "network", "num_layers", "num_classes", "image_shape"; MXNet's files say it in PREFIX-symbol.json instead."""
+
+    source: Path
+    weights: dict[str, Array]
+    said: Mapping[str, Any] = field(default_factory=dict)
+
+
+def find(prefix: str, epoch: int | None = None) -> Path:
+    """The file of this epoch, by default of the newest that is whole. A file of dmltrain's own comes before MXNet's of
+    the same epoch. Raises UserError if there is none."""
+    if epoch is None:
+        epoch, damaged = checkpoint.last(prefix, checkpoint.SUFFIXES, weights.read)
+        if not epoch:
+            found = "; ".join(damaged) or f"there is no {prefix}-0001.pt, .npz, .params or a later one"
+            raise UserError(f"no checkpoint of {prefix} is whole: {found}")
+    sources = [checkpoint.path(prefix, epoch, suffix) for suffix in checkpoint.SUFFIXES]
+    return next((source for source in sources if source.exists()), sources[0])
+
+
+def load(source: Path, content: bytes | None = None, names: Mapping[str, str] = weights.NO_OTHER_NAMES) -> Trained:
+    """The weights of a file; `content` replaces that of the file. `names`: own name -> MXNet's, where they may differ
+    (Rebuilt.names). Raises UserError for a file that is missing or damaged, or is no checkpoint."""
+    content = checkpoint.read(source) if content is None else content
+    if source.suffix == weights.SUFFIX:
+        return Trained(source, _float32(weights.renamed(weights.read(source, content), names)))
+    if source.suffix not in checkpoint.OWNERS:
+        raise UserError(f"{source} is no checkpoint: expected one of {', '.join(checkpoint.SUFFIXES)}")
+    found = BACKENDS[checkpoint.OWNERS[source.suffix]].decode(content)
+    checkpoint.check(source, found, {})
+    said = {name: found.get(name) for name in ("network", "num_layers", "num_classes", "image_shape")}
+    return Trained(source, _float32(found["state"]["model"]), said)
+
+
+def _float32(arrays: Mapping[str, Any]) -> dict[str, Array]:
+    """Of arrays, or of tensors on the CPU."""
+    return {name: np.asarray(each).astype(np.float32, copy=False) for name, each in arrays.items()}
