@@ -33,12 +33,13 @@ class Trained:
 def find(prefix: str, epoch: int | None = None) -> Path:
     """The file of this epoch, by default of the newest that is whole. A file of dmltrain's own comes before MXNet's of
     the same epoch. Raises UserError if there is none."""
+    saved = checkpoint.Saved(epoch or 0)
     if epoch is None:
-        epoch, damaged = checkpoint.last(prefix, checkpoint.SUFFIXES, weights.read)
-        if not epoch:
+        saved, damaged = checkpoint.last(prefix, checkpoint.SUFFIXES, weights.read)
+        if saved == checkpoint.Saved(0):
             found = "; ".join(damaged) or f"there is no {prefix}-0001.pt, .npz, .params or a later one"
             raise UserError(f"no checkpoint of {prefix} is whole: {found}")
-    sources = [checkpoint.path(prefix, epoch, suffix) for suffix in checkpoint.SUFFIXES]
+    sources = [checkpoint.path(prefix, saved.epoch, suffix, saved.iteration) for suffix in checkpoint.SUFFIXES]
     return next((source for source in sources if source.exists()), sources[0])
 
 

@@ -14,6 +14,7 @@ from dmltrain.layers import Layer, Rule, Shape
 from dmltrain.mxnet_files.graph import Node
 from dmltrain.mxnet_files.node_options import NodeOptions, NotSupported
 
+EPSILON = 0.0010000000474974513  # the default of BatchNorm, which MXNet has as the float32 1e-3f
 WEIGHT, WEIGHT_AND_BIAS = ("weight",), ("weight", "bias")
 OF_BATCH_NORM = ("gamma", "beta", *layers.AUXILIARY_KINDS)
 
@@ -78,7 +79,7 @@ def _batch_norm(options: NodeOptions, place: Place) -> Layer:
         raise NotSupported(f"multipliers of its {', '.join(place.rules)} are not supported")
     return layers.BatchNorm(
         place.name,
-        epsilon=options.number("eps", 1e-3),
+        epsilon=options.number("eps", EPSILON),
         momentum=options.number("momentum", 0.9),
         fixed_scale=options.flag("fix_gamma", True),
     )

@@ -1,6 +1,7 @@
 """Graphs as MXNet's files hold them, written by hand, and trees of layers in a form that can be compared."""
 
 import json
+import struct
 from dataclasses import replace
 
 from dmltrain import layers
@@ -63,6 +64,8 @@ def canonical(layer):
     values = {name: value for name, value in vars(layer).items() if name not in ("name", "branches", "localisation")}
     for name in values.keys() & {"weight_rule", "bias_rule"}:
         values[name] = replace(values[name], initial=None)  # a graph does not say how arrays start
+    if "epsilon" in values:
+        values["epsilon"] = struct.unpack("f", struct.pack("f", values["epsilon"]))  # MXNet's default is a float32
     below = [*getattr(layer, "branches", ()), *([layer.localisation] if hasattr(layer, "localisation") else [])]
     own = tuple(sorted((name, repr(value)) for name, value in values.items()))
     return (type(layer).__name__, own, *map(canonical, below))
