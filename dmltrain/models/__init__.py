@@ -73,8 +73,11 @@ def create(
     try:
         return NETWORKS[key].build(num_layers, num_classes, image_shape, **options)
     except ShapeError as problem:
-        size = "x".join(map(str, image_shape))
-        raise UserError(f"network {key} cannot take images of {size} (channels x height x width): {problem}") from None
+        size, usual = ("x".join(map(str, shape)) for shape in (image_shape, NETWORKS[key].image_shape))
+        raise UserError(
+            f"network {key} cannot take images of {size} (channels x height x width): {problem}; "
+            f"its usual images: {usual}"
+        ) from None
 
 
 def check_options(key: str, options: Collection[str]) -> None:

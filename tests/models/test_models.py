@@ -54,6 +54,47 @@ def test_parameter_counts_are_mxnets(name, layers, classes, image, arguments, fi
     assert network.output_shape == (classes,)
 
 
+PUBLISHED = [  # network, layers, options, parameters with fixed gammas, of which fixed, what others have and we do not
+    # torchvision 0.20's documentation
+    ("vgg", 11, {}, 132_863_336, 0, 0),
+    ("vgg", 13, {}, 133_047_848, 0, 0),
+    ("vgg", 16, {}, 138_357_544, 0, 0),
+    ("vgg", 19, {}, 143_667_240, 0, 0),
+    ("vgg", 11, {"batch_norm": True}, 132_868_840, 2_752, 0),
+    ("vgg", 19, {"batch_norm": True}, 143_678_248, 5_504, 0),
+    ("resnet-v1", 18, {}, 11_689_512, 0, -(64 * 64 + 2 * 64)),  # its first stage has no projection
+    ("resnet-v1", 34, {}, 21_797_672, 0, -(64 * 64 + 2 * 64)),
+    ("resnet-v1", 50, {}, 25_557_032, 0, 0),
+    ("resnet-v1", 101, {}, 44_549_160, 0, 0),
+    ("resnet-v1", 152, {}, 60_192_808, 0, 0),
+    ("resnext", 50, {}, 25_028_904, 0, -3),  # it does not normalise the images
+    ("inception-v3", None, {}, 27_161_264, 17_216, 3_326_696),  # its auxiliary classifier
+    # timm 1.0's table of results
+    ("resnext", 101, {}, 44_177_704, 0, -3),
+    ("inception-v4", None, {}, 42_679_816, 31_584, -8 * 1536 * 1000),  # its last pooling leaves 1 pixel, ours 9
+    # Caffe's model zoo, bvlc_googlenet without its auxiliary classifiers
+    ("googlenet", None, {}, 6_998_552, 0, 0),
+]
+
+
+@pytest.mark.parametrize(("name", "layers", "options", "published", "fixed", "extra"), PUBLISHED)
+def test_parameter_counts_are_those_of_others(name, layers, options, published, fixed, extra):
+    image = models.NETWORKS[name].image_shape
+    assert models.create(name, layers, 1000, image, **options).num_parameters == published - fixed - extra
+
+
+def test_alexnet_count_by_hand():
+    """From the paper's 60,965,224: whole instead of grouped convolutions, and 5x5 instead of 6x6 last pixels."""
+    grouped = 25 * 48 * 256 + 9 * 192 * 384 + 9 * 192 * 256
+    expected = 60_965_224 + grouped - (36 - 25) * 256 * 4096
+    assert models.create("alexnet", None, 1000, LARGE).num_parameters == expected
+
+
+def test_inception_bn_multiply_adds_are_those_of_the_paper():
+    """About 2 billion (Szegedy et al. 2015, "Rethinking the Inception Architecture": 2.0)."""
+    assert models.create("inception-bn", None, 1000, LARGE).multiply_adds() == pytest.approx(2.0e9, rel=0.02)
+
+
 def basic_resnet_count(units: int, channels: tuple[int, ...], classes: int) -> int:
     """CIFAR ResNet v2 (He et al. 2016, figure 4e) of units norm, 3x3, norm, 3x3; a 1x1 shortcut per stage."""
     count = 3 + 9 * 3 * channels[0]  # the data's shift; the first convolution
@@ -214,6 +255,23 @@ def test_equal_requests_give_equal_values():
         (("resnext", 51, 10, LARGE), ["no resnext of 51 layers", "18, 34, 50, 101, 152, 200, 269"]),
         (("vgg", 12, 10, LARGE), ["no vgg of 12 layers", "11, 13, 16, 19"]),
         (("vgg", 16, 10, SMALL), ["network vgg cannot take images of 3x28x28", "'pool5'", "512x1x1"]),
+        (("alexnet", 8, 1000, LARGE), ["network alexnet has a single depth"]),
+        (("googlenet", 22, 1000, LARGE), ["network googlenet has a single depth"]),
+        (("inception-bn", 22, 1000, LARGE), ["network inception-bn has a single depth"]),
+        (("inception-v3", 48, 1000, LARGE), ["network inception-v3 has a single depth"]),
+        (("inception-v4", 76, 1000, LARGE), ["network inception-v4 has a single depth"]),
+        (
+            ("alexnet", None, 10, (3, 64, 64)),
+            ["alexnet cannot take images of 3x64x64", "larger than the input 256x2x2"],
+        ),
+        (("googlenet", None, 10, (3, 28, 28)), ["googlenet cannot take images of 3x28x28"]),
+        (("inception-bn", None, 10, (3, 24, 24)), ["cannot take images of 3x24x24", "'global_pool'"]),
+        (("inception-bn", None, 10, (3, 192, 192)), ["cannot take images of 3x192x192", "'global_pool'", "1024x6x6"]),
+        (
+            ("inception-v3", None, 10, LARGE),
+            ["cannot take images of 3x224x224", "'global_pool'", "2048x5x5", "images: 3x299x299"],
+        ),
+        (("inception-v4", None, 10, (3, 200, 200)), ["cannot take images of 3x200x200", "'global_avgpool'"]),
         (("mlp", 3), ["network mlp has a single depth", "--num-layers 3"]),
         (("lenet", 20), ["network lenet has a single depth"]),
         (("inception_bn_28_small", 20), ["network inception-bn-28-small has a single depth"]),

@@ -1,0 +1,46 @@
+"""Every network of the table trains on both backends with images of its usual size."""
+
+import numpy as np
+import pytest
+
+from dmltrain import kvstore, models, options
+from dmltrain.backends.table import BACKENDS
+
+pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
+QUICK = 1e8  # multiply-adds of an image: networks with fewer take a fraction of a second
+
+
+def usual(name):
+    row = models.NETWORKS[name]
+    return models.create(name, None, row.num_classes, row.image_shape)
+
+
+NAMES = [
+    pytest.param(name, marks=[] if usual(name).multiply_adds() < QUICK else [pytest.mark.thorough])
+    for name in models.NETWORKS
+]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_changes_every_weight(name, backend):
+    pytest.importorskip(backend, reason=f"{backend} is not installed")
+    network, store = usual(name), kvstore.create("local", backend=backend)
+    settings = options.parse(["--network", name, "--backend", backend, "--wd", "0"])
+    trainer = BACKENDS[backend].trainer(network, settings, store)
+    before = weights(trainer, network)
+    draw = np.random.RandomState(0)
+    images = draw.randn(2, *network.input_shape).astype(np.float32)
+    trainer.train_step(images, np.arange(2), 2, 0.1)
+    sums = trainer.take_sums()
+    assert np.isfinite(sums.cross_entropy) and sums.samples == 2
+    for (array, old), new in zip(before.items(), weights(trainer, network).values(), strict=True):
+        assert np.isfinite(new).all(), array
+        assert not np.array_equal(old, new), array
+
+
+def weights(trainer, network):
+    """Name -> copy, of the learned weights."""
+    trainer.synchronize()
+    names = {each.name for each in network.parameters() if each.kind == "weight"}
+    return {each.name: each.read().copy() for each in trainer.common_arrays() if each.name in names}
