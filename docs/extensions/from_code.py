@@ -10,6 +10,7 @@ PAGES are files of the repository's root: their links are rewritten so that they
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import os
@@ -26,6 +27,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from dmltrain import data, models, optimizers
+from dmltrain.data.images import ImageAugmentation
 from dmltrain.kvstore import codec, types
 from dmltrain.options import Options, flag
 from dmltrain.report import dialect
@@ -106,11 +108,18 @@ def _networks() -> Rows:
         )
 
 
+def _augmentation() -> Rows:
+    yield "field", "`ImageRecordIter`", "default", "meaning"
+    for row in dataclasses.fields(ImageAugmentation):
+        yield f"`{row.name}`", f"`{row.metadata['mxnet']}`", f"`{row.default}`", row.metadata["about"]
+
+
 TABLES: dict[str, Callable[[], Rows]] = {
     "kvstores": _kvstores,
     "codecs": _codecs,
     "optimizers": _optimizers,
     "networks": _networks,
+    "augmentation": _augmentation,
     "datasets": lambda: [("`--dataset`", "what it is"), *_described(data.DATASETS)],
     "launchers": lambda: [
         ("`--launcher`", "where the job runs"),

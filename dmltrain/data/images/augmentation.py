@@ -2,15 +2,20 @@
 
 Values and defaults are those of example/image-classification/common/data.py of MXNet 1.9 (`resize` and the last five
 are parameters of ImageRecordIter that its programs do not offer). What is drawn from them is in geometry.py and
-colour.py. -1 stands for "not set", as in MXNet.
+colour.py. -1 stands for "not set", as in MXNet. docs/augmentation.md has a table of the fields.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dmltrain.errors import UserError
+
+
+def _change(default: Any, mxnet: str, about: str) -> Any:
+    """A field. mxnet: the parameter of mx.io.ImageRecordIter. about: what it means, for the documentation."""
+    return field(default=default, metadata={"mxnet": mxnet, "about": about})
 
 
 @dataclass(frozen=True)
@@ -21,34 +26,42 @@ class ImageAugmentation:
     hue 0 to 180, saturation and lightness 0 to 255.
     """
 
-    resize: int = -1  # the shorter edge, before all else
-    random_crop: bool = False  # else at the centre
-    random_mirror: bool = False  # left to right with probability 1/2
-    random_resized_crop: bool = False  # of random area and aspect ratio, resized to the network's input
-    min_random_area: float = 1.0  # of a random resized crop, as a fraction of the image
-    max_random_area: float = 1.0
-    min_random_aspect_ratio: float | None = None  # None: from 1 - max_random_aspect_ratio to 1 + it
-    max_random_aspect_ratio: float = 0.0
-    max_random_rotate_angle: int = 0
-    max_random_shear_ratio: float = 0.0
-    min_random_scale: float = 1.0
-    max_random_scale: float = 1.0
-    min_crop_size: int = -1  # edge of a square crop, resized to the network's input
-    max_crop_size: int = -1
-    pad_size: int = 0  # on each side
-    fill_value: int = 127  # of pixels outside the image, all channels
-    brightness: float = 0.0
-    contrast: float = 0.0
-    saturation: float = 0.0
-    pca_noise: float = 0.0  # standard deviation, in units of the eigenvalues of ILSVRC12's colours
-    max_random_h: int = 0
-    max_random_s: int = 0
-    max_random_l: int = 0
-    rotate: int = -1  # every image by this angle
-    rotate_list: tuple[int, ...] = ()  # one of these angles
-    min_img_size: float = 0.0  # of width and height after scaling and rotation
-    max_img_size: float = 1e10
-    inter_method: int = 1  # 0 nearest, 1 bilinear, 2 bicubic, 3 area, 4 Lanczos, 9 by change of size, 10 random
+    resize: int = _change(-1, "resize", "the shorter edge becomes so long, before all else")
+    random_crop: bool = _change(False, "rand_crop", "crops lie anywhere; else at the centre")
+    random_mirror: bool = _change(False, "rand_mirror", "half of the images are mirrored, left to right")
+    random_resized_crop: bool = _change(
+        False, "random_resized_crop", "a crop of random area and aspect ratio, resized to the network's input"
+    )
+    min_random_area: float = _change(1.0, "min_random_area", "least part of the image's area in a random resized crop")
+    max_random_area: float = _change(1.0, "max_random_area", "greatest part")
+    min_random_aspect_ratio: float | None = _change(
+        None, "min_aspect_ratio", "least aspect ratio; without it ratios are 1 +- max_random_aspect_ratio"
+    )
+    max_random_aspect_ratio: float = _change(0.0, "max_aspect_ratio", "greatest aspect ratio, or the change of it")
+    max_random_rotate_angle: int = _change(0, "max_rotate_angle", "whole degrees, to both sides")
+    max_random_shear_ratio: float = _change(0.0, "max_shear_ratio", "shear along x, to both sides")
+    min_random_scale: float = _change(1.0, "min_random_scale", "least factor of the image's size")
+    max_random_scale: float = _change(1.0, "max_random_scale", "greatest factor")
+    min_crop_size: int = _change(-1, "min_crop_size", "least edge of a square crop, resized to the network's input")
+    max_crop_size: int = _change(-1, "max_crop_size", "greatest edge")
+    pad_size: int = _change(0, "pad", "pixels added on each side")
+    fill_value: int = _change(127, "fill_value", "level of pixels that lie outside the image")
+    brightness: float = _change(0.0, "brightness", "factor 1 +- this")
+    contrast: float = _change(0.0, "contrast", "factor 1 +- this of the distance from the mean grey")
+    saturation: float = _change(0.0, "saturation", "factor 1 +- this of the distance from the pixel's grey")
+    pca_noise: float = _change(0.0, "pca_noise", "standard deviation along ILSVRC12's principal colours")
+    max_random_h: int = _change(0, "random_h", "shift of hue, to both sides")
+    max_random_s: int = _change(0, "random_s", "shift of saturation, to both sides")
+    max_random_l: int = _change(0, "random_l", "shift of lightness, to both sides")
+    rotate: int = _change(-1, "rotate", "every image turns by so many degrees, if more than 0")
+    rotate_list: tuple[int, ...] = _change((), "rotate_list", "every image turns by one of these angles")
+    min_img_size: float = _change(0.0, "min_img_size", "least width and height after scaling and rotation")
+    max_img_size: float = _change(1e10, "max_img_size", "greatest width and height after them")
+    inter_method: int = _change(
+        1,
+        "inter_method",
+        "0 nearest, 1 bilinear, 2 bicubic, 3 area, 4 Lanczos; 9: 2 to enlarge, 3 to shrink; 10: 0 to 4 at random",
+    )
 
     def __post_init__(self) -> None:
         for wrong, message in self._mistakes():
