@@ -131,6 +131,8 @@ def test_devices(text, names):
         ("--dataset imagine", ["--dataset", "imagine", ", ".join(sorted(data.DATASETS))]),
         ("--kv-store dist", ["--kv-store", "'dist'", "dist_async", "dist_sync", "local"]),
         ("--optimizer sdg", ["--optimizer", "sdg", ", ".join(sorted(optimizers.NAMES))]),
+        ("--optimizer dcasgd", ["--kv-store device has none", "--kv-store dist_async or dist_ssp", "--optimizer sgd"]),
+        ("--optimizer dcasgd --kv-store dist_sync --backend mxnet", ["--kv-store dist_sync has none"]),
         ("--dtype int8", ["--dtype", "int8", "bfloat16, float16, float32"]),
         ("--gc-type 1bit", ["--gc-type", "1bit", ", ".join(sorted(codec.TYPES))]),
         ("--gc-type int8 --kv-store dist_sync --backend mxnet", ["--gc-type int8", "none or 2bit", "--backend torch"]),

@@ -78,6 +78,17 @@ def test_optimizer_states_on_the_servers_are_saved_and_loaded(start_job, tmp_pat
     assert "one file for each server of the job that saved it" in job.output("worker-0")
 
 
+@pytest.mark.thorough
+def test_an_optimizer_that_needs_whole_weights_is_refused_where_mxnet_divides_them(start_job):
+    """And it is served where MXNet does not, on one server."""
+    for servers in (1, 2):
+        job = start_job(PROGRAM, "norms", servers=servers)
+        codes = job.wait()
+        refused = "optimizer lamb needs whole weights, and MXNet divides those of 1000000 elements" in job.outputs()
+        assert refused == (servers == 2), job.outputs()
+        assert (set(codes.values()) == {0}) == (servers == 1)
+
+
 @pytest.mark.parametrize(
     ("what", "message"),
     [

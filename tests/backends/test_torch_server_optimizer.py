@@ -161,3 +161,61 @@ def test_a_step_is_one_pass_over_memory(name):
     with torch.profiler.profile() as profile:
         step(values, np.ones(3, np.float32), -1.0)
     assert f"aten::_fused_{name}_" in {event.name for event in profile.events()}
+
+
+# -- momentum that contains the learning rate -------------------------------------------------------------------------
+
+FOLLOWING = {"name": "sgd", "lr": 0.1, "momentum": 0.5, "rate_in_momentum": True}
+
+
+def moved(steps, step=None, value=1.0):
+    """The values after each of these (rate, gradient)."""
+    values, found = np.full(2, value, np.float32), []
+    step = step or Step(FOLLOWING, 0, values)
+    for rate, gradient in steps:
+        step(values, np.full(2, gradient, np.float32), rate)
+        found.append(float(values[0]))
+    return found, step
+
+
+def test_earlier_gradients_keep_their_rate():
+    """As in MXNet: m = momentum * m - rate * gradient, weight += m. A rate of 0 stops, and forgets."""
+    weight = momentum = 1.0
+    momentum, expected = 0.0, []
+    for rate, gradient in ((0.1, 1.0), (0.4, 2.0), (0.05, -1.0)):
+        momentum = 0.5 * momentum - rate * gradient
+        weight += momentum
+        expected.append(weight)
+    found, step = moved([(0.1, 1.0), (0.4, 2.0), (0.05, -1.0)])
+    assert found == pytest.approx(expected, rel=1e-6)
+    found, _ = moved([(0.0, 1.0), (0.5, 1.0)], step)
+    assert found == pytest.approx([1.0, 0.5])
+
+
+def test_the_momentums_rate_is_in_the_state():
+    """So that it follows a change of the rate at a resume."""
+    (_, whole), (_, first) = (moved([(0.1, 1.0), (0.2, 2.0)]) for _ in range(2))
+    again = Step(FOLLOWING, 0, np.ones(2, np.float32))
+    again.load({name: np.array(array) for name, array in first.state().items()})
+    assert first.state()["lr"] == 0.2
+    assert moved([(0.02, 1.0)], again)[0] == moved([(0.02, 1.0)], whole)[0]
+
+
+def test_a_state_of_04_has_no_rate_and_its_momentum_stays_as_it_is():
+    step = Step(FOLLOWING, 0, np.ones(2, np.float32))
+    step.load({"momentum_buffer": np.full(2, 4.0, np.float32)})
+    assert moved([(0.5, 0.0), (0.25, 0.0)], step)[0] == [0.0, -0.5]  # 1 - 0.5 * 2, and half as far again
+
+
+def test_scripts_have_torchs_momentum():
+    inner = torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], lr=0.1, momentum=0.9)
+    assert "rate_in_momentum" not in make_spec(inner, {0: inner.param_groups[0]}, 1.0)["keys"]["0"]
+
+
+class SGD(torch.optim.SGD):
+    """A program's own class of a name that servers have."""
+
+
+def test_a_class_of_the_same_name_is_no_optimizer_of_the_servers():
+    with pytest.raises(UserError, match="optimizer SGD cannot run on the servers"):
+        make_spec(SGD([torch.nn.Parameter(torch.ones(3))], lr=0.1), {}, 1.0)

@@ -86,7 +86,16 @@ class WholeJob:
     scheduler and servers and gives why they say the job was lost."""
 
     def __init__(
-        self, kind="dist_sync", workers=2, servers=2, far=0, staleness=0.0, each=None, far_server=FarServer, **options
+        self,
+        kind="dist_sync",
+        workers=2,
+        servers=2,
+        far=0,
+        staleness=0.0,
+        each=None,
+        far_server=FarServer,
+        make_step=PlainStep,
+        **options,
     ):
         listening = socket.create_server(("127.0.0.1", 0))
         common = {"num_workers": workers, "num_servers": servers, "root_port": listening.getsockname()[1]}
@@ -99,7 +108,7 @@ class WholeJob:
         self.servers = []
         for index in range(servers):
             own = replace(self.environment, role="server", index=index)
-            self.servers.append(ServerProcess(own, PlainStep, NEVER) if index < near else far_server(own))
+            self.servers.append(ServerProcess(own, make_step, NEVER) if index < near else far_server(own))
             self._ends.append(begun(self.servers[-1].run))
         self.starting = [begun(self._store, kind, staleness, rank) for rank in range(workers)]
 

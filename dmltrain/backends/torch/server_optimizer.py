@@ -17,9 +17,10 @@ RATE = "lr"  # in a state
 
 
 class Step:
-    """The optimizer of one slice. `spec`: {"name", "lr", other numbers, "rescale": factor of all gradients (default 1),
-    "rate_in_momentum": whether torch's momentum is to follow changes of the rate as MXNet's does (default no),
-    "keys": {str(key): {numbers that differ for this key}}}. Raises ValueError that lists the valid names."""
+    """The optimizer of one slice. `spec`: {"name", "lr", other numbers, "keys": {str(key): {numbers that differ for
+    this key}}}. Numbers that every optimizer takes are "rescale": the factor of all gradients (default 1),
+    "rate_in_momentum" and "number": see optimizers.Torch (default: no, and the key's). Raises ValueError that lists the
+    valid names."""
 
     def __init__(self, spec: dict[str, Any], key: int | str, value: Array) -> None:
         numbers = {**spec, **spec.get("keys", {}).get(str(key), {})}
@@ -31,6 +32,7 @@ class Step:
         rate = _number("lr", numbers.pop("lr", 0.0))
         self._follows = bool(_number("rate_in_momentum", numbers.pop("rate_in_momentum", False)))
         self._rate: float | None = rate  # of the momentum; None: not known
+        number = numbers.pop("number", key if isinstance(key, int) else zlib.crc32(key.encode()))
         row = BY_CLASS[name]
         self.whole, self.needs_pulled = not row.elementwise, row.needs_pulled
         for given in numbers:
@@ -46,7 +48,7 @@ class Step:
         fused = {"fused": True} if "cpu" in row.fused else {}
         self._optimizer = class_of(name)([self._parameter], lr=rate, **fused, **arguments)
         if row.numbered:
-            self._state["number"] = key if isinstance(key, int) else zlib.crc32(key.encode())
+            self._state["number"] = int(_number("number", number))
 
     @property
     def _state(self) -> dict[str, Any]:
@@ -87,14 +89,14 @@ class Step:
 
 
 def make_spec(optimizer: torch.optim.Optimizer, groups: dict[int, dict[str, Any]], rescale: float) -> dict[str, Any]:
-    """`optimizer` as a spec; `groups`: key number -> its parameter group. Raises UserError if servers lack it."""
+    """`optimizer` as a spec; `groups`: key number -> its parameters' options. Raises UserError if servers lack it."""
     row = row_of(optimizer)
     if row is None:
         raise UserError(
             f"optimizer {type(optimizer).__name__} cannot run on the servers, which have "
             f"{', '.join(BY_CLASS)}; use one of these, or dist_sync, which supports any optimizer"
         )
-    allowed = ("lr", "rate_in_momentum", *row.options)
+    allowed = ("lr", "rate_in_momentum", "number", *row.options)
     keys = {
         str(key): {option: value for option, value in group.items() if option in allowed and value is not None}
         for key, group in groups.items()

@@ -102,7 +102,8 @@ class ServerCore:
                 }
                 for id in ids:  # after the first buffers of all slices, so that those of a key are contiguous
                     self._slices[id].reserve()
-                    self._check_whole(self._slices[id].step, *id)
+                    if _means(self.spec, entry.key):
+                        self._check_whole(self._slices[id].step, *id)
 
     def _new(self, entry: Key, length: int) -> ServerSlice:
         codec = codecs.make(entry.compression)
@@ -131,11 +132,10 @@ class ServerCore:
         these keys get it: the optimizer of another model stays. Raises Rejected."""
         if self.make_step is None:
             raise Rejected("this server has no optimizers")
-        named = spec.get("keys")
-        if not isinstance(named, (dict, type(None))):
-            raise Rejected(f'the optimizer\'s "keys" are {named!r}, expected an object of key numbers')
+        if not isinstance(spec.get("keys"), (dict, type(None))):
+            raise Rejected(f'the optimizer\'s "keys" are {spec["keys"]!r}, expected an object of key numbers')
         for (key, index), slice_ in self._slices.items():
-            if slice_.is_weight and (named is None or str(key) in named):
+            if slice_.is_weight and _means(spec, key):
                 step = self.make_step(spec, key, slice_.value.array)
                 self._check_whole(step, key, index)
                 slice_.set_step(step, self.workers.ranks)
@@ -385,6 +385,12 @@ class ServerCore:
         buffer.readers += 1
         slice_.note_pull(worker)
         return Reply(worker, key, index, clock, float(others), buffer, dtype, waited, worked, slice_.priority)
+
+
+def _means(spec: dict[str, Any] | None, key: int) -> bool:
+    """Whether an optimizer is for a key: for all, or for those in its "keys"."""
+    named = spec.get("keys") if spec else None
+    return named is None or str(key) in named
 
 
 def _type(dtype: int) -> str:

@@ -56,6 +56,14 @@ def steps(kind, where, compression=""):
     store.close()
 
 
+def norms():
+    """Steps of an optimizer that takes norms of whole weights."""
+    store, mx = opened("dist_sync")
+    store.set_optimizer({"name": "lamb", "lr": 0.1})
+    step(store, mx, 1.0)
+    store.close()
+
+
 def numpy_values(kind):
     """Arrays of numpy go in and out as well; a list is one value a device, summed."""
     store = kvstore.create(kind, backend="mxnet")
@@ -171,5 +179,5 @@ def wrong(what):
 
 
 if __name__ == "__main__":
-    modes = (steps, numpy_values, states, endless, done, idle, wrong)
+    modes = (steps, norms, numpy_values, states, endless, done, idle, wrong)
     {each.__name__: each for each in modes}[sys.argv[1]](*sys.argv[2:])

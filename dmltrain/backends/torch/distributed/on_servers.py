@@ -26,7 +26,13 @@ class OptimizerOnServers(OverlappedOptimizer):
         row = row_of(optimizer)
         super().__init__(model, optimizer, store, mode, whole=row is not None and not row.elementwise)
         factor = 1.0 / store.num_workers if mode.average and store.kvstore_type.synchronous else 1.0
-        groups = {store.key_number(bucket.name): optimizer.param_groups[bucket.group] for bucket in self._buckets}
+        groups = {
+            store.key_number(bucket.name): {
+                **optimizer.param_groups[bucket.group],
+                "number": optimizer.state.get(bucket.parameters[0], {}).get("number"),
+            }
+            for bucket in self._buckets
+        }
         store.set_optimizer(make_spec(optimizer, groups, factor))
         self._settings = self._fixed_settings()
         for bucket in self._buckets:
