@@ -118,7 +118,7 @@ class Declared(LocalKVStore):
     type = "dist_sync"
 
     def init(self, key: Any, value: Any, whole: bool = False) -> None:
-        self.sizes = [int(np.prod(each.shape)) for each in value]
+        self.sizes, self.whole = [int(np.prod(each.shape)) for each in value], whole
         raise Declared.Done
 
 
@@ -138,12 +138,10 @@ def slice_bytes(network: Network, options: Options) -> list[int]:
     try:
         BACKENDS[options.backend].trainer(network, simplest, store)
     except Declared.Done:
-        count = len(store.sizes)
-        return [
-            each.length * GRADIENT_BYTES
-            for key in sharding.cut(store.sizes, [GRADIENT_BYTES] * count, [0, 0])
-            for each in key
-        ]
+        if store.whole:
+            return [size * GRADIENT_BYTES for size in store.sizes]
+        plan = sharding.cut(store.sizes, [GRADIENT_BYTES] * len(store.sizes), [0, 0])
+        return [each.length * GRADIENT_BYTES for key in plan for each in key]
     return []
 
 

@@ -144,6 +144,13 @@ def test_slice_sizes_are_those_of_the_kvstores_keys(backend):
     assert max(found) <= sharding.MAX_BYTES
 
 
+def test_keys_of_optimizers_that_take_norms_are_not_divided():
+    pytest.importorskip("torch", reason="torch is not installed")
+    network = models.create("lenet", None, 10, (1, 28, 28))
+    given = Options(network="lenet", optimizer="lamb", kv_store="dist_sync", update_on_kvstore=1)
+    assert measure.slice_bytes(network, given) == [4 * each.size for each in network.parameters()]
+
+
 def test_a_program_measures_instead_of_training(tmp_path):
     """Also as a worker of a job that has no servers; nothing is read or written."""
     environment = {**os.environ, "DMLTRAIN_MEASURE": "0.3", "DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "2"}

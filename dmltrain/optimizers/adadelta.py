@@ -1,4 +1,5 @@
-"""adadelta: Zeiler 2012. As in MXNet it has no learning rate: --lr and its multipliers have no effect."""
+"""adadelta: Zeiler 2012. As in MXNet it has no learning rate: --lr and its multipliers have no effect, unless they are
+0, which keeps an array as it is."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ from dmltrain.optimizers.own import Group, State, array, own_torch
 
 def update(torch: Any, weight: Any, gradient: Any, state: State, group: Group) -> None:
     """As MXNet: weight decay does not enter the means, and is not multiplied by a rate."""
+    if not group["lr"]:
+        return
     rho, epsilon = group["rho"], group["epsilon"]
     squares, changes = array(torch, state, "square_avg", weight), array(torch, state, "acc_delta", weight)
     squares.mul_(rho).addcmul_(gradient, gradient, value=1 - rho)

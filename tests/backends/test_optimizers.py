@@ -230,6 +230,44 @@ def test_noise_depends_on_seed_array_and_step_alone():
         assert not np.any(first == sgld.noise(*other, 5))
 
 
+# -- arrays that do not learn -----------------------------------------------------------------------------------------
+
+FROZEN = Network(
+    "half-frozen",
+    chain(Flatten(), Dense("kept", 3, bias=False, weight_rule=Rule(lr_mult=0.0)), Dense("fc", 2)),
+    (1, 2, 2),
+    2,
+)
+
+
+@pytest.mark.parametrize("backend", ["torch", "mxnet"])
+@pytest.mark.parametrize("name", optimizers.NAMES)
+def test_a_multiplier_of_0_keeps_an_array_as_it_is(name, backend):
+    weights = {each.name: np.full(each.shape, 0.5, np.float32) for each in FROZEN.parameters()}
+    given = {each.name: np.full(each.shape, -1.0, np.float32) for each in FROZEN.parameters()}
+    if backend == "mxnet":
+        learned = [Learned(each.name, number, [], []) for number, each in enumerate(FROZEN.parameters())]
+        updater = mxnet_optimizer.Updater(optimizer_spec(settings(name), FROZEN, learned))
+        values = {each: mx.nd.array(weights[each]) for each in weights}
+        for number, each in enumerate(weights):
+            for _ in range(2):
+                updater(number, mx.nd.array(given[each]), values[each])
+        found = {each: value.asnumpy() for each, value in values.items()}
+    else:
+        module = torch_layers.build(FROZEN)
+        named = dict(module.named_parameters())
+        optimizer = make_optimizer(module, FROZEN, settings(name))
+        for each, parameter in named.items():
+            parameter.data.fill_(0.5)
+            parameter.grad = torch.from_numpy(given[each])
+        for rate in (0.02, 0.01):
+            set_rate(optimizer, rate)
+            optimizer.step()
+        found = {each: parameter.detach().numpy() for each, parameter in named.items()}
+    assert np.array_equal(found["kept_weight"], weights["kept_weight"])
+    assert not np.array_equal(found["fc_weight"], weights["fc_weight"]) and np.isfinite(found["fc_weight"]).all()
+
+
 # -- groups, states and the loss scale --------------------------------------------------------------------------------
 
 

@@ -53,6 +53,8 @@ class Updater:
         self._loaded: dict[int, dict[str, Array]] = {}  # loaded states of keys without an update since
 
     def __call__(self, key: int, gradient: Any, weight: Any) -> None:
+        if self._optimizer.lr_mult.get(key) == 0.0:  # of a frozen array; some of MXNet's classes divide by the rate
+            return
         if key not in self._states:
             self._states[key] = self._first_state(key, weight)
         self._optimizer.update_multi_precision(key, weight, gradient, self._states[key])
