@@ -270,6 +270,13 @@ def test_rules_of_a_layer_reach_its_arrays(make):
     assert (weight.initial, weight.wd_mult, bias.initial, bias.wd_mult) == (None, 1, Exactly((1.0, 0.0)), 0)
 
 
+def test_rules_of_a_batch_norm_reach_its_arrays():
+    norm = BatchNorm("b", fixed_scale=False, gamma_rule=Rule(lr_mult=0.1, wd_mult=0), beta_rule=Rule(Constant(0.5)))
+    gamma, beta = norm.parameters(IMAGE)
+    assert (gamma.initial, gamma.lr_mult, gamma.wd_mult) == (None, 0.1, 0)
+    assert (beta.initial, beta.lr_mult, beta.wd_mult) == (Constant(0.5), 1, 0)
+
+
 @pytest.mark.parametrize("numbers", [{"lr_mult": -1}, {"wd_mult": float("inf")}, {"wd_mult": float("nan")}])
 def test_impossible_multipliers_are_refused(numbers):
     with pytest.raises(ValueError, match=f"{[*numbers][0]} must be a number from 0"):

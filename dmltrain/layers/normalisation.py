@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dmltrain.layers.layer import Layer
-from dmltrain.layers.parameter import AUXILIARY_KINDS, USUAL, Parameter, Shape
+from dmltrain.layers.parameter import AUXILIARY_KINDS, USUAL, Parameter, Rule, Shape
 from dmltrain.layers.window import image
 
 
@@ -16,6 +16,8 @@ class BatchNorm(Layer):
     epsilon: float = 1e-3
     momentum: float = 0.9
     fixed_scale: bool = True
+    gamma_rule: Rule = USUAL
+    beta_rule: Rule = USUAL
 
     def __post_init__(self) -> None:
         self.require(bool(self.name), "needs a name, for its beta")
@@ -23,8 +25,9 @@ class BatchNorm(Layer):
         self.require(0 <= self.momentum <= 1, f"momentum must lie in 0..1, is {self.momentum}")
 
     def parameters(self, shape: Shape) -> tuple[Parameter, ...]:
-        beta = USUAL.parameter(f"{self.name}_beta", shape[:1], "beta")
-        return (beta,) if self.fixed_scale else (USUAL.parameter(f"{self.name}_gamma", shape[:1], "gamma"), beta)
+        beta = self.beta_rule.parameter(f"{self.name}_beta", shape[:1], "beta")
+        gamma = self.gamma_rule.parameter(f"{self.name}_gamma", shape[:1], "gamma")
+        return (beta,) if self.fixed_scale else (gamma, beta)
 
     def auxiliary(self, shape: Shape) -> tuple[Parameter, ...]:
         return tuple(Parameter(f"{self.name}_{kind}", shape[:1], kind) for kind in AUXILIARY_KINDS)

@@ -13,6 +13,8 @@ from dmltrain.errors import UserError
 from dmltrain.layers import Network, ShapeError
 from dmltrain.models import (
     alexnet,
+    caffe_alexnet,
+    caffe_googlenet,
     googlenet,
     graph_file,
     inception_bn,
@@ -20,6 +22,8 @@ from dmltrain.models import (
     inception_resnet_v2,
     inception_v3,
     inception_v4,
+    keras_mnist,
+    keras_resnet,
     lenet,
     mlp,
     mobilenet,
@@ -47,6 +51,10 @@ NETWORKS: dict[str, Architecture] = {
     "inception-resnet-v2": inception_resnet_v2.ARCHITECTURE,
     "mobilenet": mobilenet.ARCHITECTURE,
     "mobilenetv2": mobilenetv2.ARCHITECTURE,
+    "caffe-alexnet": caffe_alexnet.ARCHITECTURE,
+    "caffe-googlenet": caffe_googlenet.ARCHITECTURE,
+    "keras-mnist": keras_mnist.ARCHITECTURE,
+    "keras-resnet": keras_resnet.ARCHITECTURE,
 }
 
 

@@ -13,7 +13,7 @@ mxnet_compat.fit_numpy()
 mx = pytest.importorskip("mxnet", reason="mxnet is not installed: the torch backend is not compared with it")
 from dmltrain import layers, models  # noqa: E402
 from dmltrain.backends.mxnet import layers as mxnet_layers  # noqa: E402
-from tests.models.other_networks import other_networks  # noqa: E402
+from tests.models.other_networks import SLOW, other_networks  # noqa: E402
 
 EVERY_LAYER = layers.Network(
     "every-layer",
@@ -84,6 +84,7 @@ NETWORKS = {
     "resnet-50-imagenet": models.create("resnet", 50, image_shape=(3, 64, 64)),
     **other_networks({"mlp", "lenet", "inception-bn-28-small", "resnet"}),
 }
+CASES = [pytest.param(name, marks=pytest.mark.thorough) if name in SLOW else name for name in NETWORKS]
 
 
 @dataclass(frozen=True)

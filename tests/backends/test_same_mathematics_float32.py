@@ -10,6 +10,7 @@ import pytest
 
 from dmltrain import initial, layers
 from tests.backends.both import (
+    CASES,
     NETWORKS,
     difference,
     gradient_difference,
@@ -111,7 +112,7 @@ class Decided(torch.fx.Interpreter):
             self.undecided = max(self.undecided, (amounts.max() / x.square().mean().sqrt()).item())
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", CASES)
 def test_first_weights_with_the_same_decisions(name):
     network = NETWORKS[name]
     arrays = initial.first_values(network, 1)

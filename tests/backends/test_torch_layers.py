@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from dmltrain import initial, models  # noqa: E402
 from dmltrain.backends.torch import layers as torch_layers  # noqa: E402
 from dmltrain.layers import (  # noqa: E402
+    Auxiliary,
     AvgPool,
     BatchNorm,
     Conv,
@@ -30,7 +31,8 @@ from dmltrain.layers import (  # noqa: E402
     chain,
     concat,
 )
-from tests.models.other_networks import other_networks  # noqa: E402
+from tests.models.changed import without_dropout  # noqa: E402
+from tests.models.other_networks import SLOW, other_networks  # noqa: E402
 
 NETWORKS = [
     ("mlp", None, (1, 28, 28)),
@@ -85,10 +87,21 @@ def images(network, count=4, seed=0):
     return torch.randn(count, *network.input_shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.fixture(params=NETWORKS, ids=lambda each: f"{each[0]}-{each[1]}")
+def logits_of(module, batch):
+    """Those of auxiliary outputs follow, (N, outputs x classes)."""
+    found = module(batch)
+    return torch.cat(found, 1) if isinstance(found, tuple) else found
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(each, id=f"{each[0]}-{each[1]}", marks=[pytest.mark.thorough] if each[0] in SLOW else [])
+        for each in NETWORKS
+    ]
+)
 def network(request):
     name, depth, image = request.param
-    return models.create(name, depth, 10, image)
+    return without_dropout(models.create(name, depth, 10, image))
 
 
 def test_arrays_are_the_networks(network):
@@ -103,8 +116,8 @@ def test_arrays_are_the_networks(network):
 
 def test_forward_and_backward_reach_every_parameter(network):
     module = built(network)
-    logits = module(images(network))
-    assert logits.shape == (4, 10)
+    logits = logits_of(module, images(network))
+    assert logits.shape == (4, 10 * (1 + len(network.auxiliary_outputs)))
     torch.nn.functional.cross_entropy(logits, torch.arange(4)).backward()
     for name, parameter in module.named_parameters():
         assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), name
@@ -122,14 +135,16 @@ def test_operators_have_the_shapes_that_the_layer_vocabulary_infers(network):
             made.append(tuple(super().call_function(target, args, kwargs).shape))
             return torch.zeros(made[-1])
 
-    Recorder(module).run(images(network, count=2))
-    assert made == [(2, *step.output_shape) for step in network.steps]
+    Recorder(module.eval()).run(images(network, count=2))
+    outputs = [(2, network.num_classes)] if network.auxiliary_outputs else []  # the choice of outputs
+    steps = [step for step in network.steps if not isinstance(step.layer, Auxiliary)]
+    assert made == [(2, *step.output_shape) for step in steps] + outputs
 
 
 def test_channels_last_gives_the_same(network):
     plain, last = built(network).double(), built(network).double().to(memory_format=torch.channels_last)
     batch = images(network).double()
-    results = plain(batch), last(batch.to(memory_format=torch.channels_last))
+    results = logits_of(plain, batch), logits_of(last, batch.to(memory_format=torch.channels_last))
     assert torch.allclose(*results, rtol=1e-9, atol=1e-9)
     for result in results:
         result.square().sum().backward()

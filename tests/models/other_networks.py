@@ -8,14 +8,16 @@ from collections.abc import Collection
 from dmltrain import models
 from dmltrain.errors import UserError
 from dmltrain.layers import Network
+from tests.models.changed import without_dropout
 from tests.models.mxnet_graphs import HELD
 
+SLOW = {"caffe-alexnet", "caffe-googlenet", "keras-resnet"}  # seconds for a batch, even of their smallest images
 SHAPES = ((3, 28, 28), (3, 64, 64), (3, 224, 224))  # the smallest that a network takes is used
 
 
 def other_networks(chosen: Collection[str]) -> dict[str, Network]:
-    """Name -> network, each with its usual depth."""
-    return {name: _smallest(name) for name in models.NETWORKS if name not in {*chosen, *HELD}}
+    """Name -> network, each with its usual depth, without dropout."""
+    return {name: without_dropout(_smallest(name)) for name in models.NETWORKS if name not in {*chosen, *HELD}}
 
 
 def _smallest(name: str) -> Network:

@@ -1,0 +1,28 @@
+"""Networks with other layers in place of some, so that two runs can be compared."""
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+
+from dmltrain.layers import Chain, Dropout, Layer, LocalResponseNorm, Network
+
+
+def without_dropout(network: Network) -> Network:
+    """The same network with dropout of rate 0."""
+    return _changed(network, lambda layer: replace(layer, rate=0.0) if isinstance(layer, Dropout) else layer)
+
+
+def without_response_norm(network: Network) -> Network:
+    """The same network with the identity for local response normalisation."""
+    return _changed(network, lambda layer: Chain() if isinstance(layer, LocalResponseNorm) else layer)
+
+
+def _changed(network: Network, change: Callable[[Layer], Layer]) -> Network:
+    def below(value: object) -> object:
+        if isinstance(value, tuple):
+            return tuple(map(below, value))
+        if not isinstance(value, Layer):
+            return value
+        found = {each.name: getattr(value, each.name) for each in fields(value)}
+        return change(replace(value, **{name: below(each) for name, each in found.items()}))
+
+    return replace(network, root=below(network.root))

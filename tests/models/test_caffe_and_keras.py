@@ -1,0 +1,157 @@
+"""Caffe's and Keras' networks: counts, shapes, and how their arrays start and learn."""
+
+import numpy as np
+import pytest
+
+from dmltrain import initial, models
+from dmltrain.errors import UserError
+from dmltrain.layers import BatchNorm, Conv, LocalResponseNorm
+
+LARGE = (3, 224, 224)
+
+
+def usual(name):
+    row = models.NETWORKS[name]
+    return models.create(name, None, row.num_classes, row.image_shape)
+
+
+def shapes(network):
+    return {step.layer.name: step.output_shape for step in network.steps if step.layer.name}
+
+
+def starts(network):
+    """Array -> (smallest, largest) first value."""
+    return {name: (values.min(), values.max()) for name, values in initial.each_first_value(network, 0)}
+
+
+@pytest.mark.parametrize(
+    "name, count",
+    [
+        ("caffe-alexnet", 60_965_224),  # of BVLC's caffemodels
+        ("caffe-googlenet", 13_378_280),
+        ("keras-mnist", 1_199_882),  # of Keras' model.summary()
+        ("keras-resnet", 23_547_402),  # trainable ones
+    ],
+)
+def test_counts_are_their_authors(name, count):
+    assert usual(name).num_parameters == count
+
+
+# -- Caffe -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size, first", [(227, 55), (224, 54)])
+def test_alexnet_ends_in_six_pixels_for_both_crops(size, first):
+    network = models.create("caffe-alexnet", None, 1000, (3, size, size))
+    found = [shapes(network)[name] for name in ("conv1", "pool1", "pool2", "pool5")]
+    assert found == [(96, first, first), (96, 27, 27), (256, 13, 13), (256, 6, 6)]
+
+
+def test_googlenets_poolings_round_up():
+    found = shapes(usual("caffe-googlenet"))
+    names = ("conv1_7x7_s2", *(f"pool{number}_3x3_s2" for number in (1, 2, 3, 4)), "pool5_7x7_s1")
+    assert [found[name][1] for name in names] == [112, 56, 28, 14, 7, 1]
+    assert (found["loss1_ave_pool"], found["loss2_ave_pool"]) == ((512, 4, 4), (528, 4, 4))
+
+
+def test_googlenets_auxiliary_classifiers():
+    network = usual("caffe-googlenet")
+    assert [(each.name, each.weight) for each in network.auxiliary_outputs] == [("loss1", 0.3), ("loss2", 0.3)]
+    names = [each.name for each in network.parameters()]
+    for classifier, block in (("loss1", "4a"), ("loss2", "4d")):
+        assert names[names.index(f"{classifier}_conv_weight") - 1] == f"inception_{block}_pool_proj_bias"
+    heads = [each.size for each in network.parameters() if each.name.startswith(("loss1", "loss2"))]
+    assert network.num_parameters - sum(heads) == 6_998_552
+
+
+@pytest.mark.parametrize("name", ["caffe-alexnet", "caffe-googlenet"])
+def test_caffes_biases_learn_twice_as_fast_and_do_not_decay(name):
+    for each in usual(name).parameters():
+        expected = (2.0, 0.0) if each.kind == "bias" else (1.0, 1.0)
+        assert (each.lr_mult, each.wd_mult) == expected, each.name
+
+
+@pytest.mark.parametrize("name", ["caffe-alexnet", "caffe-googlenet"])
+def test_caffes_response_norm(name):
+    norms = [step.layer for step in usual(name).steps if isinstance(step.layer, LocalResponseNorm)]
+    assert [(each.size, each.alpha, each.beta, each.offset) for each in norms] == [(5, 1e-4, 0.75, 1.0)] * 2
+
+
+def test_alexnets_fillers():
+    network = models.create("caffe-alexnet", None, 10, (3, 67, 67))
+    found = starts(network)
+    biases = {name.removesuffix("_bias"): low for name, (low, high) in found.items() if name.endswith("_bias")}
+    tenths = {"conv2", "conv4", "conv5", "fc6", "fc7"}
+    assert biases == {name: np.float32(0.1 if name in tenths else 0) for name in biases} and len(biases) == 8
+    arrays = initial.first_values(network, 0)
+    deviations = {name: values.std() for name, values in arrays.items() if name.endswith("_weight")}
+    for name, deviation in deviations.items():
+        assert deviation == pytest.approx(0.005 if name in ("fc6_weight", "fc7_weight") else 0.01, rel=0.03), name
+
+
+def test_googlenets_fillers():
+    network = models.create("caffe-googlenet", None, 10, LARGE)
+    found = starts(network)
+    for each in network.parameters():
+        low, high = found[each.name]
+        if each.kind == "bias":
+            assert low == high == np.float32(0 if "classifier" in each.name else 0.2), each.name
+        else:
+            limit = (3 / np.prod(each.shape[1:])) ** 0.5
+            assert 0.97 * limit < high < limit and -limit < low < -0.97 * limit, each.name
+
+
+# -- Keras -------------------------------------------------------------------------------------------------------------
+
+
+def test_keras_resnet_shrinks_small_images_at_once():
+    found = shapes(usual("keras-resnet"))
+    names = ("conv0", "pooling0", *(f"stage{number}_unit3_conv3" for number in (1, 2, 3, 4)))
+    assert [found[name] for name in names] == [
+        (64, 16, 16),
+        (64, 7, 7),
+        (256, 7, 7),
+        (512, 4, 4),
+        (1024, 2, 2),
+        (2048, 1, 1),
+    ]
+
+
+@pytest.mark.parametrize("depth, stages", [(50, "1234"), (18, "234")])
+def test_keras_resnet_projects_only_where_shapes_differ(depth, stages):
+    network = models.create("keras-resnet", depth, 10, (3, 32, 32))
+    names = [each.name for each in network.parameters()]
+    assert [name for name in names if name.endswith("sc_weight")] == [f"stage{n}_unit1_sc_weight" for n in stages]
+    assert "stage1_unit1_bn1_gamma" not in names and "stage1_unit2_bn1_gamma" in names
+    assert all(step.layer.bias for step in network.steps if isinstance(step.layer, Conv))
+
+
+def test_only_convolutions_decay_in_keras_resnet():
+    decaying = {each.name for each in usual("keras-resnet").parameters() if each.wd_mult}
+    convolutions = {f"{step.layer.name}_weight" for step in usual("keras-resnet").steps if isinstance(step.layer, Conv)}
+    assert decaying == convolutions
+
+
+def test_keras_resnets_stride_is_that_of_the_first_convolution():
+    strided = [
+        s.layer.name for s in usual("keras-resnet").steps if isinstance(s.layer, Conv) and s.layer.stride != (1, 1)
+    ]
+    stages = [f"stage{number}_unit1" for number in (2, 3, 4)]
+    assert strided == ["conv0", *(f"{stage}_{name}" for stage in stages for name in ("sc", "conv1"))]
+
+
+def test_keras_resnets_batch_norms_are_keras():
+    norms = [step.layer for step in usual("keras-resnet").steps if isinstance(step.layer, BatchNorm)]
+    assert {(norm.epsilon, norm.momentum, norm.fixed_scale) for norm in norms} == {(1e-3, 0.99, False)}
+
+
+def test_another_depth_of_keras_resnet_is_refused():
+    with pytest.raises(UserError, match="no keras-resnet of 20 layers; valid depths: 18, 34, 50, 101, 152"):
+        models.create("keras-resnet", 20, 10, (3, 32, 32))
+
+
+def test_keras_mnist_starts_as_glorot_uniform():
+    arrays = initial.first_values(usual("keras-mnist"), 0)
+    limit = (6 / (64 * 12 * 12 + 128)) ** 0.5
+    assert np.abs(arrays["fc1_weight"]).max() == pytest.approx(limit, rel=1e-3)
+    assert np.abs(arrays["conv2_weight"]).max() == pytest.approx((6 / (9 * (32 + 64))) ** 0.5, rel=1e-3)
