@@ -75,6 +75,7 @@ NETWORKS = {
     "response-norm": RESPONSE_NORM,
     "mlp": models.create("mlp", image_shape=(1, 28, 28)),
     "lenet": models.create("lenet", image_shape=(1, 28, 28)),
+    "lenet-stn": models.create("lenet", image_shape=(1, 28, 28), add_stn=True),
     "inception": models.create("inception-bn-28-small"),
     "inception-32": models.create("inception-bn-28-small", image_shape=(3, 32, 32)),
     "resnet-20": models.create("resnet", 20),
@@ -112,9 +113,12 @@ def wild_arrays(network, dtype):
 
     def values(each):
         if each.kind == "weight":
-            return draw.randn(*each.shape) * np.sqrt(2 / np.prod(each.shape[1:]))
+            small = 0.1 if each.initial == layers.Constant(0.0) else 1.0  # a spatial transformer must see the image
+            return draw.randn(*each.shape) * np.sqrt(2 / np.prod(each.shape[1:])) * small
         if each.kind in ("gamma", "moving_var"):
             return draw.rand(*each.shape) + 0.5
+        if isinstance(each.initial, layers.Exactly):
+            return draw.randn(*each.shape) * 0.1 + each.initial.values
         return draw.randn(*each.shape) * 0.1
 
     return {each.name: values(each).astype(dtype) for each in (*network.parameters(), *network.auxiliary())}

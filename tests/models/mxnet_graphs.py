@@ -28,6 +28,7 @@ class Graph:
     pixels: int = 28
     images: int = 4
     seed: int = 3  # of the images
+    undone: str = "none"  # pattern of betas that a later batch norm undoes: no ReLU and no padding is in between
     quick: bool = False  # a second or less
 
     def ours(self, num_classes: int, image_shape: tuple[int, int, int]) -> Network:
@@ -49,9 +50,9 @@ GRAPHS = (
     Graph("inception-bn", "inception-bn", pixels=224, images=1),
     Graph("inception-v3", "inception-v3", pixels=299, images=1),
     Graph("inception-v4", "inception-v4", pixels=299, images=1),
-    Graph("inception-resnet-v2", "inception-resnet-v2", pixels=299, images=1),
+    Graph("inception-resnet-v2", "inception-resnet-v2", pixels=107, images=2, undone="batchnorm242_beta"),
     Graph("mobilenet", "mobilenet", pixels=224, images=1),
-    Graph("mobilenetv2", "mobilenetv2", pixels=224, images=1),
+    Graph("mobilenetv2", "mobilenetv2", pixels=64, undone=".*linear-batchnorm_beta"),
     Graph("vgg-16", "vgg", 16, pixels=32),
     Graph("vgg-11-bn", "vgg", 11, {"batch_norm": True}, pixels=32),
 )
