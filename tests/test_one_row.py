@@ -223,7 +223,7 @@ def test_the_documentations_tables_have_them(tree):
     )
     shown = run(tree, "-c", program)
     for words in (
-        "('`newnet`', 'A network of one layer', '', '', '1x4x4', '51')",
+        "('`newnet`', 'A network of one layer', '', '', '1x4x4', '51', '')",
         "('`newdata`', 'Three classes of grey images, each of one brightness')",
         "('`newopt`', 'the sign of the gradient, with a class of its own', '`Signs`, of our own', '', '')",
         "('`24bit`', '7', '3n', 'The upper three bytes')",

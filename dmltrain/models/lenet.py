@@ -1,5 +1,5 @@
 """LeNet with tanh and max pooling, as MXNet builds it (example/image-classification/symbols/lenet.py), after
-LeCun, Bottou, Bengio and Haffner, "Gradient-based learning applied to document recognition", Proc. IEEE 1998.
+LeCun, Bottou, Bengio and Haffner, "Gradient-based learning applied to document recognition", 1998.
 
 With `add_stn` a spatial transformer comes first (Jaderberg et al. 2015). It starts as the identity and learns with a
 hundredth of the learning rate. (The identity is what MXNet's initialisers once gave to layers named stn_loc. MXNet

@@ -94,18 +94,12 @@ def _whole(row: optimizers.Torch) -> str:
 
 
 def _networks() -> Rows:
-    yield "`--network`", "what it is", "`--num-layers`", "its own options", "usual images", "parameters"
+    yield "`--network`", "what it is", "`--num-layers`", "its own options", "usual images", "parameters", "sources"
     for name, row in models.NETWORKS.items():
         usual = models.create(name, None, row.num_classes, row.image_shape)
         own = _code(flag(option) for option in row.options)
-        yield (
-            f"`{name}`",
-            _about(row),
-            row.depths,
-            own,
-            "x".join(map(str, row.image_shape)),
-            f"{usual.num_parameters:,}",
-        )
+        size, parameters = "x".join(map(str, row.image_shape)), f"{usual.num_parameters:,}"
+        yield f"`{name}`", _about(row), row.depths, own, size, parameters, _sources(row)
 
 
 def _augmentation() -> Rows:
@@ -148,10 +142,21 @@ def _described(table: dict[str, Any]) -> Rows:
 
 
 def _about(row: Any) -> str:
-    """What the module says first in which a row is defined, or the function or class that it holds; no sources."""
+    """What the row's module says first; no sources."""
+    return re.split(r",? \(|, after ", _sentence(_module(row).__doc__))[0]
+
+
+def _module(row: Any) -> Any:
+    """The module in which a row is defined, or the function or class that it holds."""
     held = (row, *getattr(row, "__dict__", {}).values())
-    module = inspect.getmodule(next(each for each in held if inspect.isroutine(each) or inspect.isclass(each)))
-    return re.split(r",? \(|, after ", _sentence(module.__doc__))[0]
+    return inspect.getmodule(next(each for each in held if inspect.isroutine(each) or inspect.isclass(each)))
+
+
+def _sources(row: Any) -> str:
+    """The file that the module's first sentence has in parentheses, and the paper that it names behind "after"."""
+    words = _sentence(_module(row).__doc__)
+    found = re.search(r"\(([^()]+/[^()]+)\)", words), re.search(r", after (.*)", words)
+    return "; ".join(each[1] for each in found if each)
 
 
 def _sentence(text: str | None) -> str:
