@@ -141,6 +141,21 @@ def test_float16_is_refused_by_mxnet_itself_on_cpus():
         block(mx.nd.ones((1, *SMALL.input_shape))).asnumpy()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_graph_has_the_multipliers_that_are_not_usual(dtype):
+    slow, still = layers.Rule(lr_mult=0.5), layers.Rule(wd_mult=0.0)
+    norm = BatchNorm("bn", fixed_scale=False, gamma_rule=still, beta_rule=layers.Rule(lr_mult=2, wd_mult=1))
+    root = chain(Conv("conv", 4, weight_rule=slow), norm, Flatten(), Dense("fc", 3, bias_rule=slow), Dense("last", 3))
+    found = mxnet_layers.symbol(Network("n", root, (2, 3, 3), 3), dtype).attr_dict()
+    given = {name: {key: text for key, text in each.items() if key.endswith("_mult__")} for name, each in found.items()}
+    assert {name: each for name, each in given.items() if each} == {
+        "conv_weight": {"__lr_mult__": "0.5"},
+        "bn_gamma": {"__wd_mult__": "0.0"},
+        "bn_beta": {"__lr_mult__": "2", "__wd_mult__": "1"},
+        "fc_bias": {"__lr_mult__": "0.5"},
+    }
+
+
 def test_a_layer_without_an_operator_is_named():
     class Unsupported(Layer):
         pass

@@ -15,7 +15,7 @@ that chooses this order. Taking the slice of all images after LRN puts it into t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import singledispatch
 from typing import Any
@@ -107,7 +107,8 @@ def _(layer: layers.Dense, x: Symbol, graph: _Graph) -> Symbol:
 @_emit.register
 def _(layer: layers.BatchNorm, x: Symbol, graph: _Graph) -> Symbol:
     options = {"eps": layer.epsilon, "momentum": layer.momentum, "fix_gamma": layer.fixed_scale}
-    return mx.sym.BatchNorm(x, **_named(layer), **options)
+    arrays = _variables(layer, {"gamma": layer.gamma_rule, "beta": layer.beta_rule})
+    return mx.sym.BatchNorm(x, **_named(layer), **arrays, **options)
 
 
 @_emit.register
@@ -202,13 +203,23 @@ def _rounded(
     operator: Callable[..., Symbol], layer: layers.Conv | layers.Dense, x: Symbol, dtype: Dtype, **options: Any
 ) -> Symbol:
     """The operator on inputs and weights rounded to `dtype`, with a float32 result."""
+    rules = {"weight": layer.weight_rule, **({"bias": layer.bias_rule} if layer.bias else {})}
     if dtype is None:
-        return operator(x, name=layer.name, **options)
-    kinds = ("weight", "bias") if layer.bias else ("weight",)
-    arrays = {kind: mx.sym.Variable(f"{layer.name}_{kind}", dtype="float32") for kind in kinds}
+        return operator(x, name=layer.name, **_variables(layer, rules), **options)
+    arrays = _variables(layer, rules, dtype="float32")
     arrays = {kind: mx.sym.amp_cast(array, dtype=dtype) for kind, array in arrays.items()}
     result = operator(mx.sym.amp_cast(x, dtype=dtype), name=layer.name, **arrays, **options)
     return mx.sym.amp_cast(result, dtype="float32")
+
+
+def _variables(layer: layers.Layer, rules: Mapping[str, layers.Rule], **options: Any) -> dict[str, Symbol]:
+    """The layer's arrays by their kinds, with the multipliers for MXNet's own programs."""
+
+    def variable(kind: str, rule: layers.Rule) -> Symbol:
+        multipliers = {"lr_mult": None if rule.lr_mult == 1.0 else rule.lr_mult, "wd_mult": rule.wd_mult}
+        return mx.sym.Variable(f"{layer.name}_{kind}", **multipliers, **options)
+
+    return {kind: variable(kind, rule) for kind, rule in rules.items()}
 
 
 def _named(layer: layers.Layer) -> dict[str, str]:
