@@ -84,6 +84,7 @@ setup(
             "dmltrain-job = launch.cli:job_main",
             "dmltrain-completion = launch.commands.completion:main",
             "dmltrain-parse = dmltrain.report.cli:main",
+            "dmltrain-data = dmltrain.data_command.cli:main",
         ]
     },
     classifiers=[

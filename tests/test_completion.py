@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from dmltrain.data_command.cli import VERBS as DATA_VERBS
 from launch.command_line.job_options import VERBS
 from launch.command_line.options import OPTIONS, Option
 from launch.commands.completion import choices, commands
@@ -26,8 +27,9 @@ ENTRY = {
     "job": "launch.cli:job_main",
     "completion": "launch.commands.completion:main",
     "parse": "dmltrain.report.cli:main",
+    "data": "dmltrain.data_command.cli:main",
 }
-VERBS_HERE = ["check", "completion", "job", "launch", "mute", "parse", "zoom"]
+VERBS_HERE = ["check", "completion", "data", "job", "launch", "mute", "parse", "zoom"]
 PLUGIN = """#!/bin/sh
 [ "$1" = --help ] || { echo "$*" > said; exit; }
 echo 'usage: dmltrain-zoom [options] PICTURE'
@@ -79,6 +81,8 @@ OFFERED = [
     (["dmltrain", "check", "--kil"], []),
     (["dmltrain", "parse", "--format", "m"], ["markdown"]),
     (["dmltrain", "parse", "--fo"], ["--format"]),
+    (["dmltrain", "data", "pa"], ["pack", "partition"]),
+    (["dmltrain", "data", "pack", "--resi"], ["--resize"]),
     (["dmltrain", "completion", ""], ["bash", "zsh"]),
     (["dmltrain", "job", ""], ["ls", "ps", "logs", "kill"]),
     (["dmltrain", "job", "-"], ["-h", "--help", "--version"]),
@@ -140,7 +144,8 @@ def test_all_options_of_the_tables_are_known(folder):
         return {name: row.value for row in rows for name in row.names}
 
     assert found["launch"].options == of(list(OPTIONS))
-    assert {f"job {verb}" for verb in VERBS} == {words for words in found if " " in words}
+    assert {f"job {verb}" for verb in VERBS} == {words for words in found if words.startswith("job ")}
+    assert {f"data {verb}" for verb in DATA_VERBS} == {words for words in found if words.startswith("data ")}
     for verb, row in VERBS.items():
         named = [option for option in OPTIONS if set(option.names) & {*row.options, "--help"}]
         assert found[f"job {verb}"].options == of(named)

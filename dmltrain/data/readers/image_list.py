@@ -36,7 +36,7 @@ class ListReader:
 
     def read(self, index: int) -> Record:
         try:
-            labels, path = self._line(index)
+            _, labels, path = self._line(index)
             return Record(labels, image_file.read(path))
         except Damaged as error:
             raise UserError(f"{self.where(index)}: {error}") from None
@@ -44,10 +44,16 @@ class ListReader:
     def where(self, index: int) -> str:
         offset = int(self._starts[index])
         try:
-            shown = os.path.relpath(self._line(index)[1], os.fsencode(self._root)).decode(errors="replace")
+            shown = os.path.relpath(self._line(index)[2], os.fsencode(self._root)).decode(errors="replace")
         except Damaged:
             return f"{self._path}: record {index} (offset {offset})"
         return f"{self._path}: record {index} (offset {offset}, {shown} in {self._root})"
+
+    def number(self, index: int) -> int:
+        try:
+            return self._line(index)[0]
+        except Damaged as error:
+            raise UserError(f"{self.where(index)}: {error}") from None
 
     def digest(self) -> str:
         """sha256 of the list, and the sizes of some files."""
@@ -63,26 +69,26 @@ class ListReader:
         found = []
         for index in sampled.places(len(self)):
             try:
-                found.append(image_file.size(self._line(index)[1]))
+                found.append(image_file.size(self._line(index)[2]))
             except Damaged as error:
                 raise UserError(
                     f"{self.where(index)}: {error}; is {self._root} the folder that the paths in the list start from?"
                 ) from None
         return found
 
-    def _line(self, index: int) -> tuple[Array, bytes]:
-        """Labels and path of the image."""
+    def _line(self, index: int) -> tuple[int, Array, bytes]:
+        """Number, labels and path of the image."""
         start = int(self._starts[index])
         line = self._file.read(start, int(self._starts[index + 1]) - start).strip()
         fields = [field.strip() for field in line.split(b"\t")]
         try:
-            int(fields[0])
+            number = int(fields[0])
             labels = np.array([float(label) for label in fields[1:-1]], np.float32)
             if not labels.size or not fields[-1] or b"\0" in line:
                 raise ValueError
         except ValueError:
             raise Damaged(f"{line[:60]!r}, expected number, label and path with tabs between") from None
-        return labels, os.path.join(os.fsencode(self._root), fields[-1])
+        return number, labels, os.path.join(os.fsencode(self._root), fields[-1])
 
 
 def open_list(source: Source) -> ListReader:

@@ -33,6 +33,9 @@ class Reader(Protocol):
     def where(self, index: int) -> str:
         """The record's place for messages: "train.rec: record 17 (key 42, offset 123456)"."""
 
+    def number(self, index: int) -> int:
+        """The record's own number: its key in a .rec, its number in a .lst, else `index`."""
+
     def digest(self) -> str:
         """sha256 of the index in hexadecimal: equal for equal data on two hosts, wherever the files lie."""
 

@@ -33,6 +33,9 @@ class RecordReader:
         offset = int(self._index.offsets[index])
         return f"{self._path}: record {index} (key {self._index.key(index)}, offset {offset})"
 
+    def number(self, index: int) -> int:
+        return self._index.key(index)
+
     def digest(self) -> str:
         return self._index.digest(self._file)
 

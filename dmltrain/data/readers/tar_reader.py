@@ -47,6 +47,9 @@ class TarReader:
             name = f"number {self._index.numbers[index]}"
         return f"{self._path}: record {index} ({name}, offset {offset})"
 
+    def number(self, index: int) -> int:
+        return index
+
     def digest(self) -> str:
         labels = b"" if self._labels is None else self._labels.tobytes()
         return hashlib.sha256(self._index.digest(self._file.size).encode() + labels).hexdigest()

@@ -1,0 +1,88 @@
+"""The program dmltrain-data.
+
+Exit codes: 0 success; 1 `verify` found records that cannot be used; 2 a mistake in the input; 130 interrupted; 141 the
+reader of the output has closed it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import NoReturn
+
+from dmltrain.data_command import index, pack, partition, verify
+from dmltrain.data_command.say import say
+from dmltrain.errors import UserError
+
+# Each module has HELP and EXAMPLES (texts), add_arguments(parser) and run(arguments) -> exit code.
+VERBS: dict[str, ModuleType] = {
+    "pack": pack,
+    "index": index,
+    "verify": verify,
+    "partition": partition,
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that raises instead of exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; returns its exit code."""
+    try:
+        return _run(sys.argv[1:] if argv is None else list(argv))
+    except UserError as error:
+        say(f"error: {error}")
+        return error.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards the rest of the output
+        return 141
+    except OSError as error:
+        say(f"error: {error.filename or 'a file'}: {error.strerror or error}")
+        return 2
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 130
+
+
+def _run(words: Sequence[str]) -> int:
+    if words and words[0] in ("-h", "--help"):
+        print(usage(), end="")
+        return 0
+    if not words or words[0] not in VERBS:
+        found = f"unknown verb {words[0]!r}" if words else "no verb is given"
+        raise UserError(f"{found}: expected one of {', '.join(VERBS)}; see dmltrain-data --help")
+    verb = VERBS[words[0]]
+    code: int = verb.run(parser(words[0]).parse_args(pack.old_values(words[1:])))
+    return code
+
+
+def usage() -> str:
+    rows = "".join(f"  {name:<11} {verb.HELP}\n" for name, verb in VERBS.items())
+    return (
+        "usage: dmltrain-data VERB [options] ...\n\nPacks, checks, divides and shows data sets of images.\n\n"
+        f"verbs:\n{rows}\ndmltrain-data VERB --help prints the options of a verb.\n"
+    )
+
+
+def parser(name: str) -> Parser:
+    """The parser of a verb's arguments."""
+    verb = VERBS[name]
+    made = Parser(
+        prog=f"dmltrain-data {name}",
+        description=verb.HELP[0].upper() + verb.HELP[1:] + ".",
+        epilog=verb.EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verb.add_arguments(made)
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main())

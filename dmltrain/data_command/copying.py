@@ -1,0 +1,118 @@
+"""Copies each worker's part to the worker's host through the system's ssh; an interrupted copy goes on where it ended.
+
+`dmltrain-launch --placement` says on which host each worker will run and how SSH reaches it. The host needs a shell,
+cat, wc and sha256sum. A copy gets its name once its sha256 is that of the file here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from dmltrain.errors import UserError
+
+RANK = "{rank}"
+OTHER = "it arrived with other bytes than it has here"
+NEVER_ASK = ("-o", "BatchMode=yes")
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A file of this machine and its place on a host. port 0: the SSH configuration's."""
+
+    source: Path
+    hostname: str
+    user: str
+    port: int
+    path: str
+    ssh: tuple[str, ...] = ("ssh",)  # the command, such as ssh -F config
+
+    @property
+    def login(self) -> str:
+        return f"{self.user}@{self.hostname}" if self.user else self.hostname
+
+    def __str__(self) -> str:
+        return f"{self.login}:{self.path}"
+
+
+def copies(hosts: str | None, path: str | None, sources: Sequence[Path], ssh: Sequence[str] = ("ssh",)) -> list[Copy]:
+    """The copies of a .rec for each worker, with its .idx. UserError: a mistake in the options or the hosts file."""
+    if hosts is None and path is None:
+        return []
+    if hosts is None or path is None:
+        raise UserError("-H and --to belong together: the hosts, and the path of the part on each")
+    if not path.endswith(".rec") or not path.startswith("/"):
+        raise UserError(f"--to {path}: expected an absolute path that ends in .rec, for example /data/train-{RANK}.rec")
+    workers = [row for row in _placement(hosts, len(sources)) if row["role"] == "worker"]
+    found = [
+        Copy(source, row["hostname"], row["user"], row["port"], path.replace(RANK, str(row["rank"])), tuple(ssh))
+        for source, row in zip(sources, workers, strict=True)
+    ]
+    for rank, copy in enumerate(found):
+        if any((other.hostname, other.path) == (copy.hostname, copy.path) for other in found[:rank]):
+            raise UserError(f"--to {path}: {copy.hostname} has several workers: put {RANK} into the path")
+    return [each for copy in found for each in (copy, _index(copy))]
+
+
+def _index(copy: Copy) -> Copy:
+    return replace(copy, source=copy.source.with_suffix(".idx"), path=copy.path.removesuffix(".rec") + ".idx")
+
+
+def _placement(hosts: str, workers: int) -> list[dict[str, Any]]:
+    command = (*_launcher(), "--placement", "--launcher", "ssh", "-n", str(workers), "-H", hosts, "true")
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(f"-H {hosts}: {done.stderr.strip().removeprefix('dmltrain-launch: ')}")
+    rows: list[dict[str, Any]] = json.loads(done.stdout)
+    return rows
+
+
+def _launcher() -> tuple[str, ...]:
+    beside = Path(sys.argv[0]).with_name("dmltrain-launch")
+    return (str(beside),) if beside.exists() else (sys.executable, "-m", "launch.cli")
+
+
+def copy(each: Copy) -> None:
+    """Copy one file. UserError: it does not arrive."""
+    part, path = shlex.quote(f"{each.path}.part"), shlex.quote(each.path)
+    folder = shlex.quote(str(Path(each.path).parent))
+    there = _run(each, f"mkdir -p {folder} && touch {part} && wc -c < {part}").strip()
+    with each.source.open("rb") as file:
+        digest, size = _digest(file), file.tell()
+        first = int(there) if there.isdecimal() and int(there) <= size else 0
+        file.seek(first)
+        same = f'[ "$(sha256sum < {part})" = "{digest}  -" ]'
+        append = f"cat {'>>' if first else '>'} {part}"
+        _run(
+            each, f"{append} && if {same}; then mv {part} {path}; else rm -f {part}; echo {OTHER} >&2; exit 1; fi", file
+        )
+
+
+def _digest(file: BinaryIO) -> str:
+    digest = hashlib.sha256()
+    while chunk := file.read(1 << 20):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _run(each: Copy, command: str, stdin: BinaryIO | None = None) -> str:
+    """What the command prints on the host."""
+    ssh = (*each.ssh, *NEVER_ASK, *(("-p", str(each.port)) if each.port else ()), "--", each.login, command)
+    try:
+        done = subprocess.run(ssh, stdin=stdin or subprocess.DEVNULL, capture_output=True)
+    except FileNotFoundError:
+        raise UserError(f"{each.ssh[0]} is not installed: install it to copy parts to hosts") from None
+    if done.returncode:
+        reason = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode} of {command}"
+        raise UserError(
+            f"{each}: {reason}; parts are copied as the SSH configuration says and without a password: check "
+            f"`ssh {each.login}`, the disk and the permissions there; then go on with --copy-only"
+        )
+    return done.stdout.decode(errors="replace")

@@ -1,0 +1,112 @@
+"""Packs the records of a reader into a .rec: in parallel, resumable, each image checked before it is written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from dmltrain import whole_file
+from dmltrain.data.readers import Reader, recordio
+from dmltrain.data.readers.record_writer import RecordWriter
+from dmltrain.data_command.ahead import ahead
+from dmltrain.data_command.encode import Encoding, NotEncoded
+from dmltrain.data_command.progress import progress
+from dmltrain.errors import UserError
+
+LARGEST = recordio.MAX_BYTES - (1 << 20)  # bytes of an image: leaves room for the labels
+COMPARED = 1000  # images whose places two runs compare
+
+
+@dataclass(frozen=True)
+class Packed:
+    """One image, ready to be written; `problem` if it cannot be."""
+
+    number: int
+    labels: tuple[float, ...]
+    content: bytes
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Packing:
+    """What to pack, and how. `order`: numbers of the reader's records; pack_label: all labels, not the first only."""
+
+    reader: Reader
+    order: Sequence[int]
+    encoding: Encoding
+    pack_label: bool = False
+
+    def image(self, index: int) -> Packed:
+        """Read and encode one record."""
+        record = self.reader.read(index)
+        labels = tuple(map(float, record.labels if self.pack_label else record.labels[:1]))
+        number = self.reader.number(index)
+        try:
+            content = self.encoding(record.image)
+            if len(content) > LARGEST:
+                raise NotEncoded(f"it has {len(content)} bytes, and a record at most {LARGEST}; make it smaller")
+            return Packed(number, labels, content)
+        except NotEncoded as problem:
+            return Packed(number, labels, b"", f"{self.reader.where(index)}: {problem}")
+
+    def fingerprint(self) -> str:
+        """Equal for two runs of the same images with the same options. Broken images may have been replaced between
+        them, so the images' content does not count."""
+        digest = hashlib.sha256(" ".join(map(str, self.order)).encode())
+        for index in self.order[:: max(1, len(self.order) // COMPARED)]:
+            digest.update(self.reader.where(index).encode("utf-8", "surrogateescape"))
+        return json.dumps({"images": digest.hexdigest(), "pack_label": self.pack_label, **asdict(self.encoding)})
+
+
+def pack(
+    packing: Packing, target: Path, threads: int, skip_broken: int, warn: Callable[[str], None], verb: str = "pack"
+) -> int:
+    """Write `target` (.rec) and its .idx, or go on with what an interrupted run left of them.
+
+    Returns the number of images that were left out. UserError: more than `skip_broken` are broken; what was written
+    stays, so that the next run goes on behind it.
+    """
+    state = target.with_name(target.name + ".part.json")
+    writer = RecordWriter(target, resume=_resumable(state, packing, target))
+    whole_file.write(state, packing.fingerprint().encode())
+    done = set(writer.keys)
+    left = [index for index in packing.order if packing.reader.number(index) not in done] if done else packing.order
+    if done:
+        warn(f"{target}: goes on after {len(done)} images of an interrupted run")
+    broken = 0
+    with progress(f"{verb} {target.name}", len(packing.order), len(done)) as advance:
+        for count, image in enumerate(ahead(packing.image, left, threads), len(done) + 1):
+            if image.problem:
+                broken += 1
+                _allow(image.problem, broken, skip_broken, warn)
+            else:
+                labels = image.labels[0] if len(image.labels) == 1 else image.labels  # as im2rec: one is no vector
+                writer.write(labels, image.number, image.content)
+            advance(count)
+    writer.finish()
+    state.unlink()
+    return broken
+
+
+def _resumable(state: Path, packing: Packing, target: Path) -> bool:
+    """Whether an interrupted run with the same images and options left a part. UserError: with others."""
+    if not state.exists():
+        return False
+    if state.read_text() != packing.fingerprint():
+        raise UserError(
+            f"{target}.part was begun with other images or options: give the same again to go on with it, or delete "
+            f"{target}.part and {state.name} to begin anew"
+        )
+    return target.with_name(target.name + ".part").exists()
+
+
+def _allow(problem: str, broken: int, skip_broken: int, warn: Callable[[str], None]) -> None:
+    if broken > skip_broken:
+        raise UserError(
+            f"{problem}. Replace this image, or leave out up to {broken} such images with --skip-broken {broken}; the "
+            "next run goes on here"
+        )
+    warn(f"left out: {problem}")

@@ -1,0 +1,74 @@
+"""`dmltrain-data verify`: reads and decodes every record, and lists those that a training program could not use."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from dmltrain.data.images.decode import BrokenImage, open_image
+from dmltrain.data.readers import Reader, open_reader
+from dmltrain.data_command.ahead import ahead
+from dmltrain.data_command.progress import progress
+from dmltrain.data_command.say import say
+from dmltrain.errors import UserError
+
+HELP = "decode every record, and list those that cannot be used"
+EXAMPLES = """examples:
+  dmltrain-data verify train.rec val.rec
+  dmltrain-data verify ILSVRC2012_img_train.tar --num-thread 8 > broken.txt
+
+Exit code: 0 if all records can be used, 1 if some cannot.
+"""
+FAULTY = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("data", nargs="+", help="files or folders of images, in any format that the programs read")
+    parser.add_argument("--root", help="folder of the images that a .lst names")
+    parser.add_argument("--devkit", help="ILSVRC2012_devkit_t12.tar.gz or its folder, for ILSVRC2012_img_val.tar")
+    parser.add_argument("--num-classes", type=int, help="labels must be below this number")
+    parser.add_argument("--num-thread", type=int, default=len(os.sched_getaffinity(0)), help="number of threads")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    paths = [Path(path) for path in arguments.data]
+    options = {"root": arguments.root, "devkit": arguments.devkit}
+    return check(paths, arguments.num_thread, arguments.num_classes, **options)
+
+
+def check(paths: Sequence[Path], threads: int, num_classes: int | None = None, **options: str | None) -> int:
+    """Print a line for each record that cannot be used. Returns the exit code."""
+    reader = open_reader(paths, warn=say, **options)
+    if num_classes is None and reader.class_names is not None:
+        num_classes = len(reader.class_names)
+    faulty = 0
+    with progress("verify", len(reader)) as advance:
+        results = ahead(partial(problem, reader, num_classes), range(len(reader)), threads)
+        for count, found in enumerate(results, 1):
+            if found:
+                faulty += 1
+                print(found, flush=True)
+            advance(count)
+    say(f"{len(reader)} records, {faulty} of them cannot be used" if faulty else f"all {len(reader)} records are good")
+    return FAULTY if faulty else 0
+
+
+def problem(reader: Reader, num_classes: int | None, index: int) -> str:
+    """Why this record cannot be used; "" if it can."""
+    try:
+        record = reader.read(index)
+    except UserError as error:
+        return str(error)
+    try:
+        source = open_image(record.image)
+        source.decode(3, source.max_reduction)  # all bytes are read whatever the reduction
+    except BrokenImage as error:
+        return f"{reader.where(index)}: {error}"
+    label = float(record.labels[0])
+    if label != int(label) or label < 0 or (num_classes is not None and label >= num_classes):
+        expected = "a whole number from 0" + ("" if num_classes is None else f" to {num_classes - 1}")
+        return f"{reader.where(index)}: its label is {label:g}, expected {expected}"
+    return ""
