@@ -15,7 +15,19 @@ from dataclasses import replace
 from typing import Any
 
 import dmltrain
-from dmltrain import checkpoint, data, divergence, env, epochs, errors, kvstore, measure, models, record, resume
+from dmltrain import (
+    checkpoint,
+    common_network,
+    data,
+    divergence,
+    env,
+    epochs,
+    errors,
+    kvstore,
+    measure,
+    record,
+    resume,
+)
 from dmltrain.backends.table import BACKENDS
 from dmltrain.data import partition
 from dmltrain.data.dataset import Dataset
@@ -98,9 +110,7 @@ def prepare(options: Options, store: KVStore, command: str) -> Run:
     if options.model_prefix and store.rank == 0:
         checkpoint.prepare(options.model_prefix)
     dataset = load_dataset(options, store)
-    network = models.create(
-        options.network, options.num_layers, dataset.num_classes, dataset.image_shape, **options.network_options
-    )
+    network = common_network.create(options, dataset, store)
     parts = Shared(len(dataset.train), store.num_workers, options.batch_size, len(dataset.train))
     plan = plan_of(options, parts.steps, store.num_workers)
     options, source = resume.chosen(options, plan, store, log)

@@ -145,10 +145,16 @@ def load(source: Path, options: Options, network: Network, store: KVStore, log: 
         content = common_checkpoint.read(source, store, log, weights.read)
         names = graph_file.names_in_files(options.network, network)
         model = weights.fitting(source, weights.read(source, content), network, names)
-        return {"epoch": options.load_epoch, "state": {"model": model}}
+        return {"epoch": options.load_epoch, "state": {"model": model}, "unread": _unread(source)}
     found = backend.decode(common_checkpoint.read(source, store, log))
     checkpoint.check(source, found, identity(options, network))
     return found
+
+
+def _unread(source: Path) -> str:
+    """The file in which MXNet's Module may have saved the optimizer's state: a pickle, which could run code."""
+    states = source.with_suffix(".states")
+    return f" ({states.name} is a pickle, which is not read)" if states.exists() else ""
 
 
 def position(source: Path, found: Mapping[str, Any], plan: Plan) -> Position:
@@ -166,7 +172,7 @@ def position(source: Path, found: Mapping[str, Any], plan: Plan) -> Position:
 def report(log: Logger, found: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Log what was loaded, and which circumstances differ from this run's (`now`)."""
     if "circumstances" not in found:  # MXNet's file
-        log.info("Loaded weights of epoch %d; the optimizer starts afresh", found["epoch"])
+        log.info("Loaded weights of epoch %d; the optimizer starts afresh%s", found["epoch"], found["unread"])
         return
     before = found["circumstances"]
     before = {"macrobatch_size": 0, **before}  # 0.4 has none

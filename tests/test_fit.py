@@ -202,6 +202,9 @@ def test_a_run_continues_from_the_weights_of_an_old_mxnet_job(run, tmp_path):
         (tmp_path / "m-0003.params").unlink(missing_ok=True)
         text = run("--backend", backend, *words, *RESNET, "--load-epoch", 2, code=2).text
         assert "m-0002.params belong to another network than resnet-8: " in text
+    (tmp_path / "m-0002.states").write_bytes(b"a pickle")
+    text = run(*words, "--num-epochs", 2, "--load-epoch", 2).text
+    assert "the optimizer starts afresh (m-0002.states is a pickle, which is not read)\n" in text
     (tmp_path / "m-0004.params").write_bytes(b"noise")
     text = run(*words, "--load-epoch", 4, code=2).text
     assert "cannot read the weights" in text and "m-0004.params" in text

@@ -1,0 +1,36 @@
+"""The network that all workers train. If it is in a file, each rebuilds it from its own copy, and all must agree."""
+
+from __future__ import annotations
+
+import hashlib
+
+from dmltrain import agreement, models
+from dmltrain.data.dataset import Dataset
+from dmltrain.errors import UserError
+from dmltrain.kvstore import KVStore
+from dmltrain.layers import Network
+from dmltrain.models import graph_file
+from dmltrain.options import Options
+
+
+def create(options: Options, dataset: Dataset, store: KVStore) -> Network:
+    """The network of the options for the data set's images and classes. Every worker must call this. Raises UserError,
+    on all workers if one of them has another graph."""
+    network = models.create(
+        options.network, options.num_layers, dataset.num_classes, dataset.image_shape, **options.network_options
+    )
+    if graph_file.is_graph(options.network):
+        check(options.network, network, store)
+    return network
+
+
+def check(source: str, network: Network, store: KVStore) -> None:
+    """Raise UserError on all workers if one of them has another network."""
+    digest = hashlib.sha256(repr(network).encode()).hexdigest()  # of all layers, their options and the images' shape
+    table = agreement.rows(store, "network", agreement.words(digest))
+    others = agreement.different(table)
+    if others:
+        raise UserError(
+            f"--network {source}: {agreement.named(others)} rebuilt another network than worker 0 from this file: look "
+            f"at {agreement.suspects(table, others)}, and copy the right file to all hosts"
+        )
