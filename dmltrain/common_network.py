@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 from dmltrain import agreement, models
-from dmltrain.data.dataset import Dataset
 from dmltrain.errors import UserError
 from dmltrain.kvstore import KVStore
-from dmltrain.layers import Network
+from dmltrain.layers import INITIALISERS, Network
 from dmltrain.models import graph_file
 from dmltrain.options import Options
 
 
-def create(options: Options, dataset: Dataset, store: KVStore) -> Network:
-    """The network of the options for the data set's images and classes. Every worker must call this. Raises UserError,
-    on all workers if one of them has another graph."""
-    network = models.create(
-        options.network, options.num_layers, dataset.num_classes, dataset.image_shape, **options.network_options
-    )
+def create(options: Options, num_classes: int | None, image_shape: tuple[int, int, int], store: KVStore) -> Network:
+    """The network of the options; `num_classes` None: as many as its graph has, or as usual. Every worker must call
+    this. Raises UserError, on all workers if one of them has another graph."""
+    network = models.create(options.network, options.num_layers, num_classes, image_shape, **options.network_options)
     if graph_file.is_graph(options.network):
         check(options.network, network, store)
-    return network
+    initialiser = INITIALISERS[options.initializer]
+    return replace(network, initialiser=initialiser) if initialiser else network
 
 
 def check(source: str, network: Network, store: KVStore) -> None:

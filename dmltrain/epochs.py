@@ -10,11 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
-from dmltrain import communication, divergence, monitor, record, resume
-from dmltrain.data import partition
-from dmltrain.data.batches import EvalBatches, TrainBatches
+from dmltrain import communication, divergence, evaluation, monitor, record, resume
+from dmltrain.data.batches import TrainBatches
 from dmltrain.meter import Meter
 from dmltrain.metric import Sums
 from dmltrain.plan import Position
@@ -145,13 +142,8 @@ def validate(run: Run, epoch: int) -> None:
 
 
 def evaluated(run: Run) -> Sums:
-    """The sums over the whole validation set: each worker evaluates its part, all workers get the total."""
-    dataset, store = run.dataset, run.store
-    shard = partition.validation_shard(len(dataset.validation), store.rank, store.num_workers)
-    for batch in EvalBatches(dataset.validation, shard, run.options.batch_size):
-        run.trainer.evaluate(batch.images, batch.labels)
-    counted = run.trainer.take_sums()
-    return Sums.of(store.all_reduce("validation", np.array(counted.values())))
+    """The sums over the whole validation set."""
+    return evaluation.evaluated(run.trainer, run.dataset.validation, run.store, run.options.batch_size)
 
 
 def log_validation(run: Run, iteration: int, sums: Sums) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from dmltrain import (
     env,
     epochs,
     errors,
+    fine_tuning,
     kvstore,
     measure,
     record,
@@ -49,14 +50,23 @@ def main(
     defaults: Mapping[str, Any] | None = None,
 ) -> int:
     """Run a training program and return its exit code. `defaults` replace defaults of `Options`, by field name."""
-    argv = sys.argv[1:] if argv is None else list(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
     prog = prog or os.path.basename(sys.argv[0])
-    try:
-        options = parse(argv, prog, description, defaults)
+
+    def run() -> None:
+        options = parse(words, prog, description, defaults)
         if seconds := env.measure_seconds():
             print(measure.line(options, seconds), flush=True)
-            return 0
-        train(options, shlex.join([sys.argv[0], *argv]))
+        else:
+            train(options, shlex.join([sys.argv[0], *words]))
+
+    return exit_code(prog, run)
+
+
+def exit_code(prog: str, run: Callable[[], None]) -> int:
+    """Run a program. The exit code says how it ended; the user's mistakes and a lost job are explained in one line."""
+    try:
+        run()
     except (UserError, JobLost, Diverged) as error:
         print(f"{prog}: error: {error}", file=sys.stderr, flush=True)
         return errors.ended(error.exit_code)
@@ -110,14 +120,18 @@ def prepare(options: Options, store: KVStore, command: str) -> Run:
     if options.model_prefix and store.rank == 0:
         checkpoint.prepare(options.model_prefix)
     dataset = load_dataset(options, store)
-    network = common_network.create(options, dataset, store)
+    classes = None if options.pretrained_model else dataset.num_classes
+    network = common_network.create(options, classes, dataset.image_shape, store)
+    tuned = fine_tuning.build(options, network, dataset.num_classes) if options.pretrained_model else None
+    network = tuned.network if tuned else network
     parts = Shared(len(dataset.train), store.num_workers, options.batch_size, len(dataset.train))
     plan = plan_of(options, parts.steps, store.num_workers)
     options, source = resume.chosen(options, plan, store, log)
     found = resume.load(source, options, network, store, log) if source else None
-    trainer = BACKENDS[options.backend].trainer(
-        network, options, store, found and found["state"], dataset.normalisation
-    )
+    state = found and found["state"]
+    if tuned and not state:
+        state = {"model": fine_tuning.weights(options, tuned, store, log)}
+    trainer = BACKENDS[options.backend].trainer(network, options, store, state, dataset.normalisation)
     resume.check_all_save(options, store)
     start = resume.position(source, found, plan) if source and found else Position(0)
     run = Run(options, store, log, network, dataset, trainer, schedule_of(options, plan), parts, plan, start)

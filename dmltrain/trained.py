@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from logging import Logger
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dmltrain import checkpoint
+from dmltrain import agreement, checkpoint, common_checkpoint
 from dmltrain.arrays import Array
 from dmltrain.backends.table import BACKENDS
 from dmltrain.errors import UserError
+from dmltrain.kvstore import KVStore
 from dmltrain.mxnet_files import weights
+
+LONGEST_ENDING = 64  # of a checkpoint's file name, after the prefix
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,12 +39,18 @@ def find(prefix: str, epoch: int | None = None) -> Path:
     the same epoch. Raises UserError if there is none."""
     saved = checkpoint.Saved(epoch or 0)
     if epoch is None:
-        saved, damaged = checkpoint.last(prefix, checkpoint.SUFFIXES, weights.read)
+        saved, damaged = checkpoint.last(prefix, checkpoint.SUFFIXES, _readable)
         if saved == checkpoint.Saved(0):
             found = "; ".join(damaged) or f"there is no {prefix}-0001.pt, .npz, .params or a later one"
             raise UserError(f"no checkpoint of {prefix} is whole: {found}")
     sources = [checkpoint.path(prefix, saved.epoch, suffix, saved.iteration) for suffix in checkpoint.SUFFIXES]
     return next((source for source in sources if source.exists()), sources[0])
+
+
+def _readable(source: Path) -> None:
+    """Raise UserError for a damaged file of MXNet, which no digest may have shown."""
+    if source.suffix == weights.SUFFIX:
+        weights.read(source)
 
 
 def load(source: Path, content: bytes | None = None, names: Mapping[str, str] = weights.NO_OTHER_NAMES) -> Trained:
@@ -55,6 +65,20 @@ def load(source: Path, content: bytes | None = None, names: Mapping[str, str] = 
     checkpoint.check(source, found, {})
     said = {name: found.get(name) for name in ("network", "num_layers", "num_classes", "image_shape")}
     return Trained(source, _float32(found["state"]["model"]), said)
+
+
+def shared(
+    prefix: str, epoch: int | None, store: KVStore, log: Logger, names: Mapping[str, str] = weights.NO_OTHER_NAMES
+) -> Trained:
+    """The weights of worker 0's choice, on all workers; those without the file take worker 0's copy. Every worker must
+    call this. Raises UserError, JobLost."""
+    ending = b""
+    if store.rank == 0:
+        ending = find(prefix, epoch).name.removeprefix(Path(prefix).name).encode()
+    table = agreement.rows(store, "name of a checkpoint", list(ending.ljust(LONGEST_ENDING)))
+    source = Path(prefix + bytes(table[0].astype(int).tolist()).decode().strip())
+    content = common_checkpoint.read(source, store, log, _readable)
+    return load(source, content, names)
 
 
 def _float32(arrays: Mapping[str, Any]) -> dict[str, Array]:

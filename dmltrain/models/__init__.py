@@ -61,20 +61,22 @@ NETWORKS: dict[str, Architecture] = {
 def create(
     name: str,
     num_layers: int | None = None,
-    num_classes: int = 10,
+    num_classes: int | None = 10,
     image_shape: tuple[int, int, int] = (3, 28, 28),
     **options: Any,
 ) -> Network:
     """The network of that name for images of `image_shape` (channels, height, width).
 
-    `num_layers` selects the depth of a network with several depths; `options` are the network's own
-    (`batch_norm=True`). Raises UserError for an unknown network, an option that the network does not have, an invalid
-    depth or value, or an image shape that does not fit the network.
+    `num_layers` selects the depth of a network with several depths; `num_classes` None means the usual number, or the
+    graph's; `options` are the network's own (`batch_norm=True`). Raises UserError for an unknown network, an option
+    that the network does not have, an invalid depth or value, or an image shape that does not fit the network.
     """
     if graph_file.is_graph(name):
         return graph_file.build(name, num_layers, num_classes, image_shape, options)
     key = name.strip().lower().replace("_", "-")
     check_options(key, options)
+    if num_classes is None:
+        num_classes = NETWORKS[key].num_classes
     if num_classes < 1 or min(image_shape) < 1:
         found = f"{num_classes} classes, images {image_shape}"
         raise UserError(f"network {key} needs at least one class and images of positive size, found {found}")

@@ -19,7 +19,11 @@ def is_graph(name: str) -> bool:
 
 
 def build(
-    name: str, num_layers: int | None, num_classes: int, image_shape: tuple[int, int, int], options: Collection[str]
+    name: str,
+    num_layers: int | None,
+    num_classes: int | None,
+    image_shape: tuple[int, int, int],
+    options: Collection[str],
 ) -> Network:
     """Raises UserError for depths and options, which a graph does not have, and for a graph that cannot be rebuilt."""
     refuse_depth(name, num_layers)
@@ -36,4 +40,4 @@ def names_in_files(name: str, network: Network) -> dict[str, str]:
     """The names of the network's arrays in MXNet's files, by its own names; those that are missing have the same."""
     if not is_graph(name):
         return {}
-    return rebuild.read(Path(name), network.num_classes, network.input_shape).names
+    return rebuild.read(Path(name), None, network.input_shape).names

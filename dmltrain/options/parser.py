@@ -64,6 +64,11 @@ def dashed(word: str) -> str:
     return name.replace("_", "-") + equals + value if name.startswith("--") else word
 
 
+def gives(argv: Sequence[str], name: str) -> bool:
+    """Whether the arguments have the option of this field, written out."""
+    return any(dashed(word).partition("=")[0] == flag(name) for word in argv)
+
+
 def _check_refused(word: str) -> None:
     name = word.split("=")[0]
     row = REFUSED.get(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dmltrain import optimizers, schedule
+from dmltrain.layers import INITIALISERS
 from dmltrain.options.field import option
 from dmltrain.options.values import integer, integers, number, one_of, step_epochs
 
@@ -17,6 +18,12 @@ class TrainingOptions:
     num_epochs: int = option("Training", "number of epochs in total, counted from the very first", integer(0), 100)
     max_iter: int | None = option(
         "Training", "number of iterations (steps) in total, instead of --num-epochs", integer(1)
+    )
+    initializer: str = option(
+        "Training",
+        "first values of the weights: " + ", ".join(INITIALISERS) + "; default: the network's own",
+        one_of("initializer", INITIALISERS),
+        "default",
     )
     optimizer: str = option(
         "Training",

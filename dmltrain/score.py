@@ -1,0 +1,107 @@
+"""Scoring: the accuracy of a checkpoint on a data set, by one process or by the workers of a job.
+
+It takes the options of the training programs, and checkpoints of both backends and of MXNet's own programs. What
+--network, --num-layers and --image-shape do not say is taken from the checkpoint. (MXNet's
+example/image-classification/score.py.)
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dmltrain
+from dmltrain import common_network, env, evaluation, fit, kvstore, models, record, trained
+from dmltrain.backends.table import BACKENDS
+from dmltrain.errors import UserError
+from dmltrain.kvstore import KVStore
+from dmltrain.models import graph_file
+from dmltrain.mxnet_files import weights
+from dmltrain.options import LAST, Options, gives, parse
+from dmltrain.trained import Trained
+
+
+def main(
+    argv: Sequence[str] | None = None,
+    *,
+    prog: str = "",
+    description: str = "",
+    defaults: Mapping[str, Any] | None = None,
+) -> int:
+    """Score a checkpoint and return the exit code. `defaults` replace defaults of `Options`, by field name."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    prog = prog or os.path.basename(sys.argv[0])
+
+    def run() -> None:
+        options = parse(words, prog, description, defaults)
+        if not options.model_prefix:
+            raise UserError("--model-prefix is missing: the PREFIX of the checkpoint PREFIX-0001.pt to score")
+        score(options, gives(words, "network"), shlex.join([sys.argv[0], *words]))
+
+    return fit.exit_code(prog, run)
+
+
+def score(options: Options, network_given: bool, command: str) -> None:
+    """Log the accuracy of the checkpoint of --model-prefix and --load-epoch (default: the newest)."""
+    options = replace(options, update_on_kvstore=0)
+    if env.read().role == "worker":
+        BACKENDS[options.backend].load()
+    store = kvstore.create(
+        options.kv_store, backend=options.backend, transport=options.transport, host_sum=options.host_sum
+    )  # a scheduler or server serves the job here, and exits
+    try:
+        _score(options, network_given, store, command)
+    except BaseException as error:
+        store.abort(str(error) or type(error).__name__)
+        raise
+    store.close()
+
+
+def _score(options: Options, network_given: bool, store: KVStore, command: str) -> None:
+    log = record.logger(store.rank)
+    log.info("dmltrain %s: %s", dmltrain.__version__, command)
+    assert options.model_prefix
+    asked = None if options.load_epoch == LAST else options.load_epoch
+    found = trained.shared(options.model_prefix, asked, store, log)
+    options = options if network_given else replace(options, **network_of(found))
+    if options.image_shape is None and found.said.get("image_shape"):
+        options = replace(options, image_shape=tuple(found.said["image_shape"]))
+    dataset = fit.load_dataset(options, store)
+    network = common_network.create(options, dataset.num_classes, dataset.image_shape, store)
+    names = graph_file.names_in_files(options.network, network) if found.source.suffix == weights.SUFFIX else {}
+    state = {"model": weights.fitting(found.source, found.weights, network, names)}
+    trainer = BACKENDS[options.backend].trainer(network, options, store, state, dataset.normalisation)
+    began = time.perf_counter()
+    sums = evaluation.evaluated(trainer, dataset.validation, store, options.batch_size, options.data_nthreads)
+    speed = sums.samples / (time.perf_counter() - began)
+    epoch = epoch_of(found.source)
+    for name, value in sums.metrics(options.top_k, options.loss).items():
+        log.info(record.value(epoch, f"Validation-{name}", value))
+    log.info(record.value(epoch, "Speed", speed))
+    log.info("Scored %s on %d samples of %s", found.source, sums.samples, dataset.name)
+
+
+def epoch_of(source: Path) -> int:
+    """The epoch, counted from 0 as in logs, after which the checkpoint was written, or in which."""
+    number = re.search(r"-(\d{4,})(_iter_\d+)?\.\w+$", source.name)
+    assert number
+    return int(number[1]) if number[2] else max(0, int(number[1]) - 1)
+
+
+def network_of(found: Trained) -> dict[str, Any]:
+    """--network and --num-layers as the checkpoint, or the graph beside it, say. Raises UserError if neither does."""
+    if found.source.suffix == weights.SUFFIX:
+        prefix = re.sub(r"-\d{4,}\.\w+$", "", str(found.source))
+        return {"network": f"{prefix}-symbol.json", "num_layers": None}
+    said = str(found.said["network"])
+    keys = [key for key in models.NETWORKS if said == key or said.startswith(f"{key}-")]
+    if not keys:
+        raise UserError(f"{found.source} has the weights of network {said!r}: name it with --network and its options")
+    return {"network": max(keys, key=len), "num_layers": found.said["num_layers"]}

@@ -1,0 +1,108 @@
+"""A network with a new last layer, whose other weights come from a checkpoint."""
+
+import numpy as np
+import pytest
+
+from dmltrain import checkpoint, common_network, fine_tuning, initial, models
+from dmltrain.backends.torch.backend import TorchBackend
+from dmltrain.errors import UserError
+from dmltrain.kvstore import create
+from dmltrain.options import parse
+from tests.test_fit import RESNET, backend, run, train  # noqa: F401  (fixtures)
+
+pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
+SMALL = ["--num-examples", 300]
+NETWORK = [*RESNET[:4], "--image-shape", "1,8,8"]
+
+
+def build(line: str, num_classes: int = 3, shape=(1, 8, 8)) -> fine_tuning.FineTuned:
+    options = parse(line.split())
+    network = common_network.create(options, None, shape, create("local"))
+    return fine_tuning.build(options, network, num_classes)
+
+
+def arrays(path) -> dict[str, np.ndarray]:
+    model = TorchBackend().decode(path.read_bytes())["state"]["model"]
+    return {name: array.numpy() for name, array in model.items()}
+
+
+def test_the_last_layer_is_replaced_and_learns_faster():
+    found = build("--network resnet --num-layers 8 --last-lr-mult 10")
+    usual = models.create("resnet", 8, 3, (1, 8, 8))
+    assert found.new == {"fc1_weight", "fc1_bias"} and found.network.num_classes == 3
+    assert [each.shape for each in found.network.parameters()] == [each.shape for each in usual.parameters()]
+    assert {each.name for each in found.network.parameters() if each.lr_mult == 10.0} == found.new
+
+
+def test_layers_after_the_named_one_are_replaced():
+    found = build("--network lenet --layer-before-fullc activation1_output", shape=(1, 28, 28))
+    names = [each.name for each in found.network.parameters()]
+    assert names[-2:] == ["fc_weight", "fc_bias"] and not any(name.startswith("fullyconnected") for name in names)
+    with pytest.raises(UserError, match="--layer-before-fullc flat: network lenet has no such layer.*activation1"):
+        build("--network lenet --layer-before-fullc flat", shape=(1, 28, 28))
+
+
+def test_training_starts_from_the_other_weights(train, backend, tmp_path):  # noqa: F811
+    train(*NETWORK, *SMALL, "--num-epochs", 2, "--model-prefix", tmp_path / "old")
+    words = [*NETWORK, *SMALL, "--backend", "torch", "--lr", 0, "--wd", 0, "--num-epochs", 1, "--seed", 5]
+    log = train(*words, "--pretrained-model", f"{tmp_path}/old,1", "--model-prefix", tmp_path / "new")
+    assert "old-0001" in log.text and "the new last layer has fc1_bias and fc1_weight and 1 times" in log.text
+    new = arrays(checkpoint.path(tmp_path / "new", 1))
+    first = initial.first_values(models.create("resnet", 8, 10, (1, 8, 8)), 5)
+    for name in ("fc1_weight", "fc1_bias"):
+        assert np.array_equal(new[name], first[name])
+    assert not np.array_equal(new["conv0_weight"], first["conv0_weight"])
+    if backend == "torch":
+        assert np.array_equal(new["conv0_weight"], arrays(checkpoint.path(tmp_path / "old", 1))["conv0_weight"])
+    newest = train(*words, "--pretrained-model", tmp_path / "old")
+    assert "old-0002" in newest.text
+    resumed = train(
+        *words, "--pretrained-model", tmp_path / "old", "--model-prefix", tmp_path / "new", "--load-epoch", 1
+    )
+    assert "Loaded checkpoint of epoch 1" in resumed.text and "Starting from" not in resumed.text
+
+
+def test_a_larger_rate_of_the_last_layer_moves_it_further(train, backend, tmp_path):  # noqa: F811
+    """A single step without momentum: the change is proportional to the rate."""
+    train(*NETWORK, *SMALL, "--num-epochs", 1, "--model-prefix", tmp_path / "old")
+    words = [*NETWORK, *SMALL, "--max-iter", 1, "--mom", 0, "--wd", 0, "--lr", 0.001, "--backend", "torch"]
+    words += ["--pretrained-model", tmp_path / "old"]
+    changes = []
+    for rate in (0, 1, 10):
+        train(*words, "--last-lr-mult", rate, "--model-prefix", tmp_path / f"new{rate}")
+        changes.append(arrays(checkpoint.path(tmp_path / f"new{rate}", 0, ".pt", 1)))
+    still, slow, fast = (each["fc1_weight"].astype(np.float64) for each in changes)
+    assert np.abs(fast - still - 10 * (slow - still)).max() < 1e-6 < np.abs(slow - still).max()
+    assert np.array_equal(changes[1]["conv0_weight"], changes[2]["conv0_weight"])
+
+
+def test_a_checkpoint_of_another_network_is_refused(run, tmp_path):  # noqa: F811
+    run(*SMALL, "--num-epochs", 1, "--model-prefix", tmp_path / "mlp")
+    text = run(*NETWORK, *SMALL, "--pretrained-model", tmp_path / "mlp", code=2).text
+    assert "mlp-0001.pt does not fit network resnet-8: " in text and "expected (1,), found nothing" in text
+    text = run(*NETWORK, *SMALL, "--pretrained-model", f"{tmp_path}/mlp,7", code=2).text
+    assert "no checkpoint" in text and "mlp-0007.pt" in text and "mlp-0001.pt" in text
+
+
+def test_a_graph_of_mxnet_is_tuned_for_other_classes(run, mxnet_files):  # noqa: F811
+    prefix = mxnet_files / "resnet20"
+    words = [
+        "--network",
+        f"{prefix}-symbol.json",
+        "--pretrained-model",
+        f"{prefix},3",
+        "--layer-before-fullc",
+        "flatten0",
+    ]
+    words += ["--dataset", "synthetic", "--image-shape", "3,28,28", "--num-examples", 64, "--num-epochs", 1]
+    log = run(*words, "--initializer", "zero")
+    assert "resnet20-0003.params; the new last layer has fc_bias and fc_weight" in log.text
+    assert len(log.values("Validation-accuracy")) == 1
+
+
+def test_an_initializer_replaces_the_networks(run, tmp_path):  # noqa: F811
+    run(*SMALL, "--lr", 0, "--wd", 0, "--num-epochs", 1, "--initializer", "one", "--model-prefix", tmp_path / "m")
+    found = arrays(checkpoint.path(tmp_path / "m", 1))
+    weights = [array for name, array in found.items() if name.endswith("_weight")]
+    assert weights and all((array == 1).all() for array in weights)
+    assert all((array == 0).all() for name, array in found.items() if name.endswith("_bias"))

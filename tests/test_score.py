@@ -1,0 +1,80 @@
+"""examples/score.py: any checkpoint's accuracy, by one process or a job."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dmltrain import score
+from tests.test_fit import EXAMPLES, RESNET, Log, backend, job, run, saved, train  # noqa: F401  (fixtures)
+
+pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
+DIGITS = ["--dataset", "digits", "--kv-store", "local"]
+
+
+@pytest.fixture
+def scored(capfd):
+    def scored_here(*words: object, code: int = 0) -> Log:
+        found = score.main([str(word) for word in words], prog="score", defaults={"batch_size": 50})
+        text = capfd.readouterr().err
+        assert found == code and "Traceback" not in text, text
+        return Log(text)
+
+    return scored_here
+
+
+def metrics(log: Log) -> list[tuple[str, str]]:
+    return re.findall(r"Epoch\[1\] (Validation-\S+)=(\S+)", log.text)
+
+
+@pytest.mark.parametrize("words", [RESNET, ["--network", "mlp"]], ids=str)
+def test_a_checkpoint_scores_as_its_training_said(train, scored, backend, tmp_path, words):  # noqa: F811
+    trained = train(*words, "--num-epochs", 2, "--top-k", 3, "--num-examples", 300, "--model-prefix", tmp_path / "m")
+    here = scored(*DIGITS, "--backend", backend, "--top-k", 3, "--model-prefix", tmp_path / "m")
+    assert metrics(here) == metrics(trained) and len(metrics(here)) == 3
+    assert f"Scored {saved(tmp_path / 'm', 2, backend)} on 360 samples of digits" in here.text
+    other = {"torch": "mxnet", "mxnet": "torch"}[backend]
+    there = scored(*DIGITS, "--backend", other, "--model", tmp_path / "m", "--load-epoch", 2)
+    assert metrics(there)[0] == metrics(trained)[0], "the other backend computes the same"
+    assert "Epoch[0] Validation-accuracy" in scored(*DIGITS, "--model-prefix", tmp_path / "m", "--load-epoch", 1).text
+
+
+def test_a_snapshot_scores_in_its_epoch(run, scored, tmp_path):  # noqa: F811
+    run("--num-examples", 300, "--max-iter", 12, "--model-prefix", tmp_path / "m")
+    assert "m-0001_iter_12.pt on 360" in (log := scored(*DIGITS, "--model-prefix", tmp_path / "m")).text
+    assert len(metrics(log)) == 2
+
+
+def test_what_cannot_be_scored_is_explained(run, scored, tmp_path):  # noqa: F811
+    assert "--model-prefix is missing" in scored(*DIGITS, code=2).text
+    text = scored(*DIGITS, "--model-prefix", tmp_path / "m", code=2).text
+    assert "no checkpoint of" in text and f"{tmp_path}/m-0001.pt, .npz, .params" in text
+    run("--num-examples", 300, "--num-epochs", 1, "--model-prefix", tmp_path / "m")
+    text = scored(*DIGITS, "--model-prefix", tmp_path / "m", "--network", "resnet", "--num-layers", 8, code=2).text
+    assert "belong to another network than resnet-8" in text
+
+
+def test_the_network_is_the_checkpoints():
+    said = {"network": "resnet-v1-20", "num_layers": 20}
+    found = score.network_of(score.Trained(Path("m-0003.pt"), {}, said))
+    assert found == {"network": "resnet-v1", "num_layers": 20}
+    assert score.network_of(score.Trained(Path("a/m-0003.params"), {}))["network"] == "a/m-symbol.json"
+    with pytest.raises(score.UserError, match="weights of network 'own'.*--network"):
+        score.network_of(score.Trained(Path("m-0003.pt"), {}, {"network": "own", "num_layers": None}))
+
+
+@pytest.mark.thorough
+def test_a_checkpoint_of_mxnet_scores_as_in_mxnet(scored, mxnet_files, real_data):
+    words = ["--dataset", "mnist", "--data-dir", real_data / "mnist", "--model-prefix", mxnet_files / "lenet"]
+    assert "Epoch[1] Validation-accuracy=0.987400\n" in scored(*words).text
+
+
+@pytest.mark.thorough
+def test_workers_score_together_and_take_worker_0s_file(run, scored, tmp_path):  # noqa: F811
+    run(*RESNET, "--num-examples", 300, "--num-epochs", 2, "--model-prefix", tmp_path / "m")
+    alone = scored(*DIGITS, "--model-prefix", tmp_path / "m", "--top-k", 5)
+    words = ["--dataset", "digits", "--kv-store", "dist_sync", "--model-prefix", tmp_path / "m"]
+    with job(tmp_path / "job", 2, 1, EXAMPLES / "score.py", *words) as running:
+        assert set(running.codes().values()) == {0}, running.text()
+        for worker in range(2):
+            assert metrics(running.log(worker)) == metrics(alone)
