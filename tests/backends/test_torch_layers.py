@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from dmltrain import initial, models  # noqa: E402
 from dmltrain.backends.torch import layers as torch_layers  # noqa: E402
+from dmltrain.backends.torch.response_norm import response_norm  # noqa: E402
 from dmltrain.layers import (  # noqa: E402
     Auxiliary,
     AvgPool,
@@ -176,15 +177,15 @@ def test_state_dict_round_trip(network):
 
 
 @pytest.mark.parametrize("copier", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
-def test_copies_are_independent_and_equal(copier):
-    network = models.create("resnet", 20)
+@pytest.mark.parametrize("network", [models.create("resnet", 20), EVERY_LAYER], ids=lambda each: each.name)
+def test_copies_are_independent_and_equal(copier, network):
     module = built(network)
     other = copier(module)
     assert list(other.state_dict()) == list(module.state_dict())
-    assert torch.equal(other(images(network)), module(images(network)))
+    assert torch.equal(other.eval()(images(network)), module.eval()(images(network)))
     with torch.no_grad():
-        other.conv0_weight.zero_()
-    assert module.conv0_weight.abs().sum() > 0
+        next(other.parameters()).zero_()
+    assert next(module.parameters()).abs().sum() > 0
 
 
 def test_every_layer_equals_plain_torch():
@@ -361,3 +362,26 @@ def test_a_layer_without_an_operator_is_named():
     network = Network("n", chain(Unsupported("odd"), Flatten(), Dense("d", 1)), (1, 2, 2), 1)
     with pytest.raises(NotImplementedError, match="no operator for Unsupported 'odd'"):
         torch_layers.build(network)
+
+
+@pytest.mark.parametrize(("channels", "size"), [(8, 1), (8, 3), (8, 5), (2, 5)])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_response_norm_is_torchs(channels, size, layout):
+    generator = torch.Generator().manual_seed(0)
+    x, gradient = (torch.randn(3, channels, 4, 6, generator=generator, dtype=torch.float64) for _ in range(2))
+    outcomes = []
+    for function in (response_norm, torch.nn.functional.local_response_norm):
+        given = x.to(memory_format=layout).requires_grad_()
+        found = function(given, size, 0.3, 0.75, 1.5)
+        found.backward(gradient)
+        outcomes.append((found.detach(), given.grad))
+    torch.testing.assert_close(*outcomes, rtol=1e-12, atol=1e-14)
+
+
+def test_response_norm_keeps_layout_and_precision_and_computes_in_float32():
+    x = torch.full((1, 8, 4, 6), 500.0, dtype=torch.float16).to(memory_format=torch.channels_last).requires_grad_()
+    found = response_norm(x, 5, 1e-4, 0.75, 1.0)  # 500^2 is no float16
+    assert found.dtype == torch.float16 and found.is_contiguous(memory_format=torch.channels_last)
+    found.sum().backward()
+    assert x.grad.dtype == torch.float16 and torch.isfinite(x.grad).all()
+    torch.testing.assert_close(found[0, 4], torch.full((4, 6), 500.0 / 26**0.75, dtype=torch.float16))

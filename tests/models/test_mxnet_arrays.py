@@ -28,6 +28,11 @@ def test_arrays_are_mxnets(graph, mxnet_networks):
     assert network.num_parameters + sum(prod(shape) for shape in fixed.values()) == expected["parameters"]
 
 
+def test_every_graph_has_a_network(mxnet_networks):
+    files = {path.name.removesuffix("-symbol.json") for path in mxnet_networks.glob("*-symbol.json")}
+    assert {graph.file for graph in GRAPHS} == files
+
+
 def test_the_usual_form_of_every_network_is_built():
     """At its usual size it has the usual number of logits."""
     for name, row in models.NETWORKS.items():

@@ -23,6 +23,7 @@ from torch.fx.node import Argument
 from torch.nn import functional
 
 from dmltrain import initial, layers
+from dmltrain.backends.torch.response_norm import response_norm
 from dmltrain.backends.torch.sampling import sample_affine
 from dmltrain.layers import Network
 
@@ -144,7 +145,7 @@ def _(layer: layers.Dropout, x: fx.Node) -> fx.Node:
 
 @_emit.register
 def _(layer: layers.LocalResponseNorm, x: fx.Node) -> fx.Node:
-    return _call(x, functional.local_response_norm, layer.size, layer.alpha, layer.beta, layer.offset)
+    return _call(x, response_norm, layer.size, layer.alpha, layer.beta, layer.offset)
 
 
 @_emit.register

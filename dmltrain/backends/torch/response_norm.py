@@ -1,0 +1,62 @@
+"""Local response normalisation with a gradient of its own.
+
+torch.nn.functional.local_response_norm sums over channels by a pooling of a five-dimensional tensor and keeps every
+intermediate result for the backward pass: a quarter of AlexNet's step on a CPU. Here the sum is one of slices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import handle_torch_function, has_torch_function_unary
+
+
+def response_norm(x: Tensor, size: int, alpha: float, beta: float, offset: float) -> Tensor:
+    """x (N, C, H, W) / (offset + alpha / size * sum of squares over `size` neighbouring channels) ^ beta; `size` is
+    odd. Half precisions are computed in float32."""
+    if has_torch_function_unary(x):  # torch.fx traces a module again when it is unpickled: one call, not its inside
+        traced: Tensor = handle_torch_function(response_norm, (x,), x, size, alpha, beta, offset)
+        return traced
+    result: Tensor = _ResponseNorm.apply(x, size, alpha, beta, offset)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _ResponseNorm(torch.autograd.Function):
+    """With s = offset + alpha / size * sum(x^2): y = x s^-beta, and the gradient of x from that of y, g, is
+    g s^-beta - 2 alpha beta / size * x * sum(g x s^(-beta - 1))."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, size: int, alpha: float, beta: float, offset: float) -> Tensor:
+        wide = _wide(x)
+        base = _over_channels(wide * wide, size).mul_(alpha / size).add_(offset)
+        scale = base.pow(-beta)
+        context.save_for_backward(x, base, scale)
+        context.constants = size, 2 * alpha * beta / size
+        return (wide * scale).to(x.dtype)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, base, scale = context.saved_tensors
+        size, factor = context.constants
+        wide, direct = _wide(x), _wide(gradients[0]) * scale
+        across = _over_channels((direct * wide).div_(base), size)
+        return direct.sub_(across.mul_(wide), alpha=factor).to(x.dtype), None, None, None, None
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _over_channels(values: Tensor, size: int) -> Tensor:
+    """The sum of each value and its size // 2 neighbours on both sides along axis 1."""
+    if size == 1:
+        return values
+    padded = functional.pad(values, (0, 0, 0, 0, size // 2, size // 2))
+    first, second, *others = (padded.narrow(1, start, values.shape[1]) for start in range(size))
+    total = first + second
+    for each in others:
+        total += each
+    return total
