@@ -26,9 +26,10 @@ from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from dmltrain import data, models, optimizers
+from dmltrain import data, models, optimizers, schedule
 from dmltrain.data.images import ImageAugmentation
 from dmltrain.kvstore import codec, types
+from dmltrain.options import flag, mxnet
 from dmltrain.options import Options, flag
 from dmltrain.report import dialect
 from launch.clusters import LAUNCHERS
@@ -106,6 +107,20 @@ def _augmentation() -> Rows:
     yield "field", "`ImageRecordIter`", "default", "meaning"
     for row in dataclasses.fields(ImageAugmentation):
         yield f"`{row.name}`", f"`{row.metadata['mxnet']}`", f"`{row.default}`", row.metadata["about"]
+
+
+def _policies() -> Rows:
+    yield "`--lr-policy`", "the learning rate is `--lr` times", "needs"
+    for name, row in schedule.POLICIES.items():
+        marks = ["lr_step_epochs or lr_step_iterations"] if row.marked else []
+        needs = ", ".join(f"`{flag(each)}`" for name in (*marks, *row.needs) for each in name.split(" or "))
+        yield f"`{name}`", row.formula, needs
+
+
+def _mxnet_options() -> Rows:
+    yield "option", "of", "here"
+    for name, program, text in mxnet.rows():
+        yield f"`{name}`", program, text.replace("|", "\\|")
 
 
 TABLES: dict[str, Callable[[], Rows]] = {

@@ -1,0 +1,46 @@
+"""The benchmark of inference measures the networks that it is asked for."""
+
+import json
+
+import pytest
+
+from tests.benchmarks.as_a_user import benchmark_module, run
+
+
+def test_names_may_have_a_depth():
+    split = benchmark_module("inference").split
+    assert split("resnet-v1-50") == ("resnet-v1", 50) and split("vgg-16") == ("vgg", 16)
+    assert split("inception-v3") == ("inception-v3", None) and split("inception-bn-28-small")[1] is None
+
+
+def test_each_network_and_batch_has_a_figure():
+    words = ["--network", "lenet,resnet-8", "--image-shape", "1,28,28", "--batch-size", "1,4", "--format", "json"]
+    done = run("inference.py", *words)
+    assert done.returncode == 0, done.stderr
+    cells = json.loads(done.stdout)["cells"]
+    assert [(cell["network"], cell["batch_size"]) for cell in cells] == [
+        ("lenet", 1),
+        ("lenet", 4),
+        ("resnet-8", 1),
+        ("resnet-8", 4),
+    ]
+    assert all(cell["images_per_second"] > 1 for cell in cells)
+    assert done.stderr.count(" images/s\n") == 4
+
+
+def test_the_table_has_a_column_for_each_batch():
+    cells = [
+        {"network": "lenet", "batch_size": size, "backend": "torch", "images_per_second": 10.0 * size}
+        for size in (1, 32)
+    ]
+    shown = benchmark_module("inference").table({"cells": cells})
+    assert shown.splitlines()[0] == "| network | backend | batch 1 | batch 32 |"
+    assert shown.splitlines()[2] == "| lenet | torch | 10.0 | 320.0 |"
+
+
+@pytest.mark.parametrize("words", [["--network", "densenet121"], ["--batch-size", "x"], ["--gpus", "99"]], ids=str)
+def test_a_wrong_argument_is_explained(words):
+    if words[0] != "--network":
+        words = ["--network", "lenet", *words]
+    done = run("inference.py", *words)
+    assert done.returncode == 2 and done.stderr.startswith("inference.py: error: ") and "Traceback" not in done.stderr
