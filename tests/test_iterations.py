@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dmltrain import checkpoint, models
+from dmltrain.report import reading
 from tests.test_fit import (  # noqa: F401  (fixtures)
     RESNET,
     SYNC,
@@ -18,6 +19,7 @@ from tests.test_fit import (  # noqa: F401  (fixtures)
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
+ACCURACIES = ("train_accuracy", "validation_accuracy", "validation_cross_entropy")
 SMALL = ["--num-examples", 300, "--batch-size", 32]  # 10 batches in an epoch
 
 
@@ -40,6 +42,21 @@ def test_a_test_interval_adds_lines_and_changes_nothing_else(train):  # noqa: F8
     assert steps(tested)[4][1] == tested.values("Validation-accuracy")[1]
     assert len(re.findall(r"Step\[\d+\] Validation-top_k_accuracy_2=", tested.text)) == 5
     assert tested.results() == plain.results() and steps(plain) == []
+
+
+def test_no_parser_takes_lines_in_mid_epoch_for_an_epochs(run, tmp_path):  # noqa: F811
+    """Neither dmltrain-parse nor MXNet's tools/parse_log.py, whose patterns these are."""
+    words = [*SMALL, "--num-epochs", 2]
+    logs = [run(*words, *more) for more in ([], ["--test-interval", 3, "--monitor", 3])]
+    assert logs[1].text.count("Step[") == 12 and logs[1].text.count("Batch:       3 ") == 6
+    found = []
+    for number, log in enumerate(logs):
+        (tmp_path / f"{number}.log").write_text(log.text)
+        (parsed,) = reading.read(str(tmp_path / f"{number}.log"))
+        values = {key: [parsed.epochs[epoch][key] for epoch in parsed.epochs] for key in ACCURACIES}
+        patterns = [rf".*Epoch\[(\d+)\] {split}-accuracy.*=([.\d]+)" for split in ("Train", "Validation")]
+        found.append((values, list(parsed.epochs), [re.findall(pattern, log.text) for pattern in patterns]))
+    assert found[0] == found[1] and found[0][1] == [0, 1]
 
 
 # -- the end of a run -------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ def _renamed(to: str, here: str) -> Refused:
 
 
 _PROFILE = Refused(
-    "it writes a profile of MXNet's engine, which only MXNet's own programs have",
+    "it profiles MXNet's engine, and dmltrain has no profiler",
     "read the lines Communication of the log, which say where an epoch's time went, or start the program under a "
     "profiler such as py-spy",
 )

@@ -29,8 +29,7 @@ from sphinx.util.docutils import SphinxDirective
 from dmltrain import data, models, optimizers, schedule
 from dmltrain.data.images import ImageAugmentation
 from dmltrain.kvstore import codec, types
-from dmltrain.options import flag, mxnet
-from dmltrain.options import Options, flag
+from dmltrain.options import Options, flag, mxnet
 from dmltrain.report import dialect
 from launch.clusters import LAUNCHERS
 
