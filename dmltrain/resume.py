@@ -23,8 +23,8 @@ from dmltrain.errors import UserError
 from dmltrain.kvstore import KVStore
 from dmltrain.layers import Network
 from dmltrain.models import graph_file
-from dmltrain.mxnet_files import weights
-from dmltrain.options import LAST, Options
+from dmltrain.mxnet_files import weights, write
+from dmltrain.options import LAST, PARAMS, Options
 from dmltrain.plan import Plan, Position
 from dmltrain.run import Run
 from dmltrain.wholeness import sealed
@@ -52,9 +52,16 @@ def save(run: Run, position: Position) -> None:
     }
     checkpoint.write(target, sealed(run.backend.encode(content)))
     if not position.step:
-        for other, same in run.trainer.other_files(run.options.model_prefix, position.epoch).items():
+        for other, same in _other_files(run, position.epoch, content["state"]["model"]).items():
             checkpoint.write(other, sealed(same) if other.suffix in checkpoint.SUFFIXES else same)
     run.log.info('Saved checkpoint to "%s"', target)
+
+
+def _other_files(run: Run, epoch: int, arrays: Mapping[str, Any]) -> dict[Path, bytes]:
+    """Files for other programs: path -> content."""
+    prefix = run.options.model_prefix or ""
+    found = run.trainer.other_files(prefix, epoch)
+    return found | write.files(prefix, epoch, run.network, arrays) if run.options.save_format == PARAMS else found
 
 
 def identity(options: Options, network: Network) -> dict[str, Any]:

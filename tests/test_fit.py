@@ -210,6 +210,28 @@ def test_a_run_continues_from_the_weights_of_an_old_mxnet_job(run, tmp_path):
     assert "cannot read the weights" in text and "m-0004.params" in text
 
 
+def test_files_for_mxnet_are_written_and_any_run_continues_from_them(run, tmp_path):
+    """The graph, too, names the network: for either backend, and without MXNet for PyTorch."""
+    words = ["--model-prefix", tmp_path / "m", "--num-epochs", 2]
+    before = run(*words, *RESNET, "--save-format", "params")
+    assert {each.name for each in tmp_path.iterdir()} == {
+        *("m-0001.pt", "m-0002.pt", "m-symbol.json", "m-0001.params", "m-0002.params")
+    }
+    saved(tmp_path / "m", 2).unlink()
+    graph = ["--network", tmp_path / "m-symbol.json", "--batch-size", "64"]
+    for backend in ("torch", "mxnet"):
+        if importlib.util.find_spec(backend):
+            log = run(*words, *graph, "--load-epoch", 2, "--backend", backend)
+            assert "Network m: " in log.text and log.digest() == before.digest()
+            kept = run(*words, *RESNET, "--load-epoch", 2, "--backend", backend)
+            assert kept.digest() == before.digest()
+    more = run(*words[:2], "--num-epochs", 3, *graph, "--load-epoch", 2)
+    assert float(more.values("Validation-accuracy")[0]) > 0.5
+    (tmp_path / "m-symbol.json").write_text("{}")
+    text = run(*words, *graph, "--load-epoch", 2, code=2).text
+    assert "cannot read the graph in" in text and "m-symbol.json: it has no nodes and heads" in text
+
+
 # -- mistakes ---------------------------------------------------------------------------------------------------------
 
 
@@ -218,6 +240,10 @@ def test_a_run_continues_from_the_weights_of_an_old_mxnet_job(run, tmp_path):
     [
         (["--nonsense", "1"], ["unknown option --nonsense", "--num-epochs"]),
         (["--network", "nonsense"], ["nonsense", ", ".join(sorted(models.NETWORKS))]),
+        (["--network", "missing-symbol.json"], ["missing-symbol.json: No such file", "PREFIX-symbol.json"]),
+        (["--network", "a-symbol.json", "--num-layers", "20"], ["a-symbol.json has a single depth", "--num-layers 20"]),
+        (["--network", "a-symbol.json", "--num-group", "2"], ["a-symbol.json is a graph in a file", "--num-group"]),
+        (["--save-format", "onnx"], ["unknown format 'onnx'", "own, params"]),
         (["--network", "resnet", "--num-layers", "21"], ["21", "20, 32, 44"]),
         (["--dataset", "nonsense"], ["nonsense", ", ".join(sorted(data.DATASETS))]),
         (["--kv-store", "nonsense"], ["nonsense", "dist_sync", "local"]),

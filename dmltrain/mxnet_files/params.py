@@ -1,4 +1,4 @@
-"""Reads MXNet's files of named arrays (PREFIX-0001.params of save_checkpoint, gluon's export, mx.nd.save).
+"""Reads and writes MXNet's files of named arrays (PREFIX-0001.params of save_checkpoint, gluon's export, mx.nd.save).
 
 MXNet's own reader trusts the lengths in a file: with a damaged one it takes gigabytes or crashes. Layout, little-endian
 (MXNet 1.9.1, src/ndarray/ndarray.cc, NDArray::Load and LegacyLoad):
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +26,8 @@ TYPES = (
     *("bool", "int16", "uint16", "uint32", "uint64"),
 )
 MAX_DIMENSIONS = 32
+DENSE = 0  # the storage of an array
+CPU = (1, 0)  # the device that it was on, and its number
 
 
 def read(content: bytes) -> dict[str, Array]:
@@ -40,6 +43,20 @@ def read(content: bytes) -> dict[str, Array]:
     if len(names) != len(arrays):
         raise ValueError(f"{len(arrays)} arrays have {len(names)} names")
     return dict(zip(names, arrays, strict=True))
+
+
+def write(arrays: Mapping[str, Array]) -> bytes:
+    """The content of a file of named arrays, each with one dimension at least, as MXNet 0.11 and later versions read
+    it."""
+    parts = [struct.pack("<QQQ", LIST, 0, len(arrays))]
+    for array in arrays.values():
+        parts.append(struct.pack(f"<IiI{array.ndim}q", V2, DENSE, array.ndim, *array.shape))
+        parts.append(struct.pack("<iii", *CPU, TYPES.index(array.dtype.name)))
+        parts.append(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
+    parts.append(struct.pack("<Q", len(arrays)))
+    for name in arrays:
+        parts.append(struct.pack("<Q", len(name.encode())) + name.encode())
+    return b"".join(parts)
 
 
 @dataclass
@@ -68,7 +85,7 @@ class _Rest:
 
 def _array(rest: _Rest) -> Array:
     (version,) = rest.numbers("<I")
-    if version in (V2, V3) and rest.numbers("<i") != (0,):
+    if version in (V2, V3) and rest.numbers("<i") != (DENSE,):
         raise ValueError("it has a sparse array")
     dimensions = rest.numbers("<I")[0] if version in (V1, V2, V3) else version
     if dimensions > MAX_DIMENSIONS or (dimensions == 0 and version != V3):

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from dmltrain.backends.table import BACKENDS
 from dmltrain.metric import LOSSES
 from dmltrain.options.field import option
-from dmltrain.options.values import epoch_or_last, integer, path, several_of
+from dmltrain.options.values import epoch_or_last, integer, one_of, path, several_of
 
+OWN, PARAMS = "own", "params"  # values of --save-format
 SUFFIXES = " or ".join(f"{each.capabilities.suffix} with {name}" for name, each in BACKENDS.items())
 
 
@@ -36,6 +37,13 @@ class ReportOptions:
     )
     model_prefix: str | None = option(
         "Reports", f"write a checkpoint after each epoch, PREFIX-0001 and so on: {SUFFIXES}", path, metavar="PREFIX"
+    )
+    save_format: str = option(
+        "Reports",
+        f"{PARAMS}: with each checkpoint also write MXNet's files, PREFIX-symbol.json and PREFIX-0001.params; {OWN}: "
+        "what the backend writes (with mxnet these files, too)",
+        one_of("format", (OWN, PARAMS)),
+        OWN,
     )
     save_period: int = option(
         "Reports", "write checkpoints every this many epochs, and after the last", integer(1), 1, metavar="EPOCHS"

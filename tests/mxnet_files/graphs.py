@@ -68,4 +68,7 @@ def canonical(layer):
         values["epsilon"] = struct.unpack("f", struct.pack("f", values["epsilon"]))  # MXNet's default is a float32
     below = [*getattr(layer, "branches", ()), *([layer.localisation] if hasattr(layer, "localisation") else [])]
     own = tuple(sorted((name, repr(value)) for name, value in values.items()))
-    return (type(layer).__name__, own, *map(canonical, below))
+    inside = [canonical(each) for each in below]
+    if isinstance(layer, layers.Add) and inside[0][0] == "Add":  # (a + b) + c is a + b + c
+        inside[:1] = inside[0][2:]
+    return (type(layer).__name__, own, *inside)
