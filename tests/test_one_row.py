@@ -1,5 +1,5 @@
-"""A network, data set, optimizer, codec or log dialect is one file and one row: here is one of each, in a copy of the
-tree, and the programs use them."""
+"""A network, data set, format of images, optimizer, codec or log dialect is one file and one row: here is one of each,
+in a copy of the tree, and the programs use them."""
 
 from __future__ import annotations
 
@@ -47,6 +47,29 @@ def load(data_dir=None, *, num_examples=None, image_shape=None, seed=0, download
 
 
 DESCRIPTION = Description(3, SHAPE, load)
+'''
+READER = '''"""Lines of text: a label and the name of a file."""
+
+import numpy as np
+
+from dmltrain.data.readers.reader import Format, Record
+
+
+class Lines:
+    class_names = ("cat", "dog")
+
+    def __init__(self, source):
+        self._path, self._lines = source.path, source.path.read_text().splitlines()
+
+    def __len__(self):
+        return len(self._lines)
+
+    def read(self, index):
+        label, name = self._lines[index].split()
+        return Record(np.array([label], np.float32), self._path.with_name(name).read_bytes())
+
+
+FORMAT = Format("lines of text", lambda path: path.suffix == ".lines", Lines)
 '''
 OPTIMIZER = '''"""newopt: the sign of the gradient, with a class of its own."""
 
@@ -138,6 +161,13 @@ NEW = (  # file, its content, the table's file, the table's opening line, the ro
         "DATASETS: dict[str, Description] = {\n",
         '    "newdata": newdata.DESCRIPTION,\n',
     ),
+    (
+        "data/readers/lines",
+        READER,
+        "data/readers",
+        "FORMATS: tuple[Format, ...] = (\n",
+        "    lines.FORMAT,\n",
+    ),
     ("optimizers/newopt", OPTIMIZER, "optimizers", "TABLE: tuple[Optimizer, ...] = (\n", "    newopt.OPTIMIZER,\n"),
     ("kvstore/codec/three", CODEC, "kvstore/codec", "TABLE: tuple[type[Codec], ...] = (\n", "    three.ThreeBytes,\n"),
     (
@@ -193,6 +223,18 @@ def test_they_train(tree, tmp_path, kind):
         text = "".join(log.read_text() for log in sorted(tmp_path.glob("worker-*.log")))
     assert done.returncode == 0, done.stdout + done.stderr + text
     assert "Epoch[7] Validation-accuracy=1.000000" in text
+
+
+def test_images_of_the_format_are_read(tree):
+    (tree / "train.lines").write_text("1 dog.jpg\n0 cat.jpg\n")
+    (tree / "cat.jpg").write_text("meow")
+    program = (
+        "from dmltrain.data import readers; reader = readers.open_reader('train.lines');"
+        "record = reader.read(1); print(len(reader), record.labels, record.image)"
+    )
+    assert run(tree, "-c", program).stdout == "2 [0.] b'meow'\n"
+    refused = run(tree, "-c", "from dmltrain.data import readers; readers.open_reader('dmltrain/py.typed')").stderr
+    assert "py.typed: unknown format; expected one of: lines of text; " in refused
 
 
 def test_the_forecast_includes_the_codec(tree):

@@ -188,7 +188,18 @@ def test_an_empty_list(tmp_path, text):
 
 @pytest.mark.parametrize(
     "line",
-    ["a.jpg", "1 0 a.jpg", "1\ta.jpg", "x\t0\ta.jpg", "1\tcat\ta.jpg", "1\t\ta.jpg", "1\t0\ta\0.jpg", "\t\t\t\t"],
+    [
+        "a.jpg",
+        "1 0 a.jpg",
+        "1\ta.jpg",
+        "x\t0\ta.jpg",
+        "1\tnan\ta.jpg",
+        "1\t1e40\ta.jpg",
+        "1\tcat\ta.jpg",
+        "1\t\ta.jpg",
+        "1\t0\ta\0.jpg",
+        "\t\t\t\t",
+    ],
 )
 def test_a_line_that_is_none(tmp_path, line):
     make(tmp_path, "a.jpg")

@@ -304,6 +304,7 @@ def test_zeros_after_the_last_record_and_before_the_first_need_no_warning(record
     [
         (b"3\n", "line 4 is b'3'"),
         (b"3 80\n", "line 4 is b'3 80'"),
+        (b"3\t8\r0\n", "line 4 is b'3"),
         (b"x\t80\n", "line 4 is b'x"),
         (b"3\t-8\n", "line 4"),
         (b"3\t" + b"9" * 19 + b"\n", "line 4"),

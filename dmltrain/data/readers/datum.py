@@ -63,7 +63,8 @@ def _pixels(shape: tuple[int, int, int], data: bytes, floats: bytes) -> Array:
 
 
 def _bytes_in(values: Array) -> bool:
-    return bool(((values >= 0) & (values <= 255) & (values == np.floor(values))).all())
+    inside = values[(values >= 0) & (values <= 255)]  # which leaves out what is no number, too
+    return inside.size == values.size and bool((inside == np.floor(inside)).all())
 
 
 def _fields(content: bytes) -> Iterator[tuple[int, int, int | bytes]]:

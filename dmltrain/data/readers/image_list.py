@@ -20,7 +20,8 @@ from dmltrain.errors import UserError
 
 CHUNK = 1 << 22  # bytes that are read at once
 MAX_LINE = 1 << 16  # bytes; a path has at most 4,096
-TAB, LINE_FEED = b"\t\n"
+LINE_FEED = ord("\n")
+LARGEST = float(np.finfo(np.float32).max)
 
 
 class ListReader:
@@ -83,12 +84,12 @@ class ListReader:
         fields = [field.strip() for field in line.split(b"\t")]
         try:
             number = int(fields[0])
-            labels = np.array([float(label) for label in fields[1:-1]], np.float32)
-            if not labels.size or not fields[-1] or b"\0" in line:
+            labels = [float(label) for label in fields[1:-1]]
+            if not labels or not all(abs(label) <= LARGEST for label in labels) or not fields[-1] or b"\0" in line:
                 raise ValueError
         except ValueError:
             raise Damaged(f"{line[:60]!r}, expected number, label and path with tabs between") from None
-        return number, labels, os.path.join(os.fsencode(self._root), fields[-1])
+        return number, np.array(labels, np.float32), os.path.join(os.fsencode(self._root), fields[-1])
 
 
 def open_list(source: Source) -> ListReader:
@@ -109,15 +110,23 @@ def _starts(file: DataFile) -> Array:
         feeds = np.flatnonzero(np.frombuffer(text, np.uint8) == LINE_FEED)
         starts[filled : filled + len(feeds)] = feeds + (place + 1)
         filled += len(feeds)
-    starts[filled] = file.size  # once more where the last line has a line feed
+    if starts[filled - 1] < file.size:  # no line feed at the end
+        starts[filled] = file.size
+        filled += 1
+    starts = starts[:filled]
+    kept = _not_empty(starts)
+    return starts if kept.all() else np.append(starts[:-1][kept], file.size)
+
+
+def _not_empty(starts: Array) -> Array:
+    """Which lines have more than a line feed, maybe after a carriage return. Raises Damaged."""
     lengths = np.diff(starts)
-    if lengths.max() <= 2:
+    if not lengths.size or lengths.max() <= 2:
         raise Damaged("has no lines, expected number, label and path with tabs between")
     if lengths.max() > MAX_LINE:
         line = int(lengths.argmax())
         raise Damaged(f"line {line + 1} has {lengths[line]} bytes, expected at most {MAX_LINE}: no list of images")
-    kept = lengths > 2  # an empty line is a line feed, maybe after a carriage return
-    return np.append(starts[:-1][kept], file.size)
+    return np.asarray(lengths > 2)
 
 
 def _texts(file: DataFile) -> Iterator[tuple[int, bytes]]:

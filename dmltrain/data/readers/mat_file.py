@@ -24,6 +24,7 @@ MATRIX, COMPRESSED = 14, 15
 CELL, STRUCTURE, TEXT = 1, 2, 4  # classes of matrices
 NUMBERS = range(6, 16)
 TYPES = {1: "i1", 2: "u1", 3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<f4", 9: "<f8", 12: "<i8", 13: "<u8", 16: "u1"}
+DAMAGE = (struct.error, zlib.error, LookupError, TypeError, ValueError, OverflowError, StopIteration)  # what it causes
 TYPES[17] = "<u2"  # 16: UTF-8, 17: UTF-16
 
 
@@ -46,7 +47,7 @@ def read(content: bytes) -> dict[str, Any]:
         for element in _elements(memoryview(content)[HEADER_BYTES:]):
             name, value = _matrix(_unpacked(element).data, MAX_DEPTH)
             found[name] = value
-    except (struct.error, ValueError, KeyError, StopIteration, zlib.error, MemoryError) as error:
+    except DAMAGE as error:
         raise Damaged(f"damaged MATLAB file: {type(error).__name__} {error}") from None
     return found
 

@@ -51,7 +51,23 @@ class RecordIndex:
 
 
 def load(file: DataFile) -> RecordIndex:
-    """The index in an .idx file. Raises Damaged."""
+    """The index in an .idx file. Raises Damaged.
+
+    For 14 million records each column of 8 bytes is 112 MB, so that there is no copy more than needed.
+    """
+    keys: Array | None
+    offsets, keys = _parsed(file)
+    if np.array_equal(keys, np.arange(len(keys), dtype=keys.dtype)):
+        keys = None
+    if (offsets[1:] < offsets[:-1]).any():
+        order = np.argsort(offsets, kind="stable")
+        offsets.sort()
+        keys = order.astype(np.uint32) if keys is None else keys[order]
+    return RecordIndex(offsets, keys)
+
+
+def _parsed(file: DataFile) -> tuple[Array, Array]:
+    """Offsets and keys in the order of the lines."""
     count = sum(text.count(b"\n") for text in _texts(file))
     if not count:
         raise Damaged(f"has no line, expected one with key, tab and offset for each record; {REBUILD}")
@@ -63,7 +79,7 @@ def load(file: DataFile) -> RecordIndex:
         end = filled + len(some_keys)
         keys[filled:end], offsets[filled:end] = some_keys, some_offsets
         filled = end
-    return _ordered(offsets, keys)
+    return offsets, keys
 
 
 def _texts(file: DataFile) -> Iterator[bytes]:
@@ -89,7 +105,7 @@ def _columns(text: bytes, lines_before: int) -> tuple[Array, Array]:
         lengths = ends - starts
         if lengths.min() > 0 and lengths.max() <= 18:
             return _values(data, starts[::2], lengths[::2]), _values(data, starts[1::2], lengths[1::2])
-    for number, line in enumerate(text.splitlines(), lines_before + 1):
+    for number, line in enumerate(text[:-1].split(b"\n"), lines_before + 1):
         if not LINE.fullmatch(line):
             raise Damaged(f"line {number} is {line[:60]!r}, expected a key, a tab and an offset; {REBUILD}")
     raise AssertionError("a line that only one of two parsers reads")
@@ -103,15 +119,6 @@ def _values(data: Array, starts: Array, lengths: Array) -> Array:
         np.multiply(values, 10, out=values, where=longer)
         np.add(values, data.take(starts + place, mode="clip") - ZERO, out=values, where=longer)
     return values
-
-
-def _ordered(offsets: Array, keys: Array) -> RecordIndex:
-    if (offsets[1:] < offsets[:-1]).any():
-        order = np.argsort(offsets, kind="stable")
-        offsets = offsets[order]
-        keys = keys[order]
-    counted = np.array_equal(keys, np.arange(len(keys), dtype=keys.dtype))
-    return RecordIndex(offsets, None if counted else keys)
 
 
 # -- comparing it with the .rec ---------------------------------------------------------------------------------------
