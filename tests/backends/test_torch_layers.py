@@ -188,6 +188,24 @@ def test_copies_are_independent_and_equal(copier, network):
     assert next(module.parameters()).abs().sum() > 0
 
 
+@pytest.mark.parametrize("copier", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+@pytest.mark.parametrize("training", [True, False])
+def test_copies_can_train_and_evaluate(copier, training):
+    """Whatever the module did when it was copied."""
+    side = Auxiliary("side", chain(Flatten(), Dense("side_fc", 3)))
+    root = chain(Conv("c", 4), side, BatchNorm("b"), Dropout(rate=0.5), Flatten(), Dense("d", 3))
+    network = Network("n", root, (2, 3, 3), 3)
+    module = built(network).train(training)
+    other = copier(module)
+    assert other.training == training
+    assert torch.equal(other.eval()(images(network)), module.eval()(images(network)))
+    torch.manual_seed(1)
+    expected = module.train()(images(network))
+    torch.manual_seed(1)
+    for one, another in zip(other.train()(images(network)), expected, strict=True):
+        assert torch.equal(one, another)
+
+
 def test_every_layer_equals_plain_torch():
     module, functional = built(EVERY_LAYER).double().train(), torch.nn.functional
     batch, w = images(EVERY_LAYER).double(), dict(module.state_dict())

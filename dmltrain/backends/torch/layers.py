@@ -12,6 +12,7 @@ for both the module (`.to(memory_format=torch.channels_last)`) and the images.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import singledispatch
 from operator import iadd, imul
@@ -42,7 +43,20 @@ def build(network: Network) -> torch.nn.Module:
     auxiliary = [node for node in graph.nodes if AUXILIARY in node.meta]
     graph.output(graph.call_function(_outputs, (_training(images), logits, *auxiliary)) if auxiliary else logits)
     _overwrite_where_safe(graph)
-    return fx.GraphModule(_arrays(network), graph, class_name="Network")
+    return _Module(_arrays(network), graph, class_name="Network")
+
+
+class _Module(fx.GraphModule):
+    """A GraphModule that is pickled with its graph. torch would trace the code anew, and so take the flag `training` of
+    this moment for a constant."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        holder = torch.nn.Module().train(self.training)
+        for name, parameter in self.named_parameters():
+            holder.register_parameter(name, parameter)
+        for name, statistic in self.named_buffers():
+            holder.register_buffer(name, statistic)
+        return _Module, (holder, copy.deepcopy(self.graph), "Network")  # without a way back to the module
 
 
 def _outputs(training: bool, logits: torch.Tensor, *auxiliary: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
