@@ -1,7 +1,7 @@
 """Keras' convolutional network for MNIST (examples/mnist_cnn.py), with ReLU and dropout; 99.25 % after 12 epochs there.
 
 It is that of Keras 2; in Keras 1 the second convolution has 32 channels, too. Weights start uniform by Xavier's rule
-(glorot_uniform). Its authors train it with batches of 128, `--optimizer adadelta --lr 1 --wd 0`.
+(glorot_uniform). Its authors train it with batches of 128, `--optimizer adadelta --wd 0`.
 """
 
 from __future__ import annotations
