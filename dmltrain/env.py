@@ -106,6 +106,12 @@ def measure_seconds(environ: Mapping[str, str] | None = None) -> float:
     return _seconds(os.environ if environ is None else environ, ("DMLTRAIN_MEASURE",), 0.0)
 
 
+def cores(environ: Mapping[str, str] | None = None) -> int:
+    """The cores that this process may use: what the launcher gave it in OMP_NUM_THREADS, else all of its affinity."""
+    text = (os.environ if environ is None else environ).get("OMP_NUM_THREADS", "").partition(",")[0]
+    return int(text) if text.isdecimal() and int(text) else len(os.sched_getaffinity(0))
+
+
 def _number(values: Mapping[str, str], name: str, default: int | None = None, minimum: int = 0) -> int:
     text = values.get(name, "")
     if not text and default is not None:

@@ -109,7 +109,8 @@ def training_batches(run: Run, epoch: int, first: int) -> TrainBatches:
     return TrainBatches(
         run.dataset.train,
         part,
-        run.options.data_nthreads,
+        run.threads,
+        run.options.prefetch_bytes,
         first=first * plan.group,
         stop=plan.steps_of(epoch) * plan.group,
     )
@@ -135,6 +136,8 @@ def save(run: Run, epoch: int) -> None:
 def validate(run: Run, epoch: int) -> None:
     """Log the accuracy on the whole validation set after this epoch."""
     sums = evaluated(run)
+    if not sums.samples:
+        return  # there are no validation data
     run.log_values(epoch, {f"Validation-{name}": value for name, value in run.metrics(sums).items()})
     iteration = run.plan.iteration(run.plan.after(epoch, run.plan.steps_of(epoch)))
     if due(run.options.test_interval, iteration):
@@ -143,7 +146,16 @@ def validate(run: Run, epoch: int) -> None:
 
 def evaluated(run: Run) -> Sums:
     """The sums over the whole validation set."""
-    return evaluation.evaluated(run.trainer, run.dataset.validation, run.store, run.options.batch_size)
+    options = run.options
+    return evaluation.evaluated(
+        run.trainer,
+        run.dataset.validation,
+        run.store,
+        options.batch_size,
+        run.threads,
+        options.prefetch_bytes,
+        run.own_validation,
+    )
 
 
 def log_validation(run: Run, iteration: int, sums: Sums) -> None:

@@ -18,21 +18,19 @@ import dmltrain
 from dmltrain import (
     checkpoint,
     common_network,
-    data,
     divergence,
     env,
     epochs,
     errors,
     fine_tuning,
     kvstore,
+    loading,
     measure,
+    read_speed,
     record,
     resume,
 )
 from dmltrain.backends.table import BACKENDS
-from dmltrain.data import partition
-from dmltrain.data.dataset import Dataset
-from dmltrain.data.parts import Shared
 from dmltrain.errors import Diverged, JobLost, UserError
 from dmltrain.kvstore import KVStore
 from dmltrain.options import Options, parse
@@ -90,12 +88,17 @@ def train(options: Options, command: str) -> None:
         host_sum=options.host_sum,
     )  # a scheduler or server serves the job here, and exits
     try:
+        if options.test_io:
+            read_speed.report(options, store)
+            store.close()
+            return
         run = prepare(options, store, command)
         for epoch in range(run.start.epoch, run.plan.epochs):
             cost = epochs.train(run, epoch)
             divergence.check(run, epoch)
             epochs.save(run, epoch)
             epochs.validate(run, epoch)
+            loading.check_broken(run.dataset, store, run.log)
             epochs.report(run, epoch, cost)
         run.log.info("Final weights sha256=%s", run.trainer.digest())
     except BaseException as error:
@@ -119,12 +122,12 @@ def prepare(options: Options, store: KVStore, command: str) -> Run:
     log = record.logger(store.rank)
     if options.model_prefix and store.rank == 0:
         checkpoint.prepare(options.model_prefix)
-    dataset = load_dataset(options, store)
+    dataset = loading.load_dataset(options, store, log.warning)
     classes = None if options.pretrained_model else dataset.num_classes
     network = common_network.create(options, classes, dataset.image_shape, store)
     tuned = fine_tuning.build(options, network, dataset.num_classes) if options.pretrained_model else None
     network = tuned.network if tuned else network
-    parts = Shared(len(dataset.train), store.num_workers, options.batch_size, len(dataset.train))
+    parts = loading.parts_of(options, dataset, store)
     plan = plan_of(options, parts.steps, store.num_workers)
     options, source = resume.chosen(options, plan, store, log)
     found = resume.load(source, options, network, store, log) if source else None
@@ -134,27 +137,13 @@ def prepare(options: Options, store: KVStore, command: str) -> Run:
     trainer = BACKENDS[options.backend].trainer(network, options, store, state, dataset.normalisation)
     resume.check_all_save(options, store)
     start = resume.position(source, found, plan) if source and found else Position(0)
-    run = Run(options, store, log, network, dataset, trainer, schedule_of(options, plan), parts, plan, start)
+    own = loading.has_own_validation(options, dataset, store)
+    run = Run(options, store, log, network, dataset, trainer, schedule_of(options, plan), parts, plan, start, own)
     introduce(run, command)
     if found:
         resume.report(log, found, resume.circumstances(options, store, len(dataset.train)))
     announce(run)
     return run
-
-
-def load_dataset(options: Options, store: KVStore) -> Dataset:
-    """Load the data set. Raises UserError if its size does not fit the options."""
-    dataset = data.load(
-        options.dataset,
-        options.data_dir,
-        num_examples=options.num_examples,
-        image_shape=options.image_shape,
-        seed=options.seed,
-    )
-    partition.check(len(dataset.train), store.num_workers, options.batch_size)
-    if options.top_k > dataset.num_classes:
-        raise UserError(f"--top-k {options.top_k}: {options.dataset} has {dataset.num_classes} classes")
-    return dataset
 
 
 def introduce(run: Run, command: str) -> None:
@@ -168,7 +157,7 @@ def introduce(run: Run, command: str) -> None:
         f"start with arguments {options}",
         f"Network {network.name}: {network.num_parameters} parameters, input "
         f"{'x'.join(map(str, network.input_shape))}, {network.num_classes} classes, {options.dtype}",
-        f"Data {dataset.name}{f' in {os.path.abspath(options.data_dir)}' if options.data_dir else ''}: "
+        f"Data {dataset.name}{loading.place(options)}: "
         f"{len(dataset.train)} training and {len(dataset.validation)} validation samples",
         f"Host {env.read().host_name}: {hardware.describe()}, {run.trainer.describe()}",
         f"Batch {options.batch_size} per worker, {options.batch_size * run.store.num_workers} in all; "

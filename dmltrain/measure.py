@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from dmltrain import data, env, kvstore, models
+from dmltrain import env, kvstore, loading, models
 from dmltrain.backends.table import BACKENDS
 from dmltrain.data import synthetic
 from dmltrain.data.batches import Batch, TrainBatches
@@ -48,11 +48,10 @@ def line(options: Options, seconds: float) -> str:
 
 def measure(options: Options, seconds: float) -> dict[str, Any]:
     """The values of the line; `model_bytes` is the size of one worker's gradients as float32."""
-    known = data.DATASETS[options.dataset]
-    shape = options.image_shape or known.image_shape
-    network = models.create(options.network, options.num_layers, known.num_classes, shape, **options.network_options)
+    shape, classes = loading.shape_and_classes(options)
+    network = models.create(options.network, options.num_layers, classes, shape, **options.network_options)
     serial = replace(options, kv_store="local", gc_type="none", staleness=None, update_on_kvstore=0)
-    images = synthetic.load(num_examples=BATCHES * options.batch_size, image_shape=shape, num_classes=known.num_classes)
+    images = synthetic.load(num_examples=BATCHES * options.batch_size, image_shape=shape, num_classes=classes)
     store = kvstore.create("local", backend=options.backend)
     trainer = BACKENDS[options.backend].trainer(network, serial, store, normalisation=images.normalisation)
     batches = endless(images, options)
@@ -149,7 +148,7 @@ def endless(dataset: Dataset, options: Options) -> Generator[Batch, None, None]:
     """Batches without end, prepared in the background as in training."""
     parts = Shared(len(dataset.train), 1, options.batch_size, len(dataset.train))
     for epoch in itertools.count():
-        yield from TrainBatches(dataset.train, parts.part(0, options.seed, epoch), options.data_nthreads)
+        yield from TrainBatches(dataset.train, parts.part(0, options.seed, epoch), options.data_nthreads or 1)
 
 
 def seconds_per_step(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from logging import Logger
 
-from dmltrain import record
+from dmltrain import loading, record
 from dmltrain.backends.backend import Backend, Trainer
 from dmltrain.backends.table import BACKENDS
 from dmltrain.data.dataset import Dataset
@@ -33,11 +33,17 @@ class Run:
     parts: Parts  # which worker trains on which samples in which batch
     plan: Plan  # the same on all workers
     start: Position = Position(0)
+    own_validation: bool = False  # each worker has validation samples of its own; else all share the same
 
     @property
     def batches(self) -> int:
         """Steps in an epoch, the same on all workers."""
         return self.parts.steps
+
+    @property
+    def threads(self) -> int:
+        """That prepare batches."""
+        return loading.threads(self.options, self.dataset)
 
     @property
     def backend(self) -> Backend:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import dmltrain
-from dmltrain import common_network, env, evaluation, fit, kvstore, models, record, trained
+from dmltrain import common_network, env, evaluation, fit, kvstore, loading, models, record, trained
 from dmltrain.backends.table import BACKENDS
 from dmltrain.errors import UserError
 from dmltrain.kvstore import KVStore
@@ -73,13 +73,24 @@ def _score(options: Options, network_given: bool, store: KVStore, command: str) 
     options = options if network_given else replace(options, **network_of(found))
     if options.image_shape is None and found.said.get("image_shape"):
         options = replace(options, image_shape=tuple(found.said["image_shape"]))
-    dataset = fit.load_dataset(options, store)
+    dataset = loading.load_dataset(options, store, log.warning)
+    if not len(dataset.validation):
+        raise UserError("there are no validation data to score: give --data-val")
     network = common_network.create(options, dataset.num_classes, dataset.image_shape, store)
     names = graph_file.names_in_files(options.network, network) if found.source.suffix == weights.SUFFIX else {}
     state = {"model": weights.fitting(found.source, found.weights, network, names)}
     trainer = BACKENDS[options.backend].trainer(network, options, store, state, dataset.normalisation)
     began = time.perf_counter()
-    sums = evaluation.evaluated(trainer, dataset.validation, store, options.batch_size, options.data_nthreads)
+    sums = evaluation.evaluated(
+        trainer,
+        dataset.validation,
+        store,
+        options.batch_size,
+        loading.threads(options, dataset),
+        options.prefetch_bytes,
+        loading.has_own_validation(options, dataset, store),
+    )
+    loading.check_broken(dataset, store, log)
     speed = sums.samples / (time.perf_counter() - began)
     epoch = epoch_of(found.source)
     for name, value in sums.metrics(options.top_k, options.loss).items():

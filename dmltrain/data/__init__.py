@@ -9,10 +9,10 @@ A new data set is one file with a `DESCRIPTION` and one row in DATASETS.
 
 from pathlib import Path
 
-from dmltrain.data import cifar10, digits, mnist, synthetic
+from dmltrain.data import cifar10, digits, image_files, imagenet, mnist, synthetic
 from dmltrain.data.augment import Augmentation
 from dmltrain.data.batches import Batch, EvalBatches, TrainBatches
-from dmltrain.data.dataset import Dataset, Description, OneByOne, Samples, Split
+from dmltrain.data.dataset import Dataset, Description, ImageFiles, OneByOne, Samples, Split
 from dmltrain.data.parts import Local, Shared
 from dmltrain.errors import UserError
 
@@ -23,6 +23,7 @@ __all__ = [
     "Dataset",
     "Description",
     "EvalBatches",
+    "ImageFiles",
     "Local",
     "OneByOne",
     "Samples",
@@ -35,6 +36,7 @@ __all__ = [
 DATASETS: dict[str, Description] = {
     "cifar10": cifar10.DESCRIPTION,
     "digits": digits.DESCRIPTION,
+    "imagenet": imagenet.DESCRIPTION,
     "mnist": mnist.DESCRIPTION,
     "synthetic": synthetic.DESCRIPTION,
 }
@@ -48,15 +50,21 @@ def load(
     image_shape: tuple[int, int, int] | None = None,
     seed: int = 0,
     download: bool = True,
+    files: ImageFiles | None = None,
 ) -> Dataset:
     """Open the data set `name`.
 
     data_dir: folder of its files (default: data/<name>). num_examples: use only this many training images, the first.
     image_shape: (C, H, W) of the network's input, None for the data set's default. seed: of `synthetic`. download:
-    fetch missing files. UserError: unknown name, or invalid files or numbers.
+    fetch missing files. files: of images to read instead of the data set's own. UserError: unknown name, or invalid
+    files or numbers.
     """
     if name not in DATASETS:
         raise UserError(f"unknown data set '{name}'; expected one of {', '.join(DATASETS)}")
-    return DATASETS[name].load(
-        data_dir, num_examples=num_examples, image_shape=image_shape, seed=seed, download=download
+    known = DATASETS[name]
+    if files is not None and files.train and not known.reads_files:
+        return image_files.load(name, files, image_shape or known.image_shape, known.normalisation, num_examples)
+    more = {"files": files} if known.reads_files and files is not None else {}
+    return known.load(
+        data_dir, num_examples=num_examples, image_shape=image_shape, seed=seed, download=download, **more
     )

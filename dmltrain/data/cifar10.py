@@ -42,11 +42,11 @@ def load(
 
     data_dir: the folder of the files or archives, or its parent if the folder's name is cifar10; default data/cifar10.
     If it has none of the forms, cifar-10-binary.tar.gz is downloaded into it. UserError: a missing or damaged file,
-    num_examples larger than the data set, or an image_shape that is no crop.
+    or an image_shape that is no crop.
     """
     shape = check_shape("cifar10", image_shape, SHAPE, DEFAULT_SHAPE, PAD)
     rows = files.rows
-    count = examples_to_use("cifar10", num_examples, rows * len(files.train))
+    count = examples_to_use(num_examples, rows * len(files.train))
     needed = files.train[: -(-count // rows)]
     folder = source.folder(data_dir, "cifar10")
     images, labels = np.empty((count, *SHAPE), np.uint8), np.empty(count, np.int64)
@@ -65,4 +65,5 @@ def load(
     )
 
 
-DESCRIPTION = Description(NUM_CLASSES, DEFAULT_SHAPE, load)
+AUGMENTATION = {"pad_size": PAD, "random_crop": True, "random_mirror": True}  # what `load` does
+DESCRIPTION = Description(NUM_CLASSES, DEFAULT_SHAPE, load, AUGMENTATION, Normalisation(MEAN, STD))

@@ -6,16 +6,19 @@ on their devices. `Split` has all images in memory and prepares a batch at once;
 sample when it is needed.
 """
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from dmltrain.arrays import Array
 from dmltrain.data import augment as augmenting
 from dmltrain.data.augment import Augmentation
+from dmltrain.data.broken import Broken
+from dmltrain.data.images import ImageAugmentation
 from dmltrain.errors import UserError
 from dmltrain.normalisation import Normalisation
 
@@ -57,11 +60,38 @@ class Load(Protocol):
 
 @dataclass(frozen=True)
 class Description:
-    """A data set's properties, known without loading it. `image_shape`: default (C, H, W) of the network's input."""
+    """A data set's properties, known without loading it. `image_shape`: default (C, H, W) of the network's input.
+
+    augmentation, normalisation: of its images, also where they come from files of the user (fields of
+    ImageAugmentation). reads_files: it has no files of its own, and `load` takes `files`, an ImageFiles.
+    """
 
     num_classes: int
     image_shape: Shape
     load: Load
+    augmentation: Mapping[str, Any] = field(default_factory=dict)
+    normalisation: Normalisation = field(default_factory=Normalisation)
+    reads_files: bool = False
+
+
+@dataclass(frozen=True)
+class ImageFiles:
+    """Which files of images to read, and how. readers.open_reader explains indexes, root and devkit.
+
+    train, validation: files or folders, one after another. num_classes: None for as many as the files tell.
+    skip_broken: records that may be skipped in an epoch. warn: takes what the user should know.
+    """
+
+    train: tuple[str, ...] = ()
+    validation: tuple[str, ...] = ()
+    train_index: str | None = None
+    validation_index: str | None = None
+    root: str | None = None
+    devkit: str | None = None
+    num_classes: int | None = None
+    augmentation: ImageAugmentation = field(default_factory=ImageAugmentation)
+    skip_broken: int = 0
+    warn: Callable[[str], None] = logging.getLogger("dmltrain.data").warning
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +165,8 @@ class OneByOne:
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """A training and a validation split; `image_shape` is the network's input (C, H, W), after the crop;
-    `normalisation` is what the trainers do with the pixels of both."""
+    `normalisation` is what the trainers do with the pixels of both. digests: what workers compare at the start, by the
+    name of the data. broken: the records that were skipped, if any can be."""
 
     name: str
     train: Samples
@@ -143,16 +174,16 @@ class Dataset:
     num_classes: int
     image_shape: Shape
     normalisation: Normalisation = field(default_factory=Normalisation)
+    digests: Mapping[str, str] = field(default_factory=dict)  # sha256
+    broken: Broken | None = None
 
 
-def examples_to_use(name: str, num_examples: int | None, available: int) -> int:
-    """Number of training samples to read, as MXNet's --num-examples. UserError: more than the data set has."""
+def examples_to_use(num_examples: int | None, available: int) -> int:
+    """Number of training samples to read. A larger --num-examples is the length of an epoch, which repeats them."""
     if num_examples is None:
         return available
     check_count(num_examples)
-    if num_examples > available:
-        raise UserError(f"--num-examples {num_examples}: {name} has {available} training examples")
-    return num_examples
+    return min(num_examples, available)
 
 
 def check_count(num_examples: int) -> None:

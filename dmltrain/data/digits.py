@@ -37,7 +37,7 @@ def load(
     shape = check_shape("digits", image_shape, SHAPE, SHAPE)
     images, labels = _read()
     train, validation = _split(labels)
-    train = train[: examples_to_use("digits", num_examples, len(train))]
+    train = train[: examples_to_use(num_examples, len(train))]
     augmentation = Augmentation(crop=shape[1:])
     return Dataset(
         "digits",
@@ -69,4 +69,4 @@ def _split(labels: Array) -> tuple[Array, Array]:
     return np.setdiff1d(np.arange(len(labels)), validation), validation
 
 
-DESCRIPTION = Description(NUM_CLASSES, SHAPE, load)
+DESCRIPTION = Description(NUM_CLASSES, SHAPE, load, normalisation=Normalisation(MEAN, STD))

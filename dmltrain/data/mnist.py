@@ -82,10 +82,10 @@ def load(
     """60,000 training and 10,000 validation digits; input is pixel / 255, as in MNISTIter. Downloads missing files.
 
     data_dir: the folder of the files, or its parent if the folder's name is mnist; default data/mnist. UserError: a
-    missing or damaged file, or num_examples larger than the data set.
+    missing or damaged file.
     """
     shape = check_shape("mnist", image_shape, SHAPE, SHAPE)
-    count = examples_to_use("mnist", num_examples, files.train_images.shape[0])
+    count = examples_to_use(num_examples, files.train_images.shape[0])
     folder = source.folder(data_dir, "mnist")
 
     def array(file: IdxFile) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 from dmltrain import random_bits
 from dmltrain.arrays import Array
 from dmltrain.data.augment import Augmentation
-from dmltrain.data.dataset import Dataset, Description, Split, check_count
+from dmltrain.data.dataset import Dataset, Description, Shape, Split, check_count
 from dmltrain.errors import UserError
 from dmltrain.normalisation import Normalisation
 
@@ -58,6 +58,15 @@ def _bytes(shape: tuple[int, ...], seed: int) -> Array:
     count = int(np.prod(shape))
     words = random_bits.words(-(-count // 8), seed, 0, random_bits.SYNTHETIC)
     return words.astype("<u8", copy=False).view(np.uint8)[:count].reshape(shape)
+
+
+def benchmark(shape: Shape, num_classes: int, count: int, seed: int = 0) -> Dataset:
+    """`count` images of noise, for measurements without files, of networks with any number of classes. There is nothing
+    to learn, and no validation."""
+    labels = random_bits.words(count, seed, 1, random_bits.SYNTHETIC) % np.uint64(num_classes)
+    split = Split(_bytes((count, *shape), seed), labels.astype(np.int64), Augmentation(crop=shape[1:]))
+    nothing = Split(split.images[:0], split.labels[:0], split.augment)
+    return Dataset("benchmark", split, nothing, num_classes, shape, Normalisation((127.5,), (73.9,)))
 
 
 DESCRIPTION = Description(NUM_CLASSES, DEFAULT_SHAPE, load)

@@ -10,6 +10,7 @@ from dmltrain.options.devices import DeviceOptions
 from dmltrain.options.distribution import DistributionOptions
 from dmltrain.options.field import flag
 from dmltrain.options.fine_tuning import FineTuningOptions
+from dmltrain.options.images import ImageOptions
 from dmltrain.options.network import NetworkOptions
 from dmltrain.options.report import ReportOptions
 from dmltrain.options.training import TrainingOptions
@@ -17,7 +18,14 @@ from dmltrain.options.training import TrainingOptions
 
 @dataclass(frozen=True)
 class Options(
-    ReportOptions, FineTuningOptions, DistributionOptions, DeviceOptions, TrainingOptions, DataOptions, NetworkOptions
+    ReportOptions,
+    FineTuningOptions,
+    DistributionOptions,
+    DeviceOptions,
+    TrainingOptions,
+    ImageOptions,
+    DataOptions,
+    NetworkOptions,
 ):  # dataclass takes the fields of the last base first
     """The options of one run of a training program. `None` stands for the default of the program or the data set."""
 

@@ -76,6 +76,14 @@ def step_epochs(text: str) -> tuple[int, ...]:
     return made
 
 
+def numbers(text: str) -> tuple[float, ...]:
+    """'123.68,116.779,103.939' -> (123.68, 116.779, 103.939)."""
+    values = tuple(number(0.0)(part) for part in text.replace(" ", "").split(","))
+    if len(values) not in (1, 3):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected one number, or one for each of R,G,B")
+    return values
+
+
 def one_of(kind: str, names: Collection[str], remark: str = "") -> Callable[[str], str]:
     def parse_name(text: str) -> str:
         if text not in names:

@@ -1,0 +1,72 @@
+"""Samples of a reader: records are read, decoded and augmented when they are needed, one by one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dmltrain.arrays import Array
+from dmltrain.data.broken import Broken
+from dmltrain.data.dataset import ABSENT, Inputs, Shape
+from dmltrain.data.images import BrokenImage, ImageAugmentation, evaluation_image, training_image
+from dmltrain.data.readers import Reader, Record
+from dmltrain.errors import UserError
+
+
+@dataclass(frozen=True, eq=False)
+class Decoded:
+    """The first `count` records of `reader` as images of `shape`, with labels below num_classes."""
+
+    reader: Reader
+    count: int
+    augmentation: ImageAugmentation
+    shape: Shape
+    num_classes: int
+    broken: Broken
+
+    def __len__(self) -> int:
+        return self.count
+
+    def room(self, count: int) -> Array:
+        """Channels last in memory, as decoders write and PyTorch convolves."""
+        channels, height, width = self.shape
+        return np.empty((count, height, width, channels), np.uint8).transpose(0, 3, 1, 2)
+
+    def training(self, samples: Array, words: Array, room: Array | None = None) -> Inputs:
+        return self._inputs(samples, words.tolist(), room)
+
+    def evaluation(self, samples: Array, room: Array | None = None) -> Inputs:
+        return self._inputs(samples, [None] * len(samples), room)
+
+    def _inputs(self, samples: Array, words: list[int | None], room: Array | None) -> Inputs:
+        images = self.room(len(samples)) if room is None else room
+        rows = images.transpose(0, 2, 3, 1)
+        labels = [self._label(*each) for each in zip(samples.tolist(), words, rows, strict=True)]
+        return images, np.array(labels, np.int64)
+
+    def _label(self, index: int, word: int | None, out: Array) -> int:
+        """Writes the image to `out`, and returns its label, or ABSENT."""
+        try:
+            record = self.reader.read(index)
+        except UserError as error:
+            self.broken.note(str(error))
+            return ABSENT
+        try:
+            if word is None:
+                evaluation_image(record.image, self.augmentation, self.shape, out)
+            else:
+                training_image(record.image, self.augmentation, self.shape, word, out)
+        except BrokenImage as error:
+            self.broken.note(f"{self.reader.where(index)}: {error}")
+            return ABSENT
+        return self._checked(record, index)
+
+    def _checked(self, record: Record, index: int) -> int:
+        label = float(record.labels[0])
+        if not (label.is_integer() and 0 <= label < self.num_classes):
+            raise UserError(
+                f"{self.reader.where(index)}: its label is {label:g}, expected an integer from 0 to "
+                f"{self.num_classes - 1}: correct the labels, or give another --num-classes"
+            )
+        return int(label)
