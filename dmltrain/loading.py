@@ -136,6 +136,10 @@ def parts_of(options: Options, dataset: Dataset, store: KVStore) -> Parts:
     if not count:
         raise UserError("there are no training data: give --data-train, for example --data-train train.rec")
     if options.data_parts == "local":
+        if options.num_examples is not None:
+            raise UserError(
+                "--num-examples and --data-parts local exclude each other: an epoch has all local samples once"
+            )
         sizes = agreement.rows(store, "training samples", [count])
         return Local(tuple(int(size) for size in sizes[:, 0]), batch, options.shuffle)
     wanted = options.num_examples

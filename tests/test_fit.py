@@ -249,7 +249,6 @@ def test_files_for_mxnet_are_written_and_any_run_continues_from_them(run, tmp_pa
         (["--kv-store", "nonsense"], ["nonsense", "dist_sync", "local"]),
         (["--kv-store", "dist_sync"], ["dist_sync", "dmltrain-launch", "--kv-store local"]),
         (["--batch-size", "2000"], ["--batch-size 2000", "1437"]),
-        (["--num-examples", "9999"], ["--num-examples 9999", "1437"]),
         (["--top-k", "11"], ["--top-k 11", "10 classes"]),
         (["--image-shape", "3,32,32"], ["3,32,32", "1,8,8"]),
         (["--dataset", "cifar10", "--data-dir", "/nonexistent"], ["/nonexistent"]),

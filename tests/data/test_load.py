@@ -7,19 +7,13 @@ import numpy as np
 import pytest
 
 from dmltrain import data
-from dmltrain.data import digits
+from dmltrain.data import digits, synthetic
 from dmltrain.errors import UserError
 
 
 def test_an_unknown_name_lists_the_valid_ones():
     with pytest.raises(UserError, match=f"unknown data set 'cifar'; expected one of {', '.join(data.DATASETS)}"):
         data.load("cifar")
-
-
-@pytest.mark.parametrize(("name", "there"), [("digits", 1437), ("mnist", 60000), ("cifar10", 50000)])
-def test_the_error_for_too_many_examples_has_both_numbers(name, there, tmp_path):
-    with pytest.raises(UserError, match=f"--num-examples {there + 1}: {name} has {there} training examples"):
-        data.load(name, tmp_path, num_examples=there + 1, download=False)
 
 
 @pytest.mark.parametrize("name", data.DATASETS)
@@ -101,3 +95,12 @@ def test_synthetic_is_normalised():
 def test_synthetic_with_an_invalid_shape(shape):
     with pytest.raises(UserError, match="--image-shape 3,.*: expected channels,height,width"):
         data.load("synthetic", image_shape=shape)
+
+
+def test_benchmark_images_have_any_shape_and_any_number_of_classes():
+    made = synthetic.benchmark((3, 9, 7), 21841, 50, seed=1)
+    assert made.train.images.shape == (50, 3, 9, 7) and len(made.validation) == 0 and made.num_classes == 21841
+    assert made.train.labels.min() >= 0 and 10_000 < made.train.labels.max() < 21841
+    images = made.normalisation.apply(made.train.images)
+    assert abs(images.mean()) < 0.05 and abs(images.std() - 1) < 0.05
+    assert np.array_equal(made.train.images, synthetic.benchmark((3, 9, 7), 5, 50, seed=1).train.images)

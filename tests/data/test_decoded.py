@@ -1,0 +1,220 @@
+"""Samples of image files: the same pixels for any number of workers and threads, and what is wrong with a record."""
+
+import numpy as np
+import pytest
+
+from dmltrain.data.batches import EvalBatches, TrainBatches
+from dmltrain.data.broken import Broken
+from dmltrain.data.dataset import ABSENT
+from dmltrain.data.decoded import Decoded
+from dmltrain.data.images import ImageAugmentation
+from dmltrain.data.parts import Local, Shared
+from dmltrain.data.pixels import Pixels
+from dmltrain.data.readers import Record, open_reader
+from dmltrain.errors import UserError
+from tests import image_records
+from tests.image_records import CLASSES
+
+COUNT, SHAPE = 50, (3, 16, 12)
+ALL = ImageAugmentation(
+    random_resized_crop=True,
+    random_mirror=True,
+    min_random_area=0.3,
+    min_random_aspect_ratio=0.75,
+    max_random_aspect_ratio=1.33,
+    max_random_rotate_angle=10,
+    max_random_h=36,
+    brightness=0.4,
+    pca_noise=0.1,
+)
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    return image_records.write(tmp_path_factory.mktemp("records") / "train.rec", range(COUNT))
+
+
+def decoded(reader, augmentation=ALL, allowed=0, warn=None, count=None, num_classes=CLASSES):
+    broken = Broken(allowed, warn or (lambda line: pytest.fail(line)))
+    return Decoded(reader, len(reader) if count is None else count, augmentation, SHAPE, num_classes, broken)
+
+
+class Numbered:
+    """A reader whose labels are the numbers of the records, so that a test can tell the samples apart."""
+
+    class_names = None
+
+    def __init__(self, reader):
+        self._reader = reader
+        self.where, self.digest = reader.where, reader.digest
+
+    def __len__(self):
+        return len(self._reader)
+
+    def read(self, index):
+        return Record(np.array([index], np.float32), self._reader.read(index).image)
+
+
+def epoch(reader, workers, batch_size, threads, epoch=3, shuffle="global", seed=7):
+    """Sample -> its pixels, by all workers of a job."""
+    split, found = decoded(Numbered(reader), num_classes=COUNT), {}
+    parts = Shared(COUNT, workers, batch_size, COUNT, shuffle)
+    for rank in range(workers):
+        for batch in TrainBatches(split, parts.part(rank, seed, epoch), threads):
+            found |= {int(label): image.copy() for label, image in zip(batch.labels, batch.images, strict=True)}
+    assert sorted(found) == list(range(COUNT))
+    return found
+
+
+@pytest.mark.parametrize("shuffle", ["global", "chunk"])
+def test_pixels_are_the_same_for_any_number_of_workers_and_threads(records, shuffle):
+    reader = open_reader(records)
+    alone = epoch(reader, 1, 8, 1, shuffle=shuffle)
+    for workers, batch_size, threads in ((1, 50, 4), (2, 3, 1), (3, 7, 2), (5, 1, 3)):
+        found = epoch(reader, workers, batch_size, threads, shuffle=shuffle)
+        assert all(np.array_equal(found[sample], alone[sample]) for sample in alone)
+    other = epoch(reader, 1, 8, 1, epoch=4, shuffle=shuffle)
+    assert sum(np.array_equal(other[sample], alone[sample]) for sample in alone) < 5
+
+
+def test_validation_pixels_do_not_depend_on_threads_and_seeds(records):
+    split = decoded(open_reader(records))
+    one, two = (list(EvalBatches(split, np.arange(COUNT), 16, threads=threads)) for threads in (1, 3))
+    assert all(
+        np.array_equal(a.images, b.images) and np.array_equal(a.labels, b.labels) for a, b in zip(one, two, strict=True)
+    )
+    assert np.concatenate([batch.labels for batch in one]).tolist() == [number % CLASSES for number in range(COUNT)]
+
+
+def test_images_have_their_channels_last_in_memory(records):
+    batch = next(iter(EvalBatches(decoded(open_reader(records)), np.arange(8), 8)))
+    assert batch.images.shape == (8, *SHAPE) and batch.images.transpose(0, 2, 3, 1).flags.c_contiguous
+
+
+def test_the_first_records_and_an_empty_batch(records):
+    split = decoded(open_reader(records), count=10)
+    assert len(split) == 10
+    images, labels = split.training(np.arange(0), np.empty(0, np.uint64))
+    assert images.shape == (0, *SHAPE) and labels.shape == (0,) and labels.dtype == np.int64
+
+
+def test_pixels_in_memory_go_through_the_same_augmentation():
+    pixels = np.random.default_rng(1).integers(0, 256, (5, 3, 16, 12), dtype=np.uint8)
+    reader = Pixels("small", pixels, np.arange(5))
+    images, labels = decoded(reader, num_classes=5).evaluation(np.array([4, 0]))
+    assert np.array_equal(images, pixels[[4, 0]]) and labels.tolist() == [4, 0]
+    assert reader.where(3) == "small: sample 3" and reader.digest() == ""
+
+
+# -- labels -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("label", [-1.0, 4.0, 2.5, float("nan"), 1e30])
+def test_a_label_out_of_range_is_named_with_its_record(tmp_path, label):
+    class Wrong(Numbered):
+        def read(self, index):
+            return Record(np.array([label if index == 3 else 0], np.float32), self._reader.read(index).image)
+
+    reader = Wrong(open_reader(image_records.write(tmp_path / "train.rec", range(6))))
+    split = decoded(reader, allowed=10)
+    with pytest.raises(UserError) as caught:
+        split.evaluation(np.arange(6))
+    text = str(caught.value)
+    assert "train.rec: record 3 (key 3, offset " in text
+    assert f"its label is {label:g}, expected an integer from 0 to 3" in text and "--num-classes" in text
+
+
+# -- damage -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    """Records 4, 17 and 30 are no images."""
+
+    def change(number, image):
+        return {4: b"", 17: image[:100], 30: b"\xff\xd8 noise"}.get(number, image)
+
+    return open_reader(image_records.write(tmp_path / "train.rec", range(40), change))
+
+
+def test_a_broken_record_ends_the_job_with_its_place(damaged):
+    for index, reason in ((4, "empty"), (17, ""), (30, "")):
+        with pytest.raises(UserError) as caught:
+            decoded(damaged).evaluation(np.array([index]))
+        text = str(caught.value)
+        assert f"train.rec: record {index} (key {index}, offset " in text and reason in text
+        assert "--skip-broken" in text and "dmltrain-data verify" in text
+
+
+def test_broken_records_are_absent_and_each_is_reported(damaged):
+    lines = []
+    split = decoded(damaged, allowed=3, warn=lines.append)
+    part = Shared(40, 1, 8, 40).part(0, 1, 0)
+    batches = list(TrainBatches(split, part, threads=3))
+    assert sum(len(batch.labels) for batch in batches) == 37 and len(batches) == 5
+    assert all(len(batch.images) == len(batch.labels) and ABSENT not in batch.labels for batch in batches)
+    assert len(lines) == 3 and all(
+        "Skipped a record, " in line and " of at most 3 in this epoch: " in line for line in lines
+    )
+    assert {number for number in (4, 17, 30) for line in lines if f"record {number} (" in line} == {4, 17, 30}
+    assert split.broken.take() == 3 and split.broken.take() == 0
+
+
+def test_one_broken_record_more_than_allowed_ends_the_job(damaged):
+    lines = []
+    split = decoded(damaged, allowed=2, warn=lines.append)
+    with pytest.raises(UserError, match=r"record \d+ \(key.*--skip-broken 2 allows no more"):
+        list(TrainBatches(split, Shared(40, 1, 8, 40).part(0, 1, 0)))
+    assert len(lines) == 2
+
+
+def test_the_limit_counts_for_all_workers_together():
+    broken = Broken(3, lambda line: None)
+    broken.check(3)
+    with pytest.raises(UserError, match="the workers skipped 4 records in this epoch; --skip-broken 3 allows no more"):
+        broken.check(4)
+
+
+def test_a_record_with_a_damaged_header_is_broken_too(records, tmp_path):
+    lines, content = [], bytearray(records.read_bytes())
+    path = image_records.write(tmp_path / "train.rec", range(COUNT))
+    split = decoded(open_reader(path), allowed=1, warn=lines.append)
+    content[int(split.reader.where(7).split("offset ")[1].rstrip(")"))] ^= 1  # in the magic number
+    path.write_bytes(content)
+    assert split.evaluation(np.array([6, 7, 8]))[1].tolist() == [2, ABSENT, 0]
+    assert "train.rec: record 7 (" in lines[-1] and "magic number" in lines[-1]
+
+
+def test_a_disk_that_fails_in_mid_epoch_ends_it_with_the_place(records):
+    """The first 30 reads succeed, then the disk says EIO."""
+
+    class Failing(Numbered):
+        left = 30
+
+        def read(self, index):
+            self.left -= 1
+            if self.left < 0:
+                raise UserError(f"{self.where(index)}: cannot be read: Input/output error")
+            return super().read(index)
+
+    seen = 0
+    with pytest.raises(UserError, match=r"train.rec: record \d+ .*Input/output error"):
+        for batch in TrainBatches(
+            decoded(Failing(open_reader(records)), num_classes=COUNT), Shared(COUNT, 1, 8, COUNT).part(0, 1, 1)
+        ):
+            seen += len(batch.labels)
+    assert seen == 24
+
+
+def test_local_parts_train_on_each_record_once(tmp_path):
+    readers = [
+        open_reader(image_records.write(tmp_path / f"{rank}.rec", numbers))
+        for rank, numbers in enumerate((range(0, 30), range(30, 37)))
+    ]
+    parts, seen = Local((30, 7), 5), []
+    for rank, reader in enumerate(readers):
+        split = decoded(Numbered(reader), num_classes=30)
+        batches = list(TrainBatches(split, parts.part(rank, 1, 0), threads=2))
+        assert [len(batch.labels) for batch in batches] == [parts.step_sizes(step)[rank] for step in range(parts.steps)]
+        seen += [(rank, label) for batch in batches for label in batch.labels.tolist()]
+    assert sorted(seen) == [(0, number) for number in range(30)] + [(1, number) for number in range(7)]

@@ -1,0 +1,156 @@
+"""Training from files of images as users do it: logs, resuming, broken records, jobs with data of their own."""
+
+import re
+
+import pytest
+
+from tests import image_records
+from tests.test_fit import EXAMPLES, backend, finished, job, run, train  # noqa: F401  (fixtures)
+
+pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
+IMAGES = [
+    "--dataset",
+    "imagenet",
+    "--num-classes",
+    4,
+    "--image-shape",
+    "3,16,16",
+    "--batch-size",
+    8,
+    "--network",
+    "mlp",
+]
+LEARN = ["--rgb-mean", 127, "--rgb-std", 60, "--lr", 0.005]
+
+
+def records(folder, numbers=range(40), broken=()):
+    """A .rec; the numbers in `broken` are no images."""
+    return image_records.write(folder / "train.rec", numbers, lambda number, image: b"" if number in broken else image)
+
+
+@pytest.fixture
+def of(tmp_path):
+    """The words of a command line that trains and validates on records() of this job."""
+    return lambda **given: [
+        *IMAGES, *LEARN, "--data-train", path := records(tmp_path, **given), "--data-val", path
+    ]  # fmt: skip
+
+
+def test_it_learns_from_images_with_augmentation(train, of):  # noqa: F811
+    log = train(*of(), "--num-epochs", 25, "--random-mirror", "--random-crop", "--brightness", 0.1)
+    assert float(log.values("Validation-accuracy")[-1]) > 0.9
+    assert re.search(r"Data imagenet in \S+/train.rec: 40 training and 40 validation samples", log.text)
+
+
+def test_a_resumed_run_sees_the_same_pixels(train, of, tmp_path):  # noqa: F811
+    words = [*of(), "--aug-level", 3, "--num-epochs", 3]
+    whole = train(*words, "--data-nthreads", 1)
+    train(*words[:-1], 1, "--model-prefix", tmp_path / "m", "--data-nthreads", 3)
+    resumed = train(*words, "--model-prefix", tmp_path / "m", "--load-epoch", 1, "--data-nthreads", 2)
+    assert resumed.digest() == whole.digest()
+    assert resumed.results() == [each for each in whole.results() if each[0] != "Epoch[0]"]
+
+
+def test_without_validation_there_is_no_line_about_it(run, tmp_path):  # noqa: F811
+    log = run(*IMAGES, "--data-train", records(tmp_path), "--num-epochs", 1)
+    assert "Validation" not in log.text and len(log.values("Train-accuracy")) == 1
+
+
+def test_a_broken_record_ends_the_run(run, of):  # noqa: F811
+    text = run(*of(broken=[17]), "--num-epochs", 1, code=2).text
+    assert text.count("\n") > 1 and (last := text.splitlines()[-1]).startswith("train: error: ")
+    assert "train.rec: record 17 (key 17, offset " in last and "--skip-broken" in last
+
+
+def test_broken_records_are_skipped_and_counted(train, of):  # noqa: F811
+    words = [*of(broken=[5, 17]), "--num-epochs", 2, "--disp-batches", 1]
+    log = train(*words, "--skip-broken", 4)  # two in training, two in validation
+    assert log.text.count("Skipped a record, ") == 8 and "record 17 (key 17" in log.text
+    assert re.findall(r"Epoch\[(\d)\] skipped 4 records", log.text) == ["0", "1"]
+    text = train(*words, "--skip-broken", 3, code=2).text
+    assert "--skip-broken 3 allows no more" in text.splitlines()[-1]
+
+
+def test_test_io_reads_and_does_not_train(run, of):  # noqa: F811
+    text = run(*of(), "--test-io", 1, "--disp-batches", 2).text
+    assert re.findall(r"Batch \[(\d)\]\tSpeed: [\d.]+ samples/sec\n", text) == ["1", "3"]
+    assert re.search(r"Read 40 samples in [\d.]+ s: [\d.]+ samples/sec, \d+ threads\n", text)
+    assert "accuracy" not in text and "weights" not in text
+
+
+def test_the_benchmark_trains_without_files(train):  # noqa: F811
+    log = train(*IMAGES, "--benchmark", "--num-examples", 48, "--num-epochs", 1)
+    assert len(log.values("Train-accuracy")) == 1 and "Data benchmark: 48 training and 0 validation samples" in log.text
+
+
+# -- jobs -------------------------------------------------------------------------------------------------------------
+
+SYNC = ["--kv-store", "dist_sync", "--batch-size", 4, "--num-epochs", 2]
+
+
+@pytest.mark.thorough
+def test_workers_that_share_images_train_like_one(of, tmp_path, run):  # noqa: F811
+    words = [*of(), "--random-crop", "--random-mirror"]
+    together = finished(tmp_path / "job", 2, 1, *words, *SYNC)
+    assert together[0].digest() == together[1].digest(1)
+    alone = run(*words, "--num-epochs", 2)
+    ours, theirs = (list(map(float, each.values("Validation-cross-entropy"))) for each in (together[0], alone))
+    assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+#: each worker has a folder of its own, w0 and w1
+OWN = """
+import os, sys
+from dmltrain import fit
+os.chdir("w" + os.environ.get("DMLC_WORKER_ID", "0"))
+sys.exit(fit.main(prog="train"))
+"""
+
+
+@pytest.fixture
+def own_job(tmp_path, monkeypatch):
+    """A started job of two workers, each in a folder of its own with a train.rec; the result is a context."""
+
+    def start(*numbers, words=()):
+        for rank, each in enumerate(numbers):
+            (tmp_path / f"w{rank}").mkdir()
+            records(tmp_path / f"w{rank}", each)
+        program = tmp_path / "program.py"
+        program.write_text(OWN)
+        monkeypatch.chdir(tmp_path)
+        given = [*IMAGES, *LEARN, *SYNC, "--data-train", "train.rec", "--data-val", "train.rec", *words]
+        return job(tmp_path / "job", 2, 1, program, *given)
+
+    return start
+
+
+def test_workers_with_different_copies_end_at_the_start(own_job):
+    with own_job(range(40), range(1, 41)) as running:
+        codes = running.codes()
+        assert codes["worker", 0] == 2
+        assert "workers have different training data; look at worker 0 or worker 1" in running.text()
+        assert "Traceback" not in running.text() + running.text(index=1) and "Epoch" not in running.text()
+
+
+@pytest.mark.thorough
+def test_local_parts_of_unequal_sizes(own_job):
+    with own_job(range(30), range(30, 40), words=["--data-parts", "local", "--num-epochs", 25]) as running:
+        assert set(running.codes().values()) == {0}, running.text() + running.text(index=1)
+        logs = [running.log(0), running.log(1)]
+    assert logs[0].digest() == logs[1].digest(1)
+    assert "30 training and 30 validation samples" in logs[0].text and "10 training" in logs[1].text
+    assert logs[0].values("Validation-accuracy") == logs[1].values("Validation-accuracy", 1)
+    assert float(logs[0].values("Validation-accuracy")[-1]) > 0.8
+
+
+@pytest.mark.thorough
+def test_a_disk_that_fails_in_mid_epoch_ends_the_job(own_job, tmp_path):
+    """The file is cut while the job runs, as a network file system does that loses it."""
+    with own_job(range(40), range(40), words=["--num-epochs", 2000]) as running:
+        running.wait_for(r"Epoch\[1\] Train-accuracy")
+        with (tmp_path / "w0" / "train.rec").open("r+b") as file:
+            file.truncate(1000)
+        codes = running.codes()
+        text = running.text()
+    assert codes["worker", 0] == 2 and "Traceback" not in text
+    assert re.search(r"train: error: \S*train.rec: record \d+ \(key \d+, offset \d+\): .*something has cut it", text)

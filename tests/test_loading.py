@@ -1,0 +1,291 @@
+"""From options to the data of a run, and workers that have different data."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from dmltrain import data, loading, options
+from dmltrain.data.decoded import Decoded
+from dmltrain.data.images import ImageAugmentation
+from dmltrain.data.parts import Local
+from dmltrain.errors import UserError
+from tests import image_records
+
+
+class Store:
+    """Of one of several workers that are threads here; sums their arrays by name."""
+
+    is_distributed = True
+
+    def __init__(self, rank: int = 0, num_workers: int = 1, shared: dict | None = None) -> None:
+        self.rank, self.num_workers = rank, num_workers
+        self._shared = shared or {"barrier": threading.Barrier(1), "arrays": {}}
+
+    def all_reduce(self, name, array):
+        self._shared["arrays"][self.rank] = array
+        self._shared["barrier"].wait(20)
+        total = sum(self._shared["arrays"][rank] for rank in range(self.num_workers))
+        self._shared["barrier"].wait(20)
+        return total
+
+
+def together(words_of_each):
+    """What `loaded` returns or raises on each of the workers of a job."""
+    count = len(words_of_each)
+    shared = {"barrier": threading.Barrier(count), "arrays": {}}
+
+    def one(rank):
+        try:
+            return loaded(words_of_each[rank], Store(rank, count, shared))
+        except UserError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(one, range(count)))
+
+
+def loaded(words, store=None):
+    """(data set, parts) for a command line."""
+    store = store or Store()
+    found = options.parse(words.split(), defaults={"batch_size": 4})
+    dataset = loading.load_dataset(found, store, lambda line: None)
+    return dataset, loading.parts_of(found, dataset, store), found
+
+
+def error(words):
+    with pytest.raises(UserError) as caught:
+        loaded(words)
+    return str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """a.rec and same.rec are copies; b.rec has other pictures, fewer of them."""
+    folder = tmp_path_factory.mktemp("files")
+    image_records.write(folder / "a.rec", range(24))
+    image_records.write(folder / "same.rec", range(24))
+    image_records.write(folder / "b.rec", range(24, 34))
+    return folder
+
+
+IMAGENET = "--dataset imagenet --num-classes 4 --image-shape 3,16,16"
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_imagenet_has_mxnets_defaults(files):
+    dataset, parts, _ = loaded(f"{IMAGENET} --data-train {files}/a.rec --data-val {files}/b.rec")
+    assert (len(dataset.train), len(dataset.validation), dataset.num_classes) == (24, 10, 4)
+    assert dataset.normalisation.mean == (123.68, 116.779, 103.939) and dataset.normalisation.std == (1.0, 1.0, 1.0)
+    assert dataset.train.augmentation == ImageAugmentation() and parts.samples == 24
+
+
+def test_grey_images_take_the_first_number_of_means(files):
+    normalisation = loaded(f"{IMAGENET} --data-train {files}/a.rec --image-shape 1,16,16")[0].normalisation
+    assert normalisation.mean == (123.68,) and normalisation.std == (1.0,)
+
+
+def test_there_may_be_no_validation(files):
+    assert len(loaded(f"{IMAGENET} --data-train {files}/a.rec")[0].validation) == 0
+
+
+def test_several_files_and_a_folder_with_usual_names(files, tmp_path):
+    assert len(loaded(f"{IMAGENET} --data-train {files}/a.rec {files}/b.rec")[0].train) == 34
+    for name, source in (("train", "a"), ("val", "b")):
+        for suffix in (".rec", ".idx"):
+            (tmp_path / (name + suffix)).write_bytes((files / (source + suffix)).read_bytes())
+    dataset = loaded(f"{IMAGENET} --data-dir {tmp_path}")[0]
+    assert (len(dataset.train), len(dataset.validation)) == (24, 10)
+
+
+def test_an_index_elsewhere(files, tmp_path):
+    (tmp_path / "x.rec").write_bytes((files / "a.rec").read_bytes())
+    (tmp_path / "moved.idx").write_bytes((files / "a.idx").read_bytes())
+    given = f"--data-train {tmp_path}/x.rec --data-train-idx {tmp_path}/moved.idx"
+    validation = f"--data-val {tmp_path}/x.rec --data-val-idx {tmp_path}/moved.idx"
+    assert len(loaded(f"{IMAGENET} {given} {validation}")[0].validation) == 24
+    assert not (tmp_path / "x.idx").exists()
+
+
+def test_files_can_take_the_place_of_another_data_sets_own(files):
+    """With its own crop, mirror, mean and std, and its number of classes."""
+    dataset, _, _ = loaded(f"--dataset cifar10 --data-train {files}/a.rec")
+    assert dataset.num_classes == 10 and dataset.image_shape == (3, 28, 28)
+    assert dataset.train.augmentation == ImageAugmentation(pad_size=4, random_crop=True, random_mirror=True)
+    assert dataset.normalisation.mean == data.DATASETS["cifar10"].normalisation.mean
+
+
+def test_mistakes_about_files(files, tmp_path):
+    assert "give --data-train, for example" in error(f"{IMAGENET} --data-dir {tmp_path}")
+    assert "missing.rec: no such file" in error(f"{IMAGENET} --data-train {tmp_path}/missing.rec")
+    assert "a.rec: record 0" in (found := error(f"--dataset imagenet --data-train {files}/a.rec"))
+    assert "give --num-classes" in found
+    assert "--data-val needs --data-train: --dataset digits reads its own files" in error(f"--data-val {files}/a.rec")
+    assert "--num-classes 5: digits has 10" in error("--num-classes 5")
+    assert "--data-parts local needs --data-train" in error("--data-parts local")
+    assert "--enlarge needs --image-shape" in error("--enlarge 2")
+    assert "--top-k 5: imagenet has 4 classes" in error(f"{IMAGENET} --data-train {files}/a.rec --top-k 5")
+
+
+def test_images_of_folders_tell_their_classes(tmp_path):
+    for number in range(6):
+        folder = tmp_path / "train" / f"class{number % 3}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number}.JPEG").write_bytes(image_records.jpeg(number, number % 3))
+    assert loaded(f"--dataset imagenet --image-shape 3,16,16 --data-train {tmp_path}/train")[0].num_classes == 3
+
+
+# -- augmentation -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--aug-level 1", {"random_crop": True, "random_mirror": True}),
+        ("--aug-level 3 --random-mirror 0 --max-random-h 5", {
+            "random_crop": True, "max_random_h": 5, "max_random_s": 50, "max_random_l": 50,
+            "max_random_rotate_angle": 10, "max_random_shear_ratio": 0.1, "max_random_aspect_ratio": 0.25,
+        }),
+        ("--use-imagenet-data-augmentation 1 --pca-noise 0", {
+            "random_resized_crop": True, "random_mirror": True, "min_random_area": 0.08,
+            "min_random_aspect_ratio": 3 / 4, "max_random_aspect_ratio": 4 / 3,
+            "brightness": 0.4, "contrast": 0.4, "saturation": 0.4,
+        }),
+        ("--aug-level 1 --random-resized-crop", {"random_resized_crop": True, "random_mirror": True}),
+        ("--resize 40 --pad-size 3 --fill-value 0 --max-crop-size 20 --min-crop-size 18", {
+            "resize": 40, "pad_size": 3, "fill_value": 0, "max_crop_size": 20, "min_crop_size": 18,
+        }),
+    ],
+)  # fmt: skip
+def test_options_of_augmentation(files, words, expected):
+    dataset = loaded(f"{IMAGENET} --data-train {files}/a.rec {words}")[0]
+    assert dataset.train.augmentation == dataset.validation.augmentation == ImageAugmentation(**expected)
+
+
+def test_the_augmentation_of_ilsvrc12_has_a_std_of_its_own(files):
+    words = f"{IMAGENET} --data-train {files}/a.rec --use-imagenet-data-augmentation"
+    assert loaded(words)[0].normalisation.std == (58.393, 57.12, 57.375)
+    assert loaded(f"{words} --rgb-std 2")[0].normalisation.std == (2.0,)
+    found = loaded(f"{words} --rgb-mean 1,2,3 --rgb-std 4,5,6")[0].normalisation
+    assert (found.mean, found.std) == ((1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
+
+
+def test_wrong_values_of_augmentation_are_user_errors(files):
+    given = f"{IMAGENET} --data-train {files}/a.rec"
+    assert "expected 1 <= min_crop_size <= max_crop_size" in error(f"{given} --max-crop-size 5")
+    assert "augmentation level 4: expected 0 to 3" in error(f"{given} --aug-level 4")
+    assert "random_resized_crop cannot be combined" in error(f"{given} --random-resized-crop --random-crop")
+
+
+def test_data_sets_in_memory_go_through_the_same_augmentation():
+    dataset = loaded("--dataset synthetic --num-examples 40 --max-random-rotate-angle 5 --image-shape 3,48,40")[0]
+    assert isinstance(dataset.train, Decoded) and dataset.image_shape == (3, 48, 40)
+    images, labels = dataset.train.training(np.arange(5), np.arange(5, dtype=np.uint64) << np.uint64(40))
+    assert images.shape == (5, 3, 48, 40) and labels.tolist() == [0, 1, 2, 3, 4]
+    assert dataset.normalisation.mean == (127.0,)
+
+
+def test_without_options_of_augmentation_they_stay_as_they_are():
+    assert not isinstance(loaded("--dataset synthetic --num-examples 40")[0].train, Decoded)
+
+
+def test_enlarged_images():
+    dataset = loaded("--dataset synthetic --num-examples 8 --enlarge 9 --image-shape 3,299,299")[0]
+    assert dataset.train.evaluation(np.arange(2))[0].shape == (2, 3, 299, 299)
+
+
+# -- mean image -------------------------------------------------------------------------------------------------------
+
+
+def test_a_mean_image_is_made_by_all_workers_and_read_again(files, tmp_path):
+    words = f"{IMAGENET} --data-train {files}/a.rec --batch-size 2 --mean-img {tmp_path}/mean.npy"
+    found = together([words] * 3)
+    images = loaded(f"{IMAGENET} --data-train {files}/a.rec")[0].train.evaluation(np.arange(24))[0]
+    for dataset, _, _ in found:
+        np.testing.assert_allclose(dataset.normalisation.mean, images.astype(float).mean(axis=0), rtol=1e-6)
+    again = loaded(words)[0].normalisation
+    assert np.array_equal(again.mean, found[0][0].normalisation.mean)
+    assert "an array of (3, 16, 16), expected (3, 16, 18)" in error(f"{words} --image-shape 3,16,18")
+
+
+def test_a_mean_image_of_mxnet(files, tmp_path):
+    mx = pytest.importorskip("mxnet")
+    values = np.random.default_rng(0).uniform(0, 255, (3, 16, 16)).astype(np.float32)
+    mx.nd.save(str(tmp_path / "mean.bin"), {"mean_img": mx.nd.array(values)})
+    normalisation = loaded(f"{IMAGENET} --data-train {files}/a.rec --mean-img {tmp_path}/mean.bin")[0].normalisation
+    assert np.array_equal(normalisation.mean, values)
+
+
+def test_a_mean_image_that_cannot_be_read_or_made(files, tmp_path):
+    given = f"{IMAGENET} --data-train {files}/a.rec --mean-img"
+    (tmp_path / "noise.npy").write_bytes(b"noise")
+    (tmp_path / "noise.bin").write_bytes(b"noise")
+    for name in ("noise.npy", "noise.bin"):
+        assert f"--mean-img {tmp_path}/{name}: cannot be read as a mean image" in error(f"{given} {tmp_path}/{name}")
+    assert "give a name that ends with .npy" in error(f"{given} {tmp_path}/missing.bin")
+    assert "cannot be written: No such file" in error(f"{given} {tmp_path}/missing/mean.npy")
+
+
+# -- parts ------------------------------------------------------------------------------------------------------------
+
+
+def test_more_examples_than_there_are_make_longer_epochs(files):
+    _, parts, _ = loaded(f"{IMAGENET} --data-train {files}/a.rec --num-examples 100")
+    assert parts.samples == 100 and parts.steps == 25 and parts.num_examples == 24
+    dataset, parts, _ = loaded(f"{IMAGENET} --data-train {files}/a.rec --num-examples 10")
+    assert len(dataset.train) == parts.samples == parts.num_examples == 10
+    assert loaded("--num-examples 2000")[1].samples == 2000  # digits
+
+
+def test_the_benchmark_needs_no_files():
+    dataset, parts, _ = loaded("--dataset imagenet --benchmark 1 --num-classes 21841 --image-shape 3,24,20")
+    assert dataset.num_classes == 21841 and dataset.image_shape == (3, 24, 20) and parts.steps == 500
+    assert loaded("--dataset imagenet --benchmark 1 --num-examples 40 --image-shape 3,9,9")[1].samples == 40
+
+
+def test_a_batch_larger_than_a_part(files):
+    words = f"{IMAGENET} --data-train {files}/a.rec --batch-size 9"
+    found = together([words] * 3)
+    assert all("--batch-size 9" in each and "24" in each for each in found)
+
+
+def test_threads(files, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    for words, expected in ((f"{IMAGENET} --data-train {files}/a.rec", 3), ("", 1), ("--data-nthreads 7", 7)):
+        dataset, _, found = loaded(words)
+        assert loading.threads(found, dataset) == expected
+
+
+def test_workers_with_different_data_are_named(files):
+    same, other = (f"{IMAGENET} --data-train {files}/{name}.rec" for name in ("same", "b"))
+    first = f"{IMAGENET} --data-train {files}/a.rec"
+    assert all(not isinstance(each, str) for each in together([first, same, first]))
+    found = together([first, same, other])
+    assert len(set(found)) == 1 and "different training data; look at worker 2:" in found[0]
+    assert "--data-parts local" in found[0]
+    assert "look at worker 0:" in together([other, first, same])[0]
+    with_validation = f"{first} --data-val {files}/b.rec"
+    assert "different validation data; look at worker 1" in together([with_validation, f"{first}", with_validation])[0]
+
+
+def test_local_parts_of_any_sizes(files):
+    words = [f"{IMAGENET} --data-parts local --data-train {files}/{name}.rec" for name in "ab"]
+    found = together(words)
+    for _, parts, _ in found:
+        assert parts == Local((24, 10), 4) and parts.samples == 34
+    assert [len(dataset.train) for dataset, _, _ in found] == [24, 10]
+
+
+def test_local_parts_that_are_the_same(files):
+    words = [f"{IMAGENET} --data-parts local --data-train {files}/{name}.rec" for name in ("a", "b", "same")]
+    assert all("workers 0 and 2 have the same training data" in each for each in together(words))
+
+
+def test_the_first_examples_of_local_parts_are_not_defined(files):
+    found = error(f"{IMAGENET} --data-parts local --data-train {files}/a.rec --num-examples 5")
+    assert "--num-examples" in found and "--data-parts local" in found
