@@ -1,11 +1,13 @@
 """Training from files of images as users do it: logs, resuming, broken records, jobs with data of their own."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 
 from tests import image_records
-from tests.test_fit import EXAMPLES, backend, finished, job, run, train  # noqa: F401  (fixtures)
+from tests.test_fit import EXAMPLES, backend, environment, finished, job, run, train  # noqa: F401  (fixtures)
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
 IMAGES = [
@@ -49,6 +51,26 @@ def test_a_resumed_run_sees_the_same_pixels(train, of, tmp_path):  # noqa: F811
     resumed = train(*words, "--model-prefix", tmp_path / "m", "--load-epoch", 1, "--data-nthreads", 2)
     assert resumed.digest() == whole.digest()
     assert resumed.results() == [each for each in whole.results() if each[0] != "Epoch[0]"]
+
+
+@pytest.mark.thorough
+def test_train_imagenet_reports_top_5_of_real_images(mxnet_files):
+    done = subprocess.run(
+        [
+            *(sys.executable, EXAMPLES / "train_imagenet.py", "--kv-store", "local", "--data-train"),
+            *(mxnet_files / "sample.rec", mxnet_files / "sample-256.rec", "--data-val", mxnet_files / "sample.rec"),
+            *("--num-layers", "18", "--image-shape", "3,64,64", "--resize", "70", "--batch-size", "43"),
+            *("--num-epochs", "1", "--disp-batches", "4", "--use-imagenet-data-augmentation"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        env=environment(),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Network resnet-18: " in done.stderr and "430 training and 215 validation samples" in done.stderr
+    assert re.search(r"Epoch\[0\] Train-top_k_accuracy_5=", done.stderr)
+    assert re.search(r"Epoch\[0\] Validation-top_k_accuracy_5=", done.stderr)
 
 
 def test_without_validation_there_is_no_line_about_it(run, tmp_path):  # noqa: F811
