@@ -1,10 +1,10 @@
 """Train a network on ILSVRC12 or other images in files, as MXNet's train_imagenet.py does, and report top-1 and top-5.
 
-The default is a residual network with 50 layers at 224x224. Files may be .rec, folders, the original archives and others;
-a program that is told nothing about augmentation uses the centre of each image, as MXNet v1.9's does.
+The default is a residual network with 50 layers at 224x224. Files may be .rec, folders, the original archives and
+others. Without options of augmentation images are cropped at the centre, as in MXNet v1.9's program.
 
     python train_imagenet.py --data-train train.rec --data-val val.rec --use-imagenet-data-augmentation 1
-    dmltrain launch -n 5 -s 5 -H hosts train_imagenet.py --data-train train.rec --network inception-bn --kv-store dist_sync
+    dmltrain launch -n 5 -s 5 -H hosts train_imagenet.py --data-train train.rec --kv-store dist_sync
     python train_imagenet.py --benchmark 1 --gpus 0
 
 --help lists all options.

@@ -121,11 +121,12 @@ def test_files_can_take_the_place_of_another_data_sets_own(files):
 
 
 def test_mistakes_about_files(files, tmp_path):
-    assert "give --data-train, for example" in error(f"{IMAGENET} --data-dir {tmp_path}")
+    assert "no images; give --data-train, for example" in error(f"{IMAGENET} --data-dir {tmp_path}")
+    assert "there are no training data: give --data-train" in error(f"{IMAGENET} --data-val {files}/a.rec")
     assert "missing.rec: no such file" in error(f"{IMAGENET} --data-train {tmp_path}/missing.rec")
     assert "a.rec: record 0" in (found := error(f"--dataset imagenet --data-train {files}/a.rec"))
     assert "give --num-classes" in found
-    assert "--data-val needs --data-train: --dataset digits reads its own files" in error(f"--data-val {files}/a.rec")
+    assert "--data-root needs --data-train: --dataset digits reads its own files" in error(f"--data-root {files}")
     assert "--num-classes 5: digits has 10" in error("--num-classes 5")
     assert "--data-parts local needs --data-train" in error("--data-parts local")
     assert "--enlarge needs --image-shape" in error("--enlarge 2")

@@ -46,7 +46,7 @@ class Numbered:
 
     def __init__(self, reader):
         self._reader = reader
-        self.where, self.digest = reader.where, reader.digest
+        self.where, self.digest, self.number = reader.where, reader.digest, reader.number
 
     def __len__(self):
         return len(self._reader)
