@@ -184,7 +184,7 @@ def test_large_jpegs_are_reduced_in_decoding():
     image = simplejpeg.encode_jpeg(pixels, quality=95)
     augmentation = ImageAugmentation(resize=256)
     geometry = training_geometry(augmentation, (1600, 2400), SHAPE[1:], RandomNumbers(0))
-    assert reduction(geometry, SHAPE[1:]) == 2  # 1600 / 256 is 6.25: two pixels are left for each
+    assert reduction(geometry) == 2  # 1600 / 256 is 6.25: two pixels are left for each
     assert open_image(image).decode(3, 2).shape == (800, 1200, 3)
     assert open_image(image).decode(1, 8).shape == (200, 300, 1)
     difference = np.abs(trained(image, augmentation).astype(int) - evaluated(image, augmentation))
@@ -199,7 +199,7 @@ def test_large_jpegs_are_reduced_in_decoding():
 def test_reduction_leaves_two_pixels_for_each(factor, expected):
     source = (round(224 * factor), round(224 * factor))
     geometry = training_geometry(ImageAugmentation(resize=224), source, SHAPE[1:], RandomNumbers(0))
-    assert reduction(geometry, SHAPE[1:]) == expected
+    assert reduction(geometry) == expected
 
 
 def test_pictures_of_the_sample_resized_are_close_to_whole_ones(ilsvrc12_sample):

@@ -1,12 +1,14 @@
 """Random changes of brightness, contrast and saturation, of hue, saturation and lightness, and noise of colours.
 
 In the order and with the draws of DefaultImageAugmenter::Process of src/io/image_aug_default.cc of MXNet 1.9. Each
-step works on 8 bits and rounds as MXNet's. All but the two that mix channels are look-ups in tables of 256 values.
+step works on 8 bits and rounds as MXNet's.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -30,8 +32,8 @@ def change_colours(augmentation: ImageAugmentation, image: Array, numbers: Rando
     if augmentation.shifts_hls:
         _shift_hls(augmentation, image, numbers)
     if augmentation.pca_noise > 0:
-        # Sums are cut to whole numbers, as in MXNet.
-        _look_up(image, _tables([np.clip(_LEVELS + noise, 0, 255) for noise in colour_noise(augmentation, numbers)]))
+        # MXNet cuts the sum of a level and the noise to a whole number.
+        _add(image, [math.floor(noise) for noise in colour_noise(augmentation, numbers)])
 
 
 def jitter_factors(augmentation: ImageAugmentation, numbers: RandomNumbers) -> list[tuple[str, float]]:
@@ -88,8 +90,8 @@ def _shift_hls(augmentation: ImageAugmentation, image: Array, numbers: RandomNum
     """Hue ends at 0 and 180 and does not go round."""
     cv2 = library("cv2")
     cv2.cvtColor(image, cv2.COLOR_RGB2HLS, dst=image)
-    limits = zip(hls_shifts(augmentation, numbers), (180, 255, 255), strict=True)
-    _look_up(image, _tables([np.clip(_LEVELS + shift, 0, limit) for shift, limit in limits]))
+    _add(image, hls_shifts(augmentation, numbers))
+    cv2.min(image, (180, 255, 255, 0), dst=image)
     cv2.cvtColor(image, cv2.COLOR_HLS2RGB, dst=image)
 
 
@@ -100,10 +102,10 @@ def colour_noise(augmentation: ImageAugmentation, numbers: RandomNumbers) -> Arr
     return noise
 
 
-def _tables(of_channels: list[Array]) -> Array:
-    """uint8 (1, 256, 3), as cv2.LUT takes them."""
-    return np.stack(of_channels, axis=-1).astype(np.uint8)[None]
+def _add(image: Array, levels: Sequence[int]) -> None:
+    """To the three channels, within 0 and 255."""
+    library("cv2").add(image, (*levels, 0), dst=image)
 
 
-def _look_up(image: Array, tables: Array) -> None:
-    library("cv2").LUT(image, tables, dst=image)
+def _look_up(image: Array, table: Array) -> None:
+    library("cv2").LUT(image, table, dst=image)

@@ -35,6 +35,28 @@ class Geometry:
     crop: tuple[int, int]  # top, left of the output in the scaled region
     mirror: bool
     methods: tuple[int, int]  # OpenCV's numbers of the interpolation to `resized` and from the region
+    output: Size  # of the network's input
+
+    def to_canvas(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """(factor, offset) from x of the output to x of the canvas, and the same for y."""
+        top, left, height, width = self.region
+        y, x = height / self.scaled[0], width / self.scaled[1]
+        first = self.crop[1] + (self.output[1] - 1 if self.mirror else 0)
+        return (
+            (-x if self.mirror else x, (first + 0.5) * x - 0.5 + left - self.pad),
+            (y, (self.crop[0] + 0.5) * y - 0.5 + top - self.pad),
+        )
+
+    def to_source(self, decoded: Size) -> Array:
+        """The matrix (2, 3) from pixels of the output to pixels of the image, which was decoded to that size."""
+        (x, left), (y, top) = self.to_canvas()
+        matrix: Array = np.array([[x, 0, left], [0, y, top], [0, 0, 1]])
+        if self.affine is not None:
+            matrix = np.linalg.inv(self.affine) @ matrix
+        factors = np.array([decoded[1] / self.resized[1], decoded[0] / self.resized[0]])
+        matrix = matrix[:2] * factors[:, None]
+        matrix[:, 2] += (factors - 1) / 2  # centres of pixels are at halves
+        return matrix
 
 
 def evaluation_geometry(augmentation: ImageAugmentation, source: Size, output: Size) -> Geometry:
@@ -43,7 +65,7 @@ def evaluation_geometry(augmentation: ImageAugmentation, source: Size, output: S
     scaled = _cover(resized, output)
     crop = (scaled[0] - output[0]) // 2, (scaled[1] - output[1]) // 2
     methods = _methods(augmentation.inter_method, (source, resized), (resized, output), None)
-    return Geometry(source, resized, None, resized, 0, (0, 0, *resized), scaled, crop, False, methods)
+    return Geometry(source, resized, None, resized, 0, (0, 0, *resized), scaled, crop, False, methods, output)
 
 
 def training_geometry(augmentation: ImageAugmentation, source: Size, output: Size, numbers: RandomNumbers) -> Geometry:
@@ -60,7 +82,7 @@ def training_geometry(augmentation: ImageAugmentation, source: Size, output: Siz
         crop = _place(augmentation, scaled, output, numbers)
     mirror = augmentation.random_mirror and numbers.mirror()
     methods = _methods(augmentation.inter_method, (source, resized), (region[2:], output), numbers)
-    return Geometry(source, resized, affine, canvas, pad, region, scaled, crop, mirror, methods)
+    return Geometry(source, resized, affine, canvas, pad, region, scaled, crop, mirror, methods, output)
 
 
 def _shorter_edge(size: Size, edge: int) -> Size:

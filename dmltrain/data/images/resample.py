@@ -15,7 +15,7 @@ import numpy as np
 
 from dmltrain.arrays import Array
 from dmltrain.data.images.decode import MAX_PIXELS, REDUCTIONS, BrokenImage
-from dmltrain.data.images.geometry import Geometry, Size
+from dmltrain.data.images.geometry import Geometry
 from dmltrain.data.images.libraries import library
 
 # What a reduced image has at least for each pixel of the output, in each direction. Reduction averages pixels where
@@ -25,9 +25,9 @@ _PIXELS_LEFT = 2
 _LONGEST_EDGE = 32766  # of what cv2.warpAffine takes: it stores coordinates in 16 bits
 
 
-def reduction(geometry: Geometry, output: Size) -> int:
+def reduction(geometry: Geometry) -> int:
     """The largest reduction in decoding that leaves enough pixels of the image for each pixel of the output."""
-    (a, b), (c, d) = _to_source(geometry, geometry.source, output)[:2, :2].tolist()
+    (a, b), (c, d) = geometry.to_source(geometry.source)[:, :2].tolist()
     squares, determinant = a * a + b * b + c * c + d * d, a * d - b * c
     smallest = math.sqrt((squares - math.sqrt(max(0.0, squares**2 - 4 * determinant**2))) / 2)  # singular value
     return max(factor for factor in REDUCTIONS if factor == 1 or factor * _PIXELS_LEFT <= smallest)
@@ -84,7 +84,7 @@ def _transform(geometry: Geometry, pixels: Array, fill: int | None, out: Array) 
         )
     cv2.warpAffine(
         pixels,
-        _to_source(geometry, (pixels.shape[0], pixels.shape[1]), (out.shape[0], out.shape[1]))[:2],
+        geometry.to_source((pixels.shape[0], pixels.shape[1])),
         out.shape[1::-1],
         dst=out,
         flags=geometry.methods[geometry.resized == geometry.source] | cv2.WARP_INVERSE_MAP,
@@ -97,36 +97,7 @@ def _transform(geometry: Geometry, pixels: Array, fill: int | None, out: Array) 
 
 def _clear_padding(geometry: Geometry, fill: int | None, out: Array) -> None:
     """What the affine transformation moved beyond the canvas is not seen in the padding around it."""
-    to_canvas = _to_canvas(geometry, (out.shape[0], out.shape[1]))
-    for axis, pixels in enumerate(out.shape[1::-1]):  # x, y; no step up to here mixes them
-        at = to_canvas[axis, axis] * np.arange(pixels) + to_canvas[axis, 2]
+    for axis, (factor, offset) in enumerate(geometry.to_canvas()):  # x, y; no step up to here mixes them
+        at = factor * np.arange(out.shape[1 - axis]) + offset
         outside = (at < -0.5) | (at > geometry.canvas[1 - axis] - 0.5)
         out[(slice(None), outside) if axis == 0 else outside] = fill
-
-
-def _to_canvas(geometry: Geometry, output: Size) -> Array:
-    """The matrix (3, 3) from pixels of the output to pixels of the canvas."""
-    top, left, height, width = geometry.region
-    matrix = _shift(geometry.crop[1], geometry.crop[0])
-    if geometry.mirror:
-        matrix = matrix @ np.array([[-1.0, 0, output[1] - 1], [0, 1, 0], [0, 0, 1]])
-    matrix = _scale((height, width), geometry.scaled) @ matrix
-    return _shift(left - geometry.pad, top - geometry.pad) @ matrix
-
-
-def _to_source(geometry: Geometry, decoded: Size, output: Size) -> Array:
-    """The matrix (3, 3) from pixels of the output to pixels of the image as decoded."""
-    matrix = _to_canvas(geometry, output)
-    if geometry.affine is not None:
-        matrix = np.linalg.inv(geometry.affine) @ matrix
-    return _scale(decoded, geometry.resized) @ matrix
-
-
-def _shift(x: float, y: float) -> Array:
-    return np.array([[1.0, 0, x], [0, 1, y], [0, 0, 1]])
-
-
-def _scale(old: Size, new: Size) -> Array:
-    """From pixels of an image of size `new` to those of size `old`; centres of pixels are at halves."""
-    y, x = old[0] / new[0], old[1] / new[1]
-    return np.array([[x, 0, (x - 1) / 2], [0, y, (y - 1) / 2], [0, 0, 1]])

@@ -26,7 +26,7 @@ def training_image(image: bytes | Array, augmentation: ImageAugmentation, shape:
     geometry = training_geometry(augmentation, source.size, shape[1:], numbers)
     direct = out.flags.c_contiguous
     result = out if direct else np.empty(out.shape, np.uint8)
-    _make(source, geometry, augmentation.fill_value, min(source.max_reduction, reduction(geometry, shape[1:])), result)
+    _make(source, geometry, augmentation.fill_value, min(source.max_reduction, reduction(geometry)), result)
     if augmentation.changes_colours:
         change_colours(augmentation, result, numbers)
     if not direct:
@@ -40,7 +40,7 @@ def evaluation_image(image: bytes | Array, augmentation: ImageAugmentation, shap
     """
     source = open_image(image)
     geometry = evaluation_geometry(augmentation, source.size, shape[1:])
-    smaller = min(source.max_reduction, reduction(geometry, shape[1:])) if _too_large(source) else 1
+    smaller = min(source.max_reduction, reduction(geometry)) if _too_large(source) else 1
     result = out if out.flags.c_contiguous else np.empty(out.shape, np.uint8)
     _make(source, geometry, augmentation.fill_value, smaller, result)
     if result is not out:
