@@ -27,6 +27,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from dmltrain import data, models, optimizers, schedule
+from dmltrain.data import readers
 from dmltrain.data.images import ImageAugmentation
 from dmltrain.kvstore import codec, types
 from dmltrain.options import Options, flag, mxnet
@@ -129,6 +130,7 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "networks": _networks,
     "augmentation": _augmentation,
     "datasets": lambda: [("`--dataset`", "what it is"), *_described(data.DATASETS)],
+    "formats": lambda: [("files", "what is read"), *((row.name, _about(row.open)) for row in readers.FORMATS)],
     "launchers": lambda: [
         ("`--launcher`", "where the job runs"),
         *((f"`{name}`", row.meaning) for name, row in LAUNCHERS.items()),

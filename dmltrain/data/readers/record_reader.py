@@ -1,4 +1,4 @@
-"""RecordIO files with their .idx, or without: it is then rebuilt and kept beside the .rec, in MXNet's format."""
+"""MXNet's RecordIO files with their .idx, or without: it is then rebuilt and kept beside the .rec."""
 
 from __future__ import annotations
 
