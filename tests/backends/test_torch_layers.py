@@ -182,10 +182,13 @@ def test_copies_are_independent_and_equal(copier, network):
     module = built(network)
     other = copier(module)
     assert list(other.state_dict()) == list(module.state_dict())
+    assert other.training
     assert torch.equal(other.eval()(images(network)), module.eval()(images(network)))
+    assert all(each.requires_grad for each in other.parameters())
     with torch.no_grad():
-        next(other.parameters()).zero_()
-    assert next(module.parameters()).abs().sum() > 0
+        for each in other.parameters():
+            each.zero_()
+    assert all(each.abs().sum() > 0 for each in module.parameters() if each.dim() > 1)
 
 
 @pytest.mark.parametrize("copier", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])

@@ -13,7 +13,7 @@ for both the module (`.to(memory_format=torch.channels_last)`) and the images.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import singledispatch
 from operator import iadd, imul
 from typing import Any
@@ -31,7 +31,7 @@ from dmltrain.layers import Network
 AUXILIARY = "auxiliary output"  # marks nodes of a graph
 
 
-def build(network: Network) -> torch.nn.Module:
+def build(network: Network) -> fx.GraphModule:
     """A module with forward(images: float (N, C, H, W)) -> logits (N, num_classes).
 
     In training, the forward of a network with auxiliary outputs gives the tuple (logits, *auxiliary logits) instead.
@@ -43,20 +43,28 @@ def build(network: Network) -> torch.nn.Module:
     auxiliary = [node for node in graph.nodes if AUXILIARY in node.meta]
     graph.output(graph.call_function(_outputs, (_training(images), logits, *auxiliary)) if auxiliary else logits)
     _overwrite_where_safe(graph)
-    return _Module(_arrays(network), graph, class_name="Network")
+    module = _Module(_arrays(network), graph, class_name="Network")
+    module.network = network
+    return module
 
 
 class _Module(fx.GraphModule):
-    """A GraphModule that is pickled with its graph. torch would trace the code anew, and so take the flag `training` of
-    this moment for a constant."""
+    """Copies and pickles are built anew from the network. torch would trace the code of a pickle, and so take the flag
+    `training` of that moment for a constant."""
+
+    network: Network
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> fx.GraphModule:
+        return _rebuilt(self.network, copy.deepcopy(self.state_dict(), memo), self.training)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        holder = torch.nn.Module().train(self.training)
-        for name, parameter in self.named_parameters():
-            holder.register_parameter(name, parameter)
-        for name, statistic in self.named_buffers():
-            holder.register_buffer(name, statistic)
-        return _Module, (holder, copy.deepcopy(self.graph), "Network")  # without a way back to the module
+        return _rebuilt, (self.network, self.state_dict(), self.training)
+
+
+def _rebuilt(network: Network, arrays: Mapping[str, torch.Tensor], training: bool) -> fx.GraphModule:
+    module = build(network)
+    module.load_state_dict(arrays, assign=True)
+    return module.train(training)
 
 
 def _outputs(training: bool, logits: torch.Tensor, *auxiliary: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:

@@ -11,15 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.overrides import handle_torch_function, has_torch_function_unary
 
 
 def response_norm(x: Tensor, size: int, alpha: float, beta: float, offset: float) -> Tensor:
     """x (N, C, H, W) / (offset + alpha / size * sum of squares over `size` neighbouring channels) ^ beta; `size` is
     odd. Half precisions are computed in float32."""
-    if has_torch_function_unary(x):  # torch.fx traces a module again when it is unpickled: one call, not its inside
-        traced: Tensor = handle_torch_function(response_norm, (x,), x, size, alpha, beta, offset)
-        return traced
     result: Tensor = _ResponseNorm.apply(x, size, alpha, beta, offset)  # type: ignore[no-untyped-call]
     return result
 
