@@ -59,8 +59,8 @@ def _convolution(options: NodeOptions, place: Place) -> Layer:
     )
 
 
-def _rules(place: Place) -> dict[str, Rule]:
-    return {f"{kind}_rule": place.rules.get(kind, Rule()) for kind in WEIGHT_AND_BIAS}
+def _rules(place: Place, kinds: tuple[str, ...] = WEIGHT_AND_BIAS) -> dict[str, Rule]:
+    return {f"{kind}_rule": place.rules.get(kind, Rule()) for kind in kinds}
 
 
 def _dense(options: NodeOptions, place: Place) -> Layer:
@@ -75,13 +75,12 @@ def _dense(options: NodeOptions, place: Place) -> Layer:
 
 def _batch_norm(options: NodeOptions, place: Place) -> Layer:
     options.expect(use_global_stats="False", output_mean_var="False", axis="1")
-    if place.rules:
-        raise NotSupported(f"multipliers of its {', '.join(place.rules)} are not supported")
     return layers.BatchNorm(
         place.name,
         epsilon=options.number("eps", EPSILON),
         momentum=options.number("momentum", 0.9),
         fixed_scale=options.flag("fix_gamma", True),
+        **_rules(place, ("gamma", "beta")),
     )
 
 

@@ -103,9 +103,12 @@ def _emit(layer: layers.Layer, x: int, to: _Written) -> int:
 
 
 def _weights(layer: layers.Conv | layers.Dense, to: _Written) -> list[int]:
-    """The variables of the weight and the bias."""
-    rules = {"weight": layer.weight_rule, **({"bias": layer.bias_rule} if layer.bias else {})}
-    return [to.variable(f"{layer.name}_{kind}", **_multipliers(rule)) for kind, rule in rules.items()]
+    return _learned(layer.name, {"weight": layer.weight_rule, **({"bias": layer.bias_rule} if layer.bias else {})}, to)
+
+
+def _learned(name: str, rules: Mapping[str, Rule], to: _Written) -> list[int]:
+    """The variables of a layer, by their kinds."""
+    return [to.variable(f"{name}_{kind}", **_multipliers(rule)) for kind, rule in rules.items()]
 
 
 def _multipliers(rule: Rule) -> dict[str, float]:
@@ -128,7 +131,8 @@ def _(layer: layers.Dense, x: int, to: _Written) -> int:
 
 @_emit.register
 def _(layer: layers.BatchNorm, x: int, to: _Written) -> int:
-    arrays = [to.variable(f"{layer.name}_{kind}") for kind in ("gamma", "beta", *layers.AUXILIARY_KINDS)]
+    arrays = _learned(layer.name, {"gamma": layer.gamma_rule, "beta": layer.beta_rule}, to)
+    arrays += [to.variable(f"{layer.name}_{kind}") for kind in layers.AUXILIARY_KINDS]
     options = {"eps": layer.epsilon, "momentum": layer.momentum, "fix_gamma": layer.fixed_scale}
     return to.operator("BatchNorm", layer.name, [x, *arrays], **options)
 

@@ -62,7 +62,7 @@ def canonical(layer):
         flat = [part for each in inside for part in (each[1:] if each[0] == "Chain" else [each])]
         return flat[0] if len(flat) == 1 else ("Chain", *flat)
     values = {name: value for name, value in vars(layer).items() if name not in ("name", "branches", "localisation")}
-    for name in values.keys() & {"weight_rule", "bias_rule"}:
+    for name in values.keys() & {"weight_rule", "bias_rule", "gamma_rule", "beta_rule"}:
         values[name] = replace(values[name], initial=None)  # a graph does not say how arrays start
     if "epsilon" in values:
         values["epsilon"] = struct.unpack("f", struct.pack("f", values["epsilon"]))  # MXNet's default is a float32

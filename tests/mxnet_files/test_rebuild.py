@@ -131,9 +131,13 @@ def test_a_tuple_of_python_2_and_a_missing_option_are_read():
 
 def test_multipliers_of_variables_are_kept():
     graph = made.transformed().attributes("loc_weight", __lr_mult__="0.01", num_hidden="6")
-    graph.attributes("loc_bias", lr_mult="3", wd_mult="0.5")
+    graph.attributes("loc_bias", lr_mult="3", wd_mult="0.5").norm("bn", "fc", fix_gamma="False")
+    graph.attributes("bn_gamma", __wd_mult__="0").attributes("bn_moving_var", __wd_mult__="1.0")  # as gluon exports
     found = {each.name: (each.lr_mult, each.wd_mult) for each in graph.rebuilt().network.parameters()}
-    assert found == {"loc_weight": (0.01, 1), "loc_bias": (3, 0.5), "fc_weight": (1, 1), "fc_bias": (1, 0)}
+    assert found == {
+        **{"loc_weight": (0.01, 1), "loc_bias": (3, 0.5), "fc_weight": (1, 1), "fc_bias": (1, 0)},
+        **{"bn_gamma": (1, 0), "bn_beta": (1, 0)},
+    }
 
 
 def test_pooling_of_the_oldest_files_rounds_up_and_statistics_have_their_usual_names():
@@ -223,10 +227,6 @@ REFUSED = {
     "transformer": (
         AFFINE.node("SpatialTransformer", "s", "a", "loc", target_shape="(2, 2)"),
         "its first input must be what the others are computed from",
-    ),
-    "multiplier": (
-        Written().norm("bn", "data").attributes("bn_gamma", __lr_mult__="0.1"),
-        "multipliers of its gamma are not supported",
     ),
     "wrong multiplier": (
         Written().dense("fc", "data", 10).attributes("fc_weight", __lr_mult__="much"),

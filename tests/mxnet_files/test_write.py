@@ -13,7 +13,7 @@ EVERY = layers.Network(
     layers.chain(
         layers.Conv("conv", 4, kernel=(3, 1), stride=(1, 2), pad=(1, 0), groups=2, weight_rule=Rule(lr_mult=0.5)),
         layers.BatchNorm("fixed", momentum=0.7),
-        layers.BatchNorm("free", epsilon=2e-5, fixed_scale=False),
+        layers.BatchNorm("free", epsilon=2e-5, fixed_scale=False, beta_rule=Rule(wd_mult=1.0)),
         layers.concat(
             layers.chain(layers.MaxPool(kernel=3, stride=2, rounding="full"), layers.Relu()),
             layers.chain(layers.AvgPool(kernel=3, stride=2, rounding="full"), layers.Tanh("tanh")),
@@ -25,7 +25,7 @@ EVERY = layers.Network(
             target=(5, 4),
         ),
         layers.add(layers.Conv("a", 3, bias=False), layers.Conv("b", 3), layers.chain(layers.Conv("c", 3))),
-        layers.Clip(low=-3, high=0.5),
+        layers.Clip(low=-3.0, high=0.5),
         layers.LocalResponseNorm(size=3, alpha=0.1),
         layers.Dropout(rate=0.25),
         layers.GlobalAvgPool("relu0"),  # a name that would be generated
