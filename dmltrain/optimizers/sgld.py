@@ -1,7 +1,8 @@
 """sgld: stochastic gradient Langevin dynamics (Welling and Teh 2011): half of SGD's step, and noise of variance lr.
 
 The noise depends on --seed, the array's number and the step only: it is the same on every worker, for any number of
-servers, with both backends, and after a resume. MXNet's class takes it from the generator of each device.
+servers, and after a resume. (Workers draw it in the order of the array, PyTorch's servers in that of its memory.)
+MXNet's class takes it from the generator of each device.
 """
 
 from __future__ import annotations

@@ -204,6 +204,107 @@ def test_adam_is_mxnets_where_gradients_are_small_up_to_epsilon():
     assert 1 - value.asscalar() == pytest.approx(0.01 / (1 + 1e-8 / root / 1e-6), rel=1e-4)
 
 
+# -- options, and norms of zero ---------------------------------------------------------------------------------------
+
+
+def both(name, ours, theirs=None, weight=0.7, scale=1.0, decay=DECAY):
+    """One array after three steps on PyTorch and with MXNet's class, with these options."""
+    draw = np.random.default_rng(4)
+    start = np.full(50, weight, np.float32) * draw.standard_normal(50, dtype=np.float32)
+    given = [scale * draw.standard_normal(50, dtype=np.float32) for _ in range(3)]
+    parameter, value = torch.nn.Parameter(torch.from_numpy(start.copy())), mx.nd.array(start)
+    row = optimizers.BY_NAME[name]
+    optimizer = class_of(row.torch.name.lower())([parameter], lr=0.02, weight_decay=decay, **ours)
+    kind = getattr(mx.optimizer, row.mxnet.name)
+    updater = mx.optimizer.get_updater(kind(learning_rate=0.02, wd=decay, **(ours if theirs is None else theirs)))
+    for gradient in given:
+        parameter.grad = torch.from_numpy(gradient)
+        optimizer.step()
+        updater(0, mx.nd.array(gradient), value)
+    return {"found": parameter.detach().numpy()}, {"found": value.asnumpy()}
+
+
+OPTIONS = [
+    ("lamb", {"bias_correction": False}),
+    ("lamb", {"lower_bound": 9.0}),
+    ("lamb", {"upper_bound": 0.5, "beta1": 0.5, "beta2": 0.8, "epsilon": 0.1}),
+    ("lars", {"eta": 0.5, "eps": 3.0, "momentum": 0.5}),
+    ("signum", {"wd_lh": 0.5, "momentum": 0.3}),
+    ("ftml", {"beta1": 0.4, "beta2": 0.9, "epsilon": 0.1}),
+    ("ftrl", {"lamda1": 0.5, "beta": 0.3}),
+    ("adadelta", {"rho": 0.5, "epsilon": 0.1}),
+    ("rmsprop", {"gamma1": 0.5, "epsilon": 0.1}),
+]
+
+
+@pytest.mark.parametrize("name, given", OPTIONS)
+def test_options_mean_what_they_mean_in_mxnet(name, given):
+    found, expected = both(name, given)
+    assert_close(found, expected)
+    usual, _ = both(name, {})
+    assert not np.allclose(found["found"], usual["found"], rtol=1e-4)
+
+
+def test_adagrads_epsilon_has_another_name_in_mxnet():
+    assert_close(*both("adagrad", {"epsilon": 0.5}, {"eps": 0.5}))
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e4])
+def test_the_rate_of_a_layer_has_bounds_with_lbsgd(scale):
+    assert_close(*both("lbsgd", {"layerwise": True}, {"warmup_strategy": "lars"}, scale=scale))
+
+
+@pytest.mark.parametrize("weight, scale, decay", [(0.0, 1.0, DECAY), (0.7, 0.0, DECAY), (0.7, 0.0, 0.0)])
+@pytest.mark.parametrize("name", ["lamb", "lars"])
+def test_layers_without_weights_or_gradients_have_the_plain_rate(name, weight, scale, decay):
+    found, expected = both(name, {}, weight=weight, scale=scale, decay=decay)
+    assert np.isfinite(found["found"]).all()
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("weight, scale", [(0.0, 1.0), (0.7, 0.0)])
+def test_so_they_have_with_our_lars_on_mxnet(weight, scale):
+    found, value = (optimizers.BY_NAME["lars"].mxnet.own(mx)(learning_rate=0.02, wd=DECAY), mx.nd.full(50, weight))
+    theirs, other = mx.optimizer.LARS(learning_rate=0.02, wd=DECAY), mx.nd.full(50, weight)
+    for optimizer, array in ((found, value), (theirs, other)):
+        optimizer.update(0, array, mx.nd.full(50, scale), optimizer.create_state(0, array))
+    assert_close({"": value.asnumpy()}, {"": other.asnumpy()})
+
+
+@pytest.mark.parametrize("name", ["lars", "dcasgd"])
+def test_our_classes_on_mxnet_clip_gradients_as_mxnets_do(name):
+    row, values = optimizers.BY_NAME[name].mxnet, [mx.nd.ones(50), mx.nd.ones(50)]
+    words = {"learning_rate": 0.02, "wd": DECAY, "clip_gradient": 0.5, "rescale_grad": 0.3}
+    for kind, value in zip((row.own(mx), getattr(mx.optimizer, row.name)), values, strict=True):
+        updater = mx.optimizer.get_updater(kind(**words))
+        for gradient in (3.0, -1.0):
+            updater(0, mx.nd.full(50, gradient), value)
+    assert_close({"": values[0].asnumpy()}, {"": values[1].asnumpy()})
+
+
+def test_our_sgld_on_mxnet_clips_gradients():
+    value = mx.nd.ones(50)
+    optimizer = optimizers.BY_NAME["sgld"].mxnet.own(mx)(seed=2, learning_rate=0.02, clip_gradient=0.5)
+    optimizer.update(4, value, mx.nd.full(50, 3.0), None)
+    drawn = math.sqrt(0.02) * sgld.noise(2, 4, 1, 50)
+    np.testing.assert_allclose(value.asnumpy() - drawn, 1 - 0.01 * 0.5, rtol=1e-6)
+
+
+def test_a_class_of_our_own_is_a_torch_optimizer():
+    """It calls a closure with gradients, skips parameters without one, and refuses options that it lacks."""
+    weight, other = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
+    optimizer = class_of("signum")([weight, other], lr=0.5, momentum=0.0)
+
+    def closure():
+        weight.grad = torch.autograd.grad(weight.square().sum(), weight)[0]
+        return 4.0
+
+    assert optimizer.step(closure) == 4.0
+    assert weight.tolist() == [0.5, 0.5] and other.tolist() == [1.0, 1.0]
+    with pytest.raises(TypeError, match="Signum has no option 'nesterov'"):
+        class_of("signum")([weight], nesterov=True)
+
+
 # -- sgld -------------------------------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from dmltrain.backends.torch.distributed import distribute
+from dmltrain.backends.torch.optimizer import set_rate
 from dmltrain.errors import UserError
 from tests.backends.served_store import ServedStore
 
@@ -186,3 +187,15 @@ def test_gradients_are_sent_during_backward_or_with_the_step(overlap):
     assert (len(store.rates) > 0) == overlap
     optimizer.step()
     assert len(store.rates) > 0
+
+
+def test_a_new_rate_waits_for_no_weights():
+    """The servers have the momentum that follows it."""
+    model = model_of()
+    inner = torch.optim.SGD([{"params": model.parameters(), "rate_in_momentum": True}], lr=0.1, momentum=0.9)
+    optimizer = distribute(model, inner, ServedStore(), update_on_kvstore=True, defer=True)
+    train(model, optimizer, 1)
+    set_rate(optimizer, 0.5)
+    assert optimizer._pending and optimizer.param_groups[0]["lr"] == 0.5
+    optimizer.settle()
+    assert not optimizer._pending

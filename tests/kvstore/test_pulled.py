@@ -2,12 +2,14 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dmltrain.kvstore.server import optimizer_state
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.transport.message import Declare, Key
-from tests.kvstore.carrying_out import push
+from tests.kvstore.carrying_out import push, pushed, run
 
 INFINITY = float("inf")
 
@@ -65,6 +67,25 @@ def test_a_step_gets_the_value_of_its_workers_last_pull():
     assert pull(core, 1, 2) == [12.0, 12.0]
 
 
+EVENTS = st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=40)  # worker, and whether it pulls first
+
+
+@given(EVENTS)
+def test_in_any_order_of_pushes_and_pulls(events):
+    core = core_of(workers=3)
+    step, value = core.slices()[0, 0].step, 1.0
+    clocks, pulled, expected = [0] * 3, [1.0] * 3, []
+    for number, (worker, first) in enumerate(events, 1):
+        if first:
+            assert pull(core, worker, clocks[worker]) == [value] * 2
+            pulled[worker] = value
+        clocks[worker] += 1
+        push(core, worker, 0, clocks[worker], [number, number])
+        expected.append([pulled[worker]] * 2)
+        value += number
+    assert step.seen == expected
+
+
 def test_values_are_kept_for_as_long_as_they_are_needed():
     """The memory does not grow: a value for each worker, the current one, and one that is being made."""
     sizes = []
@@ -86,14 +107,29 @@ def test_values_are_kept_for_as_long_as_they_are_needed():
     assert sum({id(each): each.readers for each in kept}.values()) == 2
 
 
+def test_a_value_is_kept_while_a_step_with_it_runs():
+    """Its worker may pull meanwhile, and another push must not be received there."""
+    core = core_of()
+    step = core.slices()[0, 0].step
+    push(core, 1, 0, 1, [1.0, 1.0])
+    pull(core, 1, 1)
+    (work,) = pushed(core, 0, 0, 1, [2.0, 2.0])
+    assert pull(core, 0, 0) == [2.0, 2.0]
+    later = pushed(core, 1, 0, 2, [4.0, 4.0])
+    run(core, [work, *later])
+    assert step.seen[1:] == [[1.0, 1.0], [2.0, 2.0]]
+    assert pull(core, 0, 1) == [8.0, 8.0]
+
+
 def test_another_optimizer_needs_them_no_more():
     core = core_of()
     slice_ = core.slices()[0, 0]
     push(core, 0, 0, 1, [1.0, 1.0])
+    kept = [*slice_.pulled.values()]
     core.make_step = lambda spec, key, value: lambda value, gradient, rate: None
     core.optimize({"name": "other"})
     push(core, 0, 0, 2, [1.0, 1.0])
-    assert slice_.pulled == {} and slice_.value.readers == 0
+    assert slice_.pulled == {} and [each.readers for each in (*kept, slice_.value)] == [0, 0, 0]
 
 
 def test_after_a_state_was_loaded_all_workers_have_its_values():

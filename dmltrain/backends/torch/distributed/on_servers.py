@@ -40,6 +40,11 @@ class OptimizerOnServers(OverlappedOptimizer):
         if not self._defer:
             gates.before_forward(model, self.settle)
 
+    @property
+    def state(self) -> Any:  # type: ignore[override]  # read-only here
+        """That of the inner optimizer, which makes no steps: there is nothing to wait for."""
+        return self.inner.state
+
     def _fixed_settings(self) -> list[dict[str, Any]]:
         return [
             {name: value for name, value in group.items() if name not in ("params", "lr", "initial_lr")}
