@@ -83,7 +83,7 @@ def command(made: Network, workers: int, devices: int, arguments: argparse.Names
     hosts = ["-H", arguments.worker_file] if arguments.worker_file else ["--launcher", "local"]
     batch = made.batch * max(1, devices)
     examples = batch * workers * (BATCH_LINES * arguments.disp_batches + 1)
-    program = [str(CHECKOUT / "examples/train_cifar10.py"), "--dataset", "synthetic", *made.words()]
+    program = [str(CHECKOUT / "examples/train_imagenet.py"), "--benchmark", "1", *made.words()]
     program += ["--num-examples", str(examples), "--num-epochs", "1", "--batch-size", str(batch)]
     program += ["--disp-batches", str(arguments.disp_batches), "--backend", arguments.backend]
     program += ["--kv-store", "dist_sync" if workers > 1 else "device"]

@@ -137,7 +137,7 @@ def validate(run: Run, epoch: int) -> None:
     """Log the accuracy on the whole validation set after this epoch."""
     sums = evaluated(run)
     if not sums.samples:
-        return  # there are no validation data
+        return
     run.log_values(epoch, {f"Validation-{name}": value for name, value in run.metrics(sums).items()})
     iteration = run.plan.iteration(run.plan.after(epoch, run.plan.steps_of(epoch)))
     if due(run.options.test_interval, iteration):
@@ -159,6 +159,8 @@ def evaluated(run: Run) -> Sums:
 
 
 def log_validation(run: Run, iteration: int, sums: Sums) -> None:
+    if not sums.samples:
+        return  # there are no validation data
     for name, value in run.metrics(sums).items():
         run.log.info(record.step_value(iteration, f"Validation-{name}", value))
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import dmltrain
-from dmltrain import common_network, env, evaluation, fit, kvstore, loading, models, record, trained
+from dmltrain import common_network, data, env, evaluation, fit, kvstore, loading, models, record, trained
 from dmltrain.backends.table import BACKENDS
 from dmltrain.errors import UserError
 from dmltrain.kvstore import KVStore
@@ -70,9 +70,7 @@ def _score(options: Options, network_given: bool, store: KVStore, command: str) 
     assert options.model_prefix
     asked = None if options.load_epoch == LAST else options.load_epoch
     found = trained.shared(options.model_prefix, asked, store, log)
-    options = options if network_given else replace(options, **network_of(found))
-    if options.image_shape is None and found.said.get("image_shape"):
-        options = replace(options, image_shape=tuple(found.said["image_shape"]))
+    options = as_saved(options, found, network_given)
     dataset = loading.load_dataset(options, store, log.warning)
     if not len(dataset.validation):
         raise UserError("there are no validation data to score: give --data-val")
@@ -97,6 +95,19 @@ def _score(options: Options, network_given: bool, store: KVStore, command: str) 
         log.info(record.value(epoch, f"Validation-{name}", value))
     log.info(record.value(epoch, "Speed", speed))
     log.info("Scored %s on %d samples of %s", found.source, sums.samples, dataset.name)
+
+
+def as_saved(options: Options, found: Trained, network_given: bool) -> Options:
+    """The options with what they do not say of the network: as the checkpoint, or the graph beside it, says."""
+    if not network_given:
+        options = replace(options, **network_of(found))
+    if options.image_shape is None and found.said.get("image_shape"):
+        options = replace(options, image_shape=tuple(found.said["image_shape"]))
+    if options.num_classes is None and (options.data_val or data.DATASETS[options.dataset].reads_files):
+        shape = options.image_shape or data.DATASETS[options.dataset].image_shape
+        graph = graph_file.is_graph(options.network) and models.create(options.network, None, None, shape)
+        options = replace(options, num_classes=graph.num_classes if graph else found.said.get("num_classes"))
+    return options
 
 
 def epoch_of(source: Path) -> int:

@@ -11,6 +11,9 @@ import sys
 from dmltrain import fit
 
 DEFAULTS = {
+    "dataset": "imagenet",
+    "image_shape": "3,224,224",
+    "aug_level": 1,
     "num_epochs": 30,
     "lr": 0.01,
     "lr_step_epochs": "20",

@@ -15,7 +15,7 @@ DIGITS = ["--dataset", "digits", "--kv-store", "local"]
 @pytest.fixture
 def scored(capfd):
     def scored_here(*words: object, code: int = 0) -> Log:
-        found = score.main([str(word) for word in words], prog="score", defaults={"batch_size": 50})
+        found = score.main([str(word) for word in words], prog="score", defaults={"batch_size": 32})
         text = capfd.readouterr().err
         assert found == code and "Traceback" not in text, text
         return Log(text)
@@ -29,7 +29,19 @@ def metrics(log: Log) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("words", [RESNET, ["--network", "mlp"]], ids=str)
 def test_a_checkpoint_scores_as_its_training_said(train, scored, backend, tmp_path, words):  # noqa: F811
-    trained = train(*words, "--num-epochs", 2, "--top-k", 3, "--num-examples", 300, "--model-prefix", tmp_path / "m")
+    trained = train(
+        *words,
+        "--batch-size",
+        32,
+        "--num-epochs",
+        2,
+        "--top-k",
+        3,
+        "--num-examples",
+        300,
+        "--model-prefix",
+        tmp_path / "m",
+    )
     here = scored(*DIGITS, "--backend", backend, "--top-k", 3, "--model-prefix", tmp_path / "m")
     assert metrics(here) == metrics(trained) and len(metrics(here)) == 3
     assert f"Scored {saved(tmp_path / 'm', 2, backend)} on 360 samples of digits" in here.text
@@ -67,6 +79,35 @@ def test_the_network_is_the_checkpoints():
 def test_a_checkpoint_of_mxnet_scores_as_in_mxnet(scored, mxnet_files, real_data):
     words = ["--dataset", "mnist", "--data-dir", real_data / "mnist", "--model-prefix", mxnet_files / "lenet"]
     assert "Epoch[1] Validation-accuracy=0.987400\n" in scored(*words).text
+
+
+@pytest.mark.thorough
+def test_image_files_are_scored_as_in_training(run, scored, tmp_path, mxnet_files):  # noqa: F811
+    data = ["--dataset", "imagenet", "--data-val", mxnet_files / "sample.rec"]
+    words = [
+        "--network",
+        "resnet",
+        "--num-layers",
+        8,
+        "--image-shape",
+        "3,28,28",
+        "--num-classes",
+        1000,
+        "--resize",
+        32,
+    ]
+    words += ["--data-train", mxnet_files / "sample.rec", *data, "--num-epochs", 2, "--model-prefix", tmp_path / "m"]
+    trained = run(*words)
+    assert metrics(scored(*data, "--resize", 32, "--model-prefix", tmp_path / "m")) == metrics(trained) != []
+    assert "give --data-val" in scored(*data[:2], "--data-train", data[3], "--model", tmp_path / "m", code=2).text
+
+
+@pytest.mark.thorough
+def test_a_graph_of_mxnet_has_its_own_classes(scored, mxnet_files):
+    """Ten, whatever the labels of the files are: 215 classes here."""
+    words = ["--dataset", "imagenet", "--data-val", mxnet_files / "sample.rec", "--image-shape", "3,28,28"]
+    text = scored(*words, "--model-prefix", mxnet_files / "resnet20", code=2).text
+    assert "label" in text and "10" in text
 
 
 @pytest.mark.thorough

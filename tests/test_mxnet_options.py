@@ -1,0 +1,74 @@
+"""Every option of MXNet's programs is taken, or refused with the reason and what to use instead."""
+
+import dataclasses
+
+import pytest
+
+from dmltrain import options
+from dmltrain.errors import UserError
+from dmltrain.options import mxnet, refused
+
+TEXT = """
+--network --num-layers --gpus --kv-store --num-epochs --lr --lr-factor --lr-step-epochs --initializer --optimizer
+--mom --wd --batch-size --disp-batches --model-prefix --save-period --monitor --load-epoch --top-k --loss --test-io
+--dtype --gc-type --gc-threshold --macrobatch-size --warmup-epochs --warmup-strategy --profile-worker-suffix
+--profile-server-suffix --use-imagenet-data-augmentation --data-train --data-train-idx --data-val --data-val-idx
+--rgb-mean --rgb-std --pad-size --fill-value --image-shape --num-classes --num-examples --data-nthreads --benchmark
+--random-crop --random-mirror --max-random-h --max-random-s --max-random-l --min-random-aspect-ratio
+--max-random-aspect-ratio --max-random-rotate-angle --max-random-shear-ratio --max-random-scale --min-random-scale
+--max-random-area --min-random-area --min-crop-size --max-crop-size --brightness --contrast --saturation --pca-noise
+--random-resized-crop --add_stn
+"""
+FIT_DATA_AND_MNIST = TEXT.split()  # of common/fit.py, common/data.py and train_mnist.py at v1.9.x
+
+
+def test_all_64_are_known():
+    assert len(set(FIT_DATA_AND_MNIST)) == 64
+    listed = [name for name, program, _ in mxnet.rows() if program in [*mxnet.PROGRAMS][:3]]
+    assert sorted(listed) == sorted(name.replace("_", "-") for name in FIT_DATA_AND_MNIST)
+
+
+@pytest.mark.parametrize("name", FIT_DATA_AND_MNIST)
+def test_an_option_is_taken_or_refused_with_the_reason(name):
+    dashed = name.replace("_", "-")
+    if dashed in options.FLAGS:
+        assert dashed not in refused.REFUSED
+        return
+    with pytest.raises(UserError) as caught:
+        options.parse([name, "1"])
+    row = refused.REFUSED[dashed]
+    assert str(caught.value) == f"{dashed}: {row.reason}; {row.instead}"
+
+
+def test_remarks_are_about_options_that_exist():
+    assert set(mxnet.REMARKS) <= set(options.FLAGS)
+
+
+def test_every_row_says_something():
+    for name, _, text in mxnet.rows():
+        assert len(text) > 5, name
+    assert len([name for name, _, text in mxnet.rows() if text.startswith("refused: ")]) == 6
+
+
+def test_defaults_are_mxnets():
+    """Those of fit.py that do not depend on the data set; train_imagenet.py and others have their own."""
+    fields = {field.name: field.default for field in dataclasses.fields(options.Options)}
+    expected = {
+        "kv_store": "device",
+        "num_epochs": 100,
+        "lr": 0.1,
+        "initializer": "default",
+        "optimizer": "sgd",
+        "mom": 0.9,
+        "wd": 0.0001,
+        "batch_size": 128,
+        "disp_batches": 20,
+        "save_period": 1,
+        "monitor": 0,
+        "top_k": 0,
+        "dtype": "float32",
+        "gc_type": "none",
+        "macrobatch_size": 0,
+        "warmup_strategy": "linear",
+    }
+    assert {name: fields[name] for name in expected} == expected
