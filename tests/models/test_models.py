@@ -232,6 +232,19 @@ def test_spellings(spelling):
     assert models.create(spelling) == models.create("inception-bn-28-small")
 
 
+@pytest.mark.parametrize("name", ["resnet", "resnet-v1", "resnext"])
+@pytest.mark.parametrize(
+    ("height", "stages", "first"), [(28, 3, (16, 28, 40)), (32, 3, (16, 32, 40)), (33, 4, (64, 17, 20))]
+)
+def test_the_height_of_images_decides_between_cifar_and_imagenet_networks(name, height, stages, first):
+    """Their height alone: at 32 as in resnext.py, of MXNet's three files; see residual.py."""
+    network = models.create(name, 50, 10, (3, height, 40))
+    assert outputs(network, "conv0") == [first]
+    assert {each.name[:6] for each in network.parameters() if each.name.startswith("stage")} == {
+        f"stage{number}" for number in range(1, stages + 1)
+    }
+
+
 def test_usual_depths_are_mxnets_defaults():
     assert models.create("resnet") == models.create("resnet", 110)
     assert models.create("resnet", None, 1000, LARGE) == models.create("resnet", 50, 1000, LARGE)
