@@ -6,7 +6,7 @@ MXNet's example/image-classification/fine-tune.py (`get_fine_tune_model`) does t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from logging import Logger
 
@@ -14,7 +14,7 @@ from dmltrain import initial, trained
 from dmltrain.arrays import Array
 from dmltrain.errors import UserError
 from dmltrain.kvstore import KVStore
-from dmltrain.layers import Dense, Flatten, Layer, Network, Rule, chain
+from dmltrain.layers import Auxiliary, Dense, Flatten, Layer, Network, Rule, chain
 from dmltrain.models import graph_file
 from dmltrain.options import Options
 
@@ -24,7 +24,10 @@ NAMED = 4  # arrays at most in a message
 
 @dataclass(frozen=True)
 class FineTuned:
-    """A network for other classes than it was trained for. new: the names of the last layer's arrays."""
+    """A network for other classes than it was trained for.
+
+    new: the names of the arrays of the last layer, and of the last layers of auxiliary classifiers.
+    """
 
     network: Network
     new: frozenset[str]
@@ -32,25 +35,39 @@ class FineTuned:
 
 def build(options: Options, network: Network, num_classes: int) -> FineTuned:
     """The network with a new last layer as the options say. Raises UserError if it cannot have one."""
-    layers = list(getattr(network.root, "layers", [network.root]))
+    layers, factor = _layers_of(network.root), options.last_lr_mult
     if options.layer_before_fullc is None:
-        last = layers.pop()
-        if not isinstance(last, Dense):
-            raise UserError(
-                f"network {network.name} ends with {last.label}, not with a fully connected layer: name the layer "
-                f"before the new one with --layer-before-fullc, one of {_names(layers)}"
-            )
+        last = _classifier(layers.pop(), num_classes, factor, f"network {network.name}", layers)
     else:
         layers = _until(options.layer_before_fullc, layers, network.name)
-        last = Dense(NEW_LAYER, num_classes)
+        last = _classifier(Dense(NEW_LAYER, num_classes), num_classes, factor)
         if len(chain(*layers).output_shape(network.input_shape)) > 1:
             layers.append(Flatten())
-    rules = [_faster(each, options.last_lr_mult) for each in (last.weight_rule, last.bias_rule)]
-    new = replace(last, features=num_classes, weight_rule=rules[0], bias_rule=rules[1])
-    made = replace(network, root=chain(*layers, new), num_classes=num_classes)
-    return FineTuned(
-        made, frozenset(each.name for each in new.parameters(chain(*layers).output_shape(network.input_shape)))
-    )
+    classifiers = [last]
+    for place, layer in enumerate(layers):
+        if isinstance(layer, Auxiliary):
+            *branch, end = _layers_of(layer.branch)
+            classifiers.append(_classifier(end, num_classes, factor, layer.label, layers))
+            layers[place] = replace(layer, branch=chain(*branch, classifiers[-1]))
+    made = replace(network, root=chain(*layers, last), num_classes=num_classes)
+    new = {f"{each.name}_{kind}" for each in classifiers for kind in ("weight", "bias")}
+    return FineTuned(made, frozenset(each.name for each in made.parameters() if each.name in new))
+
+
+def _layers_of(layer: Layer) -> list[Layer]:
+    """The layers of a chain, or the only one."""
+    return list(getattr(layer, "layers", [layer]))
+
+
+def _classifier(last: Layer, num_classes: int, factor: float, where: str = "", others: Sequence[Layer] = ()) -> Dense:
+    """The last layer of `where` for other classes; its learning rate is multiplied by `factor`."""
+    if not isinstance(last, Dense):
+        raise UserError(
+            f"{where} ends with {last.label}, not with a fully connected layer: name the layer before the new one with "
+            f"--layer-before-fullc, one of {_names(others)}"
+        )
+    rules = [_faster(each, factor) for each in (last.weight_rule, last.bias_rule)]
+    return replace(last, features=num_classes, weight_rule=rules[0], bias_rule=rules[1])
 
 
 def _faster(rule: Rule, factor: float) -> Rule:
@@ -60,14 +77,14 @@ def _faster(rule: Rule, factor: float) -> Rule:
 def _until(name: str, layers: list[Layer], network: str) -> list[Layer]:
     """The layers of the network's main chain up to the one with this name."""
     for place, layer in enumerate(layers):
-        if layer.name == name.removesuffix("_output"):
+        if layer.name and layer.name in (name, name.removesuffix("_output")):  # MXNet's name of its output
             return layers[: place + 1]
     raise UserError(
         f"--layer-before-fullc {name}: network {network} has no such layer in its main chain; it has {_names(layers)}"
     )
 
 
-def _names(layers: list[Layer]) -> str:
+def _names(layers: Sequence[Layer]) -> str:
     return ", ".join(layer.name for layer in layers if layer.name)
 
 

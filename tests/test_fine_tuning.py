@@ -7,6 +7,7 @@ from dmltrain import checkpoint, common_network, fine_tuning, initial, models
 from dmltrain.backends.torch.backend import TorchBackend
 from dmltrain.errors import UserError
 from dmltrain.kvstore import create
+from dmltrain.layers import Conv, Flatten, GlobalAvgPool, Network, chain
 from dmltrain.options import parse
 from tests.test_fit import RESNET, backend, run, train  # noqa: F401  (fixtures)
 
@@ -32,6 +33,28 @@ def test_the_last_layer_is_replaced_and_learns_faster():
     assert found.new == {"fc1_weight", "fc1_bias"} and found.network.num_classes == 3
     assert [each.shape for each in found.network.parameters()] == [each.shape for each in usual.parameters()]
     assert {each.name for each in found.network.parameters() if each.lr_mult == 10.0} == found.new
+
+
+def test_auxiliary_classifiers_get_new_last_layers_too():
+    found = build("--network caffe-googlenet --last-lr-mult 10", shape=(3, 224, 224))
+    classifiers = ("loss1_classifier", "loss2_classifier", "loss3_classifier")
+    assert found.new == {f"{name}_{kind}" for name in classifiers for kind in ("weight", "bias")}
+    shapes = {each.name: each.shape for each in found.network.parameters()}
+    assert [shapes[f"{name}_bias"] for name in classifiers] == [(3,)] * 3 and shapes["loss1_fc_bias"] == (1024,)
+    rates = {each.lr_mult for each in found.network.parameters() if each.name in found.new}
+    assert rates == {10.0, 20.0}  # Caffe's biases learn at twice the rate
+    cut = build("--network caffe-googlenet --layer-before-fullc inception_4b_output", shape=(3, 224, 224))
+    assert cut.new == {"fc_weight", "fc_bias", "loss1_classifier_weight", "loss1_classifier_bias"}
+
+
+def test_a_network_without_a_dense_layer_at_its_end_needs_a_name():
+    network = Network("n", chain(Conv("c", 3), GlobalAvgPool("pool"), Flatten("flat")), (1, 8, 8), 3)
+    with pytest.raises(
+        UserError, match="network n ends with Flatten 'flat', not .* --layer-before-fullc, one of c, pool"
+    ):
+        fine_tuning.build(parse([]), network, 5)
+    found = fine_tuning.build(parse(["--layer-before-fullc", "pool"]), network, 5)
+    assert [each.shape for each in found.network.parameters()] == [(3, 1, 1, 1), (3,), (5, 3), (5,)]
 
 
 def test_layers_after_the_named_one_are_replaced():
