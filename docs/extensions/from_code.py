@@ -131,6 +131,8 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "augmentation": _augmentation,
     "datasets": lambda: [("`--dataset`", "what it is"), *_described(data.DATASETS)],
     "formats": lambda: [("files", "what is read"), *((row.name, _about(row.open)) for row in readers.FORMATS)],
+    "policies": _policies,
+    "mxnet-options": _mxnet_options,
     "launchers": lambda: [
         ("`--launcher`", "where the job runs"),
         *((f"`{name}`", row.meaning) for name, row in LAUNCHERS.items()),
