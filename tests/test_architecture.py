@@ -25,7 +25,7 @@ MAY_IMPORT = {  # room of dmltrain -> rooms it may import; what is not listed ma
     "random_bits": {"arrays", "errors"},
     "optimizers": set(),
     "data": {"arrays", "normalisation", "random_bits", "errors", "whole_file"},
-    "data_command": {"arrays", "data", "errors", "options", "whole_file"},
+    "data_command": {"arrays", "data", "errors", "kvstore", "loading", "options", "whole_file"},
     "initial": {"arrays", "layers", "random_bits", "errors"},
     "kvstore": {  # backends: only its __init__, with `create`
         *("arrays", "backends", "bounded", "env", "errors", "npz", "whole_file")

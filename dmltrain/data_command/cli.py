@@ -13,16 +13,19 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import NoReturn
 
-from dmltrain.data_command import index, pack, partition, verify
+from dmltrain.data_command import index, pack, partition, show, speed, verify
 from dmltrain.data_command.say import say
 from dmltrain.errors import UserError
 
 # Each module has HELP and EXAMPLES (texts), add_arguments(parser) and run(arguments) -> exit code.
+# With TRAINING_OPTIONS it also gets the words that are none of its own arguments, in arguments.rest.
 VERBS: dict[str, ModuleType] = {
     "pack": pack,
     "index": index,
     "verify": verify,
     "partition": partition,
+    "show": show,
+    "speed": speed,
 }
 
 
@@ -59,7 +62,12 @@ def _run(words: Sequence[str]) -> int:
         found = f"unknown verb {words[0]!r}" if words else "no verb is given"
         raise UserError(f"{found}: expected one of {', '.join(VERBS)}; see dmltrain-data --help")
     verb = VERBS[words[0]]
-    code: int = verb.run(parser(words[0]).parse_args(pack.old_values(words[1:])))
+    of_verb = parser(words[0])
+    arguments, rest = of_verb.parse_known_args(pack.old_values(words[1:]))
+    arguments.rest = rest
+    if rest and not getattr(verb, "TRAINING_OPTIONS", False):
+        of_verb.error(f"unrecognized arguments: {' '.join(rest)}")
+    code: int = verb.run(arguments)
     return code
 
 

@@ -49,7 +49,7 @@ class Lines:
         self._done = done
         if self._clock() - self._last >= EVERY_SECONDS:
             self._last = self._clock()
-            self._write(f", {_duration((self._total - done) / max(self._speed(), 1e-9))} left")
+            self._write(f", {duration((self._total - done) / max(self._speed(), 1e-9))} left")
 
     def end(self) -> None:
         self._write("")
@@ -63,7 +63,7 @@ class Lines:
         print(f"{self._verb}: {self._done} of {self._total} images, {speed}{rest}", file=self._stream, flush=True)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

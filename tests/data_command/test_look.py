@@ -1,0 +1,181 @@
+"""dmltrain-data verify, index, show and speed; and the program itself."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+
+import pytest
+
+from dmltrain.data_command import speed, verify
+from dmltrain.data_command.cli import VERBS
+from dmltrain.data_command.progress import Lines, duration
+from dmltrain.errors import UserError
+
+cv2 = pytest.importorskip("cv2", reason="opencv-python-headless is not installed: pip install 'dmltrain[images]'")
+
+
+@pytest.fixture(scope="module")
+def packed(images, tmp_path_factory):
+    from tests.data_command.conftest import command
+
+    folder = tmp_path_factory.mktemp("packed")
+    assert command("pack", folder / "x", images, "--recursive", "--no-shuffle", "--no-verify").code == 0
+    return folder / "x.rec"
+
+
+def test_verify_lists_what_cannot_be_used(run, packed, tmp_path):
+    data = bytearray(packed.read_bytes())
+    offsets = [int(line.split()[1]) for line in packed.with_suffix(".idx").read_text().splitlines()]
+    data[offsets[3] + 40 : offsets[3] + 80] = bytes(40)  # in the image of record 3
+    (tmp_path / "y.rec").write_bytes(data)
+    good = run("verify", packed)
+    assert (good.code, good.out) == (0, "") and "all 15 records are good" in good.err
+    done = run("verify", tmp_path / "y.rec", "--num-thread", 2)
+    (line,) = done.out.splitlines()
+    assert done.code == 1 and "y.rec: record 3 (key 3, offset" in line
+    assert "15 records, 1 of them cannot be used" in done.err
+
+
+def test_a_record_that_cannot_be_read_is_listed_as_well():
+    class Unreadable:
+        def read(self, index):
+            raise UserError(f"record {index}: the disk fails")
+
+    assert verify.problem(Unreadable(), None, 5) == "record 5: the disk fails"
+
+
+def test_verify_lists_labels_out_of_range(run, packed):
+    done = run("verify", packed, "--num-classes", 2)
+    assert done.code == 1 and len(done.out.splitlines()) == 5
+    assert "its label is 2, expected a whole number from 0 to 1" in done.out
+
+
+def test_index_makes_the_same_index_again(run, packed, tmp_path):
+    (tmp_path / "x.rec").write_bytes(packed.read_bytes())
+    (tmp_path / "x.idx").write_text("7\t0\n")
+    done = run("index", tmp_path / "x.rec")
+    assert done.code == 0 and "15 records" in done.err
+    assert (tmp_path / "x.idx").read_bytes() == packed.with_suffix(".idx").read_bytes()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_index_keeps_the_old_one_of_a_damaged_file(run, packed, tmp_path):
+    (tmp_path / "x.rec").write_bytes(b"x" + packed.read_bytes())
+    (tmp_path / "x.idx").write_text("7\t0\n")
+    done = run("index", tmp_path / "x.rec")
+    assert done.code == 2 and "magic number" in done.err
+    assert (tmp_path / "x.idx").read_text() == "7\t0\n"
+
+
+@pytest.mark.parametrize("name", ["x.lst", "none.rec"])
+def test_index_of_no_record_file(run, tmp_path, name):
+    done = run("index", tmp_path / name)
+    assert done.code == 2 and name in done.err
+
+
+def test_show_draws_the_batch(run, packed, tmp_path):
+    words = ("--data-train", packed, "--image-shape", "3,24,24", "--batch-size", 5, "--out", tmp_path / "s.png")
+    done = run("show", *words)
+    assert done.code == 0 and "5 images of 3x24x24" in done.err
+    sheet = cv2.imread(str(tmp_path / "s.png"))
+    tile = 24 * 4  # enlarged to at least 96 pixels
+    assert sheet.shape == (2 * (tile + 18) + 4, 3 * (tile + 4) + 4, 3)
+    assert sheet[4:100, 4:100].std() < 5  # each image has one colour
+    assert sheet[101:113, 4:100].std() > 5  # its label
+
+
+def test_show_as_validation_sees_it_with_names(run, packed, tmp_path):
+    (tmp_path / "names").write_text("n1 ant\nn2 bee\nn3 cow\n")
+    words = ("--data-train", packed, "--data-val", packed, "--image-shape", "3,30,30", "--evaluation")
+    words = (*words, "--class-names", tmp_path / "names", "--out", tmp_path / "s.png")
+    assert run("show", *words).code == 0
+    assert cv2.imread(str(tmp_path / "s.png")).shape[0] > 400
+
+
+@pytest.mark.parametrize(
+    ("words", "essential"),
+    [
+        (("--evaluation",), "there are no validation data"),
+        (("--class-names", "none.txt"), "none.txt: No such file"),
+        (("--out", "sheet.nonsense"), "expected an ending such as .png"),
+        (("--nonsense", "1"), "unknown option --nonsense"),
+    ],
+)
+def test_mistakes_of_show(run, packed, tmp_path, monkeypatch, words, essential):
+    monkeypatch.chdir(tmp_path)
+    done = run("show", "--data-train", packed, "--image-shape", "3,24,24", "--batch-size", 5, *words)
+    assert done.code == 2 and essential in done.err and not list(tmp_path.iterdir())
+
+
+def test_speed_has_a_row_for_each_number_of_threads(run, packed):
+    words = ("--data-train", packed, "--image-shape", "3,24,24", "--batch-size", 4)
+    done = run("speed", *words, "--threads", "1,3", "--seconds", 0.05)
+    assert done.code == 0
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in done.out.splitlines()[2:]]
+    assert [row[0] for row in rows] == ["1", "3"]
+    assert all(float(cell) > 0 for row in rows for cell in row[1:])
+
+
+def test_speed_of_images_in_memory(run):
+    done = run("speed", "--dataset", "digits", "--threads", 1, "--seconds", 0.02)
+    assert done.code == 0 and done.out.splitlines()[-1].startswith("| 1 |  | ")
+
+
+def test_what_is_measured():
+    """Four yields of 8 images in the two seconds after the first."""
+    clock = iter([10.0, 10.5, 11.0, 11.5, 12.0])
+    found = speed.measured(itertools.chain([1000], itertools.repeat(8)), 2.0, lambda: next(clock))
+    assert found.images == 16.0 and found.of_processor > 0
+
+
+@pytest.mark.parametrize("words", [("--threads", "0"), ("--threads", "a"), ("--seconds", "0")])
+def test_mistakes_of_speed(run, packed, words):
+    done = run("speed", "--data-train", packed, *words)
+    assert done.code == 2 and "expected" in done.err
+
+
+def test_progress_is_a_line_every_ten_seconds(capsys):
+    now = [0.0]
+    lines = Lines("pack x", 1000, 100, sys.stdout, lambda: now[0])
+    for seconds, done in ((5.0, 200), (12.0, 340), (15.0, 400)):
+        now[0] = seconds
+        lines(done)
+    lines.end()
+    assert capsys.readouterr().out.splitlines() == [
+        "pack x: 340 of 1000 images, 20 images/s, 33 s left",
+        "pack x: 400 of 1000 images, 20 images/s",
+    ]
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(89, "89 s"), (600, "10 min"), (9000, "2.5 h")])
+def test_time_left(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_the_program(tmp_path):
+    def program(*words):
+        return subprocess.run(
+            [sys.executable, "-m", "dmltrain.data_command.cli", *words], capture_output=True, text=True, cwd=tmp_path
+        )
+
+    shown = program("--help")
+    assert shown.returncode == 0 and all(f"\n  {verb} " in shown.stdout for verb in VERBS)
+    done = program("verify", "none.rec")
+    assert done.returncode == 2 and "error: " in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [(), ("nonsense",), ("verify",), ("verify", "--nonsense", "x.rec")])
+def test_mistakes_in_verbs(run, words):
+    done = run(*words)
+    assert done.code == 2 and "error: " in done.err
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_of_a_verb_has_examples(verb, capsys):
+    from dmltrain.data_command.cli import main
+
+    with pytest.raises(SystemExit) as ended:
+        main([verb, "--help"])
+    assert ended.value.code == 0 and f"dmltrain-data {verb} " in capsys.readouterr().out.partition("examples:")[2]
