@@ -12,6 +12,7 @@ import numpy as np
 
 from dmltrain import random_bits
 from dmltrain.arrays import Array
+from dmltrain.data import permutation
 from dmltrain.errors import UserError
 
 # --shuffle chunk: at 110 KB an image, a chunk is 28 MB, which a disk reads in twenty times the time of a seek.
@@ -23,21 +24,32 @@ def epoch_order(num_examples: int, seed: int, epoch: int, first: int = 0) -> Arr
     """The permutation of the epoch, int64 (num_examples,): the sample at each position. `first`: of the stream of
     random words, for workers that permute samples of their own."""
     # Not by Generator.permutation: see random_bits.py.
-    return np.argsort(random_bits.words_from(first, num_examples, seed, epoch, random_bits.ORDER), kind="stable")
+    return _permutation(num_examples, seed, epoch, random_bits.ORDER, first)
 
 
 def chunk_order(num_examples: int, seed: int, epoch: int, first: int = 0) -> Array:
     """A permutation for disks that hate seeks: chunks of consecutive samples in random order, and each window of some
     chunks shuffled. A window has samples of a few places of the disk only."""
-    count = -(-num_examples // CHUNK)
-    starts = np.argsort(random_bits.words_from(first, count, seed, epoch, random_bits.CHUNKS), kind="stable") * CHUNK
-    order = (starts[:, None] + np.arange(CHUNK)).reshape(-1)
-    order = order[order < num_examples]  # the last chunk may be smaller
+    chunks = _permutation(-(-num_examples // CHUNK), seed, epoch, random_bits.CHUNKS, first)
+    order, filled = np.empty(num_examples, np.int64), 0
+    for start in (chunks * CHUNK).tolist():
+        stop = min(start + CHUNK, num_examples)  # the last chunk may be smaller
+        order[filled : filled + stop - start] = np.arange(start, stop)
+        filled += stop - start
     for start in range(0, num_examples, WINDOW):
         window = order[start : start + WINDOW]
         words = random_bits.words_from(first + start, len(window), seed, epoch, random_bits.ORDER)
         window[:] = window[np.argsort(words, kind="stable")]
     return order
+
+
+def _permutation(count: int, seed: int, epoch: int, purpose: int, first: int) -> Array:
+    """What words first to first + count - 1 of the stream make of 0 to count - 1."""
+
+    def word(index: int) -> int:
+        return int(random_bits.words_from(first + index, 1, seed, epoch, purpose)[0])
+
+    return permutation.argsort(random_bits.words_from(first, count, seed, epoch, purpose), word)
 
 
 SHUFFLES = {"global": epoch_order, "chunk": chunk_order}

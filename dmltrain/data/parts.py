@@ -78,7 +78,8 @@ class Shared:
             order = permute(self.num_examples, seed, number)[first : first + count]
             done = number * self.num_examples + first - begin  # positions of the epoch before this pass
             pieces.append(order[(rank - done) % self.num_workers :: self.num_workers])
-        own = np.concatenate(pieces)  # a copy: the whole order can go
+        whole = len(pieces) == 1 and self.num_workers == 1
+        own = pieces[0] if whole else np.concatenate(pieces)  # a copy: the order of all workers can go
 
         def bounds(step: int) -> tuple[int, int]:
             return min(len(own), step * self.batch_size), min(len(own), (step + 1) * self.batch_size)
