@@ -85,14 +85,14 @@ def test_training_starts_from_the_other_weights(train, backend, tmp_path):  # no
     assert "Loaded checkpoint of epoch 1" in resumed.text and "Starting from" not in resumed.text
 
 
-def test_a_larger_rate_of_the_last_layer_moves_it_further(train, backend, tmp_path):  # noqa: F811
+def test_a_larger_rate_of_the_last_layer_moves_it_further(run, tmp_path):  # noqa: F811
     """A single step without momentum: the change is proportional to the rate."""
-    train(*NETWORK, *SMALL, "--num-epochs", 1, "--model-prefix", tmp_path / "old")
-    words = [*NETWORK, *SMALL, "--max-iter", 1, "--mom", 0, "--wd", 0, "--lr", 0.001, "--backend", "torch"]
+    run(*NETWORK, *SMALL, "--num-epochs", 1, "--model-prefix", tmp_path / "old")
+    words = [*NETWORK, *SMALL, "--max-iter", 1, "--mom", 0, "--wd", 0, "--lr", 0.001]
     words += ["--pretrained-model", tmp_path / "old"]
     changes = []
     for rate in (0, 1, 10):
-        train(*words, "--last-lr-mult", rate, "--model-prefix", tmp_path / f"new{rate}")
+        run(*words, "--last-lr-mult", rate, "--model-prefix", tmp_path / f"new{rate}")
         changes.append(arrays(checkpoint.path(tmp_path / f"new{rate}", 0, ".pt", 1)))
     still, slow, fast = (each["fc1_weight"].astype(np.float64) for each in changes)
     assert np.abs(fast - still - 10 * (slow - still)).max() < 1e-6 < np.abs(slow - still).max()

@@ -36,7 +36,7 @@ def steps(log) -> list[tuple[str, str]]:
 
 
 def test_a_test_interval_adds_lines_and_changes_nothing_else(train):  # noqa: F811
-    words = [*RESNET, "--num-epochs", 2, "--num-examples", 300, "--top-k", 2, "--disp-batches", 1]
+    words = ["--batch-size", 64, "--num-epochs", 2, "--num-examples", 300, "--top-k", 2, "--disp-batches", 1]
     plain, tested = train(*words), train(*words, "--test-interval", 2)
     assert [iteration for iteration, _ in steps(tested)] == ["2", "4", "6", "8", "10"]
     assert steps(tested)[4][1] == tested.values("Validation-accuracy")[1]
@@ -118,7 +118,8 @@ def test_a_snapshot_of_epochs_with_other_steps_is_refused(run, tmp_path):  # noq
     assert "no checkpoint" in text and "m-0000_iter_8.pt; present in" in text and ": m-0000_iter_7.pt" in text
 
 
-@pytest.mark.parametrize("kind", ["dist_sync", pytest.param("dist_async", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["dist_sync", "dist_async"])
 def test_workers_agree_on_snapshots_and_resume_from_them(tmp_path, kind):
     words = [*SYNC, *RESNET, "--kv-store", kind, "--num-epochs", 1, "--test-interval", 3, "--snapshot", 3]
     words += ["--batch-size", 32, "--model-prefix", tmp_path / "m", "--gc-type", "2bit"]

@@ -13,6 +13,7 @@ def test_names_may_have_a_depth():
     assert split("inception-v3") == ("inception-v3", None) and split("inception-bn-28-small")[1] is None
 
 
+@pytest.mark.thorough
 def test_each_network_and_batch_has_a_figure():
     words = ["--network", "lenet,resnet-8", "--image-shape", "1,28,28", "--batch-size", "1,4", "--format", "json"]
     done = run("inference.py", *words)
@@ -38,7 +39,11 @@ def test_the_table_has_a_column_for_each_batch():
     assert shown.splitlines()[2] == "| lenet | torch | 10.0 | 320.0 |"
 
 
-@pytest.mark.parametrize("words", [["--network", "densenet121"], ["--batch-size", "x"], ["--gpus", "99"]], ids=str)
+@pytest.mark.parametrize(
+    "words",
+    [["--network", "densenet121"], ["--batch-size", "x"], pytest.param(["--gpus", "99"], marks=pytest.mark.thorough)],
+    ids=str,
+)
 def test_a_wrong_argument_is_explained(words):
     if words[0] != "--network":
         words = ["--network", "lenet", *words]

@@ -26,6 +26,10 @@ def test_hosts_and_devices_are_doubled_as_in_mxnets_benchmark():
 def test_wrong_networks_are_refused():
     done = run("networks.py", "--networks", "resnet:32")
     assert done.returncode == 2 and "'resnet:32': expected NETWORK:BATCH:SIZE" in done.stderr
+
+
+@pytest.mark.thorough
+def test_a_job_that_fails_is_named():
     done = run("networks.py", "--networks", "resnest:2:28")
     assert done.returncode == 1 and done.stderr.startswith("networks.py: error: the job ended with ")
 
