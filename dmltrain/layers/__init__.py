@@ -57,7 +57,7 @@ from dmltrain.layers.joins import Add, Chain, Concat, Join, add, chain, concat
 from dmltrain.layers.layer import Layer, ShapeError, Step
 from dmltrain.layers.learned import Conv, Dense
 from dmltrain.layers.network import Network
-from dmltrain.layers.normalisation import BatchNorm, LocalResponseNorm
+from dmltrain.layers.normalisation import MXNET_EPSILON, BatchNorm, LocalResponseNorm
 from dmltrain.layers.parameter import AUXILIARY_KINDS, DECAYING_KINDS, LEARNED_KINDS, Parameter, Rule, Shape
 from dmltrain.layers.pointwise import Clip, Dropout, Flatten, Relu, Scale, Tanh
 from dmltrain.layers.pooling import AvgPool, GlobalAvgPool, MaxPool, Pool
@@ -88,6 +88,7 @@ __all__ = [
     "LEARNED_KINDS",
     "Layer",
     "LocalResponseNorm",
+    "MXNET_EPSILON",
     "MaxPool",
     "Network",
     "Normal",

@@ -8,6 +8,8 @@ from dmltrain.layers.layer import Layer
 from dmltrain.layers.parameter import AUXILIARY_KINDS, USUAL, Parameter, Rule, Shape
 from dmltrain.layers.window import image
 
+MXNET_EPSILON = 0.0010000000474974513  # BatchNorm's default in MXNet: 1e-3 as float32, which float64 results show
+
 
 @dataclass(frozen=True)
 class BatchNorm(Layer):

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from itertools import count
 
 from dmltrain.layers import (
+    MXNET_EPSILON,
     AvgPool,
     BatchNorm,
     Chain,
@@ -35,7 +36,6 @@ from dmltrain.layers import (
 )
 from dmltrain.models.architecture import Architecture
 from dmltrain.models.depth import refuse_depth
-from dmltrain.models.mxnet_defaults import EPSILON
 
 Unit = tuple[int, int | tuple[int, int], int, int | tuple[int, int]]  # channels, kernel, stride, pad
 
@@ -118,7 +118,7 @@ class _Blocks:
     def _normed(self, unit: Unit) -> tuple[Layer, Layer]:
         number, (channels, kernel, stride, pad) = next(self._convolutions), unit
         conv = Conv(f"convolution{number}", channels, kernel=kernel, stride=stride, pad=pad)
-        return conv, BatchNorm(f"batchnorm{number}", epsilon=EPSILON)
+        return conv, BatchNorm(f"batchnorm{number}", epsilon=MXNET_EPSILON)
 
     def _relu(self) -> Relu:
         return Relu(f"activation{next(self._relus)}")

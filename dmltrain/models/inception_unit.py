@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dmltrain.layers import BatchNorm, Chain, Conv, Pool, Relu, chain
-from dmltrain.models.mxnet_defaults import EPSILON
+from dmltrain.layers import MXNET_EPSILON, BatchNorm, Chain, Conv, Pool, Relu, chain
 
 Kernel = int | tuple[int, int]
 
@@ -20,7 +19,7 @@ def valid(name: str, channels: int, kernel: int, stride: int = 1) -> Chain:
 
 
 def _unit(name: str, conv: Conv) -> Chain:
-    return chain(conv, BatchNorm(f"{name}_batchnorm", epsilon=EPSILON), Relu(f"{name}_relu"))
+    return chain(conv, BatchNorm(f"{name}_batchnorm", epsilon=MXNET_EPSILON), Relu(f"{name}_relu"))
 
 
 def pooled(pool: type[Pool], name: str, channels: int) -> Chain:

@@ -9,10 +9,9 @@ MXNet's constant gammas, and 4,221,032 without them.
 from __future__ import annotations
 
 from dmltrain.errors import UserError
-from dmltrain.layers import AvgPool, BatchNorm, Conv, Dense, Flatten, Layer, Network, Relu, chain
+from dmltrain.layers import MXNET_EPSILON, AvgPool, BatchNorm, Conv, Dense, Flatten, Layer, Network, Relu, chain
 from dmltrain.models.architecture import Architecture
 from dmltrain.models.depth import refuse_depth
-from dmltrain.models.mxnet_defaults import EPSILON
 
 MULTIPLIERS = (0.25, 0.5, 0.75, 1.0)
 STEM = 32  # channels
@@ -49,7 +48,7 @@ def _check(multiplier: float, image_shape: tuple[int, int, int]) -> None:
 
 def _unit(name: str, channels: int, kernel: int = 1, stride: int = 1, pad: int = 0, groups: int = 1) -> list[Layer]:
     conv = Conv(f"{name}_conv2d", channels, kernel=kernel, stride=stride, pad=pad, bias=False, groups=groups)
-    return [conv, BatchNorm(f"{name}_batchnorm", epsilon=EPSILON), Relu(f"{name}_relu")]
+    return [conv, BatchNorm(f"{name}_batchnorm", epsilon=MXNET_EPSILON), Relu(f"{name}_relu")]
 
 
 ARCHITECTURE = Architecture(build, image_shape=(3, 224, 224), num_classes=1000)

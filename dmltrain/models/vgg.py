@@ -11,9 +11,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dmltrain.errors import UserError
-from dmltrain.layers import BatchNorm, Conv, Dense, Dropout, Flatten, Layer, MaxPool, Network, Relu, Xavier, chain
+from dmltrain.layers import (
+    MXNET_EPSILON,
+    BatchNorm,
+    Conv,
+    Dense,
+    Dropout,
+    Flatten,
+    Layer,
+    MaxPool,
+    Network,
+    Relu,
+    Xavier,
+    chain,
+)
 from dmltrain.models.architecture import Architecture
-from dmltrain.models.mxnet_defaults import EPSILON
 
 CHANNELS = (64, 128, 256, 512, 512)
 CONVOLUTIONS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}  # of each stage
@@ -41,7 +53,7 @@ def _stage(stage: int, count: int, channels: int, batch_norm: bool) -> Iterator[
     for number in range(1, count + 1):
         yield Conv(f"conv{stage}_{number}", channels, kernel=3, pad=1)
         if batch_norm:
-            yield BatchNorm(f"bn{stage}_{number}", epsilon=EPSILON)
+            yield BatchNorm(f"bn{stage}_{number}", epsilon=MXNET_EPSILON)
         yield Relu(f"relu{stage}_{number}")
     yield MaxPool(f"pool{stage}", kernel=2, stride=2)
 

@@ -14,7 +14,6 @@ from dmltrain.layers import Layer, Rule, Shape
 from dmltrain.mxnet_files.graph import Node
 from dmltrain.mxnet_files.node_options import NodeOptions, NotSupported
 
-EPSILON = 0.0010000000474974513  # the default of BatchNorm, which MXNet has as the float32 1e-3f
 WEIGHT, WEIGHT_AND_BIAS = ("weight",), ("weight", "bias")
 OF_BATCH_NORM = ("gamma", "beta", *layers.AUXILIARY_KINDS)
 
@@ -77,7 +76,7 @@ def _batch_norm(options: NodeOptions, place: Place) -> Layer:
     options.expect(use_global_stats="False", output_mean_var="False", axis="1")
     return layers.BatchNorm(
         place.name,
-        epsilon=options.number("eps", EPSILON),
+        epsilon=options.number("eps", layers.MXNET_EPSILON),
         momentum=options.number("momentum", 0.9),
         fixed_scale=options.flag("fix_gamma", True),
         **_rules(place, ("gamma", "beta")),
