@@ -19,6 +19,7 @@ import numpy as np
 from dmltrain.arrays import Array
 from dmltrain.data.dataset import ABSENT, Samples
 from dmltrain.data.parts import Part
+from dmltrain.data.read_ahead import ReadAhead
 from dmltrain.data.rooms import Rooms
 
 PREFETCH_BYTES = 256 << 20
@@ -57,10 +58,15 @@ class TrainBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         size, limits = self._part.batch_size, (self._threads, self._prefetch_bytes)
-        return _prepared(self._split, self._share, self._indices, size, *limits)
+        disk = ReadAhead(self._split, self._part)
+        try:
+            yield from _prepared(self._split, partial(self._share, disk), self._indices, size, *limits)
+        finally:
+            disk.close()
 
-    def _share(self, index: int) -> Share:
+    def _share(self, disk: ReadAhead, index: int) -> Share:
         start, stop = self._part.bounds(index)
+        disk.reach(start)
         return Share(self._part.order[start:stop], self._part.words(start, stop))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +39,11 @@ class Decoded:
 
     def evaluation(self, samples: Array, room: Array | None = None) -> Inputs:
         return self._inputs(samples, [None] * len(samples), room)
+
+    def touch(self, index: int) -> None:
+        """Read a record from the disk, for read_ahead.py. What is wrong with it is found when it is needed."""
+        with contextlib.suppress(UserError):
+            self.reader.read(index)
 
     def _inputs(self, samples: Array, words: list[int | None], room: Array | None) -> Inputs:
         images = self.room(len(samples)) if room is None else room

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -24,13 +25,15 @@ from dmltrain.errors import UserError
 @dataclass(frozen=True, eq=False)
 class Part:
     """A worker's part of an epoch. order: its samples, int64 (n,); bounds(step): where the step begins and ends in
-    `order`, at most batch_size samples; words(start, stop): the random words of these positions of `order`, uint64."""
+    `order`, at most batch_size samples; words(start, stop): the random words of these positions of `order`, uint64;
+    window: so many positions of `order` have samples of a few places of the disk, 0: it has no windows."""
 
     order: Array
     steps: int
     batch_size: int
     bounds: Callable[[int], tuple[int, int]]
     words: Callable[[int, int], Array]
+    window: int = 0
 
 
 class Parts(Protocol):
@@ -88,7 +91,7 @@ class Shared:
             position = begin + rank + start * self.num_workers
             return self._words(seed, position, begin + rank + stop * self.num_workers)[:: self.num_workers]
 
-        return Part(own, self.steps, self.batch_size, bounds, words)
+        return Part(own, self.steps, self.batch_size, bounds, words, _window(self.shuffle, self.num_workers))
 
     def _words(self, seed: int, begin: int, end: int) -> Array:
         """The words of positions begin to end - 1 in the row of passes."""
@@ -142,4 +145,9 @@ class Local:
             return random_bits.words_from(begin + start, stop - start, seed, epoch, random_bits.AUGMENTATION)
 
         order = partition.SHUFFLES[self.shuffle](self.sizes[rank], seed, epoch, begin)
-        return Part(order, self.steps, self.batch_size, lambda step: self._bounds(rank, step), words)
+        return Part(order, self.steps, self.batch_size, partial(self._bounds, rank), words, _window(self.shuffle, 1))
+
+
+def _window(shuffle: str, num_workers: int) -> int:
+    """Of one of so many workers."""
+    return max(1, partition.WINDOW // num_workers) if shuffle == "chunk" else 0

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from dmltrain.data import partition
 from dmltrain.data.batches import EvalBatches, TrainBatches
 from dmltrain.data.broken import Broken
 from dmltrain.data.dataset import ABSENT
@@ -218,3 +219,52 @@ def test_local_parts_train_on_each_record_once(tmp_path):
         assert [len(batch.labels) for batch in batches] == [parts.step_sizes(step)[rank] for step in range(parts.steps)]
         seen += [(rank, label) for batch in batches for label in batch.labels.tolist()]
     assert sorted(seen) == [(0, number) for number in range(30)] + [(1, number) for number in range(7)]
+
+
+# -- --shuffle chunk --------------------------------------------------------------------------------------------------
+
+
+class Touched:
+    """Samples without pixels; notes in which order the disk is read."""
+
+    def __init__(self, count):
+        self.count, self.touched = count, []
+
+    def __len__(self):
+        return self.count
+
+    def room(self, count):
+        return np.empty((count, 1, 1, 1), np.uint8)
+
+    def training(self, samples, words, room=None):
+        return room, samples
+
+    def touch(self, index):
+        self.touched.append(index)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_chunks_are_read_in_the_order_of_the_disk_ahead_of_decoding(workers, eventually):
+    count = 3 * partition.WINDOW
+    split = Touched(count)
+    part = Shared(count, workers, 64, count, "chunk").part(0, 1, 0)
+    window = part.window
+    assert window == partition.WINDOW // workers
+    batches = iter(TrainBatches(split, part))
+    next(batches)
+    eventually(lambda: len(split.touched) == 2 * window)  # this window and the next
+    assert split.touched[:window] == sorted(part.order[:window])
+    assert split.touched[window:] == sorted(part.order[window : 2 * window])
+    for _ in batches:
+        pass
+    assert len(split.touched) <= len(part.order)
+
+
+def test_a_global_order_is_not_read_ahead():
+    split = Touched(100)
+    list(TrainBatches(split, Shared(100, 1, 10, 100).part(0, 1, 0)))
+    assert split.touched == []
+
+
+def test_a_broken_record_is_not_reported_when_the_disk_is_read(damaged):
+    decoded(damaged).touch(4)
