@@ -43,7 +43,13 @@ def read(source: Path, num_classes: int | None, image_shape: tuple[int, int, int
     name = source.name.removesuffix(".json").removesuffix("-symbol")
     try:
         return rebuild(graph, name, num_classes, image_shape)
-    except (NotSupported, ShapeError) as error:
+    except ShapeError as error:
+        shape = "x".join(map(str, image_shape))
+        raise UserError(
+            f"the network in {source} does not fit this data set, with images of {shape} (channels x height x width) "
+            f"and {num_classes or 'any number of'} classes: {error}"
+        ) from error
+    except NotSupported as error:
         raise UserError(
             f"cannot rebuild the network in {source} from dmltrain's layers: {error}. An MXNet program that uses this "
             "graph runs under dmltrain-launch as it is"
@@ -122,7 +128,7 @@ class _Rebuilding:
             options.finish()
             self.shapes[place] = layer.output_shape(self.shapes[self.before[place]])
         except (NotSupported, ShapeError) as error:
-            raise NotSupported(f"{node.label}: {error}") from error
+            raise type(error)(f"{node.label}: {error}") from error
         self.layers[place] = layer
 
     def _inputs(self, node: Node, count: int) -> tuple[int, ...]:

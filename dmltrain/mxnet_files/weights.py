@@ -79,11 +79,11 @@ def fitting(
         _listed("not of this network", [name[:100] for name in found if name not in own and name not in fixed]),
     ]
     if any(differences):
-        prefix = source.name.rpartition("-")[0]
+        graph = source.with_name(f"{source.name.rpartition('-')[0]}-symbol.json")
         raise UserError(
             f"the weights in {source} belong to another network than {network.name}: "
             f"{'; '.join(filter(None, differences))}. Choose --network, --num-layers, --image-shape and the data set "
-            f"as they were, or take the network from the checkpoint's own graph: --network {prefix}-symbol.json"
+            f"as they were, or take the network from the checkpoint's own graph: --network {graph}"
         )
     return {name: found[name].astype(np.float32, copy=False) for name in own}
 

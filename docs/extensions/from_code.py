@@ -30,6 +30,7 @@ from dmltrain import data, models, optimizers, schedule
 from dmltrain.data import readers
 from dmltrain.data.images import ImageAugmentation
 from dmltrain.kvstore import codec, types
+from dmltrain.mxnet_files.operators import OPERATORS, One
 from dmltrain.options import Options, flag, mxnet
 from dmltrain.report import dialect
 from launch.clusters import LAUNCHERS
@@ -123,12 +124,21 @@ def _mxnet_options() -> Rows:
         yield f"`{name}`", program, text.replace("|", "\\|")
 
 
+def _graphs() -> Rows:
+    """Operators that are other names of the same share a row."""
+    yield ("operators of MXNet's graphs",)
+    made = {name: row.layer if isinstance(row, One) else row.join for name, row in OPERATORS.items()}
+    for function in dict.fromkeys(made.values()):
+        yield (_code(name for name, each in made.items() if each is function),)
+
+
 TABLES: dict[str, Callable[[], Rows]] = {
     "kvstores": _kvstores,
     "codecs": _codecs,
     "optimizers": _optimizers,
     "networks": _networks,
     "augmentation": _augmentation,
+    "graphs": _graphs,
     "datasets": lambda: [("`--dataset`", "what it is"), *_described(data.DATASETS)],
     "formats": lambda: [("files", "what is read"), *((row.name, _about(row.open)) for row in readers.FORMATS)],
     "policies": _policies,

@@ -271,6 +271,17 @@ def test_the_error_names_the_file_and_what_to_do(tmp_path):
         assert essential in str(caught.value)
 
 
+def test_images_and_classes_that_do_not_fit_are_an_error_of_their_own(tmp_path):
+    path = tmp_path / "m-symbol.json"
+    path.write_bytes(pooled(kernel="(3, 3)").content())
+    with pytest.raises(
+        UserError, match=r"does not fit this data set, with images of 3x2x2 .* and 10 classes: node 'poo"
+    ):
+        rebuild.read(path, 10, (3, 2, 2))
+    with pytest.raises(UserError, match="does not fit this data set, .* and 9 classes: network m: output is 10, exp"):
+        rebuild.read(path, 9, (3, 8, 8))
+
+
 def test_several_outputs_are_refused():
     content = Written().dense("one", "data", 10).dense("two", "data", 10).content("one", "two")
     with pytest.raises(NotSupported, match=r"it has 2 outputs: node 'one' \(FullyConnected\), node 'two'"):

@@ -45,7 +45,12 @@ def test_what_does_not_fit_is_named_with_the_options_that_may_be_wrong():
     text = str(caught.value)
     assert text.startswith(f"the weights in {SOURCE} belong to another network than net: 1 array is missing: conv_bias")
     shapes = "2 arrays are of another shape: fc_weight (expected 3x8, found 10x8), fc_bias (expected 3, found a number)"
-    for essential in (shapes, "1 array is not of this network: other_weight.", "--num-layers", "old-symbol.json"):
+    for essential in (
+        shapes,
+        "1 array is not of this network: other_weight.",
+        "--num-layers",
+        "--network runs/old-symbol.json",
+    ):
         assert essential in text
 
 
