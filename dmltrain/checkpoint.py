@@ -62,6 +62,17 @@ def last(
     return Saved(0), tuple(damaged)
 
 
+def of_iteration(prefix: str, iteration: int) -> Saved:
+    """The newest checkpoint with this iteration in its name. Raises UserError if there is none."""
+    found = [saved for saved, _ in _names(Path(prefix)) if saved.iteration == iteration]
+    if not found:
+        raise UserError(
+            f"no checkpoint {prefix}-EPOCH_iter_{iteration}; {_present(Path(prefix), SUFFIXES)} (that of the last "
+            "iteration of an epoch is the epoch's)"
+        )
+    return max(found)
+
+
 def _damage(source: Path, load: Callable[[Path], object] | None) -> str:
     """What is damaged in the file; "" if it is whole. `load` raises UserError for a file that it cannot read."""
     damage = examine(source).damage

@@ -69,7 +69,7 @@ def _score(options: Options, network_given: bool, store: KVStore, command: str) 
     log.info("dmltrain %s: %s", dmltrain.__version__, command)
     assert options.model_prefix
     asked = None if options.load_epoch == LAST else options.load_epoch
-    found = trained.shared(options.model_prefix, asked, store, log)
+    found = trained.shared(options.model_prefix, asked, store, log, iteration=options.load_iteration)
     options = as_saved(options, found, network_given)
     dataset = loading.load_dataset(options, store, log.warning)
     if not len(dataset.validation):

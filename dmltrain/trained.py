@@ -34,11 +34,11 @@ class Trained:
     said: Mapping[str, Any] = field(default_factory=dict)
 
 
-def find(prefix: str, epoch: int | None = None) -> Path:
-    """The file of this epoch, by default of the newest that is whole. A file of dmltrain's own comes before MXNet's of
-    the same epoch. Raises UserError if there is none."""
-    saved = checkpoint.Saved(epoch or 0)
-    if epoch is None:
+def find(prefix: str, epoch: int | None = None, iteration: int | None = None) -> Path:
+    """The file of this epoch, or of this iteration in an epoch, by default of the newest that is whole. A file of
+    dmltrain's own comes before MXNet's of the same epoch. Raises UserError if there is none."""
+    saved = checkpoint.Saved(epoch or 0) if iteration is None else checkpoint.of_iteration(prefix, iteration)
+    if epoch is None and iteration is None:
         saved, damaged = checkpoint.last(prefix, checkpoint.SUFFIXES, _readable)
         if saved == checkpoint.Saved(0):
             found = "; ".join(damaged) or f"there is no {prefix}-0001.pt, .npz, .params or a later one"
@@ -68,13 +68,18 @@ def load(source: Path, content: bytes | None = None, names: Mapping[str, str] = 
 
 
 def shared(
-    prefix: str, epoch: int | None, store: KVStore, log: Logger, names: Mapping[str, str] = weights.NO_OTHER_NAMES
+    prefix: str,
+    epoch: int | None,
+    store: KVStore,
+    log: Logger,
+    names: Mapping[str, str] = weights.NO_OTHER_NAMES,
+    iteration: int | None = None,
 ) -> Trained:
     """The weights of worker 0's choice, on all workers; those without the file take worker 0's copy. Every worker must
     call this. Raises UserError, JobLost."""
     ending = b""
     if store.rank == 0:
-        ending = find(prefix, epoch).name.removeprefix(Path(prefix).name).encode()
+        ending = find(prefix, epoch, iteration).name.removeprefix(Path(prefix).name).encode()
     table = agreement.rows(store, "name of a checkpoint", list(ending.ljust(LONGEST_ENDING)))
     source = Path(prefix + bytes(table[0].astype(int).tolist()).decode().strip())
     content = common_checkpoint.read(source, store, log, _readable)

@@ -59,6 +59,13 @@ def test_no_parser_takes_lines_in_mid_epoch_for_an_epochs(run, tmp_path):  # noq
     assert found[0] == found[1] and found[0][1] == [0, 1]
 
 
+@pytest.mark.thorough
+def test_without_validation_data_there_is_nothing_to_test(run, mxnet_files):  # noqa: F811
+    words = ["--dataset", "imagenet", "--data-train", mxnet_files / "sample.rec", "--image-shape", "3,28,28"]
+    log = run(*words, "--num-classes", 215, "--network", "mlp", "--test-interval", 2, "--max-iter", 4)
+    assert "Validation" not in log.text and len(log.values("Train-accuracy")) == 1
+
+
 # -- the end of a run -------------------------------------------------------------------------------------------------
 
 

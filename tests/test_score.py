@@ -53,8 +53,12 @@ def test_a_checkpoint_scores_as_its_training_said(train, scored, backend, tmp_pa
 
 def test_a_snapshot_scores_in_its_epoch(run, scored, tmp_path):  # noqa: F811
     run("--num-examples", 300, "--max-iter", 12, "--model-prefix", tmp_path / "m")
-    assert "m-0001_iter_12.pt on 360" in (log := scored(*DIGITS, "--model-prefix", tmp_path / "m")).text
-    assert len(metrics(log)) == 2
+    words = [*DIGITS, "--model-prefix", tmp_path / "m"]
+    for more in ([], ["--load-epoch", "last"], ["--load-iteration", 12]):
+        log = scored(*words, *more)
+        assert "m-0001_iter_12.pt on 360" in log.text and len(metrics(log)) == 2
+    text = scored(*words, "--load-iteration", 11, code=2).text
+    assert f"no checkpoint {tmp_path}/m-EPOCH_iter_11; present in {tmp_path}: m-0001.pt, m-0001_iter_12.pt" in text
 
 
 def test_what_cannot_be_scored_is_explained(run, scored, tmp_path):  # noqa: F811
