@@ -188,6 +188,18 @@ def test_a_truncated_lmdb_is_refused_and_kills_nobody(tmp_path, size):
         open_reader(path)
 
 
+def test_a_damaged_page_of_an_lmdb(tmp_path):
+    path = make_lmdb(tmp_path / "train_db", {b"%08d" % number: encoded(bytes(900), 1) for number in range(200)})
+    reader = open_reader(path)
+    content = bytearray((path / "data.mdb").read_bytes())
+    for page in range(2, len(content) // 4096):  # the flags of all pages but the two at the start
+        content[page * 4096 + 10 : page * 4096 + 12] = b"\xff\xff"
+    with (path / "data.mdb").open("r+b") as file:
+        file.write(content)
+    with pytest.raises(UserError, match=r"record 7 \(key 00000007\): .*copy or make it again"):
+        reader.read(7)
+
+
 def test_what_is_no_lmdb(tmp_path):
     path = make_lmdb(tmp_path / "train_db", ROWS)
     (path / "data.mdb").write_bytes(b"hello" * 10_000)
@@ -221,6 +233,17 @@ def test_an_index_that_cannot_be_kept(tmp_path):
     path, warnings = make_leveldb(tmp_path / "train_db", ROWS), []
     assert len(open_reader(path, index=tmp_path / "missing/index", warn=warnings.append)) == 6
     assert len(warnings) == 1 and "cannot be written: No such file" in warnings[0]
+
+
+def test_a_list_of_keys_that_does_not_fit_is_made_again(tmp_path):
+    rows = {b"cat": encoded(b"c", 0), b"dog": encoded(b"d", 1)}
+    path, warnings = make_leveldb(tmp_path / "train_db", rows), []
+    open_reader(path)
+    content = kept(path).read_bytes()
+    assert content.endswith(np.array([3, 6], np.uint32).tobytes())
+    kept(path).write_bytes(content[:-4] + np.array([5], np.uint32).tobytes())
+    assert len(open_reader(path, warn=warnings.append)) == 2
+    assert len(warnings) == 1 and "it has no keys; it is made again" in warnings[0]
 
 
 @pytest.mark.parametrize("keys", [{}, {"numbered": [0, 8]}, {"numbered": [6, 99]}, {"numbered": "6"}])

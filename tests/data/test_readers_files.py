@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dmltrain.data.readers import open_reader
+from dmltrain.data.readers import names, open_reader
+from dmltrain.data.readers.data_file import Damaged
 from dmltrain.errors import UserError
 
 
@@ -219,3 +220,26 @@ def test_the_digest_of_a_list(tmp_path):
         (folder / "a.jpg").write_text(content)
         digests.append(open_reader(put(folder, f"0\t{label}\ta.jpg\n")).digest())
     assert digests[0] == digests[1] and len(set(digests)) == 3
+
+
+def test_a_list_that_is_cut_or_damaged_while_it_is_read(tmp_path):
+    make(tmp_path, "a.jpg")
+    path = put(tmp_path, "".join(f"{number}\t0\ta.jpg\n" for number in range(100)))
+    reader = open_reader(path)
+    assert reader.number(77) == 77
+    content = path.read_bytes().replace(b"77\t0", b"77 x ")
+    path.write_bytes(content[:-7])
+    offset = content.index(b"77 x")
+    for call in (reader.read, reader.number):
+        with pytest.raises(
+            UserError, match=rf"record 77 \(offset {offset}\): b'77 x .*expected number, label and path"
+        ):
+            call(77)
+        with pytest.raises(UserError, match=r"record 99 \(offset \d+\): the file had .* something has cut it"):
+            call(99)
+
+
+def test_names_have_a_limit():
+    assert list(names.collect([b"abc", b"", b"de"], 5)) == [b"abc", b"", b"de"]
+    with pytest.raises(Damaged, match="have more than 4 bytes; divide it after 2 records"):
+        names.collect([b"abc", b"", b"de"], 4)

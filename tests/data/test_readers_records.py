@@ -322,6 +322,19 @@ def test_an_index_with_a_line_that_cannot_be_right(records, line, shown):
     refused(records, str(idx), shown, "delete the index, and it is made again")
 
 
+def test_an_index_that_is_parsed_in_several_pieces(records):
+    """Of more than CHUNK bytes, with lines across the limit of a piece; and one whose first piece is no line."""
+    idx, count = records.with_suffix(".idx"), 500_000
+    idx.write_text("".join(f"{number}\t{offset}\n" for number, offset in enumerate(offsets(records) * (count // 5))))
+    assert idx.stat().st_size > record_index.CHUNK
+    reader = open_reader(records)
+    assert len(reader) == count
+    assert [reader.read(number).image for number in range(0, count, count // 5)] == IMAGES
+    with idx.open("ab") as file:
+        file.write(b"7" * record_index.CHUNK * 2)
+    refused(records, str(idx), "are no lines of key, tab and offset")
+
+
 def test_empty_files(records):
     records.with_suffix(".idx").write_bytes(b"")
     refused(records, "train.idx: has no line", "delete the index")

@@ -239,6 +239,51 @@ def test_damaged_pax_records(train, records):
         open_reader(train)
 
 
+def header(name: str, kind: bytes, size: bytes) -> bytes:
+    block = bytearray(tar({name: b""})[:512])
+    block[124:136], block[156:157] = size, kind
+    block[148:156] = b"%06o\0 " % (sum(block[:148]) + sum(block[156:]) + 8 * 32)
+    return bytes(block)
+
+
+def test_folders_links_and_global_headers_are_no_files(train):
+    others = header("n01/", b"5", b"%011o\0" % 0) + header("n01/a.JPEG", b"2", b"%011o\0" % 0)
+    others += header("g", b"g", b"%011o\0" % 17) + b"17 path=b.JPEG\n".ljust(512, b"\0")
+    train.write_bytes(tar({"n01.tar": others + tar({"n01_1.JPEG": image("n01_1")})}))
+    check(open_reader(train), [(0, "n01_1")])
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        (header("a.JPEG", b"0", b"-7         \0"), "no tar header at offset"),
+        (header("a", b"L", b"%011o\0" % (1 << 17)), "a long name of 131072 bytes at offset"),
+        (header("a", b"x", b"%011o\0" % 4096), "a long name of 4096 bytes at offset"),
+        (header("a.JPEG", b"0", b"%011o\0" % (1 << 29)), "has 536870912 bytes, expected an image of less than"),
+    ],
+)
+def test_a_header_that_cannot_be_right(train, block, message):
+    with train.open("wb") as file:  # the last one needs a file of half a gigabyte, most of it a hole
+        file.write(header("n01.tar", b"0", b"%011o\0" % ((1 << 29) + 4096 if b"%o" % (1 << 29) in block else 1024)))
+        file.write(block + bytes(512))
+        file.truncate((1 << 29) + 8192)
+    with pytest.raises(UserError, match=f"n01.tar in it: .*{message}"):
+        open_reader(train)
+
+
+def test_an_index_whose_offsets_cannot_be(train):
+    """The kept index fits the archive at those places that are compared; this one is wrong between them."""
+    names = {f"n01_{number}.JPEG": image(str(number)) for number in range(200)}
+    train.write_bytes(tar({"n01.tar": tar(names)}))
+    open_reader(train)
+    line, _, rest = kept(train).read_bytes().partition(b"\n")
+    columns = bytearray(rest)
+    columns[8 + 8 * 100 : 16 + 8 * 100] = np.array([1 << 40]).tobytes()  # behind one int64, the end of the class
+    kept(train).write_bytes(line + b"\n" + columns)
+    with pytest.raises(UserError, match=rf"record 100 \(number 100, offset {1 << 40}\): .*past the end of the file"):
+        open_reader(train).read(100)
+
+
 def test_an_empty_archive_and_an_empty_file(tmp_path):
     for content, message in ((tar({}), "has no images"), (b"", "the archive ends at offset 0 without its end mark")):
         (tmp_path / "train.tar").write_bytes(content)
@@ -440,6 +485,13 @@ def test_cells_and_several_variables():
 def test_a_matlab_file_that_cannot_be_right(variable):
     with pytest.raises(Damaged, match="damaged MATLAB file"):
         mat_file.read(matlab.file(variable))
+
+
+def test_an_empty_field_of_a_structure():
+    """MATLAB writes a field that was never set as a matrix of no bytes."""
+    names = matlab.element(1, b"a".ljust(32, b"\0"))
+    empty = matlab.matrix("s", 2, (1, 1), matlab.element(5, b"\x20\0\0\0"), names, matlab.element(14, b""))
+    assert mat_file.read(matlab.file(empty)) == {"s": [{"a": []}]}
 
 
 def test_cells_within_cells_without_end():

@@ -10,6 +10,8 @@ import numpy as np
 from dmltrain.arrays import Array
 from dmltrain.data.readers.data_file import Damaged
 
+MAX_BYTES = (1 << 32) - 1
+
 
 class Names:
     """Names by number. content: the bytes of all. ends: uint32 (n,), where each ends."""
@@ -25,12 +27,12 @@ class Names:
         return bytes(self.content[start : int(self.ends[index])])
 
 
-def collect(names: Iterable[bytes]) -> Names:
-    """Raises Damaged for more than 4 GiB."""
+def collect(names: Iterable[bytes], limit: int = MAX_BYTES) -> Names:
+    """Raises Damaged for more than `limit` bytes."""
     content, ends = bytearray(), array("I")
     for name in names:
         content += name
-        if len(content) > np.iinfo(np.uint32).max:
-            raise Damaged(f"the names of its records have more than 4 GiB; divide it after {len(ends)} records")
+        if len(content) > limit:
+            raise Damaged(f"the names of its records have more than {limit} bytes; divide it after {len(ends)} records")
         ends.append(len(content))
     return Names(content, np.frombuffer(ends, np.uint32) if ends else np.empty(0, np.uint32))

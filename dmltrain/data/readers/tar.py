@@ -66,7 +66,7 @@ def header(block: bytes, place: int) -> tuple[bytes, int, bytes]:
         if int(checksum.strip(b" \0"), 8) != sum(block) - sum(checksum) + 8 * ord(" "):
             raise ValueError
         length = int.from_bytes(size[4:], "big") if size[0] & 0x80 else int(size.strip(b" \0") or b"0", 8)
-        if length < 0:
+        if length < 0:  # text such as -7
             raise ValueError
     except ValueError:
         raise Damaged(f"no tar header at offset {place}, where one should be: it is damaged; {AGAIN}") from None
