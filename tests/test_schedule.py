@@ -2,7 +2,6 @@
 
 import importlib.util
 import math
-from dataclasses import replace
 
 import pytest
 
@@ -36,15 +35,6 @@ def test_warm_up_rises_and_its_last_step_has_the_full_rate(warmup, middle):
 def rates(line: str, batches: int = STEPS, workers: int = 1) -> list[float]:
     """Of a run of 6 epochs with 5 batches of 4 samples, from its options."""
     given = options.parse(["--num-epochs", str(EPOCHS), "--batch-size", "4", "--lr", "0.5", *line.split()])
-    return rates_of(given, batches, workers)
-
-
-def rates_with_lbsgd(line: str, batches: int, workers: int = 1, strategy: str = "linear") -> list[float]:
-    given = options.parse(["--num-epochs", str(EPOCHS), "--batch-size", "4", "--lr", "0.5", *line.split()])
-    return rates_of(replace(given, optimizer="lbsgd", warmup_strategy=strategy), batches, workers)
-
-
-def rates_of(given: options.Options, batches: int, workers: int) -> list[float]:
     plan = plan_of(given, batches, workers)
     schedule = schedule_of(given, plan)
     return [schedule(*divmod(iteration, plan.steps)) for iteration in range(plan.iterations)]
@@ -130,22 +120,22 @@ def test_max_iter_ends_the_polynomial():
 
 def test_only_lbsgd_warms_up_by_default():
     assert set(rates("")) == {0.5}
-    found = rates_with_lbsgd("--macrobatch-size 8", batches=10)
+    found = rates("--optimizer lbsgd --macrobatch-size 8", batches=10)
     assert found == sorted(found) and 0.5 < found[0] < 0.55 and found[23] < 1.0 and set(found[24:]) == {1.0}
 
 
 def test_lbsgd_rises_from_the_rate_to_that_of_large_batches_as_mxnet():
     """LBSGD._get_lbmult of MXNet, for the batch that completes each step."""
     for strategy, shape in {"linear": lambda p: p, "power2": lambda p: p * p, "sqrt": math.sqrt}.items():
-        line = "--macrobatch-size 24 --warmup-epochs 2"
+        line = f"--optimizer lbsgd --macrobatch-size 24 --warmup-epochs 2 --warmup-strategy {strategy}"
         scale, warm_up = 3, 2 * 9
         batches = [3 * step + 3 for step in range(3 * EPOCHS)]
         expected = [0.5 * (1 + (scale - 1) * min(1.0, shape(min(batch, warm_up) / warm_up))) for batch in batches]
-        assert rates_with_lbsgd(line, 9, 2, strategy) == pytest.approx(expected, rel=1e-12)
+        assert rates(line, batches=9, workers=2) == pytest.approx(expected, rel=1e-12)
 
 
 def test_lars_leaves_the_rate_to_the_optimizer():
-    assert set(rates_with_lbsgd("--macrobatch-size 24", batches=9, strategy="lars")) == {0.5}
+    assert set(rates("--optimizer lbsgd --macrobatch-size 24 --warmup-strategy lars", batches=9)) == {0.5}
 
 
 @pytest.mark.parametrize("size, group", [(0, 1), (7, 1), (8, 1), (9, 2), (16, 2), (17, 3)])

@@ -14,7 +14,9 @@ from dmltrain.options.values import integer, integers, number, one_of, step_epoc
 class TrainingOptions:
     """See `Options`."""
 
-    batch_size: int = option("Training", "samples per worker and step; a worker's devices share them", integer(1), 128)
+    batch_size: int = option(
+        "Training", "samples per worker in a batch; a worker's devices share them", integer(1), 128
+    )
     num_epochs: int = option("Training", "number of epochs in total, counted from the very first", integer(0), 100)
     max_iter: int | None = option(
         "Training", "number of iterations (steps) in total, instead of --num-epochs", integer(1)
