@@ -7,7 +7,6 @@ from dmltrain import kvstore, models, options
 from dmltrain.backends.table import BACKENDS
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
-QUICK = 1e8  # multiply-adds of an image: networks with fewer take a fraction of a second
 
 
 def usual(name):
@@ -15,10 +14,12 @@ def usual(name):
     return models.create(name, None, row.num_classes, row.image_shape)
 
 
-NAMES = [
-    pytest.param(name, marks=[] if usual(name).multiply_adds() < QUICK else [pytest.mark.thorough])
-    for name in models.NETWORKS
-]
+def quick(network):
+    """Whether a step takes a fraction of a second."""
+    return network.multiply_adds() < 1e8 and network.num_parameters < 5e6
+
+
+NAMES = [pytest.param(name, marks=[] if quick(usual(name)) else [pytest.mark.thorough]) for name in models.NETWORKS]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
