@@ -12,7 +12,7 @@ import simplejpeg
 from PIL import Image
 
 from dmltrain.data.images import BrokenImage, ImageAugmentation, evaluation_image, training_image
-from dmltrain.data.images.decode import MAX_PIXELS, open_image
+from dmltrain.data.images.decode import MAX_PIXELS, Jpeg, open_image
 
 SHAPE = (3, 32, 32)
 PIXELS = np.random.default_rng(0).integers(0, 256, (40, 48, 3), dtype=np.uint8)
@@ -141,6 +141,9 @@ def test_images_of_too_many_pixels():
     interleaved = bytearray(flat_jpeg(9000))
     interleaved[interleaved.find(b"\xff\xda") + 4] = 0
     assert open_image(bytes(interleaved)).max_reduction == 1
+    end = flat_jpeg(9000).find(b"\xff\xda")
+    for length in range(end - 3, end + 12):
+        assert Jpeg(flat_jpeg(9000)[:length], (9000, 9000)).max_reduction == (8 if length > end + 10 else 1), length
     large = Image.new("L", (9000, 9000))
     buffer = io.BytesIO()
     large.save(buffer, "PNG")

@@ -131,7 +131,7 @@ def _has_one_scan(data: bytes) -> bool:
     """Whether the first scan has all components and all their bits, so that rows can be decoded one after the other."""
     components = 0
     position = 2  # after the marker of the start
-    while data[position : position + 1] == b"\xff":
+    while position + 10 < len(data) and data[position] == 0xFF:
         kind = data[position + 1]
         if kind in (0xC0, 0xC1):  # a sequential frame; its sixth byte is the number of components
             components = data[position + 9]
