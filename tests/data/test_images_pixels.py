@@ -94,6 +94,18 @@ def test_small_images_are_enlarged_as_by_mxnet(size, resize):
     assert difference.mean() < 1 and difference.max() <= 4
 
 
+@pytest.mark.parametrize(
+    "method, size, expected", [(0, 256, 0), (2, 256, 2), (3, 256, 3), (4, 256, 4), (9, 256, 3), (9, 400, 2)]
+)
+def test_methods_of_resizing(method, size, expected):
+    pixels = smooth(300, 320)
+    resized = cv2.resize(pixels, (size * 320 // 300, size), interpolation=expected)
+    top, left = (size - 224) // 2, (size * 320 // 300 - 224) // 2
+    for make in (evaluated, trained):
+        found = make(pixels, ImageAugmentation(resize=size, inter_method=method))
+        assert np.array_equal(found, resized[top : top + 224, left : left + 224])
+
+
 def test_long_edges_are_not_made_whole():
     """1 x 20,000 pixels with a shorter edge of 256 would have 1.3 billion."""
     out = evaluated(np.full((1, 20_000, 3), 77, np.uint8), ImageAugmentation(resize=256))
