@@ -178,11 +178,10 @@ def announce(run: Run) -> None:
     """Log the number of epochs to come, and the measured bandwidth of network and memory."""
     options, plan = run.options, run.plan
     if plan.iteration(run.start) >= plan.iterations:
-        done, what = (
-            (run.start.epoch, "num-epochs") if options.max_iter is None else (plan.iteration(run.start), "max-iter")
-        )
-        of = options.max_iter or options.num_epochs
-        run.log.info("Nothing to train: %d of --%s %d are done", done, what, of)
+        done, limit, unit = run.start.epoch, f"--num-epochs {options.num_epochs}", "epochs"
+        if options.max_iter is not None:
+            done, limit, unit = plan.iteration(run.start), f"--max-iter {options.max_iter}", "iterations"
+        run.log.info("Nothing to train: %d of %s %s are done", done, limit, unit)
         return
     if limits := run.store.measure_limits():
         run.log.info("Limits: %s", limits)
