@@ -130,6 +130,8 @@ def prepare(options: Options, store: KVStore, command: str) -> Run:
     parts = loading.parts_of(options, dataset, store)
     plan = plan_of(options, parts.steps, store.num_workers)
     options, source = resume.chosen(options, plan, store, log)
+    if source:
+        loading.note_input(source, options, dataset, log)
     found = resume.load(source, options, network, store, log) if source else None
     state = found and found["state"]
     if tuned and not state:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from logging import Logger
+from pathlib import Path
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from dmltrain.data.images import ImageAugmentation
 from dmltrain.data.parts import Local, Parts, Shared
 from dmltrain.errors import UserError
 from dmltrain.kvstore import KVStore
+from dmltrain.mxnet_files import weights
 from dmltrain.normalisation import Normalisation
 from dmltrain.options import Options
 from dmltrain.options.images import IMAGENET_STD, combined
@@ -125,6 +127,25 @@ def _normalisation(options: Options, dataset: Dataset, store: KVStore) -> Normal
     if options.mean_img is not None:
         mean = mean_image.load(options.mean_img, dataset, store, options.data_parts == "local")
     return Normalisation(mean[:channels], std[:channels])
+
+
+def note_input(source: Path, options: Options, dataset: Dataset, log: Logger) -> None:
+    """Log it if weights in MXNet's format may have been trained on inputs of another mean and std than this run's.
+
+    The files do not tell. MXNet's train_cifar10.py and train_imagenet.py have the defaults of `imagenet`.
+    """
+    own, theirs = dataset.normalisation, data.DATASETS["imagenet"].normalisation
+    colour = dataset.image_shape[0] == 3
+    given = options.rgb_mean or options.rgb_std or options.mean_img
+    if source.suffix == weights.SUFFIX and colour and not given and own.mean != theirs.mean:
+        log.warning(
+            "%s may come from one of MXNet's programs, whose input is pixel - mean: then add --rgb-mean %s --rgb-std "
+            "%s; now the input is that of dmltrain's %s",
+            source.name,
+            ",".join(f"{mean:g}" for mean in theirs.mean),
+            ",".join(f"{std:g}" for std in theirs.std),
+            dataset.name,
+        )
 
 
 # -- parts ------------------------------------------------------------------------------------------------------------

@@ -74,6 +74,7 @@ def _score(options: Options, network_given: bool, store: KVStore, command: str) 
     dataset = loading.load_dataset(options, store, log.warning)
     if not len(dataset.validation):
         raise UserError("there are no validation data to score: give --data-val")
+    loading.note_input(found.source, options, dataset, log)
     network = common_network.create(options, dataset.num_classes, dataset.image_shape, store)
     names = graph_file.names_in_files(options.network, network) if found.source.suffix == weights.SUFFIX else {}
     state = {"model": weights.fitting(found.source, found.weights, network, names)}
