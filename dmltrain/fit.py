@@ -159,7 +159,7 @@ def introduce(run: Run, command: str) -> None:
         f"start with arguments {options}",
         f"Network {network.name}: {network.num_parameters} parameters, input "
         f"{'x'.join(map(str, network.input_shape))}, {network.num_classes} classes, {options.dtype}",
-        f"Data {dataset.name}{loading.place(options)}: "
+        f"Data {dataset.name}{loading.place(options, run.store.rank)}: "
         f"{len(dataset.train)} training and {len(dataset.validation)} validation samples",
         f"Host {env.read().host_name}: {hardware.describe()}, {run.trainer.describe()}",
         f"Batch {options.batch_size} per worker, {options.batch_size * run.store.num_workers} in all; "

@@ -28,13 +28,14 @@ from dmltrain.options.images import IMAGENET_STD, combined
 
 BENCHMARK_IMAGES = 256  # random ones, which are repeated
 BENCHMARK_STEPS = 500  # of an epoch, as in MXNet's common/data.py
+RANK = "{rank}"  # in paths of data: the worker's number
 
 # -- the data set -----------------------------------------------------------------------------------------------------
 
 
 def load_dataset(options: Options, store: KVStore, warn: Callable[[str], None]) -> Dataset:
     """Load the data set. Raises UserError if it does not fit the options, or if workers have different data."""
-    dataset = _benchmark(options) if options.benchmark else _opened(options, warn)
+    dataset = _benchmark(options) if options.benchmark else _opened(of_rank(options, store.rank), warn)
     if options.top_k > dataset.num_classes:
         raise UserError(f"--top-k {options.top_k}: {dataset.name} has {dataset.num_classes} classes")
     _check_same(dataset, store, options.data_parts == "local")
@@ -52,8 +53,28 @@ def threads(options: Options, dataset: Dataset) -> int:
     return options.data_nthreads or (env.cores() if isinstance(dataset.train, Decoded) else 1)
 
 
-def place(options: Options) -> str:
-    """Where the data are, for the log: ' in /data/train.rec'."""
+def of_rank(options: Options, rank: int) -> Options:
+    """With the number of the worker in the paths of its files of images."""
+
+    def own(path: str | None) -> str | None:
+        return None if path is None else path.replace(RANK, str(rank))
+
+    def own_files(paths: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return None if paths is None else tuple(path.replace(RANK, str(rank)) for path in paths)
+
+    return replace(
+        options,
+        data_train=own_files(options.data_train),
+        data_train_idx=own(options.data_train_idx),
+        data_val=own_files(options.data_val),
+        data_val_idx=own(options.data_val_idx),
+        data_root=own(options.data_root),
+    )
+
+
+def place(options: Options, rank: int) -> str:
+    """Where a worker's data are, for the log: ' in /data/train.rec'."""
+    options = of_rank(options, rank)
     places = () if options.benchmark else options.data_train or ((options.data_dir,) if options.data_dir else ())
     return f" in {', '.join(os.path.abspath(each) for each in places)}" if places else ""
 

@@ -12,6 +12,7 @@ from dmltrain import data, loading, options
 from dmltrain.data.decoded import Decoded
 from dmltrain.data.images import ImageAugmentation
 from dmltrain.data.parts import Local
+from dmltrain.data.readers import open_reader
 from dmltrain.errors import UserError
 from tests import image_records
 
@@ -280,6 +281,31 @@ def test_local_parts_of_any_sizes(files):
     for _, parts, _ in found:
         assert parts == Local((24, 10), 4) and parts.samples == 34
     assert [len(dataset.train) for dataset, _, _ in found] == [24, 10]
+
+
+def test_each_worker_names_its_own_file_by_its_number(files, tmp_path):
+    for rank, name in enumerate("ab"):
+        (tmp_path / f"{rank}.rec").symlink_to(files / f"{name}.rec")
+        (tmp_path / f"{rank}.index").symlink_to(files / f"{name}.idx")
+    words = f"{IMAGENET} --data-parts local"
+    for kind in ("train", "val"):
+        words += f" --data-{kind} {tmp_path}/{{rank}}.rec --data-{kind}-idx {tmp_path}/{{rank}}.index"
+    found = together([words] * 2)
+    assert [len(dataset.train) for dataset, _, _ in found] == [24, 10]
+    assert [len(dataset.validation) for dataset, _, _ in found] == [24, 10]
+    assert [loading.place(given, rank) for rank, (_, _, given) in enumerate(found)] == [
+        f" in {tmp_path}/0.rec",
+        f" in {tmp_path}/1.rec",
+    ]
+
+
+def test_the_folder_of_a_lists_images_can_have_the_workers_number(files, tmp_path):
+    for rank in range(2):
+        (tmp_path / f"images-{rank}").mkdir()
+        (tmp_path / f"images-{rank}" / "a.jpg").write_bytes(open_reader(files / "a.rec").read(0).image)
+    (tmp_path / "x.lst").write_text("0\t0\ta.jpg\n" * 8)
+    words = f"{IMAGENET} --data-train {tmp_path}/x.lst --data-root {tmp_path}/images-{{rank}}"
+    assert [len(dataset.train) for dataset, _, _ in together([words] * 2)] == [8, 8]
 
 
 def test_local_parts_that_are_the_same(files):

@@ -93,7 +93,7 @@ class DataOptions:
     data_parts: str = option(
         "Data",
         "shared: all workers have the same files and share each epoch; local: each worker has files of its own, of any "
-        "size",
+        "size; in --data-train, --data-val, their indexes and --data-root {rank} stands for the worker's number",
         one_of("kind of parts", PARTS),
         "shared",
     )
