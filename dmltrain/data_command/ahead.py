@@ -7,8 +7,15 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+from dmltrain.errors import UserError
+
 AHEAD = 4  # results of each thread that may wait
 Result = TypeVar("Result")
+
+
+def check_threads(count: int) -> None:
+    if count < 1:
+        raise UserError(f"--num-thread {count}: expected 1 or more")
 
 
 def ahead(make: Callable[[int], Result], indices: Iterable[int], threads: int) -> Iterator[Result]:

@@ -13,13 +13,15 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from dmltrain.errors import UserError
 
 RANK = "{rank}"
 OTHER = "it arrived with other bytes than it has here"
+WHOLE = "whole"
 NEVER_ASK = ("-o", "BatchMode=yes")
 
 
@@ -80,29 +82,32 @@ def _launcher() -> tuple[str, ...]:
 
 
 def copy(each: Copy) -> None:
-    """Copy one file. UserError: it does not arrive."""
+    """Copy one file, unless the host has it already. UserError: it does not arrive."""
     part, path = shlex.quote(f"{each.path}.part"), shlex.quote(each.path)
     folder = shlex.quote(str(Path(each.path).parent))
-    there = _run(each, f"mkdir -p {folder} && touch {part} && wc -c < {part}").strip()
-    with each.source.open("rb") as file:
+    with each.source.open("rb", buffering=0) as file:  # the next process reads on where this one is
         digest, size = _digest(file), file.tell()
+        same = f'= "{digest}  -" ]'
+        begin = f"mkdir -p {folder} && touch {part} && wc -c < {part}"
+        whole = f'[ -f {path} ] && [ "$(sha256sum < {path})" {same}'
+        there = _run(each, f"if {whole}; then echo {WHOLE}; else {begin}; fi").strip()
+        if there == WHOLE:
+            return
         first = int(there) if there.isdecimal() and int(there) <= size else 0
         file.seek(first)
-        same = f'[ "$(sha256sum < {part})" = "{digest}  -" ]'
         append = f"cat {'>>' if first else '>'} {part}"
-        _run(
-            each, f"{append} && if {same}; then mv {part} {path}; else rm -f {part}; echo {OTHER} >&2; exit 1; fi", file
-        )
+        ready, failed = f"mv {part} {path}", f"rm -f {part}; echo {OTHER} >&2; exit 1"
+        _run(each, f'{append} && if [ "$(sha256sum < {part})" {same}; then {ready}; else {failed}; fi', file)
 
 
-def _digest(file: BinaryIO) -> str:
+def _digest(file: FileIO) -> str:
     digest = hashlib.sha256()
     while chunk := file.read(1 << 20):
         digest.update(chunk)
     return digest.hexdigest()
 
 
-def _run(each: Copy, command: str, stdin: BinaryIO | None = None) -> str:
+def _run(each: Copy, command: str, stdin: FileIO | None = None) -> str:
     """What the command prints on the host."""
     ssh = (*each.ssh, *NEVER_ASK, *(("-p", str(each.port)) if each.port else ()), "--", each.login, command)
     try:

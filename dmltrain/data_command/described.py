@@ -29,8 +29,9 @@ def opened(given: Options) -> Dataset:
 
 
 def part(given: Options, dataset: Dataset) -> Part:
-    """The first epoch of a single worker."""
-    return loading.parts_of(given, dataset, kvstore.create("local")).part(0, given.seed, 0)
+    """The first epoch of a single worker. Batches are smaller if there are fewer images."""
+    smaller = replace(given, batch_size=max(1, min(given.batch_size, len(dataset.train))))
+    return loading.parts_of(smaller, dataset, kvstore.create("local")).part(0, given.seed, 0)
 
 
 def batches(given: Options, dataset: Dataset, threads: int) -> TrainBatches:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dmltrain.arrays import Array
-from dmltrain.data.images.decode import BrokenImage, check_pixels, open_image
+from dmltrain.data.images.decode import MAX_PIXELS, BrokenImage, check_pixels, open_image
 from dmltrain.errors import UserError
 
 COLOURS = (-1, 0, 1)  # --color
@@ -88,6 +88,11 @@ class Encoding:
         height, width = pixels.shape[:2]
         short = min(height, width)
         size = (max(1, width * self.resize // short), max(1, height * self.resize // short))
+        if size[0] * size[1] > MAX_PIXELS:
+            raise NotEncoded(
+                f"with --resize {self.resize} it would have {size[0]} x {size[1]} pixels, and at most {MAX_PIXELS:,} "
+                "are made: give a smaller --resize, or leave this image out"
+            )
         resized: Array = cv2.resize(pixels, size, interpolation=self.inter_method)
         return resized
 

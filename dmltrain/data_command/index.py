@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from dmltrain.data.readers import open_reader
+from dmltrain import whole_file
+from dmltrain.data.readers import record_index
+from dmltrain.data.readers.data_file import Damaged, DataFile
 from dmltrain.data_command.say import say
 from dmltrain.errors import UserError
 
@@ -23,18 +25,11 @@ def run(arguments: argparse.Namespace) -> int:
     for path in map(Path, arguments.records):
         if path.suffix != ".rec":
             raise UserError(f"{path}: expected a .rec file; other formats need no index of yours")
-        if not path.exists():
-            raise UserError(f"{path}: no such file")
-        old = path.with_suffix(".idx")
-        kept = path.with_suffix(".idx.old")
-        if old.exists():
-            old.replace(kept)
+        target = path.with_suffix(".idx")
         try:
-            reader = open_reader(path, warn=say)
-        except UserError:
-            if kept.exists():
-                kept.replace(old)  # the .rec is damaged: its index stays as it was
-            raise
-        kept.unlink(missing_ok=True)
-        say(f"{old}: {len(reader)} records")
+            index = record_index.scan(DataFile(path))
+        except Damaged as error:
+            raise UserError(f"{path}: {error}") from None
+        whole_file.write(target, record_index.text(index))
+        say(f"{target}: {len(index.offsets)} records")
     return 0

@@ -6,8 +6,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from dmltrain.data.readers import open_reader
+from dmltrain.data.readers import FORMATS, image_folder, open_reader
 from dmltrain.data_command import listing, verify
+from dmltrain.data_command.ahead import check_threads
 from dmltrain.data_command.encode import COLOURS, ENCODINGS, Encoding
 from dmltrain.data_command.packing import Packing, pack
 from dmltrain.data_command.say import say
@@ -85,22 +86,27 @@ def old_values(words: Sequence[str]) -> list[str]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.num_thread < 1:
-        raise UserError(f"--num-thread {arguments.num_thread}: expected 1 or more")
+    check_threads(arguments.num_thread)
     prefix, root = Path(arguments.prefix), Path(arguments.root)
     parts = listing.Parts(arguments.chunks, arguments.train_ratio, arguments.test_ratio)
-    lists = [] if arguments.list else _lists(prefix) if root.is_dir() else []
-    if root.is_dir() and not lists:
+    folder = _is_folder_of_images(root)
+    lists = _lists(prefix) if folder and not arguments.list else []
+    if folder and not lists:
         lists = _write_lists(prefix, root, arguments, parts)
     if arguments.list:
-        if not root.is_dir():
+        if not folder:
             raise UserError(f"{root}: --list needs a folder of images; other formats are packed without a list")
         return 0
     encoding = _encoding(arguments)
     sources = [(path.with_suffix(".rec"), _listed(path, root, encoding, arguments)) for path in lists]
-    if not root.is_dir():
+    if not folder:
         sources = [(prefix.with_name(prefix.name + ".rec"), _other(root, encoding, arguments))]
     return max(_pack(target, packing, arguments) for target, packing in sources)
+
+
+def _is_folder_of_images(root: Path) -> bool:
+    """Caffe's databases are folders, too."""
+    return next((row for row in FORMATS if row.recognises(root)), None) is image_folder.FORMAT
 
 
 def _write_lists(prefix: Path, root: Path, arguments: argparse.Namespace, parts: listing.Parts) -> list[Path]:

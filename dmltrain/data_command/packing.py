@@ -1,7 +1,8 @@
-"""Packs the records of a reader into a .rec: in parallel, resumable, each image checked before it is written."""
+"""Packs the records of a reader into a .rec: in parallel, and resumable."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Sequence
@@ -70,14 +71,28 @@ def pack(
     stays, so that the next run goes on behind it.
     """
     state = target.with_name(target.name + ".part.json")
-    writer = RecordWriter(target, resume=_resumable(state, packing, target))
-    whole_file.write(state, packing.fingerprint().encode())
+    with contextlib.closing(RecordWriter(target, resume=_resumable(state, packing, target, warn))) as writer:
+        whole_file.write(state, packing.fingerprint().encode())
+        broken = _write(packing, writer, f"{verb} {target.name}", target, threads, skip_broken, warn)
+    state.unlink()
+    return broken
+
+
+def _write(
+    packing: Packing,
+    writer: RecordWriter,
+    title: str,
+    target: Path,
+    threads: int,
+    skip_broken: int,
+    warn: Callable[[str], None],
+) -> int:
     done = set(writer.keys)
     left = [index for index in packing.order if packing.reader.number(index) not in done] if done else packing.order
     if done:
         warn(f"{target}: goes on after {len(done)} images of an interrupted run")
     broken = 0
-    with progress(f"{verb} {target.name}", len(packing.order), len(done)) as advance:
+    with progress(title, len(packing.order), len(done)) as advance:
         for count, image in enumerate(ahead(packing.image, left, threads), len(done) + 1):
             if image.problem:
                 broken += 1
@@ -86,12 +101,13 @@ def pack(
                 labels = image.labels[0] if len(image.labels) == 1 else image.labels  # as im2rec: one is no vector
                 writer.write(labels, image.number, image.content)
             advance(count)
+    if not writer.keys:
+        raise UserError(f"{target}: none of the {len(packing.order)} images can be packed; see the lines above")
     writer.finish()
-    state.unlink()
     return broken
 
 
-def _resumable(state: Path, packing: Packing, target: Path) -> bool:
+def _resumable(state: Path, packing: Packing, target: Path, warn: Callable[[str], None]) -> bool:
     """Whether an interrupted run with the same images and options left a part. UserError: with others."""
     if not state.exists():
         return False
@@ -100,7 +116,12 @@ def _resumable(state: Path, packing: Packing, target: Path) -> bool:
             f"{target}.part was begun with other images or options: give the same again to go on with it, or delete "
             f"{target}.part and {state.name} to begin anew"
         )
-    return target.with_name(target.name + ".part").exists()
+    if not target.with_name(target.name + ".part").exists():
+        return False
+    if len({packing.reader.number(index) for index in packing.order}) < len(packing.order):
+        warn(f"{target}: begins anew: some images have the same number, so that nobody can tell which of them are done")
+        return False
+    return True
 
 
 def _allow(problem: str, broken: int, skip_broken: int, warn: Callable[[str], None]) -> None:

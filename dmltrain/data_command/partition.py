@@ -7,6 +7,7 @@ bytes only (as PMLS-Caffe did for ImageNet-22K).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import shlex
 from collections.abc import Sequence
@@ -47,9 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     weights = _weights(arguments.weights, arguments.parts)
     targets = [arguments.out / f"part-{rank}.rec" for rank in range(arguments.parts)]
-    copies = copying.copies(
-        arguments.hosts, arguments.to, targets, shlex.split(arguments.ssh)
-    )  # mistakes come before the long work
+    # mistakes come before the long work
+    copies = copying.copies(arguments.hosts, arguments.to, targets, _command(arguments.ssh))
     if arguments.copy_only:
         if missing := [str(path) for path in targets if not path.exists()]:
             raise UserError(f"--copy-only: {', '.join(missing)}: no such file; leave --copy-only out to make the parts")
@@ -66,8 +66,8 @@ def divide(reader: Reader, targets: Sequence[Path], weights: Sequence[float], se
     """Write each record to one of the targets (.rec), in the reader's order; sizes in proportion to the weights."""
     owners = owner_of_each(len(reader), weights, seed)
     targets[0].parent.mkdir(parents=True, exist_ok=True)
-    writers = [RecordWriter(target) for target in targets]
-    with progress("partition", len(reader)) as advance:
+    with contextlib.ExitStack() as stack, progress("partition", len(reader)) as advance:
+        writers = [stack.enter_context(contextlib.closing(RecordWriter(target))) for target in targets]
         for index, owner in enumerate(owners):
             record = reader.read(index)
             if not isinstance(record.image, bytes):
@@ -100,6 +100,16 @@ def part_sizes(count: int, weights: Sequence[float]) -> list[int]:
     if min(sizes) < 1:
         raise UserError(f"{count} images cannot be divided into {len(weights)} parts with at least one image each")
     return sizes
+
+
+def _command(text: str) -> list[str]:
+    try:
+        words = shlex.split(text)
+    except ValueError:  # a quote without its end
+        words = []
+    if not words:
+        raise UserError(f"--ssh {text}: expected a command, such as 'ssh -F config'")
+    return words
 
 
 def _weights(text: str | None, parts: int) -> list[float]:

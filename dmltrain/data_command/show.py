@@ -11,7 +11,6 @@ import numpy as np
 
 from dmltrain.arrays import Array
 from dmltrain.data.batches import EvalBatches
-from dmltrain.data.dataset import ABSENT
 from dmltrain.data.images.libraries import library
 from dmltrain.data_command import described
 from dmltrain.data_command.say import say
@@ -50,10 +49,11 @@ def run(arguments: argparse.Namespace) -> int:
         batch = next(iter(EvalBatches(dataset.validation, samples, given.batch_size)))
     else:
         batch = next(iter(described.batches(given, dataset, 1)))
-    kept = batch.labels != ABSENT
-    captions = [names.get(int(label), str(label)) for label in batch.labels[kept]]
+    if not len(batch.labels):
+        raise UserError("all images of the batch are broken: dmltrain-data verify lists broken images")
+    captions = [names.get(int(label), str(label)) for label in batch.labels]
     try:
-        sheet(batch.images[kept], captions).save(arguments.out)
+        sheet(batch.images, captions).save(arguments.out)
     except ValueError as error:  # Pillow: an unknown ending
         raise UserError(f"--out {arguments.out}: {error}; expected an ending such as .png or .jpg") from None
     say(f"{arguments.out}: {len(captions)} images of {'x'.join(map(str, dataset.image_shape))}")

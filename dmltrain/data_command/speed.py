@@ -83,6 +83,8 @@ def _images(given: Options, dataset: Dataset, threads: int) -> Iterator[int]:
     while True:
         for batch in described.batches(given, dataset, threads):
             yield len(batch.labels)
+        if dataset.broken is not None:
+            dataset.broken.take()  # as at the end of an epoch
 
 
 def _counts(text: str | None) -> list[int]:

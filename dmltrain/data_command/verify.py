@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dmltrain.data.images.decode import BrokenImage, open_image
 from dmltrain.data.readers import Reader, open_reader
-from dmltrain.data_command.ahead import ahead
+from dmltrain.data_command.ahead import ahead, check_threads
 from dmltrain.data_command.progress import progress
 from dmltrain.data_command.say import say
 from dmltrain.errors import UserError
@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    check_threads(arguments.num_thread)
     paths = [Path(path) for path in arguments.data]
     options = {"root": arguments.root, "devkit": arguments.devkit}
     return check(paths, arguments.num_thread, arguments.num_classes, **options)
@@ -68,7 +69,7 @@ def problem(reader: Reader, num_classes: int | None, index: int) -> str:
     except BrokenImage as error:
         return f"{reader.where(index)}: {error}"
     label = float(record.labels[0])
-    if label != int(label) or label < 0 or (num_classes is not None and label >= num_classes):
+    if not label.is_integer() or label < 0 or (num_classes is not None and label >= num_classes):
         expected = "a whole number from 0" + ("" if num_classes is None else f" to {num_classes - 1}")
         return f"{reader.where(index)}: its label is {label:g}, expected {expected}"
     return ""

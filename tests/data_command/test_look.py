@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 import subprocess
 import sys
 
 import pytest
 
+from dmltrain.data.readers import open_reader
+from dmltrain.data.readers.record_writer import RecordWriter
 from dmltrain.data_command import speed, verify
 from dmltrain.data_command.cli import VERBS
 from dmltrain.data_command.progress import Lines, duration
@@ -52,6 +55,32 @@ def test_verify_lists_labels_out_of_range(run, packed):
     assert "its label is 2, expected a whole number from 0 to 1" in done.out
 
 
+def test_verify_lists_labels_that_are_no_whole_numbers(run, packed, tmp_path):
+    image = open_reader(packed).read(0).image
+    writer = RecordWriter(tmp_path / "x.rec")
+    for key, label in enumerate((float("nan"), float("inf"), 1.5, -1.0, 3.0)):
+        writer.write(label, key, image)
+    writer.finish()
+    done = run("verify", tmp_path / "x.rec")
+    assert done.code == 1 and [line.split("its label is ")[1].split(",")[0] for line in done.out.splitlines()] == [
+        *("nan", "inf", "1.5", "-1")
+    ]
+
+
+def test_mistakes_of_verify(run, packed):
+    done = run("verify", packed, "--num-thread", 0)
+    assert done.code == 2 and "--num-thread 0: expected 1 or more" in done.err
+
+
+def test_index_stays_if_a_new_one_cannot_be_written(run, packed, tmp_path):
+    (tmp_path / "x.rec").write_bytes(packed.read_bytes())
+    (tmp_path / "x.idx").write_text("7\t0\n")
+    program = shlex.join([sys.executable, "-m", "dmltrain.data_command.cli", "index", str(tmp_path / "x.rec")])
+    done = subprocess.run(["bash", "-c", f"ulimit -f 0; {program}"], capture_output=True, text=True)
+    assert done.returncode == 2 and "File too large" in done.stderr and "records" not in done.stderr
+    assert (tmp_path / "x.idx").read_text() == "7\t0\n"
+
+
 def test_index_makes_the_same_index_again(run, packed, tmp_path):
     (tmp_path / "x.rec").write_bytes(packed.read_bytes())
     (tmp_path / "x.idx").write_text("7\t0\n")
@@ -86,6 +115,20 @@ def test_show_draws_the_batch(run, packed, tmp_path):
     assert sheet[101:113, 4:100].std() > 5  # its label
 
 
+def test_show_draws_what_there_is(run, packed, tmp_path):
+    words = ("--data-train", packed, "--image-shape", "3,24,24", "--out", tmp_path / "s.png")
+    done = run("show", *words)
+    assert done.code == 0 and "15 images of 3x24x24" in done.err
+
+
+def test_show_of_broken_images_only(run, tmp_path):
+    writer = RecordWriter(tmp_path / "x.rec")
+    writer.write(0.0, 0, b"no image")
+    writer.finish()
+    done = run("show", "--data-train", tmp_path / "x.rec", "--skip-broken", 1, "--out", tmp_path / "s.png")
+    assert done.code == 2 and "all images of the batch are broken" in done.err
+
+
 def test_show_as_validation_sees_it_with_names(run, packed, tmp_path):
     (tmp_path / "names").write_text("n1 ant\nn2 bee\nn3 cow\n")
     words = ("--data-train", packed, "--data-val", packed, "--image-shape", "3,30,30", "--evaluation")
@@ -116,6 +159,16 @@ def test_speed_has_a_row_for_each_number_of_threads(run, packed):
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in done.out.splitlines()[2:]]
     assert [row[0] for row in rows] == ["1", "3"]
     assert all(float(cell) > 0 for row in rows for cell in row[1:])
+
+
+def test_speed_counts_broken_images_of_each_pass(run, packed, tmp_path):
+    writer = RecordWriter(tmp_path / "x.rec")
+    for key, image in enumerate([open_reader(packed).read(0).image] * 3 + [b"no image"]):
+        writer.write(0.0, key, image)
+    writer.finish()
+    words = ("--data-train", tmp_path / "x.rec", "--image-shape", "3,24,24", "--seconds", 0.05, "--threads", 1)
+    done = run("speed", *words, "--skip-broken", 1)
+    assert done.code == 0 and done.err.count("Skipped a record, 1 of at most 1") > 1
 
 
 def test_speed_of_images_in_memory(run):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -61,6 +64,21 @@ def test_from_another_format(run, images, tmp_path):
     run("pack", tmp_path / "a", images, "--recursive", "--pass-through")
     assert run("pack", tmp_path / "b", tmp_path / "a.rec", "--no-shuffle", "--pass-through").code == 0
     assert (tmp_path / "b.rec").read_bytes() == (tmp_path / "a.rec").read_bytes()
+
+
+def test_from_a_database_of_pixels(run, tmp_path):
+    lmdb = pytest.importorskip("lmdb", reason="lmdb is not installed: pip install 'dmltrain[lmdb]'")
+    with lmdb.open(str(tmp_path / "db"), map_size=1 << 20) as environment, environment.begin(write=True) as transaction:
+        for number in range(3):  # Caffe's Datum: channels, height, width, data, label
+            datum = b"\x08\x03\x10\x08\x18\x08\x22\xc0\x01" + bytes([60 * number] * 192) + b"\x28" + bytes([number])
+            transaction.put(b"%08d" % number, datum)
+    done = run("pack", tmp_path / "x", tmp_path / "db", "--no-shuffle")
+    assert done.code == 0, done.err
+    reader = open_reader(tmp_path / "x.rec")
+    for number in range(3):
+        record = reader.read(number)
+        assert record.labels.tolist() == [number] and abs(int(pixels(record).mean()) - 60 * number) <= 2
+    assert "--list needs a folder of images" in run("pack", "--list", tmp_path / "y", tmp_path / "db").err
 
 
 @pytest.mark.parametrize(
@@ -162,6 +180,52 @@ def test_an_interrupted_run_goes_on_where_it_stopped(images, tmp_path):
     packing.pack(packing.Packing(reader, range(15), Encoding()), tmp_path / "b.rec", 1, 0, said.append)
     for ending in (".rec", ".idx"):
         assert (tmp_path / f"a{ending}").read_bytes() == (tmp_path / f"b{ending}").read_bytes()
+
+
+def test_images_with_the_same_number_are_all_packed_after_an_interruption(images, tmp_path):
+    names = [f"{name}/{name} {number}.jpg" for name in ("ant", "bee") for number in range(5)]
+    (tmp_path / "x.lst").write_text("".join(f"{place % 5}\t{place}\t{name}\n" for place, name in enumerate(names)))
+    reader, said = open_reader(tmp_path / "x.lst", root=images), []
+    with pytest.raises(Interrupted):
+        packing.pack(
+            packing.Packing(UntilImage(reader, 7), range(10), Encoding()), tmp_path / "a.rec", 1, 0, said.append
+        )
+    packing.pack(packing.Packing(reader, range(10), Encoding()), tmp_path / "a.rec", 1, 0, said.append)
+    assert any("begins anew: some images have the same number" in text for text in said)
+    packed = open_reader(tmp_path / "a.rec")
+    assert [packed.read(index).labels[0] for index in range(len(packed))] == list(range(10))
+
+
+def test_a_disk_that_is_full_is_named_and_the_next_run_goes_on(run, images, tmp_path):
+    words = ("pack", tmp_path / "x", images, "--recursive", "--no-shuffle", "--no-verify")
+    assert run("pack", "--list", *words[1:]).code == 0
+    program = shlex.join([sys.executable, "-m", "dmltrain.data_command.cli", *map(str, words)])
+    full = subprocess.run(["bash", "-c", f"ulimit -f 4; {program}"], capture_output=True, text=True)  # KiB
+    assert full.returncode == 2 and "x.rec.part: cannot be written: File too large; free some space" in full.stderr
+    assert "Traceback" not in full.stderr and "Exception" not in full.stderr
+    done = run(*words)
+    assert done.code == 0 and "goes on after" in done.err
+    assert len(open_reader(tmp_path / "x.rec")) == 15
+
+
+def test_no_image_can_be_packed(run, with_broken, tmp_path):
+    for path in (with_broken / "ant").glob("*[01345].jpg"):
+        path.unlink()
+    done = run("pack", tmp_path / "x", with_broken, "--recursive", "--skip-broken", 1)
+    assert done.code == 2 and "x.rec: none of the 1 images can be packed" in done.err
+    assert not (tmp_path / "x.rec").exists()
+
+
+def test_an_image_that_would_become_too_large(run, images, tmp_path):
+    done = run("pack", tmp_path / "x", images / "bee", "--resize", 2_000_000)
+    assert done.code == 2 and "with --resize 2000000 it would have" in done.err and "bee" in done.err
+
+
+@pytest.mark.parametrize("number", [-1, 10**18])
+def test_a_number_that_no_record_can_have(run, images, tmp_path, number):
+    (tmp_path / "x.lst").write_text(f"{number}\t1\tbee/bee 1.jpg\n")
+    done = run("pack", tmp_path / "x", images)
+    assert done.code == 2 and f"its number is {number}, expected 0 to 999999999999999999" in done.err
 
 
 def test_other_options_do_not_go_on_with_it(run, with_broken, tmp_path):

@@ -88,6 +88,10 @@ def test_a_copy_goes_on_where_it_ended(run, packed, tmp_path, home, sshds):  # n
     part.write_bytes(original[:1000])  # as an interrupted copy leaves it
     assert run(*words, "--copy-only").code == 0
     assert copy.read_bytes() == original and not part.exists()
+    before = copy.stat().st_ino
+    assert run(*words, "--copy-only").code == 0  # all is there
+    assert copy.stat().st_ino == before
+    copy.unlink()
     part.write_bytes(b"x" * 1000)
     wrong = run(*words, "--copy-only")
     assert wrong.code == 2 and "other bytes" in wrong.err and not part.exists()
@@ -106,6 +110,8 @@ def test_a_copy_goes_on_where_it_ended(run, packed, tmp_path, home, sshds):  # n
         (("--parts", "2", "-H", "hosts", "--to", "x.rec"), "expected an absolute path"),
         (("--parts", "2", "-H", "same", "--to", "/x.rec"), "same has several workers: put {rank} into the path"),
         (("--parts", "2", "-H", "none.txt", "--to", "/x-{rank}.rec"), "none.txt"),
+        (("--parts", "2", "--ssh", "ssh 'x"), "--ssh ssh 'x: expected a command"),
+        (("--parts", "2", "--ssh", ""), "--ssh : expected a command"),
         (("--parts", "2", "--copy-only"), "no such file; leave --copy-only out"),
         (("--parts", "16"), "15 images cannot be divided into 16 parts"),
     ],

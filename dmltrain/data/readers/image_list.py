@@ -22,6 +22,7 @@ CHUNK = 1 << 22  # bytes that are read at once
 MAX_LINE = 1 << 16  # bytes; a path has at most 4,096
 LINE_FEED = ord("\n")
 LARGEST = float(np.finfo(np.float32).max)
+LARGEST_NUMBER = 10**18 - 1  # that the .idx of a .rec can have
 
 
 class ListReader:
@@ -52,9 +53,12 @@ class ListReader:
 
     def number(self, index: int) -> int:
         try:
-            return self._line(index)[0]
+            number = self._line(index)[0]
         except Damaged as error:
             raise UserError(f"{self.where(index)}: {error}") from None
+        if not 0 <= number <= LARGEST_NUMBER:
+            raise UserError(f"{self.where(index)}: its number is {number}, expected 0 to {LARGEST_NUMBER}")
+        return number
 
     def digest(self) -> str:
         """sha256 of the list, and the sizes of some files."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +17,13 @@ from dmltrain import whole_file
 from dmltrain.data.readers import record_index, recordio
 from dmltrain.data.readers.data_file import Damaged, DataFile
 from dmltrain.data.readers.record_index import RecordIndex
+from dmltrain.errors import UserError
 
 
 class RecordWriter:
     """The file `path` (.rec) and its .idx; `finish` gives them their names.
 
-    resume: go on where a killed writer stopped; `keys` are those of the records that are in the file. OSError: it
+    resume: go on where a killed writer stopped; `keys` are those of the records that are in the file. UserError: it
     cannot be written.
     """
 
@@ -32,9 +33,21 @@ class RecordWriter:
         self._offsets, self.keys, self._end = array("q"), array("Q"), 0
         if resume:
             self._take_over()
-        self._file = self._part.open("r+b" if self._end else "wb")
-        self._file.truncate(self._end)
-        self._file.seek(self._end)
+        with self._named():
+            self._file = self._part.open("r+b" if self._end else "wb")
+            self._file.truncate(self._end)
+            self._file.seek(self._end)
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Errors with the file and the fix."""
+        try:
+            yield
+        except OSError as error:
+            raise UserError(
+                f"{self._part}: cannot be written: {error.strerror or error}; free some space or choose another disk, "
+                "then start again"
+            ) from None
 
     def _take_over(self) -> None:
         """Find the whole records of the file that a killed writer left, and the end of the last."""
@@ -48,7 +61,8 @@ class RecordWriter:
     def write(self, labels: float | Sequence[float], key: int, image: bytes) -> None:
         """Add a record: its label or labels, a number for it, and an encoded image. ValueError: too large."""
         pieces = list(recordio.encode(recordio.pack(labels, key, image)))
-        self._file.writelines(pieces)
+        with self._named():
+            self._file.writelines(pieces)
         self._offsets.append(self._end)
         self.keys.append(key)
         self._end += sum(map(len, pieces))
@@ -56,13 +70,15 @@ class RecordWriter:
     def finish(self) -> None:
         """Give the .rec its name, and write the .idx."""
         idx = self._path.with_suffix(".idx")
-        self._file.flush()
-        idx.unlink(missing_ok=True)  # an old one would be that of another file
-        whole_file.put(self._part, self._file.fileno(), self._path)
-        self._file.close()
         offsets, keys = np.frombuffer(self._offsets, np.int64), np.frombuffer(self.keys, np.uint64)
-        whole_file.write(idx, record_index.text(RecordIndex(offsets, keys)))
+        with self._named():
+            self._file.flush()
+            idx.unlink(missing_ok=True)  # an old one would be that of another file
+            whole_file.put(self._part, self._file.fileno(), self._path)
+            self._file.close()
+            whole_file.write(idx, record_index.text(RecordIndex(offsets, keys)))
 
     def close(self) -> None:
-        """End without a name for the file; the next writer can go on with it."""
-        self._file.close()
+        """End without a name for the file, unless it is finished; the next writer can go on with it."""
+        with contextlib.suppress(OSError):  # of a full disk, which `write` has told
+            self._file.close()
