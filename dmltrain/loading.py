@@ -24,6 +24,7 @@ from dmltrain.kvstore import KVStore
 from dmltrain.mxnet_files import weights
 from dmltrain.normalisation import Normalisation
 from dmltrain.options import Options
+from dmltrain.options.data import OWN_FILES
 from dmltrain.options.images import IMAGENET_STD, combined
 
 BENCHMARK_IMAGES = 256  # random ones, which are repeated
@@ -38,7 +39,7 @@ def load_dataset(options: Options, store: KVStore, warn: Callable[[str], None]) 
     dataset = _benchmark(options) if options.benchmark else _opened(of_rank(options, store.rank), warn)
     if options.top_k > dataset.num_classes:
         raise UserError(f"--top-k {options.top_k}: {dataset.name} has {dataset.num_classes} classes")
-    _check_same(dataset, store, options.data_parts == "local")
+    _check_same(dataset, store, options.data_parts == OWN_FILES)
     return replace(dataset, normalisation=_normalisation(options, dataset, store))
 
 
@@ -134,7 +135,7 @@ def _check_in_memory(options: Options) -> None:
     known = data.DATASETS[options.dataset].num_classes
     if options.num_classes not in (None, known):
         raise UserError(f"--num-classes {options.num_classes}: {options.dataset} has {known}")
-    if options.data_parts == "local":
+    if options.data_parts == OWN_FILES:
         raise UserError(f"--data-parts local needs --data-train: all workers have the same {options.dataset}")
 
 
@@ -146,7 +147,7 @@ def _normalisation(options: Options, dataset: Dataset, store: KVStore) -> Normal
     if options.use_imagenet_data_augmentation and options.rgb_std is None:
         std = IMAGENET_STD
     if options.mean_img is not None:
-        mean = mean_image.load(options.mean_img, dataset, store, options.data_parts == "local")
+        mean = mean_image.load(options.mean_img, dataset, store, options.data_parts == OWN_FILES)
     return Normalisation(mean[:channels], std[:channels])
 
 
@@ -177,7 +178,7 @@ def parts_of(options: Options, dataset: Dataset, store: KVStore) -> Parts:
     batch, count = options.batch_size, len(dataset.train)
     if not count:
         raise UserError("there are no training data: give --data-train, for example --data-train train.rec")
-    if options.data_parts == "local":
+    if options.data_parts == OWN_FILES:
         if options.num_examples is not None:
             raise UserError(
                 "--num-examples and --data-parts local exclude each other: an epoch has all local samples once"
@@ -220,7 +221,7 @@ def _check_own(table: Array) -> None:
 
 def has_own_validation(options: Options, dataset: Dataset, store: KVStore) -> bool:
     """Whether the workers' validation data are parts, too; else all have the same, and share it."""
-    if options.data_parts != "local":
+    if options.data_parts != OWN_FILES:
         return False
     digest = dataset.digests["validation data"]
     return bool(agreement.different(agreement.rows(store, "validation data", agreement.words(digest))))

@@ -114,14 +114,14 @@ def dry_run(options: Options) -> int:
     return 0
 
 
-def placement(options: Options) -> int:
+def plan(options: Options) -> int:
     """Print which process runs on which host."""
-    from launch.commands import placement
+    from launch.commands import plan
     from launch.run.start import make_job, name_and_path, used_hosts
 
     job = make_job(options, name_and_path(options, time.time())[0])
     with opened(options) as cluster:
-        print(placement.text(job, used_hosts(job, cluster.hosts)))
+        print(plan.text(job, used_hosts(job, cluster.hosts)))
     return 0
 
 
@@ -163,7 +163,7 @@ MODES: dict[str, Callable[[Options], int]] = {
     "": run,
     "check": check,
     "dry-run": dry_run,
-    "placement": placement,
+    "plan": plan,
     "ps": processes,
     "kill": kill,
     "logs": logs,

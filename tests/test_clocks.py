@@ -23,6 +23,7 @@ MAY_READ = {  # file and function -> what for
     "launch/certificate.py new": "it is valid from a day ago until ten years from now",
     "launch/cli.py dry_run": "the date in a new job's name",
     "launch/cli.py jobs": "the age of jobs in a list",
+    "launch/cli.py plan": "the date in a job's name",
     "launch/cli.py run": "the date in a new job's name",
     "launch/run/report.py end_of_attempt": "a date in a record",
     "launch/run/report.py new_job_name": "the date in a new job's name",

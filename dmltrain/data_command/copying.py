@@ -1,6 +1,6 @@
 """Copies each worker's part to the worker's host through the system's ssh; an interrupted copy goes on where it ended.
 
-`dmltrain-launch --placement` says on which host each worker will run and how SSH reaches it. The host needs a shell,
+`dmltrain-launch --plan` says on which host each worker will run and how SSH reaches it. The host needs a shell,
 cat, wc and sha256sum. A copy gets its name once its sha256 is that of the file here.
 """
 
@@ -68,7 +68,7 @@ def _index(copy: Copy) -> Copy:
 
 
 def _placement(hosts: str, workers: int) -> list[dict[str, Any]]:
-    command = (*_launcher(), "--placement", "--launcher", "ssh", "-n", str(workers), "-H", hosts, "true")
+    command = (*_launcher(), "--plan", "--launcher", "ssh", "-n", str(workers), "-H", hosts, "true")
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise UserError(f"-H {hosts}: {done.stderr.strip().removeprefix('dmltrain-launch: ')}")

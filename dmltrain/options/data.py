@@ -10,7 +10,8 @@ from dmltrain.data.partition import SHUFFLES
 from dmltrain.options.field import option
 from dmltrain.options.values import image_shape, integer, numbers, one_of, path, switch
 
-PARTS = ("shared", "local")
+OWN_FILES = "local"
+PARTS = ("shared", OWN_FILES)
 FILES = ", ".join(name for name, row in data.DATASETS.items() if row.reads_files)
 
 

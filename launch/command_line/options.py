@@ -25,7 +25,7 @@ FORWARDED = re.compile(
     r"(PS|MXNET|NCCL|GLOO)_\w+|OMP_NUM_THREADS|KMP_AFFINITY|PYTHONPATH|PYTHONUNBUFFERED|DMLC_INTERFACE"
 )
 FILE = "a file"
-STARTS = ("", "check", "dry-run", "placement")  # modes that plan a new job
+STARTS = ("", "check", "dry-run", "plan")  # modes that plan a new job
 USAGE = "usage: dmltrain-launch [options] -n WORKERS [-s SERVERS] program [arguments of the program]"
 
 
@@ -311,9 +311,7 @@ OPTIONS: tuple[Option, ...] = (
         _mode("check"),
     ),
     Option(("--dry-run",), "", "print the commands for each host and start nothing", _mode("dry-run")),
-    Option(
-        ("--placement",), "", "print as JSON which process runs on which host and start nothing", _mode("placement")
-    ),
+    Option(("--plan",), "", "print as JSON which process runs on which host and start nothing", _mode("plan")),
     Option(("--ps",), "JOB", "list the processes of a job (its name or its log folder)", _mode("ps")),
     Option(("--kill",), "JOB", "end a job and all processes that it left on its hosts", _mode("kill")),
     Option(("--logs",), "JOB", "print the logs of a job", _mode("logs")),
@@ -421,16 +419,8 @@ Exit code: 0, or that of the first process to fail (128 + n for signal n); 2 usa
 """
 
 
-OTHER_MODES = (
-    "--check",
-    "--dry-run",
-    "--placement",
-    "--ps",
-    "--kill",
-    "--logs",
-    "--follow",
-    "--show",
-)  # not in dmltrain-check
+# Not in dmltrain-check.
+OTHER_MODES = ("--check", "--dry-run", "--plan", "--ps", "--kill", "--logs", "--follow", "--show")
 
 
 def check_usage() -> str:

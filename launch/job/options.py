@@ -54,7 +54,7 @@ class Options:
     quiet: bool = False
     live: bool = True
     # modes
-    mode: str = ""  # "" to start a job; help, version, check, dry-run, placement, ps, kill or logs
+    mode: str = ""  # "" to start a job; help, version, check, dry-run, plan, ps, kill or logs
     target: str = ""  # the job of ps, kill or logs
     follow: bool = False
     show: str = ""

@@ -1,4 +1,4 @@
-"""`--placement`: which process runs on which host, as JSON, for other programs. Pure."""
+"""`--plan`: which process runs on which host, as JSON, for other programs. Pure."""
 
 from __future__ import annotations
 

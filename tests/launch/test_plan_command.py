@@ -1,8 +1,10 @@
-"""--placement: other programs learn from it which process runs where, and how to reach the host."""
+"""--plan: other programs learn from it which process runs where, and how to reach the host."""
 
 import json
 import subprocess
 import sys
+
+from launch.command_line.options import OPTIONS
 
 
 def launch(*words, cwd):
@@ -11,7 +13,7 @@ def launch(*words, cwd):
 
 def test_where_each_process_runs(tmp_path):
     (tmp_path / "hosts").write_text("a slots=1\nb slots=1 hostname=10.0.0.2 user=me port=2222\n")
-    done = launch("--placement", "-n", "2", "-s", "2", "-H", "hosts", "train.py", cwd=tmp_path)
+    done = launch("--plan", "-n", "2", "-s", "2", "-H", "hosts", "train.py", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     rows = json.loads(done.stdout)
     assert [(row["role"], row["rank"], row["host"]) for row in rows] == [
@@ -29,5 +31,10 @@ def test_where_each_process_runs(tmp_path):
 
 def test_a_mistake_in_the_hosts_file_is_an_error(tmp_path):
     (tmp_path / "hosts").write_text("a slots=one\n")
-    done = launch("--placement", "-n", "1", "-H", "hosts", "train.py", cwd=tmp_path)
+    done = launch("--plan", "-n", "1", "-H", "hosts", "train.py", cwd=tmp_path)
     assert done.returncode == 2 and "hosts:1" in done.stderr and done.stdout == ""
+
+
+def test_no_two_options_have_one_name():
+    names = [name for option in OPTIONS for name in option.names]
+    assert len(names) == len(set(names))
