@@ -147,7 +147,9 @@ def _normalisation(options: Options, dataset: Dataset, store: KVStore) -> Normal
     if options.use_imagenet_data_augmentation and options.rgb_std is None:
         std = IMAGENET_STD
     if options.mean_img is not None:
-        mean = mean_image.load(options.mean_img, dataset, store, options.data_parts == OWN_FILES)
+        mean = mean_image.load(
+            options.mean_img, dataset, store, options.data_parts == OWN_FILES, threads(options, dataset)
+        )
     return Normalisation(mean[:channels], std[:channels])
 
 

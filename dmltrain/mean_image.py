@@ -20,12 +20,17 @@ from dmltrain.mxnet_files import params
 BATCH = 64  # images that are read at once
 
 
-def load(name: str, dataset: Dataset, store: KVStore, local: bool) -> Array:
+def load(name: str, dataset: Dataset, store: KVStore, local: bool, threads: int) -> Array:
     """The mean image, float32 (C, H, W), from a .npy file or MXNet's (mean.bin). local: each worker has training images
     of its own. UserError: it does not fit."""
     path = Path(name)
-    there = store.all_reduce("mean image", np.array([float(path.exists())]))[0]
-    mean = _read(path) if there == store.num_workers else _made(path, dataset, store, local)
+    missing = int(store.all_reduce("mean image", np.array([float(not path.exists())]))[0])
+    if missing and path.suffix != ".npy":
+        raise UserError(
+            f"--mean-img {path}: no such file, for {missing} of {store.num_workers} workers; put it there, or, to make "
+            "it, give a name that ends with .npy"
+        )
+    mean = _made(path, dataset, store, local, threads) if missing else _read(path)
     if mean.shape != tuple(dataset.image_shape):
         raise UserError(
             f"--mean-img {path}: an array of {mean.shape}, expected {tuple(dataset.image_shape)}, the shape of the "
@@ -45,15 +50,17 @@ def _read(path: Path) -> Array:
     return mean.astype(np.float32)
 
 
-def _made(path: Path, dataset: Dataset, store: KVStore, local: bool) -> Array:
+def _made(path: Path, dataset: Dataset, store: KVStore, local: bool, threads: int) -> Array:
     """The mean over the training images of all workers; worker 0 writes the file."""
     total = np.zeros((*dataset.image_shape,))
     count = 0
     rank, workers = (0, 1) if local else (store.rank, store.num_workers)
     shard = partition.validation_shard(len(dataset.train), rank, workers)
-    for batch in EvalBatches(dataset.train, shard, BATCH):
+    for batch in EvalBatches(dataset.train, shard, BATCH, threads=threads):
         total += batch.images.sum(axis=0, dtype=np.float64)
         count += len(batch.labels)
+    if dataset.broken is not None:
+        dataset.broken.take()  # those of the epochs count from 0
     sums = store.all_reduce("sum of images", np.append(total, count))
     mean: Array = (sums[:-1] / max(1.0, sums[-1])).reshape(total.shape).astype(np.float32)
     if store.rank == 0:
@@ -62,8 +69,6 @@ def _made(path: Path, dataset: Dataset, store: KVStore, local: bool) -> Array:
 
 
 def _write(path: Path, mean: Array) -> None:
-    if path.suffix != ".npy":
-        raise UserError(f"--mean-img {path}: no such file; to make it, give a name that ends with .npy")
     content = io.BytesIO()
     np.save(content, mean)
     try:

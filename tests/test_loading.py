@@ -13,6 +13,7 @@ from dmltrain.data.decoded import Decoded
 from dmltrain.data.images import ImageAugmentation
 from dmltrain.data.parts import Local
 from dmltrain.data.readers import open_reader
+from dmltrain.data.readers.record_writer import RecordWriter
 from dmltrain.errors import UserError
 from tests import image_records
 
@@ -231,6 +232,28 @@ def test_a_mean_image_that_cannot_be_read_or_made(files, tmp_path):
         assert f"--mean-img {tmp_path}/{name}: cannot be read as a mean image" in error(f"{given} {tmp_path}/{name}")
     assert "give a name that ends with .npy" in error(f"{given} {tmp_path}/missing.bin")
     assert "cannot be written: No such file" in error(f"{given} {tmp_path}/missing/mean.npy")
+
+
+@pytest.fixture
+def broken(files, tmp_path):
+    """8 records; the last is no image."""
+    writer = RecordWriter(tmp_path / "broken.rec")
+    for key in range(7):
+        writer.write(0.0, key, open_reader(files / "a.rec").read(key).image)
+    writer.write(0.0, 7, b"no image")
+    writer.finish()
+    return tmp_path / "broken.rec"
+
+
+def test_a_mean_image_that_cannot_be_made_is_an_error_before_the_images_are_read(broken, tmp_path):
+    given = f"{IMAGENET} --data-train {broken} --mean-img {tmp_path}/missing.bin"
+    assert "missing.bin: no such file, for 1 of 1 workers" in error(given)
+
+
+def test_broken_records_of_a_mean_image_do_not_count_for_the_first_epoch(broken, tmp_path):
+    given = f"{IMAGENET} --data-train {broken} --skip-broken 1 --mean-img {tmp_path}/mean.npy"
+    assert loaded(given)[0].broken.take() == 0
+    assert (tmp_path / "mean.npy").exists()
 
 
 # -- parts ------------------------------------------------------------------------------------------------------------

@@ -72,6 +72,11 @@ def test_damaged_files(image, message):
     assert message in reason(image)
 
 
+def test_no_program_runs_for_a_file():
+    """Pillow would run Ghostscript."""
+    assert "no known format of images" in reason(encoded(format="EPS"))
+
+
 @pytest.mark.parametrize("tail", [b"", b"\x00abcdefg\xff\xd9", b"\xff\xd9" + bytes(300)])
 def test_damage_that_costs_no_pixel_is_accepted(tail):
     """No marker of the end, bytes before it, bytes after it."""

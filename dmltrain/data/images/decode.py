@@ -17,6 +17,8 @@ from dmltrain.data.images.libraries import library
 
 MAX_PIXELS = 1 << 26  # decoded at once: 8192 x 8192, 192 MiB as RGB; the largest image of ILSVRC12 has 19 million
 REDUCTIONS = (1, 2, 4, 8)  # by which libjpeg-turbo can divide a size in decoding, with SIMD code
+# All that Pillow may decode. It knows forty more formats; for EPS it runs Ghostscript, which executes the file.
+_PILLOW = ("JPEG", "PNG", "GIF", "BMP", "PPM", "TIFF", "WEBP")
 _END_OF_IMAGE = b"\xff\xd9"
 
 
@@ -176,7 +178,7 @@ def _open_other(data: bytes) -> OtherFormat:
         raise BrokenImage("the image is empty: it has 0 bytes")
     pillow = library("PIL.Image")
     try:
-        return OtherFormat(data, pillow.open(io.BytesIO(data)))
+        return OtherFormat(data, pillow.open(io.BytesIO(data), formats=_PILLOW))
     except library("PIL").UnidentifiedImageError as error:
         raise _broken(data, "no known format of images") from error
     except Exception as error:
