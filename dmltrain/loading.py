@@ -81,6 +81,8 @@ def place(options: Options, rank: int) -> str:
 
 
 def _benchmark(options: Options) -> Dataset:
+    if options.data_parts == "local":
+        raise UserError("--benchmark and --data-parts local exclude each other: random images are in no files")
     shape, classes = shape_and_classes(options)
     return synthetic.benchmark(
         shape, classes, min(BENCHMARK_IMAGES, options.num_examples or BENCHMARK_IMAGES), options.seed
@@ -94,6 +96,8 @@ def _opened(options: Options, warn: Callable[[str], None]) -> Dataset:
         data.load, options.dataset, options.data_dir, num_examples=options.num_examples, seed=options.seed
     )
     if options.data_train or options.data_val or known.reads_files:
+        if options.enlarge is not None:
+            raise UserError("--enlarge is for data sets in memory: use --resize for files of images")
         files = image_files(options, ImageAugmentation(**changes), warn)
         return open_it(image_shape=options.image_shape, files=files)
     _check_in_memory(options)
@@ -201,9 +205,15 @@ def _check_same(dataset: Dataset, store: KVStore, local: bool) -> None:
         table = agreement.rows(store, what, agreement.words(digest))
         others = agreement.different(table)
         if others and (what == "classes" or not local):
+            fix = (
+                "With --data-parts local, too, the same label must mean the same class: give every worker a folder for "
+                "each class, or parts that dmltrain-data partition made"
+                if local
+                else "Copy the same files to all hosts, or use --data-parts local if each worker has its own"
+            )
             raise UserError(
                 f"workers have different {what}; look at {agreement.suspects(table, others)}: the digests of the "
-                "indexes differ. Copy the same files to all hosts, or use --data-parts local if each worker has its own"
+                f"indexes differ. {fix}"
             )
         if local and what == "training data":
             _check_own(table)

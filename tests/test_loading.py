@@ -331,6 +331,28 @@ def test_the_folder_of_a_lists_images_can_have_the_workers_number(files, tmp_pat
     assert [len(dataset.train) for dataset, _, _ in together([words] * 2)] == [8, 8]
 
 
+def test_local_parts_with_other_classes(files, tmp_path):
+    image = open_reader(files / "a.rec").read(0).image
+    for rank, names in enumerate(("ab", "ac")):
+        for name in names:
+            (tmp_path / str(rank) / name).mkdir(parents=True)
+            (tmp_path / str(rank) / name / "1.jpg").write_bytes(image)
+    words = f"{IMAGENET} --data-parts local --data-train {tmp_path}/{{rank}}"
+    for found in together([words] * 2):
+        assert "workers have different classes" in found and "the same label must mean the same class" in found
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--benchmark 1 --data-parts local", "--benchmark and --data-parts local exclude each other"),
+        ("--data-train none.rec --enlarge 9", "--enlarge is for data sets in memory: use --resize"),
+    ],
+)
+def test_options_that_have_no_effect_are_refused(words, expected):
+    assert expected in error(f"{IMAGENET} {words}")
+
+
 def test_local_parts_that_are_the_same(files):
     words = [f"{IMAGENET} --data-parts local --data-train {files}/{name}.rec" for name in ("a", "b", "same")]
     assert all("workers 0 and 2 have the same training data" in each for each in together(words))

@@ -252,6 +252,13 @@ def test_parts_without_end_are_refused_before_they_are_read(tmp_path):
     refused(path, "record 0", "expected less than 536870912")
 
 
+def test_many_empty_parts_are_refused(tmp_path):
+    path = tmp_path / "train.rec"
+    heads = [recordio.HEAD.pack(recordio.MAGIC_NUMBER, flag << 29) for flag in (1, 2)]
+    path.write_bytes(heads[0] + heads[1] * recordio.MAX_PARTS)
+    refused(path, "record 0", "it has more than 65536 parts")
+
+
 @pytest.mark.parametrize("content", [b"", b"\x01\0\0\0" + bytes(20), b"\xff\xff\xff\xff" + bytes(400)])
 def test_a_record_without_the_labels_that_it_claims(tmp_path, content):
     path = tmp_path / "train.rec"

@@ -25,6 +25,7 @@ MAGIC = struct.pack("<I", MAGIC_NUMBER)
 HEAD = struct.Struct("<II")  # of a part: magic number, flag << 29 | length
 LABEL = struct.Struct("<IfQQ")  # count of further labels, label, id, second id
 MAX_BYTES = 1 << 29  # a record has fewer: 29 bits have its length
+MAX_PARTS = 1 << 16  # of a record: bounds the list of them; four bytes of an image are rarely the magic number
 WHOLE, FIRST, MIDDLE, LAST = range(4)
 FOLLOWING = {None: (WHOLE, FIRST), FIRST: (MIDDLE, LAST), MIDDLE: (MIDDLE, LAST)}  # flag -> flags of the next part
 AGAIN = "the file is damaged; copy or pack it again"
@@ -49,6 +50,8 @@ def extent(file: DataFile, offset: int) -> Extent:
         parts.append((end + HEAD.size, length))
         end += HEAD.size + padded(length)
         total += length + len(MAGIC)
+        if len(parts) > MAX_PARTS:
+            raise Damaged(f"it has more than {MAX_PARTS} parts; {AGAIN}")
         if total >= MAX_BYTES + len(MAGIC):
             raise Damaged(f"its parts have {total} bytes and more, expected less than {MAX_BYTES}; {AGAIN}")
     return Extent(parts, end)
