@@ -81,7 +81,7 @@ def place(options: Options, rank: int) -> str:
 
 
 def _benchmark(options: Options) -> Dataset:
-    if options.data_parts == "local":
+    if options.data_parts == OWN_FILES:
         raise UserError("--benchmark and --data-parts local exclude each other: random images are in no files")
     shape, classes = shape_and_classes(options)
     return synthetic.benchmark(
