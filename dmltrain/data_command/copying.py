@@ -44,15 +44,16 @@ class Copy:
         return f"{self.login}:{self.path}"
 
 
-def copies(hosts: str | None, path: str | None, sources: Sequence[Path], ssh: Sequence[str] = ("ssh",)) -> list[Copy]:
-    """The copies of a .rec for each worker, with its .idx. UserError: a mistake in the options or the hosts file."""
-    if hosts is None and path is None:
+def copies(placing: Sequence[str], path: str | None, sources: Sequence[Path], ssh: Sequence[str]) -> list[Copy]:
+    """The copies of a .rec for each worker, with its .idx. placing: options of dmltrain-launch, on which the workers'
+    hosts depend. UserError: a mistake in the options or the hosts file."""
+    if not placing and path is None:
         return []
-    if hosts is None or path is None:
+    if not {"-H", "--hosts"}.intersection(placing) or path is None:
         raise UserError("-H and --to belong together: the hosts, and the path of the part on each")
     if not path.endswith(".rec") or not path.startswith("/"):
         raise UserError(f"--to {path}: expected an absolute path that ends in .rec, for example /data/train-{RANK}.rec")
-    workers = [row for row in _placement(hosts, len(sources)) if row["role"] == "worker"]
+    workers = [row for row in _plan(placing, len(sources)) if row["role"] == "worker"]
     found = [
         Copy(source, row["hostname"], row["user"], row["port"], path.replace(RANK, str(row["rank"])), tuple(ssh))
         for source, row in zip(sources, workers, strict=True)
@@ -67,11 +68,11 @@ def _index(copy: Copy) -> Copy:
     return replace(copy, source=copy.source.with_suffix(".idx"), path=copy.path.removesuffix(".rec") + ".idx")
 
 
-def _placement(hosts: str, workers: int) -> list[dict[str, Any]]:
-    command = (*_launcher(), "--plan", "--launcher", "ssh", "-n", str(workers), "-H", hosts, "true")
+def _plan(placing: Sequence[str], workers: int) -> list[dict[str, Any]]:
+    command = (*_launcher(), "--plan", "--launcher", "ssh", "-n", str(workers), *placing, "true")
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise UserError(f"-H {hosts}: {done.stderr.strip().removeprefix('dmltrain-launch: ')}")
+        raise UserError(f"{shlex.join(placing)}: {done.stderr.strip().removeprefix('dmltrain-launch: ')}")
     rows: list[dict[str, Any]] = json.loads(done.stdout)
     return rows
 

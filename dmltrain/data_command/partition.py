@@ -24,7 +24,7 @@ HELP = "divide a data set into one .rec for each worker, and copy each to its wo
 EXAMPLES = """examples:
   dmltrain-data partition train.rec --parts 5 --out parts
   dmltrain-data partition train.rec --parts 3 --weights 2,1,1 --out parts   the first worker has half of the images
-  dmltrain-data partition train.rec --parts 5 --out parts -H hosts --to '/data/train-{rank}.rec'
+  dmltrain-data partition train.rec --parts 5 --out parts -H hosts -s 5 --to '/data/train-{rank}.rec'
 """
 
 
@@ -37,7 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", metavar="W,W", help="relative sizes of the parts (default: equal)")
     parser.add_argument("--seed", type=int, default=0, help="of the choice of the images of each part")
     hosts = parser.add_argument_group("copying")
-    hosts.add_argument("-H", "--hosts", metavar="FILE", help="hosts file or list of the job that will train")
+    hosts.add_argument("-H", "--hostfile", metavar="FILE", help="hosts file of the job that will train")
+    hosts.add_argument("--hosts", metavar="A:2,B:4", help="hosts of the job, instead of a hosts file")
+    hosts.add_argument(
+        "-s", "--num-servers", metavar="N", help="servers of the job: the launcher places workers after them"
+    )
+    hosts.add_argument("--placement", metavar="POLICY", help="--placement of the job, if it has one")
     hosts.add_argument(
         "--to", metavar="PATH", help="path of the part on its worker's host; {rank} is the worker's number"
     )
@@ -49,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     weights = _weights(arguments.weights, arguments.parts)
     targets = [arguments.out / f"part-{rank}.rec" for rank in range(arguments.parts)]
     # mistakes come before the long work
-    copies = copying.copies(arguments.hosts, arguments.to, targets, _command(arguments.ssh))
+    copies = copying.copies(_placing(arguments), arguments.to, targets, _command(arguments.ssh))
     if arguments.copy_only:
         if missing := [str(path) for path in targets if not path.exists()]:
             raise UserError(f"--copy-only: {', '.join(missing)}: no such file; leave --copy-only out to make the parts")
@@ -100,6 +105,17 @@ def part_sizes(count: int, weights: Sequence[float]) -> list[int]:
     if min(sizes) < 1:
         raise UserError(f"{count} images cannot be divided into {len(weights)} parts with at least one image each")
     return sizes
+
+
+def _placing(arguments: argparse.Namespace) -> list[str]:
+    """Options of dmltrain-launch, on which the hosts of the workers depend."""
+    given = {
+        "-H": arguments.hostfile,
+        "--hosts": arguments.hosts,
+        "-s": arguments.num_servers,
+        "--placement": arguments.placement,
+    }
+    return [word for option, value in given.items() if value is not None for word in (option, value)]
 
 
 def _command(text: str) -> list[str]:

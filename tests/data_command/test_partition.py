@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 
 import pytest
 
 from dmltrain.data.readers import open_reader
+from dmltrain.data_command.copying import copies
 from dmltrain.data_command.partition import owner_of_each, part_sizes
 from dmltrain.errors import UserError
 from tests.launch.sshd import home, sshds  # noqa: F401
@@ -75,6 +76,21 @@ def test_parts_are_copied_to_their_workers_hosts(run, packed, tmp_path, home, ss
     assert not list((tmp_path / "on host").glob("*.part"))
 
 
+@pytest.mark.parametrize(
+    ("placing", "hosts"),
+    [
+        (("-s", "1"), "bab"),
+        (("-s", "2"), "aba"),
+        (("-s", "1", "--placement", "dedicated"), "aaa"),
+    ],
+)
+def test_a_part_goes_where_the_job_will_have_its_worker(placing, hosts):
+    given = ["--hosts", "a:4,b:4", *placing]
+    found = copies(given, "/x-{rank}.rec", [Path(f"part-{rank}.rec") for rank in range(3)], ("ssh",))
+    assert [copy.hostname for copy in found if copy.path.endswith(".rec")] == list(hosts)
+    assert [copy.path for copy in found] == [f"/x-{rank}.{ending}" for rank in range(3) for ending in ("rec", "idx")]
+
+
 @pytest.mark.thorough
 def test_a_copy_goes_on_where_it_ended(run, packed, tmp_path, home, sshds):  # noqa: F811
     sshd = sshds()
@@ -107,6 +123,11 @@ def test_a_copy_goes_on_where_it_ended(run, packed, tmp_path, home, sshds):  # n
         (("--parts", "2", "--weights", "1"), "--weights 1: expected 2 numbers above 0"),
         (("--parts", "2", "--weights", "1,x"), "expected 2 numbers"),
         (("--parts", "2", "--to", "/x.rec"), "-H and --to belong together"),
+        (("--parts", "2", "-s", "2", "--to", "/x.rec"), "-H and --to belong together"),
+        (
+            ("--parts", "2", "--hosts", "a,b", "--placement", "odd", "--to", "/x.rec"),
+            "--placement odd: expected one of",
+        ),
         (("--parts", "2", "-H", "hosts", "--to", "x.rec"), "expected an absolute path"),
         (("--parts", "2", "-H", "same", "--to", "/x.rec"), "same has several workers: put {rank} into the path"),
         (("--parts", "2", "-H", "none.txt", "--to", "/x-{rank}.rec"), "none.txt"),
@@ -116,9 +137,9 @@ def test_a_copy_goes_on_where_it_ended(run, packed, tmp_path, home, sshds):  # n
         (("--parts", "16"), "15 images cannot be divided into 16 parts"),
     ],
 )
-def test_mistakes(run, packed, tmp_path, words, essential):
+def test_mistakes(run, packed, tmp_path, monkeypatch, words, essential):
     (tmp_path / "same").write_text("same slots=2\n")
-    os.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path)
     done = run("partition", packed, "--out", tmp_path / "parts", *words)
     assert done.code == 2 and essential in done.err, done.err
     assert not (tmp_path / "parts").exists()
