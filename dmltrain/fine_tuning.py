@@ -17,6 +17,7 @@ from dmltrain.kvstore import KVStore
 from dmltrain.layers import Auxiliary, Dense, Flatten, Layer, Network, Rule, chain
 from dmltrain.models import graph_file
 from dmltrain.options import Options
+from dmltrain.trained import Trained
 
 NEW_LAYER = "fc"  # MXNet's name for it
 NAMED = 4  # arrays at most in a message
@@ -88,7 +89,7 @@ def _names(layers: Sequence[Layer]) -> str:
     return ", ".join(layer.name for layer in layers if layer.name)
 
 
-def weights(options: Options, tuned: FineTuned, store: KVStore, log: Logger) -> dict[str, Array]:
+def weights(options: Options, tuned: FineTuned, store: KVStore, log: Logger) -> Trained:
     """The first weights and statistics: the checkpoint's, but for those of the new layer. Raises UserError if the
     checkpoint lacks some."""
     prefix, _, epoch = (options.pretrained_model or "").rpartition(",")
@@ -109,7 +110,9 @@ def weights(options: Options, tuned: FineTuned, store: KVStore, log: Logger) -> 
         " and ".join(sorted(tuned.new)),
         options.last_lr_mult,
     )
-    return {name: found.weights[name] if name in wanted else array for name, array in first.items()}
+    return replace(
+        found, weights={name: found.weights[name] if name in wanted else array for name, array in first.items()}
+    )
 
 
 def _check(source: str, wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, Array], network: str) -> None:

@@ -135,7 +135,9 @@ def prepare(options: Options, store: KVStore, command: str) -> Run:
     found = resume.load(source, options, network, store, log) if source else None
     state = found and found["state"]
     if tuned and not state:
-        state = {"model": fine_tuning.weights(options, tuned, store, log)}
+        pretrained = fine_tuning.weights(options, tuned, store, log)
+        loading.note_input(pretrained.source, options, dataset, log)
+        state = {"model": pretrained.weights}
     trainer = BACKENDS[options.backend].trainer(network, options, store, state, dataset.normalisation)
     resume.check_all_save(options, store)
     start = resume.position(source, found, plan) if source and found else Position(0)

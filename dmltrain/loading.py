@@ -38,7 +38,10 @@ def load_dataset(options: Options, store: KVStore, warn: Callable[[str], None]) 
     """Load the data set. Raises UserError if it does not fit the options, or if workers have different data."""
     dataset = _benchmark(options) if options.benchmark else _opened(of_rank(options, store.rank), warn)
     if options.top_k > dataset.num_classes:
-        raise UserError(f"--top-k {options.top_k}: {dataset.name} has {dataset.num_classes} classes")
+        raise UserError(
+            f"--top-k {options.top_k}: {dataset.name} has {dataset.num_classes} classes; use a smaller "
+            "number, or 0 for none"
+        )
     _check_same(dataset, store, options.data_parts == OWN_FILES)
     return replace(dataset, normalisation=_normalisation(options, dataset, store))
 

@@ -12,7 +12,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from dmltrain.errors import UserError
 from dmltrain.kvstore import KVStore
 from dmltrain.models import graph_file
 from dmltrain.mxnet_files import weights
-from dmltrain.options import LAST, Options, gives, parse
+from dmltrain.options import LAST, Options, gives, parse, usual_top_k
 from dmltrain.trained import Trained
 
 
@@ -43,13 +43,17 @@ def main(
         options = parse(words, prog, description, defaults)
         if not options.model_prefix:
             raise UserError("--model-prefix is missing: the PREFIX of the checkpoint PREFIX-0001.pt to score")
-        score(options, gives(words, "network"), shlex.join([sys.argv[0], *words]))
+        given = frozenset(name for name in ("network", "top_k") if gives(words, name))
+        score(options, given, shlex.join([sys.argv[0], *words]))
 
     return fit.exit_code(prog, run)
 
 
-def score(options: Options, network_given: bool, command: str) -> None:
-    """Log the accuracy of the checkpoint of --model-prefix and --load-epoch (default: the newest)."""
+def score(options: Options, given: Collection[str], command: str) -> None:
+    """Log the accuracy of the checkpoint of --model-prefix and --load-epoch (default: the newest).
+
+    given: which of network and top_k the user gave; the others have defaults that the checkpoint may replace.
+    """
     options = replace(options, update_on_kvstore=0)
     if env.read().role == "worker":
         BACKENDS[options.backend].load()
@@ -57,20 +61,20 @@ def score(options: Options, network_given: bool, command: str) -> None:
         options.kv_store, backend=options.backend, transport=options.transport, host_sum=options.host_sum
     )  # a scheduler or server serves the job here, and exits
     try:
-        _score(options, network_given, store, command)
+        _score(options, given, store, command)
     except BaseException as error:
         store.abort(str(error) or type(error).__name__)
         raise
     store.close()
 
 
-def _score(options: Options, network_given: bool, store: KVStore, command: str) -> None:
+def _score(options: Options, given: Collection[str], store: KVStore, command: str) -> None:
     log = record.logger(store.rank)
     log.info("dmltrain %s: %s", dmltrain.__version__, command)
     assert options.model_prefix
     asked = None if options.load_epoch == LAST else options.load_epoch
     found = trained.shared(options.model_prefix, asked, store, log, iteration=options.load_iteration)
-    options = as_saved(options, found, network_given)
+    options = as_saved(options, found, given)
     dataset = loading.load_dataset(options, store, log.warning)
     if not len(dataset.validation):
         raise UserError("there are no validation data to score: give --data-val")
@@ -98,9 +102,9 @@ def _score(options: Options, network_given: bool, store: KVStore, command: str) 
     log.info("Scored %s on %d samples of %s", found.source, sums.samples, dataset.name)
 
 
-def as_saved(options: Options, found: Trained, network_given: bool) -> Options:
+def as_saved(options: Options, found: Trained, given: Collection[str]) -> Options:
     """The options with what they do not say of the network: as the checkpoint, or the graph beside it, says."""
-    if not network_given:
+    if "network" not in given:
         options = replace(options, **network_of(found))
     if options.image_shape is None and found.said.get("image_shape"):
         options = replace(options, image_shape=tuple(found.said["image_shape"]))
@@ -108,6 +112,8 @@ def as_saved(options: Options, found: Trained, network_given: bool) -> Options:
         shape = options.image_shape or data.DATASETS[options.dataset].image_shape
         graph = graph_file.is_graph(options.network) and models.create(options.network, None, None, shape)
         options = replace(options, num_classes=graph.num_classes if graph else found.said.get("num_classes"))
+    if options.num_classes is not None and "top_k" not in given:
+        options = replace(options, top_k=usual_top_k(options.top_k, options.num_classes))
     return options
 
 

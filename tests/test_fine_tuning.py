@@ -17,7 +17,7 @@ NETWORK = [*RESNET[:4], "--image-shape", "1,8,8"]
 
 
 def build(line: str, num_classes: int = 3, shape=(1, 8, 8)) -> fine_tuning.FineTuned:
-    options = parse(line.split())
+    options = parse([*line.split(), "--pretrained-model", "m"])
     network = common_network.create(options, None, shape, create("local"))
     return fine_tuning.build(options, network, num_classes)
 
@@ -53,7 +53,7 @@ def test_a_network_without_a_dense_layer_at_its_end_needs_a_name():
         UserError, match="network n ends with Flatten 'flat', not .* --layer-before-fullc, one of c, pool"
     ):
         fine_tuning.build(parse([]), network, 5)
-    found = fine_tuning.build(parse(["--layer-before-fullc", "pool"]), network, 5)
+    found = fine_tuning.build(parse(["--layer-before-fullc", "pool", "--pretrained-model", "m"]), network, 5)
     assert [each.shape for each in found.network.parameters()] == [(3, 1, 1, 1), (3,), (5, 3), (5,)]
 
 
@@ -120,6 +120,9 @@ def test_a_graph_of_mxnet_is_tuned_for_other_classes(run, mxnet_files):  # noqa:
     words += ["--dataset", "synthetic", "--image-shape", "3,28,28", "--num-examples", 64, "--num-epochs", 1]
     log = run(*words, "--initializer", "zero")
     assert "resnet20-0003.params; the new last layer has fc_bias and fc_weight" in log.text
+    assert (
+        "resnet20-0003.params may come from one of MXNet's programs" in log.text and "then add --rgb-mean" in log.text
+    )
     assert len(log.values("Validation-accuracy")) == 1
 
 
@@ -129,3 +132,16 @@ def test_an_initializer_replaces_the_networks(run, tmp_path):  # noqa: F811
     weights = [array for name, array in found.items() if name.endswith("_weight")]
     assert weights and all((array == 1).all() for array in weights)
     assert all((array == 0).all() for name, array in found.items() if name.endswith("_bias"))
+
+
+@pytest.mark.parametrize(
+    "line, essentials",
+    [
+        ("--layer-before-fullc flatten0", "--pretrained-model is missing.*--layer-before-fullc"),
+        ("--last-lr-mult 10", "--pretrained-model is missing.*--last-lr-mult"),
+        ("--pretrained-model old/m --load-epoch 3", "--load-epoch resumes.*--pretrained-model PREFIX,EPOCH"),
+    ],
+)
+def test_options_that_would_have_no_effect_are_refused(line, essentials):
+    with pytest.raises(UserError, match=essentials):
+        parse(line.split())

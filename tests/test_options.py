@@ -241,3 +241,12 @@ def test_help_shows_every_option(capsys):
     assert caught.value.code == 0
     shown = capsys.readouterr().out
     assert all(flag in shown for flag in options.FLAGS)
+
+
+def test_a_programs_default_of_top_k_needs_more_classes():
+    def top_k(*words: str) -> int:
+        return parse(" ".join(words), {"top_k": 5}).top_k
+
+    assert top_k() == top_k("--num-classes", "6") == 5
+    assert top_k("--num-classes", "5") == 0
+    assert top_k("--num-classes", "3", "--top-k", "5") == 5  # refused when the data are known

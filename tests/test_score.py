@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from dmltrain import score
+from dmltrain.options import parse
+from dmltrain.trained import Trained
 from tests.test_fit import EXAMPLES, RESNET, Log, backend, job, run, saved, train  # noqa: F401  (fixtures)
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
@@ -131,3 +133,11 @@ def test_the_input_of_mxnets_programs_is_named(scored, mxnet_files, real_data):
     assert "then add --rgb-mean 123.68,116.779,103.939 --rgb-std 1,1,1; now" in scored(*words).text
     given = scored(*words, "--rgb-mean", "123.68,116.779,103.939", "--rgb-std", "1,1,1")
     assert "--rgb-mean 123.68,116.779,103.939 --rgb-std 1,1,1; now" not in given.text
+
+
+@pytest.mark.parametrize("num_classes, expected", [(3, 0), (5, 0), (6, 5)])
+def test_a_default_of_top_k_suits_the_checkpoint(num_classes, expected):
+    options = parse(["--dataset", "imagenet", "--data-val", "v.rec", "--top-k", "5"])
+    found = Trained(Path("m-0001.pt"), {}, {"network": "mlp", "num_layers": None, "num_classes": num_classes})
+    assert score.as_saved(options, found, ()).top_k == expected
+    assert score.as_saved(options, found, ("top_k",)).top_k == 5

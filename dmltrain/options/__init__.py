@@ -6,9 +6,9 @@ lists the valid values. This package imports no framework and touches no file.
 """
 
 from dmltrain.options.field import flag
-from dmltrain.options.parser import Parser, gives, parse, parser
+from dmltrain.options.parser import Parser, gives, parse, parser, usual_top_k
 from dmltrain.options.report import PARAMS
 from dmltrain.options.table import FLAGS, Options
 from dmltrain.options.values import LAST
 
-__all__ = ["FLAGS", "LAST", "PARAMS", "Options", "Parser", "flag", "gives", "parse", "parser"]
+__all__ = ["FLAGS", "LAST", "PARAMS", "Options", "Parser", "flag", "gives", "parse", "parser", "usual_top_k"]

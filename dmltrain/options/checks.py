@@ -20,6 +20,7 @@ def checked(options: Options) -> Options:
     """Check what concerns more than one option; --crop becomes --image-shape."""
     if options.devices and options.gpus:
         raise UserError("--devices and --gpus exclude each other: give one of them")
+    _check_fine_tuning(options)
     _check_checkpoints(options)
     models.check_options(options.network, options.network_options)
     types.find(options.kv_store).bound(options.staleness)
@@ -33,6 +34,20 @@ def checked(options: Options) -> Options:
         channels = options.image_shape[0] if options.image_shape else 3
         options = dataclasses.replace(options, image_shape=(channels, options.crop, options.crop))
     return options
+
+
+def _check_fine_tuning(options: Options) -> None:
+    if options.pretrained_model and not options.model_prefix and options.load_epoch is not None:
+        raise UserError(
+            "--load-epoch resumes a run of --model-prefix; the epoch of --pretrained-model is written there: "
+            "--pretrained-model PREFIX,EPOCH"
+        )
+    for name, unset in (("layer_before_fullc", None), ("last_lr_mult", 1.0)):
+        if getattr(options, name) != unset and not options.pretrained_model:
+            raise UserError(
+                "--pretrained-model is missing, the PREFIX,EPOCH of the checkpoint to start from: "
+                f"{flag(name)} is about its new last layer"
+            )
 
 
 def _check_checkpoints(options: Options) -> None:

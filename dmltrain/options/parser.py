@@ -55,6 +55,8 @@ def parse(
         raise UserError(_unknown(unknown[0]))
     if values.num_layers is None and values.network == defaults.get("network"):
         values.num_layers = depth  # this default belongs to the program's own network
+    if values.num_classes is not None and not gives(words, "top_k"):
+        values.top_k = usual_top_k(values.top_k, values.num_classes)
     return checked(Options(**vars(values)))
 
 
@@ -67,6 +69,11 @@ def dashed(word: str) -> str:
 def gives(argv: Sequence[str], name: str) -> bool:
     """Whether the arguments have the option of this field, written out."""
     return any(dashed(word).partition("=")[0] == flag(name) for word in argv)
+
+
+def usual_top_k(top_k: int, num_classes: int) -> int:
+    """A program's default of --top-k; 0, which is off, where every class is among so many."""
+    return top_k if top_k < num_classes else 0
 
 
 def _check_refused(word: str) -> None:
