@@ -10,7 +10,7 @@ from dmltrain.data.readers import FORMATS, image_folder, open_reader
 from dmltrain.data_command import listing, verify
 from dmltrain.data_command.ahead import check_threads
 from dmltrain.data_command.encode import COLOURS, ENCODINGS, Encoding
-from dmltrain.data_command.packing import Packing, pack
+from dmltrain.data_command.packing import Packing, check_targets, pack
 from dmltrain.data_command.say import say
 from dmltrain.errors import UserError
 
@@ -101,6 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
     sources = [(path.with_suffix(".rec"), _listed(path, root, encoding, arguments)) for path in lists]
     if not folder:
         sources = [(prefix.with_name(prefix.name + ".rec"), _other(root, encoding, arguments))]
+    check_targets((target for target, _ in sources), [root])
     return max(_pack(target, packing, arguments) for target, packing in sources)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -60,6 +60,14 @@ class Packing:
         for index in self.order[:: max(1, len(self.order) // COMPARED)]:
             digest.update(self.reader.where(index).encode("utf-8", "surrogateescape"))
         return json.dumps({"images": digest.hexdigest(), "pack_label": self.pack_label, **asdict(self.encoding)})
+
+
+def check_targets(targets: Iterable[Path], sources: Iterable[Path]) -> None:
+    """UserError: a file that is read would be replaced."""
+    read = {source.resolve() for source in sources}
+    for target in targets:
+        if target.resolve() in read:
+            raise UserError(f"{target}: this file is read, and would be replaced; give another name for the new one")
 
 
 def pack(

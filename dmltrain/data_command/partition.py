@@ -16,6 +16,7 @@ from pathlib import Path
 from dmltrain.data.readers import Reader, open_reader
 from dmltrain.data.readers.record_writer import RecordWriter
 from dmltrain.data_command import copying
+from dmltrain.data_command.packing import check_targets
 from dmltrain.data_command.progress import progress
 from dmltrain.data_command.say import say
 from dmltrain.errors import UserError
@@ -59,6 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         if missing := [str(path) for path in targets if not path.exists()]:
             raise UserError(f"--copy-only: {', '.join(missing)}: no such file; leave --copy-only out to make the parts")
     else:
+        check_targets(targets, map(Path, arguments.data))
         reader = open_reader(arguments.data, root=arguments.root, devkit=arguments.devkit, warn=say)
         divide(reader, targets, weights, arguments.seed)
     for copy in copies:

@@ -66,6 +66,19 @@ def test_from_another_format(run, images, tmp_path):
     assert (tmp_path / "b.rec").read_bytes() == (tmp_path / "a.rec").read_bytes()
 
 
+def test_the_source_is_not_replaced(run, images, tmp_path):
+    run("pack", tmp_path / "a", images, "--recursive", "--pass-through")
+    before = (tmp_path / "a.rec").read_bytes()
+    (tmp_path / "part-1.rec").symlink_to(tmp_path / "a.rec")
+    for words in (
+        ("pack", tmp_path / "a", tmp_path / "a.rec", "--resize", 20),
+        ("partition", tmp_path / "a.rec", "--parts", 2, "--out", tmp_path),
+    ):
+        done = run(*words)
+        assert done.code == 2 and "this file is read, and would be replaced; give another name" in done.err
+    assert (tmp_path / "a.rec").read_bytes() == before
+
+
 def test_from_a_database_of_pixels(run, tmp_path):
     lmdb = pytest.importorskip("lmdb", reason="lmdb is not installed: pip install 'dmltrain[lmdb]'")
     with lmdb.open(str(tmp_path / "db"), map_size=1 << 20) as environment, environment.begin(write=True) as transaction:
