@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from dmltrain.data.images.decode import BrokenImage, open_image
+from dmltrain.data.images.decode import BrokenImage, check_pixels, open_image
 from dmltrain.data.readers import Reader, open_reader
 from dmltrain.data_command.ahead import ahead, check_threads
 from dmltrain.data_command.progress import progress
@@ -65,6 +65,7 @@ def problem(reader: Reader, num_classes: int | None, index: int) -> str:
         return str(error)
     try:
         source = open_image(record.image)
+        check_pixels(source.size)  # most options decode it whole
         source.decode(3, source.max_reduction)  # all bytes are read whatever the reduction
     except BrokenImage as error:
         return f"{reader.where(index)}: {error}"

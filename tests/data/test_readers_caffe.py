@@ -278,6 +278,13 @@ def test_a_damaged_leveldb(tmp_path):
         open_reader(path)
 
 
+def test_only_the_files_of_a_leveldb_are_taken(tmp_path):
+    path = make_leveldb(tmp_path / "train_db", ROWS)
+    os.mkfifo(path / "pipe")  # a device would have no end
+    os.mkfifo(path / "999999.ldb")
+    assert len(open_reader(path)) == 6
+
+
 def test_folders_for_readers_of_leveldb_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "views"))
     (tmp_path / "views").mkdir()

@@ -25,7 +25,7 @@ from dmltrain.data.readers.reader import Format, Source
 from dmltrain.errors import UserError
 
 TABLES = (".ldb", ".sst")
-NEVER_NEEDED = ("LOCK", "LOG", "LOG.old")
+OTHERS = ("CURRENT", "MANIFEST-*", "*.log")  # that a database needs
 
 
 def open_leveldb(source: Source) -> DatabaseReader:
@@ -51,10 +51,10 @@ class _View:
         self._error = plyvel.Error
         folder = tempfile.mkdtemp(prefix="dmltrain-leveldb-")
         remove = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        for file in path.iterdir():
+        for file in filter(Path.is_file, path.iterdir()):
             if file.suffix in TABLES:
                 (Path(folder) / file.name).symlink_to(file.absolute())
-            elif file.name not in NEVER_NEEDED and not file.is_dir():
+            elif any(map(file.match, OTHERS)):
                 shutil.copyfile(file, Path(folder) / file.name)
         try:
             self.database = plyvel.DB(folder, create_if_missing=False)
