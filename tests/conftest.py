@@ -37,12 +37,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("quick")
 
 
-TOGETHER = "tests/cluster/test_fault_matrix.py"  # its tests share trials that one process makes side by side
+# The tests of each share what takes long to make: trials side by side; the completion scripts.
+TOGETHER = ("tests/cluster/test_fault_matrix.py", "tests/test_completion.py")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadgroup` the tests of TOGETHER go to one process, and each other test to whichever is free.
+    """With `--dist loadgroup` the tests of a file in TOGETHER go to one process, each other test to any that is free.
 
     pytest-xdist 3.8 has the marker xdist_group for that, which pytest 9.2 leaves without effect.
     """
@@ -52,7 +53,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return TOGETHER if nodeid.startswith(TOGETHER) else nodeid
+            return nodeid.partition("::")[0] if nodeid.startswith(TOGETHER) else nodeid
 
     return Scheduling(config, log)
 

@@ -48,7 +48,7 @@ def test_tests_that_share_trials_run_in_one_process(pytester: pytest.Pytester, m
     """Otherwise each process would run all cells of the fault matrix."""
     pytest.importorskip("xdist")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    assert (ROOT / TOGETHER).is_file()
+    assert all((ROOT / file).is_file() for file in TOGETHER)
     pytester.makepyfile(conftest="from tests.conftest import pytest_xdist_make_scheduler  # noqa: F401")
     noting = """
         import os, pytest
@@ -57,11 +57,11 @@ def test_tests_that_share_trials_run_in_one_process(pytester: pytest.Pytester, m
             with open({place!r}, "a") as file:
                 print(os.environ["PYTEST_XDIST_WORKER"], file=file)
     """
-    path = pytester.path / TOGETHER
+    path = pytester.path / TOGETHER[0]
     path.parent.mkdir(parents=True)
     path.write_text(textwrap.dedent(noting.format(place=str(pytester.path / "workers"))))
     done = pytester.runpytest_subprocess(
-        "-n", "2", "--dist", "loadgroup", "-p", "no:cacheprovider", "--rootdir", str(pytester.path), TOGETHER
+        "-n", "2", "--dist", "loadgroup", "-p", "no:cacheprovider", "--rootdir", str(pytester.path), TOGETHER[0]
     )
     done.assert_outcomes(passed=8)
     assert len(set((pytester.path / "workers").read_text().split())) == 1
