@@ -37,8 +37,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("quick")
 
 
-# The tests of each share what takes long to make: trials side by side; the completion scripts.
-TOGETHER = ("tests/cluster/test_fault_matrix.py", "tests/test_completion.py")
+# The tests of each share what takes long to make: trials side by side, results of MXNet, completion scripts.
+TOGETHER = (
+    "tests/cluster/test_fault_matrix.py",
+    "tests/backends/test_mxnet_graphs.py",
+    "tests/test_completion.py",
+)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,7 +1,10 @@
-"""`job`: a whole job in this process, which all tests of a module share."""
+"""`job`: a whole job in this process, which all tests of a module share. `freed`: for tests of large networks."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -16,3 +19,12 @@ def job() -> Iterator[WholeJob]:
     made.all(lambda store: store.close())
     assert made.ended() == ["", ""]
     made.close()
+
+
+@pytest.fixture
+def freed() -> Iterator[None]:
+    """Gives the memory of a test's networks back: they are in cycles, and glibc keeps what was freed."""
+    yield
+    gc.collect()
+    with contextlib.suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)

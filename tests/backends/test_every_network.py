@@ -6,7 +6,10 @@ import pytest
 from dmltrain import kvstore, models, options
 from dmltrain.backends.table import BACKENDS
 
-pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning"),  # MXNet's own
+    pytest.mark.usefixtures("freed"),
+]
 
 
 def usual(name):

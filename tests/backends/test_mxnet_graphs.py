@@ -25,7 +25,10 @@ from tests.backends.its_own_graph import in_its_graph, without_onednn
 from tests.models.changed import without_dropout
 from tests.models.mxnet_graphs import GRAPHS, table
 
-pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning"),  # MXNet's own
+    pytest.mark.usefixtures("freed"),
+]
 
 
 def undone_biases(network):
