@@ -91,6 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
     parts = listing.Parts(arguments.chunks, arguments.train_ratio, arguments.test_ratio)
     folder = _is_folder_of_images(root)
     lists = _lists(prefix) if folder and not arguments.list else []
+    if lists:
+        say(f"packs what {', '.join(map(str, lists))} has; to look into {root} again, delete the list")
     if folder and not lists:
         lists = _write_lists(prefix, root, arguments, parts)
     if arguments.list:

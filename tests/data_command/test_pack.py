@@ -66,6 +66,13 @@ def test_from_another_format(run, images, tmp_path):
     assert (tmp_path / "b.rec").read_bytes() == (tmp_path / "a.rec").read_bytes()
 
 
+def test_a_list_that_is_there_is_used_and_named(run, images, tmp_path):
+    (tmp_path / "x.lst").write_text("0\t1\tbee/bee 1.jpg\n")
+    done = run("pack", tmp_path / "x", images, "--recursive", "--pass-through")
+    assert f"packs what {tmp_path}/x.lst has; to look into {images} again, delete the list" in done.err
+    assert len(open_reader(tmp_path / "x.rec")) == 1
+
+
 def test_the_source_is_not_replaced(run, images, tmp_path):
     run("pack", tmp_path / "a", images, "--recursive", "--pass-through")
     before = (tmp_path / "a.rec").read_bytes()
