@@ -70,9 +70,7 @@ def check_targets(targets: Iterable[Path], sources: Iterable[Path]) -> None:
             raise UserError(f"{target}: this file is read, and would be replaced; give another name for the new one")
 
 
-def pack(
-    packing: Packing, target: Path, threads: int, skip_broken: int, warn: Callable[[str], None], verb: str = "pack"
-) -> int:
+def pack(packing: Packing, target: Path, threads: int, skip_broken: int, warn: Callable[[str], None]) -> int:
     """Write `target` (.rec) and its .idx, or go on with what an interrupted run left of them.
 
     Returns the number of images that were left out. UserError: more than `skip_broken` are broken; what was written
@@ -81,26 +79,21 @@ def pack(
     state = target.with_name(target.name + ".part.json")
     with contextlib.closing(RecordWriter(target, resume=_resumable(state, packing, target, warn))) as writer:
         whole_file.write(state, packing.fingerprint().encode())
-        broken = _write(packing, writer, f"{verb} {target.name}", target, threads, skip_broken, warn)
+        broken = _write(packing, writer, target, threads, skip_broken, warn)
     state.unlink()
     return broken
 
 
 def _write(
-    packing: Packing,
-    writer: RecordWriter,
-    title: str,
-    target: Path,
-    threads: int,
-    skip_broken: int,
-    warn: Callable[[str], None],
+    packing: Packing, writer: RecordWriter, target: Path, threads: int, skip_broken: int, warn: Callable[[str], None]
 ) -> int:
+    """Write the images that are not in the part. Returns the number that was left out."""
     done = set(writer.keys)
     left = [index for index in packing.order if packing.reader.number(index) not in done] if done else packing.order
     if done:
         warn(f"{target}: goes on after {len(done)} images of an interrupted run")
     broken = 0
-    with progress(title, len(packing.order), len(done)) as advance:
+    with progress(f"pack {target.name}", len(packing.order), len(done)) as advance:
         for count, image in enumerate(ahead(packing.image, left, threads), len(done) + 1):
             if image.problem:
                 broken += 1
