@@ -141,6 +141,7 @@ def test_launch_train_and_read_the_tables(launched, tmp_path, kind):
     assert {"worker-0.log", "worker-1.log", "server-0.log", "server-1.log", "scheduler-0.log", "job.json"} <= names
 
 
+@pytest.mark.thorough
 def test_a_job_works_with_servers_that_it_does_not_need(launched):
     job = launched(
         "-n",

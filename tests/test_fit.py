@@ -674,7 +674,9 @@ def test_interrupted(tmp_path):
     "program, data, words",
     [
         pytest.param("train_mnist.py", "mnist", [], marks=pytest.mark.thorough),
-        ("train_cifar10.py", "cifar10", ["--num-layers", "8", "--batch-size", "64"]),
+        pytest.param(
+            "train_cifar10.py", "cifar10", ["--num-layers", "8", "--batch-size", "64"], marks=pytest.mark.thorough
+        ),
     ],
 )
 def test_real_data(real_data, program, data, words):

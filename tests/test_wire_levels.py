@@ -57,7 +57,9 @@ def test_data_frames_have_seals_with_auth_only(finished):
     assert sent["auth"] > sent["plain"] == sent["tls"], "what TLS adds is not counted"
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    "level", [level if level == "tls" else pytest.param(level, marks=pytest.mark.thorough) for level in LEVELS]
+)
 def test_no_file_of_a_job_has_its_secrets(finished, level):
     _, files = finished[level]
     assert not [name for name, text in files.items() if "PRIVATE KEY" in text or "BEGIN CERTIFICATE" in text]

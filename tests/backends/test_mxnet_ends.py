@@ -12,7 +12,7 @@ need_mxnet()
 PROGRAM = "mxnet_store.py"
 
 
-@pytest.mark.parametrize("how", ["close", "at exit"])
+@pytest.mark.parametrize("how", ["close", pytest.param("at exit", marks=pytest.mark.thorough)])
 def test_a_finished_worker_does_not_wait_for_a_lost_one(start_job, how):
     job = start_job(PROGRAM, "done", how)
     for worker in ("worker-0", "worker-1"):

@@ -23,7 +23,14 @@ def lost(job, victim):
     assert set(codes.values()) == {LOST}, job.outputs()
 
 
-@pytest.mark.parametrize("victim", ["worker-1", "server-0", pytest.param("scheduler-0", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "victim",
+    [
+        pytest.param("worker-1", marks=pytest.mark.thorough),
+        "server-0",
+        pytest.param("scheduler-0", marks=pytest.mark.thorough),
+    ],
+)
 def test_a_killed_process_ends_the_job_and_is_named(start_job, victim):
     job = start_job(PROGRAM, "endless", "dist_sync")
     job.wait_for_line("worker-0", "ready")

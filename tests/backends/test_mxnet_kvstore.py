@@ -96,7 +96,7 @@ def test_an_optimizer_that_needs_whole_weights_is_refused_where_mxnet_divides_th
         ("custom-optimizer", "Mine cannot run on the servers, which have sgd"),
         pytest.param("different-shapes", "all workers must train the same model", marks=pytest.mark.thorough),
         pytest.param("compression-after-init", "must be set before init", marks=pytest.mark.thorough),
-        ("shape", "declared with shape (3, 4), but this array has (4, 3)"),
+        pytest.param("shape", "declared with shape (3, 4), but this array has (4, 3)", marks=pytest.mark.thorough),
         pytest.param("rate", "the learning rate is nan, expected a finite", marks=pytest.mark.thorough),
         pytest.param("rate-of-a-push", "the learning rate is nan, expected a finite", marks=pytest.mark.thorough),
         pytest.param("dtype", "takes float32, but this value is float64", marks=pytest.mark.thorough),

@@ -43,6 +43,7 @@ def test_json_has_the_ratios_and_every_system():
     assert result["ratio_to_mxnet_momentum_is_of"] in ("momentum-worker", "momentum-server")
 
 
+@pytest.mark.thorough
 def test_table_of_one_system_leaves_no_process():
     mark = secrets.token_hex(8)
     done = run("kvstore.py", "--systems", "gloo", *TINY, timeout=600, KVSTORE_TEST_MARK=mark)

@@ -43,6 +43,7 @@ def run(launcher, python):
     return launch
 
 
+@pytest.mark.thorough
 def test_the_store_of_mxnets_own_tests(run, launcher):
     result = run("mxnet_kvstore.py", settings={"MXNET_KVSTORE_BIGARRAY_BOUND": "1000"})
     assert result.code == 0, result
@@ -56,6 +57,7 @@ def test_the_store_of_mxnets_own_tests(run, launcher):
     assert ranks == {"0", "1"}
 
 
+@pytest.mark.thorough
 def test_a_gluon_trainer(run, launcher):
     result = run("mxnet_gluon.py")
     assert result.code == 0, result

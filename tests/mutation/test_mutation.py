@@ -236,6 +236,7 @@ def test_list_prints_the_mutants():
     assert done.stdout.count("dmltrain/schedule.py:") == done.stdout.count("\n- ") == done.stdout.count("\n+ ") == 5
 
 
+@pytest.mark.thorough
 def test_an_interrupted_session_leaves_nothing_behind(tmp_path):
     command = [sys.executable, "-u", "-m", "tests.mutation.run", "--jobs", "1", "dmltrain/schedule.py"]
     session = subprocess.Popen(
