@@ -16,22 +16,19 @@ import sys
 from pathlib import Path
 from statistics import mean
 
-import cv2
-import numpy as np
-
 from dmltrain import data
 from dmltrain.data.dataset import Split
 from dmltrain.data.readers.record_writer import RecordWriter
+from dmltrain.data_command.encode import Encoding
 
 ROOT = Path(__file__).resolve().parents[1]
-QUALITY = [cv2.IMWRITE_JPEG_QUALITY, 95]
+ENCODE = Encoding(quality=95)
 
 
 def pack(split: Split, path: Path) -> None:
     writer = RecordWriter(path)
     for number, (image, label) in enumerate(zip(split.images, split.labels, strict=True)):
-        encoded = cv2.imencode(".jpg", np.ascontiguousarray(image.transpose(1, 2, 0)[:, :, ::-1]), QUALITY)[1]
-        writer.write(float(label), number, encoded.tobytes())
+        writer.write(float(label), number, ENCODE(image.transpose(1, 2, 0)))
     writer.finish()
 
 

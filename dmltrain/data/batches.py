@@ -8,15 +8,15 @@ exception, the threads end after their current share of a batch.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from dmltrain.arrays import Array
+from dmltrain.data.ahead import ahead
 from dmltrain.data.dataset import ABSENT, Samples
 from dmltrain.data.parts import Part
 from dmltrain.data.read_ahead import ReadAhead
@@ -145,21 +145,3 @@ def _filled(pieces: Sequence[Future[None]], images: Array, labels: Array, index:
         piece.result()
     present = labels != ABSENT
     return Batch(images, labels, index) if present.all() else Batch(images[present], labels[present], index)
-
-
-def ahead(
-    start: Callable[[Executor, int], Callable[[], Batch]], indices: Iterable[int], threads: int, limit: int
-) -> Iterator[Batch]:
-    """The batches of these indices, in order, computed by `threads` threads, at most `limit` in advance.
-    `start(pool, index)` gives the work on a batch to the pool, and returns the function that waits for it."""
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="dmltrain-batches")
-    waiting: deque[Callable[[], Batch]] = deque()
-    try:
-        for index in indices:
-            waiting.append(start(pool, index))
-            if len(waiting) > limit:
-                yield waiting.popleft()()
-        while waiting:
-            yield waiting.popleft()()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+from dmltrain.data.ahead import ahead
 from dmltrain.errors import UserError
 
 AHEAD = 4  # results of each thread that may wait
@@ -18,16 +17,6 @@ def check_threads(count: int) -> None:
         raise UserError(f"--num-thread {count}: expected 1 or more")
 
 
-def ahead(make: Callable[[int], Result], indices: Iterable[int], threads: int) -> Iterator[Result]:
+def in_order(make: Callable[[int], Result], indices: Iterable[int], threads: int) -> Iterator[Result]:
     """make(index) for each index, in order, computed in advance by `threads` threads."""
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="dmltrain-data")
-    waiting: deque[Future[Result]] = deque()
-    try:
-        for index in indices:
-            waiting.append(pool.submit(make, index))
-            if len(waiting) > threads * AHEAD:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    return ahead(lambda pool, index: pool.submit(make, index).result, indices, threads, threads * AHEAD)

@@ -11,11 +11,11 @@ import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import NoReturn
 
 from dmltrain.data_command import index, pack, partition, show, speed, verify
 from dmltrain.data_command.say import say
 from dmltrain.errors import UserError
+from dmltrain.options import Parser
 
 # Each module has HELP and EXAMPLES (texts), add_arguments(parser) and run(arguments) -> exit code.
 # With TRAINING_OPTIONS it also gets the words that are none of its own arguments, in arguments.rest.
@@ -27,13 +27,6 @@ VERBS: dict[str, ModuleType] = {
     "show": show,
     "speed": speed,
 }
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse that raises instead of exiting."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

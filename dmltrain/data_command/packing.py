@@ -12,7 +12,7 @@ from pathlib import Path
 from dmltrain import whole_file
 from dmltrain.data.readers import Reader, recordio
 from dmltrain.data.readers.record_writer import RecordWriter
-from dmltrain.data_command.ahead import ahead
+from dmltrain.data_command.ahead import in_order
 from dmltrain.data_command.encode import Encoding, NotEncoded
 from dmltrain.data_command.progress import progress
 from dmltrain.errors import UserError
@@ -94,7 +94,7 @@ def _write(
         warn(f"{target}: goes on after {len(done)} images of an interrupted run")
     broken = 0
     with progress(f"pack {target.name}", len(packing.order), len(done)) as advance:
-        for count, image in enumerate(ahead(packing.image, left, threads), len(done) + 1):
+        for count, image in enumerate(in_order(packing.image, left, threads), len(done) + 1):
             if image.problem:
                 broken += 1
                 _allow(image.problem, broken, skip_broken, warn)

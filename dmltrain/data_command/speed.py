@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from dmltrain.data.dataset import Dataset
 from dmltrain.data.decoded import Decoded
 from dmltrain.data_command import described
-from dmltrain.data_command.ahead import ahead
+from dmltrain.data_command.ahead import in_order
 from dmltrain.errors import UserError
 from dmltrain.options import Options
 
@@ -75,7 +75,7 @@ def _records(given: Options, dataset: Dataset, threads: int) -> Iterator[int] | 
     if not isinstance(split, Decoded):
         return None
     order = described.part(given, dataset).order
-    return (1 for _ in ahead(split.reader.read, itertools.cycle(order.tolist()), threads))
+    return (1 for _ in in_order(split.reader.read, itertools.cycle(order.tolist()), threads))
 
 
 def _images(given: Options, dataset: Dataset, threads: int) -> Iterator[int]:

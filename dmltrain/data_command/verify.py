@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dmltrain.data.images.decode import BrokenImage, check_pixels, open_image
 from dmltrain.data.readers import Reader, open_reader
-from dmltrain.data_command.ahead import ahead, check_threads
+from dmltrain.data_command.ahead import check_threads, in_order
 from dmltrain.data_command.progress import progress
 from dmltrain.data_command.say import say
 from dmltrain.errors import UserError
@@ -47,7 +47,7 @@ def check(paths: Sequence[Path], threads: int, num_classes: int | None = None, *
         num_classes = len(reader.class_names)
     faulty = 0
     with progress("verify", len(reader)) as advance:
-        results = ahead(partial(problem, reader, num_classes), range(len(reader)), threads)
+        results = in_order(partial(problem, reader, num_classes), range(len(reader)), threads)
         for count, found in enumerate(results, 1):
             if found:
                 faulty += 1

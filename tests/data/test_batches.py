@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from dmltrain.data import partition, synthetic
+from dmltrain.data.ahead import ahead
 from dmltrain.data.augment import Augmentation
-from dmltrain.data.batches import Batch, EvalBatches, TrainBatches, ahead
+from dmltrain.data.batches import Batch, EvalBatches, TrainBatches
 from dmltrain.data.dataset import ABSENT, Split
 from dmltrain.data.parts import Shared
 
