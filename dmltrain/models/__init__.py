@@ -14,6 +14,7 @@ from dmltrain.layers import Network, ShapeError
 from dmltrain.models import (
     alexnet,
     caffe_alexnet,
+    caffe_cifar10_quick,
     caffe_googlenet,
     googlenet,
     graph_file,
@@ -52,6 +53,7 @@ NETWORKS: dict[str, Architecture] = {
     "mobilenet": mobilenet.ARCHITECTURE,
     "mobilenetv2": mobilenetv2.ARCHITECTURE,
     "caffe-alexnet": caffe_alexnet.ARCHITECTURE,
+    "caffe-cifar10-quick": caffe_cifar10_quick.ARCHITECTURE,
     "caffe-googlenet": caffe_googlenet.ARCHITECTURE,
     "keras-mnist": keras_mnist.ARCHITECTURE,
     "keras-resnet": keras_resnet.ARCHITECTURE,

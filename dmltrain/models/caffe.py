@@ -7,9 +7,9 @@ from dmltrain.layers import Constant, LocalResponseNorm, Rule, Xavier
 XAVIER = Xavier("uniform", "in", 3)  # Caffe's filler "xavier"
 
 
-def bias(value: float) -> Rule:
+def bias(value: float, wd_mult: float = 0.0) -> Rule:
     """Starts as `value`; with twice the learning rate of weights (lr_mult 2), without decay (decay_mult 0)."""
-    return Rule(Constant(value), lr_mult=2.0, wd_mult=0.0)
+    return Rule(Constant(value), lr_mult=2.0, wd_mult=wd_mult)
 
 
 def response_norm(name: str) -> LocalResponseNorm:

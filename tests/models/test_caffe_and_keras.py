@@ -5,7 +5,7 @@ import pytest
 
 from dmltrain import initial, models
 from dmltrain.errors import UserError
-from dmltrain.layers import BatchNorm, Conv, LocalResponseNorm
+from dmltrain.layers import AvgPool, BatchNorm, Conv, LocalResponseNorm, MaxPool
 
 LARGE = (3, 224, 224)
 
@@ -29,6 +29,7 @@ def starts(network):
     [
         ("caffe-alexnet", 60_965_224),  # of BVLC's caffemodels
         ("caffe-googlenet", 13_378_280),
+        ("caffe-cifar10-quick", 145_578),
         ("keras-mnist", 1_199_882),  # of Keras' model.summary()
         ("keras-resnet", 23_547_402),  # trainable ones
     ],
@@ -87,6 +88,52 @@ def test_alexnets_fillers():
     deviations = {name: values.std() for name, values in arrays.items() if name.endswith("_weight")}
     for name, deviation in deviations.items():
         assert deviation == pytest.approx(0.005 if name in ("fc6_weight", "fc7_weight") else 0.01, rel=0.03), name
+
+
+def test_cifar10_quicks_poolings_round_up():
+    found = shapes(usual("caffe-cifar10-quick"))
+    names = ("conv1", "pool1", "conv2", "pool2", "conv3", "pool3", "ip1", "ip2")
+    assert [found[name] for name in names] == [
+        (32, 32, 32),
+        (32, 16, 16),
+        (32, 16, 16),
+        (32, 8, 8),
+        (64, 8, 8),
+        (64, 4, 4),
+        (64,),
+        (10,),
+    ]
+
+
+def test_cifar10_quicks_arrays_are_those_of_its_prototxt():
+    found = {each.name: (each.shape, each.lr_mult, each.wd_mult) for each in usual("caffe-cifar10-quick").parameters()}
+    assert found == {
+        "conv1_weight": ((32, 3, 5, 5), 1.0, 1.0),
+        "conv1_bias": ((32,), 2.0, 1.0),  # no decay_mult there, so biases decay
+        "conv2_weight": ((32, 32, 5, 5), 1.0, 1.0),
+        "conv2_bias": ((32,), 2.0, 1.0),
+        "conv3_weight": ((64, 32, 5, 5), 1.0, 1.0),
+        "conv3_bias": ((64,), 2.0, 1.0),
+        "ip1_weight": ((64, 1024), 1.0, 1.0),
+        "ip1_bias": ((64,), 2.0, 1.0),
+        "ip2_weight": ((10, 64), 1.0, 1.0),
+        "ip2_bias": ((10,), 2.0, 1.0),
+    }
+
+
+def test_cifar10_quicks_order_of_pooling_and_relu():
+    names = [step.layer.name for step in usual("caffe-cifar10-quick").steps if step.layer.name]
+    assert names[:9] == ["conv1", "pool1", "relu1", "conv2", "relu2", "pool2", "conv3", "relu3", "pool3"]
+    kinds = [type(step.layer) for step in usual("caffe-cifar10-quick").steps if "pool" in step.layer.name]
+    assert kinds == [MaxPool, AvgPool, AvgPool]
+
+
+def test_cifar10_quicks_fillers():
+    arrays = initial.first_values(usual("caffe-cifar10-quick"), 0)
+    deviations = {"conv1": 0.0001, "conv2": 0.01, "conv3": 0.01, "ip1": 0.1, "ip2": 0.1}
+    for name, deviation in deviations.items():
+        assert arrays[f"{name}_weight"].std() == pytest.approx(deviation, rel=0.06), name
+        assert not arrays[f"{name}_bias"].any(), name
 
 
 def test_googlenets_fillers():
