@@ -15,7 +15,7 @@ import numpy as np
 from dmltrain import agreement, data, env, mean_image
 from dmltrain.arrays import Array
 from dmltrain.data import enlarged, partition, pixels, synthetic
-from dmltrain.data.dataset import Dataset, ImageFiles
+from dmltrain.data.dataset import Dataset, First, ImageFiles
 from dmltrain.data.decoded import Decoded
 from dmltrain.data.images import ImageAugmentation
 from dmltrain.data.parts import Local, Parts, Shared
@@ -36,7 +36,9 @@ RANK = "{rank}"  # in paths of data: the worker's number
 
 def load_dataset(options: Options, store: KVStore, warn: Callable[[str], None]) -> Dataset:
     """Load the data set. Raises UserError if it does not fit the options, or if workers have different data."""
-    dataset = _benchmark(options) if options.benchmark else _opened(of_rank(options, store.rank), warn)
+    dataset = _benchmark(options) if options.benchmark else _opened(of_rank(options, store.rank), store, warn)
+    if options.num_val_examples is not None:
+        dataset = replace(dataset, validation=First(dataset.validation, options.num_val_examples))
     if options.top_k > dataset.num_classes:
         raise UserError(
             f"--top-k {options.top_k}: {dataset.name} has {dataset.num_classes} classes; use a smaller "
@@ -92,7 +94,7 @@ def _benchmark(options: Options) -> Dataset:
     )
 
 
-def _opened(options: Options, warn: Callable[[str], None]) -> Dataset:
+def _opened(options: Options, store: KVStore, warn: Callable[[str], None]) -> Dataset:
     known = data.DATASETS[options.dataset]
     changes = combined(dict(known.augmentation), options.augmentation)
     open_it = partial(
@@ -104,6 +106,9 @@ def _opened(options: Options, warn: Callable[[str], None]) -> Dataset:
         files = image_files(options, ImageAugmentation(**changes), warn)
         return open_it(image_shape=options.image_shape, files=files)
     _check_in_memory(options)
+    if known.is_made:
+        own = (store.rank, store.num_workers) if options.data_parts == OWN_FILES else None
+        open_it = partial(open_it, num_classes=options.num_classes or known.num_classes, part=own)
     if options.enlarge is not None:
         if options.image_shape is None or options.augmentation:
             raise UserError("--enlarge needs --image-shape, and excludes the options of image augmentation")
@@ -139,9 +144,11 @@ def _check_in_memory(options: Options) -> None:
         if getattr(options, name):
             flag = "--" + name.replace("_", "-")
             raise UserError(f"{flag} needs --data-train: --dataset {options.dataset} reads its own files")
-    known = data.DATASETS[options.dataset].num_classes
-    if options.num_classes not in (None, known):
-        raise UserError(f"--num-classes {options.num_classes}: {options.dataset} has {known}")
+    known = data.DATASETS[options.dataset]
+    if known.is_made:
+        return
+    if options.num_classes not in (None, known.num_classes):
+        raise UserError(f"--num-classes {options.num_classes}: {options.dataset} has {known.num_classes}")
     if options.data_parts == OWN_FILES:
         raise UserError(f"--data-parts local needs --data-train: all workers have the same {options.dataset}")
 
@@ -188,7 +195,7 @@ def parts_of(options: Options, dataset: Dataset, store: KVStore) -> Parts:
     if not count:
         raise UserError("there are no training data: give --data-train, for example --data-train train.rec")
     if options.data_parts == OWN_FILES:
-        if options.num_examples is not None:
+        if options.num_examples is not None and not data.DATASETS[options.dataset].is_made:
             raise UserError(
                 "--num-examples and --data-parts local exclude each other: an epoch has all local samples once"
             )
@@ -238,7 +245,9 @@ def has_own_validation(options: Options, dataset: Dataset, store: KVStore) -> bo
     """Whether the workers' validation data are parts, too; else all have the same, and share it."""
     if options.data_parts != OWN_FILES:
         return False
-    digest = dataset.digests["validation data"]
+    digest = dataset.digests.get("validation data")
+    if digest is None:
+        return False  # it is made, the same for all
     return bool(agreement.different(agreement.rows(store, "validation data", agreement.words(digest))))
 
 

@@ -10,8 +10,8 @@ import numpy as np
 from dmltrain.arrays import Array
 from dmltrain.errors import UserError
 
-# One number for each purpose, so that two purposes never share words.
-ORDER, AUGMENTATION, DIGITS_SPLIT, SYNTHETIC, WEIGHTS, CHUNKS = range(6)
+# One number for each purpose, so that two purposes never share words. STRAGGLERS: with a rank in place of the epoch.
+ORDER, AUGMENTATION, DIGITS_SPLIT, SYNTHETIC, WEIGHTS, CHUNKS, STRAGGLERS = range(7)
 
 BLOCK = 4  # words that Philox makes at once, and its `advance` counts
 

@@ -77,6 +77,44 @@ def files(tmp_path_factory):
 IMAGENET = "--dataset imagenet --num-classes 4 --image-shape 3,16,16"
 
 
+# -- images that are made ---------------------------------------------------------------------------------------------
+
+
+def test_synthetic_images_have_any_number_of_classes():
+    dataset = loaded("--dataset synthetic --num-classes 300 --num-examples 600 --image-shape 1,4,4")[0]
+    assert dataset.num_classes == 300 and set(dataset.train.labels) == set(dataset.validation.labels) == set(range(300))
+    assert "--num-classes 11: digits has 10" in error("--num-classes 11")
+
+
+def test_workers_with_local_parts_have_synthetic_samples_of_their_own():
+    words = "--dataset synthetic --num-classes 5 --num-examples 21 --image-shape 1,4,4"
+    whole = loaded(words)[0]
+    own = together([f"{words} --data-parts local"] * 2)
+    for rank, (dataset, parts, _) in enumerate(own):
+        assert (dataset.train.images == whole.train.images[rank::2]).all()
+        assert (dataset.train.labels == whole.train.labels[rank::2]).all()
+        assert (dataset.validation.images == whole.validation.images).all()
+        assert isinstance(parts, Local) and parts.sizes == (11, 10)
+
+
+def test_local_parts_of_made_images_share_their_validation():
+    store = Store()
+    dataset, _, found = loaded("--dataset synthetic --num-examples 40 --data-parts local", store)
+    assert not loading.has_own_validation(found, dataset, store)
+
+
+def test_fewer_validation_samples_are_the_first(files):
+    whole, fewer = (loaded(f"--num-examples 20 {words}")[0] for words in ("", "--num-val-examples 7"))
+    assert len(fewer.validation) == 7 and len(fewer.train) == len(whole.train) == 20
+    seven = np.arange(7)
+    for found, expected in zip(fewer.validation.evaluation(seven), whole.validation.evaluation(seven), strict=True):
+        assert (found == expected).all()
+    assert len(loaded("--num-val-examples 100000")[0].validation) == len(whole.validation)
+    read = loaded(f"{IMAGENET} --data-train {files}/a.rec --data-val {files}/b.rec --num-val-examples 3")[0]
+    assert len(read.validation) == 3
+    assert "not an integer of at least 1" in error("--num-val-examples 0")
+
+
 # -- files ------------------------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ A new data set is one file with a `DESCRIPTION` and one row in DATASETS.
 """
 
 from pathlib import Path
+from typing import Any
 
 from dmltrain.data import cifar10, digits, image_files, imagenet, mnist, synthetic
 from dmltrain.data.augment import Augmentation
@@ -51,20 +52,21 @@ def load(
     seed: int = 0,
     download: bool = True,
     files: ImageFiles | None = None,
+    **more: Any,
 ) -> Dataset:
     """Open the data set `name`.
 
     data_dir: folder of its files (default: data/<name>). num_examples: use only this many training images, the first.
     image_shape: (C, H, W) of the network's input, None for the data set's default. seed: of `synthetic`. download:
-    fetch missing files. files: of images to read instead of the data set's own. UserError: unknown name, or invalid
-    files or numbers.
+    fetch missing files. files: of images to read instead of the data set's own. more: what only this data set's `load`
+    takes. UserError: unknown name, or invalid files or numbers.
     """
     if name not in DATASETS:
         raise UserError(f"unknown data set '{name}'; expected one of {', '.join(DATASETS)}")
     known = DATASETS[name]
     if files is not None and files.train and not known.reads_files:
         return image_files.load(name, files, image_shape or known.image_shape, known.normalisation, num_examples)
-    more = {"files": files} if known.reads_files and files is not None else {}
+    more |= {"files": files} if known.reads_files and files is not None else {}
     return known.load(
         data_dir, num_examples=num_examples, image_shape=image_shape, seed=seed, download=download, **more
     )

@@ -63,7 +63,8 @@ class Description:
     """A data set's properties, known without loading it. `image_shape`: default (C, H, W) of the network's input.
 
     augmentation, normalisation: of its images, also where they come from files of the user (fields of
-    ImageAugmentation). reads_files: it has no files of its own, and `load` takes `files`, an ImageFiles.
+    ImageAugmentation). reads_files: it has no files of its own, and `load` takes `files`, an ImageFiles. is_made: its
+    images are made, not read, and `load` takes `num_classes` and `part`, a worker's (rank, number of workers).
     """
 
     num_classes: int
@@ -72,6 +73,7 @@ class Description:
     augmentation: Mapping[str, Any] = field(default_factory=dict)
     normalisation: Normalisation = field(default_factory=Normalisation)
     reads_files: bool = False
+    is_made: bool = False
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,26 @@ class OneByOne:
         for row, (index, word) in enumerate(zip(samples, words, strict=True)):
             images[row], labels[row] = self.sample(int(index), None if word is None else int(word))
         return images, labels
+
+
+@dataclass(frozen=True, eq=False)
+class First:
+    """The first `count` samples of others, or all if there are fewer."""
+
+    samples: Samples
+    count: int
+
+    def __len__(self) -> int:
+        return min(self.count, len(self.samples))
+
+    def room(self, count: int) -> Array:
+        return self.samples.room(count)
+
+    def training(self, samples: Array, words: Array, room: Array | None = None) -> Inputs:
+        return self.samples.training(samples, words, room)
+
+    def evaluation(self, samples: Array, room: Array | None = None) -> Inputs:
+        return self.samples.evaluation(samples, room)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,7 @@
-"""synthetic: random images of any shape, for speed measurements and tests. Ten classes, learnable in an epoch.
+"""synthetic: random images of any shape, for speed measurements and tests. Ten classes, learnable in an epoch, or more.
 
 Each class has a random image; a sample is the mean of its class's image and noise. Everything depends on the seed only.
+With parts of their own the workers have every n-th training sample, and the same validation samples.
 """
 
 from pathlib import Path
@@ -27,8 +28,12 @@ def load(
     seed: int = 0,
     download: bool = True,
     num_classes: int = NUM_CLASSES,
+    part: tuple[int, int] | None = None,
 ) -> Dataset:
-    """num_examples (default 1,024) for training, a quarter of it for validation (at least 10). data_dir is not used."""
+    """num_examples (default 1,024) for training, a quarter of it for validation (at least one of each class).
+
+    part: (rank, number of workers), if each worker has samples of its own. data_dir is not used.
+    """
     shape = DEFAULT_SHAPE if image_shape is None else tuple(image_shape)
     count = DEFAULT_EXAMPLES if num_examples is None else num_examples
     check_count(count)
@@ -40,12 +45,13 @@ def load(
     labels = np.arange(count + validation) % num_classes
     noise //= 2
     for start in range(0, len(noise), 256):  # in slices: the whole sum at once would need twice the memory
-        part = slice(start, start + 256)
-        noise[part] += classes[labels[part]]
+        some = slice(start, start + 256)
+        noise[some] += classes[labels[some]]
     augmentation = Augmentation(crop=shape[1:])
+    rank, workers = part or (0, 1)
     return Dataset(
         "synthetic",
-        Split(noise[:count], labels[:count], augmentation),
+        Split(noise[rank:count:workers], labels[rank:count:workers], augmentation),
         Split(noise[count:], labels[count:], augmentation),
         num_classes,
         shape,
@@ -69,4 +75,4 @@ def benchmark(shape: Shape, num_classes: int, count: int, seed: int = 0) -> Data
     return Dataset("benchmark", split, nothing, num_classes, shape, Normalisation((127.5,), (73.9,)))
 
 
-DESCRIPTION = Description(NUM_CLASSES, DEFAULT_SHAPE, load)
+DESCRIPTION = Description(NUM_CLASSES, DEFAULT_SHAPE, load, is_made=True)

@@ -1,0 +1,244 @@
+"""Emulated computing: which steps are slow, how long they take, and that nothing else changes."""
+
+import dataclasses
+import math
+import re
+from datetime import datetime
+
+import pytest
+
+from dmltrain import emulation, fit
+from dmltrain.emulation import Slowness, SlowPace
+from dmltrain.options import Options, parse
+from tests.benchmarks.as_a_user import benchmark_module
+from tests.test_fit import backend, finished, run, train  # noqa: F401  (fixtures)
+
+pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
+FIVE_PERCENT = Options(emulate_step=0.1, stragglers=(0.05, 10.0))
+
+
+def drawn(rank: int, seed: int = 0, steps: int = 10_000, probability: float = 0.05) -> list[bool]:
+    slow = Slowness(0.0, probability, 10.0, 1.0, seed, rank)
+    return [slow.straggles(step) for step in range(steps)]
+
+
+# -- the draws --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.05, 0.5, 1.0])
+def test_so_many_of_ten_thousand_steps_are_drawn_as_the_probability_says(probability):
+    expected, deviation = 10_000 * probability, math.sqrt(10_000 * probability * (1 - probability))
+    assert abs(sum(drawn(3, probability=probability)) - expected) <= 4 * deviation
+
+
+def test_workers_and_seeds_have_draws_of_their_own():
+    """Of two independent workers 1 in 400 steps is drawn for both."""
+    first = drawn(0)
+    for other in (drawn(1), drawn(0, seed=1)):
+        assert 5 <= sum(a and b for a, b in zip(first, other, strict=True)) <= 60
+
+
+def test_draws_are_the_same_in_every_version():
+    """Published figures depend on them."""
+    assert [step for step, slow in enumerate(drawn(0, steps=100)) if slow] == [2, 29, 72]
+    assert [step for step, slow in enumerate(drawn(4, seed=7, steps=100)) if slow] == [55, 70, 75, 76, 84, 99]
+
+
+# -- one step ---------------------------------------------------------------------------------------------------------
+
+
+class Thread:
+    """A training thread: its clock, and how long it has waited for the kvstore."""
+
+    def __init__(self, **slow: float) -> None:
+        self.now, self.waited, self.slept = 100.0, 0.0, 0.0
+        values = {"seconds": 0.0, "probability": 0.0, "factor": 1.0, "always": 1.0, "seed": 0, "rank": 0, **slow}
+        self.pace = SlowPace(Slowness(**values), lambda: self.waited, lambda: self.now, self.sleep)
+
+    def sleep(self, seconds: float) -> None:
+        self.slept += seconds
+        self.now += seconds
+
+    def wait(self, seconds: float) -> None:
+        self.waited += seconds
+        self.now += seconds
+
+    def step(self, number: int, forward: float, backward: float, wait: float = 0.0, batches: int = 1) -> float:
+        """The seconds that the step has taken, without waits."""
+        began, waited = self.now, self.waited
+        self.pace.step(number, batches)
+        for _ in range(batches):
+            self.pace.begin()
+            self.wait(wait)
+            self.now += forward
+            self.pace.between()
+            self.now += backward
+            self.pace.end()
+        return self.now - began - (self.waited - waited)
+
+
+def test_a_step_takes_as_long_as_asked_once_the_backward_pass_is_known():
+    thread = Thread(seconds=0.5)
+    assert thread.step(0, 0.1, 0.2) == pytest.approx(0.7)
+    assert thread.step(1, 0.1, 0.2) == pytest.approx(0.5)
+    assert thread.step(2, 0.2, 0.2) == pytest.approx(0.5)
+    assert thread.step(3, 0.1, 0.3) == pytest.approx(0.6)  # the shortest pass was expected
+
+
+def test_a_longer_step_keeps_its_time():
+    thread = Thread(seconds=0.25)
+    assert [thread.step(number, 0.1, 0.2) for number in range(3)] == pytest.approx([0.45, 0.3, 0.3])
+
+
+def test_waits_do_not_count():
+    thread = Thread(seconds=0.5)
+    assert [thread.step(number, 0.1, 0.2, wait=3.0) for number in range(3)] == pytest.approx([0.7, 0.5, 0.5])
+    assert thread.waited == 9.0
+
+
+def test_a_factor_multiplies_the_longer_of_both():
+    for seconds, expected in ((0.0, 0.9), (0.5, 1.5)):
+        thread = Thread(seconds=seconds, always=3.0)
+        assert [thread.step(number, 0.1, 0.2) for number in range(2)][1] == pytest.approx(expected)
+
+
+def test_only_steps_that_were_drawn_take_longer():
+    thread = Thread(seconds=0.5, probability=0.3, factor=4.0)
+    slow = drawn(0, steps=50, probability=0.3)
+    taken = [thread.step(number, 0.0, 0.0) for number in range(50)]
+    assert taken == pytest.approx([2.0 if each else 0.5 for each in slow]) and {True, False} == set(slow)
+
+
+def test_the_batches_of_a_step_share_its_time():
+    thread = Thread(seconds=0.6)
+    thread.step(0, 0.05, 0.1, batches=3)
+    assert thread.step(1, 0.05, 0.1, batches=3) == pytest.approx(0.6)
+    assert thread.step(2, 0.05, 0.1, batches=1) == pytest.approx(0.6)
+
+
+def test_the_expected_time_of_a_step():
+    slow = emulation.slowness(FIVE_PERCENT, rank=2)
+    assert slow.mean(0.02) == pytest.approx(0.145) and slow.mean(0.2) == pytest.approx(0.29)
+
+
+def test_one_worker_is_slow_and_the_others_are_not():
+    options = Options(emulate_step=0.1, slow_worker=(4, 3.0))
+    assert [emulation.slowness(options, rank).target(0)(0.0) for rank in (3, 4)] == pytest.approx([0.1, 0.3])
+    assert emulation.slowness(dataclasses.replace(options, emulate_step=0.0), 3) is None
+    assert emulation.slowness(Options(), 0) is None
+
+
+# -- what is possible -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model():
+    return benchmark_module("stragglers")
+
+
+def test_the_model_agrees_with_the_mean_of_the_slowest_and_of_one(model):
+    sync, async_ = (model.steps_per_second(FIVE_PERCENT, 5, bound, 2000, 1) for bound in (0, math.inf))
+    assert 1 / sync == pytest.approx(0.1 * (1 + 9 * (1 - 0.95**5)), rel=0.05)
+    assert 1 / async_ == pytest.approx(0.145, rel=0.1)
+
+
+def test_more_staleness_is_never_slower_and_ten_is_enough_for_the_bar(model):
+    rates = [model.steps_per_second(FIVE_PERCENT, 5, bound, 150, 10) for bound in (0, 1, 3, 10, math.inf)]
+    assert rates == sorted(rates) and rates[3] > 1.6 * rates[0]
+
+
+def test_a_worker_that_is_always_slow_limits_every_kvstore(model):
+    options = Options(emulate_step=0.1, slow_worker=(4, 3.0))
+    rates = [model.steps_per_second(options, 5, bound, 100, 2) for bound in (0, 10, math.inf)]
+    assert rates == pytest.approx([1 / 0.3] * 3)
+
+
+def test_the_model_waits_as_the_servers_do(model):
+    """The first worker may be one step ahead, so the other's long second step delays its fourth."""
+    durations = [[1.0, 1.0, 1.0, 1.0], [1.0, 5.0, 1.0, 1.0]]
+    assert [model.epoch_seconds(durations, bound) for bound in (0, 1, math.inf)] == [8.0, 8.0, 8.0]
+    assert model.epoch_seconds([[1, 1, 1, 9], [1, 5, 1, 1]], 1) == 6 + 9  # its fourth begins after the other's second
+    assert model.epoch_seconds([[1, 1, 1, 9], [1, 5, 1, 1]], 2) == 3 + 9
+    assert model.epoch_seconds([[1, 1, 1, 9], [1, 5, 1, 1]], 0) == 1 + 5 + 1 + 9
+
+
+# -- training ---------------------------------------------------------------------------------------------------------
+
+
+SMALL = ["--num-examples", 256, "--num-epochs", 2]  # 8 steps in an epoch
+
+
+def test_training_takes_longer_and_learns_the_same(train):  # noqa: F811
+    plain, slow = train(*SMALL), train(*SMALL, "--emulate-step", 0.04)
+    assert slow.results() == plain.results()
+    assert "Computing is emulated: each step takes at least 0.04 s\n" in slow.text
+    assert "emulated" not in plain.text
+    assert all(8 * 0.04 <= float(seconds) < 1.0 for seconds in slow.values("Time cost"))
+    assert sum(map(float, plain.values("Time cost"))) < 0.32
+
+
+def test_a_resumed_run_has_the_same_stragglers(run, tmp_path):  # noqa: F811
+    """A straggling step takes 0.2 s: the time of an epoch says how many there were."""
+    words = [*SMALL, "--emulate-step", 0.01, "--stragglers", "0.3:20", "--seed", 4, "--model-prefix", tmp_path / "m"]
+    counts = [sum(drawn(0, 4, 16, 0.3)[8 * epoch :][:8]) for epoch in (0, 1)]
+    assert abs(counts[0] - counts[1]) >= 3
+    whole, resumed = run(*words), run(*words, "--load-epoch", 1)
+    expected = [0.08 + 0.19 * count for count in counts]
+    assert [float(each) for each in whole.values("Time cost")] == pytest.approx(expected, abs=0.25)
+    assert [float(each) for each in resumed.values("Time cost")] == pytest.approx(expected[1:], abs=0.25)
+
+
+@pytest.mark.parametrize("more", [["--macrobatch-size", 64], ["--devices", "cpu:2"]])
+def test_steps_of_several_batches_and_devices(run, more):  # noqa: F811
+    log = run(*SMALL, *more, "--emulate-step", 0.05)
+    steps = 4 if "--macrobatch-size" in more else 8
+    assert steps * 0.05 <= float(log.values("Time cost")[1]) < steps * 0.05 + 0.3
+
+
+def test_a_forecast_knows_of_it(monkeypatch, capsys):
+    monkeypatch.setenv("DMLTRAIN_MEASURE", "0.2")
+    words = ["--dataset", "digits", "--network", "mlp", "--emulate-step", "0.5", "--stragglers", "0.1:11"]
+    assert fit.main(words, prog="train") == 0
+    assert '"seconds_per_step": 1.0,' in capsys.readouterr().out
+
+
+# -- jobs -------------------------------------------------------------------------------------------------------------
+
+
+STRAGGLERS = ["--emulate-step", 0.03, "--stragglers", "0.1:10", "--seed", 1]
+
+
+def rate(folder, *words: object) -> float:
+    """Steps a second of each of three workers, in 2 epochs of 25 steps, by the times of the log's lines."""
+    shape = ["--batch-size", 8, "--num-examples", 600, "--num-epochs", 2, "--network", "mlp", "--lr", 0.01]
+    logs = finished(folder, 3, 1, *shape, *STRAGGLERS, *words)
+    text = logs[0].text
+    began, ended = (re.search(rf"(?m)^(\S+ \S+) Node\[0\] {line}", text)[1] for line in ("Training", "Epoch.1. Speed"))
+    times = [datetime.strptime(each, "%Y-%m-%d %H:%M:%S,%f") for each in (began, ended)]
+    return 50 / (times[1] - times[0]).total_seconds()
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    "bound, words",
+    [
+        pytest.param(0, ["dist_sync"], marks=pytest.mark.thorough),
+        pytest.param(10, ["dist_ssp", "--staleness", 10], marks=pytest.mark.thorough),
+        pytest.param(math.inf, ["dist_async"], marks=pytest.mark.exhaustive),
+    ],
+)
+def test_jobs_are_as_fast_as_the_model_allows(tmp_path, model, bound, words):
+    options = parse([str(word) for word in STRAGGLERS])
+    allowed = model.steps_per_second(options, 3, bound, 25, 2)
+    assert 0.6 * allowed < rate(tmp_path / "job", "--kv-store", *words) < 1.05 * allowed
+
+
+@pytest.mark.thorough
+def test_an_asynchronous_epoch_lasts_until_its_last_worker_is_done(tmp_path):
+    """Otherwise the sum of the workers' speeds would be that of a job without the slow one."""
+    words = ["--network", "mlp", "--num-examples", 300, "--batch-size", 15, "--num-epochs", 2, "--emulate-step", 0.02]
+    logs = finished(tmp_path / "job", 2, 1, *words, "--kv-store", "dist_async", "--slow-worker", "1:5")
+    seconds = [[float(each) for each in logs[rank].values("Time cost", rank)] for rank in (0, 1)]
+    assert seconds[0] == pytest.approx(seconds[1], abs=0.2) and min(seconds[0]) > 0.9
+    spent = [re.findall(r"Communication: .*straggler=(\S+)", log.text) for log in logs]
+    assert all(float(each) > 0.5 for each in spent[0]) and all(float(each) < 0.3 for each in spent[1])
