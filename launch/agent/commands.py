@@ -55,7 +55,10 @@ class Command(Value):
 
 @value(frozen=True)
 class Job(Command):
-    """The job that the agent serves; answered by Ready. The agent ends it after `silence` s without a message."""
+    """The job that the agent serves; answered by Ready. The agent ends it after `silence` s without a message.
+
+    From the start of the processes on, the agent sends Used every `usage` s, and later less often; never with 0.
+    """
 
     mark: str
     host: str  # this host's name in the job
@@ -64,6 +67,7 @@ class Job(Command):
     key: str = ""
     certificate: str = ""  # PEM, with its private key; "": none is needed
     log_folder: str | None = None  # where the agent writes its last lines if the launcher is lost
+    usage: Seconds = 0.0
 
 
 @value(frozen=True)

@@ -12,6 +12,9 @@ from typing import Any, NamedTuple
 from launch.agent.commands import Count, Number, Port
 from launch.agent.value import Value, value
 
+Share = float  # 0 to 1
+Amount = float  # 0 or more
+
 
 class StoppedProcess(NamedTuple):
     """A process in state T, and the task that it belongs to or descends from."""
@@ -160,6 +163,18 @@ class Listing(Event):
 
 
 @value(frozen=True)
+class Used(Event):
+    """What was used since the last such event, or since the start; None where the host does not tell."""
+
+    cpu: Share | None  # of the host's usable cores, by any process
+    memory: Share | None  # of the host's memory, now
+    job_cpu: Amount  # cores that the job's processes kept busy
+    job_memory: Amount  # MiB of the job's processes, now
+    gpu: Share | None = None  # mean over the host's GPUs
+    gpu_memory: Amount | None = None  # MiB on all of them, now
+
+
+@value(frozen=True)
 class Alive(Event):
     """A heartbeat of the agent. For `filler` see `launch.agent.protocol`."""
 
@@ -183,5 +198,6 @@ EVENTS: dict[str, Callable[..., Any]] = {
     "ended": Ended,
     "refused": Refused,
     "listing": Listing,
+    "used": Used,
     "beat": Alive,
 }

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 from launch.agent.commands import COMMANDS, Command, Entry, Peer, Spawn
 from launch.agent.events import EVENTS, Event, Exited, Frozen, Started, Stopped, StoppedProcess
 
-GREETING, VERSION = b"\0dmltrain-agent ", 3  # a login script's output may precede it
+GREETING, VERSION = b"\0dmltrain-agent ", 4  # a login script's output may precede it
 HELLO = b"%b%d\n" % (GREETING, VERSION)
 HEADER = struct.Struct("!BHI")  # kind, task, length of the payload in bytes
 OUTPUT, EVENT = 1, 2  # kinds of frames
@@ -263,12 +263,14 @@ READERS = {
     "int": Reader("a whole number", _number(-WIDEST, WIDEST, int)),
     "float": Reader("a number", _number(-1e15, 1e15, int, float)),
     "Seconds": Reader("a number of seconds, 0 or more", _number(0, 1e9, int, float)),
+    "Share": Reader("a number from 0 to 1", _number(0, 1, int, float)),
+    "Amount": Reader("a number, 0 or more", _number(0, 1e15, int, float)),
     "Count": Reader("a whole number, 0 or more", _number(0, WIDEST, int)),
     "Port": Reader("a port, 0 to 65535", _number(0, 65535, int)),
     "Number": Reader("the number of a task, 0 to 65535", _number(0, 65535, int)),
     "dict[str, Any]": Reader("an object", DICT),
 }
-for _name in ("str", "Port", "Number"):
+for _name in ("str", "Port", "Number", "Share", "Amount"):
     READERS[f"{_name} | None"] = _optional(READERS[_name])
 for _kind in (Peer, Entry, StoppedProcess):
     READERS[_kind.__name__] = _row(_kind)

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launch.agent import Refusal, commands, cores
 from launch.agent.channel import READ_BYTES, Channel
@@ -17,9 +17,12 @@ from launch.agent.children import Children
 from launch.agent.ending import LOOK_SECONDS, Ending
 from launch.agent.events import Alive, Ended, Listing, Ready, Refused, Stopped, StoppedProcess
 from launch.agent.preparation import Preparation
-from launch.agent.process import become_subreaper
+from launch.agent.process import Process, become_subreaper, members
 from launch.agent.protocol import ProtocolError, filler
 from launch.agent.spawn import RunFolder, environment_here, reached_at, spawn
+
+if TYPE_CHECKING:
+    from launch.agent.usage import Usage  # not every job samples
 
 FAULT_CODE = 125
 
@@ -35,6 +38,8 @@ class Agent:
         self.mark, self.grace = "", 5.0
         self.log_folder: str | None = None
         self.folder: RunFolder | None = None
+        self.usage: Usage | None = None
+        self.usage_interval = 0.0  # s; 0: none
         self.ending: Ending | None = None
         self.orphaned = False  # the launcher is lost, and the agent ends the job for that reason
         self.signalled = 0
@@ -59,6 +64,8 @@ class Agent:
             self.preparation.poll()
             if not self.ending and now >= self.children.look_at:
                 self.children.look_for_frozen(now)
+            if self.usage and not self.ending and now >= self.usage.due:
+                self.usage.sample(now)
         if self.channel.lost and self.log_folder:
             self._write_last_line(self.log_folder)
         return self.channel.lost
@@ -89,6 +96,8 @@ class Agent:
             due = min(due, self.ending.look_at)
         if self.children.by_pid and not self.ending:
             due = min(due, self.children.look_at)
+        if self.usage and not self.ending:
+            due = min(due, self.usage.due)
         return max(0.0, due - now)
 
     def _reap(self, now: float) -> None:
@@ -157,7 +166,7 @@ class Agent:
 
     def _begin(self, job: commands.Job) -> None:
         """Make the job's private folder; answers Ready."""
-        self.mark, self.grace, self.log_folder = job.mark, job.grace, job.log_folder
+        self.mark, self.grace, self.log_folder, self.usage_interval = job.mark, job.grace, job.log_folder, job.usage
         self.channel.host, self.channel.silence = job.host, job.silence
         self.folder, self.preparation.key = RunFolder(self.mark), job.key
         if job.key:
@@ -178,6 +187,10 @@ class Agent:
                 return
             listener = self.preparation.ports.take("scheduler") if task.listens else None
             self.children.add(spawn(task, base, self.channel.host, listener))
+        if self.usage_interval and not self.usage:
+            from launch.agent.usage import Usage
+
+            self.usage = Usage(self.selector, self.channel, self.usage_interval, time.monotonic())
 
     def _list(self, command: commands.List) -> None:
         from launch.agent.listing import rows
@@ -197,7 +210,9 @@ class Agent:
         """End every process of the job; a second call can only shorten the grace. `dump`: print Python stacks first."""
         if self.ending:
             return self.ending.shorten(now, grace)
-        self.ending = Ending(self.mark, now, grace)
+        if self.usage:
+            self.usage.close(now)
+        self.ending = Ending(self.mark, now, grace, self._members)
         found = self.ending.members()
         if dump:
             self.ending.dump(found)
@@ -209,6 +224,11 @@ class Agent:
         if stopped:
             self.channel.send(Stopped(self.channel.host, stopped))
         self.ending.terminate(found)
+
+    def _members(self, mark: str, root: int) -> dict[int, Process]:
+        """The processes of the job: without nvidia-smi, which has been killed and cannot hold up the end."""
+        found = members(mark, root)
+        return {pid: each for pid, each in found.items() if not (self.usage and self.usage.gpus.is_mine(each))}
 
     def _finish(self, left: list[int]) -> None:
         self.preparation.close()

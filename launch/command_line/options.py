@@ -299,6 +299,13 @@ OPTIONS: tuple[Option, ...] = (
         "restart a failed job at most N times (default: 0)",
         _number("max_restarts", int, 0),
     ),
+    Option(
+        ("--usage",),
+        "SECONDS",
+        "sample the CPUs, memory and GPUs of each host every SECONDS, and less often in a long job, into usage.csv; "
+        "0: never (default: 2)",
+        _number("usage", float, 0),
+    ),
     Option(("--quiet",), "", "do not show the output of the processes; the logs have it", _set("quiet", True)),
     Option(("--no-live",), "", "print plain lines instead of the live display", _set("live", False)),
     Option(

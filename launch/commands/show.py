@@ -121,6 +121,11 @@ class Reader:
             log.close()
 
 
+def _launch(record: dict[str, Any]) -> tuple[Any, Any]:
+    """What stays the same over a job's restarts, and differs from other jobs. Each attempt has a mark of its own."""
+    return record.get("started"), record.get("launched_from")
+
+
 class Record:
     """The job.json of the job that was in `folder` when this object was made."""
 
@@ -140,7 +145,7 @@ class Record:
     def ended(self) -> bool:
         """Whether the job has ended. True also if another job now uses its folder."""
         now = self._read()
-        return bool(now.get("ended")) or (bool(self._first) and now.get("mark") != self._first.get("mark"))
+        return bool(now.get("ended")) or (bool(self._first) and _launch(now) != _launch(self._first))
 
     def _read(self) -> dict[str, Any]:
         try:

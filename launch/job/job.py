@@ -66,6 +66,7 @@ class Job:
     torch_env: bool = True  # whether workers get the variables of torch.distributed
     wire: str = "plain"  # how the traffic of dmltrain's processes is protected
     restart: int = 0  # how often the job has been restarted
+    usage: float = 0.0  # s between two samples of what each host uses, at first; 0: none
 
     def __post_init__(self) -> None:
         if not self.argv:

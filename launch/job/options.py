@@ -51,6 +51,7 @@ class Options:
     timeout: float = 0.0
     start_timeout: float = 60.0
     max_restarts: int = 0
+    usage: float = 2.0
     quiet: bool = False
     live: bool = True
     # modes

@@ -44,7 +44,8 @@ class Ending:
         self._with_job.add(host)
         again = host in self._recovering
         secret = ("", "", None) if again else (key, certificate, log_folder)
-        job = JobCommand(self.job.mark, host, self.grace, self.limits.agent_silence, *secret)
+        usage = 0.0 if again else self.job.usage
+        job = JobCommand(self.job.mark, host, self.grace, self.limits.agent_silence, *secret, usage=usage)
         return [Send(host, job), Send(host, Stop(self.grace))] if again else [Send(host, job)]
 
     def begin(self, hosts: Collection[str], now: float, dump: bool) -> list[Send]:

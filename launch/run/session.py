@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch import LaunchError, certificate
-from launch.agent.events import Alive, Probed, Refused, Started
+from launch.agent.events import Alive, Probed, Refused, Started, Used
 from launch.agent.events import Event as AgentEvent
 from launch.agent.protocol import OUTPUT, ProtocolError, decode_event, tasks_of
 from launch.clusters import Cluster
@@ -64,9 +64,10 @@ class Session:
         on_all_started: Callable[[], None],
         copier: Sync | None = None,
         trace: Callable[[Event], None] | None = None,
+        keep_usage: Callable[[Used], None] = lambda used: None,
     ):
         self.supervisor, self.cluster, self.output, self.on_all_started = supervisor, cluster, output, on_all_started
-        self.copier, self.trace = copier, trace
+        self.copier, self.trace, self.keep_usage = copier, trace, keep_usage
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()  # whose put is reentrant: signal handlers call it
         self.connections: dict[str, Connection] = {}
         self.readers: list[threading.Thread] = []
@@ -178,6 +179,8 @@ class Session:
         event = decode_event(payload, host)
         for each in tasks_of(event):
             self._check_task(host, each)
+        if isinstance(event, Used):
+            return self.keep_usage(event)
         if isinstance(event, Alive) or (self.copier and self.copier.take(event)):
             return
         if isinstance(event, Probed):

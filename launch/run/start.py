@@ -32,6 +32,7 @@ from launch.secret import redact, redact_all
 from launch.terminal.epoch_table import print_epochs
 from launch.terminal.log_folder import LOGS, LogFolder, default_path
 from launch.terminal.output import Display, Output, Plain, Silent
+from launch.terminal.usage_file import UsageFile
 
 if TYPE_CHECKING:
     from launch.sync import Sync  # takes a moment to import, and few jobs need it
@@ -64,6 +65,7 @@ def make_job(options: Options, name: str) -> Job:
         memory={WORKER: options.worker_memory, SERVER: options.server_memory},
         torch_env=_torch_env(options),
         wire=options.wire,
+        usage=options.usage,
     )
     return replace(job, needs=_needs(job.script)) if job.over_network else job
 
@@ -191,7 +193,9 @@ class Start:
         self.say(report.start_line(supervisor, str(self.path)))
         output = Output(self.folder, names, make_display(self.options, names))
         copier = self._copier() if self.job.copy_to else None
-        session = Session(supervisor, self.cluster, output, lambda: self._record(supervisor), copier, self._trace)
+        usage = UsageFile(self.folder, lambda problem: self.say(f"{NAME}: warning: {problem}"))
+        recorded = partial(self._record, supervisor)
+        session = Session(supervisor, self.cluster, output, recorded, copier, self._trace, usage.write)
         self._session = session
         if self._interrupted.is_set():
             session.interrupt(self._signal)
@@ -206,10 +210,11 @@ class Start:
                 code, lines = code or FAULT_CODE, [*lines, f"error: {error}"]
         finally:
             output.close(INTERRUPTED_SECONDS if supervisor.interrupted else None)
+            usage.close()
         for line in lines:
             self.say(line if line.startswith(" ") else f"{NAME}: {line}")
         if not code and not self.options.quiet:
-            print_epochs(folder)
+            print_epochs(folder, self.first.shown)
         self.say(report.last_line(supervisor))
         return supervisor, code
 

@@ -20,7 +20,7 @@ from launch import LaunchError, whole_file
 from launch.terminal.record import MODE
 
 RECORD, KILLED, LOGS = "job.json", "killed", "logs"
-OURS = re.compile(r"(scheduler|server|worker)-\d+\.log|agent-.*\.log|job\.json|restart-\d+|killed")
+OURS = re.compile(r"(scheduler|server|worker)-\d+\.log|agent-.*\.log|job\.json|usage\.csv|restart-\d+|killed")
 
 
 class LogFolder:
@@ -69,9 +69,14 @@ class LogFolder:
         """Create a log file. Returns its descriptor."""
         path = self.path / f"{name}.log"
         try:
-            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            return self.create(path.name)
         except OSError as error:
             raise unwritable(path, error) from None
+
+    def create(self, name: str) -> int:
+        """Create a file that is only appended to. Returns its descriptor; OSError."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        return os.open(self.path / name, flags, 0o666)
 
     def write_record(self, record: Mapping[str, Any]) -> None:
         """Replace job.json atomically."""

@@ -45,13 +45,14 @@ SILENCE = 20.0  # s; the channel's, for tests that are about something else
 class Conversation:
     """An agent with a job on a host "here"."""
 
-    def __init__(self, folder: Path, python: str = sys.executable, silence: float = SILENCE):
+    def __init__(self, folder: Path, python: str = sys.executable, silence: float = SILENCE, **job: object):
         self.mark = f"test-{os.getpid()}-{random.randrange(10**9)}"
         self.channel = LocalChannel(Host("here", "127.0.0.1", python), self.mark)
         self.folder = folder
         self.printed: dict[int, bytes] = {}
         self.heard = self._hear()
-        self.send(do="job", mark=self.mark, host="here", key="00", grace=0.5, silence=silence, log_folder=str(folder))
+        rest = {"key": "00", "grace": 0.5, "silence": silence, "log_folder": str(folder), **job}
+        self.send(do="job", mark=self.mark, host="here", **rest)
         self.ready = self.until("ready")
 
     def send(self, **message: object) -> None:

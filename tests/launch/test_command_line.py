@@ -427,9 +427,9 @@ def test_help_and_version_are_quick(launcher):
 
 
 def test_a_second_run_sets_the_first_ones_logs_aside(launcher):
-    assert launcher.run("-n", 2, "-s", 0, "echo", "one").code == 0
+    assert launcher.run("--usage", 0, "-n", 2, "-s", 0, "echo", "one").code == 0
     (launcher.folder / "logs" / "model-0001.params").write_text("kept")
-    assert launcher.run("-n", 1, "-s", 0, "echo", "two").code == 0
+    assert launcher.run("--usage", 0, "-n", 1, "-s", 0, "echo", "two").code == 0
     logs = launcher.folder / "logs"
     assert sorted(os.listdir(logs)) == ["job.json", "model-0001.params", "previous-1", "worker-0.log"]
     assert (logs / "worker-0.log").read_text() == "two\n"

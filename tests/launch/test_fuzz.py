@@ -12,6 +12,7 @@ from launch.agent import commands, events
 from launch.agent.channel import Incoming
 from launch.agent.commands import Entry, Peer, Spawn
 from launch.agent.events import StoppedProcess
+from launch.agent.gpus import Reports
 from launch.agent.protocol import (
     EVENT,
     HEADER,
@@ -43,10 +44,12 @@ EVENTS = [
     events.Exited("", 3, -9),
     events.Stopped("", (StoppedProcess(5, None), StoppedProcess(6, 3))),
     events.Refused("", "no space left on h1", 2),
+    events.Used("", 0.5, 0.25, 31.5, 10240.0, 0.875, None),
+    events.Used("", None, None, 0, 0),
     events.Listing("", ({"pid": 1, "command": ["python", "train.py"]},)),
 ]
 COMMANDS = [
-    commands.Job("mark", "h1", 5.0, 10.0, "00ff", "logs"),
+    commands.Job("mark", "h1", 5.0, 10.0, "00ff", "logs", usage=2.0),
     commands.Sync("~/job"),
     commands.Entries((Entry(0, "file", "train.py", 0o644, 1, 5, "0" * 64), Entry(1, "link", "l", 0, 1, 0, "x")), True),
     commands.Remove(("old.py",), True),
@@ -135,6 +138,25 @@ def bridged() -> list[bytes]:
     return [frame(b"hello\n" * 9) + frame(b"x") + frame(b"") + last, frame(b"") + last]
 
 
+def read_reports(data: bytes) -> None:
+    """What an agent does with the bytes of nvidia-smi, in pieces. What it makes of them can be sent."""
+    reports = Reports()
+    for start in range(0, len(data), 100):
+        if reports.trusted:
+            reports.feed(data[start : start + 100])
+    use = reports.take()
+    assert use.busy is None or 0 <= use.busy <= 1
+    assert use.memory is None or 0 <= use.memory < 1e15
+
+
+def reports() -> list[bytes]:
+    return [
+        b"0, 87, 8012\n1, 3, 11\n" * 8,
+        b"0, [N/A], 8012\n",
+        b"WARNING: infoROM is corrupted at gpu 0000:00:1E.0\n0, 87, [Not Supported]\n",
+    ]
+
+
 def files() -> list[bytes]:
     with open(ROOT_OF_HOSTS, "rb") as file:
         return [file.read(), b"h1 slots=2 gpus=0-3\nnode[01-08,12]:22 env.A='b c'\n", b"a@[fd00::1]:22 roles=worker\n"]
@@ -163,12 +185,13 @@ WORDS = (
 HOST_WORDS = (b"slots=", b"[1-99999999]", b"[", b"]", b"env.", b"&a", b"*a", b"!!python/object", b"- ", b"\t", b"\xff")
 AGENT = Fuzzed(listen, streams, (ProtocolError, ChannelError), WORDS, (bytes, with_lengths))
 LAUNCHER = Fuzzed(obey, lines, (ProtocolError,), WORDS)
+GPUS = Fuzzed(read_reports, reports, (), (b"[N/A]", b", ", b"\n", b"100", b"1e9", b"."))
 BRIDGE = Fuzzed(cross, bridged, (ChannelError,), (b'"code"', b"\0\0\0\0", b"{}", b"null"))
 HOSTS = Fuzzed(lambda data: hosts.parse(data, "hosts"), files, (LaunchError,), HOST_WORDS)
 INVENTORY = Fuzzed(lambda data: hosts.parse(data, "hosts.yaml"), inventories, (LaunchError,), HOST_WORDS)
 
 
 @pytest.mark.parametrize("part", parts())
-@pytest.mark.parametrize("name", ["AGENT", "LAUNCHER", "BRIDGE", "HOSTS", "INVENTORY"])
+@pytest.mark.parametrize("name", ["AGENT", "LAUNCHER", "GPUS", "BRIDGE", "HOSTS", "INVENTORY"])
 def test_every_mutation_is_read_or_refused(name, part):
     survive(f"tests.launch.test_fuzz:{name}", part)

@@ -12,11 +12,11 @@ from launch.terminal.log_folder import LogFolder
 
 def test_nothing_of_an_earlier_run_is_taken_for_the_new_ones(tmp_path):
     """Neither its logs nor the request to end it: a new run that finds that would not start again after a fault."""
-    earlier = {"job.json", "worker-0.log", "server-12.log", "scheduler-0.log", "agent-h1.log", "killed"}
+    earlier = {"job.json", "worker-0.log", "server-12.log", "scheduler-0.log", "agent-h1.log", "usage.csv", "killed"}
     for name in earlier:
         (tmp_path / name).write_text("old")
     (tmp_path / "restart-1").mkdir()
-    kept = {"checkpoint-0003", "notes.log", "killed-by-whom"}
+    kept = {"checkpoint-0003", "notes.log", "killed-by-whom", "my-usage.csv"}
     for name in kept:
         (tmp_path / name).write_text("mine")
     new = LogFolder(tmp_path)

@@ -31,7 +31,8 @@ def make(folder: Path, logs: dict[str, bytes], **record: object) -> Path:
     for name, data in logs.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(data)
-    (folder / "job.json").write_text(json.dumps({"mark": "x", "ended": "2026", "processes": [], **record}))
+    facts = {"mark": "x", "launched_from": {"pid": 1}, "started": "2026", "ended": "2026", "processes": []}
+    (folder / "job.json").write_text(json.dumps({**facts, **record}))
     return folder
 
 
@@ -219,10 +220,10 @@ def test_following_a_job_to_its_end(tmp_path):
     following.wait_for(b"[worker-0] two\n")
     make(folder, {"worker-1.log": b"late\n", "server-0.log": b"not wanted\n"}, ended=None)
     following.wait_for(b"[worker-1] late\n")
-    make(folder, {"restart-1/worker-0.log": b"again\n"}, ended=None)
+    make(folder, {"restart-1/worker-0.log": b"again\n"}, ended=None, mark="of the restart")
     following.wait_for(b"[restart-1/worker-0] again\n")
     append(folder / "worker-1.log", b"last words")
-    make(folder, {}, ended="2026")
+    make(folder, {}, ended="2026", mark="of the restart")
     assert following.end() == (
         b"[worker-0] one\n[worker-0] two\n[worker-1] late\n[restart-1/worker-0] again\n[worker-1] last words\n"
     )
@@ -249,7 +250,7 @@ def test_following_a_job_whose_folder_another_takes(tmp_path):
     append(folder / "worker-0.log", b"two\n")
     following.wait_for(b"[worker-0] two\n")
     new = LogFolder(folder)
-    new.write_record({"mark": "y", "ended": None, "processes": []})
+    new.write_record({"mark": "y", "launched_from": {"pid": 2}, "started": "2026", "ended": None, "processes": []})
     assert b"three" not in following.end()
 
 
@@ -268,7 +269,7 @@ def test_a_quiet_job_whose_launcher_lives_is_followed_on(tmp_path):
     time.sleep(1.0)  # five times its patience
     append(folder / "worker-0.log", b"two\n")
     following.wait_for(b"two\n")
-    holder.write_record({"mark": "x", "ended": "2026"})
+    holder.write_record({"mark": "x", "launched_from": {"pid": 1}, "started": "2026", "ended": "2026"})
     following.end()
     assert following.said == ""
 

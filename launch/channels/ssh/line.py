@@ -158,6 +158,7 @@ class ProxyCommand:
                 start_new_session=True,
             )
         self.line = Line(self._socket, self._end)
+        self._stalled = False
 
     def kill(self) -> None:
         """End the command and its children at once."""
@@ -166,9 +167,11 @@ class ProxyCommand:
             self._child.wait()
 
     def failure(self) -> str:
-        """How the command ended; "" while it runs or after exit code 0."""
+        """How the command ended; "" while it runs, after exit code 0, or if it did not end with its connection."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._child.wait(LINE_CLOSE_SECONDS)
+            if self._stalled:
+                return ""
             lines = os.pread(self._stderr.fileno(), STDERR_BYTES, 0).decode(errors="replace").strip().splitlines()
             return exit_text(code, lines) if code else ""
         return ""
@@ -180,8 +183,8 @@ class ProxyCommand:
             try:
                 self._child.wait(LINE_CLOSE_SECONDS)
             except subprocess.TimeoutExpired:
-                os.killpg(self._child.pid, signal.SIGKILL)
-                self._child.wait()
+                self._stalled = True
+                self.kill()
 
         self._socket.close()
         threading.Thread(target=reap, daemon=True).start()

@@ -1,0 +1,90 @@
+"""The values of the line Usage."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+from dmltrain import record
+from dmltrain.usage import GpuUse, Usage
+
+
+class Host:
+    """A host of four cores whose processes have used `seconds`."""
+
+    def __init__(self, seconds: float | None = 0.0):
+        self.seconds, self.cores = seconds, 4.0
+
+    def busy(self) -> float | None:
+        return self.seconds
+
+    def memory(self) -> float | None:
+        return 0.25
+
+
+class Gpus:
+    def __init__(self, *uses: GpuUse):
+        self.uses = list(uses)
+
+    def take(self) -> GpuUse:
+        return self.uses.pop(0)
+
+
+def usage(host: Host, gpus: Gpus | None = None) -> tuple[Usage, list[float]]:
+    """A Usage, and what its clock and this process's CPU clock say."""
+    times = [100.0, 50.0]
+    return Usage(gpus, host, lambda: times[0], lambda: times[1]), times
+
+
+def test_means_over_the_interval():
+    host, none = Host(7.0), GpuUse(None, None)
+    made, times = usage(host, Gpus(none, GpuUse(0.1, 1.0), GpuUse(0.5, 800.0)))
+    times[:] = 200.0, 60.0
+    made.begin()
+    times[:], host.seconds = (210.0, 78.0), 37.0
+    found = made.end()
+    assert tuple(found) == record.USAGE
+    assert found.pop("memory") == pytest.approx(psutil.Process().memory_info().rss / 2**20, rel=0.2)
+    assert found == {"cpu": 1.8, "host-cpu": 0.75, "host-memory": 0.25, "gpu": 0.5, "gpu-memory": 800.0}
+
+
+def test_what_is_unknown_is_left_out():
+    made, times = usage(Host(None))
+    times[0] += 1
+    assert tuple(made.end()) == ("cpu", "memory", "host-memory")
+    made, times = usage(Host(0.0))
+    assert tuple(made.end()) == ("memory", "host-memory"), "no time has passed"
+
+
+def test_all_threads_count():
+    made, ended = Usage(), threading.Event()
+
+    def burn() -> None:
+        while not ended.is_set():
+            sum(range(1000))
+
+    thread = threading.Thread(target=burn)
+    thread.start()
+    own, began = time.process_time(), time.perf_counter()
+    time.sleep(0.2)
+    found, seconds = made.end(), time.perf_counter() - began
+    expected = (time.process_time() - own) / seconds
+    ended.set()
+    thread.join()
+    assert found["cpu"] == pytest.approx(expected, rel=0.2, abs=0.02) and found["cpu"] > 0.1
+    assert found["host-cpu"] > 0
+
+
+@pytest.mark.alone
+def test_an_epoch_costs_less_than_a_millisecond():
+    program = (
+        "import time\nfrom dmltrain.usage import Usage\nusage, began = Usage(), time.process_time()\n"
+        "for _ in range(200):\n    usage.begin()\n    usage.end()\nprint((time.process_time() - began) / 200)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert float(done.stdout) < 0.001
