@@ -11,7 +11,7 @@ that the epoch took: at 1 only faster computation or fewer bytes can make an epo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,3 +48,10 @@ def between(store: KVStore, start: Mark, end: Mark) -> dict[str, float]:
         "server": waits.server,
         "straggler": waits.straggler,
     }
+
+
+def shares(spent: Mapping[str, float]) -> dict[str, float]:
+    """The result of `between` with fractions of the time that they add up to instead of seconds."""
+    parts = {name: value for name, value in spent.items() if name != "bound"}
+    whole = sum(parts.values())
+    return {name: value if name == "bound" else value / whole for name, value in spent.items() if whole}

@@ -106,6 +106,16 @@ def measure_seconds(environ: Mapping[str, str] | None = None) -> float:
     return _seconds(os.environ if environ is None else environ, ("DMLTRAIN_MEASURE",), 0.0)
 
 
+def check_file(environ: Mapping[str, str] | None = None) -> str:
+    """The file of command lines to check instead of training; "": train (docs/environment.md)."""
+    return (os.environ if environ is None else environ).get("DMLTRAIN_CHECK", "")
+
+
+def inherited(**more: str) -> dict[str, str]:
+    """This process's environment with `more`, for a process that it starts."""
+    return {**os.environ, **more}
+
+
 def cores(environ: Mapping[str, str] | None = None) -> int:
     """The cores that this process may use: what the launcher gave it in OMP_NUM_THREADS, else all of its affinity."""
     text = (os.environ if environ is None else environ).get("OMP_NUM_THREADS", "").partition(",")[0]

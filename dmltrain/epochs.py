@@ -27,6 +27,7 @@ class Cost:
     sent_before: int  # bytes, until the epoch's start
     received_before: int
     spent: Mapping[str, float]  # see communication.between; empty for stores without counters
+    used: Mapping[str, float]  # see record.usage
 
 
 def train(run: Run, epoch: int) -> Cost:
@@ -37,16 +38,18 @@ def train(run: Run, epoch: int) -> Cost:
     sent, received = store.bytes_sent, store.bytes_received
     seed(run, Position(epoch, first))
     start = communication.mark(store)
+    run.usage.begin()
     meter = Meter(run, epoch)
     rate = steps(run, epoch, first, meter)
     trainer.synchronize()
+    store.barrier()  # the epoch lasts until the last worker has made its steps, also where they are asynchronous
     seconds = meter.finish()
     run.log_values(epoch, {f"Train-{name}": value for name, value in run.metrics(meter.whole).items()})
     run.log_values(epoch, {"Time cost": seconds})
     settle(run)
-    end = communication.mark(store)
+    used, end = run.usage.end(), communication.mark(store)
     spent = communication.between(store, start, end) if start and end else {}
-    return Cost(meter.whole.samples / seconds, rate, sent, received, spent)
+    return Cost(meter.whole.samples / seconds, rate, sent, received, spent, used)
 
 
 def seed(run: Run, position: Position) -> None:
@@ -67,6 +70,8 @@ def steps(run: Run, epoch: int, first: int, meter: Meter) -> float:
     options, trainer, plan, rate = run.options, run.trainer, run.plan, 0.0
     for batch in training_batches(run, epoch, first):
         step = batch.index // plan.group
+        if run.pace and batch.index % plan.group == 0:
+            run.pace.step(plan.iteration(Position(epoch, step)), len(plan.batches_of(step)))
         complete = (batch.index + 1) % plan.group == 0 or batch.index + 1 == plan.batches
         if complete:
             rate = run.schedule(epoch, step)
@@ -161,8 +166,10 @@ def evaluated(run: Run) -> Sums:
 def log_validation(run: Run, iteration: int, sums: Sums) -> None:
     if not sums.samples:
         return  # there are no validation data
-    for name, value in run.metrics(sums).items():
-        run.log.info(record.step_value(iteration, f"Validation-{name}", value))
+    values = {f"Validation-{name}": value for name, value in run.metrics(sums).items()}
+    for name, value in values.items():
+        run.log.info(record.step_value(iteration, name, value))
+    run.board.test(iteration, values)
 
 
 def report(run: Run, epoch: int, cost: Cost) -> None:
@@ -185,3 +192,6 @@ def report(run: Run, epoch: int, cost: Cost) -> None:
     )
     if cost.spent:
         run.log.info(record.communication(epoch, cost.spent))
+        run.board.spent(epoch, "communication", communication.shares(cost.spent))
+    run.log.info(record.usage(epoch, cost.used))
+    run.board.spent(epoch, "usage", cost.used)

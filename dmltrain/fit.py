@@ -12,13 +12,17 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from logging import Logger
+from pathlib import Path
 from typing import Any
 
 import dmltrain
 from dmltrain import (
+    board,
     checkpoint,
     common_network,
     divergence,
+    emulation,
     env,
     epochs,
     errors,
@@ -26,16 +30,19 @@ from dmltrain import (
     kvstore,
     loading,
     measure,
+    option_check,
     read_speed,
     record,
     resume,
 )
 from dmltrain.backends.table import BACKENDS
+from dmltrain.board import Board, EventBoard
 from dmltrain.errors import Diverged, JobLost, UserError
 from dmltrain.kvstore import KVStore
 from dmltrain.options import Options, parse
 from dmltrain.plan import Position, plan_of, schedule_of
 from dmltrain.run import Run
+from dmltrain.usage import Usage, gpu
 
 INTERRUPTED = 130  # 128 + SIGINT
 
@@ -52,6 +59,9 @@ def main(
     prog = prog or os.path.basename(sys.argv[0])
 
     def run() -> None:
+        if file := env.check_file():
+            print(option_check.line(file, lambda given: parse(given, prog, description, defaults)), flush=True)
+            return
         options = parse(words, prog, description, defaults)
         if seconds := env.measure_seconds():
             print(measure.line(options, seconds), flush=True)
@@ -120,6 +130,8 @@ def update_on_kvstore(options: Options) -> int:
 def prepare(options: Options, store: KVStore, command: str) -> Run:
     """Load data, network and weights, and check all of them before the first step."""
     log = record.logger(store.rank)
+    if options.tensorboard:
+        board.check(options.tensorboard)
     if options.model_prefix and store.rank == 0:
         checkpoint.prepare(options.model_prefix)
     dataset = loading.load_dataset(options, store, log.warning)
@@ -142,12 +154,33 @@ def prepare(options: Options, store: KVStore, command: str) -> Run:
     resume.check_all_save(options, store)
     start = resume.position(source, found, plan) if source and found else Position(0)
     own = loading.has_own_validation(options, dataset, store)
-    run = Run(options, store, log, network, dataset, trainer, schedule_of(options, plan), parts, plan, start, own)
+    pace, used, schedule = emulation.pace(options, store), usage_of(options, log), schedule_of(options, plan)
+    run = Run(options, store, log, network, dataset, trainer, schedule, parts, plan, start, own, pace, used)
+    run = replace(run, board=board_of(run, command))
+    trainer.pace = run.pace
     introduce(run, command)
     if found:
         resume.report(log, found, resume.circumstances(options, store, len(dataset.train)))
     announce(run)
     return run
+
+
+def usage_of(options: Options, log: Logger) -> Usage:
+    """Measures what epochs use, of GPUs only if their driver can be asked."""
+    try:
+        return Usage(gpu.sampler(options.device_names))
+    except gpu.GpusUnknown as reason:
+        log.info("The lines Usage are without GPUs: %s", reason)
+        return Usage()
+
+
+def board_of(run: Run, command: str) -> Board:
+    """What --tensorboard asks for."""
+    if not run.options.tensorboard:
+        return Board()
+    made = EventBoard(Path(run.options.tensorboard, f"worker-{run.store.rank}"), run.plan, run.start, run.log)
+    made.describe(command, run.options)
+    return made
 
 
 def introduce(run: Run, command: str) -> None:
@@ -166,6 +199,7 @@ def introduce(run: Run, command: str) -> None:
         f"Host {env.read().host_name}: {hardware.describe()}, {run.trainer.describe()}",
         f"Batch {options.batch_size} per worker, {options.batch_size * run.store.num_workers} in all; "
         f"seed {options.seed}",
+        *emulation.describe(options),
         *other_rank(run),
         f"Start training with {devices}, {run.store.num_workers} workers, {options.kv_store}",
     ):

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from dmltrain import env, kvstore, loading, models
+from dmltrain import emulation, env, kvstore, loading, models
 from dmltrain.backends.table import BACKENDS
 from dmltrain.data import synthetic
 from dmltrain.data.batches import Batch, TrainBatches
@@ -61,11 +61,12 @@ def measure(options: Options, seconds: float) -> dict[str, Any]:
         trainer.train_step(batch.images, batch.labels, options.batch_size, 0.0)
 
     timing = seconds_per_step(step, trainer.take_sums, seconds)
+    slow = emulation.slowness(options, rank=0)
     batches.close()
     sizes = slice_bytes(network, options)
     kvstore_type = kvstore.types.find(options.kv_store)
     return {
-        "seconds_per_step": timing.seconds,
+        "seconds_per_step": slow.mean(timing.seconds) if slow else timing.seconds,
         "spread": round(timing.spread, 3),
         "samples_per_step": options.batch_size,
         "model_bytes": network.num_parameters * GRADIENT_BYTES,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from dmltrain import record
 from dmltrain.metric import Sums
+from dmltrain.plan import Position
 from dmltrain.run import Run
 
 
@@ -25,6 +26,8 @@ class Meter:
         recent, now = self._recent + self._run.trainer.take_sums(), time.perf_counter()
         speed, metrics = recent.samples / (now - self._line), self._run.metrics(recent)
         self._run.log.info(record.batch(self._epoch, batch, speed, metrics))
+        plan = self._run.plan
+        self._run.board.batch(plan.iteration(Position(self._epoch, (batch + 1) // plan.group)), speed, metrics)
         self.whole, self._recent, self._line = self.whole + recent, Sums(), now
 
     @contextlib.contextmanager

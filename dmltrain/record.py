@@ -5,6 +5,7 @@
     2026-11-20 12:00:09,457 Node[0] Epoch[3] Time cost=12.345
     2026-11-20 12:00:10,789 Node[0] Epoch[3] Validation-accuracy=0.502100
     2026-11-20 12:00:10,790 Node[0] Epoch[3] Communication: bound=0.842 compute=9.120 own-host=0.201 wire=2.903 ...
+    2026-11-20 12:00:10,790 Node[0] Epoch[3] Usage: cpu=1.830 host-cpu=0.950 memory=512.0 host-memory=0.310 ...
 
 Each other value of an epoch is one more line `Epoch[k] Name=value`. The format is that of MXNet's
 `module/base_module.py` and `callback.py` (Speedometer), so MXNet's `tools/parse_log.py` reads these lines. Numbers have
@@ -29,6 +30,9 @@ _NAME = re.compile(r"[A-Za-z][\w@./+-]*( cost)?")
 _PLACES = {"Time cost": 3}  # decimals, as MXNet's "%.3f"
 COMMUNICATION = ("bound", "compute", "own-host", "wire", "server", "straggler")  # a fraction, then seconds
 _COMMUNICATION_PLACES = 3  # decimals
+USAGE = ("cpu", "host-cpu", "memory", "host-memory", "gpu", "gpu-memory")  # see `usage`
+USAGE_KEYS = tuple("usage_" + name.replace("-", "_") for name in USAGE)  # in the report: usage_cpu, usage_host_cpu, ...
+_USAGE_PLACES = {"memory": 1, "gpu-memory": 1}  # decimals of MiB; others have 3
 _METRIC_PLACES = 6  # decimals of Train-* and Validation-*, as MXNet's "%f"
 
 
@@ -65,6 +69,18 @@ def communication(epoch: int, values: Mapping[str, float]) -> str:
     """The line that says how an epoch's time was spent; `values` are those of COMMUNICATION."""
     shown = " ".join(f"{_checked(name)}={value:.{_COMMUNICATION_PLACES}f}" for name, value in values.items())
     return f"Epoch[{epoch}] Communication: {shown}"
+
+
+def usage(epoch: int, values: Mapping[str, float]) -> str:
+    """The line that says what an epoch used; `values` are those of USAGE that are known, means over the epoch.
+
+    cpu: cores that this process kept busy; host-cpu: fraction of the cores that it may use which any process kept busy;
+    memory: MiB of this process at the epoch's end; host-memory: fraction of the host's memory in use then; gpu:
+    fraction of the time in which this worker's GPUs computed; gpu-memory: MiB in use on them at the epoch's end. The
+    report's keys are USAGE_KEYS.
+    """
+    shown = " ".join(f"{_checked(name)}={value:.{_USAGE_PLACES.get(name, 3)}f}" for name, value in values.items())
+    return f"Epoch[{epoch}] Usage: {shown}"
 
 
 def plan(first_epoch: int, last_epoch: int, batches: int) -> str:
@@ -124,13 +140,13 @@ class Pair(NamedTuple):
 
 
 def pairs(text: bytes, section: str = "") -> list[Pair]:
-    """Every `name=value` and `name: value` of `text`; `validation:` alone starts a section."""
+    """Every `name=value` and `name: value` of `text`; `validation:` or `usage:` alone starts a section."""
     pairs = []
     for name, number in PAIR.findall(text):
         if number:
             pairs.append(Pair(_key(name, section), float(number), name, number, False))
         else:
-            section = _SPLITS.get(name.decode("ascii").lower(), section)
+            section = _SECTIONS.get(name.decode("ascii").lower(), section)
     if pairs and text.endswith(pairs[-1].text):
         pairs[-1] = Pair(*pairs[-1][:4], True)
     return pairs
@@ -146,6 +162,7 @@ _SPLITS = {
     "validation": "validation",
     "eval": "validation",
 }
+_SECTIONS = {**_SPLITS, "usage": "usage"}
 _SPLIT = re.compile(rf"({'|'.join(sorted(_SPLITS, key=len, reverse=True))})[-_ ](.+)")
 _FACTS = {
     "time cost": "seconds",
@@ -159,10 +176,15 @@ _FACTS = {
 }
 
 
+def split(name: str) -> str:
+    """train, validation or test if `name` is a word for it, else ""."""
+    return _SPLITS.get(name.lower(), "")
+
+
 def key(name: str, section: str = "") -> str:
     """The report's key of a printed name: `Train-accuracy` -> train_accuracy, `Time cost` -> seconds, `Sent` -> sent.
 
-    `section` (train, validation, test or '') is the split of names without one.
+    `section` (train, validation, test, usage or '') is the split of names without one.
     """
     name = name.lower()
     split = _SPLIT.fullmatch(name)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from logging import Logger
 
 from dmltrain import loading, record
 from dmltrain.backends.backend import Backend, Trainer
 from dmltrain.backends.table import BACKENDS
+from dmltrain.board import Board
 from dmltrain.data.dataset import Dataset
 from dmltrain.data.parts import Parts
+from dmltrain.emulation import SlowPace
 from dmltrain.kvstore import KVStore
 from dmltrain.layers import Network
 from dmltrain.metric import Sums
 from dmltrain.options import Options
 from dmltrain.plan import Plan, Position
 from dmltrain.schedule import Schedule
+from dmltrain.usage import Usage
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,9 @@ class Run:
     plan: Plan  # the same on all workers
     start: Position = Position(0)
     own_validation: bool = False  # each worker has validation samples of its own; else all share the same
+    pace: SlowPace | None = None  # with emulated computing
+    usage: Usage = field(default_factory=Usage)
+    board: Board = Board()
 
     @property
     def batches(self) -> int:
@@ -56,3 +62,4 @@ class Run:
     def log_values(self, epoch: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             self.log.info(record.value(epoch, name, value))
+        self.board.epoch(epoch, values)

@@ -18,7 +18,19 @@ from pathlib import Path
 from typing import Any
 
 import dmltrain
-from dmltrain import common_network, data, env, evaluation, fit, kvstore, loading, models, record, trained
+from dmltrain import (
+    common_network,
+    data,
+    env,
+    evaluation,
+    fit,
+    kvstore,
+    loading,
+    models,
+    option_check,
+    record,
+    trained,
+)
 from dmltrain.backends.table import BACKENDS
 from dmltrain.errors import UserError
 from dmltrain.kvstore import KVStore
@@ -40,6 +52,9 @@ def main(
     prog = prog or os.path.basename(sys.argv[0])
 
     def run() -> None:
+        if file := env.check_file():
+            print(option_check.line(file, lambda given: parse(given, prog, description, defaults)), flush=True)
+            return
         options = parse(words, prog, description, defaults)
         if not options.model_prefix:
             raise UserError("--model-prefix is missing: the PREFIX of the checkpoint PREFIX-0001.pt to score")

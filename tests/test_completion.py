@@ -27,9 +27,11 @@ ENTRY = {
     "job": "launch.cli:job_main",
     "completion": "launch.commands.completion:main",
     "parse": "dmltrain.report.cli:main",
+    "report": "dmltrain.report.page.cli:main",
     "data": "dmltrain.data_command.cli:main",
+    "experiment": "dmltrain.experiment.cli:main",
 }
-VERBS_HERE = ["check", "completion", "data", "job", "launch", "mute", "parse", "zoom"]
+VERBS_HERE = ["check", "completion", "data", "experiment", "job", "launch", "mute", "parse", "report", "zoom"]
 PLUGIN = """#!/bin/sh
 [ "$1" = --help ] || { echo "$*" > said; exit; }
 echo 'usage: dmltrain-zoom [options] PICTURE'
@@ -80,7 +82,7 @@ OFFERED = [
     (["dmltrain", "check", "--ssh", "s"], ["system"]),
     (["dmltrain", "check", "--kil"], []),
     (["dmltrain", "parse", "--format", "m"], ["markdown"]),
-    (["dmltrain", "parse", "--fo"], ["--format"]),
+    (["dmltrain", "parse", "--fo"], ["--follow", "--format"]),
     (["dmltrain", "data", "pa"], ["pack", "partition"]),
     (["dmltrain", "data", "pack", "--resi"], ["--resize"]),
     (["dmltrain", "completion", ""], ["bash", "zsh"]),
@@ -150,7 +152,8 @@ def test_all_options_of_the_tables_are_known(folder):
         named = [option for option in OPTIONS if set(option.names) & {*row.options, "--help"}]
         assert found[f"job {verb}"].options == of(named)
     names = {name for name in found["parse"].options if name.startswith("--")}
-    assert names == {"--help", "--format", "--aggregate", "--metric-names", "--plot"}
+    table = {"--summary", "--compare", "--x", "--wide", "--follow", "--format", "--aggregate", "--metric-names"}
+    assert names == {"--help", "--plot", *table}
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,11 @@ def test_the_first_lines_have_everything_needed_to_repeat_the_run(train, backend
 def test_an_epochs_lines(train):
     log = train("--num-epochs", 2, "--top-k", 3, "--lr-step-epochs", 1, "--lr", 0.05)
     assert "Communication" not in log.text, "a single process does not communicate"
+    used = [dict(re.findall(r"(\S+)=(\S+)", line)) for line in re.findall(r"Epoch\[\d+\] Usage: (.*)", log.text)]
+    assert [tuple(each) for each in used] == [("cpu", "host-cpu", "memory", "host-memory")] * 2, "there is no GPU"
+    for each in used:
+        assert 0.01 < float(each["cpu"]) < 1.1 * os.cpu_count() and float(each["memory"]) > 50
+        assert 0 < float(each["host-cpu"]) <= 1 and 0 < float(each["host-memory"]) < 1
     names = ("accuracy", "top_k_accuracy_3", "cross-entropy")
     for name in [f"{kind}-{each}" for kind in ("Train", "Validation") for each in names]:
         assert len(log.values(name)) == 2, name

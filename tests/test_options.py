@@ -113,6 +113,9 @@ def test_the_old_command_line_still_works():
         ("--memory-format", "contiguous", "contiguous"),
         ("--update-on-kvstore", "1", 1),
         ("--gpus", "", ()),
+        ("--emulate-step", "0.15", 0.15),
+        ("--stragglers", "0.05:10", (0.05, 10.0)),
+        ("--slow-worker", "4:3", (4, 3.0)),
     ],
 )
 def test_every_spelling_with_a_space_and_with_an_equals_sign(flag, value, expected):
@@ -210,6 +213,11 @@ def test_devices(text, names):
         ("--profile-worker-suffix p.json", ["--profile-worker-suffix", "Communication", "py-spy"]),
         ("--worker_file=hosts", ["--worker-file", "benchmarks/networks.py"]),
         ("--base-lr 0.1", ["--base-lr", "use --lr"]),
+        ("--emulate-step -1", ["--emulate-step", "'-1'", "at least 0"]),
+        ("--stragglers 0.05", ["--stragglers", "'0.05'", "PROBABILITY:FACTOR such as 0.05:10"]),
+        ("--stragglers 5:10", ["--stragglers", "'5'", "from 0 to 1"]),
+        ("--stragglers 0.05:0.1", ["--stragglers", "'0.1'", "at least 1"]),
+        ("--slow-worker host4:3", ["--slow-worker", "'host4'", "integer"]),
         ("--lr", ["--lr", "expected one argument"]),
     ],
 )

@@ -258,6 +258,7 @@ def test_mxnets_own_reader_reads_our_lines() -> None:
                 record.value(epoch, "Speed", 1733.12),
                 record.value(epoch, "Memory", 512.3),
                 record.value(epoch, "Sent", 99),
+                record.usage(epoch, dict.fromkeys(record.USAGE, 0.25)),
             )
         ]
         lines += [record.plan(0, 2, 391), *said]
@@ -285,6 +286,16 @@ def test_the_names_of_time_categories_are_stable() -> None:
     assert line.startswith("Epoch[3] Communication: bound=0.5")
     found = {pair.key: pair.value for pair in record.pairs(line.encode())}
     assert found == {"bound": 0.5, "own_host": 1.25, "wire": 0.0}
+
+
+def test_the_names_of_usage_are_stable() -> None:
+    assert record.USAGE == ("cpu", "host-cpu", "memory", "host-memory", "gpu", "gpu-memory")
+    line = record.usage(3, {"cpu": 1.83, "host-cpu": 0.95, "memory": 512.0, "gpu-memory": 8012.0})
+    assert line == "Epoch[3] Usage: cpu=1.830 host-cpu=0.950 memory=512.0 gpu-memory=8012.0"
+    found = {pair.key: pair.value for pair in record.pairs(line.encode())}
+    assert found == {"usage_cpu": 1.83, "usage_host_cpu": 0.95, "usage_memory": 512, "usage_gpu_memory": 8012}
+    everything = record.pairs(record.usage(0, dict.fromkeys(record.USAGE, 1.0)).encode())
+    assert tuple(pair.key for pair in everything) == record.USAGE_KEYS
 
 
 def test_a_logger_writes_to_stderr_or_a_given_stream(capsys: pytest.CaptureFixture) -> None:

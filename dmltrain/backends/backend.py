@@ -86,8 +86,23 @@ class CommonArray:
     write: Callable[[Array], None]  # on all devices
 
 
+class Pace(Protocol):
+    """Is told how far the computing of each batch is. It may sleep, which makes a worker slower."""
+
+    def begin(self) -> None:
+        """The computing begins; waits for the kvstore may follow."""
+
+    def between(self) -> None:
+        """The forward pass is done on the device. No gradient is sent yet."""
+
+    def end(self) -> None:
+        """The computing is done on the device."""
+
+
 class Trainer(Protocol):
     """One worker's network on its devices, connected to the other workers by a kvstore."""
+
+    pace: Pace | None  # None at first; with a Pace the trainer waits for its devices
 
     def seed(self, *numbers: int) -> None:
         """Seed the framework's random numbers (dropout) on every device."""

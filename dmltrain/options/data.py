@@ -48,13 +48,18 @@ class DataOptions:
         metavar="PATH",
     )
     num_classes: int | None = option(
-        "Data", "number of classes (default: the data set's, or as many as the files tell)", integer(1)
+        "Data",
+        "number of classes, for synthetic and files of images (default: the data set's, or as many as the files tell)",
+        integer(1),
     )
     num_examples: int | None = option(
         "Data",
         "number of training samples of an epoch: the first, if the data set has more; else it is repeated, each time "
         "in another order",
         integer(1),
+    )
+    num_val_examples: int | None = option(
+        "Data", "number of validation samples, the first: for trials (default: all)", integer(1)
     )
     image_shape: tuple[int, int, int] | None = option(
         "Data",

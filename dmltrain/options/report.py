@@ -35,6 +35,9 @@ class ReportOptions:
         0,
         metavar="ITERATIONS",
     )
+    tensorboard: str | None = option(
+        "Reports", "also write event files for TensorBoard, in DIR/worker-0 and so on", path, metavar="DIR"
+    )
     model_prefix: str | None = option(
         "Reports", f"write a checkpoint after each epoch, PREFIX-0001 and so on: {SUFFIXES}", path, metavar="PREFIX"
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dmltrain.options.data import DataOptions
 from dmltrain.options.devices import DeviceOptions
 from dmltrain.options.distribution import DistributionOptions
+from dmltrain.options.emulation import EmulationOptions
 from dmltrain.options.field import flag
 from dmltrain.options.fine_tuning import FineTuningOptions
 from dmltrain.options.images import ImageOptions
@@ -18,6 +19,7 @@ from dmltrain.options.training import TrainingOptions
 
 @dataclass(frozen=True)
 class Options(
+    EmulationOptions,
     ReportOptions,
     FineTuningOptions,
     DistributionOptions,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from dmltrain.arrays import Array
 from dmltrain.backends import weights
-from dmltrain.backends.backend import CommonArray, Settings
+from dmltrain.backends.backend import CommonArray, Pace, Settings
 from dmltrain.backends.device import gpu_index
 from dmltrain.backends.mxnet import compat as mxnet_compat
 from dmltrain.backends.mxnet import layers as mxnet_layers
@@ -75,6 +75,7 @@ class MXNetTrainer:
         self._seen = [0] * len(self._contexts)  # training samples since the last merge of statistics
         self._queued: deque[list[NDArray]] = deque()
         self._accumulated: list[tuple[Learned, list[NDArray]]] = []  # gradients of `accumulate`, one for each device
+        self.pace: Pace | None = None
 
     def _try(self, network: Network, dtype: str) -> None:
         """Compute one image: MXNet reports an unsupported type only then."""
@@ -146,6 +147,7 @@ class MXNetTrainer:
                 so_far += gradient
 
     def _backward(self, images: Array, labels: Array, total: int) -> None:
+        self._begin()
         losses = []
         for index, part in enumerate(self._parts(images, labels)):
             if part:
@@ -154,12 +156,29 @@ class MXNetTrainer:
                 self._seen[index] += len(part[1])
             else:
                 self._no_gradient(index)
+        self._between(losses)
         if losses:
             mx.autograd.backward(losses)
+        self._end()
         self._queued.append(losses)
         if len(self._queued) > AHEAD:
             for loss in self._queued.popleft():
                 loss.wait_to_read()
+
+    def _begin(self) -> None:
+        if self.pace:
+            wait_for(each.values for each in self._learned)
+            self.pace.begin()
+
+    def _between(self, losses: list[NDArray]) -> None:
+        if self.pace:
+            wait_for([losses])
+            self.pace.between()
+
+    def _end(self) -> None:
+        if self.pace:
+            wait_for(each.gradients for each in self._learned)
+            self.pace.end()
 
     def evaluate(self, images: Array, labels: Array) -> None:
         """Add the metrics of these samples with the current weights."""
@@ -273,6 +292,13 @@ def find_contexts(names: tuple[str, ...]) -> list[Any]:
         mx.cpu(index) if name == "cpu" else mx.gpu(gpu_index(name, mx.context.num_gpus(), framework))
         for index, name in enumerate(names)
     ]
+
+
+def wait_for(arrays: Iterable[list[NDArray]]) -> None:
+    """Wait until MXNet's engine has computed these."""
+    for replicas in arrays:
+        for each in replicas:
+            each.wait_to_read()
 
 
 def samples_of_a_step(settings: Settings, store: KVStore) -> int:

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from dmltrain.arrays import Array
 from dmltrain.backends import weights
-from dmltrain.backends.backend import CommonArray, Settings
+from dmltrain.backends.backend import CommonArray, Pace, Settings
 from dmltrain.backends.device import gpu_index
 from dmltrain.backends.torch import distributed
 from dmltrain.backends.torch import layers as torch_layers
@@ -78,6 +78,7 @@ class TorchTrainer:
         self._sums = [torch.zeros(4, dtype=torch.float64, device=device) for device in self._devices]
         self._seen = [0] * len(self._devices)  # training samples since the last merge of statistics
         self._has_gradient = False  # of `accumulate`
+        self.pace: Pace | None = None
 
     def _placed(self, module: nn.Module, device: torch.device) -> nn.Module:
         placed: nn.Module = copy.deepcopy(module).to(device)
@@ -127,17 +128,21 @@ class TorchTrainer:
         `total`: number of samples in the mean gradient of this step (of all workers in a synchronous job).
         """
         set_rate(self._optimizer, learning_rate)
+        self._begin()
         self._backward(images, labels, total)
         self._has_gradient = False
         if len(self._modules) > 1:
             self._sum_gradients()
         self._optimizer.step()
+        self._end()
 
     def accumulate(self, images: Array, labels: Array, total: int) -> None:
         """Add the gradient of these samples to that of the next `train_step`, which has the same `total`."""
+        self._begin()
         with self._optimizer.accumulate():
             self._backward(images, labels, total)
         self._has_gradient = True
+        self._end()
 
     def _backward(self, images: Array, labels: Array, total: int) -> None:
         if not self._has_gradient:
@@ -145,9 +150,30 @@ class TorchTrainer:
             self._copy_weights()
         for index, part in enumerate(self._parts(images, labels)):
             loss = self._counted_loss(index, *part, train=True) if len(part[1]) else self._no_loss(index)
+            if index == 0:
+                self._between()
             scale = 1.0 if self._scale is None else self._scale.value.to(loss.device)
             (loss * (scale / total)).backward()
             self._seen[index] += len(part[1])
+
+    def _begin(self) -> None:
+        if self.pace:
+            self.pace.begin()
+
+    def _between(self) -> None:
+        if self.pace:
+            self._wait_for_devices()
+            self.pace.between()
+
+    def _end(self) -> None:
+        if self.pace:
+            self._wait_for_devices()
+            self.pace.end()
+
+    def _wait_for_devices(self) -> None:
+        for device in self._devices:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
 
     def evaluate(self, images: Array, labels: Array) -> None:
         """Add the metrics of these samples with the current weights."""
