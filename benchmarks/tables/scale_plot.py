@@ -1,9 +1,12 @@
-"""The scale benchmark's plot: a step's time over each axis, with the bound. matplotlib is imported only here."""
+"""The scale benchmark's plot: a step's time over each axis, with the bound, in the project's style."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+
+from dmltrain.errors import UserError
+from dmltrain.report import style
 
 LABELS = {"workers": "workers", "servers": "servers", "keys": "keys", "megabytes": "model, MB"}
 LINES = {
@@ -11,7 +14,7 @@ LINES = {
     "bound": lambda entry: entry["bound_seconds"],
     "slices without their bytes": lambda entry: entry["slices_alone"]["seconds"],
 }
-STYLES = {"time": "o-C0", "bound": "k--", "slices without their bytes": ".:C1"}
+DASHED = ("bound",)  # it is computed, not measured
 
 
 class PlotFailed(Exception):
@@ -21,28 +24,22 @@ class PlotFailed(Exception):
 def require() -> None:
     """Raise PlotFailed before the measurement if matplotlib is missing."""
     try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise PlotFailed(f"--plot needs matplotlib ({error}): pip install 'dmltrain[plot]'") from None
+        style.figure()
+    except UserError as error:
+        raise PlotFailed(f"--plot: {error}") from None
 
 
 def save(rows: Sequence[dict], path: str) -> None:
     """Draw one panel for each axis through the first row, the base. `path` ends with the format. Raises PlotFailed."""
     require()
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    # text stays text, and equal figures give equal files
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "scale", "font.size": 8}):
-        figure = Figure(figsize=(10, 2.8), layout="constrained")  # inches
-        for axes, axis in zip(figure.subplots(1, len(LABELS), sharey=True), LABELS, strict=True):
-            draw(axes, axis, series(rows, axis))
-        figure.axes[0].set_ylabel("ms a step")
-        figure.axes[0].legend(fontsize="small")
-        try:
-            figure.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
-        except (OSError, ValueError) as error:  # ValueError lists the formats that matplotlib knows
-            raise PlotFailed(f"--plot {path}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
+    figure, panels = style.figure(len(LABELS), width=2.6, height=2.6, sharey=True)
+    for axes, axis in zip(panels, LABELS, strict=True):
+        draw(axes, axis, series(rows, axis))
+    panels[0].set_ylabel("ms a step")
+    try:
+        style.save(figure, path)
+    except UserError as error:
+        raise PlotFailed(f"--plot {error}") from None
 
 
 def series(rows: Sequence[dict], axis: str) -> list[dict]:
@@ -54,10 +51,10 @@ def series(rows: Sequence[dict], axis: str) -> list[dict]:
 def draw(axes: Any, axis: str, rows: Sequence[dict]) -> None:
     """One panel."""
     places = [row[axis] for row in rows]
-    for label, value in LINES.items():
-        axes.plot(places, [value(row) * 1e3 for row in rows], STYLES[label], label=label)
-    axes.set(xscale="log", yscale="log", xlabel=LABELS[axis])
+    axes.set(xscale="log", yscale="log")
+    for number, (label, value) in enumerate(LINES.items()):
+        style.curve(axes, places, [value(row) * 1e3 for row in rows], number, label, dashed=label in DASHED)
+    style.finish(axes, LABELS[axis], "")
     axes.set_xticks(places, [f"{place:g}" for place in places])
     axes.yaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()
-    axes.grid(alpha=0.3)

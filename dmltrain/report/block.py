@@ -23,13 +23,14 @@ class Block:
     """Whole lines of a log, or a section of a very long line.
 
     data: the bytes. limit: records that start at or after it belong to the next block, which repeats them.
-    whole: False for the text after the file's last line end, which may be truncated.
+    whole: False for the text after the file's last line end, which may be truncated. name: the file's, or "".
     """
 
-    def __init__(self, data: bytes, limit: int | None = None, whole: bool = True) -> None:
+    def __init__(self, data: bytes, limit: int | None = None, whole: bool = True, name: str = "") -> None:
         self.data = data
         self.limit = len(data) if limit is None else limit
         self.whole = whole
+        self.name = name
         self._known: dict[bytes, bool] = {}
 
     def holds(self, text: bytes) -> bool:
@@ -41,31 +42,40 @@ class Block:
 
 def blocks(stream: BinaryIO, size: int = CHUNK) -> Iterator[Block]:
     """The blocks of `stream`, which is read `size` bytes at a time. Passes on the stream's OSError."""
-    rest = b""
-    for chunk in _plain(stream, size):
-        data = rest + chunk
+    splitter = Splitter(str(getattr(stream, "name", "")))
+    while chunk := stream.read(size):
+        yield from splitter.feed(chunk)
+    yield from splitter.end()
+
+
+class Splitter:
+    """Makes blocks from chunks of a file named `name`; a line without an end waits for the next chunk."""
+
+    def __init__(self, name: str = "") -> None:
+        self._name = name
+        self._rest = b""
+        self._decode: Callable[[bytes], bytes] | None = None
+
+    def feed(self, chunk: bytes) -> Iterator[Block]:
+        """At most one block."""
+        self._decode = self._decode or _decoder(chunk)
+        data = self._rest + self._decode(chunk)
         if b"\x1b" in data:
             data = _COLOUR.sub(b"", data)
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if end:
-            yield Block(data[:end])
-            rest = data[end:]
+            yield Block(data[:end], name=self._name)
+            self._rest = data[end:]
         elif len(data) > LONGEST_LINE:
-            yield Block(data, len(data) - LONGEST_RECORD)
-            rest = data[-LONGEST_RECORD:]
+            yield Block(data, len(data) - LONGEST_RECORD, name=self._name)
+            self._rest = data[-LONGEST_RECORD:]
         else:
-            rest = data
-    if rest:
-        yield Block(rest, whole=False)
+            self._rest = data
 
-
-def _plain(stream: BinaryIO, size: int) -> Iterator[bytes]:
-    """Chunks in an encoding that is compatible with ASCII."""
-    chunk = stream.read(size)
-    decode = _decoder(chunk)
-    while chunk:
-        yield decode(chunk)
-        chunk = stream.read(size)
+    def end(self) -> Iterator[Block]:
+        """What follows the last line end, if anything does."""
+        if self._rest:
+            yield Block(self._rest, whole=False, name=self._name)
 
 
 def _decoder(start: bytes) -> Callable[[bytes], bytes]:

@@ -1,4 +1,8 @@
-"""Tables -> a plot of accuracy and seconds per epoch. Only `save` imports matplotlib."""
+"""Tables -> a plot of accuracy and seconds per epoch, in the project's style.
+
+A run has one colour: its validation accuracy is a solid curve, its training accuracy a dashed one. Where a run has
+several workers, the range of their values is shaded.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dmltrain.errors import UserError
+from dmltrain.report import style
 from dmltrain.report.table import Table
 from dmltrain.report.text import labels
 
@@ -15,48 +20,42 @@ from dmltrain.report.text import labels
 def save(tables: Sequence[Table], path: str) -> None:
     """Plot `tables` (one number per cell) to `path`; its extension selects the format. UserError if that fails."""
     try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UserError(f"--plot needs matplotlib ({error}): pip install 'dmltrain[plot]'") from None
-    if not tables:
-        raise UserError(f"--plot {path}: no run has an epoch to plot")
-    figure = Figure(figsize=(11, 4.5), layout="constrained")  # inches
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # missing glyphs, overflow of very large numbers
-        _draw(figure, tables)
-        _write(figure, path)
+        if not tables:
+            raise UserError(f"{path}: no run has an epoch to plot")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # overflow of very large numbers
+            figure, (accuracy, seconds) = style.figure(2)
+            _draw(accuracy, seconds, tables)
+        style.save(figure, path)
+    except UserError as error:
+        raise UserError(f"--plot {error}") from None
 
 
-def _draw(figure: Any, tables: Sequence[Table]) -> None:
-    accuracy, seconds = figure.subplots(1, 2)
+def _draw(accuracy: Any, seconds: Any, tables: Sequence[Table]) -> None:
     for number, (table, name) in enumerate(zip(tables, labels(tables), strict=True)):
-        colour = f"C{number % 10}"
-        _line(accuracy, table, "validation_accuracy", f"{name} validation", color=colour)
-        _line(accuracy, table, "train_accuracy", f"{name} train", color=colour, linestyle="--")
-        _line(seconds, table, "seconds", name, color=colour)
-    _finish(accuracy, "accuracy")
-    _finish(seconds, "seconds per epoch")
+        _line(accuracy, table, "validation_accuracy", number, name)
+        _line(accuracy, table, "train_accuracy", number, name, dashed=True)
+        _line(seconds, table, "seconds", number, name)
+    row = "epoch" if all(table.run.first is not None for table in tables) else "iteration"
+    axis = row if tables[0].axis == "epoch" else tables[0].axis
+    style.finish(accuracy, axis, "accuracy (solid: validation, dashed: training)", whole=axis != "seconds")
+    style.finish(seconds, axis, f"seconds per {row}", whole=axis != "seconds")
     seconds.set_ylim(bottom=0)
 
 
-def _line(axes: Any, table: Table, key: str, label: str, **style: str) -> None:
-    cells = ((epoch, row[key]) for epoch, row in table.counted().items())
-    points = [(epoch, cell) for epoch, cell in cells if isinstance(cell, float) and math.isfinite(cell)]
-    if points:
-        marker = "o" if len(points) < 40 else ""
-        axes.plot(*zip(*points, strict=True), marker=marker, markersize=3, label=label.replace("$", r"\$"), **style)
+def _line(axes: Any, table: Table, key: str, number: int, name: str, dashed: bool = False) -> None:
+    """The curve of a key's cells, and the range of the values of all workers."""
+    rows = [(epoch, row[key]) for epoch, row in table.rows.items() if epoch in table.places]
+    points = [(epoch, cell) for epoch, cell in rows if isinstance(cell, float) and math.isfinite(cell)]
+    if not points:
+        return
+    epochs = [table.places[epoch] for epoch, _ in points]
+    style.curve(axes, epochs, [cell for _, cell in points], number, name, dashed=dashed)
+    ranges = [_range(table, epoch, key) for epoch, _ in points]
+    if any(low < high for low, high in ranges):
+        style.band(axes, epochs, [low for low, _ in ranges], [high for _, high in ranges], number)
 
 
-def _finish(axes: Any, what: str) -> None:
-    axes.set_xlabel("epoch")
-    axes.set_ylabel(what)
-    axes.grid(alpha=0.3)
-    if axes.lines:
-        axes.legend(fontsize="small")
-
-
-def _write(figure: Any, path: str) -> None:
-    try:
-        figure.savefig(path, dpi=120)
-    except (OSError, ValueError, RuntimeError) as error:  # ValueError lists the valid extensions
-        raise UserError(f"--plot {path}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
+def _range(table: Table, epoch: int, key: str) -> tuple[float, float]:
+    finite = [number for number in table.run.epochs[epoch][key] if math.isfinite(number)]
+    return min(finite, default=math.nan), max(finite, default=math.nan)

@@ -1,23 +1,31 @@
 """A path -> the run or runs in its logs.
 
 A file is one run, or several if Keras trained several times. A folder is one run: *.log files with epochs are its
-workers, and the others (servers, scheduler) are ignored. `-` is standard input.
+workers, and the others (servers, scheduler) are ignored. Only where no workers of one run can have written its logs,
+each of them is a run. In a folder without *.log files, *.csv and *.netoutputs files have the run's metrics. `-` is
+standard input.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import stat
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from dmltrain.errors import UserError
 from dmltrain.report.block import Block, blocks
 from dmltrain.report.dialect import DIALECTS, programs
+from dmltrain.report.head import Head
 from dmltrain.report.run import Found, Run, merge
 
+_TABLES = (".csv", ".netoutputs")
 _SHAPES = f"`Epoch[k] Train-accuracy=...`, or an epoch as written by {programs('or')}"
 
 
@@ -26,7 +34,7 @@ def read(path: str) -> list[Run]:
     if path == "-":
         return _file_runs(path, sys.stdin.buffer)
     if os.path.isdir(path):
-        return [_folder_run(path)]
+        return _folder_runs(path)
     try:
         with open(path, "rb") as stream:
             return _file_runs(path, stream)
@@ -35,22 +43,58 @@ def read(path: str) -> list[Run]:
 
 
 def _file_runs(path: str, stream: BinaryIO) -> list[Run]:
-    found, fault = scan(stream)
-    if not found:
-        return [Run(path, (path,), faults=(f"{path}: {fault}",))]
-    several = len(found) > 1
-    return [merge(path, [(path, one)], part if several else 0) for part, one in enumerate(found, 1)]
+    return _runs(path, survey(stream))
+
+
+def _runs(path: str, log: Survey) -> list[Run]:
+    if not log.found:
+        return [Run(path, (path,), faults=(f"{path}: {log.fault}",), heads=(log.head,))]
+    several = len(log.found) > 1
+    return [
+        merge(path, [(path, one)], part if several else 0, heads=(log.head,)) for part, one in enumerate(log.found, 1)
+    ]
+
+
+class Survey(NamedTuple):
+    """A log. fault: why it has no run. head: the lines at its start that describe it. dialect: name of its format."""
+
+    found: list[Found]
+    fault: str
+    head: bytes
+    dialect: str = ""
+
+
+def survey(stream: BinaryIO) -> Survey:
+    """Read a log to its end. Passes on the stream's OSError."""
+    dialects = [dialect() for dialect in DIALECTS]
+    head = Head()
+    first: Block | None = None
+    with _no_collection():
+        for block in blocks(stream):
+            first = first or block
+            head.feed(block)
+            any(dialect.feed(block) for dialect in dialects)
+        for dialect in dialects:
+            if found := dialect.found():
+                return Survey(found, "", head.lines(), type(dialect).__name__)
+    return Survey([], _nothing(first), head.lines())
 
 
 def scan(stream: BinaryIO) -> tuple[list[Found], str]:
-    """The runs in a log; if there is none, the reason. Passes on the stream's OSError."""
-    dialects = [dialect() for dialect in DIALECTS]
-    first: Block | None = None
-    for block in blocks(stream):
-        first = first or block
-        any(dialect.feed(block) for dialect in dialects)
-    found = next((found for dialect in dialects if (found := dialect.found())), [])
-    return found, "" if found else _nothing(first)
+    """The runs in a log; if there is none, the reason."""
+    return survey(stream)[:2]
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Pause Python's collector of cyclic garbage, of which reading makes none: it takes half the time of a long CSV."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _nothing(first: Block | None) -> str:
@@ -67,27 +111,55 @@ def _unreadable(path: str, error: OSError | ValueError) -> str:
     return f"{path}: cannot be read: {reason}"
 
 
+def folders(paths: Sequence[str]) -> list[str]:
+    """The same paths, with a folder of several runs replaced by the folders of these runs, in natural order."""
+    return [each for path in paths for each in (_runs_in(path) or [path])]
+
+
+def _runs_in(path: str) -> list[str]:
+    """The folders with logs in a folder that has no log itself. What cannot be read is left to `read`."""
+    try:
+        if not os.path.isdir(path) or any(Path(path).glob("*.log")):
+            return []
+        names = sorted(os.listdir(path), key=_natural)
+        return [os.path.join(path, name) for name in names if any(Path(path, name).glob("*.log"))]
+    except (OSError, ValueError):
+        return []
+
+
 # ---- folders --------------------------------------------------------------------------------------------------------
 
 
-def _folder_run(path: str) -> Run:
+def _folder_runs(path: str) -> list[Run]:
+    """The run whose workers wrote the logs of a folder; several runs if no workers of one run can have written them."""
     names = sorted(_names(path), key=_natural)
-    files: list[tuple[str, Found]] = []
+    files: list[tuple[str, Survey]] = []
     faults: list[str] = []
-    without: list[str] = []
-    for name in (name for name in names if name.endswith(".log")):
+    logs = [name for name in names if name.endswith(".log")] or [name for name in names if name.endswith(_TABLES)]
+    for name in logs:
         log = os.path.join(path, name)
         try:
-            found = _scan_file(log)
+            files.append((log, _survey_file(log)))
         except OSError as error:
             faults.append(_unreadable(log, error))
-            continue
-        files += [(log, one) for one in found]
-        if not found:
-            without.append(name)
-    if not files and not faults:
-        faults.append(_no_logs(path, names, without))
-    return merge(path, files, faults=faults, notes=_unlike(path, [os.path.basename(log) for log, _ in files]))
+    own = [(log, survey) for log, survey in files if survey.found]
+    if not own and not faults:
+        faults.append(_no_logs(path, names, [os.path.basename(log) for log, _ in files]))
+    if len({survey.dialect for _, survey in own}) > 1 or any(len(survey.found) > 1 for _, survey in own):
+        return _separate(path, own, faults)
+    heads = [survey.head for _, survey in own or files]  # without epochs any log may describe the run
+    notes = _unlike(path, [os.path.basename(log) for log, _ in own if log.endswith(".log")])
+    found = [(log, one) for log, survey in own for one in survey.found]
+    return [merge(path, found, faults=faults, notes=notes, heads=heads)]
+
+
+def _separate(path: str, files: Sequence[tuple[str, Survey]], faults: Sequence[str]) -> list[Run]:
+    """Each file's runs, as if its name was given. The first has the folder's faults and a note."""
+    formats = sorted({survey.dialect for _, survey in files})
+    why = f"of several formats ({', '.join(formats)})" if len(formats) > 1 else "of several runs in one file"
+    note = f"{path}: logs {why} are not the workers of one run: each run is shown by itself"
+    first, *others = [run for log, survey in files for run in _runs(log, survey)]
+    return [replace(first, faults=(*faults, *first.faults), notes=(note, *first.notes)), *others]
 
 
 def _names(path: str) -> list[str]:
@@ -97,12 +169,12 @@ def _names(path: str) -> list[str]:
         raise UserError(_unreadable(path, error)) from None
 
 
-def _scan_file(log: str) -> list[Found]:
+def _survey_file(log: str) -> Survey:
     """Read a regular file only: opening a fifo named *.log would block."""
     if not stat.S_ISREG(os.stat(log).st_mode):
-        return []
+        return Survey([], "not a regular file", b"")
     with open(log, "rb") as stream:
-        return scan(stream)[0]
+        return survey(stream)
 
 
 def _unlike(path: str, logs: list[str]) -> list[str]:

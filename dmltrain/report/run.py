@@ -6,6 +6,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from dmltrain.report import unnamed
+
 # key (train_accuracy, seconds, ...) -> every value printed for it, in the order of the log
 Values = dict[str, "array[float]"]
 
@@ -16,12 +18,16 @@ class Found:
 
     epochs: epoch as printed -> values of its epoch lines. snapshots: epoch -> training metrics of its last batch line,
     used if there is no value per epoch. first: number of the first epoch (0 or 1), None if the log counts iterations.
+    elapsed: epoch -> seconds from the log's first line to the epoch's last, where lines have times. unnamed: the log
+    does not say that its training accuracy is one (`train=0.47`).
     """
 
     epochs: dict[int, Values] = field(default_factory=dict)
     snapshots: dict[int, dict[str, float]] = field(default_factory=dict)
     first: int | None = 0
     notes: tuple[str, ...] = ()
+    elapsed: dict[int, float] = field(default_factory=dict)
+    unnamed: bool = False
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,8 @@ class Run:
 
     log: the path from the user. files: the files read. part: 1, 2, ... if one file has several runs, else 0. epochs:
     ascending, as printed. from_last_batch: the epochs whose training accuracy is that of the last batch line. faults:
-    errors in the input (the program exits with 2). notes: remarks for readers of the table.
+    errors in the input (the program exits with 2). notes: remarks for readers of the table. heads: of each file the
+    lines at its start that describe the run. elapsed: epoch -> seconds since the start of the run, of its last worker.
     """
 
     log: str
@@ -41,10 +48,17 @@ class Run:
     from_last_batch: tuple[int, ...] = ()
     faults: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    heads: tuple[bytes, ...] = ()
+    elapsed: dict[int, float] = field(default_factory=dict)
 
 
 def merge(
-    log: str, files: Sequence[tuple[str, Found]], part: int = 0, faults: Sequence[str] = (), notes: Sequence[str] = ()
+    log: str,
+    files: Sequence[tuple[str, Found]],
+    part: int = 0,
+    faults: Sequence[str] = (),
+    notes: Sequence[str] = (),
+    heads: Sequence[bytes] = (),
 ) -> Run:
     """The run whose workers wrote `files` (path, its values): each epoch has the values of all workers."""
     epochs = dict(files[0][1].epochs) if files else {}
@@ -54,9 +68,28 @@ def merge(
                 epochs.setdefault(epoch, {}).setdefault(key, array("d")).extend(numbers)
     from_last_batch = _stand_in(epochs, [found.snapshots for _, found in files])
     _derive(epochs)
+    doubts = unnamed.rename(epochs, heads) if files and all(found.unnamed for _, found in files) else ()
     paths, first = tuple(path for path, _ in files), files[0][1].first if files else 0
     notes = (*notes, *(f"{path}: {note}" for path, found in files for note in found.notes))
-    return Run(log, paths, dict(sorted(epochs.items())), first, part, from_last_batch, tuple(faults), notes)
+    notes = (*notes, *(f"{log}: {doubt}" for doubt in doubts))
+    return Run(
+        log,
+        paths,
+        dict(sorted(epochs.items())),
+        first,
+        part,
+        from_last_batch,
+        tuple(faults),
+        notes,
+        tuple(heads),
+        _elapsed([found.elapsed for _, found in files]),
+    )
+
+
+def _elapsed(files: Sequence[dict[int, float]]) -> dict[int, float]:
+    """The end of each epoch at the last worker. Times are relative to each log's start: clocks of hosts may differ."""
+    epochs = sorted({epoch for elapsed in files for epoch in elapsed})
+    return {epoch: max(elapsed[epoch] for elapsed in files if epoch in elapsed) for epoch in epochs}
 
 
 def _stand_in(epochs: dict[int, Values], snapshots: list[dict[int, dict[str, float]]]) -> tuple[int, ...]:

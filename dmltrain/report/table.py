@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from dmltrain.report.run import Run
@@ -17,7 +17,16 @@ def mean(numbers: Sequence[float]) -> float:
     """nan if any number is nan, because a diverged worker must be visible."""
     if not all(map(math.isfinite, numbers)):
         return sum(numbers)  # nan or an infinity
-    return math.fsum(numbers) / len(numbers)
+    return total(numbers) / len(numbers)
+
+
+def total(numbers: Iterable[float]) -> float:
+    """The sum, without rounding on the way; infinite if it is too large."""
+    numbers = list(numbers)
+    try:
+        return math.fsum(numbers)
+    except (OverflowError, ValueError):  # ValueError: inf - inf
+        return sum(numbers)
 
 
 def largest(numbers: Sequence[float]) -> float:
@@ -34,20 +43,26 @@ AGGREGATES: dict[str, Callable[[Sequence[float]], Cell]] = {"mean": mean, "max":
 
 @dataclass(frozen=True)
 class Table:
-    """The table of a run. rows: epoch as printed, ascending -> key -> cell; every row has every key."""
+    """The table of a run. rows: epoch as printed, ascending -> key -> cell; every row has every key.
+
+    places: epoch as printed -> what the first column says, which is also its place in a plot. axis: heading of that
+    column.
+    """
 
     run: Run
     keys: tuple[str, ...]
     rows: dict[int, dict[str, Cell]]
+    places: dict[int, float]
+    axis: str = "epoch"
 
-    def counted(self) -> dict[int, dict[str, Cell]]:
-        """The rows by epoch counted from 1, or by unchanged iteration."""
-        shift = 1 - self.run.first if self.run.first is not None else 0
-        return {epoch + shift: row for epoch, row in self.rows.items()}
+    def counted(self) -> dict[float, dict[str, Cell]]:
+        """The rows by what the first column says."""
+        return {self.places[epoch]: row for epoch, row in self.rows.items() if epoch in self.places}
 
 
 def table(run: Run, aggregate: str = "mean") -> Table:
-    """The table of `run`; one of AGGREGATES combines the values of the workers."""
+    """The table of `run`; one of AGGREGATES combines the values of the workers. Its first column has the epoch, counted
+    from 1, or the unchanged iteration."""
     others = {key: None for values in run.epochs.values() for key in values if key not in MAIN}
     keys = (*MAIN, *others)
     one = AGGREGATES[aggregate]
@@ -56,4 +71,5 @@ def table(run: Run, aggregate: str = "mean") -> Table:
         epoch: {key: one(values[key]) if key in values else missing for key in keys}
         for epoch, values in run.epochs.items()
     }
-    return Table(run, keys, rows)
+    shift = 1 - run.first if run.first is not None else 0
+    return Table(run, keys, rows, {epoch: epoch + shift for epoch in rows})

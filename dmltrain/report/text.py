@@ -1,8 +1,8 @@
 """Tables -> text, one function per format.
 
 The table is that of MXNet's tools/parse_log.py: epochs counted from 1, `%f` for metrics, `%.1f` for seconds. Several
-runs are side by side, with the run's name before each heading. JSON has everything that was read: all keys, and epochs
-as printed.
+runs are side by side, with the run's name before each heading; `panels` has one table for each run. JSON has everything
+that was read: all keys, and epochs as printed.
 """
 
 from __future__ import annotations
@@ -11,32 +11,42 @@ import csv
 import io
 import json
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dmltrain import record
+from dmltrain.report import label
 from dmltrain.report.table import Cell, Table
 
 Show = Callable[[float], str]
+Grid = list[list[str]]  # headings, then lines of as many cells
 NOTHING = "-"  # no value in the log
 
 
 def markdown(tables: Sequence[Table], metrics: Sequence[str]) -> str:
-    grid = _grid(tables, metrics, _short)
+    return as_markdown(grid(tables, metrics))
+
+
+def as_markdown(grid: Grid) -> str:
+    """A table from headings and lines."""
     lines = [grid[0], ["---"] * len(grid[0]), *grid[1:]] if grid else []
-    return "".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |\n" for line in lines)
+    return "".join("| " + " | ".join(map(escaped, line)) + " |\n" for line in lines)
+
+
+def escaped(cell: str) -> str:
+    """Neither the end of a cell nor HTML."""
+    return cell.replace("|", r"\|").replace("<", "&lt;")
 
 
 def tabs(tables: Sequence[Table], metrics: Sequence[str]) -> str:
     """The format `none` of MXNet's tool."""
-    return "".join("\t".join(line) + "\n" for line in _grid(tables, metrics, _short))
+    return "".join("\t".join(line) + "\n" for line in grid(tables, metrics))
 
 
 def comma_separated(tables: Sequence[Table], metrics: Sequence[str]) -> str:
     """The same table for programs: numbers with 12 digits, empty cells without a value."""
     text = io.StringIO()
-    lines = _grid(tables, metrics, _long)
+    lines = grid(tables, metrics, _long)
     csv.writer(text, lineterminator="\n").writerows(
         ["" if cell == NOTHING else cell.strip() for cell in line] for line in lines
     )
@@ -59,7 +69,8 @@ FORMATS: dict[str, Callable[[Sequence[Table], Sequence[str]], str]] = {
 def _json_run(table: Table) -> dict[str, object]:
     run = table.run
     rows = [
-        {"epoch": epoch, **{key: _json_cell(cell) for key, cell in row.items()}} for epoch, row in table.rows.items()
+        {"epoch": epoch, **_json_place(table, epoch), **{key: json_cell(cell) for key, cell in row.items()}}
+        for epoch, row in table.rows.items()
     ]
     return {
         "log": run.log,
@@ -70,11 +81,17 @@ def _json_run(table: Table) -> dict[str, object]:
     }
 
 
-def _json_cell(cell: Cell) -> object:
+def _json_place(table: Table, epoch: int) -> dict[str, object]:
+    """What `--x` asks for: "since_start" (s) or "iteration"."""
+    names = {"seconds": "since_start", "iteration": "iteration"}
+    return {names[table.axis]: json_cell(table.places.get(epoch))} if table.axis in names else {}
+
+
+def json_cell(cell: Cell | str) -> object:
     """Strings "nan", "inf" and "-inf", which JSON lacks as numbers."""
     if isinstance(cell, list):
-        return [_json_cell(number) for number in cell]
-    return cell if cell is None or math.isfinite(cell) else str(cell)
+        return [json_cell(number) for number in cell]
+    return cell if not isinstance(cell, float) or math.isfinite(cell) else str(cell)
 
 
 # ---- the grid -------------------------------------------------------------------------------------------------------
@@ -84,18 +101,19 @@ def _json_cell(cell: Cell) -> object:
 class _Column:
     heading: str
     key: str
-    rows: dict[int, dict[str, Cell]]  # by counted epoch
+    rows: dict[float, dict[str, Cell]]  # by what the first column says
     show: Show
 
-    def text(self, epoch: int) -> str:
+    def text(self, epoch: float) -> str:
         cell = self.rows.get(epoch, {}).get(self.key)
         if isinstance(cell, list):
             return " ".join(map(self.show, cell)) or NOTHING
         return NOTHING if cell is None else self.show(cell)
 
 
-def _grid(tables: Sequence[Table], metrics: Sequence[str], show: Show) -> list[list[str]]:
-    """Headings and lines of the table of all runs with epochs; [] if there is none."""
+def grid(tables: Sequence[Table], metrics: Sequence[str], show: Show | None = None) -> Grid:
+    """Headings and lines of the table of all runs with epochs; [] if there is none. show: numbers as texts."""
+    show = show or _short
     tables = [table for table in tables if table.rows]
     if not tables:
         return []
@@ -106,8 +124,8 @@ def _grid(tables: Sequence[Table], metrics: Sequence[str], show: Show) -> list[l
     ]
     epochs = sorted({epoch for column in columns for epoch in column.rows})
     return [
-        ["epoch", *(column.heading for column in columns)],
-        *([f"{epoch:2d}", *(column.text(epoch) for column in columns)] for epoch in epochs),
+        [tables[0].axis, *(column.heading for column in columns)],
+        *([_place(epoch, show), *(column.text(epoch) for column in columns)] for epoch in epochs),
     ]
 
 
@@ -116,7 +134,7 @@ def _columns(table: Table, metrics: Sequence[str], prefix: str, show: Show) -> l
     facts = {
         name: key
         for name, key in keys.items()  # --metric-names speed: an epoch has one
-        if key in table.keys or name in record.COMMUNICATION
+        if key in table.keys or name in (*record.COMMUNICATION, *record.USAGE_KEYS)
     }
     split = {name: key for name, key in keys.items() if name not in facts}
     shown = [
@@ -129,6 +147,12 @@ def _columns(table: Table, metrics: Sequence[str], prefix: str, show: Show) -> l
         *(_Column(prefix + heading, key, rows, show) for heading, key in shown),
         _Column(f"{prefix}time", "seconds", rows, _tenths if show is _short else show),
     ]
+
+
+def _place(place: float, show: Show) -> str:
+    """An epoch, an iteration or seconds."""
+    whole = float(place).is_integer()
+    return f"{place:2.0f}" if whole and show is _short else _tenths(place) if show is _short else show(place)
 
 
 def _short(number: float) -> str:
@@ -148,21 +172,4 @@ def _long(number: float) -> str:
 
 
 def labels(tables: Sequence[Table]) -> list[str]:
-    """The shortest ends of the runs' paths that distinguish them; numbered if whole paths are the same."""
-    paths = [tuple(_printable(os.path.normpath(table.run.log)).removesuffix(".log").split(os.sep)) for table in tables]
-    depth = 1
-    while depth < max(map(len, paths)) and len({path[-depth:] for path in paths}) < len(set(paths)):
-        depth += 1
-    names = [
-        "/".join(path[-depth:]) + (f"#{table.run.part}" if table.run.part else "")
-        for path, table in zip(paths, tables, strict=True)
-    ]
-    return [
-        name if names.index(name) == place else f"{name} ({names[:place].count(name) + 1})"
-        for place, name in enumerate(names)
-    ]
-
-
-def _printable(path: str) -> str:
-    """Replace newlines and undecodable bytes of a path, for a heading."""
-    return "".join(letter if letter.isprintable() else "?" for letter in path)
+    return label.labels([table.run for table in tables])

@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmltrain.report import block, reading
-from dmltrain.report.run import merge
+from dmltrain.errors import UserError
+from dmltrain.report import block, job_record, reading
+from dmltrain.report.run import Run, merge
+from dmltrain.report.series import AXES, TEST_ERROR, points
+from dmltrain.report.summary import COLUMNS, summary
 from dmltrain.report.table import AGGREGATES, table
 from dmltrain.report.text import FORMATS
 from tests.fuzzing import Fuzzed, parts, survive
@@ -69,8 +72,25 @@ PARTS = [
     b"x" * 50,
     b".",
 ]
+TABLE_PARTS = [
+    b"epoch,loss,val_acc\n",
+    b"epoch;step;loss_step;loss\n",
+    b"Wall time,Step,Value\n",
+    b"Iteration,time,loss,accuracy,\n",
+    b"0,0.5,0.25\n",
+    b"1,0.75,0.5",
+    b"Iteration 5, loss: 1.5, time: 2.5\n",
+    b"Test loss: 1.5\n",
+    b"Train net output #0: acc = 0.5\n",
+    b"1_0",
+    b"+3",
+    b'"',
+    b",",
+    b";",
+]
 LOGS = st.one_of(
     st.binary(max_size=300),
+    st.lists(st.one_of(st.sampled_from(TABLE_PARTS), st.sampled_from(PARTS)), max_size=60).map(b"".join),
     st.lists(st.one_of(st.sampled_from(PARTS), st.binary(max_size=3)), max_size=60).map(b"".join),
 )
 
@@ -113,11 +133,103 @@ INFO:root:[Epoch 0] time cost: 43.210000
 INFO:root:[Epoch 0] validation: err-top1=0.600000 err-top5=0.2
 """
 SEEDED = Fuzzed(show, lambda: [MXNET, KERAS, CAFFE, GLUON], (), tuple(PARTS))
+PMLS = b"""\
+I0102 03:04:05.678901 12345 solver.cpp:330] Iteration 0, Testing net (#0)
+I0102 03:04:05.678901 12345 solver.cpp:341] Test loss: 2.3
+I0102 03:04:05.678901 12345 solver.cpp:397]     Test net output #0: accuracy = 0.1
+I0102 03:04:06.678901 12345 solver.cpp:218] Iteration 0, loss: 2.5, time: 0.5
+I0102 03:04:06.678901 12345 solver.cpp:218]     Train net output #0: loss = 2.5 (* 1 = 2.5 loss)
+I0102 03:04:06.678901 12345 solver.cpp:218] Iteration 100, model version: 7, loss: 1.64, time: 141.8
+"""
+NET_OUTPUTS = b"""\
+Iteration,time,loss,loss,
+0,0.5,2.5,2.5,
+100,141.8,1.64,1.64,
+
+Iteration,time,loss,accuracy,loss,
+0,0.25,0,0.1,2.25,
+
+"""
+CSV_LOGGER = b"""\
+epoch,accuracy,loss,lr,val_accuracy\r
+0,0.25,2.0,0.1,0.3\r
+1,0.5,"[1.5, 2]",0.1,NA\r
+"""
+LIGHTNING = b"""\
+epoch,step,train_loss_step,train_loss_epoch,val_acc
+,0,,,
+0,49,0.71,,
+0,390,,1.21,
+1,781,,,0.5521
+"""
+TENSORBOARD = b"Wall time,Step,Value\n1700000000.5,0,0.46\n1700000010.75,1,0.55\n"
+CSV_PARTS = (
+    b"epoch",
+    b"step",
+    b"loss",
+    b"val_",
+    b"acc",
+    b",",
+    b";",
+    b"\t",
+    b'"',
+    b"\n",
+    b"\r\n",
+    b"0,0.5\n",
+    b",,",
+    b"_",
+)
+TABLES = Fuzzed(show, lambda: [PMLS, NET_OUTPUTS, CSV_LOGGER, LIGHTNING, TENSORBOARD], (), CSV_PARTS)
+
+INTRODUCTION = b"""\
+2026-01-02 03:04:05,678 Node[0] dmltrain 0.5.0: train.py --lr 0.1
+2026-01-02 03:04:05,678 Node[0] start with arguments Options(network='resnet', lr=0.1, gpus=(), crop=None, mom=-0.9)
+2026-01-02 03:04:05,678 Node[0] Network resnet-20: 272541 parameters, input 3x32x32, 10 classes, float32
+2026-01-02 03:04:05,678 Node[0] Data cifar10 in data: 50000 training and 10000 validation samples
+2026-01-02 03:04:05,678 Node[0] Host a: EPYC, 2 cores, 23.5 GiB memory, Linux 6.1, Python 3.11.7, torch 2.1, 1 threads
+2026-01-02 03:04:05,678 Node[0] Batch 64 per worker, 128 in all; seed 0
+2026-01-02 03:04:05,678 Node[0] Start training with 1 x cpu, 2 workers, dist_async
+2026-01-02 03:04:05,678 Node[0] Training epochs 0 to 3, 391 batches each
+2026-01-02 03:04:05,678 Node[0] Epoch[0] Train-accuracy=0.5
+2026-01-02 03:04:05,678 Node[0] Epoch[0] Time cost=1.5
+INFO:root:Start training with [gpu(0), gpu(1)]
+"""
+
+
+def show_summary(log: bytes) -> list[str]:
+    """The summary's row of each run of `log`, and its points over every axis."""
+    survey = reading.survey(io.BytesIO(log))
+    runs = [merge("x.log", [("x.log", one)], heads=(survey.head,)) for one in survey.found]
+    runs = runs or [Run("x.log", heads=(survey.head,))]
+    shown = [str(points(run, TEST_ERROR, x)) for run in runs for x in AXES]
+    return shown + [COLUMNS[name].show(value) for run in runs for name, value in summary(run).items()]
+
+
+SUMMARY = Fuzzed(show_summary, lambda: [INTRODUCTION, MXNET, KERAS], (), (b"Options(", b"Namespace(", b"cores", *PARTS))
+
+
+RECORD = Fuzzed(
+    lambda content: job_record.parse("job.json", content),
+    lambda: [path.read_bytes() for path in sorted(Path("logs/reference").glob("*/job.json"))],
+    (UserError,),
+    (b'"hosts"', b'"name"', b"null", b"[]", b"{}", b'"format": 1,', b"1e999", b"-1"),
+)
+
+
+@pytest.mark.parametrize("part", parts())
+@pytest.mark.parametrize("name", ["SUMMARY", "RECORD"])
+def test_mutated_descriptions_of_a_run_can_be_read(name: str, part: int) -> None:
+    survive(f"tests.report.test_fuzz:{name}", part)
 
 
 @pytest.mark.parametrize("part", parts())
 def test_mutated_logs_can_be_read_and_shown_in_limited_memory_and_time(part: int) -> None:
     survive("tests.report.test_fuzz:SEEDED", part)
+
+
+@pytest.mark.parametrize("part", parts())
+def test_mutated_tables_can_be_read_and_shown_in_limited_memory_and_time(part: int) -> None:
+    survive("tests.report.test_fuzz:TABLES", part)
 
 
 @settings(max_examples=examples(400), deadline=None)

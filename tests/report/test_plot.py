@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dmltrain.report import plot, reading
+from dmltrain.report import plot, reading, style
 from dmltrain.report.table import table
 
 pytest.importorskip("matplotlib")
@@ -29,7 +29,7 @@ def log(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("ending, start", [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
 def test_a_plot_is_written(parse: Callable, log: Path, tmp_path: Path, ending: str, start: bytes) -> None:
     picture = tmp_path / f"out.{ending}"
-    done = parse(log, log, "--plot", picture, "--aggregate", "all")
+    done = parse(log, log, "--plot", picture, "--aggregate", "all", "--wide")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("| epoch |")  # the table is there all the same
     assert picture.read_bytes().startswith(start)
@@ -44,30 +44,23 @@ def test_the_mean_of_all_values_is_drawn(parse: Callable, log: Path, tmp_path: P
 def test_the_figure_has_the_lines_of_each_run(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lines of the figure: the values, by epochs counted from 1, train and validation of a run in one colour."""
     figures = []
-    monkeypatch.setattr(plot, "_write", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr(style, "save", lambda figure, path: figures.append(figure))
     plot.save([table(run) for run in reading.read(str(log)) * 2], str(tmp_path / "out.png"))
     accuracy, seconds = figures[0].axes
     assert [list(line.get_xdata()) for line in seconds.lines] == [[1, 2, 3, 4, 5]] * 2
     assert [list(line.get_ydata()) for line in seconds.lines] == [[10, 11, 12, 13, 14]] * 2
-    assert [line.get_label() for line in accuracy.lines] == [
-        r"r\$20_a validation",
-        r"r\$20_a train",
-        r"r\$20_a (2) validation",
-        r"r\$20_a (2) train",
-    ]
+    assert [line.get_label() for line in accuracy.lines] == [r"r\$20_a"] * 2 + [r"r\$20_a (2)"] * 2
     assert list(accuracy.lines[1].get_ydata()) == [0, 0.1, 0.2, 0.3, 0.4]
     assert accuracy.lines[0].get_color() == accuracy.lines[1].get_color() != accuracy.lines[2].get_color()
     assert [line.get_linestyle() for line in accuracy.lines] == ["-", "--"] * 2
+    assert accuracy.lines[0].get_marker() != accuracy.lines[2].get_marker(), "a print in grey can be read"
     assert {line.get_color() for line in seconds.lines} == {
         accuracy.lines[0].get_color(),
         accuracy.lines[2].get_color(),
     }
     assert [axes.get_xlabel() for axes in (accuracy, seconds)] == ["epoch"] * 2
-    assert [axes.get_ylabel() for axes in (accuracy, seconds)] == ["accuracy", "seconds per epoch"]
+    assert accuracy.get_ylabel().startswith("accuracy") and seconds.get_ylabel() == "seconds per epoch"
     assert seconds.get_ylim()[0] == 0 and accuracy.get_ylim()[0] < 0
-    assert [text.get_text() for text in seconds.get_legend().get_texts()] == [r"r\$20_a", r"r\$20_a (2)"]
-    usual = figures[0].text(0, 0, "of the usual size").get_fontsize()
-    assert seconds.get_legend().get_texts()[0].get_fontsize() < usual
     assert figures[0].get_layout_engine() is not None, "labels may not cover each other"
     for axes in (accuracy, seconds):
         line = axes.xaxis.get_gridlines()[0]
@@ -78,35 +71,113 @@ def test_a_run_has_one_colour_also_beside_one_without_all_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     figures = []
-    monkeypatch.setattr(plot, "_write", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr(style, "save", lambda figure, path: figures.append(figure))
     (tmp_path / "few.log").write_text("Epoch[0] Train-accuracy=0.5\n")
     (tmp_path / "all.log").write_text(LOG)
     runs = [run for name in ("few.log", "all.log") for run in reading.read(str(tmp_path / name))]
     plot.save([table(run) for run in runs], "out.png")
     (few, *lines), (times,) = (axes.lines for axes in figures[0].axes)
-    assert [line.get_label() for line in lines] == ["all validation", "all train"]
-    assert {line.get_color() for line in (*lines, times)} == {"C1"} != {few.get_color()}
+    assert [line.get_label() for line in lines] == ["all", "all"]
+    assert {line.get_color() for line in (*lines, times)} == {style.colour(1)} != {few.get_color()}
 
 
-@pytest.mark.parametrize("epochs, marker", [(39, "o"), (40, "")])
-def test_points_are_marked_if_they_are_few(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epochs: int, marker: str
+@pytest.mark.parametrize(("epochs", "every"), [(1, 1), (12, 1), (13, 2), (240, 20)])
+def test_some_points_of_a_long_curve_are_marked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epochs: int, every: int
 ) -> None:
     figures = []
-    monkeypatch.setattr(plot, "_write", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr(style, "save", lambda figure, path: figures.append(figure))
     log = tmp_path / "x.log"
     log.write_text("".join(f"Epoch[{epoch}] Train-accuracy=0.5\n" for epoch in range(epochs)))
     plot.save([table(run) for run in reading.read(str(log))], "out.png")
     accuracy, seconds = figures[0].axes
-    assert [line.get_marker() for line in accuracy.lines] == [marker]
-    assert [line.get_markersize() for line in accuracy.lines] == [3]
-    assert not seconds.lines and seconds.get_legend() is None, "no line says how long an epoch took"
+    assert [line.get_markevery() for line in accuracy.lines] == [(0, every)]
+    assert not seconds.lines, "no line says how long an epoch took"
 
 
-def test_a_picture_has_1320_by_540_pixels(parse: Callable, log: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("epochs", [1, 2, 3, 7, 1000])
+def test_epochs_are_whole_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epochs: int) -> None:
+    figures = []
+    monkeypatch.setattr(style, "save", lambda figure, path: figures.append(figure))
+    log = tmp_path / "x.log"
+    log.write_text("".join(f"Epoch[{epoch}] Train-accuracy=0.5\n" for epoch in range(epochs)))
+    plot.save([table(run) for run in reading.read(str(log))], "out.png")
+    ticks = [tick for tick in figures[0].axes[0].get_xticks() if 1 <= tick <= epochs]
+    assert ticks and all(tick == round(tick) for tick in ticks)
+
+
+def test_the_range_of_all_workers_is_shaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = []
+    monkeypatch.setattr(style, "save", lambda figure, path: figures.append(figure))
+    for rank, accuracies in enumerate(((0.25, 0.5), (0.5, 1.0))):
+        lines = (f"Epoch[{epoch}] Validation-accuracy={accuracy}\n" for epoch, accuracy in enumerate(accuracies))
+        (tmp_path / f"worker-{rank}.log").write_text("".join(lines))
+    plot.save([table(run) for run in reading.read(str(tmp_path))], "out.png")
+    accuracy, seconds = figures[0].axes
+    (shaded,) = accuracy.collections
+    corners = {tuple(point) for point in shaded.get_paths()[0].vertices}
+    assert {(1, 0.25), (1, 0.5), (2, 0.5), (2, 1.0)} <= corners
+    assert not seconds.collections
+
+
+@pytest.mark.parametrize("ending", ["svg", "png", "pdf"])
+def test_equal_logs_give_equal_files(process: Callable, log: Path, tmp_path: Path, ending: str) -> None:
+    """In two processes, whose hashes of text differ, and with settings of the user."""
+    pictures = [tmp_path / f"{name}.{ending}" for name in ("a", "b")]
+    (tmp_path / "matplotlibrc").write_text("lines.linewidth: 9\nfont.size: 30\naxes.grid: True\nsvg.hashsalt: x\n")
+    for seed, picture in enumerate(pictures):
+        assert process(log, "--plot", picture, env={"PYTHONHASHSEED": str(seed)}, cwd=tmp_path).returncode == 0
+        (tmp_path / "matplotlibrc").unlink(missing_ok=True)
+    assert pictures[0].read_bytes() == pictures[1].read_bytes()
+
+
+def test_the_legend_is_below_all_panels(log: Path, tmp_path: Path) -> None:
+    """As drawn: no entry overlaps a panel, and each run has one entry."""
+    figure, panels = style.figure(2)
+    for number in range(30):
+        for axes in panels:
+            style.curve(axes, [1, 2], [number, number], number, f"a run with the long name {number}")
+    for axes in panels:
+        style.finish(axes, "epoch", "accuracy", whole=True)
+    style.save(figure, str(tmp_path / "out.png"))
+    (legend,) = figure.legends
+    assert len(legend.get_texts()) == 30
+    box = legend.get_window_extent()
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
+    assert box.y1 <= min(axes.get_tightbbox().y0 for axes in panels)
+    assert min(axes.get_window_extent().height for axes in panels) > 2.5 * figure.dpi, "the figure grows by its legend"
+
+
+def test_names_are_shown_as_they_are() -> None:
+    """matplotlib takes text between $ for a formula, and leaves out a label that starts with _."""
+    figure, (axes,) = style.figure()
+    style.curve(axes, [1], [1], 0, "_a $x$")
+    style.legend(figure)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [r" _a \$x\$"]
+
+
+def test_series_differ_in_colour_or_marker_and_colours_for_the_colour_blind() -> None:
+    looks = [(style.colour(number), style.marker(number)) for number in range(56)]
+    assert len(set(looks)) == 56
+    assert len({luminance(colour) for colour in style.COLOURS}) == len(style.COLOURS)
+    assert all(contrast(colour) >= 2 for colour in style.COLOURS), "against the white background"
+
+
+def luminance(colour: str) -> float:
+    """WCAG 2.1's relative luminance of #RRGGBB."""
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(colour: str) -> float:
+    return 1.05 / (luminance(colour) + 0.05)
+
+
+def test_a_picture_has_1560_by_570_pixels(parse: Callable, log: Path, tmp_path: Path) -> None:
     picture = tmp_path / "out.png"
     parse(log, "--plot", picture)
-    assert struct.unpack(">II", picture.read_bytes()[16:24]) == (1320, 540)
+    assert struct.unpack(">II", picture.read_bytes()[16:24]) == (1560, 570)
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_records_beside_undecodable_text_are_read(parse: Callable, tmp_path: Pat
 
 def test_runs_side_by_side(run: Path, parse: Callable) -> None:
     (run.parent / "other.log").write_text(worker_log(0, epochs=1) + "Epoch[4] Train-accuracy=0.9\n")
-    lines = parse(run / "worker-0.log", run.parent / "other.log", run).stdout.splitlines()
+    lines = parse(run / "worker-0.log", run.parent / "other.log", run, "--wide").stdout.splitlines()
     assert lines[0] == (
         "| epoch | worker-0 train-accuracy | worker-0 val-accuracy | worker-0 time | other train-accuracy "
         "| other val-accuracy | other time | r20 train-accuracy | r20 val-accuracy | r20 time |"
@@ -87,7 +87,9 @@ def test_runs_with_the_same_name_get_different_labels(run: Path, parse: Callable
     other = run.parent / "r|21"
     other.mkdir()
     (other / "worker-0.log").write_text(worker_log(0))
-    heading = parse(run / "worker-0.log", other / "worker-0.log", other / "worker-0.log").stdout.splitlines()[0]
+    heading = parse(run / "worker-0.log", other / "worker-0.log", other / "worker-0.log", "--wide").stdout.splitlines()[
+        0
+    ]
     assert [cell for cell in heading.split(" | ") if "time" in cell] == [
         "r20/worker-0 time",
         r"r\|21/worker-0 time",
@@ -229,7 +231,7 @@ def test_json_keeps_the_parts_of_a_file(parse: Callable, tmp_path: Path) -> None
         (one["log"], one["part"], one["epochs"][0]["seconds"])
         for one in json.loads(parse(log, "--format", "json").stdout)
     ] == [(str(log), 1, 12), (str(log), 2, 11)]
-    assert parse(log).stdout.startswith("| epoch | keras#1 train-accuracy |")
+    assert parse(log, "--wide").stdout.startswith("| epoch | keras#1 train-accuracy |")
 
 
 def test_metric_names(run: Path, parse: Callable) -> None:
@@ -254,6 +256,17 @@ def test_where_epochs_went_beside_an_old_log(run: Path, parse: Callable, tmp_pat
     ]
     both = list(csv.DictReader(io.StringIO(parse(run, old, "--metric-names", "wire", "--format", "csv").stdout)))
     assert (both[0]["r20 wire"], both[0]["old wire"]) == ("1", "")
+
+
+def test_what_epochs_used(run: Path, parse: Callable) -> None:
+    for rank in range(2):
+        with open(run / f"worker-{rank}.log", "a") as log:
+            log.write(f"Node[{rank}] {record.usage(0, {'cpu': 0.5 + rank, 'memory': 100.0})}\n")
+    done = parse(run, "--metric-names", "usage", "--format", "csv")
+    assert done.stdout.splitlines()[:2] == [
+        "epoch,usage_cpu,usage_host_cpu,usage_memory,usage_host_memory,usage_gpu,usage_gpu_memory,time",
+        "1,1,,100,,,,10.75",
+    ]
 
 
 def test_metric_names_before_the_log(run: Path, parse: Callable) -> None:
@@ -450,7 +463,8 @@ def test_help_lists_the_formats_and_shows_examples(parse: Callable) -> None:
     assert "Tables of accuracy and time per epoch from the logs of dmltrain, MXNet, gluoncv, " in words
     assert "\n  dmltrain-parse old.log --aggregate max --format csv\n" in done.stdout
     for said in (
-        "[-h] [--format {markdown,csv,json,none}] [--aggregate {mean,max,last,all}] "
+        "[-h] [--summary] [--compare A B] [--follow] [--x {epoch,iteration,time}] [--wide] "
+        "[--format {markdown,csv,json,none}] [--aggregate {mean,max,last,all}] "
         "[--metric-names NAME [NAME ...]] [--plot FILE] [LOG ...]",
         "format of the table; none:",
         "a log file, a folder",

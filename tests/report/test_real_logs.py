@@ -86,6 +86,21 @@ def test_published_rows_digit_for_digit(logs: Path, parse: Callable) -> None:
         )
 
 
+def test_published_rows_of_the_last_epochs_come_out_of_the_summary(logs: Path, parse: Callable) -> None:
+    published = {row["log"]: row for row in json.loads((logs / "mxnet" / "published-tables.json").read_text())}
+    for name, row in published.items():  # of each log its last published row
+        aggregate = "max" if name == "mxnet_ilsvrc12_incept_4" else "mean"
+        path = logs / "mxnet" / f"{name}.log"
+        heading, _, line = parse("--summary", path, "--wide", "--aggregate", aggregate).stdout.splitlines()
+        cells = [[cell.strip() for cell in text.strip("|").split(" | ")] for text in (heading, line)]
+        shown = dict(zip(*cells, strict=True))
+        assert (shown["epochs"], shown["train accuracy"], shown["accuracy"]) == (
+            str(row["epoch_1based"]),
+            row["train"],
+            row["valid"],
+        )
+
+
 def test_epochs_of_r_are_counted_as_r_counts(logs: Path, parse: Callable) -> None:
     lines = parse(logs / "mxnet" / "mxnet_R_mnist_1.log").stdout.splitlines()
     assert lines[2] == "|  1 | 0.859833 | - | - |"

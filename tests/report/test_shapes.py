@@ -207,6 +207,8 @@ def test_our_own_facts(rows: Callable) -> None:
         "Epoch[1] Received=0\nEpoch[1] Learning-rate=0.1\nEpoch[1] Staleness=1.0\n"
         + record.communication(1, dict(zip(record.COMMUNICATION, (0.842, 9.12, 0.0, 2.9, 0.1, 0.4), strict=True)))
         + "\n"
+        + record.usage(1, dict(zip(record.USAGE, (1.83, 0.95, 512.0, 0.31, 0.87, 8012.0), strict=True)))
+        + "\n"
     )
     assert read[1] == {
         **READ[1],
@@ -223,6 +225,12 @@ def test_our_own_facts(rows: Callable) -> None:
         "wire": 2.9,
         "server": 0.1,
         "straggler": 0.4,
+        "usage_cpu": 1.83,
+        "usage_host_cpu": 0.95,
+        "usage_memory": 512,  # beside "memory", which is the peak
+        "usage_host_memory": 0.31,
+        "usage_gpu": 0.87,
+        "usage_gpu_memory": 8012,
     }
     assert read[0]["sent"] is None
 

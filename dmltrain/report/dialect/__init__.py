@@ -9,9 +9,13 @@ from typing import ClassVar, Protocol
 
 from dmltrain.report.block import Block
 from dmltrain.report.dialect.caffe import Caffe
+from dmltrain.report.dialect.csv_logger import CSVLogger
 from dmltrain.report.dialect.estimator import Estimator
 from dmltrain.report.dialect.keras import Keras
+from dmltrain.report.dialect.lightning import Lightning
 from dmltrain.report.dialect.mxnet import MXNet
+from dmltrain.report.dialect.pmls import PMLS
+from dmltrain.report.dialect.tensorboard import TensorBoard
 from dmltrain.report.run import Found
 
 
@@ -28,8 +32,12 @@ class Dialect(Protocol):
 DIALECTS: tuple[type[Dialect], ...] = (
     MXNet,
     Estimator,
+    PMLS,  # before Caffe, whose lines it has, too
     Caffe,
     Keras,
+    CSVLogger,
+    Lightning,
+    TensorBoard,
 )
 
 

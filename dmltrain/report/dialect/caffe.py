@@ -17,13 +17,16 @@ from typing import ClassVar
 from dmltrain import record
 from dmltrain.report.block import Block
 from dmltrain.report.run import Found, Values
+from dmltrain.report.stamp import Clock
 
 _MARK = b"solver.cpp"
-_EVENT = re.compile(
-    rb"Iteration (\d{1,9})(?: \([^)\r\n]{0,80}\))?, "
-    rb"(?:Testing net \(#(\d{1,4})\)|loss = (" + record.NUMBER + rb")" + record.END + rb")"
-    rb"|(Test|Train) net output #\d{1,4}: ([A-Za-z][\w@./+-]{0,80}) = (" + record.NUMBER + rb")" + record.END
-)
+_NAMED = rb" net output #\d{1,4}: ([A-Za-z][\w@./+-]{0,80}) = (" + record.NUMBER + rb")" + record.END
+_ITERATION = rb"Iteration (\d{1,9})(?: \([^)\r\n]{0,80}\))?, "
+# Each pattern begins with a literal, for which re searches many times faster than for an alternative.
+_TESTING = re.compile(_ITERATION + rb"Testing net \(#(\d{1,4})\)")
+_TEST = re.compile(rb"Test" + _NAMED)
+_LOSS = re.compile(_ITERATION + rb"loss = (" + record.NUMBER + rb")" + record.END)
+_TRAIN = re.compile(rb"Train" + _NAMED)
 
 
 class Caffe:
@@ -36,30 +39,60 @@ class Caffe:
         self._snapshots: dict[int, dict[str, float]] = {}
         self._train: dict[str, float] = {}  # displayed last
         self._testing: Values = {}
+        self._clock, self._elapsed = Clock(), dict[int, float]()
 
     def feed(self, block: Block) -> bool:
+        self._clock.feed(block)
         if not block.holds(_MARK):
             return False
-        for event in _EVENT.finditer(block.data):
-            if event.start() >= block.limit:
+        start = 0
+        for test in _TESTING.finditer(block.data):
+            if test.start() >= block.limit:
                 break
-            if block.whole or event.end() < len(block.data):  # a number at the very end may be truncated
-                self._take(*event.groups())
+            self._read(block, start, test.end())
+            self._begin(int(test[1]), int(test[2]))
+            self._time(block, test)
+            start = test.end()
+        self._read(block, start, len(block.data))
         return True
 
     def found(self) -> list[Found]:
         tests = {iteration: values for iteration, values in self._tests.items() if values}
-        return [Found(tests, {iteration: self._snapshots[iteration] for iteration in tests}, None)] if tests else []
+        snapshots = {iteration: self._snapshots[iteration] for iteration in tests}
+        elapsed = {iteration: seconds for iteration, seconds in self._elapsed.items() if iteration in tests}
+        return [Found(tests, snapshots, None, elapsed=elapsed)] if tests else []
 
-    def _take(self, iteration: bytes, net: bytes, loss: bytes, split: bytes, name: bytes, value: bytes) -> None:
-        if loss:
-            self._train["train_loss"] = float(loss)  # a mean over iterations, unlike the net's own output
-        elif iteration:
-            self._testing = {}
-            if int(net) == 0:
-                self._tests[int(iteration)] = self._testing
-                self._snapshots[int(iteration)] = dict(self._train)
-        elif split == b"Test":
+    def _time(self, block: Block, test: re.Match[bytes]) -> None:
+        """Until the test began, which needs no training time itself."""
+        if (seconds := self._clock.seconds(block.data, test.start())) is not None and int(test[2]) == 0:
+            self._elapsed[int(test[1])] = seconds
+
+    def _begin(self, iteration: int, net: int) -> None:
+        """A test begins."""
+        self._testing = {}
+        if net == 0:
+            self._tests[iteration] = self._testing
+            self._snapshots[iteration] = dict(self._train)
+
+    def _read(self, block: Block, start: int, end: int) -> None:
+        """The values that are printed between two places. Of each name the last one counts."""
+        for name, value in _lines(_TEST, block, start, end):
             self._testing[record.key(name.decode("ascii"), "validation")] = array("d", (float(value),))
-        elif name != b"loss":
-            self._train[record.key(name.decode("ascii"), "train")] = float(value)
+        losses = _lines(_LOSS, block, start, end)
+        if losses:
+            self._train["train_loss"] = float(losses[-1][1])  # a mean over iterations, unlike the net's own output
+        for name, value in dict(_lines(_TRAIN, block, start, end)).items():
+            if name != b"loss":
+                self._train[record.key(name.decode("ascii"), "train")] = float(value)
+
+
+def _lines(pattern: re.Pattern[bytes], block: Block, start: int, end: int) -> list[tuple[bytes, bytes]]:
+    """Name and value of each line that `pattern` finds."""
+    if end < len(block.data) or (block.whole and block.limit == end):
+        return pattern.findall(block.data, start, end)
+    return [
+        (line[1], line[2])
+        for line in pattern.finditer(block.data, start)
+        # a number at the very end may be truncated
+        if line.start() < block.limit and (block.whole or line.end() < len(block.data))
+    ]

@@ -25,6 +25,7 @@ _EVENT = re.compile(
     rb"(" + _METRIC + rb"{1,40})"
 )
 _COUNT = re.compile(rb"(\d{1,12})/(\d{1,12})(?!\d)")
+_BACK = re.compile(rb"\x08+")  # bars overwrite themselves also with these
 _BAR = 400  # bytes before the seconds that are searched for the bar's count
 
 
@@ -40,14 +41,25 @@ class Keras:
     def feed(self, block: Block) -> bool:
         if not self._runs and not (block.holds(b"Epoch ") and _HEADER.search(block.data)):
             return False
-        for event in _EVENT.finditer(block.data):
-            if event.start() >= block.limit:
+        if block.limit < len(block.data):  # one very long line
+            self._read(block.data, block.limit, True)
+            return True
+        data = _BACK.sub(b"\r", block.data) if block.holds(b"\b") else block.data
+        lines = data.splitlines(keepends=True)
+        for place, line in enumerate(lines, 1):
+            if (b": " in line or b"Epoch " in line) and not _incomplete(line):
+                self._read(line, len(line), block.whole or place < len(lines))
+        return True
+
+    def _read(self, text: bytes, limit: int, whole: bool) -> None:
+        """Take the epochs and complete bars that begin before `limit`."""
+        for event in _EVENT.finditer(text):
+            if event.start() >= limit:
                 break
             if event[1]:
                 self._begin(int(event[1]))
-            elif self._runs and (block.whole or event.end() < len(block.data)) and _full(event):
+            elif self._runs and (whole or event.end() < len(text)) and _full(event):
                 self._end(event)
-        return True
 
     def found(self) -> list[Found]:
         return [Found(run, first=1) for run in self._runs if run]
@@ -61,6 +73,17 @@ class Keras:
         values = {pair.key: array("d", (pair.value,)) for pair in record.pairs(event[3], "train")}
         values["seconds"] = array("d", (float(event[2]),))
         self._runs[-1][self._epoch] = values  # a later complete bar of the epoch has more values
+
+
+def _incomplete(line: bytes) -> bool:
+    """Whether a line surely is a bar that is not complete, and nothing else: nearly all lines of a log are."""
+    if b"Epoch " in line:
+        return False
+    eta = line.find(b"ETA: ")
+    if eta >= 0 and line.count(b"s ", eta) < 2:
+        return True
+    counts = _COUNT.findall(line)
+    return bool(counts) and all(done != total for done, total in counts)
 
 
 def _full(event: re.Match[bytes]) -> bool:

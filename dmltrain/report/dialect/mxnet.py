@@ -22,6 +22,7 @@ from dmltrain import record
 from dmltrain.record import Pair
 from dmltrain.report.block import Block
 from dmltrain.report.run import Found, Values
+from dmltrain.report.stamp import Clock
 
 _LONGEST_LINE = 1000  # bytes after the header; a longer line is noise
 _LEAD = re.compile(rb"\A(?:[\s:,|-]|Rank ?\[\d{1,6}\])*")  # between header and first name
@@ -29,6 +30,7 @@ _NODE = re.compile(rb"Node\[(\d{1,6})\] ?\[?(?:Epoch|Iter)")
 _NEAR = 4096  # bytes before an epoch's last batch line to search for one with a metric, if a block has many epochs
 _FEW = 16  # epochs in a block; with more, one pass over all batch lines is faster than a search for each epoch's last
 _MOST_CELLS = 10_000  # in the cache
+_UNNAMED = (b"train", b"training")  # gluoncv's `train=0.4676`: a metric without a name
 
 
 class _Form:
@@ -64,10 +66,13 @@ class MXNet:
         self._forms: set[_Form] = set()  # in which values were found
         self._nodes: set[bytes] = set()  # workers that the lines name
         self._crowded = False  # whether the previous block had many epochs, as this one then probably has
+        self._clock, self._elapsed = Clock(), dict[int, float]()
         self._last = b""  # the last whole block, to judge a truncated line
+        self._unnamed: set[bool] = set()  # of each training accuracy
         self._notes: list[str] = []
 
     def feed(self, block: Block) -> bool:
+        self._clock.feed(block)
         read = self._read if block.whole else self._read_cut
         own = False
         for form in _COMMON if block.holds(b"Epoch[") else _RARE:
@@ -81,28 +86,39 @@ class MXNet:
         if not self._epochs and not snapshots:
             return []
         first = 1 if self._forms == {_OF_R} else 0
-        return [Found(self._epochs, snapshots, first, (*self._notes, *self._repeats()))]
+        notes = (*self._notes, *self._repeats())
+        return [Found(self._epochs, snapshots, first, notes, self._elapsed, unnamed=self._unnamed == {True})]
 
     # -- lines ------------------------------------------------------------------------------------------------------
 
     def _read(self, form: _Form, block: Block) -> bool:
         """The inner loop: under a microsecond per epoch line. Returns whether the block has values in this form."""
         cells, known, lines = self._cells, len(self._cells), 0
+        ends: dict[bytes, int] = {}  # where the last line of each epoch starts
         for found in form.epoch_line.finditer(block.data):
             if found.start() >= block.limit:
                 break
-            cell = cells.get(found.group(1, 2))
+            name = found.group(1, 2)
+            ends[name[0]] = found.start()
+            cell = cells.get(name)
             if cell is not None:
                 cell.append(float(found[3]))
                 lines += 1
             else:
                 lines += self._add(form, found, _pairs(form, found))
+        if self._clock.running:
+            self._time(block, ends)
         if lines and block.holds(b"Node["):
             again = lines > len(cells) - known  # a value is repeated: by another worker, or after a restart
             self._nodes.update(_NODE.findall(block.data, 0, len(block.data) if again else 1000))
         if len(cells) > _MOST_CELLS:
             cells.clear()
         return self._locate_batches(form, block) or lines > 0
+
+    def _time(self, block: Block, ends: dict[bytes, int]) -> None:
+        for number, at in ends.items():
+            if (seconds := self._clock.seconds(block.data, at)) is not None:
+                self._elapsed[int(number)] = seconds
 
     def _add(self, form: _Form, found: re.Match[bytes], pairs: list[Pair]) -> bool:
         if not pairs:
@@ -113,6 +129,8 @@ class MXNet:
             if pair.key not in values:
                 values[pair.key] = array("d")
             values[pair.key].append(pair.value)
+            if pair.key == "train_accuracy":
+                self._unnamed.add(pair.name.lower() in _UNNAMED)
         if found[2]:
             self._cells[found.group(1, 2)] = values[pair.key]
         return True

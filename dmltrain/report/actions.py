@@ -1,0 +1,126 @@
+"""What dmltrain-parse can do with logs. An action reads them and returns what to print; it prints nothing itself."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dmltrain import record
+from dmltrain.errors import UserError
+from dmltrain.report import compare_text, panels, plot, reading, summary_text
+from dmltrain.report.command_line import width
+from dmltrain.report.compare import compare
+from dmltrain.report.compare_text import Compared
+from dmltrain.report.facts import facts
+from dmltrain.report.label import labels
+from dmltrain.report.run import Run
+from dmltrain.report.series import table_over
+from dmltrain.report.summary import summary
+from dmltrain.report.table import Table, table
+from dmltrain.report.text import FORMATS
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """text: for standard output. notes, faults: messages; with a fault the program exits with 2."""
+
+    text: str = ""
+    notes: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+
+def epochs(given: argparse.Namespace) -> Outcome:
+    """The table of epochs of all runs, side by side where they fit."""
+    runs, faults = read(given.logs)
+    tables, unplaced = _tables(runs, given.aggregate, given.x)
+    text, notes = _shown(tables, given)
+    if given.plot:
+        faults = faults + _plotted(runs, given)
+    notes += [note for run in runs for note in run.notes] + _unknown_metrics(tables, given.metric_names)
+    return Outcome(text, notes, faults + unplaced)
+
+
+def _tables(runs: Sequence[Run], aggregate: str, x: str | None) -> tuple[list[Table], list[str]]:
+    """Tables and faults; without the runs that do not say `x`."""
+    tables, faults = [], []
+    for run in runs:
+        try:
+            tables.append(table_over(run, aggregate, x) if x else table(run, aggregate))
+        except UserError as error:
+            faults.append(str(error))
+    return tables, faults
+
+
+def _shown(tables: Sequence[Table], given: argparse.Namespace) -> tuple[str, list[str]]:
+    """The text of the tables, and notes on its form."""
+    text, limit = FORMATS[given.format](tables, given.metric_names), width(given.wide)
+    if given.format != "markdown" or limit is None:
+        return text, []
+    several = sum(bool(table.rows) for table in tables) > 1
+    if several and given.x == "time":
+        return panels.panels(tables, given.metric_names, limit), []  # runs have no times in common
+    if (found := panels.longest(text)) <= limit:
+        return text, []
+    form = "the runs are below each other" if several else "it is in parts"
+    note = f"the table has lines of {found} letters, and {limit} fit: {form}; --wide keeps it whole"
+    return panels.panels(tables, given.metric_names, limit), [note]
+
+
+def _plotted(runs: Sequence[Run], given: argparse.Namespace) -> list[str]:
+    one = "mean" if given.aggregate == "all" else given.aggregate
+    try:
+        plot.save(_tables([run for run in runs if run.epochs], one, given.x)[0], given.plot)
+    except UserError as error:
+        return [str(error)]
+    return []
+
+
+def _unknown_metrics(tables: Sequence[Table], names: Sequence[str]) -> list[str]:
+    """Notes on names that no run has, which are probably typing errors."""
+    keys = {key for one in tables for key in one.keys}
+    known = sorted({key.partition("_")[2] for key in keys if key.startswith(("train_", "validation_"))})
+    unknown = [name for name in names if not {key := record.metric(name), f"train_{key}", f"validation_{key}"} & keys]
+    return [f"no log has a metric {name}; they have {', '.join(known)}" for name in unknown if known]
+
+
+def summaries(given: argparse.Namespace) -> Outcome:
+    """One row for each run, also for a run without epochs."""
+    runs, faults = read(reading.folders(given.logs))
+    known = [facts(run) for run in runs]
+    rows = [summary(run, given.aggregate, said) for run, said in zip(runs, known, strict=True)]
+    rows = [{**row, "run": name} for row, name in zip(rows, labels(runs), strict=True)]
+    limit = width(given.wide)
+    shown = summary_text.FORMATS[given.format](rows, limit)
+    notes = [note for run, said in zip(runs, known, strict=True) for note in (*run.notes, *said.notes)]
+    if shown.left_out:
+        notes.insert(0, f"left out, as {limit} letters fit into a line: {', '.join(shown.left_out)}; --wide shows all")
+    if given.plot:
+        faults = faults + _plotted(runs, given)
+    return Outcome(shown.text, list(dict.fromkeys(notes)), faults)
+
+
+def comparison(given: argparse.Namespace) -> Outcome:
+    """What differs between two runs, or two folders of runs. Exits with 0 whatever the verdict."""
+    a, b = (read(reading.folders([path])) for path in given.compare)
+    faults = list(dict.fromkeys([*a[1], *b[1]]))
+    if not (a[0] and b[0]):
+        return Outcome(faults=faults)
+    names = labels([*a[0], *b[0]])
+    found = compare(a[0], b[0], given.aggregate)
+    compared = Compared(found, tuple(names[: len(a[0])]), tuple(names[len(a[0]) :]))
+    text = compare_text.FORMATS[given.format](compared, width(given.wide))
+    notes = [note for run in (*a[0], *b[0]) for note in (*run.notes, *facts(run).notes)]
+    return Outcome(text, list(dict.fromkeys(notes)), faults)
+
+
+def read(paths: Sequence[str]) -> tuple[list[Run], list[str]]:
+    """The runs of all paths, and what was wrong with them."""
+    runs: list[Run] = []
+    faults: list[str] = []
+    for path in paths:
+        try:
+            runs += reading.read(path)
+        except UserError as error:
+            faults.append(str(error))
+    return runs, faults + [fault for run in runs for fault in run.faults]

@@ -1,0 +1,95 @@
+"""CSV files that TensorBoard exports: one metric of one run.
+
+    Wall time,Step,Value
+    1700000000.123,0,0.4676
+
+Only the file's name says which metric: run-validation-tag-epoch_accuracy.csv. Steps of a tag `epoch_...` (Keras) are
+epochs from 0; other steps are iterations. Together in a folder, the files of a run are one table.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from array import array
+from pathlib import PurePath
+from typing import ClassVar
+
+from dmltrain import record
+from dmltrain.report.block import Block
+from dmltrain.report.dialect.rows import Row, Rows, as_epoch, as_number, key, plain
+from dmltrain.report.run import Found, Values
+
+_MOST_STEPS = 10**9
+_NAME = re.compile(r"run-(?P<run>.*?)-tag-(?P<tag>.+)")
+
+
+class TensorBoard:
+    """Reads blocks of a log; see the module."""
+
+    programs: ClassVar[tuple[str, ...]] = ("TensorBoard (CSV)",)
+
+    def __init__(self) -> None:
+        self._rows = Rows(lambda header: [plain(name) for name in header] == ["wall_time", "step", "value"])
+        self._numbers: dict[int, float] = {}  # by step
+        self._times: dict[int, float] = {}  # s, by step
+        self._file = ""
+
+    def feed(self, block: Block) -> bool:
+        self._file = block.name
+        rows = self._rows.read(block)
+        if rows:
+            try:
+                self._take(rows, plain=not block.holds(b"_"))
+            except ValueError:
+                for row in rows:
+                    self._take_row(row)
+        return bool(self._rows.header)
+
+    def found(self) -> list[Found]:
+        if not self._numbers:
+            return []
+        metric, by_epoch = _metric(PurePath(self._file).name)
+        steps = sorted(self._numbers)
+        numbers = array("d", map(self._numbers.__getitem__, steps))
+        times = array("d", map(self._times.__getitem__, steps))
+        seconds = array("d", [round(time - before, 6) for before, time in zip(times, times[1:], strict=False)])
+        epochs: dict[int, Values] = {
+            step: {metric: numbers[place : place + 1]}
+            if place == 0 or not seconds[place - 1] >= 0 or (by_epoch and step != steps[place - 1] + 1)
+            else {metric: numbers[place : place + 1], "seconds": seconds[place - 1 : place]}
+            for place, step in enumerate(steps)
+        }
+        nameless = "the file's name does not say what its values are: expected run-RUN-tag-NAME.csv"
+        notes = (nameless,) if metric == "value" else ()
+        elapsed = {
+            step: round(time - times[0], 6) for step, time in zip(steps, times, strict=True) if time - times[0] >= 0
+        }
+        return [Found(epochs, first=0 if by_epoch else None, notes=notes, elapsed=elapsed)]
+
+    def _take(self, rows: list[Row], plain: bool) -> None:
+        """Take rows of numbers, several times faster than one by one. ValueError if some are none."""
+        times, steps, numbers = zip(*rows, strict=True)
+        places = list(map(int, steps))
+        if not plain or min(places) < 0 or max(places) >= _MOST_STEPS:
+            raise ValueError("a step is out of range")
+        values, seconds = list(map(float, numbers)), list(map(float, times))
+        self._numbers.update(zip(places, values, strict=True))
+        self._times.update(zip(places, seconds, strict=True))
+
+    def _take_row(self, cells: Row) -> None:
+        time, step, number = as_number(cells[0]), as_epoch(cells[1]), as_number(cells[2])
+        if step is not None and number is not None:
+            self._numbers[step] = number
+            self._times[step] = math.nan if time is None else time
+
+
+def _metric(file: str) -> tuple[str, bool]:
+    """The key of the metric in a file of this name, and whether its steps are epochs."""
+    found = _NAME.fullmatch(file.removesuffix(".csv"))
+    if not found:
+        return "value", False
+    tag, run = plain(found["tag"]), plain(found["run"])
+    by_epoch = tag.startswith("epoch_")
+    split = next((split for word in run.split("_") if (split := record.split(word))), "")
+    return key(tag.removeprefix("epoch_"), split), by_epoch

@@ -1,0 +1,71 @@
+"""A log that grows: only what was appended is read.
+
+A file that became shorter, or another file of its name, is read from its start.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Sequence
+
+from dmltrain.report.block import CHUNK, Splitter
+from dmltrain.report.dialect import DIALECTS, Dialect
+from dmltrain.report.head import Head
+from dmltrain.report.run import Found
+
+
+class Tail:
+    """The runs in a log so far. bytes_read: of all calls of `read`."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.bytes_read = 0
+        self._begin(-1)
+
+    def _begin(self, inode: int) -> None:
+        self._splitter = Splitter(self.path)
+        self._dialects: list[Dialect] = [dialect() for dialect in DIALECTS]
+        self._head = Head()
+        self._offset = 0
+        self._inode = inode
+
+    def read(self) -> bool:
+        """Read what was appended; returns whether anything was. A file that cannot be read has nothing new."""
+        try:
+            with open(self.path, "rb") as stream:
+                found = os.fstat(stream.fileno())
+                if found.st_ino != self._inode or found.st_size < self._offset:
+                    self._begin(found.st_ino)
+                if found.st_size == self._offset:
+                    return False
+                stream.seek(self._offset)
+                while chunk := stream.read(CHUNK):
+                    self._offset += len(chunk)
+                    self.bytes_read += len(chunk)
+                    self._feed(chunk)
+        except OSError:
+            return False
+        return True
+
+    def end(self) -> None:
+        """The log is complete: also its last line counts if it has no end."""
+        for block in self._splitter.end():
+            self._head.feed(block)
+            any(dialect.feed(block) for dialect in self._dialects)
+
+    def found(self) -> Sequence[Found]:
+        """The runs; what is read later does not change them."""
+        for dialect in self._dialects:
+            if found := dialect.found():
+                return copy.deepcopy(found)
+        return []
+
+    def head(self) -> bytes:
+        """The lines that describe the run."""
+        return self._head.lines()
+
+    def _feed(self, chunk: bytes) -> None:
+        for block in self._splitter.feed(chunk):
+            self._head.feed(block)
+            any(dialect.feed(block) for dialect in self._dialects)

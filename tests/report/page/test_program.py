@@ -1,0 +1,221 @@
+"""dmltrain-report: what is on the page, without a browser; what it refuses; that it is the same when made again."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from array import array
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from dmltrain.report.page import cli, document
+from tests.report.page import written
+
+SECTIONS = re.compile(r'<section id="([a-z]+)"')
+ROOT = Path(__file__).parents[3]
+
+
+def data(page: Path) -> dict:
+    text = page.read_text().partition('<script type="application/json" id="data">')[2].partition("</script>")[0]
+    return json.loads(text)
+
+
+def test_all_sections_of_a_job_in_their_order(tmp_path, report):
+    folder = written.run(tmp_path / "demo")
+    written.samples(folder)
+    page = report(folder)
+    expected = "summary accuracy time traffic usage staleness timeline machines commands logs"
+    assert SECTIONS.findall(page.read_text()) == expected.split()
+    for other in ("train.py --lr 0.1 --num-epochs 6", "AMD EPYC", "2026-11-22 12:00:00", "after 2 min 03 s"):
+        assert other in page.read_text()
+
+
+def test_an_old_log_has_only_what_it_says(tmp_path, report):
+    log = tmp_path / "old.log"
+    log.write_text("INFO:root:Epoch[0] Train-accuracy=0.5\nINFO:root:Epoch[0] Validation-accuracy=0.4\n")
+    page = report(log)
+    assert SECTIONS.findall(page.read_text()) == ["summary", "accuracy", "logs"]
+    assert [chart["id"] for chart in data(page)["charts"]] == ["accuracy-by-epoch"]
+
+
+def test_real_logs_of_all_dialects(logs, report):
+    files = sorted([*logs.glob("mxnet/*.log"), *logs.glob("other/*.log")])
+    page = report(*files, code=2)
+    assert len(data(page)["runs"]) >= len(files) > 10
+    assert page.stat().st_size < 2_000_000
+
+
+def test_made_again_it_has_the_same_bytes(tmp_path, report):
+    folders = [written.run(tmp_path / f"run-{number}", seed=number) for number in range(3)]
+    first = report(*folders).read_bytes()
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    for folder in folders:
+        shutil.copytree(folder, moved / folder.name)
+    program = [sys.executable, "-m", "dmltrain.report.page.cli", *(f"run-{number}" for number in range(3))]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo"}
+    subprocess.run([*program, "-o", "report.html"], cwd=moved, env=environment, check=True, capture_output=True)
+    assert (moved / "report.html").read_bytes() == first
+    assert str(tmp_path) not in first.decode()
+
+
+def test_nan_and_infinity_are_gaps_and_said(tmp_path, report):
+    folder = written.run(tmp_path / "demo", workers=1)
+    log = folder / "worker-0.log"
+    log.write_text(
+        re.sub(r"(Epoch\[2\] Validation-accuracy=)\S+", r"\1nan", log.read_text())
+        + "Epoch[6] Validation-accuracy=inf\n"
+    )
+    page = report(folder)
+    assert "2 values that are not finite (NaN or infinite) are gaps." in page.read_text()
+
+
+def test_a_run_without_epochs_is_said_and_the_others_are_shown(tmp_path, report):
+    good = written.run(tmp_path / "good")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "worker-0.log").write_text("starting\n")
+    page = report(good, empty, code=2)
+    assert "no epoch in any of its logs" in page.read_text()
+
+
+def test_a_restart_is_a_run_of_its_own_and_in_the_timeline(tmp_path, report):
+    ends = [{"exit_code": 137, "cause": "worker 1 on h1 was lost", "ended": "2026-11-22T12:01:00+0000", "logs": "x"}]
+    folder = written.run(tmp_path / "demo", restarts=ends)
+    written.run(folder / "restart-1", epochs=4)
+    written.run(folder / "previous-1", exit_code=1, cause="disk full")
+    page = report(folder)
+    assert data(page)["runs"] == ["demo", "restart-1"]
+    timeline = page.read_text().partition('id="timeline"')[2].partition("</section>")[0]
+    words = re.sub(r"<[^>]*>", " ", timeline)
+    order = [
+        "disk full",
+        "start: 3 workers, 1 server",
+        "after 1 min 00 s",
+        "worker 1 on h1 was lost",
+        "restart 1",
+        "end, exit code 0",
+    ]
+    places = [words.index(each) for each in order]
+    assert places == sorted(places)
+    assert 'href="demo/restart-1/"' in timeline
+
+
+def test_a_broken_job_json_is_a_note(tmp_path, report):
+    folder = written.run(tmp_path / "demo")
+    (folder / "job.json").write_text("{")
+    page = report(folder)
+    assert "job.json is not read" in page.read_text()
+    assert "timeline" not in SECTIONS.findall(page.read_text())
+
+
+def test_long_curves_keep_their_extremes(tmp_path, report, monkeypatch):
+    folder = written.run(tmp_path / "demo", epochs=400, workers=1)
+    log = folder / "worker-0.log"
+    for epoch, peak in ((123, "0.999000"), (321, "0.001000")):
+        log.write_text(re.sub(rf"(Epoch\[{epoch}\] Validation-accuracy=)\S+", rf"\g<1>{peak}", log.read_text()))
+    monkeypatch.setattr(document, "MOST_BYTES", 775_000)  # as if there were many runs
+    page = report(folder)
+    values = data(page)
+    curve = next(c for c in values["charts"] if c["id"] == "accuracy-by-epoch")["curves"][0]
+    x, y = (array("f", base64.b64decode(values["arrays"][curve[name]])) for name in "xy")
+    assert len(x) < 200
+    points = {int(at): value for at, value in zip(x, y, strict=True)}
+    assert points[124] == pytest.approx(0.999) and points[322] == pytest.approx(0.001)
+    assert {1, 400} <= set(points)
+    assert re.search(r"Long curves have at most \d+ points here, of up to 400", page.read_text())
+
+
+def test_what_is_not_a_page_is_not_replaced(tmp_path, capsys):
+    folder = written.run(tmp_path / "demo")
+    log = folder / "worker-0.log"
+    before = log.read_bytes()
+    assert cli.main([str(folder), "-o", str(log)]) == 2
+    assert "is not a page of dmltrain-report" in capsys.readouterr().err
+    assert log.read_bytes() == before
+
+
+@pytest.mark.parametrize("output", ["missing/report.html", ""])
+def test_an_output_that_cannot_be_written(tmp_path, capsys, output):
+    assert cli.main([str(written.run(tmp_path / "demo")), "-o", str(tmp_path / output)]) == 2
+    assert re.search(r"dmltrain-report: error: .* cannot be written: ", capsys.readouterr().err)
+
+
+def test_without_any_log_nothing_is_written(tmp_path, capsys):
+    assert cli.main([str(tmp_path / "nothing"), "-o", str(tmp_path / "report.html")]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_an_experiment_shows_its_table_first_and_its_cells(tmp_path, report):
+    experiment = tmp_path / "exp"
+    for cell in ("devices=1", "devices=2"):
+        written.run(experiment / "cells" / cell)
+    measured = {"mean": 0.75, "spread": 0.01, "count": 3}
+    figures = {"accuracy": {"value": 0.93, "shown": "0.93", "printed": 93, "error": "printed as 93: in percent"}}
+    results = {
+        "title": "ResNets <b>",
+        "small": "2 epochs instead of 12",
+        "caption": ["On h0."],
+        "sentences": ["The fastest is devices 2."],
+        "plots": [{"file": "plots/1-speed.svg", "title": "speed-up"}, {"file": "../secret.svg", "title": "no"}],
+        "columns": [{"key": "devices", "heading": "devices"}, {"key": "accuracy", "heading": "top-1"}],
+        "rows": [
+            {
+                "settings": {"devices": 1},
+                "status": "done",
+                "values": {"accuracy": measured},
+                "cells": ["devices=1", ".."],
+            },
+            {
+                "settings": {"devices": 2},
+                "status": "error",
+                "error": "killed",
+                "cells": ["devices=2"],
+                "log": "cells/devices=2/worker-0.log",
+            },
+        ],
+        "published": [{"title": "Theirs", "source": "a paper", "note": "", "rows": [figures]}],
+    }
+    (experiment / "results.json").write_text(json.dumps(results))
+    (experiment / "plots").mkdir()
+    for name in ("plots/1-speed.svg", "../secret.svg"):
+        (experiment / name).write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
+    page = report(experiment)
+    text = page.read_text()
+    assert SECTIONS.findall(text)[:2] == ["experiment", "summary"]
+    assert data(page)["runs"] == ["devices=1", "devices=2"]
+    for part in ("ResNets &lt;b&gt;", "Made small: 2 epochs instead of 12", "0.75 ± 0.01 (n=3)", "error: killed"):
+        assert part in text
+    for part in (
+        "Published: Theirs. a paper",
+        "0.93 (printed as 93: in percent)",
+        "The fastest is devices 2.",
+        "On h0.",
+    ):
+        assert part in text
+    assert text.count('src="data:image/svg+xml') == 1
+    assert 'href="exp/cells/devices%3D1/"' in text and 'href="exp/cells/devices%3D2/worker-0.log"' in text
+
+
+def test_the_library_is_the_one_that_is_recorded():
+    vendor = resources.files("dmltrain.report.page") / "vendor"
+    record = json.loads((vendor / "library.json").read_text())
+    for name, digest in record["sha256"].items():
+        assert hashlib.sha256((vendor / name).read_bytes()).hexdigest() == digest, name
+    assert f'version="{record["version"]}"' in (vendor / "echarts.common.min.js").read_text()[-400:]
+    assert set(record["sha256"]) == {each.name for each in vendor.iterdir() if each.suffix in (".js", ".txt")}
+
+
+def test_a_page_has_no_address_to_load_from(tmp_path, report):
+    text = report(written.run(tmp_path / "demo")).read_text().replace(document._asset(document.LIBRARY), "")
+    assert not re.search(r'(?:src|href)="(?:https?:)?//', text)
+    assert "http" not in re.sub(r"http-equiv", "", text)

@@ -1,0 +1,271 @@
+"""CSV logs: Keras' CSVLogger, PyTorch Lightning and TensorBoard, against values computed here with the csv module."""
+
+import csv
+import io
+import json
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dmltrain.report import block, reading
+from dmltrain.report.table import table
+
+KERAS = (
+    "epoch,accuracy,loss,lr,mae,val_accuracy,val_loss\n"
+    "0,0.25,2.0,0.1,0.5,0.3,1.9\n1,0.5,1.5,0.1,0.4,0.45,1.6\n2,0.625,1.25,0.01,0.3,0.5,nan\n"
+)
+KERAS_ROWS = {
+    0: {
+        "train_accuracy": 0.25,
+        "validation_accuracy": 0.3,
+        "seconds": None,
+        "train_loss": 2.0,
+        "learning_rate": 0.1,
+        "train_mae": 0.5,
+        "validation_loss": 1.9,
+    },
+    1: {
+        "train_accuracy": 0.5,
+        "validation_accuracy": 0.45,
+        "seconds": None,
+        "train_loss": 1.5,
+        "learning_rate": 0.1,
+        "train_mae": 0.4,
+        "validation_loss": 1.6,
+    },
+}
+LIGHTNING = (
+    "epoch,step,train_loss_step,train_loss_epoch,val_acc,lr-SGD,test_acc\n"
+    ",0,,,,0.1,\n"
+    "0,49,0.71,,,,\n"
+    "0,390,,1.21,,,\n"
+    "0,390,,,0.5521,,\n"
+    ",391,,,,0.05,\n"
+    "1,440,0.5,,,,\n"
+    "1,781,,0.9,,,\n"
+    "1,781,,,0.61,,\n"
+    "2,782,,,,,0.6\n"
+)
+
+
+def some(row: dict, *keys: str) -> tuple:
+    return tuple(row.get(key) for key in keys)
+
+
+def written(lines: list[dict], separator: str, end: str, quoting: int) -> str:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(lines[0]), delimiter=separator, lineterminator=end, quoting=quoting)
+    writer.writeheader()
+    writer.writerows(lines)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_any_writing_of_a_csv(rows: Callable, separator: str, end: str, quoting: int, encoding: str) -> None:
+    lines = list(csv.DictReader(io.StringIO(KERAS)))
+    read = rows(written(lines, separator, end, quoting).encode(encoding))
+    assert {epoch: read[epoch] for epoch in (0, 1)} == KERAS_ROWS
+    assert math.isnan(read[2]["validation_loss"]) and read[2]["train_accuracy"] == 0.625
+
+
+def test_cells_that_are_no_numbers_are_left_out(rows: Callable) -> None:
+    """Keras writes NA for a value that an epoch does not have, and an array as a list in quotes."""
+    read = rows(
+        'epoch,accuracy,note,val_accuracy\n0,0.5,"a, ""b""",NA\n1,"[0.1, 0.2]",x,0.25\nx,1,1,1\n\n2,0.75\n3,1_0,,0.5\n'
+    )
+    assert {epoch: some(row, "train_accuracy", "validation_accuracy") for epoch, row in read.items()} == {
+        0: (0.5, None),
+        1: (None, 0.25),
+        3: (None, 0.5),
+    }
+    assert "train_note" not in read[0]
+
+
+def test_unknown_columns_become_metrics(parse: Callable, tmp_path: Path) -> None:
+    log = tmp_path / "history.csv"
+    log.write_text("epoch,loss,Grad Norm,val/top5\n0,1.5,3.5,0.75\n")
+    done = parse(log, "--metric-names", "grad_norm", "top_k_accuracy_5", "--format", "csv")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list(csv.DictReader(io.StringIO(done.stdout)))[0] == {
+        "epoch": "1",
+        "train-grad_norm": "3.5",
+        "train-top_k_accuracy_5": "",
+        "val-grad_norm": "",
+        "val-top_k_accuracy_5": "0.75",
+        "time": "",
+    }
+
+
+@pytest.mark.parametrize(("first", "shown"), [(0, " 1"), (1, " 1"), (5, " 6")])
+def test_epochs_are_counted_from_one_whether_the_file_counts_from_zero_or_one(
+    parse: Callable, tmp_path: Path, first: int, shown: str
+) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text(f"epoch,acc\n{first},0.5\n{first + 1},0.625\n")
+    assert parse(log, "--format", "none").stdout.splitlines()[1].split("\t")[:2] == [shown, "0.500000"]
+
+
+def test_our_own_tables_can_be_read(parse: Callable, tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    log.write_text("Epoch[0] Train-accuracy=0.5\nEpoch[0] Validation-accuracy=0.25\nEpoch[0] Time cost=1.5\n")
+    for form in ("csv", "none"):
+        shown = parse(log, "--format", form).stdout
+        (tmp_path / "table.csv").write_text(shown)
+        assert parse(tmp_path / "table.csv", "--format", form).stdout == shown
+
+
+def test_runs_that_append_to_a_file_are_separate_runs() -> None:
+    """CSVLogger(append=True): the second training begins with epoch 0 again; the third continues in epoch 2."""
+    text = "epoch,loss\n0,5\n1,4\nepoch,loss\n0,3\n1,2\n2,1\n2,0.5\n3,0.25\n1,0.125\n"
+    found, _ = reading.scan(io.BytesIO(text.encode()))
+    assert [{epoch: list(row["train_loss"]) for epoch, row in run.epochs.items()} for run in found] == [
+        {0: [5], 1: [4]},
+        {0: [3], 1: [0.125], 2: [0.5], 3: [0.25]},
+    ]
+    assert "epoch 1 appears again later" in found[1].notes[0]
+
+
+def test_lightning(rows: Callable) -> None:
+    read = rows(LIGHTNING)
+    keys = ("train_loss", "validation_accuracy", "learning_rate", "step", "test_accuracy")
+    assert {epoch: some(row, *keys) for epoch, row in read.items()} == {
+        0: (1.21, 0.5521, 0.1, 390, None),
+        1: (0.9, 0.61, 0.05, 781, 0.6),
+    }
+
+
+def test_lightning_without_values_of_epochs_has_those_of_the_last_step(rows: Callable) -> None:
+    read = rows("step,epoch,loss_step\n0,0,3\n1,0,2\n2,1,1\n3,,0.5\n")
+    assert {epoch: row["train_loss"] for epoch, row in read.items()} == {0: 2, 1: 0.5}
+
+
+@pytest.mark.parametrize("size", [1, 7, 100, 1000, 1 << 20])
+def test_a_long_metrics_csv(size: int) -> None:
+    """Thousands of rows at random, in blocks of any size, against a walk through all rows with the csv module."""
+    draw = random.Random(14)
+    names = ["acc", "epoch", "step", "train_loss_epoch", "val_acc"]
+    lines = []
+    for step in range(3000):
+        epoch = "" if draw.random() < 0.05 else str(step // 300)
+        cells = {name: f"{draw.random():.6f}" if draw.random() < 0.2 else "" for name in names}
+        lines.append({**cells, "epoch": epoch, "step": str(step)})
+    expected: dict[int, dict[str, float]] = {}
+    waiting: list[dict] = []
+    for line in lines:
+        waiting.append(line)
+        if line["epoch"]:
+            for each in waiting:
+                known = {name: float(cell) for name, cell in each.items() if cell and name != "epoch"}
+                expected.setdefault(int(line["epoch"]), {}).update(known)
+            waiting = []
+    text = written(lines, ",", "\n", csv.QUOTE_MINIMAL).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "blocks", lambda stream: block.blocks(stream, size))
+        (found,) = reading.scan(io.BytesIO(text))[0]
+    for each in waiting:
+        expected[9].update({name: float(cell) for name, cell in each.items() if cell and name != "epoch"})
+    keys = {"acc": "train_accuracy", "step": "step", "train_loss_epoch": "train_loss", "val_acc": "validation_accuracy"}
+    assert {epoch: {key: list(numbers) for key, numbers in row.items()} for epoch, row in found.epochs.items()} == {
+        epoch: {keys[name]: [number] for name, number in row.items()} for epoch, row in expected.items()
+    }
+
+
+TENSORBOARD = "Wall time,Step,Value\n1700000000.5,0,0.46\n1700000010.75,1,0.55\n1700000031.0,3,0.625\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "by_epoch"),
+    [
+        ("run-validation-tag-epoch_accuracy.csv", "validation_accuracy", True),
+        ("run-train-tag-epoch_loss.csv", "train_loss", True),
+        ("run-r20_validation-tag-epoch_top_k_categorical_accuracy.csv", "validation_top_k_categorical_accuracy", True),
+        ("run-.-tag-Loss_train.csv", "train_loss", False),
+        ("run-.-tag-val_acc.csv", "validation_accuracy", False),
+        ("run-a-b-tag-accuracy_val.csv", "validation_accuracy", False),
+        ("run-.-tag-lr.csv", "learning_rate", False),
+        ("scalars.csv", "value", False),
+    ],
+)
+def test_tensorboard(tmp_path: Path, name: str, key: str, by_epoch: bool) -> None:
+    (tmp_path / name).write_text(TENSORBOARD)
+    (run,) = reading.read(str(tmp_path / name))
+    assert {step: list(values[key]) for step, values in run.epochs.items()} == {0: [0.46], 1: [0.55], 3: [0.625]}
+    seconds = {step: values["seconds"][0] for step, values in run.epochs.items() if "seconds" in values}
+    assert seconds == ({1: 10.25} if by_epoch else {1: 10.25, 3: 20.25})
+    assert run.first == (0 if by_epoch else None)
+    assert bool(run.notes) == (key == "value")
+
+
+def test_the_files_of_a_folder_are_one_run(parse: Callable, tmp_path: Path) -> None:
+    (tmp_path / "run-train-tag-epoch_accuracy.csv").write_text(TENSORBOARD)
+    (tmp_path / "run-validation-tag-epoch_accuracy.csv").write_text(TENSORBOARD.replace("0.46", "0.25"))
+    done = parse(tmp_path, "--format", "none")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[1] == " 1\t0.460000\t0.250000\t-"
+    (tmp_path / "worker-0.log").write_text("Epoch[0] Train-accuracy=0.75\n")  # a job's folder has other CSV files
+    assert parse(tmp_path, "--format", "none").stdout.splitlines()[1] == " 1\t0.750000\t-\t-"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "time,host,cpu\n0.5,a,0.5\n",  # no epochs
+        "epoch,name\n0,a\n",  # no metric
+        "epoch,temperature\n1700000000,20.5\n",
+        "epoch,val_x\n1700000000,20.5\n",  # a time, not an epoch
+        "epoch,loss\n",
+        "epoch,loss\nx,1\n0,y\n",
+        "epoch\n0\n",
+        "x,epoch,loss,\n0,1\n",
+        "Wall time,Step,Value\n",
+        "Wall time,Step,Value\na,b,c\n1,-1,2\n",
+        "Wall time,Step,Value,More\n1,1,1,1\n",
+        "# comment\nepoch,loss\n0,1\n",  # the header is the first line
+        '"epoch,loss\n0,1\n',
+    ],
+)
+def test_a_csv_that_is_no_training_log_is_no_run(parse: Callable, tmp_path: Path, text: str) -> None:
+    (tmp_path / "x.csv").write_text(text)
+    done = parse(tmp_path / "x.csv")
+    assert done.returncode == 2
+    assert "no epoch in it" in done.stderr and "TensorBoard" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "column"), [(KERAS, 0), (LIGHTNING, 0), (TENSORBOARD, 1)], ids=["keras", "lightning", "tensorboard"]
+)
+def test_no_cut_gives_a_wrong_value(text: str, column: int) -> None:
+    """Cut off anywhere: an epoch has only numbers of its own rows, each as written."""
+    cells = [line.split(",") for line in text.splitlines()[1:]]
+    written = {
+        epoch: {float(cell) for row in cells if row[column] in ("", str(epoch)) for cell in row if cell}
+        for epoch in (0, 1, 2, 3)
+    }
+    written[1] |= written[2]  # the test after the last epoch
+    for end in range(len(text)):
+        for run in reading.scan(io.BytesIO(text[:end].encode()))[0]:
+            for epoch, row in run.epochs.items():
+                numbers = {row[key][0] for key in row if key != "seconds"}
+                assert {number for number in numbers if number == number} <= written[epoch], text[:end][-40:]
+
+
+def test_a_cut_cell_is_reported(parse: Callable, tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("epoch,accuracy,val_accuracy\n0,0.5,0.25\n1,0.75,0.3")
+    done = parse(log)
+    assert done.stdout.splitlines()[-1] == "|  2 | 0.750000 | - | - |"
+    assert done.stderr == f"dmltrain-parse: note: {log}: the last line is truncated; its val_accuracy is ignored\n"
+
+
+def test_all_columns_are_in_the_json(parse: Callable, tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text(KERAS)
+    (shown,) = json.loads(parse(tmp_path / "log.csv", "--format", "json").stdout)
+    (run,) = reading.read(str(tmp_path / "log.csv"))
+    assert [row["epoch"] for row in shown["epochs"]] == list(table(run).rows) == [0, 1, 2]
+    assert set(shown["epochs"][0]) == {"epoch", *KERAS_ROWS[0]}

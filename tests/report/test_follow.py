@@ -1,0 +1,394 @@
+"""dmltrain-parse --follow: rows as epochs end, reading only what was appended."""
+
+import fcntl
+import io
+import json
+import os
+import pty
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dmltrain.report import block, reading, tail
+from dmltrain.report.command_line import arguments
+from dmltrain.report.follow import Follower, complete, follow
+from dmltrain.report.live_job import LiveJob
+from dmltrain.report.tail import Tail
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def epoch(number: int, rank: int = 0) -> str:
+    stamp = f"2026-11-20 12:00:{number:02d},123 Node[{rank}] Epoch[{number}]"
+    values = (
+        f"Train-accuracy=0.{number + 1}5{rank}000",
+        "Time cost=1.500",
+        f"Validation-accuracy=0.{number + 1}00000",
+        "Speed=17",
+    )
+    return f"{stamp} Batch [0]\tSpeed: 17.50 samples/sec\taccuracy=0.125000\n" + "".join(
+        f"{stamp} {value}\n" for value in values
+    )
+
+
+def row(number: int, train: str) -> str:
+    return f"| {number + 1:2d} | {train} | 0.{number + 1}00000 | 1.5 |\n"
+
+
+HEADING = "| epoch | train-accuracy | val-accuracy | time |\n| --- | --- | --- | --- |\n"
+
+
+class Job:
+    """A log folder with the job.json and the lock of a launcher that runs."""
+
+    def __init__(self, folder: Path, workers: int = 1) -> None:
+        self.folder = folder
+        folder.mkdir()
+        self.record = {"started": "2026-11-20T12:00:00+00:00", "ended": None, "num_workers": workers}
+        self.write()
+        self._lock = os.open(folder, os.O_RDONLY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def write(self) -> None:
+        (self.folder / "job.json").write_text(json.dumps(self.record))
+
+    def append(self, text: str, name: str = "worker-0.log") -> None:
+        (self.folder / name).parent.mkdir(exist_ok=True)
+        with (self.folder / name).open("a") as file:
+            file.write(text)
+
+    def end(self) -> None:
+        self.record["ended"] = "2026-11-20T12:01:00+00:00"
+        self.write()
+
+    def unlock(self) -> None:
+        os.close(self._lock)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path / "job")
+
+
+def followed(path: Path, steps: list[Callable[[], object]], *options: str) -> tuple[list[str], list[str], list[str]]:
+    """Follow `path`; each step happens while the program sleeps. Returns the writes, messages and faults."""
+    writes: list[str] = []
+    said: list[str] = []
+    left = iter(steps)
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        next(left, lambda: None)()
+
+    given = arguments([str(path), "--follow", *options])
+    done = follow(
+        given, lambda text: writes.append(text) or [], lambda kind, text: said.append(text), lambda: now[0], sleep
+    )
+    return writes, [*said, *done.notes], done.faults
+
+
+# ---- reading what was appended --------------------------------------------------------------------------------------
+
+
+def test_only_what_was_appended_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    log.write_text("")
+    one = Tail(str(log))
+    assert not one.read() and not one.found()
+    for number in range(50):
+        with log.open("a") as file:
+            file.write(epoch(number % 9))
+        assert one.read() and not one.read()
+    assert one.bytes_read == log.stat().st_size
+    assert len(one.found()[0].epochs[0]["train_accuracy"]) == 6
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pieces_give_what_the_whole_gives(tmp_path: Path, logs: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    names = ["mxnet/mxnet_cifar10_incept_4", "mxnet/mxnet_R_mnist_1", "mxnet/mxnet_train-log-demo2"]
+    texts = [(logs / f"{name}.log").read_bytes() for name in names]
+    texts.append(b"epoch,step,loss,val_acc\n" + b"".join(b"%d,%d,0.5,\n,,,0.25\n" % (n // 9, n) for n in range(500)))
+    for text in texts:
+        log = tmp_path / "x.log"
+        log.unlink(missing_ok=True)
+        one, at = Tail(str(log)), 0
+        while at < len(text):
+            size = draw.choice([2, 50, 3000, 100_000])
+            with log.open("ab") as file:
+                file.write(text[at : at + size])
+            at += size
+            one.read()
+            if draw.random() < 0.1:
+                one.found()  # does not change what comes
+        one.end()
+        assert list(one.found()) == reading.scan(io.BytesIO(text))[0]
+
+
+def test_a_file_that_became_shorter_or_another_one_is_read_from_its_start(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    log.write_text(epoch(0) + epoch(1))
+    one = Tail(str(log))
+    one.read()
+    log.write_text(epoch(5))
+    assert one.read() and list(one.found()[0].epochs) == [5]
+    (tmp_path / "new.log").write_text(epoch(6) + epoch(7) + epoch(8))
+    (tmp_path / "new.log").replace(log)
+    assert one.read() and list(one.found()[0].epochs) == [6, 7, 8]
+    log.unlink()
+    assert not one.read() and list(one.found()[0].epochs) == [6, 7, 8], "what was read stays"
+
+
+def test_memory_is_bounded_by_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    monkeypatch.setattr(tail, "CHUNK", 1000)
+    log = tmp_path / "x.log"
+    log.write_text(epoch(0) * 100)
+    one = Tail(str(log))
+    feed = one._feed
+    monkeypatch.setattr(one, "_feed", lambda chunk: (sizes.append(len(chunk)), feed(chunk)))
+    one.read()
+    assert max(sizes) == 1000 and len(one.found()[0].epochs[0]["seconds"]) == 100
+
+
+def test_blocks_are_the_splitters() -> None:
+    text = epoch(0).encode() * 3 + b"rest"
+    splitter = block.Splitter("x")
+    pieces = [each for at in range(0, len(text), 7) for each in splitter.feed(text[at : at + 7])]
+    whole = [each.data for each in (*pieces, *splitter.end())]
+    assert b"".join(whole) == text and whole[-1] == b"rest"
+
+
+# ---- rows -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_epoch_is_complete_with_all_values_of_the_one_before_or_a_later_one() -> None:
+    lines = (epoch(0) + epoch(1)).splitlines(keepends=True)
+
+    def done(count: int) -> set[int]:
+        return set(complete(reading.scan(io.BytesIO("".join(lines[:count]).encode()))[0][0]))
+
+    assert [done(count) for count in (3, 5, 6, 9, 10)] == [set(), set(), {0}, {0}, {0, 1}]
+
+
+def test_rows_appear_as_epochs_end(job: Job) -> None:
+    def at_once() -> None:
+        job.end()
+        job.append(epoch(2)[:-9])  # the launcher writes the last lines after it says that the job has ended
+        job.unlock()
+
+    steps = [
+        lambda: job.append(epoch(0)),
+        lambda: job.append(epoch(1)[:90]),
+        lambda: job.append(epoch(1)[90:]),
+        at_once,
+    ]
+    writes, notes, faults = followed(job.folder, steps)
+    assert writes == [HEADING + row(0, "0.150000"), row(1, "0.250000"), row(2, "0.350000")]
+    assert (notes, faults) == ([], [])
+
+
+def test_a_row_waits_for_all_workers(tmp_path: Path) -> None:
+    job = Job(tmp_path / "job", workers=2)
+    steps = [
+        lambda: job.append(epoch(0) + epoch(1)),
+        lambda: job.append(epoch(0, 1), "worker-1.log"),
+        lambda: job.append(epoch(1, 1), "worker-1.log"),
+        lambda: (job.end(), job.unlock()),
+    ]
+    writes, _, faults = followed(job.folder, steps)
+    assert writes == [HEADING + row(0, "0.150500"), row(1, "0.250500")] and not faults
+
+
+def test_a_restart_is_followed(job: Job) -> None:
+    steps = [
+        lambda: job.append(epoch(0) + epoch(1) + epoch(2)),
+        lambda: job.append(epoch(1, 1), "restart-1/worker-0.log"),
+        lambda: job.append(epoch(2, 1), "restart-1/worker-0.log"),
+        lambda: (job.end(), job.unlock()),
+    ]
+    writes, notes, faults = followed(job.folder, steps)
+    assert writes == [
+        HEADING + row(0, "0.150000"),
+        row(1, "0.250000"),
+        row(2, "0.350000"),
+        row(1, "0.251000"),
+        row(2, "0.351000"),
+    ]
+    assert notes == ["restart 1 of the job begins; its epochs follow"] and not faults
+    assert followed(job.folder / "restart-1", [])[0] == [HEADING + row(1, "0.251000"), row(2, "0.351000")]
+
+
+def test_one_log_of_a_job(job: Job) -> None:
+    steps = [lambda: job.append(epoch(1)), lambda: (job.end(), job.unlock())]
+    job.append(epoch(0))
+    job.append(epoch(0, 1), "worker-1.log")
+    writes, _, faults = followed(job.folder / "worker-0.log", steps, "--format", "csv")
+    assert "".join(writes) == "epoch,train-accuracy,val-accuracy,time\n1,0.15,0.1,1.5\n2,0.25,0.2,1.5\n" and not faults
+
+
+def test_a_job_that_lost_its_launcher(job: Job) -> None:
+    steps = [lambda: job.append(epoch(0)), job.unlock]
+    writes, _, faults = followed(job.folder, steps)
+    assert writes == [HEADING + row(0, "0.150000")]
+    assert len(faults) == 1 and "has lost its launcher" in faults[0]
+
+
+def test_a_folder_that_stays_locked(job: Job) -> None:
+    """On some file systems: five seconds after its end a job's logs are complete."""
+    writes, _, faults = followed(job.folder, [lambda: job.append(epoch(0)), job.end])
+    assert writes == [HEADING + row(0, "0.150000")] and not faults
+
+
+def test_a_job_without_an_epoch(job: Job) -> None:
+    writes, _, faults = followed(job.folder, [lambda: job.append("no\n"), lambda: (job.end(), job.unlock())])
+    assert not writes and "ended without an epoch" in faults[0]
+
+
+@pytest.mark.parametrize("record", ["", "{", "[]", '{"started": 5, "num_workers": "x", "ended": {}}', "[" * 100_000])
+def test_a_job_json_of_any_content(tmp_path: Path, record: str) -> None:
+    (tmp_path / "job.json").write_text(record)
+    (tmp_path / "worker-0.log").write_text(epoch(0))
+    writes, _, _ = followed(tmp_path, [])
+    assert writes == [HEADING + row(0, "0.150000")]
+
+
+def test_columns_that_come_later_get_a_heading(job: Job) -> None:
+    job.append(epoch(0) + epoch(1) + "Epoch[1] Sent=17\n")
+    steps = [lambda: job.append(epoch(2) + "Epoch[2] Sent=18\n"), lambda: (job.end(), job.unlock())]
+    writes, _, _ = followed(job.folder, steps, "--metric-names", "sent", "--format", "none")
+    assert writes[0] == "epoch\tsent\ttime\n 1\t-\t1.5\n" and writes[-1] == " 3\t18.000000\t1.5\n"
+
+
+# ---- the program ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def program() -> Iterator[Callable[..., subprocess.Popen]]:
+    started = []
+
+    def start(*options: object, **more) -> subprocess.Popen:
+        command = [sys.executable, "-m", "dmltrain.report.cli", "--follow", *map(str, options)]
+        more = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **more}
+        started.append(subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, **more))
+        return started[-1]
+
+    yield start
+    for each in started:
+        if each.poll() is None:
+            each.kill()
+        each.wait()
+
+
+def test_ctrl_c_ends_it(program: Callable, job: Job) -> None:
+    job.append(epoch(0) + epoch(1))
+    process = program(job.folder)
+    lines = [process.stdout.readline() for _ in range(4)]
+    assert "".join(lines) == HEADING + row(0, "0.150000") + row(1, "0.250000")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    assert "Traceback" not in process.stderr.read()
+
+
+def test_a_reader_that_leaves(program: Callable, job: Job) -> None:
+    process = program(job.folder)
+    job.append(epoch(0) + epoch(1))
+    process.stdout.readline()
+    process.stdout.close()
+    job.append(epoch(2))
+    assert process.wait(60) == 141
+
+
+def test_in_a_terminal(program: Callable, job: Job) -> None:
+    """The table is drawn again in place; at the end it is complete."""
+    job.append(epoch(0) + epoch(1)[:90])
+    ours, its = pty.openpty()
+    process = program(job.folder, stdout=its, text=False)
+    os.close(its)
+    seen = bytearray()
+    enough = threading.Event()
+
+    def read() -> None:
+        while True:
+            try:
+                seen.extend(os.read(ours, 4096))
+            except OSError:  # the program has ended
+                return
+            if b"0.150000" in seen:
+                enough.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert enough.wait(60)
+    job.append(epoch(1)[90:])
+    job.end()
+    job.unlock()
+    assert process.wait(60) == 0
+    reader.join(60)
+    os.close(ours)
+    last = bytes(seen).rpartition(b"train-accuracy")[2].decode()
+    assert "0.150000" in last and "0.250000" in last and "0.200000" in last
+    assert b"\x1b[" in seen and b"Traceback" not in seen
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--summary"], "leave out --summary"),
+        (["--plot", "x.png"], "leave out --plot"),
+        (["--x", "time"], "leave out --x"),
+        (["--format", "json"], "leave out --format json"),
+        (["another"], "one log or one folder"),
+    ],
+)
+def test_options_that_do_not_go_with_it(parse: Callable, tmp_path: Path, options: list[str], said: str) -> None:
+    done = parse(tmp_path, *options, "--follow")
+    assert done.returncode == 2 and said in done.stderr
+
+
+def test_paths_that_cannot_be_followed(parse: Callable, tmp_path: Path) -> None:
+    assert parse("-", "--follow").returncode == 2
+    done = parse(tmp_path / "none", "--follow")
+    assert done.returncode == 2 and "none: cannot be read" in done.stderr
+
+
+def test_a_follower_says_nothing_new_until_something_is_written(job: Job) -> None:
+    follower = Follower(str(job.folder), LiveJob(str(job.folder)))
+    assert follower.poll() is None
+    job.append(epoch(0))
+    assert follower.poll() is not None and follower.poll() is None
+
+
+@pytest.mark.thorough
+def test_a_real_job(program: Callable, tmp_path: Path) -> None:
+    """The table of a job, followed from before its first epoch, is the one that the launcher prints at its end."""
+    folder = tmp_path / "job"
+    launch = [sys.executable, "-m", "launch.cli", "--launcher", "local", "-n", "2", "-s", "1", "--log-dir", str(folder)]
+    train = [str(ROOT / "examples" / "train_digits.py"), "--kv-store", "dist_sync", "--num-epochs", "4"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [*launch, *train],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+    ) as launcher:
+        printed = ""
+        while not (folder / "job.json").exists():
+            line = launcher.stdout.readline()
+            assert line, printed
+            printed += line
+        process = program(folder)
+        printed += launcher.stdout.read()
+        assert launcher.wait() == 0, printed
+    shown, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (0, "")
+    rows = [line for line in printed.splitlines() if line.startswith("|")]
+    assert shown.splitlines() == rows and len(rows) == 6

@@ -1,0 +1,189 @@
+"""PMLS-Caffe's logs and net_outputs files, as src/caffe/solver.cpp writes them."""
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dmltrain.report import reading
+from dmltrain.report.run import merge
+from dmltrain.report.table import table
+
+KEYS = ("train_loss", "elapsed", "seconds", "validation_accuracy", "validation_loss")
+
+
+def glog(*lines: str) -> str:
+    return "".join(f"I0605 03:34:07.498641 27501 solver.cpp:341] {line}\n" for line in lines)
+
+
+def of_display(iteration: int, loss: float, time: float, between: str = "loss: ") -> tuple[str, str]:
+    """As Solve prints it, for thread 0 of worker 0."""
+    return (
+        f"Iteration {iteration}, {between}{loss:g}, time: {time:g}",
+        f"    Train net output #0: loss = {loss:g} (* 1 = {loss:g} loss)",
+    )
+
+
+def of_test(iteration: int, accuracy: float, loss: float, net: int = 0) -> tuple[str, str, str]:
+    """As Test prints it."""
+    return (
+        f"Iteration {iteration}, Testing net (#{net})",
+        f"    Test net output #0: accuracy = {accuracy:g}",
+        f"    Test net output #1: loss = {loss:g} (* 1 = {loss:g} loss)",
+    )
+
+
+def log(between: str = "loss: ") -> str:
+    return glog(
+        "Solving CIFAR10_quick",
+        *of_test(0, 0.1, 2.25),
+        *of_display(0, 2.5, 0.5, between),
+        *of_display(100, 1.64, 141.8, between),
+        *of_test(200, 0.45, 1.5),
+        *of_test(200, 0.9, 0.1, net=1),
+        *of_display(200, 1.44, 280.1, between),
+        *of_display(300, 1.25, 420.5, between),
+        *of_display(400, 1.125, 560.0, "loss = "),  # the line after the last iteration is Caffe's
+        *of_test(400, 0.5521, 1.25),
+    )
+
+
+ROWS = {
+    0: (2.5, 0.5, 0.5, 0.1, 2.25),
+    200: (1.44, 280.1, pytest.approx(279.6), 0.45, 1.5),
+    400: (1.125, 560.0, pytest.approx(279.9), 0.5521, 1.25),
+}
+
+
+def rows(text: str) -> dict:
+    """Iteration -> the values of KEYS."""
+    ((found,), _) = reading.scan(io.BytesIO(text.encode()))
+    epochs = table(merge("x.log", [("x.log", found)])).rows
+    return {
+        iteration: tuple({**row, "elapsed": found.elapsed.get(iteration)}.get(key) for key in KEYS)
+        for iteration, row in epochs.items()
+    }
+
+
+@pytest.mark.parametrize("between", ["loss: ", "loss = ", "model version: 17, loss: "])
+def test_a_log(between: str) -> None:
+    """A row is a test, with what was displayed last at its iteration or before; the first test net counts."""
+    assert (rows(log(between))) == ROWS
+
+
+@pytest.mark.parametrize("size", [64, 300, 5000])
+def test_blocks_of_any_size(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = reading.scan(io.BytesIO(log().encode()))[0]
+    blocks = reading.blocks
+    monkeypatch.setattr(reading, "blocks", lambda stream: blocks(stream, size))
+    assert reading.scan(io.BytesIO(log().encode()))[0] == whole
+
+
+def test_test_compute_loss() -> None:
+    text = glog("Iteration 0, Testing net (#0)", "Test loss: 2.125", "    Test net output #0: accuracy = 0.1")
+    assert (rows(text + glog(*of_display(0, 2.5, 0.5))))[0] == (2.5, 0.5, 0.5, 0.1, 2.125)
+
+
+def test_without_tests_the_displayed_iterations_are_rows() -> None:
+    text = glog(*of_display(0, 2.5, 0.5), *of_display(100, 1.64, 141.8), *of_display(200, 1.5, 9.5))
+    assert (rows(text)) == {
+        0: (2.5, 0.5, 0.5, None, None),
+        100: (1.64, 141.8, pytest.approx(141.3), None, None),
+        200: (1.5, 9.5, 9.5, None, None),  # restarted: its clock begins again
+    }
+
+
+def test_only_the_first_workers_log_has_values(parse: Callable, tmp_path: Path) -> None:
+    (tmp_path / "worker-0.log").write_text(log())
+    (tmp_path / "worker-1.log").write_text(glog("Init training net done.", "Init test nets done."))
+    done = parse(tmp_path, "--format", "none")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[2] == "200\t-\t0.450000\t279.6"
+
+
+def test_a_log_that_is_cut_off_has_no_wrong_value() -> None:
+    data = log().encode()
+    right = {
+        (iteration, key, number)
+        for end in range(len(data))
+        if data[end : end + 1] == b"\n"
+        for run in reading.scan(io.BytesIO(data[: end + 1]))[0]
+        for iteration, row in run.epochs.items()
+        for key, numbers in row.items()
+        for number in numbers
+    }
+    for end in range(len(data)):
+        for run in reading.scan(io.BytesIO(data[:end]))[0]:
+            assert {
+                (iteration, key, number)
+                for iteration, row in run.epochs.items()
+                for key, numbers in row.items()
+                for number in numbers
+            } <= right, data[:end][-50:]
+
+
+# ---- net_outputs ----------------------------------------------------------------------------------------------------
+
+
+def outputs(names: list[str], lines: list[tuple[float, ...]]) -> str:
+    """A table as PrintOutputBlobs writes it: %g of C++'s streams, a comma after each cell, an empty line at the end."""
+    header = "Iteration,time,loss," + "".join(f"{name}," for name in names)
+    return "\n".join([header, *("".join(f"{cell:g}," for cell in line) for line in lines), "", ""])
+
+
+TRAIN = outputs(
+    ["loss"], [(0, 0.5, 2.5, 2.5), (100, 141.8, 1.64, 1.64), (200, 280.1, 1.44, 1.44), (400, 560, 1.125, 1.125)]
+)
+TEST = outputs(["accuracy", "loss"], [(0, 0.25, 0, 0.1, 2.25), (200, 279.5, 0, 0.45, 1.5), (400, 561, 0, 0.5521, 1.25)])
+SECOND = outputs(["accuracy", "loss"], [(0, 0.25, 0, 0.9, 0.1)])
+
+
+def test_net_outputs() -> None:
+    """The time of a row is the test's own."""
+    assert (rows(TRAIN + TEST + SECOND)) == {
+        0: (2.5, 0.25, 0.25, 0.1, 2.25),
+        200: (1.44, 279.5, 279.25, 0.45, 1.5),
+        400: (1.125, 561, 281.5, 0.5521, 1.25),
+    }
+
+
+def test_net_outputs_with_one_table() -> None:
+    """Without `display` there is none of the training net, without `test_interval` none of a test net."""
+    assert (rows(TRAIN))[100] == (1.64, 141.8, pytest.approx(141.3), None, None)
+    assert (rows(TEST))[200] == (None, 279.5, 279.25, 0.45, 1.5)
+
+
+def test_net_outputs_with_test_compute_loss_and_large_iterations() -> None:
+    text = TRAIN + outputs(["accuracy"], [(1_000_000, 99.5, 1.75, 0.5)])
+    assert "1e+06,99.5" in text
+    assert (rows(text)) == {1_000_000: (1.125, 99.5, 99.5, 0.5, 1.75)}
+
+
+def test_an_output_of_several_values_is_left_out() -> None:
+    """PrintOutputBlobs writes its name once and each of its values."""
+    text = outputs(["prob"], [(0, 0.5, 2.5, 0.1, 0.2, 0.3)])
+    assert (rows(text))[0] == (2.5, 0.5, 0.5, None, None)
+
+
+def test_net_outputs_in_a_folder(parse: Callable, tmp_path: Path) -> None:
+    (tmp_path / "cifar10.netoutputs").write_text(TRAIN + TEST)
+    assert parse(tmp_path, "--format", "none").stdout.splitlines()[3] == "400\t-\t0.552100\t281.5"
+
+
+def test_cut_off_net_outputs_have_no_wrong_value() -> None:
+    data = (TRAIN + TEST).encode()
+    allowed = {float(cell) for cell in (TRAIN + TEST).replace("\n", ",").split(",") if cell[:1].isdigit()}
+    for end in range(len(data)):
+        for run in reading.scan(io.BytesIO(data[:end]))[0]:
+            for row in run.epochs.values():
+                assert {row[key][0] for key in row if key != "seconds"} <= allowed, data[:end][-50:]
+
+
+def test_caffes_own_logs_are_not_taken_for_pmls_caffes(logs: Path) -> None:
+    path = logs / "other" / "caffe_squeezenet224_2gpu"
+    losses = dict(json.loads(path.with_suffix(".expected.json").read_text())["train_loss"])
+    (run,) = reading.read(str(path.with_suffix(".log")))
+    assert losses[4960] != losses[5000]
+    assert table(run).rows[5000]["train_loss"] == losses[4960], "displayed before the test, not with it"
