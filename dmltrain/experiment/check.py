@@ -1,0 +1,197 @@
+"""Checks before the first cell: all problems of all cells together, each with what to do about it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dmltrain.experiment import answers
+from dmltrain.experiment.cell import Cell
+from dmltrain.experiment.command import Where, launch_words
+from dmltrain.experiment.definition import Experiment
+from dmltrain.experiment.hosts import names_hosts
+from dmltrain.experiment.launch import Planned
+from dmltrain.experiment.program import Program
+
+NAMED = 3  # cells that a problem names
+MOST_PLANS = 64  # distinct placements that are checked
+LOG_BYTES = 1 << 20  # of a process, generous: 300 epochs of a worker take about 0.3 MB
+OPTIMIZER_STATE = 3  # sizes of the model in a checkpoint: weights and two of the optimizer
+ELEMENT = 4  # bytes of a weight
+DOWNLOADED = ("cifar10", "mnist")
+FILES = ("data_train", "data_val", "data_train_idx", "data_val_idx", "data_root")
+RANK = "{rank}"
+
+Answers = Mapping[tuple[str, ...], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Found:
+    """problems: the experiment does not start. notes: what could not be checked, or is worth knowing."""
+
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is checked, and how the world is asked. gpus(): of this machine, None if unknown. free(path): bytes."""
+
+    experiment: Experiment
+    program: Program
+    where: Where
+    folder: Path
+    plan: Callable[[tuple[str, ...]], Planned]
+    gpus: Callable[[], int | None]
+    free: Callable[[Path], int]
+
+
+def check(asked: Asked, cells: Sequence[Cell], said: Answers) -> Found:
+    """Everything about these cells; `said`: the program's answers to their command lines."""
+    problems = [
+        *_options(cells, said),
+        *_places(asked, cells),
+        *_kvstores(cells, said),
+        *_devices(asked, cells, said),
+        *_data(asked, cells, said),
+        *_disk(asked, cells, said),
+    ]
+    return Found(tuple(problems), tuple(_notes(asked, cells, said)))
+
+
+def _named(cells: Sequence[Cell]) -> str:
+    rest = len(cells) - NAMED
+    return ", ".join(cell.id for cell in cells[:NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _grouped(pairs: Iterator[tuple[str, Cell]]) -> Iterator[str]:
+    """One line for each problem, with the cells that have it."""
+    found: dict[str, list[Cell]] = {}
+    for problem, cell in pairs:
+        found.setdefault(problem, []).append(cell)
+    for problem, those in found.items():
+        yield f"{problem} (cell{'s' * (len(those) > 1)} {_named(those)})"
+
+
+def _options(cells: Sequence[Cell], said: Answers) -> Iterator[str]:
+    return _grouped((f"{said[cell.words]['error']}", cell) for cell in cells if said.get(cell.words, {}).get("error"))
+
+
+def _places(asked: Asked, cells: Sequence[Cell]) -> Iterator[str]:
+    """What the launcher says about the number of processes and the hosts."""
+    errors: dict[tuple[str, ...], str] = {}
+    for words in list(dict.fromkeys(launch_words(asked.experiment, cell, asked.where) for cell in cells))[:MOST_PLANS]:
+        errors[words] = asked.plan(words).error
+    those = [(errors.get(launch_words(asked.experiment, cell, asked.where), ""), cell) for cell in cells]
+    return _grouped((f"dmltrain-launch: {error}", cell) for error, cell in those if error)
+
+
+def _kvstores(cells: Sequence[Cell], said: Answers) -> Iterator[str]:
+    def pairs() -> Iterator[tuple[str, Cell]]:
+        for cell in cells:
+            answer = said.get(cell.words, {})
+            name = answers.options(answer).get("kv_store")
+            if answer.get("distributed") is True and cell.servers == 0:
+                yield f"kv-store {name} needs servers and the job has none: set servers below launch to 1 or more", cell
+            if answer.get("distributed") is False and cell.workers > 1:
+                yield (
+                    f"kv-store {name} is for one worker and the job has {cell.workers}: use dist_sync, or 1 worker",
+                    cell,
+                )
+
+    return _grouped(pairs())
+
+
+def _devices(asked: Asked, cells: Sequence[Cell], said: Answers) -> Iterator[str]:
+    """GPUs that this machine does not have. The launcher checks those of other hosts."""
+    need = [(cell, _gpus_of(answers.options(said.get(cell.words, {})))) for cell in cells if _is_here(asked, cell)]
+    need = [(cell, number) for cell, number in need if number]
+    have = asked.gpus() if need else None
+    if have is None:
+        return iter(())
+    return _grouped(
+        (f"{number} GPUs are needed, and this machine has {have}: use fewer devices, a `where`, or -H HOSTS", cell)
+        for cell, number in need
+        if number > have
+    )
+
+
+def _gpus_of(options: Mapping[str, Any]) -> int:
+    """How many GPUs the highest index needs."""
+    names = [*(options.get("devices") or []), *(options.get("gpus") or [])]
+    indexes = [name.partition(":")[2] for name in names if isinstance(name, str) and name.startswith("gpu")]
+    return max((int(index) + 1 for index in indexes if index.isdecimal()), default=0)
+
+
+def _is_here(asked: Asked, cell: Cell) -> bool:
+    """Whether a cell runs on this machine alone."""
+    return not names_hosts(launch_words(asked.experiment, cell, asked.where))
+
+
+def _data(asked: Asked, cells: Sequence[Cell], said: Answers) -> Iterator[str]:
+    """Files of data that are named and not there. Data sets by name are downloaded when they are needed."""
+
+    def pairs() -> Iterator[tuple[str, Cell]]:
+        for cell in cells:
+            if not _is_here(asked, cell):
+                continue
+            options = answers.options(said.get(cell.words, {}))
+            for name in FILES:
+                value = options.get(name)
+                for path in value if isinstance(value, list) else [value] if isinstance(value, str) else []:
+                    if isinstance(path, str) and RANK not in path and not os.path.exists(path):
+                        yield f"--{name.replace('_', '-')} {path}: no such file or folder", cell
+
+    return _grouped(pairs())
+
+
+def _disk(asked: Asked, cells: Sequence[Cell], said: Answers) -> Iterator[str]:
+    """File systems on which logs and checkpoints have no room."""
+    needs: dict[Path, int] = {asked.folder: 0}
+    for cell in cells:
+        processes = cell.workers + (cell.workers if cell.servers is None else cell.servers) + 2
+        needs[asked.folder] += processes * LOG_BYTES
+        answer = said.get(cell.words, {})
+        prefix, size = answers.options(answer).get("model_prefix"), answer.get("parameters")
+        if isinstance(prefix, str) and prefix and isinstance(size, int):
+            folder = Path(prefix).parent
+            needs[folder] = needs.get(folder, 0) + size * ELEMENT * OPTIMIZER_STATE * _checkpoints(answer)
+    for folder, size in needs.items():
+        free = asked.free(folder)
+        if free < size:
+            yield (
+                f"{folder}: {free >> 20} MiB are free, and logs and checkpoints of {len(cells)} cells take up to "
+                f"{size >> 20} MiB: free some space, or use --output DIR, --only, or a larger save-period"
+            )
+
+
+def _checkpoints(answer: Mapping[str, Any]) -> int:
+    options = answers.options(answer)
+    epochs, period = options.get("num_epochs"), options.get("save_period")
+    known = isinstance(epochs, int) and isinstance(period, int) and period > 0
+    return max(1, epochs // period) if known else 1  # type: ignore[operator]
+
+
+def _notes(asked: Asked, cells: Sequence[Cell], said: Answers) -> Iterator[str]:
+    if not said and not asked.program.checks:
+        yield (f"{asked.program.path} does not say which options it takes: a mistake in them shows when a cell runs")
+    if any(_gpus_of(answers.options(each)) for each in said.values()) and asked.gpus() is None:
+        yield "the number of GPUs of this machine is not known: a cell with too many of them will fail"
+    for name in DOWNLOADED:
+        folders = {
+            str(options.get("data_dir") or f"data/{name}")
+            for options in map(answers.options, said.values())
+            if options.get("dataset") == name and not options.get("data_train") and not options.get("benchmark")
+        }
+        for folder in sorted(folders):
+            if not os.path.isdir(folder):
+                yield f"{folder} does not exist: the first cell downloads {name} to it"
+    twins: dict[tuple[Any, ...], list[Cell]] = {}
+    for cell in cells:
+        twins.setdefault((cell.words, cell.workers, cell.servers, cell.launcher, cell.hosts), []).append(cell)
+    for those in twins.values():
+        if len(those) > 1:
+            yield f"cells {_named(those)} have the same command, so that they measure the same"

@@ -1,0 +1,337 @@
+"""The program dmltrain-experiment.
+
+Exit codes: 0 all cells are done; 1 some cells failed; 2 a mistake in the input, or a full disk; 130 interrupted; 141
+the reader of the output has closed it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dmltrain.errors import UserError
+from dmltrain.experiment import answers, devices, file, forecast, outputs, program, store, text
+from dmltrain.experiment.cell import Cell, Cells, cells
+from dmltrain.experiment.check import Answers, Asked, check
+from dmltrain.experiment.command import Where
+from dmltrain.experiment.definition import Experiment
+from dmltrain.experiment.grid import combinations
+from dmltrain.experiment.program import Program, from_here
+from dmltrain.experiment.progress import Progress
+from dmltrain.experiment.result import DONE, ERROR, Result
+from dmltrain.experiment.run import Reports, Runner, Setting, to_run
+from dmltrain.experiment.select import chosen
+from dmltrain.experiment.store import Store
+
+NAME = "dmltrain-experiment"
+RESULTS = Path("logs/experiments")
+MOST_CELLS = 200  # that run without a question
+SHARE = 10  # the results are written while cells run, for at most a tenth of the time
+EXAMPLES = """examples:
+  dmltrain-experiment lr.yaml --dry-run                 the cells and their commands
+  dmltrain-experiment lr.yaml --small                   a trial: what the file's section `small` says
+  dmltrain-experiment lr.yaml                           run the cells that are neither done nor failed
+  dmltrain-experiment lr.yaml --retry                   also those that failed
+  dmltrain-experiment lr.yaml --only devices=2          only some cells; also --only 'devices > 1 and seed == 0'
+  dmltrain-experiment lr.yaml -H hosts -- --ssh system  on the hosts of a file; words after -- go to dmltrain-launch
+
+exit code: 0 all cells are done, 1 some failed, 2 usage error or full disk, 130 interrupted
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; returns its exit code."""
+    try:
+        return _run(_arguments(sys.argv[1:] if argv is None else list(argv)))
+    except UserError as error:
+        say(f"error: {error}")
+        return error.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards the rest of the output
+        return 141
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 130
+
+
+def say(line: str) -> None:
+    print(f"{NAME}: {line}".encode("utf-8", "backslashreplace").decode(), file=sys.stderr, flush=True)
+
+
+def _arguments(words: list[str]) -> argparse.Namespace:
+    place = words.index("--") if "--" in words else len(words)
+    made = parser().parse_args(words[:place])
+    made.rest = words[place + 1 :]
+    return made
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog=NAME,
+        usage=f"{NAME} [options] FILE.yaml [-- options of dmltrain-launch]",
+        description="Runs a grid of training runs from one file, and writes its tables, plots and page.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = made.add_argument
+    add("file", metavar="FILE", help="the experiment, a YAML file")
+    add("--small", action="store_true", help="run the trial of the file's section `small`")
+    add("--output", metavar="DIR", help=f"folder of the results (default: {RESULTS}/NAME)")
+    add("--only", metavar="WHICH", action="append", default=[], help="name=value, an expression, or the ID of a cell")
+    add("--retry", action="store_true", help="run failed cells again")
+    add("--add", action="store_true", help="the file has changed: keep the cells whose command is the same")
+    add(
+        "--at-once",
+        metavar="N",
+        type=_count,
+        default=1,
+        help="cells side by side, each on hosts of its own (default: 1)",
+    )
+    add("-H", "--hostfile", metavar="FILE", default="", help="hosts file, instead of the file's own")
+    add("--launcher", metavar="NAME", default="", help="where to run, instead of what the file says")
+    add("--yes", action="store_true", help=f"do not ask before more than {MOST_CELLS} cells")
+    modes = made.add_mutually_exclusive_group()
+    modes.add_argument("--dry-run", action="store_true", help="print the cells and their commands")
+    modes.add_argument("--check", action="store_true", help="only check options, hosts, devices, data and disk")
+    modes.add_argument("--status", action="store_true", help="print which cells are done")
+    modes.add_argument("--forecast", action="store_true", help="print how long the cells will take")
+    modes.add_argument("--remake", action="store_true", help="only write tables, plots and page again")
+    return made
+
+
+def _count(word: str) -> int:
+    if not word.isdecimal() or not 1 <= int(word) <= 1000:
+        raise argparse.ArgumentTypeError(f"{word!r} is not a number from 1 to 1000")
+    return int(word)
+
+
+# -- one experiment ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the command line asks for."""
+
+    experiment: Experiment
+    program: Program
+    cells: Cells
+    chosen: Sequence[Cell]
+    setting: Setting
+    arguments: argparse.Namespace
+
+    @property
+    def store(self) -> Store:
+        return self.setting.store
+
+    def results(self) -> list[Result]:
+        return self.store.results(self.experiment, self.cells.all)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    experiment = file.load(arguments.file, arguments.small)
+    outputs.check(experiment)
+    found = program.find(experiment)
+    if not _only_shows(arguments) and not experiment.where and not arguments.only:
+        _ask(combinations(experiment), arguments)
+    made = cells(experiment, found.flags)
+    folder = Path(arguments.output) if arguments.output else RESULTS / experiment.name
+    setting = Setting(
+        experiment,
+        Store(Path(from_here(folder))),
+        found.path,
+        program.launcher(),
+        Where(arguments.hostfile, arguments.launcher, tuple(arguments.rest)),
+        arguments.at_once,
+    )
+    work = Work(experiment, found, made, chosen(made.all, arguments.only), setting, arguments)
+    for mode, act in MODES.items():
+        if getattr(arguments, mode):
+            return act(work)
+    return _run_cells(work)
+
+
+def _only_shows(arguments: argparse.Namespace) -> bool:
+    return any(getattr(arguments, mode) for mode in MODES)
+
+
+def _ask(count: int, arguments: argparse.Namespace) -> None:
+    """UserError unless the user wants so many cells."""
+    if count <= MOST_CELLS or arguments.yes:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UserError(
+            f"{arguments.file} has {count} cells: more than {MOST_CELLS} are run with --yes only; "
+            "--forecast says how long they take, --only chooses some"
+        )
+    print(f"{NAME}: {arguments.file} has {count} cells. Run them? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise UserError("nothing was started")
+    arguments.yes = True
+
+
+def _dry_run(work: Work) -> int:
+    print(f"{len(work.chosen)} cells of {work.experiment.path}; results in {work.store.folder}")
+    if work.cells.merged:
+        print(f"{work.cells.merged} combinations have the values of another cell and are left out")
+    for number, cell in enumerate(work.chosen, 1):
+        words = work.setting.command(cell, work.setting.words(cell))
+        print(f"\n{number}  {cell.id}\n    {shlex.join([program.LAUNCHER, *words[1:]])}")
+    return 0
+
+
+def _status(work: Work) -> int:
+    ids = {cell.id for cell in work.chosen}
+    found = [each for each in work.results() if each.id in ids]
+    print("\n".join([*text.status(found), text.counts(found)]))
+    return 0
+
+
+def _forecast(work: Work) -> int:
+    results = work.results()
+    open_ = [cell for cell, result in zip(work.cells.all, results, strict=True) if result.status != DONE]
+    open_ = [cell for cell in open_ if cell in work.chosen]
+    if not open_:
+        print("all cells are done")
+        return 0
+    said = answers.ask(work.program, [cell.words for cell in open_])
+    done = forecast.from_done(work.cells.all, results)
+    measurer = forecast.Measurer(work.program, said)
+    estimates = [forecast.estimate(cell, done, said.get(cell.words, {}), measurer) for cell in open_]
+    print("\n".join(text.forecast([cell.id for cell in open_], estimates, work.arguments.at_once)))
+    print(
+        "A measured step is one of this worker alone on this machine: waiting for other workers, validation and "
+        "checkpoints come on top."
+    )
+    return 0
+
+
+def _remake(work: Work) -> int:
+    if not any(result.status == DONE for result in work.results()):
+        raise UserError(f"{work.store.folder} has no cell that is done: run some first")
+    with store.locked(work.store.folder):
+        _write(work, work.results(), page=True)
+    return 0
+
+
+def _check(work: Work) -> int:
+    _checked(work, work.chosen)
+    print(f"{len(work.chosen)} cells: no problem was found")
+    return 0
+
+
+MODES: dict[str, Callable[[Work], int]] = {
+    "dry_run": _dry_run,
+    "check": _check,
+    "status": _status,
+    "forecast": _forecast,
+    "remake": _remake,
+}
+
+
+# -- running ----------------------------------------------------------------------------------------------------------
+
+
+def _run_cells(work: Work) -> int:
+    with store.locked(work.store.folder):
+        if not work.arguments.add:
+            work.store.compare(work.experiment, work.cells.all)
+        results = work.results()
+        status = {each.id: each for each in results}
+        todo = to_run(work.chosen, [status[cell.id] for cell in work.chosen], work.arguments.retry)
+        _ask(len(todo), work.arguments)
+        _announce(work, todo, status)
+        if todo:
+            _checked(work, todo)
+            work.store.write(work.experiment, work.cells.all)
+            interrupted = _run_todo(work, todo, status)
+        else:
+            work.store.write(work.experiment, work.cells.all)
+            interrupted = 0
+        results = work.results()
+        if any(each.status in (DONE, ERROR) for each in results):
+            _write(work, results, page=not interrupted)
+    ids = {cell.id for cell in work.chosen}
+    found = [each for each in results if each.id in ids]
+    print(f"{text.counts(found)}; results in {work.store.folder}")
+    return 130 if interrupted else int(any(each.status != DONE for each in found))
+
+
+def _announce(work: Work, todo: Sequence[Cell], results: dict[str, Result]) -> None:
+    found = text.counts([results[cell.id] for cell in work.chosen])
+    print(f"{work.experiment.name}: {found}; {len(todo)} to run", flush=True)
+    failed = sum(results[cell.id].status == ERROR for cell in work.chosen)
+    if failed and not work.arguments.retry:
+        say(f"note: {failed} cells failed earlier: --retry runs them again, --status says why")
+
+
+def _checked(work: Work, todo: Sequence[Cell]) -> Answers:
+    """UserError with all problems of these cells."""
+    said = answers.ask(work.program, [cell.words for cell in todo])
+    asked = Asked(
+        work.experiment,
+        work.program,
+        work.setting.where,
+        work.store.folder,
+        work.setting.plan,
+        devices.gpus,
+        store.free_bytes,
+    )
+    found = check(asked, todo, said)
+    for note in found.notes:
+        say(f"note: {note}")
+    if found.problems:
+        listed = "".join(f"\n  - {problem}" for problem in found.problems)
+        raise UserError(f"{work.experiment.path}: nothing was started:{listed}")
+    return said
+
+
+def _run_todo(work: Work, todo: Sequence[Cell], results: dict[str, Result]) -> int:
+    """Run cells; returns the signal that interrupted them, or 0."""
+    progress = Progress(work.cells.all, results, todo, work.arguments.at_once, sys.stdout)
+    writer = _Writer(work, time.monotonic)
+    runner = Runner(work.setting, Reports(progress.started, progress.ended, writer.write))
+    runner.run(todo)
+    if runner.interrupted:
+        say("interrupted: start it again to go on")
+    return runner.interrupted
+
+
+class _Writer:
+    """Writes the tables while cells run, but not for more than a share of the time."""
+
+    def __init__(self, work: Work, clock: Callable[[], float]):
+        self.work, self.clock = work, clock
+        self.next = 0.0
+
+    def write(self) -> None:
+        began = self.clock()
+        if began < self.next:
+            return
+        try:
+            _write(self.work, self.work.results(), page=False)
+        except store.DiskFull:
+            raise
+        except UserError:  # it is reported at the end; the cells run on
+            pass
+        self.next = self.clock() + SHARE * (self.clock() - began)
+
+
+def _write(work: Work, results: Sequence[Result], page: bool) -> None:
+    """Write the results; at the end also the page."""
+    folder = work.store.folder
+    with store.disk(folder):
+        notes = outputs.tables(folder, work.experiment, results)
+        if page:
+            for note in notes:
+                say(f"note: {note}")
+            outputs.page(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""An experiment file -> its value; with --small, as its section `small` changes it. The format: docs/experiments.md."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from dmltrain.errors import UserError
+from dmltrain.experiment import small
+from dmltrain.experiment.definition import Experiment
+from dmltrain.experiment.read_yaml import MOST_BYTES, Content, read
+from dmltrain.experiment.sections import SECTIONS, Sections, check_names
+
+FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,100}")
+
+
+def load(path: str | os.PathLike[str], make_small: bool = False) -> Experiment:
+    """The experiment in the file at `path`. UserError if it cannot be read or says something impossible."""
+    shown = os.fspath(path)
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(
+            f"{shown}: {reason}: expected an experiment file, such as those in examples/experiments"
+        ) from None
+    return parse(data, Path(path), make_small)
+
+
+def parse(data: bytes, path: Path, make_small: bool = False) -> Experiment:
+    """The experiment in the content of the file `path`."""
+    content = read(data, str(path))
+    if not isinstance(content.value, dict):
+        raise content.error((), f"expected sections such as `program: train.py`: {', '.join(SECTIONS)}")
+    check_names(content, (), SECTIONS, "section")
+    stem = path.name.removesuffix(".yml").removesuffix(".yaml")
+    if not FILE_NAME.fullmatch(stem):
+        raise UserError(f"{path}: its name is also that of the results' folder: use letters, digits and - _ . + only")
+    whole = Sections(content, ()).experiment(path, stem)
+    made_small = _small(content, whole)  # also without --small, so that its mistakes show
+    if not make_small:
+        return whole
+    if made_small is None:
+        raise content.error((), "--small needs a section `small` in the file, with what is smaller in it")
+    return replace(made_small, name=f"{stem}-small", small=small.text(whole, made_small))
+
+
+def _small(content: Content, whole: Experiment) -> Experiment | None:
+    """The experiment with its section `small`."""
+    if "small" not in content.value:
+        return None
+    section = content.value["small"]
+    if not isinstance(section, dict):
+        raise content.error(("small",), f"expected sections such as `options:`: {', '.join(small.SECTIONS)}")
+    check_names(content, ("small",), small.SECTIONS, "section of small")
+    reader = Sections(content, ("small",))
+    launch, arguments = reader.launch()
+    return replace(
+        whole,
+        launch={**whole.launch, **launch},
+        arguments=arguments or whole.arguments,
+        options={**whole.options, **reader.options()},
+        grids=reader.grids() if "grid" in section else whole.grids,
+        where=reader.text("where") if "where" in section else whole.where,
+        seeds=reader.seeds() if "seeds" in section else whole.seeds,
+        time_limit=reader.time_limit() if "time-limit" in section else whole.time_limit,
+    )

@@ -1,0 +1,51 @@
+"""Cells side by side: each on hosts that no other cell uses at the time.
+
+A cell that runs beside others is placed by the launcher itself, with --exclude for the hosts that are in use. It may
+start if its processes are then spread over hosts as they would be on all hosts: no host gets more of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from dmltrain.experiment.launch import Planned
+
+HOST_OPTIONS = ("-H", "--hostfile", "--host-file", "--hosts", "-WH", "--worker-hostfile", "-SH", "--server-hostfile")
+
+Words = tuple[str, ...]
+Plan = Callable[[Words], Planned]  # options of the launcher -> where its processes would run
+
+
+def names_hosts(words: Words) -> bool:
+    return any(word.partition("=")[0] in HOST_OPTIONS or word[:2] == "-H" for word in words)
+
+
+@dataclass
+class Hosts:
+    """Which hosts are in use. `plan` is asked once for each question."""
+
+    plan: Plan
+    used: dict[str, frozenset[str]] = field(default_factory=dict)  # ID of a running cell -> its hosts
+    known: dict[Words, Planned] = field(default_factory=dict)
+
+    def take(self, cell: str, words: Words) -> Words | None:
+        """The options with which the cell may start now, beside those that run; None: it must wait."""
+        if not names_hosts(words):
+            self.used[cell] = frozenset()
+            return words
+        busy = sorted(frozenset().union(*self.used.values()))
+        here = (*words, "--exclude", ",".join(busy)) if busy else words
+        found = self._planned(here)
+        if busy and (found.error or found.shape != self._planned(words).shape):
+            return None
+        self.used[cell] = found.hosts
+        return here
+
+    def give_back(self, cell: str) -> None:
+        self.used.pop(cell, None)
+
+    def _planned(self, words: Words) -> Planned:
+        if words not in self.known:
+            self.known[words] = self.plan(words)
+        return self.known[words]

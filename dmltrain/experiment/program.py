@@ -1,0 +1,76 @@
+"""The program of an experiment: where it is, and which options it takes."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from dmltrain.errors import UserError
+from dmltrain.experiment.definition import Experiment
+
+LAUNCHER = "dmltrain-launch"
+CHECKED = ("dmltrain.fit", "dmltrain.score")  # whose programs have the options of `dmltrain.options`
+CHECK = "DMLTRAIN_CHECK"
+
+
+@dataclass(frozen=True)
+class Program:
+    """`flags`: the options it takes, such as --lr; None: not known. `checks`: it answers to DMLTRAIN_CHECK."""
+
+    path: str
+    flags: frozenset[str] | None = None
+    checks: bool = False
+
+
+def find(experiment: Experiment) -> Program:
+    """The program that the file names. UserError if there is none."""
+    path = experiment.path.parent / os.path.expanduser(experiment.program)
+    try:
+        source = path.read_text(encoding="utf-8", errors="replace") if path.suffix == ".py" else ""
+        path.stat()
+    except OSError as error:
+        raise experiment.error(
+            ("program",), f"{path}: {error.strerror}: expected a program, its path relative to the folder of this file"
+        ) from None
+    if path.is_dir():
+        raise experiment.error(("program",), f"{path} is a folder: expected a program")
+    ours = uses_dmltrain(source)
+    return Program(from_here(path), our_flags() if ours else None, ours or CHECK in source)
+
+
+def uses_dmltrain(source: str) -> bool:
+    """Whether a program imports one of CHECKED."""
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return not names.isdisjoint(CHECKED)
+
+
+def our_flags() -> frozenset[str]:
+    from dmltrain.options import FLAGS  # takes a moment to import
+
+    return frozenset(FLAGS)
+
+
+def from_here(path: Path) -> str:
+    """A path as a command in the working directory has it: relative if it lies below, else absolute."""
+    relative = os.path.relpath(path)
+    return os.path.abspath(path) if relative.startswith("..") else relative
+
+
+def launcher() -> str:
+    """dmltrain-launch beside this Python, else on the path. UserError if it is not installed."""
+    beside = Path(sys.executable).parent / LAUNCHER
+    found = str(beside) if os.access(beside, os.X_OK) else shutil.which(LAUNCHER)
+    if not found:
+        raise UserError(f"{LAUNCHER} is neither beside {sys.executable} nor on the path: install dmltrain there")
+    return found

@@ -1,0 +1,112 @@
+"""The results of an experiment: its table in every format, its plots, and published results beside them.
+
+    reading        the log folder of each cell -> Cell
+    cell, measured cells that differ in their seed -> one Row; mean and spread of its values
+    column         what a column shows; derived: speed-up, efficiency, error rate
+    published      results of others, with their errors marked
+    sentence, caption  what stands under and over the table
+    outcome        all of this as one value
+    table, formats/    its text in each format; plots/: its plots
+
+`check` finds mistakes before the first cell, `write` writes everything. Both are pure functions of the stored files:
+written again, every file has the same bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dmltrain import whole_file
+from dmltrain.errors import UserError
+from dmltrain.experiment.definition import Experiment
+from dmltrain.experiment.result import Result
+from dmltrain.experiment.results import derived, reading
+from dmltrain.experiment.results.caption import caption, machines
+from dmltrain.experiment.results.cell import Cell, rows
+from dmltrain.experiment.results.column import Column, columns
+from dmltrain.experiment.results.formats import FORMATS
+from dmltrain.experiment.results.outcome import Line, Outcome, Picture
+from dmltrain.experiment.results.plots import Plot
+from dmltrain.experiment.results.presentation import Presentation, names_of, presentation
+from dmltrain.experiment.results.sentence import said
+
+__all__ = ["check", "outcome", "write"]
+
+PLOTS = "plots"
+_OURS = re.compile(r"\d+-[a-z-]+\.svg")  # the names of plots, as `plots` gives them
+
+
+def check(experiment: Experiment) -> None:
+    """UserError with file and line for a mistake in columns, plots, published results or sentences."""
+    presentation(experiment)
+
+
+def write(folder: Path, experiment: Experiment, results: Sequence[Result]) -> list[str]:
+    """Write table.md, table.csv, table.tex, results.json and plots/*.svg into the folder of results.
+
+    Returns notes for the user, such as a plot that has nothing to draw. Passes on OSError; UserError as `check`.
+    """
+    shown = presentation(experiment)
+    found = outcome(experiment, shown, reading.cells(folder, results))
+    drawn, notes = _draw(shown.plots, found)
+    found = replace(found, pictures=tuple(Picture(f"{PLOTS}/{name}", title) for name, (title, _) in drawn.items()))
+    _write_plots(folder / PLOTS, {name: content for name, (_, content) in drawn.items()})
+    for name, text in FORMATS.items():
+        whole_file.write(folder / name, text(found).encode("utf-8", "backslashreplace"))
+    return notes
+
+
+def outcome(experiment: Experiment, shown: Presentation, cells: Sequence[Cell]) -> Outcome:
+    """The cells as everything that is shown of them."""
+    found = rows(cells)
+    values = derived.derived(found, shown.speed_up)
+    with_machine = _with_machine(shown.columns, experiment, cells)
+    return Outcome(
+        title=experiment.title or experiment.name,
+        columns=with_machine,
+        lines=tuple(Line(row, {column.key: column.of(row, values) for column in with_machine}) for row in found),
+        derived=values,
+        published=shown.published,
+        caption=caption(found, with_machine, shown.speed_up, shown.published, experiment.small),
+        sentences=tuple(filter(None, (said(sentence, found, values) for sentence in shown.sentences))),
+        small=experiment.small,
+        transpose=shown.transpose,
+    )
+
+
+def _with_machine(shown: tuple[Column, ...], experiment: Experiment, cells: Sequence[Cell]) -> tuple[Column, ...]:
+    """A column for the machine where the cells ran on several; else the caption names it."""
+    if len(machines(cells)) < 2 or any(column.name == "machine" for column in shown):
+        return shown
+    return (*shown, *columns(["machine"], names_of(experiment)))
+
+
+def _draw(plots: Sequence[Plot], found: Outcome) -> tuple[dict[str, tuple[str, bytes]], list[str]]:
+    """The plots that have something to draw: file -> title and SVG; and notes on the others."""
+    drawn: dict[str, tuple[str, bytes]] = {}
+    notes = []
+    for plot in plots:
+        try:
+            content = plot.svg(found)
+        except UserError as error:
+            notes.append(f"{PLOTS}/{plot.file}: {error}")
+            continue
+        if content:
+            drawn[plot.file] = (plot.title, content)
+        else:
+            notes.append(f"{PLOTS}/{plot.file} is not drawn: no cell has its values")
+    return drawn, notes
+
+
+def _write_plots(folder: Path, plots: Mapping[str, bytes]) -> None:
+    """Write the plots, and remove those of an earlier file that are no longer there."""
+    if plots:
+        folder.mkdir(exist_ok=True)
+    for path in folder.glob("*.svg"):
+        if _OURS.fullmatch(path.name) and path.name not in plots:
+            path.unlink()
+    for name, content in plots.items():
+        whole_file.write(folder / name, content)

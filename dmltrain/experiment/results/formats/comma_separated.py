@@ -1,0 +1,67 @@
+"""An outcome as CSV, for programs: numbers that are not rounded, spread and count in columns of their own.
+
+One line a row, published ones after one's own; also for a table with runs in columns. An unknown value is empty.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+
+from dmltrain.experiment.results.cell import plain
+from dmltrain.experiment.results.outcome import Line, Outcome
+from dmltrain.experiment.results.published import Published, PublishedRow
+from dmltrain.experiment.results.shown import exact
+
+FIRST = ("source", "status", "seeds")  # title of the published results, or nothing; state of the row; its cells
+LAST = ("cells", "error")
+
+
+def text(outcome: Outcome) -> str:
+    """The whole file."""
+    written = io.StringIO()
+    settings = _settings(outcome)
+    lines = csv.DictWriter(written, [*FIRST, *settings, *_headings(outcome), *LAST], restval="", lineterminator="\n")
+    lines.writeheader()
+    lines.writerows(_own(line, outcome, settings) for line in outcome.lines)
+    lines.writerows(_published(one, row, outcome, settings) for one in outcome.published for row in one.rows)
+    return written.getvalue()
+
+
+def _settings(outcome: Outcome) -> list[str]:
+    """The variables that are not a column anyway."""
+    columns = {plain(column.key) for column in outcome.columns}
+    found = dict.fromkeys(name for row in outcome.rows for name in row.settings)
+    return [name for name in found if plain(name) not in columns]
+
+
+def _headings(outcome: Outcome) -> list[str]:
+    return [
+        heading
+        for column in outcome.columns
+        for heading in ((column.key, *_more(column.key)) if column.measured else (column.key,))
+    ]
+
+
+def _more(key: str) -> tuple[str, str]:
+    return f"{key} spread", f"{key} count"
+
+
+def _own(line: Line, outcome: Outcome, settings: list[str]) -> dict[str, str]:
+    row = line.row
+    found = {"status": row.status, "seeds": str(len(row.cells)), "cells": " ".join(cell.id for cell in row.cells)}
+    found |= {name: exact(row.settings.get(name)) for name in settings}
+    for column in outcome.columns:
+        value = line.values[column.key]
+        found[column.key] = exact(value.mean)
+        if column.measured:
+            spread, count = _more(column.key)
+            found |= {spread: exact(value.spread), count: str(value.count)}
+    return found | {"error": "; ".join(cell.error for cell in row.cells if cell.error)}
+
+
+def _published(one: Published, row: PublishedRow, outcome: Outcome, settings: list[str]) -> dict[str, str]:
+    keys = {*settings, *(column.key for column in outcome.columns)}
+    found = {key: exact(figure.value) for key, figure in row.figures.items() if key in keys}
+    errors = "; ".join(f"{key}: {figure.error}" for key, figure in row.figures.items() if figure.error)
+    return found | {"source": one.title, "status": "published", "error": errors}

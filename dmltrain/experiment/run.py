@@ -1,0 +1,182 @@
+"""Runs cells: starts their launchers, waits for their ends, and stores what became of them.
+
+One loop, one thread. A signal ends the running cells, which stay pending. A full disk ends the experiment, because
+each further cell would fail as well; the cell that noticed it stays pending.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dmltrain.experiment import launch
+from dmltrain.experiment.cell import Cell
+from dmltrain.experiment.command import Where, command, launch_words
+from dmltrain.experiment.definition import Experiment
+from dmltrain.experiment.hosts import Hosts
+from dmltrain.experiment.launch import Planned
+from dmltrain.experiment.result import DONE, ERROR, PENDING, Result
+from dmltrain.experiment.store import CELLS, DiskFull, Store, free_bytes, wait_until_free
+
+POLL_SECONDS = 0.05
+LEAST_FREE = 8 << 20  # bytes: a launcher with less than this has no room for its logs
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all cells share."""
+
+    experiment: Experiment
+    store: Store
+    program: str
+    launcher: str
+    where: Where = field(default_factory=Where)
+    at_once: int = 1
+
+    def command(self, cell: Cell, words: Sequence[str]) -> list[str]:
+        """`words`: the options of the launcher that say what runs where."""
+        return command(self.experiment, cell, self.program, self.launcher, self.store.path(cell), words)
+
+    def words(self, cell: Cell) -> tuple[str, ...]:
+        return launch_words(self.experiment, cell, self.where)
+
+    def plan(self, words: tuple[str, ...]) -> Planned:
+        return launch.plan(self.launcher, words, [self.program])
+
+
+@dataclass(frozen=True)
+class Reports:
+    """What the run tells while it goes on. started(cell), ended(cell, result, seconds) and between(), when there is
+    time for a look at the results."""
+
+    started: Callable[[Cell], None]
+    ended: Callable[[Cell, Result, float], None]
+    between: Callable[[], None]
+
+
+@dataclass
+class Running:
+    cell: Cell
+    process: subprocess.Popen[bytes]
+    began: float
+
+
+class Runner:
+    """Runs cells. After `run`, `interrupted` is the signal that ended it, or 0."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        reports: Reports,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ):
+        self.setting, self.reports, self.clock, self.pause = setting, reports, clock, pause
+        self.hosts = Hosts(setting.plan)
+        self.running: list[Running] = []
+        self.interrupted = 0
+
+    def run(self, cells: Sequence[Cell]) -> None:
+        """Run all cells, or until a signal. DiskFull names the cell that could not be run."""
+        waiting = list(cells)
+        with _catching(self._interrupt):
+            try:
+                while (waiting and not self.interrupted) or self.running:
+                    self._start_some(waiting)
+                    if not self._end_some():
+                        self.pause(POLL_SECONDS)
+            except BaseException:
+                self._abandon()
+                raise
+
+    def _start_some(self, waiting: list[Cell]) -> None:
+        for cell in list(waiting):
+            if self.interrupted or len(self.running) >= self.setting.at_once:
+                return
+            words = self.hosts.take(cell.id, self.setting.words(cell))
+            if words is not None:
+                waiting.remove(cell)
+                self._start(cell, words)
+
+    def _start(self, cell: Cell, words: Sequence[str]) -> None:
+        setting, folder = self.setting, self.setting.store.path(cell)
+        wait_until_free(folder, self.clock, self.pause)
+        self._check_room(cell)
+        setting.store.begin(setting.experiment, cell)
+        self.reports.started(cell)
+        self.running.append(Running(cell, launch.start(setting.command(cell, words), folder), self.clock()))
+
+    def _end_some(self) -> bool:
+        """Take the launchers that have ended. Returns whether there were any."""
+        ended = [each for each in self.running if each.process.poll() is not None]
+        for each in ended:
+            self.running.remove(each)
+            self._ended(each.cell, each.process.returncode, self.clock() - each.began)
+            self.hosts.give_back(each.cell.id)
+        if ended and not self.interrupted:
+            self.reports.between()
+        return bool(ended)
+
+    def _ended(self, cell: Cell, code: int, seconds: float) -> None:
+        setting, folder = self.setting, self.setting.store.path(cell)
+        if code < 0:
+            launch.end_what_is_left(setting.launcher, folder)
+        found = setting.store.result(setting.experiment, cell)
+        if found.status != DONE and not self.interrupted:
+            self._check_room(cell)
+            limit = setting.experiment.time_limit
+            setting.store.fail(cell, launch.reason(code, folder, f"{CELLS}/{cell.id}", limit))
+            found = setting.store.result(setting.experiment, cell)
+        self.reports.ended(cell, found, seconds)
+
+    def _check_room(self, cell: Cell) -> None:
+        folder = self.setting.store.folder
+        free = free_bytes(folder)
+        if free < LEAST_FREE:
+            raise DiskFull(
+                f"the disk of {folder} is full: {free >> 10} KiB are free, and cell {cell.id} needs at least "
+                f"{LEAST_FREE >> 20} MiB; free some space and start again: it goes on with this cell"
+            )
+
+    def _interrupt(self, number: int) -> None:
+        self.interrupted = number
+        for running in self.running:
+            with contextlib.suppress(ProcessLookupError):
+                running.process.send_signal(number)
+
+    def _abandon(self) -> None:
+        """End the running cells after an error of this program or of the disk; they stay pending."""
+        for running in self.running:
+            with contextlib.suppress(ProcessLookupError):
+                running.process.send_signal(signal.SIGTERM)
+        for running in self.running:
+            running.process.wait()
+        self.running.clear()
+
+
+@contextlib.contextmanager
+def _catching(interrupted: Callable[[int], None]) -> Iterator[None]:
+    """Call `interrupted` for the signals that end this program. SIGHUP stays ignored under nohup."""
+    numbers = [each for each in ENDING if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN]
+
+    def handle(number: int, frame: Any) -> None:
+        interrupted(number)
+
+    before = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def to_run(cells: Sequence[Cell], results: Sequence[Result], retry: bool) -> list[Cell]:
+    """The cells that are not done; failed ones only with `retry`."""
+    wanted = (PENDING, ERROR) if retry else (PENDING,)
+    return [cell for cell, found in zip(cells, results, strict=True) if found.status in wanted]

@@ -1,0 +1,247 @@
+"""The folder of results: which cells are done, in a form that kill -9, a full disk and a power cut leave whole.
+
+    lock             locked while a dmltrain-experiment works in the folder
+    experiment.json  what the file said, and the cells
+    cells/ID/        the log folder of a cell; besides what the launcher writes there:
+      cell.json      what the cell is: its settings and its command
+      launcher.txt   what the launcher printed
+      error.json     why it failed
+
+A cell is done if its job.json has the exit code 0 and its cell.json is that of the cell. It has failed if there is an
+error.json. Otherwise it is pending: it was never started, or was interrupted and is started anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dmltrain
+from dmltrain import whole_file
+from dmltrain.errors import UserError
+from dmltrain.experiment.cell import Cell
+from dmltrain.experiment.definition import Experiment
+from dmltrain.experiment.difference import different
+from dmltrain.experiment.result import DONE, ERROR, PENDING, Result
+
+FORMAT = 1
+CELLS, RECORD = "cells", "experiment.json"
+OWN, JOB, FAILED, OUTPUT = "cell.json", "job.json", "error.json", "launcher.txt"
+MOST_BYTES = 8 << 20  # of a file that is read; job.json of 1000 processes has half a MiB
+LOCK_SECONDS = 20.0  # for a launcher to end whose experiment was killed
+
+
+class DiskFull(UserError):
+    """The disk of the results is full, or cannot be written."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """The folder. Results have the path `folder` as given."""
+
+    folder: Path
+
+    def path(self, cell: Cell) -> Path:
+        return self.folder / CELLS / cell.id
+
+    def results(self, experiment: Experiment, cells: Sequence[Cell]) -> list[Result]:
+        """What became of each cell."""
+        return [self.result(experiment, cell) for cell in cells]
+
+    def result(self, experiment: Experiment, cell: Cell) -> Result:
+        path = self.path(cell)
+        own, job, failed = (_read(path / name) for name in (OWN, JOB, FAILED))
+        status, error, seconds = state(identity(experiment, cell), own, job, failed)
+        return Result(cell.id, cell.settings, cell.options, status, path, error, seconds, cell.workers, cell.servers)
+
+    def compare(self, experiment: Experiment, cells: Sequence[Cell]) -> None:
+        """UserError if the folder has results of an experiment with other cells."""
+        before = _read(self.folder / RECORD)
+        if not before or before.get("digest") == experiment.digest or not self._has_results():
+            return
+        raise UserError(
+            f"{self.folder} has the results of another experiment, {before.get('name')}: "
+            f"{different(before, self._record(experiment, cells))}; "
+            "--output DIR writes to another folder; --add keeps the cells whose command is the same and runs the others"
+        )
+
+    def _has_results(self) -> bool:
+        return any((self.folder / CELLS).glob(f"*/{OWN}"))
+
+    def write(self, experiment: Experiment, cells: Sequence[Cell]) -> None:
+        """Write experiment.json."""
+        with disk(self.folder):
+            text = json.dumps(self._record(experiment, cells), indent=1)
+            whole_file.write(self.folder / RECORD, (text + "\n").encode())
+
+    def _record(self, experiment: Experiment, cells: Sequence[Cell]) -> dict[str, Any]:
+        """The content of experiment.json, as JSON gives it back."""
+        now = {
+            "format": FORMAT,
+            "name": experiment.name,
+            "title": experiment.title,
+            "digest": experiment.digest,
+            "versions": {"dmltrain": dmltrain.__version__, "python": platform.python_version()},
+            "experiment": experiment.resolved,
+            "cells": [
+                {"id": each.id, "settings": dict(each.settings), "options": dict(each.options)} for each in cells
+            ],
+        }
+        return dict(json.loads(json.dumps(now)))
+
+    def begin(self, experiment: Experiment, cell: Cell) -> None:
+        """Prepare the cell's folder. An earlier run's logs stay until the launcher moves them to previous-N."""
+        path = self.path(cell)
+        with disk(path):
+            path.mkdir(parents=True, exist_ok=True)
+            (path / FAILED).unlink(missing_ok=True)
+            (path / OUTPUT).unlink(missing_ok=True)
+            _unfinished(path)
+            whole_file.write(path / OWN, (json.dumps(identity(experiment, cell), indent=1) + "\n").encode())
+
+    def fail(self, cell: Cell, error: str) -> None:
+        path = self.path(cell)
+        with disk(path):
+            path.mkdir(parents=True, exist_ok=True)
+            whole_file.write(path / FAILED, (json.dumps({"error": error}) + "\n").encode())
+
+
+def identity(experiment: Experiment, cell: Cell) -> dict[str, Any]:
+    """What makes the cell's results: its command, without paths of this machine. As JSON gives it back."""
+    made = {
+        "format": FORMAT,
+        "settings": dict(cell.settings),
+        "program": experiment.program,
+        "arguments": list(cell.words),
+        "workers": cell.workers,
+        "servers": cell.servers,
+        "launcher": cell.launcher,
+        "hosts": cell.hosts,
+        "launcher_arguments": list(experiment.arguments),
+    }
+    return dict(json.loads(json.dumps(made)))
+
+
+def state(
+    expected: Mapping[str, Any], own: Mapping[str, Any], job: Mapping[str, Any], failed: Mapping[str, Any]
+) -> tuple[str, str, float | None]:
+    """Status, error and seconds of a cell from its files, which may be empty or anyone's. Pure."""
+    if own != expected:
+        return PENDING, "", None
+    seconds = job.get("seconds")
+    known = float(seconds) if isinstance(seconds, (int, float)) and not isinstance(seconds, bool) else None
+    if failed:
+        error = failed.get("error")
+        return ERROR, error if isinstance(error, str) else "its error.json cannot be read", known
+    code = job.get("exit_code")
+    return (DONE, "", known) if code == 0 and not isinstance(code, bool) else (PENDING, "", None)
+
+
+def _unfinished(path: Path) -> None:
+    """Logs without a job.json are those of a launcher that could not write it; they would stop the next one."""
+    if not (path / JOB).exists():
+        for log in path.glob("*.log"):
+            log.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A file that is a JSON object; {} if it is missing or something else."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    except OSError:
+        return {}
+    return parsed(data)
+
+
+def parsed(data: bytes) -> dict[str, Any]:
+    """The JSON object in `data`; {} if it is something else."""
+    try:
+        value = json.loads(data) if len(data) <= MOST_BYTES else None
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+# -- the disk and the lock --------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def disk(path: Path) -> Iterator[None]:
+    """Turns errors of the file system into DiskFull."""
+    try:
+        yield
+    except OSError as error:
+        raise DiskFull(f"{path} cannot be written: {error.strerror or error}{_free(path, error)}") from None
+
+
+def _free(path: Path, error: OSError) -> str:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return f": {free_bytes(path) >> 20} MiB are free there; free some space and start again" if full else ""
+
+
+def free_bytes(path: Path) -> int:
+    """Of the file system on which `path` is, or will be."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of the folder. UserError if another process has it."""
+    with disk(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 200, 0).decode("utf-8", "replace").strip()
+            raise UserError(
+                f"{folder}: another dmltrain-experiment works there ({holder or 'unknown'}): wait for its end, or "
+                "write to another folder with --output DIR"
+            ) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL):  # this file system has no locks
+                raise
+        with disk(folder):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()}\n".encode(), 0)
+        yield
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, 0)
+    finally:
+        os.close(descriptor)
+
+
+def wait_until_free(folder: Path, clock: Callable[[], float], pause: Callable[[float], None]) -> None:
+    """Wait until no launcher has the lock of a log folder: one whose experiment was killed may still end its job."""
+    end = clock() + LOCK_SECONDS
+    while clock() < end and _held(folder):
+        pause(0.1)
+
+
+def _held(folder: Path) -> bool:
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False

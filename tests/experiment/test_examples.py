@@ -1,0 +1,144 @@
+"""The files in examples/experiments: all options are valid, trials stay small, published figures are as printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dmltrain.experiment.cell import Cell, cells
+from dmltrain.experiment.definition import Experiment
+from dmltrain.experiment.file import load
+from dmltrain.experiment.results import presentation
+from dmltrain.experiment.results.measured import is_number
+from dmltrain.options import FLAGS
+
+FOLDER = Path(__file__).parents[2] / "examples/experiments"
+FILES = sorted(FOLDER.glob("*.yaml"))
+MOST_SMALL = 80  # cells of all trials together
+
+
+def made(path: Path, small: bool) -> tuple[Experiment, tuple[Cell, ...]]:
+    experiment = load(path, small)
+    return experiment, cells(experiment, FLAGS).all
+
+
+def shown(name: str, number: int) -> list[dict[str, object]]:
+    """The rows of a file's published table: what the table shows, by column."""
+    rows = presentation(load(FOLDER / name)).published[number].rows
+    return [{key: figure.value for key, figure in row.figures.items()} for row in rows]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_file_says_what_it_is_and_shows_published_figures(path):
+    experiment, found = made(path, small=False)
+    trial, small = made(path, small=True)
+    assert experiment.title and experiment.description and experiment.source.startswith("https://")
+    assert 0 < len(small) <= len(found) or len(found) == 1
+    assert trial.small and trial.time_limit
+    for view in (presentation(experiment), presentation(trial)):
+        assert view.columns and view.plots
+        assert all(result.source.startswith("https://") for result in view.published)
+
+
+def test_all_trials_together_have_few_cells():
+    assert sum(len(made(path, small=True)[1]) for path in FILES) <= MOST_SMALL
+
+
+@pytest.mark.parametrize("program", ["train_cifar10.py", "train_imagenet.py", "train_mnist.py"])
+def test_the_program_takes_the_options_of_every_cell(program, tmp_path):
+    of = [(path, small) for path in FILES for small in (False, True) if load(path).program == f"../{program}"]
+    lists = [list(cell.words) for path, small in of for cell in made(path, small)[1]]
+    assert lists, program
+    (tmp_path / "words.json").write_text(json.dumps(lists))
+    environment = {**os.environ, "DMLTRAIN_CHECK": str(tmp_path / "words.json")}
+    command = [sys.executable, str(FOLDER.parent / program)]
+    out = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True).stdout
+    answers = json.loads(out.split(" ", 1)[1])
+    assert len(answers) == len(lists)
+    assert [(words, answer["error"]) for words, answer in zip(lists, answers, strict=True) if answer["error"]] == []
+
+
+# -- published figures ------------------------------------------------------------------------------------------------
+
+
+def test_errors_of_the_keras_profile_are_corrected():
+    first, second = shown("resnet50-profile.yaml", 0), shown("resnet50-profile.yaml", 1)
+    (last,) = [row for row in second if row["backend"] == "mxnet" and row["GPUs"] == 16]
+    assert last["seconds_per_epoch"] == 30.4 and last["samples_per_second"] == pytest.approx(1973.56 * 5 / 6)
+    for row in (*first, *second):  # 50,000 images in the seconds of an epoch
+        assert row["samples_per_second"] * row["seconds_per_epoch"] == pytest.approx(50_000, rel=0.002)
+        assert row["total_seconds"] == pytest.approx(row["seconds_per_epoch"] * row["epochs"], rel=0.001)
+    marked = presentation(load(FOLDER / "resnet50-profile.yaml")).published
+    assert all("sum over all GPUs" in row.figures["device_memory"].error for one in marked for row in one.rows)
+    assert [len(one.rows) for one in marked] == [5, 10]
+
+
+def test_seconds_and_images_of_the_inception_profile_agree():
+    for number in (0, 1):
+        for row in shown("inception-v3-profile.yaml", number):
+            assert row["total_seconds"] == pytest.approx(row["seconds_per_epoch"] * row["epochs"], rel=0.001)
+
+
+def test_speeds_of_the_multi_gpu_table_agree_with_its_seconds():
+    rows = [row for row in shown("multi-gpu.yaml", 0) if "samples_per_second" in row]
+    assert len(rows) == 21
+    for row in rows:
+        assert row["samples_per_second"] * row["seconds_per_epoch"] == pytest.approx(50_000, rel=0.06), row
+    assert sum(1 for row in rows if row["devices"] == 0) == 1
+
+
+def test_scaling_has_all_counts_of_gpus():
+    rows = shown("mxnet-scaling.yaml", 0)
+    assert len(rows) == 27
+    assert all(row["GPUs"] == row["machines"] * row["GPUs of each"] for row in rows)
+    for network in ("alexnet", "inception-v3", "resnet"):
+        rates = [row["samples_per_second"] for row in rows if row["network"] == network]
+        assert rates == sorted(rates) and all(map(is_number, rates))
+
+
+def test_published_accuracies_are_fractions_of_the_logs():
+    """MXNet's authors trained on 46 batches of 256 or 23 of 512 an epoch and worker, of 60,000 / 5 images."""
+    rows = [row for row in shown("cifar10-inception.yaml", 0) if row["kv_store"] == "dist_sync"]
+    assert len(rows) == 16
+    for row in rows:
+        correct = row["train_accuracy"] * 46 * 256 * 5  # of all workers
+        assert abs(correct - round(correct)) < 46 * 256 * 5 * 6e-7 + 0.01
+
+
+# -- for real ---------------------------------------------------------------------------------------------------------
+
+
+def run(folder: Path, name: str, *words: str) -> str:
+    """The table of a trial that has run below `folder`."""
+    command = [sys.executable, "-m", "dmltrain.experiment.cli", str(FOLDER / name), "--small", *words]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=600)
+    return (folder / f"logs/experiments/{Path(name).stem}-small/table.md").read_text()
+
+
+def results(folder: Path, name: str) -> list[dict[str, dict[str, float]]]:
+    """The values of the rows that have run."""
+    found = json.loads((folder / f"logs/experiments/{Path(name).stem}-small/results.json").read_text())
+    return [row["values"] for row in found["rows"] if row["status"] == "done"]
+
+
+@pytest.mark.thorough
+def test_a_trial_learns(tmp_path):
+    table = run(tmp_path, "ilsvrc12-inception.yaml", "--only", "kv_store=dist_sync")
+    (row,) = results(tmp_path, "ilsvrc12-inception.yaml")
+    assert row["last_accuracy"]["mean"] > 0.5  # ten classes
+    assert "inception-bn-28-small" in table and "22783.1" in table  # what is small, and a published time
+
+
+@pytest.mark.thorough
+def test_a_trial_of_scaling_has_speed_ups(tmp_path):
+    table = run(tmp_path, "mxnet-scaling.yaml", "--only", "network=alexnet")
+    rows = results(tmp_path, "mxnet-scaling.yaml")
+    assert [row["GPUs"]["mean"] for row in rows] == [1, 2, 4]
+    assert rows[0]["speed_up"]["mean"] == 1 and all(row["speed_up"]["mean"] > 0 for row in rows)
+    assert "61938.36" in table
+    assert run(tmp_path, "mxnet-scaling.yaml", "--remake") == table

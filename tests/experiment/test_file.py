@@ -1,0 +1,233 @@
+"""The experiment file: what it means, and the error for each mistake with its line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dmltrain.errors import UserError
+from dmltrain.experiment.cell import Cell, cells
+from dmltrain.experiment.file import load, parse
+from dmltrain.options import FLAGS
+
+
+def made(text: str, small: bool = False, flags=FLAGS) -> list[Cell]:
+    return list(cells(parse(text.encode(), Path("x.yaml"), small), flags).all)
+
+
+def ids(text: str, small: bool = False) -> list[str]:
+    return [each.id for each in made(text, small)]
+
+
+PROGRAM = "program: train.py\n"
+WHOLE = (
+    PROGRAM
+    + """
+title: Ten
+launch: {workers: 1, servers: 0, args: [--wire, plain, 3]}
+options: {num_epochs: 12, devices: "cpu:{devices}", lr: 0.05 * devices, --no-such: 1}
+grid: {num-layers: [50, 110], devices: [1, 2, 4]}
+where: devices * num_layers <= 200
+seeds: [0, 1]
+time-limit: 60
+small: {grid: {devices: [1, 2]}, options: {num-epochs: 2, lr: 0.1}, launch: {servers: 1}, seeds: 7, where: ""}
+"""
+).replace(", --no-such: 1", "")
+
+
+def test_cells_in_their_order():
+    found = made(WHOLE)
+    assert [each.id for each in found][:5] == [
+        "num-layers=50,devices=1,seed=0",
+        "num-layers=50,devices=2,seed=0",
+        "num-layers=50,devices=4,seed=0",
+        "num-layers=110,devices=1,seed=0",
+        "num-layers=50,devices=1,seed=1",
+    ]
+    assert len(found) == 8
+    assert found[2].settings == {"num_layers": 50, "devices": 4, "seed": 0}
+    assert " ".join(found[2].words) == "--num-epochs 12 --devices cpu:4 --lr 0.2 --num-layers 50 --seed 0"
+    assert (found[2].workers, found[2].servers) == (1, 0)
+
+
+def test_small_merges_options_and_replaces_the_grid():
+    (first, second) = made(WHOLE, small=True)
+    assert first.id == "devices=1,seed=7"
+    assert " ".join(second.words) == "--num-epochs 2 --devices cpu:2 --lr 0.1 --seed 7"
+    assert second.servers == 1
+    experiment = parse(WHOLE.encode(), Path("x.yaml"), True)
+    assert experiment.name == "x-small" and experiment.arguments == ("--wire", "plain", "3")
+    assert experiment.small == (
+        "num-epochs 2 (whole: 12); lr 0.1 (whole: 0.05 * devices); servers 1 (whole: 0); "
+        "devices 1, 2 (whole: 1, 2, 4); num-layers none (whole: 50, 110); "
+        "only cells with none (whole: devices * num_layers <= 200); "
+        "seeds 7 (whole: 0, 1)"
+    )
+
+
+def test_zip_lists_of_grids_and_cells_that_are_the_same():
+    text = PROGRAM + (
+        "options: {batch-size: 128}\n"
+        "grid:\n"
+        "- zip: {kv_store: [local, dist_sync], workers: [1, 5]}\n"
+        "- {kv-store: [dist_ssp], staleness: [0, 3]}\n"
+        "- {kv-store: [dist_ssp], staleness: [3, 10], batch-size: [64]}\n"
+        "- {kv-store: [dist_ssp], staleness: [0, 3]}\n"
+    )
+    found = made(text)
+    assert [each.id for each in found] == [
+        "kv-store=local,workers=1",
+        "kv-store=dist_sync,workers=5",
+        "kv-store=dist_ssp,staleness=0",
+        "kv-store=dist_ssp,staleness=3",
+        "kv-store=dist_ssp,staleness=3,batch-size=64",
+        "kv-store=dist_ssp,staleness=10,batch-size=64",
+    ]
+    assert [each.workers for each in found] == [1, 5, 1, 1, 1, 1]
+    assert [each.options["batch-size"] for each in found] == [128] * 4 + [64] * 2  # a fixed entry is a default
+    assert cells(parse(text.encode(), Path("x.yaml")), FLAGS).merged == 2
+
+
+def test_values_of_the_grid_are_expressions_too():
+    text = PROGRAM + "grid: {lr: [0.05, 0.05 * devices], devices: [1, 2]}\noptions: {devices: 'cpu:{devices}'}\n"
+    assert ids(text) == ["lr=0.05,devices=1", "lr=0.05,devices=2", "lr=0.1,devices=2"]
+
+
+def test_values_as_words():
+    text = PROGRAM + (
+        "options: {lr: 1e-3, wd: -0.5, data-dir: no, lr-step-epochs: '30,60', mom: null,\n"
+        " add-stn: true, monitor: false, model-prefix: 'runs/{cell}', data-train: 'p{rank}.rec', disp-batches: 010}\n"
+        "grid: {batch-size: [8]}"
+    )
+    assert made(text)[0].words == (
+        *("--lr", "0.001", "--wd=-0.5", "--data-dir", "no", "--lr-step-epochs", "30,60", "--add-stn"),
+        *("--model-prefix", "runs/batch-size=8", "--data-train", "p{rank}.rec", "--disp-batches", "10"),
+        *("--batch-size", "8"),
+    )
+
+
+def test_a_foreign_program_gets_every_variable_that_is_not_set_to_null():
+    text = PROGRAM + "grid: {depth: [3], rule: [fast]}\noptions: {speed: 2 if rule == 'fast' else 1, rule: null}\n"
+    assert made(text, flags=None)[0].words == ("--speed", "2", "--depth", "3")
+
+
+def test_ids_are_safe_names_and_differ():
+    text = PROGRAM + "grid: {network: ['a/b', 'a-b', 'a,b=c', '..', ä, '" + "n" * 300 + "']}\n"
+    found = ids(text)
+    assert len(set(found)) == 6 and all(len(each) < 140 and each.isascii() and "/" not in each for each in found)
+    assert found[1] == "network=a-b" and ids(PROGRAM) == ["cell"]
+    assert found == ids(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "x.yaml:1: expected sections such as"),
+        ("- 1", "x.yaml:1: expected sections such as"),
+        ("title: x", "x.yaml:1: program: missing"),
+        (PROGRAM + "opitons: {}", "x.yaml:2: opitons: unknown section, did you mean options?; valid: title"),
+        (PROGRAM + "title: [1]", "x.yaml:2: title: expected text"),
+        (PROGRAM + "options: 3", "x.yaml:2: options: expected a mapping"),
+        (PROGRAM + "options:\n  lr: [1, 2]", "x.yaml:3: options.lr: expected one value"),
+        (
+            PROGRAM + "options:\n  num-epoch: 2",
+            "x.yaml:3: options.num-epoch: train.py has no option --num-epoch, did you",
+        ),
+        (
+            PROGRAM + "options:\n  num_epochs: 2\n  num-epochs: 3",
+            "x.yaml:4: options.num-epochs: given twice, also as num_",
+        ),
+        (PROGRAM + "options:\n  lr: 1\n  lr: 2", "x.yaml:4: options.lr: given twice"),
+        (PROGRAM + "options: {lr: 'x{bad}'}", "x.yaml:2: options.lr: {bad}: no variable bad; the variables are cell"),
+        (PROGRAM + "grid:\n  lr: []", "x.yaml:3: grid.lr: the list is empty"),
+        (PROGRAM + "grid: []", "x.yaml:2: grid: the list is empty"),
+        (PROGRAM + "grid:\n  lr: [1, 2, 1]", "x.yaml:3: grid.lr: 1 is given twice"),
+        (PROGRAM + "grid:\n  lr: [[1]]", "x.yaml:3: grid.lr[0]: expected one value"),
+        (
+            PROGRAM + "grid:\n  depth: [1]",
+            "x.yaml:3: grid.depth: the variable depth has no effect: train.py has no option",
+        ),
+        (
+            PROGRAM + "grid:\n  zip: {lr: [1], wd: [1, 2]}",
+            "x.yaml:3: grid.zip: zipped lists need the same length: lr has 1",
+        ),
+        (PROGRAM + "grid: {lr: 1, zip: {lr: 1}}", "x.yaml:2: grid.zip: the variable lr is in this grid twice"),
+        (PROGRAM + "grid: {cell: 1}", "x.yaml:2: grid.cell: expected the name of a variable"),
+        (PROGRAM + "grid: {lr: wd, wd: 2 * mom, mom: lr}", "these variables need each other: lr -> wd -> mom -> lr"),
+        (PROGRAM + "grid: {lr: 1 / (wd - 1), wd: 1}", "x.yaml:2: grid.lr: 1 / (wd - 1): division by zero"),
+        (
+            PROGRAM + "grid: [{lr: 1}, {wd: lr}]",
+            "x.yaml:2: grid[1].wd: lr needs the variable lr, which this grid does not",
+        ),
+        (
+            PROGRAM + "grid: [{lr: 1}, {wd: 2}]\noptions: {mom: lr / 2}",
+            "x.yaml:3: options.mom: lr / 2 needs the variable",
+        ),
+        (PROGRAM + "where: lr >", "x.yaml:2: where: 'lr >' is no expression"),
+        (PROGRAM + "where: lr > 1", "x.yaml:2: where: lr is no variable: the variables are none"),
+        (PROGRAM + "grid: {lr: 1}\nwhere: lr > 1", "x.yaml:3: where: none of 1 combinations has lr > 1"),
+        (PROGRAM + "grid: {lr: 1}\nwhere: lr > 'a'", "x.yaml:3: where: lr > 'a': '>' not supported"),
+        (PROGRAM + "seeds: [0, 0]", "x.yaml:2: seeds[1]: 0 is given twice"),
+        (PROGRAM + "seeds: -1", "x.yaml:2: seeds[0]: expected a number"),
+        (PROGRAM + "seeds: 1\ngrid: {seed: [1]}", "x.yaml:2: seeds: the grid has a variable seed"),
+        (PROGRAM + "time-limit: 0", "x.yaml:2: time-limit: expected seconds above 0"),
+        (PROGRAM + "launch: {worker: 2}", "x.yaml:2: launch.worker: unknown name, did you mean workers?"),
+        (PROGRAM + "launch: {workers: two}", "x.yaml:2: launch.workers: two: expected a number of at least 1"),
+        (PROGRAM + "launch: {args: '-v'}", "x.yaml:2: launch.args: expected a list of words"),
+        (PROGRAM + "grid: {workers: [0]}", "expected a number of at least 1"),
+        (PROGRAM + "small: 1", "x.yaml:2: small: expected sections"),
+        (PROGRAM + "small: {columns: 1}", "x.yaml:2: small.columns: unknown section of small"),
+        (PROGRAM + "small: {options: {lr: [1]}}", "x.yaml:2: small.options.lr: expected one value"),
+        (PROGRAM + "plots: 3", "x.yaml:2: plots: expected a list"),
+        (PROGRAM + "transpose: 3", "x.yaml:2: transpose: expected true or false"),
+        (
+            PROGRAM + "grid: {" + ", ".join(f"v{n}: [1, 2, 3, 4]" for n in range(40)) + "}",
+            "combinations: expected at most",
+        ),
+        (PROGRAM + "a: &a [b, *a]", "more than"),
+        (
+            "a: &a [x, x]\n"
+            + "".join(f"b{n}: &b{n} [{', '.join([f'*b{n - 1}' if n else '*a'] * 9)}]\n" for n in range(9)),
+            "more than 20000 values",
+        ),
+        ("a: " + "[" * 100, "x.yaml:1: invalid YAML: more than 16 levels"),
+        (
+            "a: !!python/object:os.system x",
+            "x.yaml:1: invalid YAML: unexpected tag tag:yaml.org,2002:python/object:os.sys",
+        ),
+        ("a: {b", "x.yaml:1: invalid YAML: "),
+        ("a: \x00", "x.yaml: invalid YAML: "),
+        ("<<: {}", "x.yaml:1: merge keys"),
+        ("[1]: 2", "x.yaml:1: a key is a list"),
+        ("a: 1e999", "x.yaml:1: a: 1e999 is too large"),
+        ("a: " + "x" * 200_000, "x.yaml is larger than 128 KiB"),
+    ],
+)
+def test_mistakes(text, expected):
+    with pytest.raises(UserError) as error:
+        made(text)
+    assert expected in str(error.value)
+
+
+def test_small_without_its_section():
+    with pytest.raises(UserError, match="--small needs a section `small`"):
+        parse(PROGRAM.encode(), Path("x.yaml"), True)
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    for path in (tmp_path / "none.yaml", tmp_path):
+        with pytest.raises(UserError, match="expected an experiment file"):
+            load(path)
+    with pytest.raises(UserError, match="not UTF-8 at byte 3"):
+        parse(b"a: \xff", Path("x.yaml"))
+
+
+def test_the_digest_changes_with_what_decides_the_cells_only():
+    def digest(text: str) -> str:
+        return parse((PROGRAM + text).encode(), Path("x.yaml")).digest
+
+    same = {digest("grid: {lr: [1, 2]}\ntitle: a"), digest("# b\ncolumns: [lr]\ngrid:\n  lr: [1, 2]")}
+    assert len(same) == 1
+    for text in ("grid: {lr: [1, 3]}", "grid: {lr: [1, 2]}\nseeds: 1", "grid: {lr: [1, 2]}\nlaunch: {workers: 2}"):
+        assert digest(text) not in same

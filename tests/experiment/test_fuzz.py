@@ -1,0 +1,94 @@
+"""Mutated experiment files and expressions: each is read or refused, in limited memory and time (tests/fuzzing.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dmltrain.errors import UserError
+from dmltrain.experiment import answers, expression, forecast, launch
+from dmltrain.experiment.cell import cells
+from dmltrain.experiment.file import parse
+from dmltrain.experiment.store import parsed, state
+from dmltrain.options import FLAGS
+from tests.fuzzing import Fuzzed, parts, survive
+
+FILES = [  # short ones, because YAML in pure Python is slow
+    b"program: t.py\ngrid: {lr: [1, 2 * wd], wd: 3}\nseeds: [0, 1]\n",
+    b"program: &t t.py\ngrid:\n- zip: {mom: [a, *t], workers: [1, 5]}\n- mom: 2\nwhere: mom == 2\n",
+    b'program: t.py\noptions: {wd: 1e-3, data-dir: "p{seed}"}\nseeds: 3\n',
+    b"program: t.py\nlaunch: {workers: 2, args: [-v]}\nsmall: {options: {wd: 2}}\n",
+]
+VALUES = {"devices": 4, "workers": 2, "kv_store": "dist_sync"}
+
+
+def read_file(data: bytes) -> object:
+    return [each.words for each in cells(parse(data, Path("x.yaml"), b"small:" in data), FLAGS).all]
+
+
+def read_expression(data: bytes) -> object:
+    text = data.decode("utf-8", "replace")
+    try:
+        return expression.parse(text).value(VALUES)
+    except UserError:
+        return expression.filled(text, VALUES)
+
+
+FILE = Fuzzed(
+    read_file,
+    lambda: FILES,
+    (UserError,),
+    (
+        b"&t ",
+        b"*t",
+        b"[",
+        b"{",
+        b"}",
+        b"\n",
+        b": ",
+        b"- ",
+        b"!!int ",
+        b"<<: *t\n",
+        b"devices",
+        b" * 10",
+        b"** ",
+        b"null",
+    ),
+)
+EXPRESSION = Fuzzed(
+    read_expression,
+    lambda: [
+        b"round(0.05 * devices / workers, 3) if kv_store in ['local', 'dist_sync'] else -min(devices, 2) ** 2 // 1",
+        b"cpu:{devices * 2}-{workers}",
+        b"not devices >= 1 <= workers or 1e9 % 7",
+    ],
+    (UserError,),
+    (b"**", b"9" * 17, b"1e299", b"devices", b"(", b")", b"round(", b", ", b"'a'", b" if ", b"lambda: ", b"*", b"\\N{"),
+)
+OWN = {"format": 1}
+
+
+def read_stored(data: bytes) -> object:
+    """As a cell's own record, its job.json, its error.json, and what a program and the launcher print."""
+    text = data.decode("utf-8", "replace")
+    found = parsed(data)
+    program = answers.parse(f"DMLTRAIN_CHECK {text}\n", 1), forecast.parse(f"DMLTRAIN_MEASURE {text}\n")
+    return state(OWN, found, found, found), state(OWN, OWN, found, {}), program, launch.placed(text)
+
+
+STORED = Fuzzed(
+    read_stored,
+    lambda: [
+        b'{"format": 1, "exit_code": 0, "seconds": 2.5, "error": "why", "cause": null}',
+        b'[{"error": null, "options": {"lr": 0.1}, "role": "worker", "host": "h1"}]',
+    ],
+    (),
+    (b"null", b"[", b"{", b'"seconds": ', b"1e999", b"NaN", b"true", b'"exit_code": '),
+)
+
+
+@pytest.mark.parametrize("part", parts())
+@pytest.mark.parametrize("name", ["FILE", "EXPRESSION", "STORED"])
+def test_files_and_expressions(name, part):
+    survive(f"tests.experiment.test_fuzz:{name}", part)

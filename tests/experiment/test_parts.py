@@ -1,0 +1,166 @@
+"""The parts of an experiment: choice of cells, hosts side by side, states from files, forecasts, differences."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from dmltrain.errors import UserError
+from dmltrain.experiment import forecast, launch
+from dmltrain.experiment.cell import Cell, cells
+from dmltrain.experiment.difference import different
+from dmltrain.experiment.file import parse
+from dmltrain.experiment.hosts import Hosts, names_hosts
+from dmltrain.experiment.launch import reason
+from dmltrain.experiment.program import launcher, uses_dmltrain
+from dmltrain.experiment.result import DONE, PENDING, Result
+from dmltrain.experiment.select import chosen
+from dmltrain.experiment.store import DiskFull, Store, disk, identity, state
+from dmltrain.experiment.text import duration
+
+EXPERIMENT = parse(b"program: t.py\ngrid: {lr: [0.1, 0.2], devices: [1, 2]}\nseeds: [0, 1]", Path("x.yaml"))
+CELLS = cells(EXPERIMENT, None).all
+
+
+@pytest.mark.parametrize(
+    ("only", "count"),
+    [
+        ((), 8),
+        (("lr=0.10",), 4),
+        (("lr=0.1,devices=2",), 2),
+        (("lr=0.1,devices=2,seed=1",), 1),
+        (("devices > 1 and seed == 0",), 2),
+        (("lr=0.2", "seed=1"), 2),
+    ],
+)
+def test_only(only, count):
+    assert len(chosen(CELLS, only)) == count
+
+
+@pytest.mark.parametrize(
+    ("only", "expected"),
+    [
+        ("lr=3", "no cell is meant"),
+        ("device=1", "expected name=value, a cell's ID, or an expression"),
+        ("device > 1", "no variable device, did you mean devices?; the variables are devices, lr, seed"),
+        ("lr /", "is no expression"),
+    ],
+)
+def test_only_that_means_nothing(only, expected):
+    with pytest.raises(UserError) as error:
+        chosen(CELLS, [only])
+    assert expected in str(error.value)
+
+
+@pytest.mark.thorough
+def test_cells_side_by_side_share_no_host(tmp_path, monkeypatch):
+    """The launcher's own placement decides."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.py").touch()
+    (tmp_path / "hosts").write_text("a\nb\nc\nd\ne\n")
+    hosts = Hosts(lambda words: launch.plan(launcher(), words, ["t.py"]))
+    words = ("-n", "2", "-s", "0", "-H", "hosts")
+    assert hosts.take("1", words) == words and hosts.used["1"] == {"a", "b"}
+    assert hosts.take("2", words) == (*words, "--exclude", "a,b") and hosts.used["2"] == {"c", "d"}
+    assert hosts.take("3", words) is None  # both workers would share e
+    assert hosts.take("4", ("-n", "1", "-s", "0", "-H", "hosts")) and hosts.used["4"] == {"e"}
+    assert hosts.take("5", ("-n", "1", "-s", "0", "-H", "hosts")) is None
+    hosts.give_back("1")
+    assert hosts.take("3", words) == (*words, "--exclude", "c,d,e") and hosts.used["3"] == {"a", "b"}
+    assert hosts.take("6", ("-n", "9", "-s", "0")) == ("-n", "9", "-s", "0")  # this machine
+    assert names_hosts(("-Hhosts",)) and names_hosts(("--hosts=a,b",)) and not names_hosts(("-n", "2"))
+
+
+def test_the_launcher_says_why_there_is_no_place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hosts").write_text("a slots=1\n")
+    found = launch.plan(launcher(), ("-n", "2", "-s", "0", "-H", "hosts"), ["t.py"])
+    assert found.error.startswith("-n 2: the hosts have slots for 1 worker")
+
+
+def test_the_state_of_a_cell_follows_from_its_files():
+    cell = identity(EXPERIMENT, CELLS[0])
+    ended = {"exit_code": 0, "seconds": 2.5}
+    assert state(cell, cell, ended, {}) == ("done", "", 2.5)
+    assert state(cell, cell, {"exit_code": None}, {}) == ("pending", "", None)
+    assert state(cell, cell, {"exit_code": 143}, {}) == ("pending", "", None)
+    assert state(cell, cell, {}, {}) == ("pending", "", None)
+    assert state(cell, cell, {"exit_code": 3}, {"error": "why"}) == ("error", "why", None)
+    assert state(cell, cell, {}, {"error": 3})[0] == "error"
+    assert state(cell, {**cell, "workers": 2}, ended, {}) == ("pending", "", None)
+    assert state(cell, cell, {"exit_code": False, "seconds": True}, {}) == ("pending", "", None)
+
+
+def test_a_store_reads_what_it_wrote(tmp_path):
+    store = Store(tmp_path)
+    store.begin(EXPERIMENT, CELLS[0])
+    (store.path(CELLS[0]) / "worker-0.log").touch()  # of a launcher that had no room for its job.json
+    store.fail(CELLS[0], "no room")
+    assert store.result(EXPERIMENT, CELLS[0]).error == "no room"
+    store.begin(EXPERIMENT, CELLS[0])
+    assert store.result(EXPERIMENT, CELLS[0]).status == PENDING
+    assert not list(store.path(CELLS[0]).glob("*.log"))
+    with pytest.raises(DiskFull, match="cannot be written: "), disk(tmp_path):
+        (tmp_path / "none" / "x").write_text("")
+
+
+def test_the_reason_of_a_failure(tmp_path):
+    assert reason(-9, tmp_path, "cells/x", None) == "the launcher was ended by SIGKILL; logs: cells/x"
+    (tmp_path / "launcher.txt").write_text("dmltrain-launch: error: no host h9\n0 processes left\n")
+    assert reason(2, tmp_path, "cells/x", None) == "no host h9; log: cells/x/launcher.txt"
+    (tmp_path / "job.json").write_text(json.dumps({"cause": "worker 0 exited with 3"}))
+    (tmp_path / "launcher.txt").write_text("x\ndmltrain-launch: its last lines (a/worker-0.log):\n    a\n    b\nend\n")
+    assert reason(3, tmp_path, "cells/x", None) == "worker 0 exited with 3; b; log: cells/x/worker-0.log"
+    assert reason(124, tmp_path, "cells/x", 5).startswith("it took longer than the time limit of 5 s")
+
+
+def test_how_experiments_differ():
+    def record(text: str) -> dict:
+        made = parse(text.encode(), Path("x.yaml"))
+        ids = [{"id": each.id} for each in cells(made, None).all]
+        return json.loads(json.dumps({"experiment": made.resolved, "cells": ids}))
+
+    before = record("program: t.py\noptions: {lr: 1, wd: 2}\nseeds: 0")
+    assert different(before, record("program: t.py\noptions: {lr: 3, mom: 1}\nseeds: [0, 1]")) == (
+        "options lr was 1, is 3; options mom was nothing, is 1; options wd was 2, is nothing; "
+        "seeds was [0], is [0, 1]; 1 cells are new, 0 are gone, 1 have the same name"
+    )
+    assert different({"experiment": 3, "cells": [1]}, before).startswith("program was nothing, is t.py")
+
+
+def test_forecasts():
+    def result(cell: Cell, seconds: float) -> Result:
+        return Result(cell.id, cell.settings, cell.options, DONE, Path(), seconds=seconds)
+
+    done = forecast.from_done(CELLS[::4], [result(CELLS[0], 2.0), result(CELLS[4], 4.0)])  # seeds 0 and 1 of a row
+    assert forecast.quick(CELLS[0], done) == 3.0 == forecast.quick(CELLS[1], done)
+    answer = {"options": {"dataset": "mnist", "num_epochs": 2, "batch_size": 60, "num_examples": None}}
+    estimated = forecast.estimate(CELLS[0], done, answer, lambda cell: pytest.fail("it is done"))
+    assert (estimated.seconds, estimated.basis) == (3.0, "cells that are done")
+    estimated = forecast.estimate(CELLS[1], done, answer, lambda cell: {"seconds_per_step": 0.01})
+    assert (estimated.seconds, estimated.basis) == (24.0, "2000 steps of 0.01 s, measured here")
+    assert forecast.estimate(CELLS[1], done, {}, lambda cell: {"seconds_per_step": 0.01}).seconds is None
+    assert forecast.estimate(CELLS[1], done, answer, lambda cell: "no torch").basis == "no torch"
+    assert [duration(seconds) for seconds in (4.24, 200, 7500)] == ["4.2 s", "3 min 20 s", "2 h 5 min"]
+
+
+@pytest.mark.parametrize(
+    ("source", "ours"),
+    [
+        ("from dmltrain import fit", True),
+        ("import dmltrain.fit", True),
+        ("def main():\n    from dmltrain.score import main", True),
+        ("import dmltrain", False),
+        ("x = 'from dmltrain import fit'", False),
+        ("no python", False),
+    ],
+)
+def test_whose_options_a_program_has(source, ours):
+    assert uses_dmltrain(source) == ours
+
+
+def test_the_launcher_is_that_of_this_python():
+    assert launcher() == str(Path(sys.executable).parent / "dmltrain-launch")
