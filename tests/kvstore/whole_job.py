@@ -3,7 +3,7 @@ that they are on another host, so that the workers' host sums for them."""
 
 import socket
 import threading
-from concurrent.futures import Future
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import replace
 
 from dmltrain.env import Environment
@@ -121,8 +121,12 @@ class WholeJob:
         return [each.result(SECONDS) for each in self.starting]
 
     def all(self, call):
-        """What `call(store)` returns on each worker, all at the same time."""
-        return [each.result(SECONDS) for each in [begun(call, store) for store in self.stores]]
+        """What `call(store)` returns on each worker, all at the same time. Raises what the first of them raises: the
+        others may wait for it."""
+        calls = [begun(call, store) for store in self.stores]
+        for each in wait(calls, SECONDS, FIRST_EXCEPTION).done:
+            each.result()
+        return [each.result(0) for each in calls]
 
     def at_once(self, call, rank):
         """That on one worker, to be awaited by `result`."""
