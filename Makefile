@@ -20,6 +20,7 @@ demo: $(VENV)/demo.done
 	    examples/train_digits.py --kv-store dist_sync
 	@echo
 	@echo "Logs: logs/demo/worker-0.log, worker-1.log, server-0.log, server-1.log, scheduler-0.log; the job: logs/demo/job.json"
+	@echo "Report: $(BIN)/dmltrain report logs/demo -o logs/demo/report.html, a page for your browser"
 	@echo "Next: $(BIN)/dmltrain-launch -n 2 -s 2 examples/train_cifar10.py --data-dir data \\"
 	@echo "          --network resnet --num-layers 20 --kv-store dist_sync --batch-size 64 --num-epochs 2"
 
@@ -29,6 +30,7 @@ quick: $(VENV)/test.done
 # The markers are explained in pyproject.toml. Exit code 5 of pytest: there is none of those that were asked for.
 test: TIER := and not thorough and not exhaustive
 test-ci: TIER := and not exhaustive
+test-ci: export DMLTRAIN_TEST_INPUTS ?= 10000
 test-all: export DMLTRAIN_TEST_FUZZ ?= 20
 test-all: export DMLTRAIN_TEST_INPUTS ?= 1000000
 test test-ci test-all: system $(VENV)/test.done

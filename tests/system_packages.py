@@ -65,6 +65,7 @@ PACKAGES = (
     Package("git", "tests of .gitignore", ("git",)),
     Package("g++", "tests of torch.compile", ("g++",)),
     Package("zsh", "tests of completion in zsh", ("zsh",)),
+    Package("chromium", "tests of pages in a browser", ("chromium",)),
     Package("xz-utils", "tests on compressed real data", ("xz",)),
 )
 MXNET = (

@@ -32,7 +32,7 @@ from dmltrain.data.images import ImageAugmentation
 from dmltrain.kvstore import codec, types
 from dmltrain.mxnet_files.operators import OPERATORS, One
 from dmltrain.options import Options, flag, mxnet
-from dmltrain.report import dialect
+from dmltrain.report import dialect, summary
 from launch.clusters import LAUNCHERS
 
 REPOSITORY = Path(__file__).parents[2]
@@ -146,6 +146,10 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "launchers": lambda: [
         ("`--launcher`", "where the job runs"),
         *((f"`{name}`", row.meaning) for name, row in LAUNCHERS.items()),
+    ],
+    "columns": lambda: [
+        ("`--format csv`", "heading", "unit"),
+        *((f"`{row.name}`", row.heading, row.unit) for row in summary.COLUMNS.values()),
     ],
     "dialects": lambda: [("logs",), *((_about(row),) for row in dialect.DIALECTS)],
 }
