@@ -39,6 +39,7 @@ EXAMPLES = """examples:
   dmltrain-experiment lr.yaml                           run the cells that are neither done nor failed
   dmltrain-experiment lr.yaml --retry                   also those that failed
   dmltrain-experiment lr.yaml --only devices=2          only some cells; also --only 'devices > 1 and seed == 0'
+  dmltrain-experiment lr.yaml --set num-epochs=3        another value of an option that all cells share
   dmltrain-experiment lr.yaml -H hosts -- --ssh system  on the hosts of a file; words after -- go to dmltrain-launch
 
 exit code: 0 all cells are done, 1 some failed, 2 usage error or full disk, 130 interrupted
@@ -82,8 +83,17 @@ def parser() -> argparse.ArgumentParser:
     add = made.add_argument
     add("file", metavar="FILE", help="the experiment, a YAML file")
     add("--small", action="store_true", help="run the trial of the file's section `small`")
+    add(
+        "--set",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="an option of all cells, instead of what the file says; may be given several times",
+    )
     add("--output", metavar="DIR", help=f"folder of the results (default: {RESULTS}/NAME)")
-    add("--only", metavar="WHICH", action="append", default=[], help="name=value, an expression, or the ID of a cell")
+    add(
+        "--only", metavar="WHICH", action="append", default=[], help="cells to run: name=value, an expression, or an ID"
+    )
     add("--retry", action="store_true", help="run failed cells again")
     add("--add", action="store_true", help="the file has changed: keep the cells whose command is the same")
     add(
@@ -134,7 +144,7 @@ class Work:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    experiment = file.load(arguments.file, arguments.small)
+    experiment = file.load(arguments.file, arguments.small, arguments.set)
     outputs.check(experiment)
     found = program.find(experiment)
     if not _only_shows(arguments) and not experiment.where and not arguments.only:
@@ -186,13 +196,22 @@ def _dry_run(work: Work) -> int:
 
 
 def _status(work: Work) -> int:
+    _say_difference(work)
     ids = {cell.id for cell in work.chosen}
     found = [each for each in work.results() if each.id in ids]
     print("\n".join([*text.status(found), text.counts(found)]))
     return 0
 
 
+def _say_difference(work: Work) -> None:
+    """A folder of another file, or of another --set, has no cell that is done: say why."""
+    found = work.store.difference(work.experiment, work.cells.all)
+    if found:
+        say(f"note: {found}")
+
+
 def _forecast(work: Work) -> int:
+    _say_difference(work)
     results = work.results()
     open_ = [cell for cell, result in zip(work.cells.all, results, strict=True) if result.status != DONE]
     open_ = [cell for cell in open_ if cell in work.chosen]
@@ -213,6 +232,7 @@ def _forecast(work: Work) -> int:
 
 def _remake(work: Work) -> int:
     if not any(result.status == DONE for result in work.results()):
+        _say_difference(work)
         raise UserError(f"{work.store.folder} has no cell that is done: run some first")
     with store.locked(work.store.folder):
         _write(work, work.results(), page=True)

@@ -35,10 +35,10 @@ Grid = tuple[Axis, ...]  # all combinations of its axes, the last one changing f
 
 @dataclass(frozen=True)
 class Experiment:
-    """What the file says. `small`: what --small changed, as one text for people; "" without it.
+    """What the file says. `small`: what --small changed, `changed`: what --set changed; texts for people, or "".
 
     path: as given. launch: of workers, servers, launcher, hosts; arguments: the further words for the launcher.
-    grids: the cells are the union of them. columns, plots, published: plain values as in the file.
+    overridden: the options that --set gave. grids: the cells are the union of them. columns, plots, published: plain values as in the file.
     """
 
     path: Path
@@ -55,6 +55,8 @@ class Experiment:
     seeds: tuple[int, ...] = ()
     time_limit: float | None = None  # s, of one cell
     small: str = ""
+    changed: str = ""
+    overridden: tuple[str, ...] = ()
     columns: tuple[Any, ...] = ()
     plots: tuple[Any, ...] = ()
     published: tuple[Any, ...] = ()
@@ -87,4 +89,6 @@ class Experiment:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def error(self, place: Place, text: str) -> UserError:
+        if place[:1] in (("options",), ("launch",)) and place[1:] and place[1] in self.overridden:
+            return UserError(f"--set {place[1]}: {text}")
         return self.content.error(place, text)

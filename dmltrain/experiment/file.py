@@ -1,23 +1,26 @@
-"""An experiment file -> its value; with --small, as its section `small` changes it. The format: docs/experiments.md."""
+"""An experiment file -> its value, as its section `small` and the command line change it. The format:
+docs/experiments.md."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from dmltrain.errors import UserError
-from dmltrain.experiment import small
+from dmltrain.experiment import change
 from dmltrain.experiment.definition import Experiment
+from dmltrain.experiment.override import overridden
 from dmltrain.experiment.read_yaml import MOST_BYTES, Content, read
-from dmltrain.experiment.sections import SECTIONS, Sections, check_names
+from dmltrain.experiment.sections import SECTIONS, SMALL, Sections, check_names
 
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,100}")
 
 
-def load(path: str | os.PathLike[str], make_small: bool = False) -> Experiment:
-    """The experiment in the file at `path`. UserError if it cannot be read or says something impossible."""
+def load(path: str | os.PathLike[str], make_small: bool = False, words: Sequence[str] = ()) -> Experiment:
+    """The experiment in the file at `path`; `words` are those of --set. UserError if it cannot be read or says something impossible."""
     shown = os.fspath(path)
     try:
         with open(path, "rb") as file:
@@ -27,10 +30,10 @@ def load(path: str | os.PathLike[str], make_small: bool = False) -> Experiment:
         raise UserError(
             f"{shown}: {reason}: expected an experiment file, such as those in examples/experiments"
         ) from None
-    return parse(data, Path(path), make_small)
+    return parse(data, Path(path), make_small, words)
 
 
-def parse(data: bytes, path: Path, make_small: bool = False) -> Experiment:
+def parse(data: bytes, path: Path, make_small: bool = False, words: Sequence[str] = ()) -> Experiment:
     """The experiment in the content of the file `path`."""
     content = read(data, str(path))
     if not isinstance(content.value, dict):
@@ -42,10 +45,18 @@ def parse(data: bytes, path: Path, make_small: bool = False) -> Experiment:
     whole = Sections(content, ()).experiment(path, stem)
     made_small = _small(content, whole)  # also without --small, so that its mistakes show
     if not make_small:
-        return whole
+        return _overridden(whole, words)
     if made_small is None:
         raise content.error((), "--small needs a section `small` in the file, with what is smaller in it")
-    return replace(made_small, name=f"{stem}-small", small=small.text(whole, made_small))
+    smaller = change.text(whole, made_small, "whole") or "nothing"
+    return _overridden(replace(made_small, name=f"{stem}-small", small=smaller), words)
+
+
+def _overridden(experiment: Experiment, words: Sequence[str]) -> Experiment:
+    if not words:
+        return experiment
+    made = overridden(experiment, words)
+    return replace(made, changed=change.text(experiment, made, "in the file"))
 
 
 def _small(content: Content, whole: Experiment) -> Experiment | None:
@@ -54,8 +65,8 @@ def _small(content: Content, whole: Experiment) -> Experiment | None:
         return None
     section = content.value["small"]
     if not isinstance(section, dict):
-        raise content.error(("small",), f"expected sections such as `options:`: {', '.join(small.SECTIONS)}")
-    check_names(content, ("small",), small.SECTIONS, "section of small")
+        raise content.error(("small",), f"expected sections such as `options:`: {', '.join(SMALL)}")
+    check_names(content, ("small",), SMALL, "section of small")
     reader = Sections(content, ("small",))
     launch, arguments = reader.launch()
     return replace(

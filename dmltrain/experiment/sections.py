@@ -17,6 +17,7 @@ SECTIONS = (
     *("title", "description", "source", "program", "launch", "options", "grid", "where", "seeds", "time-limit"),
     *("small", "columns", "speed-up", "sentences", "plots", "published", "transpose"),
 )
+SMALL = ("options", "launch", "grid", "where", "seeds", "time-limit")
 LAUNCH = ("workers", "servers", "launcher", "hosts", "args")
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,60}")
 LONGEST_SECONDS = 10**8

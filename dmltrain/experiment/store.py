@@ -64,13 +64,20 @@ class Store:
 
     def compare(self, experiment: Experiment, cells: Sequence[Cell]) -> None:
         """UserError if the folder has results of an experiment with other cells."""
+        if found := self.difference(experiment, cells):
+            raise UserError(
+                f"{found}; --output DIR writes to another folder; --add keeps the cells whose command is the same and "
+                "runs the others"
+            )
+
+    def difference(self, experiment: Experiment, cells: Sequence[Cell]) -> str:
+        """How the experiment differs from the one whose results are in the folder; "" if it does not."""
         before = _read(self.folder / RECORD)
         if not before or before.get("digest") == experiment.digest or not self._has_results():
-            return
-        raise UserError(
+            return ""
+        return (
             f"{self.folder} has the results of another experiment, {before.get('name')}: "
-            f"{different(before, self._record(experiment, cells))}; "
-            "--output DIR writes to another folder; --add keeps the cells whose command is the same and runs the others"
+            f"{different(before, self._record(experiment, cells))}"
         )
 
     def _has_results(self) -> bool:

@@ -59,10 +59,9 @@ def test_small_merges_options_and_replaces_the_grid():
     experiment = parse(WHOLE.encode(), Path("x.yaml"), True)
     assert experiment.name == "x-small" and experiment.arguments == ("--wire", "plain", "3")
     assert experiment.small == (
-        "num-epochs 2 (whole: 12); lr 0.1 (whole: 0.05 * devices); servers 1 (whole: 0); "
-        "devices 1, 2 (whole: 1, 2, 4); num-layers none (whole: 50, 110); "
-        "only cells with none (whole: devices * num_layers <= 200); "
-        "seeds 7 (whole: 0, 1)"
+        "2 cells (whole: 8); num-epochs 2 (whole: 12); devices cpu:1 or cpu:2 (whole: cpu:1 or cpu:2 or cpu:4); "
+        "lr 0.1 (whole: 0.05 or 0.1 or 0.2); servers 1 (whole: 0); seed 7 (whole: 0 or 1); "
+        "num-layers not given (whole: 50 or 110)"
     )
 
 
@@ -231,3 +230,44 @@ def test_the_digest_changes_with_what_decides_the_cells_only():
     assert len(same) == 1
     for text in ("grid: {lr: [1, 3]}", "grid: {lr: [1, 2]}\nseeds: 1", "grid: {lr: [1, 2]}\nlaunch: {workers: 2}"):
         assert digest(text) not in same
+
+
+def with_set(*words: str, small: bool = False):
+    return parse(WHOLE.encode(), Path("x.yaml"), small, words)
+
+
+def test_set_replaces_an_option_of_all_cells():
+    found = with_set("num_epochs=3", "--servers=2", "lr=0.2 * devices", "wd=1e-4", "data-dir='7'")
+    first = cells(found, FLAGS).all[0]
+    assert " ".join(first.words) == (
+        "--num-epochs 3 --devices cpu:1 --lr 0.2 --wd 0.0001 --data-dir 7 --num-layers 50 --seed 0"
+    )
+    assert first.servers == 2 and found.digest != with_set().digest
+    assert with_set("num-epochs=3").changed == "num-epochs 3 (in the file: 12)"
+    small = with_set("num-epochs=3", "lr=", small=True)
+    assert small.changed == "num-epochs 3 (in the file: 2); lr not given (in the file: 0.1)"
+    assert "num-epochs 2 (whole: 12)" in small.small
+    assert with_set("num-epochs=12").changed == "" and with_set("num-epochs=12").digest == with_set().digest
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("num-epochs", "--set num-epochs: expected NAME=VALUE, such as --set num-epochs=3"),
+        ("=3", "--set =3: expected NAME=VALUE"),
+        (
+            "devices=3",
+            "devices varies in the file's grid or seeds: expected an option that all cells share; --only dev",
+        ),
+        ("seed=3", "seed varies"),
+        ("lr=[1, 2]", "--set lr=[1, 2]: expected one value"),
+        ("lr=[1", "--set lr=[1:1: invalid YAML"),
+        ("lr=cpu:{device}", "--set lr: {device}: no variable device"),
+        ("num-epoch=3", "--set num-epoch: train.py has no option --num-epoch, did you mean num-epochs?"),
+        ("workers=0", "--set workers: 0: expected a number of at least 1"),
+    ],
+)
+def test_a_mistake_in_set(word, expected):
+    with pytest.raises(UserError) as error:
+        cells(with_set(word), FLAGS)
+    assert expected in str(error.value)

@@ -102,6 +102,10 @@ def test_the_folder_of_another_file(place):
     place.run("x.yaml")
     place.write(LIGHT + "title: The table may change\ngrid: {value: [1, 2]}\noptions: {fail: 'no'}\ntime-limit: 99\n")
     assert "0 to run" in place.run("x.yaml").stdout
+    changed = "has the results of another experiment, x: options fail was no, is never; "
+    assert changed in place.run("x.yaml", "--set", "fail=never", code=2).stderr
+    status = place.run("x.yaml", "--set", "fail=never", "--status")
+    assert changed in status.stderr and "2 cells: 2 pending" in status.stdout
     place.write(LIGHT + "grid: {value: [2, 3, 4]}\noptions: {fail: 'no'}\n")
     refused = place.run("x.yaml", code=2).stderr
     assert "logs/experiments/x has the results of another experiment, x: " in refused

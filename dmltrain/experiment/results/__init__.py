@@ -70,7 +70,7 @@ def outcome(experiment: Experiment, shown: Presentation, cells: Sequence[Cell]) 
         lines=tuple(Line(row, {column.key: column.of(row, values) for column in with_machine}) for row in found),
         derived=values,
         published=shown.published,
-        caption=caption(found, with_machine, shown.speed_up, shown.published, experiment.small),
+        caption=caption(found, with_machine, shown.speed_up, shown.published, experiment.small, experiment.changed),
         sentences=tuple(filter(None, (said(sentence, found, values) for sentence in shown.sentences))),
         small=experiment.small,
         transpose=shown.transpose,

@@ -27,6 +27,7 @@ def caption(
     speed_up: SpeedUp,
     published: Sequence[Published] = (),
     small: str = "",
+    changed: str = "",
 ) -> tuple[str, ...]:
     """Its sentences."""
     cells = [cell for row in rows for cell in row.cells]
@@ -35,6 +36,7 @@ def caption(
         _count(rows),
         _states(cells),
         f"Made small: {small}." if small else "",
+        f"Set on the command line: {changed}." if changed else "",
         *_emulated(cells),
         _times(names),
         _baseline(rows, speed_up) if names & {"speed_up", "efficiency"} else "",

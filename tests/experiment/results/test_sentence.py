@@ -2,6 +2,7 @@
 
 import pytest
 
+from dmltrain.experiment.file import parse
 from dmltrain.experiment.results import outcome
 from dmltrain.experiment.results.column import Names
 from dmltrain.experiment.results.fault import Fault
@@ -127,13 +128,17 @@ def test_cells_that_were_not_emulated_are_counted(tmp_path):
 
 
 def test_what_was_made_small_is_said(tmp_path):
-    from dmltrain.experiment.file import parse
-
     text = FILE + "small: {grid: {devices: [1]}}\n"
     experiment = parse(text.encode(), tmp_path / "x.yaml", make_small=True)
     found = outcome(experiment, presentation(experiment), cells(tmp_path, made.results(tmp_path, experiment)))
-    assert found.small == "devices 1 (whole: 1, 2, 4)"
-    assert "Made small: devices 1 (whole: 1, 2, 4)." in found.caption
+    assert found.small == "1 cell (whole: 3); devices 1 (whole: 1 or 2 or 4)"
+    assert "Made small: 1 cell (whole: 3); devices 1 (whole: 1 or 2 or 4)." in found.caption
+
+
+def test_what_was_set_on_the_command_line_is_said(tmp_path):
+    experiment = parse(FILE.encode(), tmp_path / "x.yaml", words=["wd=0.1"])
+    found = outcome(experiment, presentation(experiment), cells(tmp_path, made.results(tmp_path, experiment)))
+    assert "Set on the command line: wd 0.1 (in the file: not given)." in found.caption
 
 
 def test_machines_that_differ_have_a_column(tmp_path):

@@ -1,0 +1,44 @@
+"""--set NAME=VALUE: an option of all cells, instead of what the file says. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from dmltrain.errors import UserError
+from dmltrain.experiment.cell import OF_LAUNCHER
+from dmltrain.experiment.definition import Experiment
+from dmltrain.experiment.expression import Value
+from dmltrain.experiment.read_yaml import read
+from dmltrain.experiment.sections import NAME, dashed
+
+
+def overridden(experiment: Experiment, words: Iterable[str]) -> Experiment:
+    """The experiment with the entries of `options` and `launch` that the words give. UserError for one that cannot be.
+
+    Values are written and computed as in the file. Names that no program knows are found with those of the file.
+    """
+    for word in words:
+        name, value = _entry(word)
+        if name.replace("-", "_") in experiment.variables:
+            raise UserError(
+                f"--set {word}: {name} varies in the file's grid or seeds: expected an option that all cells share; "
+                f"--only {word} chooses cells"
+            )
+        experiment = replace(experiment, overridden=(*experiment.overridden, name))
+        if name in OF_LAUNCHER:
+            experiment = replace(experiment, launch={**experiment.launch, name: value})
+        else:
+            experiment = replace(experiment, options={**experiment.options, name: value})
+    return experiment
+
+
+def _entry(word: str) -> tuple[str, Value]:
+    """The name with dashes, and the value."""
+    name, equals, text = word.partition("=")
+    if not equals or not NAME.fullmatch(name.removeprefix("--")):
+        raise UserError(f"--set {word}: expected NAME=VALUE, such as --set num-epochs=3")
+    value = read(text.encode("utf-8", "replace"), f"--set {word}").value
+    if isinstance(value, (list, dict)) or (isinstance(value, str) and ("\0" in value or "\n" in value)):
+        raise UserError(f"--set {word}: expected one value: a number, true, null or text; quotes make all others text")
+    return dashed(name), value
