@@ -35,7 +35,7 @@ class Clock:
         """Look for the log's first time; before `seconds` for each block."""
         if self._start is None and self._searched < _SEARCHED:
             self._searched += len(block.data)
-            found = _STAMP.search(block.data)
+            found = _STAMP.search(block.data) if block.holds(b":") else None  # a search is slow where there is none
             self._start = _seconds(found) if found else None
 
     @property

@@ -15,6 +15,8 @@ MAIN = ("train_accuracy", "validation_accuracy", "seconds")  # keys that every r
 
 def mean(numbers: Sequence[float]) -> float:
     """nan if any number is nan, because a diverged worker must be visible."""
+    if len(numbers) == 1:  # most often: a log of one worker
+        return numbers[0] + 0.0  # never -0.0
     if not all(map(math.isfinite, numbers)):
         return sum(numbers)  # nan or an infinity
     return total(numbers) / len(numbers)

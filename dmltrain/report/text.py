@@ -104,11 +104,17 @@ class _Column:
     rows: dict[float, dict[str, Cell]]  # by what the first column says
     show: Show
 
-    def text(self, epoch: float) -> str:
-        cell = self.rows.get(epoch, {}).get(self.key)
+    def texts(self, places: Sequence[float]) -> list[str]:
+        """The cells at `places` of the first column."""
+        none: dict[str, Cell] = {}
+        return [self._text(self.rows.get(place, none).get(self.key)) for place in places]
+
+    def _text(self, cell: Cell) -> str:
+        if cell is None:
+            return NOTHING
         if isinstance(cell, list):
             return " ".join(map(self.show, cell)) or NOTHING
-        return NOTHING if cell is None else self.show(cell)
+        return self.show(cell)
 
 
 def grid(tables: Sequence[Table], metrics: Sequence[str], show: Show | None = None) -> Grid:
@@ -122,11 +128,9 @@ def grid(tables: Sequence[Table], metrics: Sequence[str], show: Show | None = No
         for table, name in zip(tables, labels(tables), strict=True)
         for column in _columns(table, metrics, f"{name} " if len(tables) > 1 else "", show)
     ]
-    epochs = sorted({epoch for column in columns for epoch in column.rows})
-    return [
-        [tables[0].axis, *(column.heading for column in columns)],
-        *([_place(epoch, show), *(column.text(epoch) for column in columns)] for epoch in epochs),
-    ]
+    places = sorted({place for column in columns for place in column.rows})
+    texts = [[_place(place, show) for place in places], *(column.texts(places) for column in columns)]
+    return [[tables[0].axis, *(column.heading for column in columns)], *map(list, zip(*texts, strict=True))]
 
 
 def _columns(table: Table, metrics: Sequence[str], prefix: str, show: Show) -> list[_Column]:

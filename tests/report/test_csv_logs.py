@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dmltrain.report import block, reading
+from dmltrain.report.dialect.rows import Rows
 from dmltrain.report.table import table
 
 KERAS = (
@@ -174,6 +175,46 @@ def test_a_long_metrics_csv(size: int) -> None:
     assert {epoch: {key: list(numbers) for key, numbers in row.items()} for epoch, row in found.epochs.items()} == {
         epoch: {keys[name]: [number] for name, number in row.items()} for epoch, row in expected.items()
     }
+
+
+def any_csv(draw: random.Random) -> bytes:
+    """A log at random: regular, or with ragged lines, quotes, blank lines and the header again."""
+    header = draw.choice(
+        [["epoch", "loss", "val_acc"], ["epoch", "step", "loss_step", "acc"], ["Wall time", "Step", "Value"]]
+    )
+    separator, end = draw.choice(",;\t"), draw.choice(["\n", "\r\n", "\r"])
+    odd, missing = draw.choice([0, 0, 0.05]), draw.choice([0, 0.3])
+    lines = [separator.join(header)]
+    for number in range(draw.randrange(60)):
+        place = number if header[0] == "Wall time" or draw.random() < 0.5 else number // 10
+        cells = [str(place), *(f"{draw.random():.3f}" if draw.random() >= missing else "" for _ in header[1:])]
+        if header[1].lower() == "step":
+            cells[1] = str(number)
+        if draw.random() < odd:
+            strange = [cells + ["1"], cells[:-1], ["", *cells[1:]], [f'"{cell}"' for cell in cells], [], header, ["x"]]
+            cells = draw.choice([*strange, [*cells[:-1], f'"1{separator}2"'], [*cells[:-1], "1_0"]])
+        lines.append(separator.join(cells))
+    return end.join([*lines, *draw.choice([[], [""], ["", ""]])]).encode()
+
+
+@pytest.mark.parametrize("size", [37, 1 << 20])
+def test_columns_of_a_block_are_those_of_its_rows_one_by_one(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Splitting all lines at once is only faster: against the csv module, and in what is found in the end."""
+    monkeypatch.setattr(reading, "blocks", lambda stream: block.blocks(stream, size))
+    draw, at_once, split = random.Random(size), Rows._at_once, []
+    for _ in range(150):
+        text = any_csv(draw)
+        monkeypatch.setattr(Rows, "_at_once", lambda rows, data: split.append(at_once(rows, data)) or split[-1])
+        fast = reading.scan(io.BytesIO(text))
+        rows, read = Rows(lambda header: True), []
+        for part in block.blocks(io.BytesIO(text + b"\n"), size):
+            read += zip(*rows.read(part), strict=True)
+        monkeypatch.setattr(Rows, "_at_once", lambda rows, data: [])
+        assert repr(fast) == repr(reading.scan(io.BytesIO(text))), text
+        lines = text.decode().splitlines()[1:]
+        expected = [row for row in csv.reader(lines, delimiter=rows._separator) if len(row) == len(rows.header)]
+        assert [[cell.decode() for cell in row] for row in read] == expected, text
+    assert any(split) and not all(split), "both ways were taken"
 
 
 TENSORBOARD = "Wall time,Step,Value\n1700000000.5,0,0.46\n1700000010.75,1,0.55\n1700000031.0,3,0.625\n"

@@ -20,7 +20,7 @@ from dmltrain import record
 from dmltrain.report.block import LONGEST_LINE, Block
 from dmltrain.report.run import Values
 
-Row = Sequence[bytes]
+Cells = Sequence[bytes]  # of a row or of a column
 
 _MOST_COLUMNS = 1000
 _MARK = b"\xef\xbb\xbf"  # a byte order mark in UTF-8
@@ -43,21 +43,36 @@ class Rows:
         self._started = False
         self._separator = ","
 
-    def read(self, block: Block) -> list[Row]:
-        """The rows of the next block, each with a cell for every column."""
+    def read(self, block: Block) -> list[Cells]:
+        """The columns of the next block, in the order of the header, all of one length; [] without a row."""
         data = block.data
         if not self._started and data.strip(b"\r\n"):
             self._started, data = True, self._begin(data)
         if not self.header or block.limit < len(data):  # no line of a CSV is longer than a block
             return []
-        count, separator = len(self.header), self._separator.encode()
+        if not block.whole or b'"' in data:
+            return self._by_row(data, block.whole)
+        return self._at_once(data) or self._by_row(data, True)
+
+    def _at_once(self, data: bytes) -> list[Cells]:
+        """The columns of whole lines without quotes, by one split of all; [] unless each line has every cell."""
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        data = data.strip(b"\n")
+        count, ends, separator = len(self.header), data.count(b"\n"), self._separator.encode()
+        if data.count(separator) != (ends + 1) * (count - 1):
+            return []
+        cells = data.replace(b"\n", separator + b"\n" + separator).split(separator)
+        if cells[count :: count + 1].count(b"\n") != ends:  # a line has more cells, another one fewer
+            return []
+        return [cells[place :: count + 1] for place in range(count)]
+
+    def _by_row(self, data: bytes, whole: bool) -> list[Cells]:
+        """The columns of any lines, without those of more or fewer cells. whole: the last line has its end."""
         lines = data.splitlines()
-        last = [] if block.whole or not lines else [self._whole_cells(self._cells(lines.pop()))]
-        if b'"' in data:
-            rows: list[Row] = [row for line in lines if len(row := self._cells(line)) == count]
-        else:
-            rows = [row for line in lines if len(row := line.split(separator)) == count]
-        return rows + [row for row in last if len(row) == count]
+        last = [] if whole or not lines else [self._whole_cells(self._cells(lines.pop()))]
+        rows = [row for row in (*map(self._cells, lines), *last) if len(row) == len(self.header)]
+        return list(zip(*rows, strict=True))
 
     def _begin(self, data: bytes) -> bytes:
         """Read the header; return what follows it."""
@@ -70,7 +85,7 @@ class Rows:
                 return data[len(line[0]) :]
         return b""
 
-    def _cells(self, line: bytes) -> Row:
+    def _cells(self, line: bytes) -> Cells:
         if b'"' not in line:
             return line.split(self._separator.encode())
         text = line.decode("utf-8", "replace").replace("\0", "?")
@@ -79,7 +94,7 @@ class Rows:
         except csv.Error:  # a cell of more than 131072 letters
             return []
 
-    def _whole_cells(self, row: Row) -> Row:
+    def _whole_cells(self, row: Cells) -> Cells:
         """The cells of a line without an end, of which the last may be truncated."""
         if not any(row) or len(row) > len(self.header):
             return []
@@ -106,17 +121,17 @@ class Epochs:
         self._columns: list[tuple[int, str]] = []  # place, key
         self._epoch_column = 0
         self._last = -1
-        self._waiting: list[Row] = []  # rows without an epoch, which belong to the next one
+        self._waiting: Cells = ()  # the last cells of rows without an epoch, which belong to the next one
 
     def feed(self, block: Block) -> bool:
-        rows = self.rows.read(block)
+        columns = self.rows.read(block)
         if not self.rows.header:
             return False
         if not self._columns:
             self._begin(list(self.rows.header))
-        rows = self._waiting + rows
-        if rows:
-            columns: list[Row] = list(zip(*rows, strict=True))
+        if columns:
+            if self._waiting:
+                columns = [(cell, *column) for cell, column in zip(self._waiting, columns, strict=True)]
             if block.holds(b"_") or not self._take_ascending(columns):
                 self._take_any(columns)
         return True
@@ -127,7 +142,7 @@ class Epochs:
         if self._waiting and self.runs and self._last in found[-1]:
             found[-1][self._last] = {
                 **found[-1][self._last],
-                **self._numbers(list(zip(*self._waiting, strict=True)), 0, 1),
+                **self._numbers([(cell,) for cell in self._waiting], 0, 1),
             }
         return [run for run in found if run]
 
@@ -149,10 +164,13 @@ class Epochs:
                 named.setdefault(key, place)  # the first column of a name
         self._columns = [(place, key) for key, place in named.items()]
 
-    def _take_ascending(self, columns: list[Row]) -> bool:
+    def _take_ascending(self, columns: list[Cells]) -> bool:
         """Take rows that are one epoch each and have only numbers, which is many times faster."""
+        texts = columns[self._epoch_column]
+        if texts[0] in texts[1:2]:
+            return False
         try:
-            epochs = list(map(int, columns[self._epoch_column]))
+            epochs = list(map(int, texts))
             ascending = all(map(lt, epochs, epochs[1:]))
             if not ascending or epochs[0] <= self._last or epochs[-1] >= _MOST_EPOCHS:
                 return False
@@ -168,21 +186,21 @@ class Epochs:
         self._last = epochs[-1]
         return True
 
-    def _take_any(self, columns: list[Row]) -> None:
+    def _take_any(self, columns: list[Cells]) -> None:
         epochs = list(columns[self._epoch_column])
         whole = rows = len(epochs)
         if b"" in epochs:
             whole = _fill(epochs)
         start = 0
         for text, group in groupby(epochs[:whole]):
-            end = start + sum(1 for _ in group)
+            end = start + len(list(group))
             epoch = as_epoch(text)
             if epoch is not None:
                 self._keep(epoch, columns, start, end)
             start = end
-        self._waiting = [tuple(map(_last, (column[whole:] for column in columns)))] if whole < rows else []
+        self._waiting = tuple(_last(column[whole:]) for column in columns) if whole < rows else ()
 
-    def _keep(self, epoch: int, columns: Sequence[Row], start: int, end: int) -> None:
+    def _keep(self, epoch: int, columns: Sequence[Cells], start: int, end: int) -> None:
         if epoch < self._last and self.runs and epoch in self.runs[-1]:
             if self._again and epoch == next(iter(self.runs[-1])):
                 self.runs.append({})
@@ -193,7 +211,7 @@ class Epochs:
         self._last = epoch
         self.runs[-1].setdefault(epoch, {}).update(self._numbers(columns, start, end))
 
-    def _numbers(self, columns: Sequence[Row], start: int, end: int) -> Values:
+    def _numbers(self, columns: Sequence[Cells], start: int, end: int) -> Values:
         """The last number of each column in some rows."""
         values: Values = {}
         for place, key in self._columns:
@@ -217,7 +235,7 @@ def _fill(epochs: list[bytes]) -> int:
     return whole
 
 
-def _last(cells: Row) -> bytes:
+def _last(cells: Cells) -> bytes:
     """The last cell that is not empty."""
     return next(filter(None, reversed(cells)), b"")
 

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from dmltrain import record
 from dmltrain.report.block import Block
-from dmltrain.report.dialect.rows import Row, Rows, as_epoch, as_number, key, plain
+from dmltrain.report.dialect.rows import Cells, Rows, as_epoch, as_number, key, plain
 from dmltrain.report.run import Found, Values
 
 _MOST_STEPS = 10**9
@@ -37,12 +37,12 @@ class TensorBoard:
 
     def feed(self, block: Block) -> bool:
         self._file = block.name
-        rows = self._rows.read(block)
-        if rows:
+        columns = self._rows.read(block)
+        if columns:
             try:
-                self._take(rows, plain=not block.holds(b"_"))
+                self._take(columns, plain=not block.holds(b"_"))
             except ValueError:
-                for row in rows:
+                for row in zip(*columns, strict=True):
                     self._take_row(row)
         return bool(self._rows.header)
 
@@ -67,9 +67,9 @@ class TensorBoard:
         }
         return [Found(epochs, first=0 if by_epoch else None, notes=notes, elapsed=elapsed)]
 
-    def _take(self, rows: list[Row], plain: bool) -> None:
-        """Take rows of numbers, several times faster than one by one. ValueError if some are none."""
-        times, steps, numbers = zip(*rows, strict=True)
+    def _take(self, columns: list[Cells], plain: bool) -> None:
+        """Take columns of numbers, several times faster than row by row. ValueError if some are none."""
+        times, steps, numbers = columns
         places = list(map(int, steps))
         if not plain or min(places) < 0 or max(places) >= _MOST_STEPS:
             raise ValueError("a step is out of range")
@@ -77,7 +77,7 @@ class TensorBoard:
         self._numbers.update(zip(places, values, strict=True))
         self._times.update(zip(places, seconds, strict=True))
 
-    def _take_row(self, cells: Row) -> None:
+    def _take_row(self, cells: Cells) -> None:
         time, step, number = as_number(cells[0]), as_epoch(cells[1]), as_number(cells[2])
         if step is not None and number is not None:
             self._numbers[step] = number
