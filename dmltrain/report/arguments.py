@@ -11,6 +11,7 @@ import warnings
 Value = str | int | float | bool | None
 
 _LONGEST = 16 << 10  # characters
+_MOST_DIGITS = 18  # of a whole number; a longer one may be no float, so it stays text
 _DAMAGED = (SyntaxError, ValueError, RecursionError, MemoryError)  # what ast.parse raises
 
 
@@ -39,12 +40,16 @@ def _value(node: ast.expr) -> Value:
     """ValueError if it is no number, text or sequence of these."""
     match node:
         case ast.Constant(value=str() | int() | float() | bool() | None as value):
-            return value
+            return _counted(value)
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
-            return -value
+            return _counted(-value)
         case ast.Name(id="inf" | "nan" as name):
             return float(name)
         case ast.Tuple(elts=nodes) | ast.List(elts=nodes):
             return ",".join(str(_value(each)) for each in nodes)
         case _:
             return ast.unparse(node)  # for example PosixPath('data'): its own text
+
+
+def _counted(value: Value) -> Value:
+    return str(value) if isinstance(value, int) and abs(value) >= 10**_MOST_DIGITS else value

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from statistics import fmean, variance
 
 CONFIDENCE = 0.95
+LARGEST = 1e70  # of a number; its fourth power is one, too
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ class Difference:
 
 def difference(first: Sequence[float], second: Sequence[float]) -> Difference | None:
     """Welch's interval. A group of one takes its scatter from the other, which then needs three. None: too few, or a
-    number that is not finite."""
-    if not all(map(math.isfinite, (*first, *second))):
+    number that is not finite or absurdly large."""
+    if not all(abs(number) <= LARGEST for number in (*first, *second)):
         return None
     few, many = sorted((len(first), len(second)))
     if few < 1 or many < 2 or (few == 1 and many < 3):

@@ -3,14 +3,13 @@
     time,host,cpu,memory,job_cpu,job_memory,gpu,gpu_memory
 
 time: s since 1970. cpu: share of the host's cores that were busy. memory: share in use. job_cpu: cores that the job
-kept busy. job_memory: MiB of the job. gpu: mean share of its GPUs. gpu_memory: MiB in use. A value that is not a number
-is missing. A job with restarts has such a file in each attempt's folder.
+kept busy. job_memory: MiB of the job. gpu: mean share of its GPUs. gpu_memory: MiB in use. A value that is not a number,
+or beyond all sense, is missing. A job with restarts has such a file in each attempt's folder.
 """
 
 from __future__ import annotations
 
 import csv
-import math
 import os
 import stat
 from collections.abc import Iterable, Mapping
@@ -22,6 +21,7 @@ NAME = "usage.csv"
 MOST_BYTES = 64 << 20
 COLUMNS = ("cpu", "memory", "job_cpu", "job_memory", "gpu", "gpu_memory")
 MOST_HOSTS = 1000
+LARGEST = 1e30  # of a number; sums and differences of such numbers are finite
 
 
 @dataclass(frozen=True)
@@ -86,4 +86,4 @@ def _number(text: str | None) -> float | None:
         number = float(text or "")
     except ValueError:
         return None
-    return number if math.isfinite(number) else None
+    return number if abs(number) <= LARGEST else None

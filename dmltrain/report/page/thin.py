@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from dmltrain.report.table import mean
+
 Numbers = Sequence[float | None]
 
 
@@ -43,7 +45,7 @@ def means(numbers: Numbers, most: int) -> list[float | None]:
     found: list[float | None] = []
     for start in range(0, len(numbers), size := group(len(numbers), most)):
         known = [number for number in numbers[start : start + size] if number is not None and math.isfinite(number)]
-        found.append(math.fsum(known) / len(known) if known else None)
+        found.append(mean(known) if known else None)
     return found
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from dmltrain.report.page.chart import Chart, Curve, Lines
 from dmltrain.report.page.samples import Host
 from dmltrain.report.page.sections.section import Context, Section
+from dmltrain.report.table import mean
 
 BY_EPOCH = {  # key -> title, label of the axis, unit
     "usage_cpu": ("Cores that a worker kept busy", "cores", ""),
@@ -87,7 +87,7 @@ def _together(run: int, hosts: Sequence[Host], column: str) -> Curve:
         run,
         f"mean of {len(hosts)} hosts",
         [(place + 0.5) * width for place, _ in rows],
-        [math.fsum(numbers) / len(numbers) for _, numbers in rows],
+        [mean(numbers) for _, numbers in rows],
         [min(numbers) for _, numbers in rows],
         [max(numbers) for _, numbers in rows],
     )
