@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import json
 import os
 import platform
@@ -35,6 +36,7 @@ from dmltrain.experiment.result import DONE, ERROR, PENDING, Result
 FORMAT = 1
 CELLS, RECORD = "cells", "experiment.json"
 OWN, JOB, FAILED, OUTPUT = "cell.json", "job.json", "error.json", "launcher.txt"
+OF_LAUNCHER = ("*.log", "usage.csv", "restart-*", "killed", JOB)  # job.json last: without it logs are no earlier run
 MOST_BYTES = 8 << 20  # of a file that is read; job.json of 1000 processes has half a MiB
 LOCK_SECONDS = 20.0  # for a launcher to end whose experiment was killed
 
@@ -105,13 +107,13 @@ class Store:
         return dict(json.loads(json.dumps(now)))
 
     def begin(self, experiment: Experiment, cell: Cell) -> None:
-        """Prepare the cell's folder. An earlier run's logs stay until the launcher moves them to previous-N."""
+        """Prepare the cell's folder. What the launcher left there of an earlier run is moved to previous-N."""
         path = self.path(cell)
         with disk(path):
             path.mkdir(parents=True, exist_ok=True)
             (path / FAILED).unlink(missing_ok=True)
             (path / OUTPUT).unlink(missing_ok=True)
-            _unfinished(path)
+            _set_aside(path)
             whole_file.write(path / OWN, (json.dumps(identity(experiment, cell), indent=1) + "\n").encode())
 
     def fail(self, cell: Cell, error: str) -> None:
@@ -152,11 +154,19 @@ def state(
     return (DONE, "", known) if code == 0 and not isinstance(code, bool) else (PENDING, "", None)
 
 
-def _unfinished(path: Path) -> None:
-    """Logs without a job.json are those of a launcher that could not write it; they would stop the next one."""
+def _set_aside(path: Path) -> None:
+    """Move an earlier run to previous-N, as the launcher does: if that does not get so far, its job.json must not say
+    how this run ended. Logs without a job.json are those of a launcher that could not write it; they would stop the
+    next one, and are removed."""
     if not (path / JOB).exists():
         for log in path.glob("*.log"):
             log.unlink(missing_ok=True)
+        return
+    previous = next(each for n in itertools.count(1) if not (each := path / f"previous-{n}").exists())
+    previous.mkdir()
+    for name in OF_LAUNCHER:
+        for each in sorted(path.glob(name)):
+            each.rename(previous / each.name)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -107,6 +107,21 @@ def test_a_store_reads_what_it_wrote(tmp_path):
         (tmp_path / "none" / "x").write_text("")
 
 
+def test_an_earlier_run_of_a_cell_is_never_taken_for_the_one_that_begins(tmp_path):
+    """Its launcher may end before it moves what an earlier one left."""
+    store = Store(tmp_path)
+    path = store.path(CELLS[0])
+    for number in (1, 2):
+        store.begin(EXPERIMENT, CELLS[0])
+        (path / "job.json").write_text(json.dumps({"exit_code": 0, "cause": "earlier"}))
+        (path / "worker-0.log").touch()
+        assert store.result(EXPERIMENT, CELLS[0]).status == DONE
+        store.begin(EXPERIMENT, CELLS[0])
+        assert store.result(EXPERIMENT, CELLS[0]).status == PENDING
+        assert "earlier" not in reason(2, path, "cells/x", None)
+        assert {each.name for each in (path / f"previous-{number}").iterdir()} == {"job.json", "worker-0.log"}
+
+
 def test_the_reason_of_a_failure(tmp_path):
     assert reason(-9, tmp_path, "cells/x", None) == "the launcher was ended by SIGKILL; logs: cells/x"
     (tmp_path / "launcher.txt").write_text("dmltrain-launch: error: no host h9\n0 processes left\n")
