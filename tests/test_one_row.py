@@ -1,5 +1,5 @@
-"""A network, data set, format of images, optimizer, codec or log dialect is one file and one row: here is one of each,
-in a copy of the tree, and the programs use them."""
+"""A network, data set, format of images, optimizer, codec, log dialect, section of the page, format of results or kind
+of plot is one file and one row: here is one of each, in a copy of the tree, and the programs use them."""
 
 from __future__ import annotations
 
@@ -146,6 +146,35 @@ class New:
     def found(self):
         return [Found(self._epochs)] if self._epochs else []
 '''
+SECTION = '''"""What is new."""
+
+from dmltrain.report.page.html import element
+from dmltrain.report.page.sections.section import Section
+
+
+def section(context):
+    return Section("New section", [element("p", f"{len(context.runs)} run")])
+'''
+FORMAT = '''"""An outcome as its title."""
+
+
+def text(outcome):
+    return f"the title is {outcome.title}"
+'''
+PLOT = '''"""Nothing but axes, as wide as chosen."""
+
+from dmltrain.experiment.results.plots import choice
+from dmltrain.report import style
+
+TITLE = "A new plot"
+CHOICES = {"grid": choice.switch}
+
+
+def draw(shown, chosen):
+    figure, (axes,) = style.figure(1)
+    axes.grid(chosen.get("grid", False))
+    return figure
+'''
 NEW = (  # file, its content, the table's file, the table's opening line, the row, the row's import
     (
         "models/newnet",
@@ -176,6 +205,27 @@ NEW = (  # file, its content, the table's file, the table's opening line, the ro
         "report/dialect",
         "DIALECTS: tuple[type[Dialect], ...] = (\n",
         "    new.New,\n",
+    ),
+    (
+        "report/page/sections/newest",
+        SECTION,
+        "report/page/sections",
+        "SECTIONS: dict[str, Callable[[Context], Section | None]] = {\n",
+        '    "newest": newest.section,\n',
+    ),
+    (
+        "experiment/results/formats/title",
+        FORMAT,
+        "experiment/results/formats",
+        "FORMATS: dict[str, Callable[[Outcome], str]] = {\n",
+        '    "title.txt": title.text,\n',
+    ),
+    (
+        "experiment/results/plots/empty",
+        PLOT,
+        "experiment/results/plots",
+        "KINDS: dict[str, ModuleType] = {\n",
+        '    "empty": empty,\n',
     ),
 )
 
@@ -255,6 +305,21 @@ def test_the_parser_reads_the_dialect(tree):
     done = run(tree, "-m", "dmltrain.report.cli", "new.log")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1].split()[:4] == ["|", "2", "|", "0.750000"]
+
+
+def test_results_have_the_format_and_the_plot_and_the_page_the_section(tree):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: no plot is drawn")
+    (tree / "new.log").write_text("round 0 hit 0.25\nround 1 hit 0.75\n")
+    (tree / "results").mkdir()
+    program = (
+        "from pathlib import Path; from dmltrain.experiment import file, results; from dmltrain.report.page import cli;"
+        "experiment = file.parse(b'program: t.py\\nplots: [empty: {grid: true}]', Path('x.yaml'));"
+        "results.write(Path('results'), experiment, []); cli.main(['new.log', '-o', 'new.html'])"
+    )
+    assert run(tree, "-c", program).stderr == ""
+    assert (tree / "results/title.txt").read_text() == "the title is x"
+    assert "A new plot" in (tree / "results/plots/1-empty.svg").read_text()
+    assert "New section" in (tree / "new.html").read_text()
 
 
 def test_the_documentations_tables_have_them(tree):

@@ -38,7 +38,8 @@ class Experiment:
     """What the file says. `small`: what --small changed, `changed`: what --set changed; texts for people, or "".
 
     path: as given. launch: of workers, servers, launcher, hosts; arguments: the further words for the launcher.
-    overridden: the options that --set gave. grids: the cells are the union of them. columns, plots, published: plain values as in the file.
+    overridden: the options that --set gave. grids: the cells are the union of them.
+    columns, plots, published: plain values as in the file.
     """
 
     path: Path

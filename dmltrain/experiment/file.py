@@ -20,7 +20,8 @@ FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,100}")
 
 
 def load(path: str | os.PathLike[str], make_small: bool = False, words: Sequence[str] = ()) -> Experiment:
-    """The experiment in the file at `path`; `words` are those of --set. UserError if it cannot be read or says something impossible."""
+    """The experiment in the file at `path`; `words` are those of --set. UserError if it cannot be read or says
+    something impossible."""
     shown = os.fspath(path)
     try:
         with open(path, "rb") as file:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dmltrain.experiment.results.formats import as_json, comma_separated, latex, markdown
 from dmltrain.experiment.results.outcome import Outcome
 
-FORMATS: dict[str, Callable[[Outcome], str]] = {  # name of the file -> its text
+# The name of the file -> its text.
+FORMATS: dict[str, Callable[[Outcome], str]] = {
     "table.md": markdown.text,
     "table.csv": comma_separated.text,
     "table.tex": latex.text,

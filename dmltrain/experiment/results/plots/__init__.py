@@ -25,9 +25,8 @@ from dmltrain.experiment.results.plots import bars, curves, parts, speed_up
 from dmltrain.experiment.results.plots.choice import COMMON, Chosen, Shown, heading
 from dmltrain.report import style
 
-KINDS: dict[
-    str, ModuleType
-] = {  # each has TITLE, CHOICES and draw(Shown, Chosen) -> a figure, or None: nothing to draw
+# Each has TITLE, CHOICES and draw(Shown, Chosen) -> a figure, or None: nothing to draw.
+KINDS: dict[str, ModuleType] = {
     "speed-up": speed_up,
     "curves": curves,
     "bars": bars,

@@ -92,7 +92,7 @@ def switch(given: object, names: Names, where: Place) -> bool:
 
 
 COMMON: dict[str, Check] = {
-    "title": words,  # below the plot
+    "title": words,  # above the plot
     "where": condition,  # rows to show, an expression over variables
     "series": variables,  # rows with the same values of these are one curve, or bars of one colour
     "panels": variable,  # a variable: each of its values has a panel
