@@ -12,34 +12,36 @@ from pathlib import Path
 from dmltrain.errors import UserError
 from dmltrain.experiment import change
 from dmltrain.experiment.definition import Experiment
+from dmltrain.experiment.extends import SECTION as EXTENDS
+from dmltrain.experiment.extends import extended
 from dmltrain.experiment.override import overridden
 from dmltrain.experiment.read_yaml import MOST_BYTES, Content, read
 from dmltrain.experiment.sections import SECTIONS, SMALL, Sections, check_names
 
+MOST_FILES = 4  # of which each extends the next
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,100}")
 
 
 def load(path: str | os.PathLike[str], make_small: bool = False, words: Sequence[str] = ()) -> Experiment:
     """The experiment in the file at `path`; `words` are those of --set. UserError if it cannot be read or says
     something impossible."""
-    shown = os.fspath(path)
+    return parse(_data(path), Path(path), make_small, words)
+
+
+def _data(path: str | os.PathLike[str]) -> bytes:
     try:
         with open(path, "rb") as file:
-            data = file.read(MOST_BYTES + 1)
+            return file.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(
-            f"{shown}: {reason}: expected an experiment file, such as those in examples/experiments"
+            f"{os.fspath(path)}: {reason}: expected an experiment file, such as those in examples/experiments"
         ) from None
-    return parse(data, Path(path), make_small, words)
 
 
 def parse(data: bytes, path: Path, make_small: bool = False, words: Sequence[str] = ()) -> Experiment:
     """The experiment in the content of the file `path`."""
-    content = read(data, str(path))
-    if not isinstance(content.value, dict):
-        raise content.error((), f"expected sections such as `program: train.py`: {', '.join(SECTIONS)}")
-    check_names(content, (), SECTIONS, "section")
+    content = _content(data, path)
     stem = path.name.removesuffix(".yml").removesuffix(".yaml")
     if not FILE_NAME.fullmatch(stem):
         raise UserError(f"{path}: its name is also that of the results' folder: use letters, digits and - _ . + only")
@@ -58,6 +60,27 @@ def _overridden(experiment: Experiment, words: Sequence[str]) -> Experiment:
         return experiment
     made = overridden(experiment, words)
     return replace(made, changed=change.text(experiment, made, "in the file"))
+
+
+def _content(data: bytes, path: Path, depth: int = 1) -> Content:
+    """What the file says, with what it has from a file that it extends."""
+    content = read(data, str(path))
+    if not isinstance(content.value, dict):
+        raise content.error((), f"expected sections such as `program: train.py`: {', '.join(SECTIONS)}")
+    check_names(content, (), SECTIONS, "section")
+    name = content.value.get(EXTENDS)
+    if name is None:
+        return content
+    if not isinstance(name, str) or not name:
+        raise content.error((EXTENDS,), f"expected the path of a file, relative to this file, found {name!r}")
+    if depth == MOST_FILES:
+        raise content.error((EXTENDS,), f"more than {MOST_FILES} files extend each other: does one extend itself?")
+    other = path.parent / os.path.expanduser(name)
+    try:
+        data = _data(other)
+    except UserError as error:
+        raise content.error((EXTENDS,), str(error)) from None
+    return extended(content, _content(data, other, depth + 1), os.path.dirname(os.path.expanduser(name)))
 
 
 def _small(content: Content, whole: Experiment) -> Experiment | None:

@@ -1,4 +1,4 @@
-"""YAML as plain values, each with the line where it stands. Pure.
+"""YAML as plain values, each with the file and line where it stands. Pure.
 
 A subset that has no surprises: scalars are null, true, false, numbers and text (`on`, `no`, `1:30` and dates are text;
 1e-3 is a number), no tags, no merge keys, no key twice. Size, depth and number of values are limited, aliases included.
@@ -28,16 +28,16 @@ Place = tuple["str | int", ...]  # the keys and indexes from the top of the file
 
 @dataclass(frozen=True)
 class Content:
-    """`value`: the whole file. `lines`: the line of each value."""
+    """`value`: the whole file. `marks`: the file and line of each value, such as x.yaml:7."""
 
     name: str
     value: Any
-    lines: Mapping[Place, int]
+    marks: Mapping[Place, str]
 
     def error(self, place: Place, text: str) -> UserError:
         """The error with file, line and place: `x.yaml:7: grid.devices: ...`."""
-        line = next((self.lines[place[:end]] for end in range(len(place), -1, -1) if place[:end] in self.lines), 1)
-        return UserError(f"{self.name}:{line}: {shown(place)}{text}")
+        known = (self.marks[place[:end]] for end in range(len(place), -1, -1) if place[:end] in self.marks)
+        return UserError(f"{next(known, f'{self.name}:1')}: {shown(place)}{text}")
 
 
 def shown(place: Place) -> str:
@@ -63,7 +63,7 @@ def read(data: bytes, name: str) -> Content:
         raise UserError(f"{name}: invalid YAML: {str(error).splitlines()[0]}") from None
     plain = _Plain(name)
     value = plain.value(root, ()) if root else None
-    return Content(name, value, plain.lines)
+    return Content(name, value, plain.marks)
 
 
 class _Loader(yaml.SafeLoader):
@@ -103,10 +103,10 @@ class _Plain:
     """Nodes as plain values."""
 
     def __init__(self, name: str):
-        self.name, self.lines, self.count = name, dict[Place, int](), 0
+        self.name, self.marks, self.count = name, dict[Place, str](), 0
 
     def value(self, node: Any, place: Place) -> Any:
-        self.lines[place] = node.start_mark.line + 1
+        self.marks[place] = f"{self.name}:{node.start_mark.line + 1}"
         self.count += 1
         if self.count > MOST_VALUES or len(place) > MOST_DEPTH:
             raise self._error(place, f"more than {MOST_VALUES} values or {MOST_DEPTH} levels, aliases included")
@@ -119,17 +119,17 @@ class _Plain:
     def _items(self, node: Any, place: Place) -> Iterator[tuple[str, Any]]:
         seen: set[str] = set()
         for key, value in node.value:
-            line = key.start_mark.line + 1
+            mark = f"{self.name}:{key.start_mark.line + 1}"
             if not isinstance(key, yaml.ScalarNode):
-                raise UserError(f"{self.name}:{line}: {shown(place)}a key is a list or a mapping: expected a name")
+                raise UserError(f"{mark}: {shown(place)}a key is a list or a mapping: expected a name")
             if key.value in seen:
-                raise UserError(f"{self.name}:{line}: {shown((*place, key.value))}given twice: remove one")
+                raise UserError(f"{mark}: {shown((*place, key.value))}given twice: remove one")
             if key.value == "<<":
-                raise UserError(f"{self.name}:{line}: {shown(place)}merge keys (<<) are not supported: write it out")
+                raise UserError(f"{mark}: {shown(place)}merge keys (<<) are not supported: write it out")
             seen.add(key.value)
             at = (*place, key.value)
             yield key.value, self.value(value, at)
-            self.lines[at] = line
+            self.marks[at] = mark
 
     def _scalar(self, node: Any, place: Place) -> Any:
         text: str = node.value
@@ -146,7 +146,7 @@ class _Plain:
         return text
 
     def _error(self, place: Place, text: str) -> UserError:
-        return Content(self.name, None, self.lines).error(place, text)
+        return Content(self.name, None, self.marks).error(place, text)
 
 
 def plain(value: Any) -> Sequence[Any]:

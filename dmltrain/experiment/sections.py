@@ -15,7 +15,7 @@ from dmltrain.experiment.read_yaml import Content, Place, plain
 
 SECTIONS = (
     *("title", "description", "source", "program", "launch", "options", "grid", "where", "seeds", "time-limit"),
-    *("small", "columns", "speed-up", "sentences", "plots", "published", "transpose"),
+    *("small", "columns", "speed-up", "sentences", "plots", "published", "transpose", "extends"),
 )
 SMALL = ("options", "launch", "grid", "where", "seeds", "time-limit")
 LAUNCH = ("workers", "servers", "launcher", "hosts", "args")

@@ -271,3 +271,64 @@ def test_a_mistake_in_set(word, expected):
     with pytest.raises(UserError) as error:
         cells(with_set(word), FLAGS)
     assert expected in str(error.value)
+
+
+# -- a file that extends another one -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def extending(tmp_path):
+    """Makes the file below/own.yaml, which extends base.yaml, and loads it."""
+
+    def load_with(own, base=WHOLE):
+        (tmp_path / "base.yaml").write_text(base)
+        (tmp_path / "below").mkdir(exist_ok=True)
+        (tmp_path / "below" / "own.yaml").write_text("extends: ../base.yaml\n" + own)
+        return load(tmp_path / "below" / "own.yaml")
+
+    return load_with
+
+
+def test_what_a_file_does_not_say_is_that_of_the_one_it_extends(extending):
+    found = extending("title: Mine\nwhere: null\noptions: {num-epochs: 1, mom: 0}\ngrid: {devices: [8]}\nseeds: 3")
+    assert (found.name, found.program, found.title, found.where) == ("own", "../train.py", "Mine", "")
+    assert [each.id for each in cells(found, FLAGS).all] == ["devices=8,seed=3"]
+    assert found.options == {"devices": "cpu:{devices}", "lr": "0.05 * devices", "num-epochs": 1, "mom": 0}
+    assert found.launch == {"workers": 1, "servers": 0} and found.arguments == ("--wire", "plain", "3")
+    assert found.time_limit == 60
+
+
+def test_what_a_file_makes_small_is_not_taken_over(extending, tmp_path):
+    extending("title: Mine")
+    with pytest.raises(UserError, match="--small needs a section `small`"):
+        load(tmp_path / "below" / "own.yaml", make_small=True)
+
+
+def test_paths_stay_relative_to_the_file_that_names_them(extending):
+    base = "program: ~/train.py\nlaunch: {hosts: racks/hosts}\n"
+    found = extending("", base)
+    assert (found.program, found.launch["hosts"]) == ("~/train.py", "../racks/hosts")
+    found = extending("program: own.py\nlaunch: {hosts: hosts}", base)
+    assert (found.program, found.launch["hosts"]) == ("own.py", "hosts")
+
+
+def test_names_with_dashes_or_without_are_the_same(extending):
+    found = extending("time_limit: 7\noptions: {--num_epochs: 2}")
+    assert found.time_limit == 7 and found.options["num-epochs"] == 2 and len(found.options) == 3
+
+
+@pytest.mark.parametrize(
+    "own, base, expected",
+    [
+        ("seeds: 0", PROGRAM + "\noptions: {lr: [1]}", r"base\.yaml:3: options\.lr: expected one value"),
+        ("options: {lr: [1]}", PROGRAM + "\noptions: {mom: 0}", r"own\.yaml:2: options\.lr: expected one value"),
+        ("options: {lr: 1}", PROGRAM + "\noptions: {mom: [0]}", r"base\.yaml:3: options\.mom: expected one value"),
+        ("", "- 1", r"base\.yaml:1: expected sections"),
+        ("", "extends: none.yaml", r"base\.yaml:1: extends: .*none\.yaml: No such file"),
+        ("", "extends: below/own.yaml", r"extends: more than 4 files extend each other: does one extend itself\?"),
+        ("", "extends: [1]", r"base\.yaml:1: extends: expected the path of a file"),
+    ],
+)
+def test_mistakes_are_those_of_the_file_where_they_stand(extending, own, base, expected):
+    with pytest.raises(UserError, match=expected):
+        extending(own, base)

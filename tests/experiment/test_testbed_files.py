@@ -1,4 +1,4 @@
-"""The experiments for the test bed and those on staleness: their cells, tables and plots are as they say."""
+"""The experiments for two cores, for the test bed and on staleness: their cells, tables and plots are as they say."""
 
 from pathlib import Path
 
@@ -8,13 +8,17 @@ from dmltrain.experiment import cli, file
 from dmltrain.experiment.results.presentation import presentation
 
 EXPERIMENTS = Path(__file__).parents[2] / "examples/experiments"
-FILES = sorted([*EXPERIMENTS.glob("testbed/*.yaml"), *EXPERIMENTS.glob("ssp-*.yaml")])
+FILES = sorted([*EXPERIMENTS.glob("*/*.yaml"), *EXPERIMENTS.glob("ssp-*.yaml")])
 CELLS = {
     "ssp-speed.yaml": 64,
     "ssp-convergence.yaml": 32,
-    "ssp-speed-8-hosts.yaml": 64,
+    "ssp-speed-8-hosts.yaml": 44,
     "ssp-convergence-8-hosts.yaml": 9,
     "stragglers.yaml": 4,
+    "cifar10-inception-5-hosts.yaml": 7,
+    "mnist-lenet-on-cpu.yaml": 5,
+    "multi-gpu-on-cpu.yaml": 10,
+    "resnet50-profile-on-cpu.yaml": 4,
 }
 
 
