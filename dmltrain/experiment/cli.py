@@ -48,6 +48,7 @@ exit code: 0 all cells are done, 1 some failed, 2 usage error or full disk, 130 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; returns its exit code."""
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # names that are no UTF-8
     try:
         return _run(_arguments(sys.argv[1:] if argv is None else list(argv)))
     except UserError as error:

@@ -77,7 +77,10 @@ def reason(code: int, folder: Path, shown: str, limit: float | None) -> str:
         cause = _message(text) or f"the launcher exited with {code}"
     last = _last_line(text)
     log = _log(text, shown)
-    return "; ".join([cause[:WIDTH], *([last[:WIDTH]] if last and last not in cause else []), f"log: {log}"])
+    said = "; ".join([cause[:WIDTH], *([last[:WIDTH]] if last and last not in cause else []), f"log: {log}"])
+    return "".join(
+        letter if letter.isprintable() else " " if letter.isspace() else "?" for letter in said
+    )  # no program commands the terminal
 
 
 def _bytes(path: Path) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import shutil
+import stat
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,14 +31,14 @@ def find(experiment: Experiment) -> Program:
     """The program that the file names. UserError if there is none."""
     path = experiment.path.parent / os.path.expanduser(experiment.program)
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait
+            what = "a folder" if path.is_dir() else "no regular file"
+            raise experiment.error(("program",), f"{path} is {what}: expected a program")
         source = path.read_text(encoding="utf-8", errors="replace") if path.suffix == ".py" else ""
-        path.stat()
     except OSError as error:
         raise experiment.error(
             ("program",), f"{path}: {error.strerror}: expected a program, its path relative to the folder of this file"
         ) from None
-    if path.is_dir():
-        raise experiment.error(("program",), f"{path} is a folder: expected a program")
     ours = uses_dmltrain(source)
     return Program(from_here(path), our_flags() if ours else None, ours or CHECK in source)
 

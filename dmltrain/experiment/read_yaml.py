@@ -19,6 +19,7 @@ from dmltrain.errors import UserError
 MOST_BYTES = 128 << 10
 MOST_DEPTH = 16
 MOST_VALUES = 20_000  # an alias counts as all values that it stands for
+NO_TEXT = re.compile("[\0\ud800-\udfff]")  # what no file name and no UTF-8 text can hold
 WORDS: Mapping[str, Any] = {"": None, "~": None, "null": None, "true": True, "false": False}
 INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
 NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
@@ -80,15 +81,16 @@ class _Loader(yaml.SafeLoader):
             raise yaml.MarkedYAMLError(
                 problem=f"more than {MOST_DEPTH} levels", problem_mark=self.upcoming().start_mark
             )
+        event = self.upcoming()
+        if getattr(event, "tag", None) is not None:  # an alias has none
+            raise yaml.MarkedYAMLError(problem=f"unexpected tag {event.tag}", problem_mark=event.start_mark)
+        if NO_TEXT.search(getattr(event, "value", "")):
+            raise yaml.MarkedYAMLError(
+                problem="a text with NUL or half a character, which no command can have", problem_mark=event.start_mark
+            )
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
-
-    def compose_scalar_node(self, anchor: Any) -> Any:
-        event = self.upcoming()
-        if event.tag is not None:
-            raise yaml.MarkedYAMLError(problem=f"unexpected tag {event.tag}", problem_mark=event.start_mark)
-        return super().compose_scalar_node(anchor)
 
 
 def _compose(text: str) -> Any:

@@ -22,6 +22,7 @@ LAUNCH = ("workers", "servers", "launcher", "hosts", "args")
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,60}")
 LONGEST_SECONDS = 10**8
 MOST_CHOICES = 10_000  # values of a variable
+MOST_VARIABLES = 100  # of a grid
 ZIP = "zip"
 RESERVED = ("cell", "null", "true", "false", "zip")
 
@@ -195,6 +196,8 @@ class Sections:
                 if name in seen:
                     raise self.content.error(axis.place, f"the variable {dashed(name)} is in this grid twice")
                 seen.add(name)
+        if len(seen) > MOST_VARIABLES:
+            raise self.error(place, f"{len(seen)} variables: expected at most {MOST_VARIABLES}")
         return tuple(axes)
 
     def _axis(self, columns: Mapping[str, Any], place: Place, zipped: bool = False) -> Axis:

@@ -35,6 +35,7 @@ from dmltrain.experiment.result import DONE, ERROR, PENDING, Result
 
 FORMAT = 1
 CELLS, RECORD = "cells", "experiment.json"
+WRITTEN = (RECORD, "table.md", "table.csv", "table.tex", "results.json", "report.html")
 OWN, JOB, FAILED, OUTPUT = "cell.json", "job.json", "error.json", "launcher.txt"
 OF_LAUNCHER = ("*.log", "usage.csv", "restart-*", "killed", JOB)  # job.json last: without it logs are no earlier run
 MOST_BYTES = 8 << 20  # of a file that is read; job.json of 1000 processes has half a MiB
@@ -75,6 +76,11 @@ class Store:
     def difference(self, experiment: Experiment, cells: Sequence[Cell]) -> str:
         """How the experiment differs from the one whose results are in the folder; "" if it does not."""
         before = _read(self.folder / RECORD)
+        if "format" not in before and (others := sorted(filter(os.path.lexists, map(self.folder.joinpath, WRITTEN)))):
+            raise UserError(
+                f"{self.folder} has no results of dmltrain-experiment, and {others[0]} would be replaced: write to "
+                "another folder with --output DIR, or remove that file"
+            )
         if not before or before.get("digest") == experiment.digest or not self._has_results():
             return ""
         return (
@@ -172,11 +178,15 @@ def _set_aside(path: Path) -> None:
 def _read(path: Path) -> dict[str, Any]:
     """A file that is a JSON object; {} if it is missing or something else."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_without_waiting) as file:
             data = file.read(MOST_BYTES + 1)
     except OSError:
         return {}
     return parsed(data)
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # for the writer of a pipe
 
 
 def parsed(data: bytes) -> dict[str, Any]:

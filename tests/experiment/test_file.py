@@ -196,6 +196,13 @@ def test_ids_are_safe_names_and_differ():
             "x.yaml:1: invalid YAML: unexpected tag tag:yaml.org,2002:python/object:os.sys",
         ),
         ("a: {b", "x.yaml:1: invalid YAML: "),
+        ("a: !!set {b}", "x.yaml:1: invalid YAML: unexpected tag"),
+        (PROGRAM + r'launch: {args: ["\0"]}', "x.yaml:2: invalid YAML: a text with NUL"),
+        (PROGRAM + r'options: {lr: "\uD800"}', "x.yaml:2: invalid YAML: a text with NUL or half a character"),
+        (
+            PROGRAM + "grid: {" + ", ".join(f"v{n}: v{n + 1}" for n in range(101)) + "}",
+            "101 variables: expected at most",
+        ),
         ("a: \x00", "x.yaml: invalid YAML: "),
         ("<<: {}", "x.yaml:1: merge keys"),
         ("[1]: 2", "x.yaml:1: a key is a list"),

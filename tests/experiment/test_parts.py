@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
 from dmltrain.errors import UserError
-from dmltrain.experiment import forecast, launch
+from dmltrain.experiment import cli, forecast, launch
 from dmltrain.experiment.cell import Cell, cells
 from dmltrain.experiment.difference import different
 from dmltrain.experiment.file import parse
@@ -130,6 +132,32 @@ def test_the_reason_of_a_failure(tmp_path):
     (tmp_path / "launcher.txt").write_text("x\ndmltrain-launch: its last lines (a/worker-0.log):\n    a\n    b\nend\n")
     assert reason(3, tmp_path, "cells/x", None) == "worker 0 exited with 3; b; log: cells/x/worker-0.log"
     assert reason(124, tmp_path, "cells/x", 5).startswith("it took longer than the time limit of 5 s")
+    (tmp_path / "job.json").write_text(json.dumps({"cause": "\x1b]0;owned\x07\u202e\tü"}))
+    assert reason(3, tmp_path, "cells/x", None).startswith("?]0;owned?? ü; ")  # the terminal obeys no program
+
+
+@pytest.mark.parametrize("name", ["experiment.json", "table.md", "results.json"])
+def test_files_of_others_are_not_replaced(tmp_path, name):
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(UserError, match=f"has no results of dmltrain-experiment, and {tmp_path}/{name} would be"):
+        Store(tmp_path).compare(EXPERIMENT, CELLS)
+
+
+def test_a_pipe_with_the_name_of_a_record_keeps_nobody_waiting(tmp_path):
+    store = Store(tmp_path)
+    store.path(CELLS[0]).mkdir(parents=True)
+    os.mkfifo(store.path(CELLS[0]) / "cell.json")
+    assert store.result(EXPERIMENT, CELLS[0]).status == PENDING
+
+
+def test_names_that_the_terminal_cannot_show(tmp_path, monkeypatch):
+    shown = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, "ascii"))
+    (tmp_path / "x.py").touch()
+    (tmp_path / "x.yaml").write_text("program: x.py\ngrid: {value: [\u202e]}\n", "utf-8")
+    assert cli.main([str(tmp_path / "x.yaml"), "--dry-run"]) == 0
+    sys.stdout.flush()
+    assert b"--value '\\u202e'" in shown.getvalue()
 
 
 def test_how_experiments_differ():

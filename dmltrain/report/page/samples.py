@@ -3,7 +3,7 @@
     time,host,cpu,memory,job_cpu,job_memory,gpu,gpu_memory
 
 time: s since 1970. cpu: share of the host's cores that were busy. memory: share in use. job_cpu: cores that the job
-kept busy. job_memory: MiB of the job. gpu: mean share of its GPUs. gpu_memory: MiB in use. A value that is not a number,
+kept busy. job_memory: MiB of the job. gpu: mean share of its GPUs. gpu_memory: MiB in use. A value that is no number,
 or beyond all sense, is missing. A job with restarts has such a file in each attempt's folder.
 """
 
