@@ -30,7 +30,11 @@ def points(
     aggregate: mean, max or last of an epoch's workers. known: the run's facts, if they were read already. Values may be
     nan or infinite. [] if the run has no such value or the log does not say `x`.
     """
-    measured = Measured(run, known or facts(run), aggregate)
+    return points_of(Measured(run, known or facts(run), aggregate), key, x)
+
+
+def points_of(measured: Measured, key: str, x: str = "epoch") -> list[tuple[float, float]]:
+    """The same of a run whose values were combined already."""
     at = positions(measured, x)
     cells = measured.cells(ACCURACY if key == TEST_ERROR else key)
     return [

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from dmltrain.report.measured import ACCURACY, Measured, over
-from dmltrain.report.series import points
+from dmltrain.report.series import points_of
 from dmltrain.report.statistic import Difference, difference
 
 LAST = 5  # epochs whose accuracies show how much it changes from epoch to epoch
@@ -177,7 +177,7 @@ def _range(numbers: Sequence[float]) -> float:
 
 def _reached(a: Side, b: Side) -> list[Verdict]:
     """The time until the accuracy that every run reached. No verdict: each run passes it once."""
-    curves = [[points(run.run, ACCURACY, "time", known=run.facts) for run in side] for side in (a, b)]
+    curves = [[points_of(run, ACCURACY, "time") for run in side] for side in (a, b)]
     finite = [[[(x, y) for x, y in curve if math.isfinite(y)] for curve in side] for side in curves]
     if not all(curve for side in finite for curve in side):
         return []

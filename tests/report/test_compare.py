@@ -56,6 +56,14 @@ def results(found: Comparison) -> dict[str, str]:
     return {each.about: each.result for each in found.verdicts}
 
 
+def test_every_verdict_combines_the_workers_in_the_same_way(tmp_path: Path) -> None:
+    """The accuracy of workers without a common validation differs: the chosen one is also that which is reached."""
+    other = "".join(f"Node[1] {record.value(epoch, 'Validation-accuracy', 0.9)}\n" for epoch in range(4))
+    run = reading.read(str(_written(tmp_path / "a.log", log() + other)))[0]
+    found = compare([run], [run], "max").verdicts
+    assert "A ends with 0.900000" in found[1].text and "an accuracy of 0.900000, which" in found[2].text
+
+
 def test_settings(tmp_path: Path) -> None:
     found = of(tmp_path, [log(lr=0.1, wd=1e-4, old=1)], [log(lr=0.2, wd=1e-4, new=1)])
     assert [(each.name, each.a, each.b) for each in found.settings] == [("--lr", "0.1", "0.2")]

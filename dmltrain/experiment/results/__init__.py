@@ -36,7 +36,7 @@ from dmltrain.experiment.results.sentence import said
 __all__ = ["check", "outcome", "write"]
 
 PLOTS = "plots"
-_OURS = re.compile(r"\d+-[a-z-]+\.svg")  # the names of plots, as `plots` gives them
+_OURS = re.compile(r"\d+-[a-z0-9-]+\.svg")  # the names of plots, as `plots` gives them
 
 
 def check(experiment: Experiment) -> None:

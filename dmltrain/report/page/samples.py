@@ -66,7 +66,7 @@ def _rows(lines: Iterable[str]) -> Iterable[dict[str, str]]:
     heading: list[str] | None = None
     for line in lines:
         try:
-            [cells] = csv.reader([line.replace("\0", "")]) or [[]]
+            [cells] = csv.reader([line.replace("\0", "")])
         except (csv.Error, ValueError):  # a field is too long, or the line is empty
             continue
         if heading is None:

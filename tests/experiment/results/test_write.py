@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dmltrain.errors import UserError
-from dmltrain.experiment.results import check, write
+from dmltrain.experiment.results import _write_plots, check, write
 from tests.experiment.results import made
 
 ROOT = Path(__file__).parents[3]
@@ -166,3 +166,10 @@ def test_the_tables_of_80_cells_take_less_than_3_seconds(tmp_path):
     start = time.process_time()
     write(tmp_path, experiment, results)
     assert time.process_time() - start < 3
+
+
+def test_a_plot_of_any_kind_is_removed_when_the_file_no_longer_has_it(tmp_path):
+    _write_plots(tmp_path, {"1-step-2d.svg": b"<svg/>"})
+    (tmp_path / "my-own.svg").touch()
+    _write_plots(tmp_path, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["my-own.svg"]

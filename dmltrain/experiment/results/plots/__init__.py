@@ -11,22 +11,36 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from dmltrain.experiment.results.caption import emulated
 from dmltrain.experiment.results.column import Names
 from dmltrain.experiment.results.fault import Fault, nearest
 from dmltrain.experiment.results.outcome import Outcome
 from dmltrain.experiment.results.plots import bars, curves, parts, speed_up
-from dmltrain.experiment.results.plots.choice import COMMON, Chosen, Shown, heading
+from dmltrain.experiment.results.plots.choice import COMMON, Check, Chosen, Shown, heading
 from dmltrain.report import style
 
-# Each has TITLE, CHOICES and draw(Shown, Chosen) -> a figure, or None: nothing to draw.
-KINDS: dict[str, ModuleType] = {
+
+class Kind(Protocol):
+    """What the file of a kind has."""
+
+    @property
+    def TITLE(self) -> str:
+        """The usual title; "" for that of y."""
+
+    @property
+    def CHOICES(self) -> Mapping[str, Check]:
+        """Its own choices, besides COMMON, each with what reads it."""
+
+    def draw(self, shown: Shown, chosen: Chosen) -> Any:
+        """The figure; None if no row has the values. UserError without matplotlib."""
+
+
+KINDS: dict[str, Kind] = {
     "speed-up": speed_up,
     "curves": curves,
     "bars": bars,
@@ -45,8 +59,7 @@ class Plot:
 
     def draw(self, outcome: Outcome) -> Any:
         """The figure; None if no row has the values. UserError without matplotlib."""
-        draw: Callable[[Shown, Chosen], Any] = KINDS[self.kind].draw
-        figure = draw(Shown(outcome), self.chosen)
+        figure = KINDS[self.kind].draw(Shown(outcome), self.chosen)
         if figure is not None:
             with style.styled():
                 figure.suptitle(style.text(self.title + _emulated(outcome)), x=0.01, ha="left", fontsize=10)
