@@ -149,7 +149,8 @@ def _check_names(experiment: Experiment, known: Collection[str] | None) -> None:
     for name in experiment.options:
         if name not in known:
             raise experiment.error(
-                ("options", name), f"{experiment.program} has no option --{name}{nearest(name, known)}"
+                ("options", name),
+                f"{experiment.program} has no option --{name}{nearest(name, known) or '; its --help lists all'}",
             )
     used = _used(experiment)
     for grid_ in experiment.grids:
@@ -159,7 +160,7 @@ def _check_names(experiment: Experiment, known: Collection[str] | None) -> None:
                     raise experiment.error(
                         axis.place,
                         f"the variable {dashed(name)} has no effect: {experiment.program} has no option of that name"
-                        f"{nearest(name, known)}, and no expression uses it",
+                        f"{nearest(name, known)}, and no expression uses it; its --help lists all options",
                     )
 
 

@@ -77,8 +77,9 @@ def _plotted(runs: Sequence[Run], given: argparse.Namespace) -> list[str]:
 
 
 def _unknown_metrics(tables: Sequence[Table], names: Sequence[str]) -> list[str]:
-    """Notes on names that no run has, which are probably typing errors."""
+    """Notes on names that no run has, which are probably typing errors. Without a GPU a log has a part of `usage`."""
     keys = {key for one in tables for key in one.keys}
+    names = [name for name in names if name not in record.USAGE_KEYS or not keys & {*record.USAGE_KEYS}]
     known = sorted({key.partition("_")[2] for key in keys if key.startswith(("train_", "validation_"))})
     unknown = [name for name in names if not {key := record.metric(name), f"train_{key}", f"validation_{key}"} & keys]
     return [f"no log has a metric {name}; they have {', '.join(known)}" for name in unknown if known]

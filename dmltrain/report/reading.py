@@ -25,6 +25,7 @@ from dmltrain.report.dialect import DIALECTS, programs
 from dmltrain.report.head import Head
 from dmltrain.report.run import Found, Run, merge
 
+_CELLS = "cells"  # of an experiment: each is the folder of a run
 _TABLES = (".csv", ".netoutputs")
 _SHAPES = f"`Epoch[k] Train-accuracy=...`, or an epoch as written by {programs('or')}"
 
@@ -112,7 +113,8 @@ def _unreadable(path: str, error: OSError | ValueError) -> str:
 
 
 def folders(paths: Sequence[str]) -> list[str]:
-    """The same paths, with a folder of several runs replaced by the folders of these runs, in natural order."""
+    """The same paths, with a folder of several runs, or of an experiment, replaced by the folders of these runs, in
+    natural order."""
     return [each for path in paths for each in (_runs_in(path) or [path])]
 
 
@@ -121,10 +123,16 @@ def _runs_in(path: str) -> list[str]:
     try:
         if not os.path.isdir(path) or any(Path(path).glob("*.log")):
             return []
+        path = os.path.join(path, _CELLS) if _is_experiment(path) else path
         names = sorted(os.listdir(path), key=_natural)
         return [os.path.join(path, name) for name in names if any(Path(path, name).glob("*.log"))]
     except (OSError, ValueError):
         return []
+
+
+def _is_experiment(path: str) -> bool:
+    """Whether dmltrain-experiment writes to the folder; its tables are no logs."""
+    return os.path.isfile(os.path.join(path, "experiment.json")) and os.path.isdir(os.path.join(path, _CELLS))
 
 
 # ---- folders --------------------------------------------------------------------------------------------------------
@@ -132,6 +140,8 @@ def _runs_in(path: str) -> list[str]:
 
 def _folder_runs(path: str) -> list[Run]:
     """The run whose workers wrote the logs of a folder; several runs if no workers of one run can have written them."""
+    if _is_experiment(path):
+        return [Run(path, (path,), faults=(_of_experiment(path),))]
     names = sorted(_names(path), key=_natural)
     files: list[tuple[str, Survey]] = []
     faults: list[str] = []
@@ -184,10 +194,17 @@ def _unlike(path: str, logs: list[str]) -> list[str]:
     return [f"{path}: {_some(logs)} are treated as the workers of one run; name the files to see them side by side"]
 
 
+def _of_experiment(path: str) -> str:
+    return (
+        f"{path}: the folder of an experiment: --summary has a row for each of its runs, {path}/{_CELLS} has their "
+        f"folders, and dmltrain-report {path} makes a page of them"
+    )
+
+
 def _no_logs(path: str, names: list[str], without: list[str]) -> str:
     runs = [str(Path(path, name)) for name in names if any(Path(path, name).glob("*.log"))]
     if runs:
-        return f"{path}: a folder of several runs: name one or more of {_some(runs)}"
+        return f"{path}: a folder of several runs: name one or more of {_some(runs)}; --summary has a row for each"
     if without:
         return f"{path}: no epoch in any of its logs ({_some(without)}): expected lines such as {_SHAPES}"
     return f"{path}: no *.log file in this folder: expected the folder of one run, such as logs/JOB"

@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -405,8 +406,20 @@ def test_at_most_five_names_are_listed(parse: Callable, tmp_path: Path) -> None:
         failed(parse(tmp_path), f"no epoch in any of its logs ({expected}): ")
 
 
+def test_the_folder_of_an_experiment_stands_for_its_runs(parse: Callable, run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "experiment"
+    shutil.copytree(run, folder / "cells/lr=0.1")
+    (folder / "experiment.json").write_text("{}")
+    (folder / "table.csv").write_text("epoch,accuracy\n1,0.5\n")
+    done = parse(folder, "--summary")
+    assert done.returncode == 0 and "| lr=0.1 " in done.stdout and "table" not in done.stdout
+    failed(parse(folder), f"{folder}: the folder of an experiment: --summary has a row for each of its runs")
+
+
 def test_folders_without_a_run(parse: Callable, run: Path, tmp_path: Path) -> None:
-    failed(parse(run.parent), "a folder of several runs: name one or more of", "logs/r20")
+    failed(
+        parse(run.parent), "a folder of several runs: name one or more of", "logs/r20", "--summary has a row for each"
+    )
     empty = tmp_path / "empty"
     empty.mkdir()
     failed(parse(empty), f"{empty}: no *.log file in this folder")
