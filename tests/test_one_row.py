@@ -224,7 +224,7 @@ NEW = (  # file, its content, the table's file, the table's opening line, the ro
         "experiment/results/plots/empty",
         PLOT,
         "experiment/results/plots",
-        "KINDS: dict[str, ModuleType] = {\n",
+        "KINDS: dict[str, Kind] = {\n",
         '    "empty": empty,\n',
     ),
 )
