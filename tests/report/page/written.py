@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from dmltrain import record
@@ -16,11 +18,19 @@ def run(folder: Path, epochs: int = 6, workers: int = 3, seed: int = 0, host: st
     folder.mkdir(parents=True, exist_ok=True)
     for rank in range(workers):
         lines = [*_head(workers, epochs, f"{host}{rank}"), *_epochs(rank, epochs, seed)]
-        stamped = [f"2026-11-22 12:00:{place % 60:02d},000 Node[{rank}] {line}\n" for place, line in enumerate(lines)]
-        (folder / f"worker-{rank}.log").write_text("".join(stamped))
+        (folder / f"worker-{rank}.log").write_text("".join(_stamped(lines, rank)))
     (folder / "server-0.log").write_text("serving\n")
     (folder / "job.json").write_text(json.dumps(job(workers) | more, indent=2))
     return folder
+
+
+def _stamped(lines: Sequence[str], rank: int) -> Iterator[str]:
+    """Each line with its time: an epoch takes as long as it says."""
+    now = datetime(2026, 11, 22, 12)
+    for line in lines:
+        _, _, seconds = line.partition(" Time cost=")
+        now += timedelta(seconds=float(seconds or 0))
+        yield f"{now:%Y-%m-%d %H:%M:%S},{now.microsecond // 1000:03d} Node[{rank}] {line}\n"
 
 
 def job(workers: int) -> dict[str, object]:

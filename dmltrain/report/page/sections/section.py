@@ -10,9 +10,11 @@ from functools import cached_property
 from pathlib import PurePath
 from urllib.parse import quote
 
+from dmltrain.report.measured import Measured
 from dmltrain.report.page.chart import Chart, Curve, Lines
 from dmltrain.report.page.html import Content
 from dmltrain.report.page.source import Shown, Sources
+from dmltrain.report.series import positions
 from dmltrain.report.table import mean
 
 PERCENT = 100.0
@@ -73,29 +75,21 @@ class Context:
         return Curve(run.number, name, band.epochs, band.middle, band.low, band.high, dash)
 
     def over_time(self, chart: Lines, id: str) -> Lines:
-        """The same curves over the time since the start of training; without runs whose log has no times."""
+        """The same curves over the time since the start; without runs whose log has neither times nor seconds."""
         curves = []
         for curve in chart.curves:
             times = self.times(self.runs[curve.run])
             x = [times.get(int(epoch)) for epoch in curve.x if epoch is not None]
             if any(time is not None for time in x):
                 curves.append(Curve(curve.run, curve.name, x, curve.y, curve.low, curve.high, curve.dash))
-        label = "seconds of training (sum of the epochs)"
+        label = "seconds since the start"
         more = {"unit": chart.unit, "x_unit": "seconds", "from_zero": chart.from_zero, "again": True}
         return Lines(id, chart.title, label, chart.y_label, curves, **more)  # type: ignore[arg-type]
 
     def times(self, run: Shown) -> dict[int, float]:
-        """Epoch as shown -> seconds from the start of training to its end. It ends where an epoch's time is unknown."""
-        times, total = {}, 0.0
-        seconds = self.band(run, "seconds")
-        known = dict(zip(seconds.epochs, seconds.middle, strict=True))
-        for epoch in run.run.epochs:
-            spent = known.get(run.counted(epoch))
-            if spent is None or not math.isfinite(spent):
-                break
-            total += spent
-            times[run.counted(epoch)] = total
-        return times
+        """Epoch as shown -> seconds from the start to its end, the same as in tables and plots over time."""
+        at = positions(Measured(run.run, run.facts), "time")
+        return {run.counted(epoch): seconds for epoch, seconds in at.items()}
 
 
 @dataclass(frozen=True)
