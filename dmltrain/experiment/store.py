@@ -39,6 +39,7 @@ WRITTEN = (RECORD, "table.md", "table.csv", "table.tex", "results.json", "report
 OWN, JOB, FAILED, OUTPUT = "cell.json", "job.json", "error.json", "launcher.txt"
 OF_LAUNCHER = ("*.log", "usage.csv", "restart-*", "killed", JOB)  # job.json last: without it logs are no earlier run
 MOST_BYTES = 8 << 20  # of a file that is read; job.json of 1000 processes has half a MiB
+MOST_SECONDS = 1e12  # of a cell, in a job.json of anyone
 LOCK_SECONDS = 20.0  # for a launcher to end whose experiment was killed
 
 
@@ -152,7 +153,8 @@ def state(
     if own != expected:
         return PENDING, "", None
     seconds = job.get("seconds")
-    known = float(seconds) if isinstance(seconds, (int, float)) and not isinstance(seconds, bool) else None
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    known = float(seconds) if is_number and 0 <= seconds < MOST_SECONDS else None  # type: ignore[arg-type, operator]
     if failed:
         error = failed.get("error")
         return ERROR, error if isinstance(error, str) else "its error.json cannot be read", known

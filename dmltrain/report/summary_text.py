@@ -14,6 +14,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from dmltrain.report.spreadsheet import quoted
 from dmltrain.report.summary import COLUMNS, SETTINGS, Value
 from dmltrain.report.text import escaped, json_cell
 
@@ -89,7 +90,7 @@ def comma_separated(rows: Sequence[Row], width: int | None = None) -> Shown:
 
 def plain(value: Value) -> str:
     """For programs: numbers with 12 digits."""
-    return "" if value is None else f"{value:.12g}" if isinstance(value, float) else str(value)
+    return "" if value is None else f"{value:.12g}" if isinstance(value, float) else quoted(str(value))
 
 
 def as_json(rows: Sequence[Row], width: int | None = None) -> Shown:

@@ -94,6 +94,8 @@ def test_the_state_of_a_cell_follows_from_its_files():
     assert state(cell, cell, {}, {"error": 3})[0] == "error"
     assert state(cell, {**cell, "workers": 2}, ended, {}) == ("pending", "", None)
     assert state(cell, cell, {"exit_code": False, "seconds": True}, {}) == ("pending", "", None)
+    for seconds in (10**400, 1e308, float("inf"), float("nan"), -1):
+        assert state(cell, cell, {"exit_code": 0, "seconds": seconds}, {}) == ("done", "", None)
 
 
 def test_a_store_reads_what_it_wrote(tmp_path):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,6 +64,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def _check(output: str) -> None:
     """Refuse to replace what is not a page: a log that was named by mistake must not be lost."""
     try:
+        if not stat.S_ISREG(os.stat(output).st_mode) and not os.path.isdir(output):
+            raise UserError(f"{output} is no regular file: choose another name with -o")
         with open(output, "rb") as file:
             start = file.read(400)
     except FileNotFoundError:

@@ -149,6 +149,13 @@ def test_an_output_that_cannot_be_written(tmp_path, capsys, output):
     assert re.search(r"dmltrain-report: error: .* cannot be written: ", capsys.readouterr().err)
 
 
+def test_a_pipe_or_device_is_not_replaced(tmp_path, capsys):
+    """As root, it would become a file: -o /dev/null."""
+    os.mkfifo(tmp_path / "pipe")
+    assert cli.main([str(tmp_path), "-o", str(tmp_path / "pipe")]) == 2
+    assert "pipe is no regular file: choose another name with -o" in capsys.readouterr().err
+
+
 def test_without_any_log_nothing_is_written(tmp_path, capsys):
     assert cli.main([str(tmp_path / "nothing"), "-o", str(tmp_path / "report.html")]) == 2
     assert "cannot be read" in capsys.readouterr().err

@@ -12,6 +12,7 @@ from dmltrain.experiment.results.cell import plain
 from dmltrain.experiment.results.outcome import Line, Outcome
 from dmltrain.experiment.results.published import Published, PublishedRow
 from dmltrain.experiment.results.shown import exact
+from dmltrain.report.spreadsheet import quoted
 
 FIRST = ("source", "status", "seeds")  # title of the published results, or nothing; state of the row; its cells
 LAST = ("cells", "error")
@@ -23,8 +24,9 @@ def text(outcome: Outcome) -> str:
     settings = _settings(outcome)
     lines = csv.DictWriter(written, [*FIRST, *settings, *_headings(outcome), *LAST], restval="", lineterminator="\n")
     lines.writeheader()
-    lines.writerows(_own(line, outcome, settings) for line in outcome.lines)
-    lines.writerows(_published(one, row, outcome, settings) for one in outcome.published for row in one.rows)
+    rows = [_own(line, outcome, settings) for line in outcome.lines]
+    rows += [_published(one, row, outcome, settings) for one in outcome.published for row in one.rows]
+    lines.writerows({name: quoted(value) for name, value in row.items()} for row in rows)
     return written.getvalue()
 
 
