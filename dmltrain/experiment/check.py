@@ -112,8 +112,13 @@ def _devices(asked: Asked, cells: Sequence[Cell], said: Answers) -> Iterator[str
     have = asked.gpus() if need else None
     if have is None:
         return iter(())
+    cpus = "'devices=cpu:{devices}'" if "devices" in asked.experiment.variables else "devices=cpu"
     return _grouped(
-        (f"{number} GPUs are needed, and this machine has {have}: use fewer devices, a `where`, or -H HOSTS", cell)
+        (
+            f"{number} GPUs are needed, and this machine has {have}: use fewer devices, a `where`, -H HOSTS, or CPUs "
+            f"(--set {cpus})",
+            cell,
+        )
         for cell, number in need
         if number > have
     )

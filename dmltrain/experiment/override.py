@@ -9,6 +9,7 @@ from dmltrain.errors import UserError
 from dmltrain.experiment.cell import OF_LAUNCHER
 from dmltrain.experiment.definition import Experiment
 from dmltrain.experiment.expression import Value
+from dmltrain.experiment.grid import needs
 from dmltrain.experiment.read_yaml import read
 from dmltrain.experiment.sections import NAME, dashed
 
@@ -20,10 +21,10 @@ def overridden(experiment: Experiment, words: Iterable[str]) -> Experiment:
     """
     for word in words:
         name, value = _entry(word)
-        if name.replace("-", "_") in experiment.variables:
+        if name.replace("-", "_") in experiment.variables and not _decides(experiment, value, word):
             raise UserError(
-                f"--set {word}: {name} varies in the file's grid or seeds: expected an option that all cells share; "
-                f"--only {word} chooses cells"
+                f"--set {word}: {name} varies in the file's grid or seeds: expected an option that all cells share, or "
+                f"an expression such as '{name}=cpu:{{{name}}}'; --only {word} chooses cells"
             )
         experiment = replace(experiment, overridden=(*experiment.overridden, name))
         if name in OF_LAUNCHER:
@@ -31,6 +32,14 @@ def overridden(experiment: Experiment, words: Iterable[str]) -> Experiment:
         else:
             experiment = replace(experiment, options={**experiment.options, name: value})
     return experiment
+
+
+def _decides(experiment: Experiment, value: Value, word: str) -> bool:
+    """Whether an entry counts in cells with a variable of its name, as in the file."""
+    try:
+        return value is None or bool(needs(value, frozenset(experiment.variables)))
+    except UserError as error:
+        raise UserError(f"--set {word}: {error}") from None
 
 
 def _entry(word: str) -> tuple[str, Value]:

@@ -254,6 +254,9 @@ def test_set_replaces_an_option_of_all_cells():
     small = with_set("num-epochs=3", "lr=", small=True)
     assert small.changed == "num-epochs 3 (in the file: 2); lr not given (in the file: 0.1)"
     assert "num-epochs 2 (whole: 12)" in small.small
+    assert with_set("devices=gpu:{devices}").changed == (
+        "devices gpu:1 or gpu:2 or gpu:4 (in the file: cpu:1 or cpu:2 or cpu:4)"
+    )
     assert with_set("num-epochs=12").changed == "" and with_set("num-epochs=12").digest == with_set().digest
 
 
@@ -264,7 +267,7 @@ def test_set_replaces_an_option_of_all_cells():
         ("=3", "--set =3: expected NAME=VALUE"),
         (
             "devices=3",
-            "devices varies in the file's grid or seeds: expected an option that all cells share; --only dev",
+            "devices varies in the file's grid or seeds: expected an option that all cells share, or an ",
         ),
         ("seed=3", "seed varies"),
         ("lr=[1, 2]", "--set lr=[1, 2]: expected one value"),
