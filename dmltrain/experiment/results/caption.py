@@ -38,7 +38,7 @@ def caption(
         f"Made small: {small}." if small else "",
         f"Set on the command line: {changed}." if changed else "",
         *_emulated(cells),
-        _times(names),
+        _times(names, cells),
         _baseline(rows, speed_up) if names & {"speed_up", "efficiency"} else "",
         _machine(cells),
         _versions(cells),
@@ -99,9 +99,13 @@ def _emulated(cells: Sequence[Cell]) -> list[str]:
     return found
 
 
-def _times(names: set[str]) -> str:
+def _times(names: set[str], cells: Sequence[Cell]) -> str:
     epoch = names & {"seconds_per_epoch", "samples_per_second", "steps_per_second", "speed_up", "efficiency"}
-    return "Times and rates are means over the epochs of a run, without the first." if epoch else ""
+    if not epoch:
+        return ""
+    single = any(cell.summary.get("epochs") == 1 for cell in cells)
+    unless = ", unless it is the only one" if single else ""
+    return f"Times and rates are means over the epochs of a run, without the first{unless}."
 
 
 def _baseline(rows: Sequence[Row], speed_up: SpeedUp) -> str:

@@ -135,6 +135,13 @@ def test_what_was_made_small_is_said(tmp_path):
     assert "Made small: 1 cell (whole: 3); devices 1 (whole: 1 or 2 or 4)." in found.caption
 
 
+def test_the_only_epoch_of_a_run_is_not_left_out(tmp_path):
+    caption = shown(tmp_path, FILE, lambda settings: made.epochs({"Time cost": "2.5"})).caption
+    assert (
+        "Times and rates are means over the epochs of a run, without the first, unless it is the only one." in caption
+    )
+
+
 def test_what_was_set_on_the_command_line_is_said(tmp_path):
     experiment = parse(FILE.encode(), tmp_path / "x.yaml", words=["wd=0.1"])
     found = outcome(experiment, presentation(experiment), cells(tmp_path, made.results(tmp_path, experiment)))
