@@ -54,7 +54,7 @@ class Usage:
     def end(self) -> dict[str, float]:
         """The values of the line since `begin`, in its order; those that are unknown are left out."""
         seconds, own, every = self._clock() - self._began, self._cpu_seconds() - self._own, self._capacity.busy()
-        host = None if every is None or self._all is None else every - self._all
+        host = None if every is None or self._all is None else max(0.0, every - self._all)
         gpus = self._gpus.take() if self._gpus else GpuUse(None, None)
         values = {
             "cpu": own / seconds if seconds > 0 else None,

@@ -57,7 +57,7 @@ class Capacity:
             limit, used = _limit(folder), _used(folder)
             if limit and used is not None:
                 shares.append(used / limit)
-        return min(1.0, max(shares)) if shares else None
+        return min(1.0, max(0.0, *shares)) if shares else None
 
     def _memory(self) -> tuple[int, int]:
         """All memory of the machine, and what is available, in bytes; 0 if unknown."""

@@ -104,6 +104,12 @@ def test_memory_of_the_machine(kernel):
     assert capacity(kernel).memory() == 0.25
 
 
+def test_more_memory_is_available_than_there_is(kernel):
+    """In some containers. A share below 0 would end the job as one that breaks the protocol."""
+    (kernel.root / "proc/meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 1001 kB\n")
+    assert capacity(kernel).memory() == 0.0
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_memory_of_a_group_without_files_that_can_be_dropped(kernel, version):
     gib = 1 << 30

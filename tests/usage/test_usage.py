@@ -53,6 +53,13 @@ def test_means_over_the_interval():
     assert found == {"cpu": 1.8, "host-cpu": 0.75, "host-memory": 0.25, "gpu": 0.5, "gpu-memory": 800.0}
 
 
+def test_a_counter_that_goes_backwards_is_no_use():
+    host = Host(7.0)
+    made, times = usage(host)
+    times[0], host.seconds = times[0] + 10, 5.0  # a CPU was taken away
+    assert made.end()["host-cpu"] == 0.0
+
+
 def test_what_is_unknown_is_left_out():
     made, times = usage(Host(None))
     times[0] += 1
