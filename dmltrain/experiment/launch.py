@@ -67,7 +67,7 @@ def reason(code: int, folder: Path, shown: str, limit: float | None) -> str:
     """Why a launcher failed, on one line. `code`: its exit code, negative: the signal that ended it. `shown`: the
     folder in messages. Passes on no error: what cannot be read is left out."""
     if code < 0:
-        return f"the launcher was ended by {signal.Signals(-code).name}; logs: {shown}"
+        return f"the launcher was ended by {_signal(-code)}; logs: {shown}"
     job = parsed(_bytes(folder / JOB))
     cause = job.get("cause")
     text = _bytes(folder / OUTPUT)[-100_000:].decode("utf-8", "replace")
@@ -81,6 +81,13 @@ def reason(code: int, folder: Path, shown: str, limit: float | None) -> str:
     return "".join(
         letter if letter.isprintable() else " " if letter.isspace() else "?" for letter in said
     )  # no program commands the terminal
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have no name
+        return f"signal {number}"
 
 
 def _bytes(path: Path) -> bytes:

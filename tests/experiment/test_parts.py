@@ -128,6 +128,7 @@ def test_an_earlier_run_of_a_cell_is_never_taken_for_the_one_that_begins(tmp_pat
 
 def test_the_reason_of_a_failure(tmp_path):
     assert reason(-9, tmp_path, "cells/x", None) == "the launcher was ended by SIGKILL; logs: cells/x"
+    assert reason(-40, tmp_path, "cells/x", None) == "the launcher was ended by signal 40; logs: cells/x"
     (tmp_path / "launcher.txt").write_text("dmltrain-launch: error: no host h9\n0 processes left\n")
     assert reason(2, tmp_path, "cells/x", None) == "no host h9; log: cells/x/launcher.txt"
     (tmp_path / "job.json").write_text(json.dumps({"cause": "worker 0 exited with 3"}))
