@@ -95,11 +95,6 @@ def test_an_optimizer_that_needs_whole_weights_is_refused_where_mxnet_divides_th
         pytest.param("no-optimizer", "call set_optimizer first", marks=pytest.mark.thorough),
         ("custom-optimizer", "Mine cannot run on the servers, which have sgd"),
         pytest.param("different-shapes", "all workers must train the same model", marks=pytest.mark.thorough),
-        pytest.param("compression-after-init", "must be set before init", marks=pytest.mark.thorough),
-        pytest.param("shape", "declared with shape (3, 4), but this array has (4, 3)", marks=pytest.mark.thorough),
-        pytest.param("rate", "the learning rate is nan, expected a finite", marks=pytest.mark.thorough),
-        pytest.param("rate-of-a-push", "the learning rate is nan, expected a finite", marks=pytest.mark.thorough),
-        pytest.param("dtype", "takes float32, but this value is float64", marks=pytest.mark.thorough),
     ],
 )
 def test_a_mistake_is_an_error_at_the_worker_at_once(start_job, what, message):
@@ -109,6 +104,24 @@ def test_a_mistake_is_an_error_at_the_worker_at_once(start_job, what, message):
     mistaken = [name for name, code in codes.items() if code == UserError.exit_code]
     assert all(message in job.output(name) for name in mistaken)  # the job may end before the other worker gets there
     assert "Traceback" not in job.outputs()
+
+
+@pytest.mark.thorough
+def test_mistakes_in_a_call_leave_the_store_as_it_was(start_job):
+    job = start_job(PROGRAM, "mistakes", workers=1)
+    job.succeed()
+    *said, last = job.results(0)
+    expected = {
+        "compression-after-init": "must be set before init",
+        "shape": "declared with shape (3, 4), but this array has (4, 3)",
+        "dtype": "takes float32, but this value is float64",
+        "rate": "the learning rate is nan, expected a finite",
+        "rate-of-a-push": "the learning rate is nan, expected a finite",
+    }
+    assert [each["mistake"] for each in said] == list(expected)
+    for each in said:
+        assert expected[each["mistake"]] in each["error"], each
+    same_everywhere([last["values"]], [0.9])
 
 
 def test_workers_with_different_kvstores_get_an_error(start_job):

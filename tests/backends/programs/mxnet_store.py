@@ -136,6 +136,26 @@ class Evil:
         return os.mkdir, ("unpickled",)
 
 
+def mistakes():
+    """What must be an error of this worker at once, one after the other; then a step."""
+    store, mx = opened("dist_sync")
+    wrong = {
+        "compression-after-init": lambda: store.set_gradient_compression({"type": "2bit"}),
+        "shape": lambda: store.push("small", mx.nd.ones((4, 3))),
+        "dtype": lambda: store.push("small", np.ones(SHAPES["small"])),
+        "rate": lambda: store.set_learning_rate(float("nan")),
+        "rate-of-a-push": lambda: store.push("small", mx.nd.ones(SHAPES["small"]), rate=float("nan")),
+    }
+    store.set_optimizer({"name": "sgd", "lr": 0.1})
+    for name, call in wrong.items():
+        try:
+            call()
+        except errors.UserError as error:
+            tell(mistake=name, error=str(error))
+    tell(values=step(store, mx, 1.0))
+    store.close()
+
+
 def wrong(what):
     """What must be an error."""
     kind = "dist_async" if what == "no-optimizer" else "dist_sync"
@@ -155,18 +175,6 @@ def wrong(what):
         store._kv._send_command_to_servers(0, pickle.dumps(Evil(), 0).decode())
     elif what == "unknown-optimizer":
         store.set_optimizer({"name": "mine"})
-    elif what == "compression-after-init":
-        store.set_gradient_compression({"type": "2bit"})
-    elif what == "shape":
-        store.push("small", mx.nd.ones((4, 3)))
-    elif what == "rate":
-        store.set_optimizer({"name": "sgd", "lr": 0.1})
-        store.set_learning_rate(float("nan"))
-    elif what == "rate-of-a-push":
-        store.set_optimizer({"name": "sgd", "lr": 0.1})
-        store.push("small", mx.nd.ones(SHAPES["small"]), rate=float("nan"))
-    elif what == "dtype":
-        store.push("small", np.ones(SHAPES["small"]))
     elif what == "uneven" and store.rank == 1:
         time.sleep(60)
     elif what == "exception" and store.rank == 0:
@@ -179,5 +187,5 @@ def wrong(what):
 
 
 if __name__ == "__main__":
-    modes = (steps, norms, numpy_values, states, endless, done, idle, wrong)
+    modes = (steps, norms, numpy_values, states, endless, done, idle, mistakes, wrong)
     {each.__name__: each for each in modes}[sys.argv[1]](*sys.argv[2:])
