@@ -114,7 +114,7 @@ def test_published_accuracies_are_fractions_of_the_logs():
 
 
 def run(folder: Path, name: str, *words: str) -> str:
-    """The table of a trial that has run below `folder`."""
+    """The table of a trial that has run below `folder`, made smaller by `words`."""
     command = [sys.executable, "-m", "dmltrain.experiment.cli", str(FOLDER / name), "--small", *words]
     subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=600)
     return (folder / f"logs/experiments/{Path(name).stem}-small/table.md").read_text()
@@ -128,17 +128,18 @@ def results(folder: Path, name: str) -> list[dict[str, dict[str, float]]]:
 
 @pytest.mark.thorough
 def test_a_trial_learns(tmp_path):
-    table = run(tmp_path, "ilsvrc12-inception.yaml", "--only", "kv_store=dist_sync")
+    light = ["--set", "network=resnet", "--set", "num-layers=8"]
+    table = run(tmp_path, "ilsvrc12-inception.yaml", "--only", "kv_store=dist_sync", *light)
     (row,) = results(tmp_path, "ilsvrc12-inception.yaml")
     assert row["last_accuracy"]["mean"] > 0.5  # ten classes
-    assert "inception-bn-28-small" in table and "22783.1" in table  # what is small, and a published time
+    assert "num-epochs 3 (whole: " in table and "22783.1" in table  # what is small, and a published time
 
 
 @pytest.mark.thorough
 def test_a_trial_of_scaling_has_speed_ups(tmp_path):
-    table = run(tmp_path, "mxnet-scaling.yaml", "--only", "network=alexnet")
+    table = run(tmp_path, "mxnet-scaling.yaml", "--only", "network == 'alexnet' and workers < 3")
     rows = results(tmp_path, "mxnet-scaling.yaml")
-    assert [row["GPUs"]["mean"] for row in rows] == [1, 2, 4]
+    assert [row["GPUs"]["mean"] for row in rows] == [1, 2]
     assert rows[0]["speed_up"]["mean"] == 1 and all(row["speed_up"]["mean"] > 0 for row in rows)
     assert "61938.36" in table
     assert run(tmp_path, "mxnet-scaling.yaml", "--remake") == table
