@@ -181,18 +181,18 @@ def test_a_resumed_run_has_the_same_stragglers(run, tmp_path):  # noqa: F811
     """A straggling step takes 0.2 s: the time of an epoch says how many there were."""
     words = [*SMALL, "--emulate-step", 0.01, "--stragglers", "0.3:20", "--seed", 4, "--model-prefix", tmp_path / "m"]
     counts = [sum(drawn(0, 4, 16, 0.3)[8 * epoch :][:8]) for epoch in (0, 1)]
-    assert abs(counts[0] - counts[1]) >= 3
+    assert counts[1] - counts[0] >= 3, "the first epoch's would be too short"
     whole, resumed = run(*words), run(*words, "--load-epoch", 1)
-    expected = [0.08 + 0.19 * count for count in counts]
-    assert [float(each) for each in whole.values("Time cost")] == pytest.approx(expected, abs=0.25)
-    assert [float(each) for each in resumed.values("Time cost")] == pytest.approx(expected[1:], abs=0.25)
+    least = [0.08 + 0.19 * count for count in counts]  # a busy machine takes longer
+    found = [float(each) for each in (*whole.values("Time cost"), *resumed.values("Time cost"))]
+    assert all(took >= time - 0.02 for took, time in zip(found, [*least, least[1]], strict=True)), (found, least)
 
 
 @pytest.mark.parametrize("more", [["--macrobatch-size", 64], ["--devices", "cpu:2"]])
 def test_steps_of_several_batches_and_devices(run, more):  # noqa: F811
     log = run(*SMALL, *more, "--emulate-step", 0.05)
     steps = 4 if "--macrobatch-size" in more else 8
-    assert steps * 0.05 <= float(log.values("Time cost")[1]) < steps * 0.05 + 0.3
+    assert steps * 0.05 <= float(log.values("Time cost")[1]) < steps * 0.05 + 2.0
 
 
 def test_a_forecast_knows_of_it(monkeypatch, capsys):

@@ -126,8 +126,10 @@ def test_a_snapshot_of_epochs_with_other_steps_is_refused(run, tmp_path):  # noq
     assert "no checkpoint" in text and "m-0000_iter_8.pt; present in" in text and ": m-0000_iter_7.pt" in text
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("kind", ["dist_sync", "dist_async"])
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param("dist_sync", marks=pytest.mark.thorough), pytest.param("dist_async", marks=pytest.mark.exhaustive)],
+)
 def test_workers_agree_on_snapshots_and_resume_from_them(tmp_path, kind):
     words = [*SYNC, *RESNET, "--kv-store", kind, "--num-epochs", 1, "--test-interval", 3, "--snapshot", 3]
     words += ["--batch-size", 32, "--model-prefix", tmp_path / "m", "--gc-type", "2bit"]

@@ -79,15 +79,16 @@ def refused(job, reason, workers=2):
 
 
 SEVERAL = [*DAMAGES]
+ONE = ["flipped"]
 KINDS = [  # backend, kvstore, whether servers run the optimizer, damages
     pytest.param("torch", "dist_sync", 1, SEVERAL, marks=pytest.mark.thorough),
-    pytest.param("torch", "dist_async", 1, ["flipped"], marks=pytest.mark.thorough),
-    pytest.param("torch", "dist_ssp", 1, ["flipped"], marks=pytest.mark.thorough),
+    pytest.param("torch", "dist_async", 1, ONE, marks=pytest.mark.thorough),
     pytest.param("torch", "dist_async", 1, SEVERAL, marks=pytest.mark.exhaustive),
     pytest.param("torch", "dist_ssp", 1, SEVERAL, marks=pytest.mark.exhaustive),
-    pytest.param("mxnet", "dist_sync", 0, SEVERAL, marks=pytest.mark.thorough),
-    pytest.param("mxnet", "dist_sync", 1, SEVERAL, marks=pytest.mark.thorough),
-    pytest.param("mxnet", "dist_async", 1, SEVERAL, marks=pytest.mark.thorough),
+    pytest.param("mxnet", "dist_sync", 0, ONE, marks=pytest.mark.thorough),
+    pytest.param("mxnet", "dist_sync", 1, SEVERAL, marks=pytest.mark.exhaustive),
+    pytest.param("mxnet", "dist_async", 1, ONE, marks=pytest.mark.thorough),
+    pytest.param("mxnet", "dist_async", 1, SEVERAL, marks=pytest.mark.exhaustive),
 ]
 
 
