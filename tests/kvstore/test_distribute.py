@@ -7,7 +7,7 @@ import pytest
     "kind, when",
     [
         ("dist_sync", "at once"),
-        pytest.param("dist_async", "at once", marks=pytest.mark.thorough),
+        pytest.param("dist_async", "at once", marks=pytest.mark.exhaustive),
         pytest.param("dist_async", "deferred", marks=pytest.mark.thorough),
     ],
 )

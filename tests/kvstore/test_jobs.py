@@ -19,7 +19,7 @@ def test_push_and_pull_as_mxnet_users_expect(start_job, workers, servers):
     assert "all as expected" in job.output("worker-0")
 
 
-@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
 def test_training_is_exact(start_job, tmp_path, workers):
     """dist_sync with n workers and s servers: bit-identical over s and arrival order, and one process's result within
     1e-5. The second job pauses at random before its pushes, so that the order of arrival differs."""
