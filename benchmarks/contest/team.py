@@ -83,6 +83,7 @@ class Team:
         self.base = environment(contest, workers, servers, folder, self.place)
         self.cpu_idle, self.clock_idle = 0.0, 0.0  # CPU seconds and seconds while others had their turns
         self.blocks: list[Block] = []
+        self.answers: list[dict[str, Any]] = []  # of the workers in the last turn
         try:
             for role, count in (("scheduler", 1), ("server", servers), ("worker", workers)):
                 for rank in range(count if role == "worker" or contest.servers else 0):
@@ -130,6 +131,7 @@ class Team:
         for _ in range(warm_up + steps if together else 0):
             self.start_step()
         answers = [json.loads(self.answer(rank, BLOCK_DEADLINE)) for rank in range(len(self.pipes))]
+        self.answers = answers
         self.cpu_seen, self.clock_seen = self.cpu_seconds(), time.monotonic()
         others = (busy_seconds() - busy - (self.cpu_seen - own)) / (self.clock_seen - start)
         slower = [max(step) for step in zip(*(answer["seconds"] for answer in answers), strict=True)]

@@ -1,0 +1,175 @@
+"""One process of a training contest (ddp.py): the same network, batches and optimizer in each system.
+
+A block is timed from its first step until the weights of its last step are complete, so a system that defers waits
+gains only what it overlaps. The answer has the mean seconds of a step, CPU seconds, and a digest of all weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import time
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+import psutil
+import torch
+import torch.distributed
+from contest import networks
+from contest.loop import PIPE_VARIABLE, receive
+from contest.lossy import parameters
+from contest.training_systems import SYSTEMS, System
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+import dmltrain.kvstore
+from dmltrain.backends.torch.distributed import distribute
+
+BATCHES = 4  # different ones, in turn
+RATE, MOMENTUM = 1e-3, 0.9
+
+
+class Peer(Protocol):
+    """One worker of a system: its model and optimizer are called as in any training script."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    rank: int
+
+    def settle(self) -> None:
+        """Wait until the weights of all steps so far are complete."""
+
+    def close(self) -> None:
+        """Leave the job."""
+
+
+class Ddp:
+    """DistributedDataParallel over gloo. Statistics of batch norms stay each worker's own, as with dmltrain."""
+
+    def __init__(self, module: torch.nn.Module, system: System) -> None:
+        _choose_interface()
+        torch.distributed.init_process_group("gloo")
+        self.rank = torch.distributed.get_rank()
+        self.model = DistributedDataParallel(module, broadcast_buffers=False)
+        self.optimizer = sgd(module)
+        if system.codec == "bf16":
+            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+            self.model.register_comm_hook(None, bf16_compress_hook)
+        elif system.codec == "powersgd":
+            from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+            state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
+            self.model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+    def settle(self) -> None:
+        pass
+
+    def close(self) -> None:
+        torch.distributed.destroy_process_group()
+
+
+class Dmltrain:
+    """`distribute` with dist_sync."""
+
+    def __init__(self, module: torch.nn.Module, system: System) -> None:
+        self.store = dmltrain.kvstore.create("dist_sync")
+        self.rank = self.store.rank
+        if system.codec != "none":
+            self.store.set_gradient_compression(parameters(system.codec, self.store.num_workers))
+        self.model = module
+        self.distributed = distribute(module, sgd(module), self.store, defer=system.defer)
+        self.optimizer = self.distributed
+
+    def settle(self) -> None:
+        self.distributed.settle()
+
+    def close(self) -> None:
+        self.store.close()
+
+
+def sgd(module: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(module.parameters(), lr=RATE, momentum=MOMENTUM)
+
+
+def _choose_interface() -> None:
+    """Let gloo use the interface of this host's address: it would look up the host's name."""
+    own = os.environ["DMLC_NODE_HOST"]
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address == own for each in addresses):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+
+
+class Training:
+    """One worker's steps. `pause`: seconds that it sleeps before each forward, as if an accelerator computed."""
+
+    def __init__(self, peer: Peer, made: networks.Made, batch: int, pause: float) -> None:
+        self.peer, self.pause, self.step = peer, pause, 0
+        draw = torch.Generator().manual_seed(1000 + peer.rank)
+        self.batches = [
+            (torch.randn(batch, *made.sample, generator=draw), torch.randint(made.classes, (batch,), generator=draw))
+            for _ in range(BATCHES)
+        ]
+
+    def run(self, steps: int) -> tuple[float, float]:
+        """Seconds and CPU seconds of a step, means."""
+        begun, worked = time.perf_counter(), time.process_time()
+        for _ in range(steps):
+            self.take()
+        self.peer.settle()
+        return (time.perf_counter() - begun) / steps, (time.process_time() - worked) / steps
+
+    def take(self) -> None:
+        images, labels = self.batches[self.step % BATCHES]
+        self.step += 1
+        if self.pause:
+            time.sleep(self.pause)
+        loss = functional.cross_entropy(self.peer.model(images), labels)
+        self.peer.optimizer.zero_grad()
+        loss.backward()
+        self.peer.optimizer.step()
+
+    def digest(self) -> str:
+        """Of all weights."""
+        found = hashlib.sha256()
+        for parameter in self.peer.model.parameters():
+            found.update(parameter.detach().numpy().tobytes())
+        return found.hexdigest()[:16]
+
+
+def serve(training: Training) -> None:
+    """Answer the driver's requests for blocks until it closes the pipe."""
+    pipe = Connection(int(os.environ[PIPE_VARIABLE]))
+    pipe.send_bytes(b"ready")
+    while request := receive(pipe):
+        warm_up = request["untimed"]
+        timed = request["steps"] - warm_up
+        if warm_up:
+            training.run(warm_up)
+        seconds, cpu_seconds = training.run(timed)
+        answer: dict[str, Any] = {"seconds": [seconds] * request["steps"], "cpu_seconds": [cpu_seconds]}
+        pipe.send_bytes(json.dumps({**answer, "digest": training.digest()}).encode())
+    training.peer.close()
+
+
+def main() -> None:
+    """Run one process of the job."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mode", choices=list(SYSTEMS), required=True)
+    parser.add_argument("--network", required=True)
+    parser.add_argument("--batch", type=int, required=True)
+    parser.add_argument("--pause", type=float, default=0.0)
+    parser.add_argument("--by-layer", type=float, default=0.0)
+    arguments = parser.parse_args()
+    system = SYSTEMS[arguments.mode]
+    if os.environ.get("DMLC_ROLE") != "worker":
+        dmltrain.kvstore.create("dist_sync")  # serves the job and ends
+    made = networks.make(arguments.network, arguments.by_layer)
+    peer: Peer = (Dmltrain if system.servers else Ddp)(made.module, system)
+    serve(Training(peer, made, arguments.batch, arguments.pause))
+
+
+if __name__ == "__main__":
+    main()

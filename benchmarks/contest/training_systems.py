@@ -1,0 +1,31 @@
+"""What is compared in the training contests: one row a system. A new one is a row, and a class in programs/train.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class System:
+    """A way to train with several workers. `codec`: what gradients are sent as. `lossy`: its weights are not those of
+    plain gradients. `defer`: of dmltrain.distribute."""
+
+    label: str
+    servers: bool
+    codec: str = "none"
+    defer: bool = False
+
+    @property
+    def lossy(self) -> bool:
+        return self.codec != "none"
+
+
+SYSTEMS = {
+    "ddp": System("DDP, gloo", False),
+    "ddp-bf16": System("DDP, bf16 hook", False, "bf16"),
+    "ddp-powersgd": System("DDP, PowerSGD of rank 1", False, "powersgd"),
+    "dmltrain": System("dmltrain", True),
+    "dmltrain-defer": System("dmltrain, deferred", True, defer=True),
+    "dmltrain-bf16": System("dmltrain, bf16", True, "bf16", True),
+    "dmltrain-int8": System("dmltrain, int8", True, "int8", True),
+}

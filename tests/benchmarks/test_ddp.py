@@ -1,0 +1,68 @@
+"""benchmarks/ddp.py: every system trains, equal systems have equal weights, mistakes are explained."""
+
+import json
+
+import pytest
+
+from tests.benchmarks.as_a_user import benchmark_module, run
+
+torch = pytest.importorskip("torch", reason="the comparison with DDP needs torch")
+
+TINY = ["--repeats", "1", "--steps", "2", "--warm-up", "1", "--batch", "4"]
+
+
+@pytest.mark.thorough
+def test_systems_train_and_plain_ones_get_the_weights_of_ddp():
+    systems = ["ddp", "ddp-powersgd", "dmltrain-defer"]
+    given = ["--networks", "mlp:0.4:8", "--systems", ",".join(systems), "--by-layer", "0.01", "--format", "json"]
+    done = run("ddp.py", *given, *TINY, timeout=300)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    (network,) = result["networks"]
+    assert network["bytes"] == pytest.approx(0.4e6, rel=0.02) and network["bound_seconds"] is None
+    rows = {row["system"]: row for row in network["systems"]}
+    assert list(rows) == systems and not [doubt for doubt in result["doubts"] if "weights differ" in doubt]
+    for row in rows.values():
+        assert row["seconds"]["median"] > 0.01, "it sleeps that long"
+        assert row["cpu_seconds"] > 0 and row["samples_per_second"] == pytest.approx(8 / row["seconds"]["median"])
+        assert row["ratio_to_ddp"]["median"] > 0
+    assert [row["weights_as_ddp"] for row in rows.values()] == [True, None, True]
+    table = benchmark_module("tables.ddp").table(result)
+    assert "mlp:0.4:8: 0.4 MB" in table and "DDP, PowerSGD" in table and "0.01 s of sleep in all layers" in table
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--systems", "horovod"], "choose of ddp, ddp-bf16"),
+        (["--networks", "mlp:25"], "unknown network 'mlp:25'; expected such as mlp:25:100"),
+        (["--networks", "mlp:25:3"], "an even number of tensors"),
+        (["--hosts", "1"], "--hosts must be 2 to 250"),
+        (["--batch", "0"], "at least 1"),
+        (["--pause", "-1"], "0 to 60 seconds"),
+    ],
+)
+def test_mistakes_are_explained(arguments, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        benchmark_module("ddp").parse(arguments)
+    assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name, classes, sample", [("resnet-20", 10, (3, 32, 32)), ("mlp:0.04:4", 71, (71,))])
+def test_networks_have_their_first_weights_from_the_seed(name, classes, sample):
+    networks = benchmark_module("contest.networks")
+    made, again = networks.make(name), networks.make(name, by_layer=0.002)
+    assert (made.classes, made.sample) == (classes, sample)
+    assert all(map(torch.equal, made.module.parameters(), again.module.parameters()))
+    images = torch.zeros(2, *sample)
+    torch.testing.assert_close(made.module.eval()(images), again.module.eval()(images))
+
+
+def test_a_pause_is_in_forward_and_backward(monkeypatch):
+    networks, slept = benchmark_module("contest.networks"), []
+    monkeypatch.setattr(networks.time, "sleep", slept.append)
+    made = networks.make("mlp:0.04:4", by_layer=0.6)
+    loss = made.module(torch.ones(1, *made.sample)).sum()
+    assert slept == pytest.approx([0.1, 0.1])
+    loss.backward()
+    assert slept == pytest.approx([0.1, 0.1, 0.2, 0.2])
