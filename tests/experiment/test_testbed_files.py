@@ -17,7 +17,7 @@ CELLS = {
     "stragglers.yaml": 4,
     "cifar10-inception-5-hosts.yaml": 7,
     "mnist-lenet-on-cpu.yaml": 5,
-    "multi-gpu-on-cpu.yaml": 10,
+    "multi-gpu-on-cpu.yaml": 9,
     "resnet50-profile-on-cpu.yaml": 4,
 }
 
