@@ -130,8 +130,7 @@ class Team:
             pipe.send_bytes(json.dumps({"steps": warm_up + steps, "together": together, **settings}).encode())
         for _ in range(warm_up + steps if together else 0):
             self.start_step()
-        answers = [json.loads(self.answer(rank, BLOCK_DEADLINE)) for rank in range(len(self.pipes))]
-        self.answers = answers
+        answers = self.answers = [json.loads(self.answer(rank, BLOCK_DEADLINE)) for rank in range(len(self.pipes))]
         self.cpu_seen, self.clock_seen = self.cpu_seconds(), time.monotonic()
         others = (busy_seconds() - busy - (self.cpu_seen - own)) / (self.clock_seen - start)
         slower = [max(step) for step in zip(*(answer["seconds"] for answer in answers), strict=True)]
