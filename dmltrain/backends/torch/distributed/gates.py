@@ -20,6 +20,7 @@ import torch
 from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 
+from dmltrain.backends.torch import plain_step
 from dmltrain.backends.torch.distributed.buckets import Bucket
 
 Action = Callable[[Bucket], None]
@@ -33,10 +34,25 @@ def can_have(model: nn.Module) -> bool:
 
 def before_forward(model: nn.Module, action: Callable[[], None]) -> None:
     """Run `action` at the start of each forward of `model`."""
-    quiet = torch.compiler.disable(action)
+    quiet = uncompiled(action)
     model.register_forward_pre_hook(
         lambda *_: quiet(), prepend=True
     )  # not a bound method: copies of the model share it
+
+
+def uncompiled(action: Callable[[], None]) -> Callable[[], None]:
+    """`action`, which torch.compile does not follow. Unlike torch.compiler.disable this does not import torch.compile's
+    machinery, see plain_step.py."""
+    disabled: Callable[[], None] | None = None
+
+    def call() -> None:
+        nonlocal disabled
+        if plain_step.COMPILER not in sys.modules:
+            return action()
+        disabled = disabled or torch.compiler.disable(action)
+        return disabled()
+
+    return call
 
 
 def install(model: nn.Module, buckets: list[Bucket], before: Action, before_all: Callable[[], None]) -> None:
@@ -54,7 +70,7 @@ class Gate(nn.Module):
 
     def __init__(self, action: Callable[[], None]) -> None:
         super().__init__()
-        self._action = torch.compiler.disable(action)
+        self._action = uncompiled(action)
 
     def forward(self) -> None:
         self._action()
@@ -85,7 +101,7 @@ def _watch(model: nn.Module, buckets: list[Bucket], before: Action, before_all: 
             forwards.enter_context(gates)
 
     before_forward(model, enter)
-    quiet = torch.compiler.disable(forwards.close)
+    quiet = uncompiled(forwards.close)
     model.register_forward_hook(lambda *_: quiet(), always_call=True)
 
 

@@ -9,21 +9,19 @@ from typing import Any
 
 import torch
 from torch import optim
-from torch.optim import optimizer as base
 
+from dmltrain.backends.torch import plain_step
 from dmltrain.backends.torch.optimizer import BY_CLASS, class_of
 
 OTHERS = (optim.RAdam, optim.Adadelta, optim.Rprop, optim.ASGD)  # used by scripts only
 PER_PARAMETER = (*map(class_of, BY_CLASS), *OTHERS)
-HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-GLOBAL_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 
 
 def options_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]] | None:
     """A copy of each group's current options without its parameters; None if the step cannot be made in parts: other
     classes (also subclasses), hooks that expect whole steps, a gradient scaler, or options that are tensors.
     """
-    if type(optimizer) not in PER_PARAMETER or _watched(optimizer):
+    if type(optimizer) not in PER_PARAMETER or not plain_step.is_possible(optimizer):
         return None
     options = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     if any(isinstance(value, torch.Tensor) for group in options for value in group.values()):
@@ -36,15 +34,7 @@ def step(optimizer: torch.optim.Optimizer, options: dict[str, Any], parameters: 
     whole = optimizer.param_groups
     optimizer.param_groups = [{**options, "params": parameters}]
     try:
-        optimizer.step()
+        plain_step.step(optimizer)
     finally:
         optimizer.param_groups = whole
 
-
-def _watched(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether hooks, a wrapped step() or a gradient scaler expect one call of step() per step."""
-    own_step = vars(optimizer).get("step")
-    if own_step is not None and not hasattr(own_step, "_wrapped_by_lr_sched"):  # this wrapper only counts calls
-        return True
-    hooks = [getattr(optimizer, name) for name in HOOKS] + [getattr(base, name, {}) for name in GLOBAL_HOOKS]
-    return any(hooks) or any(getattr(optimizer, name, None) is not None for name in ("grad_scale", "found_inf"))

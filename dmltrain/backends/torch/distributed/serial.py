@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from dmltrain.backends.torch import plain_step
+from dmltrain.backends.torch.optimizer import row_of
 from dmltrain.errors import UserError
 
 
@@ -51,6 +53,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         them between backward() and step(): clipping, a gradient scaler's `unscale_`."""
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        if closure is None and row_of(self.inner) and plain_step.is_possible(self.inner):
+            return plain_step.step(self.inner)
         return self.inner.step(closure)
 
     def settle(self) -> None:

@@ -1,0 +1,70 @@
+"""Steps of torch's optimizers that do not import torch.compile's machinery.
+
+torch.optim marks its optimizers' methods so that torch.compile does not follow them, and to do so it imports
+torch._dynamo in every process that makes an optimizer. That takes as long as the import of torch itself, a second. A
+process that compiles nothing needs neither. (torch/_compile.py, _disable_dynamo; torch/optim/optimizer.py,
+_use_grad_for_differentiable.)
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd.profiler import record_function
+from torch.optim import Optimizer
+from torch.optim import optimizer as base
+
+COMPILER = "torch._dynamo"
+MARKED = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+MARK = "__dynamo_disable"  # torch's attribute of a method: what it calls instead
+HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+GLOBAL_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
+
+
+def postpone_compiler() -> None:
+    """From now on the methods of torch's optimizers import torch.compile's machinery only once something else has. Has
+    no effect with a version of torch that marks them in another way."""
+    for name in MARKED:
+        plain = getattr(getattr(Optimizer, name), "__wrapped__", None)
+        if plain is not None and not hasattr(plain, MARK):
+            setattr(plain, MARK, _until_compiling(name, plain))
+
+
+def _until_compiling(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def call(optimizer: Optimizer, *arguments: Any, **named: Any) -> Any:
+        if COMPILER not in sys.modules:
+            return plain(optimizer, *arguments, **named)
+        if getattr(plain, MARK, None) is call:
+            delattr(plain, MARK)  # torch marks the method itself
+        return getattr(Optimizer, name)(optimizer, *arguments, **named)
+
+    return call
+
+
+def is_possible(optimizer: Optimizer) -> bool:
+    """Whether `step` does the same as the optimizer's own `step()`: no hook, scheduler or gradient scaler has changed
+    that of this object, and it needs no gradients of its own."""
+    own_step = vars(optimizer).get("step")
+    if own_step is not None and not hasattr(own_step, "_wrapped_by_lr_sched"):  # this wrapper only counts calls
+        return False
+    hooks = [getattr(optimizer, name) for name in HOOKS] + [getattr(base, name, {}) for name in GLOBAL_HOOKS]
+    scaled = any(getattr(optimizer, name, None) is not None for name in ("grad_scale", "found_inf"))
+    return not (any(hooks) or scaled or optimizer.defaults.get("differentiable"))
+
+
+def step(optimizer: Optimizer) -> None:
+    """A step of an optimizer for which that `is_possible`, with its name in profiles as usual."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]  # for the schedulers' warning about the order of calls
+    with record_function(f"Optimizer.step#{type(optimizer).__name__}.step"), torch.no_grad():
+        _plain(type(optimizer))(optimizer)
+
+
+@functools.cache
+def _plain(kind: type[Optimizer]) -> Callable[[Optimizer], Any]:
+    plain: Callable[[Optimizer], Any] = inspect.unwrap(kind.step)
+    return plain

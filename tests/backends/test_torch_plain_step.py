@@ -1,0 +1,150 @@
+"""Steps that do what the optimizer's own step() does, without importing torch.compile's machinery."""
+
+import subprocess
+import sys
+import textwrap
+import warnings
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.optim.optimizer import register_optimizer_step_pre_hook  # noqa: E402
+
+from dmltrain import optimizers  # noqa: E402
+from dmltrain.backends.torch import plain_step  # noqa: E402
+from dmltrain.backends.torch.optimizer import class_of  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+ROWS = {each.name: each for row in optimizers.TABLE for each in (row.torch, row.plain) if each}
+
+
+def run(program: str) -> str:
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def model_with_gradients(seed=0):
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+    model(torch.randn(5, 3)).square().sum().backward()
+    return model
+
+
+@pytest.mark.parametrize("store", ['create("local")', "LateStore()"])
+def test_a_training_that_compiles_nothing_does_not_import_the_compiler(store):
+    program = f"""
+        import sys
+        import torch
+        import dmltrain
+        from dmltrain.backends.torch import plain_step
+        from dmltrain.kvstore import create
+        from tests.backends.late_store import LateStore
+
+        plain_step.postpone_compiler()
+        model = torch.nn.Linear(3, 1)
+        inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer = dmltrain.distribute(model, inner, {store}, defer=True)
+        before = model.weight.detach().clone()
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+        optimizer.load_state_dict(optimizer.state_dict())
+        assert torch.allclose(model.weight, before - 0.1 * 2 * (1 + 1.9))
+        print("torch" in sys.modules, "torch._dynamo" in sys.modules)
+    """
+    assert run(program).split() == ["True", "False"]
+
+
+def test_once_the_compiler_is_there_torch_marks_the_methods_itself():
+    """Else torch.compile would follow them into the compiled code, and the second program could not tell why."""
+    program = """
+        import torch
+        from dmltrain.backends.torch import plain_step
+        plain_step.postpone_compiler()
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        marks = [getattr(torch.optim.Optimizer, name).__wrapped__ for name in plain_step.MARKED]
+        print(*(vars(each)[plain_step.MARK].__module__ for each in marks))
+
+        @torch.compile(backend="eager")
+        def step(x):
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.load_state_dict(optimizer.state_dict())
+            optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
+
+        before = model.weight.detach().clone()
+        for _ in range(2):
+            step(torch.ones(2, 3))
+        assert torch.allclose(model.weight, before - 0.1 * 2 * (1 + 1.9))
+        print(*(vars(each)[plain_step.MARK].__module__ for each in marks))
+    """
+    before, after = run(program).splitlines()
+    assert set(before.split()) == {"dmltrain.backends.torch.plain_step"}
+    assert not set(after.split()) & set(before.split())
+
+
+@pytest.mark.parametrize("kind", sorted(ROWS))
+def test_a_plain_step_is_the_optimizers_own_bit_for_bit(kind):
+    results = []
+    for step in (plain_step.step, lambda optimizer: optimizer.step()):
+        model = model_with_gradients()
+        optimizer = class_of(kind.lower())(model.parameters(), lr=0.01)
+        for number, parameter in enumerate(model.parameters()):
+            if ROWS[kind].numbered:  # it draws random numbers
+                optimizer.state[parameter]["number"] = number
+        assert plain_step.is_possible(optimizer)
+        for _ in range(3):
+            step(optimizer)
+        results.append([parameter.detach().numpy().tobytes() for parameter in model.parameters()])
+    assert results[0] == results[1]
+    assert results[0] != [parameter.detach().numpy().tobytes() for parameter in model_with_gradients().parameters()]
+
+
+def with_hook(optimizer):
+    optimizer.register_step_post_hook(lambda *_: None)
+
+
+def with_step(optimizer):
+    optimizer.step = lambda closure=None: None
+
+
+def scaled(optimizer):
+    optimizer.grad_scale = torch.ones(())
+
+
+def differentiable(optimizer):
+    optimizer.defaults["differentiable"] = True
+
+
+@pytest.mark.parametrize("change", [with_hook, with_step, scaled, differentiable])
+def test_an_optimizer_whose_step_does_more_makes_its_own(change):
+    optimizer = torch.optim.SGD(model_with_gradients().parameters(), lr=0.1)
+    assert plain_step.is_possible(optimizer)
+    change(optimizer)
+    assert not plain_step.is_possible(optimizer)
+
+
+def test_a_global_hook_too():
+    optimizer = torch.optim.SGD(model_with_gradients().parameters(), lr=0.1)
+    handle = register_optimizer_step_pre_hook(lambda *_: None)
+    assert not plain_step.is_possible(optimizer)
+    handle.remove()
+    assert plain_step.is_possible(optimizer)
+
+
+def test_schedulers_know_of_a_plain_step_and_profiles_name_it():
+    optimizer = torch.optim.SGD(model_with_gradients().parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    assert plain_step.is_possible(optimizer)
+    with warnings.catch_warnings(), torch.profiler.profile() as profile:
+        warnings.simplefilter("error")
+        plain_step.step(optimizer)
+        scheduler.step()
+    assert "Optimizer.step#SGD.step" in {event.key for event in profile.key_averages()}
