@@ -117,7 +117,7 @@ class Declared(LocalKVStore):
 
     type = "dist_sync"
 
-    def init(self, key: Any, value: Any, whole: bool = False) -> None:
+    def init(self, key: Any, value: Any, whole: bool = False, mean: bool = False) -> None:
         self.sizes, self.whole = [int(np.prod(each.shape)) for each in value], whole
         raise Declared.Done
 

@@ -104,10 +104,12 @@ class KVStore:
         """The guarantees of this store; `type` is the name that the caller used."""
         return types.find(self.type)
 
-    def init(self, key: Keys, value: Any, whole: bool = False) -> None:
+    def init(self, key: Keys, value: Any, whole: bool = False, mean: bool = False) -> None:
         """Declare keys with their initial values, which are those of worker 0. Every worker must make the same call.
 
-        `whole`: keep each key on one server, for optimizers that take norms of a key; else large keys are divided."""
+        `whole`: keep each key on one server, for optimizers that take norms of a key; else large keys are divided.
+        `mean`: while no optimizer runs on the servers, they give the mean of all workers' pushes in place of the sum
+        where they can; see `factor_to_mean`."""
         raise NotImplementedError
 
     def push(self, key: Keys, value: Any, priority: int = 0, rate: float = -1.0) -> None:
@@ -159,6 +161,11 @@ class KVStore:
         """`what` with the number of this call. Workers that make the same calls get the same names."""
         self._names += 1
         return f"{what} {self._names}"
+
+    def factor_to_mean(self, key: Key) -> float:
+        """What makes the mean of all workers' pushes from a pulled value, if no optimizer runs on the servers: 1 if
+        that is the mean already (see `init`), 1 / workers if it is their sum."""
+        return 1.0 / self.num_workers
 
     def key_number(self, key: Key) -> int:
         """The key's number in the "keys" of an optimizer's spec."""

@@ -26,7 +26,7 @@ class LocalKVStore(KVStore):
         self._steps: dict[Key, Step] = {}
         self._spec: dict[str, Any] | None = None
 
-    def init(self, key: Keys, value: Any, whole: bool = False) -> None:
+    def init(self, key: Keys, value: Any, whole: bool = False, mean: bool = False) -> None:
         for name, item in zip(*keys_and_values(key, value), strict=True):
             if name not in self._values:
                 self._values[name] = summed(item).copy()

@@ -37,7 +37,7 @@ class LateStore(KVStore):
         self.comes_when_awaited = comes_when_awaited
         self.handles, self.waited, self._weights = {}, [], {}
 
-    def init(self, key, value, whole=False):
+    def init(self, key, value, whole=False, mean=False):
         self._weights.update(zip(key, map(np.copy, value), strict=True))
 
     def buffers(self, keys):

@@ -23,7 +23,7 @@ class ServedStore(KVStore):
         self.type, self.core = kind, ServerCore(2, make_step=Step)
         self.rates, self._numbers, self._sizes, self._clocks = [], {}, {}, {}
 
-    def init(self, key, value, whole=False):
+    def init(self, key, value, whole=False, mean=False):
         for name, array in zip(key, value, strict=True):
             number = self._numbers[name] = len(self._numbers)
             self._sizes[name], self._clocks[name] = array.size, 0

@@ -50,6 +50,19 @@ def test_sums_have_separate_numbers():
     assert [entry.number for entry in entries] == [0, FIRST_SUM, 1]
 
 
+@pytest.mark.parametrize("compression, mean", [({"type": "none"}, True), ({"type": "int8"}, False)])
+def test_servers_take_the_mean_unless_pushes_are_compressed(compression, mean):
+    server, relay = Server(), Server()
+    entries = entries_on([server])
+    entries.routes.host = relay
+    entries.routes.of_weight = lambda slices: [Way(relay, slice_) for slice_ in slices]
+    entries.compress(compression)
+    entries.declare(["a"], [np.zeros(3, np.float32)], is_weight=True, mean=True)
+    assert entries.find("a").mean == mean
+    assert [key["mean"] for key in server.declared[0]["keys"]] == [mean]
+    assert [key["mean"] for key in relay.declared[0]["keys"]] == [False], "it only adds: the server divides"
+
+
 @pytest.mark.parametrize(
     "dtype, is_weight, coded", [("float32", True, True), ("float64", True, False), ("float32", False, False)]
 )

@@ -149,7 +149,7 @@ def test_a_field_too_many_or_too_few_is_named(value):
             {
                 "type": "dist_sync",
                 "staleness": 0,
-                "keys": [{"key": 0, "name": "a", "dtype": "float32", "weight": 1, "compression": {}, "slices": []}],
+                "keys": [{"key": 0, "name": "a", "dtype": "float32", "weight": 1, "compression": {}, "slices": [], "mean": False}],
             },
             "DECLARE: keys: weight is 1, expected true or false",
         ),
@@ -166,6 +166,7 @@ def test_a_field_too_many_or_too_few_is_named(value):
                         "weight": True,
                         "compression": {},
                         "slices": [[0, 1, 2]],
+                        "mean": False,
                     }
                 ],
             },

@@ -16,6 +16,7 @@ from dmltrain.kvstore.server.declared import Declared, Rejected
 from dmltrain.kvstore.server.slice import Work
 from dmltrain.kvstore.server.workers import relay_number
 from dmltrain.kvstore.transport.message import Declare, Key
+from dmltrain.kvstore.transport.wire import DTYPES
 from tests.kvstore.carrying_out import push, pushed, run
 from tests.kvstore.through_a_codec import decode, encode
 
@@ -31,6 +32,10 @@ def declaration(kind="dist_sync", staleness=0.0, sizes=(5, 3), weight=True, dtyp
             for k, size in enumerate(sizes)
         ),
     )
+
+
+def as_mean(made):
+    return replace(made, keys=tuple(replace(key, mean=True) for key in made.keys))
 
 
 def core_of(workers, kind="dist_sync", staleness=0.0, make_step=None, spec=None, compression=None, **settings):
@@ -648,3 +653,63 @@ def test_a_push_that_waited_for_its_turn_reports_it():
     second.run()
     (reply,) = core.done(second, 7.0)
     assert (reply.waited, reply.worked) == (0.0, 6.0)
+
+
+# -- means ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+@pytest.mark.parametrize("size", [1, 70_001])  # 70,001: several blocks
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_mean_is_the_sum_times_one_over_the_workers_bit_for_bit(workers, size, dtype):
+    core = ServerCore(workers)
+    for worker in range(workers):
+        core.declare(worker, as_mean(declaration(sizes=(size,), dtype=dtype)))
+    gradients = [np.random.default_rng(worker).standard_normal(size).astype(dtype) for worker in range(workers)]
+    replies = []
+    for worker, each in enumerate(gradients):
+        core.pull(worker, 0, 0, 1)
+        buffer = core.buffer(worker, 0, 0, each.nbytes, DTYPES.index(dtype))
+        buffer.array[:] = each
+        replies += run(core, core.push(worker, 0, 0, 1, -1.0, buffer))
+    expected = gradients[0].copy()
+    for each in gradients[1:]:
+        expected += each
+    assert len(replies) == workers
+    for reply in replies:
+        assert reply.buffer.array.tobytes() == (expected * np.dtype(dtype).type(1 / workers)).tobytes()
+    for worker, each in enumerate(gradients):
+        assert each.tobytes() == np.random.default_rng(worker).standard_normal(size).astype(dtype).tobytes()
+
+
+def test_a_mean_of_hosts_sums_is_over_all_workers():
+    core = ServerCore(4)
+    core.on_hosts([(0, 1, 2), (3,)])
+    for number in (relay_number(4, 0), 3):
+        core.declare(number, as_mean(declaration()))
+    assert not push(core, relay_number(4, 0), 0, 1, [3, 6, 9, 12, 15])
+    core.pull(3, 0, 0, 1)
+    (reply,) = push(core, 3, 0, 1, [1, 2, 3, 4, 5])
+    assert reply.buffer.array.tolist() == [1, 2, 3, 4, 5]
+
+
+def test_an_optimizer_on_the_server_gets_the_sum():
+    core = ServerCore(2, make_step=plain_sgd)
+    for worker in range(2):
+        core.declare(worker, as_mean(declaration()))
+    core.optimize({"name": "sgd"})
+    core.pull(0, 0, 0, 1)
+    push(core, 0, 0, 1, np.ones(5), 1.0)
+    (reply,) = push(core, 1, 0, 1, np.ones(5), 1.0)
+    assert reply.buffer.array.tolist() == [-2.0] * 5
+
+
+def test_a_mean_of_compressed_pushes_is_refused():
+    with pytest.raises(Rejected, match="key 0: a server takes no mean of compressed pushes, only their sum"):
+        ServerCore(2).declare(0, as_mean(declaration(compression={"type": "int8"})))
+
+
+def test_workers_must_agree_on_the_mean():
+    core = core_of(2)
+    with pytest.raises(Rejected, match=r"worker 1 declares key 0 as 'k0' \(float32, as a mean, slices .* as 'k0' \(float32, sl"):
+        core.declare(1, as_mean(declaration()))

@@ -12,7 +12,7 @@ from dmltrain.kvstore.transport import wire
 from dmltrain.kvstore.transport.wire import HEADER_SIZE, Flag, FrameError, Header, Kind, VersionError
 
 GOLDEN = bytes.fromhex(
-    "444d4c5405210003"  # DMLT, version 5, PUSH, float32, in shared memory and asking for the value
+    "444d4c5406210003"  # DMLT, version 6, PUSH, float32, in shared memory and asking for the value
     "00000003"
     "00000007"
     "00000002"  # worker 3, key 7, slice 2
@@ -73,7 +73,7 @@ def test_any_changed_byte_is_refused(position, change):
 def test_the_error_for_another_version_names_it():
     body = bytearray(Header(Kind.HELLO).pack()[:-4])
     body[4] = 9
-    with pytest.raises(VersionError, match="version 9, expected 5"):
+    with pytest.raises(VersionError, match="version 9, expected 6"):
         Header.unpack(bytes(body) + zlib.crc32(body).to_bytes(4, "big"))
 
 

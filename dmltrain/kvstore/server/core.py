@@ -110,8 +110,9 @@ class ServerCore:
         result = codec and codec.of_sum(self.num_workers)
         zeros = {worker: 0 for worker in self.workers.ranks}
         at_once = entry.weight and not self._declared.synchronous
+        factor = 1.0 / self.num_workers if entry.mean else 1.0
         slice_ = ServerSlice(
-            entry.dtype, length, at_once, entry.weight, codec, result, self.allocate, zeros, zeros.copy()
+            entry.dtype, length, at_once, entry.weight, codec, result, self.allocate, zeros, zeros.copy(), factor
         )
         if self.spec and self.make_step and slice_.is_weight:
             slice_.set_step(self.make_step(self.spec, entry.key, slice_.value.array), self.workers.ranks)

@@ -115,11 +115,14 @@ def _check(entry: Key) -> None:
         raise Rejected(f"key {entry.key}: {error}") from error
     if coded and entry.dtype != "float32":
         raise Rejected(f"key {entry.key}: only float32 can be compressed, this key is {entry.dtype}")
+    if coded and entry.mean:
+        raise Rejected(f"key {entry.key}: a server takes no mean of compressed pushes, only their sum")
 
 
 def _brief(entry: Key) -> str:
     kind = entry.compression.get("type")
     return (
-        f"{entry.name!r} ({entry.dtype}{'' if kind == 'none' else f', compressed {kind}'}, slices "
+        f"{entry.name!r} ({entry.dtype}{'' if kind == 'none' else f', compressed {kind}'}"
+        f"{', as a mean' if entry.mean else ''}, slices "
         f"{str([list(each) for each in entry.slices])[:60]})"
     )

@@ -81,6 +81,7 @@ class ServerSlice:
     allocate: Allocate
     clocks: dict[int, int]
     applied: dict[int, int]
+    factor: float = 1.0  # of a round's sum; 1 / workers for a mean
     value: Buffer = field(init=False)
     seen: dict[int, int] = field(default_factory=dict)  # steps at each worker's last pull
     pulled: dict[int, Buffer] = field(default_factory=dict)  # the value of each worker's last pull, if steps need it
@@ -204,19 +205,19 @@ class Work:
     def run(self) -> None:
         slice_ = self.slice
         if self.step is None:
-            self._sum(self.target.array)
+            self._sum(self.target.array, slice_.factor)
         else:
             self._step(self.step)
         if self.coded is not None:
             assert slice_.result_codec is not None
             slice_.result_codec.encode(self.target.array, self.coded.array, slice_.residual)
 
-    def _sum(self, out: Array) -> Array:
+    def _sum(self, out: Array, factor: float = 1.0) -> Array:
         if codec := self.slice.codec:  # a host's sum is encoded with the codec for its number of workers
             encoded = [(codec.of_sum(len(push.covers)), push.data.array) for push in self.pushes]
             summing.total_of_coded(encoded, out)
         else:
-            summing.total([[push.data.array for push in host] for host in self.hosts], out)
+            summing.total([[push.data.array for push in host] for host in self.hosts], out, factor)
         return out
 
     def _step(self, step: Step) -> None:

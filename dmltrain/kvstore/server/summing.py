@@ -19,20 +19,27 @@ if TYPE_CHECKING:
     from dmltrain.kvstore.codec import Codec
 
 
-def total(hosts: Sequence[Sequence[Array]], out: Array) -> None:
-    """out[:] = (a + b + ...) + (c + d + ...) + ..., flat arrays of one type and length: first within each host, then
-    host by host, in this order; `out` may be one of the first two arrays."""
-    arrays = [array for host in hosts for array in host]
-    if len(arrays) == 1:
-        if out is not arrays[0]:
-            np.copyto(out, arrays[0])
-        return
-    block = BLOCK if len(arrays) > 2 else max(1, len(out))
+def total(hosts: Sequence[Sequence[Array]], out: Array, factor: float = 1.0) -> None:
+    """out[:] = ((a + b + ...) + (c + d + ...) + ...) * factor, flat arrays of one type and length: first within each
+    host, then host by host, in this order; `out` may be one of the first two arrays."""
+    count = sum(map(len, hosts))
+    if count == 1:
+        return _only(hosts[0][0], out, factor)
+    block = BLOCK if count > 2 or factor != 1.0 else max(1, len(out))
     for start in range(0, len(out), block):
         own = out[start : start + block]
         first = _within([array[start : start + block] for array in hosts[0]], own)
         for host in hosts[1:]:
             first = np.add(first, _within([array[start : start + block] for array in host]), out=own)
+        if factor != 1.0:
+            np.multiply(own, factor, out=own)
+
+
+def _only(array: Array, out: Array, factor: float) -> None:
+    if factor != 1.0:
+        np.multiply(array, factor, out=out)
+    elif out is not array:
+        np.copyto(out, array)
 
 
 def _within(arrays: Sequence[Array], out: Array | None = None) -> Array:

@@ -240,6 +240,7 @@ class Key:
     weight: bool  # False: always the plain sum of a round
     compression: Mapping[str, Any]  # see codec.make
     slices: tuple[tuple[int, int], ...]
+    mean: bool = False  # a round's value is the mean of all workers' pushes, unless an optimizer steps
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ class Entry:
     ways: list[Way]  # how each slice's pushes and results travel
     compression: dict[str, Any]
     is_weight: bool
+    mean: bool = False  # the servers divide each round's sum by the number of workers
     clock: int = 0
     unpushed: bool = True  # no push since init or a loaded state
     priority: int = 0  # of the last push: its pull must not overtake it
@@ -40,11 +41,12 @@ def cut(array: Array, slice_: WorkerSlice) -> Array:
     return array[slice_.range.start : slice_.range.start + slice_.range.length]
 
 
-def declared(name: Key, entry: Entry, here: list[WorkerSlice]) -> message.Key:
-    """The declaration of a key for the server, or relay, of these slices."""
+def declared(name: Key, entry: Entry, here: list[WorkerSlice], is_relay: bool) -> message.Key:
+    """The declaration of a key for the server, or relay, of these slices. A relay sums; the server then divides."""
     compression = entry.compression if any(slice_.codec for slice_ in here) else {"type": "none"}
     slices = tuple((slice_.range.index, slice_.range.length) for slice_ in here)
-    return message.Key(entry.number, str(name), entry.dtype.name, entry.is_weight, compression, slices)
+    mean = entry.mean and not is_relay
+    return message.Key(entry.number, str(name), entry.dtype.name, entry.is_weight, compression, slices, mean)
 
 
 def joined(kept: list[tuple[Array, int] | None], entry: Entry, ways: list[Way]) -> Array:

@@ -60,7 +60,9 @@ class Entries:
             raise UserError("set_gradient_compression must come before init: init declares each key's compression")
         self._compression = dict(parameters)
 
-    def declare(self, names: list[Key], arrays: list[Array], is_weight: bool, whole: bool = False) -> None:
+    def declare(
+        self, names: list[Key], arrays: list[Array], is_weight: bool, whole: bool = False, mean: bool = False
+    ) -> None:
         """Declare those of these keys that are new to the servers, whole or in slices. Waits for no answer."""
         fresh = [(name, array) for name, array in zip(names, arrays, strict=True) if name not in self]
         same = sum(entry.is_weight == is_weight for entry in self)
@@ -69,24 +71,26 @@ class Entries:
         slice_bytes = max((array.nbytes for _, array in fresh), default=0) if whole else None
         plan = sharding.cut(sizes, itemsizes, loads, first, slice_bytes)
         for index, ((name, array), ranges) in enumerate(zip(fresh, plan, strict=True)):
-            self._by_name[name] = self._entry(first + index, array, ranges, is_weight)
+            self._by_name[name] = self._entry(first + index, array, ranges, is_weight, mean)
         new = [name for name, _ in fresh]
         for server in self.routes.servers:
             self._declare_to(server, new, lambda entry: self.routes.direct(entry.slices))
         if is_weight and self.routes.host:
-            self._declare_to(self.routes.host, new, lambda entry: entry.ways)
+            self._declare_to(self.routes.host, new, lambda entry: entry.ways, is_relay=True)
 
-    def _declare_to(self, link: ServerLink, names: list[Key], ways: Callable[[Entry], list[Way]]) -> None:
+    def _declare_to(
+        self, link: ServerLink, names: list[Key], ways: Callable[[Entry], list[Way]], is_relay: bool = False
+    ) -> None:
         """Declare on `link` the slices of these keys whose way uses it."""
         here = [
-            declared(name, entry, [way.slice for way in ways(entry) if way.link is link])
+            declared(name, entry, [way.slice for way in ways(entry) if way.link is link], is_relay)
             for name in names
             for entry in [self._by_name[name]]
         ]
         message = Declare(self.kind, self.staleness, tuple(each for each in here if each.slices))
         link.request(encode(message), self.seconds)
 
-    def _entry(self, number: int, array: Array, ranges: list[sharding.Slice], is_weight: bool) -> Entry:
+    def _entry(self, number: int, array: Array, ranges: list[sharding.Slice], is_weight: bool, mean: bool) -> Entry:
         compresses = is_weight and array.dtype == np.float32
         compression = self._compression if compresses else {"type": "none"}
         codec = codecs.make(compression)
@@ -96,4 +100,4 @@ class Entries:
             for each in ranges
         ]
         ways = self.routes.of_weight(slices) if is_weight else self.routes.direct(slices)
-        return Entry(number, array.size, array.dtype, slices, ways, compression, is_weight)
+        return Entry(number, array.size, array.dtype, slices, ways, compression, is_weight, mean and codec is None)

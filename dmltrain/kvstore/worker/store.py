@@ -65,10 +65,10 @@ class DistKVStore(KVStore):
     def waits(self) -> Waits:  # type: ignore[override]
         return self._transfers.waits
 
-    def init(self, key: Keys, value: Any, whole: bool = False) -> None:
+    def init(self, key: Keys, value: Any, whole: bool = False, mean: bool = False) -> None:
         keys, values = keys_and_values(key, value)
         arrays = [summed(item) for item in values]
-        self._entries.declare(keys, arrays, is_weight=True, whole=whole)
+        self._entries.declare(keys, arrays, is_weight=True, whole=whole, mean=mean)
         if self.rank == 0:
             for name, array in zip(keys, arrays, strict=True):
                 for link, slice_ in self._routes.direct(self._entries.find(name).slices):
@@ -119,6 +119,9 @@ class DistKVStore(KVStore):
 
     def key_number(self, key: Key) -> int:
         return self._entries.find(key).number
+
+    def factor_to_mean(self, key: Key) -> float:
+        return 1.0 if self._entries.find(key).mean else 1.0 / self.num_workers
 
     def optimizer_states(self) -> list[bytearray]:
         return self._states.of_servers()

@@ -19,7 +19,7 @@ from collections import deque
 
 STAY = 5.0  # s
 LOOK = 0.05  # s between two looks for new listeners
-HELLO = b"DMLT\x05\x01" + bytes(30)
+HELLO = b"DMLT\x06\x01" + bytes(30)
 FIRST_WORDS = (b"", HELLO, b"GET / HTTP/1.1\r\nHost: example\r\n\r\n" * 3, b"D")
 
 

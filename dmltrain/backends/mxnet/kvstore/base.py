@@ -32,7 +32,7 @@ class MXNetStore(KVStore):
             raise UserError(f"kvstore: key {key!r} was not declared: call init first")
         return self._numbers[key]
 
-    def init(self, key: Keys, value: Any, whole: bool = False) -> None:
+    def init(self, key: Keys, value: Any, whole: bool = False, mean: bool = False) -> None:
         keys, values = keys_and_values(key, value)
         firsts = [self._array(item[0] if isinstance(item, (list, tuple)) else item) for item in values]
         for name, array in zip(keys, firsts, strict=True):

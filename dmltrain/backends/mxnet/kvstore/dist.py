@@ -81,7 +81,7 @@ class MXNetKVStore(MXNetStore):
 
     # -- values ---------------------------------------------------------------------------------------------------
 
-    def init(self, key: Keys, value: Any, whole: bool = False) -> None:
+    def init(self, key: Keys, value: Any, whole: bool = False, mean: bool = False) -> None:
         """Values come from the worker with `kv_rank` 0, which may be any; so all workers must give the same values."""
         super().init(key, value)
         self._mx.nd.waitall()

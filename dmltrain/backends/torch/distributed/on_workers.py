@@ -21,8 +21,10 @@ class OptimizerOnWorkers(OverlappedOptimizer):
     """See the module."""
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, store: KVStore, mode: Mode) -> None:
-        super().__init__(model, optimizer, store, mode)
-        self._factor = 1.0 / store.num_workers if mode.average else 1.0
+        super().__init__(model, optimizer, store, mode, mean=mode.average)
+        self._factors = {  # of the values that are pulled
+            bucket: store.factor_to_mean(bucket.name) if mode.average else 1.0 for bucket in self._buckets
+        }
         self._groups: list[dict[str, Any]] | None = None  # the options of the step whose buckets are pending
         in_buckets = {parameter for bucket in self._buckets for parameter in bucket.parameters}
         self._frozen = [
@@ -89,10 +91,10 @@ class OptimizerOnWorkers(OverlappedOptimizer):
     def _take(self, bucket: Bucket, handle: Handle) -> None:
         total = handle.values[0] if handle.values else bucket.host_memory
         if not bucket.stepped:
-            bucket.take_gradients(total, self._factor)
+            bucket.take_gradients(total, self._factors[bucket])
             return
         assert self._groups is not None  # step() sets `stepped` only if it has found these options
         bucket.check_unchanged()
-        with bucket.gradients_in_place(total, self._factor):
+        with bucket.gradients_in_place(total, self._factors[bucket]):
             parts.step(self.inner, self._groups[bucket.group], bucket.parameters)
         bucket.begin()

@@ -35,7 +35,8 @@ class Mode:
 
 
 class OverlappedOptimizer(DistributedOptimizer):
-    """Base of OptimizerOnWorkers and OptimizerOnServers. `whole`: each parameter is a key of its own, on one server."""
+    """Base of OptimizerOnWorkers and OptimizerOnServers. `whole`: each parameter is a key of its own, on one server.
+    `mean`: see KVStore.init."""
 
     def __init__(
         self,
@@ -44,6 +45,7 @@ class OverlappedOptimizer(DistributedOptimizer):
         store: KVStore,
         mode: Mode,
         whole: bool = False,
+        mean: bool = False,
     ) -> None:
         super().__init__(optimizer)
         self.store = store
@@ -51,7 +53,7 @@ class OverlappedOptimizer(DistributedOptimizer):
         self._pending: dict[Bucket, Handle] = {}  # in the order of the requests
         self._buckets = make_buckets(model, optimizer, store.new_name("bucket"), single=whole)
         self._keys = [bucket.name for bucket in self._buckets]
-        store.init(self._keys, [bucket.host_weights() for bucket in self._buckets], whole=whole)
+        store.init(self._keys, [bucket.host_weights() for bucket in self._buckets], whole=whole, mean=mean)
         for bucket, memory in zip(self._buckets, store.buffers(self._keys), strict=True):
             bucket.lay_out(memory)
         self._take_first_weights()
