@@ -142,6 +142,16 @@ class KVStore:
         """The elementwise sum of all workers' arrays (float64), in every type of store. Every worker must call it."""
         return np.array(array, np.float64)
 
+    def init_gathered(self, keys: Sequence[Key], sizes: Sequence[int]) -> None:
+        """Declare keys for `gather`, with the float32 elements of each worker's part. Every worker must make the same
+        call. Raises UserError for kvstores that are not synchronous."""
+        raise NotImplementedError
+
+    def gather(self, key: Key, part: Array, priority: int = 0) -> Handle:
+        """Send this worker's `part` (elements,) of a gathered key, and receive those of all workers: after `wait`, the
+        handle's value is (workers, elements), valid until the key's next `gather`. Every worker must call it."""
+        raise NotImplementedError
+
     def broadcast(self, values: Array, needed: bool = True) -> None:
         """Replace `values`, flat bytes (uint8), by worker 0's. Every worker must call it, with as many bytes. Without
         `needed` this worker's values stay."""

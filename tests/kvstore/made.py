@@ -7,8 +7,8 @@ from dmltrain.kvstore.transport.wire import Kind
 
 
 def declared(content):
-    """A Declare; keys without "mean" are sums. Raises FrameError."""
-    content = {**content, "keys": [{"mean": False, **key} for key in content["keys"]]}
+    """A Declare; keys are sums of all workers' pushes, unless they say otherwise. Raises FrameError."""
+    content = {**content, "keys": [{"mean": False, "pusher": -1, **key} for key in content["keys"]]}
     message = decode(Kind.DECLARE, json.dumps(content).encode())
     assert isinstance(message, Declare)
     return message

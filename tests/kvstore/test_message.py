@@ -149,7 +149,18 @@ def test_a_field_too_many_or_too_few_is_named(value):
             {
                 "type": "dist_sync",
                 "staleness": 0,
-                "keys": [{"key": 0, "name": "a", "dtype": "float32", "weight": 1, "compression": {}, "slices": [], "mean": False}],
+                "keys": [
+                    {
+                        "key": 0,
+                        "name": "a",
+                        "dtype": "float32",
+                        "weight": 1,
+                        "compression": {},
+                        "slices": [],
+                        "mean": False,
+                        "pusher": -1,
+                    }
+                ],
             },
             "DECLARE: keys: weight is 1, expected true or false",
         ),
@@ -167,6 +178,7 @@ def test_a_field_too_many_or_too_few_is_named(value):
                         "compression": {},
                         "slices": [[0, 1, 2]],
                         "mean": False,
+                        "pusher": -1,
                     }
                 ],
             },

@@ -711,5 +711,72 @@ def test_a_mean_of_compressed_pushes_is_refused():
 
 def test_workers_must_agree_on_the_mean():
     core = core_of(2)
-    with pytest.raises(Rejected, match=r"worker 1 declares key 0 as 'k0' \(float32, as a mean, slices .* as 'k0' \(float32, sl"):
+    with pytest.raises(
+        Rejected, match=r"worker 1 declares key 0 as 'k0' \(float32, as a mean, slices .* as 'k0' \(float32, sl"
+    ):
         core.declare(1, as_mean(declaration()))
+
+
+# -- keys of one worker -----------------------------------------------------------------------------------------------
+
+
+def of_one(pusher=1, **changes):
+    made = declaration(sizes=(3,), weight=False)
+    return replace(made, keys=tuple(replace(key, pusher=pusher, **changes) for key in made.keys))
+
+
+def test_a_round_of_one_workers_key_is_its_push():
+    core = ServerCore(3)
+    for worker in range(3):
+        core.declare(worker, of_one())
+    assert run(core, core.pull(0, 0, 0, 1, now=1.0)) == []
+    (early,) = push(core, 1, 0, 1, [1, 2, 3], now=5.0)
+    (late,) = run(core, core.pull(2, 0, 0, 1, now=7.0))
+    assert [(reply.worker, reply.buffer.array.tolist()) for reply in (early, late)] == [(0, [1, 2, 3]), (2, [1, 2, 3])]
+    assert (early.waited, late.waited) == (4.0, 0.0), "the pull waited for the worker that pushes"
+    for reply in (early, late):
+        core.release(reply)
+    assert run(core, core.pull(0, 0, 0, 2)) == []
+    (second,) = push(core, 1, 0, 2, [4, 5, 6])
+    assert second.buffer.array.tolist() == [4, 5, 6]
+
+
+def test_a_key_of_one_worker_is_as_exact_after_many_rounds_as_its_pushes():
+    """Random orders of pushes and pulls of three workers: each pull gets the push of its clock or a later one."""
+    for seed in range(300):
+        draw, core = random.Random(seed), ServerCore(3)
+        for worker in range(3):
+            core.declare(worker, of_one())
+        clocks, asked, got = [0, 0, 0], {0: 0, 2: 0}, []
+        for _ in range(40):
+            worker = draw.randrange(3)
+            if worker == 1 and clocks[1] <= min(asked.values()):  # as in training: it needs the others' parts
+                clocks[1] += 1
+                got += push(core, 1, 0, clocks[1], [clocks[1]] * 3)
+            elif worker != 1 and asked[worker] <= clocks[1]:
+                asked[worker] += 1
+                got += run(core, core.pull(worker, 0, 0, asked[worker]))
+            while got and draw.random() < 0.7:
+                reply = got.pop(draw.randrange(len(got)))
+                assert reply.buffer.array.tolist() == [reply.clock] * 3
+                core.release(reply)
+
+
+def test_only_its_worker_may_push_it():
+    core = ServerCore(3)
+    for worker in range(3):
+        core.declare(worker, of_one())
+    with pytest.raises(Rejected, match="worker 2 pushes key 'k0' slice 0, which only worker 1 may push"):
+        push(core, 2, 0, 1, [1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    "pusher, changes, said",
+    [
+        (3, {}, "pushed by worker 3, which is not in this job"),
+        (1, {"weight": True}, "worker 1 alone cannot push a weight"),
+    ],
+)
+def test_a_key_of_no_worker_and_a_weight_of_one_are_refused(pusher, changes, said):
+    with pytest.raises(Rejected, match=said):
+        ServerCore(3).declare(0, of_one(pusher, **changes))

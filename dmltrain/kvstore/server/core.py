@@ -108,7 +108,7 @@ class ServerCore:
     def _new(self, entry: Key, length: int) -> ServerSlice:
         codec = codecs.make(entry.compression)
         result = codec and codec.of_sum(self.num_workers)
-        zeros = {worker: 0 for worker in self.workers.ranks}
+        zeros = {worker: 0 for worker in self._pushers(entry)}
         at_once = entry.weight and not self._declared.synchronous
         factor = 1.0 / self.num_workers if entry.mean else 1.0
         slice_ = ServerSlice(
@@ -119,6 +119,14 @@ class ServerCore:
         if result and result.needs_residual and slice_.step is None:
             slice_.residual = np.zeros(length, np.float32)
         return slice_
+
+    def _pushers(self, entry: Key) -> Sequence[int]:
+        """The workers whose pushes make a round of the key. Raises Rejected."""
+        if entry.pusher < 0:
+            return self.workers.ranks
+        if entry.pusher not in self.workers.ranks:
+            raise Rejected(f"key {entry.key} is pushed by worker {entry.pusher}, which is not in this job")
+        return (entry.pusher,)
 
     def initialise(self, worker: int, key: int, index: int, data: Array) -> None:
         """Set the initial value of a slice. A later call has no effect on weights; it sets other values anew, which
@@ -205,6 +213,11 @@ class ServerCore:
             raise Rejected(
                 f"worker {covers[0]} sent the learning rate {rate} with {self._declared.describe(key, index)}, "
                 "expected a finite number: look at how that worker computes it"
+            )
+        if not slice_.clocks.keys() >= set(covers):
+            raise Rejected(
+                f"worker {covers[0]} pushes {self._declared.describe(key, index)}, which only worker "
+                f"{min(slice_.clocks)} may push"
             )
         clocks = {slice_.clocks[each] for each in covers}
         if clock <= min(clocks):  # a repeated push counts once
@@ -319,7 +332,8 @@ class ServerCore:
             hosts = [[slice_.queue.popleft()]] if slice_.queue else []
         elif len(slice_.rounds.get(slice_.completed + 1, ())) == len(slice_.clocks):
             by_worker = slice_.rounds.pop(slice_.completed + 1)
-            hosts = [list(dict.fromkeys(by_worker[worker] for worker in host)) for host in self.workers.hosts]
+            present = [[by_worker[worker] for worker in host if worker in by_worker] for host in self.workers.hosts]
+            hosts = [list(dict.fromkeys(pushes)) for pushes in present if pushes]
         else:
             hosts = []
         if not hosts:
@@ -374,7 +388,9 @@ class ServerCore:
         others = max(0, slice_.steps - slice_.seen.get(worker, 0) - 1)  # steps by others since this worker's last pull
         slice_.seen[worker] = slice_.steps
         waited = worked = 0.0
-        if arrival := slice_.arrived.get(worker):
+        if worker not in slice_.clocks:
+            waited = max(0.0, next(iter(slice_.arrived.values())).since - asked) if slice_.arrived else 0.0
+        elif arrival := slice_.arrived.get(worker):
             if not slice_.at_once:
                 waited, worked = arrival.behind, arrival.applied - arrival.complete
             else:  # each push is a step; a worker waits for others, if at all, after its own step

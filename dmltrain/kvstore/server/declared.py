@@ -115,6 +115,8 @@ def _check(entry: Key) -> None:
         raise Rejected(f"key {entry.key}: {error}") from error
     if coded and entry.dtype != "float32":
         raise Rejected(f"key {entry.key}: only float32 can be compressed, this key is {entry.dtype}")
+    if entry.pusher >= 0 and entry.weight:
+        raise Rejected(f"key {entry.key}: worker {entry.pusher} alone cannot push a weight")
     if coded and entry.mean:
         raise Rejected(f"key {entry.key}: a server takes no mean of compressed pushes, only their sum")
 

@@ -241,6 +241,7 @@ class Key:
     compression: Mapping[str, Any]  # see codec.make
     slices: tuple[tuple[int, int], ...]
     mean: bool = False  # a round's value is the mean of all workers' pushes, unless an optimizer steps
+    pusher: int = -1  # the only worker that pushes this key, of which a round is that push; -1: every worker does
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ class Entry:
     compression: dict[str, Any]
     is_weight: bool
     mean: bool = False  # the servers divide each round's sum by the number of workers
+    pusher: int = -1  # the only worker that pushes it; -1: all do
     clock: int = 0
     unpushed: bool = True  # no push since init or a loaded state
     priority: int = 0  # of the last push: its pull must not overtake it
@@ -46,7 +47,9 @@ def declared(name: Key, entry: Entry, here: list[WorkerSlice], is_relay: bool) -
     compression = entry.compression if any(slice_.codec for slice_ in here) else {"type": "none"}
     slices = tuple((slice_.range.index, slice_.range.length) for slice_ in here)
     mean = entry.mean and not is_relay
-    return message.Key(entry.number, str(name), entry.dtype.name, entry.is_weight, compression, slices, mean)
+    return message.Key(
+        entry.number, str(name), entry.dtype.name, entry.is_weight, compression, slices, mean, entry.pusher
+    )
 
 
 def joined(kept: list[tuple[Array, int] | None], entry: Entry, ways: list[Way]) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,8 @@ from dmltrain.kvstore.worker.entry import Entry, declared
 from dmltrain.kvstore.worker.routes import Routes, Way
 from dmltrain.kvstore.worker.server_link import ServerLink, WorkerSlice
 
+NONE: dict[str, Any] = {"type": "none"}
+FLOAT = np.dtype(np.float32)
 FIRST_SUM = 1 << 31  # first number of keys that are not weights, so that the numbers of weights never depend on them
 
 
@@ -30,7 +32,7 @@ class Entries:
     kind: str
     staleness: float
     seconds: float
-    _compression: dict[str, Any] = field(default_factory=lambda: {"type": "none"})
+    _compression: dict[str, Any] = field(default_factory=lambda: NONE)
     _by_name: dict[Key, Entry] = field(default_factory=dict)
     _loads: list[int] = field(init=False)  # bytes on each server
 
@@ -78,6 +80,19 @@ class Entries:
         if is_weight and self.routes.host:
             self._declare_to(self.routes.host, new, lambda entry: entry.ways, is_relay=True)
 
+    def declare_parts(self, names: list[Key], sizes: Sequence[int], servers: Sequence[int]) -> None:
+        """Declare float32 keys that are pushed by one worker each, the first by worker 0: their sizes in elements, and
+        the server of each. Waits for no answer."""
+        first = FIRST_SUM + sum(not entry.is_weight for entry in self)
+        for pusher, (name, size, server) in enumerate(zip(names, sizes, servers, strict=True)):
+            ranges = sharding.cut_on(server, first + pusher, size, FLOAT.itemsize)
+            slices = [WorkerSlice(each, FLOAT, None, None) for each in ranges]
+            self._by_name[name] = Entry(
+                first + pusher, size, FLOAT, slices, self.routes.direct(slices), NONE, False, pusher=pusher
+            )
+        for link in self.routes.servers:
+            self._declare_to(link, names, lambda entry: entry.ways)
+
     def _declare_to(
         self, link: ServerLink, names: list[Key], ways: Callable[[Entry], list[Way]], is_relay: bool = False
     ) -> None:
@@ -92,7 +107,7 @@ class Entries:
 
     def _entry(self, number: int, array: Array, ranges: list[sharding.Slice], is_weight: bool, mean: bool) -> Entry:
         compresses = is_weight and array.dtype == np.float32
-        compression = self._compression if compresses else {"type": "none"}
+        compression = self._compression if compresses else NONE
         codec = codecs.make(compression)
         result = codec and codec.of_sum(self.num_workers)
         slices = [

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 MAX_BYTES = 4 << 20  # of a slice
 MIN_BYTES = 1 << 18  # of a slice of a key that is split; slices are multiples of it, and it of a codec's groups
+PART_BYTES = 1 << 20  # of a slice of a key that is on one server
 SLICES_PER_SERVER = 24  # at least, if the keys are large enough: for an even load, and so that transfers overlap
 
 
@@ -51,6 +52,15 @@ def cut(
     for key, start, length, _ in ranges:
         plan[key].append(Slice(first_key + key, len(plan[key]), start, length, placed[key, start]))
     return plan
+
+
+def cut_on(server: int, key: int, size: int, itemsize: int, slice_bytes: int = PART_BYTES) -> list[Slice]:
+    """The slices of a key of `size` elements of `itemsize` bytes, all on one server."""
+    length = _elements(itemsize, slice_bytes)
+    return [
+        Slice(key, index, start, min(size - start, length), server)
+        for index, start in enumerate(range(0, max(size, 1), length))
+    ]
 
 
 def slice_size(total: int, servers: int) -> int:

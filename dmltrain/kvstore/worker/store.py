@@ -19,6 +19,7 @@ from dmltrain.kvstore.waiting import Waits
 from dmltrain.kvstore.worker.bound import Bound, Carried
 from dmltrain.kvstore.worker.broadcast import Broadcast
 from dmltrain.kvstore.worker.entry import cut
+from dmltrain.kvstore.worker.gathering import Gathering
 from dmltrain.kvstore.worker.keys import Entries
 from dmltrain.kvstore.worker.membership import Membership
 from dmltrain.kvstore.worker.routes import Sharing
@@ -48,6 +49,7 @@ class DistKVStore(KVStore):
         seconds = environment.wait_seconds
         self._entries = Entries(self._routes, self.num_workers, self.kvstore_type.name, staleness, seconds)
         self._transfers = Transfers(self._member, self._entries, sharing.arena, self.kvstore_type.synchronous, seconds)
+        self._gathering = Gathering(self._member, self._entries, self._transfers, self.rank)
         self._broadcast = Broadcast(self._member, self._entries, self._transfers.pull, self.rank, seconds)
         self._states = States(
             self._member, self._entries, self._transfers.all_reduce, self.rank, self.num_workers, seconds
@@ -97,6 +99,14 @@ class DistKVStore(KVStore):
 
     def buffers(self, keys: Sequence[Key]) -> list[Array]:
         return self._transfers.buffers(keys)
+
+    def init_gathered(self, keys: Sequence[Key], sizes: Sequence[int]) -> None:
+        if not self.kvstore_type.synchronous:
+            raise UserError(f"kvstore {self.type} gathers no values of all workers: use dist_sync")
+        self._gathering.init(keys, sizes)
+
+    def gather(self, key: Key, part: Array, priority: int = 0) -> Handle:
+        return self._gathering.gather(key, part, priority)
 
     def set_gradient_compression(self, parameters: dict[str, Any]) -> None:
         self._entries.compress(parameters)

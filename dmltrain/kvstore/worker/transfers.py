@@ -76,6 +76,16 @@ class Transfers:
     def buffers(self, keys: Sequence[Key]) -> list[Array]:
         return [self._buffer(self._entries.find(name)) for name in keys]
 
+    def memory(self, key: Key) -> Array:
+        """Flat memory (elements,) from which the key can be pushed without a copy; each call gives another."""
+        return self._memory(self._entries.find(key))[1]
+
+    def pull_next(self, keys: list[Key], targets: list[Array], priority: int) -> Handle:
+        """Receive keys that other workers push, after the next push of each."""
+        for entry in map(self._entries.find, keys):
+            entry.clock, entry.priority, entry.pushed = entry.clock + 1, priority, time.perf_counter()
+        return self.pull(keys, targets, priority)
+
     def barrier(self) -> None:
         since = time.perf_counter()
         self._member.barrier()
@@ -83,12 +93,16 @@ class Transfers:
 
     def _buffer(self, entry: Entry) -> Array:
         if entry.buffer is None:
-            size = entry.size * entry.dtype.itemsize
-            shared = self._arena is not None and any(link.link.own_arena for link, _ in entry.ways)
-            taken = self._arena.take(size) if self._arena and shared else None
-            entry.offset, memory = taken if taken else (None, np.empty(size, np.uint8))
-            entry.buffer = memory.view(entry.dtype)
+            entry.offset, entry.buffer = self._memory(entry)
         return entry.buffer
+
+    def _memory(self, entry: Entry) -> tuple[int | None, Array]:
+        """Memory to push the key from, and its offset if it is shared with a server."""
+        size = entry.size * entry.dtype.itemsize
+        shared = self._arena is not None and any(link.link.own_arena for link, _ in entry.ways)
+        taken = self._arena.take(size) if self._arena and shared else None
+        offset, memory = taken if taken else (None, np.empty(size, np.uint8))
+        return offset, memory.view(entry.dtype)
 
     def _handle(self, keys: list[Key]) -> Handle:
         slices = sum(len(self._entries.find(name).slices) for name in keys)
@@ -183,4 +197,4 @@ def _check_size(name: Key, entry: Entry, array: Array) -> None:
 
 
 def _names(keys: list[Key]) -> str:
-    return f"key {keys[0]!r}" if len(keys) == 1 else f"{len(keys)} keys from {keys[0]!r} on"
+    return f"{len(keys)} keys from {keys[0]!r} on" if len(keys) > 1 else f"key {keys[0]!r}" if keys else "no keys"

@@ -37,4 +37,3 @@ def step(optimizer: torch.optim.Optimizer, options: dict[str, Any], parameters: 
         plain_step.step(optimizer)
     finally:
         optimizer.param_groups = whole
-

@@ -1,0 +1,79 @@
+"""Values of all workers side by side (an all-gather), through the servers.
+
+Each worker's part is a key of its own, which only this worker pushes. It lies on a server of the worker's own host, if
+there is one; so a part crosses the network once for each other worker that pulls it. The other workers' parts are
+received into the rows of one array; a worker's own part is copied there.
+
+A worker's push may still be under way when it has all other parts. It is sent from one of two buffers, so that the next
+part does not overwrite it; when the part after that is pushed, all other workers have used this one, because they have
+pushed their own next parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dmltrain.arrays import Array
+from dmltrain.kvstore.base import Handle, Key
+from dmltrain.kvstore.transport.message import Start
+from dmltrain.kvstore.worker.keys import Entries
+from dmltrain.kvstore.worker.membership import Membership
+from dmltrain.kvstore.worker.transfers import Transfers
+
+
+@dataclass(eq=False)
+class Gathered:
+    """One gathered key on a worker: the keys of the parts by rank."""
+
+    parts: list[Key]
+    rows: Array  # (workers, elements) float32
+    sending: tuple[Array, Array]  # (elements,), in turns
+    turn: int = 0
+
+
+@dataclass(eq=False)
+class Gathering:
+    """The gathered keys of the worker `rank`."""
+
+    member: Membership
+    entries: Entries
+    transfers: Transfers
+    rank: int
+    _keys: dict[Key, Gathered] = field(default_factory=dict)
+
+    def init(self, keys: Sequence[Key], sizes: Sequence[int]) -> None:
+        """Declare keys with their elements of each worker. Every worker must make the same call."""
+        servers = servers_of(self.member.start)
+        for key, size in zip(keys, sizes, strict=True):
+            parts: list[Key] = [f"{key} of worker {rank}" for rank in range(len(servers))]
+            places = [near[len(self._keys) % len(near)] for near in servers]
+            self.entries.declare_parts(parts, [size] * len(parts), places)
+            own = parts[self.rank]
+            sending = self.transfers.memory(own), self.transfers.memory(own)
+            self._keys[key] = Gathered(parts, np.zeros((len(parts), size), np.float32), sending)
+        self.member.flush()
+        self.transfers.barrier()
+
+    def gather(self, key: Key, part: Array, priority: int) -> Handle:
+        """See KVStore.gather."""
+        gathered = self._keys[key]
+        sending, gathered.turn = gathered.sending[gathered.turn], 1 - gathered.turn
+        sending[:] = gathered.rows[self.rank] = part
+        self.transfers.push(gathered.parts[self.rank], sending, priority, -1.0)
+        others = [rank for rank in range(len(gathered.parts)) if rank != self.rank]
+        parts, rows = [gathered.parts[rank] for rank in others], [gathered.rows[rank] for rank in others]
+        handle = self.transfers.pull_next(parts, rows, priority)
+        handle.values.append(gathered.rows)
+        return handle
+
+
+def servers_of(start: Start) -> list[list[int]]:
+    """For each worker the servers on its host; if there are none, one server of another host."""
+    near = [
+        [number for number, server in enumerate(start.servers) if worker.host_id and server.host_id == worker.host_id]
+        for worker in start.workers
+    ]
+    return [each or [rank % len(start.servers)] for rank, each in enumerate(near)]

@@ -1,0 +1,86 @@
+"""Values of all workers side by side, through real sockets and shared memory, in one process."""
+
+import random
+import time
+
+import numpy as np
+import pytest
+
+from dmltrain.errors import UserError
+from dmltrain.kvstore.worker.gathering import servers_of
+from tests.kvstore.made import start
+from tests.kvstore.whole_job import WholeJob
+
+PART = 600_000  # elements: three slices
+
+
+@pytest.fixture
+def job(request):
+    made = WholeJob(**request.param)
+    yield made
+    made.close()
+
+
+def part_of(rank, step, size=PART):
+    return np.random.default_rng([rank, step]).standard_normal(size).astype(np.float32)
+
+
+def gathered(store, steps=4):
+    """The values of two keys in each step, and whether they were all as expected. The workers are late at random."""
+    draw, sizes = random.Random(store.rank), {"a": PART, "b": 5}
+    store.init_gathered(list(sizes), list(sizes.values()))
+    for step in range(steps):
+        time.sleep(draw.random() * 0.02)
+        parts = {key: part_of(store.rank, step, size) for key, size in sizes.items()}
+        handles = {key: store.gather(key, parts[key], priority=-ord(key)) for key in sizes}
+        for key, handle in handles.items():
+            parts[key][:] = np.nan  # the caller may use its memory again
+            handle.wait()
+            expected = np.stack([part_of(rank, step, sizes[key]) for rank in range(store.num_workers)])
+            if handle.values[0].tobytes() != expected.tobytes():
+                return f"worker {store.rank}: {key!r} is wrong in step {step}"
+    store.close()
+    return "equal"
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"workers": 3, "servers": 2},
+        {"workers": 3, "servers": 2, "transport": "tcp"},
+        {"workers": 2, "servers": 2, "far": 1},
+        {"workers": 1, "servers": 1},
+    ],
+    ids=["shared memory", "tcp", "a far server", "one worker"],
+    indirect=True,
+)
+def test_every_worker_gets_all_parts_of_each_step(job):
+    assert set(job.all(gathered)) == {"equal"}
+    assert job.ended() == [""] * (1 + len(job.servers))
+
+
+@pytest.mark.parametrize("job", [{"workers": 2, "servers": 1}], indirect=True)
+def test_gathered_keys_change_neither_weights_nor_sums(job):
+    def all_of_it(store):
+        store.init_gathered(["part"], [3])
+        store.init(["w"], [np.zeros(4, np.float32)])
+        total, own = np.zeros(4, np.float32), np.full(4, store.rank + 1, np.float32)
+        handle = store.gather("part", np.full(3, store.rank, np.float32))
+        store.pushpull("w", own, total)
+        handle.wait()
+        return total.tolist(), handle.values[0].tolist(), store.all_reduce("n", np.ones(1)).tolist()
+
+    assert job.all(all_of_it) == [([3.0] * 4, [[0.0] * 3, [1.0] * 3], [2.0])] * 2
+
+
+@pytest.mark.parametrize("job", [{"kind": "dist_async", "staleness": float("inf"), "workers": 1}], indirect=True)
+def test_a_kvstore_without_rounds_gathers_nothing(job):
+    with pytest.raises(UserError, match="kvstore dist_async gathers no values of all workers: use dist_sync"):
+        job.stores[0].init_gathered(["a"], [3])
+
+
+def test_parts_lie_on_servers_of_their_workers_hosts():
+    message = start(
+        [("h1", ""), ("h2", ""), ("h3", ""), ("", "")], [("", 1, "", "h2"), ("", 2, "", "h1"), ("", 3, "", "h1")]
+    )
+    assert servers_of(message) == [[1, 2], [0], [2], [0]]
