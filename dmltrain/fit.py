@@ -201,6 +201,7 @@ def introduce(run: Run, command: str) -> None:
         f"seed {options.seed}",
         *emulation.describe(options),
         *other_rank(run),
+        *run.trainer.choices(),
         f"Start training with {devices}, {run.store.num_workers} workers, {options.kv_store}",
     ):
         run.log.info(line)

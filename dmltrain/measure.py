@@ -132,6 +132,7 @@ def slice_bytes(network: Network, options: Options) -> list[int]:
         staleness=None,
         dtype="float32",
         compile=0,
+        factors="off",
         gpus=(),
         devices=("cpu",),
     )  # on the CPU: a GPU's memory may have no room for a second network

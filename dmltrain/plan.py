@@ -5,11 +5,11 @@ A step (an iteration) is one update of the weights. It has one batch of each wor
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from dmltrain import schedule
+from dmltrain.backends.backend import batches_of_a_step
 from dmltrain.checkpoint import Saved
 from dmltrain.options import Options
 from dmltrain.schedule import Schedule
@@ -69,7 +69,7 @@ class Plan:
 def plan_of(options: Options, batches: int, num_workers: int) -> Plan:
     """The plan of a run whose workers have `batches` in an epoch. As in MXNet's fit.py, --macrobatch-size is rounded up
     to whole batches of all workers."""
-    group = max(1, math.ceil(options.macrobatch_size / (options.batch_size * num_workers)))
+    group = batches_of_a_step(options, num_workers)
     steps = Plan(batches, group).steps
     return Plan(batches, group, options.max_iter or options.num_epochs * steps)
 

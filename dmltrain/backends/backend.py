@@ -6,7 +6,8 @@ methods import it when they are called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -35,6 +36,7 @@ class Capabilities:
     transports: tuple[str, ...]  # to servers: auto, tcp, shm
     suffix: str  # of its checkpoint files
     compile: bool = False  # whether it can compile networks
+    factors: bool = False  # whether dense layers can send sufficient factors
     host_sum: bool = False  # whether gradients of a host's workers are summed there before they go to other hosts
     residuals: bool = False  # whether checkpoints hold all workers' residuals of gradient compression
     update_on_kvstore: bool = False  # the default, without an option and an environment variable
@@ -74,7 +76,16 @@ class Settings(Protocol):
     @property
     def gc_ratio(self) -> float: ...
     @property
+    def factors(self) -> str: ...
+    @property
+    def macrobatch_size(self) -> int: ...
+    @property
     def top_k(self) -> int: ...
+
+
+def batches_of_a_step(settings: Settings, num_workers: int) -> int:
+    """How many batches of all workers make a step: as many as --macrobatch-size needs, or one."""
+    return max(1, math.ceil(settings.macrobatch_size / (settings.batch_size * num_workers)))
 
 
 @dataclass(frozen=True)
@@ -144,6 +155,9 @@ class Trainer(Protocol):
 
     def describe(self) -> str:
         """The framework, its version and its threads, for the log."""
+
+    def choices(self) -> Sequence[str]:
+        """What it has decided before the first step, a line each, for the log."""
 
     def device_memory(self) -> float | None:
         """MiB on this worker's GPUs; None on the CPU."""

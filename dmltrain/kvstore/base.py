@@ -147,14 +147,22 @@ class KVStore:
         call. Raises UserError for kvstores that are not synchronous."""
         raise NotImplementedError
 
-    def gather(self, key: Key, part: Array, priority: int = 0) -> Handle:
-        """Send this worker's `part` (elements,) of a gathered key, and receive those of all workers: after `wait`, the
-        handle's value is (workers, elements), valid until the key's next `gather`. Every worker must call it."""
+    def gather(self, keys: Sequence[Key], parts: Sequence[Array], priority: int = 0) -> Handle:
+        """Send this worker's parts (elements,) of gathered keys, and receive those of all workers: after `wait`, the
+        handle's values are (workers, elements), valid until the key's next `gather`. Every worker must call it."""
         raise NotImplementedError
 
     def broadcast(self, values: Array, needed: bool = True) -> None:
         """Replace `values`, flat bytes (uint8), by worker 0's. Every worker must call it, with as many bytes. Without
         `needed` this worker's values stay."""
+
+    def link_rate(self) -> float:
+        """Bytes/s that this worker's host can send over the network, as `measure_limits` found; 0 if not measured."""
+        return 0.0
+
+    def wire_ratio(self, elements: int) -> float:
+        """Bytes of a float32 weight's pushes and results on the wire, over those without gradient compression."""
+        return 1.0
 
     def set_optimizer(self, spec: dict[str, Any]) -> None:
         """Run the optimizer in the store: {"name": "sgd", "lr": 0.1, "momentum": 0.9, ...}; JSON values only."""

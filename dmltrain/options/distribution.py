@@ -21,7 +21,9 @@ FEWER_CODECS = "; ".join(
 # Names of kvstore types, for help texts: those with --staleness, with --update-on-kvstore, with --host-sum.
 WITH_STALENESS = ", ".join(types.names(lambda each: each.takes_staleness))
 WITH_UPDATE_ON_KVSTORE = ", ".join(types.names(lambda each: len(each.optimizer_on) > 1))
+WITH_FACTORS = ", ".join(types.names(lambda each: each.distributed and "workers" in each.optimizer_on))
 WITH_HOST_SUM = ", ".join(types.names(lambda each: each.sums_in_host))
+FACTORS = ("off", "auto")
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,13 @@ class DistributionOptions:
     )
     gc_ratio: float = option(
         "Distribution", "topk: fraction of a gradient's elements to send", number(0.0, above=True), 0.01
+    )
+    factors: str = option(
+        "Distribution",
+        f"{WITH_FACTORS}: auto lets each dense layer send sufficient factors in place of its gradient where that is "
+        "faster; the log says which layers do, and why",
+        one_of("factors", FACTORS),
+        "off",
     )
     transport: str | None = option(
         "Distribution",

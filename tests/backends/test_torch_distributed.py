@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 from torch import nn  # noqa: E402
 
-from dmltrain.backends.torch.distributed import buckets, distribute  # noqa: E402
+from dmltrain.backends.torch.distributed import distribute, layout  # noqa: E402
 from dmltrain.errors import UserError  # noqa: E402
 
 
@@ -200,7 +200,7 @@ def test_buckets_are_of_a_mebibyte_and_one_kind_in_the_models_order():
     quarter = 1 << 16  # float32 elements
     sizes = [quarter, 2 * quarter, quarter, 1, 8 * quarter, 3]
     model = nn.ParameterList([nn.Parameter(torch.zeros(size)) for size in sizes])
-    made = buckets.make_buckets(model, torch.optim.SGD(reversed(list(model)), lr=1.0), "b")
+    made = layout.make_buckets(model, torch.optim.SGD(reversed(list(model)), lr=1.0), "b")
     assert lengths(made) == [sizes[:3], [1], [8 * quarter], [3]]
     assert [bucket.name for bucket in made] == ["b.0", "b.1", "b.2", "b.3"]
     assert [bucket.priority for bucket in made] == [4, 3, 2, 1], "what the next forward reads first comes first"
@@ -208,19 +208,19 @@ def test_buckets_are_of_a_mebibyte_and_one_kind_in_the_models_order():
         [nn.Parameter(torch.zeros(3 + n, dtype=(torch.float32, torch.float64)[n % 2])) for n in range(4)]
     )
     model[2].requires_grad = False
-    made = buckets.make_buckets(model, torch.optim.SGD(list(model), lr=1.0), "b")
+    made = layout.make_buckets(model, torch.optim.SGD(list(model), lr=1.0), "b")
     assert lengths(made) == [[3], [4, 6]]
     groups = [{"params": [model[3]]}, {"params": [model[0], model[1]]}]
-    made = buckets.make_buckets(model, torch.optim.SGD(groups, lr=1.0), "b")
+    made = layout.make_buckets(model, torch.optim.SGD(groups, lr=1.0), "b")
     assert [(bucket.group, lengths([bucket])[0]) for bucket in made] == [(1, [3]), (1, [4]), (0, [6])]
 
 
 def test_weights_that_cannot_be_in_buckets_are_named():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).half())
     with pytest.raises(UserError, match=r"parameter 1.weight is torch.float16, expected float32 or float64"):
-        buckets.make_buckets(model, torch.optim.SGD(model.parameters(), lr=1.0), "b")
+        layout.make_buckets(model, torch.optim.SGD(model.parameters(), lr=1.0), "b")
     with pytest.raises(UserError, match="the optimizer has 2 parameters that are not the model's"):
-        buckets.make_buckets(model[0], torch.optim.SGD(model.parameters(), lr=1.0), "b")
+        layout.make_buckets(model[0], torch.optim.SGD(model.parameters(), lr=1.0), "b")
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_weights_that_cannot_be_in_buckets_are_named():
 def test_weights_keep_their_order_in_memory_where_it_is_dense(weight, kept):
     model = nn.ParameterList([nn.Parameter(torch.ones(2)), nn.Parameter(weight)])
     strides, values = model[1].stride(), model[1].detach().clone()
-    (bucket,) = buckets.make_buckets(model, torch.optim.SGD(model.parameters(), lr=1.0), "b")
+    (bucket,) = layout.make_buckets(model, torch.optim.SGD(model.parameters(), lr=1.0), "b")
     assert (model[1].stride() == strides) == kept
     flat = bucket.host_weights()
     assert flat[:2].tolist() == [1.0, 1.0]
@@ -248,7 +248,7 @@ def test_weights_keep_their_order_in_memory_where_it_is_dense(weight, kept):
 
 def test_weights_that_are_pulled_lie_where_the_values_arrive():
     model = nn.Linear(3, 2)
-    (bucket,) = buckets.make_buckets(model, torch.optim.SGD(model.parameters(), lr=1.0), "b")
+    (bucket,) = layout.make_buckets(model, torch.optim.SGD(model.parameters(), lr=1.0), "b")
     bucket.lay_out(bucket.host_weights())
     before = model.weight.detach().clone()
     bucket.adopt_weights()

@@ -13,7 +13,8 @@ from torch import nn  # noqa: E402
 
 from dmltrain import kvstore, models  # noqa: E402
 from dmltrain.backends.torch import trainer as backend  # noqa: E402
-from dmltrain.backends.torch.distributed import buckets, distribute  # noqa: E402
+from dmltrain.backends.torch.distributed import distribute, layout  # noqa: E402
+from dmltrain.kvstore import Handle  # noqa: E402
 from dmltrain.layers import Dense, Flatten, Network, chain  # noqa: E402
 from dmltrain.options import parse  # noqa: E402
 from tests.backends.served_store import ServedStore  # noqa: E402
@@ -137,7 +138,7 @@ def test_gradients_are_not_sent_early_when_that_is_off(job):
 
 
 def bucket_of(model):
-    (made,) = buckets.make_buckets(model, torch.optim.SGD(model.parameters(), lr=1.0), "b")
+    (made,) = layout.make_buckets(model, torch.optim.SGD(model.parameters(), lr=1.0), "b")
     made.lay_out(made.host_weights())
     return made
 
@@ -149,11 +150,13 @@ def test_a_sum_replaces_the_gradient_and_is_copied_only_to_scale_it(factor):
     total = np.array([2, 4, 6], np.float32)
     total.flags.writeable = False  # a server's memory
     model.weight.grad = before = torch.zeros(1, 2)
+    handle = Handle(0, "sum", 1.0)
+    handle.values = [total]
     torch.set_warn_always(True)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            with bucket.gradients_in_place(total, factor):
+            with bucket.result_in_place(handle, factor):
                 assert model.weight.grad.tolist() == [[2 * factor, 4 * factor]]
                 assert model.bias.grad.tolist() == [6 * factor]
                 assert (model.weight.grad.data_ptr() == total.ctypes.data) == (factor == 1.0)

@@ -32,7 +32,7 @@ def gathered(store, steps=4):
     for step in range(steps):
         time.sleep(draw.random() * 0.02)
         parts = {key: part_of(store.rank, step, size) for key, size in sizes.items()}
-        handles = {key: store.gather(key, parts[key], priority=-ord(key)) for key in sizes}
+        handles = {key: store.gather([key], [parts[key]], priority=-ord(key)) for key in sizes}
         for key, handle in handles.items():
             parts[key][:] = np.nan  # the caller may use its memory again
             handle.wait()
@@ -65,7 +65,7 @@ def test_gathered_keys_change_neither_weights_nor_sums(job):
         store.init_gathered(["part"], [3])
         store.init(["w"], [np.zeros(4, np.float32)])
         total, own = np.zeros(4, np.float32), np.full(4, store.rank + 1, np.float32)
-        handle = store.gather("part", np.full(3, store.rank, np.float32))
+        handle = store.gather(["part"], [np.full(3, store.rank, np.float32)])
         store.pushpull("w", own, total)
         handle.wait()
         return total.tolist(), handle.values[0].tolist(), store.all_reduce("n", np.ones(1)).tolist()

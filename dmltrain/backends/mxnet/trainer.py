@@ -279,6 +279,9 @@ class MXNetTrainer:
     def describe(self) -> str:
         return f"mxnet {mx.__version__}, {mx.base._LIB.omp_get_max_threads()} threads"
 
+    def choices(self) -> list[str]:
+        return []
+
     def device_memory(self) -> float | None:
         """MiB in use on this worker's GPUs by all programs; None on the CPU."""
         found = [mx.context.gpu_memory_info(each.device_id) for each in self._contexts if each.device_type == "gpu"]

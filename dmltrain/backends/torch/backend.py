@@ -34,6 +34,7 @@ class TorchBackend:
         transports=TRANSPORTS,
         suffix=".pt",
         compile=True,
+        factors=True,
         host_sum=True,
         residuals=True,
     )

@@ -8,7 +8,6 @@ _use_grad_for_differentiable.)
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
 from collections.abc import Callable
@@ -61,10 +60,4 @@ def step(optimizer: Optimizer) -> None:
     """A step of an optimizer for which that `is_possible`, with its name in profiles as usual."""
     optimizer._opt_called = True  # type: ignore[attr-defined]  # for the schedulers' warning about the order of calls
     with record_function(f"Optimizer.step#{type(optimizer).__name__}.step"), torch.no_grad():
-        _plain(type(optimizer))(optimizer)
-
-
-@functools.cache
-def _plain(kind: type[Optimizer]) -> Callable[[Optimizer], Any]:
-    plain: Callable[[Optimizer], Any] = inspect.unwrap(kind.step)
-    return plain
+        inspect.unwrap(type(optimizer).step)(optimizer)

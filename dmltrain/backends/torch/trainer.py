@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from dmltrain.arrays import Array
 from dmltrain.backends import weights
-from dmltrain.backends.backend import CommonArray, Pace, Settings
+from dmltrain.backends.backend import CommonArray, Pace, Settings, batches_of_a_step
 from dmltrain.backends.device import gpu_index
 from dmltrain.backends.torch import distributed
 from dmltrain.backends.torch import layers as torch_layers
@@ -101,6 +101,7 @@ class TorchTrainer:
             overlap=single,
             update_on_kvstore=bool(settings.update_on_kvstore),
             defer=single and not settings.compile,
+            factors=_rows(settings, store),
         )
 
     def _loss_scale(self, inner: torch.optim.Optimizer, settings: Settings, store: KVStore) -> LossScale:
@@ -305,6 +306,9 @@ class TorchTrainer:
         names = sorted({torch.cuda.get_device_name(each) for each in self._devices if each.type == "cuda"})
         return ", ".join([f"torch {torch.__version__}", f"{torch.get_num_threads()} threads", *names])
 
+    def choices(self) -> list[str]:
+        return [f"Layer {each}" for each in self._optimizer.choices]
+
     def device_memory(self) -> float | None:
         """Peak MiB allocated on this worker's GPUs; None on the CPU."""
         used = [torch.cuda.max_memory_allocated(each) for each in self._devices if each.type == "cuda"]
@@ -351,6 +355,11 @@ def compression(settings: Settings, store: KVStore) -> dict[str, Any]:
         return {"type": settings.gc_type}
     samples = settings.batch_size * (store.num_workers if store.kvstore_type.synchronous else 1)
     return {"type": settings.gc_type, parameter.name: value / samples if parameter.of_gradients else value}
+
+
+def _rows(settings: Settings, store: KVStore) -> int:
+    """The samples of a worker's step, if dense layers may send factors."""
+    return 0 if settings.factors == "off" else settings.batch_size * batches_of_a_step(settings, store.num_workers)
 
 
 def count(logits: torch.Tensor, labels: torch.Tensor, loss: torch.Tensor, top_k: int) -> torch.Tensor:

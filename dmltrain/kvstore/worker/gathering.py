@@ -33,6 +33,12 @@ class Gathered:
     sending: tuple[Array, Array]  # (elements,), in turns
     turn: int = 0
 
+    def place(self, rank: int, part: Array) -> Array:
+        """Copy this worker's part to where it is read, and to where it is sent from, which is returned."""
+        sending, self.turn = self.sending[self.turn], 1 - self.turn
+        sending[:] = self.rows[rank] = part
+        return sending
+
 
 @dataclass(eq=False)
 class Gathering:
@@ -57,16 +63,15 @@ class Gathering:
         self.member.flush()
         self.transfers.barrier()
 
-    def gather(self, key: Key, part: Array, priority: int) -> Handle:
+    def gather(self, keys: Sequence[Key], parts: Sequence[Array], priority: int) -> Handle:
         """See KVStore.gather."""
-        gathered = self._keys[key]
-        sending, gathered.turn = gathered.sending[gathered.turn], 1 - gathered.turn
-        sending[:] = gathered.rows[self.rank] = part
-        self.transfers.push(gathered.parts[self.rank], sending, priority, -1.0)
-        others = [rank for rank in range(len(gathered.parts)) if rank != self.rank]
-        parts, rows = [gathered.parts[rank] for rank in others], [gathered.rows[rank] for rank in others]
-        handle = self.transfers.pull_next(parts, rows, priority)
-        handle.values.append(gathered.rows)
+        gathered = [self._keys[key] for key in keys]
+        own = [each.place(self.rank, part) for each, part in zip(gathered, parts, strict=True)]
+        self.transfers.push([each.parts[self.rank] for each in gathered], own, priority, -1.0)
+        others = [(each, rank) for each in gathered for rank in range(len(each.parts)) if rank != self.rank]
+        names, rows = [each.parts[rank] for each, rank in others], [each.rows[rank] for each, rank in others]
+        handle = self.transfers.pull_next(names, rows, priority)
+        handle.values += [each.rows for each in gathered]
         return handle
 
 

@@ -62,6 +62,14 @@ class Entries:
             raise UserError("set_gradient_compression must come before init: init declares each key's compression")
         self._compression = dict(parameters)
 
+    def ratio(self, elements: int) -> float:
+        """See KVStore.wire_ratio."""
+        codec = codecs.make(self._compression)
+        if codec is None:
+            return 1.0
+        sizes = codec.nbytes(elements), codec.of_sum(self.num_workers).nbytes(elements)
+        return sum(sizes) / (len(sizes) * elements * FLOAT.itemsize)
+
     def declare(
         self, names: list[Key], arrays: list[Array], is_weight: bool, whole: bool = False, mean: bool = False
     ) -> None:

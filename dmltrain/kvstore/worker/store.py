@@ -105,8 +105,14 @@ class DistKVStore(KVStore):
             raise UserError(f"kvstore {self.type} gathers no values of all workers: use dist_sync")
         self._gathering.init(keys, sizes)
 
-    def gather(self, key: Key, part: Array, priority: int = 0) -> Handle:
-        return self._gathering.gather(key, part, priority)
+    def gather(self, keys: Sequence[Key], parts: Sequence[Array], priority: int = 0) -> Handle:
+        return self._gathering.gather(keys, parts, priority)
+
+    def link_rate(self) -> float:
+        return float(self._bound.network[0]) if self._bound else 0.0
+
+    def wire_ratio(self, elements: int) -> float:
+        return self._entries.ratio(elements)
 
     def set_gradient_compression(self, parameters: dict[str, Any]) -> None:
         self._entries.compress(parameters)
@@ -155,6 +161,8 @@ class DistKVStore(KVStore):
     def measure_limits(self) -> str:
         if not self._environment.probe:
             return ""
+        if self._bound:
+            return str(self._bound)
         routes = self._routes
         hosts = [worker.host_id or f"of worker {rank}" for rank, worker in enumerate(self.start.workers)]
         hosts += [server.host_id for server in self.start.servers]

@@ -11,12 +11,16 @@ With `defer` each bucket is awaited where the next forward first reads it (overl
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 
+from dmltrain.backends.torch.distributed.choice import NOTHING_CHOSEN, choose
 from dmltrain.backends.torch.distributed.on_servers import OptimizerOnServers
 from dmltrain.backends.torch.distributed.on_workers import OptimizerOnWorkers
 from dmltrain.backends.torch.distributed.overlap import Mode
 from dmltrain.backends.torch.distributed.serial import DistributedOptimizer
+from dmltrain.errors import UserError
 from dmltrain.kvstore import KVStore
 
 __all__ = ["DistributedOptimizer", "distribute"]
@@ -31,6 +35,8 @@ def distribute(
     overlap: bool = True,
     update_on_kvstore: bool = False,
     defer: bool = False,
+    factors: int = 0,
+    factored: Collection[str] | None = None,
 ) -> DistributedOptimizer:
     """Connect `model` and `optimizer` to the other workers of `store`; every worker starts from worker 0's weights.
 
@@ -43,10 +49,22 @@ def distribute(
     that reads weights in other ways (`model.parameters()`, a call of a submodule) must call `optimizer.settle()` first.
     With torch.compile, and for optimizers that cannot step in parts (parts.py), `defer` has no effect.
 
+    factors: let dense layers send sufficient factors where that is faster (dist_sync, optimizer on the workers), for at
+    most so many rows (samples, times positions) of a worker's step. `optimizer.choices` says which layers do, and why;
+    weights then equal those without factors up to rounding. factored: the names of their weights, instead of a choice.
+
     `parameter.grad` is the worker's own gradient after backward(), the sum or mean after `reduce_gradients()`, and
     undefined after `step()`.
     """
     if not store.is_distributed:
         return DistributedOptimizer(optimizer)
-    kind = OptimizerOnServers if store.kvstore_type.steps_on_servers(update_on_kvstore) else OptimizerOnWorkers
-    return kind(model, optimizer, store, Mode(average, overlap, defer))
+    mode = Mode(average, overlap, defer)
+    if not store.kvstore_type.steps_on_servers(update_on_kvstore):
+        chosen = choose(model, optimizer, store, factors, factored) if factors else NOTHING_CHOSEN
+        return OptimizerOnWorkers(model, optimizer, store, mode, chosen)
+    if factors:
+        raise UserError(
+            f"factors need the optimizer on the workers, and kvstore {store.type} runs it on the servers here: use "
+            "dist_sync without update_on_kvstore, or no factors"
+        )
+    return OptimizerOnServers(model, optimizer, store, mode)

@@ -11,9 +11,8 @@ import torch
 
 from dmltrain.arrays import Array
 from dmltrain.errors import UserError
-
-BUCKET_BYTES = 1 << 20  # small enough to be pushed early in backward, large enough for the cost of a frame
-DTYPES = (torch.float32, torch.float64)
+from dmltrain.kvstore import Handle, KVStore
+from dmltrain.kvstore.base import READ
 
 
 @dataclass(eq=False)
@@ -61,6 +60,10 @@ class Bucket:
         self._seen.clear()
         self.pushed = self.stepped = False
 
+    def accumulate(self) -> None:
+        """A later backward completes the gradients."""
+        self.begin()
+
     def watch(self, when_ready: Callable[[Bucket], None]) -> None:
         """Call `when_ready` each time backward has completed a gradient of this bucket."""
         for index, parameter in enumerate(self.parameters):
@@ -99,8 +102,16 @@ class Bucket:
     def host_memory(self) -> Array:
         return self._host.numpy()
 
-    def note_version(self) -> None:
+    def send(self, store: KVStore) -> Handle:
+        """Push the gradients, and pull the sum or mean of all workers'."""
+        gradients = self.host_gradients()
         self._version = self.gradients._version
+        out = READ if self.device.type == "cpu" else gradients  # pinned memory, from which a GPU copies
+        return store.pushpull(self.name, gradients, out, self.priority, wait=False)
+
+    def factor_to_mean(self, store: KVStore) -> float:
+        """Of what `send` pulls."""
+        return store.factor_to_mean(self.name)
 
     def check_unchanged(self) -> None:
         """Raise UserError if the gradients were changed after the push."""
@@ -115,22 +126,31 @@ class Bucket:
                 "optimizer.reduce_gradients() before clipping or unscaling them"
             )
 
-    def take_gradients(self, total: Array, factor: float) -> None:
-        """Set the gradients to the sum `total` (elements,) times `factor`."""
+    def take_result(self, handle: Handle, factor: float) -> None:
+        """Set the gradients to what `send` has pulled, times `factor`."""
+        self._take(self._result(handle), factor)
+
+    def _result(self, handle: Handle) -> Array:
+        return handle.values[0] if handle.values else self.host_memory
+
+    def _take(self, total: Array, factor: float) -> None:
         if self.device.type == "cpu":
             torch.mul(_read_only(total), factor, out=self.gradients)
         else:
             self.gradients.copy_(torch.from_numpy(total), non_blocking=True).mul_(factor)
 
+    def result_in_place(self, handle: Handle, factor: float) -> contextlib.AbstractContextManager[None]:
+        """In this context every parameter has what `send` has pulled, times `factor`, as its gradient, also after
+        zero_grad() has removed its own. Makes no copy if the factor is 1."""
+        total = self._result(handle)
+        if factor == 1.0 and self.device.type == "cpu":
+            return self._with_gradients(self._cut(_read_only(total)))
+        self._take(total, factor)
+        return self._with_gradients(self._views)
+
     @contextlib.contextmanager
-    def gradients_in_place(self, total: Array, factor: float) -> Iterator[None]:
-        """In this context every parameter has the gradient `total` times `factor`, also after zero_grad() has removed
-        its own. Makes no copy if the factor is 1."""
+    def _with_gradients(self, views: list[torch.Tensor]) -> Iterator[None]:
         before = [parameter.grad for parameter in self.parameters]
-        direct = factor == 1.0 and self.device.type == "cpu"
-        if not direct:
-            self.take_gradients(total, factor)
-        views = self._cut(_read_only(total)) if direct else self._views
         for parameter, view in zip(self.parameters, views, strict=True):
             parameter.grad = view
         yield
@@ -179,55 +199,3 @@ def _read_only(array: Array) -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return torch.from_numpy(array)
-
-
-def make_buckets(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, prefix: str, single: bool = False
-) -> list[Bucket]:
-    """Buckets of all parameters of `optimizer`, in the model's order; names start with `prefix`. `single`: one for each
-    parameter. Raises UserError for unsupported types of weights."""
-    groups = enumerate(optimizer.param_groups)
-    group_of = {parameter: number for number, group in groups for parameter in group["params"]}
-    open_lists: dict[tuple[int, torch.dtype, torch.device], list[torch.nn.Parameter]] = {}
-    lists: list[tuple[int, list[torch.nn.Parameter]]] = []
-    for name, parameter in _in_order(model, group_of):
-        _check(name, parameter)
-        kind = (group_of[parameter], parameter.dtype, parameter.device)
-        current = open_lists.get(kind)
-        if current is None or single or _bytes(current) + _bytes([parameter]) > BUCKET_BYTES:
-            current = open_lists[kind] = []
-            lists.append((group_of[parameter], current))
-        current.append(parameter)
-    return [
-        Bucket(f"{prefix}.{number}", group, len(lists) - number, parameters)
-        for number, (group, parameters) in enumerate(lists)
-    ]
-
-
-def _in_order(model: torch.nn.Module, wanted: dict[torch.nn.Parameter, int]) -> list[tuple[str, torch.nn.Parameter]]:
-    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter in wanted]
-    missing = set(wanted) - {parameter for _, parameter in named}
-    if missing:
-        raise UserError(
-            f"the optimizer has {len(missing)} parameters that are not the model's: "
-            "call dmltrain.distribute with the model that the optimizer was made for"
-        )
-    return [(name, parameter) for name, parameter in named if parameter.requires_grad]
-
-
-def _check(name: str, parameter: torch.nn.Parameter) -> None:
-    if parameter.dtype not in DTYPES:
-        raise UserError(
-            f"parameter {name} is {parameter.dtype}, expected float32 or float64: keep the weights in "
-            "float32, and use torch.autocast for lower precision"
-        )
-    dense = parameter.is_contiguous() or any(
-        parameter.dim() == dim and parameter.is_contiguous(memory_format=layout)
-        for dim, layout in ((4, torch.channels_last), (5, torch.channels_last_3d))
-    )
-    if not dense:
-        parameter.data = parameter.data.contiguous()
-
-
-def _bytes(parameters: list[torch.nn.Parameter]) -> int:
-    return sum(parameter.numel() * parameter.element_size() for parameter in parameters)

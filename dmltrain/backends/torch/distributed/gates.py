@@ -11,17 +11,22 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from types import FrameType
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx, nn
+from torch.nn import functional
+from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
 from dmltrain.backends.torch import plain_step
 from dmltrain.backends.torch.distributed.buckets import Bucket
+from dmltrain.backends.torch.distributed.factors import FactoredBucket
+from dmltrain.errors import UserError
 
 Action = Callable[[Bucket], None]
 COMPILED_CALL = os.path.join("torch", "_dynamo", "eval_frame.py")
@@ -48,9 +53,10 @@ def uncompiled(action: Callable[[], None]) -> Callable[[], None]:
     def call() -> None:
         nonlocal disabled
         if plain_step.COMPILER not in sys.modules:
-            return action()
-        disabled = disabled or torch.compiler.disable(action)
-        return disabled()
+            action()
+        else:
+            disabled = disabled or torch.compiler.disable(action)
+            disabled()
 
     return call
 
@@ -59,10 +65,32 @@ def install(model: nn.Module, buckets: list[Bucket], before: Action, before_all:
     """In each forward of `model`, call `before(bucket)` at least once before an operator reads a parameter of it.
     `model.state_dict()` calls `before_all` first."""
     model.register_state_dict_pre_hook(lambda *_: before_all())
-    if isinstance(model, fx.GraphModule) and all(node.op != "call_module" for node in model.graph.nodes):
+    if _is_straight(model):
         _insert(model, buckets, before)
     else:
         _watch(model, buckets, before, before_all)
+
+
+def _is_straight(model: nn.Module) -> TypeGuard[fx.GraphModule]:
+    """Whether the model is straight-line code that calls no modules but those of this file."""
+    if not isinstance(model, fx.GraphModule):
+        return False
+    called = [model.get_submodule(str(node.target)) for node in model.graph.nodes if node.op == "call_module"]
+    return all(isinstance(each, (Gate, Dense)) for each in called)
+
+
+def dense_weights(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The weights of dense layers whose factors can be kept, by name: each is used by one layer only."""
+    named = dict(model.named_parameters(remove_duplicate=False))
+    if _is_straight(model):
+        used = [str(node.args[1].target) for node in model.graph.nodes if node.target is functional.linear]
+    else:
+        layers = [(name, each) for name, each in model.named_modules() if type(each) is nn.Linear]
+        used = [
+            f"{name}.weight" if name else "weight" for name, each in layers if not parametrize.is_parametrized(each)
+        ]
+    count = Counter(map(id, named.values()))
+    return {name: named[name] for name in used if count[id(named[name])] == 1 and used.count(name) == 1}
 
 
 class Gate(nn.Module):
@@ -91,14 +119,78 @@ def _insert(model: fx.GraphModule, buckets: list[Bucket], before: Action) -> Non
     model.recompile()
 
 
+def factor(model: nn.Module, buckets: Sequence[FactoredBucket]) -> None:
+    """Let the dense layers of these buckets keep their factors."""
+    if _is_straight(model):
+        return _replace(model, buckets)
+
+    def refuse() -> None:
+        raise UserError(
+            "factors are not kept in code of torch.compile: train without factors, or without torch.compile"
+        )
+
+    _observe(model, _Dense(buckets), refuse)
+
+
+def _replace(model: fx.GraphModule, buckets: Sequence[FactoredBucket]) -> None:
+    """In straight-line code a module takes the place of the operator."""
+    bucket_of = {bucket.weight: bucket for bucket in buckets}
+    named = dict(model.named_parameters(remove_duplicate=False))
+    for number, node in enumerate(list(model.graph.nodes)):
+        weight = named.get(str(node.args[1].target)) if node.target is functional.linear else None
+        if weight in bucket_of:
+            model.add_submodule(f"factored{number}", Dense(bucket_of[weight]))
+            with model.graph.inserting_before(node):
+                dense = model.graph.call_module(f"factored{number}", node.args, node.kwargs)
+            node.replace_all_uses_with(dense)
+            model.graph.erase_node(node)
+    model.recompile()
+
+
+class Dense(nn.Module):
+    """functional.linear of a bucket, in straight-line code."""
+
+    def __init__(self, bucket: FactoredBucket) -> None:
+        super().__init__()
+        self._bucket = bucket
+
+    def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return self._bucket.linear(x, weight, bias)
+
+
+class _Dense(TorchFunctionMode):
+    """Lets buckets apply their dense layers."""
+
+    def __init__(self, buckets: Iterable[FactoredBucket]) -> None:
+        super().__init__()
+        self._bucket_of = {bucket.weight: bucket for bucket in buckets}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        if func is functional.linear:
+            weight = args[1] if len(args) > 1 else named["weight"]
+            if weight in self._bucket_of:
+                func = self._bucket_of[weight].linear
+                named = {"x" if name == "input" else name: value for name, value in named.items()}
+        return func(*args, **named)
+
+
 def _watch(model: nn.Module, buckets: list[Bucket], before: Action, before_all: Callable[[], None]) -> None:
-    gates, forwards = _Reads(buckets, before), ExitStack()
+    _observe(model, _Reads(buckets, before), before_all)
+
+
+def _observe(model: nn.Module, mode: TorchFunctionMode, compiled: Callable[[], None]) -> None:
+    """Let `mode` see the operators of each forward of `model`. In compiled code, whose operators cannot be observed,
+    call `compiled` in place of that."""
+    forwards = ExitStack()
 
     def enter() -> None:
-        if _inside_compiled():  # operators of compiled code cannot be observed
-            before_all()
+        if _inside_compiled():
+            compiled()
         else:
-            forwards.enter_context(gates)
+            forwards.enter_context(mode)
 
     before_forward(model, enter)
     quiet = uncompiled(forwards.close)

@@ -12,19 +12,25 @@ import torch
 
 from dmltrain.backends.torch.distributed import parts
 from dmltrain.backends.torch.distributed.buckets import Bucket
+from dmltrain.backends.torch.distributed.choice import NOTHING_CHOSEN, Chosen
 from dmltrain.backends.torch.distributed.overlap import Mode, OverlappedOptimizer
 from dmltrain.kvstore import Handle, KVStore
-from dmltrain.kvstore.base import READ
 
 
 class OptimizerOnWorkers(OverlappedOptimizer):
     """See the module."""
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, store: KVStore, mode: Mode) -> None:
-        super().__init__(model, optimizer, store, mode, mean=mode.average)
-        self._factors = {  # of the values that are pulled
-            bucket: store.factor_to_mean(bucket.name) if mode.average else 1.0 for bucket in self._buckets
-        }
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        store: KVStore,
+        mode: Mode,
+        chosen: Chosen = NOTHING_CHOSEN,
+    ) -> None:
+        super().__init__(model, optimizer, store, mode, mean=mode.average, factored=chosen.rows)
+        self.choices = chosen.choices
+        self._factors = {bucket: bucket.factor_to_mean(store) if mode.average else 1.0 for bucket in self._buckets}
         self._groups: list[dict[str, Any]] | None = None  # the options of the step whose buckets are pending
         in_buckets = {parameter for bucket in self._buckets for parameter in bucket.parameters}
         self._frozen = [
@@ -36,10 +42,7 @@ class OptimizerOnWorkers(OverlappedOptimizer):
 
     def _push(self, bucket: Bucket) -> None:
         bucket.pushed = True
-        gradients = bucket.host_gradients()
-        bucket.note_version()
-        out = READ if bucket.device.type == "cpu" else gradients  # pinned memory, from which a GPU copies
-        self._pending[bucket] = self.store.pushpull(bucket.name, gradients, out, bucket.priority, wait=False)
+        self._pending[bucket] = bucket.send(self.store)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
@@ -89,12 +92,11 @@ class OptimizerOnWorkers(OverlappedOptimizer):
         return parts.options_of(self.inner)
 
     def _take(self, bucket: Bucket, handle: Handle) -> None:
-        total = handle.values[0] if handle.values else bucket.host_memory
         if not bucket.stepped:
-            bucket.take_gradients(total, self._factors[bucket])
+            bucket.take_result(handle, self._factors[bucket])
             return
         assert self._groups is not None  # step() sets `stepped` only if it has found these options
         bucket.check_unchanged()
-        with bucket.gradients_in_place(total, self._factors[bucket]):
+        with bucket.result_in_place(handle, self._factors[bucket]):
             parts.step(self.inner, self._groups[bucket.group], bucket.parameters)
         bucket.begin()

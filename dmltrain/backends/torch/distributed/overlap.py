@@ -12,14 +12,16 @@ A bucket is pending from its push (with the optimizer on the servers: from its p
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from dmltrain.backends.torch.distributed import gates
-from dmltrain.backends.torch.distributed.buckets import Bucket, make_buckets
+from dmltrain.backends.torch.distributed.buckets import Bucket
+from dmltrain.backends.torch.distributed.factors import FactoredBucket
+from dmltrain.backends.torch.distributed.layout import make_buckets
 from dmltrain.backends.torch.distributed.serial import DistributedOptimizer
 from dmltrain.errors import UserError
 from dmltrain.kvstore import Handle, KVStore
@@ -36,7 +38,7 @@ class Mode:
 
 class OverlappedOptimizer(DistributedOptimizer):
     """Base of OptimizerOnWorkers and OptimizerOnServers. `whole`: each parameter is a key of its own, on one server.
-    `mean`: see KVStore.init."""
+    `mean`: see KVStore.init. `factored`: see make_buckets."""
 
     def __init__(
         self,
@@ -46,26 +48,34 @@ class OverlappedOptimizer(DistributedOptimizer):
         mode: Mode,
         whole: bool = False,
         mean: bool = False,
+        factored: Mapping[torch.nn.Parameter, int] | None = None,
     ) -> None:
         super().__init__(optimizer)
         self.store = store
         self._overlap, self._accumulating = mode.overlap, False
         self._pending: dict[Bucket, Handle] = {}  # in the order of the requests
-        self._buckets = make_buckets(model, optimizer, store.new_name("bucket"), single=whole)
-        self._keys = [bucket.name for bucket in self._buckets]
-        store.init(self._keys, [bucket.host_weights() for bucket in self._buckets], whole=whole, mean=mean)
-        for bucket, memory in zip(self._buckets, store.buffers(self._keys), strict=True):
-            bucket.lay_out(memory)
-        self._take_first_weights()
+        self._buckets = make_buckets(model, optimizer, store.new_name("bucket"), whole, factored)
+        factors = [bucket for bucket in self._buckets if isinstance(bucket, FactoredBucket)]
+        pushed = [bucket for bucket in self._buckets if bucket not in factors]
+        self._declare(pushed, whole, mean)
+        for each in factors:
+            each.prepare(store)
         _share_rest(model, self._buckets, store)
         for bucket in self._buckets:
             bucket.watch(self._gradient_ready)
         self._defer = mode.defer and gates.can_have(model)
         if self._defer:
             gates.install(model, self._buckets, self._before_read, self.settle)
+        if factors:
+            gates.factor(model, factors)
 
-    def _take_first_weights(self) -> None:
-        for bucket in self._buckets:
+    def _declare(self, buckets: list[Bucket], whole: bool, mean: bool) -> None:
+        """Declare the buckets' keys, and take worker 0's weights."""
+        keys = [bucket.name for bucket in buckets]
+        self.store.init(keys, [bucket.host_weights() for bucket in buckets], whole=whole, mean=mean)
+        for bucket, memory in zip(buckets, self.store.buffers(keys), strict=True):
+            bucket.lay_out(memory)
+        for bucket in buckets:
             weights = bucket.host_weights()
             self.store.pull(bucket.name, weights)
             bucket.set_weights(weights)
@@ -112,7 +122,7 @@ class OverlappedOptimizer(DistributedOptimizer):
                 "put all but the last backward() under `with optimizer.accumulate():`"
             )
         if self._accumulating:
-            bucket.begin()  # a later backward completes the gradients
+            bucket.accumulate()
         elif bucket.ready and self._overlap:
             self._push(bucket)
 

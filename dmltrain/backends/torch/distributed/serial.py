@@ -9,12 +9,15 @@ from typing import Any
 import torch
 
 from dmltrain.backends.torch import plain_step
+from dmltrain.backends.torch.distributed.choice import Choice
 from dmltrain.backends.torch.optimizer import row_of
 from dmltrain.errors import UserError
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
     """Replaces the given optimizer, also for learning-rate schedulers. This base class only delegates to it."""
+
+    choices: tuple[Choice, ...] = ()  # of dense layers, whether they send factors
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:  # without super().__init__(): the inner has the state
         self.inner = optimizer

@@ -1,0 +1,173 @@
+"""Which dense layers send sufficient factors (factors.py): decided before the first step, the same on all workers.
+
+For n workers, each on a host with a server, and K samples of each, the layer's weights being (M, N):
+
+- gradients: a host sends 2 (n - 1) / n M N elements in a step, half of them as a worker, half as a server;
+- factors: it sends its K (M + N) elements to n - 1 others.
+
+A layer sends factors if these are fewer, and if the seconds that the network saves are more than those of the larger
+product: n K instead of K samples, both timed here on the slowest worker. The products of all workers must also be equal
+bit for bit, because each worker computes the sum of the gradients itself; processors of different makes round
+differently.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from dmltrain.backends.torch.distributed import gates
+from dmltrain.errors import UserError
+from dmltrain.kvstore import KVStore
+
+BYTES = 4  # of an element
+TIMES = 3  # of a product; the fastest counts
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A dense layer: its weight's name and shape (M, N)."""
+
+    name: str
+    outputs: int
+    inputs: int
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What was measured of a layer on all workers. rate: bytes/s that the slowest host sends; 0 if unknown."""
+
+    own_product: float  # s, of one worker's samples
+    product: float  # s, of all workers' samples
+    equal: bool  # all workers' products are
+    rate: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Whether a layer sends factors, and why (one line for the log). Bytes that a host sends in a step."""
+
+    layer: Layer
+    as_factors: bool
+    gradient_bytes: float
+    factor_bytes: float
+    reason: str
+
+    def __str__(self) -> str:
+        sends = f"{self.factor_bytes / 1e6:.1f} MB of factors a step, {self.gradient_bytes / 1e6:.1f} MB of gradients"
+        verb = "sends factors" if self.as_factors else "sends gradients"
+        return f"{self.layer.name} ({self.layer.outputs} x {self.layer.inputs}) {verb}: {self.reason} ({sends})"
+
+
+def sizes(layer: Layer, rows: int, workers: int, ratio: float) -> tuple[float, float]:
+    """Bytes that a host sends in a step: of gradients, and of factors. `rows`: K. `ratio`: bytes of a compressed
+    gradient over those of float32."""
+    gradients = 2 * (workers - 1) / workers * layer.outputs * layer.inputs * BYTES * ratio
+    return gradients, float((workers - 1) * rows * (layer.outputs + layer.inputs) * BYTES)
+
+
+def decide(layer: Layer, rows: int, workers: int, ratio: float, trial: Trial) -> Choice:
+    """See the module."""
+    gradients, factors = sizes(layer, rows, workers, ratio)
+    longer = trial.product - trial.own_product
+    saved = (gradients - factors) / trial.rate if trial.rate else 0.0
+    if factors >= gradients:
+        return Choice(layer, False, gradients, factors, "factors are not smaller")
+    if not trial.equal:
+        return Choice(layer, False, gradients, factors, "the workers' processors round products differently")
+    if not trial.rate:
+        return Choice(layer, True, gradients, factors, "they are smaller; the network's rate is not known")
+    times = f"the product takes {longer * 1e3:.1f} ms longer, the network {saved * 1e3:.1f} ms less"
+    return Choice(layer, longer < saved, gradients, factors, times)
+
+
+def measure(layer: Layer, rows: int, store: KVStore, device: torch.device, rate: float) -> Trial:
+    """Multiply random factors as a step would. Every worker must call it."""
+    draw = torch.Generator().manual_seed(layer.outputs * 31 + layer.inputs)
+    outputs = torch.randn(store.num_workers * rows, layer.outputs, generator=draw).to(device)
+    inputs = torch.randn(store.num_workers * rows, layer.inputs, generator=draw).to(device)
+    found = torch.empty(layer.outputs, layer.inputs, device=device)
+    own, whole = _seconds(outputs[:rows], inputs[:rows], found), _seconds(outputs, inputs, found)
+    table = np.zeros((store.num_workers, 4))
+    table[store.rank] = own, whole, _digest(found), rate
+    table = store.all_reduce(f"product {layer.outputs} {layer.inputs}", table)
+    return Trial(
+        float(table[:, 0].max()), float(table[:, 1].max()), len(set(table[:, 2])) == 1, float(table[:, 3].min())
+    )
+
+
+def _digest(found: torch.Tensor) -> int:
+    """48 bits, which a float64 holds."""
+    return int.from_bytes(hashlib.sha256(found.cpu().numpy().tobytes()).digest()[:6], "big")
+
+
+def _seconds(outputs: torch.Tensor, inputs: torch.Tensor, found: torch.Tensor) -> float:
+    times = []
+    for _ in range(TIMES):
+        since = time.perf_counter()
+        torch.mm(outputs.t(), inputs, out=found)
+        if found.device.type == "cuda":
+            torch.cuda.synchronize(found.device)
+        times.append(time.perf_counter() - since)
+    return min(times)
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """The choices of all dense layers, and the rows of the factors of those that send factors."""
+
+    choices: tuple[Choice, ...] = ()
+    rows: Mapping[torch.nn.Parameter, int] = field(default_factory=dict)
+
+
+NOTHING_CHOSEN = Chosen()
+
+
+def choose(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    store: KVStore,
+    rows: int,
+    factored: Collection[str] | None = None,
+) -> Chosen:
+    """For all dense layers of `model` that `optimizer` trains; `factored` names those that send factors, instead of a
+    decision. Every worker must call it with the same model. Raises UserError."""
+    if rows < 1:
+        raise UserError(f"factors={rows}: expected the largest number of samples of a worker's step")
+    if not gates.can_have(model):
+        raise UserError("factors are not kept in TorchScript: train without factors")
+    trained = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    weights = {
+        name: weight
+        for name, weight in gates.dense_weights(model).items()
+        if weight in trained and weight.requires_grad and weight.dtype == torch.float32
+    }
+    unknown = sorted(set(factored or ()) - set(weights))
+    if unknown:
+        raise UserError(
+            f"{unknown[0]} is no float32 weight of a dense layer that is used once; those are "
+            f"{', '.join(weights) or 'none'}"
+        )
+    store.measure_limits()
+    choices = [_choice(name, weight, rows, store, factored) for name, weight in weights.items()]
+    chosen = {weights[each.layer.name]: rows for each in choices if each.as_factors}
+    return Chosen(tuple(choices), chosen)
+
+
+def _choice(
+    name: str, weight: torch.nn.Parameter, rows: int, store: KVStore, factored: Collection[str] | None
+) -> Choice:
+    outputs, inputs = weight.shape
+    layer, workers = Layer(name, outputs, inputs), store.num_workers
+    ratio = store.wire_ratio(weight.numel())
+    if factored is not None:
+        said = "as told" if name in factored else "not among those that were named"
+        return Choice(layer, name in factored, *sizes(layer, rows, workers, ratio), said)
+    if sizes(layer, rows, workers, ratio)[0] <= sizes(layer, rows, workers, ratio)[1]:  # no need to measure
+        return decide(layer, rows, workers, ratio, Trial(0.0, 0.0, True, 0.0))
+    return decide(layer, rows, workers, ratio, measure(layer, rows, store, weight.device, store.link_rate()))

@@ -1,0 +1,251 @@
+"""Sufficient factors: dense layers whose gradient is sent as two factors, in whole jobs."""
+
+import copy
+import itertools
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+from torch import nn  # noqa: E402
+
+from dmltrain.backends.torch.distributed import choice, distribute, gates  # noqa: E402
+from dmltrain.backends.torch.distributed.choice import Layer, Trial, decide, sizes  # noqa: E402
+from dmltrain.errors import UserError  # noqa: E402
+
+ROWS = 6
+SHARES = [(5, 3), (6, 0), (1, 6)]  # samples of the workers' steps
+
+
+class Net(nn.Module):
+    """Two dense layers whose factors can be kept, of which one is used for several positions, and others."""
+
+    def __init__(self, seed=0):
+        super().__init__()
+        self.first, self.last = nn.Linear(7, 40), nn.Linear(40, 3, bias=False)
+        self.norm, self.convolution = nn.LayerNorm(40), nn.Conv1d(2, 2, 3, padding=1)
+        self.tied = nn.Linear(3, 3)
+        self.also_tied = nn.Linear(3, 3)
+        self.also_tied.weight = self.tied.weight
+        draw = torch.Generator().manual_seed(seed)  # the workers are threads, which share torch's own
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=draw) / 3)
+
+    def forward(self, x):
+        return self.also_tied(self.tied(self.last(self.norm(torch.tanh(self.first(self.convolution(x)))))))
+
+
+def batch(count, seed):
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 2, 7, generator=draw), torch.randn(count, 2, 3, generator=draw)
+
+
+def share(store, step):
+    """This worker's samples."""
+    own = slice(0, SHARES[step][0]) if store.rank == 0 else slice(SHARES[step][0], None)
+    return [each[own] for each in batch(sum(SHARES[step]), step)]
+
+
+def loss_of(model, x, y):
+    return (model(x) - y).square().sum()
+
+
+def weights(model):
+    return [each.detach().clone() for each in model.parameters()]
+
+
+def trained_by(job, factors, **options):
+    """The weights of both workers after three steps."""
+
+    def one(store):
+        model = Net(store.rank)
+        inner = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        optimizer = distribute(model, inner, store, factors=factors, **options)
+        for step in range(len(SHARES)):
+            optimizer.zero_grad()
+            loss_of(model, *share(store, step)).backward()
+            optimizer.step()
+        optimizer.synchronize()
+        return weights(model), store.bytes_sent
+
+    return job.all(one)
+
+
+@pytest.mark.parametrize("defer", [False, True])
+@pytest.mark.parametrize("average", [False, True])
+def test_weights_equal_those_without_factors_up_to_rounding(job, average, defer):
+    """Workers have different numbers of samples, in one step none."""
+    alone = Net(0)
+    plain = torch.optim.SGD(alone.parameters(), lr=0.01, momentum=0.9)
+    for step, counts in enumerate(SHARES):
+        plain.zero_grad()
+        (loss_of(alone, *batch(sum(counts), step)) / (2 if average else 1)).backward()
+        plain.step()
+    (found, _), (other, _) = trained_by(
+        job, 2 * ROWS, average=average, defer=defer, factored=["first.weight", "last.weight"]
+    )
+    for mine, its, expected in zip(found, other, weights(alone), strict=True):
+        assert torch.equal(mine, its), "workers never drift apart"
+        torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_can_be_read_clipped_and_accumulated(job):
+    """Each step is of two backward passes, and its gradient is clipped."""
+
+    def one(store, factored):
+        model = Net(store.rank)
+        inner = torch.optim.SGD(model.parameters(), lr=0.01)
+        optimizer = distribute(model, inner, store, factors=4 * ROWS, factored=factored)
+        norms = []
+        for step in range(2):
+            optimizer.zero_grad(set_to_none=step == 0)
+            x, y = share(store, step)
+            with optimizer.accumulate():
+                loss_of(model, x, y).backward()
+            loss_of(model, x + 1, y).backward()
+            optimizer.reduce_gradients()
+            norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.1).item())
+            optimizer.step()
+        return weights(model), norms
+
+    results = [job.all(lambda store, names=names: one(store, names)) for names in (["first.weight", "last.weight"], [])]
+    for (found, norms), (expected, others) in zip(*results, strict=True):
+        assert norms == pytest.approx(others, rel=1e-5)
+        for mine, its in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine, its, rtol=1e-5, atol=1e-6)
+
+
+def test_evaluation_and_copies_send_nothing(job):
+    def one(store):
+        model = Net(store.rank)
+        optimizer = distribute(
+            model, torch.optim.SGD(model.parameters(), lr=0.01), store, factors=ROWS * 2, factored=["first.weight"]
+        )
+        copied = copy.deepcopy(model)
+        for step in range(2):
+            with torch.no_grad():
+                model(batch(50, 9)[0])
+            loss_of(model, *share(store, step)).backward()
+            optimizer.step()
+        return torch.equal(copied.first.weight, model.first.weight), model.first.weight.detach().clone()
+
+    (same, found), (_, other) = job.all(one)
+    assert not same and torch.equal(found, other)
+
+
+def refused(job, change, said, rows=2 * ROWS, factored=("first.weight",), **options):
+    def one(store):
+        model = Net(store.rank)
+        optimizer = distribute(
+            model, torch.optim.SGD(model.parameters(), lr=0.01), store, factors=rows, factored=factored, **options
+        )
+        with pytest.raises(UserError, match=said):
+            change(model, *batch(5, store.rank))
+            optimizer.step()
+
+    job.all(one)
+
+
+def test_more_samples_than_declared_are_refused(job):
+    refused(job, lambda model, x, y: loss_of(model, x, y).backward(), "more than the 9 samples whose factors", rows=9)
+
+
+def test_a_weight_that_is_also_used_elsewhere_is_refused(job):
+    def penalised(model, x, y):
+        (loss_of(model, x, y) + model.first.weight.square().sum()).backward()
+
+    refused(job, penalised, r"weight of \(40, 7\) whose gradient is sent as factors is also used outside")
+
+
+def test_factors_of_lower_precision_are_refused(job):
+    def cast(model, x, y):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = loss_of(model, x, y)
+        loss.backward()
+
+    refused(job, cast, "factors must be float32, these are torch.bfloat16")
+
+
+def test_compiled_code_is_refused(job):
+    def compiled(model, x, y):
+        torch.compile(model, backend="eager")(x)
+
+    refused(job, compiled, "factors are not kept in code of torch.compile")
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({"factored": ["tied.weight"]}, "tied.weight is no float32 weight of a dense layer that is used once; those"),
+        ({"factors": -1}, "factors=-1: expected the largest number of samples"),
+        (
+            {"update_on_kvstore": True},
+            "factors need the optimizer on the workers, and kvstore dist_sync runs it on the s",
+        ),
+    ],
+)
+def test_wrong_uses_are_refused(job, options, said):
+    def one(store):
+        model = Net()
+        with pytest.raises(UserError, match=said):
+            distribute(model, torch.optim.SGD(model.parameters(), lr=0.01), store, **{"factors": 4, **options})
+
+    job.all(one)
+
+
+# -- the choice -------------------------------------------------------------------------------------------------------
+
+
+def test_the_layers_that_could_send_factors():
+    assert list(gates.dense_weights(Net())) == ["first.weight", "last.weight"]
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))
+    assert list(gates.dense_weights(nn.Sequential(normed, nn.Linear(3, 2)))) == ["1.weight"]
+
+
+def test_alexnet_needs_a_fourteenth_of_its_bytes():
+    """Caffe's AlexNet, batch 32, on five hosts: 390 MB of gradients a host, 28.6 MB with factors."""
+    dense = [Layer("fc6", 4096, 9216), Layer("fc7", 4096, 4096), Layer("fc8", 1000, 4096)]
+    every = [sizes(layer, 32, 5, 1.0) for layer in dense]
+    rest = 2 * 4 / 5 * 4 * (60_965_224 - sum(layer.outputs * layer.inputs for layer in dense))
+    assert sum(gradients for gradients, _ in every) + rest == pytest.approx(390.2e6, rel=1e-3)
+    assert sum(factors for _, factors in every) + rest == pytest.approx(28.6e6, rel=1e-2)
+
+
+LAYER = Layer("fc", 4096, 4096)
+
+
+@pytest.mark.parametrize(
+    "rows, ratio, trial, as_factors, said",
+    [
+        (32, 1.0, Trial(0.01, 0.05, True, 125e6), True, "the product takes 40.0 ms longer, the network 825.4 ms less"),
+        (
+            32,
+            1.0,
+            Trial(0.01, 0.90, True, 125e6),
+            False,
+            "the product takes 890.0 ms longer, the network 825.4 ms less",
+        ),
+        (32, 1.0, Trial(0.01, 0.05, False, 125e6), False, "the workers' processors round products differently"),
+        (32, 1.0, Trial(0.01, 0.05, True, 0.0), True, "they are smaller; the network's rate is not known"),
+        (1024, 1.0, Trial(0.01, 0.05, True, 125e6), False, "factors are not smaller"),
+        (32, 0.02, Trial(0.01, 0.05, True, 125e6), False, "factors are not smaller"),
+    ],
+)
+def test_a_layer_sends_factors_if_that_is_smaller_faster_and_exact(rows, ratio, trial, as_factors, said):
+    found = decide(LAYER, rows, 5, ratio, trial)
+    assert (found.as_factors, found.reason) == (as_factors, said)
+    assert f"fc (4096 x 4096) sends {'factors' if as_factors else 'gradients'}: {said} (" in str(found)
+
+
+def test_all_workers_choose_the_same_from_the_slowest(job, monkeypatch):
+    """Here one worker's products differ, as those of another processor could."""
+
+    def one(store):
+        model = nn.Sequential(nn.Linear(300, 200), nn.Linear(200, 3))
+        return distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), store, factors=4).choices
+
+    first, second = job.all(one)
+    assert first == second and [each.as_factors for each in first] == [True, False]
+    count = itertools.count()
+    monkeypatch.setattr(choice, "_digest", lambda product: next(count))
+    assert {each[0].reason for each in job.all(one)} == {"the workers' processors round products differently"}
