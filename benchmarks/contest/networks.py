@@ -13,7 +13,9 @@ from torch import nn
 from dmltrain import models
 from dmltrain.backends.torch import layers
 
-EXAMPLES = "mlp:25:100 (25 MB in 100 tensors), resnet-20, resnet-50, alexnet"
+EXAMPLES = "mlp:25:100 (25 MB in 100 tensors), resnet-20, resnet-50, alexnet, alexnet-dense"
+DENSE = "alexnet-dense"
+DENSE_SIZES, DENSE_CLASSES, CONVOLUTIONS = (9216, 4096, 4096), 1000, 2_334_080
 FORWARD = 1 / 3  # of a step's computing: backward has two products for each one in forward
 CNNS = {  # name -> arguments of models.create; the last is the shape of an image
     "resnet-20": ("resnet", 20, 10, (3, 32, 32)),
@@ -42,16 +44,19 @@ class Made:
 
 def check(name: str) -> None:
     """UnknownNetwork if `make` does not know this name."""
-    if name not in CNNS:
+    if name not in CNNS and name != DENSE:
         _sizes(name)
 
 
 def make(name: str, by_layer: float = 0.0, seed: int = 0) -> Made:
-    """The network `name`: a CNN, or mlp:MEGABYTES:TENSORS, a perceptron of TENSORS / 2 equal layers.
+    """The network `name`: a CNN, or mlp:MEGABYTES:TENSORS, a perceptron of TENSORS / 2 equal layers, or alexnet-dense:
+    AlexNet's dense layers, with as many other weights as its convolutions have, which compute nothing.
 
     by_layer: seconds that a step sleeps in all, a part in each layer's forward and backward, as if an accelerator
     computed; a CNN, whose layers are one module, sleeps before its forward and before its backward.
     """
+    if name == DENSE:
+        return _dense_layers(by_layer, seed)
     if name not in CNNS:
         return _perceptron(*_sizes(name), by_layer, seed)
     kind, depth, classes, sample = CNNS[name]
@@ -98,6 +103,27 @@ def _sizes(name: str) -> tuple[float, int]:
     if kind != "mlp" or not 0.01 <= sizes[0] <= 10_000 or sizes[1] < 2 or sizes[1] % 2:
         raise UnknownNetwork(f"network {name!r}: expected 0.01 to 10000 MB in an even number of tensors, as {EXAMPLES}")
     return sizes
+
+
+class _Idle(nn.Module):
+    """Weights that take part in communication, but compute nothing: each adds its mean times zero."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(count) / 100)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.weight.mean() * 0.0
+
+
+def _dense_layers(by_layer: float, seed: int) -> Made:
+    torch.manual_seed(seed)
+    parts: list[nn.Module] = [Pause(by_layer * FORWARD, 0.0)] if by_layer else []
+    parts.append(_Idle(CONVOLUTIONS))
+    parts += [Pause(0.0, by_layer * (1 - FORWARD))] if by_layer else []
+    for inputs, outputs in zip(DENSE_SIZES, (*DENSE_SIZES[1:], DENSE_CLASSES), strict=True):
+        parts += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return Made(nn.Sequential(*parts[:-1]), (DENSE_SIZES[0],), DENSE_CLASSES)
 
 
 def _perceptron(megabytes: float, tensors: int, by_layer: float, seed: int) -> Made:

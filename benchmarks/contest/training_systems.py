@@ -8,16 +8,18 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class System:
     """A way to train with several workers. `codec`: what gradients are sent as. `lossy`: its weights are not those of
-    plain gradients. `defer`: of dmltrain.distribute."""
+    plain gradients, bit for bit. `defer`: of dmltrain.distribute; `factors`: dense layers may send sufficient
+    factors."""
 
     label: str
     servers: bool
     codec: str = "none"
     defer: bool = False
+    factors: bool = False
 
     @property
     def lossy(self) -> bool:
-        return self.codec != "none"
+        return self.codec != "none" or self.factors
 
 
 SYSTEMS = {
@@ -28,4 +30,5 @@ SYSTEMS = {
     "dmltrain-defer": System("dmltrain, deferred", True, defer=True),
     "dmltrain-bf16": System("dmltrain, bf16", True, "bf16", True),
     "dmltrain-int8": System("dmltrain, int8", True, "int8", True),
+    "dmltrain-factors": System("dmltrain, sufficient factors", True, defer=True, factors=True),
 }

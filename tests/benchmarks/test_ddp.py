@@ -1,6 +1,7 @@
 """benchmarks/ddp.py: every system trains, equal systems have equal weights, mistakes are explained."""
 
 import json
+import time
 
 import pytest
 
@@ -13,7 +14,7 @@ TINY = ["--repeats", "1", "--steps", "2", "--warm-up", "1", "--batch", "4"]
 
 @pytest.mark.thorough
 def test_systems_train_and_plain_ones_get_the_weights_of_ddp():
-    systems = ["ddp", "ddp-powersgd", "dmltrain-defer"]
+    systems = ["ddp", "ddp-powersgd", "dmltrain-defer", "dmltrain-factors"]
     given = ["--networks", "mlp:0.4:8", "--systems", ",".join(systems), "--by-layer", "0.01", "--format", "json"]
     done = run("ddp.py", *given, *TINY, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -26,7 +27,7 @@ def test_systems_train_and_plain_ones_get_the_weights_of_ddp():
         assert row["seconds"]["median"] > 0.01, "it sleeps that long"
         assert row["cpu_seconds"] > 0 and row["samples_per_second"] == pytest.approx(8 / row["seconds"]["median"])
         assert row["ratio_to_ddp"]["median"] > 0
-    assert [row["weights_as_ddp"] for row in rows.values()] == [True, None, True]
+    assert [row["weights_as_ddp"] for row in rows.values()] == [True, None, True, None]
     table = benchmark_module("tables.ddp").table(result)
     assert "mlp:0.4:8: 0.4 MB" in table and "DDP, PowerSGD" in table and "0.01 s of sleep in all layers" in table
 
@@ -66,3 +67,13 @@ def test_a_pause_is_in_forward_and_backward(monkeypatch):
     assert slept == pytest.approx([0.1, 0.1])
     loss.backward()
     assert slept == pytest.approx([0.1, 0.1, 0.2, 0.2])
+
+
+def test_alexnets_dense_layers_have_its_weights_and_sleep_where_it_convolves():
+    networks = benchmark_module("contest.networks")
+    made = networks.make("alexnet-dense", by_layer=0.03)
+    assert made.bytes == 4 * 60_965_224, "those of Caffe's AlexNet"
+    begun = time.perf_counter()
+    made.module(torch.zeros(1, *made.sample)).sum().backward()
+    assert time.perf_counter() - begun > 0.03
+    assert all(parameter.grad is not None for parameter in made.module.parameters())

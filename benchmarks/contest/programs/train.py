@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import json
 import os
+import sys
 import time
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
@@ -48,7 +49,7 @@ class Peer(Protocol):
 class Ddp:
     """DistributedDataParallel over gloo. Statistics of batch norms stay each worker's own, as with dmltrain."""
 
-    def __init__(self, module: torch.nn.Module, system: System) -> None:
+    def __init__(self, module: torch.nn.Module, system: System, batch: int) -> None:
         _choose_interface()
         torch.distributed.init_process_group("gloo")
         self.rank = torch.distributed.get_rank()
@@ -74,13 +75,16 @@ class Ddp:
 class Dmltrain:
     """`distribute` with dist_sync."""
 
-    def __init__(self, module: torch.nn.Module, system: System) -> None:
+    def __init__(self, module: torch.nn.Module, system: System, batch: int) -> None:
         self.store = dmltrain.kvstore.create("dist_sync")
         self.rank = self.store.rank
         if system.codec != "none":
             self.store.set_gradient_compression(parameters(system.codec, self.store.num_workers))
         self.model = module
-        self.distributed = distribute(module, sgd(module), self.store, defer=system.defer)
+        factors = batch if system.factors else 0
+        self.distributed = distribute(module, sgd(module), self.store, defer=system.defer, factors=factors)
+        for choice in self.distributed.choices if self.rank == 0 else ():
+            print(choice, file=sys.stderr)
         self.optimizer = self.distributed
 
     def settle(self) -> None:
@@ -167,7 +171,7 @@ def main() -> None:
     if os.environ.get("DMLC_ROLE") != "worker":
         dmltrain.kvstore.create("dist_sync")  # serves the job and ends
     made = networks.make(arguments.network, arguments.by_layer)
-    peer: Peer = (Dmltrain if system.servers else Ddp)(made.module, system)
+    peer: Peer = (Dmltrain if system.servers else Ddp)(made.module, system, arguments.batch)
     serve(Training(peer, made, arguments.batch, arguments.pause))
 
 
