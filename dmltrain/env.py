@@ -15,6 +15,7 @@ from dmltrain.errors import UserError
 
 TRANSPORTS = ("auto", "tcp", "shm")
 HOST_SUMS = ("auto", "off")
+SERVER_SHARES = ("equal", "links")
 WIRES = ("plain", "auth", "tls")
 ROLES = ("scheduler", "server", "worker")
 
@@ -41,6 +42,7 @@ class Environment:
     update_on_kvstore: bool | None = None  # dist_sync with the optimizer on the servers (MXNET_UPDATE_ON_KVSTORE);
     #                                        None: not set, the backend's default holds
     transport: str = "auto"  # how a worker reaches servers: "tcp", "shm" (shared memory), "auto": shm on the same host
+    server_shares: str = "equal"  # of weights on servers; "links": by the measured speed of the hosts' links
     host_sum: str = "auto"  # "auto": with dist_sync, a host's gradients are summed there before they go to other hosts
     wire: str = "plain"  # how TCP connections are protected (docs/security.md): "plain": control frames are
     #                      authenticated; "auth": all frames are; "tls": everything is encrypted as well
@@ -92,6 +94,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         start_seconds=_seconds(values, ("DMLTRAIN_START_TIMEOUT",), 120.0),
         wait_seconds=_seconds(values, ("DMLTRAIN_WAIT_TIMEOUT",), 600.0),
         transport=_choice(values, "DMLTRAIN_TRANSPORT", TRANSPORTS),
+        server_shares=_choice(values, "DMLTRAIN_SERVER_SHARES", SERVER_SHARES),
         host_sum=_choice(values, "DMLTRAIN_HOST_SUM", HOST_SUMS),
         wire=_choice(values, "DMLTRAIN_WIRE", WIRES),
         certificate_file=_certificate(values),

@@ -96,6 +96,7 @@ def train(options: Options, command: str) -> None:
         backend=options.backend,
         transport=options.transport,
         host_sum=options.host_sum,
+        server_shares=options.server_shares,
     )  # a scheduler or server serves the job here, and exits
     try:
         if options.test_io:

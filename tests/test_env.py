@@ -59,6 +59,7 @@ def test_the_probe_can_be_switched_off():
         ({"DMLTRAIN_HEARTBEAT_TIMEOUT": "2"}, "too short for an interval of 1 s"),
         ({"DMLTRAIN_KEY_FILE": "/dev/null"}, "/dev/null is empty"),
         ({"DMLTRAIN_LISTEN_FD": "x"}, "DMLTRAIN_LISTEN_FD='x'"),
+        ({"DMLTRAIN_SERVER_SHARES": "best"}, "DMLTRAIN_SERVER_SHARES='best': expected one of equal, links"),
         ({"DMLTRAIN_HOST_SUM": "on"}, "DMLTRAIN_HOST_SUM='on': expected one of auto, off"),
     ],
 )

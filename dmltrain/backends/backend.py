@@ -36,6 +36,7 @@ class Capabilities:
     transports: tuple[str, ...]  # to servers: auto, tcp, shm
     suffix: str  # of its checkpoint files
     compile: bool = False  # whether it can compile networks
+    server_shares: tuple[str, ...] = ("equal",)  # of weights on servers (env.SERVER_SHARES)
     factors: bool = False  # whether dense layers can send sufficient factors
     host_sum: bool = False  # whether gradients of a host's workers are summed there before they go to other hosts
     residuals: bool = False  # whether checkpoints hold all workers' residuals of gradient compression

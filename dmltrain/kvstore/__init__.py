@@ -31,11 +31,13 @@ def create(
     backend: str = "torch",
     transport: str | None = None,
     host_sum: str | None = None,
+    server_shares: str | None = None,
 ) -> KVStore:
     """Create a store of one of TYPES; `staleness` (clocks) only for types that take one. Raises UserError or JobLost.
 
     dist_* types wait until all processes of the job have registered. `transport` is one of env.TRANSPORTS, `host_sum`
-    one of env.HOST_SUMS (default: from the environment). `backend` "mxnet": MXNet's own kvstores, for NDArrays.
+    one of env.HOST_SUMS, `server_shares` one of env.SERVER_SHARES (default: from the environment). `backend` "mxnet":
+    MXNet's own kvstores, for NDArrays.
     """
     kvstore_type = types.find(kind)
     chosen = _backend(backend)
@@ -45,6 +47,8 @@ def create(
         environment = replace(environment, transport=transport)
     if host_sum is not None:
         environment = replace(environment, host_sum=host_sum)
+    if server_shares is not None:
+        environment = replace(environment, server_shares=server_shares)
     if not kvstore_type.distributed:
         if environment.role != "worker":
             sys.exit(0)  # a one-worker store needs no servers

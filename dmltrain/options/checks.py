@@ -28,6 +28,7 @@ def checked(options: Options) -> Options:
     _check_optimizer(options)
     _check_compression(options)
     _check_factors(options)
+    _check_server_shares(options)
     _check_backend(options)
     if len(options.device_names) > options.batch_size:
         raise UserError(f"--batch-size {options.batch_size} cannot be split over {len(options.device_names)} devices")
@@ -83,15 +84,8 @@ def _check_compression(options: Options) -> None:
 def _check_factors(options: Options) -> None:
     if options.factors == "off":
         return
-    kind = types.find(options.kv_store)
-    able = types.names(lambda each: each.distributed and "workers" in each.optimizer_on)
     problems = [
-        (kind.name not in able, f"--kv-store {options.kv_store}", f"--kv-store {' or '.join(able)}"),
-        (
-            kind.steps_on_servers(bool(options.update_on_kvstore)),
-            "the optimizer on the servers",
-            "--update-on-kvstore 0",
-        ),
+        *_not_on_workers(options),
         (options.dtype != "float32", f"--dtype {options.dtype}", "--dtype float32"),
         (bool(options.compile), "--compile", "no --compile"),
         (len(options.device_names) > 1, "several devices a worker", "one device for each worker"),
@@ -99,6 +93,23 @@ def _check_factors(options: Options) -> None:
     for found, what, fix in problems:
         if found:
             raise UserError(f"--factors {options.factors} does not work with {what}: use {fix}, or leave --factors out")
+
+
+def _check_server_shares(options: Options) -> None:
+    for found, what, fix in _not_on_workers(options) if options.server_shares == "links" else []:
+        if found:
+            raise UserError(f"--server-shares links does not work with {what}: use {fix}, or leave --server-shares out")
+
+
+def _not_on_workers(options: Options) -> list[tuple[bool, str, str]]:
+    """What keeps the optimizer from running on the workers: (whether it is so, what, the fix)."""
+    kind = types.find(options.kv_store)
+    able = types.names(lambda each: each.distributed and "workers" in each.optimizer_on)
+    on_servers = kind.steps_on_servers(bool(options.update_on_kvstore))
+    return [
+        (kind.name not in able, f"--kv-store {options.kv_store}", f"--kv-store {' or '.join(able)}"),
+        (on_servers, "the optimizer on the servers", "--update-on-kvstore 0"),
+    ]
 
 
 def _check_backend(options: Options) -> None:
@@ -120,6 +131,7 @@ def _needs(options: Options) -> list[tuple[str, Any, Callable[[Capabilities], Co
         ("kv_store", types.find(options.kv_store).name, lambda can: can.kvstores),
         ("gc_type", options.gc_type, lambda can: can.codecs),
         ("transport", options.transport or "auto", lambda can: can.transports),
+        ("server_shares", options.server_shares or "equal", lambda can: can.server_shares),
         ("factors", options.factors, lambda can: ("off", "auto") if can.factors else ("off",)),
         ("compile", bool(options.compile), lambda can: (False, True) if can.compile else (False,)),
         ("dtype", options.dtype, lambda can: can.dtypes),

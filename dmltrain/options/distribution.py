@@ -73,6 +73,12 @@ class DistributionOptions:
         "tcp (default: DMLTRAIN_TRANSPORT, else auto)",
         one_of("transport", env.TRANSPORTS),
     )
+    server_shares: str | None = option(
+        "Distribution",
+        f"{WITH_FACTORS}: links gives servers behind slow links fewer weights, by rates that are measured before the "
+        "first step; equal gives all as many (default: DMLTRAIN_SERVER_SHARES, else equal)",
+        one_of("server_shares", env.SERVER_SHARES),
+    )
     host_sum: str | None = option(
         "Distribution",
         f"{WITH_HOST_SUM}: auto sums the gradients of a host's workers on that host and sends one stream to servers on "

@@ -83,3 +83,25 @@ def alone(network, shares, two):
 def test_options_that_exclude_factors_are_named_with_a_fix(line, said):
     with pytest.raises(UserError, match=said):
         parse(["--factors", "auto", *line.split()])
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        (
+            "--kv-store dist_ssp",
+            "--server-shares links does not work with --kv-store dist_ssp: use --kv-store dist_sync, or",
+        ),
+        (
+            "--kv-store dist_sync --update-on-kvstore 1",
+            "--server-shares links does not work with the optimizer on the serve",
+        ),
+        (
+            "--kv-store dist_sync --backend mxnet",
+            "--server-shares links: --backend mxnet does not support this; use equal,",
+        ),
+    ],
+)
+def test_options_that_exclude_shares_by_links_are_named_with_a_fix(line, said):
+    with pytest.raises(UserError, match=said):
+        parse(["--server-shares", "links", *line.split()])

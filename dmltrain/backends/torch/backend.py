@@ -9,7 +9,7 @@ from dmltrain import optimizers
 from dmltrain.arrays import Array
 from dmltrain.backends.backend import Capabilities, Settings, State, Trainer
 from dmltrain.backends.torch import release
-from dmltrain.env import TRANSPORTS, Environment
+from dmltrain.env import SERVER_SHARES, TRANSPORTS, Environment
 from dmltrain.kvstore import codec, types
 from dmltrain.kvstore.step import Step
 from dmltrain.layers import Network
@@ -34,6 +34,7 @@ class TorchBackend:
         transports=TRANSPORTS,
         suffix=".pt",
         compile=True,
+        server_shares=SERVER_SHARES,
         factors=True,
         host_sum=True,
         residuals=True,

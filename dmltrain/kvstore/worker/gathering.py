@@ -52,7 +52,7 @@ class Gathering:
 
     def init(self, keys: Sequence[Key], sizes: Sequence[int]) -> None:
         """Declare keys with their elements of each worker. Every worker must make the same call."""
-        servers = servers_of(self.member.start)
+        servers = servers_of(self.member.start, self.entries.shares)
         for key, size in zip(keys, sizes, strict=True):
             parts: list[Key] = [f"{key} of worker {rank}" for rank in range(len(servers))]
             places = [near[len(self._keys) % len(near)] for near in servers]
@@ -75,10 +75,12 @@ class Gathering:
         return handle
 
 
-def servers_of(start: Start) -> list[list[int]]:
-    """For each worker the servers on its host; if there are none, one server of another host."""
+def servers_of(start: Start, shares: Sequence[float] | None = None) -> list[list[int]]:
+    """For each worker the servers on its host; if there are none, one server of another host. Servers that hold no
+    weights (see shares.py) hold no parts."""
+    able = [number for number in range(len(start.servers)) if shares is None or shares[number] > 0.0]
     near = [
-        [number for number, server in enumerate(start.servers) if worker.host_id and server.host_id == worker.host_id]
+        [number for number in able if worker.host_id and start.servers[number].host_id == worker.host_id]
         for worker in start.workers
     ]
-    return [each or [rank % len(start.servers)] for rank, each in enumerate(near)]
+    return [each or [able[rank % len(able)]] for rank, each in enumerate(near)]

@@ -32,6 +32,7 @@ class Entries:
     kind: str
     staleness: float
     seconds: float
+    shares: list[float] | None = None  # of the weights, by server; None: equal
     _compression: dict[str, Any] = field(default_factory=lambda: NONE)
     _by_name: dict[Key, Entry] = field(default_factory=dict)
     _loads: list[int] = field(init=False)  # bytes on each server
@@ -62,6 +63,12 @@ class Entries:
             raise UserError("set_gradient_compression must come before init: init declares each key's compression")
         self._compression = dict(parameters)
 
+    @property
+    def has_residuals(self) -> bool:
+        """Whether the compression keeps residuals."""
+        codec = codecs.make(self._compression)
+        return codec is not None and codec.needs_residual
+
     def ratio(self, elements: int) -> float:
         """See KVStore.wire_ratio."""
         codec = codecs.make(self._compression)
@@ -79,7 +86,7 @@ class Entries:
         first, loads = (same, self._loads) if is_weight else (FIRST_SUM + same, self._loads[:])
         sizes, itemsizes = [array.size for _, array in fresh], [array.itemsize for _, array in fresh]
         slice_bytes = max((array.nbytes for _, array in fresh), default=0) if whole else None
-        plan = sharding.cut(sizes, itemsizes, loads, first, slice_bytes)
+        plan = sharding.cut(sizes, itemsizes, loads, first, slice_bytes, self.shares)
         for index, ((name, array), ranges) in enumerate(zip(fresh, plan, strict=True)):
             self._by_name[name] = self._entry(first + index, array, ranges, is_weight, mean)
         new = [name for name, _ in fresh]

@@ -28,13 +28,18 @@ class Slice:
 
 
 def cut(
-    sizes: Sequence[int], itemsizes: Sequence[int], loads: list[int], first_key: int = 0, slice_bytes: int | None = None
+    sizes: Sequence[int],
+    itemsizes: Sequence[int],
+    loads: list[int],
+    first_key: int = 0,
+    slice_bytes: int | None = None,
+    shares: Sequence[float] | None = None,
 ) -> list[list[Slice]]:
     """Place keys of `sizes` elements of `itemsizes` bytes. Returns each key's slices in order, each of `slice_bytes`
     (default: see `slice_size`) except the last.
 
     `loads` has the bytes on each server so far. It is updated in place, so that keys declared later go to the servers
-    with fewer bytes.
+    with fewer bytes. `shares`: of each server, in any unit (default: equal); one with the share 0 gets nothing.
     """
     if slice_bytes is None:
         slice_bytes = slice_size(sum(map(operator.mul, sizes, itemsizes)), len(loads))
@@ -45,13 +50,21 @@ def cut(
     ]
     placed: dict[tuple[int, int], int] = {}
     for key, start, length, itemsize in sorted(ranges, key=lambda p: (-p[2] * p[3], p[0], p[1])):
-        server = loads.index(min(loads))
+        server = _least_loaded(loads, length * itemsize, shares)
         loads[server] += length * itemsize
         placed[key, start] = server
     plan: list[list[Slice]] = [[] for _ in sizes]
     for key, start, length, _ in ranges:
         plan[key].append(Slice(first_key + key, len(plan[key]), start, length, placed[key, start]))
     return plan
+
+
+def _least_loaded(loads: Sequence[int], size: int, shares: Sequence[float] | None) -> int:
+    """The server with the smallest load for its share once it has `size` bytes more."""
+    if shares is None:
+        return loads.index(min(loads))
+    holding = [number for number, share in enumerate(shares) if share > 0.0]
+    return min(holding, key=lambda number: (loads[number] + size) / shares[number])
 
 
 def cut_on(server: int, key: int, size: int, itemsize: int, slice_bytes: int = PART_BYTES) -> list[Slice]:

@@ -23,6 +23,7 @@ from dmltrain.kvstore.worker.gathering import Gathering
 from dmltrain.kvstore.worker.keys import Entries
 from dmltrain.kvstore.worker.membership import Membership
 from dmltrain.kvstore.worker.routes import Sharing
+from dmltrain.kvstore.worker.shares import shares
 from dmltrain.kvstore.worker.states import States
 from dmltrain.kvstore.worker.transfers import Transfers
 
@@ -70,6 +71,7 @@ class DistKVStore(KVStore):
     def init(self, key: Keys, value: Any, whole: bool = False, mean: bool = False) -> None:
         keys, values = keys_and_values(key, value)
         arrays = [summed(item) for item in values]
+        self._place()
         self._entries.declare(keys, arrays, is_weight=True, whole=whole, mean=mean)
         if self.rank == 0:
             for name, array in zip(keys, arrays, strict=True):
@@ -129,6 +131,8 @@ class DistKVStore(KVStore):
         self._broadcast(values, needed)
 
     def set_optimizer(self, spec: dict[str, Any]) -> None:
+        if self._entries.shares is not None:
+            raise UserError("--server-shares links needs the optimizer on the workers: use --update-on-kvstore 0")
         self._states.set_optimizer(encode(Optimizer(spec)))
         self._stepping = True
         self.barrier()
@@ -158,17 +162,41 @@ class DistKVStore(KVStore):
         mean: float = (total - before[0]) / max(1, count - before[1])
         return mean
 
+    def _place(self) -> None:
+        """Choose the servers' shares before the first weights are declared."""
+        if self._environment.server_shares != "links" or self._entries.shares is not None:
+            return
+        if not self.kvstore_type.synchronous or self._entries.has_residuals:
+            raise UserError(
+                "--server-shares links needs dist_sync, and gradient compression none, bf16 or fp16: checkpoints of "
+                "servers could not be loaded after a measurement with another result"
+            )
+        if not self._environment.probe:
+            raise UserError("--server-shares links needs a measurement of the network: leave DMLTRAIN_PROBE=0 out")
+        self.measure_limits()
+        rates = np.zeros(self.num_workers)
+        rates[self.rank] = self.link_rate()
+        rates = self.all_reduce("rates of links", rates)
+        workers = [worker.host_id or f"of worker {rank}" for rank, worker in enumerate(self.start.workers)]
+        servers = [server.host_id or f"of server {number}" for number, server in enumerate(self.start.servers)]
+        self._entries.shares = shares(workers, servers, dict(zip(workers, rates.tolist(), strict=True)))
+
     def measure_limits(self) -> str:
         if not self._environment.probe:
             return ""
         if self._bound:
-            return str(self._bound)
+            return ", ".join([str(self._bound), *self._placed()])
         routes = self._routes
         hosts = [worker.host_id or f"of worker {rank}" for rank, worker in enumerate(self.start.workers)]
         hosts += [server.host_id for server in self.start.servers]
         upstream = routes.relay.links if routes.relay else {}
         self._bound = Bound(self, routes.servers, routes.host, upstream, hosts)
         return str(self._bound)
+
+    def _placed(self) -> list[str]:
+        if self._entries.shares is None:
+            return []
+        return [f"servers hold {', '.join(f'{100 * share:.0f}' for share in self._entries.shares)} % of the weights"]
 
     def carried(self) -> Carried | None:
         return self._bound.carried() if self._bound else None

@@ -1,0 +1,136 @@
+"""Which share of the weights each server holds."""
+
+import random
+
+import numpy as np
+import pytest
+
+from dmltrain.errors import UserError
+from dmltrain.kvstore.worker import sharding, store
+from dmltrain.kvstore.worker.shares import shares
+from tests.kvstore.whole_job import WholeJob
+
+FIVE = ["h1", "h2", "h3", "h4", "h5"]
+
+
+def slowest(workers, servers, rates, held):
+    """The seconds of the slowest host, for one byte of weights: what each host sends."""
+    times = []
+    for host in {*workers, *servers}:
+        its = sum(share for share, server in zip(held, servers, strict=True) if server == host)
+        training = set(workers)
+        own = (1 - its) + its * (len(training) - 1) if host in training else its * len(training)
+        times.append(own / rates.get(host, max(rates.values())))
+    return max(times)
+
+
+def test_a_server_behind_a_tenth_of_the_others_rate_holds_nothing():
+    rates = dict.fromkeys(FIVE, 125.0) | {"h2": 12.5}
+    found = shares(FIVE, FIVE, rates)
+    assert found[1] == 0.0 and found[0] == pytest.approx(0.25) and sum(found) == pytest.approx(1.0)
+    equal = slowest(FIVE, FIVE, rates, [0.2] * 5)
+    assert equal / slowest(FIVE, FIVE, rates, found) == pytest.approx(1.6)
+
+
+@pytest.mark.parametrize(
+    "workers, servers, rates",
+    [
+        (FIVE, FIVE, dict.fromkeys(FIVE, 100.0) | {"h1": 80.0}),  # by chance
+        (FIVE, FIVE, {}),
+        (FIVE, FIVE, dict.fromkeys(FIVE, 0.0)),
+        (FIVE[:2], FIVE[:2], {"h1": 100.0, "h2": 1.0}),  # both send all the weights in any case
+        (["h1"], ["h1", "h2"], {"h1": 100.0, "h2": 1.0}),
+    ],
+)
+def test_where_nothing_is_better_shares_are_equal(workers, servers, rates):
+    assert shares(workers, servers, rates) == [1 / len(servers)] * len(servers)
+
+
+def test_servers_of_a_host_share_its_part_and_hosts_of_servers_only_hold_more():
+    servers = ["h1", "h1", "h2", "h3", "spare"]
+    found = shares(FIVE[:3], servers, {"h1": 100.0, "h2": 100.0, "h3": 50.0, "spare": 100.0})
+    assert found[0] == found[1] and 2 * found[0] == pytest.approx(found[2])
+    assert found[3] < found[2] < found[4] and sum(found) == pytest.approx(1.0)
+
+
+def test_no_random_change_of_the_shares_is_faster():
+    for seed in range(300):
+        draw = random.Random(seed)
+        workers = FIVE[: draw.randint(3, 5)]
+        servers = draw.choices([*workers, "spare", "other"], k=draw.randint(2, 6))
+        rates = {host: draw.uniform(1.0, 20.0) for host in {*workers, *servers}}
+        found = shares(workers, servers, rates)
+        assert sum(found) == pytest.approx(1.0) and min(found) >= 0.0
+        least = min(
+            slowest(workers, servers, rates, found), slowest(workers, servers, rates, [1 / len(servers)] * len(servers))
+        )
+        if max(rates.values()) >= 1.5 * min(rates.values()):
+            assert slowest(workers, servers, rates, found) <= least * (1 + 1e-9)
+        for _ in range(20):
+            other = np.array([draw.random() ** 3 * (draw.random() < 0.8) for _ in servers]) + 1e-12
+            other /= other.sum()
+            assert slowest(workers, servers, rates, other) >= least * 0.999 or max(rates.values()) < 1.5 * min(
+                rates.values()
+            )
+
+
+def test_slices_follow_the_shares():
+    loads = [0, 0, 0]
+    plan = sharding.cut([4_000_000], [4], loads, shares=[0.5, 0.0, 0.25])
+    assert loads[1] == 0 and loads[0] == pytest.approx(2 * loads[2], rel=0.05)
+    assert sum(each.length for key in plan for each in key) == 4_000_000
+
+
+def trained(made):
+    values = np.zeros(300_000, np.float32)
+    made.init(["w"], [values])
+    made.pushpull("w", np.full_like(values, made.rank + 1), values)
+    return float(values.min()), float(values.max()), made.measure_limits()
+
+
+def test_a_job_whose_first_server_holds_nothing_computes_the_same(monkeypatch):
+    asked = []
+
+    def chosen(workers, servers, rates):
+        asked.append((len(workers), len(servers), len(rates)))
+        return [0.0, 1.0]
+
+    monkeypatch.setattr(store, "shares", chosen)
+    job = WholeJob(server_shares="links", probe=True, transport="tcp")
+    try:
+        for least, most, limits in job.all(trained):
+            assert (least, most) == (3.0, 3.0) and limits.endswith("servers hold 0, 100 % of the weights")
+        assert asked == [(2, 2, 1)] * 2
+        with pytest.raises(
+            UserError, match="--server-shares links needs the optimizer on the workers: use --update-on-kv"
+        ):
+            job.stores[0].set_optimizer({"name": "plain"})
+    finally:
+        job.close()
+
+
+@pytest.mark.parametrize(
+    "options, compression, said",
+    [
+        (
+            {"kind": "dist_async", "staleness": float("inf")},
+            "none",
+            "--server-shares links needs dist_sync, and gradient",
+        ),
+        ({}, "int8", "--server-shares links needs dist_sync, and gradient compression none, bf16 or fp16"),
+        (
+            {"probe": False},
+            "none",
+            "--server-shares links needs a measurement of the network: leave DMLTRAIN_PROBE=0 out",
+        ),
+    ],
+)
+def test_what_shares_by_links_exclude_is_explained(options, compression, said):
+    job = WholeJob(**({"workers": 1, "servers": 1, "server_shares": "links", "probe": True} | options))
+    try:
+        made = job.stores[0]
+        made.set_gradient_compression({"type": compression})
+        with pytest.raises(UserError, match=said):
+            made.init(["w"], [np.zeros(3, np.float32)])
+    finally:
+        job.close()
