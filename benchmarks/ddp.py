@@ -60,6 +60,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--servers", type=int, default=1, help="on this machine, for dmltrain (default %(default)s)")
     add("--hosts", type=int, help="of a test bed, instead; each has a worker and a server")
     add("--rate", default="1gbit", help="of each host's link, each way (default %(default)s)")
+    add("--slow-link", metavar="RATE", help="of the second host, each way, if other than --rate")
     add("--pause", type=float, default=0.0, metavar="SECONDS", help="of sleep before each forward (default: none)")
     add("--by-layer", type=float, default=0.0, metavar="SECONDS", help="of sleep in all layers (default: none)")
     add("--repeats", type=int, default=5, help="turns of each system (default %(default)s)")
@@ -86,6 +87,8 @@ def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
         parser.error("--batch, --workers, --servers, --repeats and --steps must be at least 1, --warm-up at least 0")
     if arguments.hosts is not None and not 2 <= arguments.hosts <= 250:
         parser.error("--hosts must be 2 to 250")
+    if not arguments.hosts and (arguments.slow_link or any(SYSTEMS[name].apart for name in arguments.systems)):
+        parser.error("--slow-link and systems with servers on spare hosts need --hosts")
     if not 0 <= arguments.pause <= 60 or not 0 <= arguments.by_layer <= 60:
         parser.error("--pause and --by-layer must be 0 to 60 seconds")
 
@@ -102,7 +105,8 @@ def teams_of(arguments: argparse.Namespace, network: str, bed: Bed | None, folde
             contest = Contest(name, name, system.label, "train.py", servers=system.servers, codec=system.codec)
             place = folder / f"{network.replace(':', '-')}-{name}"
             place.mkdir()
-            hosts = OneEach(bed.testbed, FIRST_PORT + 2 * number) if bed else None
+            apart = arguments.hosts if bed and system.apart else 0
+            hosts = OneEach(bed.testbed, FIRST_PORT + 2 * number, apart=apart) if bed else None
             workers, servers = (arguments.hosts,) * 2 if bed else (arguments.workers, arguments.servers)
             teams.append(Team(contest, workers, servers, options, place, hosts))
             stack.callback(teams[-1].stop)
@@ -114,7 +118,7 @@ def measure(arguments: argparse.Namespace, network: str, bed: Bed | None, folder
     with teams_of(arguments, network, bed, folder) as teams:
         run = Run(network, networks.make(network).bytes, teams)
         for repeat in range(arguments.repeats):
-            if bed:
+            if bed and not arguments.slow_link:
                 run.goodput.append(bed.goodput(2.0))
             for team in teams:
                 team.take_turn(arguments.warm_up, arguments.steps, untimed=arguments.warm_up)
@@ -122,11 +126,22 @@ def measure(arguments: argparse.Namespace, network: str, bed: Bed | None, folder
         return run
 
 
+@contextmanager
+def _bed(arguments: argparse.Namespace, folder: Path) -> Iterator[Bed]:
+    """The test bed, with as many hosts again if a system has its servers apart."""
+    apart = any(SYSTEMS[name].apart for name in arguments.systems)
+    with bed_of(arguments.hosts * (1 + apart), arguments.rate, folder) as bed:
+        bed.hosts = bed.hosts[: arguments.hosts]  # of which the goodput is measured
+        if arguments.slow_link:
+            bed.testbed.rate(bed.hosts[1], arguments.slow_link)
+        yield bed
+
+
 def runs_of(arguments: argparse.Namespace) -> list[Run]:
     """One run for each network, one after another."""
     with tempfile.TemporaryDirectory(prefix="ddp-benchmark-") as name, ExitStack() as stack:
         folder = Path(name)
-        bed = stack.enter_context(bed_of(arguments.hosts, arguments.rate, folder)) if arguments.hosts else None
+        bed = stack.enter_context(_bed(arguments, folder)) if arguments.hosts else None
         return [measure(arguments, network, bed, folder) for network in arguments.networks]
 
 
@@ -144,6 +159,7 @@ def main(argv: list[str] | None = None) -> int:
         "workers": arguments.hosts or arguments.workers,
         "servers": arguments.hosts or arguments.servers,
         "rate": arguments.rate if arguments.hosts else None,
+        "slow_link": arguments.slow_link,
         **{name: getattr(arguments, name) for name in ("batch", "pause", "by_layer")},
         "turns": {"repeats": arguments.repeats, "warm_up": arguments.warm_up, "steps": arguments.steps},
         **facts("ddp.py", argv, {"dmltrain": installed("dmltrain"), "torch": installed("torch")}),

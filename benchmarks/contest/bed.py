@@ -109,14 +109,18 @@ class Bed:
 
 
 class OneEach:
-    """A Place: a server and `workers` workers on each host, filled in order; the scheduler on h1."""
+    """A Place: a server and `workers` workers on each host, filled in order; the scheduler on h1. `apart`: the first
+    server is on the host after so many others."""
 
-    def __init__(self, testbed: Testbed, first_port: int, workers: int = 1) -> None:
+    def __init__(self, testbed: Testbed, first_port: int, workers: int = 1, apart: int = 0) -> None:
         self.testbed = testbed
+        self.apart = apart
         self.next_port = first_port
         self.local_workers = workers
 
     def host(self, role: str, rank: int) -> str:
+        if role == "server":
+            return f"h{1 + self.apart + rank}"
         return f"h{1 + rank // (self.local_workers if role == 'worker' else 1)}"
 
     def address(self, role: str, rank: int) -> str:

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 class System:
     """A way to train with several workers. `codec`: what gradients are sent as. `lossy`: its weights are not those of
     plain gradients, bit for bit. `defer`: of dmltrain.distribute; `factors`: dense layers may send sufficient
-    factors."""
+    factors. `links`: servers behind slow links hold less. `apart`: servers are on hosts of their own."""
 
     label: str
     servers: bool
     codec: str = "none"
     defer: bool = False
     factors: bool = False
+    links: bool = False
+    apart: bool = False
 
     @property
     def lossy(self) -> bool:
@@ -30,5 +32,7 @@ SYSTEMS = {
     "dmltrain-defer": System("dmltrain, deferred", True, defer=True),
     "dmltrain-bf16": System("dmltrain, bf16", True, "bf16", True),
     "dmltrain-int8": System("dmltrain, int8", True, "int8", True),
+    "dmltrain-links": System("dmltrain, shares by links", True, defer=True, links=True),
+    "dmltrain-apart": System("dmltrain, spare hosts", True, defer=True, apart=True),
     "dmltrain-factors": System("dmltrain, sufficient factors", True, defer=True, factors=True),
 }

@@ -98,6 +98,7 @@ def table(result: dict[str, Any]) -> str:
     """The report as text."""
     machine, turns = result["machine"], result["turns"]
     where = f"hosts with links of {result['rate']}, each a worker and a server" if result["rate"] else "workers"
+    where += f", but for one of {result['slow_link']}" if result["slow_link"] else ""
     sleeps = [f"{result[name]:g} s of sleep {what}" for name, what in SLEEPS.items() if result[name]]
     lines = [
         ", ".join([f"{result['workers']} {where}", f"{result['batch']} samples a worker", *sleeps])

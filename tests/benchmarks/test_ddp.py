@@ -39,6 +39,8 @@ def test_systems_train_and_plain_ones_get_the_weights_of_ddp():
         (["--networks", "mlp:25"], "unknown network 'mlp:25'; expected such as mlp:25:100"),
         (["--networks", "mlp:25:3"], "an even number of tensors"),
         (["--hosts", "1"], "--hosts must be 2 to 250"),
+        (["--slow-link", "100mbit"], "--slow-link and systems with servers on spare hosts need --hosts"),
+        (["--systems", "dmltrain-apart"], "need --hosts"),
         (["--batch", "0"], "at least 1"),
         (["--pause", "-1"], "0 to 60 seconds"),
     ],

@@ -76,7 +76,7 @@ class Dmltrain:
     """`distribute` with dist_sync."""
 
     def __init__(self, module: torch.nn.Module, system: System, batch: int) -> None:
-        self.store = dmltrain.kvstore.create("dist_sync")
+        self.store = dmltrain.kvstore.create("dist_sync", server_shares="links" if system.links else None)
         self.rank = self.store.rank
         if system.codec != "none":
             self.store.set_gradient_compression(parameters(system.codec, self.store.num_workers))
