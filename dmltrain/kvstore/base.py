@@ -108,8 +108,8 @@ class KVStore:
         """Declare keys with their initial values, which are those of worker 0. Every worker must make the same call.
 
         `whole`: keep each key on one server, for optimizers that take norms of a key; else large keys are divided.
-        `mean`: while no optimizer runs on the servers, they give the mean of all workers' pushes in place of the sum
-        where they can; see `factor_to_mean`."""
+        `mean`: while no optimizer runs on the servers, they give the mean of all workers' pushes in place of the
+        sum, but not of keys with gradient compression; see `factor_to_mean`."""
         raise NotImplementedError
 
     def push(self, key: Keys, value: Any, priority: int = 0, rate: float = -1.0) -> None:
@@ -149,7 +149,8 @@ class KVStore:
 
     def gather(self, keys: Sequence[Key], parts: Sequence[Array], priority: int = 0) -> Handle:
         """Send this worker's parts (elements,) of gathered keys, and receive those of all workers: after `wait`, the
-        handle's values are (workers, elements), valid until the key's next `gather`. Every worker must call it."""
+        handle's values are (workers, elements), valid until the key's next `gather`, before which `wait` must return.
+        Every worker must call it."""
         raise NotImplementedError
 
     def broadcast(self, values: Array, needed: bool = True) -> None:

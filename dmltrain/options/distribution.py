@@ -62,8 +62,8 @@ class DistributionOptions:
     )
     factors: str = option(
         "Distribution",
-        f"{WITH_FACTORS}: auto lets each dense layer send sufficient factors in place of its gradient where that is "
-        "faster; the log says which layers do, and why",
+        f"{WITH_FACTORS}: auto lets dense layers send sufficient factors (two small matrices whose product is the "
+        "gradient) where that is faster; the log says which layers do, and why",
         one_of("factors", FACTORS),
         "off",
     )

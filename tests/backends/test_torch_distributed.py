@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 from torch import nn  # noqa: E402
 
-from dmltrain.backends.torch.distributed import distribute, layout  # noqa: E402
+from dmltrain.backends.torch.distributed import distribute, layout, parts  # noqa: E402
 from dmltrain.errors import UserError  # noqa: E402
 
 
@@ -68,6 +68,43 @@ def test_all_start_from_the_first_workers_weights_and_statistics(job):
         for name, value in found.items():
             assert torch.equal(value, expected[name]), name
             assert value.dtype == expected[name].dtype
+
+
+FASTER = [{"foreach": True}, {"fused": True}, {"foreach": True, "nesterov": True, "momentum": 0.9}]
+
+
+def has(kind, options):
+    try:
+        kind([nn.Parameter(torch.ones(2))], lr=0.1, **options)
+    except (TypeError, RuntimeError, ValueError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "kind, options", [(kind, each) for kind in parts.PER_PARAMETER for each in FASTER if has(kind, each)]
+)
+def test_every_optimizer_steps_on_the_mean_in_the_servers_memory(job, kind, options):
+    """Which it must not write: the servers' memory is read-only, and other workers read it."""
+
+    def one(store):
+        model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+        optimizer = distribute(model, kind(model.parameters(), lr=0.1, **options), store)
+        plain = copy.deepcopy(model)
+        alone = kind(plain.parameters(), lr=0.1, **options)
+        for _ in range(2):
+            model(batch(0)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            plain(batch(0)).sum().backward()
+            alone.step()
+            alone.zero_grad()
+        return [each.detach().clone() for each in (*model.parameters(), *plain.parameters())]
+
+    for found in job.all(one):
+        half = len(found) // 2
+        for mine, its in zip(found[:half], found[half:], strict=True):
+            torch.testing.assert_close(mine, its, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("defer", [False, True])

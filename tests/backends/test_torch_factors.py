@@ -6,8 +6,12 @@ import itertools
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
-from torch import nn  # noqa: E402
+from torch import fx, nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+from torch.utils.checkpoint import CheckpointError, checkpoint  # noqa: E402
 
+from dmltrain import models  # noqa: E402
+from dmltrain.backends.torch import layers  # noqa: E402
 from dmltrain.backends.torch.distributed import choice, distribute, gates  # noqa: E402
 from dmltrain.backends.torch.distributed.choice import Layer, Trial, decide, sizes  # noqa: E402
 from dmltrain.errors import UserError  # noqa: E402
@@ -147,14 +151,16 @@ def refused(job, change, said, rows=2 * ROWS, factored=("first.weight",), **opti
 
 
 def test_more_samples_than_declared_are_refused(job):
-    refused(job, lambda model, x, y: loss_of(model, x, y).backward(), "more than the 9 samples whose factors", rows=9)
+    refused(
+        job, lambda model, x, y: loss_of(model, x, y).backward(), "more than 9 samples for the dense layer of", rows=9
+    )
 
 
 def test_a_weight_that_is_also_used_elsewhere_is_refused(job):
     def penalised(model, x, y):
         (loss_of(model, x, y) + model.first.weight.square().sum()).backward()
 
-    refused(job, penalised, r"weight of \(40, 7\) whose gradient is sent as factors is also used outside")
+    refused(job, penalised, r"weight of \(40, 7\) whose gradient is sent as factors has a gradient from outside of its")
 
 
 def test_factors_of_lower_precision_are_refused(job):
@@ -193,10 +199,171 @@ def test_wrong_uses_are_refused(job, options, said):
     job.all(one)
 
 
+# -- gradients that programs discard, or compute for something else ---------------------------------------------------
+
+
+def as_without_factors(job, train):
+    """Each worker trains its model twice, with factors and without: `train(model, optimizer, x, y)` in three steps."""
+
+    def one(store, factored):
+        model = Net(store.rank)
+        inner = torch.optim.SGD((each for each in model.parameters()), lr=0.01, momentum=0.9)
+        optimizer = distribute(model, inner, store, factors=8 * ROWS, factored=factored)
+        for step in range(len(SHARES)):
+            train(model, optimizer, *share(store, step))
+        optimizer.settle()
+        return weights(model)
+
+    found, expected = (
+        job.all(lambda store, names=names: one(store, names)) for names in (["first.weight", "last.weight"], [])
+    )
+    for mine, its in zip(found[0] + found[1], expected[0] + expected[1], strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-5, atol=1e-6)
+
+
+def discards(model, optimizer, x, y, zero_grad=None):
+    with optimizer.accumulate():
+        loss_of(model, x * 3, y).backward()
+    (zero_grad or optimizer.zero_grad)()
+    loss_of(model, x, y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def discards_by_the_model(model, optimizer, x, y):
+    discards(model, optimizer, x, y, model.zero_grad)
+
+
+def discards_everything(model, optimizer, x, y):
+    with optimizer.accumulate():
+        loss_of(model, x, y).backward()
+    model.zero_grad()
+    optimizer.step()
+
+
+def asks_for_gradients_of_inputs(model, optimizer, x, y):
+    x.requires_grad_()
+    with optimizer.accumulate():
+        torch.autograd.grad(loss_of(model, x, y), x)
+        loss_of(model, x, y).backward()
+    (penalty,) = torch.autograd.grad(loss_of(model, x, y), x)
+    loss_of(model, x + penalty.detach(), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def freezes_a_layer(model, optimizer, x, y):
+    model.last.weight.requires_grad_(False)
+    optimizer.zero_grad()
+    loss_of(model, x, y).backward()
+    optimizer.step()
+
+
+def calls_a_layer_twice(model, optimizer, x, y):
+    optimizer.zero_grad()
+    (loss_of(model, x, y) + model(x * 2).sum()).backward()
+    optimizer.step()
+
+
+def uses_keywords(model, optimizer, x, y):
+    model.first.forward = lambda given: functional.linear(weight=model.first.weight, input=given, bias=model.first.bias)
+    calls_a_layer_twice(model, optimizer, x, y)
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        discards,
+        discards_by_the_model,
+        discards_everything,
+        asks_for_gradients_of_inputs,
+        freezes_a_layer,
+        calls_a_layer_twice,
+        uses_keywords,
+    ],
+)
+def test_factors_follow_what_the_program_does_with_gradients(job, train):
+    as_without_factors(job, train)
+
+
+def test_a_recomputed_forward_is_an_error_and_no_wrong_gradient(job):
+    """torch.utils.checkpoint saves other tensors the second time, which torch notices."""
+
+    def one(store):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+        forward = model.forward
+        model.forward = lambda x: checkpoint(forward, x, use_reentrant=False)
+        distribute(model, torch.optim.SGD(model.parameters(), lr=0.01), store, factors=8, factored=["0.weight"])
+        with pytest.raises((CheckpointError, UserError)):
+            model(torch.ones(2, 4, requires_grad=True)).sum().backward()
+
+    job.all(one)
+
+
+def test_gradients_clipped_without_reduce_gradients_are_refused(job):
+    def clipped(model, x, y):
+        loss_of(model, x, y).backward()
+        nn.utils.clip_grad_norm_([model.first.weight], 1e-3)
+
+    refused(job, clipped, "gradients were changed between backward.. and step.., after they had been sent")
+
+
+def test_training_inside_compiler_disable_is_not_taken_for_compiled_code(job):
+    def one(store):
+        model = Net(store.rank)
+        optimizer = distribute(
+            model, torch.optim.SGD(model.parameters(), lr=0.01), store, factors=2 * ROWS, factored=["first.weight"]
+        )
+
+        @torch.compiler.disable
+        def step():
+            loss_of(model, *share(store, 0)).backward()
+            optimizer.step()
+
+        step()
+        return weights(model)
+
+    first, second = job.all(one)
+    assert all(map(torch.equal, first, second))
+
+
+def test_copies_of_straight_line_models_can_be_made(job):
+    def one(store):
+        network = models.create("mlp", None, 10, (1, 4, 4))
+        model = layers.build(network)
+        layers.initialise(model, network, 0)
+        distribute(model, torch.optim.SGD(model.parameters(), lr=0.01), store, factors=4, factored=["fc1_weight"])
+        return copy.deepcopy(model)(torch.ones(2, 1, 4, 4)).shape
+
+    assert set(job.all(one)) == {(2, 10)}
+
+
+def test_workers_that_name_different_numbers_of_rows_are_told(job):
+    def one(store):
+        model = Net(store.rank)
+        with pytest.raises(UserError, match="the workers gave factors=4, 5: give all the largest number of samples"):
+            distribute(model, torch.optim.SGD(model.parameters(), lr=0.01), store, factors=4 + store.rank)
+
+    job.all(one)
+
+
 # -- the choice -------------------------------------------------------------------------------------------------------
 
 
+def traced(weight):
+    """A model that applies a weight by function: w itself, or what is computed of it."""
+    root = nn.Module()
+    root.w = nn.Parameter(torch.ones(3, 3))
+    graph = fx.Graph()
+    x, w = graph.placeholder("x"), graph.get_attr("w")
+    graph.output(graph.call_function(functional.linear, (x,), {"weight": weight(graph, w)}))
+    return fx.GraphModule(root, graph)
+
+
 def test_the_layers_that_could_send_factors():
+    assert list(gates.dense_weights(traced(lambda graph, w: w))) == ["w"]
+    assert not gates.dense_weights(traced(lambda graph, w: graph.call_function(torch.mul, (w, 2))))
+    assert not gates.dense_weights(nn.Sequential(nn.utils.spectral_norm(nn.Linear(3, 3))))
     assert list(gates.dense_weights(Net())) == ["first.weight", "last.weight"]
     normed = nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))
     assert list(gates.dense_weights(nn.Sequential(normed, nn.Linear(3, 2)))) == ["1.weight"]

@@ -6,6 +6,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from dmltrain import kvstore, models  # noqa: E402
+from dmltrain.backends.torch.distributed import choice  # noqa: E402
 from dmltrain.backends.torch.trainer import TorchTrainer  # noqa: E402
 from dmltrain.errors import UserError  # noqa: E402
 from dmltrain.options import parse  # noqa: E402
@@ -60,6 +61,31 @@ def alone(network, shares, two):
         made.train_step(images[used], labels[used], sum(counts) * (2 if two else 1), 0.1)
     made.synchronize()
     return made.state()["model"]
+
+
+def test_a_resumed_training_sends_the_same_layers_factors(job, monkeypatch):
+    """Also if a new measurement would choose others; residuals of the compressed layers come back with them."""
+    options = parse(["--kv-store", "dist_sync", "--batch-size", "4", "--factors", "auto", "--gc-type", "int8"])
+    wide = models.create("mlp", None, 10, (1, 8, 8))
+
+    def one(store):
+        first = TorchTrainer(wide, options, store)
+        images, labels = np.ones((4, 1, 8, 8), np.float32), np.zeros(4, np.int64)
+        first.train_step(images, labels, 8, 0.1)
+        first.synchronize()
+        return first.state(store.residuals()), first.choices()
+
+    (state, choices), _ = job.all(one)
+    assert state["factored"] and len(state["factored"]) < len(choices)
+    job.close()
+    monkeypatch.setattr(choice, "decide", lambda *_: pytest.fail("it decides again"))
+    again = WholeJob()
+    try:
+        for lines in again.all(lambda store: TorchTrainer(wide, options, store, state).choices()):
+            told = [line.split()[1] for line in lines if "sends factors: as told" in line]
+            assert told == state["factored"]
+    finally:
+        again.close()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 from dmltrain.errors import UserError
 from dmltrain.kvstore.worker.gathering import servers_of
+from dmltrain.kvstore.worker.transfers import Transfers
 from tests.kvstore.made import start
 from tests.kvstore.whole_job import WholeJob
 
@@ -84,3 +85,45 @@ def test_parts_lie_on_servers_of_their_workers_hosts():
         [("h1", ""), ("h2", ""), ("h3", ""), ("", "")], [("", 1, "", "h2"), ("", 2, "", "h1"), ("", 3, "", "h1")]
     )
     assert servers_of(message) == [[1, 2], [0], [2], [0]]
+
+
+@pytest.mark.parametrize(
+    "job",
+    [{"workers": 2, "servers": 2}, {"workers": 2, "servers": 2, "transport": "tcp"}],
+    ids=["shm", "tcp"],
+    indirect=True,
+)
+def test_a_worker_whose_pull_comes_late_gets_the_part_of_its_step(job, monkeypatch):
+    """Worker 1 stops between its push and its pull, while worker 0 has all it needs for the next step."""
+    real = Transfers.pull_next
+
+    def late(self, keys, targets, priority):
+        if any("of worker 0" in key for key in keys):
+            time.sleep(0.1)
+        return real(self, keys, targets, priority)
+
+    def steps(store):
+        store.init_gathered(["a"], [3])
+        found = []
+        for step in range(4):
+            handle = store.gather(["a"], [np.full(3, 10 * step + store.rank, np.float32)])
+            handle.wait()
+            found.append(handle.values[0][:, 0].tolist())
+        return found
+
+    monkeypatch.setattr(Transfers, "pull_next", late)
+    assert job.all(steps) == [[[10.0 * step, 10.0 * step + 1] for step in range(4)]] * 2
+
+
+@pytest.mark.parametrize("job", [{"workers": 1, "servers": 1}], indirect=True)
+def test_wrong_calls_are_explained(job):
+    (made,) = job.stores
+    made.init_gathered(["a"], [3])
+    with pytest.raises(UserError, match="key 'a' was declared twice for gather"):
+        made.init_gathered(["a"], [3])
+    with pytest.raises(UserError, match="key 'b' was not declared for gather: call init_gathered first"):
+        made.gather(["b"], [np.zeros(3, np.float32)])
+    for wrong, said in ((np.zeros(4, np.float32), "has 4 of float32"), (np.zeros(3), "has 3 of float64")):
+        with pytest.raises(UserError, match=f"'a' was declared with 3 elements of float32; this one {said}"):
+            made.gather(["a"], [wrong])
+    assert made.all_reduce("n", np.ones(1)).tolist() == [1.0]

@@ -741,25 +741,69 @@ def test_a_round_of_one_workers_key_is_its_push():
     assert second.buffer.array.tolist() == [4, 5, 6]
 
 
-def test_a_key_of_one_worker_is_as_exact_after_many_rounds_as_its_pushes():
-    """Random orders of pushes and pulls of three workers: each pull gets the push of its clock or a later one."""
+def test_a_pull_gets_the_round_of_its_clock_even_if_the_next_has_come():
+    """Random orders of three workers' steps. Each pushes its own part, then pulls the others'; a pull may be late, and
+    a worker pushes its next part once it has all parts of this step."""
     for seed in range(300):
         draw, core = random.Random(seed), ServerCore(3)
         for worker in range(3):
             core.declare(worker, of_one())
-        clocks, asked, got = [0, 0, 0], {0: 0, 2: 0}, []
-        for _ in range(40):
+        pushed_by, pulled_by, got, held = [0, 0, 0], {0: 0, 2: 0}, {0: 0, 2: 0}, []
+        for _ in range(200):
             worker = draw.randrange(3)
-            if worker == 1 and clocks[1] <= min(asked.values()):  # as in training: it needs the others' parts
-                clocks[1] += 1
-                got += push(core, 1, 0, clocks[1], [clocks[1]] * 3)
-            elif worker != 1 and asked[worker] <= clocks[1]:
-                asked[worker] += 1
-                got += run(core, core.pull(worker, 0, 0, asked[worker]))
-            while got and draw.random() < 0.7:
-                reply = got.pop(draw.randrange(len(got)))
+            if worker == 1:
+                if pushed_by[1] <= min(pushed_by[0], pushed_by[2]):  # it has the parts of the others
+                    pushed_by[1] += 1
+                    held += push(core, 1, 0, pushed_by[1], [pushed_by[1]] * 3)
+            elif pushed_by[worker] == pulled_by[worker] == got[worker]:  # its step is over: the next begins
+                pushed_by[worker] += 1
+            elif pushed_by[worker] > pulled_by[worker] and draw.random() < 0.5:
+                pulled_by[worker] += 1
+                held += run(core, core.pull(worker, 0, 0, pulled_by[worker]))
+            while held and draw.random() < 0.6:
+                reply = held.pop(draw.randrange(len(held)))
                 assert reply.buffer.array.tolist() == [reply.clock] * 3
+                got[reply.worker] = reply.clock
                 core.release(reply)
+        assert min(got.values()) > 3
+        for reply in held:
+            core.release(reply)
+        slice_ = core.slices()[0, 0]
+        assert len(slice_.spare["value"]) <= 3, "buffers are used again"
+
+
+def test_a_relays_waits_are_told_as_before():
+    core = ServerCore(4)
+    core.on_hosts([(0, 1), (2, 3)])
+    leaders = [relay_number(4, 0), relay_number(4, 2)]
+    for number in leaders:
+        core.declare(number, declaration())
+        core.pull(number, 0, 0, 1)
+    assert not run(core, pushed(core, leaders[0], 0, 1, np.ones(5), now=1.0))
+    actions = pushed(core, leaders[1], 0, 1, np.ones(5), now=5.0)
+    (work,) = actions
+    work.run()
+    replies = core.done(work, now=5.5)
+    assert [(reply.worker, reply.waited, reply.worked) for reply in replies] == [
+        (leaders[0], 4.0, 0.5),
+        (leaders[1], 0.0, 0.5),
+    ]
+
+
+def test_a_worker_that_has_finished_or_is_late_with_its_key_is_named():
+    core = ServerCore(3, wait_seconds=10.0)
+    for worker in range(3):
+        core.declare(worker, of_one())
+    core.pull(0, 0, 0, 1, now=1.0)
+    assert core.overdue(5.0) == ""
+    assert (
+        core.overdue(12.0)
+        == "worker 0 has waited 11 s for key 'k0' slice 0, which worker 1 (DMLTRAIN_WAIT_TIMEOUT) pushes"
+    )
+    core.finish(2)
+    core.finish(1)
+    core.overdue(2.0)
+    assert core.overdue(2.0).startswith("worker 0 waits for key 'k0' slice 0: worker 1 has finished already and will")
 
 
 def test_only_its_worker_may_push_it():
@@ -774,7 +818,9 @@ def test_only_its_worker_may_push_it():
     "pusher, changes, said",
     [
         (3, {}, "pushed by worker 3, which is not in this job"),
-        (1, {"weight": True}, "worker 1 alone cannot push a weight"),
+        (1, {"weight": True}, "worker 1 alone cannot push a weight, or a mean"),
+        (1, {"mean": True}, "worker 1 alone cannot"),
+        (-2, {}, "pushed by worker -2, expected a rank, or -1 for all workers"),
     ],
 )
 def test_a_key_of_no_worker_and_a_weight_of_one_are_refused(pusher, changes, said):

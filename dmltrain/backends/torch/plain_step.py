@@ -8,7 +8,8 @@ _use_grad_for_differentiable.)
 
 from __future__ import annotations
 
-import inspect
+import contextlib
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as base
 
 COMPILER = "torch._dynamo"
+TORCH = os.path.dirname(torch.__file__)
 MARKED = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
 MARK = "__dynamo_disable"  # torch's attribute of a method: what it calls instead
 HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
@@ -38,8 +40,9 @@ def _until_compiling(name: str, plain: Callable[..., Any]) -> Callable[..., Any]
     def call(optimizer: Optimizer, *arguments: Any, **named: Any) -> Any:
         if COMPILER not in sys.modules:
             return plain(optimizer, *arguments, **named)
-        if getattr(plain, MARK, None) is call:
-            delattr(plain, MARK)  # torch marks the method itself
+        with contextlib.suppress(AttributeError):  # another thread was faster
+            if getattr(plain, MARK) is call:
+                delattr(plain, MARK)  # torch marks the method itself
         return getattr(Optimizer, name)(optimizer, *arguments, **named)
 
     return call
@@ -53,11 +56,23 @@ def is_possible(optimizer: Optimizer) -> bool:
         return False
     hooks = [getattr(optimizer, name) for name in HOOKS] + [getattr(base, name, {}) for name in GLOBAL_HOOKS]
     scaled = any(getattr(optimizer, name, None) is not None for name in ("grad_scale", "found_inf"))
-    return not (any(hooks) or scaled or optimizer.defaults.get("differentiable"))
+    return not (any(hooks) or scaled or optimizer.defaults.get("differentiable")) and _plain(optimizer) is not None
 
 
 def step(optimizer: Optimizer) -> None:
     """A step of an optimizer for which that `is_possible`, with its name in profiles as usual."""
     optimizer._opt_called = True  # type: ignore[attr-defined]  # for the schedulers' warning about the order of calls
     with record_function(f"Optimizer.step#{type(optimizer).__name__}.step"), torch.no_grad():
-        inspect.unwrap(type(optimizer).step)(optimizer)
+        plain = _plain(optimizer)
+        assert plain is not None  # see is_possible
+        plain(optimizer)
+
+
+def _plain(optimizer: Optimizer) -> Callable[..., Any] | None:
+    """The class's step without torch's wrappers; None if another program has wrapped it."""
+    found: Callable[..., Any] = type(optimizer).step
+    while inner := getattr(found, "__wrapped__", None):
+        if not found.__code__.co_filename.startswith(TORCH):
+            return None
+        found = inner
+    return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from dmltrain.layers import Conv, Network
 from dmltrain.metric import Sums
 from dmltrain.normalisation import Normalisation
 
+FACTORED = "factored"  # in checkpoints: the weights whose gradients were sent as factors
 RESIDUALS_OF_04 = "held_back"  # their name in checkpoints up to version 0.4
 
 
@@ -72,7 +73,7 @@ class TorchTrainer:
         self._modules = [self._placed(first, device) for device in self._devices]  # one replica on each device
         self._forwards = [compiled(each) if settings.compile else each for each in self._modules]
         self._scale: LossScale | None = None
-        self._optimizer = self._distributed(network, settings, store)
+        self._optimizer = self._distributed(network, settings, store, (state or {}).get(FACTORED))
         if state:
             self._load_rest(state, store)
         self._sums = [torch.zeros(4, dtype=torch.float64, device=device) for device in self._devices]
@@ -85,8 +86,11 @@ class TorchTrainer:
         # torch's annotations do not allow the memory format alone
         return placed.to(memory_format=self._layout)  # type: ignore[call-overload, no-any-return]
 
-    def _distributed(self, network: Network, settings: Settings, store: KVStore) -> distributed.DistributedOptimizer:
-        """An optimizer of the first replica's weights whose gradient is the sum over workers."""
+    def _distributed(
+        self, network: Network, settings: Settings, store: KVStore, factored: Collection[str] | None
+    ) -> distributed.DistributedOptimizer:
+        """An optimizer of the first replica's weights whose gradient is the sum over workers. `factored`: of a
+        state."""
         if settings.gc_type != "none":
             store.set_gradient_compression(compression(settings, store))
         inner = make_optimizer(self._modules[0], network, settings)
@@ -102,6 +106,7 @@ class TorchTrainer:
             update_on_kvstore=bool(settings.update_on_kvstore),
             defer=single and not settings.compile,
             factors=_rows(settings, store),
+            factored=factored,
         )
 
     def _loss_scale(self, inner: torch.optim.Optimizer, settings: Settings, store: KVStore) -> LossScale:
@@ -229,7 +234,8 @@ class TorchTrainer:
     def _no_loss(self, index: int) -> torch.Tensor:
         """Zero, with a zero gradient for every parameter: a worker without samples takes part in the step."""
         self._optimizer.settle()  # there is no forward that waits for the weights
-        return sum((parameter.flatten()[0] * 0.0 for parameter in self._modules[index].parameters()), torch.zeros(()))
+        plain = [each for each in self._modules[index].parameters() if each not in self._optimizer.factored]
+        return sum((parameter.flatten()[0] * 0.0 for parameter in plain), torch.zeros(()))
 
     # -- several devices ------------------------------------------------------------------------------------------
 
@@ -267,6 +273,8 @@ class TorchTrainer:
         `synchronize` first."""
         model = {name: each.detach().cpu().clone() for name, each in self._modules[0].state_dict().items()}
         state: dict[str, Any] = {"model": model, "optimizer": self._optimizer.state_dict()}
+        if self._optimizer.choices:
+            state[FACTORED] = [each.layer.name for each in self._optimizer.choices if each.as_factors]
         if self._scale is not None:
             state["loss_scale"] = self._scale.state()
         if residuals:

@@ -112,7 +112,17 @@ class ServerCore:
         at_once = entry.weight and not self._declared.synchronous
         factor = 1.0 / self.num_workers if entry.mean else 1.0
         slice_ = ServerSlice(
-            entry.dtype, length, at_once, entry.weight, codec, result, self.allocate, zeros, zeros.copy(), factor
+            entry.dtype,
+            length,
+            at_once,
+            entry.weight,
+            codec,
+            result,
+            self.allocate,
+            zeros,
+            zeros.copy(),
+            factor,
+            pusher=entry.pusher,
         )
         if self.spec and self.make_step and slice_.is_weight:
             slice_.set_step(self.make_step(self.spec, entry.key, slice_.value.array), self.workers.ranks)
@@ -249,6 +259,8 @@ class ServerCore:
         """
         slice_, (key, index) = work.slice, work.id
         before, slice_.value, slice_.work = (slice_.value, slice_.coded), work.target, None
+        if slice_.pusher >= 0 and before[0] is not None:
+            slice_.keep_previous(before[0])
         slice_.coded = work.coded
         ready = max(push.ready for push in work.pushes)
         complete = work.began if worked is None else now - worked
@@ -388,15 +400,15 @@ class ServerCore:
         others = max(0, slice_.steps - slice_.seen.get(worker, 0) - 1)  # steps by others since this worker's last pull
         slice_.seen[worker] = slice_.steps
         waited = worked = 0.0
-        if worker not in slice_.clocks:
-            waited = max(0.0, next(iter(slice_.arrived.values())).since - asked) if slice_.arrived else 0.0
-        elif arrival := slice_.arrived.get(worker):
-            if not slice_.at_once:
+        if arrival := slice_.arrived.get(worker if slice_.pusher < 0 else slice_.pusher):
+            if slice_.pusher >= 0:
+                waited = max(0.0, arrival.since - asked)
+            elif not slice_.at_once:
                 waited, worked = arrival.behind, arrival.applied - arrival.complete
             else:  # each push is a step; a worker waits for others, if at all, after its own step
                 waited = now - max(asked, arrival.applied) if self.staleness < math.inf else 0.0
                 worked = now - max(asked, arrival.since) - waited
-        buffer, dtype = slice_.value, DTYPES.index(slice_.dtype)
+        buffer, dtype = slice_.at(clock), DTYPES.index(slice_.dtype)
         if slice_.coded is not None and slice_.result_codec is not None:
             buffer, dtype = slice_.coded, slice_.result_codec.number
         buffer.readers += 1

@@ -115,8 +115,10 @@ def _check(entry: Key) -> None:
         raise Rejected(f"key {entry.key}: {error}") from error
     if coded and entry.dtype != "float32":
         raise Rejected(f"key {entry.key}: only float32 can be compressed, this key is {entry.dtype}")
-    if entry.pusher >= 0 and entry.weight:
-        raise Rejected(f"key {entry.key}: worker {entry.pusher} alone cannot push a weight")
+    if entry.pusher < -1:
+        raise Rejected(f"key {entry.key}: pushed by worker {entry.pusher}, expected a rank, or -1 for all workers")
+    if entry.pusher >= 0 and (entry.weight or entry.mean):
+        raise Rejected(f"key {entry.key}: worker {entry.pusher} alone cannot push a weight, or a mean")
     if coded and entry.mean:
         raise Rejected(f"key {entry.key}: a server takes no mean of compressed pushes, only their sum")
 
@@ -125,6 +127,6 @@ def _brief(entry: Key) -> str:
     kind = entry.compression.get("type")
     return (
         f"{entry.name!r} ({entry.dtype}{'' if kind == 'none' else f', compressed {kind}'}"
-        f"{', as a mean' if entry.mean else ''}, slices "
+        f"{', as a mean' if entry.mean else ''}{f', from worker {entry.pusher}' if entry.pusher >= 0 else ''}, slices "
         f"{str([list(each) for each in entry.slices])[:60]})"
     )

@@ -91,6 +91,8 @@ class ServerSlice:
     arrived: dict[int, Arrival] = field(default_factory=dict)  # by worker
     initial: bool = True
     completed: int = 0  # rounds
+    pusher: int = -1  # the only worker that pushes; -1: all do
+    previous: Buffer | None = None  # the value of the round before, if only one worker pushes
     steps: int = 0  # optimizer steps, for the reported staleness
     rounds: dict[int, dict[int, Push]] = field(default_factory=dict)
     queue: deque[Push] = field(default_factory=deque)  # if each push is a step
@@ -167,6 +169,19 @@ class ServerSlice:
             self.value.readers += 1
             if before:
                 self.release(before)
+
+    def keep_previous(self, value: Buffer) -> None:
+        """Keep the value of the round before for pulls at its clock. A pusher is never more than one round ahead of
+        another worker's pull, because it waits for what that worker pushes before it pulls."""
+        before, self.previous = self.previous, value
+        value.readers += 1
+        if before:
+            self.release(before)
+
+    def at(self, clock: int) -> Buffer:
+        """The value for a pull at `clock`, which is complete: that of its round if only one worker pushes."""
+        exact = self.pusher >= 0 and clock == self.completed - 1
+        return self.previous if exact and self.previous else self.value
 
     def release(self, buffer: Buffer) -> None:
         """One reader less."""

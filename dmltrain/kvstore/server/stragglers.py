@@ -38,7 +38,12 @@ class Stragglers:
 
 def absent(name: str, slice_: ServerSlice, finished: Set[int]) -> str:
     """Which of the `finished` workers a round waits for; empty if none."""
-    for number, pushes in slice_.rounds.items():
+    if slice_.pusher in finished and slice_.waiting:
+        return (
+            f"worker {slice_.waiting[0][0]} waits for {name}: worker {slice_.pusher} has finished already and will "
+            "never push it; all workers must make the same number of steps"
+        )
+    for number, pushes in slice_.rounds.items() if slice_.pusher < 0 else ():
         gone = sorted(finished - pushes.keys())
         if gone:
             return (
@@ -56,7 +61,11 @@ def late(name: str, slice_: ServerSlice, running: Set[int], staleness: float, no
         missing = sorted(slice_.clocks.keys() - pushes.keys())
         if missing and waited > limit:
             return f"round {number} of {name} has waited {waited:.0f} s for {_workers(missing)}"
-    for worker, clock, since in slice_.waiting if slice_.at_once else ():
+    for worker, clock, since in slice_.waiting if slice_.at_once or slice_.pusher >= 0 else ():
+        if now - since > limit and slice_.pusher >= 0:
+            return (
+                f"worker {worker} has waited {now - since:.0f} s for {name}, which {_workers([slice_.pusher])} pushes"
+            )
         if now - since > limit:
             slow = sorted(each for each in running if slice_.applied[each] < clock - staleness)
             return f"worker {worker} has waited {now - since:.0f} s at clock {clock} of {name} for {_workers(slow)}"

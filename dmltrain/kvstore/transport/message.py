@@ -237,7 +237,7 @@ class Key:
     key: int
     name: str
     dtype: str
-    weight: bool  # False: always the plain sum of a round
+    weight: bool  # False: always the plain sum of a round; no optimizer steps it
     compression: Mapping[str, Any]  # see codec.make
     slices: tuple[tuple[int, int], ...]
     mean: bool = False  # a round's value is the mean of all workers' pushes, unless an optimizer steps

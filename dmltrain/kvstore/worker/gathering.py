@@ -4,9 +4,10 @@ Each worker's part is a key of its own, which only this worker pushes. It lies o
 there is one; so a part crosses the network once for each other worker that pulls it. The other workers' parts are
 received into the rows of one array; a worker's own part is copied there.
 
-A worker's push may still be under way when it has all other parts. It is sent from one of two buffers, so that the next
-part does not overwrite it; when the part after that is pushed, all other workers have used this one, because they have
-pushed their own next parts.
+No worker is more than one step ahead of another: it pushes its part of step k + 1 once it has all parts of step k. So
+two copies suffice on both sides. A worker sends its parts from two buffers in turn: when it writes part k + 2, all
+others have part k, because they have pushed their parts k + 1. And a server keeps the part before the last: when part
+k + 1 arrives, another worker's pull of part k may still be on its way.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dmltrain.arrays import Array
+from dmltrain.errors import UserError
 from dmltrain.kvstore.base import Handle, Key
 from dmltrain.kvstore.transport.message import Start
 from dmltrain.kvstore.worker.keys import Entries
@@ -33,8 +35,14 @@ class Gathered:
     sending: tuple[Array, Array]  # (elements,), in turns
     turn: int = 0
 
-    def place(self, rank: int, part: Array) -> Array:
-        """Copy this worker's part to where it is read, and to where it is sent from, which is returned."""
+    def place(self, key: Key, rank: int, part: Array) -> Array:
+        """Copy this worker's part to where it is read, and to where it is sent from, which is returned. UserError: it
+        has another size or type than declared."""
+        if part.size != self.rows.shape[1] or part.dtype != self.rows.dtype:
+            raise UserError(
+                f"kvstore: a part of key {key!r} was declared with {self.rows.shape[1]} elements of float32; this one "
+                f"has {part.size} of {part.dtype.name}"
+            )
         sending, self.turn = self.sending[self.turn], 1 - self.turn
         sending[:] = self.rows[rank] = part
         return sending
@@ -54,6 +62,8 @@ class Gathering:
         """Declare keys with their elements of each worker. Every worker must make the same call."""
         servers = servers_of(self.member.start, self.entries.shares)
         for key, size in zip(keys, sizes, strict=True):
+            if key in self._keys:
+                raise UserError(f"kvstore: key {key!r} was declared twice for gather")
             parts: list[Key] = [f"{key} of worker {rank}" for rank in range(len(servers))]
             places = [near[len(self._keys) % len(near)] for near in servers]
             self.entries.declare_parts(parts, [size] * len(parts), places)
@@ -63,10 +73,15 @@ class Gathering:
         self.member.flush()
         self.transfers.barrier()
 
+    def _find(self, key: Key) -> Gathered:
+        if key not in self._keys:
+            raise UserError(f"kvstore: key {key!r} was not declared for gather: call init_gathered first")
+        return self._keys[key]
+
     def gather(self, keys: Sequence[Key], parts: Sequence[Array], priority: int) -> Handle:
         """See KVStore.gather."""
-        gathered = [self._keys[key] for key in keys]
-        own = [each.place(self.rank, part) for each, part in zip(gathered, parts, strict=True)]
+        gathered = [self._find(key) for key in keys]
+        own = [each.place(key, self.rank, part) for key, each, part in zip(keys, gathered, parts, strict=True)]
         self.transfers.push([each.parts[self.rank] for each in gathered], own, priority, -1.0)
         others = [(each, rank) for each in gathered for rank in range(len(each.parts)) if rank != self.rank]
         names, rows = [each.parts[rank] for each, rank in others], [each.rows[rank] for each, rank in others]

@@ -53,12 +53,14 @@ def distribute(
     most so many rows (samples, times positions) of a worker's step. `optimizer.choices` says which layers do, and why;
     weights then equal those without factors up to rounding. factored: the names of their weights, instead of a choice.
 
-    `parameter.grad` is the worker's own gradient after backward(), the sum or mean after `reduce_gradients()`, and
-    undefined after `step()`.
+    `parameter.grad` is the worker's own gradient after backward() (undefined where factors are sent), the sum or mean
+    after `reduce_gradients()`, and undefined after `step()`.
     """
     if not store.is_distributed:
         return DistributedOptimizer(optimizer)
     mode = Mode(average, overlap, defer)
+    if factors and not overlap:
+        raise UserError("factors are sent during backward, which overlap=False excludes: leave one of them out")
     if not store.kvstore_type.steps_on_servers(update_on_kvstore):
         chosen = choose(model, optimizer, store, factors, factored) if factors else NOTHING_CHOSEN
         return OptimizerOnWorkers(model, optimizer, store, mode, chosen)

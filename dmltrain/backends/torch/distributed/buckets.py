@@ -64,6 +64,9 @@ class Bucket:
         """A later backward completes the gradients."""
         self.begin()
 
+    def discard(self) -> None:
+        """The program removes the gradients, as it can for plain parameters."""
+
     def watch(self, when_ready: Callable[[Bucket], None]) -> None:
         """Call `when_ready` each time backward has completed a gradient of this bucket."""
         for index, parameter in enumerate(self.parameters):
@@ -139,11 +142,14 @@ class Bucket:
         else:
             self.gradients.copy_(torch.from_numpy(total), non_blocking=True).mul_(factor)
 
-    def result_in_place(self, handle: Handle, factor: float) -> contextlib.AbstractContextManager[None]:
+    def result_in_place(
+        self, handle: Handle, factor: float, copied: bool = False
+    ) -> contextlib.AbstractContextManager[None]:
         """In this context every parameter has what `send` has pulled, times `factor`, as its gradient, also after
-        zero_grad() has removed its own. Makes no copy if the factor is 1."""
+        zero_grad() has removed its own. If the factor is 1, gradients are the server's memory, which must not be
+        written, unless they are to be `copied`."""
         total = self._result(handle)
-        if factor == 1.0 and self.device.type == "cpu":
+        if factor == 1.0 and self.device.type == "cpu" and not copied:
             return self._with_gradients(self._cut(_read_only(total)))
         self._take(total, factor)
         return self._with_gradients(self._views)
@@ -153,9 +159,11 @@ class Bucket:
         before = [parameter.grad for parameter in self.parameters]
         for parameter, view in zip(self.parameters, views, strict=True):
             parameter.grad = view
-        yield
-        for parameter, gradient in zip(self.parameters, before, strict=True):
-            parameter.grad = gradient
+        try:
+            yield
+        finally:
+            for parameter, gradient in zip(self.parameters, before, strict=True):
+                parameter.grad = gradient
 
     def host_weights(self) -> Array:
         """A flat copy of the weights."""

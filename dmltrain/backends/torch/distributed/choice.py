@@ -153,6 +153,14 @@ def choose(
             f"{unknown[0]} is no float32 weight of a dense layer that is used once; those are "
             f"{', '.join(weights) or 'none'}"
         )
+    told = np.zeros(store.num_workers)
+    told[store.rank] = rows
+    told = store.all_reduce("rows of factors", told)
+    if len(set(told.tolist())) > 1:
+        raise UserError(
+            f"the workers gave factors={', '.join(f'{each:.0f}' for each in told)}: give all the largest number of "
+            "samples of any worker's step"
+        )
     store.measure_limits()
     choices = [_choice(name, weight, rows, store, factored) for name, weight in weights.items()]
     chosen = {weights[each.layer.name]: rows for each in choices if each.as_factors}

@@ -14,6 +14,7 @@ The layers are found where torch applies them: `functional.linear` with a weight
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -27,18 +28,20 @@ from dmltrain.kvstore import Handle, KVStore
 
 
 class FactoredBucket(Bucket):
-    """The weight of one dense layer, whose gradient is sent as factors. `rows`: samples of a worker's step, at most."""
+    """The weight of one dense layer, whose gradient is sent as factors. `rows`: samples of a worker's step, at most.
+
+    After backward the weight's `grad` is a marker with undefined values: its own gradient is never computed. If the
+    marker is gone later, the program has discarded the gradient.
+    """
 
     def __init__(self, name: str, group: int, priority: int, weight: torch.nn.Parameter, rows: int) -> None:
         super().__init__(name, group, priority, [weight])
         self.weight, self.rows = weight, rows
-        outputs, inputs = weight.shape
         self.keys = [f"{name} outputs", f"{name} inputs"]
-        self.sizes = [rows * outputs, rows * inputs]
-        self._sent = [np.zeros((rows, width), np.float32) for width in (outputs, inputs)]
+        self.sizes = [rows * width for width in weight.shape]
+        self._sent = [np.zeros((rows, width), np.float32) for width in weight.shape]
         self._filled = 0  # rows of them
-        self._open = 0  # forwards whose backward has not come
-        self._when_ready: Callable[[Bucket], None] = lambda bucket: None
+        self._new: list[tuple[int, list[torch.Tensor]]] = []  # factors of a backward (its number) that has not ended
 
     def lay_out(self, memory: Array) -> None:
         raise NotImplementedError("gradients are computed here, not received")
@@ -51,68 +54,101 @@ class FactoredBucket(Bucket):
         self.set_weights(weights)
         self.gradients = torch.empty(self.weight.numel(), dtype=self.weight.dtype, device=self.device)
         self._views = self._cut(self.gradients)
+        (self._marker,) = self._cut(self.gradients)  # another tensor of the same memory
+        self._note()
+
+    def _note(self) -> None:
+        self._version = self.gradients._version
 
     @property
     def ready(self) -> bool:
-        return self._open == 0 and self._filled > 0
+        return self._filled > 0
 
     @property
     def has_gradients(self) -> bool:
-        return self.weight.grad is None or self.weight.grad is self._views[0]
+        return self.weight.grad is None or self.weight.grad is self._marker or self.weight.grad is self._views[0]
 
     def begin(self) -> None:
         super().begin()
-        self._filled = self._open = 0
+        self._filled = 0
+        self._note()
 
     def accumulate(self) -> None:
         """The rows of the next backward are added to those of this one."""
 
-    def watch(self, when_ready: Callable[[Bucket], None]) -> None:
-        self._when_ready = when_ready
-        self.weight.register_post_accumulate_grad_hook(self._other_gradient)
+    def discard(self) -> None:
+        """Forget the gradient, unless it has been sent."""
+        if not self.pushed:
+            self._filled, self.weight.grad = 0, None
 
-    def _other_gradient(self, weight: torch.Tensor) -> None:
-        """A gradient that did not come through `linear`; zeros add nothing."""
-        if weight.grad is not None and bool(weight.grad.any()):
-            raise UserError(
-                f"the weight of {tuple(weight.shape)} whose gradient is sent as factors is also used outside of its "
-                "dense layer (or in a torch.compile), which factors do not cover: train without factors"
-            )
-        weight.grad = None
+    def watch(self, when_ready: Callable[[Bucket], None]) -> None:
+        def hook(_: torch.Tensor) -> None:
+            if not self.pushed:
+                self._collect_factors()
+            when_ready(self)
+
+        self.weight.register_post_accumulate_grad_hook(hook)
 
     def complete(self) -> None:
-        self._open = 0
+        """Without a backward since the last step, or after zero_grad(), the factors are zeros."""
+        self._check_gradient()
+        if self.weight.grad is not self._marker:
+            self._filled = 0
+
+    def _check_gradient(self) -> None:
+        """UserError if the weight has a gradient that is not sent. A gradient of zeros adds nothing."""
+        gradient = self.weight.grad
+        other = not self.has_gradients and gradient is not None and bool(gradient.any())
+        if other or (gradient is self._marker and self.gradients._version != self._version):
+            raise UserError(
+                f"the weight of {tuple(self.weight.shape)} whose gradient is sent as factors has a gradient from "
+                "outside of its dense layer: it is also used elsewhere, its module is called alone, or the program has "
+                "set its gradient; train without factors (--factors off)"
+            )
 
     # -- forward and backward -------------------------------------------------------------------------------------
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """functional.linear, with the factors of the weight's gradient kept in backward."""
-        if not torch.is_grad_enabled():
+        if not (torch.is_grad_enabled() and weight.requires_grad):
             return functional.linear(x, weight, bias)
-        self._open += 1
         found: torch.Tensor = _Linear.apply(x, weight, bias, self)  # type: ignore[no-untyped-call]
         return found
 
     def take(self, grad: torch.Tensor, x: torch.Tensor) -> None:
-        """Keep the factors of one backward: gradients of outputs (..., M) and inputs (..., N)."""
+        """Keep the factors of the backward that runs: gradients of outputs (..., M) and inputs (..., N). They count
+        once it reaches the weight, which torch.autograd.grad of the inputs does not."""
         parts = [each.detach().reshape(-1, each.shape[-1]) for each in (grad, x)]
-        count = len(parts[0])
-        self._open -= 1
         if any(part.dtype != torch.float32 for part in parts):
             raise UserError(
-                f"factors must be float32, these are {parts[0].dtype}: train without factors, or in float32"
+                f"factors must be float32, these are {parts[0].dtype}: train in float32, or without factors "
+                "(--factors off)"
             )
-        if not self.pushed and self._filled + count > self.rows:
+        self._new.append((_backward_number(), parts))
+
+    def _collect_factors(self) -> None:
+        """This backward has reached the weight."""
+        self._check_gradient()
+        if self.weight.grad is not self._marker:  # the program has discarded what was there
+            self._filled = 0
+        number, new = _backward_number(), self._new
+        self._new = []
+        for parts in (parts for each, parts in new if each == number):
+            self._add(parts)
+        self.weight.grad = self._marker
+        self._note()
+
+    def _add(self, parts: list[torch.Tensor]) -> None:
+        count = len(parts[0])
+        if self._filled + count > self.rows:
             raise UserError(
-                f"a step has more than the {self.rows} samples whose factors were declared: give `factors` the largest "
-                "number of samples (times positions) of a worker's step"
+                f"a step has more than {self.rows} samples for the dense layer of {tuple(self.weight.shape)}, whose "
+                "gradient is sent as factors: give `factors` the largest number of a worker's step (samples, times "
+                "positions for inputs with these), or train without factors"
             )
-        if not self.pushed:
-            for kept, part in zip(self._sent, parts, strict=True):
-                kept[self._filled : self._filled + count] = part.cpu().numpy()
-            self._filled += count
-        if self._open <= 0:
-            self._when_ready(self)
+        for kept, part in zip(self._sent, parts, strict=True):
+            kept[self._filled : self._filled + count] = part.cpu().numpy()
+        self._filled += count
 
     # -- all workers ----------------------------------------------------------------------------------------------
 
@@ -126,14 +162,18 @@ class FactoredBucket(Bucket):
         return 1.0 / store.num_workers
 
     def check_unchanged(self) -> None:
-        """Factors are copied before they are sent."""
+        if self.gradients._version != self._version:
+            raise UserError(
+                "gradients were changed between backward() and step(), after they had been sent: call "
+                "optimizer.reduce_gradients() before clipping or unscaling them"
+            )
 
     def take_result(self, handle: Handle, factor: float) -> None:
         """Set the weight's gradient to the sum over all workers times `factor`."""
         self._multiply(handle, factor)
         self.weight.grad = self._views[0]
 
-    def result_in_place(self, handle: Handle, factor: float) -> Any:
+    def result_in_place(self, handle: Handle, factor: float, copied: bool = False) -> AbstractContextManager[None]:
         self._multiply(handle, factor)
         return self._with_gradients(self._views)
 
@@ -145,6 +185,11 @@ class FactoredBucket(Bucket):
         torch.mm((outputs * factor if factor != 1.0 else outputs).t(), inputs, out=self._views[0])
 
 
+def _backward_number() -> int:
+    """Of the backward that runs on this thread."""
+    return int(torch._C._current_graph_task_id())
+
+
 class _Linear(torch.autograd.Function):
     """functional.linear without a gradient of the weight: its factors go to the bucket."""
 
@@ -152,13 +197,16 @@ class _Linear(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, bucket: FactoredBucket
     ) -> torch.Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.bucket = bucket
+        ctx.save_for_backward(x)  # not the weight: see backward
+        ctx.bucket, ctx.version = bucket, weight._version
         return functional.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        x, weight = ctx.saved_tensors
+        (x,) = ctx.saved_tensors  # with torch.utils.checkpoint, tensors of another forward, which may differ in number
+        weight = ctx.bucket.weight
+        if weight._version != ctx.version:
+            raise UserError("a weight was changed between forward and backward: call optimizer.step() after backward()")
         ctx.bucket.take(grad, x)
         to_input, _, to_bias, _ = ctx.needs_input_grad
         return (

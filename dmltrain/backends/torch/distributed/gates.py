@@ -83,14 +83,23 @@ def dense_weights(model: nn.Module) -> dict[str, nn.Parameter]:
     """The weights of dense layers whose factors can be kept, by name: each is used by one layer only."""
     named = dict(model.named_parameters(remove_duplicate=False))
     if _is_straight(model):
-        used = [str(node.args[1].target) for node in model.graph.nodes if node.target is functional.linear]
+        used = [name for node in model.graph.nodes if (name := _weight_of(node))]
     else:
         layers = [(name, each) for name, each in model.named_modules() if type(each) is nn.Linear]
         used = [
             f"{name}.weight" if name else "weight" for name, each in layers if not parametrize.is_parametrized(each)
         ]
     count = Counter(map(id, named.values()))
-    return {name: named[name] for name in used if count[id(named[name])] == 1 and used.count(name) == 1}
+    once = [name for name in used if name in named and used.count(name) == 1]
+    return {name: named[name] for name in once if count[id(named[name])] == 1}
+
+
+def _weight_of(node: fx.Node) -> str:
+    """The name of the weight if the node is a dense layer whose weight is read for it; else ""."""
+    if node.target is not functional.linear:
+        return ""
+    weight = node.args[1] if len(node.args) > 1 else node.kwargs.get("weight")
+    return str(weight.target) if isinstance(weight, fx.Node) and weight.op == "get_attr" else ""
 
 
 class Gate(nn.Module):
@@ -137,11 +146,12 @@ def _replace(model: fx.GraphModule, buckets: Sequence[FactoredBucket]) -> None:
     bucket_of = {bucket.weight: bucket for bucket in buckets}
     named = dict(model.named_parameters(remove_duplicate=False))
     for number, node in enumerate(list(model.graph.nodes)):
-        weight = named.get(str(node.args[1].target)) if node.target is functional.linear else None
+        weight = named.get(_weight_of(node))
         if weight in bucket_of:
             model.add_submodule(f"factored{number}", Dense(bucket_of[weight]))
+            named_arguments = {_name(name): value for name, value in node.kwargs.items()}
             with model.graph.inserting_before(node):
-                dense = model.graph.call_module(f"factored{number}", node.args, node.kwargs)
+                dense = model.graph.call_module(f"factored{number}", node.args, named_arguments)
             node.replace_all_uses_with(dense)
             model.graph.erase_node(node)
     model.recompile()
@@ -152,10 +162,14 @@ class Dense(nn.Module):
 
     def __init__(self, bucket: FactoredBucket) -> None:
         super().__init__()
-        self._bucket = bucket
+
+        def linear(*arguments: Any) -> torch.Tensor:  # no bound method: copies of the model share it
+            return bucket.linear(*arguments)
+
+        self._linear = linear
 
     def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return self._bucket.linear(x, weight, bias)
+        return self._linear(x, weight, bias)
 
 
 class _Dense(TorchFunctionMode):
@@ -173,8 +187,13 @@ class _Dense(TorchFunctionMode):
             weight = args[1] if len(args) > 1 else named["weight"]
             if weight in self._bucket_of:
                 func = self._bucket_of[weight].linear
-                named = {"x" if name == "input" else name: value for name, value in named.items()}
+                named = {_name(name): value for name, value in named.items()}
         return func(*args, **named)
+
+
+def _name(argument: str) -> str:
+    """What `FactoredBucket.linear` calls an argument of functional.linear."""
+    return "x" if argument == "input" else argument
 
 
 def _watch(model: nn.Module, buckets: list[Bucket], before: Action, before_all: Callable[[], None]) -> None:
@@ -203,12 +222,17 @@ def _inside_compiled() -> bool:
     inside_module = False
     while frame is not None:
         if frame.f_code.co_filename.endswith(COMPILED_CALL):  # the first is the hook's compiler.disable
-            if inside_module:
+            if inside_module and not _is_disabled(frame):
                 return True
         elif frame.f_code.co_filename != __file__:
             inside_module = True
         frame = frame.f_back
     return False
+
+
+def _is_disabled(frame: FrameType) -> bool:
+    """Whether a frame of torch.compile's calls is that of torch.compiler.disable. (Python 3.10 cannot tell.)"""
+    return "DisableContext" in getattr(frame.f_code, "co_qualname", "")
 
 
 class _Reads(TorchFunctionMode):

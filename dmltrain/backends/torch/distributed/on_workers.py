@@ -29,7 +29,7 @@ class OptimizerOnWorkers(OverlappedOptimizer):
         chosen: Chosen = NOTHING_CHOSEN,
     ) -> None:
         super().__init__(model, optimizer, store, mode, mean=mode.average, factored=chosen.rows)
-        self.choices = chosen.choices
+        self.choices, self.factored = chosen.choices, frozenset(chosen.rows)
         self._factors = {bucket: bucket.factor_to_mean(store) if mode.average else 1.0 for bucket in self._buckets}
         self._groups: list[dict[str, Any]] | None = None  # the options of the step whose buckets are pending
         in_buckets = {parameter for bucket in self._buckets for parameter in bucket.parameters}
@@ -97,6 +97,7 @@ class OptimizerOnWorkers(OverlappedOptimizer):
             return
         assert self._groups is not None  # step() sets `stepped` only if it has found these options
         bucket.check_unchanged()
-        with bucket.result_in_place(handle, self._factors[bucket]):
-            parts.step(self.inner, self._groups[bucket.group], bucket.parameters)
+        options = self._groups[bucket.group]
+        with bucket.result_in_place(handle, self._factors[bucket], copied=parts.changes_gradients(options)):
+            parts.step(self.inner, options, bucket.parameters)
         bucket.begin()

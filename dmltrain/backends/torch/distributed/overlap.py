@@ -91,6 +91,8 @@ class OverlappedOptimizer(DistributedOptimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         if not (self._defer and set_to_none):  # zeros would overwrite gradients that are being sent
             self.settle()
+        for bucket in self._buckets:
+            bucket.discard()
         self.inner.zero_grad(set_to_none)
 
     # -- pushing --------------------------------------------------------------------------------------------------

@@ -29,6 +29,11 @@ def options_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]] | None:
     return options
 
 
+def changes_gradients(options: dict[str, Any]) -> bool:
+    """Whether a step with these options writes to gradients: torch's _multi_tensor_sgd adds the momentum to them."""
+    return bool(options.get("nesterov") and options.get("foreach"))
+
+
 def step(optimizer: torch.optim.Optimizer, options: dict[str, Any], parameters: list[torch.nn.Parameter]) -> None:
     """Step these parameters of one group with `options`, a copy from the time of the call of step()."""
     whole = optimizer.param_groups

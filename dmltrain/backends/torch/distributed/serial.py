@@ -18,6 +18,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     """Replaces the given optimizer, also for learning-rate schedulers. This base class only delegates to it."""
 
     choices: tuple[Choice, ...] = ()  # of dense layers, whether they send factors
+    factored: frozenset[torch.nn.Parameter] = frozenset()  # the weights of those that do
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:  # without super().__init__(): the inner has the state
         self.inner = optimizer
