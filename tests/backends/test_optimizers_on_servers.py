@@ -66,7 +66,7 @@ def on_servers(store, name):
             parameter.grad = gradient
         optimizer.step()
         optimizer.settle()
-    divided = [len(store._entries.find(key).slices) > 1 for key in optimizer._keys]
+    divided = [len(store._entries.find(key).slices) > 1 for key in [bucket.name for bucket in optimizer._buckets]]
     return [each.detach().numpy().copy() for each in module.parameters()], sum(divided)
 
 
