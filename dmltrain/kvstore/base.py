@@ -157,9 +157,10 @@ class KVStore:
         """Replace `values`, flat bytes (uint8), by worker 0's. Every worker must call it, with as many bytes. Without
         `needed` this worker's values stay."""
 
-    def link_rate(self) -> float:
-        """Bytes/s that this worker's host can send over the network, as `measure_limits` found; 0 if not measured."""
-        return 0.0
+    def link_rate(self) -> float | None:
+        """Bytes/s that this worker's host can send over the network, as `measure_limits` found: 0 if it uses none, None
+        if nothing was measured."""
+        return None
 
     def wire_ratio(self, elements: int) -> float:
         """Bytes of a float32 weight's pushes and results on the wire, over those without gradient compression."""

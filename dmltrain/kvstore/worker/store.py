@@ -110,8 +110,8 @@ class DistKVStore(KVStore):
     def gather(self, keys: Sequence[Key], parts: Sequence[Array], priority: int = 0) -> Handle:
         return self._gathering.gather(keys, parts, priority)
 
-    def link_rate(self) -> float:
-        return float(self._bound.network[0]) if self._bound else 0.0
+    def link_rate(self) -> float | None:
+        return float(self._bound.network[0]) if self._bound else None
 
     def wire_ratio(self, elements: int) -> float:
         return self._entries.ratio(elements)
@@ -175,7 +175,7 @@ class DistKVStore(KVStore):
             raise UserError("--server-shares links needs a measurement of the network: leave DMLTRAIN_PROBE=0 out")
         self.measure_limits()
         rates = np.zeros(self.num_workers)
-        rates[self.rank] = self.link_rate()
+        rates[self.rank] = self.link_rate() or 0.0
         rates = self.all_reduce("rates of links", rates)
         workers = [worker.host_id or f"of worker {rank}" for rank, worker in enumerate(self.start.workers)]
         servers = [server.host_id or f"of server {number}" for number, server in enumerate(self.start.servers)]

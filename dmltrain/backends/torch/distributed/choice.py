@@ -40,7 +40,8 @@ class Layer:
 
 @dataclass(frozen=True)
 class Trial:
-    """What was measured of a layer on all workers. rate: bytes/s that the slowest host sends; 0 if unknown."""
+    """What was measured of a layer on all workers. rate: bytes/s that the slowest host sends; 0 if no network is
+    used, below 0 if it is not known."""
 
     own_product: float  # s, of one worker's samples
     product: float  # s, of all workers' samples
@@ -75,13 +76,15 @@ def decide(layer: Layer, rows: int, workers: int, ratio: float, trial: Trial) ->
     """See the module."""
     gradients, factors = sizes(layer, rows, workers, ratio)
     longer = trial.product - trial.own_product
-    saved = (gradients - factors) / trial.rate if trial.rate else 0.0
     if factors >= gradients:
         return Choice(layer, False, gradients, factors, "factors are not smaller")
     if not trial.equal:
         return Choice(layer, False, gradients, factors, "the workers' processors round products differently")
-    if not trial.rate:
+    if trial.rate == 0.0:
+        return Choice(layer, False, gradients, factors, "workers and servers share memory, without a network")
+    if trial.rate < 0.0:
         return Choice(layer, True, gradients, factors, "they are smaller; the network's rate is not known")
+    saved = (gradients - factors) / trial.rate
     times = f"the product takes {longer * 1e3:.1f} ms longer, the network {saved * 1e3:.1f} ms less"
     return Choice(layer, longer < saved, gradients, factors, times)
 
@@ -178,4 +181,9 @@ def _choice(
         return Choice(layer, name in factored, *sizes(layer, rows, workers, ratio), said)
     if sizes(layer, rows, workers, ratio)[0] <= sizes(layer, rows, workers, ratio)[1]:  # no need to measure
         return decide(layer, rows, workers, ratio, Trial(0.0, 0.0, True, 0.0))
-    return decide(layer, rows, workers, ratio, measure(layer, rows, store, weight.device, store.link_rate()))
+    return decide(layer, rows, workers, ratio, measure(layer, rows, store, weight.device, _rate(store)))
+
+
+def _rate(store: KVStore) -> float:
+    rate = store.link_rate()
+    return -1.0 if rate is None else rate
