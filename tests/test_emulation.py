@@ -173,8 +173,8 @@ def test_training_takes_longer_and_learns_the_same(train):  # noqa: F811
     assert slow.results() == plain.results()
     assert "Computing is emulated: each step takes at least 0.04 s\n" in slow.text
     assert "emulated" not in plain.text
-    assert all(8 * 0.04 <= float(seconds) < 1.0 for seconds in slow.values("Time cost"))
-    assert sum(map(float, plain.values("Time cost"))) < 0.32
+    emulated, own = ([float(each) for each in log.values("Time cost")] for log in (slow, plain))
+    assert min(own) < 8 * 0.04 <= min(emulated) < 1.0, "a busy machine may make one epoch longer"
 
 
 def test_a_resumed_run_has_the_same_stragglers(run, tmp_path):  # noqa: F811
