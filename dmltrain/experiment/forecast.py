@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -85,7 +86,7 @@ def number_of_steps(cell: Cell, options: Mapping[str, Any]) -> int | None:
     epochs, batch = options.get("num_epochs"), options.get("batch_size")
     if not isinstance(examples, int) or not isinstance(epochs, int) or not isinstance(batch, int) or batch < 1:
         return None
-    return epochs * max(1, examples // (batch * cell.workers))
+    return epochs * max(1, math.ceil(examples / (batch * cell.workers)))
 
 
 class Measurer:

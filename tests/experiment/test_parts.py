@@ -188,6 +188,8 @@ def test_forecasts():
     assert (estimated.seconds, estimated.basis) == (3.0, "cells that are done")
     estimated = forecast.estimate(CELLS[1], done, answer, lambda cell: {"seconds_per_step": 0.01})
     assert (estimated.seconds, estimated.basis) == (24.0, "2000 steps of 0.01 s, measured here")
+    sizes = {"num_epochs": 2, "batch_size": 60, "num_examples": 61}
+    assert forecast.number_of_steps(CELLS[1], sizes) == 4, "the last step of an epoch has one sample"
     assert forecast.estimate(CELLS[1], done, {}, lambda cell: {"seconds_per_step": 0.01}).seconds is None
     assert forecast.estimate(CELLS[1], done, answer, lambda cell: "no torch").basis == "no torch"
     assert [duration(seconds) for seconds in (4.24, 200, 7500)] == ["4.2 s", "3 min 20 s", "2 h 5 min"]
