@@ -10,7 +10,9 @@ faster than DDP. Weights after all turns are compared bit for bit with those of 
 
 Without --hosts all workers are on this machine. With it they are on hosts of a test bed (docs/testbed.md), which share
 this machine's cores; each has a worker and, for dmltrain, a server. A step then takes at least 2(n-1)V/(nB), by a ring
-or by servers: V bytes of gradients, n hosts, and B the goodput that iperf3 measures in the same run.
+or by servers: V bytes of gradients, n hosts, and B the goodput that iperf3 measures in the same run. The system
+dmltrain-apart has its servers on as many hosts more. --slow-link gives one host a link of another rate, and then there
+is no bound.
 
 --pause and --by-layer sleep instead of computing, as a host does whose accelerator computes: --pause in one piece
 before each forward, where nothing but a deferred step can overlap; --by-layer in each layer's forward (1/3) and

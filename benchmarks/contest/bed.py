@@ -121,7 +121,7 @@ class OneEach:
     def host(self, role: str, rank: int) -> str:
         if role == "server":
             return f"h{1 + self.apart + rank}"
-        return f"h{1 + rank // (self.local_workers if role == 'worker' else 1)}"
+        return f"h{1 + rank // self.local_workers}"
 
     def address(self, role: str, rank: int) -> str:
         return str(self.testbed.address(self.host(role, rank)))

@@ -6,6 +6,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from dmltrain import kvstore, models  # noqa: E402
+from dmltrain.backends.torch import exchange  # noqa: E402
 from dmltrain.backends.torch import state as torch_state  # noqa: E402
 from dmltrain.backends.torch import trainer as backend  # noqa: E402
 from dmltrain.backends.torch.loss_scale import FIRST, LossScale  # noqa: E402
@@ -60,16 +61,16 @@ def test_dropout_is_off_in_evaluation_and_on_again_in_training():
 @pytest.mark.parametrize("kind, samples", [("dist_sync", 20), ("dist_async", 10)])
 def test_a_threshold_is_of_the_sum_over_a_steps_samples(kind, samples):
     settings = parse(f"--kv-store {kind} --gc-type 2bit --gc-threshold 0.5 --batch-size 10".split())
-    assert backend.compression(settings, ServedStore(kind)) == {"type": "2bit", "threshold": 0.5 / samples}
+    assert exchange.compression(settings, ServedStore(kind)) == {"type": "2bit", "threshold": 0.5 / samples}
 
 
 def test_a_codec_without_parameters_has_none():
     settings = parse(["--kv-store", "dist_sync", "--gc-type", "int8"])
-    assert backend.compression(settings, ServedStore()) == {"type": "int8"}
+    assert exchange.compression(settings, ServedStore()) == {"type": "int8"}
 
 
 def test_a_ratio_is_of_no_samples():
-    row = backend.compression(
+    row = exchange.compression(
         parse(["--kv-store", "dist_sync", "--gc-type", "topk", "--batch-size", "10"]), ServedStore()
     )
     assert row["type"] == "topk"

@@ -2,7 +2,9 @@
 
 import json
 
-from dmltrain.kvstore.transport.message import Declare, ServerAddress, Start, WorkerAddress, decode
+import numpy as np
+
+from dmltrain.kvstore.transport.message import Declare, Key, ServerAddress, Start, WorkerAddress, decode
 from dmltrain.kvstore.transport.wire import Kind
 
 
@@ -20,3 +22,21 @@ def start(workers, servers):
         tuple(ServerAddress(*each) for each in servers),
         tuple(WorkerAddress(socket_name, host_id) for host_id, socket_name in workers),
     )
+
+
+def declaration(kind="dist_sync", staleness=0.0, sizes=(5, 3), weight=True, dtype="float32", compression=None):
+    return Declare(
+        kind,
+        staleness,
+        tuple(
+            Key(k, f"k{k}", dtype, weight, compression or {"type": "none"}, ((0, size),))
+            for k, size in enumerate(sizes)
+        ),
+    )
+
+
+def plain_sgd(spec, key, value):
+    def step(value, gradient, rate):
+        value -= np.float32(rate) * gradient
+
+    return step

@@ -16,26 +16,11 @@ from dmltrain.kvstore.server.declared import Declared, Rejected
 from dmltrain.kvstore.server.slice import Work
 from dmltrain.kvstore.server.workers import relay_number
 from dmltrain.kvstore.transport.message import Declare, Key
-from dmltrain.kvstore.transport.wire import DTYPES
 from tests.kvstore.carrying_out import push, pushed, run
+from tests.kvstore.made import declaration, plain_sgd
 from tests.kvstore.through_a_codec import decode, encode
 
 INFINITY = float("inf")
-
-
-def declaration(kind="dist_sync", staleness=0.0, sizes=(5, 3), weight=True, dtype="float32", compression=None):
-    return Declare(
-        kind,
-        staleness,
-        tuple(
-            Key(k, f"k{k}", dtype, weight, compression or {"type": "none"}, ((0, size),))
-            for k, size in enumerate(sizes)
-        ),
-    )
-
-
-def as_mean(made):
-    return replace(made, keys=tuple(replace(key, mean=True) for key in made.keys))
 
 
 def core_of(workers, kind="dist_sync", staleness=0.0, make_step=None, spec=None, compression=None, **settings):
@@ -49,13 +34,6 @@ def core_of(workers, kind="dist_sync", staleness=0.0, make_step=None, spec=None,
 
 def gradient(worker, key, clock, size):
     return np.random.default_rng([worker, key, clock]).standard_normal(size).astype(np.float32)
-
-
-def plain_sgd(spec, key, value):
-    def step(value, gradient, rate):
-        value -= np.float32(rate) * gradient
-
-    return step
 
 
 def one_key(slices, name="w"):
@@ -653,176 +631,3 @@ def test_a_push_that_waited_for_its_turn_reports_it():
     second.run()
     (reply,) = core.done(second, 7.0)
     assert (reply.waited, reply.worked) == (0.0, 6.0)
-
-
-# -- means ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("workers", [1, 2, 3, 5])
-@pytest.mark.parametrize("size", [1, 70_001])  # 70,001: several blocks
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_mean_is_the_sum_times_one_over_the_workers_bit_for_bit(workers, size, dtype):
-    core = ServerCore(workers)
-    for worker in range(workers):
-        core.declare(worker, as_mean(declaration(sizes=(size,), dtype=dtype)))
-    gradients = [np.random.default_rng(worker).standard_normal(size).astype(dtype) for worker in range(workers)]
-    replies = []
-    for worker, each in enumerate(gradients):
-        core.pull(worker, 0, 0, 1)
-        buffer = core.buffer(worker, 0, 0, each.nbytes, DTYPES.index(dtype))
-        buffer.array[:] = each
-        replies += run(core, core.push(worker, 0, 0, 1, -1.0, buffer))
-    expected = gradients[0].copy()
-    for each in gradients[1:]:
-        expected += each
-    assert len(replies) == workers
-    for reply in replies:
-        assert reply.buffer.array.tobytes() == (expected * np.dtype(dtype).type(1 / workers)).tobytes()
-    for worker, each in enumerate(gradients):
-        assert each.tobytes() == np.random.default_rng(worker).standard_normal(size).astype(dtype).tobytes()
-
-
-def test_a_mean_of_hosts_sums_is_over_all_workers():
-    core = ServerCore(4)
-    core.on_hosts([(0, 1, 2), (3,)])
-    for number in (relay_number(4, 0), 3):
-        core.declare(number, as_mean(declaration()))
-    assert not push(core, relay_number(4, 0), 0, 1, [3, 6, 9, 12, 15])
-    core.pull(3, 0, 0, 1)
-    (reply,) = push(core, 3, 0, 1, [1, 2, 3, 4, 5])
-    assert reply.buffer.array.tolist() == [1, 2, 3, 4, 5]
-
-
-def test_an_optimizer_on_the_server_gets_the_sum():
-    core = ServerCore(2, make_step=plain_sgd)
-    for worker in range(2):
-        core.declare(worker, as_mean(declaration()))
-    core.optimize({"name": "sgd"})
-    core.pull(0, 0, 0, 1)
-    push(core, 0, 0, 1, np.ones(5), 1.0)
-    (reply,) = push(core, 1, 0, 1, np.ones(5), 1.0)
-    assert reply.buffer.array.tolist() == [-2.0] * 5
-
-
-def test_a_mean_of_compressed_pushes_is_refused():
-    with pytest.raises(Rejected, match="key 0: a server takes no mean of compressed pushes, only their sum"):
-        ServerCore(2).declare(0, as_mean(declaration(compression={"type": "int8"})))
-
-
-def test_workers_must_agree_on_the_mean():
-    core = core_of(2)
-    with pytest.raises(
-        Rejected, match=r"worker 1 declares key 0 as 'k0' \(float32, as a mean, slices .* as 'k0' \(float32, sl"
-    ):
-        core.declare(1, as_mean(declaration()))
-
-
-# -- keys of one worker -----------------------------------------------------------------------------------------------
-
-
-def of_one(pusher=1, **changes):
-    made = declaration(sizes=(3,), weight=False)
-    return replace(made, keys=tuple(replace(key, pusher=pusher, **changes) for key in made.keys))
-
-
-def test_a_round_of_one_workers_key_is_its_push():
-    core = ServerCore(3)
-    for worker in range(3):
-        core.declare(worker, of_one())
-    assert run(core, core.pull(0, 0, 0, 1, now=1.0)) == []
-    (early,) = push(core, 1, 0, 1, [1, 2, 3], now=5.0)
-    (late,) = run(core, core.pull(2, 0, 0, 1, now=7.0))
-    assert [(reply.worker, reply.buffer.array.tolist()) for reply in (early, late)] == [(0, [1, 2, 3]), (2, [1, 2, 3])]
-    assert (early.waited, late.waited) == (4.0, 0.0), "the pull waited for the worker that pushes"
-    for reply in (early, late):
-        core.release(reply)
-    assert run(core, core.pull(0, 0, 0, 2)) == []
-    (second,) = push(core, 1, 0, 2, [4, 5, 6])
-    assert second.buffer.array.tolist() == [4, 5, 6]
-
-
-def test_a_pull_gets_the_round_of_its_clock_even_if_the_next_has_come():
-    """Random orders of three workers' steps. Each pushes its own part, then pulls the others'; a pull may be late, and
-    a worker pushes its next part once it has all parts of this step."""
-    for seed in range(300):
-        draw, core = random.Random(seed), ServerCore(3)
-        for worker in range(3):
-            core.declare(worker, of_one())
-        pushed_by, pulled_by, got, held = [0, 0, 0], {0: 0, 2: 0}, {0: 0, 2: 0}, []
-        for _ in range(200):
-            worker = draw.randrange(3)
-            if worker == 1:
-                if pushed_by[1] <= min(pushed_by[0], pushed_by[2]):  # it has the parts of the others
-                    pushed_by[1] += 1
-                    held += push(core, 1, 0, pushed_by[1], [pushed_by[1]] * 3)
-            elif pushed_by[worker] == pulled_by[worker] == got[worker]:  # its step is over: the next begins
-                pushed_by[worker] += 1
-            elif pushed_by[worker] > pulled_by[worker] and draw.random() < 0.5:
-                pulled_by[worker] += 1
-                held += run(core, core.pull(worker, 0, 0, pulled_by[worker]))
-            while held and draw.random() < 0.6:
-                reply = held.pop(draw.randrange(len(held)))
-                assert reply.buffer.array.tolist() == [reply.clock] * 3
-                got[reply.worker] = reply.clock
-                core.release(reply)
-        assert min(got.values()) > 3
-        for reply in held:
-            core.release(reply)
-        slice_ = core.slices()[0, 0]
-        assert len(slice_.spare["value"]) <= 3, "buffers are used again"
-
-
-def test_a_relays_waits_are_told_as_before():
-    core = ServerCore(4)
-    core.on_hosts([(0, 1), (2, 3)])
-    leaders = [relay_number(4, 0), relay_number(4, 2)]
-    for number in leaders:
-        core.declare(number, declaration())
-        core.pull(number, 0, 0, 1)
-    assert not run(core, pushed(core, leaders[0], 0, 1, np.ones(5), now=1.0))
-    actions = pushed(core, leaders[1], 0, 1, np.ones(5), now=5.0)
-    (work,) = actions
-    work.run()
-    replies = core.done(work, now=5.5)
-    assert [(reply.worker, reply.waited, reply.worked) for reply in replies] == [
-        (leaders[0], 4.0, 0.5),
-        (leaders[1], 0.0, 0.5),
-    ]
-
-
-def test_a_worker_that_has_finished_or_is_late_with_its_key_is_named():
-    core = ServerCore(3, wait_seconds=10.0)
-    for worker in range(3):
-        core.declare(worker, of_one())
-    core.pull(0, 0, 0, 1, now=1.0)
-    assert core.overdue(5.0) == ""
-    assert (
-        core.overdue(12.0)
-        == "worker 0 has waited 11 s for key 'k0' slice 0, which worker 1 (DMLTRAIN_WAIT_TIMEOUT) pushes"
-    )
-    core.finish(2)
-    core.finish(1)
-    core.overdue(2.0)
-    assert core.overdue(2.0).startswith("worker 0 waits for key 'k0' slice 0: worker 1 has finished already and will")
-
-
-def test_only_its_worker_may_push_it():
-    core = ServerCore(3)
-    for worker in range(3):
-        core.declare(worker, of_one())
-    with pytest.raises(Rejected, match="worker 2 pushes key 'k0' slice 0, which only worker 1 may push"):
-        push(core, 2, 0, 1, [1, 2, 3])
-
-
-@pytest.mark.parametrize(
-    "pusher, changes, said",
-    [
-        (3, {}, "pushed by worker 3, which is not in this job"),
-        (1, {"weight": True}, "worker 1 alone cannot push a weight, or a mean"),
-        (1, {"mean": True}, "worker 1 alone cannot"),
-        (-2, {}, "pushed by worker -2, expected a rank, or -1 for all workers"),
-    ],
-)
-def test_a_key_of_no_worker_and_a_weight_of_one_are_refused(pusher, changes, said):
-    with pytest.raises(Rejected, match=said):
-        ServerCore(3).declare(0, of_one(pusher, **changes))

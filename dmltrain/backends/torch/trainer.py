@@ -20,11 +20,12 @@ from torch.nn import functional
 
 from dmltrain.arrays import Array
 from dmltrain.backends import weights
-from dmltrain.backends.backend import CommonArray, Pace, Settings, batches_of_a_step
+from dmltrain.backends.backend import CommonArray, Pace, Settings
 from dmltrain.backends.device import gpu_index
 from dmltrain.backends.torch import distributed
 from dmltrain.backends.torch import layers as torch_layers
 from dmltrain.backends.torch import state as torch_state
+from dmltrain.backends.torch.exchange import compression, factor_rows
 from dmltrain.backends.torch.loss_scale import LossScale
 from dmltrain.backends.torch.normalise import Normalise
 from dmltrain.backends.torch.optimizer import (
@@ -35,7 +36,7 @@ from dmltrain.backends.torch.optimizer import (
     taking_loss_scale,
 )
 from dmltrain.errors import UserError
-from dmltrain.kvstore import KVStore, codec
+from dmltrain.kvstore import KVStore
 from dmltrain.layers import Conv, Network
 from dmltrain.metric import Sums
 from dmltrain.normalisation import Normalisation
@@ -105,7 +106,7 @@ class TorchTrainer:
             overlap=single,
             update_on_kvstore=bool(settings.update_on_kvstore),
             defer=single and not settings.compile,
-            factors=_rows(settings, store),
+            factors=factor_rows(settings, store),
             factored=factored,
         )
 
@@ -352,22 +353,6 @@ def compiled(module: nn.Module) -> Callable[[torch.Tensor], Any]:
             ) from error
 
     return call
-
-
-def compression(settings: Settings, store: KVStore) -> dict[str, Any]:
-    """The parameters of gradient compression. As in MXNet's programs, --gc-threshold applies to the sum over a step's
-    samples; gradients are means over them, so the threshold is divided, too."""
-    parameter = next((each.parameter for each in codec.TABLE if each.name == settings.gc_type), None)
-    value = getattr(settings, f"gc_{parameter.name}", None) if parameter else None
-    if parameter is None or value is None:
-        return {"type": settings.gc_type}
-    samples = settings.batch_size * (store.num_workers if store.kvstore_type.synchronous else 1)
-    return {"type": settings.gc_type, parameter.name: value / samples if parameter.of_gradients else value}
-
-
-def _rows(settings: Settings, store: KVStore) -> int:
-    """The samples of a worker's step, if dense layers may send factors."""
-    return 0 if settings.factors == "off" else settings.batch_size * batches_of_a_step(settings, store.num_workers)
 
 
 def count(logits: torch.Tensor, labels: torch.Tensor, loss: torch.Tensor, top_k: int) -> torch.Tensor:

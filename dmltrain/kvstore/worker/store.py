@@ -71,7 +71,7 @@ class DistKVStore(KVStore):
     def init(self, key: Keys, value: Any, whole: bool = False, mean: bool = False) -> None:
         keys, values = keys_and_values(key, value)
         arrays = [summed(item) for item in values]
-        self._place()
+        self._choose_shares()
         self._entries.declare(keys, arrays, is_weight=True, whole=whole, mean=mean)
         if self.rank == 0:
             for name, array in zip(keys, arrays, strict=True):
@@ -162,7 +162,7 @@ class DistKVStore(KVStore):
         mean: float = (total - before[0]) / max(1, count - before[1])
         return mean
 
-    def _place(self) -> None:
+    def _choose_shares(self) -> None:
         """Choose the servers' shares before the first weights are declared."""
         if self._environment.server_shares != "links" or self._entries.shares is not None:
             return
@@ -185,7 +185,7 @@ class DistKVStore(KVStore):
         if not self._environment.probe:
             return ""
         if self._bound:
-            return ", ".join([str(self._bound), *self._placed()])
+            return ", ".join([str(self._bound), *self._shares_chosen()])
         routes = self._routes
         hosts = [worker.host_id or f"of worker {rank}" for rank, worker in enumerate(self.start.workers)]
         hosts += [server.host_id for server in self.start.servers]
@@ -193,7 +193,7 @@ class DistKVStore(KVStore):
         self._bound = Bound(self, routes.servers, routes.host, upstream, hosts)
         return str(self._bound)
 
-    def _placed(self) -> list[str]:
+    def _shares_chosen(self) -> list[str]:
         if self._entries.shares is None:
             return []
         return [f"servers hold {', '.join(f'{100 * share:.0f}' for share in self._entries.shares)} % of the weights"]

@@ -65,7 +65,7 @@ class Bucket:
         self.begin()
 
     def discard(self) -> None:
-        """The program removes the gradients, as it can for plain parameters."""
+        """zero_grad() was called. The optimizer itself removes the gradients of these parameters."""
 
     def watch(self, when_ready: Callable[[Bucket], None]) -> None:
         """Call `when_ready` each time backward has completed a gradient of this bucket."""

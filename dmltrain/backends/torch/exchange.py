@@ -1,0 +1,24 @@
+"""What the settings say of how workers exchange gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dmltrain.backends.backend import Settings, batches_of_a_step
+from dmltrain.kvstore import KVStore, codec
+
+
+def compression(settings: Settings, store: KVStore) -> dict[str, Any]:
+    """The parameters of gradient compression. As in MXNet's programs, --gc-threshold applies to the sum over a step's
+    samples; gradients are means over them, so the threshold is divided, too."""
+    parameter = next((each.parameter for each in codec.TABLE if each.name == settings.gc_type), None)
+    value = getattr(settings, f"gc_{parameter.name}", None) if parameter else None
+    if parameter is None or value is None:
+        return {"type": settings.gc_type}
+    samples = settings.batch_size * (store.num_workers if store.kvstore_type.synchronous else 1)
+    return {"type": settings.gc_type, parameter.name: value / samples if parameter.of_gradients else value}
+
+
+def factor_rows(settings: Settings, store: KVStore) -> int:
+    """The samples of a worker's step, if dense layers may send factors."""
+    return 0 if settings.factors == "off" else settings.batch_size * batches_of_a_step(settings, store.num_workers)
