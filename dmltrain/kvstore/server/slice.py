@@ -171,8 +171,8 @@ class ServerSlice:
                 self.release(before)
 
     def keep_previous(self, value: Buffer) -> None:
-        """Keep the value of the round before for pulls at its clock. A pusher is never more than one round ahead of
-        another worker's pull, because it waits for what that worker pushes before it pulls."""
+        """Keep the value of the round before for pulls at its clock. Each worker pushes its own key, then pulls the
+        others', and needs all of them before its next push. So a pusher is at most one round ahead of any pull."""
         before, self.previous = self.previous, value
         value.readers += 1
         if before:

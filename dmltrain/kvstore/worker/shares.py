@@ -1,6 +1,6 @@
 """Which share of the weights each server holds, by the speed of the hosts' links. Pure.
 
-In a step of dist_sync a host with workers sends its gradients, but for what its own servers hold, and its servers send
+In a step of dist_sync a host with workers sends its gradients, except those that its own servers sum. Its servers send
 their values to all other hosts with workers. With V bytes of weights of which the host's servers hold the share s, and
 m hosts with workers, that is V (1 - s) + s V (m - 1) for a host with workers, and s V m for a host of servers only. It
 receives as much. The slowest host decides when a step ends. So the shares are those for which all hosts take the same
