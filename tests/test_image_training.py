@@ -147,11 +147,16 @@ def own_job(tmp_path, monkeypatch):
 
 
 def test_workers_with_different_copies_end_at_the_start(own_job):
+    """The first one that sees it ends with 2; the other does so, too, or has lost a peer by then."""
     with own_job(range(40), range(1, 41)) as running:
         codes = running.codes()
-        assert codes["worker", 0] == 2
-        assert "workers have different training data; look at worker 0 or worker 1" in running.text()
-        assert "Traceback" not in running.text() + running.text(index=1) and "Epoch" not in running.text()
+        texts = {index: running.text(index=index) for index in range(2)}
+        ended = [codes["worker", index] for index in texts]
+        assert 2 in ended and set(ended) <= {2, 75}, texts
+        for index, code in enumerate(ended):
+            said = "workers have different training data; look at worker 0 or worker 1" in texts[index]
+            assert said == (code == 2), texts[index]
+        assert "Traceback" not in "".join(texts.values()) and "Epoch" not in "".join(texts.values())
 
 
 @pytest.mark.thorough

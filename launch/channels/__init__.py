@@ -4,6 +4,7 @@ A channel is an object with
     write(data)        send all data to the agent; OSError if the agent is gone; any thread may call it
     read(timeout)      some bytes from the agent, b"" at its end; TimeoutError after `timeout` seconds without data
     close() -> str     end the agent if it still runs; returns how it ended, as text
+    ended              whether the host itself has reported the agent's end, and so can be reached; known after close()
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ class Channel(Readable, Protocol):
     def write(self, data: bytes) -> None: ...
 
     def close(self) -> str: ...
+
+    @property
+    def ended(self) -> bool: ...
 
 
 class ChannelError(Exception):

@@ -74,6 +74,10 @@ class ProcessChannel:
             return "did not answer and was killed"
         return exit_text(code, self.stderr_lines())
 
+    @property
+    def ended(self) -> bool:
+        return self._child.returncode is not None
+
     def stderr_lines(self) -> list[str]:
         """The last lines of the child's standard error so far."""
         start = max(0, os.fstat(self._stderr.fileno()).st_size - READ_BYTES)

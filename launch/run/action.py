@@ -8,10 +8,10 @@ from launch.agent.value import Value, value
 
 @value(frozen=True)
 class Connect(Value):
-    """Start an agent on `host`. `again`: it replaces a lost agent."""
+    """Start an agent on `host`, within `seconds`. None: within --connect-timeout, as one of the job's agents."""
 
     host: str
-    again: bool = False
+    seconds: float | None = None
 
 
 @value(frozen=True)

@@ -68,17 +68,17 @@ class Connection:
                 self.take(self.host, kind, task, payload)
             reason = self.channel.close()
         except TimeoutError:
-            self._end(f"sent no heartbeat for {self.silence:g} s")
+            self._end(f"sent no heartbeat for {self.silence:g} s", ended=False)
             self.channel.close()  # after the report, because it waits for the agent's exit
             return
         except Exception as error:  # invalid data, or a bug of the launcher; report it, as the thread ends here
             expected = isinstance(error, (channels.ChannelError, ProtocolError, OSError))
             reason = f"{self.channel.close()}: {error if expected else repr(error)}"
-        self._end(reason)
+        self._end(reason, self.channel.ended)
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str, ended: bool) -> None:
         self.finish()
-        self.report(Lost(self.host, reason))
+        self.report(Lost(self.host, reason, ended))
 
     def read(self, timeout: float) -> bytes:
         """The channel's `read`, which also reports long pauses."""

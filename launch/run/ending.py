@@ -27,7 +27,7 @@ class Ending:
         self.stopped: list[str] = []  # labels of processes found in state T
         self.give_up_at = math.inf  # s: when an agent without an answer counts as lost
         self._with_job: set[str] = set()  # hosts whose agent got the Job command
-        self._recovering: set[str] = set()  # hosts whose agent is being replaced
+        self._recovering: dict[str, float] = {}  # hosts whose agent is replaced: s until which it may take to start
 
     def over(self, hosts: Collection[str]) -> bool:
         return self.begun and self.left.keys() | self.unreached == set(hosts)
@@ -37,12 +37,15 @@ class Ending:
         """Whether no process is left on any host that reported."""
         return not any(pids or pids is None for pids in self.left.values())
 
-    def connected(self, host: str, key: str, certificate: str, log_folder: str | None) -> list[Send]:
+    def connected(self, host: str, key: str, certificate: str, log_folder: str | None, now: float) -> list[Send]:
         """The first commands for an agent. An agent that replaces another one gets a Stop."""
         if host in self.unreached:
             return []  # it connected too late; an agent without a job exits
         self._with_job.add(host)
         again = host in self._recovering
+        if again:
+            self._recovering[host] = now
+            self._wait_from(now)
         secret = ("", "", None) if again else (key, certificate, log_folder)
         usage = 0.0 if again else self.job.usage
         job = JobCommand(self.job.mark, host, self.grace, self.limits.agent_silence, *secret, usage=usage)
@@ -53,7 +56,7 @@ class Ending:
         self.begun = True
         self._wait_from(now)
         self.unreached |= set(hosts) - self._with_job
-        done = self.left.keys() | self.unreached | self._recovering
+        done = self.left.keys() | self.unreached | self._recovering.keys()
         return [Send(name, Stop(self.grace, dump)) for name in hosts if name not in done]
 
     def is_being_replaced(self, host: str) -> bool:
@@ -63,12 +66,13 @@ class Ending:
         """Whether the host has reported its end, or was never reached."""
         return host in self.left or host in self.unreached
 
-    def replace(self, host: str, now: float) -> None:
-        self._recovering.add(host)
+    def replace(self, host: str, now: float, seconds: float) -> None:
+        """Another agent is being started on `host`, which takes `seconds` at most."""
+        self._recovering[host] = now + seconds
         self._wait_from(now)
 
     def unanswered(self, hosts: Collection[str]) -> list[str]:
         return [name for name in hosts if name not in self.left]
 
     def _wait_from(self, now: float) -> None:
-        self.give_up_at = now + self.grace + KILL_SECONDS + ANSWER_SECONDS
+        self.give_up_at = max(now + self.grace + KILL_SECONDS, *self._recovering.values(), 0.0) + ANSWER_SECONDS

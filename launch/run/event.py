@@ -33,10 +33,11 @@ class Copied(Value):
 
 @value(frozen=True)
 class Lost(Value):
-    """The connection to an agent ended unexpectedly."""
+    """The connection to an agent ended unexpectedly. `ended`: the host itself has reported the agent's end."""
 
     host: str
     reason: str
+    ended: bool = False
 
 
 @value(frozen=True)

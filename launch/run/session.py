@@ -45,7 +45,6 @@ READER_SECONDS = 2.0  # for the last output to reach the logs
 CONNECTING_SECONDS = 0.5  # for an agent without a job to exit
 KEY_BYTES = 32
 CONNECTING = 32  # hosts that the launcher connects to at the same time
-RECONNECT_SECONDS = 3.5
 EVENTS_AT_ONCE = 16  # of a host that wait for the supervisor, which limits their memory
 # Python runs signal handlers in the main thread when it wakes. A signal that is sent while this process is stopped
 # (Ctrl-Z and `kill %1`) may be delivered to another thread, which does not wake the main thread.
@@ -127,8 +126,8 @@ class Session:
                     self._asked_at[host] = time.time()
                     if host in self.connections:
                         self.connections[host].send(command)
-                case Connect(host, again):
-                    self._connecting.append(self._in_thread(self._connect, self.supervisor.hosts[host], again))
+                case Connect(host, seconds):
+                    self._connecting.append(self._in_thread(self._connect, self.supervisor.hosts[host], seconds))
                 case Copy(host, folder):
                     self._in_thread(self._copy, self.copier, host, folder)
 
@@ -143,13 +142,12 @@ class Session:
         thread.start()
         return thread
 
-    def _connect(self, host: Host, again: bool) -> None:
+    def _connect(self, host: Host, seconds: float | None) -> None:
         with self._turns:
             if self.closing:
                 return
             try:
-                timeout = RECONNECT_SECONDS if again else None
-                channel = self.cluster.connect(host, self.supervisor.job.mark, timeout)
+                channel = self.cluster.connect(host, self.supervisor.job.mark, seconds)
             except LaunchError as error:
                 return self.events.put(Unreached(host.name, str(error), error.code))
         if self.closing:

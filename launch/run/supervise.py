@@ -35,6 +35,8 @@ from launch.run.limit import (
     FAULT_CODE,
     FINISH_SECONDS,
     LOST_A_PEER,
+    RECONNECT_LOST_SECONDS,
+    RECONNECT_SECONDS,
     TIMEOUT_CODE,
     UNLIMITED,
     USAGE_CODE,
@@ -122,7 +124,7 @@ class Supervisor:
         """Update the state. Returns the actions that the event requires."""
         match event:
             case Connected(host):
-                return list(self.ending.connected(host, *self._secret))
+                return list(self.ending.connected(host, *self._secret, now))
             case Copied() | events.Ready() | events.Probed() | events.Bound() | events.Reached() | events.Measured():
                 return self._prepared(event, now)
             case Unreached():
@@ -240,9 +242,10 @@ class Supervisor:
             return []
         agent = self.preparation.agents.get(host)
         pid = f" (pid {agent.pid})" if agent else ""
-        self.ending.replace(host, now)
+        seconds = RECONNECT_SECONDS if event.ended else RECONNECT_LOST_SECONDS
+        self.ending.replace(host, now, seconds)
         return [
-            Connect(host, again=True),
+            Connect(host, seconds),
             *self._fail(Cause(FAULT_CODE, f"the agent on {host}{pid} {event.reason}"), now),
         ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -216,7 +217,10 @@ class Trial:
             for name, found in left.items():
                 if name in outcome.gone:
                     outcome.gone[name] = None if found else outcome.gone[name] or now
-        outcome.folders = [f"{name}:{folder}" for name in outcome.gone for folder in self._private_folders(name)]
+        for name in outcome.gone:
+            for folder in self._private_folders(name):
+                outcome.folders.append(f"{name}:{folder}")
+                shutil.rmtree(folder)  # as the next trial would find it
 
     def _await_launcher(self, ended: threading.Event) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):

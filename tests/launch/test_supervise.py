@@ -17,7 +17,7 @@ from launch.job.job import OWNED, Job
 from launch.run import report
 from launch.run.action import Connect, Copy, Send
 from launch.run.event import Connected, Copied, Interrupted, Lost, OutputFailed, Quiet, Tick, Unreached
-from launch.run.limit import Limits
+from launch.run.limit import RECONNECT_LOST_SECONDS, RECONNECT_SECONDS, Limits
 from launch.run.supervise import Supervisor
 
 HOSTS = [Host("a", "10.0.0.1", "python3"), Host("b", "10.0.0.2", "python3")]
@@ -183,7 +183,7 @@ def test_stopped_processes_are_named():
 
 def test_a_lost_agent_is_replaced_once():
     clock = Clock()
-    assert clock.say(Lost("b", "was killed by SIGKILL")) == [Connect("b", again=True), STOP[0]]
+    assert clock.say(Lost("b", "was killed by SIGKILL")) == [Connect("b", RECONNECT_LOST_SECONDS), STOP[0]]
     assert clock.supervisor.cause.text == "the agent on b (pid 20) was killed by SIGKILL"
     job, stop = clock.say(Connected("b"))
     assert stop == STOP[1]
@@ -194,6 +194,17 @@ def test_a_lost_agent_is_replaced_once():
     clock.say(Ended("a", ()), Lost("b", "exited with 0"))
     assert clock.supervisor.over
     assert clock.supervisor.exit_code == 125
+    assert report.last_line(clock.supervisor) == "0 processes left on 2 hosts"
+
+
+def test_a_slow_host_has_time_for_another_agent():
+    clock = Clock()
+    assert clock.say(Lost("b", "was killed by SIGKILL", ended=True)) == [Connect("b", RECONNECT_SECONDS), STOP[0]]
+    clock.say(Ended("a", ()))
+    assert clock.tick_at(RECONNECT_SECONDS) == [] and not clock.supervisor.over
+    assert clock.say(Connected("b"))
+    assert clock.tick_at(RECONNECT_SECONDS + 5.0) == [] and not clock.supervisor.over, "its time begins now"
+    clock.say(Ended("b", ()))
     assert report.last_line(clock.supervisor) == "0 processes left on 2 hosts"
 
 
@@ -210,7 +221,7 @@ def test_an_agent_that_does_not_end_is_replaced_in_time():
     clock.say(Ended("a", ()))
     killed = 30.0 + KILL_SECONDS  # when an agent that does as it was asked gives up
     assert clock.tick_at(killed) == [], "it may yet say so"
-    assert clock.tick() == [Connect("b", again=True)]
+    assert clock.tick() == [Connect("b", RECONNECT_LOST_SECONDS)]
     assert clock.now <= killed + 5
     assert clock.tick_at(clock.now + killed) == [], "its successor has as long"
     assert not clock.supervisor.over
@@ -226,7 +237,7 @@ def test_an_agent_that_is_asked_to_hurry_is_waited_for_no_longer_than_that():
     clock.now = 2.0
     assert clock.say(Interrupted(2)) == [Send("b", Stop(0.0))], "a has ended"
     assert clock.tick_at(2.0 + KILL_SECONDS) == []
-    assert clock.tick_at(2.0 + KILL_SECONDS + 5) == [Connect("b", again=True)]
+    assert clock.tick_at(2.0 + KILL_SECONDS + 5) == [Connect("b", RECONNECT_LOST_SECONDS)]
 
 
 def test_once_the_end_has_begun_nothing_else_falls_due():

@@ -38,6 +38,7 @@ class ParamikoChannel:
 
     def __init__(self, transport: paramiko.Transport, host: Host, mark: str, deadline: Deadline, stall: float):
         self._transport, self._lock, self._stderr = transport, threading.Lock(), b""
+        self.ended = False
         self._ahead, self._stall = b"", stall
         self.exit_code: int | None = None
         command, text = channels.remote_command(host, mark)
@@ -107,6 +108,7 @@ class ParamikoChannel:
     def close(self) -> str:
         known = self._channel.status_event.wait(CLOSE_SECONDS)
         alive, status = self._transport.is_active(), self._channel.exit_status
+        self.ended = known and (status >= 0 or alive)
         with contextlib.suppress(OSError):
             self._take_stderr()
         why = getattr(self._transport.sock, "failure", None) or self._transport.get_exception()

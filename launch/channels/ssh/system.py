@@ -170,12 +170,17 @@ class SystemChannel(ProcessChannel):
             super().close()
             return "did not answer and was cut off"
         how = super().close()
-        if self._child.returncode == SSH_FAILED:
-            last = self.stderr_lines()[-1:]  # ssh prints the reason of every lost connection
-            return (
-                f"was lost with its connection ({last[0]})" if last else "was killed by a signal"
-            )  # ssh does not report which
-        return how
+        if self._child.returncode != SSH_FAILED:
+            return how
+        if self.ended:
+            return "was killed by a signal"  # ssh does not report which
+        return f"was lost with its connection ({self.stderr_lines()[-1]})"
+
+    @property
+    def ended(self) -> bool:
+        """ssh prints the reason of every lost connection, and is terminated where it does not end."""
+        code = self._child.returncode
+        return code is not None and code >= 0 and not (code == SSH_FAILED and self.stderr_lines())
 
     def terminate(self) -> None:
         """End ssh and its children, which SIGKILL would leave running."""
