@@ -5,7 +5,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dmltrain.errors import UserError
@@ -63,6 +63,7 @@ PARTS = [
     b"5/5 [==] - ",
     b"ETA: ",
     b"solver.cpp",
+    b"solver.cpp:9] ",
     b"Iteration 5, ",
     b"Testing net (#0)",
     b"Test net output #0: accuracy = ",
@@ -79,7 +80,7 @@ TABLE_PARTS = [
     b"Iteration,time,loss,accuracy,\n",
     b"0,0.5,0.25\n",
     b"1,0.75,0.5",
-    b"Iteration 5, loss: 1.5, time: 2.5\n",
+    b"solver.cpp:9] Iteration 5, loss: 1.5, time: 2.5\n",
     b"Test loss: 1.5\n",
     b"Train net output #0: acc = 0.5\n",
     b"1_0",
@@ -240,6 +241,7 @@ def test_any_bytes_can_be_read_and_shown(log: bytes) -> None:
 
 @settings(max_examples=examples(300), deadline=None)
 @given(LOGS, st.integers(1, 40))
+@example(b"solver.cpp\nIteration 5, loss: 1, time: 2\n", 1)
 def test_results_do_not_depend_on_the_read_size(log: bytes, size: int) -> None:
     whole = show(log)
     with mock.patch.object(reading, "blocks", lambda stream: block.blocks(stream, size)):

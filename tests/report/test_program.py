@@ -128,7 +128,10 @@ def test_workers_are_in_the_order_of_their_numbers(run: Path, parse: Callable) -
         ("[2] Train-accuracy=0.5\nEpoch[2] Time cost=1.5\n", " 3"),  # R's lines, but not R
         ("Epoch 1/5\n12s - loss: 0.7 - acc: 0.5\n", " 1"),  # Keras
         ("[Epoch 0] Finished in 0.141s, training accuracy: 0.5\n", " 1"),
-        ("solver.cpp Iteration 0, Testing net (#0)\nTest net output #0: accuracy = 0.5\n", " 0"),
+        (
+            "solver.cpp:9] Iteration 0, Testing net (#0)\nsolver.cpp:9]     Test net output #0: accuracy = 0.5\n",
+            " 0",
+        ),
     ],
 )
 def test_epochs_are_counted_from_one_and_iterations_as_printed(

@@ -19,14 +19,15 @@ from dmltrain.report.block import Block
 from dmltrain.report.run import Found, Values
 from dmltrain.report.stamp import Clock
 
-_MARK = b"solver.cpp"
+MARK = b"solver.cpp:"
+SAID = rb"solver\.cpp:\d{1,6}\] {0,20}(?:\[[^\]\r\n]{0,20}\] {0,20})?"  # before each line; NVIDIA's Caffe names a GPU
 _NAMED = rb" net output #\d{1,4}: ([A-Za-z][\w@./+-]{0,80}) = (" + record.NUMBER + rb")" + record.END
-_ITERATION = rb"Iteration (\d{1,9})(?: \([^)\r\n]{0,80}\))?, "
+_ITERATION = SAID + rb"Iteration (\d{1,9})(?: \([^)\r\n]{0,80}\))?, "
 # Each pattern begins with a literal, for which re searches many times faster than for an alternative.
 _TESTING = re.compile(_ITERATION + rb"Testing net \(#(\d{1,4})\)")
-_TEST = re.compile(rb"Test" + _NAMED)
+_TEST = re.compile(SAID + rb"Test" + _NAMED)
 _LOSS = re.compile(_ITERATION + rb"loss = (" + record.NUMBER + rb")" + record.END)
-_TRAIN = re.compile(rb"Train" + _NAMED)
+_TRAIN = re.compile(SAID + rb"Train" + _NAMED)
 
 
 class Caffe:
@@ -43,7 +44,7 @@ class Caffe:
 
     def feed(self, block: Block) -> bool:
         self._clock.feed(block)
-        if not block.holds(_MARK):
+        if not block.holds(MARK):
             return False
         start = 0
         for test in _TESTING.finditer(block.data):

@@ -28,21 +28,26 @@ from typing import ClassVar
 
 from dmltrain import record
 from dmltrain.report.block import Block
+from dmltrain.report.dialect.caffe import MARK, SAID
 from dmltrain.report.dialect.rows import as_number
 from dmltrain.report.run import Found, Values
 
 Numbers = dict[str, float]
 
-_MARK = b"solver.cpp"
 _EVENT = re.compile(
-    rb"Iteration (\d{1,9}), (?:model version: -?\d{1,12}, )?"
-    rb"(?:Testing net \(#(\d{1,4})\)|loss(?::| =) (" + record.NUMBER + rb"), time: (" + record.NUMBER + rb")"
-    rb"" + record.END + rb")"
+    SAID + rb"(?:Iteration (\d{1,9}), (?:model version: -?\d{1,12}, )?"
+    rb"(?:Testing net \(#(\d{1,4})\)|loss(?::| =) ("
+    + record.NUMBER
+    + rb"), time: ("
+    + record.NUMBER
+    + rb")"
+    + record.END
+    + rb")"
     rb"|Test loss: (" + record.NUMBER + rb")" + record.END + rb""
-    rb"|(Test|Train) net output #\d{1,4}: ([A-Za-z][\w@./+-]{0,80}) = (" + record.NUMBER + rb")" + record.END
+    rb"|(Test|Train) net output #\d{1,4}: ([A-Za-z][\w@./+-]{0,80}) = (" + record.NUMBER + rb")" + record.END + rb")"
 )
 _FIRST = re.compile(  # what is displayed first; with a time by PMLS-Caffe
-    rb"Iteration \d{1,9}(?:, (?:model version: -?\d{1,12}, )?loss(?::| =) " + record.NUMBER + rb"(, time: )"
+    SAID + rb"Iteration \d{1,9}(?:, (?:model version: -?\d{1,12}, )?loss(?::| =) " + record.NUMBER + rb"(, time: )"
     rb"" + record.NUMBER + record.END + rb"|(?: \([^)\r\n]{0,80}\))?, loss = " + record.NUMBER + record.END + rb")"
 )
 _HEADER = b"Iteration,time,loss,"
@@ -84,7 +89,7 @@ class _Log:
         self._displayed: Numbers = {}
 
     def feed(self, block: Block) -> bool:
-        if self._known is False or not block.holds(_MARK):
+        if self._known is False or not block.holds(MARK):
             return False
         first = _FIRST.search(block.data) if self._known is None else None
         if first:
