@@ -1,5 +1,6 @@
 """Settings for all tests: hypothesis without wall-clock limits (machines are busy), and where the real data is."""
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -35,6 +36,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path in QUICK_FILES:
             item.add_marker("quick")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m quick` or `-m "alone and ..."` files without such tests are not imported: all of them take 15 s."""
+    expression = config.option.markexpr
+    marker = expression.partition(" and ")[0]
+    if marker not in ("quick", "alone") or " or " in expression or not collection_path.match("test_*.py"):
+        return None
+    marked = f"mark.{marker}" in collection_path.read_text() or (marker == "quick" and collection_path in QUICK_FILES)
+    return None if marked else True
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end, so the garbage collector need not look at these million objects again."""
+    gc.freeze()
 
 
 # The tests of each share what takes long to make: trials side by side, results of MXNet, completion scripts.

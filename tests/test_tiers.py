@@ -30,6 +30,14 @@ def test_each_tier_has_the_combinations_that_it_promises():
     assert len(test) < len(ci) < len(MATRIX) and set(test) <= set(ci)
 
 
+def test_of_a_dear_matrix_the_first_tier_has_each_of_few_values_and_ci_is_the_same():
+    params, usual = tiered(MATRIX, few=lambda case: (case[0], case[1:3])), tiered(MATRIX)
+    test = of_tier(params, "thorough", "exhaustive")
+    assert {case[0] for case in test} == set("abcde") and {case[1:3] for case in test} == {*product("12", "+-")}
+    assert len(test) == 5
+    assert of_tier(params, "exhaustive") == of_tier(usual, "exhaustive")
+
+
 def test_cases_that_are_objects_are_one_argument_each():
     params = tiered(["a1", "b2"], key=tuple, name=str.upper)
     assert [(each.values, each.id) for each in params] == [(("a1",), "A1"), (("b2",), "B2")]

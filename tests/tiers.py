@@ -17,19 +17,23 @@ def tiered(
     cases: Sequence[Any],
     key: Callable[[Any], Sequence[Hashable]] = tuple,
     name: Callable[[Any], str] | None = None,
+    few: Callable[[Any], Sequence[Hashable]] | None = None,
 ) -> list[Any]:
     """All cases for `parametrize`: `make test` runs some that have every pair of values, .ci/run every three.
 
     `key(case)` are the values that are combined. With `name` a case is one argument of the test, called `name(case)`.
+    Where a case is dear, `make test` has only each value of `few(case)`, and .ci/run the pairs, too.
     """
     keys = [tuple(key(case)) for case in cases]
     assert len(set(keys)) == len(keys), "two cases have the same values"
     pairs, threes = (set(covering(keys, strength)) for strength in (2, 3))
+    fewer = [tuple(few(case)) for case in cases] if few else []
+    in_test = {keys[fewer.index(each)] for each in covering(fewer, 1)} if few else pairs
 
     def marks(values: tuple[Hashable, ...]) -> list[pytest.MarkDecorator]:
-        if values in pairs:
+        if values in in_test:
             return []
-        return [pytest.mark.thorough if values in threes else pytest.mark.exhaustive]
+        return [pytest.mark.thorough if values in pairs | threes else pytest.mark.exhaustive]
 
     return [
         pytest.param(case, marks=marks(values), id=name(case)) if name else pytest.param(*case, marks=marks(values))

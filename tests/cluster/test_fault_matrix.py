@@ -1,8 +1,9 @@
 """Every fault in every phase of a real job on three hosts: how it ends, when, with which words, and what is left.
 
 The cells are tried side by side, each on a test bed of its own, as they mostly wait; each test judges one of them.
-With -rA pytest shows the matrix. `make test` tries every pair of fault, phase, way to reach hosts and host, .ci/run
-every three of them, `make test-all` all cells.
+With -rA pytest shows the matrix. `make test` tries every fault while agents are being started and later, every phase
+with every way to reach hosts, and every host; .ci/run every three of fault, phase, way and host; `make test-all` all
+cells.
 """
 
 from __future__ import annotations
@@ -97,7 +98,12 @@ def cells() -> list:
         for row, across in enumerate(CUT_CELLS)
         for place, cell in enumerate(across)
     ]
-    return cut_cells + tiered(CELLS, lambda cell: (cell.fault, cell.phase, cell.way, cell.host), name=str)
+    return cut_cells + tiered(
+        CELLS,
+        lambda cell: (cell.fault, cell.phase, cell.way, cell.host),
+        name=str,
+        few=lambda cell: ((cell.fault, cell.phase == "before"), (cell.phase, cell.way), cell.host),
+    )
 
 
 @pytest.mark.parametrize("cell", cells())
