@@ -25,6 +25,7 @@ def test_a_finished_worker_does_not_wait_for_a_lost_one(start_job, how):
     assert "Traceback" not in job.output("worker-0")
 
 
+@pytest.mark.thorough  # make test has the end by an exception, in test_mxnet_kvstore.py
 def test_the_exit_code_of_a_worker_ends_the_job(start_job):
     job = start_job(PROGRAM, "wrong", "exit")
     codes = job.wait()

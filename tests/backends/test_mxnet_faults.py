@@ -26,8 +26,8 @@ def lost(job, victim):
 @pytest.mark.parametrize(
     "victim",
     [
-        pytest.param("worker-1", marks=pytest.mark.thorough),
-        "server-0",
+        pytest.param("worker-1", marks=pytest.mark.thorough),  # make test has test_mxnet_ends.py
+        pytest.param("server-0", marks=pytest.mark.thorough),
         pytest.param("scheduler-0", marks=pytest.mark.thorough),
     ],
 )

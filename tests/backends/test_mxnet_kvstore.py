@@ -131,7 +131,7 @@ def test_workers_with_different_kvstores_get_an_error(start_job):
 
 
 def test_servers_unpickle_nothing(start_job):
-    job = start_job(PROGRAM, "wrong", "pickle", servers=2)
+    job = start_job(PROGRAM, "wrong", "pickle")
     assert set(job.wait().values()) == {LOST}
     assert "refused a command that is not JSON" in job.output("worker-1")
     assert not (job.folder / "unpickled").exists()

@@ -103,6 +103,7 @@ def endless(kind):
         step(store, mx, 1.0)
         if number == 2:
             print("ready", flush=True)
+        time.sleep(0.02)
 
 
 def done(how):
@@ -128,7 +129,7 @@ def idle(kind):
     while True:
         store.pull(KEYS, out, wait=True)
         tell(values=extremes(out))
-        time.sleep(0.05)
+        time.sleep(0.2)
 
 
 class Evil:
