@@ -38,9 +38,11 @@ def model_with_gradients(seed=0):
 def test_a_training_that_compiles_nothing_does_not_import_the_compiler(store):
     program = f"""
         import sys
+        import numpy as np
         import torch
         import dmltrain
         from dmltrain.backends.torch import plain_step
+        from dmltrain.backends.torch.server_optimizer import Step
         from dmltrain.kvstore import create
         from tests.backends.late_store import LateStore
 
@@ -55,6 +57,10 @@ def test_a_training_that_compiles_nothing_does_not_import_the_compiler(store):
             optimizer.step()
         optimizer.load_state_dict(optimizer.state_dict())
         assert torch.allclose(model.weight, before - 0.1 * 2 * (1 + 1.9))
+
+        weights = np.ones(3, np.float32)  # as a server has them
+        Step({{"name": "sgd", "lr": 0.5}}, 0, weights)(weights, np.ones(3, np.float32), -1.0)
+        assert weights.tolist() == [0.5] * 3
         print("torch" in sys.modules, "torch._dynamo" in sys.modules)
     """
     assert run(program).split() == ["True", "False"]

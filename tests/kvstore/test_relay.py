@@ -71,7 +71,7 @@ def test_residuals_belong_to_the_host(start_job, two_hosts):
     assert found["missing"] == pytest.approx(0.0, abs=1e-2), "but nothing is lost"
 
 
-@pytest.mark.parametrize("early", [1, 3])
+@pytest.mark.parametrize("early", [pytest.param(1, marks=pytest.mark.thorough), 3])
 def test_a_worker_that_finishes_early_is_named(start_job, two_hosts, early):
     job = start_job("relay.py", "none", early, "", workers=4, servers=2, place=two_hosts)
     codes = job.wait()
@@ -81,7 +81,7 @@ def test_a_worker_that_finishes_early_is_named(start_job, two_hosts, early):
             assert f"worker {early} has finished already" in job.output(f"worker-{worker}"), job.outputs()
 
 
-@pytest.mark.parametrize("victim", ["worker-1", "worker-3"])
+@pytest.mark.parametrize("victim", ["worker-1", pytest.param("worker-3", marks=pytest.mark.thorough)])
 def test_a_killed_worker_of_a_host_ends_the_job(start_job, two_hosts, victim):
     job = start_job("endless.py", "dist_sync", workers=4, servers=2, place=two_hosts)
     for worker in range(4):

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from dmltrain.arrays import Array
+from dmltrain.backends.torch import plain_step
 from dmltrain.backends.torch.optimizer import BY_CLASS, class_of, follow, row_of
 from dmltrain.errors import UserError
 
@@ -46,6 +47,7 @@ class Step:
         }
         self._parameter = torch.nn.Parameter(torch.from_numpy(value), requires_grad=False)
         fused = {"fused": True} if "cpu" in row.fused else {}
+        plain_step.postpone_compiler()
         self._optimizer = class_of(name)([self._parameter], lr=rate, **fused, **arguments)
         if row.numbered:
             self._state["number"] = int(_number("number", number))
@@ -66,7 +68,7 @@ class Step:
             self._set_rate(rate)
         if pulled is not None:
             self._state["pulled"] = torch.from_numpy(pulled)
-        self._optimizer.step()
+        plain_step.step(self._optimizer)
         self._parameter.grad = None
 
     def _set_rate(self, rate: float) -> None:

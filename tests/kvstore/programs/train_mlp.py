@@ -18,12 +18,14 @@ import torch  # noqa: E402
 
 from dmltrain import kvstore  # noqa: E402
 from dmltrain.backends.torch import distributed as torch_distributed  # noqa: E402
+from dmltrain.backends.torch import plain_step  # noqa: E402
 
 STEPS, UNION = 12, 50  # 50 samples a step: not divisible by 4 workers
 
 
 def main() -> None:
     kind, pauses, path = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    plain_step.postpone_compiler()  # its import takes longer than the steps
     torch.manual_seed(3 if rank == 0 else 99)  # all start from worker 0's weights
     model = torch.nn.Sequential(
         torch.nn.Linear(20, 700), torch.nn.ReLU(), torch.nn.Linear(700, 600), torch.nn.ReLU(), torch.nn.Linear(600, 10)
