@@ -99,7 +99,7 @@ def survive(name: str, part: int = 0) -> Result:
 
 
 def _inputs() -> int:
-    return int(os.environ.get(INPUTS, "4000"))
+    return int(os.environ.get(INPUTS, "1500"))
 
 
 # -- mutations --------------------------------------------------------------------------------------------------------

@@ -636,6 +636,7 @@ sys.exit(fit.main(prog="train", defaults={{"dataset": "digits", "network": "mlp"
 """
 
 
+@pytest.mark.thorough  # make test has it with the launcher, in test_end_to_end.py
 def test_no_servers_for_dist_sync(tmp_path):
     with job(tmp_path / "job", 1, 0, EXAMPLES / "train_digits.py", "--kv-store", "dist_sync") as running:
         assert running.processes["worker", 0].wait(60) == 2

@@ -427,7 +427,9 @@ def test_python_is_the_launchers_own(testbed: Testbed, front: Front):
 # -- output that never ends --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["ssh", "ssh-system", "open-mpi"])
+@pytest.mark.parametrize(
+    "name", ["ssh", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("ssh-system", "open-mpi"))]
+)
 def test_endless_output_costs_the_launcher_no_memory(testbed: Testbed, front: Front, name: str):
     line = "x" * 99
     launched = front.start(*way(name, "h[1-5]"), "-n", 5, "-s", 0, "sh", "-c", f"exec yes {line}")

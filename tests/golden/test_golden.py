@@ -46,7 +46,7 @@ CASES = {
     "mxnet-servers": Case("--kv-store dist_sync --backend mxnet", workers=1, backend="mxnet"),
 }
 
-LONGER = ("torch-residuals", "torch-float16", "torch-servers", "mxnet")
+LONGER = ("torch-residuals", "torch-float16", "torch-servers", "mxnet-servers")
 
 
 def digest(log: str) -> str:
