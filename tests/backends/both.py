@@ -85,7 +85,8 @@ NETWORKS = {
     "resnet-50-imagenet": models.create("resnet", 50, image_shape=(3, 64, 64)),
     **other_networks({"mlp", "lenet", "inception-bn-28-small", "resnet"}),
 }
-CASES = [pytest.param(name, marks=pytest.mark.thorough) if name in SLOW else name for name in NETWORKS]
+LARGE = SLOW | {"resnet-164", "resnet-50-imagenet"}  # make test has smaller ones of each kind
+CASES = [pytest.param(name, marks=pytest.mark.thorough if name in LARGE else ()) for name in NETWORKS]
 
 
 @dataclass(frozen=True)

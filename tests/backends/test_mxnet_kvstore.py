@@ -124,6 +124,7 @@ def test_mistakes_in_a_call_leave_the_store_as_it_was(start_job):
     same_everywhere([last["values"]], [0.9])
 
 
+@pytest.mark.thorough  # make test has other mistakes that end the job
 def test_workers_with_different_kvstores_get_an_error(start_job):
     job = start_job(PROGRAM, "wrong", "different-types")
     assert set(job.wait().values()) == {LOST}

@@ -151,7 +151,7 @@ def decisive_arrays(network):
     return arrays
 
 
-@pytest.mark.parametrize("name", [name for name in NETWORKS if name.startswith(("resnet", "inception"))])
+@pytest.mark.parametrize("name", [each for each in CASES if each.values[0].startswith(("resnet", "inception"))])
 def test_every_depth_where_batch_norms_decide(name):
     network = NETWORKS[name]
     arrays = decisive_arrays(network)

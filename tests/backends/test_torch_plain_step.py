@@ -34,7 +34,7 @@ def model_with_gradients(seed=0):
     return model
 
 
-@pytest.mark.parametrize("store", ['create("local")', "LateStore()"])
+@pytest.mark.parametrize("store", ['create("local")', pytest.param("LateStore()", marks=pytest.mark.thorough)])
 def test_a_training_that_compiles_nothing_does_not_import_the_compiler(store):
     program = f"""
         import sys

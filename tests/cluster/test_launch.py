@@ -111,7 +111,9 @@ def test_sixty_processes_on_one_host_take_one_login(testbed: Testbed, tmp_path: 
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("name", ["ssh", "ssh-system", "open-mpi", "mpich"])
+@pytest.mark.parametrize(
+    "name", ["ssh", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("ssh-system", "open-mpi", "mpich"))]
+)
 def test_64_processes_on_five_hosts_start_within_five_seconds(testbed: Testbed, tmp_path: Path, name: str):
     """From the launcher's own start to the last process's first instruction, in the best of a few attempts: the
     machine may be busy with something else."""

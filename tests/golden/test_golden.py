@@ -115,7 +115,14 @@ def test_a_checkpoint_of_04_is_continued_as_04_did(train, golden, name):
         assert digest(log) == digest(before)
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.workers])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.thorough if name == "torch-float16" else ())
+        for name, case in CASES.items()
+        if not case.workers
+    ],
+)
 def test_the_newest_checkpoint_of_04_has_its_weights(train, golden, name):
     folder = golden(name)
     log = train(CASES[name], "--num-epochs", 1, "--model-prefix", folder / "m", "--load-epoch", "last")
