@@ -283,7 +283,9 @@ def interrupt(launched: Launched) -> Result:
     return Result(done.code, done.out, done.err, time.monotonic() - began)
 
 
-@pytest.mark.parametrize("name", ["ssh", "ssh-system", "open-mpi", "mpich"])
+@pytest.mark.parametrize(
+    "name", ["ssh", "open-mpi", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("ssh-system", "mpich"))]
+)
 def test_ctrl_c_does_not_wait_for_a_host_that_does_not_answer(bad: Bad, dark: str, name: str):
     with (bad.testbed.dot_ssh / "config").open("a") as config:
         config.write(f"Host dark\n    HostName {dark}\n    User root\n")

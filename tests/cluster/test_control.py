@@ -227,7 +227,7 @@ def test_start_timeout_names_the_host_that_is_waited_for(testbed: Testbed, front
     front.wait_idle()
 
 
-@pytest.mark.parametrize("name", ["ssh", "open-mpi"])
+@pytest.mark.parametrize("name", ["ssh", pytest.param("open-mpi", marks=pytest.mark.thorough)])
 def test_timeout_ends_the_job_with_all_stacks_in_the_logs(testbed: Testbed, front: Front, name: str):
     program = "import time\ndef deep_inside():\n    print('ready', flush=True)\n    time.sleep(600)\ndeep_inside()\n"
     script = front.script(program).name

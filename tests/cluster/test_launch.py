@@ -96,7 +96,7 @@ def test_hosts_that_are_namespaces_of_one_machine_share_its_cores(testbed: Testb
     assert said == [f"OMP_NUM_THREADS={max(1, len(os.sched_getaffinity(0)) // 5)}"] * 5
 
 
-@pytest.mark.parametrize("name", ["ssh", "ssh-system", "open-mpi"])
+@pytest.mark.parametrize("name", ["ssh", pytest.param("ssh-system", marks=pytest.mark.thorough), "open-mpi"])
 def test_sixty_processes_on_one_host_take_one_login(testbed: Testbed, tmp_path: Path, name: str):
     front = Front(testbed, tmp_path)
     before = testbed.logins("h1")

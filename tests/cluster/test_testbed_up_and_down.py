@@ -48,7 +48,7 @@ def test_down_leaves_nothing_and_the_machine_as_it_was(other: Testbed):
     assert [each.wait(20) for each in started] == [-signal.SIGKILL] * 4
 
 
-@pytest.mark.parametrize("seconds", [0.1, 0.2, 0.3])
+@pytest.mark.parametrize("seconds", [0.2, *(pytest.param(each, marks=pytest.mark.thorough) for each in (0.1, 0.3))])
 def test_down_and_up_after_up_was_killed_half_way(other: Testbed, seconds: float):
     up = subprocess.Popen([sys.executable, PROGRAM, "--name", other.layout.name, "up"], stdout=subprocess.DEVNULL)
     time.sleep(seconds)  # wherever that is
