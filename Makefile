@@ -27,7 +27,7 @@ demo: $(VENV)/demo.done
 	@echo "          --network resnet --num-layers 20 --kv-store dist_sync --batch-size 64 --num-epochs 2"
 
 quick: $(VENV)/test.done
-	$(PYTEST) -n $(CORES) $(SIDE_BY_SIDE) -m quick $(PYTEST_ARGUMENTS)
+	$(PYTEST) -n $(CORES) $(SIDE_BY_SIDE) -m "quick and not thorough and not exhaustive" $(PYTEST_ARGUMENTS)
 
 # The markers are explained in pyproject.toml. Exit code 5 of pytest: there is none of those that were asked for.
 test: TIER := and not thorough and not exhaustive
