@@ -53,8 +53,12 @@ class Handle:
         return self._done.is_set()
 
     def one_done(self, trip: Trip | None = None) -> None:
+        self.some_done(1, trip)
+
+    def some_done(self, count: int, trip: Trip | None) -> None:
+        """So many parts of the operation are complete; `trip` is that of the last."""
         with self._lock:
-            self._left -= 1
+            self._left -= count
             self._trip = trip
             if self._left == 0:
                 self._done.set()

@@ -11,8 +11,8 @@ from dmltrain.kvstore.transport import wire
 from dmltrain.kvstore.worker.entry import joined
 from dmltrain.kvstore.worker.keys import FIRST_SUM, Entries
 from dmltrain.kvstore.worker.routes import Way
-from dmltrain.kvstore.worker.server_link import WorkerSlice
 from dmltrain.kvstore.worker.sharding import Slice
+from dmltrain.kvstore.worker.worker_slice import WorkerSlice
 
 
 class Server:

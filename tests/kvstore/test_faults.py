@@ -131,7 +131,7 @@ def test_unauthenticated_peers_are_cut_off_and_logged_and_training_goes_on(train
     wrong_version = bytearray(Header(Kind.HELLO, 2).pack()[:-4])
     wrong_version[4] = 77
     answer = noise(training.port, bytes(wrong_version) + zlib.crc32(wrong_version).to_bytes(4, "big") + b"{}")
-    assert b"protocol version 77, expected 6" in answer
+    assert b"protocol version 77, expected 7" in answer
     assert training.output("scheduler-0").count("cut off an unauthenticated peer") == LINES, "the others are counted"
     server = psutil.Process(training.processes["server-0"].pid)
     assert not [each for each in server.net_connections("tcp") if each.status == psutil.CONN_LISTEN]

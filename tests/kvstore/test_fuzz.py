@@ -83,7 +83,7 @@ class Discarding:
 
 
 SERVICE = Service("server 0", ENVIRONMENT, ServerCore(2), None, pytest.fail, pytest.fail)
-SERVICE._outboxes = {0: Discarding()}  # type: ignore[dict-item]
+SERVICE._answers.outboxes[0] = Discarding()  # type: ignore[assignment]
 
 
 def converse(data: bytes) -> None:
@@ -103,7 +103,7 @@ def converse(data: bytes) -> None:
     SERVICE._core, SERVICE._other = core, other
     try:
         while True:
-            SERVICE._take(stream, SERVICE._outboxes[0], 0, stream.read_header())
+            SERVICE._take(stream, SERVICE._answers.outboxes[0], 0, stream.read_header())
     except Closed:
         pass
 
@@ -124,7 +124,15 @@ def conversations() -> list[bytes]:
     declare = message.encode(Declare("dist_sync", 0.0, KEYS))
     optimizer = message.encode(Optimizer({"name": "sgd", "lr": 0.5}))
     first = frame(Kind.INIT, np.ones(4, np.float32).tobytes())
+    group = [
+        frame(Kind.GROUP, wire.group([(0, 1, 0), (0, 0, 0)])),
+        frame(Kind.PULL_GROUP),
+        frame(Kind.PUSH_GROUP, bytes(4 * 7), clock=1, number=0.5, flags=Flag.PULL),
+        frame(Kind.PUSH_GROUP, bytes(4 * 7), clock=2, number=0.5),
+    ]
     return [
+        declare + b"".join(group) + frame(Kind.RELEASE_GROUP),
+        b"".join(group[:3]) + frame(Kind.PUSH, bytes(12), slice=1, clock=2) + group[1],
         declare + first + b"".join(push),
         declare + optimizer + b"".join(push) + frame(Kind.PULL, clock=1, priority=3),
         frame(Kind.PULL) * 3 + frame(Kind.PROBE, b"x" * 50) + frame(Kind.READ_STATE),

@@ -18,7 +18,7 @@ from dmltrain.kvstore.transport.data_links import DataLinks, Watch
 from dmltrain.kvstore.transport.wire import Flag, Header, Kind
 from dmltrain.kvstore.worker.keys import Entries
 from dmltrain.kvstore.worker.routes import Routes, Sharing
-from dmltrain.kvstore.worker.server_link import Landing
+from dmltrain.kvstore.worker.worker_slice import Landing
 from tests.kvstore.made import start
 
 ENVIRONMENT = Environment(role="worker", num_workers=3, num_servers=1, job="job", key=b"key")

@@ -6,8 +6,8 @@ import pytest
 from dmltrain.errors import UserError
 from dmltrain.kvstore import codec
 from dmltrain.kvstore.worker import residual
-from dmltrain.kvstore.worker.server_link import WorkerSlice
 from dmltrain.kvstore.worker.sharding import Slice
+from dmltrain.kvstore.worker.worker_slice import WorkerSlice
 
 TWO_BITS = codec.make({"type": "2bit", "threshold": 1.0})
 

@@ -10,7 +10,7 @@ from dmltrain.kvstore.server.unread import MAX_REPLIES, MAX_VALUES, Unread
 
 
 def reply(offset, worker=0, key=0, index=0):
-    return Reply(worker, key, index, 1, 0.0, Buffer(np.zeros(4, np.float32), "value", offset), 0, 0.0, 0.0, 0)
+    return Reply(worker, key, index, 1, 0.0, Buffer(np.zeros(4, np.float32), "value", offset), 0, 0.0, 0.0, 0, None)
 
 
 def test_a_value_outside_the_shared_memory_is_sent():

@@ -12,7 +12,7 @@ from dmltrain.kvstore.transport import wire
 from dmltrain.kvstore.transport.wire import HEADER_SIZE, Flag, FrameError, Header, Kind, VersionError
 
 GOLDEN = bytes.fromhex(
-    "444d4c5406210003"  # DMLT, version 6, PUSH, float32, in shared memory and asking for the value
+    "444d4c5407210003"  # DMLT, version 7, PUSH, float32, in shared memory and asking for the value
     "00000003"
     "00000007"
     "00000002"  # worker 3, key 7, slice 2
@@ -42,7 +42,7 @@ def test_the_layout_is_stable():
     st.integers(0, 2**63),
     st.floats(allow_nan=False),
     st.integers(0, 6),
-    st.integers(0, 3),
+    st.integers(0, 7),
     st.integers(0, 2**63),
     st.floats(0, 1e6, width=32, allow_subnormal=False),
     st.integers(-(2**31), 2**31 - 1),
@@ -73,7 +73,7 @@ def test_any_changed_byte_is_refused(position, change):
 def test_the_error_for_another_version_names_it():
     body = bytearray(Header(Kind.HELLO).pack()[:-4])
     body[4] = 9
-    with pytest.raises(VersionError, match="version 9, expected 6"):
+    with pytest.raises(VersionError, match="version 9, expected 7"):
         Header.unpack(bytes(body) + zlib.crc32(body).to_bytes(4, "big"))
 
 
@@ -82,7 +82,7 @@ def test_the_error_for_another_version_names_it():
     [
         (5, 250, "unknown frame kind 250"),
         (6, ABOVE_ALL, f"unknown element type {ABOVE_ALL}"),
-        (7, 4, "unknown flags 4"),
+        (7, 8, "unknown flags 8"),
     ],
 )
 def test_a_wrong_field_is_named(position, value, message):
@@ -97,6 +97,26 @@ def test_valid_headers_survive_and_all_others_are_refused():
     assert list(wire.parse_release(wire.release(read))) == read
     with pytest.raises(FrameError, match="a release of 17 bytes, expected a multiple of 16"):
         wire.parse_release(bytes(17))
+
+
+def test_the_slices_of_a_group_survive_and_other_sizes_are_refused():
+    content = [(7, 0, 0), (2**32 - 1, 3, -5), (8, 1, 2**40)]
+    packed = wire.group(content)
+    assert packed[16:32].hex() == "ffffffff00000003fffffffffffffffb"
+    assert wire.parse_group(packed) == content
+    whole = wire.group([(0, 0, 0)] * wire.MAX_MEMBERS)
+    assert len(wire.parse_group(whole)) == wire.MAX_MEMBERS and len(whole) == wire.MAX_GROUP
+    for wrong in (b"", packed[:-1], whole + whole[:16]):
+        with pytest.raises(FrameError, match=f"a group of {len(wrong)} bytes, expected 1 to 1024 times 16"):
+            wire.parse_group(wrong)
+
+
+def test_offsets_survive_and_another_number_of_them_is_refused():
+    packed = wire.offsets([0, 64, 2**63])
+    assert packed[8:16].hex() == "0000000000000040"
+    assert wire.parse_offsets(packed, 3) == (0, 64, 2**63)
+    with pytest.raises(FrameError, match="24 bytes of offsets for a group of 2 slices, expected 16"):
+        wire.parse_offsets(packed, 2)
 
 
 def test_numbers_of_the_protocol_stay():
@@ -120,9 +140,15 @@ def test_numbers_of_the_protocol_stay():
         "STATE": 37,
         "RELEASE": 38,
         "PROBE": 39,
+        "GROUP": 40,
+        "PUSH_GROUP": 41,
+        "PULL_GROUP": 42,
+        "VALUE_GROUP": 43,
+        "RELEASE_GROUP": 44,
     }
-    assert (Flag.SHARED, Flag.PULL) == (1, 2) and wire.DTYPES == ("float32", "float64")
+    assert (Flag.SHARED, Flag.PULL, Flag.OFFSETS) == (1, 2, 4) and wire.DTYPES == ("float32", "float64")
     assert (wire.MAX_CONTROL, wire.MAX_PROBE, wire.MAX_HELLO) == (8 << 20, 1 << 20, 4096)
+    assert (wire.MAX_MEMBERS, wire.MAX_GROUP, wire.MAX_OFFSETS) == (1024, 16 * 1024, 8 * 1024)
 
 
 @pytest.mark.parametrize(
@@ -133,6 +159,7 @@ def test_numbers_of_the_protocol_stay():
         (Header(Kind.PUSH, 1, flags=Flag.PULL), True),
         (Header(Kind.PUSH, 1, flags=Flag.SHARED), False),
         (Header(Kind.PUSH, 0, flags=Flag.PULL), False),
+        (Header(Kind.PUSH_GROUP, 8, flags=Flag.OFFSETS | Flag.PULL), True),
     ],
 )
 def test_a_payload_follows_unless_there_is_none_or_it_is_shared(header, followed):

@@ -14,6 +14,9 @@ Server", section 3).
   optimizer makes one step with it.
 - Immediate (asynchronous, SSP): each push is one optimizer step.
 
+- Groups (synchronous): a worker may push and pull several slices with one frame. They can be in lockstep, with one
+  clock for all; groups.py and lockstep.py have that. A slice leaves its group as soon as it is used alone (`_find`).
+
 For a complete round, or a push that is a step, the actions contain a `Work` (slice.py). The caller runs it without a
 lock and calls `done`. A reply is released when its value has been sent or, in shared memory, when the worker has read
 it.
@@ -31,6 +34,8 @@ import numpy as np
 from dmltrain.arrays import Array
 from dmltrain.kvstore import codec as codecs
 from dmltrain.kvstore.server.declared import Declared, Rejected
+from dmltrain.kvstore.server.groups import Groups
+from dmltrain.kvstore.server.reply import Action, Reply
 from dmltrain.kvstore.server.slice import Allocate, Arrival, Buffer, Push, ServerSlice, Work, private
 from dmltrain.kvstore.server.stragglers import Stragglers
 from dmltrain.kvstore.server.workers import Workers
@@ -40,25 +45,6 @@ from dmltrain.kvstore.transport.wire import DTYPES
 
 MAX_LAG = 64  # maximum of incomplete rounds of a slice
 MAX_WAITING = 2 * MAX_LAG  # maximum of a worker's pulls of a slice that wait for their clock
-
-
-@dataclass(eq=False, slots=True)
-class Reply:
-    """The value for `worker`'s pull of (key, slice) at `clock`. Call ServerCore.release once it is read."""
-
-    worker: int
-    key: int
-    slice: int
-    clock: int
-    staleness: float
-    buffer: Buffer
-    dtype: int  # as wire.Header's
-    waited: float  # s; see wire.Header
-    worked: float
-    priority: int
-
-
-Action = Reply | Work
 
 
 @dataclass
@@ -78,9 +64,11 @@ class ServerCore:
     _slices: dict[tuple[int, int], ServerSlice] = field(default_factory=dict)
     _declared: Declared = field(default_factory=Declared)
     workers: Workers = field(init=False)
+    groups: Groups = field(init=False)
     _stragglers: Stragglers = field(init=False)
 
     def __post_init__(self) -> None:
+        self.groups = Groups(self, self._slices)
         self.on_hosts([(worker,) for worker in range(self.num_workers)])
 
     def on_hosts(self, hosts: Sequence[tuple[int, ...]]) -> None:
@@ -155,6 +143,7 @@ class ServerCore:
             raise Rejected(f'the optimizer\'s "keys" are {spec["keys"]!r}, expected an object of key numbers')
         for (key, index), slice_ in self._slices.items():
             if slice_.is_weight and _means(spec, key):
+                slice_.leave_group()
                 step = self.make_step(spec, key, slice_.value.array)
                 self._check_whole(step, key, index)
                 slice_.set_step(step, self.workers.ranks)
@@ -162,12 +151,12 @@ class ServerCore:
 
     def backlog(self, key: int, index: int) -> int:
         """Pushes of a slice that wait for their step."""
-        return len(self._find(key, index).queue)
+        return len(self._slices[key, index].queue)
 
     @property
     def quiescent(self) -> bool:
         """Whether no work is in progress."""
-        return all(slice_.work is None for slice_ in self._slices.values())
+        return all((slice_.lockstep or slice_).work is None for slice_ in self._slices.values())
 
     def slices(self) -> dict[tuple[int, int], ServerSlice]:
         """(key, slice) -> ServerSlice, for reading and writing optimizer states."""
@@ -193,17 +182,14 @@ class ServerCore:
     ) -> Buffer | None:
         """A Buffer in the receiving thread's `memory` (bytes -> uint8), for a push that completes the next round: the
         thread adds it before it receives another push. None for any other push. Raises Rejected like `buffer`."""
-        slice_, covers = self._check_push(worker, key, index, nbytes, dtype, False), self.workers.covers[worker]
-        here = slice_.rounds.get(clock, {})
-        if slice_.work is not None or clock != slice_.completed + 1 or covers[0] in here:
-            return None
-        if not 0 < len(here) == len(slice_.clocks) - len(covers):
+        slice_ = self._check_push(worker, key, index, nbytes, dtype, False)
+        if not slice_.lacks_only(self.workers.covers[worker], clock):
             return None
         return slice_.borrowed(memory(nbytes), "completing")
 
     def give_back(self, key: int, index: int, data: Buffer) -> None:
         """Return a buffer that `buffer` has given."""
-        self._find(key, index).give_back(data)
+        self._slices[key, index].give_back(data)
 
     def push(
         self,
@@ -218,7 +204,22 @@ class ServerCore:
     ) -> list[Action]:
         """Add a push at `clock` that was ready `age` seconds ago: a worker's gradient, or a relay's sum. Returns the
         actions that are now possible. Raises Rejected."""
-        slice_, covers = self._find(key, index), self.workers.covers[worker]
+        return self.push_to(self._find(key, index), worker, key, index, clock, rate, data, now, age)
+
+    def push_to(
+        self,
+        slice_: ServerSlice,
+        worker: int,
+        key: int,
+        index: int,
+        clock: int,
+        rate: float,
+        data: Buffer,
+        now: float,
+        age: float,
+    ) -> list[Action]:
+        """`push` to a slice, or to slices in lockstep, whose first is `key` and `index`. Raises Rejected."""
+        covers = self.workers.covers[worker]
         if not math.isfinite(rate):
             raise Rejected(
                 f"worker {covers[0]} sent the learning rate {rate} with {self._declared.describe(key, index)}, "
@@ -257,11 +258,13 @@ class ServerCore:
         In a relay, `waited` is the time for which the value waited for workers of other hosts, and `worked` the time
         of all work on it, in seconds; it spent the rest on the wire.
         """
+        if work.parts is not None:
+            return [action for part in work.parts for action in self.done(part, now, waited, worked)]
         slice_, (key, index) = work.slice, work.id
-        before, slice_.value, slice_.work = (slice_.value, slice_.coded), work.target, None
-        if slice_.pusher >= 0 and before[0] is not None:
-            slice_.keep_previous(before[0])
-        slice_.coded = work.coded
+        before, slice_.work = (slice_.value, slice_.coded), None
+        if slice_.pusher >= 0:
+            slice_.keep_previous(slice_.value)
+        slice_.put(work.target, work.coded)
         ready = max(push.ready for push in work.pushes)
         complete = work.began if worked is None else now - worked
         for push in work.pushes:
@@ -281,7 +284,12 @@ class ServerCore:
 
     def pull(self, worker: int, key: int, index: int, clock: int, now: float = 0.0, priority: int = 0) -> list[Action]:
         """A worker's pull at `clock`: answered now, or by a later `done` or `finish`. Raises Rejected."""
-        slice_ = self._find(key, index)
+        return self.pull_of(self._find(key, index), worker, key, index, clock, now, priority)
+
+    def pull_of(
+        self, slice_: ServerSlice, worker: int, key: int, index: int, clock: int, now: float, priority: int
+    ) -> list[Action]:
+        """`pull` of a slice, or of slices in lockstep, whose first is `key` and `index`. Raises Rejected."""
         if len(slice_.waiting) >= MAX_WAITING and sum(each[0] == worker for each in slice_.waiting) >= MAX_WAITING:
             raise Rejected(
                 f"worker {worker} has {MAX_WAITING} pulls of key {key} slice {index} that wait for other workers: wait "
@@ -301,11 +309,13 @@ class ServerCore:
 
     def release(self, reply: Reply) -> None:
         """The reply has been read, or its worker has left: its buffer may be reused."""
-        self._slices[reply.key, reply.slice].release(reply.buffer)
+        reply.of.release(reply.buffer)
 
     def overdue(self, now: float) -> str:
         """The straggler diagnosis of all slices; see Stragglers."""
-        named = [(self._declared.describe(key, index), slice_) for (key, index), slice_ in self._slices.items()]
+        alone = {id: slice_ for id, slice_ in self._slices.items() if slice_.lockstep is None}
+        together = {lockstep.group.ids[0]: lockstep for lockstep in self.groups.in_lockstep()}
+        named = [(self._declared.describe(*id), slice_) for id, slice_ in (alone | together).items()]
         return self._stragglers.overdue(named, self.staleness, now)
 
     # -- internal -------------------------------------------------------------------------------------------------
@@ -322,6 +332,7 @@ class ServerCore:
         slice_ = self._slices.get((key, index))
         if slice_ is None:
             raise Rejected(f"key {key} slice {index} was not declared to this server")
+        slice_.leave_group()
         return slice_
 
     def _check_push(self, worker: int, key: int, index: int, nbytes: int, dtype: int, initial: bool) -> ServerSlice:
@@ -372,7 +383,7 @@ class ServerCore:
         pulled = slice_.pulled.get(pushes[-1].worker)
         if pulled is not None:
             pulled.readers += 1
-        return Work(id, slice_, hosts, slice_.step, target, coded, scratch, pulled, now)
+        return slice_.new_work(id, hosts, target, coded, scratch, pulled, now)
 
     def _answer(self, key: int, index: int, slice_: ServerSlice, now: float) -> list[Action]:
         if not slice_.waiting or (slice_.work is not None and slice_.work.target is slice_.value):
@@ -413,7 +424,8 @@ class ServerCore:
             buffer, dtype = slice_.coded, slice_.result_codec.number
         buffer.readers += 1
         slice_.note_pull(worker)
-        return Reply(worker, key, index, clock, float(others), buffer, dtype, waited, worked, slice_.priority)
+        name = slice_.name_for(worker, key, index)
+        return Reply(worker, *name, clock, float(others), buffer, dtype, waited, worked, slice_.priority, slice_)
 
 
 def _means(spec: dict[str, Any] | None, key: int) -> bool:

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 import traceback
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeVar
 
@@ -23,18 +23,20 @@ import numpy as np
 from dmltrain.arrays import Array
 from dmltrain.env import Environment
 from dmltrain.kvstore.log import log
-from dmltrain.kvstore.server.core import Action, Reply, ServerCore
+from dmltrain.kvstore.server.answers import Answers
+from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Rejected
+from dmltrain.kvstore.server.lockstep import Parts
 from dmltrain.kvstore.server.pool import Pool
+from dmltrain.kvstore.server.reply import Action
 from dmltrain.kvstore.server.slice import Allocate, Buffer, Work, private
-from dmltrain.kvstore.server.unread import Unread
 from dmltrain.kvstore.server.workers import relay_number
 from dmltrain.kvstore.transport import message, rendezvous, wire
 from dmltrain.kvstore.transport.data_links import DataLinks
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.listener import accept_loop
 from dmltrain.kvstore.transport.message import Declare, Error, Leave
-from dmltrain.kvstore.transport.outbox import LAST, Frame, Outbox
+from dmltrain.kvstore.transport.outbox import LAST, Outbox
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError
 from dmltrain.kvstore.transport.wire import Flag, FrameError, Header, Kind
 
@@ -69,18 +71,16 @@ class Service:
         self._name, self._environment = name, environment
         self._core, self._arena = core, arena
         self._fail, self._other, self._forward = fail, other, forward
-        self._lock = threading.Lock()  # guards _core and _unread
+        self._lock = threading.Lock()  # guards _core and what _answers has sent
         self._progress = threading.Condition(self._lock)  # work is done
-        self._unread = Unread()
+        self._answers = Answers(self._lock)
         self._threads = min(MAX_THREADS, os.cpu_count() or 1)
         self._pool = Pool(self._threads, "arithmetic")
         self._own = threading.local()  # memory of each receiving thread
-        self._outboxes: dict[int, Outbox] = {}
         self._expected: frozenset[int] = frozenset()
         self._complete = threading.Event()  # all expected have connected
         self._silent: set[int] = set()  # workers and relays whose link has not had a frame yet
         self._left: set[int] = set()  # workers and relays
-        self._replies: deque[tuple[Outbox, Frame]] = deque()  # to be sent
 
     def expect(self, workers: Collection[int], relays: Collection[int] = ()) -> None:
         """Stop listening when all these have connected: after that, unauthenticated peers cannot take this process's
@@ -149,16 +149,16 @@ class Service:
         with self._lock:
             given_up = self._forget(worker, outbox)
             if not given_up:
-                self._release_all(worker)
+                self._answers.release_all(worker)
         if links and not given_up and worker not in self._left:
             links.lost(connection, error)
 
     def _forget(self, worker: int, outbox: Outbox) -> bool:
         """Whether the caller has given up this link before its first frame; then it connects again, or says why not.
         (Its time for the handshake may end just before ACCEPT arrives.) Call this with the lock held."""
-        current = self._outboxes.get(worker)
+        current = self._answers.outboxes.get(worker)
         if current is outbox and worker in self._silent:
-            del self._outboxes[worker]
+            del self._answers.outboxes[worker]
             return True
         return current is not outbox
 
@@ -196,14 +196,14 @@ class Service:
         workers = self._environment.num_workers
         number = {"worker": index, "relay": relay_number(workers, index)}.get(role, -1) if index < workers else -1
         with self.exclusive() as core:
-            before = self._outboxes.get(number)
+            before = self._answers.outboxes.get(number)
             given_up = before is not None and number in self._silent and before.link.has_ended
             if not core.workers.takes(number) or (before and not given_up):
                 return None
             core.workers.join(number)
-            outbox = self._outboxes[number] = Outbox(connection, f"to {role} {index}")
+            outbox = self._answers.outboxes[number] = Outbox(connection, f"to {role} {index}")
             self._silent.add(number)
-            complete = self._expected and self._expected <= self._outboxes.keys()
+            complete = self._expected and self._expected <= self._answers.outboxes.keys()
         if before:
             before.link.cut()
         if complete:
@@ -219,9 +219,11 @@ class Service:
                 self._act(
                     self._core.pull(worker, header.key, header.slice, header.clock, time.monotonic(), header.priority)
                 )
-            self._send()
-        elif kind == Kind.RELEASE:
-            self._release(worker, connection.read_payload(header))
+            self._answers.send()
+        elif kind in (Kind.GROUP, Kind.PUSH_GROUP, Kind.PULL_GROUP):
+            self._take_group(connection, worker, header)
+        elif kind in (Kind.RELEASE, Kind.RELEASE_GROUP):
+            self._answers.released(worker, header, connection.read_payload(header))
         elif kind == Kind.PROBE:
             payload = connection.read_payload(header, wire.MAX_PROBE)
             outbox.put(Header(Kind.PROBE, len(payload)).pack(), memoryview(payload), LAST)
@@ -243,16 +245,51 @@ class Service:
         else:
             outbox.put(*self._other(connection, header))
 
+    def _take_group(self, connection: Link, worker: int, header: Header) -> None:
+        if self._forward:
+            raise FrameError("a group to a relay")
+        if header.kind == Kind.GROUP:
+            content = wire.parse_group(connection.read_payload(header, wire.MAX_GROUP))
+            with self._lock:
+                self._core.groups.declare(worker, header.key, content)
+        elif header.kind == Kind.PUSH_GROUP:
+            self._push_group(worker, header, self._receive_group(connection, worker, header))
+        else:
+            with self._lock:  # a pull never completes a round
+                self._act(self._core.groups.pull(worker, header.key, header.clock, time.monotonic(), header.priority))
+            self._answers.send()
+
+    def _push_group(self, worker: int, header: Header, data: Parts) -> None:
+        now = time.monotonic()
+        with self._lock:
+            groups = self._core.groups
+            actions = groups.push(worker, header.key, header.clock, header.number, data, now, header.waited)
+            if header.flags & Flag.PULL:
+                actions += groups.pull(worker, header.key, header.clock, now, header.priority)
+            works = deque(self._act(actions))
+        self._begin(works, at_once=data.kind == "completing")
+
+    def _receive_group(self, connection: Link, worker: int, header: Header) -> Parts:
+        if header.flags & Flag.OFFSETS:
+            offsets = bytes(connection.read_payload(header, wire.MAX_OFFSETS))
+            view = functools.partial(_memory, connection)
+            with self._lock:
+                return self._core.groups.lend(worker, header.key, offsets, view)
+        with self._lock:
+            buffer = self._core.groups.buffer(worker, header.key, header.length, header.clock, self._thread_memory)
+        connection.read_parts(buffer.views())
+        return buffer
+
     def _leave(self, worker: int) -> None:
         """The worker, or relay, has sent its last push. A link that ends without that is lost: its worker has not
         finished, and others still wait for it until the job ends."""
         with self._lock:
             self._left.add(worker)
             self._act(self._core.finish(worker, time.monotonic()))
-        self._send()
+        self._answers.send()
 
     def _push(self, worker: int, headers: list[Header], buffers: list[Buffer]) -> None:
-        now, works, full = time.monotonic(), deque[Work](), []
+        now, works, full = time.monotonic(), deque[Work](), list[tuple[int, int]]()
         with self._lock:
             for header, buffer in zip(headers, buffers, strict=True):
                 actions = self._core.push(
@@ -263,13 +300,17 @@ class Service:
                 works += self._act(actions)
                 if self._core.backlog(header.key, header.slice) > MAX_BACKLOG:
                     full.append((header.key, header.slice))
-        self._send()
-        if buffers[0].kind == "completing":
+        self._begin(works, at_once=buffers[0].kind == "completing")
+        for key, index in full:  # limits the memory of pushes when steps are slower than pushes
+            self._let_step(key, index)
+
+    def _begin(self, works: deque[Work], at_once: bool) -> None:
+        """Send what a push has answered, and run the work that follows from it, `at_once` on this thread."""
+        self._answers.send()
+        if at_once:
             self._carry_out(works)
         else:
             self._hand_out(works)
-        for key, index in full:  # limits the memory of pushes when steps are slower than pushes
-            self._let_step(key, index)
 
     def _let_step(self, key: int, index: int) -> None:
         with self._progress:
@@ -304,23 +345,17 @@ class Service:
 
     def _lent(self, connection: Link, worker: int, header: Header) -> Buffer:
         """A push in the worker's shared memory. Call this with the lock held."""
-        if connection.peer_arena is None:
-            raise FrameError("a payload in shared memory, but this link shares none")
-        try:
-            data = connection.peer_arena.view(header.offset, header.length)
-        except ValueError as error:
-            raise FrameError(str(error)) from error
+        data = _memory(connection, header.offset, header.length)
         return self._core.lend(worker, header.key, header.slice, data, header.dtype)
 
     def _act(self, actions: list[Action]) -> list[Work]:
-        """Queue the replies for `_send`; returns the work for `_hand_out`. Call this with the lock held, those two
-        without it."""
+        """Queue the replies; returns the work for `_hand_out`. Call this with the lock held."""
         works = []
         for action in actions:
             if isinstance(action, Work):
                 works.append(action)
             else:
-                self._reply(action)
+                self._answers.queue(action)
         return works
 
     def _carry_out(self, works: deque[Work]) -> None:
@@ -345,55 +380,8 @@ class Service:
             for work in works:
                 found += self._act(self._core.done(work, time.monotonic(), waited, worked))
             self._progress.notify_all()
-        self._send()
+        self._answers.send()
         return found
-
-    def _reply(self, reply: Reply) -> None:
-        outbox, buffer = self._outboxes.get(reply.worker), reply.buffer
-        if outbox is None:
-            return self._core.release(reply)
-        shared = outbox.link.own_arena is not None and self._unread.lend(reply)
-        header = Header(
-            Kind.VALUE,
-            buffer.array.nbytes,
-            reply.worker,
-            reply.key,
-            reply.slice,
-            reply.clock,
-            reply.staleness,
-            reply.dtype,
-            Flag.SHARED if shared else 0,
-            buffer.offset or 0,
-            reply.waited,
-            reply.worked,
-        )
-        if shared:
-            frame = Frame(header.pack(), None, reply.priority)
-        else:
-            data = memoryview(buffer.array).cast("B")  # type: ignore[arg-type]
-            frame = Frame(header.pack(), data, reply.priority, lambda: self._sent(reply))
-        self._replies.append((outbox, frame))
-
-    def _send(self) -> None:
-        """Send the queued replies, also those of other threads. Call this without the lock: it may be a system call."""
-        frames = defaultdict(list)
-        while (reply := _next(self._replies)) is not None:
-            frames[reply[0]].append(reply[1])
-        for outbox, batch in frames.items():
-            outbox.put_all(batch)
-
-    def _sent(self, reply: Reply) -> None:
-        with self._lock:
-            self._core.release(reply)
-
-    def _release(self, worker: int, read: bytearray) -> None:
-        with self._lock:
-            for key, index, offset in wire.parse_release(read):
-                self._core.release(self._unread.released(worker, key, index, offset))
-
-    def _release_all(self, worker: int) -> None:
-        for reply in self._unread.left(worker):
-            self._core.release(reply)
 
 
 def _next(items: deque[Item]) -> Item | None:
@@ -409,8 +397,18 @@ def _some(works: deque[Work]) -> list[Work]:
     size = 0
     while size < INLINE_BYTES and (work := _next(works)) is not None:
         some.append(work)
-        size += work.target.array.nbytes
+        size += work.target.nbytes
     return some
+
+
+def _memory(connection: Link, offset: int, size: int) -> Array:
+    """A push in the memory that the peer shares. Raises FrameError."""
+    if connection.peer_arena is None:
+        raise FrameError("a payload in shared memory, but this link shares none")
+    try:
+        return connection.peer_arena.view(offset, size)
+    except ValueError as error:
+        raise FrameError(str(error)) from error
 
 
 def allocator(arena: Arena | None) -> Allocate:

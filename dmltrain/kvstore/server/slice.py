@@ -11,7 +11,7 @@ value with readers writes to a new buffer. If no worker lags, two buffers altern
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,14 @@ class Buffer:
     kind: str
     offset: int | None = None  # in the memory that this server shares
     readers: int = 0  # replies that are being sent or read from it
+
+    @property
+    def nbytes(self) -> int:
+        return self.array.nbytes
+
+    def views(self) -> list[memoryview]:
+        """Its bytes, for a link."""
+        return [memoryview(self.array).cast("B")] if self.array.size else []  # type: ignore[arg-type]
 
 
 @dataclass(eq=False, slots=True)
@@ -100,6 +108,7 @@ class ServerSlice:
     priority: int = 0  # of its last pull
     step: Step | None = None
     work: Work | None = None
+    lockstep: ServerSlice | None = None  # while the slice is pushed and pulled in a group, which has its state
 
     def __post_init__(self) -> None:
         self.value = self.take("value")
@@ -151,6 +160,43 @@ class ServerSlice:
         else:
             offset, memory = self.allocate(self.length * np.dtype(self.dtype).itemsize)
         return Buffer(memory.view(self.dtype) if kind == "value" else memory, kind, offset)
+
+    def lacks_only(self, covers: Sequence[int], clock: int) -> bool:
+        """Whether a push at `clock`, of these workers' sum, completes the next round, and no work is in progress."""
+        here = self.rounds.get(clock, {})
+        if self.work is not None or clock != self.completed + 1 or covers[0] in here:
+            return False
+        return 0 < len(here) == len(self.clocks) - len(covers)
+
+    def leave_group(self) -> None:
+        """From now on it is pushed and pulled alone."""
+        if self.lockstep is not None:
+            self.lockstep.dissolve()
+
+    def dissolve(self) -> None:
+        """Of slices in lockstep: they are pushed and pulled alone from now on."""
+        raise NotImplementedError
+
+    def name_for(self, worker: int, key: int, index: int) -> tuple[int, int]:
+        """The key and slice that a reply to this worker is about."""
+        return key, index
+
+    def new_work(
+        self,
+        id: tuple[int, int],
+        hosts: list[list[Push]],
+        target: Buffer,
+        coded: Buffer | None,
+        scratch: Buffer | None,
+        pulled: Buffer | None,
+        began: float,
+    ) -> Work:
+        """Work on this slice; see Work."""
+        return Work(id, self, hosts, self.step, target, coded, scratch, pulled, began)
+
+    def put(self, value: Buffer, coded: Buffer | None) -> None:
+        """Store the result of work."""
+        self.value, self.coded = value, coded
 
     def set_step(self, step: Step, workers: Iterable[int]) -> None:
         """From now on rounds, or pushes, make this step. All workers have the current value."""
@@ -207,6 +253,7 @@ class Work:
     scratch: Buffer | None  # for a step's gradient, unless that is one push as it arrived
     pulled: Buffer | None  # the value that the last push's worker had pulled, if the step needs it
     began: float  # when the last push had arrived, s
+    parts: list[Work] | None = None  # of a group that was dissolved since: the works of its slices
 
     @property
     def pushes(self) -> list[Push]:
@@ -215,7 +262,7 @@ class Work:
     @property
     def lent_bytes(self) -> int:
         """Bytes to be read from the workers' shared memory."""
-        return sum(push.data.array.nbytes for push in self.pushes if push.data.kind == "lent")
+        return sum(push.data.nbytes for push in self.pushes if push.data.kind == "lent")
 
     def run(self) -> None:
         slice_ = self.slice

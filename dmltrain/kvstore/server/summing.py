@@ -7,6 +7,7 @@ the process that computes it, and a host may send its workers' sum in place of t
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -25,14 +26,29 @@ def total(hosts: Sequence[Sequence[Array]], out: Array, factor: float = 1.0) -> 
     count = sum(map(len, hosts))
     if count == 1:
         return _only(hosts[0][0], out, factor)
-    block = BLOCK if count > 2 or factor != 1.0 else max(1, len(out))
-    for start in range(0, len(out), block):
-        own = out[start : start + block]
-        first = _within([array[start : start + block] for array in hosts[0]], own)
-        for host in hosts[1:]:
-            first = np.add(first, _within([array[start : start + block] for array in host]), out=own)
-        if factor != 1.0:
-            np.multiply(own, factor, out=own)
+    if len(out) <= BLOCK or (count == 2 and factor == 1.0):
+        return _block(hosts, out, factor)
+    for start in range(0, len(out), BLOCK):
+        part = slice(start, start + BLOCK)
+        _block([[array[part] for array in host] for host in hosts], out[part], factor)
+
+
+def totals(hosts: Sequence[Sequence[Sequence[Array]]], outs: Sequence[Array], factors: Sequence[float]) -> None:
+    """`total` for many arrays: each worker's, and their sums, are listed in the same order."""
+    workers = [arrays for host in hosts for arrays in host]
+    if len(workers) == 2 and set(factors) == {1.0}:
+        deque(map(np.add, *workers, outs), maxlen=0)  # one call for each, without a loop in Python
+        return
+    for number, (out, factor) in enumerate(zip(outs, factors, strict=True)):
+        total([[arrays[number] for arrays in host] for host in hosts], out, factor)
+
+
+def _block(hosts: Sequence[Sequence[Array]], out: Array, factor: float) -> None:
+    first = _within(hosts[0], out)
+    for host in hosts[1:]:
+        first = np.add(first, _within(host), out=out)
+    if factor != 1.0:
+        np.multiply(out, factor, out=out)
 
 
 def _only(array: Array, out: Array, factor: float) -> None:

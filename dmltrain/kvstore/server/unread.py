@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from dmltrain.kvstore.server.core import Reply
 from dmltrain.kvstore.server.declared import Rejected
+from dmltrain.kvstore.server.reply import Reply
 
 MAX_VALUES = 8  # of a slice that a worker may keep: each round needs memory for another
 MAX_REPLIES = 1024  # with one value

@@ -36,6 +36,7 @@ SOCKET_BUFFER = 1 << 20  # bytes; measured best on loopback
 TCP_RTO_MAX_MS, RETRANSMIT_MS = 44, 1000  # linux/tcp.h; longest pause between two retransmissions
 CHUNK = 1 << 20  # maximum bytes of one send call, so that they are still in the cache when the receiver reads them
 AHEAD_BYTES = 1 << 16  # maximum of one read from a unix socket
+MAX_VIEWS = 1024  # maximum of one send or receive call: IOV_MAX of Linux
 
 Expected = TypeVar("Expected", Challenge, Accept)
 Connected = TypeVar("Connected")
@@ -66,7 +67,7 @@ class PlainStream:
 
     def send(self, views: Sequence[memoryview]) -> int:
         small = len(views) > 1 and len(views[0]) < CHUNK
-        return self._sock.sendmsg(views) if small else self._sock.send(views[0][:CHUNK])
+        return self._sock.sendmsg(views[:MAX_VIEWS]) if small else self._sock.send(views[0][:CHUNK])
 
 
 class Link:
@@ -111,6 +112,13 @@ class Link:
         self._fill(target)
         if self._sealed:
             self._check_seal(target)
+
+    def read_parts(self, targets: Sequence[memoryview]) -> None:
+        """`read_into` these, one after another."""
+        for target in targets:
+            self._fill(target)
+        if self._sealed:
+            self._check_seal(*targets)
 
     def _check_seal(self, *payload: memoryview) -> None:
         assert self._seals is not None  # see read_header
@@ -180,9 +188,11 @@ class Link:
                 self.bytes_sent += sent
                 if self.window:
                     self.window.sent(sent)
-                while views and sent >= len(views[0]):
-                    sent -= len(views[0])
-                    views.pop(0)
+                whole = 0
+                while whole < len(views) and sent >= len(views[whole]):
+                    sent -= len(views[whole])
+                    whole += 1
+                del views[:whole]
                 if sent:
                     views[0] = views[0][sent:]
         except OSError as error:

@@ -19,7 +19,8 @@ LAST = -(1 << 30)  # priority of requests: they are sent after earlier pushes
 BEFORE_ALL = 1 << 40  # priority of the rest of a frame
 AFTER_ALL = -BEFORE_ALL  # priority of the last frame
 
-Prepare = Callable[[], tuple[bytes, memoryview | None]]  # returns header and payload
+Payload = memoryview | Sequence[memoryview] | None  # in one piece, or in several
+Prepare = Callable[[], tuple[bytes, Payload]]  # returns header and payload
 
 
 @dataclass(eq=False, slots=True)
@@ -28,7 +29,7 @@ class Frame:
     computes header and payload on the sending thread, just before they are sent."""
 
     header: bytes
-    payload: memoryview | None = None
+    payload: Payload = None
     priority: int = 0
     sent: Callable[[], None] | None = None
     prepare: Prepare | None = None
@@ -38,12 +39,17 @@ class Frame:
     def size(self) -> int:
         if self.prepare:
             return self.prepared_bytes
-        return len(self.header) + (self.payload.nbytes if self.payload is not None else 0)
+        return len(self.header) + sum(part.nbytes for part in self._parts())
 
     def views(self) -> list[memoryview]:
         if self.prepare:
             self.header, self.payload = self.prepare()
-        return [memoryview(each) for each in (self.header, self.payload) if each is not None]
+        return [memoryview(self.header), *self._parts()]
+
+    def _parts(self) -> Sequence[memoryview]:
+        if self.payload is None:
+            return ()
+        return (self.payload,) if isinstance(self.payload, memoryview) else self.payload
 
 
 class Outbox:

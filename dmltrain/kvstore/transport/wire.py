@@ -12,28 +12,31 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
 from dmltrain.kvstore import codec
 
 MAGIC = b"DMLT"
-VERSION = 6
+VERSION = 7
 MAX_CONTROL = 8 << 20  # bytes of JSON; a declaration of 100,000 slices takes 3 MB
 MAX_PROBE = 1 << 20  # bytes of a frame for measuring
 MAX_STATE = 1 << 34  # bytes of a server's weights and optimizer state
 MAX_HELLO = 4096  # bytes of JSON before a peer has proved that it belongs to the job
+MAX_MEMBERS = 1024  # slices of a group
 
 # magic version kind dtype flags worker key slice clock number length offset waited worked priority
 _BODY = struct.Struct("!4sBBBBIIIQdQQffi")
 _CRC = struct.Struct("!I")
 _READ = struct.Struct("!IIQ")  # key slice offset
+_MEMBER = struct.Struct("!IIq")  # key slice difference
+MAX_GROUP, MAX_OFFSETS = MAX_MEMBERS * _MEMBER.size, MAX_MEMBERS * 8  # bytes of a GROUP, and with OFFSETS
 HEADER_SIZE = _BODY.size + _CRC.size
 
 
 class Kind(IntEnum):
-    """Kinds of frames. 1 to 15: connection, 16 to 31: control (JSON), from 32 on: data (one slice)."""
+    """Kinds of frames. 1 to 15: connection, 16 to 31: control (JSON), from 32 on: data (a slice, or a group)."""
 
     HELLO = 1
     CHALLENGE = 2
@@ -54,13 +57,19 @@ class Kind(IntEnum):
     STATE = 37
     RELEASE = 38
     PROBE = 39
+    GROUP = 40
+    PUSH_GROUP = 41
+    PULL_GROUP = 42
+    VALUE_GROUP = 43
+    RELEASE_GROUP = 44
 
 
 class Flag:
     """Flags of data frames; bits. Plain integers, because an operation on an IntFlag takes a microsecond."""
 
     SHARED = 1  # the payload lies at `offset` in the sender's shared memory
-    PULL = 2  # on a PUSH: it is also the worker's pull at the same clock
+    PULL = 2  # on a PUSH, or PUSH_GROUP: it is also the worker's pull at the same clock
+    OFFSETS = 4  # on frames of a group: the payload says where the slices' elements lie in the sender's shared memory
 
 
 DTYPES = ("float32", "float64")  # index = the header's dtype byte; above these: codecs' numbers
@@ -159,17 +168,42 @@ class Header(NamedTuple):
 
 
 _KINDS = frozenset(int(kind) for kind in Kind)
-MAX_FLAGS = Flag.SHARED | Flag.PULL
+MAX_FLAGS = Flag.SHARED | Flag.PULL | Flag.OFFSETS
 MAX_DTYPE = codec.MAX_NUMBER
 
 
 def release(read: Iterable[tuple[int, int, int]]) -> bytes:
-    """The payload of a RELEASE: (key, slice, offset) of each value that has been read."""
+    """The payload of a RELEASE: (key, slice, offset) of each value that has been read. Of a RELEASE_GROUP: (group, 0,
+    number of the value)."""
     return b"".join([_READ.pack(*each) for each in read])
 
 
 def parse_release(payload: bytes | bytearray) -> Iterator[tuple[int, int, int]]:
-    """The (key, slice, offset) of a RELEASE. Raises FrameError if its length is wrong."""
+    """What `release` was given. Raises FrameError if its length is wrong."""
     if len(payload) % _READ.size:
         raise FrameError(f"a release of {len(payload)} bytes, expected a multiple of {_READ.size}")
     return _READ.iter_unpack(payload)
+
+
+def group(members: Iterable[tuple[int, int, int]]) -> bytes:
+    """The payload of a GROUP: (key, slice, difference of its clock to that of the first) of each slice."""
+    return b"".join([_MEMBER.pack(*each) for each in members])
+
+
+def parse_group(payload: bytes | bytearray) -> list[tuple[int, int, int]]:
+    """What `group` was given. Raises FrameError if its length is wrong."""
+    if not payload or len(payload) % _MEMBER.size or len(payload) > MAX_MEMBERS * _MEMBER.size:
+        raise FrameError(f"a group of {len(payload)} bytes, expected 1 to {MAX_MEMBERS} times {_MEMBER.size}")
+    return list(_MEMBER.iter_unpack(payload))
+
+
+def offsets(places: Sequence[int]) -> bytes:
+    """The payload with OFFSETS: where each slice of a group begins, in bytes."""
+    return struct.pack(f"!{len(places)}Q", *places)
+
+
+def parse_offsets(payload: bytes | bytearray, count: int) -> tuple[int, ...]:
+    """What `offsets` was given, for a group of `count` slices. Raises FrameError if its length is wrong."""
+    if len(payload) != 8 * count:
+        raise FrameError(f"{len(payload)} bytes of offsets for a group of {count} slices, expected {8 * count}")
+    return struct.unpack(f"!{count}Q", payload)

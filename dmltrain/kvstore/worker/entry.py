@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from dmltrain.arrays import Array
 from dmltrain.kvstore.base import Handle, Key
 from dmltrain.kvstore.transport import message
+from dmltrain.kvstore.worker.outgoing import Outgoing
 from dmltrain.kvstore.worker.routes import Way
-from dmltrain.kvstore.worker.server_link import WorkerSlice
+from dmltrain.kvstore.worker.worker_slice import WorkerSlice
+
+
+class Kept(Protocol):
+    """A value, of a slice or a group, that is read in the server's memory."""
+
+    def let_go(self, outgoing: Outgoing) -> None:
+        """This key does not need it any more."""
+
+
+class KeptSlice(NamedTuple):
+    """A slice's value and its offset."""
+
+    way: Way
+    offset: int
+
+    def let_go(self, outgoing: Outgoing) -> None:
+        outgoing.add_read(self.way.link, (self.way.slice, self.offset))
 
 
 @dataclass
@@ -34,7 +52,21 @@ class Entry:
     buffer: Array | None = None  # returned by `buffers`
     offset: int | None = None  # of the buffer in this worker's arena
     landing: Array | None = None  # receives values that cannot be read in place
-    kept: list[tuple[Way, int]] = field(default_factory=list)  # slices read in place: release them at the next push
+    kept: list[Kept] = field(default_factory=list)  # values that are read in place: let them go at the next push
+
+
+def memory_of(entry: Entry) -> Array:
+    """This worker's memory for a key's values that cannot be read in place."""
+    if entry.landing is None:
+        entry.landing = np.empty(entry.size, entry.dtype)
+    return entry.landing
+
+
+def read_only(array: Array) -> Array:
+    """A view that nobody can write through."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def cut(array: Array, slice_: WorkerSlice) -> Array:
@@ -63,13 +95,11 @@ def joined(kept: list[tuple[Array, int] | None], entry: Entry, ways: list[Way]) 
         arena = ways[0].link.link.peer_arena
         assert arena is not None  # the slices lie there
         return arena.view(first[1], entry.size * size).view(entry.dtype)
-    assert entry.landing is not None
+    landing = memory_of(entry)
     for slot, way in zip(kept, ways, strict=True):
         if slot is not None:
-            np.copyto(cut(entry.landing, way.slice), slot[0])
-    whole = entry.landing.view()
-    whole.flags.writeable = False
-    return whole
+            np.copyto(cut(landing, way.slice), slot[0])
+    return read_only(landing)
 
 
 @dataclass(eq=False, slots=True)
@@ -85,7 +115,7 @@ class Reading:
     def keep(self, slice_: WorkerSlice, value: Array, offset: int) -> None:
         """Record the value of a slice that has arrived."""
         self.slots[slice_.range.index] = value, offset
-        self.entry.kept.append((self.ways[slice_.range.index], offset))
+        self.entry.kept.append(KeptSlice(self.ways[slice_.range.index], offset))
 
     def finish(self) -> None:
         """All slices have arrived: set the handle's value."""

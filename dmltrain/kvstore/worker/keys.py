@@ -16,7 +16,8 @@ from dmltrain.kvstore.transport.message import Declare, encode
 from dmltrain.kvstore.worker import sharding
 from dmltrain.kvstore.worker.entry import Entry, declared
 from dmltrain.kvstore.worker.routes import Routes, Way
-from dmltrain.kvstore.worker.server_link import ServerLink, WorkerSlice
+from dmltrain.kvstore.worker.server_link import ServerLink
+from dmltrain.kvstore.worker.worker_slice import WorkerSlice
 
 NONE: dict[str, Any] = {"type": "none"}
 FLOAT = np.dtype(np.float32)

@@ -30,7 +30,8 @@ from dmltrain.kvstore.transport.shared_memory import Arena
 from dmltrain.kvstore.transport.wire import Flag, FrameError, Header
 from dmltrain.kvstore.waiting import Trip
 from dmltrain.kvstore.worker.outgoing import Outgoing
-from dmltrain.kvstore.worker.server_link import Landing, ServerLink, WorkerSlice
+from dmltrain.kvstore.worker.server_link import ServerLink
+from dmltrain.kvstore.worker.worker_slice import Landing, WorkerSlice
 
 LEAVE_SECONDS = 0.05  # interval for checking whether the workers have left
 

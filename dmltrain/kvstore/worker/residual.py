@@ -11,7 +11,7 @@ import numpy as np
 from dmltrain.arrays import Array
 from dmltrain.errors import UserError
 from dmltrain.kvstore.worker.entry import Entry
-from dmltrain.kvstore.worker.server_link import WorkerSlice
+from dmltrain.kvstore.worker.worker_slice import WorkerSlice
 
 
 def slices_with_residual(entries: Iterable[Entry]) -> list[WorkerSlice]:

@@ -21,7 +21,8 @@ from dmltrain.kvstore.transport.message import LinkLost, ServerAddress, Start
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError
 from dmltrain.kvstore.transport.wire import FrameError
 from dmltrain.kvstore.worker.relay import Relay
-from dmltrain.kvstore.worker.server_link import ServerLink, WorkerSlice
+from dmltrain.kvstore.worker.server_link import ServerLink
+from dmltrain.kvstore.worker.worker_slice import WorkerSlice
 
 Report = Callable[[str], None]
 Lost = Callable[[LinkLost], None]

@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,63 +23,8 @@ from dmltrain.kvstore.transport.message import Error, Leave
 from dmltrain.kvstore.transport.outbox import AFTER_ALL, LAST, Frame, Outbox
 from dmltrain.kvstore.transport.wire import Flag, FrameError, Header, Kind
 from dmltrain.kvstore.waiting import Trip
-from dmltrain.kvstore.worker.sharding import Slice
-
-if TYPE_CHECKING:
-    from dmltrain.kvstore.codec import Codec
-
-FIRST = 1 << 30
-
-
-@dataclass(eq=False)
-class WorkerSlice:
-    """One slice of a key on a worker."""
-
-    range: Slice
-    dtype: np.dtype[Any]
-    codec: Codec | None  # of pushes
-    result_codec: Codec | None  # of pulled values
-    sending: Array | None = None  # pushes are copied or encoded into it, uint8
-    receiving: Array | None = None  # receives encoded values, uint8
-    residual: Array | None = None  # of the encoded pushes, (length,) float32
-    loaned: int = 0  # the last clock whose push lies in `sending` in shared memory, where the server reads it
-    returned: int = 0  # the last clock whose value has arrived: the server has finished reading `sending`
-    nbytes: int = field(init=False)
-    value_type: int = field(init=False)  # element type in headers of values that are not encoded
-    push_bytes: int = field(init=False)
-    push_type: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        length = self.range.length
-        self.nbytes, self.value_type = length * self.dtype.itemsize, wire.DTYPES.index(self.dtype.name)
-        self.push_bytes = self.codec.nbytes(length) if self.codec else self.nbytes
-        self.push_type = self.codec.number if self.codec else self.value_type
-        if self.codec and self.codec.needs_residual:
-            self.residual = np.zeros(length, np.float32)
-
-
-@dataclass(eq=False, slots=True)
-class Landing:
-    """The destination of a pulled slice: `target` (length,), or `keep` for a value that is read in place."""
-
-    slice: WorkerSlice
-    target: Array
-    handle: Handle
-    keep: Callable[[WorkerSlice, Array, int], None] | None = None  # takes the read-only value, which it must release
-    asked: float = 0.0  # when it was pushed (or pulled, if each push is a step), time.perf_counter
-    handled: float = 0.0  # ServerLink._handled at the pull
-
-
-@dataclass
-class Traffic:
-    """Counters of a link: bytes in each direction, and seconds of its threads."""
-
-    shared_sent: int = 0
-    shared_received: int = 0
-    staleness: float = 0.0
-    values: int = 0
-    prepared: float = 0.0  # s of copying and encoding, sending thread
-    landed: float = 0.0  # s of copying and decoding, receiving thread
+from dmltrain.kvstore.worker.link_groups import LinkGroups
+from dmltrain.kvstore.worker.worker_slice import FIRST, Landing, Traffic, WorkerSlice, as_bytes, bounded
 
 
 @dataclass(eq=False)
@@ -96,12 +40,14 @@ class ServerLink:
     traffic: Traffic = field(default_factory=Traffic)
     echoed: Callable[[int], None] | None = None  # called with the size of each PROBE that comes back
     outbox: Outbox = field(init=False)
+    groups: LinkGroups = field(init=False)
     _pulls: dict[tuple[int, int, int], list[Landing]] = field(default_factory=dict)
     _requests: deque[tuple[Handle, list[bytearray]]] = field(default_factory=deque)
-    _lock: threading.Lock = field(default_factory=threading.Lock)  # guards _pulls, _requests and traffic
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # guards _pulls, _requests, groups and traffic
 
     def __post_init__(self) -> None:
         self.outbox = Outbox(self.link, f"to {self.name}")
+        self.groups = LinkGroups(self.rank, self.link, self.outbox, self.traffic, self._lock)
         threading.Thread(target=self._receive, name=f"from {self.name}", daemon=True).start()
 
     # -- sending --------------------------------------------------------------------------------------------------
@@ -139,7 +85,7 @@ class ServerLink:
             flags | Flag.SHARED,
             offset,
             time.perf_counter() - ready,
-            priority=_bounded(priority),
+            priority=bounded(priority),
         )
         return Frame(header.pack(), None, priority)
 
@@ -161,7 +107,7 @@ class ServerLink:
                 flags,
                 offset,
                 time.perf_counter() - ready,
-                priority=_bounded(priority),
+                priority=bounded(priority),
             ).pack()
 
         if slice_.codec or self.link.own_arena is not None:
@@ -169,7 +115,7 @@ class ServerLink:
         return Frame(
             b"",
             priority=priority,
-            prepare=lambda: (header(), _bytes(data)),
+            prepare=lambda: (header(), as_bytes(data)),
             prepared_bytes=wire.HEADER_SIZE + data.nbytes,
         )
 
@@ -191,7 +137,7 @@ class ServerLink:
         self.traffic.prepared += time.perf_counter() - since
         offset = arena.offset_of(memory) if arena is not None and memory.size else None
         if offset is None:
-            return header(), _bytes(memory)
+            return header(), as_bytes(memory)
         slice_.loaned = clock
         self._count_shared(memory.nbytes)
         return header(flags | Flag.SHARED, offset), None
@@ -203,14 +149,14 @@ class ServerLink:
     def expect(self, landing: Landing, clock: int) -> None:
         """Register the destination of the slice's value at `clock`. Call this before the pull."""
         where = landing.slice.range
-        landing.handled = self._handled
+        landing.handled = self.traffic.handled
         with self._lock:
             self._pulls.setdefault((where.key, where.index, clock), []).append(landing)
 
     def pull(self, slice_: WorkerSlice, clock: int, priority: int) -> Frame:
         """The PULL frame for the slice's value at `clock`; call `expect` first."""
         header = Header(
-            Kind.PULL, 0, self.rank, slice_.range.key, slice_.range.index, clock, priority=_bounded(priority)
+            Kind.PULL, 0, self.rank, slice_.range.key, slice_.range.index, clock, priority=bounded(priority)
         )
         return Frame(header.pack(), None, priority)
 
@@ -223,7 +169,7 @@ class ServerLink:
         header = Header(
             Kind.INIT, data.nbytes, self.rank, slice_.range.key, slice_.range.index, dtype=slice_.value_type
         )
-        return self.request(header.pack(), seconds, payload=_bytes(data))
+        return self.request(header.pack(), seconds, payload=as_bytes(data))
 
     def leave(self, seconds: float) -> Handle:
         """Send LEAVE after all other frames; answered when the server has received all of them."""
@@ -258,6 +204,7 @@ class ServerLink:
                     landing.handle.fail(reason)
             for handle, _ in self._requests:
                 handle.fail(reason)
+            self.groups.fail(reason)
         self.link.cut()
 
     def _receive(self) -> None:
@@ -272,6 +219,8 @@ class ServerLink:
     def _take(self, header: Header) -> None:
         if header.kind == Kind.VALUE:
             self._land(header)
+        elif header.kind == Kind.VALUE_GROUP:
+            self.groups.land(header)
         elif header.kind == Kind.PROBE and self.echoed:
             self.echoed(len(self.link.read_payload(header, wire.MAX_PROBE)))
         elif header.kind == Kind.ERROR:
@@ -282,6 +231,9 @@ class ServerLink:
     def _land(self, header: Header) -> None:
         pull = (header.key, header.slice, header.clock)
         with self._lock:
+            if pull not in self._pulls:  # one of a group, which the server answers one by one
+                for id, landing in self.groups.expanded(*pull):
+                    self._pulls.setdefault(id, []).append(landing)
             waiting = self._pulls[pull]
             landing = waiting.pop(0)
             if not waiting:
@@ -297,22 +249,17 @@ class ServerLink:
         elif coded:
             self._receive_coded(landing)
         elif header.length:
-            self.link.read_into(_bytes(landing.target))
+            self.link.read_into(as_bytes(landing.target))
         slice_.returned = max(slice_.returned, header.clock)
         landing.handle.one_done(
             Trip(
                 landing.asked,
                 header.waited,
                 header.worked,
-                self._handled - landing.handled,
+                self.traffic.handled - landing.handled,
                 bool(header.flags & Flag.SHARED) and not self.to_relay,
             )
         )
-
-    @property
-    def _handled(self) -> float:
-        """Seconds that this link's threads have spent on copying and coding."""
-        return self.traffic.prepared + self.traffic.landed
 
     def _read_shared(self, header: Header, landing: Landing, coded: bool) -> None:
         if self.link.peer_arena is None:
@@ -334,7 +281,7 @@ class ServerLink:
         assert slice_.result_codec is not None
         if slice_.receiving is None:
             slice_.receiving = np.empty(slice_.result_codec.nbytes(slice_.range.length), np.uint8)
-        self.link.read_into(_bytes(slice_.receiving))
+        self.link.read_into(as_bytes(slice_.receiving))
         since = time.perf_counter()
         slice_.result_codec.decode(slice_.receiving, landing.target)
         self.traffic.landed += time.perf_counter() - since
@@ -354,12 +301,3 @@ class ServerLink:
         elif header.kind != Kind.DONE:
             raise FrameError(f"frame kind {header.kind}")
         handle.one_done()
-
-
-def _bounded(priority: int) -> int:
-    """A priority within the 32 bits of the header."""
-    return max(-FIRST, min(FIRST, priority))
-
-
-def _bytes(array: Array) -> memoryview:
-    return memoryview(array).cast("B") if array.size else memoryview(b"")  # type: ignore[arg-type]

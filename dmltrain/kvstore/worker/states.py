@@ -13,7 +13,8 @@ from dmltrain.kvstore.transport.wire import Header, Kind
 from dmltrain.kvstore.worker import residual
 from dmltrain.kvstore.worker.keys import Entries
 from dmltrain.kvstore.worker.membership import Membership
-from dmltrain.kvstore.worker.server_link import ServerLink, WorkerSlice
+from dmltrain.kvstore.worker.server_link import ServerLink
+from dmltrain.kvstore.worker.worker_slice import WorkerSlice
 
 SumUp = Callable[[str, Array], None]  # replaces an array by the sum of all workers' arrays
 

@@ -15,15 +15,21 @@ import numpy as np
 from dmltrain.arrays import Array
 from dmltrain.errors import UserError
 from dmltrain.kvstore.base import READ, Handle, Key, Keys, as_array, keys_and_values, summed
+from dmltrain.kvstore.transport import wire
 from dmltrain.kvstore.transport.shared_memory import Arena
 from dmltrain.kvstore.transport.wire import Flag
 from dmltrain.kvstore.waiting import Trip, Waits, split
-from dmltrain.kvstore.worker.entry import Entry, Reading, cut
+from dmltrain.kvstore.worker.calls import Call, Calls, Together
+from dmltrain.kvstore.worker.entry import Entry, Reading, cut, memory_of
+from dmltrain.kvstore.worker.group_reading import GroupReading
 from dmltrain.kvstore.worker.keys import Entries
+from dmltrain.kvstore.worker.link_groups import GroupLanding, WorkerGroup
 from dmltrain.kvstore.worker.membership import Membership
 from dmltrain.kvstore.worker.outgoing import Outgoing
 from dmltrain.kvstore.worker.routes import Way
-from dmltrain.kvstore.worker.server_link import Landing
+from dmltrain.kvstore.worker.worker_slice import Landing
+
+_NOTHING = np.empty(0)  # in place of a value that has not come
 
 
 class Transfers:
@@ -34,22 +40,31 @@ class Transfers:
     ) -> None:
         self.waits = Waits()
         self._member, self._routes, self._entries = member, member.routes, entries
+        self._calls = Calls(entries, synchronous)
         self._arena, self._synchronous, self._wait_seconds = arena, synchronous, wait_seconds
 
     def push(self, key: Keys, value: Any, priority: int, rate: float) -> None:
         keys, values = keys_and_values(key, value)
-        outgoing = Outgoing()
-        for name, item in zip(keys, values, strict=True):
-            self._push(name, self._entries.find(name), item, priority, rate, outgoing)
-        outgoing.send(self._routes.links)
+        self._push(self._calls.find(keys), values, priority, rate)
 
     def pull(self, key: Keys, out: Any, priority: int) -> Handle:
         keys, targets = _targets(key, out)
-        handle, outgoing = self._handle(keys), Outgoing()
-        for name, target in zip(keys, targets, strict=True):
-            entry = self._entries.find(name)
+        call, outgoing = self._calls.find(keys), Outgoing()
+        handle = self._handle(call, out)
+        alone = list(call.alone)
+        for together in call.together:
+            group = None if any([entry.unpushed for entry in together.entries]) else together.group()
+            if group is None:
+                alone += together.positions
+                continue
+            clock = together.entries[0].clock
+            self._expect_together(call, together, group, targets, handle, clock)
+            lowest = min([priority, *[entry.priority for entry in together.entries]])
+            outgoing.add(together.link, together.link.groups.pull(group, clock, lowest))
+        for position in sorted(alone):
+            name, entry = call.names[position], call.entries[position]
             ways = self._routes.direct(entry.slices) if entry.unpushed else entry.ways
-            self._expect(name, entry, ways, target, handle, entry.clock)
+            self._expect(name, entry, ways, targets[position], handle, entry.clock, position)
             for link, slice_ in ways:
                 outgoing.add(link, link.pull(slice_, entry.clock, min(priority, entry.priority)))
         outgoing.send(self._routes.links)
@@ -58,10 +73,9 @@ class Transfers:
     def pushpull(self, key: Keys, value: Any, out: Any, priority: int, rate: float) -> Handle:
         keys, values = keys_and_values(key, value)
         _, targets = _targets(key, value if out is None else out)
-        handle, outgoing = self._handle(keys), Outgoing()
-        for name, item, target in zip(keys, values, targets, strict=True):
-            self._push(name, self._entries.find(name), item, priority, rate, outgoing, target, handle)
-        outgoing.send(self._routes.links)
+        call = self._calls.find(keys)
+        handle = self._handle(call, out)
+        self._push(call, values, priority, rate, targets, handle)
         return self._member.watched(handle)
 
     def all_reduce(self, name: str, values: Array) -> None:
@@ -104,9 +118,11 @@ class Transfers:
         offset, memory = taken if taken else (None, np.empty(size, np.uint8))
         return offset, memory.view(entry.dtype)
 
-    def _handle(self, keys: list[Key]) -> Handle:
-        slices = sum(len(self._entries.find(name).slices) for name in keys)
-        return Handle(slices, f"pull of {_names(keys)}", self._wait_seconds + 10.0, self._count_wait)
+    def _handle(self, call: Call, out: Any) -> Handle:
+        handle = Handle(call.slices, f"pull of {_names(call.names)}", self._wait_seconds + 10.0, self._count_wait)
+        if out is READ:
+            handle.values = [_NOTHING] * len(call.names)
+        return handle
 
     def _count_wait(self, trip: Trip | None, since: float, until: float) -> None:
         self.waits += split(trip, since, until)
@@ -117,63 +133,105 @@ class Transfers:
 
     def _push(
         self,
-        name: Key,
-        entry: Entry,
-        item: Any,
+        call: Call,
+        values: Sequence[Any],
         priority: int,
         rate: float,
-        outgoing: Outgoing,
-        target: Any = None,
+        targets: Sequence[Any] = (),
         handle: Handle | None = None,
     ) -> None:
-        """Add the pushes of all slices to `outgoing`; with `handle` also receive their values into `target`."""
-        own = item is entry.buffer  # then size and offset are known
-        array: Array = item if own else summed(item)
-        if not own:
-            _check_size(name, entry, array)
-        entry.pushed = time.perf_counter()
-        if handle:
-            self._expect(name, entry, entry.ways, target, handle, entry.clock + 1)
-        entry.clock, entry.priority, entry.unpushed = entry.clock + 1, priority, False
-        kept, entry.kept = entry.kept, []
-        for (link, slice_), offset in kept:
-            outgoing.add_read(link, (slice_, offset))
-        for link, slice_ in entry.ways:
-            flags = Flag.PULL if handle else 0
-            known = (
-                entry.offset + slice_.range.start * entry.dtype.itemsize if own and entry.offset is not None else None
-            )
-            outgoing.add(
-                link, link.push(slice_, cut(array, slice_), entry.clock, rate, priority, flags, entry.pushed, known)
-            )
+        """Push all keys of a call; with `handle` also receive their values into `targets`."""
+        outgoing, alone = Outgoing(), list(call.alone)
+        arrays = [_flat(name, entry, item) for name, entry, item in zip(call.names, call.entries, values, strict=True)]
+        flags = Flag.PULL if handle else 0
+        for together in call.together:
+            group = together.group()
+            if group is None:
+                alone += together.positions
+                continue
+            now = self._advance(together.entries, priority, outgoing)
+            clock = together.entries[0].clock
+            if handle:
+                self._expect_together(call, together, group, targets, handle, clock)
+            its = [arrays[position] for position in together.positions]
+            places, groups = self._places(together, its), together.link.groups
+            outgoing.add(together.link, groups.push(group, its, clock, rate, priority, flags, now, places))
+        for position in sorted(alone):
+            entry, array = call.entries[position], arrays[position]
+            self._advance([entry], priority, outgoing)
+            if handle:
+                self._expect(call.names[position], entry, entry.ways, targets[position], handle, entry.clock, position)
+            known = entry.offset if array is entry.buffer else None
+            for link, slice_ in entry.ways:
+                place = None if known is None else known + slice_.range.start * entry.dtype.itemsize
+                part = cut(array, slice_)
+                outgoing.add(link, link.push(slice_, part, entry.clock, rate, priority, flags, entry.pushed, place))
+        outgoing.send(self._routes.links)
 
-    def _expect(self, name: Key, entry: Entry, ways: list[Way], target: Any, handle: Handle, clock: int) -> None:
-        """Receive the key's values at `clock` into `target`."""
+    def _advance(self, entries: Sequence[Entry], priority: int, outgoing: Outgoing) -> float:
+        """The keys' next clock begins, now."""
+        now = time.perf_counter()
+        for entry in entries:
+            entry.clock, entry.priority, entry.unpushed, entry.pushed = entry.clock + 1, priority, False, now
+            if entry.kept:
+                kept, entry.kept = entry.kept, []
+                for each in kept:
+                    each.let_go(outgoing)
+        return now
+
+    def _places(self, together: Together, arrays: Sequence[Array]) -> bytes:
+        """The payload of the arrays' offsets in this worker's arena; empty if some are elsewhere."""
+        arena = together.link.link.own_arena
+        if arena is None:
+            return b""
+        if all([array is entry.buffer for array, entry in zip(arrays, together.entries, strict=True)]):
+            if not together.places and all([entry.offset is not None for entry in together.entries]):
+                together.places = wire.offsets([entry.offset or 0 for entry in together.entries])
+            return together.places
+        places = [arena.offset_of(array) if array.size else 0 for array in arrays]
+        known = [place for place in places if place is not None]
+        return wire.offsets(known) if len(known) == len(places) else b""
+
+    def _expect_together(
+        self,
+        call: Call,
+        together: Together,
+        group: WorkerGroup,
+        targets: Sequence[Any],
+        handle: Handle,
+        clock: int,
+    ) -> None:
+        """Receive the group's values at `clock` into the targets of its keys."""
+        entries, positions = together.entries, together.positions
+        asked = self._began(entries[0])
+        if targets[positions[0]] is READ:
+            landing: GroupLanding = GroupReading(
+                group, clock, handle, asked, [], link=together.link, entries=entries, positions=positions
+            )
+        else:
+            arrays = [
+                _landing(call.names[position], entry, targets[position], handle)
+                for position, entry in zip(positions, entries, strict=True)
+            ]
+            landing = GroupLanding(group, clock, handle, asked, arrays)
+        together.link.groups.expect(landing)
+
+    def _expect(
+        self, name: Key, entry: Entry, ways: list[Way], target: Any, handle: Handle, clock: int, position: int
+    ) -> None:
+        """Receive the key's values at `clock` into `target`; `position` is that of the key in the call."""
         if target is READ:
-            return self._expect_reading(entry, ways, handle, clock)
-        targets = list(target) if isinstance(target, (list, tuple)) else [target]
-        arrays = [as_array(item) for item in targets]
-        if any(getattr(getattr(item, "device", None), "type", "cpu") != "cpu" for item in targets):
-            raise UserError(f"kvstore: pull of key {name!r} needs CPU memory; copy to the device afterwards")
-        for array in arrays:
-            _check_size(name, entry, array)
-        first = arrays[0]
-        direct = first.flags.c_contiguous and first.flags.writeable
-        landing, asked = first.reshape(-1) if direct else np.empty(entry.size, entry.dtype), self._began(entry)
-        for array in arrays[1:] if direct else arrays:
-            handle.then(partial(_copy, array, landing))
+            return self._expect_reading(entry, ways, handle, clock, position)
+        landing, asked = _landing(name, entry, target, handle), self._began(entry)
         for link, slice_ in ways:
             link.expect(Landing(slice_, cut(landing, slice_), handle, asked=asked), clock)
 
-    def _expect_reading(self, entry: Entry, ways: list[Way], handle: Handle, clock: int) -> None:
+    def _expect_reading(self, entry: Entry, ways: list[Way], handle: Handle, clock: int, position: int) -> None:
         """Read the key's values in place where possible: see entry.joined."""
-        if entry.landing is None:
-            entry.landing = np.empty(entry.size, entry.dtype)
-        reading = Reading(entry, ways, handle, len(handle.values), [None] * len(ways))
-        asked = self._began(entry)
+        reading = Reading(entry, ways, handle, position, [None] * len(ways))
+        memory, asked = memory_of(entry), self._began(entry)
         for way in ways:
-            way.link.expect(Landing(way.slice, cut(entry.landing, way.slice), handle, reading.keep, asked), clock)
-        handle.values.append(entry.landing)
+            way.link.expect(Landing(way.slice, cut(memory, way.slice), handle, reading.keep, asked), clock)
         handle.then(reading.finish)
 
 
@@ -188,6 +246,32 @@ def _copy(array: Array, landing: Array) -> None:
     np.copyto(array, landing.reshape(array.shape))
 
 
+def _landing(name: Key, entry: Entry, target: Any, handle: Handle) -> Array:
+    """Flat memory for the key's values, which are copied from there to all of `target` that is elsewhere."""
+    targets = list(target) if isinstance(target, (list, tuple)) else [target]
+    arrays = [as_array(item) for item in targets]
+    if any(getattr(getattr(item, "device", None), "type", "cpu") != "cpu" for item in targets):
+        raise UserError(f"kvstore: pull of key {name!r} needs CPU memory; copy to the device afterwards")
+    for array in arrays:
+        _check_size(name, entry, array)
+    first = arrays[0]
+    direct = first.flags.c_contiguous and first.flags.writeable
+    landing = first.reshape(-1) if direct else np.empty(entry.size, entry.dtype)
+    for array in arrays[1:] if direct else arrays:
+        handle.then(partial(_copy, array, landing))
+    return landing
+
+
+def _flat(name: Key, entry: Entry, item: Any) -> Array:
+    """What is pushed, flat and contiguous. Raises UserError."""
+    own = entry.buffer
+    if own is not None and item is own:
+        return own
+    array: Array = summed(item)
+    _check_size(name, entry, array)
+    return array
+
+
 def _check_size(name: Key, entry: Entry, array: Array) -> None:
     if array.size != entry.size or array.dtype != entry.dtype:
         raise UserError(
@@ -196,5 +280,5 @@ def _check_size(name: Key, entry: Entry, array: Array) -> None:
         )
 
 
-def _names(keys: list[Key]) -> str:
+def _names(keys: Sequence[Key]) -> str:
     return f"{len(keys)} keys from {keys[0]!r} on" if len(keys) > 1 else f"key {keys[0]!r}" if keys else "no keys"

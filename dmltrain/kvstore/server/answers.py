@@ -1,0 +1,98 @@
+"""The values that a service sends to its workers: their frames, and what is still read of them."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+
+from dmltrain.kvstore.server.lockstep import GROUP, Parts
+from dmltrain.kvstore.server.reply import Reply
+from dmltrain.kvstore.server.unread import Unread
+from dmltrain.kvstore.transport import wire
+from dmltrain.kvstore.transport.outbox import Frame, Outbox
+from dmltrain.kvstore.transport.wire import Flag, Header, Kind
+
+
+class Answers:
+    """`lock` guards the core. `outboxes` has the queue to each worker and relay; the caller fills it."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self.outboxes: dict[int, Outbox] = {}
+        self._lock = lock
+        self._unread = Unread()
+        self._replies: deque[tuple[Outbox, Frame]] = deque()  # to be sent
+
+    def queue(self, reply: Reply) -> None:
+        """Queue a value for `send`. Call this with the lock held."""
+        outbox = self.outboxes.get(reply.worker)
+        if outbox is None:
+            return _release(reply)
+        shared = outbox.link.own_arena is not None and self._unread.lend(reply)
+        frame = _shared(reply) if shared else _copied(reply)
+        if not shared:
+            frame.sent = lambda: self._sent(reply)
+        self._replies.append((outbox, frame))
+
+    def send(self) -> None:
+        """Send the queued values, also those of other threads. Call this without the lock: it may be a system call."""
+        frames = defaultdict(list)
+        while self._replies:
+            try:
+                outbox, frame = self._replies.popleft()
+            except IndexError:  # another thread has taken the last one
+                break
+            frames[outbox].append(frame)
+        for outbox, batch in frames.items():
+            outbox.put_all(batch)
+
+    def released(self, worker: int, header: Header, payload: bytearray) -> None:
+        """A RELEASE, or RELEASE_GROUP, of this worker. Raises Rejected or FrameError."""
+        with self._lock:
+            for key, index, offset in wire.parse_release(payload):
+                read = (GROUP, key) if header.kind == Kind.RELEASE_GROUP else (key, index)
+                _release(self._unread.released(worker, *read, offset))
+
+    def release_all(self, worker: int) -> None:
+        """The worker reads nothing any more. Call this with the lock held."""
+        for reply in self._unread.left(worker):
+            _release(reply)
+
+    def _sent(self, reply: Reply) -> None:
+        with self._lock:
+            _release(reply)
+
+
+def _release(reply: Reply) -> None:
+    reply.of.release(reply.buffer)
+
+
+def _shared(reply: Reply) -> Frame:
+    """The frame of a value that the worker reads in this process's memory."""
+    buffer = reply.buffer
+    if isinstance(buffer, Parts):
+        places = buffer.places()
+        return Frame(_header(reply, len(places), Flag.OFFSETS) + places, None, reply.priority)
+    return Frame(_header(reply, buffer.nbytes, Flag.SHARED), None, reply.priority)
+
+
+def _copied(reply: Reply) -> Frame:
+    """The frame of a value that follows its header."""
+    return Frame(_header(reply, reply.buffer.nbytes, 0), reply.buffer.views(), reply.priority)
+
+
+def _header(reply: Reply, length: int, flags: int) -> bytes:
+    of_group = reply.key == GROUP
+    return Header(
+        Kind.VALUE_GROUP if of_group else Kind.VALUE,
+        length,
+        reply.worker,
+        reply.slice if of_group else reply.key,
+        0 if of_group else reply.slice,
+        reply.clock,
+        reply.staleness,
+        reply.dtype,
+        flags,
+        reply.buffer.offset or 0,
+        reply.waited,
+        reply.worked,
+    ).pack()

@@ -1,0 +1,483 @@
+"""Groups: what a server accepts, when slices are in lockstep, and which keys a worker puts together."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from dmltrain.errors import UserError
+from dmltrain.kvstore.server import group, groups
+from dmltrain.kvstore.server.core import MAX_LAG, ServerCore
+from dmltrain.kvstore.server.declared import Rejected
+from dmltrain.kvstore.server.lockstep import GROUP
+from dmltrain.kvstore.server.slice import Work
+from dmltrain.kvstore.transport import wire
+from dmltrain.kvstore.transport.message import Declare, Key
+from dmltrain.kvstore.transport.wire import FrameError
+from dmltrain.kvstore.worker import sharding
+from dmltrain.kvstore.worker.calls import MAX_CALLS, Calls, runs
+from dmltrain.kvstore.worker.entry import Entry
+from dmltrain.kvstore.worker.link_groups import GroupLanding, LinkGroups, WorkerGroup
+from dmltrain.kvstore.worker.routes import Way
+from dmltrain.kvstore.worker.worker_slice import Traffic, WorkerSlice
+from tests.kvstore.carrying_out import push as push_alone
+from tests.kvstore.carrying_out import run
+from tests.kvstore.made import declaration, plain_sgd
+
+BOTH = [(0, 0, 0), (1, 0, 0)]
+FLOAT = np.dtype(np.float32)
+
+
+def core_of(workers=2, kind="dist_sync", **settings):
+    core = ServerCore(workers, **settings)
+    for worker in range(workers):
+        core.declare(worker, declaration(kind))
+    return core
+
+
+def together(workers=2, **settings):
+    """A core whose workers have declared keys 0 and 1 (5 and 3 elements) as their group 0."""
+    core = core_of(workers, **settings)
+    for worker in range(workers):
+        core.groups.declare(worker, 0, BOTH)
+    return core
+
+
+def pushed(core, worker, clock, value, rate=-1.0, now=0.0, age=0.0):
+    """The actions after a push of 8 elements of this value."""
+    data = core.groups.buffer(worker, 0, 32, clock, lambda size: np.empty(size, np.uint8))
+    for array in data.arrays:
+        array[:] = value
+    return core.groups.push(worker, 0, clock, rate, data, now, age)
+
+
+def pulled(core, worker, clock):
+    """The values of the one reply to a pull."""
+    (reply,) = core.groups.pull(worker, 0, clock, 0.0, 0)
+    assert (reply.key, reply.slice, reply.clock) == (GROUP, 0, clock)
+    core.release(reply)
+    return [array.tolist() for array in reply.buffer.arrays]
+
+
+# -- what a server accepts --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "number, content, said",
+    [
+        (1, BOTH, "worker 0 declares group 1, expected 0"),
+        (0, [(0, 0, 0), (2, 0, 0)], "group 0 with unknown slices, or with one of them twice"),
+        (0, [(0, 0, 0), (0, 1, 0)], "group 0 with unknown slices, or with one of them twice"),
+        (0, [(0, 0, 0), (1, 0, 0), (0, 0, 3)], "group 0 with unknown slices, or with one of them twice"),
+        (0, [(0, 0, 1), (1, 0, 0)], "group 0 with unknown slices, or with one of them twice"),
+    ],
+)
+def test_a_wrong_declaration_is_refused(number, content, said):
+    with pytest.raises(Rejected, match=said):
+        core_of().groups.declare(0, number, content)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"compression": {"type": "fp16"}}, {"weight": False}, {"weight": False, "pusher": 0}]
+)
+def test_other_slices_cannot_be_in_a_group(changed):
+    core = ServerCore(1)
+    fields = {"dtype": "float32", "weight": True, "compression": {"type": "none"}, "slices": ((0, 4),)} | changed
+    core.declare(0, Declare("dist_sync", 0.0, (Key(0, "w", **fields), Key(1, "v", **fields))))
+    with pytest.raises(Rejected, match="group 0 with slices that cannot be in one"):
+        core.groups.declare(0, 0, BOTH)
+
+
+def test_slices_of_an_asynchronous_kvstore_cannot_be_in_a_group():
+    with pytest.raises(Rejected, match="group 0 with slices that cannot be in one"):
+        core_of(kind="dist_async").groups.declare(0, 0, BOTH)
+
+
+def test_a_worker_names_its_groups_once():
+    core = together()
+    with pytest.raises(Rejected, match="worker 0 declares groups 0 and 1 with the same slices"):
+        core.groups.declare(0, 1, BOTH)
+    core.groups.declare(0, 1, BOTH[::-1])
+    assert core.groups.find(0, 1) is not core.groups.find(0, 0) is core.groups.find(1, 0)
+    with pytest.raises(Rejected, match="worker 1 means group 1, but has declared 1"):
+        core.groups.find(1, 1)
+
+
+def test_groups_and_their_slices_are_limited(monkeypatch):
+    core = core_of()
+    monkeypatch.setattr(groups, "MAX_SLICES", 5)
+    for number in range(2):
+        core.groups.declare(0, number, [(0, 0, 0), (1, 0, number)])
+    with pytest.raises(Rejected, match="worker 0 declares more than 4096 groups, or 5 slices in them"):
+        core.groups.declare(0, 2, [(0, 0, 0), (1, 0, 9)])
+    core.groups.declare(0, 2, [(0, 0, 0)])
+    monkeypatch.setattr(groups, "MAX_GROUPS", 3)
+    with pytest.raises(Rejected, match="worker 0 declares more than 3 groups"):
+        core.groups.declare(0, 3, [])
+
+
+def test_a_push_of_another_size_is_refused_before_memory_is_taken():
+    core = together()
+    with pytest.raises(Rejected, match="worker 1 sent 33 bytes for group 0, expected 32"):
+        core.groups.buffer(1, 0, 33, 1, pytest.fail)
+
+
+def test_offsets_outside_the_workers_memory_are_refused():
+    core, memory = together(), np.zeros(100, np.uint8)
+
+    def view(offset, size):
+        if offset + size > 100:
+            raise FrameError("outside")
+        return memory[offset : offset + size]
+
+    with pytest.raises(FrameError, match="8 bytes of offsets for a group of 2 slices, expected 16"):
+        core.groups.lend(0, 0, wire.offsets([0]), view)
+    with pytest.raises(FrameError, match="outside"):
+        core.groups.lend(0, 0, wire.offsets([0, 96]), view)
+    lent = core.groups.lend(0, 0, wire.offsets([0, 64]), view)
+    assert lent.nbytes == 32 and [len(array) for array in lent.arrays] == [5, 3]
+
+
+def test_memory_at_the_same_offsets_is_found_once():
+    core, memory, found = together(), np.zeros(100, np.uint8), []
+
+    def view(offset, size):
+        found.append(offset)
+        return memory[offset : offset + size]
+
+    for first in (0, 0, 4, 0, *range(8, 8 + 4 * group.MAX_KNOWN, 4), 0):
+        core.groups.lend(0, 0, wire.offsets([first, 60]), view)
+    assert found.count(0) == 2 and found.count(4) == 1, "only the last few are kept"
+
+
+# -- lockstep ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_round_of_a_group_is_one_work_and_one_value_for_each_worker():
+    core = together()
+    assert pushed(core, 0, 1, 1.0) == []
+    assert core.groups.pull(0, 0, 1, 0.0, 7) == []
+    (work,) = pushed(core, 1, 1, 2.0)
+    assert not core.quiescent
+    work.run()
+    (reply,) = core.done(work)
+    assert core.quiescent
+    assert (reply.worker, reply.priority, reply.staleness) == (0, 7, 0.0)
+    assert [array.tolist() for array in reply.buffer.arrays] == [[3.0] * 5, [3.0] * 3]
+    assert pulled(core, 1, 1) == [[3.0] * 5, [3.0] * 3]
+    assert [core.slices()[key, 0].value.array.tolist() for key in (0, 1)] == [[3.0] * 5, [3.0] * 3]
+
+
+def test_a_push_of_one_of_its_slices_ends_the_lockstep():
+    core = together()
+    pushed(core, 0, 1, 1.0)
+    assert [each.group.ids for each in core.groups.in_lockstep()] == [[(0, 0), (1, 0)]]
+    (reply,) = push_alone(core, 1, 1, 1, [2.0] * 3) + core.pull(0, 1, 0, 1)
+    assert list(core.groups.in_lockstep()) == []
+    assert reply.buffer.array.tolist() == [3.0] * 3
+    core.release(reply)
+    push_alone(core, 1, 0, 1, [4.0] * 5)
+    (work,) = pushed(core, 0, 2, 1.0) + pushed(core, 1, 2, 1.0)
+    assert run(core, [work]) == []
+    assert pulled(core, 0, 2) == [[2.0] * 5, [2.0] * 3], "it began again"
+
+
+def test_a_group_whose_lockstep_never_lasts_is_pushed_one_by_one():
+    core = together(1)
+    for clock in range(1, group.MAX_SHORT + 5):
+        actions = pushed(core, 0, clock, clock)
+        assert len(actions) == (1 if clock <= group.MAX_SHORT else 2)
+        run(core, actions)
+        core.pull(0, 0, 0, clock)
+        core.release(core.pull(0, 0, 0, clock)[0])
+    run(core, pushed(core, 0, clock + 1, 99.0))
+    assert core.slices()[1, 0].value.array.tolist() == [99.0] * 3
+
+
+def test_a_lockstep_that_lasts_may_begin_as_often_as_it_ends():
+    core = together(1)
+    for clock in range(1, 3 * group.MAX_SHORT * group.LASTING):
+        assert len(actions := pushed(core, 0, clock, clock)) == 1
+        run(core, actions)
+        if clock % group.LASTING == 0:
+            core.release(core.pull(0, 0, 0, clock)[0])
+            assert not list(core.groups.in_lockstep())
+
+
+def test_steps_of_an_optimizer_end_it_and_are_made_in_the_next():
+    core = together(make_step=plain_sgd)
+    for worker in range(2):
+        run(core, pushed(core, worker, 1, 1.0))
+    core.optimize({"name": "sgd"})
+    assert not list(core.groups.in_lockstep())
+    before = pulled_alone(core)
+    for worker in range(2):
+        run(core, pushed(core, worker, 2, 1.0, rate=0.25))
+    assert len(list(core.groups.in_lockstep())) == 1
+    assert pulled(core, 0, 2) == [[value - 0.5] * size for value, size in zip(before, (5, 3), strict=True)]
+
+
+def pulled_alone(core):
+    replies = [core.pull(0, key, 0, 1)[0] for key in (0, 1)]
+    for reply in replies:
+        core.release(reply)
+    return [float(reply.buffer.array[0]) for reply in replies]
+
+
+def test_the_same_mistakes_are_refused_in_lockstep():
+    core = together()
+    pushed(core, 0, 1, 1.0)
+    with pytest.raises(Rejected, match="worker 0 pushes key 0 slice 0 at clock 3, expected 2: a push is missing"):
+        pushed(core, 0, 3, 1.0)
+    with pytest.raises(Rejected, match="worker 1 sent the learning rate nan with key 'k0' slice 0, expected a finite"):
+        pushed(core, 1, 1, 1.0, rate=float("nan"))
+    for clock in range(2, MAX_LAG + 1):
+        pushed(core, 0, clock, 1.0)
+    with pytest.raises(Rejected, match=f"worker 0 has pushed key 0 {MAX_LAG} times more often than other workers"):
+        pushed(core, 0, MAX_LAG + 1, 1.0)
+    for _ in range(2 * MAX_LAG):
+        assert core.groups.pull(0, 0, 1, 0.0, 0) == []
+    with pytest.raises(Rejected, match="worker 0 has 128 pulls of key 0 slice 0 that wait"):
+        core.groups.pull(0, 0, 1, 0.0, 0)
+
+
+def test_a_repeated_push_counts_once():
+    core = together()
+    (first,) = pushed(core, 0, 1, 1.0) + pushed(core, 0, 1, 5.0) + pushed(core, 1, 1, 2.0)
+    run(core, [first])
+    assert pulled(core, 1, 1) == [[3.0] * 5, [3.0] * 3]
+
+
+def test_the_straggler_of_a_group_is_named_by_its_first_key():
+    core = together(wait_seconds=60.0)
+    pushed(core, 0, 1, 1.0, now=100.0)
+    assert core.overdue(159.0) == ""
+    assert core.overdue(161.0) == "round 1 of key 'k0' slice 0 has waited 61 s for worker 1 (DMLTRAIN_WAIT_TIMEOUT)"
+    core.finish(1)
+    core.overdue(110.0)
+    assert "worker 1 has finished already" in core.overdue(110.0)
+
+
+def test_a_value_reports_its_waiting_times():
+    core = together()
+    assert pushed(core, 0, 1, 1.0, now=100.0, age=0.25) == []
+    (work,) = pushed(core, 1, 1, 1.0, now=103.0, age=1.0)
+    work.run()
+    core.done(work, 103.5)
+    (first,), (second,) = (core.groups.pull(worker, 0, 1, 110.0, 0) for worker in range(2))
+    assert (first.waited, first.worked, second.waited, second.worked) == (2.25, 0.5, 0.0, 0.5)
+
+
+def test_a_value_that_is_read_is_not_written():
+    """Neither what was read before the lockstep, nor in it, nor after it."""
+    core, kept = together(), []
+    for clock in range(1, 12):
+        for worker in range(2):
+            run(core, pushed(core, worker, clock, clock))
+        kept += [(2.0 * clock, core.groups.pull(0, 0, clock, 0.0, 0)[0])]
+        if clock % 4 == 0:
+            kept += [(2.0 * clock, reply) for reply in core.pull(0, 1, 0, clock)]
+    for value, reply in kept:
+        arrays = reply.buffer.arrays if reply.key == GROUP else [reply.buffer.array]
+        assert all(set(array.tolist()) == {value} for array in arrays)
+        core.release(reply)
+
+
+def test_hosts_are_added_in_order_and_the_mean_is_taken():
+    core = ServerCore(4)
+    core.on_hosts([(0, 2), (1, 3)])
+    keys = tuple(Key(k, f"k{k}", "float32", True, {"type": "none"}, ((0, 3),), mean=True) for k in range(2))
+    values = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
+    for worker in range(4):
+        core.declare(worker, Declare("dist_sync", 0.0, keys))
+        core.groups.declare(worker, 0, BOTH)
+        data = core.groups.buffer(worker, 0, 24, 1, lambda size: np.empty(size, np.uint8))
+        for array in data.arrays:
+            array[:] = values[worker]
+        run(core, core.groups.push(worker, 0, 1, -1.0, data, 0.0, 0.0))
+    expected = ((values[0] + values[2]) + (values[1] + values[3])) * np.float32(0.25)
+    (reply,) = core.groups.pull(0, 0, 1, 0.0, 0)
+    assert all(np.array_equal(array, expected) for array in reply.buffer.arrays)
+
+
+def test_differing_clocks_of_its_slices_are_told_with_the_group():
+    core = core_of(1)
+    run(core, [each for each in push_alone(core, 0, 1, 1, [1.0] * 3) if isinstance(each, Work)])
+    core.groups.declare(0, 0, [(0, 0, 0), (1, 0, 1)])
+    core.groups.declare(0, 1, BOTH)
+    run(core, pushed(core, 0, 1, 5.0))
+    assert len(list(core.groups.in_lockstep())) == 1
+    assert [core.slices()[key, 0].value.array.tolist() for key in (0, 1)] == [[5.0] * 5, [5.0] * 3]
+    (reply,) = core.pull(0, 1, 0, 2)
+    assert reply.clock == 2 and core.slices()[1, 0].completed == 2 and core.slices()[0, 0].completed == 1
+
+
+def test_a_group_at_other_clocks_than_declared_is_refused():
+    core = together(1)
+    push_alone(core, 0, 0, 1, [1.0] * 5)
+    with pytest.raises(Rejected, match="worker 0 pushes key 1 slice 0 at clock 2, expected 1: a push is missing"):
+        pushed(core, 0, 2, 5.0)
+
+
+def test_a_pull_from_before_the_lockstep_is_answered():
+    core = together(1)
+    assert core.pull(0, 1, 0, 1) == []
+    replies = run(core, pushed(core, 0, 1, 5.0))
+    assert [(reply.key, reply.buffer.array.tolist()) for reply in replies] == [(1, [5.0] * 3)]
+
+
+# -- which keys a worker puts together --------------------------------------------------------------------------------
+
+
+def test_runs_have_a_limit_of_bytes_and_of_slices():
+    assert runs([0, 1, 2, 3, 4], [5, 5, 1, 11, 3], 10) == [[0, 1], [2, 4]]
+    assert runs([4, 5], [0, 0], 10) == [[4, 5]]
+    assert list(map(len, runs(range(3000), [1] * 3000, 10_000))) == [1024, 1024, 952]
+
+
+@pytest.mark.parametrize("shares, sizes", [(True, [41] * 24 + [16]), (False, [41] * 24 + [16])])
+def test_groups_are_as_large_as_slices(shares, sizes):
+    link = Link(shares=shares)
+    calls = Calls(Declared({number: entry(number, link, size=25_000) for number in range(1000)}), groups=True)
+    for _ in range(2):
+        call = calls.find(range(1000))
+    assert [len(each.positions) for each in call.together] == sizes
+    small = Link(shares=shares)
+    calls = Calls(Declared({number: entry(number, small, size=2_500) for number in range(100)}), groups=True)
+    for _ in range(2):
+        call = calls.find(range(100))
+    assert [len(each.positions) for each in call.together] == ([100] if shares else [26, 26, 26, 22])
+
+
+class Link(SimpleNamespace):
+    """A link that notes the groups that are asked for."""
+
+    __hash__ = object.__hash__
+
+    def __init__(self, to_relay=False, shares=True):
+        link = SimpleNamespace(own_arena=object() if shares else None)
+        super().__init__(to_relay=to_relay, asked=[], groups=self, link=link)
+
+    def find(self, slices, differences):
+        self.asked.append((tuple(slice_.range.key for slice_ in slices), tuple(differences)))
+        return WorkerGroup(len(self.asked) - 1, slices, tuple(differences))
+
+
+def entry(number, link, size=4, **changed):
+    slice_ = WorkerSlice(sharding.Slice(number, 0, 0, size, 0), FLOAT, None, None)
+    fields = {"slices": [slice_], "ways": [Way(link, slice_)], "compression": {}, "is_weight": True} | changed
+    return Entry(number, size, FLOAT, **fields)
+
+
+class Declared(dict):
+    """Entries by name."""
+
+    def find(self, name):
+        if name not in self:
+            raise UserError("call init first")
+        return self[name]
+
+
+def test_only_repeated_calls_of_small_weights_have_groups():
+    link, relay = Link(), Link(to_relay=True)
+    entries = Declared({number: entry(number, link) for number in range(4)})
+    entries |= {
+        "a sum": entry(4, link, is_weight=False),
+        "large": entry(5, link, size=(1 << 20) + 1),
+        "divided": entry(6, link, ways=entries[0].ways * 2),
+        "of one worker": entry(7, link, pusher=0),
+        "by a relay": entry(8, relay),
+        "by a relay too": entry(9, relay),
+    }
+    calls = Calls(entries, groups=True)
+    assert calls.find(list(entries)).together == [] and not link.asked
+    call = calls.find(list(entries))
+    assert [each.positions for each in call.together] == [[0, 1, 2, 3]]
+    assert call.alone == [4, 5, 6, 7, 8, 9] and call.slices == 10
+    assert calls.find(list(entries)) is call
+    assert call.together[0].group().slices == [entries[number].ways[0].slice for number in range(4)]
+    for names, has_groups in (([1], False), ([1, 1], False), ([1, 0], True)):
+        assert [bool(calls.find(names).together) for _ in range(2)] == [False, has_groups]
+    with pytest.raises(UserError, match="call init first"):
+        calls.find(["no key", 1])
+
+
+def test_an_asynchronous_kvstore_has_no_groups():
+    link = Link()
+    calls = Calls(Declared({number: entry(number, link) for number in range(4)}), groups=False)
+    assert not any(calls.find([0, 1]).together for _ in range(3))
+
+
+def test_few_calls_are_remembered():
+    link = Link()
+    calls = Calls(Declared({number: entry(number, link) for number in range(MAX_CALLS + 2)}), groups=True)
+    first = calls.find([0, 1])
+    for number in range(1, MAX_CALLS):
+        calls.find([number, number + 1])
+    assert calls.find([0, 1]) is first and calls.find([0]) is calls.find([0])
+    calls.find([5, 7])
+    assert calls.find([0, 1]) is not first
+
+
+def test_a_group_is_that_of_the_present_clocks():
+    link = Link()
+    entries = Declared({number: entry(number, link) for number in range(2)})
+    calls = Calls(entries, groups=True)
+    (together,) = [calls.find([0, 1]) for _ in range(2)][1].together
+    first = together.group()
+    entries[0].clock = entries[1].clock = 7
+    assert together.group() is first
+    for clock in range(8, 20):
+        entries[1].clock = clock
+        group = together.group()
+        assert group is None if clock > 14 else group.differences == (0, clock - 7)
+    assert len(link.asked) == 8, "keys whose clocks always differ travel alone"
+
+
+def test_each_group_of_a_link_is_declared_once(monkeypatch):
+    sent = []
+    outbox = SimpleNamespace(put_all=lambda frames: sent.extend(frames))
+    link_groups = LinkGroups(3, None, outbox, Traffic(), None)
+    slices = [entry(number, None).slices[0] for number in range(3)]
+    found = link_groups.find(slices, (0, 0, 1))
+    assert link_groups.find(slices, (0, 0, 1)) is found
+    assert link_groups.find(slices, (0, 0, 2)).number == 1
+    header = wire.Header.unpack(sent[0].header[: wire.HEADER_SIZE])
+    assert (header.kind, header.worker, header.key, header.length) == (wire.Kind.GROUP, 3, 0, 48)
+    assert wire.parse_group(sent[0].header[wire.HEADER_SIZE :]) == [(0, 0, 0), (1, 0, 0), (2, 0, 1)]
+    assert sent[0].priority > 1 << 20 and len(sent) == 2
+    monkeypatch.setattr("dmltrain.kvstore.worker.link_groups.MAX_IN_GROUPS", 8)
+    assert link_groups.find(slices, (0, 0, 3)) is None and link_groups.find(slices[:2], (0, 0)).number == 2
+    monkeypatch.setattr("dmltrain.kvstore.worker.link_groups.MAX_GROUPS", 3)
+    assert link_groups.find([], ()) is None and len(sent) == 3
+
+
+def test_a_value_of_one_slice_ends_the_wait_for_its_group():
+    """Of the first of two pulls at this clock; other values were not asked for."""
+    link_groups = LinkGroups(0, None, SimpleNamespace(put_all=lambda frames: None), Traffic(), SimpleLock())
+    slices = [entry(number, None).slices[0] for number in range(2)]
+    group = link_groups.find(slices, (0, 2))
+    landings = [
+        GroupLanding(group, 5, handle, 1.5, [np.zeros(4, np.float32), np.ones(4, np.float32)])
+        for handle in ("first", "second")
+    ]
+    for landing in landings:
+        link_groups.expect(landing)
+    for wrong in ((2, 0, 5), (0, 0, 6), (1, 0, 5), (0, 1, 5)):
+        with pytest.raises(KeyError):
+            list(link_groups.expanded(*wrong))
+    for expected in landings:
+        found = list(link_groups.expanded(1, 0, 7))
+        assert [id for id, _ in found] == [(0, 0, 5), (1, 0, 7)]
+        assert [landing.target for _, landing in found] == expected.arrays
+        assert {(landing.handle, landing.asked) for _, landing in found} == {(expected.handle, 1.5)}
+    with pytest.raises(KeyError):
+        list(link_groups.expanded(1, 0, 7))
+
+
+class SimpleLock:
+    def __enter__(self):
+        pass
+
+    def __exit__(self, *error):
+        pass
