@@ -453,6 +453,7 @@ def test_synchronous_workers_agree_and_repeat_and_resume(tmp_path):
         ]
 
 
+@pytest.mark.thorough  # make test has unequal parts in test_jobs.py, an empty one in test_torch.py
 def test_workers_with_unequal_and_empty_parts_make_the_steps_of_one_process(tmp_path, run):
     """97 samples, 3 workers, batches of 32: in the last step only worker 0 has a sample."""
     import torch
