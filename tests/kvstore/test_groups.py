@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dmltrain.errors import UserError
+from dmltrain.kvstore.base import Handle
 from dmltrain.kvstore.server import group, groups
 from dmltrain.kvstore.server.core import MAX_LAG, ServerCore
 from dmltrain.kvstore.server.declared import Rejected
@@ -215,6 +216,24 @@ def test_steps_of_an_optimizer_end_it_and_are_made_in_the_next():
         run(core, pushed(core, worker, 2, 1.0, rate=0.25))
     assert len(list(core.groups.in_lockstep())) == 1
     assert pulled(core, 0, 2) == [[value - 0.5] * size for value, size in zip(before, (5, 3), strict=True)]
+
+
+def test_slices_whose_steps_need_what_was_pulled_are_pushed_one_by_one():
+    """Also if that is not the first one's step."""
+    core = together(make_step=plain_sgd)
+    core.optimize({"name": "sgd"})
+    core.slices()[1, 0].step.needs_pulled = True
+    pushed(core, 0, 1, 1.0)
+    assert not list(core.groups.in_lockstep())
+
+
+def test_a_pull_from_before_the_first_clock_is_refused():
+    """Its value would have no place in a header."""
+    core = core_of()
+    core.groups.declare(0, 0, [(0, 0, 0), (1, 0, -1)])
+    with pytest.raises(Rejected, match="worker 0 pulls group 0 at clock 0, before the first clock"):
+        core.groups.pull(0, 0, 0, 0.0, 0)
+    assert len(core.groups.pull(0, 0, 1, 0.0, 0)) == 1, "only the second waits for no push"
 
 
 def pulled_alone(core):
@@ -465,14 +484,48 @@ def test_a_value_of_one_slice_ends_the_wait_for_its_group():
         link_groups.expect(landing)
     for wrong in ((2, 0, 5), (0, 0, 6), (1, 0, 5), (0, 1, 5)):
         with pytest.raises(KeyError):
-            list(link_groups.expanded(*wrong))
+            link_groups.take_alone(*wrong)
     for expected in landings:
-        found = list(link_groups.expanded(1, 0, 7))
-        assert [id for id, _ in found] == [(0, 0, 5), (1, 0, 7)]
-        assert [landing.target for _, landing in found] == expected.arrays
-        assert {(landing.handle, landing.asked) for _, landing in found} == {(expected.handle, 1.5)}
+        found = [link_groups.take_alone(*id) for id in ((1, 0, 7), (0, 0, 5))]
+        assert [landing.target for landing in found] == expected.arrays[::-1]
+        assert {(landing.handle, landing.asked) for landing in found} == {(expected.handle, 1.5)}
     with pytest.raises(KeyError):
-        list(link_groups.expanded(1, 0, 7))
+        link_groups.take_alone(1, 0, 7)
+    assert not link_groups.alone
+
+
+def test_values_of_two_pulls_of_a_slice_may_overtake_each_other():
+    """The server answers the first pull with one value, and the second, of two of its three slices, one by one; that
+    has a higher priority."""
+
+    def read_parts(targets):
+        for target, byte in zip(targets, (1, 2, 3), strict=True):
+            target[:] = bytes([byte]) * len(target)
+
+    link_groups = LinkGroups(
+        0, SimpleNamespace(read_parts=read_parts), SimpleNamespace(put_all=lambda frames: None), Traffic(), SimpleLock()
+    )
+    slices = [entry(number, None).slices[0] for number in range(3)]
+    landings = []
+    for count in (3, 2):
+        group = link_groups.find(slices[:count], (0,) * count)
+        handle = Handle(count, "pull", 1.0)
+        landings.append(GroupLanding(group, 5, handle, 1.5, [np.zeros(4, np.float32) for _ in range(count)]))
+        link_groups.expect(landings[-1])
+    for key in (0, 1):
+        landing = link_groups.take_alone(key, 0, 5)
+        landing.target.view(np.uint8)[:] = key + 1
+        landing.handle.one_done()
+    assert not any(landing.handle.done for landing in landings)
+    link_groups.land(wire.Header(wire.Kind.VALUE_GROUP, 48, 0, landings[0].group.number, 0, 5))
+    for landing in landings:
+        assert landing.handle.done
+        assert [set(array.view(np.uint8).tolist()) for array in landing.arrays] == [{1}, {2}, {3}][
+            : len(landing.arrays)
+        ]
+    for wrong in (0, 1, 2):
+        with pytest.raises(LookupError):
+            link_groups.land(wire.Header(wire.Kind.VALUE_GROUP, 48, 0, wrong, 0, 5))
 
 
 class SimpleLock:

@@ -68,11 +68,10 @@ def borrowed(arrays: list[Array], kind: str) -> Parts:
 def can_begin(members: Sequence[ServerSlice], differences: Sequence[int]) -> bool:
     """Whether the members are idle, and as far as each other."""
     first = members[0]
-    if needs_pulled(first.step):
-        return False
     behind = _behind(first)
     return all(
         _is_idle(member)
+        and not needs_pulled(member.step)
         and member.completed == first.completed + difference
         and (member.step is None) == (first.step is None)
         and _behind(member) == behind

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -98,6 +98,10 @@ class GroupLanding:
     def received(self) -> None:
         """The values are in `targets`."""
 
+    def done(self, trip: Trip) -> None:
+        """The values have arrived."""
+        self.handle.some_done(len(self.group.slices), trip)
+
     def alone(self, place: int) -> Landing:
         """The destination of one slice whose value comes alone."""
         return Landing(
@@ -106,14 +110,27 @@ class GroupLanding:
 
 
 @dataclass(eq=False)
+class Scattered(GroupLanding):
+    """The destinations of a group's slices that several pulls have left."""
+
+    landings: list[Landing] = field(kw_only=True)
+
+    def done(self, trip: Trip) -> None:
+        for landing in self.landings:
+            landing.handle.one_done(trip)
+
+
+@dataclass(eq=False)
 class LinkGroups:
-    """The groups of one link. `rank`: this worker's; `lock` guards `traffic` and the pulls."""
+    """The groups of one link. `rank`: this worker's; `lock` guards `traffic` and the pulls. `alone`: destinations of
+    values of slices, by key, slice and clock."""
 
     rank: int
     link: Link
     outbox: Outbox
     traffic: Traffic
     lock: threading.Lock
+    alone: dict[Id, list[Landing]] = field(default_factory=dict)
     _groups: list[WorkerGroup] = field(default_factory=list)
     _by_content: dict[tuple[Id, ...], WorkerGroup] = field(default_factory=dict)
     _pulls: dict[tuple[int, int], list[GroupLanding]] = field(default_factory=dict)  # by group and clock
@@ -224,9 +241,9 @@ class LinkGroups:
             landing.handle.fail(reason)
 
     def land(self, header: Header) -> None:
-        """Receive a VALUE_GROUP. Raises FrameError, Closed, and KeyError or ValueError for what was not asked for."""
+        """Receive a VALUE_GROUP. Raises FrameError, Closed, and LookupError or ValueError if nothing asked for it."""
         with self.lock:
-            landing = self._taken(header.key, header.clock)
+            landing = self._landing(self._groups[header.key], header.clock)
         group = landing.group
         if header.flags & Flag.OFFSETS:
             self._read_shared(header, landing)
@@ -243,7 +260,7 @@ class LinkGroups:
             if shared:
                 self.traffic.shared_received += group.nbytes
         handled = self.traffic.handled - landing.handled
-        landing.handle.some_done(count, Trip(landing.asked, header.waited, header.worked, handled, shared))
+        landing.done(Trip(landing.asked, header.waited, header.worked, handled, shared))
 
     def _read_shared(self, header: Header, landing: GroupLanding) -> None:
         memory = self.link.peer_arena
@@ -259,9 +276,19 @@ class LinkGroups:
         self.traffic.landed += time.perf_counter() - since
         self.outbox.put_all([self.release([(landing.group, header.offset)])])
 
-    def expanded(self, key: int, index: int, clock: int) -> Iterator[tuple[Id, Landing]]:
-        """The destinations of a pulled group that has this slice at this clock, for values that come one by one; they
-        are no longer the group's. Raises KeyError if there is none. Call this with the lock held."""
+    def take_alone(self, key: int, index: int, clock: int) -> Landing:
+        """The destination of a slice's value at a clock, which no other value gets: of a pull of this slice, or of a
+        group, which the server answers one by one. Raises KeyError if there is none. Call this with the lock held."""
+        if (key, index, clock) not in self.alone:
+            self._expand(key, index, clock)
+        waiting = self.alone[key, index, clock]
+        landing = waiting.pop(0)
+        if not waiting:
+            del self.alone[key, index, clock]
+        return landing
+
+    def _expand(self, key: int, index: int, clock: int) -> None:
+        """Expect the values of a pulled group that has this slice at this clock one by one, if there is such a pull."""
         for (number, first), landings in self._pulls.items():
             group = landings[0].group
             place = group.place_of(key, index)
@@ -269,9 +296,22 @@ class LinkGroups:
                 landing = self._taken(number, first)
                 break
         else:
-            raise KeyError((key, index, clock))
+            return
         for place, (slice_, further) in enumerate(zip(group.slices, group.differences, strict=True)):
-            yield (slice_.range.key, slice_.range.index, first + further), landing.alone(place)
+            id = slice_.range.key, slice_.range.index, first + further
+            self.alone.setdefault(id, []).append(landing.alone(place))
+
+    def _landing(self, group: WorkerGroup, clock: int) -> GroupLanding:
+        """The destination of a group's value. If two pulls have slices in common, then the other one's values, which
+        came first and one by one, have taken this one's destinations, and left it theirs. Raises KeyError."""
+        if (group.number, clock) in self._pulls:
+            return self._taken(group.number, clock)
+        left = [
+            self.take_alone(slice_.range.key, slice_.range.index, clock + further)
+            for slice_, further in zip(group.slices, group.differences, strict=True)
+        ]
+        first, arrays = left[0], [landing.target for landing in left]
+        return Scattered(group, clock, first.handle, first.asked, arrays, first.handled, landings=left)
 
     def _taken(self, number: int, clock: int) -> GroupLanding:
         landings = self._pulls[number, clock]

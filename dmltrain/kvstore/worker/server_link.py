@@ -47,7 +47,7 @@ class ServerLink:
 
     def __post_init__(self) -> None:
         self.outbox = Outbox(self.link, f"to {self.name}")
-        self.groups = LinkGroups(self.rank, self.link, self.outbox, self.traffic, self._lock)
+        self.groups = LinkGroups(self.rank, self.link, self.outbox, self.traffic, self._lock, self._pulls)
         threading.Thread(target=self._receive, name=f"from {self.name}", daemon=True).start()
 
     # -- sending --------------------------------------------------------------------------------------------------
@@ -229,15 +229,8 @@ class ServerLink:
             self._answer(header)
 
     def _land(self, header: Header) -> None:
-        pull = (header.key, header.slice, header.clock)
         with self._lock:
-            if pull not in self._pulls:  # one of a group, which the server answers one by one
-                for id, landing in self.groups.expanded(*pull):
-                    self._pulls.setdefault(id, []).append(landing)
-            waiting = self._pulls[pull]
-            landing = waiting.pop(0)
-            if not waiting:
-                del self._pulls[pull]
+            landing = self.groups.take_alone(header.key, header.slice, header.clock)
             self._count(header)
         slice_ = landing.slice
         coded = slice_.result_codec is not None and header.dtype == slice_.result_codec.number
