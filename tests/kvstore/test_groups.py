@@ -14,6 +14,7 @@ from dmltrain.kvstore.server.lockstep import GROUP
 from dmltrain.kvstore.server.slice import Work
 from dmltrain.kvstore.transport import wire
 from dmltrain.kvstore.transport.message import Declare, Key
+from dmltrain.kvstore.transport.shared_memory import Arena
 from dmltrain.kvstore.transport.wire import FrameError
 from dmltrain.kvstore.worker import sharding
 from dmltrain.kvstore.worker.calls import MAX_CALLS, Calls, runs
@@ -492,6 +493,36 @@ def test_a_value_of_one_slice_ends_the_wait_for_its_group():
     with pytest.raises(KeyError):
         link_groups.take_alone(1, 0, 7)
     assert not link_groups.alone
+
+
+def test_groups_of_the_same_slices_are_pushed_from_the_same_memory():
+    """Else it would grow whenever the differences of the keys' clocks change. It is not written while it is read."""
+    arena = Arena(1 << 16)
+    link_groups = LinkGroups(
+        0, SimpleNamespace(own_arena=arena), SimpleNamespace(put_all=lambda frames: None), Traffic(), SimpleLock()
+    )
+    slices = [entry(number, None).slices[0] for number in range(2)]
+    pushes, places = [np.full(4, value, np.float32) for value in (1, 2)], []
+
+    def push(differences, clock):
+        frame = link_groups.push(link_groups.find(slices, differences), pushes, clock, 0.5, 0, 0, 0.0, b"")
+        header, *parts = frame.views()
+        assert wire.Header.unpack(header).flags in (0, wire.Flag.OFFSETS)
+        if wire.Header.unpack(header).flags:
+            places.append(bytes(parts[0]))
+        return bool(wire.Header.unpack(header).flags)
+
+    assert push((0, 0), 1)
+    assert not push((0, 3), 2), "the server reads the push before"
+    link_groups.find(slices, (0, 3)).slices[0].returned = 1
+    assert not push((0, 3), 3), "of one slice"
+    slices[1].returned = 1
+    assert push((0, 3), 4)
+    slices[0].returned, slices[1].returned = 4, 6
+    assert not push((0, 0), 5), "the push at clock 4 was the second slice's at 7"
+    slices[1].returned = 7
+    assert push((0, 0), 6) and len(set(places)) == 1
+    assert arena.take(0)[0] == 2 * 64, "bytes of two arrays of one cache line"
 
 
 def test_values_of_two_pulls_of_a_slice_may_overtake_each_other():

@@ -33,6 +33,18 @@ Id = tuple[int, int, int]
 
 
 @dataclass(eq=False)
+class Sending:
+    """Shared memory that pushes of some slices are copied into; all groups of these slices, which differ in their
+    clocks' differences, use it. Clocks are those of the first slice."""
+
+    arrays: list[Array] = field(default_factory=list)  # none until the first push
+    places: bytes = b""  # of `arrays`, as they are sent
+    loaned: int = 0  # the last clock whose push lies in `arrays`, where the server reads it
+    differences: tuple[int, ...] = ()  # of the slices' clocks, then
+    returned: int = 0  # the last clock whose value has arrived in one frame
+
+
+@dataclass(eq=False)
 class WorkerGroup:
     """Some slices on one server. A clock of the group is that of its first slice; `differences` are those of each
     slice's clock to it."""
@@ -40,11 +52,8 @@ class WorkerGroup:
     number: int
     slices: list[WorkerSlice]
     differences: tuple[int, ...]
+    sending: Sending = field(default_factory=Sending)
     nbytes: int = field(init=False)
-    loaned: int = 0  # the last clock whose push lies in `sending` in shared memory, where the server reads it
-    returned: int = 0  # the last clock whose value has arrived in one frame
-    sending: list[Array] = field(default_factory=list)  # pushes are copied into it
-    places: bytes = b""  # of `sending`, as they are sent
     _known: dict[bytes, list[Array]] = field(default_factory=dict)  # values by payload
 
     def __post_init__(self) -> None:
@@ -53,9 +62,10 @@ class WorkerGroup:
     @property
     def free(self) -> bool:
         """Whether the server reads nothing in `sending`."""
-        return self.loaned <= self.returned or all(
-            slice_.returned >= self.loaned + further
-            for slice_, further in zip(self.slices, self.differences, strict=True)
+        sending = self.sending
+        return sending.loaned <= sending.returned or all(
+            slice_.returned >= sending.loaned + further
+            for slice_, further in zip(self.slices, sending.differences, strict=True)
         )
 
     def place_of(self, key: int, index: int) -> int | None:
@@ -133,6 +143,7 @@ class LinkGroups:
     alone: dict[Id, list[Landing]] = field(default_factory=dict)
     _groups: list[WorkerGroup] = field(default_factory=list)
     _by_content: dict[tuple[Id, ...], WorkerGroup] = field(default_factory=dict)
+    _sending: dict[tuple[tuple[int, int], ...], Sending] = field(default_factory=dict)  # by keys and slices
     _pulls: dict[tuple[int, int], list[GroupLanding]] = field(default_factory=dict)  # by group and clock
 
     def find(self, slices: Sequence[WorkerSlice], differences: Sequence[int]) -> WorkerGroup | None:
@@ -144,7 +155,8 @@ class LinkGroups:
             return self._by_content[content]
         if len(self._groups) == MAX_GROUPS or len(content) + sum(map(len, self._by_content)) > MAX_IN_GROUPS:
             return None
-        group = self._by_content[content] = WorkerGroup(len(self._groups), list(slices), tuple(differences))
+        sending = self._sending.setdefault(tuple(id[:2] for id in content), Sending())
+        group = self._by_content[content] = WorkerGroup(len(self._groups), list(slices), tuple(differences), sending)
         self._groups.append(group)
         payload = wire.group(content)
         header = Header(Kind.GROUP, len(payload), self.rank, group.number)
@@ -185,7 +197,7 @@ class LinkGroups:
 
         def prepared() -> tuple[bytes, Payload]:
             if self._copy(group, arrays, clock):
-                return header(flags | Flag.OFFSETS, len(group.places)), memoryview(group.places)
+                return header(flags | Flag.OFFSETS, len(group.sending.places)), memoryview(group.sending.places)
             return header(flags, group.nbytes), [as_bytes(array) for array in arrays if array.size]
 
         if places:
@@ -198,17 +210,19 @@ class LinkGroups:
         arena = self.link.own_arena
         if arena is None or not group.free:
             return False
-        since = time.perf_counter()
-        if not group.places:
+        since, sending = time.perf_counter(), group.sending
+        if not sending.places:
             taken = [arena.take(slice_.nbytes) for slice_ in group.slices]
             there = [each for each in taken if each is not None]
             if len(there) < len(taken):
                 return False
-            group.sending = [memory.view(slice_.dtype) for (_, memory), slice_ in zip(there, group.slices, strict=True)]
-            group.places = wire.offsets([place for place, _ in there])
-        for memory, array in zip(group.sending, arrays, strict=True):
+            sending.arrays = [
+                memory.view(slice_.dtype) for (_, memory), slice_ in zip(there, group.slices, strict=True)
+            ]
+            sending.places = wire.offsets([place for place, _ in there])
+        for memory, array in zip(sending.arrays, arrays, strict=True):
             np.copyto(memory, array)
-        group.loaned = clock
+        sending.loaned, sending.differences = clock, group.differences
         self._count_sent(group)
         self.traffic.prepared += time.perf_counter() - since
         return True
@@ -252,7 +266,7 @@ class LinkGroups:
                 raise FrameError(f"{header.length} bytes for group {group.number}, expected {group.nbytes}")
             self.link.read_parts([as_bytes(target) for target in landing.targets() if target.size])
             landing.received()
-        group.returned = max(group.returned, header.clock)
+        group.sending.returned = max(group.sending.returned, header.clock)
         count, shared = len(group.slices), bool(header.flags & Flag.OFFSETS)
         with self.lock:
             self.traffic.values += count
