@@ -10,7 +10,7 @@ from dmltrain.kvstore.base import Handle
 from dmltrain.kvstore.server import group, groups
 from dmltrain.kvstore.server.core import MAX_LAG, ServerCore
 from dmltrain.kvstore.server.declared import Rejected
-from dmltrain.kvstore.server.lockstep import GROUP
+from dmltrain.kvstore.server.lockstep import GROUP, MAX_LOOSE
 from dmltrain.kvstore.server.slice import Work
 from dmltrain.kvstore.transport import wire
 from dmltrain.kvstore.transport.message import Declare, Key
@@ -194,6 +194,33 @@ def test_a_group_whose_lockstep_never_lasts_is_pushed_one_by_one():
         core.release(core.pull(0, 0, 0, clock)[0])
     run(core, pushed(core, 0, clock + 1, 99.0))
     assert core.slices()[1, 0].value.array.tolist() == [99.0] * 3
+
+
+def test_a_worker_that_keeps_what_it_reads_does_not_get_more_and_more_values():
+    """With many groups of the same slices it would: see unread.MAX_VALUES."""
+    core, kept = core_of(1), []
+    groups_of_both = [[(0, 0, 0), (1, 0, 0)], [(1, 0, 0), (0, 0, 0)]]
+    for number, content in enumerate(groups_of_both):
+        core.groups.declare(0, number, content)
+
+    def train(clock, reads):
+        number = clock // group.LASTING % 2
+        data = core.groups.buffer(0, number, 32, clock, lambda size: np.empty(size, np.uint8))
+        run(core, core.groups.push(0, number, clock, -1.0, data, 0.0, 0.0))
+        if reads and (clock + 1) % group.LASTING == 0 and (found := list(core.groups.in_lockstep())):
+            kept.extend(core.groups.pull(0, number, clock, 0.0, 0))
+            assert kept[-1].of is found[0]
+
+    clocks = range(1, 3 * MAX_LOOSE * group.LASTING)
+    for clock in clocks:
+        train(clock, reads=True)
+    assert len(kept) == MAX_LOOSE and not list(core.groups.in_lockstep())
+    for reply in kept:
+        core.release(reply)
+    for clock in range(clocks.stop, clocks.stop + 2):
+        train(clock, reads=False)
+    assert len(list(core.groups.in_lockstep())) == 1, "it has released them"
+    assert all(slice_.loose == 0 for slice_ in core.slices().values())
 
 
 def test_a_lockstep_that_lasts_may_begin_as_often_as_it_ends():

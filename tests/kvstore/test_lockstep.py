@@ -94,6 +94,7 @@ class Schedule:
         assert self.found == self.expected
         for slice_ in self.core.slices().values():
             slice_.leave_group()
+            assert not slice_.loose
         every = [each for slice_ in self.core.slices().values() for each in (slice_.value, *slice_.spare["value"])]
         assert not any(each.readers for each in every)
         assert len({id(each) for each in every}) == len(every) == self.core.allocate.taken, "no buffer is lost"

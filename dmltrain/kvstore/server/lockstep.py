@@ -24,6 +24,7 @@ from dmltrain.kvstore.server.slice import Buffer, Push, ServerSlice, Work
 from dmltrain.kvstore.step import needs_pulled
 from dmltrain.kvstore.transport import wire
 
+MAX_LOOSE = 8  # values of a slice that workers still read since earlier locksteps, when another begins
 GROUP = -1  # in place of a key: the slice is a group's number
 _NO_ARRAY = np.empty(0, np.uint8)
 
@@ -66,11 +67,13 @@ def borrowed(arrays: list[Array], kind: str) -> Parts:
 
 
 def can_begin(members: Sequence[ServerSlice], differences: Sequence[int]) -> bool:
-    """Whether the members are idle, and as far as each other."""
+    """Whether the members are idle, and as far as each other. (Each lockstep may leave values that workers read, and a
+    worker that releases none must not get more and more of them.)"""
     first = members[0]
     behind = _behind(first)
     return all(
         _is_idle(member)
+        and member.loose < MAX_LOOSE
         and not needs_pulled(member.step)
         and member.completed == first.completed + difference
         and (member.step is None) == (first.step is None)
@@ -148,6 +151,10 @@ class Lockstep(ServerSlice):
         assert isinstance(buffer, Parts)
         for member, part in zip(self.members, buffer.parts, strict=True):
             member.release(part)
+        buffer.readers -= 1
+        if not buffer.readers:
+            for member in self.members:
+                member.loose -= 1
 
     def name_for(self, worker: int, key: int, index: int) -> tuple[int, int]:
         return GROUP, self.group.numbers[worker]
@@ -183,8 +190,10 @@ class Lockstep(ServerSlice):
         if self.work:
             self.work.parts = splitting.work(self.work)
         for parts in self._parts:
-            for part in parts.parts:
-                part.readers += parts.readers
+            if parts.readers:
+                for member, part in zip(self.members, parts.parts, strict=True):
+                    part.readers += parts.readers
+                    member.loose += 1
         for number, member in enumerate(self.members):
             member.lockstep = None
             self._write_back(number, member, splitting)

@@ -108,6 +108,7 @@ class ServerSlice:
     priority: int = 0  # of its last pull
     step: Step | None = None
     work: Work | None = None
+    loose: int = 0  # buffers that are read since a lockstep that has ended
     lockstep: ServerSlice | None = None  # while the slice is pushed and pulled in a group, which has its state
 
     def __post_init__(self) -> None:
