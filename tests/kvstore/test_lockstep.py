@@ -293,7 +293,14 @@ class Arena:
         return 64 * self.taken, np.empty(size, np.uint8)
 
 
-@pytest.mark.parametrize("schedules", [pytest.param(1000), pytest.param(60_000, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "schedules",
+    [
+        1000,
+        pytest.param(10_000, marks=pytest.mark.thorough),
+        pytest.param(60_000, marks=[pytest.mark.exhaustive, pytest.mark.timeout(3000)]),
+    ],
+)
 def test_groups_change_no_value(schedules):
     seen = Counter()
     for seed in range(schedules):

@@ -7,6 +7,7 @@ import resource
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -476,12 +477,21 @@ def test_a_server_stops_listening_when_all_its_workers_have_connected(start):
     """From then on unauthenticated peers cannot take its time."""
     job = start(servers=1)
     address = job.stores[0].start.servers[0]
+
+    def connect_to_unix_socket() -> None:
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.connect(f"\0{address.socket_name}")
+
+    # the sockets close just after the last worker has connected, one after the other
+    _until_refused(lambda: socket.create_connection((address.host, address.port), 5.0).close())
+    _until_refused(connect_to_unix_socket)
+
+
+def _until_refused(connect: Callable[[], None]) -> None:
     with pytest.raises(ConnectionRefusedError):
-        while True:  # the sockets close just after the last worker has connected
+        while True:
             with contextlib.suppress(ConnectionResetError):
-                socket.create_connection((address.host, address.port), 5.0).close()
-    with socket.socket(socket.AF_UNIX) as peer, pytest.raises(ConnectionRefusedError):
-        peer.connect(f"\0{address.socket_name}")
+                connect()
 
 
 def test_servers_look_for_unreachable_objects_after_many_new_ones_only():
