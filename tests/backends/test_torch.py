@@ -199,6 +199,7 @@ def test_a_missing_compiler_is_a_user_error(monkeypatch):
     torch.compiler.reset()
 
 
+@pytest.mark.thorough  # it compiles C++ for ten seconds
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs g++")
 @pytest.mark.skipif(" " in torch.__file__, reason="torch.compile fails where PyTorch's own path has a space")
 def test_compiled_is_the_same_network():
